@@ -1,0 +1,91 @@
+# On a fresh machine: `make demo` and `make test`. Each makes its own .venv and installs what it
+# needs. Any Python >= 3.10 on PATH will do; CPU or CUDA torch, whichever the machine gets.
+#
+#   PYTHON=...       the interpreter to build .venv from
+#   TORCH=...        another torch requirement, e.g. TORCH='torch==2.11.0' TRITON='triton==3.6.0'
+#   TORCH_INDEX=...  an extra package index, e.g. the one of PyTorch's CPU builds
+#   SEEDS=...        how many programs `make fuzz` runs
+#   ARGS=...         more arguments for the demo, the tests, the fuzzer or the benchmark
+
+VENV ?= .venv
+SEEDS ?= 1000
+ARGS ?=
+WORKERS ?= 2
+PYTHON ?= $(shell for p in python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+
+# With an NVIDIA GPU: the newest torch in range, with the Triton that it brings. Without: the pinned
+# pair. A CPU build does not ask for Triton, but the tests need its compiler and its interpreter.
+ifneq ($(shell nvidia-smi -L 2>/dev/null | head -n 1),)
+TORCH ?= torch>=2.11,<2.16
+TRITON ?=
+else
+TORCH ?= torch==2.13.0
+TRITON ?= triton==3.7.1
+endif
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	-c .ci/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
+# One thread a worker: pytest-xdist is the parallelism, and Inductor's own pool would double it.
+SERIAL := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
+PYTEST := $(SERIAL) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+
+.PHONY: demo test test-full fuzz bench doctor lint types format docs clean help
+
+help:
+	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.stamp-base
+	$(BIN)/python -m gdpa_inductor demo $(ARGS)
+
+test: $(VENV)/.stamp-test
+	$(PYTEST) -m "not slow" $(ARGS)
+
+test-full: $(VENV)/.stamp-clients
+	$(PYTEST) $(ARGS)
+	$(MAKE) fuzz SEEDS=10000
+
+fuzz: $(VENV)/.stamp-test
+	$(SERIAL) $(BIN)/python -m tests.fuzz --seeds $(SEEDS) $(ARGS)
+
+bench: $(VENV)/.stamp-bench
+	$(BIN)/python -m gdpa_inductor bench $(or $(ARGS),dense)
+
+doctor: $(VENV)/.stamp-base
+	$(BIN)/python -m gdpa_inductor doctor $(ARGS)
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.stamp-dev
+	$(BIN)/mypy
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: $(VENV)/.stamp-docs
+	$(BIN)/sphinx-build -q -b html docs docs/_build/html
+
+clean:
+	rm -rf $(VENV) .cache docs/_build build dist *.egg-info
+
+$(VENV)/.stamp-torch:
+	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.10 on PATH; set PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)' $(if $(TRITON),'$(TRITON)') numpy
+	@touch $@
+
+$(VENV)/.stamp-base: pyproject.toml $(VENV)/.stamp-torch
+	$(PIP) -e .
+	@touch $@
+
+# .stamp-test installs the extra `test`, and so on.
+$(VENV)/.stamp-%: $(VENV)/.stamp-base .ci/constraints.txt
+	$(PIP) -e '.[test$(if $(filter-out test,$*),$(comma)$*)]'
+	@touch $@
+
+comma := ,
+.PRECIOUS: $(VENV)/.stamp-%
