@@ -1,4 +1,4 @@
-"""What every test starts from: no compile caches, a seed of its own (printed on failure), clean Dynamo.
+"""What every test starts from: no compile caches, a seed (printed on failure), a clean Dynamo.
 
 The environment is set before torch is imported. The graph caches are off because a cache hit skips
 the pass, and with it the counters that tests read; tests of the caches switch them on themselves.
