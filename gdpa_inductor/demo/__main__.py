@@ -1,0 +1,138 @@
+"""The main job from end to end: an ordinary recommender on real data, trained three times.
+
+`python -m gdpa_inductor demo` trains the same model, from the same start, on the same batches, eagerly,
+under stock Inductor and under gdpa, each in a process with empty compile caches, and prints side by
+side what came of it. Exit status 1 if gdpa found nothing to fuse or its loss curve is another one.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from . import data, metrics
+from .report import Progress, difference, plot, summary
+from .worker import Result, Setting
+
+CONTENDERS = ("eager", "inductor", "gdpa")
+
+# How far apart two curves may be and still count as one: rounding, grown over a few hundred steps.
+CURVE_TOLERANCE = {"cpu": 0.01, "cuda": 0.05}
+
+
+class WorkerFailed(RuntimeError):
+    """A training process ended without a result."""
+
+
+def run_worker(setting: Setting) -> Result:
+    """Trains in a fresh process with a fresh compile cache, showing its progress."""
+    progress = Progress(setting.contender, setting.steps)
+    progress.update(0, "compiling" if setting.contender != "eager" else "")
+    command = [sys.executable, "-m", "gdpa_inductor.demo.worker"]
+    argument = json.dumps(dataclasses.asdict(setting))
+    with tempfile.TemporaryDirectory(prefix="gdpa-demo-") as caches:
+        environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": caches}
+        process = subprocess.Popen(
+            [*command, argument], stdout=subprocess.PIPE, env=environment, text=True
+        )
+        result = follow(process, progress)
+    if process.returncode or result is None:
+        raise WorkerFailed(f"{setting.contender} ended with status {process.returncode}")
+    return result
+
+
+def follow(process: subprocess.Popen[str], progress: Progress) -> Result | None:
+    """Reads a worker's lines to the end; lines that are not JSON are passed through."""
+    assert process.stdout is not None
+    result = None
+    for line in process.stdout:
+        try:
+            message = json.loads(line)
+        except ValueError:
+            sys.stderr.write(line)
+            continue
+        if "result" in message:
+            result = Result(**message["result"])
+        else:
+            progress.update(message["step"], f"loss {message['loss']:.3f}")
+    process.wait()
+    return result
+
+
+def show(results: Sequence[Result], histories: data.Histories, setting: Setting) -> bool:
+    """Prints everything; returns whether gdpa fused something and trained the same model."""
+    by_name = {result.contender: result for result in results}
+    if "gdpa" in by_name:
+        print("\nWhat gdpa found (gdpa_inductor.explain):\n")
+        print(by_name["gdpa"].explained)
+    print("\nTraining loss\n")
+    print(plot({result.contender: result.losses for result in results}))
+    baseline = metrics.evaluate(histories, metrics.popularity(histories), setting.length)
+    popular = ", ".join(f"{name} {value:.4f}" for name, value in baseline.items())
+    print(f"\n{summary(results)}\n")
+    print(f"Ranking by popularity alone: {popular}.")
+    print("step, peak: one training step's median time and extra memory. Errors: relative, of the")
+    print("first loss and of the worst parameter gradient, against the same model in fp64.")
+    return verdict(by_name, setting)
+
+
+def verdict(by_name: dict[str, Result], setting: Setting) -> bool:
+    if not {"eager", "gdpa"} <= by_name.keys():
+        return True
+    apart = difference(by_name["gdpa"], by_name["eager"])
+    limit = CURVE_TOLERANCE[setting.device]
+    same, found = apart <= limit, by_name["gdpa"].matches > 0
+    relation = "agree" if same else "DO NOT agree"
+    print(f"\nLoss curves {relation}: gdpa is within {apart:.1e} of eager (limit {limit}).")
+    if not found:
+        print("gdpa FOUND NOTHING to fuse.")
+    return same and found
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser = argparse.ArgumentParser(prog="python -m gdpa_inductor demo", description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=device)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, help="users a step (8 on a CPU, 64 on a GPU)")
+    parser.add_argument("--length", type=int, default=512, help="items of a history")
+    parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
+    parser.add_argument("--cache", type=Path, default=Path(".cache"), help="where data is kept")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    arguments = parse_arguments(argv)
+    histories = data.load(arguments.cache)
+    setting = Setting(
+        contender="",
+        device=arguments.device,
+        steps=arguments.steps,
+        batch=arguments.batch or (64 if arguments.device == "cuda" else 8),
+        length=arguments.length,
+        cache=str(arguments.cache),
+    )
+    print(
+        f"{histories.name}: {len(histories.users)} users, {histories.items} items. "
+        f"{setting.steps} steps of {setting.batch} histories of {setting.length} on {setting.device}."
+    )
+    try:
+        results = [
+            run_worker(dataclasses.replace(setting, contender=name))
+            for name in arguments.contenders
+        ]
+    except WorkerFailed as failure:
+        print(f"demo: {failure}", file=sys.stderr)
+        return 1
+    return 0 if show(results, histories, setting) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

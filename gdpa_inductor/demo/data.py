@@ -1,0 +1,119 @@
+"""MovieLens-100K as item histories, and the batches that every contender trains on.
+
+In: a cache directory. Out: `Histories`, one list of item ids per user in order of time, ids from 1.
+The data is not ours to ship: it is taken from the RecBole wheel, which carries `ml-100k.inter`. Only
+where that cannot be had is a set generated, and it says so in its name.
+"""
+
+import random
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+WHEEL = "recbole==1.2.1"
+MEMBER = "recbole/dataset_example/ml-100k/ml-100k.inter"
+
+
+@dataclass(frozen=True)
+class Histories:
+    """`users[u]` is what user u consumed, oldest first; the last item is held out for testing."""
+
+    name: str
+    users: tuple[tuple[int, ...], ...]
+    items: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """history, target: [B, N] ids, 0 past the end; negatives: [K] ids."""
+
+    history: Tensor
+    target: Tensor
+    negatives: Tensor
+
+    def to(self, device: str) -> "Batch":
+        moved = (t.to(device) for t in (self.history, self.target, self.negatives))
+        return Batch(*moved)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.history, self.target, self.negatives
+
+
+def load(cache: Path, users: int = 943, items: int = 1682) -> Histories:
+    """MovieLens-100K, downloaded into `cache` once; else a generated set of the given size."""
+    path = cache / "ml-100k.inter"
+    if not path.exists():
+        try:
+            download(cache)
+        except (OSError, subprocess.CalledProcessError, KeyError, zipfile.BadZipFile) as error:
+            print(f"MovieLens-100K cannot be had ({error}); generating a set", file=sys.stderr)
+            return generate(users, items)
+    return parse(path.read_text(), "MovieLens-100K")
+
+
+def download(cache: Path) -> None:
+    """Takes the one file out of the wheel; pip finds the wheel, none of its dependencies."""
+    cache.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:none:"]
+    subprocess.run([*command, "--dest", str(cache), WHEEL], check=True, timeout=300)
+    wheel = next(cache.glob("recbole-*.whl"), None)
+    if wheel is None:
+        raise OSError("pip brought no RecBole wheel")
+    with zipfile.ZipFile(wheel) as archive:
+        text = archive.read(MEMBER)
+    partial = cache / "ml-100k.partial"
+    partial.write_bytes(text)
+    partial.rename(cache / "ml-100k.inter")
+
+
+def parse(text: str, name: str) -> Histories:
+    """RecBole's atomic file: a header, then `user item rating timestamp` per line, tab-separated."""
+    rows = [line.split("\t") for line in text.splitlines()[1:] if line]
+    # Ties in time are common (ratings entered in one sitting); the item breaks them.
+    events = sorted((int(user), float(when), int(item)) for user, item, _, when in rows)
+    ids = {item: i for i, item in enumerate(sorted({item for *_, item in events}), start=1)}
+    users: dict[int, list[int]] = {}
+    for user, _, item in events:
+        users.setdefault(user, []).append(ids[item])
+    kept = tuple(tuple(history) for history in users.values() if len(history) >= 3)
+    return Histories(name, kept, len(ids))
+
+
+def generate(users: int, items: int, seed: int = 0) -> Histories:
+    """A set in which the next item is near the last one, so that there is something to learn."""
+    rng = random.Random(seed)
+
+    def walk() -> tuple[int, ...]:
+        here, steps = rng.randrange(items), min(20 + int(rng.expovariate(1 / 86)), 737)
+        path = []
+        for _ in range(steps):
+            here = (here + rng.randrange(1, 9)) % items
+            path.append(here + 1)
+        return tuple(path)
+
+    return Histories("generated set", tuple(walk() for _ in range(users)), items)
+
+
+def pad(history: tuple[int, ...], length: int) -> list[int]:
+    """The newest `length` items, zeros behind."""
+    newest = list(history[-length:])
+    return newest + [0] * (length - len(newest))
+
+
+def batches(
+    data: Histories, steps: int, batch: int, length: int, negatives: int, seed: int
+) -> Iterator[Batch]:
+    """`steps` training batches, the same for the same arguments. The held-out items never appear."""
+    rng = random.Random(seed)
+    for _ in range(steps):
+        users = rng.sample(data.users, batch)
+        history = [pad(user[:-2], length) for user in users]
+        target = [pad(user[1:-1], length) for user in users]
+        sampled = rng.sample(range(1, data.items + 1), negatives)
+        yield Batch(torch.tensor(history), torch.tensor(target), torch.tensor(sampled))

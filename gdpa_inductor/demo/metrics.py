@@ -1,0 +1,49 @@
+"""HR@k and NDCG@k of the held-out last item among all items that the user has not seen."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .data import Histories, pad
+
+Scorer = Callable[[Tensor, Tensor], Tensor]
+
+
+def ranks(scores: Tensor, held_out: Tensor, seen: Tensor) -> Tensor:
+    """Rank (0 is best) of held_out [B] in scores [B, items + 1]; ids in seen [B, L] do not compete.
+
+    Ties count against the item, so a constant scorer ranks last, not first.
+    """
+    wanted = scores.gather(1, held_out[:, None])
+    scores = scores.scatter(1, seen, float("-inf"))
+    scores[:, 0] = float("-inf")
+    scores.scatter_(1, held_out[:, None], float("-inf"))
+    return (scores >= wanted).sum(1)
+
+
+def evaluate(
+    data: Histories, scorer: Scorer, length: int, k: int = 10, batch: int = 64, device: str = "cpu"
+) -> dict[str, float]:
+    """`scorer(history [B, N], last [B]) -> [B, items + 1]`; returns HR@k and NDCG@k over all users."""
+    found: list[Tensor] = []
+    for start in range(0, len(data.users), batch):
+        users = data.users[start : start + batch]
+        history = torch.tensor([pad(u[:-1], length) for u in users], device=device)
+        last = torch.tensor([min(len(u) - 1, length) - 1 for u in users], device=device)
+        held_out = torch.tensor([u[-1] for u in users], device=device)
+        longest = max(len(u) for u in users)
+        seen = torch.tensor([pad(u[:-1], longest) for u in users], device=device)
+        found.append(ranks(scorer(history, last).float(), held_out, seen).cpu())
+    rank = torch.cat(found)
+    hit = (rank < k).double()
+    gain = hit / torch.log2(rank.double() + 2)
+    return {f"HR@{k}": hit.mean().item(), f"NDCG@{k}": gain.mean().item()}
+
+
+def popularity(data: Histories) -> Scorer:
+    """The scorer that a model has to beat: how often an item was consumed."""
+    counts = torch.zeros(data.items + 1)
+    for user in data.users:
+        counts += torch.bincount(torch.tensor(user[:-1]), minlength=data.items + 1)
+    return lambda history, last: counts.to(history.device).expand(len(history), -1)

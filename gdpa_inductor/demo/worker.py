@@ -1,0 +1,161 @@
+"""Trains the recommender under one contender, in a process of its own, and reports in JSON lines.
+
+In: `Setting` as JSON on the command line. Out on stdout: `{"step": i, "loss": x}` per step, then one
+`{"result": {...}}`, the fields of `Result`. A process each, so that memory and compile time are its own.
+"""
+
+import copy
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from gdpa_inductor.bench.measure import peak_extra_bytes
+
+from . import data, metrics
+from .model import Recommender
+
+Trained = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What one run trains. `contender` is "eager" or a torch.compile backend."""
+
+    contender: str
+    device: str
+    steps: int
+    batch: int
+    length: int
+    cache: str
+    negatives: int = 256
+    learning_rate: float = 1e-3
+    seed: int = 0
+
+
+@dataclasses.dataclass
+class Result:
+    """What one run found. Errors are relative, against the same model and batch in fp64."""
+
+    contender: str
+    losses: list[float]
+    compile_s: float
+    step_ms: float
+    peak_bytes: int | None
+    loss_error: float
+    grad_error: float
+    metrics: dict[str, float]
+    explained: str = ""
+    matches: int = 0
+
+
+def autocast(device: str) -> AbstractContextManager[None]:
+    """bf16 products on a GPU, as such models are trained there; plain fp32 on a CPU."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def errors(loss: Tensor, model: nn.Module, batch: data.Batch) -> tuple[float, float]:
+    """Relative error of loss, and the worst of any parameter's gradient, against eager fp64."""
+    exact = copy.deepcopy(model).double()
+    exact.zero_grad()
+    wanted = exact(*batch.tensors())
+    wanted.backward()
+    have, want = gradients(model), gradients(exact)
+    worst = max(((have[k] - want[k]).norm() / want[k].norm()).item() for k in want)
+    return abs((loss.double() - wanted) / wanted).item(), worst
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def train(
+    setting: Setting, forward: Trained, model: nn.Module, feed: Iterator[data.Batch]
+) -> tuple[list[float], list[float]]:
+    """Losses and seconds of each step; prints a line for each."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
+    losses: list[float] = []
+    seconds: list[float] = []
+    for step, batch in enumerate(feed):
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        with autocast(setting.device):
+            loss = forward(*batch.tensors())
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        synchronize(setting.device)
+        seconds.append(time.perf_counter() - start)
+        print(json.dumps({"step": step + 1, "loss": losses[-1]}), flush=True)
+    return losses, seconds
+
+
+def run(setting: Setting) -> Result:
+    histories = data.load(Path(setting.cache))
+    torch.manual_seed(setting.seed)
+    model = Recommender(histories.items, setting.length).to(setting.device)
+    first, *rest = [
+        batch.to(setting.device)
+        for batch in data.batches(
+            histories, setting.steps, setting.batch, setting.length, setting.negatives, setting.seed
+        )
+    ]
+    explained, matches = explain(model, first) if setting.contender == "gdpa" else ("", 0)
+
+    def once() -> Tensor:
+        model.zero_grad()
+        with autocast(setting.device):
+            loss = forward(*first.tensors())
+        loss.backward()
+        synchronize(setting.device)
+        return loss.detach()
+
+    forward: Trained = model
+    if setting.contender != "eager":
+        forward = torch.compile(model, backend=setting.contender)
+    start = time.perf_counter()
+    loss = once()
+    first_s = time.perf_counter() - start
+    loss_error, grad_error = errors(loss, model, first)
+    losses, seconds = train(setting, forward, model, iter([first, *rest]))
+    step_s = statistics.median(seconds)
+    peak = peak_extra_bytes(once, setting.device)
+    with torch.no_grad():
+        found = metrics.evaluate(histories, model.rank, setting.length, device=setting.device)
+    return Result(
+        contender=setting.contender,
+        losses=losses,
+        compile_s=max(first_s - step_s, 0.0),
+        step_ms=step_s * 1e3,
+        peak_bytes=peak,
+        loss_error=loss_error,
+        grad_error=grad_error,
+        metrics=found,
+        explained=explained,
+        matches=matches,
+    )
+
+
+def explain(model: nn.Module, batch: data.Batch) -> tuple[str, int]:
+    import gdpa_inductor
+
+    with autocast(batch.history.device.type):
+        report = gdpa_inductor.explain(model)(*batch.tensors())
+    return str(report), len(report.matches)
+
+
+if __name__ == "__main__":
+    found = run(Setting(**json.loads(sys.argv[1])))
+    print(json.dumps({"result": dataclasses.asdict(found)}), flush=True)
