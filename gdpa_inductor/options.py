@@ -1,0 +1,109 @@
+"""Every option of the package, in one frozen dataclass.
+
+Given as `torch.compile(m, backend="gdpa", options={"gdpa.strict": True})`, as keyword arguments of `GDPAPass`, or as
+environment variables (`GDPA_STRICT=1`); options win over the environment. The part that kernels need travels with the op
+as a short canonical string, so that caches, and backward graphs compiled later, see it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any
+
+PREFIX = "gdpa."
+KERNELS = ("auto", "triton", "cpu", "reference")
+
+
+@dataclasses.dataclass(frozen=True)
+class KernelOptions:
+    """What a lowering may know. Its text is an argument of the op.
+
+    kernel: which kernel to use, or "auto". deterministic: every gradient has equal bits from run to run; False admits
+    atomic candidates to autotuning. fast_math: fp16 and bf16 kernels may use the hardware's approximate functions.
+    """
+
+    kernel: str = "auto"
+    deterministic: bool = True
+    fast_math: bool = True
+
+    def __str__(self) -> str:
+        fields = dataclasses.fields(self)
+        changed = [(f.name, getattr(self, f.name)) for f in fields if getattr(self, f.name) != f.default]
+        return ",".join(f"{name}={value}" for name, value in changed)
+
+    @staticmethod
+    def parse(text: str) -> KernelOptions:
+        """The inverse of `str`: "" is the default."""
+        pairs = (item.split("=", 1) for item in text.split(",") if item)
+        return KernelOptions(**{name: _convert(KernelOptions, name, value) for name, value in pairs})
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(KernelOptions):
+    """All options.
+
+    strict: raise when a candidate is refused as UNSAFE or UNSUPPORTED, or a lowering falls back. expect: raise unless
+    exactly so many regions were rewritten. verify: compare fused and unfused once on the first real inputs. profit: apply
+    the cost model; False rewrites whatever is right, however small.
+    """
+
+    strict: bool = False
+    expect: int | None = None
+    verify: bool = False
+    profit: bool = True
+
+    @property
+    def kernel_options(self) -> KernelOptions:
+        return KernelOptions(self.kernel, self.deterministic, self.fast_math)
+
+    @staticmethod
+    def make(given: Mapping[str, Any] | None = None) -> Options:
+        """From keyword names ("strict") or prefixed names ("gdpa.strict"), over the environment, over the defaults.
+
+        Raises:
+            ValueError: an unknown name (with the nearest known one), or a value of the wrong type.
+        """
+        values = {
+            f.name: _convert(Options, f.name, os.environ[variable])
+            for f in dataclasses.fields(Options)
+            if (variable := f"GDPA_{f.name.upper()}") in os.environ
+        }
+        for key, value in (given or {}).items():
+            name = key.removeprefix(PREFIX)
+            values[name] = _convert(Options, name, value)
+        return Options(**values)
+
+
+def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(ours, Inductor's): ours are those whose name begins with "gdpa."."""
+    ours = {k: v for k, v in (options or {}).items() if k.startswith(PREFIX)}
+    return ours, {k: v for k, v in (options or {}).items() if k not in ours}
+
+
+_TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
+
+
+def _convert(cls: type, name: str, value: Any) -> Any:
+    fields = {f.name: f for f in dataclasses.fields(cls)}
+    if name not in fields:
+        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.4)
+        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+        raise ValueError(f"unknown option {PREFIX}{name}{hint} (known: {', '.join(sorted(fields))})")
+    if name == "kernel":
+        if value not in KERNELS:
+            raise ValueError(f"{PREFIX}kernel must be one of {', '.join(KERNELS)}, not {value!r}")
+        return value
+    if name == "expect":
+        if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+            return value
+        if isinstance(value, str) and value.isdigit():
+            return int(value)
+        raise ValueError(f"{PREFIX}expect must be a count of regions, not {value!r}")
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value.lower() in _TRUTH:
+        return _TRUTH[value.lower()]
+    raise ValueError(f"{PREFIX}{name} must be true or false, not {value!r}")
