@@ -1,7 +1,53 @@
-"""Softmax-free attention, found by the compiler: `torch.compile(model, backend="gdpa")`."""
+"""Softmax-free attention, found by the compiler: `torch.compile(model, backend="gdpa")`.
+
+The public names are `gdpa_backend`, `GDPAPass`, `attention`, `explain`, `rewrite`, `Report`, `Options` and `GDPAError`. What
+needs the compiler is loaded at first use, so importing this package costs little over torch.
+"""
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from . import ops as ops
+from .functional import attention
+from .options import Options
+from .rejection import Category, Code, GDPAError, Rejection
+
+if TYPE_CHECKING:
+    from .backend import gdpa_backend
+    from .explain import explain
+    from .export import rewrite
+    from .inductor_pass import GDPAPass
+    from .report import Report
 
 __version__ = "0.1.0"
+__all__ = [
+    "Category",
+    "Code",
+    "GDPAError",
+    "GDPAPass",
+    "Options",
+    "Rejection",
+    "Report",
+    "attention",
+    "explain",
+    "gdpa_backend",
+    "rewrite",
+]
+
+_LAZY = {
+    "gdpa_backend": "backend",
+    "GDPAPass": "inductor_pass",
+    "Report": "report",
+    "explain": "explain",
+    "rewrite": "export",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
+    globals()[name] = found  # also where a submodule of the same name was bound by the import
+    return found

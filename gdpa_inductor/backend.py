@@ -1,0 +1,115 @@
+"""The two doors into the compiler: `torch.compile(m, backend="gdpa")`, and the same pass inside stock Inductor.
+
+Both find and rewrite regions in the Dynamo graph (patterns), judged by what can be lowered (lowerings), and leave
+everything else to Inductor.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import _compat
+from .options import Options, split
+from .patterns import Result, rewrite_graph
+from .problem import Problem
+from .rejection import Category, GDPAError, Rejection
+
+log = logging.getLogger("gdpa_inductor")
+
+
+@functools.cache
+def source_hash() -> str:
+    """A hash of this package's sources: an upgrade must not find what an older version compiled."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".jinja")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return f"gdpa-{digest.hexdigest()[:16]}"
+
+
+def gdpa_backend(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The Dynamo backend "gdpa": rewrite GDPA regions of `gm`, then compile with Inductor.
+
+    Args:
+        mode: as torch.compile's, for Inductor.
+        options: `gdpa.*` are ours (see `options.Options`), all others Inductor's.
+
+    Raises:
+        ValueError: an unknown `gdpa.*` option. GDPAError: under `gdpa.strict` or `gdpa.expect`.
+    """
+    ours, theirs = split(options)
+    chosen = Options.make(ours)
+    settings = _compat.inductor_config(mode, theirs)
+    original = _copy(gm) if chosen.verify else None
+    result = apply(gm, chosen)
+    compiled = _compat.compile_with_inductor(gm, example_inputs, settings, source_hash())
+    if original is not None and result.matches:
+        from .verify import verified
+
+        return verified(compiled, original, result)
+    return compiled
+
+
+def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
+    """Find, judge and rewrite in place; count, log and trace what happened; hold to strict and expect."""
+    result = rewrite_graph(gm, options=options, supports=lowering_judge(options))
+    counters = _compat.counters["gdpa"]
+    counters["matched"] += len(result.matches)
+    counters["rejected"] += len(result.rejections)
+    for match in result.matches:
+        log.info("%s", match)
+    for rejection in result.rejections:
+        log.info("%s", rejection)
+    if result.matches or result.rejections:
+        _compat.trace_artifact("gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections])))
+    _hold_to(result, options)
+    return result
+
+
+def lowering_judge(options: Options) -> Callable[[Problem], object]:
+    """What says whether, and on which kernel, a region can run. The lowerings are loaded at the first question."""
+
+    def judge(problem: Problem) -> object:
+        from . import lowerings
+
+        lowerings.register()
+        return lowerings.choose(problem, options)
+
+    return judge
+
+
+def _hold_to(result: Result, options: Options) -> None:
+    """Raise where `strict` or `expect` is not met."""
+    blamed = [r for r in result.rejections if r.code.category in (Category.UNSAFE, Category.UNSUPPORTED)]
+    if options.strict and blamed:
+        raise GDPAError("gdpa.strict: a candidate was refused\n" + _lines(blamed))
+    if options.expect is not None and len(result.matches) != options.expect:
+        raise GDPAError(
+            f"gdpa.expect: {len(result.matches)} regions were rewritten, {options.expect} expected\n"
+            + _lines(result.rejections)
+        )
+
+
+def _lines(rejections: Sequence[Rejection]) -> str:
+    return "\n".join(f"  {r}" for r in rejections) or "  (no candidate was refused)"
+
+
+def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same modules and parameters under a copy of the graph."""
+    graph = torch.fx.Graph()
+    output = graph.graph_copy(gm.graph, {}, return_output_node=False)
+    graph.output(output)
+    return torch.fx.GraphModule(gm, graph)
