@@ -24,7 +24,7 @@ from .worker import Result, Setting
 CONTENDERS = ("eager", "inductor", "gdpa")
 
 # How far apart two curves may be and still count as one: rounding, grown over a few hundred steps.
-CURVE_TOLERANCE = {"cpu": 0.01, "cuda": 0.05}
+CURVE_TOLERANCE = {"cpu": 1e-3, "cuda": 0.03}
 
 
 class WorkerFailed(RuntimeError):

@@ -60,7 +60,15 @@ def load(cache: Path, users: int = 943, items: int = 1682) -> Histories:
 def download(cache: Path) -> None:
     """Takes the one file out of the wheel; pip finds the wheel, none of its dependencies."""
     cache.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-binary=:none:"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--no-binary=:none:",
+    ]
     subprocess.run([*command, "--dest", str(cache), WHEEL], check=True, timeout=300)
     wheel = next(cache.glob("recbole-*.whl"), None)
     if wheel is None:

@@ -63,7 +63,7 @@ class Recommender(nn.Module):
         self.items = nn.Embedding(items + 1, width, padding_idx=0)
         self.places = nn.Embedding(length, width)
         self.layers = nn.ModuleList(Layer(width, heads, length) for _ in range(layers))
-        self.temperature = 0.05
+        self.temperature = 0.1
         nn.init.normal_(self.items.weight, std=0.02)
         nn.init.normal_(self.places.weight, std=0.02)
 

@@ -1,0 +1,133 @@
+"""What importing the package costs and loads, and which module may import which."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "gdpa_inductor"
+
+PROBE = """
+import json, sys, time, torch
+before = set(sys.modules)
+start = time.perf_counter()
+import gdpa_inductor
+print(json.dumps([time.perf_counter() - start, sorted(set(sys.modules) - before)]))
+"""
+
+
+def probe() -> tuple[float, list[str]]:
+    done = subprocess.run([sys.executable, "-c", PROBE], check=True, capture_output=True, text=True)
+    seconds, loaded = json.loads(done.stdout.splitlines()[-1])
+    return seconds, loaded
+
+
+def test_import_adds_less_than_300_ms_over_torch():
+    assert min(probe()[0] for _ in range(3)) < 0.3
+
+
+def test_import_loads_no_compiler():
+    _, loaded = probe()
+    assert "gdpa_inductor" in loaded
+    heavy = ("triton", "cutlass", "torch._inductor", "torch._dynamo", "sympy")
+    assert [name for name in loaded if name.startswith(heavy)] == []
+
+
+# Every module or folder of the package, and what of the package it may import; "" stands for the
+# public names of the package itself. The order is that of the data's way, from the bottom up.
+LEAVES = {"expr", "score_mod", "masks", "options", "rejection", "_compat"}
+CORE = LEAVES | {"ops", "problem"}
+MAY_IMPORT = {
+    "expr": {"rejection"},
+    "rejection": set(),
+    "options": {"rejection"},
+    "_compat": set(),
+    "score_mod": {"expr", "rejection"},
+    "masks": {"expr", "score_mod", "rejection"},
+    "ops": LEAVES,
+    "problem": LEAVES | {"ops"},
+    "functional": CORE,
+    "kernels": LEAVES,
+    "patterns": CORE,
+    "lowerings": CORE | {"kernels"},
+    # Result types, and nothing that finds, chooses or runs.
+    "report": {"patterns", "problem", "rejection", "score_mod", "expr"},
+    "backend": CORE | {"patterns", "lowerings", "verify"},
+    "verify": CORE | {"patterns"},
+    "inductor_pass": CORE | {"backend", "patterns"},
+    "explain": CORE | {"backend", "patterns", "report"},
+    "export": CORE | {"backend", "patterns", "report"},
+    # Tools: they stand where a user stands.
+    "doctor": {"", "_compat", "backend", "options", "problem", "score_mod"},
+    "bench": {"", "_compat"},
+    "demo": {"", "bench"},
+    "__main__": {"doctor", "bench", "demo"},
+}
+
+
+def component(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imported(path: Path) -> set[str]:
+    """The components that a file imports, wherever in the file it does so."""
+    package = ["gdpa_inductor", *path.relative_to(PACKAGE).parts[:-1]]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            stem = ".".join([*base, *([node.module] if node.module else [])])
+            modules = [f"{stem}.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for module in modules:
+            head, *rest = module.split(".")
+            if head == "gdpa_inductor":
+                known = rest and (rest[0] in MAY_IMPORT or (PACKAGE / f"{rest[0]}.py").exists())
+                found.add(rest[0] if known else "")
+    return found
+
+
+def sources() -> list[Path]:
+    return sorted(p for p in PACKAGE.rglob("*.py") if p != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path):
+    own = component(path)
+    assert own in MAY_IMPORT, f"{own} has no place in the import graph: add it to MAY_IMPORT"
+    assert imported(path) - {own} <= MAY_IMPORT[own]
+
+
+def test_the_graph_is_acyclic():
+    """What MAY_IMPORT allows has an order, so no two modules can need each other."""
+    left = {name: allowed & MAY_IMPORT.keys() for name, allowed in MAY_IMPORT.items()}
+    while left:
+        ready = {name for name, needs in left.items() if not needs & left.keys()}
+        assert ready, f"a cycle among {sorted(left)}"
+        left = {name: needs for name, needs in left.items() if name not in ready}
+
+
+# Underscored, but documented for everyone.
+PUBLIC = {"torch._check"}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_private_torch_comes_through_compat(path: Path):
+    if path.name == "_compat.py":
+        return
+    names: list[str] = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module or "")
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            names.append(f"{node.value.id}.{node.attr}")
+    assert [n for n in names if n.startswith("torch._") and n not in PUBLIC] == []
