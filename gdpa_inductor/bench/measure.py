@@ -1,7 +1,7 @@
 """Time and extra memory of a call, on a GPU or a CPU, by the same two functions.
 
-In: a callable without arguments and a device string. Out: milliseconds (median), bytes (peak above what
-was held before the call). Nothing here knows what is being measured.
+In: a callable without arguments and a device string. Out: milliseconds (median), bytes (peak above
+what was held before the call). Nothing here knows what is being measured.
 """
 
 import ctypes
@@ -22,7 +22,7 @@ _MAPPED_FROM = 256 * 1024
 
 
 def median_ms(call: Call, device: str, seconds: float = 0.5, warmup: int = 2) -> float:
-    """Median time of one call in milliseconds. On a GPU by do_bench, which flushes L2 in between."""
+    """Median milliseconds of one call. On a GPU by do_bench, which flushes L2 in between."""
     if device == "cuda":
         from triton.testing import do_bench
 
@@ -78,7 +78,7 @@ def _resident_peak(call: Call) -> int | None:
 
 
 def _return_freed_memory() -> None:
-    """Makes glibc give freed blocks back to the system, or a second call would seem to need none."""
+    """Makes glibc give freed blocks back, or a second call would seem to need none."""
     libc = ctypes.CDLL(ctypes.util.find_library("c"))
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)

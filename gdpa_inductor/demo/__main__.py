@@ -1,8 +1,9 @@
 """The main job from end to end: an ordinary recommender on real data, trained three times.
 
-`python -m gdpa_inductor demo` trains the same model, from the same start, on the same batches, eagerly,
-under stock Inductor and under gdpa, each in a process with empty compile caches, and prints side by
-side what came of it. Exit status 1 if gdpa found nothing to fuse or its loss curve is another one.
+`python -m gdpa_inductor demo` trains the same model, from the same start, on the same batches,
+eagerly, under stock Inductor and under gdpa, each in a process with empty compile caches, and
+prints side by side what came of it. Exit status 1 if gdpa found nothing to fuse or its loss curve
+is another one.
 """
 
 import argparse
@@ -110,18 +111,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] = ()) -> int:
     arguments = parse_arguments(argv)
-    histories = data.load(arguments.cache)
+    path = data.obtain(arguments.cache)
+    histories = data.load(path)
     setting = Setting(
         contender="",
         device=arguments.device,
         steps=arguments.steps,
         batch=arguments.batch or (64 if arguments.device == "cuda" else 8),
         length=arguments.length,
-        cache=str(arguments.cache),
+        data=str(path),
     )
     print(
         f"{histories.name}: {len(histories.users)} users, {histories.items} items. "
-        f"{setting.steps} steps of {setting.batch} histories of {setting.length} on {setting.device}."
+        f"{setting.steps} steps of {setting.batch} histories of {setting.length} "
+        f"on {setting.device}."
     )
     try:
         results = [

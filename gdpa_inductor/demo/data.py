@@ -1,8 +1,8 @@
 """MovieLens-100K as item histories, and the batches that every contender trains on.
 
-In: a cache directory. Out: `Histories`, one list of item ids per user in order of time, ids from 1.
-The data is not ours to ship: it is taken from the RecBole wheel, which carries `ml-100k.inter`. Only
-where that cannot be had is a set generated, and it says so in its name.
+In: a cache directory. Out: `Histories`, the item ids of each user in order of time; `Batch`es.
+The data is not ours to ship: it is taken from the RecBole wheel, which carries `ml-100k.inter`.
+Only where that cannot be had is a set generated, and it says so in its name.
 """
 
 import random
@@ -18,6 +18,8 @@ from torch import Tensor
 
 WHEEL = "recbole==1.2.1"
 MEMBER = "recbole/dataset_example/ml-100k/ml-100k.inter"
+HEADER = "user_id:token\titem_id:token\trating:float\ttimestamp:float"
+NAMES = {"ml-100k.inter": "MovieLens-100K", "generated.inter": "generated set"}
 
 
 @dataclass(frozen=True)
@@ -45,31 +47,31 @@ class Batch:
         return self.history, self.target, self.negatives
 
 
-def load(cache: Path, users: int = 943, items: int = 1682) -> Histories:
-    """MovieLens-100K, downloaded into `cache` once; else a generated set of the given size."""
+def obtain(cache: Path) -> Path:
+    """The data file: MovieLens-100K, downloaded into `cache` once, else a generated set."""
     path = cache / "ml-100k.inter"
-    if not path.exists():
-        try:
-            download(cache)
-        except (OSError, subprocess.CalledProcessError, KeyError, zipfile.BadZipFile) as error:
-            print(f"MovieLens-100K cannot be had ({error}); generating a set", file=sys.stderr)
-            return generate(users, items)
-    return parse(path.read_text(), "MovieLens-100K")
+    if path.exists():
+        return path
+    try:
+        download(cache)
+        return path
+    except (OSError, subprocess.SubprocessError, KeyError, zipfile.BadZipFile) as error:
+        print(f"MovieLens-100K cannot be had ({error}); generating a set", file=sys.stderr)
+    path = cache / "generated.inter"
+    path.write_text(generate())
+    return path
+
+
+def load(path: Path) -> Histories:
+    """The histories in a data file."""
+    return parse(path.read_text(), NAMES.get(path.name, path.stem))
 
 
 def download(cache: Path) -> None:
     """Takes the one file out of the wheel; pip finds the wheel, none of its dependencies."""
     cache.mkdir(parents=True, exist_ok=True)
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--no-binary=:none:",
-    ]
-    subprocess.run([*command, "--dest", str(cache), WHEEL], check=True, timeout=300)
+    command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(cache)]
+    subprocess.run([*command, WHEEL], check=True, timeout=300)
     wheel = next(cache.glob("recbole-*.whl"), None)
     if wheel is None:
         raise OSError("pip brought no RecBole wheel")
@@ -81,7 +83,7 @@ def download(cache: Path) -> None:
 
 
 def parse(text: str, name: str) -> Histories:
-    """RecBole's atomic file: a header, then `user item rating timestamp` per line, tab-separated."""
+    """RecBole's atomic file: a header, then `user item rating timestamp`, tab-separated."""
     rows = [line.split("\t") for line in text.splitlines()[1:] if line]
     # Ties in time are common (ratings entered in one sitting); the item breaks them.
     events = sorted((int(user), float(when), int(item)) for user, item, _, when in rows)
@@ -93,19 +95,17 @@ def parse(text: str, name: str) -> Histories:
     return Histories(name, kept, len(ids))
 
 
-def generate(users: int, items: int, seed: int = 0) -> Histories:
-    """A set in which the next item is near the last one, so that there is something to learn."""
+def generate(users: int = 943, items: int = 1682, seed: int = 0) -> str:
+    """A set of MovieLens' size, as a data file: the next item is near the last one, so that there
+    is something to learn."""
     rng = random.Random(seed)
-
-    def walk() -> tuple[int, ...]:
-        here, steps = rng.randrange(items), min(20 + int(rng.expovariate(1 / 86)), 737)
-        path = []
-        for _ in range(steps):
+    lines = [HEADER]
+    for user in range(1, users + 1):
+        here = rng.randrange(items)
+        for when in range(min(20 + int(rng.expovariate(1 / 86)), 737)):
             here = (here + rng.randrange(1, 9)) % items
-            path.append(here + 1)
-        return tuple(path)
-
-    return Histories("generated set", tuple(walk() for _ in range(users)), items)
+            lines.append(f"{user}\t{here + 1}\t1\t{when}")
+    return "\n".join(lines) + "\n"
 
 
 def pad(history: tuple[int, ...], length: int) -> list[int]:
@@ -117,7 +117,7 @@ def pad(history: tuple[int, ...], length: int) -> list[int]:
 def batches(
     data: Histories, steps: int, batch: int, length: int, negatives: int, seed: int
 ) -> Iterator[Batch]:
-    """`steps` training batches, the same for the same arguments. The held-out items never appear."""
+    """`steps` batches, the same for the same arguments. The held-out items never appear."""
     rng = random.Random(seed)
     for _ in range(steps):
         users = rng.sample(data.users, batch)

@@ -25,7 +25,7 @@ def ranks(scores: Tensor, held_out: Tensor, seen: Tensor) -> Tensor:
 def evaluate(
     data: Histories, scorer: Scorer, length: int, k: int = 10, batch: int = 64, device: str = "cpu"
 ) -> dict[str, float]:
-    """`scorer(history [B, N], last [B]) -> [B, items + 1]`; returns HR@k and NDCG@k over all users."""
+    """HR@k and NDCG@k over all users of `scorer(history [B, N], last [B]) -> [B, items + 1]`."""
     found: list[Tensor] = []
     for start in range(0, len(data.users), batch):
         users = data.users[start : start + batch]

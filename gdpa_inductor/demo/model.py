@@ -1,7 +1,7 @@
 """A two-layer HSTU-like recommender, written the ordinary way in plain PyTorch.
 
-In: item histories as ids [B, N], 0 past the end. Out: the sampled-softmax loss of predicting each next
-item, or one hidden state per place. Nothing here knows of gdpa_inductor: that is the point.
+In: item histories as ids [B, N], 0 past the end. Out: the sampled-softmax loss of predicting each
+next item, or one hidden state per place. Nothing here knows of gdpa_inductor: that is the point.
 
 Notation: B users, N places, D channels, H heads, K sampled negatives.
 """

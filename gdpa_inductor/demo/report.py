@@ -1,5 +1,6 @@
 """What the demo prints: a progress bar, loss curves in characters, one table. No dependencies."""
 
+import itertools
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -32,7 +33,7 @@ class Progress:
 def smooth(values: Sequence[float], columns: int) -> list[float]:
     """Means over `columns` equal stretches."""
     edges = [len(values) * c // columns for c in range(columns + 1)]
-    pairs = [(a, b) for a, b in zip(edges, edges[1:], strict=False) if b > a]
+    pairs = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
     return [sum(values[a:b]) / (b - a) for a, b in pairs]
 
 

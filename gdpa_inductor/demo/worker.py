@@ -1,7 +1,8 @@
 """Trains the recommender under one contender, in a process of its own, and reports in JSON lines.
 
-In: `Setting` as JSON on the command line. Out on stdout: `{"step": i, "loss": x}` per step, then one
-`{"result": {...}}`, the fields of `Result`. A process each, so that memory and compile time are its own.
+In: `Setting` as JSON on the command line. Out on stdout: `{"step": i, "loss": x}` per step, then
+one `{"result": {...}}`, the fields of `Result`. A process each, so that memory and compile time are
+its own.
 """
 
 import copy
@@ -34,7 +35,7 @@ class Setting:
     steps: int
     batch: int
     length: int
-    cache: str
+    data: str  # path of the data file
     negatives: int = 256
     learning_rate: float = 1e-3
     seed: int = 0
@@ -103,7 +104,7 @@ def train(
 
 
 def run(setting: Setting) -> Result:
-    histories = data.load(Path(setting.cache))
+    histories = data.load(Path(setting.data))
     torch.manual_seed(setting.seed)
     model = Recommender(histories.items, setting.length).to(setting.device)
     first, *rest = [
