@@ -88,9 +88,12 @@ class Expr:
 
 
 def const(value: Literal) -> Expr:
-    """A literal; its Python type gives its kind."""
-    kind = "b" if isinstance(value, bool) else "i" if isinstance(value, int) else "f"
-    return Expr("const", (), value, kind)
+    """A literal; its Python type gives its kind. Subclasses (NumPy's float64) become the plain type."""
+    if isinstance(value, bool):
+        return Expr("const", (), value, "b")
+    if isinstance(value, int):
+        return Expr("const", (), int(value), "i")
+    return Expr("const", (), float(value), "f")
 
 
 def aux(number: int, kind: str = "f") -> Expr:

@@ -83,7 +83,9 @@ class ScoreMod:
                 raise ScoreModError("g has no meaning in a forward program")
 
     def __str__(self) -> str:
-        return "; ".join([*(f"a{i}:{a}" for i, a in enumerate(self.aux)), terms_text([self.weight])])
+        return "; ".join(
+            [*(f"a{i}:{a}" for i, a in enumerate(self.aux)), terms_text([self.weight])]
+        )
 
     @functools.cached_property
     def num_scalars(self) -> int:
@@ -144,15 +146,25 @@ def leaf_text(node: Expr) -> str:
     return node.op
 
 
-_INFIX = {
-    "add": ("+", 1), "sub": ("-", 1), "mul": ("*", 2), "div": ("/", 2), "floordiv": ("//", 2),
-    "mod": ("%", 2), "lt": ("<", 0), "le": ("<=", 0), "gt": (">", 0), "ge": (">=", 0),
-    "eq": ("==", 0), "ne": ("!=", 0), "and": ("&", 0), "or": ("|", 0), "xor": ("^", 0),
+_INFIX = {  # sign, level: an operand of a lower level than its place gets parentheses
+    "add": ("+", 2), "sub": ("-", 2), "mul": ("*", 3), "div": ("/", 3), "floordiv": ("//", 3),
+    "mod": ("%", 3), "lt": ("<", 1), "le": ("<=", 1), "gt": (">", 1), "ge": (">=", 1),
+    "eq": ("==", 1), "ne": ("!=", 1), "and": ("&", 1), "or": ("|", 1), "xor": ("^", 1),
 }  # fmt: skip
 
 
+_MAX_LEAVES = 200  # of a formula that is written out; sharing can make the tree exponentially large
+
+
 def formula(root: Expr) -> str:
-    """Infix notation of a term, e.g. `silu(s*0.125 + a0)/i0`."""
+    """Infix notation of a term, e.g. `silu(s*0.125 + a0)/i0`; a large one stays in statements."""
+    leaves: dict[Expr, int] = {}
+    for node in postorder([root]):
+        leaves[node] = sum(leaves[a] for a in node.args) or 1
+    return _infix(root) if leaves[root] <= _MAX_LEAVES else terms_text([root])
+
+
+def _infix(root: Expr) -> str:
     texts: dict[Expr, tuple[str, int]] = {}
 
     def wrapped(node: Expr, above: int) -> str:
@@ -162,16 +174,17 @@ def formula(root: Expr) -> str:
     for node in postorder([root]):
         if not node.args:
             literal = leaf_text(node)
-            texts[node] = (literal, 1 if literal.startswith("-") else 9)
+            texts[node] = (literal, 2 if literal.startswith("-") else 9)
         elif node.op in _INFIX:
             sign, level = _INFIX[node.op]
-            gap = "" if level == 2 else " "
-            left, right = wrapped(node.args[0], level), wrapped(node.args[1], level + 1)
+            gap = "" if level == 3 else " "
+            place = max(level, 2)  # comparisons and logic do not nest without parentheses
+            left, right = wrapped(node.args[0], place), wrapped(node.args[1], place + (level > 1))
             texts[node] = (f"{left}{gap}{sign}{gap}{right}", level)
         elif node.op == "pow":
-            texts[node] = (f"{wrapped(node.args[0], 4)}**{leaf_text(node.args[1])}", 3)
+            texts[node] = (f"{wrapped(node.args[0], 5)}**{leaf_text(node.args[1])}", 4)
         elif node.op == "neg":
-            texts[node] = (f"-{wrapped(node.args[0], 2)}", 1)
+            texts[node] = (f"-{wrapped(node.args[0], 3)}", 2)
         else:
             texts[node] = (f"{node.op}({', '.join(texts[a][0] for a in node.args)})", 9)
     return texts[root][0]
@@ -201,7 +214,9 @@ class _Reader:
 
     def take(self, expected: str = "") -> tuple[str, str]:
         if self.at >= len(self.tokens) or (expected and self.tokens[self.at][1] != expected):
-            raise ScoreModError(f"expected {expected or 'a term'} at token {self.at}, found {self.peek()!r}")
+            raise ScoreModError(
+                f"expected {expected or 'a term'} at token {self.at}, found {self.peek()!r}"
+            )
         self.at += 1
         return self.tokens[self.at - 1]
 
@@ -224,8 +239,7 @@ class _Reader:
             raise ScoreModError("a term is nested too deeply")
         group, text = self.take()
         if group == "number":
-            is_int = re.fullmatch(r"-?\d+", text)
-            return const(int(text) if is_int else float(text))
+            return const(self.integer(text) if re.fullmatch(r"-?\d+", text) else float(text))
         if text in ("true", "false", "inf", "nan"):
             return const(text == "true" if text[0] in "tf" else float(text))
         if group != "name":
@@ -242,6 +256,11 @@ class _Reader:
             return call(text, *args)
         except ValueError as error:
             raise ScoreModError(str(error)) from None
+
+    def integer(self, text: str) -> int:
+        if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
+            raise ScoreModError(f"the integer {text[:20]} does not fit 64 bits")
+        return int(text)
 
     def leaf(self, name: str) -> Expr:
         if name in self.names:

@@ -1,0 +1,186 @@
+"""score_mod: text and program are the same thing; bad text is refused; access maps; formulas."""
+
+import pickle
+import random
+
+import pytest
+
+from gdpa_inductor.expr import GRAD, INDEX, OPS, SCORE, Expr, aux, call, const, postorder, scalar
+from gdpa_inductor.score_mod import AXES, Aux, ScoreMod, ScoreModError, terms_text
+
+
+def random_program(rng: random.Random) -> ScoreMod:
+    """Any program of the grammar: every kind, leaf and operation of the table can occur."""
+    declared = tuple(random_access(rng) for _ in range(rng.randrange(4)))
+    pool: dict[str, list[Expr]] = {
+        "f": [SCORE, *(const(rng.choice(FLOATS)) for _ in range(2))],
+        "i": [*INDEX.values(), scalar(rng.randrange(3)), const(rng.randrange(-9, 9))],
+        "b": [const(rng.random() < 0.5)],
+    }
+    for number, spec in enumerate(declared):
+        pool[spec.kind].append(aux(number, spec.kind))
+    for _ in range(rng.randrange(1, 40)):
+        name = rng.choice(sorted(OPS))
+        kinds, result = rng.choice(OPS[name].kinds).split(">")
+        plain = kinds[: len(kinds) - OPS[name].params]
+        literals = [abs(rng.uniform(0.1, 3)) for _ in range(OPS[name].params)]
+        pool[result].append(call(name, *(rng.choice(pool[k]) for k in plain), *literals))
+    return ScoreMod(pool["f"][-1], declared)
+
+
+FLOATS = [0.0, -0.0, 0.125, -1e-05, 3.14159, 1e300, float("inf"), float("-inf"), float("nan"), 7.0]
+
+
+def random_access(rng: random.Random) -> Aux:
+    axes = rng.sample(AXES, rng.randrange(5))
+    for _ in range(rng.randrange(2)):
+        axes.insert(rng.randrange(len(axes) + 1), "-")
+    return Aux(rng.choice("fib"), tuple(axes))
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_text_and_program_are_the_same(seed: int) -> None:
+    program = random_program(random.Random(seed))
+    text = str(program)
+    again = ScoreMod.parse(text)
+    assert again == program and again.weight is program.weight
+    assert str(again) == text
+    assert pickle.loads(pickle.dumps(program)) == program
+    assert "\n" not in text and "\n" not in program.formula
+
+
+def test_the_notation() -> None:
+    program = ScoreMod.parse(" a0 : b[b,-,n,m]; t0 = mul( s,0.125 ) ; where(a0,silu(t0),0.0)")
+    assert program.aux == (Aux("b", ("b", "-", "n", "m")),)
+    assert program.aux[0].axes == frozenset("bnm")
+    assert program.weight is call("where", aux(0, "b"), call("silu", SCORE * 0.125), 0.0)
+    assert str(program) == "a0:b[b,-,n,m]; where(a0,silu(mul(s,0.125)),0.0)"
+    assert program.formula == "where(a0, silu(s*0.125), 0.0)"
+    assert str(ScoreMod.parse("a0:f[]; mul(s,a0)")) == "a0:f[]; mul(s,a0)"
+
+
+def test_shared_terms_are_written_once() -> None:
+    gate = call("sigmoid", SCORE)
+    assert str(ScoreMod(gate * gate * SCORE)) == "t0=sigmoid(s); mul(mul(t0,t0),s)"
+
+
+def test_deep_programs_are_cut_into_statements_that_parse() -> None:
+    term: Expr = SCORE
+    for step in range(500):
+        term = call("tanh", term) + 0.5 * step
+    program = ScoreMod(term)
+    assert ScoreMod.parse(str(program)).weight is term
+
+
+def test_doubling_chains_stay_short() -> None:
+    """2^60 leaves when written out: text and formula are linear in the number of distinct terms."""
+    term: Expr = SCORE
+    for _ in range(60):
+        term = term + term
+    program = ScoreMod(term)
+    assert len(str(program)) < 2000 and len(program.formula) < 4000
+    assert ScoreMod.parse(str(program)).weight is term
+
+
+@pytest.mark.parametrize(
+    ("text", "formula"),
+    [
+        ("div(silu(add(mul(s,0.125),float(n))),float(i0))", "silu(s*0.125 + float(n))/float(i0)"),
+        ("mul(add(s,1.0),sub(s,sub(1.0,s)))", "(s + 1.0)*(s - (1.0 - s))"),
+        ("div(s,mul(s,div(s,2.0)))", "s/(s*(s/2.0))"),
+        ("pow(relu(s),2.0)", "relu(s)**2.0"),
+        ("pow(neg(s),3.0)", "(-s)**3.0"),
+        ("neg(add(s,s))", "-(s + s)"),
+        ("mul(s,-0.5)", "s*(-0.5)"),
+        ("where(and(le(m,n),not(eq(n,0))),s,-inf)", "where((m <= n) & not(n == 0), s, -inf)"),
+        ("where(ge(mod(floordiv(n,i0),3),1),s,0.0)", "where(n//i0%3 >= 1, s, 0.0)"),
+    ],
+)
+def test_formula(text: str, formula: str) -> None:
+    assert ScoreMod.parse(text).formula == formula
+
+
+def test_what_a_program_reads() -> None:
+    assert ScoreMod.parse("s").num_scalars == 0
+    assert ScoreMod.parse("div(s,float(i2))").num_scalars == 3
+    gradients = ScoreMod.parse("a0:f[n,m]; a1:b[m]; where(a1,mul(silu(s),a0),0.0)").gradients
+    assert gradients.score is not None
+    assert gradients.aux[0] is call("where", aux(1, "b"), GRAD, 0.0) * call("silu", SCORE)
+    assert gradients.aux[1] is None
+    assert ScoreMod.parse("float(n)").gradients.score is None
+    assert terms_text([GRAD * SCORE, SCORE]) == "mul(g,s); s"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "expected a term"),
+        ("silu(s", "expected \\)"),
+        ("silu(s))", "unexpected '\\)' after the weight"),
+        ("s s", "unexpected 's' after the weight"),
+        ("sinh(s)", "unknown operation 'sinh'"),
+        ("silu()", "expected a term"),
+        ("silu(s,s)", "silu takes f>f, not ff"),
+        ("n", "the weight must be a real number"),
+        ("lt(s,0.0)", "the weight must be a real number"),
+        ("q", "unknown name 'q'"),
+        ("a0", "unknown name 'a0'"),
+        ("a1:f[n]; s", "expected a declaration of a0"),
+        ("a0:f[n]; a0:f[n]; s", "expected a declaration of a1"),
+        ("a0:x[n]; s", "found a0:x"),
+        ("a0:f[n,d]; s", "outside b, h, n, m"),
+        ("a0:f[n,n]; s", "reads an index twice"),
+        ("a0:f[n m]; s", "expected ,"),
+        ("a0:b[n]; mul(s,a0)", "not fb"),
+        ("x=s; x", "no name for a statement"),
+        ("t0=silu(t0); t0", "unknown name 't0'"),
+        ("g", "g has no meaning in a forward program"),
+        ("1.0.0", "unexpected '1.0.0'|unexpected '.0'"),
+        ("mul(s,0x10)", "unexpected"),
+        ("i1000", "unknown name 'i1000'"),
+        ("mul(s,float(99999999999999999999))", "does not fit"),
+        ("__import__('os').system('true')", "unexpected"),
+        ("s.real", "unexpected '.real'"),
+        ("exec(s)", "unknown operation 'exec'"),
+        ("s;", "expected a term|unexpected ';'"),
+        ("(" * 50 + "s", "expected a term, found '\\('"),
+        ("neg(" * 100 + "s" + ")" * 100, "nested too deeply"),
+        ("s" * (1 << 17), "at most 65536 characters"),
+        ("1" * 5000, "does not fit"),
+    ],
+)
+def test_what_is_not_a_program_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ScoreModError, match=message):
+        ScoreMod.parse(text)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_damaged_text_never_breaks_the_reader(seed: int) -> None:
+    """Cut, doubled or replaced characters: another program or ScoreModError, nothing else."""
+    rng = random.Random(seed)
+    text = str(random_program(rng))
+    for _ in range(20):
+        at, length = rng.randrange(len(text)), rng.randrange(1, 4)
+        damaged = (
+            text[:at]
+            + rng.choice(["", text[at : at + length] * 2, "(", "]", "t0=", "9"])
+            + text[at + length :]
+        )
+        try:
+            program = ScoreMod.parse(damaged)
+        except ScoreModError:
+            continue
+        assert ScoreMod.parse(str(program)) == program
+
+
+def test_a_program_may_be_built_only_over_what_it_declares() -> None:
+    with pytest.raises(ScoreModError, match="a0 is used but not declared with kind f"):
+        ScoreMod(SCORE + aux(0))
+    with pytest.raises(ScoreModError, match="not declared with kind f"):
+        ScoreMod(SCORE + aux(0), (Aux("b", ()),))
+
+
+def test_every_leaf_of_the_text_is_in_the_term() -> None:
+    program = ScoreMod.parse("a0:i[b]; where(lt(m,a0),add(s,float(sub(sub(n,m),h))),float(b))")
+    leaves = {node.op for node in postorder([program.weight]) if not node.args}
+    assert leaves == {"m", "aux", "s", "n", "h", "b"}
