@@ -1,15 +1,16 @@
 """Time and extra memory of a call, on a GPU or a CPU, by the same two functions.
 
-In: a callable without arguments and a device string. Out: milliseconds (median), bytes (peak above
+In: callables without arguments and a device string. Out: milliseconds (median), bytes (peak above
 what was held before the call). Nothing here knows what is being measured.
 """
 
 import ctypes
 import ctypes.util
 import gc
+import itertools
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -21,22 +22,29 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MAPPED_FROM = 256 * 1024
 
 
-def median_ms(call: Call, device: str, seconds: float = 0.5, warmup: int = 2) -> float:
-    """Median milliseconds of one call. On a GPU by do_bench, which flushes L2 in between."""
+def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> dict[str, float]:
+    """Median milliseconds of each call, from about `seconds` of running it.
+
+    On a GPU by do_bench, which flushes L2 in between. On a CPU the calls take turns, so that
+    whatever else the machine does meets all of them alike.
+    """
     if device == "cuda":
         from triton.testing import do_bench
 
         rep = int(seconds * 1000)
-        return float(do_bench(call, warmup=rep // 4, rep=rep, return_mode="median"))
-    for _ in range(warmup):
-        call()
-    times: list[float] = []
-    until = time.perf_counter() + seconds
-    while len(times) < 5 or time.perf_counter() < until:
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1e3
+        options = {"warmup": rep // 4, "rep": rep, "return_mode": "median"}
+        return {name: float(do_bench(call, **options)) for name, call in calls.items()}
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    until = time.perf_counter() + seconds * len(calls)
+    for turn in itertools.count():
+        if turn >= 7 and time.perf_counter() >= until:
+            break
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - start)
+    # The first two turns warm the caches up.
+    return {name: statistics.median(taken[2:]) * 1e3 for name, taken in times.items()}
 
 
 def peak_extra_bytes(call: Call, device: str) -> int | None:

@@ -1,0 +1,224 @@
+"""`python -m gdpa_inductor doctor [--json]`: what is installed, which kernels can run, a self-test.
+
+In: the machine. Out: text for people or one JSON object for reports of faults; status 0 if the
+self-test passed. Nothing here raises for what is missing: what is missing is the finding.
+"""
+
+import argparse
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _compat
+from .options import KERNELS, Options
+from .problem import Problem
+from .score_mod import ScoreMod
+
+DISTRIBUTIONS = ("gdpa-inductor", "torch", "triton", "sympy", "numpy", "nvidia-cutlass-dsl")
+TESTED = ((2, 11), (2, 15))  # first and last minor version of torch
+
+Finding = dict[str, Any]
+
+
+def versions() -> Finding:
+    """Distribution -> version or None, and the interpreter."""
+
+    def version(name: str) -> str | None:
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    found: Finding = {"python": platform.python_version(), "platform": platform.platform()}
+    return found | {name: version(name) for name in DISTRIBUTIONS}
+
+
+def devices() -> Finding:
+    """The processors that torch sees, and what Inductor needs to build for a CPU."""
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        seen = torch.cuda.get_device_properties(index)
+        gpus.append({"name": seen.name, "arch": f"sm_{seen.major}{seen.minor}"})
+    compiler = next((path for name in ("g++", "clang++") if (path := shutil.which(name))), None)
+    return {
+        "cpu_threads": torch.get_num_threads(),
+        "cxx": compiler,
+        "cuda": torch.version.cuda,
+        "gpus": gpus,
+    }
+
+
+def warnings() -> list[str]:
+    """What stands in the way, one sentence each."""
+    found = []
+    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
+    if not TESTED[0] <= (major, minor) <= TESTED[1]:
+        found.append(f"torch {torch.__version__} is outside the tested range 2.11 to 2.15")
+    points = importlib.metadata.entry_points(group="torch_dynamo_backends")
+    if "gdpa" not in {point.name for point in points}:
+        found.append('backend="gdpa" needs the package installed (its entry point is missing)')
+    if devices()["cxx"] is None:
+        found.append("no C++ compiler on PATH: Inductor cannot build for the CPU")
+    return found
+
+
+def judge(problem: Problem, kernel: str) -> object:
+    """The lowerings' answer, a choice or a refusal, where this kernel is asked for."""
+    from .backend import lowering_judge
+
+    return lowering_judge(Options(kernel=kernel))(problem)
+
+
+def kernels() -> list[Finding]:
+    """For each device and dtype, and each kernel that may be asked for: does it run, and why."""
+    cases = [("cpu", torch.float32)]
+    if torch.cuda.is_available():
+        cases += [("cuda", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
+    found = []
+    for device, dtype in cases:
+        problem = sample_problem(device, dtype)
+        for kernel in KERNELS:
+            answer = guarded(functools.partial(judge, problem, kernel))
+            found.append(
+                {
+                    "device": device,
+                    "dtype": str(dtype).removeprefix("torch."),
+                    "kernel": kernel,
+                    "runs": bool(answer) and not isinstance(answer, Exception),
+                    "answer": str(answer) or repr(answer),
+                }
+            )
+    return found
+
+
+def guarded(ask: Callable[[], object]) -> object:
+    """The answer, or the exception: a doctor reports faults, it does not have them."""
+    try:
+        return ask()
+    except Exception as error:
+        return error
+
+
+def sample_problem(device: str, dtype: torch.dtype) -> Problem:
+    """silu attention of an ordinary size, large enough to be worth a kernel."""
+    query = torch.empty(4, 4, 2048, 64, dtype=dtype, device="meta")
+    found = Problem.of(query, query, query, (), ScoreMod.parse("silu(s)"), training=True)
+    return dataclasses.replace(found, device=torch.device(device))
+
+
+def patient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
+    """A model in small: everything that has a kernel of its own occurs once."""
+    scores = q @ k.transpose(-2, -1) * 0.125 + bias
+    return (F.silu(scores) / q.size(-2)).masked_fill(~mask, 0.0) @ v
+
+
+def run_patient(
+    function: Callable[..., Tensor], dtype: torch.dtype, device: str
+) -> tuple[Tensor, ...]:
+    """Output and the gradients of q, k, v and bias, on data that is the same for every dtype."""
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 2, 150, 64), (2, 2, 150, 64), (2, 2, 150, 64), (2, 150, 150)]
+    exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    leaves = [t.float().to(device, dtype).requires_grad_() for t in exact]
+    mask = torch.ones(150, 150, dtype=torch.bool, device=device).tril()
+    out = function(*leaves, mask)
+    return (out, *torch.autograd.grad(out.sum(), leaves))
+
+
+def self_test(device: str) -> Finding:
+    """Compiles `patient`, small as it is, and holds output and gradients against eager and fp64."""
+    torch.compiler.reset()
+    _compat.counters.clear()
+    options = {"gdpa.profit": False}
+
+    def compiled(*operands: Tensor) -> Tensor:
+        from .backend import gdpa_backend  # a package that cannot be imported is a finding too
+
+        return torch.compile(patient, backend=gdpa_backend, options=options)(*operands)
+
+    got = guarded(lambda: run_patient(compiled, torch.float32, device))
+    finding: Finding = {"device": device, "counters": dict(_compat.counters["gdpa"])}
+    if isinstance(got, Exception):
+        return finding | {"passed": False, "why": f"{type(got).__name__}: {got}"}
+    assert isinstance(got, tuple)
+    eager = run_patient(patient, torch.float32, device)
+    exact = run_patient(patient, torch.float64, device)
+    names = ("output", "d query", "d key", "d value", "d bias")
+    finding["errors"] = {
+        name: {"gdpa": _distance(g, x), "eager": _distance(e, x)}
+        for name, g, e, x in zip(names, got, eager, exact, strict=True)
+    }
+    wrong = [n for n, e in finding["errors"].items() if not e["gdpa"] <= 4 * e["eager"] + 1e-6]
+    why = f"wrong: {', '.join(wrong)}" if wrong else ""
+    if not finding["counters"].get("matched"):
+        why = "; ".join(filter(None, [why, "nothing was rewritten"]))
+    return finding | {"passed": not why, "why": why}
+
+
+def _distance(tensor: Tensor, exact: Tensor) -> float:
+    """Largest error relative to the largest value."""
+    return ((tensor.double() - exact).abs().max() / exact.abs().max()).item()
+
+
+def examine() -> Finding:
+    """Everything, as one JSON-able dict."""
+    tested = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
+    tests = [self_test(device) for device in tested]
+    return {
+        "versions": versions(),
+        "devices": devices(),
+        "warnings": warnings(),
+        "kernels": kernels(),
+        "self_test": tests,
+        "healthy": all(test["passed"] for test in tests),
+    }
+
+
+def as_text(finding: Finding) -> str:
+    """The examination for people."""
+    lines = ["Versions"]
+    lines += [
+        f"  {name:20}{value or 'not installed'}" for name, value in finding["versions"].items()
+    ]
+    seen = finding["devices"]
+    lines += ["Devices", f"  CPU, {seen['cpu_threads']} threads; C++ compiler: {seen['cxx']}"]
+    lines += [f"  {gpu['name']} ({gpu['arch']}), CUDA {seen['cuda']}" for gpu in seen["gpus"]]
+    if not seen["gpus"]:
+        lines.append("  no NVIDIA GPU")
+    lines.append("Kernels (silu, 4 heads, 2048 rows, head dim 64)")
+    for row in finding["kernels"]:
+        runs = "runs" if row["runs"] else "no"
+        asked = f"{row['device']:5}{row['dtype']:10}{row['kernel']:11}"
+        lines.append(f"  {asked}{runs:5} {row['answer']}")
+    for test in finding["self_test"]:
+        lines.append(f"Self-test on {test['device']}: {'passed' if test['passed'] else 'FAILED'}")
+        if test["why"]:
+            lines.append(f"  {test['why']}")
+        lines.append(f"  counters: {test['counters']}")
+        for name, error in test.get("errors", {}).items():
+            lines.append(f"  {name:9} error {error['gdpa']:.1e}, eager's {error['eager']:.1e}")
+    lines += [f"Warning: {warning}" for warning in finding["warnings"]]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(prog="python -m gdpa_inductor doctor", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    arguments = parser.parse_args(argv)
+    finding = examine()
+    print(json.dumps(finding, indent=2) if arguments.json else as_text(finding))
+    return 0 if finding["healthy"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
