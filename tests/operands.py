@@ -1,8 +1,8 @@
 """Operands of test programs, written as a line of text each, and made from a seed.
 
 A spec is `"[kind:] dim dim ..."`. A dim is a product of letters and integers, with an optional
-offset: `"b n h*d"`, `"bool: b 1 n m"`, `"b n+1 d"`, `""` (a 0-dim tensor). The letters stand for sizes
-that the caller gives. Kinds:
+offset: `"b n h*d"`, `"bool: b 1 n m"`, `"b n+1 d"`, `""` (a 0-dim tensor). The letters stand for
+sizes that the caller gives. Kinds:
 
     float      normal values, asks for a gradient (no kind given means this)
     const      normal values, no gradient
@@ -44,7 +44,7 @@ def make_operand(
     dtype: torch.dtype = torch.float64,
     generator: torch.Generator | None = None,
 ) -> torch.Tensor | int:
-    """One operand. Floats have `dtype`; those that ask for a gradient are leaves that require it."""
+    """One operand. Floats have `dtype`; those that ask for a gradient are leaves."""
     kind, dims = split_spec(spec)
     shape = [size_of(dim, sizes) for dim in dims]
     if kind == "scalar":

@@ -1,4 +1,4 @@
-"""The error rule: how far a fused result may lie from the exact one. The only tolerances of the tests.
+"""The error rule: how far a fused result may lie from the exact one; the tests' only tolerances.
 
 Both the fused result and eager's, in the same precision, are held against the formula in fp64:
 

@@ -1,7 +1,7 @@
 """A program being written: its statements, its operands and its label.
 
-What comes out (`Program.source`) is a Python function over tensors in which every size that may vary
-is read from the shape of an operand, so that one program can be called with several sizes.
+What comes out (`Program.source`) is a Python function over tensors in which every size that may
+vary is read from the shape of an operand, so that one program can be called with several sizes.
 """
 
 import random
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from tests.operands import split_spec
 
-# Sizes that stay fixed when a program is called again with others (h, d and the like are the model's).
+# Sizes that stay fixed when a program is called again with others: those of the model.
 STATIC = "hgde"
 
 FUSABLE, REFUSABLE, DECOY = "fusable", "refusable", "decoy"
@@ -149,7 +149,9 @@ class Draft:
             for axis, dim in enumerate(dims):
                 factors = dim.partition("+")[0].split("*")
                 others = [f for f in factors if f != letter]
-                if letter not in factors or any(f not in STATIC and not f.isdigit() for f in others):
+                if letter not in factors or any(
+                    f not in STATIC and not f.isdigit() for f in others
+                ):
                     continue
                 text = f"{name}.shape[{axis}]"
                 if "+" in dim:

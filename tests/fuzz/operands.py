@@ -1,12 +1,12 @@
 """How q, k and v come to a product: the layouts and views of real models.
 
-    operand   = permuted | folded | sliced | split | projected | direct, then { touch }
-    permuted  = a tensor stored in another order of its dims, permuted back
-    folded    = two neighbouring dims stored as one (`[b, n, h*d]`, `[b*h, n, d]`), unfolded by a view
-    sliced    = a slice of a larger tensor
-    split     = one half of a tensor whose last dim holds two operands
-    projected = `x @ w` or `F.linear(x, w)` with a 2-D weight, unfolded
-    touch     = silu, a scale, a vector added, clone, contiguous, cast to the same dtype
+operand   = permuted | folded | sliced | split | projected | direct, then { touch }
+permuted  = a tensor stored in another order of its dims, permuted back
+folded    = two neighbouring dims stored as one (`[b, n, h*d]`, `[b*h, n, d]`), unfolded by a view
+sliced    = a slice of a larger tensor
+split     = one half of a tensor whose last dim holds two operands
+projected = `x @ w` or `F.linear(x, w)` with a 2-D weight, unfolded
+touch     = silu, a scale, a vector added, clone, contiguous, cast to the same dtype
 """
 
 from collections.abc import Callable, Sequence

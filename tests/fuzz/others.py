@@ -1,9 +1,9 @@
 """Whole programs that look like the operator and are not, or that are it in the letter only.
 
-    decoy      = linear attention | library softmax attention | channel attention with softmax |
-                 additive attention | distance attention | one product alone | heads summed away
-    refusable  = a two-layer network with 2-D weights | channel attention | attention of k on q |
-                 a product over the keys that mixes nothing
+decoy      = linear attention | library softmax attention | channel attention with softmax |
+             additive attention | distance attention | one product alone | heads summed away
+refusable  = a two-layer network with 2-D weights | channel attention | attention of k on q |
+             a product over the keys that mixes nothing
 """
 
 from tests.fuzz.activations import ACTIVATIONS
@@ -32,7 +32,8 @@ WHOLE_DECOYS = [
     ("linear", "(F.elu({q}) + 1) @ ((F.elu({k}) + 1).transpose(-2, -1) @ {v})"),
     (
         "linear",
-        'torch.einsum("bhnd,bhde->bhne", {q}, torch.einsum("bhmd,bhme->bhde", {k}.softmax(-1), {v}))',
+        'torch.einsum("bhnd,bhde->bhne", {q}, '
+        'torch.einsum("bhmd,bhme->bhde", {k}.softmax(-1), {v}))',
     ),
     ("library", "F.scaled_dot_product_attention({q}, {k}, {v})"),
     ("channels", "({q}.mT @ {q}).softmax(-1) @ {q}.mT"),
@@ -93,4 +94,6 @@ def _spread(draft: Draft) -> str:
     draft.feature("spread by a bias", REFUSABLE)
     names = _qkv(draft, "b 1 n d", "b 1 m d", "b h m e")
     bias = draft.operand("a", "h n m")
-    return draft.let("o", f"({_act(draft, '{q} @ {k}.mT + '.format(**names) + bias)}) @ {names['v']}")
+    return draft.let(
+        "o", f"({_act(draft, '{q} @ {k}.mT + '.format(**names) + bias)}) @ {names['v']}"
+    )

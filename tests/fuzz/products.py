@@ -1,13 +1,13 @@
 """The two products: `scores = q·k`, `output = weights·v`, in every spelling.
 
-    family  = matmul | mirrored | einsum | folded | grouped | baddbmm
-    matmul    `q @ k.mT`, `torch.matmul`, `bmm`; any leading dims; k and v may be shared by heads,
-              q, k or v by the batch
-    mirrored  `k @ q.mT`, then `v.mT @ p` (or `p.mT @ v`): keys are the rows of the scores
-    einsum    any order of letters in every operand; operands may lack b or h
-    folded    b and h flattened into one dim around `bmm`
-    grouped   fewer heads in k and v: repeated, expanded, or with a group dim of their own
-    baddbmm   the bias goes in with the product, with alpha and beta
+family  = matmul | mirrored | einsum | folded | grouped | baddbmm
+matmul    `q @ k.mT`, `torch.matmul`, `bmm`; any leading dims; k and v may be shared by heads,
+          q, k or v by the batch
+mirrored  `k @ q.mT`, then `v.mT @ p` (or `p.mT @ v`): keys are the rows of the scores
+einsum    any order of letters in every operand; operands may lack b or h
+folded    b and h flattened into one dim around `bmm`
+grouped   fewer heads in k and v: repeated, expanded, or with a group dim of their own
+baddbmm   the bias goes in with the product, with alpha and beta
 """
 
 from collections.abc import Callable
@@ -62,7 +62,9 @@ def matmul(draft: Draft) -> Products:
     else:
         k = make_view(draft, "k", (*lead_k, "m", "d"))
         last = len(lead)
-        k_t = draft.pick([f"{k}.mT", f"{k}.transpose(-2, -1)", f"{k}.transpose({last}, {last + 1})"])
+        k_t = draft.pick(
+            [f"{k}.mT", f"{k}.transpose(-2, -1)", f"{k}.transpose({last}, {last + 1})"]
+        )
     v = make_view(draft, "v", (*lead_v, "m", "e"))
     scores = Scores(draft.let("s", _times(draft, q, k_t, three)), (*lead, "n", "m"))
     three = three and lead_v == lead
@@ -132,12 +134,16 @@ def _einsum_text(draft: Draft, left: tuple, right: tuple, result: tuple[str, ...
 
 
 def folded(draft: Draft) -> Products:
-    """Heads folded into the batch around `bmm`; the scores stay folded or are unfolded for a while."""
+    """Heads folded into the batch around `bmm`; the scores stay folded or are unfolded."""
     q = make_view(draft, "q", ("b", "h", "n", "d"))
     k = make_view(draft, "k", ("b", "h", "m", "d"))
     v = make_view(draft, "v", ("b", "h", "m", "e"))
     fold = lambda x, rows, columns: draft.pick(
-        [f"{x}.reshape(b * h, {rows}, {columns})", f"{x}.flatten(0, 1)", f"{x}.reshape(-1, {rows}, {columns})"]
+        [
+            f"{x}.reshape(b * h, {rows}, {columns})",
+            f"{x}.flatten(0, 1)",
+            f"{x}.reshape(-1, {rows}, {columns})",
+        ]
     )
     name = draft.let("s", f"torch.bmm({fold(q, 'n', 'd')}, {fold(k, 'm', 'd')}.transpose(1, 2))")
     dims = ("b*h", "n", "m")
@@ -169,26 +175,28 @@ def grouped(draft: Draft) -> Products:
             finish = lambda p: draft.let("o", f"{p} @ {v}[:, :, None]")
         return Products(Scores(name, dims), dims, (*dims[:-1], "e"), finish)
     q = make_view(draft, "q", ("b", "h*g", "n", "d"))
-    repeat = (
-        (lambda x, rows, columns: f"{x}.repeat_interleave(g, dim=1)")
-        if style == "interleave"
-        else lambda x, rows, columns: (
-            f"{x}[:, :, None].expand(b, h, g, {rows}, {columns}).reshape(b, h * g, {rows}, {columns})"
-        )
-    )
-    name = draft.let("s", f"{q} @ {repeat(k, 'm', 'd')}.transpose(2, 3)")
+    name = draft.let("s", f"{q} @ {_repeated(style, k, 'd')}.transpose(2, 3)")
     dims = ("b", "h*g", "n", "m")
 
     def finish(weights: str) -> str:
-        return draft.let("o", f"{weights} @ {repeat(v, 'm', 'e')}")
+        return draft.let("o", f"{weights} @ {_repeated(style, v, 'e')}")
 
     return Products(Scores(name, dims), dims, ("b", "h*g", "n", "e"), finish)
+
+
+def _repeated(style: str, x: str, width: str) -> str:
+    """Each of the h heads g times: [b, h, m, width] -> [b, h*g, m, width]."""
+    if style == "interleave":
+        return f"{x}.repeat_interleave(g, dim=1)"
+    return f"{x}[:, :, None].expand(b, h, g, m, {width}).reshape(b, h * g, m, {width})"
 
 
 def baddbmm(draft: Draft) -> Products:
     lead = draft.pick([("b",), ("b*h",)])
     q, k, v = (make_view(draft, x, (*lead, *t)) for x, t in (("q", "nd"), ("k", "md"), ("v", "me")))
-    added = draft.operand("a", draft.pick([" ".join((*lead, "n", "m")), "1 n m", "n m", "m", "1 1 1"]))
+    added = draft.operand(
+        "a", draft.pick([" ".join((*lead, "n", "m")), "1 n m", "n m", "m", "1 1 1"])
+    )
     scaled = draft.pick(["", ", beta=0.5, alpha=0.25", ", alpha=0.5", ", beta=2"])
     call = draft.pick([f"torch.baddbmm({added}, {q}, {k}.mT", f"{added}.baddbmm({q}, {k}.mT"])
     scores = Scores(draft.let("s", f"{call}{scaled})"), (*lead, "n", "m"))
@@ -225,6 +233,3 @@ def restore(draft: Draft, scores: Scores, wanted: tuple[str, ...]) -> str:
     if dims == wanted:
         return name
     return draft.let("s", permute_text(draft, name, dims, wanted))
-
-
-__all__ = ["FAMILIES", "Products", "restore", "shape_text"]

@@ -1,12 +1,12 @@
 """What stands between the two products: every step here is point-wise in the scores, so fusable.
 
-    step       = scale | bias | activation | mask | reshape | nothing
-    scale      = score (·|/) (number | size | 0-dim, [1], [h,1,1], row or any broadcast tensor)
-    bias       = score (+|-) (number | broadcast tensor | distance built from positions)
-    mask       = score · tensor | masked_fill | where | tril, with a tensor of any broadcast form and
-                 kind, or one built from positions, lengths or windows
-    reshape    = a permutation or flattening of the dims of the scores
-    nothing    = clone, contiguous, dropout with p=0, same-dtype cast, a dead use, ...
+step       = scale | bias | activation | mask | reshape | nothing
+scale      = score (·|/) (number | size | 0-dim, [1], [h,1,1], row or any broadcast tensor)
+bias       = score (+|-) (number | broadcast tensor | distance built from positions)
+mask       = score · tensor | masked_fill | where | tril, with a tensor of any broadcast form and
+             kind, or one built from positions, lengths or windows
+reshape    = a permutation or flattening of the dims of the scores
+nothing    = clone, contiguous, dropout with p=0, same-dtype cast, a dead use, ...
 """
 
 from collections.abc import Callable

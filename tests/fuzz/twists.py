@@ -1,9 +1,9 @@
-"""What makes a program refusable (may be rewritten, must stay right) or a decoy (must stay as it is).
+"""What makes a program refusable (it must stay right) or a decoy (it must stay as it is).
 
-    refusable  = the scores escape | an operand is changed in between | the gradient is cut |
-                 randomness | rounding | a fill of -inf | a slice of keys | user code in between
-    decoy      = a step that mixes scores of different positions: normalisation, accumulation,
-                 reordering, mixing of heads, a reshape that scrambles
+refusable  = the scores escape | an operand is changed in between | the gradient is cut |
+             randomness | rounding | a fill of -inf | a slice of keys | user code in between
+decoy      = a step that mixes scores of different positions: normalisation, accumulation,
+             reordering, mixing of heads, a reshape that scrambles
 """
 
 from collections.abc import Callable
@@ -62,7 +62,7 @@ def changes_bias(draft: Draft, scores: Scores) -> Scores:
 def changes_part(draft: Draft, scores: Scores) -> Scores:
     """In-place through a view of the scores: no edge of the graph shows it."""
     draft.feature("scores changed by a view", REFUSABLE)
-    fresh = assign(draft, scores, f"{scores.name} * 1.0")
+    fresh = assign(draft, scores, f"{scores.name}.contiguous() * 1.0")
     draft.emit(draft.pick(PARTS).format(s=fresh.name))
     return fresh
 
@@ -99,7 +99,11 @@ CUTS = [
 def random_noise(draft: Draft, scores: Scores) -> Scores:
     draft.feature("randomness", REFUSABLE)
     text = draft.pick(
-        ["F.dropout({s}, 0.25)", "{s} + torch.rand_like({s})", "{s} * torch.bernoulli({s}.sigmoid())"]
+        [
+            "F.dropout({s}, 0.25)",
+            "{s} + torch.rand_like({s})",
+            "{s} * torch.bernoulli({s}.sigmoid())",
+        ]
     )
     return assign(draft, scores, text.format(s=scores.name))
 
@@ -124,7 +128,9 @@ ROUNDINGS = [
 def fills(draft: Draft, scores: Scores) -> Scores:
     draft.feature("fill", REFUSABLE)
     fill = draft.pick(['float("-inf")', "-1e9", "torch.finfo(torch.float32).min", 'float("inf")'])
-    return assign(draft, scores, f"{scores.name}.masked_fill({broadcast(draft, scores, 'bool')}, {fill})")
+    return assign(
+        draft, scores, f"{scores.name}.masked_fill({broadcast(draft, scores, 'bool')}, {fill})"
+    )
 
 
 def user_function(draft: Draft, scores: Scores) -> Scores:
@@ -161,13 +167,13 @@ REFUSABLES: list[Twist] = [
 
 
 def mixes(draft: Draft, scores: Scores) -> Scores:
-    """A step that lets scores of several positions meet. `x` is an axis of more than one element."""
+    """A step that lets scores of several positions meet, along an axis of more than one."""
     axis = draft.pick([i for i, dim in enumerate(scores.dims) if draft.sizes.get(dim, 2) > 1])
     name, template = draft.pick(MIXERS)
     draft.feature(f"mixes:{name}", DECOY)
     if draft.chance(0.7) and draft.sizes.get(scores.dims[-1], 2) > 1:
         axis = len(scores.dims) - 1
-    return assign(draft, scores, template.format(s=scores.name, x=axis))
+    return assign(draft, scores, f"({template.format(s=scores.name, x=axis)}) * 1.0")
 
 
 MIXERS = [
@@ -228,7 +234,9 @@ def transposed_sum(draft: Draft, scores: Scores) -> Scores:
     if draft.dynamic:
         return mixes(draft, scores)
     draft.feature("mixes:transpose", DECOY)
-    return assign(draft, scores, f"{scores.name} {draft.pick('+*')} {scores.name}.transpose(-1, -2)")
+    return assign(
+        draft, scores, f"{scores.name} {draft.pick('+*')} {scores.name}.transpose(-1, -2)"
+    )
 
 
 DECOYS: list[Twist] = [mixes, mixes, mixes, mixes, scrambles, transposed_sum]

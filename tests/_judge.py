@@ -1,0 +1,105 @@
+"""Runs a function eagerly and compiled, forward and backward, and compares by the error rule."""
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from tests.operands import recast, split_spec
+from tests.tolerances import error_of
+
+
+@dataclass(frozen=True)
+class Results:
+    """Outputs and gradients by name; without gradients also the operands as the call left them."""
+
+    outputs: dict[str, torch.Tensor]
+    gradients: dict[str, torch.Tensor]
+
+
+def results(
+    function: Callable, operands: Mapping[str, object], *, training: bool = True, seed: int = 0
+) -> Results:
+    """Call on `operands`; gradients are those of a fixed random weighting of the outputs.
+
+    The operands are used as they are (and may be changed by the call): pass a fresh copy.
+    """
+    torch.manual_seed(seed)
+    with contextlib.nullcontext() if training else torch.no_grad():
+        returned = function(**operands)
+    returned = returned if isinstance(returned, tuple) else (returned,)
+    outputs = {f"output {i}": value.detach().clone() for i, value in enumerate(returned)}
+    if not training:
+        # What the call did to its arguments is part of what it means.
+        left = {f"{name} afterwards": x for name, x in operands.items() if torch.is_tensor(x)}
+        return Results({**outputs, **left}, {})
+    leaves = {name: x for name, x in operands.items() if getattr(x, "requires_grad", False)}
+    asked = [value for value in returned if value.requires_grad]
+    if not asked or not leaves:
+        return Results(outputs, {})
+    weights = [_weighting(value, i) for i, value in enumerate(asked)]
+    found = torch.autograd.grad(asked, list(leaves.values()), weights, allow_unused=True)
+    gradients = {
+        f"gradient of {name}": torch.zeros_like(leaf) if grad is None else grad
+        for (name, leaf), grad in zip(leaves.items(), found)
+    }
+    return Results(outputs, gradients)
+
+
+def _weighting(value: torch.Tensor, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+    # The same cotangent in every precision.
+    return drawn.to(torch.bfloat16).to(value.dtype)
+
+
+def difference(fused: Results, eager: Results, exact: Results) -> str:
+    """The first breach of the error rule, or ""."""
+    for direction, kind in (("forward", "outputs"), ("backward", "gradients")):
+        mine, theirs, truth = (getattr(side, kind) for side in (fused, eager, exact))
+        if mine.keys() != theirs.keys():
+            return f"{kind}: {sorted(mine)} where eager has {sorted(theirs)}"
+        for name in theirs:
+            fault = error_of(mine[name], theirs[name], truth[name], direction=direction)
+            if fault:
+                return f"{name}: {fault}"
+    return ""
+
+
+def compare(
+    function: Callable,
+    compiled: Callable,
+    operands: Mapping[str, object],
+    *,
+    training: bool = True,
+    seed: int = 0,
+    specs: Mapping[str, str] | None = None,
+) -> str:
+    """The first difference between `compiled` and eager on the same values, or "".
+
+    `specs`, when given, say which dims vary (the letters b, n, m): they are marked dynamic.
+    """
+    dtype = floating_dtype(operands)
+    judge = {"training": training, "seed": seed}
+    eager = results(function, recast(operands, dtype), **judge)
+    exact = results(function, recast(operands, torch.float64), **judge)
+    fresh = recast(operands, dtype)
+    if specs is not None:
+        mark_dynamic(specs, fresh)
+    return difference(results(compiled, fresh, **judge), eager, exact)
+
+
+def floating_dtype(operands: Mapping[str, object]) -> torch.dtype:
+    """The one floating dtype of the operands."""
+    found = {x.dtype for x in operands.values() if torch.is_tensor(x) and x.is_floating_point()}
+    return found.pop() if found else torch.float64
+
+
+def mark_dynamic(specs: Mapping[str, str], operands: Mapping[str, object]) -> None:
+    """Say which dims vary: those whose spec holds the letter b, n or m."""
+    for name, value in operands.items():
+        if torch.is_tensor(value):
+            for axis, dim in enumerate(split_spec(specs[name])[1]):
+                if set(dim) & set("bnm"):
+                    torch._dynamo.maybe_mark_dynamic(value, axis)

@@ -1,0 +1,289 @@
+"""The spellings of the two products."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from tests.patterns.rows import HEADS, SINGLE, either, fuse, leave
+
+BNHD = {"q": "b n h d", "k": "b m h d", "v": "b m h e"}
+
+
+@fuse(**HEADS)
+def at_sign_transpose(q, k, v):
+    return F.silu(q @ k.transpose(-2, -1)) @ v
+
+
+@fuse(**HEADS)
+def matmul_mt(q, k, v):
+    return torch.matmul(F.silu(torch.matmul(q, k.mT)), v)
+
+
+@fuse(**HEADS)
+def method_permute(q, k, v):
+    return F.silu(q.matmul(k.permute(0, 1, 3, 2))).matmul(v)
+
+
+@fuse(**HEADS)
+def swapaxes(q, k, v):
+    return F.silu(q @ torch.swapaxes(k, 2, 3)) @ v
+
+
+@fuse(q="b h n d", k="b h d m", v="b h m e")
+def key_stored_transposed(q, k, v):
+    return F.silu(q @ k) @ v
+
+
+@fuse(**SINGLE)
+def bmm_three_dims(q, k, v):
+    return torch.bmm(F.silu(torch.bmm(q, k.transpose(1, 2))), v)
+
+
+@fuse(**SINGLE)
+def matmul_three_dims(q, k, v):
+    return F.relu(q @ k.mT / q.shape[-1]) @ v
+
+
+@fuse(**BNHD)
+def einsum_bnhd(q, k, v):
+    p = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k))
+    return torch.einsum("bhnm,bmhd->bnhd", p, v)
+
+
+@fuse(q="b n h*d", k="b m h*d", v="b m h*e")
+def einsum_on_views(q, k, v):
+    b, n, m = q.shape[0], q.shape[1], k.shape[1]
+    q, k, v = q.view(b, n, 3, 4), k.view(b, m, 3, 4), v.view(b, m, 3, 6)
+    p = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k))
+    return torch.einsum("bhnm,bmhd->bnhd", p, v).reshape(b, n, 18)
+
+
+@fuse(**HEADS)
+def einsum_bhid(q, k, v):
+    p = F.silu(torch.einsum("bhid,bhjd->bhij", q, k))
+    return torch.einsum("bhij,bhjd->bhid", p, v)
+
+
+@fuse(**SINGLE)
+def einsum_spaced(q, k, v):
+    p = F.relu(torch.einsum("b i d, b j d -> b i j", q, k)) ** 2
+    return torch.einsum("b i j, b j d -> b i d", p, v)
+
+
+@fuse(q="b g h n d", k="b g h m d", v="b g h m e")
+def einsum_ellipsis_five_dims(q, k, v):
+    p = F.relu(torch.einsum("... i d, ... j d -> ... i j", q, k) / 8) ** 2
+    return torch.einsum("... i j, ... j d -> ... i d", p, v)
+
+
+@fuse(q="b n h d", k="m b d h", v="h e m b")
+def einsum_any_order(q, k, v):
+    p = F.silu(torch.einsum("bnhd,mbdh->nbmh", q, k))
+    return torch.einsum("nbmh,hemb->ehbn", p, v)
+
+
+@fuse(q="b g n h d", k="b g m h d", v="b g m h e")
+def matmul_five_dims_permuted(q, k, v):
+    q, k, v = (x.transpose(2, 3) for x in (q, k, v))
+    return (F.silu(q @ k.mT) @ v).transpose(2, 3)
+
+
+@fuse(q="b h n d", k="b m d", v="b m e")
+def multi_query_einsum(q, k, v):
+    p = F.silu(torch.einsum("bhid,bjd->bhij", q, k))
+    return torch.einsum("bhij,bjd->bhid", p, v)
+
+
+@fuse(q="b h n d", k="b m d", v="b m e", bias="h n m", mask="bool: b 1 n m")
+def multi_query_with_head_bias(q, k, v, bias, mask):
+    s = torch.einsum("bhid,bjd->bhij", q, k) + bias
+    return torch.einsum("bhij,bjd->bhid", F.silu(s) * mask, v)
+
+
+@fuse(q="b h n d", k="b m d", v="b m e")
+def multi_query_by_broadcast(q, k, v):
+    return F.silu(q @ k.unsqueeze(1).mT) @ v[:, None]
+
+
+@fuse(q="n h d", k="b m h d", v="b m h e")
+def seeds_shared_by_the_batch(q, k, v):
+    p = F.gelu(torch.einsum("nhd,bmhd->bhnm", q, k) * 0.5, approximate="tanh")
+    return torch.einsum("bhnm,bmhd->bnhd", p, v)
+
+
+@fuse(q="h n d", k="b h m d", v="b h m e")
+def seeds_by_broadcast(q, k, v):
+    return F.gelu(q @ k.mT) @ v
+
+
+@fuse(q="b h n d", k="h m d", v="h m e")
+def weights_shared_by_the_batch(q, k, v):
+    return F.gelu(q @ k.mT) @ v
+
+
+@fuse(q="b h n d", k="b h m d", v="h m e")
+def value_shared_by_the_batch(q, k, v):
+    return F.silu(torch.einsum("bhnd,bhmd->bhnm", q, k)) @ v
+
+
+@fuse(q="b h*g n d", k="b h m d", v="b h m e")
+def grouped_by_repeat_interleave(q, k, v):
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    return F.silu(q @ k.mT) @ v
+
+
+@fuse(q="b h*g n d", k="b h m d", v="b h m e")
+def grouped_by_expand(q, k, v):
+    b, h, m, _ = k.shape
+    k, v = (x[:, :, None].expand(b, h, 2, m, x.shape[-1]).reshape(b, h * 2, m, -1) for x in (k, v))
+    return F.silu(q @ k.mT) @ v
+
+
+@fuse(q="b h*g n d", k="b h m d", v="b h m e")
+def grouped_by_repeat(q, k, v):
+    k, v = (x.repeat(1, 2, 1, 1) for x in (k, v))
+    return F.silu(q @ k.mT) @ v
+
+
+@fuse(q="b h*g n d", k="b h m d", v="b h m e", bias="h*g n m")
+def grouped_by_its_own_dim(q, k, v, bias):
+    q = q.unflatten(1, (3, 2))
+    s = q @ k.unsqueeze(2).mT + bias.unflatten(0, (3, 2))
+    return (F.silu(s) @ v.unsqueeze(2)).flatten(1, 2)
+
+
+@fuse(q="b h*g n d", k="b h m d", v="b h m e")
+def grouped_by_einsum(q, k, v):
+    q = q.view(q.shape[0], 3, 2, q.shape[2], 4)
+    p = F.silu(torch.einsum("bhgnd,bhmd->bhgnm", q, k))
+    return torch.einsum("bhgnm,bhme->bhgne", p, v).flatten(1, 2)
+
+
+@fuse(**HEADS)
+def mirrored(q, k, v):
+    return (v.mT @ F.silu(k @ q.mT)).mT
+
+
+@fuse(**HEADS, bias="m n", mask="bool: b 1 m n")
+def mirrored_with_bias_and_mask(q, k, v, bias, mask):
+    p = F.silu(k @ q.transpose(2, 3) + bias).masked_fill(mask, 0)
+    return (v.transpose(2, 3) @ p).transpose(2, 3)
+
+
+@fuse(**HEADS)
+def scores_transposed_between(q, k, v):
+    return F.silu(k @ q.mT).mT @ v
+
+
+@fuse(**SINGLE, bias="b n m")
+def baddbmm_alpha_beta(q, k, v, bias):
+    return torch.bmm(F.silu(torch.baddbmm(bias, q, k.mT, beta=0.5, alpha=0.125)), v)
+
+
+@fuse(**SINGLE, bias="1 n m")
+def baddbmm_broadcast(q, k, v, bias):
+    return torch.bmm(F.silu(bias.baddbmm(q, k.mT)), v)
+
+
+@fuse(**SINGLE, bias="b n m")
+def baddbmm_without_its_bias(q, k, v, bias):
+    # beta=0 ignores the bias, NaN and all.
+    return torch.bmm(F.silu(torch.baddbmm(bias, q, k.mT, beta=0, alpha=0.5)), v)
+
+
+@fuse(**HEADS)
+def folded_heads(q, k, v):
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return torch.bmm(F.silu(torch.bmm(q, k.transpose(1, 2))), v).unflatten(0, (-1, 3))
+
+
+@fuse(**HEADS, bias="b h n m")
+def folded_heads_unfolded_for_the_bias(q, k, v, bias):
+    b, h, n, m = bias.shape
+    s = torch.bmm(q.reshape(b * h, n, 4), k.reshape(b * h, m, 4).mT)
+    p = F.silu(s.view(b, h, n, m) + bias)
+    return torch.bmm(p.view(b * h, n, m), v.reshape(b * h, m, 6)).view(b, h, n, 6)
+
+
+@fuse(**HEADS, decay="h n m")
+def three_operand_einsum_with_decay(q, k, v, decay):
+    return torch.einsum("bhnm,bhme->bhne", torch.einsum("bhnd,bhmd,hnm->bhnm", q, k, decay), v)
+
+
+@fuse(**HEADS, decay="n m")
+def decay_by_hand(q, k, v, decay):
+    return ((q @ k.mT) * decay) @ v
+
+
+@fuse(x="b n 4*h*d")
+def strided_split_views(x):
+    u, q, k, v = F.silu(x).split([12, 12, 12, 12], dim=-1)
+    q, k, v = (t.view(t.shape[0], -1, 3, 4) for t in (q, k, v))
+    p = F.silu(torch.einsum("bnhd,bmhd->bhnm", q, k)) / x.shape[1]
+    return torch.einsum("bhnm,bmhd->bnhd", p, v).flatten(2) * u
+
+
+@fuse(x="b n 6", w="6 3*h*d")
+def one_projection(x, w):
+    q, k, v = (x @ w).unflatten(-1, (3, 3, 4)).permute(2, 0, 3, 1, 4)
+    return (F.silu(q @ k.mT / math.sqrt(4)) @ v).transpose(1, 2).flatten(2)
+
+
+@fuse(x="b n 6", wq="12 6", wk="12 6", wv="12 6", wo="6 12")
+def projections_around(x, wq, wk, wv, wo):
+    q, k, v = (F.linear(x, w).unflatten(-1, (3, 4)).transpose(1, 2) for w in (wq, wk, wv))
+    return x + F.linear((F.silu(q @ k.mT) @ v).transpose(1, 2).flatten(2), wo)
+
+
+@fuse(x="b h n d")
+def query_is_key_is_value(x):
+    return F.silu(x @ x.mT) @ x
+
+
+@fuse(q="b h n d", kv="b h m d")
+def key_is_value(q, kv):
+    return F.silu(q @ kv.mT) @ kv
+
+
+@fuse(regions=2, **HEADS, other="b h n d")
+def two_regions(q, k, v, other):
+    return F.silu(q @ k.mT) @ v + F.gelu(other @ k.mT) @ v
+
+
+@fuse(regions=2, q="b h n d", k="b h m d", v="b h m d", k2="b h m d", v2="b h m e")
+def one_after_the_other(q, k, v, k2, v2):
+    q = F.layer_norm(q + F.silu(q @ k.mT) @ v, (4,))
+    return F.silu(q @ k2.mT) @ v2
+
+
+@fuse(**HEADS)
+def keys_sliced_before(q, k, v):
+    return F.silu(q[:, :, 1:] @ k[:, :, :-1].mT) @ v[:, :, :-1]
+
+
+@either(**HEADS)
+def loop_over_heads(q, k, v):
+    return torch.stack([F.silu(q[:, i] @ k[:, i].mT) @ v[:, i] for i in range(3)], dim=1)
+
+
+@either(**HEADS)
+def identity_without_anything(q, k, v):
+    return (q @ k.mT) @ v
+
+
+@leave(**HEADS)
+def product_by_hand(q, k, v):
+    return F.silu((q.unsqueeze(3) * k.unsqueeze(2)).sum(-1)) @ v
+
+
+@leave(**HEADS)
+def linear_attention(q, k, v):
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    return q @ (k.mT @ v)
+
+
+@leave(q="b h n d", k="b h n d", v="b h n d")
+def cross_covariance_attention(q, k, v):
+    s = F.normalize(q.mT, dim=-1) @ F.normalize(k, dim=-2)
+    return (s.softmax(-1) @ v.mT).mT

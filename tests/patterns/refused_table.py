@@ -1,0 +1,322 @@
+"""What must keep its meaning: refused with a reason, or fused to the letter.
+
+The codes of a row are those that say what is the matter; where two say it, both will do.
+"""
+
+import torch
+import torch.nn.functional as F
+
+from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, leave, refuse
+
+NORMALISED = ("NORMALISED", "REDUCTION", "CROSS_ELEMENT")
+ACCUMULATED = ("REDUCTION", "CROSS_ELEMENT")
+ESCAPES = ("SCORES_ESCAPE",)
+MIXED = ("CROSS_ELEMENT", "REDUCTION", "LAYOUT", "SEVERAL_SCORES")
+
+# Normalised weights
+
+
+@refuse(*NORMALISED, **HEADS)
+def softmax(q, k, v):
+    return F.softmax(q @ k.mT / 2, dim=-1) @ v
+
+
+@refuse(*NORMALISED, **HEADS, mask="zero_one: n m")
+def softmax_then_mask(q, k, v, mask):
+    return torch.softmax(q @ k.mT, -1) * mask @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def softmax_over_queries(q, k, v):
+    return (q @ k.mT).softmax(dim=-2) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def softmax_by_hand(q, k, v):
+    s = q @ k.mT
+    p = torch.exp(s - s.amax(-1, keepdim=True))
+    return p / p.sum(-1, keepdim=True) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def softmax_after_sigmoid(q, k, v):
+    return F.softmax(torch.sigmoid(q @ k.mT), -1) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def log_softmax(q, k, v):
+    return F.log_softmax(q @ k.mT, -1) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def row_sum(q, k, v):
+    p = F.relu(q @ k.mT)
+    return p / (p.sum(-1, keepdim=True) + 1e-6) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def row_mean(q, k, v):
+    p = F.silu(q @ k.mT)
+    return (p - p.mean(-1, keepdim=True)) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def row_l1(q, k, v):
+    return F.normalize(F.silu(q @ k.mT), p=1.0, dim=-1) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def row_l2(q, k, v):
+    return F.normalize(q @ k.mT, dim=-1) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def column_norm(q, k, v):
+    p = F.relu(q @ k.mT)
+    return p / p.norm(dim=-2, keepdim=True).clamp(min=1e-3) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def rms_norm_of_weights(q, k, v):
+    p = F.relu(q @ k.mT)
+    return p * torch.rsqrt(p.square().mean(-1, keepdim=True) + 0.1) @ v
+
+
+@refuse(*NORMALISED, **HEADS)
+def layer_norm_of_weights(q, k, v):
+    s = q @ k.mT
+    return F.layer_norm(s, s.shape[-1:]) @ v
+
+
+# Weights that depend on several scores
+
+
+@refuse(*ACCUMULATED, **HEADS)
+def cumulative_sum(q, k, v):
+    return torch.sigmoid(q @ k.mT).cumsum(-1) @ v
+
+
+@refuse(*ACCUMULATED, **HEADS)
+def stick_breaking(q, k, v):
+    s = torch.sigmoid(q @ k.mT)
+    return s * torch.cumprod(1 - s + 1e-4, -1) @ v
+
+
+@refuse(*MIXED, **HEADS)
+def top_two(q, k, v):
+    s = q @ k.mT
+    return torch.where(s >= s.topk(2, -1).values[..., -1:], F.relu(s), 0.0) @ v
+
+
+@refuse(*MIXED, **HEADS)
+def keys_reversed(q, k, v):
+    return F.silu((q @ k.mT).flip(-1)) @ v
+
+
+@refuse(*MIXED, **HEADS)
+def keys_rolled(q, k, v):
+    return torch.roll(F.silu(q @ k.mT), 1, -1) @ v
+
+
+@refuse(*MIXED, q="b h n d", k="b h n d", v="b h n e")
+def scores_plus_their_transpose(q, k, v):
+    s = q @ k.mT
+    return F.silu(s + s.mT) @ v
+
+
+@refuse(*MIXED, **HEADS, mix="h h")
+def talking_heads(q, k, v, mix):
+    return torch.einsum("bhnm,hg->bgnm", F.silu(q @ k.mT), mix) @ v
+
+
+@refuse(*MIXED, **HEADS)
+def heads_scrambled_by_a_view(q, k, v):
+    b, h, n, m = q.shape[0], 3, q.shape[2], k.shape[2]
+    return F.silu((q @ k.mT).view(b, n, h, m).transpose(1, 2)) @ v
+
+
+@refuse(
+    "SEVERAL_SCORES",
+    "SCORES_ESCAPE",
+    "CROSS_ELEMENT",
+    "REDUCTION",
+    **HEADS,
+    q2="b h n d",
+    k2="b h m d",
+)
+def difference_of_two_scores(q, k, v, q2, k2):
+    return (F.silu(q @ k.mT) - F.silu(q2 @ k2.mT)) @ v
+
+
+@refuse(*MIXED, "CONTRACTION", **HEADS, kernel="h 1 3 3")
+def convolved_scores(q, k, v, kernel):
+    return F.silu(F.conv2d(q @ k.mT, kernel, padding=1, groups=3)) @ v
+
+
+# Scores that something else sees
+
+
+@refuse(*ESCAPES, **HEADS)
+def weights_returned(q, k, v):
+    p = F.silu(q @ k.mT)
+    return p @ v, p
+
+
+@refuse(*ESCAPES, **HEADS)
+def scores_returned(q, k, v):
+    s = q @ k.mT
+    return F.silu(s) @ v, s
+
+
+@refuse(*ESCAPES, **HEADS)
+def weights_in_a_loss(q, k, v):
+    p = F.silu(q @ k.mT)
+    return p @ v, p.square().mean()
+
+
+@refuse(*ESCAPES, **HEADS)
+def weights_added_to_the_output(q, k, v):
+    p = F.silu(q @ k.mT)
+    return p @ v + p.sum(-1, keepdim=True)
+
+
+@refuse(*ESCAPES, **HEADS)
+def weights_in_a_dictionary_of_views(q, k, v):
+    p = F.silu(q @ k.mT)
+    first = p[:, 0]
+    return p @ v, first.mT
+
+
+@refuse(*ESCAPES, *NORMALISED, **HEADS)
+def softmax_plus_relu_of_one_score(q, k, v):
+    s = q @ k.mT
+    return s.softmax(-1) @ v + F.relu(s) ** 2 @ v
+
+
+@either(**HEADS, other="b h m e")
+def weights_used_twice(q, k, v, other):
+    p = F.silu(q @ k.mT)
+    return p @ v, p @ other
+
+
+@leave(**HEADS)
+def indexer_without_values(q, k, v):
+    return F.relu(q @ k.mT).sum(1), v * 2
+
+
+@leave(**HEADS)
+def scores_alone(q, k, v):
+    return F.silu(q @ k.mT), v.sin()
+
+
+# Where the letter counts
+
+
+@fuse(**HEADS, mask="bool: n m")
+def fill_1e9_after(q, k, v, mask):
+    return F.silu(q @ k.mT).masked_fill(mask, -1e9) @ v
+
+
+@fuse(**HEADS, mask="bool: n m")
+def sigmoid_with_zero_fill_before(q, k, v, mask):
+    return torch.sigmoid((q @ k.mT).masked_fill(mask, 0.0)) @ v
+
+
+@either(**HEADS, mask="bool: n m")
+def silu_of_minus_infinity(q, k, v, mask):
+    """NaN wherever eager has it."""
+    return F.silu((q @ k.mT).masked_fill(mask, float("-inf"))) @ v
+
+
+@either(**HEADS, mask="bool: n m")
+def sigmoid_of_minus_infinity(q, k, v, mask):
+    return torch.sigmoid((q @ k.mT).masked_fill(mask, float("-inf"))) @ v
+
+
+@fuse(**HEADS)
+def clamp_cuts_the_gradient(q, k, v):
+    return F.silu((q @ k.mT * 20).clamp(-30, 30)) @ v
+
+
+@either(**HEADS)
+def straight_through(q, k, v):
+    s = q @ k.mT
+    return (s + (F.relu(s) - s).detach()) @ v
+
+
+@either(**HEADS)
+def detached_scores(q, k, v):
+    return F.silu((q @ k.mT).detach()) @ v
+
+
+@either(**SELF)
+def weights_transposed(q, k, v):
+    return F.silu(q @ k.mT).mT @ v
+
+
+@either(q="b h n d", k="b h n d", v="b h n d")
+def channel_attention(q, k, v):
+    return (F.silu(q.mT @ k) @ v.mT).mT
+
+
+@refuse(
+    "TOO_SMALL",
+    "HEAD_DIM",
+    "HEAD_DIM_LARGE",
+    "SLOWER",
+    "DTYPE",
+    q="b n 300",
+    k="b m 300",
+    v="b m e",
+)
+def head_dim_beyond_the_kernels(q, k, v):
+    return F.silu(q @ k.mT) @ v
+
+
+@either(x="b n d", up="d 3*h", down="3*h d")
+def feed_forward(x, up, down):
+    return F.relu(x @ up) @ down
+
+
+@either(x="n d", up="3*h d", down="d 3*h")
+def feed_forward_linear(x, up, down):
+    return F.linear(F.gelu(F.linear(x, up)), down)
+
+
+@either(x="g n d", up="g d m", down="g m d")
+def experts(x, up, down):
+    return torch.bmm(F.relu(torch.bmm(x, up)), down)
+
+
+@either(**HEADS)
+def one_query(q, k, v):
+    return F.silu(q[:, :, :1] @ k.mT) @ v
+
+
+@either(**SINGLE)
+def one_key(q, k, v):
+    return F.silu(q @ k[:, :1].mT) @ v[:, :1]
+
+
+# Randomness
+
+
+@refuse("DROPOUT", "OPAQUE_CALL", "POINTWISE_OP", **HEADS)
+def dropout_in_training(q, k, v):
+    return F.dropout(F.silu(q @ k.mT), 0.3, training=True) @ v
+
+
+@refuse("OPAQUE_CALL", "POINTWISE_OP", "DROPOUT", "CROSS_ELEMENT", **HEADS)
+def noise_of_the_scores(q, k, v):
+    s = q @ k.mT
+    return F.relu(s + torch.rand_like(s)) @ v
+
+
+@refuse("SCORES_BROADCAST", q="b 1 n d", k="b 1 m d", v="b h m e", bias="h n m")
+def bias_with_more_heads_than_scores(q, k, v, bias):
+    return F.silu(q @ k.mT + bias) @ v
+
+
+@refuse("CONTRACTION", "LAYOUT", "REDUCTION", **HEADS)
+def heads_contracted_too(q, k, v):
+    return torch.einsum("bhnm,bhme->bne", F.silu(q @ k.mT), v)

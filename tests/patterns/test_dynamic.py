@@ -1,0 +1,154 @@
+"""Sizes that vary: no guard of ours, no more recompiles than without us, unbacked sizes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.operands import make_operands
+from tests.patterns.rows import HEADS, SIZES
+
+# name -> (function, specs)
+SELF = {"q": "b h n d", "k": "b h n d", "v": "b h n e"}
+
+
+def divided_by_length(q, k, v):
+    return F.silu(q @ k.mT) / q.shape[2] @ v
+
+
+def causal(q, k, v):
+    n = q.shape[2]
+    mask = torch.ones(n, n, dtype=torch.bool).tril()
+    return F.silu(q @ k.mT) * mask @ v
+
+
+def biased(q, k, v, bias):
+    n, m = q.shape[2], k.shape[2]
+    return F.silu(q @ k.mT + bias[:n, :m]) @ v
+
+
+def hstu(x, bias):
+    b, n, _ = x.shape
+    u, v, q, k = F.silu(x).split(12, dim=-1)
+    q, k, v = (t.view(b, n, 3, 4) for t in (q, k, v))
+    s = torch.einsum("bnhd,bmhd->bhnm", q, k) + bias[:n, :n]
+    p = F.silu(s) / n * torch.ones(n, n, dtype=x.dtype).tril()
+    return torch.einsum("bhnm,bmhd->bnhd", p, v).reshape(b, n, 12) * u
+
+
+def folded(q, k, v):
+    b, h, n, d = q.shape
+    p = F.silu(torch.bmm(q.reshape(-1, n, d), k.reshape(b * h, -1, d).mT))
+    return torch.bmm(p, v.reshape(b * h, -1, 6)).view(b, h, n, 6)
+
+
+MODELS = [
+    (divided_by_length, HEADS),
+    (causal, SELF),
+    (biased, {**HEADS, "bias": "20 20"}),
+    (hstu, {"x": "b n 4*h*d", "bias": "20 20"}),
+    (folded, HEADS),
+]
+LENGTHS = [(2, 5, 7), (2, 6, 8), (3, 9, 4), (5, 11, 12), (4, 2, 3), (2, 17, 18), (3, 13, 6)]
+by_name = pytest.mark.parametrize(
+    ("function", "specs"), MODELS, ids=[function.__name__ for function, _ in MODELS]
+)
+
+
+def sized(b: int, n: int, m: int) -> dict[str, int]:
+    return {**SIZES, "b": b, "n": n, "m": m}
+
+
+@by_name
+@pytest.mark.parametrize("dynamic", [None, True, False])
+def test_recompiles_as_often_as_without_us(function, specs, dynamic):
+    counts = []
+    for rewriting in (False, True):
+        torch._dynamo.reset()
+        recorder = Recorder(rewriting=rewriting)
+        compiled = torch.compile(function, backend=recorder, fullgraph=True, dynamic=dynamic)
+        for number, (b, n, m) in enumerate(LENGTHS):
+            operands = make_operands(specs, sized(b, n, m), seed=number)
+            assert not compare(function, compiled, operands)
+        counts.append(len(recorder.graphs))
+    assert counts[0] == counts[1]
+    assert all(len(graph.matches) == 1 for graph in recorder.graphs), recorder.why()
+    assert not any(graph.guards_added for graph in recorder.graphs)
+
+
+@by_name
+def test_one_compile_for_all_lengths(function, specs):
+    """With the varying dims marked there is one graph for every length, rewritten."""
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder, fullgraph=True)
+    for number, (b, n, m) in enumerate(LENGTHS):
+        operands = make_operands(specs, sized(b, n, m), seed=number)
+        assert not compare(function, compiled, operands, specs=specs)
+    assert len(recorder.graphs) == 1
+    assert len(recorder.matches) == 1, recorder.why()
+
+
+def test_symbolic_divisor_is_an_argument():
+    recorder = Recorder()
+    compiled = torch.compile(divided_by_length, backend=recorder, fullgraph=True)
+    operands = make_operands(HEADS, SIZES)
+    torch._dynamo.mark_dynamic(operands["q"], 2)
+    assert not compare(divided_by_length, compiled, operands, specs=HEADS)
+    (match,) = recorder.matches
+    assert "i0" in str(match.score_mod)
+
+
+def test_batch_of_one_and_length_of_one():
+    recorder = Recorder()
+    compiled = torch.compile(divided_by_length, backend=recorder, fullgraph=True, dynamic=True)
+    for b, n, m in [(1, 5, 7), (2, 1, 7), (2, 5, 1), (1, 1, 1)]:
+        operands = make_operands(HEADS, sized(b, n, m))
+        assert not compare(divided_by_length, compiled, operands)
+    assert not any(graph.guards_added for graph in recorder.graphs)
+
+
+def test_empty_sizes():
+    recorder = Recorder()
+    compiled = torch.compile(divided_by_length, backend=recorder, fullgraph=True)
+    for b, n, m in [(0, 5, 7), (2, 5, 0), (2, 0, 7)]:
+        operands = make_operands(HEADS, sized(b, n, m))
+        if n:  # eager divides by zero
+            assert not compare(divided_by_length, compiled, operands)
+
+
+@pytest.mark.parametrize("rows", [True, False], ids=["queries", "keys"])
+def test_unbacked_length(rows):
+    """A length that is known at run time only, e.g. the longest sequence of a batch."""
+
+    def attention(q, k, v, longest):
+        length = longest.item()
+        torch._check(length >= 2)
+        torch._check(length <= (q if rows else k).shape[2])
+        if rows:
+            q = q[:, :, :length]
+        else:
+            k, v = k[:, :, :length], v[:, :, :length]
+        return F.silu(q @ k.mT) @ v
+
+    recorder = Recorder()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(attention, backend=recorder, fullgraph=True)
+        for length in (3, 4, 2):
+            operands = {**make_operands(HEADS, SIZES), "longest": torch.tensor(length)}
+            assert not compare(attention, compiled, operands)
+    assert len(recorder.graphs) == 1
+    assert len(recorder.matches) == 1, recorder.why()
+
+
+def test_unbacked_divisor():
+    def attention(q, k, v, count):
+        return F.silu(q @ k.mT) / count.item() @ v
+
+    recorder = Recorder()
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(attention, backend=recorder, fullgraph=True)
+        for number in (3, 4):
+            operands = {**make_operands(HEADS, SIZES), "count": torch.tensor(number)}
+            assert not compare(attention, compiled, operands)
+    assert len(recorder.matches) == 1, recorder.why()

@@ -1,0 +1,61 @@
+"""Every row of the idiom table in four modes: rewritten or not as its verdict says, and exact.
+
+In all modes the pass adds no guard, and a graph without a match comes out node for node.
+"""
+
+import pytest
+import torch
+
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.operands import make_operands
+from tests.patterns import activations_table, between_table, products_table, refused_table  # noqa: F401
+from tests.patterns.rows import OTHER_SIZES, ROWS, SIZES, Row
+
+# mode -> (dtype, with gradients, sizes of the calls)
+MODES = {
+    "training": (torch.float64, True, (SIZES,)),
+    "inference": (torch.float32, False, (SIZES,)),
+    "dynamic": (torch.float64, True, (SIZES, OTHER_SIZES)),
+    "bf16": (torch.bfloat16, True, (SIZES,)),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_idiom(row: Row, mode: str) -> None:
+    dtype, training, calls = MODES[mode]
+    recorder = Recorder()
+    compiled = torch.compile(row.function, backend=recorder, fullgraph=True)
+    for number, sizes in enumerate(calls):
+        operands = make_operands(row.specs, sizes, dtype=dtype, seed=number)
+        marks = row.specs if mode == "dynamic" else None
+        fault = compare(row.function, compiled, operands, training=training, specs=marks)
+        assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+    check_verdict(row, recorder)
+
+
+def check_verdict(row: Row, recorder: Recorder) -> None:
+    """Was every graph treated as the row says?"""
+    assert recorder.graphs, "nothing was compiled"
+    for graph in recorder.graphs:
+        assert not graph.guards_added
+        if not graph.matches:
+            assert graph.untouched
+        matched = graph.calls_after["attention"]
+        assert matched == len(graph.matches)
+        codes = [refusal.code.name for refusal in graph.rejections]
+        if row.verdict == "fuse":
+            assert matched == row.regions, recorder.why()
+        elif row.verdict == "refuse":
+            assert not matched, f"rewritten: {graph.matches}"
+            assert set(codes) & set(row.codes), f"{recorder.why()}\nexpected one of {row.codes}"
+        elif row.verdict == "leave":
+            assert not matched, f"rewritten: {graph.matches}"
+            assert all(r.code.category.value == "NOT_GDPA" for r in graph.rejections), (
+                recorder.why()
+            )
+
+
+def test_names_are_unique() -> None:
+    assert len({row.name for row in ROWS}) == len(ROWS)

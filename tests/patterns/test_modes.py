@@ -1,0 +1,319 @@
+"""Where a region may stand: checkpoint bodies, autocast, modules, inference."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from tests._judge import compare, results
+from tests._recorder import Recorder
+from tests.operands import make_operands, recast
+from tests.patterns.rows import HEADS, SIZES
+
+
+def fused(function, specs=HEADS, *, dtype=torch.float64, regions=1, training=True) -> Recorder:
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder, fullgraph=True)
+    fault = compare(function, compiled, make_operands(specs, SIZES, dtype=dtype), training=training)
+    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+    assert len(recorder.matches) == regions, recorder.why()
+    return recorder
+
+
+def attention(q, k, v):
+    return F.silu(q @ k.mT / 2) @ v
+
+
+# Activation checkpointing: the body is a GraphModule of its own.
+
+
+def test_checkpoint():
+    recorder = fused(lambda q, k, v: checkpoint(attention, q, k, v, use_reentrant=False) * 2.0)
+    assert "attention" in recorder.graphs[0].after
+
+
+def test_checkpoint_with_more_around_it():
+    def model(q, k, v, w):
+        def block(q, k, v):
+            return F.layer_norm(attention(q.tanh(), k, v) @ w, (6,))
+
+        return checkpoint(block, q, k, v, use_reentrant=False).sum(1)
+
+    fused(model, {**HEADS, "w": "e e"})
+
+
+def test_two_checkpoints_of_one_block():
+    def model(q, k, v, q2):
+        first = checkpoint(attention, q, k, v, use_reentrant=False)
+        return first + checkpoint(attention, q2, k, v, use_reentrant=False)
+
+    fused(model, {**HEADS, "q2": "b h n d"}, regions=2)
+
+
+def test_checkpoint_inside_a_checkpoint():
+    def outer(q, k, v):
+        return checkpoint(attention, q.sin(), k, v, use_reentrant=False).cos()
+
+    fused(lambda q, k, v: checkpoint(outer, q, k, v, use_reentrant=False))
+
+
+def test_softmax_in_a_checkpoint_is_left():
+    def block(q, k, v):
+        return (q @ k.mT).softmax(-1) @ v
+
+    recorder = Recorder()
+    model = lambda q, k, v: checkpoint(block, q, k, v, use_reentrant=False)
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    assert not compare(model, compiled, make_operands(HEADS, SIZES))
+    assert recorder.untouched and not recorder.matches
+
+
+def test_product_outside_and_product_inside_a_checkpoint():
+    """A region does not reach over the border of a body."""
+
+    def block(s, v):
+        return F.silu(s) @ v
+
+    def model(q, k, v):
+        return checkpoint(block, q @ k.mT, v, use_reentrant=False)
+
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    assert not compare(model, compiled, make_operands(HEADS, SIZES))
+    assert recorder.untouched and not recorder.matches
+
+
+# Autocast. fp64 is not touched by it, so the exact formula is the same function on fp64 operands.
+
+
+def lower() -> torch.autocast:
+    return torch.autocast("cpu", dtype=torch.bfloat16)
+
+
+def autocast_inside(q, k, v):
+    with lower():
+        return attention(q, k, v)
+
+
+def autocast_around_more(q, k, v):
+    q = q * 2.0
+    with lower():
+        out = attention(q, k.sin(), v) + 1.0
+    return out.float() * 3.0
+
+
+def autocast_of_the_first_product(q, k, v):
+    with lower():
+        s = q @ k.mT
+    return F.silu(s.to(q.dtype)) @ v
+
+
+def autocast_of_the_second_product(q, k, v):
+    p = F.silu(q @ k.mT)
+    with lower():
+        return p @ v
+
+
+def autocast_disabled_within(q, k, v):
+    with lower():
+        q = q @ q.new_ones(4, 4)
+        with torch.autocast("cpu", enabled=False):
+            return attention(q.to(k.dtype), k, v)
+
+
+def autocast_with_einsum(q, k, v):
+    with lower():
+        p = F.gelu(torch.einsum("bhnd,bhmd->bhnm", q, k), approximate="tanh") / 5
+        return torch.einsum("bhnm,bhme->bhne", p, v)
+
+
+def autocast_with_explicit_float(q, k, v):
+    with lower():
+        return F.silu((q @ k.mT).to(q.dtype)) @ v
+
+
+AUTOCAST = [
+    autocast_inside,
+    autocast_around_more,
+    autocast_disabled_within,
+    autocast_with_einsum,
+    autocast_with_explicit_float,
+]
+PARTLY = [autocast_of_the_first_product, autocast_of_the_second_product]
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("function", AUTOCAST, ids=lambda f: f.__name__)
+def test_autocast(function, training):
+    fault, recorder = _judge_autocast(function, training)
+    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+    assert len(recorder.matches) == 1, recorder.why()
+
+
+@pytest.mark.parametrize("function", PARTLY, ids=lambda f: f.__name__)
+def test_autocast_of_one_product(function):
+    fault, _ = _judge_autocast(function, True)
+    assert not fault
+
+
+def _judge_autocast(function, training):
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder, fullgraph=True)
+    operands = make_operands(HEADS, SIZES, dtype=torch.float32)
+    return compare(function, compiled, operands, training=training), recorder
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+def test_autocast_outside_of_the_compiled_function(training):
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True)
+    operands = make_operands(HEADS, SIZES, dtype=torch.float32)
+
+    def outside(function):
+        def model(**operands):
+            with lower():
+                return function(**operands)
+
+        return model
+
+    assert not compare(outside(attention), outside(compiled), operands, training=training)
+    assert len(recorder.matches) == 1, recorder.why()
+
+
+def test_autocast_with_single_precision_bias():
+    def model(q, k, v, bias):
+        with lower():
+            return F.silu(q @ k.mT + bias) @ v
+
+    fused(model, {**HEADS, "bias": "h n m"}, dtype=torch.float32)
+
+
+def test_autocast_result_has_eagers_dtype():
+    recorder = Recorder()
+    operands = make_operands(HEADS, SIZES, dtype=torch.float32)
+    got = torch.compile(autocast_inside, backend=recorder, fullgraph=True)(**operands)
+    assert len(recorder.matches) == 1
+    assert got.dtype == autocast_inside(**operands).dtype == torch.bfloat16
+
+
+# Modules, inference mode, requires_grad of some operands only.
+
+
+class Block(torch.nn.Module):
+    """Attention with a learned bias and temperature, layer norm and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24, dtype=torch.float64)
+        self.out = torch.nn.Linear(8, 8, dtype=torch.float64)
+        self.norm = torch.nn.LayerNorm(8, dtype=torch.float64)
+        self.bias = torch.nn.Parameter(torch.randn(2, 5, 5, dtype=torch.float64))
+        self.scale = torch.nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+        self.register_buffer("mask", torch.ones(5, 5, dtype=torch.bool).tril())
+        self.act = torch.nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, _ = x.shape
+        q, k, v = self.qkv(self.norm(x)).view(b, n, 3, 2, 4).permute(2, 0, 3, 1, 4)
+        p = self.act(q @ k.mT * self.scale + self.bias).masked_fill(~self.mask, 0.0)
+        return x + self.out((p @ v).transpose(1, 2).reshape(b, n, 8))
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+def test_module_trains_as_in_eager(layers):
+    model = torch.nn.Sequential(*[Block() for _ in range(layers)])
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    x = torch.randn(2, 5, 8, dtype=torch.float64)
+    found = []
+    for module in (model, compiled):
+        model.zero_grad()
+        module(x).square().sum().backward()
+        found.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    assert len(recorder.matches) == layers, recorder.why()
+    for name, grad in found[0].items():
+        torch.testing.assert_close(found[1][name], grad, rtol=1e-10, atol=1e-10)
+
+
+def test_inference_mode():
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True)
+    operands = recast(make_operands(HEADS, SIZES), torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(**operands), attention(**operands))
+    assert len(recorder.matches) == 1
+
+
+@pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "scale"])
+def test_one_gradient_only(wanted):
+    """Only what autograd asks for is computed."""
+    specs = {**HEADS, "bias": "h n m", "scale": ""}
+
+    def model(q, k, v, bias, scale):
+        return F.silu(scale * (q @ k.mT) + bias) @ v
+
+    operands = make_operands(specs, SIZES)
+    for name, operand in operands.items():
+        operand.requires_grad_(name == wanted)
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    assert not compare(model, compiled, operands)
+    assert len(recorder.matches) == 1
+    asked: list[list[bool]] = []
+    output = compiled(**operands).sum()
+    with _Spy(asked):
+        output.backward()
+    assert [sum(needs) for needs in asked] == [1]
+
+
+class _Spy(torch.utils._python_dispatch.TorchDispatchMode):
+    """Notes the `needs` of every call of the backward op."""
+
+    def __init__(self, asked: list) -> None:
+        super().__init__()
+        self.asked = asked
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.gdpa.attention_backward.default:
+            self.asked.append(
+                next(x for x in args if isinstance(x, list) and x and isinstance(x[0], bool))
+            )
+        return function(*args, **(kwargs or {}))
+
+
+def test_nothing_is_kept_but_the_operands():
+    """The forward saves q, k, v and the bias: no tensor of N times M elements of its own making."""
+    specs = {**HEADS, "bias": "n m"}
+
+    def model(q, k, v, bias):
+        return F.silu(q @ k.mT + bias) @ v
+
+    kept: list[torch.Tensor] = []
+    compiled = torch.compile(model, backend=Recorder(), fullgraph=True)
+    operands = make_operands(specs, {**SIZES, "n": 40, "m": 50})
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        compiled(**operands)
+    assert kept
+    assert (
+        max(tensor.numel() for tensor in kept) == 40 * 50
+    )  # the bias; the scores have six times that
+
+
+def test_judges_see_a_wrong_result():
+    """The judge itself: a scale that is off by a thousandth is seen, forward and backward."""
+    operands = make_operands(HEADS, SIZES)
+    near = lambda q, k, v: attention(q * 1.001, k, v)
+    assert "output" in compare(attention, near, operands)
+    hooked = lambda q, k, v: attention(_Scaled.apply(q), k, v)
+    assert "gradient of q" in compare(attention, hooked, operands)
+    assert results(attention, operands).gradients
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 1.001
