@@ -13,7 +13,7 @@ baddbmm   the bias goes in with the product, with alpha and beta
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.fuzz.draft import Draft, Scores, permute_text, shape_text
+from tests.fuzz.draft import Draft, Scores, permute_text
 from tests.fuzz.operands import make_view
 
 

@@ -11,6 +11,12 @@ not, and exact). A row is judged in several modes by `test_idioms`.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import torch
+
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.operands import make_operands
+
 SIZES = {"b": 2, "h": 3, "g": 2, "n": 5, "m": 7, "d": 4, "e": 6}
 OTHER_SIZES = {**SIZES, "b": 4, "n": 8, "m": 6}
 
@@ -62,3 +68,40 @@ def leave(**specs: str) -> Callable[[Callable], Callable]:
 def either(**specs: str) -> Callable[[Callable], Callable]:
     """Rewritten or refused, but exact."""
     return _row("either", specs)
+
+
+def judge(
+    function: Callable,
+    specs: Mapping[str, str] = HEADS,
+    *,
+    training: bool = True,
+    dtype: torch.dtype = torch.float64,
+    fullgraph: bool = True,
+) -> Recorder:
+    """Compile with the recorder and compare with eager; the recorder."""
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder, fullgraph=fullgraph)
+    operands = make_operands(specs, SIZES, dtype=dtype)
+    fault = compare(function, compiled, operands, training=training)
+    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+    assert all(graph.untouched for graph in recorder.graphs if not graph.matches)
+    return recorder
+
+
+def fused(
+    function: Callable, specs: Mapping[str, str] = HEADS, *, regions: int = 1, **how
+) -> Recorder:
+    """Exact, and rewritten."""
+    recorder = judge(function, specs, **how)
+    assert len(recorder.matches) == regions, recorder.why()
+    return recorder
+
+
+def refused(
+    codes: set[str], function: Callable, specs: Mapping[str, str] = HEADS, **how
+) -> Recorder:
+    """Left as it is, for one of these codes."""
+    recorder = judge(function, specs, **how)
+    assert not recorder.matches
+    assert {refusal.code.name for refusal in recorder.rejections} & codes, recorder.why()
+    return recorder

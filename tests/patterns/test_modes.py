@@ -8,16 +8,7 @@ from torch.utils.checkpoint import checkpoint
 from tests._judge import compare, results
 from tests._recorder import Recorder
 from tests.operands import make_operands, recast
-from tests.patterns.rows import HEADS, SIZES
-
-
-def fused(function, specs=HEADS, *, dtype=torch.float64, regions=1, training=True) -> Recorder:
-    recorder = Recorder()
-    compiled = torch.compile(function, backend=recorder, fullgraph=True)
-    fault = compare(function, compiled, make_operands(specs, SIZES, dtype=dtype), training=training)
-    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
-    assert len(recorder.matches) == regions, recorder.why()
-    return recorder
+from tests.patterns.rows import HEADS, SIZES, fused
 
 
 def attention(q, k, v):

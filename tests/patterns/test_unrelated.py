@@ -1,0 +1,282 @@
+"""Models with nothing to rewrite: every graph comes out node for node, and the report is silent.
+
+The rows hold products enough. Only a candidate may be reported: a product that depends, through
+pointwise, view or reduction ops, on another product of two activations. `quiet` rows have none.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.operands import make_operands
+from tests.patterns.rows import HEADS, SINGLE, SIZES
+
+ROWS: list[tuple] = []
+
+
+def quiet(**specs: str):
+    return lambda function: ROWS.append((function, specs, True)) or function
+
+
+def candidate(**specs: str):
+    return lambda function: ROWS.append((function, specs, False)) or function
+
+
+@quiet(x="b n d", up="d 8", down="8 d")
+def perceptron(x, up, down):
+    return F.relu(x @ up) @ down
+
+
+@quiet(x="b n d", a="8 d", b="d 8")
+def linear_layers(x, a, b):
+    return F.linear(F.gelu(F.linear(x, a)), b)
+
+
+@quiet(x="b n d", gate="d 8", up="d 8", down="8 d")
+def gated_perceptron(x, gate, up, down):
+    return (F.silu(x @ gate) * (x @ up)) @ down
+
+
+@quiet(x="n d", w="d e", a="d 2", b="2 e")
+def low_rank_adapter(x, w, a, b):
+    return x @ w + (x @ a) @ b * 0.5
+
+
+@quiet(x="b n d", w1="d d", w2="d d", w3="d d")
+def deep_perceptron(x, w1, w2, w3):
+    return torch.tanh(torch.tanh(torch.tanh(x @ w1) @ w2) @ w3)
+
+
+@quiet(x="b d n n", kernel="e d 3 3")
+def convolution(x, kernel):
+    return F.relu(F.conv2d(x, kernel, padding=1)).mean((2, 3))
+
+
+@quiet(x="b n d", w="d d", u="d d")
+def recurrence(x, w, u):
+    state = torch.zeros_like(x[:, 0])
+    for t in range(4):
+        state = torch.tanh(x[:, t] @ w + state @ u)
+    return state
+
+
+@quiet(**HEADS)
+def library_attention(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+@quiet(**HEADS)
+def library_attention_causal(q, k, v):
+    return F.scaled_dot_product_attention(q, k[:, :, :5], v[:, :, :5], is_causal=True)
+
+
+@quiet(x="b d", y="b d")
+def contrastive_loss(x, y):
+    logits = F.normalize(x, dim=-1) @ F.normalize(y, dim=-1).t() / 0.07
+    return F.cross_entropy(logits, torch.arange(2))
+
+
+@quiet(x="b n d", queries="m d")
+def retrieval_scores(x, queries):
+    return (x @ queries.t()).topk(2, dim=-1).values
+
+
+@quiet(x="b n d")
+def gram_matrix(x):
+    return (x.mT @ x / x.shape[1]).square().mean()
+
+
+@quiet(x="b n d")
+def dot_interaction(x):
+    z = torch.bmm(x, x.mT)
+    i, j = torch.tril_indices(5, 5, offset=-1)
+    return torch.cat([x.flatten(1), z[:, i, j]], dim=1)
+
+
+@quiet(x="b n d", w="e n*d")
+def factorisation_machine(x, w):
+    pairs = 0.5 * (x.sum(1).square() - x.square().sum(1))
+    return F.linear(x.flatten(1), w).sum(-1) + pairs.sum(-1)
+
+
+@quiet(x="n d", adjacency="const: n n", w1="d e", w2="e d")
+def graph_convolution(x, adjacency, w1, w2):
+    return adjacency @ F.relu(adjacency @ (x @ w1)) @ w2
+
+
+@quiet(x="b n d", codes="m d")
+def vector_quantisation(x, codes):
+    distance = x.square().sum(-1, keepdim=True) - 2 * x @ codes.t() + codes.square().sum(-1)
+    return codes[distance.argmin(-1)]
+
+
+@quiet(x="b n d", w="h d d")
+def bilinear(x, w):
+    return torch.einsum("bnd,hde,bme->bhnm", x, w, x)
+
+
+@quiet(x="b n d", w="d d")
+def highway(x, w):
+    gate = torch.sigmoid(x @ w)
+    return gate * x + (1 - gate) * torch.tanh(x @ w)
+
+
+@quiet(x="b n d", squeeze="d 2", excite="2 d")
+def squeeze_and_excite(x, squeeze, excite):
+    return x * torch.sigmoid(F.relu(x.mean(1, keepdim=True) @ squeeze) @ excite)
+
+
+@quiet(x="b n d", w="d 1")
+def attention_pooling(x, w):
+    weights = (x @ w).softmax(1)
+    return (weights * x).sum(1)
+
+
+@quiet(x="b n d", rotation="d d")
+def rotation_there_and_back(x, rotation):
+    return F.relu(x @ rotation) @ rotation.t()
+
+
+@quiet(x="b n d", w="n n", u="d d")
+def mixer(x, w, u):
+    return F.gelu((x.mT @ w).mT @ u)
+
+
+@quiet(x="b n d", left="d 3", right="3 d")
+def bottleneck(x, left, right):
+    return x + (x @ left) @ right
+
+
+@quiet(x="b n d")
+def spectrum(x):
+    return torch.fft.rfft(x, dim=1).abs()
+
+
+@quiet(x="b n d", w="4*d d", u="4*d d")
+def gated_recurrence(x, w, u):
+    i, f, g, o = (F.linear(x[:, 0], w) + F.linear(x[:, 1], u)).chunk(4, -1)
+    cell = torch.sigmoid(f) + torch.sigmoid(i) * torch.tanh(g)
+    return torch.sigmoid(o) * torch.tanh(cell)
+
+
+@quiet(x="b n d", w="h d e", router="d h")
+def mixture_by_einsum(x, w, router):
+    return torch.einsum("bnd,hde,bnh->bne", x, w, (x @ router).softmax(-1))
+
+
+@candidate(**HEADS)
+def softmax_attention(q, k, v):
+    return (q @ k.mT / 2).softmax(-1) @ v
+
+
+@candidate(**HEADS, mask="bool: n m")
+def softmax_attention_masked(q, k, v, mask):
+    s = (q @ k.mT).masked_fill(~mask, -1e9)
+    return F.dropout(F.softmax(s, dim=-1), 0.0) @ v
+
+
+@candidate(**HEADS)
+def softmax_attention_by_einsum(q, k, v):
+    p = torch.einsum("bhnd,bhmd->bhnm", q, k).softmax(-1)
+    return torch.einsum("bhnm,bhme->bhne", p, v)
+
+
+@candidate(**HEADS)
+def linear_attention_normalised(q, k, v):
+    q, k = F.elu(q) + 1, F.elu(k) + 1
+    total = torch.einsum("bhnd,bhd->bhn", q, k.sum(2))
+    return (
+        torch.einsum("bhnd,bhde->bhne", q, torch.einsum("bhmd,bhme->bhde", k, v)) / total[..., None]
+    )
+
+
+@candidate(**HEADS)
+def linear_attention_by_softmax(q, k, v):
+    return q.softmax(-1) @ (k.softmax(-2).mT @ v)
+
+
+@candidate(**HEADS, features="d 8")
+def random_features(q, k, v, features):
+    q, k = torch.exp(q @ features * 0.1), torch.exp(k @ features * 0.1)
+    return q @ (k.mT @ v)
+
+
+@candidate(q="b h n d", k="b h n d", v="b h n e")
+def linear_attention_causal(q, k, v):
+    state = torch.einsum("bhnd,bhne->bhnde", k, v).cumsum(2)
+    return torch.einsum("bhnd,bhnde->bhne", q, state)
+
+
+@candidate(x="b n d")
+def newton_schulz(x):
+    x = x / (x.norm() + 1e-7)
+    for _ in range(2):
+        a = x @ x.mT
+        b = -4.775 * a + 2.0315 * a @ a
+        x = 3.4445 * x + b @ x
+    return x
+
+
+@candidate(x="b n n")
+def matrix_power(x):
+    return x @ x @ x
+
+
+@candidate(**SINGLE)
+def nystrom(q, k, v):
+    few_q, few_k = q[:, :2], k[:, :2]
+    left, right = (q @ few_k.mT).softmax(-1), (few_q @ k.mT).softmax(-1)
+    return left @ (right @ v)
+
+
+@candidate(**HEADS)
+def cosine_softmax_attention(q, k, v):
+    return (10 * F.normalize(q, dim=-1) @ F.normalize(k, dim=-1).mT).softmax(-1) @ v
+
+
+@candidate(**HEADS)
+def sinkhorn_attention(q, k, v):
+    p = (q @ k.mT).exp()
+    for _ in range(2):
+        p = p / p.sum(-1, keepdim=True)
+        p = p / p.sum(-2, keepdim=True)
+    return p @ v
+
+
+@candidate(**HEADS, sink="h 1 1")
+def attention_with_a_sink(q, k, v, sink):
+    s = q @ k.mT
+    s = torch.cat([s, sink.expand(2, 3, 5, 1)], dim=-1)
+    return s.softmax(-1)[..., :-1] @ v
+
+
+@candidate(q="b n d", k="b m d", v="b m e")
+def hard_attention(q, k, v):
+    return F.one_hot((q @ k.mT).argmax(-1), 7).to(v.dtype) @ v
+
+
+@candidate(x="b n d", w="d d")
+def kernel_regression(x, w):
+    gram = torch.exp(-torch.cdist(x @ w, x)) + torch.eye(5, dtype=x.dtype)
+    return torch.linalg.solve(gram, x)
+
+
+@pytest.mark.parametrize(
+    ("function", "specs", "silent"), ROWS, ids=[function.__name__ for function, *_ in ROWS]
+)
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_untouched(function, specs, silent, dynamic):
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder)
+    operands = make_operands(specs, SIZES)
+    fault = compare(function, compiled, operands, specs=specs if dynamic else None)
+    assert not fault
+    assert not recorder.matches
+    assert recorder.untouched
+    assert not any(graph.guards_added for graph in recorder.graphs)
+    if silent:
+        assert not recorder.rejections, recorder.why()
+    else:
+        assert all(r.code.category.name in ("NOT_GDPA", "UNSUPPORTED") for r in recorder.rejections)
