@@ -14,7 +14,7 @@ import torch
 from torch._dynamo.utils import counters  # a defaultdict(Counter), reset by torch._dynamo.reset
 from torch._logging import trace_structured  # tlparse artifacts
 
-__all__ = ["compile_with_inductor", "counters", "inductor_config", "trace_artifact"]
+__all__ = ["compile_with_inductor", "counters", "inductor_config", "keep_saved_buffers", "trace_artifact"]
 
 
 def trace_artifact(name: str, payload: Callable[[], str]) -> None:
@@ -50,3 +50,12 @@ def compile_with_inductor(
 
     with cache_key_tag(tag):
         return compile_fx(gm, list(inputs), inner_compile=inner, config_patches=settings)
+
+
+@contextlib.contextmanager
+def keep_saved_buffers(on: bool = True) -> Iterator[None]:
+    """Compile backwards that may run again over one forward: they do not reuse saved buffers."""
+    from torch._functorch import config
+
+    with config.patch(donated_buffer=False) if on else contextlib.nullcontext():
+        yield

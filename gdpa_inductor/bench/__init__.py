@@ -1,0 +1,1 @@
+"""Times and memory: `python -m gdpa_inductor bench`."""

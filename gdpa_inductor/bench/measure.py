@@ -19,7 +19,9 @@ Call = Callable[[], object]
 
 # glibc's mallopt parameter numbers (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MAPPED_FROM = 256 * 1024
+# The smallest block that gets a mapping of its own: while memory is measured, and otherwise (what
+# glibc's own adaptation arrives at; it cannot be switched on again once it has been set by hand).
+_MEASURING, _USUAL = 256 * 1024, 32 * 1024 * 1024
 
 
 def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> dict[str, float]:
@@ -71,26 +73,28 @@ def _cuda_peak(call: Call) -> int:
 
 
 def _resident_peak(call: Call) -> int | None:
-    _return_freed_memory()
-    call()
-    gc.collect()
-    _return_freed_memory()
+    _return_freed_memory(_MEASURING)
     try:
+        call()
+        gc.collect()
+        _return_freed_memory(_MEASURING)
         # Sets the high-water mark back to what is resident now (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
+        before = _status_bytes("VmRSS")
+        call()
+        return max(_status_bytes("VmHWM") - before, 0)
     except OSError:
         return None
-    before = _status_bytes("VmRSS")
-    call()
-    return max(_status_bytes("VmHWM") - before, 0)
+    finally:
+        _return_freed_memory(_USUAL)
 
 
-def _return_freed_memory() -> None:
+def _return_freed_memory(mapped_from: int) -> None:
     """Makes glibc give freed blocks back, or a second call would seem to need none."""
     libc = ctypes.CDLL(ctypes.util.find_library("c"))
     if hasattr(libc, "mallopt"):
-        libc.mallopt(_M_MMAP_THRESHOLD, _MAPPED_FROM)
-        libc.mallopt(_M_TRIM_THRESHOLD, _MAPPED_FROM)
+        libc.mallopt(_M_MMAP_THRESHOLD, mapped_from)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2 * mapped_from)
         libc.malloc_trim(0)
 
 

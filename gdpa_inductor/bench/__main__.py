@@ -1,0 +1,122 @@
+"""`python -m gdpa_inductor bench SUITE`: ours, eager, stock Inductor, softmax anchors in one run.
+
+dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
+against stock. cpu: fp32 on two threads. Prints a JSON line per measurement and a table last.
+"""
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .contenders import CONTENDERS
+from .floor import run_floor
+from .output import notes, plot, table, write_csv
+from .suites import SUITES, Selection, Shape
+from .supervise import supervise
+
+Row = dict[str, Any]
+
+
+def shape(text: str) -> Shape:
+    """BxHxN (D 128) or BxHxNxD."""
+    sizes = [int(part) for part in text.split("x")]
+    if len(sizes) not in (3, 4):
+        raise argparse.ArgumentTypeError(f"{text}: a shape is BxHxN or BxHxNxD")
+    batch, heads, length, head_dim = [*sizes, 128][:4]
+    return batch, heads, length, head_dim
+
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m gdpa_inductor bench", description=__doc__)
+    parser.add_argument("suite", choices=SUITES)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cpu", "cuda"), default=device)
+    parser.add_argument("--contenders", nargs="+", default=(), choices=CONTENDERS)
+    parser.add_argument(
+        "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
+    )
+    parser.add_argument("--activations", nargs="+", default=())
+    parser.add_argument("--variants", nargs="+", default=(), choices=("none", "causal", "bias"))
+    parser.add_argument("--shapes", nargs="+", type=shape, default=(), metavar="BxHxN[xD]")
+    parser.add_argument("--dtypes", nargs="+", default=(), help="bfloat16, float32/high, ...")
+    parser.add_argument("--seconds", type=float, help="of timing, per contender and measure")
+    parser.add_argument("--budget", type=float, default=3600.0, help="seconds for the whole run")
+    parser.add_argument("--threads", type=int, default=2, help="on a CPU")
+    parser.add_argument("--floor", type=Path, help="a script that measures plain kernels")
+    parser.add_argument("--out", type=Path, help="folder for CSV, JSON lines and plot")
+    return parser.parse_args(argv)
+
+
+def selection(arguments: argparse.Namespace) -> Selection:
+    return Selection(
+        device=arguments.device,
+        seconds=arguments.seconds or (0.3 if arguments.device == "cuda" else 2.0),
+        contenders=tuple(arguments.contenders),
+        measures=tuple(arguments.measures),
+        activations=tuple(arguments.activations),
+        variants=tuple(arguments.variants),
+        shapes=tuple(arguments.shapes),
+        dtypes=tuple(arguments.dtypes),
+    )
+
+
+def machine(device: str) -> Row:
+    """Where and when: a figure without its machine is no figure."""
+    found: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
+    found["torch"] = torch.__version__
+    if device == "cuda":
+        found |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return found
+
+
+def measure(arguments: argparse.Namespace) -> list[Row]:
+    """Runs the suite (and the floor before it), printing and keeping each measurement."""
+    started = time.monotonic()
+    environment = dict(os.environ)
+    if arguments.device == "cpu" or arguments.suite == "cpu":
+        environment["OMP_NUM_THREADS"] = str(arguments.threads)
+    rows: list[Row] = []
+
+    def keep(row: Row) -> None:
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+
+    if arguments.floor:
+        for row in run_floor(arguments.floor, arguments.budget, environment):
+            keep(row)
+    left = arguments.budget - (time.monotonic() - started)
+    for row in supervise(SUITES[arguments.suite](selection(arguments)), left, environment):
+        keep(row)
+    return rows
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    """Status 1 if a contender of ours failed."""
+    arguments = parse_arguments(argv)
+    device = "cpu" if arguments.suite == "cpu" else arguments.device
+    print(json.dumps({"machine": machine(device)}), flush=True)
+    rows = measure(arguments)
+    unit = "tflops" if device == "cuda" else "ms"
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        write_csv(rows, arguments.out / f"{arguments.suite}.csv")
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        (arguments.out / f"{arguments.suite}.jsonl").write_text(lines)
+        plot(rows, arguments.out / f"{arguments.suite}.png", unit)
+    print(f"\n{'TFLOP/s' if unit == 'tflops' else 'milliseconds'}; {machine(device)}\n")
+    print(table(rows, unit) if rows else "nothing was selected")
+    for note in notes(rows):
+        print(note)
+    return 1 if any(row["error"] and row["contender"] == "gdpa" for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,70 @@
+"""Who is measured: a table from a name to what runs the case.
+
+The softmax attentions compute something else; they are anchors that say what a fused kernel of the
+same products reaches on the same machine on the same day.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .cases import Case, Function, formula
+
+Builder = Callable[[Case], Function]
+
+
+def compiled(backend: str, mode: str | None = None) -> Builder:
+    def build(case: Case) -> Function:
+        return torch.compile(formula(case), backend=backend, mode=mode)
+
+    return build
+
+
+def gdpa(**options: object) -> Builder:
+    def build(case: Case) -> Function:
+        from gdpa_inductor import gdpa_backend
+
+        chosen = {f"gdpa.{name}": value for name, value in options.items()}
+        return torch.compile(formula(case), backend=gdpa_backend, options=chosen)
+
+    return build
+
+
+def sdpa(backend: str) -> Builder:
+    def build(case: Case) -> Function:
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, *ignored: Tensor) -> Tensor:
+            with sdpa_kernel(getattr(SDPBackend, backend)):
+                return F.scaled_dot_product_attention(q, k, v)
+
+        return attend
+
+    return build
+
+
+def flex(case: Case) -> Function:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    attend = torch.compile(flex_attention)
+    return lambda q, k, v, *ignored: attend(q, k, v)
+
+
+CONTENDERS: dict[str, Builder] = {
+    "gdpa": gdpa(),
+    # Whatever is right, however small: what the cost model is judged by.
+    "gdpa-always": gdpa(profit=False),
+    "gdpa-atomic": gdpa(deterministic=False),
+    "gdpa-exact": gdpa(fast_math=False),
+    "inductor": compiled("inductor"),
+    # Without CUDA graphs, which at these sizes only blur what the kernels take.
+    "max-autotune": compiled("inductor", "max-autotune-no-cudagraphs"),
+    "eager": formula,
+    "cudnn": sdpa("CUDNN_ATTENTION"),
+    "flash": sdpa("FLASH_ATTENTION"),
+    "flex": flex,
+}
+
+ANCHORS = frozenset({"cudnn", "flash", "flex"})

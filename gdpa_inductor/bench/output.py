@@ -1,0 +1,148 @@
+"""What a run leaves behind: JSON lines as they come, a CSV, a plot, and a table last.
+
+In: measurements as dicts. Only the plot needs a library, and says so where it is missing.
+"""
+
+import csv
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .cases import Case
+
+Row = dict[str, Any]
+Key = tuple[Case, str]
+
+
+def flat(row: Row) -> Row:
+    """A measurement with the fields of its case beside its own."""
+    own = {name: value for name, value in row.items() if name != "case"}
+    return {**row["case"], **own}
+
+
+def write_csv(rows: Sequence[Row], path: Path) -> None:
+    if not rows:
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, list(flat(rows[0])))
+        writer.writeheader()
+        writer.writerows(flat(row) for row in rows)
+
+
+def gather(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
+    """(case, measure) -> contender -> measurement. Anchors stand in every activation's row."""
+    found: dict[Key, dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((Case.parse(row["case"]), row["measure"]), {})[row["contender"]] = row
+    return found
+
+
+def ratio(over: Row | None, under: Row | None, field: str) -> float | None:
+    """over[field] / under[field], or None where either is missing."""
+    if not over or not under or not over.get(field) or not under.get(field):
+        return None
+    return float(over[field] / under[field])
+
+
+def number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def table(rows: Sequence[Row], unit: str) -> str:
+    """One line per case and measure; contenders side by side in `unit` ("tflops" or "ms").
+
+    speedup: stock's time over ours. of floor: our share of the floor, by form. MiB: peak extra.
+    off: how far from eager. An error shows as "failed", a refusal as its reason below.
+    """
+    grouped = gather(rows)
+    names = list(dict.fromkeys(row["contender"] for row in rows))
+    floors = [name for name in names if name.startswith("floor ")]
+    header = ["case", "measure", *names, "speedup", *(f"of {name}" for name in floors)]
+    header += ["MiB gdpa", "MiB inductor", "off"]
+    lines = []
+    for (case, measure), by_name in grouped.items():
+        ours, stock = by_name.get("gdpa"), by_name.get("inductor")
+        line = [case.label(), measure, *(cell(by_name.get(name), unit) for name in names)]
+        line.append(number(ratio(stock, ours, "ms"), ".2f"))
+        line += [number(ratio(ours, by_name.get(name), "tflops"), ".1%") for name in floors]
+        line += [number((row or {}).get("peak_mib"), ".1f") for row in (ours, stock)]
+        lines.append([*line, number((ours or {}).get("off"), ".1e")])
+    return align([header, *lines])
+
+
+def cell(row: Row | None, unit: str) -> str:
+    if row is None:
+        return ""
+    return "failed" if row["error"] else number(row[unit], ".1f" if unit == "tflops" else ".2f")
+
+
+def align(lines: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[i]) for line in lines) for i in range(len(lines[0]))]
+    out = []
+    for line in lines:
+        left = [text.ljust(width) for text, width in zip(line[:2], widths, strict=False)]
+        right = [text.rjust(width) for text, width in zip(line[2:], widths[2:], strict=True)]
+        out.append("  ".join([*left, *right]).rstrip())
+    return "\n".join(out)
+
+
+def notes(rows: Iterable[Row]) -> list[str]:
+    """What the table has no room for: errors, and cases that gdpa left to Inductor."""
+    found = []
+    for row in rows:
+        where = f"{Case.parse(row['case']).label()} {row['measure']} {row['contender']}"
+        if row["error"]:
+            found.append(f"{where}: {row['error'].splitlines()[0]}")
+        elif "rejected" in row["said"] or "fallback" in row["said"]:
+            found.append(f"{where}: {row['said']}")
+    return found
+
+
+def plot(rows: Sequence[Row], path: Path, unit: str) -> None:
+    """A panel per activation, variant, type and measure: `unit` over length, a line a contender."""
+    try:
+        import matplotlib
+    except ImportError:
+        print("no plot: matplotlib is not installed (extra `bench`)", file=sys.stderr)
+        return
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    panels: dict[str, list[Row]] = {}
+    for row in rows:
+        if row[unit]:
+            panels.setdefault(panel_of(row), []).append(row)
+    if not panels:
+        return
+    columns = min(3, len(panels))
+    size = (5 * columns, 3.5 * -(-len(panels) // columns))
+    figure, axes = pyplot.subplots(
+        -(-len(panels) // columns), columns, figsize=size, squeeze=False, layout="constrained"
+    )
+    for axis, (title, members) in zip(axes.flat, panels.items(), strict=False):
+        draw(axis, title, members, unit)
+    for axis in list(axes.flat)[len(panels) :]:
+        axis.set_visible(False)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def panel_of(row: Row) -> str:
+    case = Case.parse(row["case"])
+    return f"{case.activation}, {case.variant}, {case.dtype}, D={case.head_dim}: {row['measure']}"
+
+
+def draw(axis: Any, title: str, rows: Sequence[Row], unit: str) -> None:
+    by_length: Callable[[Row], int] = lambda row: row["case"]["length"]
+    for name in dict.fromkeys(row["contender"] for row in rows):
+        line = sorted((r for r in rows if r["contender"] == name), key=by_length)
+        style = {"linewidth": 2.5} if name == "gdpa" else {"linewidth": 1}
+        axis.plot([by_length(r) for r in line], [r[unit] for r in line], "o-", label=name, **style)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("linear" if unit == "tflops" else "log")
+    axis.set_title(title, fontsize=9)
+    axis.set_xlabel("length")
+    axis.set_ylabel("TFLOP/s" if unit == "tflops" else "ms")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=7)

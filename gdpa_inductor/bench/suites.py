@@ -1,0 +1,116 @@
+"""The suites: which cases, against whom, in which order, the most telling first.
+
+In: `Selection`, what the command line leaves in. Out: jobs. If time runs out, the tail is what is
+missing, so that the tail holds what costs most and says least.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable
+
+from .cases import Case
+from .contenders import ANCHORS
+from .worker import Job
+
+Shape = tuple[int, int, int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Selection:
+    """None and empty mean: whatever the suite takes."""
+
+    device: str
+    seconds: float
+    contenders: tuple[str, ...] = ()
+    measures: tuple[str, ...] = ()
+    activations: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    shapes: tuple[Shape, ...] = ()
+    dtypes: tuple[str, ...] = ()
+
+
+DENSE_SHAPES: tuple[Shape, ...] = (
+    (64, 4, 512, 128),
+    (32, 4, 1024, 128),
+    (16, 4, 2048, 128),
+    (4, 4, 8192, 128),
+)
+CPU_SHAPES: tuple[Shape, ...] = tuple((2, 4, n, 64) for n in (512, 1024, 2048, 4096))
+LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+# About as many tokens at every length, so that a GPU is full.
+GRID_SHAPES: tuple[Shape, ...] = tuple(
+    (max(1, min(64, 32768 // n)), 4, n, d) for d in (32, 64, 128, 256) for n in LENGTHS
+)
+# (dtype, float32 matmul precision): IEEE, TF32, bf16.
+GRID_TYPES = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
+
+
+def jobs_of(
+    cases: Iterable[Case], names: tuple[str, ...], measures: tuple[str, ...], pick: Selection
+) -> list[Job]:
+    """On a CPU one job a case, its contenders taking turns; on a GPU one a contender."""
+    kept = tuple(n for n in names if not pick.contenders or n in pick.contenders)
+    measured = tuple(m for m in measures if not pick.measures or m in pick.measures)
+    groups = [kept] if pick.device == "cpu" else [(name,) for name in kept]
+    if not kept or not measured:
+        return []
+    return [Job(c, group, measured, pick.seconds) for c in cases for group in groups]
+
+
+def dense(pick: Selection) -> list[Job]:
+    """Ours against stock Inductor, eager and softmax anchors; silu and tanh-gelu, three
+    variants."""
+    activations = pick.activations or ("silu", "gelu_tanh")
+    shapes = pick.shapes or DENSE_SHAPES
+    (dtype,) = pick.dtypes or ("bfloat16",)
+
+    def cases(variant: str, names: tuple[str, ...] = activations) -> list[Case]:
+        if pick.variants and variant not in pick.variants:
+            return []
+        made = itertools.product(names, shapes)
+        return [Case(a, variant, *shape, dtype, pick.device) for a, shape in made]
+
+    anchors = tuple(sorted(ANCHORS)) if pick.device == "cuda" else ()
+    every, pair = ("forward", "backward", "step"), ("gdpa", "inductor")
+    found = jobs_of(cases("none"), ("gdpa",), every, pick)
+    found += jobs_of(cases("none"), ("inductor",), ("forward", "step"), pick)
+    found += jobs_of(cases("none", activations[:1]), anchors, every, pick)
+    found += jobs_of(cases("causal"), pair, ("forward", "step"), pick)
+    found += jobs_of(cases("bias"), pair, ("forward", "step"), pick)
+    found += jobs_of(cases("none"), ("eager",), ("forward", "step"), pick)
+    # Asked for by name only.
+    for name in ("gdpa-always", "gdpa-atomic", "gdpa-exact"):
+        if name in pick.contenders:
+            found += jobs_of(cases("none"), (name,), every, pick)
+    return found + jobs_of(cases("none"), ("max-autotune",), ("forward", "step"), pick)
+
+
+def grid(pick: Selection) -> list[Job]:
+    """dtype and precision × head dim × length: nowhere may ours be slower, unless it says so."""
+    cases = [
+        Case(activation, variant, *shape, dtype, pick.device, precision)
+        for dtype, precision in GRID_TYPES
+        if not pick.dtypes or dtype in pick.dtypes or f"{dtype}/{precision}" in pick.dtypes
+        for activation in pick.activations or ("silu",)
+        for variant in pick.variants or ("none",)
+        for shape in pick.shapes or GRID_SHAPES
+    ]
+    names = pick.contenders or ("gdpa", "inductor")
+    return jobs_of(cases, names, ("forward", "step"), pick)
+
+
+def cpu(pick: Selection) -> list[Job]:
+    """fp32 on a CPU, time and memory against stock Inductor."""
+    cases = [
+        Case(activation, variant, *shape, dtype, "cpu")
+        for activation in pick.activations or ("silu",)
+        for variant in pick.variants or ("none",)
+        for dtype in pick.dtypes or ("float32",)
+        for shape in pick.shapes or CPU_SHAPES
+    ]
+    pick = dataclasses.replace(pick, device="cpu")
+    names = pick.contenders or ("gdpa", "inductor")
+    return jobs_of(cases, names, ("forward", "step"), pick)
+
+
+SUITES: dict[str, Callable[[Selection], list[Job]]] = {"dense": dense, "grid": grid, "cpu": cpu}

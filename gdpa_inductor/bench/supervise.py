@@ -1,0 +1,80 @@
+"""Runs jobs in worker processes, past crashes and no longer than the budget.
+
+In: jobs. Out: measurements as dicts, as they come; a job that killed its worker and those that no
+time was left for come as measurements with `error`.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from .worker import Job, Measurement
+
+Row = dict[str, Any]
+
+
+def supervise(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Iterator[Row]:
+    """Measurements of all jobs; a new worker takes over behind the job on which one died."""
+    deadline = time.monotonic() + budget
+    start = 0
+    while start < len(jobs):
+        if time.monotonic() >= deadline:
+            yield from lost(jobs[start:], "no time left")
+            return
+        reached = 0
+        seen: set[tuple[str, str]] = set()
+        for row in one_worker(jobs[start:], deadline, env):
+            if "begin" in row:
+                reached, seen = row["begin"], set()
+            elif "ended" in row:
+                break
+            else:
+                seen.add((row["contender"], row["measure"]))
+                yield row
+        else:
+            why = "no time left" if time.monotonic() >= deadline else "the worker died"
+            rest = lost(jobs[start + reached : start + reached + 1], why)
+            yield from (r for r in rest if (r["contender"], r["measure"]) not in seen)
+            start += reached + 1
+            continue
+        return
+
+
+def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> Iterator[Row]:
+    """The lines of one worker; `{"ended": 0}` last if it came to its end."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gdpa_inductor.bench.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=dict(env),
+        text=True,
+    )
+    timer = threading.Timer(max(deadline - time.monotonic(), 0), process.kill)
+    timer.start()
+    try:
+        assert process.stdin is not None and process.stdout is not None
+        json.dump([dataclasses.asdict(job) for job in jobs], process.stdin)
+        process.stdin.close()
+        for line in process.stdout:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                sys.stderr.write(line)
+        if process.wait() == 0:
+            yield {"ended": 0}
+    finally:
+        timer.cancel()
+        process.kill()
+
+
+def lost(jobs: Sequence[Job], why: str) -> Iterator[Row]:
+    for job in jobs:
+        for name in job.contenders:
+            for measure in job.measures:
+                case = dataclasses.asdict(job.case)
+                yield dataclasses.asdict(Measurement(case, name, measure, error=why))

@@ -1,0 +1,210 @@
+"""Measures jobs in a process of its own, so that a crash costs one job and not the run.
+
+In on stdin: a JSON list of jobs. Out on stdout, one JSON line each: `{"begin": i}` before job i,
+and measurements, the fields of `Measurement`. What a contender raises becomes a measurement with
+`error`.
+"""
+
+import contextlib
+import dataclasses
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpa_inductor import _compat
+
+from .cases import Case, Function, formula, operands
+from .contenders import ANCHORS, CONTENDERS
+from .measure import medians_ms, peak_extra_bytes
+
+# Operations relative to the forward's: the backward recomputes the scores in its 5 products.
+WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Contenders of one job take turns on a CPU. `seconds`: of timing, per contender and
+    measure."""
+
+    case: Case
+    contenders: tuple[str, ...]
+    measures: tuple[str, ...]
+    seconds: float = 0.3
+
+    @staticmethod
+    def parse(fields: dict[str, Any]) -> "Job":
+        case = Case.parse(fields["case"])
+        names, measures = tuple(fields["contenders"]), tuple(fields["measures"])
+        return Job(case, names, measures, fields["seconds"])
+
+
+@dataclasses.dataclass
+class Measurement:
+    """One figure. `off`: relative L2 distance from eager in the same dtype, of the output (forward)
+    or the worst gradient (step). `said`: what gdpa counted and why it refused."""
+
+    case: dict[str, Any]
+    contender: str
+    measure: str
+    ms: float | None = None
+    tflops: float | None = None
+    peak_mib: float | None = None
+    compile_s: float | None = None
+    off: float | None = None
+    said: str = ""
+    error: str = ""
+
+
+def forward_call(function: Function, given: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    def call() -> list[Tensor]:
+        with torch.no_grad():
+            return [function(*given)]
+
+    return call
+
+
+def step_call(function: Function, given: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """Forward and backward, all gradients, nothing kept."""
+    leaves = [t for t in given if t.requires_grad]
+
+    def call() -> list[Tensor]:
+        return list(torch.autograd.grad(function(*given), leaves, given[2].detach()))
+
+    return call
+
+
+def backward_call(function: Function, given: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+    """The backward alone, over and over the same forward."""
+    leaves = [t for t in given if t.requires_grad]
+    out = function(*given)
+
+    def call() -> list[Tensor]:
+        return list(torch.autograd.grad(out, leaves, given[2].detach(), retain_graph=True))
+
+    return call
+
+
+CALLS = {"forward": forward_call, "step": step_call, "backward": backward_call}
+
+
+def run_job(job: Job) -> Iterator[Measurement]:
+    """Every measure of every contender of the job."""
+    torch.set_float32_matmul_precision(job.case.precision)
+    given = operands(job.case)
+    for measure in job.measures:
+        # Not between contenders: it would throw away what the one before has compiled.
+        torch.compiler.reset()
+        ready: dict[str, Callable[[], list[Tensor]]] = {}
+        found: dict[str, Measurement] = {}
+        for name in job.contenders:
+            found[name] = Measurement(dataclasses.asdict(job.case), name, measure)
+            with failing_into(found[name]), listening() as heard:
+                ready[name] = prepare(job.case, name, measure, given, found[name])
+                found[name].said = what_was_said(heard)
+        with failing_into(*found.values()):
+            timed(job, measure, ready, found)
+        yield from found.values()
+
+
+def prepare(
+    case: Case, name: str, measure: str, given: Sequence[Tensor], found: Measurement
+) -> Callable[[], list[Tensor]]:
+    """Compiles, runs once, and compares with eager."""
+    _compat.counters.clear()
+    start = time.perf_counter()
+    # A compiled backward that may be run again must not give its saved buffers away.
+    with _compat.keep_saved_buffers(measure == "backward"):
+        call = CALLS[measure](CONTENDERS[name](case), given)
+        got = call()
+    synchronize(case.device)
+    found.compile_s = time.perf_counter() - start
+    if name not in ANCHORS and name != "eager":
+        wanted = CALLS[measure](formula(case), given)()
+        found.off = max(distance(g, w) for g, w in zip(got, wanted, strict=True))
+    return call
+
+
+def timed(
+    job: Job,
+    measure: str,
+    ready: dict[str, Callable[[], list[Tensor]]],
+    found: dict[str, Measurement],
+) -> None:
+    """Fills in times and memory of what could be prepared."""
+    for name, ms in medians_ms(ready, job.case.device, job.seconds).items():
+        found[name].ms = ms
+        found[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
+    for name, call in ready.items():
+        peak = peak_extra_bytes(call, job.case.device)
+        found[name].peak_mib = None if peak is None else peak / 2**20
+
+
+def distance(got: Tensor, wanted: Tensor) -> float:
+    """Relative L2. In slices, so that comparing large tensors takes no memory to speak of."""
+    pairs = zip(got.flatten().split(1 << 26), wanted.flatten().split(1 << 26), strict=True)
+    apart, norm = 0.0, 0.0
+    for g, w in pairs:
+        apart += (g.float() - w.float()).square().sum().item()
+        norm += w.float().square().sum().item()
+    return (apart / norm) ** 0.5 if norm else apart**0.5
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def failing_into(*found: Measurement) -> Iterator[None]:
+    """Notes an exception in the measurements and goes on; a broken device ends the process."""
+    try:
+        yield
+    except Exception as error:
+        for measurement in found:
+            measurement.error = measurement.error or f"{type(error).__name__}: {error}"[:500]
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()
+
+
+@contextlib.contextmanager
+def listening() -> Iterator[list[str]]:
+    """What the package logs meanwhile: its matches and refusals."""
+    heard: list[str] = []
+
+    class Ear(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            heard.append(record.getMessage())
+
+    logger, ear = logging.getLogger("gdpa_inductor"), Ear()
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    logger.addHandler(ear)
+    try:
+        yield heard
+    finally:
+        logger.removeHandler(ear)
+        logger.setLevel(level)
+
+
+def what_was_said(heard: Sequence[str]) -> str:
+    counted = {name: n for name, n in _compat.counters["gdpa"].items() if n}
+    return "; ".join([*(f"{name}={n}" for name, n in counted.items()), *heard]) if counted else ""
+
+
+def main() -> None:
+    jobs = [Job.parse(fields) for fields in json.load(sys.stdin)]
+    for index, job in enumerate(jobs):
+        print(json.dumps({"begin": index}), flush=True)
+        for measurement in run_job(job):
+            print(json.dumps(dataclasses.asdict(measurement)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""The clock and the scales of the benchmark, on calls whose time and memory are known."""
+
+import sys
+import time
+
+import pytest
+import torch
+
+from gdpa_inductor.bench.measure import medians_ms, peak_extra_bytes
+
+MIB = 2**20
+
+
+def test_median_is_that_of_the_call():
+    calls = {"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}
+    found = medians_ms(calls, "cpu", seconds=0.05)
+    assert 2 <= found["short"] < 10
+    assert 20 <= found["long"] < 40
+
+
+def test_one_slow_call_does_not_move_the_median():
+    waits = iter([0.05, 0.05, 0.1, *[0.001] * 500])
+    found = medians_ms({"call": lambda: time.sleep(next(waits))}, "cpu", seconds=0.2)
+    assert found["call"] < 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+@pytest.mark.parametrize("mib", [8, 64])
+def test_peak_counts_what_is_held_at_once_and_given_back(mib: int):
+    def hold_two() -> float:
+        first = torch.ones(mib * MIB // 4)
+        second = first * 2
+        del first
+        third = second + 1
+        return third.sum().item()
+
+    for _ in range(2):
+        peak = peak_extra_bytes(hold_two, "cpu")
+        assert peak is not None
+        assert 2 * mib * 0.9 <= peak / MIB <= 2 * mib * 1.1 + 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_peak_does_not_count_what_was_held_before():
+    held = torch.ones(64 * MIB // 4)
+    peak = peak_extra_bytes(lambda: held.sum().item(), "cpu")
+    assert peak is not None
+    assert peak < 4 * MIB
+
+
+@pytest.mark.cuda
+def test_cuda_peak_and_time():
+    held = torch.ones(64 * MIB // 4, device="cuda")
+    assert peak_extra_bytes(lambda: held * 2, "cuda") == 64 * MIB
+    assert medians_ms({"call": lambda: held * 2}, "cuda", seconds=0.05)["call"] > 0

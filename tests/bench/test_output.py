@@ -1,0 +1,83 @@
+"""Table, CSV and floor, from made-up measurements."""
+
+import csv
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gdpa_inductor.bench import floor, output
+from gdpa_inductor.bench.cases import Case
+from gdpa_inductor.bench.worker import Measurement
+
+CASE = Case("silu", "none", 64, 4, 512, 128, "bfloat16", "cuda")
+
+
+def row(name: str, ms: float, measure: str = "forward", **fields) -> output.Row:
+    tflops = CASE.flops / ms / 1e9
+    return dataclasses.asdict(
+        Measurement(dataclasses.asdict(CASE), name, measure, ms, tflops, **fields)
+    )
+
+
+def test_table_holds_speedup_share_of_floor_and_memory():
+    rows = [
+        row("floor tanh.approx", 0.95),
+        row("gdpa", 1.0, peak_mib=10.0, off=2e-3),
+        row("inductor", 2.5, peak_mib=200.0),
+        row("cudnn", 0.8),
+    ]
+    head, line = output.table(rows, "ms").splitlines()
+    assert head.split()[-5:] == ["MiB", "gdpa", "MiB", "inductor", "off"]
+    wanted = ["0.95", "1.00", "2.50", "0.80", "2.50", "95.0%", "10.0", "200.0", "2.0e-03"]
+    assert line.split()[-len(wanted) :] == wanted
+
+
+def test_failures_and_refusals_are_named():
+    refused = "rejected=1; m.py:3: NOT_PROFITABLE/TOO_SMALL: too few rows"
+    rows = [row("inductor", 2.0, error="OOM\nmore"), row("gdpa", 1.0, said=refused)]
+    assert "failed" in output.table(rows, "tflops")
+    inductor, gdpa = output.notes(rows)
+    assert inductor.endswith("inductor: OOM")
+    assert gdpa.endswith(refused)
+
+
+def test_csv_reads_back(tmp_path: Path):
+    path = tmp_path / "dense.csv"
+    output.write_csv([row("gdpa", 1.0), row("inductor", 2.0)], path)
+    first, second = csv.DictReader(path.open())
+    assert (first["contender"], first["length"], first["ms"]) == ("gdpa", "512", "1.0")
+    assert second["contender"] == "inductor"
+
+
+STICK = """
+import json
+print("a line that is not JSON")
+print(json.dumps(dict(act="silu, ex2+rcp", B=64, H=4, N=512, D=128, fwd=352.0, bwd=278.0)))
+"""
+
+
+def test_floor_speaks_the_language_of_the_run(tmp_path: Path, capsys):
+    script = tmp_path / "stick.py"
+    script.write_text(STICK)
+    forward, backward = floor.run_floor(script, 60, {})
+    assert Case.parse(forward["case"]) == CASE
+    assert (forward["contender"], forward["measure"]) == ("floor ex2+rcp", "forward")
+    assert forward["tflops"] == 352.0
+    assert backward["ms"] == pytest.approx(2.5 * CASE.flops / 278e9)
+    assert "not JSON" in capsys.readouterr().err
+    assert "%" in output.table([row("gdpa", 1.0), forward], "tflops")
+
+
+def test_floor_out_of_time_keeps_what_it_has(tmp_path: Path, capsys):
+    script = tmp_path / "stick.py"
+    script.write_text(STICK + "import sys, time\nsys.stdout.flush()\ntime.sleep(60)\n")
+    assert len(list(floor.run_floor(script, 2, {}))) == 2
+    assert "not done after 2 s" in capsys.readouterr().err
+
+
+def test_plot_is_written(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "dense.png"
+    output.plot([row("gdpa", 1.0), row("inductor", 2.0)], path, "tflops")
+    assert path.read_bytes().startswith(b"\x89PNG")

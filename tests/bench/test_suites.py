@@ -1,0 +1,68 @@
+"""What the suites ask for."""
+
+import itertools
+
+from gdpa_inductor.bench.cases import Case, formula, operands
+from gdpa_inductor.bench.suites import DENSE_SHAPES, LENGTHS, Selection, cpu, dense, grid
+
+
+def pick(device: str = "cuda", **chosen: tuple) -> Selection:
+    return Selection(device=device, seconds=0.1, **chosen)
+
+
+def test_flops_are_those_of_two_products():
+    case = Case("silu", "none", 64, 4, 512, 128, "bfloat16", "cuda")
+    assert case.flops == 2 * (2 * 64 * 4 * 512 * 512 * 128)
+
+
+def test_dense_holds_every_shape_activation_variant_and_contender():
+    found = {
+        (job.case.activation, job.case.variant, job.case.length, name, measure)
+        for job in dense(pick())
+        for name in job.contenders
+        for measure in job.measures
+    }
+    lengths = [shape[2] for shape in DENSE_SHAPES]
+    both = ("forward", "step")
+    for activation, length in itertools.product(("silu", "gelu_tanh"), lengths):
+        for name, measure in itertools.product(("gdpa", "inductor", "eager", "max-autotune"), both):
+            assert (activation, "none", length, name, measure) in found
+        for variant, name in itertools.product(("causal", "bias"), ("gdpa", "inductor")):
+            assert (activation, variant, length, name, "step") in found
+        assert (activation, "none", length, "gdpa", "backward") in found
+    for length, name in itertools.product(lengths, ("cudnn", "flex")):
+        assert ("silu", "none", length, name, "backward") in found
+
+
+def test_grid_is_types_by_head_dims_by_lengths():
+    found = {(j.case.dtype, j.case.precision, j.case.head_dim, j.case.length) for j in grid(pick())}
+    types = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
+    dims = (32, 64, 128, 256)
+    assert found == {(*t, d, n) for t, d, n in itertools.product(types, dims, LENGTHS)}
+
+
+def test_on_a_cpu_contenders_take_turns_in_one_job():
+    jobs = cpu(pick("cpu"))
+    assert all(set(job.contenders) == {"gdpa", "inductor"} for job in jobs)
+    assert [job.case.length for job in jobs] == [512, 1024, 2048, 4096]
+    assert {(j.case.batch, j.case.heads, j.case.head_dim, j.case.dtype) for j in jobs} == {
+        (2, 4, 64, "float32")
+    }
+
+
+def test_selection_narrows():
+    chosen = pick(contenders=("inductor",), shapes=((1, 2, 64, 32),), activations=("relu",))
+    for suite in (dense, grid, cpu):
+        jobs = suite(chosen)
+        assert jobs
+        assert {name for job in jobs for name in job.contenders} == {"inductor"}
+        assert {(job.case.activation, job.case.length) for job in jobs} == {("relu", 64)}
+
+
+def test_operands_fit_the_formula_and_only_floats_want_gradients():
+    for variant, count in (("none", 3), ("causal", 4), ("bias", 4)):
+        case = Case("silu", variant, 2, 3, 8, 4, "float32", "cpu")
+        given = operands(case)
+        assert len(given) == count
+        assert formula(case)(*given).shape == (2, 3, 8, 4)
+        assert [t.requires_grad for t in given] == [t.is_floating_point() for t in given]

@@ -1,0 +1,94 @@
+"""One job in a worker, and the run over crashes and past its budget."""
+
+import dataclasses
+import os
+
+import pytest
+import torch
+
+from gdpa_inductor.bench import contenders, supervise, worker
+from gdpa_inductor.bench.cases import Case
+
+CASE = Case("silu", "bias", 2, 2, 16, 8, "float32", "cpu")
+
+
+def job(*names: str, measures: tuple[str, ...] = ("forward",)) -> worker.Job:
+    return worker.Job(CASE, names, measures, seconds=0.01)
+
+
+def test_measures_time_memory_and_operations():
+    (forward, step) = worker.run_job(job("eager", measures=("forward", "step")))
+    assert not forward.error and not step.error
+    assert forward.ms and step.ms
+    assert forward.tflops == pytest.approx(CASE.flops / forward.ms / 1e9)
+    assert step.tflops == pytest.approx(3.5 * CASE.flops / step.ms / 1e9)
+    assert forward.peak_mib is not None
+
+
+@pytest.mark.parametrize("measure", worker.CALLS)
+def test_a_wrong_contender_is_seen(monkeypatch, measure: str):
+    def almost(case: Case):
+        return lambda q, k, v, bias: 1.01 * contenders.formula(case)(q, k, v, bias)
+
+    monkeypatch.setitem(contenders.CONTENDERS, "almost", almost)
+    (found,) = worker.run_job(job("almost", measures=(measure,)))
+    assert found.off == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_failing_contender_leaves_the_others_alone(monkeypatch):
+    def broken(case: Case):
+        raise RuntimeError("does not compile")
+
+    monkeypatch.setitem(contenders.CONTENDERS, "broken", broken)
+    broken_row, eager_row = worker.run_job(job("broken", "eager"))
+    assert broken_row.error == "RuntimeError: does not compile"
+    assert broken_row.ms is None
+    assert eager_row.ms and not eager_row.error
+
+
+def test_distance_is_relative():
+    wanted = torch.tensor([3.0, 4.0])
+    assert worker.distance(wanted, wanted) == 0
+    assert worker.distance(torch.tensor([3.0, 4.5]), wanted) == pytest.approx(0.1)
+    assert worker.distance(torch.ones(4), torch.zeros(4)) == 2
+
+
+def test_supervised_run_in_a_real_worker():
+    rows = list(supervise.supervise([job("eager")], budget=120, env=os.environ))
+    assert [(row["contender"], row["error"]) for row in rows] == [("eager", "")]
+    assert rows[0]["ms"] > 0
+
+
+def test_a_new_worker_takes_over_behind_a_crash(monkeypatch):
+    """Every `step` kills its worker: job 1 is lost after its forward, job 2 runs in the next."""
+    started: list[int] = []
+
+    def fake(jobs, deadline, env):
+        started.append(len(jobs))
+        for index, each in enumerate(jobs):
+            yield {"begin": index}
+            for measure in each.measures:
+                if measure == "step":
+                    return
+                row = worker.Measurement(dataclasses.asdict(each.case), "eager", measure, ms=1.0)
+                yield dataclasses.asdict(row)
+        yield {"ended": 0}
+
+    monkeypatch.setattr(supervise, "one_worker", fake)
+    jobs = [job("eager"), job("eager", measures=("forward", "step")), job("eager")]
+    rows = list(supervise.supervise(jobs, budget=60, env={}))
+    assert started == [3, 1]
+    assert [(r["measure"], r["error"]) for r in rows] == [
+        ("forward", ""),
+        ("forward", ""),
+        ("step", "the worker died"),
+        ("forward", ""),
+    ]
+
+
+def test_what_no_time_is_left_for_is_said():
+    rows = list(supervise.supervise([job("eager", measures=("forward", "step"))], 0, {}))
+    assert [(r["measure"], r["error"]) for r in rows] == [
+        ("forward", "no time left"),
+        ("step", "no time left"),
+    ]
