@@ -59,3 +59,118 @@ def keep_saved_buffers(on: bool = True) -> Iterator[None]:
 
     with config.patch(donated_buffer=False) if on else contextlib.nullcontext():
         yield
+
+
+# Analysis of graphs (patterns/). Public names that live in private modules, and Dynamo's markers in its graphs.
+
+
+def statically_known_true(condition: bool | torch.SymBool) -> bool:
+    """True only if it is known without a guard."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))
+
+
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """The value that a size had when the graph was captured; None where there is none. Adds no guard."""
+    if isinstance(size, int):
+        return size
+    node = size.node
+    return int(node.hint) if node.has_hint() else None
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return type(tensor) in (FakeTensor, torch.nn.Parameter) and isinstance(tensor, FakeTensor)
+
+
+def fake_mode_of(tensor: torch.Tensor) -> Any:
+    """The FakeTensorMode that a fake tensor belongs to."""
+    return tensor.fake_mode  # type: ignore[attr-defined]
+
+
+def trace_functional(
+    function: Callable[..., Any], inputs: Sequence[Any], fake_mode: Any
+) -> torch.fx.GraphModule:
+    """Trace `function` to functional ATen on fake inputs, below autograd: no in-place call, no composite op is left."""
+    from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    functional = dispatch_functionalize(function, FunctionalTensorMode())
+    with fake_mode, torch.no_grad():
+        return make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+
+
+def traced_so_far() -> set[str]:
+    """Names of the nodes that the trace under way has written. To be called inside of `trace_functional`."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    mode = get_proxy_mode()
+    return set() if mode is None else {node.name for node in mode.tracer.graph.nodes}
+
+
+_ENTER_AUTOCAST, _EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+_SET_GRAD = torch._C._set_grad_enabled
+_TRANSFORMS = (
+    "_vmap_increment_nesting", "_vmap_decrement_nesting", "_grad_increment_nesting", "_grad_decrement_nesting",
+    "_jvp_increment_nesting", "_jvp_decrement_nesting", "_enter_dual_level", "_exit_dual_level",
+    "_saved_tensors_hooks_enable", "_saved_tensors_hooks_disable", "_functorch_set_fwd_grad",
+)  # fmt: skip
+_INFERENCE = ("_enter_inference_mode", "_exit_inference_mode")
+
+
+def state_change(target: Any) -> str:
+    """What a call of `target` switches: "autocast on", "autocast off", "grad", "inference", "transform", or ""."""
+    if target is _ENTER_AUTOCAST or target is _EXIT_AUTOCAST:
+        return "autocast on" if target is _ENTER_AUTOCAST else "autocast off"
+    if target is _SET_GRAD:
+        return "grad"
+    called = getattr(target, "__name__", "")
+    if called in _TRANSFORMS:
+        return "transform"
+    return "inference" if called in _INFERENCE else ""
+
+
+@contextlib.contextmanager
+def autocast_regions(entered: Sequence[tuple[Any, ...]]) -> Iterator[None]:
+    """Enter autocast as the arguments of Dynamo's enter calls say: (device type, dtype, enabled, cache)."""
+    with contextlib.ExitStack() as stack:
+        for device_type, dtype, enabled, _ in entered:
+            stack.enter_context(torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=False))
+        yield
+
+
+_PLAIN_BODIES = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint", "invoke_subgraph", "cond")
+
+
+def has_plain_bodies(target: Any) -> bool:
+    """A higher-order op that runs the graphs it is given as they are: activation checkpoints, branches."""
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in _PLAIN_BODIES
+
+
+def is_autograd_function(target: Any) -> bool:
+    """The higher-order op that stands for a user's torch.autograd.Function."""
+    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() == "autograd_function_apply"
+
+
+def body_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
+    """The GraphModule that a get_attr node fetches."""
+    owner: Any = node.graph.owning_module
+    for part in str(node.target).split("."):
+        owner = getattr(owner, part, None)
+    return owner if isinstance(owner, torch.fx.GraphModule) else None
+
+
+def write_symbolic(expression: Any, nodes: Mapping[Any, torch.fx.Node], graph: torch.fx.Graph) -> torch.fx.Node:
+    """Write a sympy expression as nodes at the insertion point of `graph`; `nodes` gives that of each symbol."""
+    from torch.fx.proxy import GraphAppendingTracer
+    from torch.utils._sympy.interp import sympy_interp
+    from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+    tracer = GraphAppendingTracer(graph)
+    proxies = {symbol: torch.fx.Proxy(node, tracer) for symbol, node in nodes.items()}
+    written: torch.fx.Proxy = sympy_interp(PythonReferenceAnalysis, proxies, expression)
+    return written.node
