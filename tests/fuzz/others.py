@@ -39,7 +39,10 @@ WHOLE_DECOYS = [
     ("channels", "({q}.mT @ {q}).softmax(-1) @ {q}.mT"),
     ("additive", "(torch.tanh({q}.unsqueeze(3) + {k}.unsqueeze(2)).sum(-1)) @ {v}"),
     ("additive", "({q}.unsqueeze(3) * {k}.unsqueeze(2)).sum(-1).relu() @ {v}"),
-    ("distance", "torch.exp(-0.1 * torch.cdist({q}, {k})) @ {v}"),
+    (
+        "distance",
+        "torch.exp(-0.1 * ({q}.unsqueeze(3) - {k}.unsqueeze(2)).square().sum(-1)) @ {v}",
+    ),
     ("one product", "F.silu({q} @ {k}.mT).sum(-1, keepdim=True) * {q}"),
     ("heads summed", "F.relu({q} @ {k}.mT).sum(1) @ {v}.mean(1)"),
     ("averaged", "F.silu({q} @ {k}.mT).mean(-1, keepdim=True) * {v}.mean(2, keepdim=True)"),

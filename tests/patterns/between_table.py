@@ -1,4 +1,4 @@
-"""What real code puts between the products."""
+"""Scales, biases and what else real code puts between the products; masks have their own table."""
 
 import math
 
@@ -195,140 +195,6 @@ def everything_in_place(q, k, v, bias, mask):
     return F.silu(s) @ v
 
 
-# Masks after the activation
-
-
-@fuse(**SELF)
-def mask_causal_multiplied(q, k, v):
-    n = q.shape[2]
-    return F.silu(q @ k.mT) * q.new_ones(n, n).tril() @ v
-
-
-@fuse(**HEADS, mask="zero_one: n m")
-def mask_of_floats(q, k, v, mask):
-    return F.silu(q @ k.mT) * mask @ v
-
-
-@fuse(**HEADS, mask="int: b 1 n m")
-def mask_of_integers(q, k, v, mask):
-    return F.silu(q @ k.mT) * mask @ v
-
-
-@fuse(**HEADS, mask="bool: b n m")
-def mask_of_bools_unsqueezed(q, k, v, mask):
-    return F.silu(q @ k.mT) * mask.unsqueeze(1) @ v
-
-
-@fuse(**HEADS, mask="float: n m")
-def mask_learned(q, k, v, mask):
-    return F.silu(q @ k.mT) * mask @ v
-
-
-@fuse(**HEADS, rows="bool: b n", columns="bool: b m")
-def mask_product_of_two(q, k, v, rows, columns):
-    mask = rows[:, None, :, None] * columns[:, None, None, :]
-    return F.silu(q @ k.mT) * mask @ v
-
-
-@fuse(**HEADS, padding="bool: b m")
-def mask_of_key_padding(q, k, v, padding):
-    return F.silu(q @ k.mT).masked_fill(~padding[:, None, None, :], 0) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def mask_where(q, k, v, mask):
-    return torch.where(mask, torch.sigmoid(q @ k.mT), 0) @ v
-
-
-@fuse(**SELF)
-def mask_tril_of_weights(q, k, v):
-    return torch.tril(torch.sigmoid(q @ k.mT)) @ v
-
-
-@fuse(**HEADS)
-def mask_triu_with_offset(q, k, v):
-    return F.silu(q @ k.mT).triu(-1) @ v
-
-
-@fuse(**SELF)
-def mask_window_of_positions(q, k, v):
-    i = torch.arange(q.shape[2])
-    near = (i[:, None] - i).abs() <= 2
-    return F.silu(q @ k.mT) * (near & (i[:, None] >= i)) @ v
-
-
-@fuse(**HEADS, lengths="count: b")
-def mask_of_lengths(q, k, v, lengths):
-    mask = torch.arange(k.shape[2]) < lengths[:, None]
-    return F.silu(q @ k.mT) * mask[:, None, None] @ v
-
-
-@fuse(**SELF, lengths="count: b", targets="count: b")
-def mask_of_targets_and_context(q, k, v, lengths, targets):
-    """As a production recommender has it: causal, targets see themselves, a prefix sees all."""
-    n = q.shape[2]
-    ids = torch.arange(n).expand(q.shape[0], n) - 1
-    ids = torch.clamp(ids, min=0)
-    last = (lengths - targets).clamp(min=1).view(-1, 1)
-    ids = torch.clamp(ids, max=last)
-    rows, columns = ids.view(-1, n, 1), ids.view(-1, 1, n)
-    mask = torch.eye(n, dtype=torch.bool).unsqueeze(0)
-    mask = torch.logical_or(mask, (rows - columns) > 0)
-    mask = torch.logical_or(mask, torch.logical_and(rows == 0, columns < last.unsqueeze(-1)))
-    return F.silu(q @ k.mT) * mask.unsqueeze(1) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def mask_filled_in_place(q, k, v, mask):
-    p = F.silu(q @ k.mT)
-    p.masked_fill_(mask, 0)
-    return p @ v
-
-
-@fuse(**HEADS, ids="int: m", own="int: n")
-def mask_of_segments(q, k, v, ids, own):
-    return F.silu(q @ k.mT) * (own[:, None] == ids) @ v
-
-
-# Masks before it
-
-
-@fuse(**HEADS, mask="bool: b 1 n m")
-def premask_fill_zero(q, k, v, mask):
-    return torch.sigmoid((q @ k.mT).masked_fill(mask, 0)) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def premask_fill_1e4(q, k, v, mask):
-    return F.relu((q @ k.mT).masked_fill(mask, -1e4)) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def premask_fill_leaky(q, k, v, mask):
-    return F.leaky_relu((q @ k.mT).masked_fill(mask, -1e4)) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def premask_fill_30(q, k, v, mask):
-    return F.silu(torch.where(mask, q @ k.mT, -30.0)) @ v
-
-
-@fuse(**HEADS, mask="bool: n m")
-def premask_fill_finfo_min(q, k, v, mask):
-    s = q @ k.mT
-    return torch.sigmoid(s.masked_fill(~mask, -torch.finfo(s.dtype).max)) @ v
-
-
-@fuse(**HEADS, mask="zero_one: b 1 1 m")
-def premask_additive(q, k, v, mask):
-    return torch.sigmoid(q @ k.mT + (1.0 - mask) * -1e9) @ v
-
-
-@fuse(**HEADS, before="bool: n m", after="zero_one: b 1 n m")
-def mask_before_and_after(q, k, v, before, after):
-    return F.silu((q @ k.mT).masked_fill(before, -1e4)) * after @ v
-
-
 # What does nothing, or only rounds
 
 
@@ -388,3 +254,29 @@ def gated_by_a_tensor(q, k, v, other):
 def activation_per_head(q, k, v, kinds):
     s = q @ k.mT
     return torch.where(kinds, F.silu(s), F.gelu(s, approximate="tanh")) @ v
+
+
+# Operands that depend on q, k and v too
+
+
+@fuse(**HEADS)
+def gaussian_of_the_distance(q, k, v):
+    """|q - k|^2 by its expansion: q has a gradient through the product and through a bias."""
+    square = q.square().sum(-1, keepdim=True) + k.square().sum(-1).unsqueeze(-2)
+    return torch.exp(-0.1 * (square - 2.0 * (q @ k.mT))) @ v
+
+
+@fuse(**HEADS)
+def gate_of_the_query(q, k, v):
+    return F.silu(q @ k.mT) * torch.sigmoid(q.mean(-1, keepdim=True)) @ v
+
+
+@either(**HEADS, table="m d")
+def bias_of_query_and_position(q, k, v, table):
+    """Two products in one score: the second may be read as an operand."""
+    return F.silu(q @ k.mT + q @ table.mT) @ v
+
+
+@either(**HEADS)
+def product_inside_the_value(q, k, v):
+    return F.silu(q @ k.mT) @ F.silu(k @ (q.mT @ q) @ k.mT @ v)

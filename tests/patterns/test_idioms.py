@@ -9,7 +9,13 @@ import torch
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.operands import make_operands
-from tests.patterns import activations_table, between_table, products_table, refused_table  # noqa: F401
+from tests.patterns import (  # noqa: F401
+    activations_table,
+    between_table,
+    masks_table,
+    products_table,
+    refused_table,
+)
 from tests.patterns.rows import OTHER_SIZES, ROWS, SIZES, Row
 
 # mode -> (dtype, with gradients, sizes of the calls)
