@@ -1,4 +1,4 @@
-"""Masks after the activation and before it: given as tensors, or built from positions and lengths."""
+"""Masks after and before the activation: given as tensors, or built from positions and lengths."""
 
 import torch
 import torch.nn.functional as F
