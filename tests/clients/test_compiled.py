@@ -1,4 +1,4 @@
-"""The same clients through the whole of the backend and Inductor, on CPU: a few compiles, all exact."""
+"""The same clients through the whole backend and Inductor, on CPU: a few compiles, all exact."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The HSTU research idiom, unmodified: both layers rewritten, training and inference as in eager."""
+"""The HSTU research idiom, unmodified: both layers rewritten, training and inference exact."""
 
 import copy
 
