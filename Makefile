@@ -25,7 +25,7 @@ TRITON ?= triton==3.7.1
 endif
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	-c .ci/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One thread a worker: pytest-xdist is the parallelism, and Inductor's own pool would double it.
 SERIAL := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
@@ -75,6 +75,7 @@ clean:
 $(VENV)/.stamp-torch:
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.10 on PATH; set PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing $(TORCH) $(TRITON) into $(VENV)"
 	$(PIP) '$(TORCH)' $(if $(TRITON),'$(TRITON)') numpy
 	@touch $@
 

@@ -115,7 +115,7 @@ def test_the_graph_is_acyclic():
 
 
 # Underscored, but documented for everyone.
-PUBLIC = {"torch._check"}
+PUBLIC = {"torch._check", "torch.__version__"}
 
 
 @pytest.mark.parametrize("path", sources(), ids=lambda p: str(p.relative_to(PACKAGE)))
