@@ -23,11 +23,13 @@ class KernelOptions:
 
     kernel: which kernel to use, or "auto". deterministic: every gradient has equal bits from run to run; False admits
     atomic candidates to autotuning. fast_math: fp16 and bf16 kernels may use the hardware's approximate functions.
+    strict: raise where a lowering would fall back to the unfused formula.
     """
 
     kernel: str = "auto"
     deterministic: bool = True
     fast_math: bool = True
+    strict: bool = False
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)
@@ -45,19 +47,18 @@ class KernelOptions:
 class Options(KernelOptions):
     """All options.
 
-    strict: raise when a candidate is refused as UNSAFE or UNSUPPORTED, or a lowering falls back. expect: raise unless
+    strict: also raise when a candidate is refused as UNSAFE or UNSUPPORTED. expect: raise unless
     exactly so many regions were rewritten. verify: compare fused and unfused once on the first real inputs. profit: apply
     the cost model; False rewrites whatever is right, however small.
     """
 
-    strict: bool = False
     expect: int | None = None
     verify: bool = False
     profit: bool = True
 
     @property
     def kernel_options(self) -> KernelOptions:
-        return KernelOptions(self.kernel, self.deterministic, self.fast_math)
+        return KernelOptions(self.kernel, self.deterministic, self.fast_math, self.strict)
 
     @staticmethod
     def make(given: Mapping[str, Any] | None = None) -> Options:

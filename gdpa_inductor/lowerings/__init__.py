@@ -1,0 +1,19 @@
+"""Lowerings: how Inductor runs gdpa::attention and gdpa::attention_backward.
+
+`choose` judges a problem before the rewrite; `register` installs the Inductor lowerings, which hand the op to the kernel of
+its device. Should a lowering fail all the same, the reference formula is inlined as ATen, counted under `fallback`.
+Nothing of Inductor or Triton is imported before `register`.
+"""
+
+from __future__ import annotations
+
+from .choose import Choice, choose
+
+__all__ = ["Choice", "choose", "register"]
+
+
+def register() -> None:
+    """Install the Inductor lowerings of both ops; idempotent."""
+    from . import dispatch
+
+    dispatch.register()
