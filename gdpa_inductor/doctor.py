@@ -139,7 +139,7 @@ def self_test(device: str) -> Finding:
     """Compiles `patient`, small as it is, and holds output and gradients against eager and fp64."""
     torch.compiler.reset()
     _compat.counters.clear()
-    options = {"gdpa.profit": False}
+    options: dict[str, Any] = {"gdpa.profit": False}
 
     def compiled(*operands: Tensor) -> Tensor:
         from .backend import gdpa_backend  # a package that cannot be imported is a finding too

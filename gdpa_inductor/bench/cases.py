@@ -70,7 +70,8 @@ def formula(case: Case) -> Function:
     def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return activation(q @ k.transpose(-2, -1) * scale + bias) @ v
 
-    return {"none": plain, "causal": causal, "bias": biased}[case.variant]
+    variants: dict[str, Function] = {"none": plain, "causal": causal, "bias": biased}
+    return variants[case.variant]
 
 
 def operands(case: Case) -> list[Tensor]:

@@ -5,6 +5,7 @@ same products reaches on the same machine on the same day.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ def gdpa(**options: object) -> Builder:
     def build(case: Case) -> Function:
         from gdpa_inductor import gdpa_backend
 
-        chosen = {f"gdpa.{name}": value for name, value in options.items()}
+        chosen: dict[str, Any] = {f"gdpa.{name}": value for name, value in options.items()}
         return torch.compile(formula(case), backend=gdpa_backend, options=chosen)
 
     return build
