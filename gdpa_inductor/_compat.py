@@ -117,7 +117,7 @@ _SET_GRAD = torch._C._set_grad_enabled
 _TRANSFORMS = (
     "_vmap_increment_nesting", "_vmap_decrement_nesting", "_grad_increment_nesting", "_grad_decrement_nesting",
     "_jvp_increment_nesting", "_jvp_decrement_nesting", "_enter_dual_level", "_exit_dual_level",
-    "_saved_tensors_hooks_enable", "_saved_tensors_hooks_disable", "_functorch_set_fwd_grad",
+    "_saved_tensors_hooks_enable", "_saved_tensors_hooks_disable",
 )  # fmt: skip
 _INFERENCE = ("_enter_inference_mode", "_exit_inference_mode")
 

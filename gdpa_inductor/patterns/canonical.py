@@ -1,0 +1,84 @@
+"""Names for programs written out by hand: `x * sigmoid(x)` is silu.
+
+A rule is a pair of expressions over the wildcard X, one line each. A rule holds for every X, infinities and gradients
+included: it names a program, so that a kernel can have one fast form for it, and never decides what is computed. Rules
+whose sides differ anywhere (a clamp at 0 is not relu: their gradients at 0 differ) are not here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from ..expr import OPS, Expr, call, const, fold
+
+X = Expr("any")
+_COMMUTATIVE = ("add", "mul")
+
+# fmt: off
+RULES: list[tuple[Expr, Callable[[Expr], Expr]]] = [
+    (X * call("sigmoid", X), lambda x: call("silu", x)),
+    (0.5 * X * (1.0 + call("erf", X * math.sqrt(0.5))), lambda x: call("gelu", x)),
+    (0.5 * X * (1.0 + call("erf", X / math.sqrt(2.0))), lambda x: call("gelu", x)),
+    (X * (0.5 * (1.0 + call("erf", X * math.sqrt(0.5)))), lambda x: call("gelu", x)),
+    (X * (0.5 * (1.0 + call("erf", X / math.sqrt(2.0)))), lambda x: call("gelu", x)),
+    (X * 0.5 * (1.0 + call("tanh", math.sqrt(2.0 / math.pi) * (X + 0.044715 * call("pow", X, 3.0)))), lambda x: call("gelu_tanh", x)),
+    (X * 0.5 * (1.0 + call("tanh", math.sqrt(2.0 / math.pi) * (X + 0.044715 * (X * X * X)))), lambda x: call("gelu_tanh", x)),
+    (X * 0.5 * (1.0 + call("tanh", math.sqrt(2.0 / math.pi) * X * (1.0 + 0.044715 * (X * X)))), lambda x: call("gelu_tanh", x)),
+]
+# fmt: on
+
+
+def canonical(weight: Expr) -> Expr:
+    """The same program with every term named that a rule names, and scales by numbers folded."""
+
+    def apply(node: Expr, values: list[object]) -> Expr:
+        args = [v if isinstance(v, Expr) else const(v) for v in values]  # type: ignore[arg-type]
+        return _named(_folded(call(node.op, *args)))
+
+    (result,) = fold([weight], lambda leaf: leaf, apply)
+    return result
+
+
+def _named(node: Expr) -> Expr:
+    if node.op in OPS:
+        for pattern, name in RULES:
+            found = _match(pattern, node)
+            if found is not None:
+                return name(found)
+    return node
+
+
+def _folded(node: Expr) -> Expr:
+    """x·c·d is x·(c·d), for numbers whose product is an ordinary one."""
+    if node.op == "mul" and node.args[1].is_const and node.args[0].op == "mul" and node.args[0].args[1].is_const:
+        inner, factor = node.args[0].args, float(node.args[0].args[1].value or 0) * float(node.args[1].value or 0)  # type: ignore[arg-type]
+        if node.kind == "f" and 1e-30 < abs(factor) < 1e30:
+            return call("mul", inner[0], factor)
+    return node
+
+
+@functools.lru_cache(maxsize=4096)
+def _match(pattern: Expr, node: Expr) -> Expr | None:
+    """What X is, if `node` is an instance of `pattern`."""
+    if pattern is X:
+        return node
+    if pattern.is_const:
+        return X if node.is_const and _close(pattern, node) else None  # X: no wildcard seen
+    if pattern.op != node.op or len(pattern.args) != len(node.args):
+        return None
+    for args in [node.args, node.args[::-1]] if pattern.op in _COMMUTATIVE else [node.args]:
+        found = X
+        for part, arg in zip(pattern.args, args, strict=True):
+            seen = _match(part, arg)
+            if seen is None or (found is not X and seen is not X and seen is not found):
+                break
+            found = found if seen is X else seen
+        else:
+            return found
+    return None
+
+
+def _close(pattern: Expr, node: Expr) -> bool:
+    return node.kind == "f" and math.isclose(float(pattern.value or 0), float(node.value or 0), rel_tol=1e-12)

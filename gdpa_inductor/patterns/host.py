@@ -1,0 +1,258 @@
+"""Facts about single nodes of the user's graph: values, storages, effects, products, places in the source.
+
+The graph may be Dynamo's (operators, torch functions, Tensor methods; fakes in meta["example_value"]) or an exported one
+(ATen overloads; fakes in meta["val"]). Whatever is not known to be a plain torch function is opaque: it is never run
+again, and is taken to change every tensor that it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .. import _compat
+
+# Products by short name. The number of operands follows the leading ones that are added (`baddbmm`).
+PRODUCTS = frozenset(
+    ["matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm", "einsum", "linear", "tensordot", "inner"]
+)
+# Views whose result always shares storage with the first argument, and depends on nothing else but sizes.
+VIEWS = frozenset(
+    ["transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view", "view_as", "unflatten", "t"]
+    + ["swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T", "alias"]
+)
+CASTS = frozenset(
+    ["to", "type", "type_as", "half", "bfloat16", "float", "double", "int", "long", "short", "char", "byte", "bool"]
+    + ["_to_copy"]
+)
+# Functions that read a size and nothing else of a tensor.
+SHAPES = frozenset(["size", "sym_size", "numel", "sym_numel", "dim", "shape", "len", "__len__", "stride", "sym_stride"])
+_RANDOM = re.compile("rand|dropout|bernoulli|normal|uniform|multinomial|poisson|exponential|geometric|cauchy|rrelu")
+_INPLACE_OPERATORS = frozenset(
+    ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift"]
+    + ["irshift", "iconcat", "setitem", "delitem"]
+)
+_WRITES_BUFFERS = frozenset(["batch_norm", "instance_norm", "embedding", "embedding_bag"])
+_OPAQUE_MODULES = ("torch._dynamo", "torch.distributed", "torch._higher_order_ops", "torch.utils", "torch._functorch")
+
+
+def value(node: Node) -> Any:
+    """The fake value of a node, or None."""
+    found = node.meta.get("example_value")
+    return node.meta.get("val") if found is None else found
+
+
+def tensors(node: Node) -> list[torch.Tensor]:
+    """The fake tensors that a node returns."""
+    found = value(node)
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if isinstance(found, (tuple, list)):
+        return [x for x in found if isinstance(x, torch.Tensor)]
+    return []
+
+
+def storages(node: Node) -> set[int]:
+    """Identities of the storages that the node's value lives in."""
+    found: set[int] = set()
+    for tensor in tensors(node):
+        try:
+            found.add(tensor.untyped_storage()._cdata)
+        except (NotImplementedError, RuntimeError):
+            continue
+    return found
+
+
+def is_plain(node: Node) -> bool:
+    """Only strided fake tensors: nothing sparse, quantised, nested or of another subclass."""
+    return all(
+        _compat.is_fake(t) and t.layout == torch.strided and not t.is_quantized for t in tensors(node)
+    )
+
+
+def name(node: Node) -> str:
+    """The short name of what a node calls: "matmul", "mul_", "mT"; "" for what is not a call."""
+    target: Any = node.target
+    if node.op == "call_method":
+        return str(target)
+    if node.op != "call_function":
+        return ""
+    if target is getattr:
+        return str(node.args[1])
+    if isinstance(target, torch._ops.OpOverload):
+        return str(target._schema.name.split("::")[-1])
+    return str(getattr(target, "__name__", target))
+
+
+def is_opaque(node: Node) -> bool:
+    """A call that is not a plain torch function: a higher-order or custom op, a module, user code."""
+    if node.op == "call_method":
+        return False
+    return node.op == "call_module" or (node.op == "call_function" and _is_opaque_target(node.target))
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_opaque_target(target: Any) -> bool:
+    if isinstance(target, torch._ops.OpOverload):
+        return target.namespace not in ("aten", "prims", "prim")
+    if isinstance(target, torch._ops.OpOverloadPacket):
+        return not target._qualified_op_name.startswith(("aten::", "prims::", "prim::"))
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return True
+    module = getattr(target, "__module__", None) or ""
+    known = module in ("torch", "_operator", "builtins", "math") or module.startswith("torch.")
+    return not known or module.startswith(_OPAQUE_MODULES)
+
+
+def is_random(node: Node) -> bool:
+    """A call that may draw random numbers."""
+    return bool(_RANDOM.search(name(node)))
+
+
+def flat_nodes(arguments: Any) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.map_arg(arguments, found.append)
+    return found
+
+
+def mutated(node: Node) -> list[Node]:
+    """The arguments that a call changes in place; all of them where that is not known."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return []
+    if _is_state_change(node):
+        return []
+    target: Any = node.target
+    if isinstance(target, torch._ops.OpOverload):
+        return _written(node, target._schema)
+    if node.op == "call_module" or (node.op == "call_function" and _is_opaque_target(target)):
+        bodies = [_compat.body_of(n) for n in flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"]
+        known = isinstance(target, torch._ops.HigherOrderOperator) and any(b is not None for b in bodies)
+        if known and not any(mutated(inner) for b in bodies if b is not None for inner in b.graph.nodes):
+            return []
+        return flat_nodes((node.args, node.kwargs))
+    called = name(node)
+    changed = flat_nodes(node.kwargs.get("out"))
+    trailing = called.endswith("_") and not called.endswith("__")
+    special = called in _INPLACE_OPERATORS or re.fullmatch(r"__(i\w+|setitem|delitem)__", called)
+    if trailing or (special and called != "__invert__") or _asks_inplace(node):
+        changed += flat_nodes(node.args[:1] if node.args else list(node.kwargs.values())[:1])
+    if called in _WRITES_BUFFERS:
+        changed += flat_nodes((node.args[1:], node.kwargs))
+    return changed
+
+
+def _is_state_change(node: Node) -> bool:
+    return node.op == "call_function" and bool(_compat.state_change(node.target))
+
+
+def _written(node: Node, schema: Any) -> list[Node]:
+    found: list[Node] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            found += flat_nodes(given)
+    return found
+
+
+def _asks_inplace(node: Node) -> bool:
+    """`F.relu(x, inplace=True)`, by name or by position."""
+    if node.kwargs.get("inplace"):
+        return True
+    position = _inplace_position(node.target) if node.op == "call_function" else None
+    return position is not None and position < len(node.args) and bool(node.args[position])
+
+
+@functools.lru_cache(maxsize=4096)
+def _inplace_position(target: Callable[..., Any]) -> int | None:
+    if not inspect.isfunction(target):
+        return None
+    parameters = list(inspect.signature(target).parameters)
+    return parameters.index("inplace") if "inplace" in parameters else None
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node multiplies matrices: its ATen form contains a contraction of two operands."""
+    called = name(node)
+    if called not in PRODUCTS or is_opaque(node) or len(operands(node)) < 2:
+        return False
+    return called != "einsum" or _contracts(node)
+
+
+def operands(node: Node) -> list[Node]:
+    """The tensors that a product multiplies, without what it adds."""
+    called, args = name(node), node.args
+    if called == "einsum":
+        found = flat_nodes(args[1:])
+    elif called in ("addmm", "baddbmm"):
+        found = flat_nodes((args[1:3], node.kwargs))
+    elif called == "__rmatmul__":
+        found = flat_nodes(args[:2])[::-1]
+    else:
+        found = flat_nodes((args[:2], node.kwargs))
+    return [n for n in found if tensors(n)]
+
+
+def _contracts(node: Node) -> bool:
+    """Whether an einsum sums over a letter; unknown forms count as a product."""
+    equation = node.args[0] if node.args else None
+    if not isinstance(equation, str):
+        return True
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        return True
+    return any(letter not in result for letter in given if letter.isalpha())
+
+
+def is_weight_product(node: Node) -> bool:
+    """A product with a 2-D weight: `x @ W`, `linear`, `addmm` with a Parameter."""
+    if name(node) == "linear":
+        return True
+    ranks = [tensors(n)[0].dim() for n in operands(node)]
+    flat = [n for n, rank in zip(operands(node), ranks) if rank <= 2]
+    if any(_is_parameter(n) for n in flat):
+        return True
+    return name(node) != "einsum" and 0 < len(flat) < len(ranks)
+
+
+def _is_parameter(node: Node) -> bool:
+    """A Parameter, or views and casts of one."""
+    while node.op.startswith("call") and (name(node) in VIEWS or name(node) in CASTS) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return any(isinstance(t, torch.nn.Parameter) for t in tensors(node))
+
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
+
+
+def location(node: Node) -> str:
+    """"file:line" of the innermost frame of the user's own code, else of the innermost frame, else ""."""
+    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    own = [frame for frame in frames if not re.search(r"/(site-packages|dist-packages)/|/torch/", frame[0])]
+    chosen = own or frames
+    return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else ""
+
+
+def describe(node: Node) -> str:
+    """How a reason names a node: `softmax (line 12)`."""
+    line = location(node).rpartition(":")[2]
+    return f"`{name(node) or node.name}`" + (f" (line {line})" if line else "")
+
+
+def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
+    """The plain bodies that the graph calls, with their call sites: activation checkpoints, branches."""
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and _compat.has_plain_bodies(node.target):
+            for argument in _get_attrs(node.args):
+                body = _compat.body_of(argument)
+                if body is not None:
+                    yield node, body
+
+
+def _get_attrs(arguments: Any) -> Iterable[Node]:
+    return [n for n in flat_nodes(arguments) if n.op == "get_attr"]

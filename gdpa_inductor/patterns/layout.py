@@ -1,0 +1,202 @@
+"""The roles of index variables: batch, heads, rows, keys, channels; and operands in the op's layout.
+
+Roles follow from membership. With the atoms of the first product's operands (one of which has the keys), of the value and
+of the output:
+
+    keys       what the second product sums over; in exactly one operand of the first product
+    rows       in the other operand and in the output only; if there are several, the longest, the others are heads
+    channels   of the value: in the value and the output, not in the weights
+    batch and heads   every other atom; an operand either has it or is shared along it
+
+Batch and heads are grouped so that no auxiliary operand has to be expanded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from .. import _compat
+from ..rejection import Code
+from .frame import Atom, Digits, Index, Size, atoms, product
+from .matcher import Operand, Reading, flat
+from .result import Refused
+
+_REFUSE, _COPY, _EXPAND = 10_000, 20, 5  # costs of a grouping; order of batch and heads costs 1 a step
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which atoms make up each axis. `key` and `query` are the operands of the first product in their roles."""
+
+    query: Operand
+    key: Operand
+    batch: Digits
+    heads: Digits
+    rows: Digits
+    keys: Digits
+    inner: Digits
+    channels: Digits
+
+    @property
+    def axes(self) -> dict[str, Digits]:
+        return {"b": self.batch, "h": self.heads, "n": self.rows, "m": self.keys}
+
+
+def layout_of(reading: Reading) -> Layout:
+    """Give every atom its role. Raises Refused where the region is not the operator."""
+    keys, weights = set(reading.keys), atoms(reading.weights)
+    query, key = _roles(reading)
+    if not weights <= atoms(reading.score):
+        raise Refused(Code.SCORES_BROADCAST, "an operand broadcasts the scores to more dimensions")
+    value = atoms(reading.value.index)
+    if not keys <= value:
+        raise Refused(Code.CONTRACTION, "the second product sums over keys that its other operand does not have")
+    channels = tuple(a for a in flat(reading.output) if a not in weights)
+    if not set(channels) <= value:
+        raise Refused(Code.LAYOUT, "the output is expanded within the second product")
+    in_query, in_key = atoms(query.index), atoms(key.index)
+    others = [a for a in flat(reading.weights) if a not in keys]
+    if not set(others) <= set(flat(reading.output)):
+        raise Refused(Code.CONTRACTION, "the second product sums over more than the keys")
+    free = [a for a in others if a in in_query and a not in in_key and a not in value]
+    if not free:
+        raise Refused(Code.TOO_SMALL, "the scores have a single row")
+    row = max(free, key=lambda a: (_length(a.size), others.index(a)))
+    _check_views(reading, set(free), in_query, in_key, value)
+    shared = [a for a in others if a is not row]
+    batch, heads = _grouping(shared, reading, query, key, row)
+    return Layout(query, key, batch, heads, (row,), reading.keys, reading.inner, channels)
+
+
+def _roles(reading: Reading) -> tuple[Operand, Operand]:
+    """(query, key): the key operand is the one that has what the second product sums over."""
+    keys, inner = set(reading.keys), set(reading.inner)
+    left, right = atoms(reading.left.index), atoms(reading.right.index)
+    if not keys:
+        raise Refused(Code.TOO_SMALL, "there is a single key")
+    if not inner <= left & right:
+        raise Refused(Code.LAYOUT, "the first product sums over a dimension that an operand lacks")
+    if keys <= left and keys <= right:
+        raise Refused(Code.CROSS_ELEMENT, "the second product sums over a batch or head dimension of the scores")
+    if keys <= right and not keys & left:
+        return reading.left, reading.right
+    if keys <= left and not keys & right:
+        return reading.right, reading.left
+    raise Refused(Code.CONTRACTION, "the second product sums over something else than the keys")
+
+
+def _check_views(
+    reading: Reading, rows: set[Atom], in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
+) -> None:
+    """A row or key dimension of the scores, as the user has them, must not fall into parts of different roles.
+
+    `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, and is not what it looks like: it is left alone.
+    """
+    for digits in reading.scores:
+        kinds = {(a in in_query, a in in_key, a in in_value) for a in digits}
+        if len(kinds) > 1 and set(digits) & (rows | set(reading.keys)):
+            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+
+
+def _length(size: Size) -> int:
+    hint = _compat.size_hint(size)
+    return 1 << 60 if hint is None else hint
+
+
+def _grouping(shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom) -> tuple[Digits, Digits]:
+    """The cheapest split of the shared atoms into batch and heads; ties go to the order in which they come."""
+    best: tuple[int, Digits, Digits] | None = None
+    for batch, heads in _splits(shared):
+        cost = _cost(batch, heads, reading, query, key, row)
+        if best is None or cost < best[0]:
+            best = (cost, batch, heads)
+    assert best is not None
+    if best[0] >= _REFUSE:
+        raise Refused(Code.OPERAND_EXPANDS, "a mask or bias would have to be expanded over a part of the batch or heads")
+    return best[1], best[2]
+
+
+def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
+    """Natural ones first: leading atoms are batch, trailing ones heads."""
+    count = len(shared)
+    natural = [(tuple(shared[:i]), tuple(shared[i:])) for i in ([count] if count < 2 else range(1, count + 1))]
+    yield from natural
+    if count > 5:
+        return
+    for order in itertools.permutations(shared):
+        for cut in range(count + 1):
+            yield order[:cut], order[cut:]
+
+
+def _cost(batch: Digits, heads: Digits, reading: Reading, query: Operand, key: Operand, row: Atom) -> int:
+    cost = sum(a.number > b.number for digits in (batch, heads) for a, b in itertools.pairwise(digits))
+    for operand in reading.aux:
+        has = atoms(operand.index)
+        partial = _is_partial(has, batch) + _is_partial(has, heads) + _is_partial(has, reading.keys)
+        cost += partial * (_REFUSE if row in has and has & set(reading.keys) else _COPY)
+    query_has = atoms(query.index)
+    cost += _EXPAND * (_is_partial(query_has, batch) + (not set(heads) <= query_has))
+    for operand in (key, reading.value):
+        has = atoms(operand.index)
+        cost += _EXPAND * (_is_partial(has, batch) + (not _is_prefix(has, heads)))
+    return cost
+
+
+def _is_partial(has: set[Atom], axis: Digits) -> bool:
+    return 0 < len(has & set(axis)) < len(axis)
+
+
+def _is_prefix(has: set[Atom], axis: Digits) -> bool:
+    count = len(has & set(axis))
+    return set(axis[:count]) <= has
+
+
+# Operands in the op's layout: what each dim of the arranged tensor is made of
+
+
+def query_dims(layout: Layout) -> Index:
+    return (_all_or_none(layout.query.index, layout.batch), layout.heads, layout.rows, layout.inner)
+
+
+def shared_dims(layout: Layout, operand: Operand, last: Digits) -> Index:
+    """Key or value: heads are shared by groups if the operand has the leading ones only."""
+    has = atoms(operand.index)
+    count = len(has & set(layout.heads))
+    heads = layout.heads[:count] if _is_prefix(has, layout.heads) else layout.heads
+    return (_all_or_none(operand.index, layout.batch), heads, layout.keys, last)
+
+
+def _all_or_none(index: Index, axis: Digits) -> Digits:
+    return axis if atoms(index) & set(axis) else ()
+
+
+def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
+    """The dims of an auxiliary operand as it is passed, and its access map.
+
+    A dim that is one whole axis stays where it is; dims that are parts of an axis are brought together.
+    """
+    names = {atom: axis for axis, digits in layout.axes.items() for atom in digits}
+    dims: list[Digits] = []
+    access: list[str] = []
+    for digits in operand.index:
+        if not digits:
+            dims.append(())
+            access.append("-")
+        for atom in digits:
+            if atom not in names:
+                raise Refused(Code.LAYOUT, "a mask or bias has a dimension that the scores lack")
+            axis = names[atom]
+            if axis not in access:
+                dims.append(layout.axes[axis])
+                access.append(axis)
+    return tuple(dims), tuple(access)
+
+
+def output_dims(layout: Layout) -> Index:
+    return (layout.batch, layout.heads, layout.rows, layout.channels)
+
+
+def sizes(digits: Digits) -> Size:
+    return product(atom.size for atom in digits)

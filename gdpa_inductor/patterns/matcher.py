@@ -1,0 +1,424 @@
+"""The structural reading of a shadow: product, program, product.
+
+From the region's result back: views, the second product, then, element by element, the weights. `Reader.read(node, index)`
+is the score expression of the element `index` of an ATen node: views change the index, point-wise functions become
+expressions, tensors from outside become auxiliary operands at their own index, and the first product becomes the score.
+Every demand for the score must be for one and the same element; else the weights mix scores, and are something else.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..expr import SCORE, Expr, aux, call, const, postorder
+from ..rejection import Code
+from . import host, symbolic
+from .frame import Digits, Index, Size, Space, atoms, broadcast, is_one, permuted, same
+from .result import Refused
+from .shadow import Shadow
+from .vocabulary import FILLED, MIXING, POINTWISE, Unknown, as_kind, real, where
+
+_REGROUPING = frozenset(["view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_reshape_alias", "flatten", "unflatten"])
+_SAME_ELEMENT = frozenset(["clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift"])
+_PRODUCTS = frozenset(["bmm", "mm", "baddbmm", "addmm"])
+_ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_EXACT = {(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float64),
+          (torch.bfloat16, torch.float64), (torch.float32, torch.float64)}  # fmt: skip
+_ROUNDING = {torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor from outside, the index it is read at, and the casts that it goes through."""
+
+    leaf: Node
+    index: Index
+    casts: tuple[torch.dtype, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a region computes: output[output] = sum over `keys` of weight(score, …) · value.
+
+    left, right: operands of the first product; `inner` is what it contracts. `score` is the index of the product in ATen,
+    `scores` that of its result as the user has it, `weights` that of what the second product reads. In `weight`, aux(i)
+    stands for operand i of `aux`, and Expr("index", i) for `positions[i]`.
+    """
+
+    weight: Expr
+    aux: tuple[Operand, ...]
+    scalars: tuple[Size, ...]
+    positions: tuple[Digits, ...]
+    left: Operand
+    right: Operand
+    value: Operand
+    output: Index
+    weights: Index
+    score: Index
+    scores: Index
+    inner: Digits
+    keys: Digits
+    space: Space
+    swapped: bool
+
+
+def read(shadow: Shadow) -> Reading:
+    """Read a shadow. Raises Refused where it is not product, point-wise program, product."""
+    space = Space()
+    shape = shadow.output.meta["val"].shape
+    output = tuple(space.fresh(size) for size in shape)
+    while True:  # again after a split: all indices are then in the same atoms
+        splits = len(space.splits)
+        try:
+            reading = Reader(shadow, space).region(output)
+        except RecursionError:
+            raise Refused(Code.ANALYSIS, "the program between the products is too long") from None
+        if len(space.splits) == splits:
+            return reading
+
+
+def _name(node: Node) -> str:
+    return host.name(node)
+
+
+def _tensor(node: Node) -> torch.Tensor:
+    found = node.meta.get("val")
+    if not isinstance(found, torch.Tensor):
+        raise Refused(Code.ANALYSIS, f"`{_name(node)}` returns no tensor")
+    return found
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """The kind of an element of this dtype. Raises Refused for complex numbers and for formats below 16 bits."""
+    if dtype == torch.bool:
+        return "b"
+    if dtype in _FLOATS:
+        return "f"
+    if dtype.is_floating_point or dtype.is_complex:
+        raise Refused(Code.DTYPE, f"{dtype} operands")
+    return "i"
+
+
+@dataclass
+class Reader:
+    """One pass over a shadow."""
+
+    shadow: Shadow
+    space: Space
+    memo: dict[tuple[Node, Index], Expr] = field(default_factory=dict)
+    operands: list[Operand] = field(default_factory=list)
+    scalars: list[Size] = field(default_factory=list)
+    positions: list[Digits] = field(default_factory=list)
+    score: tuple[Node, Index] | None = None
+    scores: Index | None = None
+    wide: Node | None = None
+
+    def region(self, output: Index) -> Reading:
+        """Read the whole region; `output` is the index of its result."""
+        second, index = self._second_product(self.space.resolve_index(output))
+        depends = _depends_on_product(self.shadow)
+        sides: list[Node] = list(second.args[:2])  # type: ignore[arg-type]
+        scored = [side in depends for side in sides]
+        if all(scored):
+            raise Refused(Code.CROSS_ELEMENT, "both operands of the second product depend on the scores")
+        if not any(scored):
+            raise Refused(Code.CONTRACTION, "no operand of the second product is made from the scores")
+        swapped = scored[1]
+        keys = self._contracted(second)
+        weights_at, value_at = ((*index[:-1], keys), (*index[:-2], keys, index[-1]))
+        if swapped:
+            weights_at, value_at = value_at, weights_at
+        weight = real(self.read(sides[1 if swapped else 0], weights_at))
+        if SCORE not in set(postorder([weight])) or self.score is None:
+            raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
+        value = self.operand(sides[0 if swapped else 1], value_at)
+        product, at = self.score
+        inner = self._contracted(product)
+        first, other = self._factors(product)
+        left = self.operand(first, (*at[:-1], inner))
+        right = self.operand(other, (*at[:-2], inner, at[-1]))
+        self._check_dtypes(first)
+        resolve = self.space.resolve_index
+        return Reading(
+            weight, tuple(self.operands), tuple(self.scalars), tuple(self.positions), left, right, value,
+            resolve(output), resolve(weights_at), resolve(at), resolve(self.scores or at), self.space.resolve(inner),
+            self.space.resolve(keys), self.space, swapped,
+        )  # fmt: skip
+
+    def _second_product(self, index: Index) -> tuple[Node, Index]:
+        node = self.shadow.output
+        while _name(node) not in _PRODUCTS:
+            seen = self._through_view(node, index)
+            if seen is None:
+                raise Refused(Code.LAYOUT, f"the second product ends in {self.describe(node)}")
+            node, index = seen
+        if _name(node) in _ADDED_PRODUCTS:
+            raise Refused(Code.LAYOUT, f"the second product, {self.describe(node)}, adds to its result")
+        return node, index
+
+    def _factors(self, product: Node) -> tuple[Node, Node]:
+        at = 1 if _name(product) in _ADDED_PRODUCTS else 0
+        return product.args[at], product.args[at + 1]  # type: ignore[return-value]
+
+    def _contracted(self, product: Node) -> Digits:
+        """The digits that a product sums over: the same ones in every pass."""
+        size = _tensor(self._factors(product)[0]).shape[-1]
+        made: dict[str, Digits] = self.space.contracted
+        if product.name not in made:
+            made[product.name] = self.space.fresh(size)
+        return self.space.resolve(made[product.name])
+
+    def _check_dtypes(self, factor: Node) -> None:
+        dtype = _tensor(factor).dtype
+        if kind_of(dtype) != "f":
+            raise Refused(Code.DTYPE, f"the first product multiplies {dtype} operands")
+        if self.wide is not None and dtype != torch.float64:
+            raise Refused(Code.DTYPE, f"{self.describe(self.wide)} continues in fp64 on scores in {dtype}")
+
+    def describe(self, node: Node) -> str:
+        origin = self.shadow.source(node)
+        return host.describe(origin) if origin is not None else f"`{_name(node)}`"
+
+    # Elements
+
+    def read(self, node: Node, index: Index) -> Expr:
+        """The expression of the element `index` of `node`."""
+        index = self.space.resolve_index(index)
+        key = (node, index)
+        if node.name == self.shadow.first_result:
+            self.scores = index
+        if key not in self.memo:
+            self.memo[key] = self._read(node, index)
+        return self.memo[key]
+
+    def _read(self, node: Node, index: Index) -> Expr:
+        if node.op == "placeholder":
+            return self._outside(self.shadow.leaves[node], index)
+        called = _name(node)
+        if called in _PRODUCTS:
+            return self._product(node, index)
+        if called == "detach":
+            inner = self.read(node.args[0], index)  # type: ignore[arg-type]
+            return call("detach", inner) if inner.kind == "f" and SCORE in set(postorder([inner])) else inner
+        if called == "_to_copy":
+            return self._cast(node, index)
+        seen = self._through_view(node, index)
+        if seen is not None:
+            return self.read(*seen)
+        if called in ("tril", "triu"):
+            return self._triangle(node, index)
+        if called in FILLED:
+            return self._filled(node)
+        if node.op == "get_attr":
+            return self._constant(node)
+        if called == "getitem" and node.args[1] == 0 and _name(node.args[0]) in POINTWISE:  # type: ignore[arg-type]
+            return self._pointwise(node.args[0], index, _tensor(node))  # type: ignore[arg-type]
+        if called in POINTWISE and isinstance(node.meta.get("val"), torch.Tensor):
+            return self._pointwise(node, index, _tensor(node))
+        raise self._refusal(node.args[0] if called == "getitem" else node)
+
+    def _outside(self, leaf: Node, index: Index) -> Expr:
+        """An operand from outside: one auxiliary tensor for each index that it is read at."""
+        operand = Operand(leaf, index)
+        if operand not in self.operands:
+            self.operands.append(operand)
+        return aux(self.operands.index(operand), kind_of(host.tensors(leaf)[0].dtype))
+
+    def _product(self, node: Node, index: Index) -> Expr:
+        if self.score is None:
+            self.score = (node, index)
+        if self.score[0] is not node:
+            raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
+        if self.score[1] != index:
+            raise Refused(Code.CROSS_ELEMENT, "a weight depends on scores of different positions")
+        if _name(node) not in _ADDED_PRODUCTS:
+            return SCORE
+        options = {"beta": const(1.0), "alpha": const(1.0)}
+        options.update({name: real(self._argument(given)) for name, given in node.kwargs.items()})
+        score = call("mul", SCORE, options["alpha"])
+        if options["beta"].is_const and options["beta"].value == 0:
+            return score  # as BLAS has it: what is added is then not even read
+        added: Node = node.args[0]  # type: ignore[assignment]
+        at = broadcast(index, _tensor(node).shape, _tensor(added).shape)
+        return call("add", call("mul", real(self.read(added, at)), options["beta"]), score)
+
+    def _argument(self, given: Any) -> Expr:
+        """A number, literal or symbolic, as an expression."""
+        value = given.meta.get("val") if isinstance(given, Node) else given
+        if isinstance(value, (bool, int, float)):
+            return const(value)
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return symbolic.expression(value, self.scalars)
+        raise Refused(Code.POINTWISE_OP, f"an argument of type {type(value).__name__}")
+
+    def _cast(self, node: Node, index: Index) -> Expr:
+        source: Node = node.args[0]  # type: ignore[assignment]
+        x, old, new = self.read(source, index), _tensor(source).dtype, _tensor(node).dtype
+        if _tensor(source).device != _tensor(node).device:
+            raise Refused(Code.DEVICE, f"{self.describe(node)} moves the scores to another device")
+        kind = kind_of(new)
+        if kind != "f":
+            if kind == "i" and new not in (torch.int64, torch.int32) and old != torch.bool:
+                raise Refused(Code.DTYPE, f"{self.describe(node)} rounds to {new}")
+            return as_kind(kind, x)
+        self._note_width(node)
+        origin = self.shadow.source(node)
+        explicit = origin is not None and host.name(origin) in host.CASTS
+        exact = old == new or (old, new) in _EXACT or kind_of(old) == "b"
+        if exact or not explicit or SCORE not in set(postorder([x])) and kind_of(old) == "i":
+            return real(x)
+        if new not in _ROUNDING:
+            if kind_of(old) == "i":
+                return real(x)
+            raise Refused(Code.DTYPE, f"{self.describe(node)} rounds from {old} to {new}")
+        return call(_ROUNDING[new], real(x))
+
+    def _note_width(self, node: Node) -> None:
+        if _tensor(node).dtype == torch.float64:
+            self.wide = node
+
+    def _triangle(self, node: Node, index: Index) -> Expr:
+        """tril and triu: a condition on the row and the column, in whatever dimensions these are."""
+        x = self.read(node.args[0], index)  # type: ignore[arg-type]
+        diagonal = as_kind("i", self._argument(node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0)))
+        row, column = (self._position(digits) for digits in index[-2:])
+        compare = "le" if _name(node) == "tril" else "ge"
+        return where(x.kind, call(compare, column, call("add", row, diagonal)), x, const(0))
+
+    def _position(self, digits: Digits) -> Expr:
+        if not digits:
+            return const(0)
+        if digits not in self.positions:
+            self.positions.append(digits)
+        return Expr("index", (), self.positions.index(digits), "i")
+
+    def _filled(self, node: Node) -> Expr:
+        given = dict(node.kwargs)
+        fill = FILLED[_name(node)](*node.args, *([given["fill_value"]] if "fill_value" in given else []))
+        return as_kind(kind_of(_tensor(node).dtype), self._argument(fill))
+
+    def _constant(self, node: Node) -> Expr:
+        held: Any = getattr(node.graph.owning_module, str(node.target), None)
+        held = getattr(held, "constant", None) if held is not None and hasattr(held, "fake_mode") else held
+        if not isinstance(held, torch.Tensor) or held.numel() != 1:
+            raise self._refusal(node)
+        return as_kind(kind_of(held.dtype), const(held.item()))
+
+    def _pointwise(self, node: Node, index: Index, result: torch.Tensor) -> Expr:
+        kind = kind_of(result.dtype)
+        if kind == "i" and result.dtype != torch.int64:
+            raise Refused(Code.DTYPE, f"{self.describe(node)} computes in {result.dtype}")
+        if kind == "f" and result.dtype == torch.float64:
+            self.wide = node
+        args = [self._pointwise_operand(a, index, result) for a in node.args]
+        options = {
+            name: given if isinstance(given, str) or given is None else self._argument(given)
+            for name, given in node.kwargs.items()
+            if name not in ("dtype", "layout", "device", "pin_memory", "memory_format", "inplace")
+        }
+        try:
+            found = POINTWISE[_name(node)](kind, *args, **options)
+        except (Unknown, ValueError, TypeError) as error:
+            raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} is not in the vocabulary: {error}") from None
+        if found.kind != kind:
+            raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} changes kind from {found.kind} to {kind}")
+        return found
+
+    def _pointwise_operand(self, given: Any, index: Index, result: torch.Tensor) -> Any:
+        if given is None or isinstance(given, str):
+            return given
+        if isinstance(given, Node) and isinstance(given.meta.get("val"), torch.Tensor):
+            return self.read(given, broadcast(index, result.shape, _tensor(given).shape))
+        return self._argument(given)
+
+    def _refusal(self, node: Any) -> Refused:
+        called = _name(node)
+        code = MIXING.get(called, Code.POINTWISE_OP)
+        if code is Code.POINTWISE_OP and any(x in str(node.target) for x in ("norm", "softmax")):
+            code = Code.NORMALISED
+        reasons = {
+            Code.NORMALISED: "normalises or sums the scores along a dimension",
+            Code.REDUCTION: "reduces or scans the scores",
+            Code.CROSS_ELEMENT: "moves scores to other positions",
+            Code.MUTATED_SCORES: "changes a part of the scores in place",
+            Code.DROPOUT: "draws random numbers",
+            Code.POINTWISE_OP: "is not in the vocabulary of score programs",
+        }
+        return Refused(code, f"{self.describe(node)} {reasons[code]}")
+
+    # Views
+
+    def _through_view(self, node: Node, index: Index) -> tuple[Node, Index] | None:
+        """The source of a view and the index into it; None where `node` is not a view."""
+        called = _name(node)
+        source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+        if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
+            return None
+        index, shape = self.space.resolve_index(index), _tensor(source).shape
+        args: tuple[Any, ...] = node.args[1:]
+        if called in _REGROUPING and _tensor(node).dtype == _tensor(source).dtype:
+            return source, self.space.regroup(index, shape)
+        if called in _SAME_ELEMENT:
+            return source, index
+        if called in ("permute", "transpose", "t", "numpy_T"):
+            return source, permuted(index, _order(called, args, len(shape)))
+        if called == "expand":
+            return source, broadcast(index, _tensor(node).shape, shape)
+        if called == "select" and is_one(shape[args[0]]):
+            dim = args[0] % len(shape)
+            return source, (*index[:dim], (), *index[dim:])
+        if called == "slice" and all(map(same, shape, _tensor(node).shape)) and (len(args) < 4 or args[3] == 1):
+            return source, index
+        return None
+
+    def operand(self, node: Node, index: Index) -> Operand:
+        """A factor of a product: views and casts of one tensor from outside."""
+        casts: list[torch.dtype] = []
+        while node.op != "placeholder":
+            if _name(node) == "_to_copy":
+                source: Node = node.args[0]  # type: ignore[assignment]
+                if _tensor(source).device != _tensor(node).device:
+                    raise Refused(Code.DEVICE, f"{self.describe(node)} moves an operand to another device")
+                if _tensor(source).dtype != _tensor(node).dtype:
+                    casts.insert(0, _tensor(node).dtype)
+                node = source
+                continue
+            seen = self._through_view(node, index)
+            if seen is None:
+                raise Refused(Code.LAYOUT, f"an operand of a product is made by {self.describe(node)}")
+            node, index = seen
+        return Operand(self.shadow.leaves[node], self.space.resolve_index(index), tuple(casts))
+
+
+def _order(called: str, args: Sequence[Any], rank: int) -> list[int]:
+    """The dims of a permutation, whatever it is called."""
+    if called == "permute":
+        return [int(d) for d in args[0]]
+    order = list(range(rank))
+    if called == "numpy_T":
+        return order[::-1]
+    first, second = (0, 1) if called == "t" else (args[0], args[1])
+    if rank >= 2:
+        order[first], order[second] = order[second], order[first]
+    return order
+
+
+def _depends_on_product(shadow: Shadow) -> set[Node]:
+    """Nodes that are made from a product, by the tensors that flow."""
+    found: set[Node] = set()
+    for node in shadow.nodes:
+        fed = any(n in found for n in node.all_input_nodes if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)))
+        if fed or _name(node) in _PRODUCTS:
+            found.add(node)
+    return found
+
+
+def flat(index: Index) -> Digits:
+    return tuple(itertools.chain.from_iterable(index))

@@ -1,0 +1,49 @@
+"""Whether a region is worth rewriting, as far as that can be said of any device.
+
+What the kernels of a device take, and where they win, is for the lowerings to say.
+"""
+
+from __future__ import annotations
+
+from .. import _compat
+from ..expr import SCORE, postorder
+from ..problem import Problem
+from ..rejection import Code
+from ..score_mod import ScoreMod
+from .result import Refused
+
+MIN_CHANNELS, MAX_CHANNELS, MIN_SCORES = 16, 256, 32 * 32
+ACTIVATION, MASK, SCALE = 2, 1, 0
+
+
+def rank(program: ScoreMod, swapped: bool) -> int:
+    """What the program does to the scores. Raises Refused for X (Y Z), which is linear attention, not attention.
+
+    A program that only scales makes three matrices' product, which may be taken in either order; the one that
+    multiplies the right-hand two first was meant so.
+    """
+    slope = program.gradients.score
+    if slope is None or SCORE in set(postorder([slope])):
+        return ACTIVATION
+    if any(spec.axes for spec in program.aux) or any(x.op in "bhnm" for x in postorder([program.weight])):
+        return MASK
+    if swapped:
+        raise Refused(Code.CONTRACTION, "three matrices are multiplied, the right-hand ones first: there are no weights")
+    return SCALE
+
+
+def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:
+    """The structural part of the cost model. Unknown sizes are taken to be large. `profit` off: only hard limits."""
+    known = {name: _compat.size_hint(getattr(problem, name)) for name in ("rows", "cols", "head_dim", "value_dim")}
+    rows, cols, dim, value_dim = (1 << 20 if hint is None else hint for hint in known.values())
+    if max(d for d in (problem.head_dim, problem.value_dim, 0) if isinstance(d, int)) > MAX_CHANNELS:
+        return Refused(Code.HEAD_DIM_LARGE, f"head dims {problem.head_dim} and {problem.value_dim}, of at most {MAX_CHANNELS}")
+    if not profit:
+        return None
+    if min(dim, value_dim) < MIN_CHANNELS:
+        return Refused(Code.TOO_SMALL, f"head dims {dim} and {value_dim}, of at least {MIN_CHANNELS}")
+    if min(rows, cols) == 1 or rows * cols < MIN_SCORES:
+        return Refused(Code.TOO_SMALL, f"{rows} rows and {cols} keys")
+    if rank == SCALE and cols <= 2 * max(dim, value_dim):
+        return Refused(Code.SLOWER, f"three matrices are multiplied, with {cols} columns between: the scores are small")
+    return None

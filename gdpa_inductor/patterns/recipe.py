@@ -1,0 +1,260 @@
+"""New nodes, tried on fakes first: a region's replacement is computed in full before the graph is touched.
+
+`Recipe.call` runs a function on the operands' fake values and notes it; `write` puts what was noted into the graph.
+Sizes may be symbolic: they are written as nodes that compute them from sizes that the graph has.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from .. import _compat
+from ..rejection import Code
+from . import host
+from .frame import Digits, Index, Size, is_one, same
+from .layout import sizes
+from .region import HostGraph
+from .result import Refused
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """A tensor of the replacement: its fake value, and the call that makes it or the user's node that it is."""
+
+    value: torch.Tensor
+    node: Node | None = None
+    target: Callable[..., Any] | None = None
+    args: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Recipe:
+    """The calls of one replacement, in order."""
+
+    grad: bool
+    fake_mode: Any
+    calls: list[Handle] = field(default_factory=list)
+
+    def leaf(self, node: Node) -> Handle:
+        return Handle(host.tensors(node)[0], node)
+
+    def call(self, target: Callable[..., Any], *args: Any, **options: Any) -> Handle:
+        """Run `target` on fakes and note it. `args` may hold handles and symbolic sizes."""
+        with self.fake_mode, torch.set_grad_enabled(self.grad):
+            value = target(*_values(args), **options)
+        made = Handle(value, None, target, args, options)
+        self.calls.append(made)
+        return made
+
+    def arrange(self, source: Handle, index: Index, target: Index) -> Handle:
+        """A tensor whose dims have the digits `index` as one whose dims have those of `target`.
+
+        Digits of `target` that the source lacks are expanded. Copies only where strides leave no other way.
+        """
+        if index == target:
+            return source
+        have = tuple(itertools.chain.from_iterable(index))
+        if not set(have) <= set(itertools.chain.from_iterable(target)):
+            raise Refused(Code.LAYOUT, "an operand has a dimension that the scores lack")
+        if any(len(digits) != 1 for digits in index):
+            source = self.call(aten.view.default, source, [atom.size for atom in have])
+        wanted = list(itertools.chain.from_iterable(target))
+        kept = [atom for atom in wanted if atom in have]
+        if [have.index(a) for a in kept] != list(range(len(kept))):
+            source = self.call(aten.permute.default, source, [have.index(a) for a in kept])
+        dims: list[Digits] = []
+        for digits in target:
+            if not digits:
+                source = self.call(aten.unsqueeze.default, source, len(dims))
+                dims.append(())
+            for atom in digits:
+                if atom not in have:
+                    source = self.call(aten.unsqueeze.default, source, len(dims))
+                dims.append((atom,))
+        if any(atom not in have for atom in wanted):
+            source = self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
+        return self._merge(source, target)
+
+    def _merge(self, source: Handle, target: Index) -> Handle:
+        """Merge neighbouring dims into those of `target`."""
+        if all(len(digits) <= 1 for digits in target):
+            return source
+        shape = [sizes(digits) for digits in target]
+        try:
+            return self.call(aten.view.default, source, shape)
+        except (RuntimeError, ValueError):
+            return self.call(aten.view.default, self.contiguous(source), shape)
+
+    def contiguous(self, source: Handle) -> Handle:
+        return self.call(aten.clone.default, source, memory_format=torch.contiguous_format)
+
+    def cast(self, source: Handle, dtype: torch.dtype) -> Handle:
+        same_dtype = source.value.dtype == dtype
+        return source if same_dtype else self.call(aten._to_copy.default, source, dtype=dtype)
+
+    def moved(self, source: Handle, device: torch.device) -> Handle:
+        same_device = source.value.device == device
+        return source if same_device else self.call(aten._to_copy.default, source, device=device)
+
+    def expanded(self, source: Handle, batch: Digits) -> Handle:
+        """[1, ...] expanded to [batch, ...]."""
+        return self.call(aten.expand.default, source, [sizes(batch), *source.value.shape[1:]])
+
+    def sizes(self) -> list[Size]:
+        """Every symbolic size that the calls are given."""
+        found: list[Size] = []
+        for made in self.calls:
+            for arg in torch.utils._pytree.tree_leaves(list(made.args)):
+                if isinstance(arg, torch.SymInt):
+                    found.append(arg)
+        return found
+
+    def with_strides(self, source: Handle, wanted: torch.Tensor) -> Handle:
+        """The same tensor with the strides of `wanted`; a copy only if they differ."""
+        if _same_strides(source.value, wanted):
+            return source
+        order = sorted(range(wanted.dim()), key=lambda d: _stride_key(wanted, d))
+        back = [order.index(d) for d in range(wanted.dim())]
+        source = self.contiguous(self.call(aten.permute.default, source, order))
+        return self.call(aten.permute.default, source, back)
+
+
+def _values(args: Any) -> Any:
+    """The fake values of handles in nested arguments."""
+    if isinstance(args, (tuple, list)):
+        return type(args)(_values(a) for a in args)
+    return args.value if isinstance(args, Handle) else args
+
+
+def _stride_key(tensor: torch.Tensor, dim: int) -> tuple[int, int]:
+    hint = _compat.size_hint(tensor.stride(dim))
+    return (-(1 << 60 if hint is None else hint), dim)
+
+
+def _same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
+    pairs = zip(left.shape, left.stride(), right.stride(), strict=True)
+    return all(is_one(size) or same(a, b) for size, a, b in pairs)
+
+
+class Writer:
+    """Puts the calls of recipes into one graph."""
+
+    def __init__(self, graph: HostGraph) -> None:
+        self.host = graph
+        self.replaced: dict[Node, Node] = {}
+
+    def write(self, recipe: Recipe, before: Node, like: Node) -> dict[Handle, Node]:
+        """Insert all calls before a node, with the source place of `like`."""
+        written: dict[Handle, Node] = {}
+        graph = self.host.graph
+        with graph.inserting_before(before):
+            for made in recipe.calls:
+                assert made.target is not None
+                args = self._arguments(made.args, written, like)
+                node = graph.call_function(made.target, args, dict(made.options))
+                describe(node, like, made.value)
+                written[made] = node
+        return written
+
+    def _arguments(self, args: Any, written: dict[Handle, Node], like: Node) -> Any:
+        if isinstance(args, (tuple, list)):
+            return type(args)(self._arguments(a, written, like) for a in args)
+        if isinstance(args, Handle):
+            return written[args] if args.node is None else self.current(args.node)
+        if isinstance(args, torch.SymInt):
+            return self.size(args, like)
+        return args
+
+    def current(self, node: Node) -> Node:
+        """The node that stands for a node of the analysis, which may have been replaced since."""
+        while node in self.replaced:
+            node = self.replaced[node]
+        return node
+
+    def size(self, size: Size, like: Node) -> Any:
+        """A node that computes a symbolic size, at the insertion point."""
+        if isinstance(size, int) or size.node.expr.is_number:
+            return int(size)
+        expression = size.node.expr
+        needed = {symbol: self._symbol(symbol, like) for symbol in expression.free_symbols}
+        if expression.is_Symbol:
+            return needed[expression]
+        node = _compat.write_symbolic(expression, needed, self.host.graph)
+        _evaluate(node, like)
+        return node
+
+    def replace_size(self, node: Node) -> None:
+        """Let users of a node that reads a shape use the sizes themselves."""
+        value = host.value(node)
+        with self.host.graph.inserting_before(node):
+            if not isinstance(value, (tuple, list)):
+                _replace_uses(node, self.size(value, node))
+            else:
+                written = [self.size(s, node) for s in value]
+                for user in list(node.users):
+                    _replace_uses(user, written[user.args[1]])  # type: ignore[index]
+                    self.host.graph.erase_node(user)
+        self.host.graph.erase_node(node)
+
+    def can_write(self, size: Size) -> bool:
+        """Whether `size` can be computed from the graph's inputs."""
+        if isinstance(size, int) or size.node.expr.is_number:
+            return True
+        return all(symbol in self._symbols for symbol in size.node.expr.free_symbols)
+
+    def _symbol(self, symbol: Any, like: Node) -> Node:
+        node, dim = self._symbols[symbol]
+        if dim is None:
+            return node
+        found = self.host.graph.call_function(aten.sym_size.int, (node, dim))
+        describe(found, like, host.tensors(node)[0].shape[dim])
+        return found
+
+    @functools.cached_property
+    def _symbols(self) -> dict[Any, tuple[Node, int | None]]:
+        """Where each symbol is found: a node that holds it, or a dim of an input."""
+        found: dict[Any, tuple[Node, int | None]] = {}
+        for node in self.host.graph.nodes:
+            value = host.value(node)
+            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
+                found.setdefault(value.node.expr, (node, None))
+        for node in self.host.graph.nodes:
+            if node.op == "placeholder":
+                for tensor in host.tensors(node):
+                    for dim, size in enumerate(tensor.shape):
+                        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
+                            found.setdefault(size.node.expr, (node, dim))
+        return found
+
+
+def _replace_uses(node: Node, new: Any) -> None:
+    for user in list(node.users):
+        swap = lambda n: new if n is node else n
+        user.args, user.kwargs = torch.fx.map_arg(user.args, swap), torch.fx.map_arg(user.kwargs, swap)
+
+
+def _evaluate(node: Node, like: Node) -> Any:
+    """Give values to a chain of new nodes over sizes."""
+    if host.value(node) is None:
+        args = [_evaluate(a, like) if isinstance(a, Node) else a for a in node.args]
+        describe(node, like, node.target(*args))  # type: ignore[operator]
+    return host.value(node)
+
+
+def describe(node: Node, like: Node, value: Any) -> None:
+    """Meta data of a new node: those of the node that it stands for, and its own value."""
+    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom", "fwd_source_fn_stack", "fwd_nn_module_stack"):
+        if key in like.meta:
+            node.meta[key] = like.meta[key]
+    key = "val" if "val" in like.meta and "example_value" not in like.meta else "example_value"
+    node.meta[key] = value

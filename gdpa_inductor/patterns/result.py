@@ -1,0 +1,50 @@
+"""What the finder says: a `Match` for every region that was rewritten, a `Rejection` for every candidate that was not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..problem import Problem
+from ..rejection import Code, Rejection
+from ..score_mod import ScoreMod
+
+
+@dataclass(frozen=True)
+class Match:
+    """One rewritten region. `location`: "file:line" of the second product. `node`: the node that calls the op.
+
+    `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
+    """
+
+    problem: Problem
+    location: str
+    node: str
+    choice: object = None
+
+    @property
+    def score_mod(self) -> ScoreMod:
+        return self.problem.program
+
+    def __str__(self) -> str:
+        place = f"{self.location}: " if self.location else ""
+        return f"{place}O = ({self.problem.program.formula}) V, s = Q Kᵀ"
+
+
+@dataclass(frozen=True)
+class Result:
+    """All that was found in one graph and its bodies, in program order."""
+
+    matches: tuple[Match, ...] = ()
+    rejections: tuple[Rejection, ...] = ()
+
+    def __add__(self, other: Result) -> Result:
+        return Result(self.matches + other.matches, self.rejections + other.rejections)
+
+
+class Refused(Exception):
+    """Raised inside the analysis of one candidate; it becomes the candidate's `Rejection`."""
+
+    def __init__(self, code: Code, reason: str) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason

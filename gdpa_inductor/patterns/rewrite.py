@@ -1,0 +1,270 @@
+"""From a user's graph to the same graph with every region replaced by one call of `gdpa::attention`.
+
+Each candidate is analysed in full before anything is changed; regions that overlap are decided in favour of the one with
+an activation. Then the replacements are written where the second products stood. Nodes outside the regions are neither
+run nor touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from .. import _compat
+from ..expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
+from ..options import Options
+from ..problem import Problem
+from ..rejection import Code, GDPAError, Rejection
+from ..score_mod import Aux, ScoreMod
+from . import host, profit, shadow
+from .ambient import Ambient, State
+from .canonical import canonical
+from .frame import is_zero
+from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
+from .matcher import Operand, Reading, read
+from .recipe import Handle, Recipe, Writer
+from .region import Candidate, HostGraph, Region
+from .result import Match, Refused, Result
+
+Supports = Callable[[Problem], object]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A region that can be replaced: how, by what, and how much it should be preferred."""
+
+    candidate: Candidate
+    region: Region
+    recipe: Recipe
+    result: Handle
+    problem: Problem
+    choice: object
+    rank: int
+
+
+def rewrite_graph(
+    gm: GraphModule, *, options: Options | None = None, supports: Supports | None = None
+) -> Result:
+    """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
+
+    Args:
+        supports: asked for every region; what it answers is kept as the match's `choice`, and a falsy answer (a
+            Rejection) leaves the region as it is. None supports everything.
+    """
+    return _rewrite(gm, None, options or Options(), supports, set())
+
+
+def _rewrite(
+    gm: GraphModule, start: State | None, options: Options, supports: Supports | None, seen: set[int]
+) -> Result:
+    if id(gm) in seen:
+        return Result()
+    seen.add(id(gm))
+    found = Result()
+    calls = list(host.bodies(gm))
+    worthwhile = _worthwhile(gm.graph)
+    if not worthwhile and not calls:
+        return found
+    ambient = Ambient.of(gm.graph, start)
+    for node, body in calls:
+        found += _rewrite(body, ambient[node], options, supports, seen)
+    if worthwhile:
+        found += _rewrite_one(gm, HostGraph.of(gm.graph, ambient), options, supports)
+    return found
+
+
+def _worthwhile(graph: Graph) -> bool:
+    """Whether there are two products in the graph."""
+    products = [n for n in graph.nodes if host.is_product(n)]
+    return len(products) > 1 or any(len(host.operands(n)) > 2 for n in products)
+
+
+def _rewrite_one(gm: GraphModule, graph: HostGraph, options: Options, supports: Supports | None) -> Result:
+    plans: list[Plan] = []
+    refused: list[tuple[Candidate, Rejection]] = []
+    writer = Writer(graph)
+    for candidate in graph.candidates():
+        outcome = _analyse(candidate, graph, writer, options, supports)
+        if isinstance(outcome, Plan):
+            plans.append(outcome)
+        else:
+            refused.append((candidate, outcome))
+    chosen = _compatible(plans, graph)
+    matches = [_commit(plan, writer) for plan in chosen]
+    if matches:
+        gm.recompile()
+    return Result(tuple(matches), _reported(refused, chosen))
+
+
+def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
+    """Plans that share no node: an activation before a mask before none, then as they come. In program order."""
+    chosen: list[Plan] = []
+    taken: set[Node] = set()
+    for plan in sorted(plans, key=lambda p: -p.rank):
+        if not taken & set(plan.region.nodes):
+            chosen.append(plan)
+            taken |= set(plan.region.nodes)
+    return sorted(chosen, key=lambda p: graph.order[p.region.second])
+
+
+def _reported(refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[Plan]) -> tuple[Rejection, ...]:
+    """One refusal for each second product; none for products that are part of a match."""
+    taken = {node for plan in chosen for node in plan.region.nodes}
+    found: dict[Node, Rejection] = {}
+    for candidate, rejection in refused:
+        if candidate.second not in taken and not taken & set(candidate.firsts):
+            found.setdefault(candidate.second, rejection)
+    return tuple(found.values())
+
+
+# One candidate
+
+
+def _analyse(
+    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None
+) -> Plan | Rejection:
+    location = host.location(candidate.second)
+    try:
+        return _plan(candidate, graph, writer, options, supports)
+    except Refused as refusal:
+        return Rejection(refusal.code, refusal.reason, location, candidate.second.name)
+    except _Unsupported as refusal:
+        given = refusal.rejection
+        return Rejection(given.code, given.reason, location, candidate.second.name)
+
+
+class _Unsupported(Exception):
+    def __init__(self, rejection: Rejection) -> None:
+        super().__init__(str(rejection))
+        self.rejection = rejection
+
+
+def _plan(
+    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None
+) -> Plan:
+    if len(candidate.firsts) > 1:
+        raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
+    region = graph.region(candidate)
+    if any(is_zero(s) for n in (*region.nodes, *region.leaves) for t in host.tensors(n) for s in t.shape):
+        raise Refused(Code.TOO_SMALL, "a dimension has size 0")
+    ordered = sorted((*region.views, *region.nodes), key=graph.order.__getitem__)
+    reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
+    layout = layout_of(reading)
+    program, operands = _program(reading, layout)
+    rank = profit.rank(program, reading.swapped)
+    recipe, result, problem = _replacement(region, graph, reading, layout, program, operands, options)
+    refusal = profit.judge(problem, rank, options.profit)
+    if refusal is not None:
+        raise refusal
+    needed = [*reading.scalars, *(s for n in region.sizes for s in _shape_values(n)), *recipe.sizes()]
+    if not all(map(writer.can_write, needed)):
+        raise Refused(Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs")
+    choice = True if supports is None else supports(problem)
+    if not choice:
+        raise _Unsupported(choice) if isinstance(choice, Rejection) else Refused(Code.LOWERING, "no kernel supports it")
+    return Plan(candidate, region, recipe, result, problem, choice, rank)
+
+
+def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
+    """The program with its operands in the order of their first use, in terms of b, h, n and m."""
+    used = [node for node in postorder([reading.weight]) if node.op == "aux"]
+    numbers = {int(leaf.value or 0): position for position, leaf in enumerate(used)}
+    axes = {digits: INDEX[axis] for axis, digits in layout.axes.items() if digits}
+
+    def leaf(node: Expr) -> Expr:
+        if node.op == "aux":
+            return aux(numbers[int(node.value or 0)], node.kind)
+        if node.op == "index":
+            digits = reading.space.resolve(reading.positions[int(node.value or 0)])
+            if digits not in axes:
+                raise Refused(Code.LAYOUT, "a triangle is cut from merged dimensions of the scores")
+            return axes[digits]
+        return node
+
+    def apply(node: Expr, values: list[object]) -> Expr:
+        return call(node.op, *(v if isinstance(v, Expr) else const(v) for v in values))  # type: ignore[arg-type]
+
+    (weight,) = fold([reading.weight], leaf, apply)
+    operands = [reading.aux[number] for number in numbers]
+    declared = tuple(Aux(node.kind, aux_dims(layout, operand)[1]) for node, operand in zip(used, operands))
+    weight = canonical(weight)
+    if SCORE not in set(postorder([weight])):
+        raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
+    return ScoreMod(weight, declared), operands
+
+
+def _replacement(
+    region: Region, graph: HostGraph, reading: Reading, layout: Layout, program: ScoreMod,
+    operands: Sequence[Operand], options: Options,
+) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
+    """The calls that replace a region, tried on its fakes."""
+    expected = host.tensors(region.second)[0]
+    recipe = Recipe(graph.ambient[region.second].grad, _compat.fake_mode_of(expected))
+    try:
+        query = _operand(recipe, layout.query, query_dims(layout))
+        key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
+        value = _operand(recipe, reading.value, shared_dims(layout, reading.value, layout.channels))
+        query = _with_batch(recipe, layout, query, (key, value))
+        tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
+        tensors = [recipe.moved(t, query.value.device) for t in tensors]
+        output = recipe.call(
+            torch.ops.gdpa.attention.default, query, key, value, tensors, list(reading.scalars), str(program),
+            str(options.kernel_options),
+        )  # fmt: skip
+        result = recipe.arrange(output, output_dims(layout), reading.output)
+        result = recipe.with_strides(result, expected)
+    except (GDPAError, RuntimeError, ValueError, TypeError) as error:
+        raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
+    if result.value.shape != expected.shape or result.value.dtype != expected.dtype:
+        raise Refused(Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}")
+    given = (query.value, key.value, value.value)
+    training = recipe.grad and any(t.requires_grad for t in (*given, *(t.value for t in tensors)))
+    return recipe, result, Problem.of(*given, [t.value for t in tensors], program, training)
+
+
+def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
+    handle = recipe.arrange(recipe.leaf(operand.leaf), operand.index, dims)  # type: ignore[arg-type]
+    for dtype in operand.casts:
+        handle = recipe.cast(handle, dtype)
+    return handle
+
+
+def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:
+    """One of query, key and value must have the batch: where a mask alone has it, the query is expanded."""
+    if not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):
+        return query
+    return recipe.expanded(query, layout.batch)
+
+
+def _is_one(size: int | torch.SymInt) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+# Writing
+
+
+def _shape_values(node: Node) -> list[int | torch.SymInt]:
+    value = host.value(node)
+    return [s for s in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(s, (int, torch.SymInt))]
+
+
+def _commit(plan: Plan, writer: Writer) -> Match:
+    """Write a plan into its graph and take the region out."""
+    second, region, graph = plan.region.second, plan.region, writer.host.graph
+    written = writer.write(plan.recipe, second, second)
+    result = written[plan.result]
+    for node in region.sizes:
+        writer.replace_size(node)
+    second.replace_all_uses_with(result)
+    writer.replaced[second] = result
+    gone = {*region.nodes, *region.dead}
+    for node in sorted(gone, key=writer.host.order.__getitem__, reverse=True):
+        graph.erase_node(node)
+    for node in reversed(region.views):
+        if not node.users:
+            graph.erase_node(node)
+    name = next(written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default)
+    return Match(plan.problem, host.location(result), name, plan.choice)

@@ -1,0 +1,101 @@
+"""The shadow of a region: its nodes traced to functional ATen on fakes, for analysis only.
+
+In the shadow there is one spelling of everything: no in-place call, no composite function, casts of autocast in the
+open. `Shadow.origin` leads from a node of the shadow to the user's node that it was traced from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .. import _compat
+from ..rejection import Code
+from . import host
+from .ambient import Ambient
+from .result import Refused
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """`leaves`: user's node of each placeholder. `output`: the ATen node of the region's result.
+
+    `first_result`: name of the ATen node that is the result of the user's first product.
+    """
+
+    leaves: dict[Node, Node]
+    output: Node
+    origin: dict[str, Node]
+    first_result: str
+
+    @property
+    def nodes(self) -> Any:
+        return self.output.graph.nodes
+
+    def source(self, node: Node) -> Node | None:
+        """The user's node that an ATen node was traced from."""
+        return self.origin.get(node.name)
+
+
+def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: Ambient) -> Shadow:
+    """Trace `nodes`, in program order, the last of which is the result, as a function of `leaves`.
+
+    Raises Refused where that fails.
+    """
+    values = [_leaf_value(leaf) for leaf in leaves]
+    origin: dict[str, Node] = {}
+
+    def run(*inputs: Any) -> Any:
+        environment: dict[Node, Any] = dict(zip(leaves, inputs, strict=True))
+        known = _compat.traced_so_far()
+        for node in nodes:
+            with ambient[node].entered():
+                environment[node] = _execute(node, environment)
+            written = _compat.traced_so_far()
+            origin.update(dict.fromkeys(written - known, node))
+            known = written
+        return environment[nodes[-1]]
+
+    sample = next(v for v in values if isinstance(v, torch.Tensor))
+    try:
+        traced = _compat.trace_functional(run, values, _compat.fake_mode_of(sample))
+    except Exception as error:  # whatever a trace may raise, the model is left as it is
+        raise Refused(Code.ANALYSIS, f"the region could not be traced: {_first_line(error)}") from error
+    return _shadow(traced, first, leaves, origin)
+
+
+def _leaf_value(leaf: Node) -> Any:
+    """A fake of its own for every leaf: tracing takes one object for one input."""
+    value = host.value(leaf)
+    if isinstance(value, torch.Tensor):
+        with torch.no_grad():
+            return value.detach()
+    if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value
+    raise Refused(Code.ANALYSIS, f"{host.describe(leaf)} has no known value")
+
+
+def _execute(node: Node, environment: dict[Node, Any]) -> Any:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), environment.__getitem__)
+    target: Any = node.target
+    if node.op == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs)
+
+
+def _shadow(traced: GraphModule, first: Node, leaves: Sequence[Node], origin: dict[str, Node]) -> Shadow:
+    placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    (end,) = (n for n in traced.graph.nodes if n.op == "output")
+    result = end.args[0]
+    if not isinstance(result, Node):
+        raise Refused(Code.ANALYSIS, "the region's result is not a tensor of its own")
+    firsts = [n.name for n in traced.graph.nodes if origin.get(n.name) is first and n.op == "call_function"]
+    return Shadow(dict(zip(placeholders, leaves, strict=True)), result, origin, firsts[-1] if firsts else "")
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"

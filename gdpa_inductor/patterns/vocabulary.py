@@ -1,0 +1,269 @@
+"""ATen's point-wise functions as score expressions: one line each.
+
+`POINTWISE[name](kind, *operands, **options)` gives the expression for one call of `aten.<name>`, any overload: `kind` is
+that of the call's result ("f", "i", "b"), tensor operands and numbers are expressions, all else is as ATen has it. What
+is not here, or raises `Unknown`, is refused; `MIXING` says why a known function that is not point-wise is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..expr import Expr, call, const
+from ..rejection import Code
+
+Rule = Callable[..., Expr]
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+class Unknown(ValueError):
+    """The call has no expression: an option or an operand is out of the vocabulary."""
+
+
+def as_kind(kind: str, x: Expr) -> Expr:
+    """Convert as type promotion does: truth values to 0 and 1, integers to reals; to "b" by comparison with zero."""
+    if x.kind == kind:
+        return x
+    if x.is_const and x.value is not None:
+        return const({"f": float, "i": int, "b": bool}[kind](x.value))
+    return call({"f": "float", "i": "int", "b": "bool"}[kind], x)
+
+
+def real(x: Expr) -> Expr:
+    return as_kind("f", x)
+
+
+def literal(x: Expr | None) -> float:
+    """The value of a literal operand."""
+    if x is None or not x.is_const or x.value is None:
+        raise Unknown("an operand that must be a number is a tensor")
+    return float(x.value)
+
+
+def _function(name: str) -> Rule:
+    """A function of reals. Further operands are literals."""
+    return lambda kind, x, *params: call(name, real(x), *(literal(p) for p in params))
+
+
+def _arithmetic(name: str, on_truth: str = "") -> Rule:
+    """A binary operation in the kind of its result; on truth values the logical operation `on_truth`."""
+
+    def rule(kind: str, x: Expr, y: Expr, *, alpha: Expr | None = None) -> Expr:
+        if kind == "b":
+            if not on_truth or alpha is not None:
+                raise Unknown(f"{name} of truth values")
+            return call(on_truth, x, y)
+        if alpha is not None:
+            y = call("mul", as_kind(kind, y), as_kind(kind, alpha))
+        return call(name, as_kind(kind, x), as_kind(kind, y))
+
+    return rule
+
+
+def _reversed_sub(kind: str, x: Expr, y: Expr, alpha: Expr | None = None) -> Expr:
+    return POINTWISE["sub"](kind, y, x, alpha=alpha)
+
+
+def _unary(name: str) -> Rule:
+    return lambda kind, x: call(name, as_kind(kind, x))
+
+
+def _compare(name: str) -> Rule:
+    """Operands meet in the larger of their kinds."""
+
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        common = max(x.kind, y.kind, key="bif".index)
+        if common == "b" and name not in ("eq", "ne"):
+            common = "i"
+        return call(name, as_kind(common, x), as_kind(common, y))
+
+    return rule
+
+
+def _logic(name: str) -> Rule:
+    return lambda kind, x, y: call(name, as_kind("b", x), as_kind("b", y))
+
+
+def _bitwise(name: str) -> Rule:
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind != "b":
+            raise Unknown("bitwise arithmetic of integers")
+        return call(name, as_kind("b", x), as_kind("b", y))
+
+    return rule
+
+
+def _not(kind: str, x: Expr) -> Expr:
+    if kind != "b":
+        raise Unknown("bitwise arithmetic of integers")
+    return call("not", as_kind("b", x))
+
+
+def _div(kind: str, x: Expr, y: Expr, *, rounding_mode: str | None = None) -> Expr:
+    if rounding_mode is not None:
+        raise Unknown("division with rounding")
+    return call("div", real(x), real(y))
+
+
+def _pow(kind: str, x: Expr, y: Expr) -> Expr:
+    if kind != "f":
+        raise Unknown("a power of integers")
+    if y.is_const:
+        return call("pow", real(x), literal(y))
+    base = literal(x)
+    if base == 2.0:
+        return call("exp2", real(y))
+    if base <= 0.0:
+        raise Unknown("a power of a negative number")
+    return call("exp", real(y) * math.log(base))
+
+
+def _clamp(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None, **bounds: Expr | None) -> Expr:
+    low, high = bounds.get("min", low), bounds.get("max", high)
+    if kind != "f":
+        raise Unknown("a clamp of integers")
+    x = real(x)
+    if low is not None:
+        x = call("clamp_min", x, literal(low))
+    return x if high is None else call("clamp_max", x, literal(high))
+
+
+def where(kind: str, condition: Expr, x: Expr, y: Expr) -> Expr:
+    condition = as_kind("b", condition)
+    if kind == "b":
+        x, y = as_kind("b", x), as_kind("b", y)
+        return call("or", call("and", condition, x), call("and", call("not", condition), y))
+    return call("where", condition, as_kind(kind, x), as_kind(kind, y))
+
+
+def _gelu(kind: str, x: Expr, *, approximate: str = "none") -> Expr:
+    return call("gelu_tanh" if approximate == "tanh" else "gelu", real(x))
+
+
+def _elu(kind: str, x: Expr, alpha: Any = None, scale: Any = None, slope: Any = None) -> Expr:
+    return call("elu", real(x), *(1.0 if p is None else literal(p) for p in (alpha, scale, slope)))
+
+
+def _celu(kind: str, x: Expr, alpha: Expr | None = None) -> Expr:
+    a = 1.0 if alpha is None else literal(alpha)
+    return call("elu", real(x), a, 1.0, 1.0 / a)
+
+
+def _leaky_relu(kind: str, x: Expr, slope: Expr | None = None) -> Expr:
+    return call("leaky_relu", real(x), 0.01 if slope is None else literal(slope))
+
+
+def _softplus(kind: str, x: Expr, beta: Expr | None = None, threshold: Expr | None = None) -> Expr:
+    b = 1.0 if beta is None else literal(beta)
+    return call("softplus", real(x), b, 20.0 if threshold is None else literal(threshold))
+
+
+def _hardtanh(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
+    lo = -1.0 if low is None else literal(low)
+    return call("hardtanh", real(x), lo, 1.0 if high is None else literal(high))
+
+
+def _log_sigmoid(kind: str, x: Expr) -> Expr:
+    x = real(x)
+    return call("minimum", x, 0.0) - call("log1p", call("exp", -call("abs", x)))
+
+
+def _softshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
+    x, c = real(x), 0.5 if bound is None else literal(bound)
+    inner = call("where", call("lt", x, -c), x + c, x * 0.0)
+    return call("where", call("gt", x, c), x - c, inner)
+
+
+def _hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
+    x, c = real(x), 0.5 if bound is None else literal(bound)
+    return call("where", call("and", call("ge", x, -c), call("le", x, c)), 0.0, x)
+
+
+def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
+    return real(x) + real(weight) * (real(y) - real(x))
+
+
+def _addcmul(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None) -> Expr:
+    return real(x) + (const(1.0) if value is None else real(value)) * real(y) * real(z)
+
+
+def _addcdiv(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None) -> Expr:
+    return real(x) + (const(1.0) if value is None else real(value)) * real(y) / real(z)
+
+
+def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
+    if decimals is not None and literal(decimals) != 0:
+        raise Unknown("rounding to decimals")
+    return call("round", real(x))
+
+
+# fmt: off
+POINTWISE: dict[str, Rule] = {
+    "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"), "rsub": _reversed_sub,
+    "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow, "square": lambda kind, x: as_kind(kind, x) * as_kind(kind, x),
+    "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"), "minimum": _arithmetic("minimum", "and"),
+    "clamp": _clamp, "clamp_min": lambda kind, x, c: _clamp(kind, x, c), "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
+    "lerp": _lerp, "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
+    "sqrt": _function("sqrt"), "rsqrt": _function("rsqrt"), "exp": _function("exp"), "exp2": _function("exp2"),
+    "expm1": _function("expm1"), "log": _function("log"), "log1p": _function("log1p"),
+    "log2": lambda kind, x: call("log", real(x)) * (1.0 / math.log(2.0)),
+    "log10": lambda kind, x: call("log", real(x)) * (1.0 / math.log(10.0)),
+    "sin": _function("sin"), "cos": _function("cos"), "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)),
+    "tanh": _function("tanh"), "erf": _function("erf"), "special_erf": _function("erf"),
+    "sigmoid": _function("sigmoid"), "relu": _function("relu"), "silu": _function("silu"), "gelu": _gelu,
+    "hardswish": _function("hardswish"), "hardsigmoid": _function("hardsigmoid"), "leaky_relu": _leaky_relu, "elu": _elu,
+    "celu": _celu, "selu": lambda kind, x: call("elu", real(x), _SELU_ALPHA, _SELU_SCALE, 1.0), "softplus": _softplus,
+    "mish": _function("mish"), "hardtanh": _hardtanh, "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
+    "log_sigmoid_forward": _log_sigmoid, "softshrink": _softshrink, "hardshrink": _hardshrink,
+    "threshold": lambda kind, x, t, v: call("where", call("le", real(x), literal(t)), literal(v), real(x)),
+    "_prelu_kernel": lambda kind, x, w: call("where", call("gt", real(x), 0.0), real(x), real(w) * real(x)),
+    "sign": _function("sign"), "sgn": _function("sign"), "floor": _function("floor"), "ceil": _function("ceil"),
+    "trunc": _function("trunc"), "fix": _function("trunc"), "round": _round, "frac": lambda kind, x: real(x) - call("trunc", real(x)),
+    "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"), "gt": _compare("gt"), "ge": _compare("ge"),
+    "logical_and": _logic("and"), "logical_or": _logic("or"), "logical_xor": _logic("xor"), "logical_not": lambda kind, x: call("not", as_kind("b", x)),
+    "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"), "bitwise_not": _not,
+    "__and__": _bitwise("and"), "__or__": _bitwise("or"), "__xor__": _bitwise("xor"),
+    "isnan": lambda kind, x: call("isnan", real(x)), "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),
+    "isfinite": lambda kind, x: call("lt", call("abs", real(x)), math.inf),
+    "where": where, "masked_fill": lambda kind, x, mask, fill: where(kind, mask, fill, x),
+    # What functionalisation makes of `x.fill_(c)`, `x.zero_()` and `x.copy_(y)`.
+    "fill": lambda kind, x, fill: as_kind(kind, fill), "zero": lambda kind, x: as_kind(kind, const(0)),
+    "copy": lambda kind, x, source, *_: as_kind(kind, source),
+}
+
+# Tensors of one value: how to find it among the arguments of the call.
+FILLED: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], lambda *args: 0),
+    **dict.fromkeys(["ones", "ones_like", "new_ones"], lambda *args: 1),
+    **dict.fromkeys(["full", "full_like"], lambda shape, fill, *args: fill),
+    "new_full": lambda like, shape, fill, *args: fill, "scalar_tensor": lambda fill, *args: fill,
+}
+
+# Functions that are not point-wise, and what a weight made with them is.
+MIXING: dict[str, Code] = {
+    **dict.fromkeys([
+        "_softmax", "softmax", "_log_softmax", "log_softmax", "_safe_softmax", "logsumexp", "sum", "mean", "var", "std",
+        "var_mean", "std_mean", "amax", "amin", "max", "min", "norm", "linalg_vector_norm", "native_layer_norm",
+        "native_group_norm", "_fused_rms_norm", "native_batch_norm", "_native_batch_norm_legit", "renorm", "prod", "nansum",
+    ], Code.NORMALISED),
+    **dict.fromkeys([
+        "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk", "kthvalue", "median", "argmax", "argmin",
+        "argsort", "any", "all", "count_nonzero", "nonzero", "_cummax_helper", "_cummin_helper", "bincount", "histc",
+    ], Code.REDUCTION),
+    **dict.fromkeys([
+        "flip", "roll", "index", "index_select", "gather", "constant_pad_nd", "slice", "select", "diagonal", "unfold",
+        "as_strided", "cat", "stack", "split", "split_with_sizes", "unbind", "repeat", "convolution", "scatter",
+        "diagonal_copy", "reflection_pad2d", "replication_pad2d", "avg_pool2d", "upsample_bilinear2d", "im2col",
+    ], Code.CROSS_ELEMENT),
+    **dict.fromkeys([
+        "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "index_put", "masked_scatter",
+        "index_fill", "index_copy", "index_add", "scatter_add",
+    ], Code.MUTATED_SCORES),
+    **dict.fromkeys([
+        "native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "uniform", "normal", "normal_functional",
+        "rrelu_with_noise_functional", "rrelu_with_noise", "rand", "randn", "exponential", "multinomial", "poisson",
+    ], Code.DROPOUT),
+}
+# fmt: on
