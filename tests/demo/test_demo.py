@@ -1,0 +1,43 @@
+"""The demo from end to end on a small set, and its verdict."""
+
+from pathlib import Path
+
+import pytest
+
+from gdpa_inductor.demo import __main__ as demo
+from gdpa_inductor.demo import data
+from gdpa_inductor.demo.worker import Result, Setting
+
+SETTING = Setting("", "cpu", 3, 2, 16, "")
+
+
+def result(contender: str, losses: list[float], matches: int = 0) -> Result:
+    found = Result(contender, losses, 1.0, 2.0, None, 1e-7, 1e-6, {"HR@10": 0.1})
+    found.matches = matches
+    return found
+
+
+@pytest.mark.parametrize(
+    ("losses", "matches", "good"),
+    [([3.0, 2.0, 1.0], 2, True), ([3.0, 2.0, 1.1], 2, False), ([3.0, 2.0, 1.0], 0, False)],
+)
+def test_verdict(losses: list[float], matches: int, good: bool):
+    results = {"eager": result("eager", [3.0, 2.0, 1.0]), "gdpa": result("gdpa", losses, matches)}
+    assert demo.verdict(results, SETTING) is good
+
+
+def test_a_worker_that_fails_fails_the_demo(tmp_path: Path, capsys):
+    (tmp_path / "ml-100k.inter").write_text(data.generate(users=10, items=40))
+    arguments = ["--cache", str(tmp_path), "--steps", "1", "--contenders", "no-such-backend"]
+    assert demo.main(arguments) == 1
+    assert "no-such-backend" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_demo_end_to_end(tmp_path: Path, capsys):
+    (tmp_path / "ml-100k.inter").write_text(data.generate(users=40, items=300))
+    arguments = ["--cache", str(tmp_path), "--steps", "12", "--batch", "4", "--length", "256"]
+    assert demo.main([*arguments, "--contenders", "eager", "gdpa"]) == 0
+    printed = capsys.readouterr().out
+    assert "gdpa_inductor/demo/model.py" in printed
+    assert "Loss curves agree" in printed

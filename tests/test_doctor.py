@@ -1,0 +1,101 @@
+"""The doctor finds a healthy package healthy, and each kind of fault as a fault."""
+
+import json
+
+import pytest
+import torch
+
+from gdpa_inductor import __main__, backend, doctor
+
+
+def test_healthy_here(capsys):
+    assert doctor.main(["--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["healthy"]
+    assert found["versions"]["torch"] == torch.__version__
+    assert found["warnings"] == []
+    tested = found["self_test"][0]
+    assert tested["device"] == "cpu"
+    assert tested["counters"]["matched"] >= 1
+    assert set(tested["errors"]) == {"output", "d query", "d key", "d value", "d bias"}
+    answers = {row["kernel"]: row for row in found["kernels"] if row["device"] == "cpu"}
+    assert answers["auto"]["runs"]
+    assert not answers["triton"]["runs"] and "DEVICE" in answers["triton"]["answer"]
+
+
+def test_text_has_a_line_for_each_finding(capsys):
+    finding = {
+        "versions": {"torch": "2.13.0", "triton": None},
+        "devices": {"cpu_threads": 2, "cxx": None, "cuda": "13.0", "gpus": []},
+        "warnings": ["no C++ compiler on PATH"],
+        "kernels": [
+            {
+                "device": "cpu",
+                "dtype": "float32",
+                "kernel": "cpu",
+                "runs": True,
+                "answer": "cpu (ok)",
+            }
+        ],
+        "self_test": [{"device": "cpu", "passed": False, "why": "wrong: output", "counters": {}}],
+        "healthy": False,
+    }
+    text = doctor.as_text(finding)
+    for part in (
+        "not installed",
+        "no NVIDIA GPU",
+        "cpu (ok)",
+        "FAILED",
+        "wrong: output",
+        "Warning",
+    ):
+        assert part in text
+
+
+def test_wrong_results_fail_the_self_test(monkeypatch):
+    def off_by_a_thousandth(gm, example_inputs, *, mode=None, options=None):
+        def run(*inputs):
+            (out,) = gm(*inputs)
+            return (out * 1.001,)
+
+        return run
+
+    monkeypatch.setattr(backend, "gdpa_backend", off_by_a_thousandth)
+    found = doctor.self_test("cpu")
+    assert not found["passed"]
+    assert "output" in found["why"] and "d bias" in found["why"]
+
+
+def test_a_backend_that_does_nothing_fails_the_self_test(monkeypatch):
+    monkeypatch.setattr(backend, "gdpa_backend", lambda gm, inputs, **kwargs: gm.forward)
+    found = doctor.self_test("cpu")
+    assert found["why"] == "nothing was rewritten"
+    assert not found["passed"]
+
+
+def test_a_backend_that_raises_is_a_finding(monkeypatch):
+    def broken(gm, example_inputs, **kwargs):
+        raise RuntimeError("out of order")
+
+    monkeypatch.setattr(backend, "gdpa_backend", broken)
+    found = doctor.self_test("cpu")
+    assert not found["passed"]
+    assert "out of order" in found["why"]
+
+
+def test_a_judge_that_raises_is_a_finding(monkeypatch):
+    def judge(problem, kernel):
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(doctor, "judge", judge)
+    found = doctor.kernels()
+    assert found
+    assert not any(row["runs"] for row in found)
+    assert all("no driver" in row["answer"] for row in found)
+
+
+@pytest.mark.parametrize(("argv", "status"), [([], 2), (["nonsense"], 2), (["--help"], 0)])
+def test_command_line_lists_its_tools(argv: list[str], status: int, capsys):
+    assert __main__.main(argv) == status
+    printed = capsys.readouterr().out
+    assert all(tool in printed for tool in ("doctor", "demo", "bench"))
