@@ -159,10 +159,12 @@ def self_test(device: str) -> Finding:
         for name, g, e, x in zip(names, got, eager, exact, strict=True)
     }
     wrong = [n for n, e in finding["errors"].items() if not e["gdpa"] <= 4 * e["eager"] + 1e-6]
-    why = f"wrong: {', '.join(wrong)}" if wrong else ""
+    why = [f"wrong: {', '.join(wrong)}"] if wrong else []
     if not finding["counters"].get("matched"):
-        why = "; ".join(filter(None, [why, "nothing was rewritten"]))
-    return finding | {"passed": not why, "why": why}
+        why.append("nothing was rewritten")
+    if finding["counters"].get("fallback"):
+        why.append("a kernel could not be built, plain torch took its place")
+    return finding | {"passed": not why, "why": "; ".join(why)}
 
 
 def _distance(tensor: Tensor, exact: Tensor) -> float:
