@@ -50,7 +50,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, help="of timing, per contender and measure")
     parser.add_argument("--budget", type=float, default=3600.0, help="seconds for the whole run")
     parser.add_argument("--threads", type=int, default=2, help="on a CPU")
-    parser.add_argument("--floor", type=Path, help="a script that measures plain kernels")
+    parser.add_argument(
+        "--floor", nargs="+", metavar=("PATH", "ARG"), help="a script that measures plain kernels"
+    )
     parser.add_argument("--out", type=Path, help="folder for CSV, JSON lines and plot")
     return parser.parse_args(argv)
 

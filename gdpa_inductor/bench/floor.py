@@ -9,8 +9,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .cases import Case
@@ -19,9 +18,9 @@ from .worker import WEIGHT, Measurement
 Row = dict[str, Any]
 
 
-def run_floor(path: Path, budget: float, env: Mapping[str, str]) -> Iterator[Row]:
-    """The stick's figures; what is wrong with it is said on stderr and costs nothing else."""
-    command = [sys.executable, str(path)]
+def run_floor(script: Sequence[str], budget: float, env: Mapping[str, str]) -> Iterator[Row]:
+    """The figures of a script and its arguments; what is wrong with it is said on stderr and costs nothing else."""
+    command = [sys.executable, *script]
     try:
         done = subprocess.run(
             command, stdout=subprocess.PIPE, text=True, timeout=budget, env=dict(env)

@@ -105,7 +105,7 @@ def run_job(job: Job) -> Iterator[Measurement]:
         for name in job.contenders:
             found[name] = Measurement(dataclasses.asdict(job.case), name, measure)
             with failing_into(found[name]), listening() as heard:
-                ready[name] = prepare(job.case, name, measure, given, found[name])
+                ready[name] = prepare(job, name, measure, given, found[name])
                 found[name].said = what_was_said(heard)
         with failing_into(*found.values()):
             timed(job, measure, ready, found)
@@ -113,19 +113,20 @@ def run_job(job: Job) -> Iterator[Measurement]:
 
 
 def prepare(
-    case: Case, name: str, measure: str, given: Sequence[Tensor], found: Measurement
+    job: Job, name: str, measure: str, given: Sequence[Tensor], found: Measurement
 ) -> Callable[[], list[Tensor]]:
     """Compiles, runs once, and compares with eager."""
     _compat.counters.clear()
     start = time.perf_counter()
-    # A compiled backward that may be run again must not give its saved buffers away.
-    with _compat.keep_saved_buffers(measure == "backward"):
-        call = CALLS[measure](CONTENDERS[name](case), given)
+    # A backward that will run again must not give its saved buffers away; the whole job is compiled
+    # alike, so that its measures share what is cached.
+    with _compat.keep_saved_buffers("backward" in job.measures):
+        call = CALLS[measure](CONTENDERS[name](job.case), given)
         got = call()
-    synchronize(case.device)
+    synchronize(job.case.device)
     found.compile_s = time.perf_counter() - start
     if name not in ANCHORS and name != "eager":
-        wanted = CALLS[measure](formula(case), given)()
+        wanted = CALLS[measure](formula(job.case), given)()
         found.off = max(distance(g, w) for g, w in zip(got, wanted, strict=True))
     return call
 

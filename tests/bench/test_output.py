@@ -60,7 +60,7 @@ print(json.dumps(dict(act="silu, ex2+rcp", B=64, H=4, N=512, D=128, fwd=352.0, b
 def test_floor_speaks_the_language_of_the_run(tmp_path: Path, capsys):
     script = tmp_path / "stick.py"
     script.write_text(STICK)
-    forward, backward = floor.run_floor(script, 60, {})
+    forward, backward = floor.run_floor([str(script)], 60, {})
     assert Case.parse(forward["case"]) == CASE
     assert (forward["contender"], forward["measure"]) == ("floor ex2+rcp", "forward")
     assert forward["tflops"] == 352.0
@@ -72,7 +72,7 @@ def test_floor_speaks_the_language_of_the_run(tmp_path: Path, capsys):
 def test_floor_out_of_time_keeps_what_it_has(tmp_path: Path, capsys):
     script = tmp_path / "stick.py"
     script.write_text(STICK + "import sys, time\nsys.stdout.flush()\ntime.sleep(60)\n")
-    assert len(list(floor.run_floor(script, 2, {}))) == 2
+    assert len(list(floor.run_floor([str(script)], 2, {}))) == 2
     assert "not done after 2 s" in capsys.readouterr().err
 
 
