@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 def run_floor(script: Sequence[str], budget: float, env: Mapping[str, str]) -> Iterator[Row]:
-    """The figures of a script and its arguments; what is wrong with it is said on stderr and costs nothing else."""
+    """The figures of a script, given with its arguments; its faults go to stderr and end there."""
     command = [sys.executable, *script]
     try:
         done = subprocess.run(
