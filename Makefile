@@ -39,7 +39,7 @@ help:
 demo: $(VENV)/.stamp-base
 	$(BIN)/python -m gdpa_inductor demo $(ARGS)
 
-test: $(VENV)/.stamp-test
+test: $(VENV)/.stamp-clients
 	$(PYTEST) -m "not slow" $(ARGS)
 
 test-full: $(VENV)/.stamp-clients
