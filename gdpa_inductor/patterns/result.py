@@ -13,13 +13,15 @@ from ..score_mod import ScoreMod
 class Match:
     """One rewritten region. `location`: "file:line" of the second product. `node`: the node that calls the op.
 
-    `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
+    `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it. `replaced`: the names of the nodes
+    that the op stands for, in program order.
     """
 
     problem: Problem
     location: str
     node: str
     choice: object = None
+    replaced: tuple[str, ...] = ()
 
     @property
     def score_mod(self) -> ScoreMod:

@@ -22,7 +22,7 @@ from ..score_mod import Aux, ScoreMod
 from . import host, profit, shadow
 from .ambient import Ambient, State
 from .canonical import canonical
-from .frame import is_zero
+from .frame import is_zero, same
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
 from .matcher import Operand, Reading, read
 from .recipe import Handle, Recipe, Writer
@@ -79,7 +79,7 @@ def _rewrite(
 def _worthwhile(graph: Graph) -> bool:
     """Whether there are two products in the graph."""
     products = [n for n in graph.nodes if host.is_product(n)]
-    return len(products) > 1 or any(len(host.operands(n)) > 2 for n in products)
+    return len(products) > 1 or any(len(host.operands(n)) > 3 for n in products)
 
 
 def _rewrite_one(gm: GraphModule, graph: HostGraph, options: Options, supports: Supports | None) -> Result:
@@ -115,7 +115,8 @@ def _reported(refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[P
     taken = {node for plan in chosen for node in plan.region.nodes}
     found: dict[Node, Rejection] = {}
     for candidate, rejection in refused:
-        if candidate.second not in taken and not taken & set(candidate.firsts):
+        inside_one_call = candidate.second in candidate.firsts
+        if not inside_one_call and candidate.second not in taken and not taken & set(candidate.firsts):
             found.setdefault(candidate.second, rejection)
     return tuple(found.values())
 
@@ -154,7 +155,7 @@ def _plan(
     reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
     layout = layout_of(reading)
     program, operands = _program(reading, layout)
-    rank = profit.rank(program, reading.swapped)
+    rank = profit.rank(program, reading)
     recipe, result, problem = _replacement(region, graph, reading, layout, program, operands, options)
     refusal = profit.judge(problem, rank, options.profit)
     if refusal is not None:
@@ -218,7 +219,7 @@ def _replacement(
         result = recipe.with_strides(result, expected)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
-    if result.value.shape != expected.shape or result.value.dtype != expected.dtype:
+    if not all(map(same, result.value.shape, expected.shape)) or result.value.dtype != expected.dtype:
         raise Refused(Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}")
     given = (query.value, key.value, value.value)
     training = recipe.grad and any(t.requires_grad for t in (*given, *(t.value for t in tensors)))
@@ -267,4 +268,5 @@ def _commit(plan: Plan, writer: Writer) -> Match:
         if not node.users:
             graph.erase_node(node)
     name = next(written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default)
-    return Match(plan.problem, host.location(result), name, plan.choice)
+    replaced = tuple(node.name for node in (*region.nodes, *region.dead))
+    return Match(plan.problem, host.location(result), name, plan.choice, replaced)
