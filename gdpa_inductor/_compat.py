@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -34,6 +35,19 @@ def cache_key_tag(tag: str) -> Iterator[None]:
     config: Any = torch.compiler.config
     with config.patch(cache_key_tag=f"{config.cache_key_tag}{tag}"):
         yield
+
+
+def add_cache_key_tag(tag: str) -> None:
+    """The same for the rest of the process: 2.11 does not ask a pre-grad pass for its uuid."""
+    config: Any = torch.compiler.config
+    if tag not in config.cache_key_tag:
+        config.cache_key_tag = f"{config.cache_key_tag}{tag}"
+
+
+def is_dynamo_body(gm: torch.fx.GraphModule) -> bool:
+    """A nested graph of Dynamo's (a checkpoint body, a branch): its inputs are no inputs of the user's."""
+    inputs = [node.meta for node in gm.graph.nodes if node.op == "placeholder"]
+    return any("example_value" in meta for meta in inputs) and not any("grapharg" in meta for meta in inputs)
 
 
 def compile_with_inductor(
@@ -92,15 +106,25 @@ def fake_mode_of(tensor: torch.Tensor) -> Any:
     return tensor.fake_mode  # type: ignore[attr-defined]
 
 
+@contextlib.contextmanager
+def without_guards(fake_mode: Any) -> Iterator[None]:
+    """Let the sizes of `fake_mode` be compared without a guard: only for what decides nothing about the program."""
+    with contextlib.ExitStack() as stack:
+        if fake_mode.shape_env is not None:
+            stack.enter_context(fake_mode.shape_env.suppress_guards())
+        yield
+
+
 def trace_functional(
     function: Callable[..., Any], inputs: Sequence[Any], fake_mode: Any
 ) -> torch.fx.GraphModule:
     """Trace `function` to functional ATen on fake inputs, below autograd: no in-place call, no composite op is left."""
+    from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
     functional = dispatch_functionalize(function, FunctionalTensorMode())
-    with fake_mode, torch.no_grad():
+    with enable_python_dispatcher(), fake_mode, torch.no_grad(), without_guards(fake_mode):
         return make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
 
 
@@ -174,3 +198,40 @@ def write_symbolic(expression: Any, nodes: Mapping[Any, torch.fx.Node], graph: t
     proxies = {symbol: torch.fx.Proxy(node, tracer) for symbol, node in nodes.items()}
     written: torch.fx.Proxy = sympy_interp(PythonReferenceAnalysis, proxies, expression)
     return written.node
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """`run(*tensors)` is the compiled function; `fits(tensors)` says whether it was compiled for their shapes and strides."""
+
+    run: Callable[..., Any]
+    fits: Callable[[Sequence[torch.Tensor]], bool]
+
+
+def compile_graph(
+    function: Callable[..., None], examples: Sequence[torch.Tensor], *, dynamic: bool
+) -> CompiledGraph:
+    """Have Inductor compile `function`, which returns nothing and writes to its arguments; at run time, without Dynamo.
+
+    dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def flat(*tensors: torch.Tensor) -> tuple[()]:
+        function(*tensors)
+        return ()
+
+    with _disable_current_modes(), torch.no_grad(), torch.inference_mode(False):
+        traced = make_fx(flat, tracing_mode="symbolic" if dynamic else "fake")(*examples)
+        fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
+        mode = fakes[0].fake_mode
+        with tracing(TracingContext(mode)):
+            run = compile_fx(traced, fakes)
+
+    def fits(tensors: Sequence[torch.Tensor]) -> bool:
+        return bool(mode.shape_env.evaluate_guards_for_args(fakes, tensors))
+
+    return CompiledGraph(run, fits)

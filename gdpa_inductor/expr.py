@@ -362,8 +362,8 @@ OPS: dict[str, Op] = {
     "ceil": Op(_F1, torch.ceil),
     "round": Op(_F1, torch.round),
     "trunc": Op(_F1, torch.trunc),
-    "bf16": Op(_F1, _round_to(torch.bfloat16), _through),
-    "f16": Op(_F1, _round_to(torch.float16), _through),
+    "bf16": Op(_F1, _round_to(torch.bfloat16), lambda g, y, x: (call("bf16", g),)),
+    "f16": Op(_F1, _round_to(torch.float16), lambda g, y, x: (call("f16", g),)),
     "detach": Op(_F1, torch.Tensor.detach),
     # comparison, logic, choice
     "eq": Op(_EQUAL, torch.eq),

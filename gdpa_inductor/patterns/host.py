@@ -210,20 +210,24 @@ def _contracts(node: Node) -> bool:
 
 
 def is_weight_product(node: Node) -> bool:
-    """A product with a 2-D weight: `x @ W`, `linear`, `addmm` with a Parameter."""
+    """A product with a 2-D weight: `linear`, `x @ W` of a tensor with more dims or of a weight that enters the graph."""
     if name(node) == "linear":
         return True
-    ranks = [tensors(n)[0].dim() for n in operands(node)]
-    flat = [n for n, rank in zip(operands(node), ranks) if rank <= 2]
-    if any(_is_parameter(n) for n in flat):
-        return True
-    return name(node) != "einsum" and 0 < len(flat) < len(ranks)
+    given = operands(node)
+    flat = [n for n in given if tensors(n)[0].dim() <= 2]
+    if name(node) == "einsum":
+        return any(_is_parameter(_origin(n)) for n in flat)
+    return 0 < len(flat) < len(given) or any(_origin(n).op in ("placeholder", "get_attr") for n in flat)
+
+
+def _origin(node: Node) -> Node:
+    """What a chain of views and casts looks at."""
+    while node.op.startswith("call") and (name(node) in VIEWS or name(node) in CASTS) and node.all_input_nodes:
+        node = node.all_input_nodes[0]
+    return node
 
 
 def _is_parameter(node: Node) -> bool:
-    """A Parameter, or views and casts of one."""
-    while node.op.startswith("call") and (name(node) in VIEWS or name(node) in CASTS) and node.all_input_nodes:
-        node = node.all_input_nodes[0]
     return any(isinstance(t, torch.nn.Parameter) for t in tensors(node))
 
 

@@ -10,13 +10,14 @@ from ..expr import SCORE, postorder
 from ..problem import Problem
 from ..rejection import Code
 from ..score_mod import ScoreMod
+from .matcher import Operand, Reading
 from .result import Refused
 
 MIN_CHANNELS, MAX_CHANNELS, MIN_SCORES = 16, 256, 32 * 32
 ACTIVATION, MASK, SCALE = 2, 1, 0
 
 
-def rank(program: ScoreMod, swapped: bool) -> int:
+def rank(program: ScoreMod, reading: Reading) -> int:
     """What the program does to the scores. Raises Refused for X (Y Z), which is linear attention, not attention.
 
     A program that only scales makes three matrices' product, which may be taken in either order; the one that
@@ -27,9 +28,17 @@ def rank(program: ScoreMod, swapped: bool) -> int:
         return ACTIVATION
     if any(spec.axes for spec in program.aux) or any(x.op in "bhnm" for x in postorder([program.weight])):
         return MASK
-    if swapped:
+    if reading.swapped:
         raise Refused(Code.CONTRACTION, "three matrices are multiplied, the right-hand ones first: there are no weights")
+    left, right = reading.left, reading.right
+    if left.leaf is right.leaf and _places(left, reading) != _places(right, reading):
+        raise Refused(Code.CONTRACTION, "a power of a matrix")
     return SCALE
+
+
+def _places(operand: Operand, reading: Reading) -> list[int]:
+    """The dims of an operand that the first product sums over."""
+    return [dim for dim, digits in enumerate(operand.index) if set(digits) & set(reading.inner)]
 
 
 def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:

@@ -50,7 +50,7 @@ class Recipe:
 
     def call(self, target: Callable[..., Any], *args: Any, **options: Any) -> Handle:
         """Run `target` on fakes and note it. `args` may hold handles and symbolic sizes."""
-        with self.fake_mode, torch.set_grad_enabled(self.grad):
+        with self.fake_mode, torch.set_grad_enabled(self.grad), _compat.without_guards(self.fake_mode):
             value = target(*_values(args), **options)
         made = Handle(value, None, target, args, options)
         self.calls.append(made)

@@ -98,7 +98,7 @@ class HostGraph:
                 firsts = _of_full_size(firsts, operand)
                 if firsts:
                     found.append(Candidate(node, tuple(sorted(firsts, key=self.order.__getitem__))))
-            if host.name(node) == "einsum" and len(host.operands(node)) > 2:
+            if host.name(node) == "einsum" and len(host.operands(node)) > 3:
                 found.append(Candidate(node, (node,)))
         return found
 
@@ -147,7 +147,7 @@ class HostGraph:
         grad = self.ambient[nodes[-1]].grad
         while stack:
             leaf = stack.pop()
-            if self.ambient[leaf].grad == grad and _is_view(leaf):
+            if (self.ambient[leaf].grad == grad and _is_view(leaf)) or _is_size_arithmetic(leaf):
                 views.add(leaf)
                 stack.extend(reversed([n for n in leaf.all_input_nodes if n not in found and n not in views]))
             else:
@@ -261,6 +261,12 @@ def _is_view(node: Node) -> bool:
         and host.storages(node) <= host.storages(node.all_input_nodes[0])
         and host.is_plain(node)
     )
+
+
+def _is_size_arithmetic(node: Node) -> bool:
+    """A call that makes a tuple of sizes."""
+    value = host.value(node)
+    return node.op == "call_function" and isinstance(value, (tuple, list)) and not host.tensors(node)
 
 
 def _leaves(nodes: Iterable[Node], inside: set[Node]) -> list[Node]:

@@ -69,11 +69,11 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
 
 
 def _leaf_value(leaf: Node) -> Any:
-    """A fake of its own for every leaf: tracing takes one object for one input."""
+    """A fake of its own for every leaf: tracing takes one object for one input. Strides mean nothing to the analysis."""
     value = host.value(leaf)
     if isinstance(value, torch.Tensor):
-        with torch.no_grad():
-            return value.detach()
+        with _compat.fake_mode_of(value):
+            return torch.empty(value.shape, dtype=value.dtype, device=value.device)
     if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value
     raise Refused(Code.ANALYSIS, f"{host.describe(leaf)} has no known value")
