@@ -6,10 +6,15 @@ functions: `choose` must not load the compiler.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import inspect
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+
+from ..kernels.template import Plan
 
 
 def register_lowering(op: Any, function: Callable[..., Any]) -> None:
@@ -44,3 +49,164 @@ def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list
     if isinstance(result, (list, tuple)):
         return [ir.ExternKernel.require_contiguous(part) for part in result]
     return ir.ExternKernel.require_contiguous(result)
+
+
+def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:
+    """Call one of Inductor's ops through the current handler; the result has arithmetic operators."""
+    from torch._inductor.virtualized import ops
+
+    return getattr(ops, name)(*args, **kwargs)
+
+
+def fixed_input(name: str, dtype: torch.dtype) -> Any:
+    """A variable that a template hands to `modification`. 2.11 takes all of them for fp32, so the dtype is set here."""
+    import sympy
+    from torch._inductor.virtualized import OpsValue, ops
+
+    loaded = ops.load(name, sympy.S.Zero)
+    variable = loaded.value if isinstance(loaded, OpsValue) else loaded
+    variable.dtype = dtype
+    return loaded
+
+
+def symbolic_scalar(value: Any, dtype: torch.dtype) -> Any:
+    """A size of the graph inside of a template's `modification`; becomes an argument of the kernel if it is symbolic."""
+    import sympy
+    from torch._inductor.virtualized import OpsValue, V
+
+    expression = sympy.sympify(value)
+    if expression.is_number:
+        return inductor_op("constant", int(expression), dtype)
+    text = V.kernel.kexpr(V.kernel.rename_indexing(expression))
+    return OpsValue(V.kernel.cse.generate(V.kernel.compute, f"({text})", dtype=dtype, shape=()))
+
+
+def computed_scalar(body: Callable[[Any], Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """`body` as a buffer of no dimensions: the form in which a template takes what it inlines."""
+    from torch._inductor import ir
+
+    data = ir.Pointwise(device=device, dtype=dtype, inner_fn=body, ranges=[])
+    layout = ir.FlexibleLayout(device=device, dtype=dtype, size=[])
+    return ir.ComputedBuffer(name=None, layout=layout, data=data)
+
+
+def extern_call(op: Any, *args: Any) -> Any:
+    """Call `op` from the generated code; tensors in and out are Inductor IR."""
+    from torch._inductor.lowering import fallback_handler
+
+    return fallback_handler(op, add_to_fallback_set=False)(*args)
+
+
+def size_expr(size: int | torch.SymInt) -> Any:
+    """A size as Inductor has it."""
+    import sympy
+
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def realized(node: Any, device: torch.device) -> Any:
+    """The operand as a buffer, or a strided view of one, on `device`, its layout settled."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import to_device
+
+    if node.get_device() != device:
+        node = to_device(node, device)
+    found = ir.ExternKernel.realize_input(node)
+    if isinstance(found.get_layout(), ir.FlexibleLayout):
+        found.freeze_layout()
+    return found
+
+
+def contiguous_layout(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    from torch._inductor import ir
+
+    return ir.FixedLayout(device, dtype, [size_expr(extent) for extent in size])
+
+
+def empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """A contiguous buffer for a kernel to write to."""
+    from torch._inductor.lowering import empty_strided
+
+    layout = contiguous_layout(size, dtype, device)
+    return empty_strided(layout.size, layout.stride, dtype=dtype, device=device)
+
+
+def zeros(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    from torch._inductor.lowering import full
+
+    return full([size_expr(extent) for extent in size], 0, dtype=dtype, device=device)
+
+
+def finish(
+    formula: Callable[..., Any], buffer: Any, size: Sequence[Any], dtype: torch.dtype, like: torch.Tensor
+) -> Any:
+    """Lower `formula(buffer, like)`; of `like` only shape and dtype may be used. size, dtype: those of the buffer."""
+    from torch._inductor.virtualized import V
+
+    with V.fake_mode:
+        fake = torch.empty(tuple(size), dtype=dtype, device=like.device)
+    return inline_formula(lambda part: formula(part, like), [buffer], [fake])
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes of shared memory that one program may have."""
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def thorough() -> bool:
+    """max-autotune was asked for."""
+    from torch._inductor import config
+
+    return bool(config.max_autotune or config.max_autotune_gemm)
+
+
+def float32_precision() -> str:
+    """How Triton is to multiply fp32: "ieee" or "tf32", as torch's own matmul."""
+    setting = torch.backends.cuda.matmul.fp32_precision
+    if setting == "none":
+        return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
+    return "ieee" if setting == "ieee" else "tf32"
+
+
+@functools.cache
+def template(plan: Plan) -> Any:
+    """Inductor's template for a plan. The plan is a global of the jinja source; see kernels/template.py."""
+    from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
+
+    extents = {"forward": ("BLOCK_N", None), "rows": ("BLOCK_N", None), "keys": (None, "BLOCK_M")}
+    rows, keys = extents.get(plan.kernel, ("BLOCK_N", "BLOCK_M"))
+
+    def grid(n: Any, m: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any, int, int]:
+        tiles_n = cdiv(n, meta[rows]) if rows else 1
+        tiles_m = cdiv(m, meta[keys]) if keys else 1
+        return tiles_n * tiles_m * units, 1, 1
+
+    made = TritonTemplate(
+        name=f"gdpa_{plan.kernel}_{next(_NUMBERS)}", grid=SymbolicGridFn(grid), source=plan.source, **_freeze()
+    )
+    made.template.globals["plan"] = plan
+    return made
+
+
+_NUMBERS = itertools.count()
+
+
+def _freeze() -> dict[str, bool]:
+    """2.13 may defer the layout of an operand; ours are settled before the template sees them."""
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    known = inspect.signature(TritonTemplate.__init__).parameters
+    return {"always_freeze_layout": True} if "always_freeze_layout" in known else {}
+
+
+def best_of(template: Any, name: str, choices: Sequence[dict[str, Any]], body: dict[str, Any]) -> Any:
+    """Benchmark the template under each of `choices` (a single one is taken as it is); the winner's output."""
+    from torch._inductor.select_algorithm import autotune_select_algorithm
+
+    callers: list[Any] = []
+    errors = [template.maybe_append_choice(callers, **choice, **body) for choice in choices]
+    if not callers:
+        raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
+    nodes, layout = body["input_nodes"], body["layout"]
+    found = autotune_select_algorithm(name, callers, nodes, layout, return_multi_template=False)
+    return found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone

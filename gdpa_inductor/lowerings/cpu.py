@@ -1,0 +1,132 @@
+"""The CPU lowering: one call of a blocked kernel in the generated code, forward and backward.
+
+`gdpa::attention_cpu` and `gdpa::attention_cpu_backward` take and give what the public ops do; they differ in that no N×M tensor
+is ever held. The code that Inductor generates calls them by name, so importing this module must come before loading
+generated code from a cache; it imports nothing of Inductor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels import cpu as kernel
+from ..ops import aux_from_axes, aux_on_axes, check, compute_dtype, score_shape
+from ..options import KernelOptions
+from ..score_mod import ScoreMod
+from . import _compat
+
+_OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor[] aux, SymInt[] scalars, str score_mod"
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+_LIBRARY.define(f"attention_cpu({_OPERANDS}) -> Tensor", tags=_TAGS)
+_LIBRARY.define(
+    f"attention_cpu_backward(Tensor grad_out, {_OPERANDS}, bool[] needs) -> Tensor[]", tags=_TAGS
+)
+
+
+def lower(
+    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], program: ScoreMod,
+    kernel_options: KernelOptions,
+) -> Any:  # fmt: skip
+    """The output [B,H,N,Dv], contiguous. Inductor IR in and out."""
+    return _compat.extern_call(
+        torch.ops.gdpa.attention_cpu.default,
+        query,
+        key,
+        value,
+        list(aux),
+        list(scalars),
+        str(program),
+    )
+
+
+def lower_backward(
+    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], program: ScoreMod,
+    needs: Sequence[bool], kernel_options: KernelOptions,
+) -> list[Any]:  # fmt: skip
+    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    return list(
+        _compat.extern_call(
+            torch.ops.gdpa.attention_cpu_backward.default,
+            grad_out, query, key, value, list(aux), list(scalars), str(program), list(needs),
+        )
+    )  # fmt: skip
+
+
+@torch.library.impl(_LIBRARY, "attention_cpu", "CPU")
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int], score_mod: str
+) -> Tensor:
+    program = ScoreMod.parse(score_mod)
+    check(query, key, value, aux, scalars, program)
+    out = _output(query, key, value)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        kernel.forward(_operands(query, key, value, aux, scalars, program), program, out)
+    return out
+
+
+@torch.library.impl(_LIBRARY, "attention_cpu_backward", "CPU")
+def _attention_backward(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
+    score_mod: str, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    program = ScoreMod.parse(score_mod)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        operands = _operands(query, key, value, aux, scalars, program)
+        totals = [
+            torch.zeros(t.shape, dtype=operands.dtype) if need else None
+            for t, need in zip((query, key, value), needs, strict=False)
+        ]
+        aux_totals = [
+            # On all four axes every element is written once: no sum to keep in fp32.
+            torch.zeros_like(aux_on_axes(t, spec), dtype=t.dtype if len(spec.axes) == 4 else operands.dtype,
+                             memory_format=torch.contiguous_format) if need else None
+            for t, spec, need in zip(aux, program.aux, needs[3:], strict=True)
+        ]  # fmt: skip
+        kernel.Backward(operands, program, grad_out, kernel.Grads(*totals, tuple(aux_totals))).run()
+        placed = [
+            None if total is None else aux_from_axes(total, spec)
+            for total, spec in zip(aux_totals, program.aux, strict=True)
+        ]
+        found = zip((query, key, value, *aux), (*totals, *placed), strict=True)
+        return [
+            total.to(operand.dtype).contiguous() for operand, total in found if total is not None
+        ]
+
+
+def _operands(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: ScoreMod,
+) -> kernel.Operands:
+    on_axes = [aux_on_axes(t, spec) for t, spec in zip(aux, program.aux, strict=True)]
+    return kernel.Operands(query, key, value, on_axes, scalars, compute_dtype(query.dtype))
+
+
+def _output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    batch, heads, rows, _ = score_shape(query, key, value)
+    return value.new_empty(batch, heads, rows, value.shape[3])
+
+
+@torch.library.register_fake("gdpa::attention_cpu", lib=_LIBRARY)
+def _attention_fake(
+    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int], score_mod: str
+) -> Tensor:
+    check(query, key, value, aux, scalars, ScoreMod.parse(score_mod))
+    return _output(query, key, value)
+
+
+@torch.library.register_fake("gdpa::attention_cpu_backward", lib=_LIBRARY)
+def _attention_backward_fake(
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
+    score_mod: str, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    operands = (query, key, value, *aux)
+    return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]
