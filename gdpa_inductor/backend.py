@@ -53,7 +53,7 @@ def gdpa_backend(
     ours, theirs = split(options)
     chosen = Options.make(ours)
     settings = _compat.inductor_config(mode, theirs)
-    original = _copy(gm) if chosen.verify else None
+    original = copy_graph(gm) if chosen.verify else None
     result = apply(gm, chosen)
     compiled = _compat.compile_with_inductor(gm, example_inputs, settings, source_hash())
     if original is not None and result.matches:
@@ -74,7 +74,9 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
     for rejection in result.rejections:
         log.info("%s", rejection)
     if result.matches or result.rejections:
-        _compat.trace_artifact("gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections])))
+        _compat.trace_artifact(
+            "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))
+        )
     _hold_to(result, options)
     return result
 
@@ -93,7 +95,9 @@ def lowering_judge(options: Options) -> Callable[[Problem], object]:
 
 def _hold_to(result: Result, options: Options) -> None:
     """Raise where `strict` or `expect` is not met."""
-    blamed = [r for r in result.rejections if r.code.category in (Category.UNSAFE, Category.UNSUPPORTED)]
+    blamed = [
+        r for r in result.rejections if r.code.category in (Category.UNSAFE, Category.UNSUPPORTED)
+    ]
     if options.strict and blamed:
         raise GDPAError("gdpa.strict: a candidate was refused\n" + _lines(blamed))
     if options.expect is not None and len(result.matches) != options.expect:
@@ -107,9 +111,13 @@ def _lines(rejections: Sequence[Rejection]) -> str:
     return "\n".join(f"  {r}" for r in rejections) or "  (no candidate was refused)"
 
 
-def _copy(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same modules and parameters under a copy of the graph."""
+def copy_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """The same parameters and modules under a copy of the graph and of the graphs that it calls."""
     graph = torch.fx.Graph()
-    output = graph.graph_copy(gm.graph, {}, return_output_node=False)
-    graph.output(output)
-    return torch.fx.GraphModule(gm, graph)
+    graph.output(graph.graph_copy(gm.graph, {}))
+    made = torch.fx.GraphModule(gm, graph)
+    made.meta = dict(gm.meta)
+    for name, child in gm.named_children():
+        if isinstance(child, torch.fx.GraphModule):
+            setattr(made, name, copy_graph(child))
+    return made

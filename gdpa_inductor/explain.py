@@ -1,0 +1,203 @@
+"""explain(model)(*args) -> Report: what `backend="gdpa"` would do with a model, and what stands in its way.
+
+Dynamo captures the model afresh, whatever was compiled before; each graph is analysed on a copy and then run as it was
+captured, without Inductor. Afterwards the model is as it was: parameters, buffers, gradients and attributes, the inputs,
+the random number generators, Dynamo's counters, and what was compiled before stays compiled.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from . import _compat
+from .backend import copy_graph, lowering_judge
+from .options import Options
+from .patterns import Result, host, rewrite_graph
+from .report import GraphBreak, Line, Listing, Report, SkippedFrame
+from .untouched import untouched
+
+
+def explain(
+    target: Callable[..., Any], *, dynamic: bool | None = None, **options: Any
+) -> Callable[..., Report]:
+    """How `target`, a function or a module (compiled already or not), would be compiled by `backend="gdpa"`.
+
+    Args:
+        dynamic: as torch.compile's.
+        options: those of the backend without their prefix, such as `profit=False`. `strict` and `expect` raise nothing.
+
+    Returns:
+        A function of the model's own arguments that runs it once and returns the Report.
+    """
+    chosen = Options.make(options)
+    target = (
+        getattr(target, "_orig_mod", None)
+        or getattr(target, "_torchdynamo_orig_callable", None)
+        or target
+    )
+
+    def report(*args: Any, **kwargs: Any) -> Report:
+        analyst = _Analyst(chosen)
+        with (
+            untouched(target, args, kwargs),
+            _compat.dynamo_observed(analyst, _code_objects(target)) as seen,
+        ):
+            torch.compile(target, backend=analyst, dynamic=dynamic)(*args, **kwargs)
+        return Report(
+            matches=analyst.result.matches,
+            rejections=analyst.result.rejections,
+            graph_breaks=_breaks(seen),
+            skipped_frames=tuple(_skipped(failure) for failure in seen.failures),
+            graphs=tuple(analyst.listings),
+        )
+
+    return report
+
+
+class _Analyst:
+    """A Dynamo backend that analyses copies and runs the graphs as they are."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.result = Result()
+        self.listings: list[Listing] = []
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        result = rewrite_graph(
+            copy_graph(gm), options=self.options, supports=lowering_judge(self.options)
+        )
+        first = (len(self.result.matches), len(self.result.rejections))
+        self.listings.append(listing(gm, f"Graph {len(self.listings)}", result, first))
+        self.result += result
+        return gm.forward
+
+
+def listing(
+    gm: GraphModule, title: str, result: Result, first: tuple[int, int] = (0, 0)
+) -> Listing:
+    """The nodes of a graph and of the bodies that it calls; `first`: the numbers of the result's first entries."""
+    match_of = {name: i for i, m in enumerate(result.matches, first[0]) for name in m.replaced}
+    rejection_of = {r.node: i for i, r in enumerate(result.rejections, first[1])}
+    lines = [
+        Line(
+            name=node.name,
+            code=_code(node),
+            value=_value(host.value(node)),
+            location=host.location(node),
+            inputs=tuple(n.name for n in node.all_input_nodes),
+            match=match_of.get(node.name),
+            rejection=rejection_of.get(node.name),
+        )
+        for module in gm.modules()
+        if isinstance(module, GraphModule)
+        for node in module.graph.nodes
+    ]
+    return Listing(title, tuple(lines))
+
+
+def _code(node: Node) -> str:
+    if node.op == "placeholder":
+        return f"{node.name}  (input)"
+    given = [_argument(a) for a in node.args] + [
+        f"{k}={_argument(v)}" for k, v in node.kwargs.items()
+    ]
+    if node.op == "output":
+        return f"return {', '.join(given)}"
+    called = host.name(node) or str(node.target)
+    return f"{node.name} = {called}({', '.join(given)})"
+
+
+def _argument(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        sizes = ", ".join(map(str, value.shape))
+        return f"{str(value.dtype).removeprefix('torch.')} [{sizes}]"
+    if isinstance(value, (tuple, list)):
+        return ", ".join(_value(x) for x in value)
+    return "" if value is None else str(value)
+
+
+def _code_objects(target: Any) -> list[Any]:
+    """The code of the functions that Dynamo may be given: those that it skipped before are tried again."""
+    modules = list(target.modules()) if isinstance(target, torch.nn.Module) else []
+    functions = [getattr(type(m), "forward", None) for m in modules] or [target]
+    codes = (getattr(getattr(f, "__func__", f), "__code__", None) for f in functions)
+    return [code for code in dict.fromkeys(codes) if code is not None]
+
+
+# What Dynamo says, and what to change
+
+_ADVICE = (  # what a reason says; what to do about it. The first row that applies.
+    (
+        r"\.item\(\)|\.tolist\(\)|capture_scalar_outputs",
+        "keep the number in a tensor (masks and torch.where instead of slices), or set "
+        "torch._dynamo.config.capture_scalar_outputs = True",
+    ),
+    (
+        r"[Dd]ynamic.shape.operator|capture_dynamic_output_shape_ops",
+        "tell the operator the size of its output (dense_to_jagged: its total length), or set "
+        "torch._dynamo.config.capture_dynamic_output_shape_ops = True",
+    ),
+    (
+        r"generic_jump|[Dd]ata-dependent branching",
+        "choose with torch.where or torch.cond instead of `if`",
+    ),
+    (
+        r"[Dd]ata-dependent|data dependent",
+        "let no Python number or shape depend on the values of a tensor",
+    ),
+    (
+        r"`?print`?|logging|[Ww]arnings?\.warn",
+        "take the call out, or add it to torch._dynamo.config.reorderable_logging_functions",
+    ),
+    (
+        r"torch\._dynamo\.(disable|graph_break)|disallow",
+        "the code asks for it: take the marker out",
+    ),
+    (r"graph break in (a )?(for/while )?loop", "resolve the graph break inside of the loop"),
+)
+
+
+def _advice(reason: str) -> str:
+    for pattern, advice in _ADVICE:
+        if re.search(pattern, reason):
+            return advice
+    hint = re.search(r"Hint: (.+)", reason)
+    return hint[1].strip() if hint else ""
+
+
+def _sentence(reason: str) -> str:
+    """Dynamo's title and explanation on one line."""
+    title = reason.strip().split("\n", 1)[0].strip()
+    explanation = re.search(r"Explanation: (.+)", reason)
+    if title.startswith("generic_jump"):
+        return "a Python `if` or `while` depends on the values of a tensor"
+    return f"{title}: {explanation[1].strip()}" if explanation else title
+
+
+def _breaks(seen: _compat.Observed) -> tuple[GraphBreak, ...]:
+    """One for each place and reason: a break in an inlined function ends the graphs of its callers too.
+
+    What made Dynamo skip a frame is told with the frame.
+    """
+    skipped = {failure.location for failure in seen.failures}
+    return tuple(
+        GraphBreak(location, _sentence(reason), _advice(reason))
+        for location, reason in dict.fromkeys(seen.breaks)
+        if location not in skipped
+    )
+
+
+def _skipped(failure: _compat.FrameFailure) -> SkippedFrame:
+    return SkippedFrame(
+        failure.name, failure.location, _sentence(failure.reason), _advice(failure.reason)
+    )

@@ -1,0 +1,50 @@
+"""The second door: the pass alone, inside of stock Inductor.
+
+    torch.compile(model, options={"pre_grad_custom_pass": gdpa_inductor.GDPAPass(strict=True)})
+
+Inductor calls it with the graph that Dynamo captured, before autograd is traced, exactly where `backend="gdpa"` works.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+from . import _compat
+from .backend import apply, source_hash
+from .options import Options
+from .rejection import GDPAError
+
+
+class GDPAPass(CustomGraphPass):
+    """Rewrites GDPA regions in place. Keyword arguments are the options, without their prefix: `strict=True`.
+
+    Raises:
+        ValueError: an unknown option, with the nearest known one. GDPAError: `verify`, which needs `backend="gdpa"`.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self.options = Options.make(options)
+        if self.options.verify:
+            raise GDPAError(
+                'gdpa.verify runs the compiled graph, which a pass does not see: use backend="gdpa"'
+            )
+        _compat.add_cache_key_tag(source_hash())
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        gm = graph.owning_module
+        # Inductor hands over nested bodies first and on their own; the graph that calls them rewrites them with what it
+        # knows of their surroundings (autocast, gradient mode).
+        if gm is not None and not _compat.is_dynamo_body(gm):
+            apply(gm, self.options)
+
+    def uuid(self) -> Any:
+        """What the caches of Inductor know this pass by: our sources and the options."""
+        return (source_hash(), repr(self.options))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """In another process the tag of the caches is not there yet."""
+        self.__dict__.update(state)
+        _compat.add_cache_key_tag(source_hash())

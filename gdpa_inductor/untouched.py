@@ -1,0 +1,88 @@
+"""Running a model and leaving no trace: everything it may change is put back.
+
+In: a function or a module and its arguments. What is kept: tensors (parameters, buffers, arguments, what a closure holds)
+and their gradients, attributes of modules, training mode, and the states of the random number generators.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+
+@contextlib.contextmanager
+def untouched(target: Any, *arguments: Any) -> Iterator[None]:
+    """Put back, on leaving, what `target` and `arguments` were on entering."""
+    modules = _modules(target, arguments)
+    tensors = _tensors(target, arguments, modules)
+    attributes = [(vars(m), _copied(vars(m))) for m in modules]
+    contents = [(t, t.detach().clone(), t._version) for t in tensors if not t.is_inference()]
+    gradients = [
+        (t, t.grad, t.grad.clone()) if t.grad is not None else (t, None, None)
+        for t in tensors
+        if t.is_leaf
+    ]
+    try:
+        with _generators(tensors):
+            yield
+    finally:
+        for now, before in attributes:
+            now.clear()
+            now.update(before)
+        for tensor, saved, version in contents:
+            if tensor._version != version:
+                tensor.data.copy_(saved)
+        for tensor, grad, saved in gradients:
+            tensor.grad = grad
+            if grad is not None:
+                grad.data.copy_(saved)
+
+
+def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
+    """A module's attributes; its tables of parameters, buffers and modules are copied, so that entries can be put back."""
+    return {
+        name: type(x)(x) if name.startswith("_") and type(x) is dict else x
+        for name, x in attributes.items()
+    }
+
+
+def _reachable(target: Any, arguments: Any) -> list[Any]:
+    """The target, what its closure or bound self holds, and every argument."""
+    function = getattr(target, "__func__", target)
+    cells = getattr(function, "__closure__", None) or ()
+    held = [cell.cell_contents for cell in cells if cell != type(cell)()]
+    return [target, getattr(target, "__self__", None), *held, *pytree.tree_leaves(arguments)]
+
+
+def _modules(target: Any, arguments: Any) -> list[nn.Module]:
+    found = [x for x in _reachable(target, arguments) if isinstance(x, nn.Module)]
+    return list(dict.fromkeys(inner for outer in found for inner in outer.modules()))
+
+
+def _tensors(target: Any, arguments: Any, modules: list[nn.Module]) -> list[Tensor]:
+    found = [x for x in pytree.tree_leaves(_reachable(target, arguments)) if isinstance(x, Tensor)]
+    for module in modules:
+        found += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return list({id(t): t for t in found}.values())
+
+
+@contextlib.contextmanager
+def _generators(tensors: list[Tensor]) -> Iterator[None]:
+    """Python's, NumPy's and torch's generators, on the CPU and on the devices of the tensors."""
+    devices = {t.device.index for t in tensors if t.device.type == "cuda"}
+    python, numpy = random.getstate(), sys.modules.get("numpy")
+    numpy_state = numpy.random.get_state() if numpy is not None else None
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        if numpy is not None:
+            numpy.random.set_state(numpy_state)
