@@ -1,7 +1,8 @@
 """`python -m gdpa_inductor bench SUITE`: ours, eager, stock Inductor, softmax anchors in one run.
 
 dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
-against stock. cpu: fp32 on two threads. Prints a JSON line per measurement and a table last.
+against stock. cpu: fp32 on two threads. clients: unmodified models. Prints a JSON line per
+measurement and a table last.
 """
 
 import argparse
@@ -106,7 +107,7 @@ def main(argv: Sequence[str] = ()) -> int:
     device = "cpu" if arguments.suite == "cpu" else arguments.device
     print(json.dumps({"machine": machine(device)}), flush=True)
     rows = measure(arguments)
-    unit = "tflops" if device == "cuda" else "ms"
+    unit = "tflops" if device == "cuda" and arguments.suite != "clients" else "ms"
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_csv(rows, arguments.out / f"{arguments.suite}.csv")

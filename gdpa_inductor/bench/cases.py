@@ -1,7 +1,7 @@
-"""What is measured: one formula, its operands, and how many operations it counts as.
+"""What is measured: a formula or a model, its operands, and how many operations it counts as.
 
-In: `Case`, a plain value that travels between processes as JSON. Out: the function as a user would
-write it, and its operands.
+In: `Case`, a plain value that travels between processes as JSON. Out: `Subject`, the function as a
+user would write it, with what it is called on.
 
 Notation: B batch, H heads, N query and key rows, D head dim of queries, keys and values.
 """
@@ -28,8 +28,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One problem. `variant`: "none", "causal" (a mask tensor [N, N]) or "bias" (a learned bias
-    [H, N, N] with its gradient). `precision`: torch's float32 matmul precision."""
+    """One problem. `variant`: "none", "causal" (a mask tensor [N, N]), "bias" (a learned bias
+    [H, N, N] with its gradient), or "model", where `activation` names one of clients.CLIENTS.
+    `precision`: torch's float32 matmul precision."""
 
     activation: str
     variant: str
@@ -56,6 +57,43 @@ class Case:
         return Case(**fields)
 
 
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """`function(*given)` is measured; a training step takes the gradients of `leaves` for
+    `direction`, the gradient of its output."""
+
+    function: Function
+    given: tuple[Tensor, ...]
+    leaves: tuple[Tensor, ...]
+    direction: Tensor
+
+
+def subject(case: Case) -> Subject:
+    """The case on random data, the same every time."""
+    torch.manual_seed(0)
+    if case.variant == "model":
+        return model_subject(case)
+    given = operands(case)
+    leaves = tuple(t for t in given if t.requires_grad)
+    return Subject(formula(case), tuple(given), leaves, torch.randn_like(given[2]))
+
+
+def model_subject(case: Case) -> Subject:
+    """A client in training mode; leaves are its parameters."""
+    from .clients import CLIENTS
+
+    dtype = getattr(torch, case.dtype)
+    width = case.heads * case.head_dim
+    model = CLIENTS[case.activation](case).to(case.device, dtype)
+    x = torch.randn(case.batch, case.length, width, device=case.device, dtype=dtype)
+    with torch.no_grad():
+        direction = torch.randn_like(model(x))
+    # What the loss does not reach has no gradient (a client may hold such parameters).
+    used = torch.autograd.grad(model(x), list(model.parameters()), direction, allow_unused=True)
+    leaves = [p for p, grad in zip(model.parameters(), used, strict=True) if grad is not None]
+    return Subject(model, (x,), tuple(leaves), direction)
+
+
 def formula(case: Case) -> Function:
     """The case in plain torch, with as many operands as `operands` gives."""
     activation = ACTIVATIONS[case.activation]
@@ -75,8 +113,7 @@ def formula(case: Case) -> Function:
 
 
 def operands(case: Case) -> list[Tensor]:
-    """Random data, the same for the same case; what is a float tensor wants its gradient."""
-    torch.manual_seed(0)
+    """q, k, v and what the variant adds; what is a float tensor wants its gradient."""
     dtype = getattr(torch, case.dtype)
     shape = (case.batch, case.heads, case.length, case.head_dim)
     square = (case.length, case.length)

@@ -1,4 +1,4 @@
-"""Who is measured: a table from a name to what runs the case.
+"""Who is measured: a table from a name to what runs the function.
 
 The softmax attentions compute something else; they are anchors that say what a fused kernel of the
 same products reaches on the same machine on the same day.
@@ -11,33 +11,30 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cases import Case, Function, formula
+from .cases import Function
 
-Builder = Callable[[Case], Function]
+Builder = Callable[[Function], Function]
 
 
 def compiled(backend: str, mode: str | None = None) -> Builder:
-    def build(case: Case) -> Function:
-        return torch.compile(formula(case), backend=backend, mode=mode)
-
-    return build
+    return lambda function: torch.compile(function, backend=backend, mode=mode)
 
 
 def gdpa(**options: object) -> Builder:
-    def build(case: Case) -> Function:
+    def build(function: Function) -> Function:
         from gdpa_inductor import gdpa_backend
 
         chosen: dict[str, Any] = {f"gdpa.{name}": value for name, value in options.items()}
-        return torch.compile(formula(case), backend=gdpa_backend, options=chosen)
+        return torch.compile(function, backend=gdpa_backend, options=chosen)
 
     return build
 
 
 def sdpa(backend: str) -> Builder:
-    def build(case: Case) -> Function:
+    def build(function: Function) -> Function:
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        def attend(q: Tensor, k: Tensor, v: Tensor, *ignored: Tensor) -> Tensor:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with sdpa_kernel(getattr(SDPBackend, backend)):
                 return F.scaled_dot_product_attention(q, k, v)
 
@@ -46,11 +43,10 @@ def sdpa(backend: str) -> Builder:
     return build
 
 
-def flex(case: Case) -> Function:
+def flex(function: Function) -> Function:
     from torch.nn.attention.flex_attention import flex_attention
 
-    attend = torch.compile(flex_attention)
-    return lambda q, k, v, *ignored: attend(q, k, v)
+    return torch.compile(flex_attention)
 
 
 CONTENDERS: dict[str, Builder] = {
@@ -62,7 +58,7 @@ CONTENDERS: dict[str, Builder] = {
     "inductor": compiled("inductor"),
     # Without CUDA graphs, which at these sizes only blur what the kernels take.
     "max-autotune": compiled("inductor", "max-autotune-no-cudagraphs"),
-    "eager": formula,
+    "eager": lambda function: function,
     "cudnn": sdpa("CUDNN_ATTENTION"),
     "flash": sdpa("FLASH_ATTENTION"),
     "flex": flex,

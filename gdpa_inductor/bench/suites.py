@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from .cases import Case
+from .clients import CLIENTS
 from .contenders import ANCHORS
 from .worker import Job
 
@@ -113,4 +114,19 @@ def cpu(pick: Selection) -> list[Job]:
     return jobs_of(cases, names, ("forward", "step"), pick)
 
 
-SUITES: dict[str, Callable[[Selection], list[Job]]] = {"dense": dense, "grid": grid, "cpu": cpu}
+def clients(pick: Selection) -> list[Job]:
+    """Unmodified models in training and inference; `activations` names them."""
+    on_gpu = pick.device == "cuda"
+    shapes = ((32, 1, 1024, 128), (16, 4, 2048, 128)) if on_gpu else ((2, 1, 1024, 64),)
+    dtypes = pick.dtypes or (("bfloat16",) if on_gpu else ("float32",))
+    made = itertools.product(pick.activations or tuple(CLIENTS), dtypes, pick.shapes or shapes)
+    cases = [Case(name, "model", *shape, dtype, pick.device) for name, dtype, shape in made]
+    return jobs_of(cases, ("gdpa", "inductor", "eager"), ("forward", "step"), pick)
+
+
+SUITES: dict[str, Callable[[Selection], list[Job]]] = {
+    "dense": dense,
+    "grid": grid,
+    "cpu": cpu,
+    "clients": clients,
+}

@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from gdpa_inductor import _compat
+from gdpa_inductor.measure import medians_ms, peak_extra_bytes
 
-from .cases import Case, Function, formula, operands
+from .cases import Case, Function, Subject, subject
 from .contenders import ANCHORS, CONTENDERS
-from .measure import medians_ms, peak_extra_bytes
 
 # Operations relative to the forward's: the backward recomputes the scores in its 5 products.
 WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
@@ -61,31 +61,29 @@ class Measurement:
     error: str = ""
 
 
-def forward_call(function: Function, given: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+def forward_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
     def call() -> list[Tensor]:
         with torch.no_grad():
-            return [function(*given)]
+            return [function(*on.given)]
 
     return call
 
 
-def step_call(function: Function, given: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+def step_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
     """Forward and backward, all gradients, nothing kept."""
-    leaves = [t for t in given if t.requires_grad]
 
     def call() -> list[Tensor]:
-        return list(torch.autograd.grad(function(*given), leaves, given[2].detach()))
+        return list(torch.autograd.grad(function(*on.given), on.leaves, on.direction))
 
     return call
 
 
-def backward_call(function: Function, given: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
+def backward_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
     """The backward alone, over and over the same forward."""
-    leaves = [t for t in given if t.requires_grad]
-    out = function(*given)
+    out = function(*on.given)
 
     def call() -> list[Tensor]:
-        return list(torch.autograd.grad(out, leaves, given[2].detach(), retain_graph=True))
+        return list(torch.autograd.grad(out, on.leaves, on.direction, retain_graph=True))
 
     return call
 
@@ -96,24 +94,34 @@ CALLS = {"forward": forward_call, "step": step_call, "backward": backward_call}
 def run_job(job: Job) -> Iterator[Measurement]:
     """Every measure of every contender of the job."""
     torch.set_float32_matmul_precision(job.case.precision)
-    given = operands(job.case)
     for measure in job.measures:
-        # Not between contenders: it would throw away what the one before has compiled.
-        torch.compiler.reset()
-        ready: dict[str, Callable[[], list[Tensor]]] = {}
-        found: dict[str, Measurement] = {}
-        for name in job.contenders:
-            found[name] = Measurement(dataclasses.asdict(job.case), name, measure)
-            with failing_into(found[name]), listening() as heard:
-                ready[name] = prepare(job, name, measure, given, found[name])
-                found[name].said = what_was_said(heard)
+        case = dataclasses.asdict(job.case)
+        found = {name: Measurement(case, name, measure) for name in job.contenders}
         with failing_into(*found.values()):
-            timed(job, measure, ready, found)
+            run_measure(job, measure, subject(job.case), found)
         yield from found.values()
 
 
+def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measurement]) -> None:
+    """Prepares all contenders, then times and weighs those that could be prepared."""
+    # Not between contenders: it would throw away what the one before has compiled.
+    torch.compiler.reset()
+    ready: dict[str, Callable[[], list[Tensor]]] = {}
+    for name in job.contenders:
+        with failing_into(found[name]), listening() as heard:
+            ready[name] = prepare(job, name, measure, on, found[name])
+            found[name].said = what_was_said(heard)
+    for name, ms in medians_ms(ready, job.case.device, job.seconds).items():
+        found[name].ms = ms
+        if job.case.variant != "model":
+            found[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
+    for name, call in ready.items():
+        peak = peak_extra_bytes(call, job.case.device)
+        found[name].peak_mib = None if peak is None else peak / 2**20
+
+
 def prepare(
-    job: Job, name: str, measure: str, given: Sequence[Tensor], found: Measurement
+    job: Job, name: str, measure: str, on: Subject, found: Measurement
 ) -> Callable[[], list[Tensor]]:
     """Compiles, runs once, and compares with eager."""
     _compat.counters.clear()
@@ -121,29 +129,16 @@ def prepare(
     # A backward that will run again must not give its saved buffers away; the whole job is compiled
     # alike, so that its measures share what is cached.
     with _compat.keep_saved_buffers("backward" in job.measures):
-        call = CALLS[measure](CONTENDERS[name](job.case), given)
+        call = CALLS[measure](CONTENDERS[name](on.function), on)
         got = call()
     synchronize(job.case.device)
     found.compile_s = time.perf_counter() - start
     if name not in ANCHORS and name != "eager":
-        wanted = CALLS[measure](formula(job.case), given)()
-        found.off = max(distance(g, w) for g, w in zip(got, wanted, strict=True))
+        # Eager needs the most memory; that it finds none is no fault of the contender.
+        with contextlib.suppress(torch.OutOfMemoryError):
+            wanted = CALLS[measure](on.function, on)()
+            found.off = max(distance(g, w) for g, w in zip(got, wanted, strict=True))
     return call
-
-
-def timed(
-    job: Job,
-    measure: str,
-    ready: dict[str, Callable[[], list[Tensor]]],
-    found: dict[str, Measurement],
-) -> None:
-    """Fills in times and memory of what could be prepared."""
-    for name, ms in medians_ms(ready, job.case.device, job.seconds).items():
-        found[name].ms = ms
-        found[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
-    for name, call in ready.items():
-        peak = peak_extra_bytes(call, job.case.device)
-        found[name].peak_mib = None if peak is None else peak / 2**20
 
 
 def distance(got: Tensor, wanted: Tensor) -> float:

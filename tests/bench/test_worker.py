@@ -2,12 +2,13 @@
 
 import dataclasses
 import os
+import sys
 
 import pytest
 import torch
 
 from gdpa_inductor.bench import contenders, supervise, worker
-from gdpa_inductor.bench.cases import Case
+from gdpa_inductor.bench.cases import Case, subject
 
 CASE = Case("silu", "bias", 2, 2, 16, 8, "float32", "cpu")
 
@@ -27,8 +28,8 @@ def test_measures_time_memory_and_operations():
 
 @pytest.mark.parametrize("measure", worker.CALLS)
 def test_a_wrong_contender_is_seen(monkeypatch, measure: str):
-    def almost(case: Case):
-        return lambda q, k, v, bias: 1.01 * contenders.formula(case)(q, k, v, bias)
+    def almost(function):
+        return lambda *operands: 1.01 * function(*operands)
 
     monkeypatch.setitem(contenders.CONTENDERS, "almost", almost)
     (found,) = worker.run_job(job("almost", measures=(measure,)))
@@ -36,7 +37,7 @@ def test_a_wrong_contender_is_seen(monkeypatch, measure: str):
 
 
 def test_a_failing_contender_leaves_the_others_alone(monkeypatch):
-    def broken(case: Case):
+    def broken(function):
         raise RuntimeError("does not compile")
 
     monkeypatch.setitem(contenders.CONTENDERS, "broken", broken)
@@ -44,6 +45,22 @@ def test_a_failing_contender_leaves_the_others_alone(monkeypatch):
     assert broken_row.error == "RuntimeError: does not compile"
     assert broken_row.ms is None
     assert eager_row.ms and not eager_row.error
+
+
+def test_a_model_is_measured_with_the_gradients_of_its_parameters():
+    case = Case("hstu", "model", 2, 2, 16, 8, "float32", "cpu")
+    on = subject(case)
+    assert {id(p) for p in on.leaves} == {id(p) for p in on.function.parameters()}
+    (found,) = worker.run_job(worker.Job(case, ("eager",), ("step",), 0.01))
+    assert found.ms and not found.error
+    assert found.tflops is None
+
+
+def test_a_model_that_is_not_installed_is_an_error_and_no_crash(monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_pytorch", None)
+    case = Case("gau", "model", 2, 1, 16, 8, "float32", "cpu")
+    (found,) = worker.run_job(worker.Job(case, ("eager",), ("forward",), 0.01))
+    assert "flash_pytorch" in found.error
 
 
 def test_distance_is_relative():

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from gdpa_inductor.bench.measure import medians_ms, peak_extra_bytes
+from gdpa_inductor.measure import medians_ms, peak_extra_bytes
 
 MIB = 2**20
 
