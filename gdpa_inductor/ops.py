@@ -138,11 +138,11 @@ def reference_backward(
 
     results: list[Tensor] = []
     if needs[0]:
-        results.append(_reduce_to(term(1) @ expand_heads(key, heads).to(score.dtype), query))
+        results.append(reduce_to(term(1) @ expand_heads(key, heads).to(score.dtype), query))
     if needs[1]:
-        results.append(_reduce_to(term(1).mT @ query.to(score.dtype), key))
+        results.append(reduce_to(term(1).mT @ query.to(score.dtype), key))
     if needs[2]:
-        results.append(_reduce_to(term(0).mT @ out, value))
+        results.append(reduce_to(term(0).mT @ out, value))
     for i, (tensor, spec) in enumerate(zip(aux, program.aux, strict=True)):
         if needs[3 + i]:
             dims = [d for d, axis in enumerate(AXES) if axis not in spec.access]
@@ -151,7 +151,7 @@ def reference_backward(
     return results
 
 
-def _reduce_to(grad: Tensor, operand: Tensor) -> Tensor:
+def reduce_to(grad: Tensor, operand: Tensor) -> Tensor:
     """Sum the gradient [B,H,·,D] over the batch and the head groups that share the operand."""
     batch, heads = operand.shape[:2]
     if batch != grad.shape[0]:

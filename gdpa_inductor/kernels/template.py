@@ -1,0 +1,93 @@
+"""Plans and sources of the Triton kernels.
+
+A `Plan` says what one kernel reads, computes and stores; the jinja sources read it as `plan`. Nothing in it depends on
+tile shapes or sizes, so one template serves every configuration and length.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..score_mod import Aux
+
+_SOURCES = Path(__file__).parent / "templates"
+
+
+@dataclass(frozen=True)
+class AuxRead:
+    """An operand between the products as a kernel reads it."""
+
+    number: int
+    spec: Aux
+
+    @property
+    def name(self) -> str:
+        return f"A{self.number}"
+
+    @property
+    def kind(self) -> str:
+        return self.spec.kind
+
+    @property
+    def access(self) -> tuple[str, ...]:
+        return self.spec.access
+
+    def dim(self, axis: str) -> int:
+        return self.spec.access.index(axis)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """kernel: "forward", "rows", "keys" or "tiles".
+
+    names: the terms to compute, in the order of the outputs: "p" the weight, "ds" its derivative with respect to the
+    score, "g<i>" that with respect to operand i. flat: those that do not depend on the score. reads: the operands that
+    they need. shared: operands of batch 1 that all batches read. grouped: operands with fewer heads than the query.
+    loops_heads: one program of "keys" runs over the query heads of its key head. summed: axes that "tiles" sums over.
+    """
+
+    kernel: str
+    names: tuple[str, ...]
+    reads: tuple[AuxRead, ...] = ()
+    flat: frozenset[str] = frozenset()
+    shared: frozenset[str] = frozenset()
+    grouped: frozenset[str] = frozenset()
+    loops_heads: bool = False
+    summed: frozenset[str] = frozenset()
+
+    @property
+    def terms(self) -> Mapping[str, int]:
+        """Which of the subgraphs computes each term."""
+        return {name: number for number, name in enumerate(self.names)}
+
+    @property
+    def operands(self) -> tuple[str, ...]:
+        return ("Q", "K", "V") if self.kernel == "forward" else ("Q", "K", "V", "DO")
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The first is the template's own output, the others are buffers that it is given."""
+        return tuple(f"OUT{i}" for i in range(len(self.names)))
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        return (*self.operands, *(a.name for a in self.reads), *self.outputs[1:])
+
+    @property
+    def fixed(self) -> Mapping[str, str]:
+        """What a term calls its inputs, and the variable of the kernel that holds each."""
+        leaves = ["s", "b", "h", "n", "m", *(f"a{a.number}" for a in self.reads)]
+        return {**{leaf: leaf for leaf in leaves}, "g": "dp"}
+
+    @property
+    def source(self) -> str:
+        return source("tile") + source(self.kernel)
+
+
+@functools.cache
+def source(name: str) -> str:
+    """The text of a template file."""
+    return (_SOURCES / f"{name}.py.jinja").read_text()

@@ -1,0 +1,206 @@
+"""Problems for the Triton kernels, each with a bound on its error against the fp64 reference: a table, one line each.
+
+A case is judged in fp32: the interpreter's low precision is not to be trusted.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gdpa_inductor.ops import reference, reference_backward
+from gdpa_inductor.score_mod import ScoreMod
+
+from . import render
+
+SILU = "silu(mul(s,0.25))"
+
+
+@dataclass(frozen=True)
+class Case:
+    """query [b,h,n,d], key [bk,hk,m,d], value [bv,hv,m,dv]; aux: shapes and kinds of the program's operands.
+
+    view: how the operands lie in memory. needs: the gradients to ask for, "qkv" and the numbers of aux operands; "" is
+    inference. choice: which configuration of the table. capability: of the faked device.
+    """
+
+    name: str
+    program: str
+    n: int = 32
+    m: int = 48
+    d: int = 16
+    dv: int = 16
+    b: int = 2
+    h: int = 2
+    hk: int = 0
+    hv: int = 0
+    bq: int = 0
+    bk: int = 0
+    bv: int = 0
+    aux: tuple[tuple[int, ...], ...] = ()
+    scalars: tuple[int, ...] = ()
+    view: str = "contiguous"
+    needs: str = "qkv"
+    choice: int = 9
+    capability: int = 90
+    dynamic: bool = False
+    tolerance: float = 2e-5
+
+    @property
+    def mod(self) -> ScoreMod:
+        return ScoreMod.parse(self.program)
+
+    @property
+    def asked(self) -> list[bool]:
+        return [name in self.needs for name in ["q", "k", "v", *map(str, range(len(self.aux)))]]
+
+    def tensors(self) -> list[torch.Tensor]:
+        """grad_out, query, key, value and the aux operands, fp32."""
+        shapes = [
+            (self.b, self.h, self.n, self.dv),
+            (self.bq or self.b, self.h, self.n, self.d),
+            (self.bk or self.b, self.hk or self.h, self.m, self.d),
+            (self.bv or self.b, self.hv or self.h, self.m, self.dv),
+        ]
+        made = [_laid_out(shape, self.view) for shape in shapes]
+        for shape, spec in zip(self.aux, self.mod.aux, strict=True):
+            drawn = torch.randn(shape)
+            made.append({"f": drawn, "b": drawn > 0, "i": (drawn * 4).long()}[spec.kind])
+        return made
+
+    def function(self) -> Callable:
+        def run(grad_out, query, key, value, *aux):
+            operands = (query, key, value, list(aux), list(self.scalars), self.program)
+            out = torch.ops.gdpa.attention(*operands, "strict=True")
+            if not self.needs:
+                return [out]
+            return [out, *torch.ops.gdpa.attention_backward(grad_out, *operands, self.asked, "strict=True")]
+
+        return run
+
+    def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        grad_out, query, key, value, *aux = (t.double() if t.is_floating_point() else t for t in tensors)
+        results = [reference(query, key, value, aux, self.scalars, self.mod)]
+        if self.needs:
+            results += reference_backward(grad_out, query, key, value, aux, self.scalars, self.mod, self.asked)
+        return results
+
+    def check(self, call: Callable) -> str:
+        """Render, run by `call(source, tensors)`, compare; "" or what is wrong."""
+        torch.manual_seed(0)
+        tensors = self.tensors()
+        source = render.wrapper(self.function(), tensors, self.capability, self.choice, self.dynamic)
+        found = call(source, tensors)
+        for i, (got, want) in enumerate(zip(found, self.expected(tensors), strict=True)):
+            fault = _fault(got, want, self.tolerance)
+            if fault:
+                return f"result {i}: {fault}"
+        return ""
+
+
+def _laid_out(shape: tuple[int, ...], view: str) -> torch.Tensor:
+    b, h, length, width = shape
+    if view == "bnhd":
+        return torch.randn(b, length, h, width).transpose(1, 2)
+    if view == "split":  # a slice of a wider projection, with an offset
+        return torch.randn(b, length, h, 3 * width)[..., width : 2 * width].transpose(1, 2)
+    if view == "transposed":
+        return torch.randn(b, h, width, length).mT
+    return torch.randn(shape)
+
+
+def _fault(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> str:
+    if got.shape != want.shape or got.stride() != torch.empty(want.shape).stride():
+        return f"shape {tuple(got.shape)}, strides {got.stride()}; expected {tuple(want.shape)}, contiguous"
+    if not torch.equal(got.isfinite(), want.isfinite()):
+        return "not finite in other places than the reference"
+    finite = want.isfinite()
+    error = (got.double() - want)[finite].abs().max().item() if finite.any() else 0.0
+    bound = tolerance * max(1.0, want[finite].abs().max().item()) if finite.any() else 0.0
+    return "" if error <= bound else f"error {error:.2e}, allowed {bound:.2e}"
+
+
+ACTIVATIONS = {
+    "identity": "mul(s,0.25)",
+    "relu": "relu(s)",
+    "relu2": "pow(relu(s),2.0)",
+    "leaky_relu": "leaky_relu(s,0.01)",
+    "silu": SILU,
+    "gelu": "gelu(mul(s,0.25))",
+    "gelu_tanh": "gelu_tanh(mul(s,0.25))",
+    "sigmoid": "sigmoid(sub(s,2.0))",
+    "tanh": "tanh(mul(s,0.25))",
+    "hardswish": "hardswish(s)",
+    "hardsigmoid": "hardsigmoid(s)",
+    "hardtanh": "hardtanh(s,-1.0,2.0)",
+    "elu_plus_one": "add(elu(s,1.0,1.0,1.0),1.0)",
+    "softplus": "softplus(s,1.0,20.0)",
+    "mish": "mish(mul(s,0.25))",
+    "exp": "exp(mul(s,0.125))",
+    "laplace": "mul(add(erf(div(sub(s,0.707),0.4)),1.0),0.5)",
+    "quick_gelu": "mul(s,sigmoid(mul(s,1.702)))",
+    "absolute": "abs(s)",
+    "clamped": "clamp_max(clamp_min(s,-1.0),1.5)",
+    "extrema": "maximum(s,minimum(mul(s,s),0.5))",
+}
+CAUSAL = "where(ge(n,m),silu(mul(s,0.25)),0.0)"
+HSTU = "a0:f[h,n,m]; a1:f[b,-,n,m]; mul(div(silu(add(mul(s,0.25),a0)),float(i0)),a1)"
+ALL_KINDS = (
+    "a0:f[n]; a1:f[m]; a2:f[]; a3:f[b,-,-]; a4:f[h,n]; a5:f[b,h,m]; a6:b[b,-,-,m]; a7:f[n,m];"
+    "where(a6,mul(silu(add(mul(s,a2),add(a0,a1))),add(mul(a3,a4),mul(a5,a7))),0.0)"
+)
+ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32, 48))
+
+CASES = [
+    Case("inference", SILU, needs=""),
+    *(Case(f"activation_{name}", program, tolerance=5e-5) for name, program in ACTIVATIONS.items()),
+    *(Case(f"tail_{name}", ACTIVATIONS[name], n=19, m=37) for name in ("sigmoid", "silu", "exp")),
+    Case("tail_short", SILU, n=3, m=5),
+    Case("one_row", SILU, n=1, m=40),
+    Case("one_key", "sigmoid(s)", n=40, m=1),
+    Case("head_dims_odd", SILU, n=33, m=31, d=24, dv=40),
+    Case("head_dims_tiny", SILU, d=3, dv=5),
+    Case("head_dims_wide", SILU, n=17, m=16, d=96, dv=160, b=1, h=1, choice=0),
+    Case("head_dims_256", SILU, n=17, m=33, d=256, dv=256, b=1, h=1, choice=0),
+    *(Case(f"view_{view}", SILU, n=19, view=view) for view in ("bnhd", "split", "transposed")),
+    *(Case(f"table_{i}", SILU, n=150, m=140, d=64, dv=64, b=1, h=1, choice=i) for i in range(2)),
+    Case("table_sm80", SILU, n=70, m=130, d=128, dv=128, b=1, h=1, choice=0, capability=80),
+    Case("table_sm100", SILU, n=70, m=130, d=128, dv=128, b=1, h=1, choice=0, capability=100),
+    Case("gqa", SILU, h=4, hk=2, hv=2, n=19),
+    Case("mqa", SILU, h=4, hk=1, hv=1),
+    Case("gqa_uneven", SILU, h=4, hk=2, hv=1),
+    Case("gqa_bias", "a0:f[h,m]; silu(add(s,a0))", h=4, hk=2, hv=2, aux=((4, 48),), needs="qkv0"),
+    Case("gqa_mask", "a0:f[h,n,m]; mul(silu(s),a0)", h=4, hk=2, hv=2, aux=((4, 32, 48),), needs="qkv0"),
+    Case("seeds_shared", SILU, bq=1, b=3, n=19),
+    Case("keys_shared", SILU, bk=1, b=3, m=37),
+    Case("values_shared", SILU, bv=1, b=3, m=37),
+    Case("keys_values_shared", SILU, bk=1, bv=1, b=3, hk=1, hv=1),
+    *(Case(f"only_{asked}", SILU, n=19, needs=asked) for asked in ("q", "k", "v", "kv", "qv")),
+    Case("causal", CAUSAL, n=40, m=40),
+    Case("causal_tail", CAUSAL, n=37, m=53),
+    Case("window", "where(le(abs(sub(n,m)),5),relu(s),0.0)", n=40, m=40),
+    Case("indices", "mul(s,float(add(add(mul(b,3),h),mod(floordiv(sub(m,n),4),3))))", n=19, m=21),
+    Case("mask_before", "a0:b[n,m]; sigmoid(where(a0,s,-inf))", aux=((32, 48),)),
+    Case("mask_int", "a0:i[b,-,n,m]; mul(silu(s),float(a0))", aux=((2, 1, 32, 48),)),
+    Case("lengths", "a0:i[b]; where(lt(m,a0),silu(s),0.0)", aux=((2,),)),
+    Case("hstu", HSTU, n=40, m=40, aux=((2, 40, 40), (2, 1, 40, 40)), scalars=(40,), needs="qkv01"),
+    Case("hstu_tail", HSTU, n=37, m=37, aux=((2, 37, 37), (2, 1, 37, 37)), scalars=(37,), needs="qkv01"),
+    Case("bias_only", "a0:f[n,m]; silu(add(s,a0))", n=37, m=19, aux=((37, 19),), needs="0"),
+    Case("bias_full", "a0:f[b,h,n,m]; silu(add(s,a0))", n=37, m=19, aux=((2, 2, 37, 19),), needs="0"),
+    Case("bias_batch", "a0:f[b,-,n,m]; silu(add(s,a0))", n=37, m=19, aux=((2, 1, 37, 19),), needs="q0"),
+    Case("bias_reversed", "a0:f[m,n]; silu(add(s,a0))", n=37, m=19, aux=((19, 37),), needs="0"),
+    Case("scale", "a0:f[]; silu(mul(s,a0))", aux=((),), needs="0"),
+    Case("scale_one", "a0:f[-,-]; mul(silu(s),a0)", aux=((1, 1),), needs="qkv0"),
+    Case("row_sums_first", "a0:f[n]; mul(silu(s),a0)", n=19, aux=((19,),), needs="0"),
+    Case("column_sums_first", "a0:f[m]; mul(silu(s),a0)", m=19, aux=((19,),), needs="0"),
+    Case("all_kinds", ALL_KINDS, aux=ALL_AUX, needs="qkv0123457"),
+    Case("no_score", "a0:f[n,-]; sigmoid(a0)", aux=((32, 1),), needs="qkv0"),
+    Case("constant", "mul(float(m),0.125)", needs="qkv"),
+    Case("rounded", "bf16(silu(s))", needs="qv", tolerance=2e-2),
+    Case("nan_kept", "silu(where(ge(n,m),s,-inf))", n=20, m=20),
+    Case("no_keys", "sigmoid(s)", m=0),
+    Case("no_rows", "sigmoid(s)", n=0),
+    Case("dynamic", SILU, n=37, m=53, dynamic=True),
+    Case("dynamic_even", SILU, n=64, m=64, dynamic=True),
+    Case("dynamic_hstu", HSTU, n=37, m=37, aux=((2, 37, 37), (2, 1, 37, 37)), scalars=(37,), needs="qkv01", dynamic=True),
+]

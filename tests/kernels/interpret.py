@@ -1,0 +1,119 @@
+"""Run the compiled graph of a faked CUDA device on the CPU, its kernels in the Triton interpreter.
+
+The interpreter must be on (`TRITON_INTERPRET=1`) before Triton is imported, so this is a program of its own:
+
+    TRITON_INTERPRET=1 python -m tests.kernels.interpret [NAME ...]
+
+runs the cases of `cases.py` and prints one JSON line for each: its name, and "" or what is wrong.
+"""
+
+import contextlib
+import json
+import sys
+import traceback
+import types
+from unittest import mock
+
+import torch
+import triton
+import triton.language as tl
+
+from . import cases, render
+
+
+class _LibDevice:
+    """libdevice's functions in terms that the interpreter knows."""
+
+    # Looked up at each call: the interpreter patches triton.language while a kernel runs.
+    exp = staticmethod(lambda x: tl.exp(x))
+    exp2 = staticmethod(lambda x: tl.exp2(x))
+    erf = staticmethod(lambda x: tl.erf(x))
+    rsqrt = staticmethod(lambda x: tl.rsqrt(x))
+    sin = staticmethod(lambda x: tl.sin(x))
+    cos = staticmethod(lambda x: tl.cos(x))
+    floor = staticmethod(lambda x: tl.floor(x))
+    ceil = staticmethod(lambda x: tl.ceil(x))
+    isnan = staticmethod(lambda x: x != x)
+    log1p = staticmethod(lambda x: tl.log(1.0 + x))
+    expm1 = staticmethod(lambda x: tl.exp(x) - 1.0)
+    tanh = staticmethod(lambda x: 2.0 / (1.0 + tl.exp(-2.0 * x)) - 1.0)
+    pow = staticmethod(lambda x, y: tl.exp(y * tl.log(x)))
+    trunc = staticmethod(lambda x: tl.where(x < 0, tl.ceil(x), tl.floor(x)))
+    nearbyint = staticmethod(lambda x: tl.floor(x + 0.5))
+
+
+class _Kernel:
+    """Stands for what `async_compile.triton` returns."""
+
+    def __init__(self, name: str, source: str) -> None:
+        namespace: dict = {}
+        path = render.PyCodeCache.write(render.bare(source))[1]
+        exec(compile(render.bare(source), path, "exec"), namespace)
+        namespace["libdevice"] = _LibDevice
+        self.function = namespace[name]
+        self.names = self.function.arg_names
+        self.is_template = "triton_heuristics.template" in source
+
+    def run(self, *args, stream=None) -> None:
+        if self.is_template:
+            self.function[tuple(args[-3:])](*args[:-3])
+            return
+        numels = dict(zip(self.names, args, strict=False))
+        blocks = {name: self._block(name, numels) for name in self.names if name.endswith("BLOCK")}
+        grid = [
+            triton.cdiv(int(numels.get(f"{axis}numel", 1)), blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xyz"
+        ]
+        self.function[tuple(grid)](*args, **blocks)
+
+    def _block(self, name: str, numels: dict) -> int:
+        return min(64, triton.next_power_of_2(int(numels[f"{name.removesuffix('BLOCK').lower()}numel"])))
+
+
+class _AsyncCompile:
+    def triton(self, name: str, source: str, device_str: str = "") -> _Kernel:
+        return _Kernel(name, source)
+
+    def wait(self, scope: dict) -> None:
+        pass
+
+
+def call(source: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a wrapper's source for CPU tensors."""
+    import torch._inductor.async_compile
+    from torch._inductor.runtime import triton_helpers
+
+    guards = torch._C._dynamo.guards
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in [
+            (torch._inductor.async_compile, "AsyncCompile", _AsyncCompile),
+            (torch._C, "_cuda_getCurrentRawStream", lambda *_: 0),
+            (guards, "_empty_strided_cuda", _poisoned),
+            (triton_helpers, "set_driver_to_gpu", lambda: None),
+            (torch.cuda, "_DeviceGuard", lambda *_: contextlib.nullcontext()),
+            (torch.cuda, "set_device", lambda *_: None),
+        ]:
+            stack.enter_context(mock.patch.object(owner, name, value, create=True))
+        module = types.ModuleType("compiled")
+        exec(source, module.__dict__)
+        return list(module.call(list(tensors)))
+
+
+def _poisoned(size, stride, dtype) -> torch.Tensor:
+    """A buffer of NaN: what a kernel does not write shows."""
+    empty = torch.empty_strided(size, stride, dtype=dtype)
+    return empty.fill_(float("nan")) if dtype.is_floating_point else empty.fill_(-7)
+
+
+def main(names: list[str]) -> None:
+    for case in cases.CASES:
+        if names and case.name not in names:
+            continue
+        try:
+            wrong = case.check(call)
+        except Exception:
+            wrong = traceback.format_exc()
+        print(json.dumps([case.name, wrong]), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,80 @@
+"""From a function of tensors to the code that Inductor writes for it on a faked CUDA device."""
+
+import re
+from collections.abc import Callable, Sequence
+
+import torch
+from torch._inductor import config
+from torch._inductor.codecache import PyCodeCache as PyCodeCache
+from torch._inductor.debug import DebugContext
+from torch._inductor.graph import GraphLowering
+from torch._inductor.virtualized import V
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from gdpa_inductor import lowerings
+from gdpa_inductor.lowerings import triton as triton_lowering
+
+from .fake_cuda import fake_cuda
+
+_KERNEL = re.compile(r"^(\w+) = async_compile\.triton\('\w+', '''\n(.*?)''', device_str=", re.M | re.S)
+
+
+def wrapper(
+    function: Callable, tensors: Sequence[torch.Tensor], capability: int = 90, choice: int = 0, dynamic: bool = False
+) -> str:
+    """The Python source of the compiled graph of `function(*tensors)`, all on `cuda:0`.
+
+    tensors: only their shapes, strides and dtypes count. choice: which configuration of each template is taken (the last
+    if there are fewer). dynamic: every size above 1 is a symbol.
+    """
+    lowerings.register()
+    with fake_cuda(capability), _one_configuration(choice), config.patch(fx_graph_cache=False):
+        shape_env = ShapeEnv()
+        mode = FakeTensorMode(shape_env=shape_env)
+        inputs = [_fake(mode, tensor, i, dynamic) for i, tensor in enumerate(tensors)]
+        with mode:
+            traced = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+        graph = GraphLowering(traced, example_inputs=inputs, shape_env=shape_env, is_inference=False)
+        with V.set_graph_handler(graph), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
+            graph.run(*inputs)
+            written = graph.codegen()[0]
+    return getattr(written, "value", written)
+
+
+def kernels(source: str) -> dict[str, str]:
+    """The Triton kernels of a wrapper: name to module text."""
+    return dict(_KERNEL.findall(source))
+
+
+def bare(kernel: str) -> str:
+    """A kernel's module without Inductor's launcher: what is left is `@triton.jit def ...`."""
+    return re.sub(r"^@triton_heuristics\.\w+\(.*?^\)\n(?=@triton\.jit)", "", kernel, flags=re.M | re.S)
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor, number: int, dynamic: bool) -> torch.Tensor:
+    with mode:
+        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+    if not dynamic:
+        return empty
+    real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    kinds = [DimDynamic.DUCK if i + 1 < tensor.dim() else DimDynamic.STATIC for i in range(tensor.dim())]
+    context = StatelessSymbolicContext(kinds)
+    symbolic = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
+    with mode:
+        return torch.empty_strided(symbolic.shape, symbolic.stride(), dtype=tensor.dtype, device="cuda")
+
+
+class _one_configuration:
+    """Without a device nothing can be benchmarked, so each template gets one configuration."""
+
+    def __init__(self, choice: int) -> None:
+        self.choice = choice
+
+    def __enter__(self) -> None:
+        self.known = triton_lowering.configs
+        triton_lowering.configs = lambda *given: self.known(*given)[: self.choice + 1][-1:]
+
+    def __exit__(self, *_: object) -> None:
+        triton_lowering.configs = self.known
