@@ -1,11 +1,13 @@
-"""The two doors into the compiler: `torch.compile(m, backend="gdpa")`, and the same pass inside stock Inductor.
+"""The two doors into the compiler: `torch.compile(m, backend="gdpa")`, and the same pass inside
+stock Inductor.
 
-Both find and rewrite regions in the Dynamo graph (patterns), judged by what can be lowered (lowerings), and leave
-everything else to Inductor.
+Both find and rewrite regions in the Dynamo graph (patterns), judged by what can be lowered
+(lowerings), and leave everything else to Inductor.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import logging
@@ -64,7 +66,9 @@ def gdpa_backend(
 
 
 def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
-    """Find, judge and rewrite in place; count, log and trace what happened; hold to strict and expect."""
+    """Find, judge and rewrite in place; count, log and trace what happened; hold to strict and
+    expect.
+    """
     result = rewrite_graph(gm, options=options, supports=lowering_judge(options))
     counters = _compat.counters["gdpa"]
     counters["matched"] += len(result.matches)
@@ -82,7 +86,9 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
 
 
 def lowering_judge(options: Options) -> Callable[[Problem], object]:
-    """What says whether, and on which kernel, a region can run. The lowerings are loaded at the first question."""
+    """What says whether, and on which kernel, a region can run. The lowerings are loaded at the
+    first question.
+    """
 
     def judge(problem: Problem) -> object:
         from . import lowerings
@@ -102,7 +108,7 @@ def _hold_to(result: Result, options: Options) -> None:
         raise GDPAError("gdpa.strict: a candidate was refused\n" + _lines(blamed))
     if options.expect is not None and len(result.matches) != options.expect:
         raise GDPAError(
-            f"gdpa.expect: {len(result.matches)} regions were rewritten, {options.expect} expected\n"
+            f"gdpa.expect: {len(result.matches)} regions were rewritten, not {options.expect}\n"
             + _lines(result.rejections)
         )
 
@@ -113,9 +119,7 @@ def _lines(rejections: Sequence[Rejection]) -> str:
 
 def copy_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The same parameters and modules under a copy of the graph and of the graphs that it calls."""
-    graph = torch.fx.Graph()
-    graph.output(graph.graph_copy(gm.graph, {}))
-    made = torch.fx.GraphModule(gm, graph)
+    made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta = dict(gm.meta)
     for name, child in gm.named_children():
         if isinstance(child, torch.fx.GraphModule):

@@ -1,8 +1,10 @@
-"""explain(model)(*args) -> Report: what `backend="gdpa"` would do with a model, and what stands in its way.
+"""explain(model)(*args) -> Report: what `backend="gdpa"` would do with a model, and what stands in
+its way.
 
-Dynamo captures the model afresh, whatever was compiled before; each graph is analysed on a copy and then run as it was
-captured, without Inductor. Afterwards the model is as it was: parameters, buffers, gradients and attributes, the inputs,
-the random number generators, Dynamo's counters, and what was compiled before stays compiled.
+Dynamo captures the model afresh, whatever was compiled before; each graph is analysed on a copy and
+then run as it was captured, without Inductor. Afterwards the model is as it was: parameters,
+buffers, gradients and attributes, the inputs, the random number generators, Dynamo's counters, and
+what was compiled before stays compiled.
 """
 
 from __future__ import annotations
@@ -25,11 +27,13 @@ from .untouched import untouched
 def explain(
     target: Callable[..., Any], *, dynamic: bool | None = None, **options: Any
 ) -> Callable[..., Report]:
-    """How `target`, a function or a module (compiled already or not), would be compiled by `backend="gdpa"`.
+    """How `target`, a function or a module (compiled already or not), would be compiled by
+    `backend="gdpa"`.
 
     Args:
         dynamic: as torch.compile's.
-        options: those of the backend without their prefix, such as `profit=False`. `strict` and `expect` raise nothing.
+        options: those of the backend without their prefix, such as `profit=False`. `strict` and
+            `expect` raise nothing.
 
     Returns:
         A function of the model's own arguments that runs it once and returns the Report.
@@ -80,7 +84,9 @@ class _Analyst:
 def listing(
     gm: GraphModule, title: str, result: Result, first: tuple[int, int] = (0, 0)
 ) -> Listing:
-    """The nodes of a graph and of the bodies that it calls; `first`: the numbers of the result's first entries."""
+    """The nodes of a graph and of the bodies that it calls; `first`: the numbers of the result's
+    first entries.
+    """
     match_of = {name: i for i, m in enumerate(result.matches, first[0]) for name in m.replaced}
     rejection_of = {r.node: i for i, r in enumerate(result.rejections, first[1])}
     lines = [
@@ -127,7 +133,9 @@ def _value(value: Any) -> str:
 
 
 def _code_objects(target: Any) -> list[Any]:
-    """The code of the functions that Dynamo may be given: those that it skipped before are tried again."""
+    """The code of the functions that Dynamo may be given: those that it skipped before are tried
+    again.
+    """
     modules = list(target.modules()) if isinstance(target, torch.nn.Module) else []
     functions = [getattr(type(m), "forward", None) for m in modules] or [target]
     codes = (getattr(getattr(f, "__func__", f), "__code__", None) for f in functions)
@@ -185,7 +193,8 @@ def _sentence(reason: str) -> str:
 
 
 def _breaks(seen: _compat.Observed) -> tuple[GraphBreak, ...]:
-    """One for each place and reason: a break in an inlined function ends the graphs of its callers too.
+    """One for each place and reason: a break in an inlined function ends the graphs of its callers
+    too.
 
     What made Dynamo skip a frame is told with the frame.
     """

@@ -2,7 +2,8 @@
 
     torch.compile(model, options={"pre_grad_custom_pass": gdpa_inductor.GDPAPass(strict=True)})
 
-Inductor calls it with the graph that Dynamo captured, before autograd is traced, exactly where `backend="gdpa"` works.
+Inductor calls it with the graph that Dynamo captured, before autograd is traced, exactly where
+`backend="gdpa"` works.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from .rejection import GDPAError
 
 
 class GDPAPass(CustomGraphPass):
-    """Rewrites GDPA regions in place. Keyword arguments are the options, without their prefix: `strict=True`.
+    """Rewrites GDPA regions in place. Keyword arguments are the options, without their prefix:
+    `strict=True`.
 
     Raises:
-        ValueError: an unknown option, with the nearest known one. GDPAError: `verify`, which needs `backend="gdpa"`.
+        ValueError: an unknown option, with the nearest known one. GDPAError: `verify`, which needs
+            `backend="gdpa"`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -35,8 +38,8 @@ class GDPAPass(CustomGraphPass):
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         gm = graph.owning_module
-        # Inductor hands over nested bodies first and on their own; the graph that calls them rewrites them with what it
-        # knows of their surroundings (autocast, gradient mode).
+        # Inductor hands over nested bodies first and on their own; the graph that calls them
+        # rewrites them with what it knows of their surroundings (autocast, gradient mode).
         if gm is not None and not _compat.is_dynamo_body(gm):
             apply(gm, self.options)
 

@@ -1,7 +1,8 @@
 """Running a model and leaving no trace: everything it may change is put back.
 
-In: a function or a module and its arguments. What is kept: tensors (parameters, buffers, arguments, what a closure holds)
-and their gradients, attributes of modules, training mode, and the states of the random number generators.
+In: a function or a module and its arguments. What is kept: tensors (parameters, buffers, arguments,
+what a closure holds) and their gradients, attributes of modules, training mode, and the states of
+the random number generators.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes; its tables of parameters, buffers and modules are copied, so that entries can be put back."""
+    """A module's attributes; its tables of parameters, buffers and modules are copied, so that
+    entries can be put back.
+    """
     return {
         name: type(x)(x) if name.startswith("_") and type(x) is dict else x
         for name, x in attributes.items()

@@ -62,6 +62,8 @@ def _attention(
     query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int], score_mod: str
 ) -> Tensor:
     program = ScoreMod.parse(score_mod)
+    # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
+    aux, scalars = aux or [], scalars or []
     check(query, key, value, aux, scalars, program)
     out = _output(query, key, value)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):

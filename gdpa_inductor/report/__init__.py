@@ -1,6 +1,8 @@
-"""What a user is told: what was rewritten and on which kernel, what was refused and why, and what Dynamo never handed over.
+"""What a user is told: what was rewritten and on which kernel, what was refused and why, and what
+Dynamo never handed over.
 
-A `Report` is made by `explain` and by `rewrite`. It prints as text, `to_dict()` is for programs, `to_html()` for a browser.
+A `Report` is made by `explain` and by `rewrite`. It prints as text, `to_dict()` is for programs,
+`to_html()` for a browser.
 Result types only are imported here: a report finds, chooses and runs nothing.
 """
 
@@ -16,14 +18,16 @@ from ..problem import Problem
 from ..rejection import Rejection
 
 CANDIDATE = (
-    "A candidate is a product whose operand is made, by pointwise, view or reduction operations only, from another "
-    "product of two activations: activation(Q @ K.T) @ V."
+    "A candidate is a product whose operand is made, by pointwise, view or reduction operations "
+    "only, from another product of two activations: activation(Q @ K.T) @ V."
 )
 
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where Dynamo ended one graph and began another. `location`: "file:line" of the user; `advice`: what to change."""
+    """Where Dynamo ended one graph and began another. `location`: "file:line" of the user;
+    `advice`: what to change.
+    """
 
     location: str
     reason: str
@@ -35,7 +39,9 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class SkippedFrame:
-    """A function that Dynamo ran without capturing anything of it, so that nothing in it can be fused."""
+    """A function that Dynamo ran without capturing anything of it, so that nothing in it can be
+    fused.
+    """
 
     name: str
     location: str
@@ -53,7 +59,9 @@ class SkippedFrame:
 
 @dataclass(frozen=True)
 class Line:
-    """One node of a captured graph. `match`, `rejection`: the index in the report of what it belongs to."""
+    """One node of a captured graph. `match`, `rejection`: the index in the report of what it
+    belongs to.
+    """
 
     name: str
     code: str
@@ -130,7 +138,9 @@ class Report:
         }
 
     def to_html(self, path: str | os.PathLike[str] | None = None) -> str:
-        """A page in one file, without outside resources: the lists above, and each graph. Written to `path` if given."""
+        """A page in one file, without outside resources: the lists above, and each graph. Written
+        to `path` if given.
+        """
         from .page import page
 
         text = page(self)
@@ -173,7 +183,9 @@ def shapes(problem: Problem) -> str:
 
 
 def operands(problem: Problem) -> str:
-    """`a0 bool [n, m], a1 float32 [h, n, m]`: what is read for each score, and by which of its indices."""
+    """`a0 bool [n, m], a1 float32 [h, n, m]`: what is read for each score, and by which of its
+    indices.
+    """
     pairs = zip(problem.aux_dtypes, problem.program.aux, strict=True)
     return ", ".join(
         f"a{i} {_dtype(dtype)} [{', '.join(spec.access)}]" for i, (dtype, spec) in enumerate(pairs)

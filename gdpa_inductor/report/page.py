@@ -1,8 +1,9 @@
-"""The report as one HTML page: the lists, a drawing of every rewritten region, and each graph as a listing.
+"""The report as one HTML page: the lists, a drawing of every rewritten region, and each graph as a
+listing.
 
-In a listing, the nodes of a region are coloured and named by its number, a refused product is marked with its code, and
-long stretches that belong to neither are folded. Pointing at a node lights up what it reads. Light and dark follow the
-browser. No outside resource is used.
+In a listing, the nodes of a region are coloured and named by its number, a refused product is
+marked with its code, and long stretches that belong to neither are folded. Pointing at a node
+lights up what it reads. Light and dark follow the browser. No outside resource is used.
 """
 
 from __future__ import annotations
@@ -10,12 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
 
 from ..patterns import Match
-
-if TYPE_CHECKING:
-    from . import Line, Listing, Report
+from . import Line, Listing, Report, shorten
 
 _FOLD = 12  # a stretch of more unmarked nodes than this is folded
 
@@ -31,7 +29,8 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
 code, .listing { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace; }
 article { border: 1px solid var(--rule); border-left-width: 4px; border-radius: 6px;
   padding: .5rem .9rem; margin: .5rem 0; }
-article.match { border-left-color: var(--good); } article.rejection { border-left-color: var(--bad); }
+article.match { border-left-color: var(--good); }
+article.rejection { border-left-color: var(--bad); }
 .place, .value, .advice { color: var(--dim); } .code { color: var(--bad); font-weight: 600; }
 svg { display: block; max-width: 100%; height: auto; margin: .4rem 0; }
 svg rect { fill: var(--soft); stroke: var(--rule); } svg rect.op { fill: var(--good-soft); }
@@ -81,9 +80,10 @@ def _lists(report: Report) -> Iterator[str]:
             kind = {"Rewritten": "match", "Refused": "rejection"}.get(title, "")
             drawing = next(drawings) if kind == "match" else ""
             anchor = f' id="{kind}-{number}"' if kind else ""
+            code = "".join(f"<div><code>{escape(line)}</code></div>" for line in lines)
             yield (
-                f'<article class="{kind}"{anchor}><div class="place">{_mark(kind, number)} {escape(place)}</div>'
-                f"{drawing}{''.join(f'<div><code>{escape(line)}</code></div>' for line in lines)}</article>"
+                f'<article class="{kind}"{anchor}><div class="place">{_mark(kind, number)} '
+                f"{escape(place)}</div>{drawing}{code}</article>"
             )
 
 
@@ -148,8 +148,6 @@ def _folded(report: Report, lines: Sequence[Line]) -> list[str]:
 
 
 def _row(report: Report, line: Line) -> str:
-    from . import shorten
-
     kind, mark, hint = "", "", ""
     if line.match is not None:
         kind, mark = "match", f"region {line.match + 1}"
@@ -158,8 +156,11 @@ def _row(report: Report, line: Line) -> str:
         kind, mark = "rejection", f"refused {line.rejection + 1}"
         hint = str(report.rejections[line.rejection])
     place = shorten(line.location) if line.location else ""
+    reads = escape(" ".join(line.inputs))
+    cells = (("mark", mark), ("code-text", line.code), ("value", line.value), ("place", place))
     return (
-        f'<div class="node {kind}" data-name="{escape(line.name)}" data-reads="{escape(" ".join(line.inputs))}" '
-        f'title="{escape(hint)}"><span class="mark">{mark}</span><span>{escape(line.code)}</span>'
-        f'<span class="value">{escape(line.value)}</span><span class="place">{escape(place)}</span></div>'
+        f'<div class="node {kind}" data-name="{escape(line.name)}" data-reads="{reads}" '
+        f'title="{escape(hint)}">'
+        + "".join(f'<span class="{name}">{escape(text)}</span>' for name, text in cells)
+        + "</div>"
     )
