@@ -23,7 +23,7 @@ def ranks(scores: Tensor, held_out: Tensor, seen: Tensor) -> Tensor:
 
 
 def evaluate(
-    data: Histories, scorer: Scorer, length: int, k: int = 10, batch: int = 64, device: str = "cpu"
+    data: Histories, scorer: Scorer, length: int, k: int = 10, batch: int = 16, device: str = "cpu"
 ) -> dict[str, float]:
     """HR@k and NDCG@k over all users of `scorer(history [B, N], last [B]) -> [B, items + 1]`."""
     found: list[Tensor] = []
