@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from tests.operands import recast, split_spec
-from tests.tolerances import error_of
+from tests.tolerances import FP64_RELATIVE, error_of
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,28 @@ def _weighting(value: torch.Tensor, seed: int) -> torch.Tensor:
     return drawn.to(torch.bfloat16).to(value.dtype)
 
 
-def difference(fused: Results, eager: Results, exact: Results) -> str:
-    """The first breach of the error rule, or ""."""
+def difference(
+    fused: Results,
+    eager: Results,
+    exact: Results,
+    *,
+    noise: Mapping[str, float] | None = None,
+    gradient_relative: float = FP64_RELATIVE,
+) -> str:
+    """The first breach of the error rule, or ""; the keywords are those of `error_of`."""
     for direction, kind in (("forward", "outputs"), ("backward", "gradients")):
         mine, theirs, truth = (getattr(side, kind) for side in (fused, eager, exact))
         if mine.keys() != theirs.keys():
             return f"{kind}: {sorted(mine)} where eager has {sorted(theirs)}"
         for name in theirs:
-            fault = error_of(mine[name], theirs[name], truth[name], direction=direction)
+            fault = error_of(
+                mine[name],
+                theirs[name],
+                truth[name],
+                direction=direction,
+                noise=(noise or {}).get(name, 0.0),
+                relative=gradient_relative if direction == "backward" else FP64_RELATIVE,
+            )
             if fault:
                 return f"{name}: {fault}"
     return ""
@@ -75,10 +89,12 @@ def compare(
     training: bool = True,
     seed: int = 0,
     specs: Mapping[str, str] | None = None,
+    gradient_relative: float = FP64_RELATIVE,
 ) -> str:
     """The first difference between `compiled` and eager on the same values, or "".
 
     `specs`, when given, say which dims vary (the letters b, n, m): they are marked dynamic.
+    `gradient_relative` is the bound of fp64 gradients, for functions whose own is less exact.
     """
     dtype = floating_dtype(operands)
     judge = {"training": training, "seed": seed}
@@ -87,7 +103,37 @@ def compare(
     fresh = recast(operands, dtype)
     if specs is not None:
         mark_dynamic(specs, fresh)
-    return difference(results(compiled, fresh, **judge), eager, exact)
+    mine = results(compiled, fresh, **judge)
+    return difference(mine, eager, exact, gradient_relative=gradient_relative)
+
+
+def noise_of(
+    function: Callable,
+    operands: Mapping[str, object],
+    exact: Results,
+    eps: float,
+    *,
+    training: bool = True,
+    seed: int = 0,
+    draws: int = 4,
+) -> dict[str, float]:
+    """How far every result moves in fp64 when each element of the operands moves by one `eps`."""
+    found: dict[str, float] = {}
+    for draw in range(draws):
+        generator = torch.Generator().manual_seed(draw)
+        moved = recast(operands, torch.float64)
+        for value in moved.values():
+            if torch.is_tensor(value) and value.is_floating_point():
+                sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+                with torch.no_grad():
+                    value *= 1 + eps * sign
+        other = results(function, moved, training=training, seed=seed)
+        for mine, truth in ((other.outputs, exact.outputs), (other.gradients, exact.gradients)):
+            for name in truth:
+                apart = (mine[name].double() - truth[name].double()).abs().nan_to_num()
+                worst = apart.max().item() if apart.numel() else 0.0
+                found[name] = max(found.get(name, 0.0), worst)
+    return found
 
 
 def floating_dtype(operands: Mapping[str, object]) -> torch.dtype:

@@ -18,11 +18,9 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 
-import torch
-
 from tests.fuzz.draft import DECOY, FUSABLE, REFUSABLE, Program
 from tests.fuzz.grammar import generate
-from tests.fuzz.runner import FALSE_MATCH, MISSED, WRONG, Outcome, run
+from tests.fuzz.runner import FALSE_MATCH, MISSED, WRONG, Outcome, run_seed, start_worker
 
 SHARE = 0.98
 
@@ -30,15 +28,15 @@ SHARE = 0.98
 def main() -> int:
     arguments = _arguments()
     if arguments.seed is not None:
-        outcome = run(generate(arguments.seed))
+        outcome = run_seed(arguments.seed)
         print(reproducer(outcome))
         return int(outcome.failed)
     started, outcomes = time.time(), []
     seeds = range(arguments.start, arguments.start + arguments.seeds)
     if arguments.only:
         seeds = [seed for seed in seeds if generate(seed).label == arguments.only]
-    with multiprocessing.get_context("spawn").Pool(arguments.workers, _start) as pool:
-        for outcome in pool.imap_unordered(_judge, seeds, chunksize=8):
+    with multiprocessing.get_context("spawn").Pool(arguments.workers, start_worker) as pool:
+        for outcome in pool.imap_unordered(run_seed, seeds, chunksize=8):
             outcomes.append(outcome)
             if outcome.failed or outcome.kind == arguments.show:
                 print(reproducer(outcome), flush=True)
@@ -58,16 +56,6 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--only", choices=[FUSABLE, REFUSABLE, DECOY])
     parser.add_argument("--show", default="")
     return parser.parse_args()
-
-
-def _start() -> None:
-    torch.set_num_threads(1)
-    # Dynamo times its guards after a flush of the caches: a fifth of the time of a small program.
-    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
-
-
-def _judge(seed: int) -> Outcome:
-    return run(generate(seed))
 
 
 def _progress(outcomes: list[Outcome], total: int, started: float) -> None:

@@ -35,7 +35,7 @@ ACTIVATIONS: list[tuple[str, str]] = [
     ("hardswish", "F.hardswish({s})"),
     ("hardswish", "{s} * F.relu6({s} + 3) / 6"),
     ("relu6", "F.relu6({s})"),
-    ("hardsigmoid", "F.hardsigmoid({s})"),
+    ("hardsigmoid", "F.relu6({s} + 3.0) / 6.0"),
     ("hardtanh", "F.hardtanh({s}, -2.0, 2.5)"),
     ("clamp", "{s}.clamp(-1.5, 3.0)"),
     ("sigmoid", "torch.sigmoid({s})"),

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tests.operands import split_spec
+from tests.tolerances import FP64_RELATIVE
 
 # Sizes that stay fixed when a program is called again with others: those of the model.
 STATIC = "hgde"
@@ -31,6 +32,7 @@ class Program:
         dtype: name of a torch dtype.
         training: whether gradients are asked for.
         regions: how many regions there are to rewrite.
+        gradient_relative: how exact eager's own fp64 gradients are.
     """
 
     seed: int
@@ -42,6 +44,7 @@ class Program:
     dtype: str = "float64"
     training: bool = True
     regions: int = 1
+    gradient_relative: float = FP64_RELATIVE
 
     @property
     def dynamic(self) -> bool:
@@ -75,6 +78,7 @@ class Draft:
     features: list[str] = field(default_factory=list)
     label: str = FUSABLE
     regions: int = 0
+    gradient_relative: float = FP64_RELATIVE
     _count: int = 0
 
     def operand(self, stem: str, spec: str) -> str:

@@ -71,6 +71,8 @@ def _region(draft: Draft, label: str) -> str:
     if label != FUSABLE:
         choices = twists.REFUSABLES if label == REFUSABLE else twists.DECOYS
         plan.insert(draft.rng.randint(0, len(plan)), draft.pick(choices))
+    if not set(plan) - {steps.nothing, steps.reshape}:
+        draft.feature("only a product of three", REFUSABLE)
     scores = made.scores
     for step in plan:
         scores = step(draft, scores)
@@ -122,4 +124,5 @@ def _finished(draft: Draft, seed: int, result: str, sizes: list[dict[str, int]])
         dtype=dtype,
         training=training,
         regions=draft.regions,
+        gradient_relative=draft.gradient_relative,
     )

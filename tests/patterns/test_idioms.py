@@ -36,7 +36,14 @@ def test_idiom(row: Row, mode: str) -> None:
     for number, sizes in enumerate(calls):
         operands = make_operands(row.specs, sizes, dtype=dtype, seed=number)
         marks = row.specs if mode == "dynamic" else None
-        fault = compare(row.function, compiled, operands, training=training, specs=marks)
+        fault = compare(
+            row.function,
+            compiled,
+            operands,
+            training=training,
+            specs=marks,
+            gradient_relative=row.gradient_relative,
+        )
         assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
     check_verdict(row, recorder)
 
