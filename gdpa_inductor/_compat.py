@@ -174,6 +174,11 @@ def backend_of(wrapped: Any) -> Any:
 # Analysis of graphs (patterns/). Public names that live in private modules, and Dynamo's markers in its graphs.
 
 
+OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
+HigherOrderOperator = torch._ops.HigherOrderOperator
+tree_leaves = torch.utils._pytree.tree_leaves
+
+
 def statically_known_true(condition: bool | torch.SymBool) -> bool:
     """True only if it is known without a guard."""
     if isinstance(condition, bool):

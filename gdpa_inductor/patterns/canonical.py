@@ -51,11 +51,18 @@ def _named(node: Expr) -> Expr:
 
 
 def _folded(node: Expr) -> Expr:
-    """x·c·d is x·(c·d), for numbers whose product is an ordinary one."""
-    if node.op == "mul" and node.args[1].is_const and node.args[0].op == "mul" and node.args[0].args[1].is_const:
-        inner, factor = node.args[0].args, float(node.args[0].args[1].value or 0) * float(node.args[1].value or 0)  # type: ignore[arg-type]
-        if node.kind == "f" and 1e-30 < abs(factor) < 1e30:
-            return call("mul", inner[0], factor)
+    """x·c·d is x·(c·d), for numbers whose product is an ordinary one; integers lose what adds nothing."""
+    if node.kind == "i" and node.op in ("add", "sub"):
+        left, right = node.args
+        if right.is_const and right.value == 0:
+            return left
+        return right if node.op == "add" and left.is_const and left.value == 0 else node
+    if node.kind == "f" and node.op == "mul" and node.args[0].op == "mul":
+        (x, inner), outer = node.args[0].args, node.args[1]
+        if inner.is_const and outer.is_const:
+            factor = float(inner.value or 0) * float(outer.value or 0)
+            if 1e-30 < abs(factor) < 1e30:
+                return call("mul", x, factor)
     return node
 
 

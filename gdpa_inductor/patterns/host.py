@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -31,6 +32,15 @@ CASTS = frozenset(
     ["to", "type", "type_as", "half", "bfloat16", "float", "double", "int", "long", "short", "char", "byte", "bool"]
     + ["_to_copy"]
 )
+# Point-wise functions of masks and biases, by their names in any graph.
+POINTWISE = frozenset(
+    ["add", "sub", "mul", "truediv", "div", "floordiv", "floor_divide", "mod", "remainder", "neg", "abs", "pow"]
+    + ["lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "invert", "logical_and", "logical_or", "logical_not"]
+    + ["logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "__and__", "__or__", "where"]
+    + ["masked_fill", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "tril", "triu", "exp", "sigmoid", "rsub"]
+)
+# Tensors that are functions of their indices alone.
+CREATIONS = frozenset(["arange", "ones", "zeros", "full", "eye"])
 # Functions that read a size and nothing else of a tensor.
 SHAPES = frozenset(["size", "sym_size", "numel", "sym_numel", "dim", "shape", "len", "__len__", "stride", "sym_stride"])
 _RANDOM = re.compile("rand|dropout|bernoulli|normal|uniform|multinomial|poisson|exponential|geometric|cauchy|rrelu")
@@ -85,7 +95,7 @@ def name(node: Node) -> str:
         return ""
     if target is getattr:
         return str(node.args[1])
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, _compat.OpOverload):
         return str(target._schema.name.split("::")[-1])
     return str(getattr(target, "__name__", target))
 
@@ -99,15 +109,28 @@ def is_opaque(node: Node) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_opaque_target(target: Any) -> bool:
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, _compat.OpOverload):
         return target.namespace not in ("aten", "prims", "prim")
-    if isinstance(target, torch._ops.OpOverloadPacket):
+    if isinstance(target, _compat.OpOverloadPacket):
         return not target._qualified_op_name.startswith(("aten::", "prims::", "prim::"))
-    if isinstance(target, torch._ops.HigherOrderOperator):
+    if isinstance(target, _compat.HigherOrderOperator):
         return True
     module = getattr(target, "__module__", None) or ""
     known = module in ("torch", "_operator", "builtins", "math") or module.startswith("torch.")
     return not known or module.startswith(_OPAQUE_MODULES)
+
+
+def is_view(node: Node) -> bool:
+    """A call that only looks at its first argument's storage in another shape, whatever the sizes."""
+    if node.op not in ("call_function", "call_method") or is_opaque(node) or len(tensors(node)) != 1:
+        return False
+    if name(node) == "getitem":
+        shaping = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        if not all(part is None or part is Ellipsis or part == slice(None) for part in shaping):
+            return False
+    elif name(node) not in VIEWS or any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values())):
+        return False
+    return bool(node.all_input_nodes) and storages(node) <= storages(node.all_input_nodes[0]) and is_plain(node)
 
 
 def is_random(node: Node) -> bool:
@@ -128,17 +151,17 @@ def mutated(node: Node) -> list[Node]:
     if _is_state_change(node):
         return []
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, _compat.OpOverload):
         return _written(node, target._schema)
     if node.op == "call_module" or (node.op == "call_function" and _is_opaque_target(target)):
         bodies = [_compat.body_of(n) for n in flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"]
-        known = isinstance(target, torch._ops.HigherOrderOperator) and any(b is not None for b in bodies)
+        known = isinstance(target, _compat.HigherOrderOperator) and any(b is not None for b in bodies)
         if known and not any(mutated(inner) for b in bodies if b is not None for inner in b.graph.nodes):
             return []
         return flat_nodes((node.args, node.kwargs))
     called = name(node)
     changed = flat_nodes(node.kwargs.get("out"))
-    trailing = called.endswith("_") and not called.endswith("__")
+    trailing = called.endswith("_") and not called.endswith("__") and getattr(target, "__module__", "") != "_operator"
     special = called in _INPLACE_OPERATORS or re.fullmatch(r"__(i\w+|setitem|delitem)__", called)
     if trailing or (special and called != "__invert__") or _asks_inplace(node):
         changed += flat_nodes(node.args[:1] if node.args else list(node.kwargs.values())[:1])
@@ -231,13 +254,15 @@ def _is_parameter(node: Node) -> bool:
     return any(isinstance(t, torch.nn.Parameter) for t in tensors(node))
 
 
+_LIBRARY = re.compile(r"[/\\\\](site-packages|dist-packages|torch)[/\\\\]")
+_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def location(node: Node) -> str:
     """"file:line" of the innermost frame of the user's own code, else of the innermost frame, else ""."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if not re.search(r"/(site-packages|dist-packages)/|/torch/", frame[0])]
+    own = [frame for frame in frames if not _LIBRARY.search(frame[0]) and not frame[0].startswith(_PACKAGE)]
     chosen = own or frames
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else ""
 

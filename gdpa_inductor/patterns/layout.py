@@ -175,13 +175,15 @@ def _all_or_none(index: Index, axis: Digits) -> Digits:
 def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
     """The dims of an auxiliary operand as it is passed, and its access map.
 
-    A dim that is one whole axis stays where it is; dims that are parts of an axis are brought together.
+    A dim that is one whole axis stays where it is, as do dims of size 1; where dims are parts of an axis, these are
+    brought together and those of size 1 go.
     """
+    simple = all(digits in ((), *layout.axes.values()) for digits in operand.index)
     names = {atom: axis for axis, digits in layout.axes.items() for atom in digits}
     dims: list[Digits] = []
     access: list[str] = []
     for digits in operand.index:
-        if not digits:
+        if not digits and simple:
             dims.append(())
             access.append("-")
         for atom in digits:

@@ -216,6 +216,8 @@ class Reader:
             return self._triangle(node, index)
         if called in FILLED:
             return self._filled(node)
+        if called in ("arange", "eye"):
+            return self._indices(node, index)
         if node.op == "get_attr":
             return self._constant(node)
         if called == "getitem" and node.args[1] == 0 and _name(node.args[0]) in POINTWISE:  # type: ignore[arg-type]
@@ -291,6 +293,19 @@ class Reader:
         row, column = (self._position(digits) for digits in index[-2:])
         compare = "le" if _name(node) == "tril" else "ge"
         return where(x.kind, call(compare, column, call("add", row, diagonal)), x, const(0))
+
+    def _indices(self, node: Node, index: Index) -> Expr:
+        """arange and eye: functions of their indices."""
+        kind = kind_of(_tensor(node).dtype)
+        if _name(node) == "eye":
+            row, column = (self._position(digits) for digits in index)
+            return as_kind(kind, call("eq", row, column))
+        given = [self._argument(a) for a in node.args]
+        start = given[0] if len(given) > 1 else const(0)
+        step = given[2] if len(given) > 2 else const(1)
+        if start.kind != "i" or step.kind != "i":
+            raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} steps through real numbers")
+        return as_kind(kind, call("add", start, call("mul", self._position(index[0]), step)))
 
     def _position(self, digits: Digits) -> Expr:
         if not digits:

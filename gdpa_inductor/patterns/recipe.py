@@ -66,6 +66,8 @@ class Recipe:
         have = tuple(itertools.chain.from_iterable(index))
         if not set(have) <= set(itertools.chain.from_iterable(target)):
             raise Refused(Code.LAYOUT, "an operand has a dimension that the scores lack")
+        if have == tuple(itertools.chain.from_iterable(target)):
+            return self._reshape(source, target)
         if any(len(digits) != 1 for digits in index):
             source = self.call(aten.view.default, source, [atom.size for atom in have])
         wanted = list(itertools.chain.from_iterable(target))
@@ -83,12 +85,10 @@ class Recipe:
                 dims.append((atom,))
         if any(atom not in have for atom in wanted):
             source = self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
-        return self._merge(source, target)
+        return source if all(len(digits) <= 1 for digits in target) else self._reshape(source, target)
 
-    def _merge(self, source: Handle, target: Index) -> Handle:
-        """Merge neighbouring dims into those of `target`."""
-        if all(len(digits) <= 1 for digits in target):
-            return source
+    def _reshape(self, source: Handle, target: Index) -> Handle:
+        """The same digits in the same order, in the dims of `target`."""
         shape = [sizes(digits) for digits in target]
         try:
             return self.call(aten.view.default, source, shape)
@@ -114,7 +114,7 @@ class Recipe:
         """Every symbolic size that the calls are given."""
         found: list[Size] = []
         for made in self.calls:
-            for arg in torch.utils._pytree.tree_leaves(list(made.args)):
+            for arg in _compat.tree_leaves(list(made.args)):
                 if isinstance(arg, torch.SymInt):
                     found.append(arg)
         return found
@@ -193,18 +193,20 @@ class Writer:
         _evaluate(node, like)
         return node
 
-    def replace_size(self, node: Node) -> None:
-        """Let users of a node that reads a shape use the sizes themselves."""
+    def replace_size(self, node: Node, gone: set[Node]) -> list[Node]:
+        """Let users of a node that reads a shape, other than `gone` ones, use the sizes themselves; what is then unused."""
         value = host.value(node)
-        with self.host.graph.inserting_before(node):
-            if not isinstance(value, (tuple, list)):
-                _replace_uses(node, self.size(value, node))
+        several = isinstance(value, (tuple, list))
+        unused = [node]
+        for user in [n for n in node.users if n not in gone]:
+            with self.host.graph.inserting_before(node):
+                size = self.size(value[user.args[1]] if several else value, node)
+            if several:
+                _replace_uses(user, user, size)
+                unused.append(user)
             else:
-                written = [self.size(s, node) for s in value]
-                for user in list(node.users):
-                    _replace_uses(user, written[user.args[1]])  # type: ignore[index]
-                    self.host.graph.erase_node(user)
-        self.host.graph.erase_node(node)
+                _replace_uses(node, user, size)
+        return unused
 
     def can_write(self, size: Size) -> bool:
         """Whether `size` can be computed from the graph's inputs."""
@@ -226,7 +228,7 @@ class Writer:
         found: dict[Any, tuple[Node, int | None]] = {}
         for node in self.host.graph.nodes:
             value = host.value(node)
-            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol:
+            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol and host.name(node) not in host.SHAPES:
                 found.setdefault(value.node.expr, (node, None))
         for node in self.host.graph.nodes:
             if node.op == "placeholder":
@@ -237,10 +239,11 @@ class Writer:
         return found
 
 
-def _replace_uses(node: Node, new: Any) -> None:
-    for user in list(node.users):
-        swap = lambda n: new if n is node else n
-        user.args, user.kwargs = torch.fx.map_arg(user.args, swap), torch.fx.map_arg(user.kwargs, swap)
+def _replace_uses(node: Node, user: Node, new: Any) -> None:
+    """Replace `node` in the arguments of `user`, or of all its users where it is given as its own user."""
+    swap = lambda n: new if n is node else n
+    for one in list(node.users) if user is node else [user]:
+        one.args, one.kwargs = torch.fx.map_arg(one.args, swap), torch.fx.map_arg(one.kwargs, swap)
 
 
 def _evaluate(node: Node, like: Node) -> Any:

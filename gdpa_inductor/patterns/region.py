@@ -37,13 +37,13 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: in program order, from the first product to the second. views: pure views that lead to the leaves.
+    """nodes: in program order, from the first product to the second. makers: pure calls that lead from leaves to them.
 
     leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a shape only.
     """
 
     nodes: tuple[Node, ...]
-    views: tuple[Node, ...]
+    makers: tuple[Node, ...]
     leaves: tuple[Node, ...]
     dead: tuple[Node, ...]
     sizes: tuple[Node, ...]
@@ -62,6 +62,7 @@ class HostGraph:
     order: dict[Node, int] = field(default_factory=dict)
     reach: dict[Node, frozenset[Node]] = field(default_factory=dict)
     mutators: dict[Node, frozenset[int]] = field(default_factory=dict)
+    spread: dict[Node, bool] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: Graph, ambient: Ambient) -> HostGraph:
@@ -107,8 +108,11 @@ class HostGraph:
 
     # The nodes of a region
 
-    def region(self, candidate: Candidate) -> Region:
-        """Raises Refused where the region is not safe to replace."""
+    def region(self, candidate: Candidate, computed: bool) -> Region:
+        """The region of a candidate; `computed`: masks made of indices belong to it.
+
+        Raises Refused where it is not safe to replace.
+        """
         first, second = candidate.firsts[0], candidate.second
         nodes = sorted(self._closure(first, second), key=self.order.__getitem__)
         inside = set(nodes)
@@ -118,10 +122,10 @@ class HostGraph:
         leaves = _leaves(nodes, inside)
         self._check_kinds(nodes, leaves)
         self._check_ambient(nodes)
-        views, leaves = self._through_views(nodes, leaves)
-        self._check_mutations(inside, views, leaves, second)
+        makers, leaves = self._upstream(nodes, inside, leaves, computed)
+        self._check_mutations(inside, makers, leaves, second)
         dead, sizes = self._escapes(nodes, inside)
-        return Region(tuple(nodes), tuple(views), tuple(leaves), tuple(dead), tuple(sizes))
+        return Region(tuple(nodes), tuple(makers), tuple(leaves), tuple(dead), tuple(sizes))
 
     def _closure(self, first: Node, second: Node) -> set[Node]:
         inside = {first, second}
@@ -139,20 +143,51 @@ class HostGraph:
                 return inside
             inside.update(stack)
 
-    def _through_views(self, nodes: list[Node], leaves: list[Node]) -> tuple[list[Node], list[Node]]:
-        """Read leaves through views to what they are views of, so that nothing expanded is seen as its full size."""
-        views: set[Node] = set()
+    def _upstream(
+        self, nodes: list[Node], inside: set[Node], leaves: list[Node], computed: bool
+    ) -> tuple[list[Node], list[Node]]:
+        """Read leaves through what they are made by: (the makers, the new leaves).
+
+        Through views and exact upcasts, so that nothing is seen expanded or widened; and, if `computed`, through
+        point-wise functions whose result is larger than what they are made from: masks of indices and lengths.
+        """
+        makers: set[Node] = set()
         found: dict[Node, None] = {}
         stack = list(reversed(leaves))
-        grad = self.ambient[nodes[-1]].grad
+        state = self.ambient[nodes[-1]]
         while stack:
             leaf = stack.pop()
-            if (self.ambient[leaf].grad == grad and _is_view(leaf)) or _is_size_arithmetic(leaf):
-                views.add(leaf)
-                stack.extend(reversed([n for n in leaf.all_input_nodes if n not in found and n not in views]))
+            known = (leaf.op in ("call_function", "call_method")) and not host.is_opaque(leaf) and leaf not in self.mutators
+            same_mode = self.ambient[leaf].grad == state.grad and self.ambient[leaf].transforms == 0
+            if known and same_mode and (host.is_view(leaf) or _is_upcast(leaf) or (computed and self._spreads(leaf))):
+                makers.add(leaf)
+            elif known and _is_size_arithmetic(leaf):
+                makers.add(leaf)
             else:
                 found[leaf] = None
-        return sorted(views, key=self.order.__getitem__), list(found)
+                continue
+            stack.extend(n for n in reversed(leaf.all_input_nodes) if n not in found and n not in makers and n not in inside)
+        return sorted(makers, key=self.order.__getitem__), list(found)
+
+    def _spreads(self, node: Node) -> bool:
+        """A mask or bias that is made element by element from smaller tensors, and that nothing changes afterwards."""
+        if node in self.spread:
+            return self.spread[node]
+        self.spread[node] = self._is_spread(node)
+        return self.spread[node]
+
+    def _is_spread(self, node: Node) -> bool:
+        called = host.name(node)
+        pointwise = called in host.POINTWISE or called in host.CASTS
+        if not (pointwise or called in host.CREATIONS) or len(host.tensors(node)) != 1 or not host.is_plain(node):
+            return False
+        if any(host.storages(node) & changed for changed in self.mutators.values()) or node.kwargs.get("out"):
+            return False
+        if called in host.CREATIONS:
+            return not any(host.tensors(n) for n in node.all_input_nodes)
+        rank = _rank(node)
+        given = [n for n in node.all_input_nodes if host.tensors(n)]
+        return bool(given) and all(_rank(n) < rank or self._spreads(_behind_views(n)) for n in given)
 
     # Safety
 
@@ -174,25 +209,25 @@ class HostGraph:
             if (state.grad, state.inference) != (last.grad, last.inference):
                 raise Refused(Code.GRAD_MODE, f"{host.describe(node)} runs in another gradient mode than the second product")
 
-    def _check_mutations(self, inside: set[Node], views: list[Node], leaves: list[Node], second: Node) -> None:
-        uses = self._first_uses(inside, views)
+    def _check_mutations(self, inside: set[Node], makers: list[Node], leaves: list[Node], second: Node) -> None:
+        uses = self._first_uses(inside, makers)
         for leaf in leaves:
-            held = host.storages(leaf)
+            held, used = host.storages(leaf), uses.get(leaf, self.order[second])
             for mutator, changed in self.mutators.items():
-                if changed & held and uses.get(leaf, self.order[second]) < self.order[mutator] < self.order[second]:
-                    raise Refused(
-                        Code.MUTATED_OPERAND, f"{host.describe(mutator)} changes an operand between its use and the output"
-                    )
-        outer = frozenset().union(*map(host.storages, leaves)) if leaves else frozenset()
-        for mutator in self.mutators:
-            if mutator in inside and self.mutators[mutator] & outer:
+                if changed & held and used < self.order[mutator] < self.order[second]:
+                    place = host.describe(mutator)
+                    raise Refused(Code.MUTATED_OPERAND, f"{place} changes an operand between its use and the output")
+        outer = frozenset().union(*map(host.storages, leaves))
+        for mutator, changed in self.mutators.items():
+            if mutator in inside and changed & outer:
                 raise Refused(Code.MUTATED_OPERAND, f"{host.describe(mutator)} changes an operand in place")
 
-    def _first_uses(self, inside: set[Node], views: list[Node]) -> dict[Node, int]:
+    def _first_uses(self, inside: set[Node], makers: list[Node]) -> dict[Node, int]:
         """Where the contents of each leaf are first read. A view reads nothing: its users do."""
         uses: dict[Node, int] = {}
-        for node in [*sorted(inside, key=self.order.__getitem__), *reversed(views)]:
-            position = self.order[node] if node in inside else uses.get(node, self.order[node])
+        for node in [*sorted(inside, key=self.order.__getitem__), *reversed(makers)]:
+            reads = node in inside or not host.is_view(node)
+            position = self.order[node] if reads else uses.get(node, self.order[node])
             for source in node.all_input_nodes:
                 uses[source] = min(uses.get(source, position), position)
         return uses
@@ -205,7 +240,7 @@ class HostGraph:
             for user in node.users:
                 if user in inside or user in dead:
                     continue
-                if host.name(user) in host.SHAPES and not host.tensors(user):
+                if host.name(user) in host.SHAPES and not host.tensors(user) and _is_readable(user):
                     sizes[user] = None
                 elif not self._is_dead(user, inside, dead):
                     raise Refused(Code.SCORES_ESCAPE, f"{host.describe(user)} uses the scores besides the second product")
@@ -239,7 +274,7 @@ def _keeps_shape(node: Node) -> bool:
 def _of_full_size(firsts: Iterable[Node], operand: Node) -> set[Node]:
     """Of several products behind an operand, the one that has all its dims, if it is the only one: the others are biases."""
     given = set(firsts)
-    ranks = {n: sum(not (isinstance(s, int) and s == 1) for s in host.tensors(n)[0].shape) for n in given}
+    ranks = {n: _rank(n) for n in given}
     full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
     return full if len(full) == 1 else given
 
@@ -249,24 +284,41 @@ def _is_pure(node: Node) -> bool:
     return known and bool(host.tensors(node) or host.name(node) in host.SHAPES)
 
 
-def _is_view(node: Node) -> bool:
-    """A call that only looks at its first argument's storage in another shape."""
+def _is_upcast(node: Node) -> bool:
+    """A cast that loses nothing and that kernels do on the fly: 16 bits to 32."""
+    given = [t for n in node.all_input_nodes for t in host.tensors(n)]
+    made = host.tensors(node)
     return (
-        node.op in ("call_function", "call_method")
-        and host.name(node) in host.VIEWS
-        and not host.is_opaque(node)
-        and len(host.tensors(node)) == 1
-        and bool(node.all_input_nodes)
-        and not any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values()))
-        and host.storages(node) <= host.storages(node.all_input_nodes[0])
+        host.name(node) in host.CASTS
+        and len(given) == len(made) == 1
+        and given[0].dtype in (torch.float16, torch.bfloat16)
+        and made[0].dtype == torch.float32
+        and given[0].device == made[0].device
         and host.is_plain(node)
     )
 
 
+def _behind_views(node: Node) -> Node:
+    while node.op in ("call_function", "call_method") and host.is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _rank(node: Node) -> int:
+    """How many dims are more than 1 long."""
+    return sum(not (isinstance(size, int) and size == 1) for size in host.tensors(node)[0].shape)
+
+
+def _is_readable(user: Node) -> bool:
+    """What it returns is one size, or several of which each is taken by number."""
+    if not isinstance(host.value(user), (tuple, list)):
+        return True
+    return all(host.name(n) == "getitem" and isinstance(n.args[1], int) for n in user.users)
+
+
 def _is_size_arithmetic(node: Node) -> bool:
     """A call that makes a tuple of sizes."""
-    value = host.value(node)
-    return node.op == "call_function" and isinstance(value, (tuple, list)) and not host.tensors(node)
+    return isinstance(host.value(node), (tuple, list)) and not host.tensors(node)
 
 
 def _leaves(nodes: Iterable[Node], inside: set[Node]) -> list[Node]:

@@ -8,7 +8,7 @@ run nor touched.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -17,7 +17,7 @@ from .. import _compat
 from ..expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
 from ..options import Options
 from ..problem import Problem
-from ..rejection import Code, GDPAError, Rejection
+from ..rejection import Category, Code, GDPAError, Rejection
 from ..score_mod import Aux, ScoreMod
 from . import host, profit, shadow
 from .ambient import Ambient, State
@@ -129,29 +129,26 @@ def _analyse(
 ) -> Plan | Rejection:
     location = host.location(candidate.second)
     try:
-        return _plan(candidate, graph, writer, options, supports)
+        try:
+            return _plan(candidate, graph, writer, options, supports, True)
+        except Refused as refusal:
+            if refusal.code.category is Category.NOT_GDPA:
+                raise
+            return _plan(candidate, graph, writer, options, supports, False)
     except Refused as refusal:
         return Rejection(refusal.code, refusal.reason, location, candidate.second.name)
-    except _Unsupported as refusal:
-        given = refusal.rejection
-        return Rejection(given.code, given.reason, location, candidate.second.name)
-
-
-class _Unsupported(Exception):
-    def __init__(self, rejection: Rejection) -> None:
-        super().__init__(str(rejection))
-        self.rejection = rejection
 
 
 def _plan(
-    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None
+    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None, computed: bool
 ) -> Plan:
+    """`computed`: read masks that are made of indices as part of the program."""
     if len(candidate.firsts) > 1:
         raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
-    region = graph.region(candidate)
+    region = graph.region(candidate, computed)
     if any(is_zero(s) for n in (*region.nodes, *region.leaves) for t in host.tensors(n) for s in t.shape):
         raise Refused(Code.TOO_SMALL, "a dimension has size 0")
-    ordered = sorted((*region.views, *region.nodes), key=graph.order.__getitem__)
+    ordered = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
     reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
     layout = layout_of(reading)
     program, operands = _program(reading, layout)
@@ -165,7 +162,8 @@ def _plan(
         raise Refused(Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs")
     choice = True if supports is None else supports(problem)
     if not choice:
-        raise _Unsupported(choice) if isinstance(choice, Rejection) else Refused(Code.LOWERING, "no kernel supports it")
+        given = choice if isinstance(choice, Rejection) else Rejection(Code.LOWERING, "no kernel supports it")
+        raise Refused(given.code, given.reason)
     return Plan(candidate, region, recipe, result, problem, choice, rank)
 
 
@@ -205,6 +203,7 @@ def _replacement(
     expected = host.tensors(region.second)[0]
     recipe = Recipe(graph.ambient[region.second].grad, _compat.fake_mode_of(expected))
     try:
+        layout = _without_upcasts(layout, expected.dtype)
         query = _operand(recipe, layout.query, query_dims(layout))
         key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
         value = _operand(recipe, reading.value, shared_dims(layout, reading.value, layout.channels))
@@ -224,6 +223,18 @@ def _replacement(
     given = (query.value, key.value, value.value)
     training = recipe.grad and any(t.requires_grad for t in (*given, *(t.value for t in tensors)))
     return recipe, result, Problem.of(*given, [t.value for t in tensors], program, training)
+
+
+def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
+    """Query and key before an exact upcast, where all three factors are then of one 16-bit type."""
+    operands = (layout.query, layout.key)
+    upcast = all(
+        o.casts == (torch.float32,) and host.tensors(o.leaf)[0].dtype == result and result.itemsize == 2 for o in operands
+    )
+    if not upcast:
+        return layout
+    query, key = (replace(o, casts=()) for o in operands)
+    return replace(layout, query=query, key=key)
 
 
 def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
@@ -257,14 +268,14 @@ def _commit(plan: Plan, writer: Writer) -> Match:
     second, region, graph = plan.region.second, plan.region, writer.host.graph
     written = writer.write(plan.recipe, second, second)
     result = written[plan.result]
-    for node in region.sizes:
-        writer.replace_size(node)
     second.replace_all_uses_with(result)
     writer.replaced[second] = result
     gone = {*region.nodes, *region.dead}
+    for node in region.sizes:
+        gone.update(writer.replace_size(node, gone))
     for node in sorted(gone, key=writer.host.order.__getitem__, reverse=True):
         graph.erase_node(node)
-    for node in reversed(region.views):
+    for node in reversed(region.makers):
         if not node.users:
             graph.erase_node(node)
     name = next(written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default)

@@ -98,13 +98,24 @@ def _bitwise(name: str) -> Rule:
 def _not(kind: str, x: Expr) -> Expr:
     if kind != "b":
         raise Unknown("bitwise arithmetic of integers")
-    return call("not", as_kind("b", x))
+    return negation(as_kind("b", x))
 
 
 def _div(kind: str, x: Expr, y: Expr, *, rounding_mode: str | None = None) -> Expr:
+    if kind == "i" and rounding_mode == "floor":
+        return call("floordiv", as_kind("i", x), as_kind("i", y))
     if rounding_mode is not None:
         raise Unknown("division with rounding")
     return call("div", real(x), real(y))
+
+
+def _integers(name: str) -> Rule:
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind != "i":
+            raise Unknown(f"{name} of reals")
+        return call(name, as_kind("i", x), as_kind("i", y))
+
+    return rule
 
 
 def _pow(kind: str, x: Expr, y: Expr) -> Expr:
@@ -122,8 +133,10 @@ def _pow(kind: str, x: Expr, y: Expr) -> Expr:
 
 def _clamp(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None, **bounds: Expr | None) -> Expr:
     low, high = bounds.get("min", low), bounds.get("max", high)
-    if kind != "f":
-        raise Unknown("a clamp of integers")
+    if kind == "i":
+        x = as_kind("i", x)
+        x = x if low is None else call("maximum", x, as_kind("i", low))
+        return x if high is None else call("minimum", x, as_kind("i", high))
     x = real(x)
     if low is not None:
         x = call("clamp_min", x, literal(low))
@@ -132,10 +145,31 @@ def _clamp(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None
 
 def where(kind: str, condition: Expr, x: Expr, y: Expr) -> Expr:
     condition = as_kind("b", condition)
-    if kind == "b":
-        x, y = as_kind("b", x), as_kind("b", y)
-        return call("or", call("and", condition, x), call("and", call("not", condition), y))
-    return call("where", condition, as_kind(kind, x), as_kind(kind, y))
+    if kind != "b":
+        return call("where", condition, as_kind(kind, x), as_kind(kind, y))
+    return either(both(condition, as_kind("b", x)), both(negation(condition), as_kind("b", y)))
+
+
+def both(x: Expr, y: Expr) -> Expr:
+    """x and y, literals folded."""
+    if x.is_const or y.is_const:
+        known, other = (x, y) if x.is_const else (y, x)
+        return other if known.value else const(False)
+    return call("and", x, y)
+
+
+def either(x: Expr, y: Expr) -> Expr:
+    """x or y, literals folded."""
+    if x.is_const or y.is_const:
+        known, other = (x, y) if x.is_const else (y, x)
+        return const(True) if known.value else other
+    return call("or", x, y)
+
+
+def negation(x: Expr) -> Expr:
+    if x.is_const:
+        return const(not x.value)
+    return x.args[0] if x.op == "not" else call("not", x)
 
 
 def _gelu(kind: str, x: Expr, *, approximate: str = "none") -> Expr:
@@ -205,7 +239,7 @@ POINTWISE: dict[str, Rule] = {
     "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow, "square": lambda kind, x: as_kind(kind, x) * as_kind(kind, x),
     "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"), "minimum": _arithmetic("minimum", "and"),
     "clamp": _clamp, "clamp_min": lambda kind, x, c: _clamp(kind, x, c), "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
-    "lerp": _lerp, "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
+    "floor_divide": _integers("floordiv"), "remainder": _integers("mod"), "lerp": _lerp, "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
     "sqrt": _function("sqrt"), "rsqrt": _function("rsqrt"), "exp": _function("exp"), "exp2": _function("exp2"),
     "expm1": _function("expm1"), "log": _function("log"), "log1p": _function("log1p"),
     "log2": lambda kind, x: call("log", real(x)) * (1.0 / math.log(2.0)),
@@ -222,7 +256,7 @@ POINTWISE: dict[str, Rule] = {
     "sign": _function("sign"), "sgn": _function("sign"), "floor": _function("floor"), "ceil": _function("ceil"),
     "trunc": _function("trunc"), "fix": _function("trunc"), "round": _round, "frac": lambda kind, x: real(x) - call("trunc", real(x)),
     "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"), "gt": _compare("gt"), "ge": _compare("ge"),
-    "logical_and": _logic("and"), "logical_or": _logic("or"), "logical_xor": _logic("xor"), "logical_not": lambda kind, x: call("not", as_kind("b", x)),
+    "logical_and": _logic("and"), "logical_or": _logic("or"), "logical_xor": _logic("xor"), "logical_not": lambda kind, x: negation(as_kind("b", x)),
     "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"), "bitwise_not": _not,
     "__and__": _bitwise("and"), "__or__": _bitwise("or"), "__xor__": _bitwise("xor"),
     "isnan": lambda kind, x: call("isnan", real(x)), "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),
