@@ -93,7 +93,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         print(json.dumps(row), flush=True)
 
     if arguments.floor:
-        for row in run_floor(arguments.floor, arguments.budget, environment):
+        for row in run_floor(arguments.floor, arguments.budget / 2, environment):
             keep(row)
     left = arguments.budget - (time.monotonic() - started)
     for row in supervise(SUITES[arguments.suite](selection(arguments)), left, environment):
