@@ -7,6 +7,8 @@ Nothing of Inductor or Triton is imported before `register`.
 
 from __future__ import annotations
 
+# Defines the ops that generated code calls, also when it comes from a cache and nothing is lowered.
+from . import cpu as cpu
 from .choose import Choice, choose
 
 __all__ = ["Choice", "choose", "register"]

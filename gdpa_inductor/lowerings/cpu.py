@@ -1,8 +1,9 @@
 """The CPU lowering: one call of a blocked kernel in the generated code, forward and backward.
 
-`gdpa::attention_cpu` and `gdpa::attention_cpu_backward` take and give what the public ops do; they differ in that no N×M tensor
-is ever held. The code that Inductor generates calls them by name, so importing this module must come before loading
-generated code from a cache; it imports nothing of Inductor.
+`gdpa::attention_cpu` and `gdpa::attention_cpu_backward` take and give what the public ops do; they
+differ in that no N×M tensor is ever held. The code that Inductor generates calls them by name, so
+importing this module must come before loading generated code from a cache; it imports nothing of
+Inductor.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from ..kernels import cpu as kernel
 from ..ops import aux_from_axes, aux_on_axes, check, compute_dtype, score_shape
 from ..options import KernelOptions
-from ..score_mod import ScoreMod
+from ..score_mod import AXES, Aux, ScoreMod
 from . import _compat
 
 _OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor[] aux, SymInt[] scalars, str score_mod"
@@ -29,32 +30,33 @@ _LIBRARY.define(
 
 
 def lower(
-    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], program: ScoreMod,
+    query: Any,
+    key: Any,
+    value: Any,
+    aux: Sequence[Any],
+    scalars: Sequence[Any],
+    program: ScoreMod,
     kernel_options: KernelOptions,
-) -> Any:  # fmt: skip
+) -> Any:
     """The output [B,H,N,Dv], contiguous. Inductor IR in and out."""
-    return _compat.extern_call(
-        torch.ops.gdpa.attention_cpu.default,
-        query,
-        key,
-        value,
-        list(aux),
-        list(scalars),
-        str(program),
-    )
+    operands = (query, key, value, list(aux), list(scalars), str(program))
+    return _compat.extern_call(torch.ops.gdpa.attention_cpu.default, *operands)
 
 
 def lower_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], program: ScoreMod,
-    needs: Sequence[bool], kernel_options: KernelOptions,
-) -> list[Any]:  # fmt: skip
+    grad_out: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    aux: Sequence[Any],
+    scalars: Sequence[Any],
+    program: ScoreMod,
+    needs: Sequence[bool],
+    kernel_options: KernelOptions,
+) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    return list(
-        _compat.extern_call(
-            torch.ops.gdpa.attention_cpu_backward.default,
-            grad_out, query, key, value, list(aux), list(scalars), str(program), list(needs),
-        )
-    )  # fmt: skip
+    operands = (grad_out, query, key, value, list(aux), list(scalars), str(program), list(needs))
+    return list(_compat.extern_call(torch.ops.gdpa.attention_cpu_backward.default, *operands))
 
 
 @torch.library.impl(_LIBRARY, "attention_cpu", "CPU")
@@ -73,31 +75,42 @@ def _attention(
 
 @torch.library.impl(_LIBRARY, "attention_cpu_backward", "CPU")
 def _attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, needs: list[bool],
-) -> list[Tensor]:  # fmt: skip
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: list[Tensor],
+    scalars: list[int],
+    score_mod: str,
+    needs: list[bool],
+) -> list[Tensor]:
     program = ScoreMod.parse(score_mod)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         operands = _operands(query, key, value, aux, scalars, program)
-        totals = [
+        query_grad, key_grad, value_grad = (
             torch.zeros(t.shape, dtype=operands.dtype) if need else None
             for t, need in zip((query, key, value), needs, strict=False)
-        ]
-        aux_totals = [
-            # On all four axes every element is written once: no sum to keep in fp32.
-            torch.zeros_like(aux_on_axes(t, spec), dtype=t.dtype if len(spec.axes) == 4 else operands.dtype,
-                             memory_format=torch.contiguous_format) if need else None
+        )
+        aux_grads = tuple(
+            _aux_zeros(t, spec, operands.dtype) if need else None
             for t, spec, need in zip(aux, program.aux, needs[3:], strict=True)
-        ]  # fmt: skip
-        kernel.Backward(operands, program, grad_out, kernel.Grads(*totals, tuple(aux_totals))).run()
-        placed = [
-            None if total is None else aux_from_axes(total, spec)
-            for total, spec in zip(aux_totals, program.aux, strict=True)
-        ]
-        found = zip((query, key, value, *aux), (*totals, *placed), strict=True)
-        return [
-            total.to(operand.dtype).contiguous() for operand, total in found if total is not None
-        ]
+        )
+        grads = kernel.Grads(query_grad, key_grad, value_grad, aux_grads)
+        kernel.Backward(operands, program, grad_out, grads).run()
+    placed = [
+        None if total is None else aux_from_axes(total, spec)
+        for total, spec in zip(aux_grads, program.aux, strict=True)
+    ]
+    totals = (query_grad, key_grad, value_grad, *placed)
+    found = zip((query, key, value, *aux), totals, strict=True)
+    return [total.to(t.dtype).contiguous() for t, total in found if total is not None]
+
+
+def _aux_zeros(operand: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
+    """Where to sum the gradient of an aux operand, [B|1, H|1, N|1, M|1]."""
+    # With all four axes nothing is summed: every element is written once, in its own dtype.
+    kept = operand.dtype if len(spec.axes) == len(AXES) else dtype
+    return torch.zeros(aux_on_axes(operand, spec).shape, dtype=kept)
 
 
 def _operands(
@@ -127,8 +140,14 @@ def _attention_fake(
 
 @torch.library.register_fake("gdpa::attention_cpu_backward", lib=_LIBRARY)
 def _attention_backward_fake(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, needs: list[bool],
-) -> list[Tensor]:  # fmt: skip
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: list[Tensor],
+    scalars: list[int],
+    score_mod: str,
+    needs: list[bool],
+) -> list[Tensor]:
     operands = (query, key, value, *aux)
     return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]

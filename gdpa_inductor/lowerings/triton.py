@@ -193,7 +193,7 @@ def _aux_gradient(spec: Aux, axis: int | None) -> Any:
         placed = part.sum(0) if axis is None else part.unsqueeze(axis)
         left = [d for d, name in enumerate(AXES) if name not in spec.axes]
         summed = placed.sum(left, keepdim=True) if left else placed
-        return aux_from_axes(summed, spec).to(like.dtype).contiguous()
+        return aux_from_axes(summed, spec).to(like.dtype)
 
     return formula
 

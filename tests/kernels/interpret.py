@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import interpreter
 
 from . import cases, render
 
@@ -69,6 +70,17 @@ class _Kernel:
         return min(64, triton.next_power_of_2(int(numels[f"{name.removesuffix('BLOCK').lower()}numel"])))
 
 
+def _mend_loop_bounds() -> None:
+    """Triton 3.6 makes a loop bound of an array of one element, which NumPy 2.4 refuses; 3.7 does not."""
+    patch = interpreter._patch_lang_tensor
+
+    def mended(tensor, *scope):
+        patch(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = mended
+
+
 class _AsyncCompile:
     def triton(self, name: str, source: str, device_str: str = "") -> _Kernel:
         return _Kernel(name, source)
@@ -105,6 +117,7 @@ def _poisoned(size, stride, dtype) -> torch.Tensor:
 
 
 def main(names: list[str]) -> None:
+    _mend_loop_bounds()
     for case in cases.CASES:
         if names and case.name not in names:
             continue
