@@ -1,14 +1,17 @@
-"""GDPA on the CPU in blocks of scores: memory beyond the results is a few MiB, whatever N and M are.
+"""GDPA on the CPU in blocks of scores: beyond the results it takes a few MiB, whatever N and M are.
 
-    forward   for each block  S = Q Kᵀ;                 P = program(S);                       O  += P V
-    backward  for each block  S = Q Kᵀ;  dP = dO Vᵀ;    P, dS, Σ da = derivative(S, dP);      dQ += dS K;  dK += dSᵀ Q;  dV += Pᵀ dO
+    forward    S = Q Kᵀ    P = program(S)                                 O += P V
+    backward   S = Q Kᵀ    P, dS, Σ da = derivative(S, dP = dO Vᵀ)
+               dQ += dS K    dK += dSᵀ Q    dV += Pᵀ dO                   for each block of S
 
-Products are torch.bmm into buffers that all blocks reuse, the step between them is one compiled loop (`cpu_pass`). Sums
-run in fp32 (fp64 for fp64), in an order that the sizes and the number of threads fix, so equal inputs give equal bits.
+Products are torch.bmm into buffers that all blocks reuse, the step between them is one compiled
+loop (`cpu_pass`). Sums run in fp32 (fp64 for fp64), in an order that the sizes and the number of
+threads fix, so equal inputs give equal bits.
 
-Notation: B, H, N, M batches, query heads, rows and columns of the scores. A block is a span of each. Every tensor has four
-dimensions; those of query, key and value are as in `ops`, aux tensors are [B|1, H|1, N|1, M|1]. A *unit* is what one
-matrix of a batched product covers: a key (or value) head of one batch with the rows of all query heads that read it.
+Notation: B, H, N, M batches, query heads, rows and columns of the scores. A block is a span of
+each. Every tensor has four dimensions; those of query, key and value are as in `ops`, aux tensors
+are [B|1, H|1, N|1, M|1]. A *unit* is what one matrix of a batched product covers: a key (or value)
+head of one batch with the rows of all query heads that read it.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ from ..expr import Expr
 from ..score_mod import AXES, ScoreMod
 from .cpu_pass import Pass, Sum, compiled, storable
 
-# 256K scores are 1 MiB in fp32, a core's share of a usual L2. Below 512 rows the products lose speed: measured at D=64 on
-# two cores of an EPYC 9004, blocks of 128, 256, 512 rows take 1.16, 1.0, 0.9 of the time of 256.
+# 256K scores are 1 MiB in fp32, a core's share of a usual L2. Flat blocks slow the products down: a
+# forward with N = M = 2048, D = 64 takes 113, 89, 75, 65 ms in blocks of 64×1024, 128×1024,
+# 256×512, 512×512 (two cores of an EPYC 9004, torch 2.13).
 _SCORES, _EDGE = 1 << 18, 512
 _MAX_THREADS = 16
 
@@ -60,7 +64,7 @@ def _spans(size: int, step: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Tiling:
-    """How many batches, heads, rows and columns a block has; the last one along an axis may have fewer."""
+    """The size of a block along each axis; the last one may be smaller."""
 
     batch: int
     heads: int
@@ -75,8 +79,8 @@ class Tiling:
 def tile(sizes: tuple[int, int, int, int], groups: Sequence[int], shared: bool) -> Tiling:
     """Blocks of about _SCORES for each thread.
 
-    groups: query heads per key head, and per value head; a block never takes part of one group and some of the next.
-    shared: whether an operand serves all batches; then a block has one batch, so that its gradient adds up in place.
+    groups: query heads per key head, and per value head; a block has whole groups, or lies in one.
+    shared: an operand serves all batches; then a block has one, so that its gradient adds in place.
     """
     batch, heads, rows, cols = sizes
     row_step = _even(rows, _EDGE)
@@ -103,7 +107,7 @@ def _even(size: int, limit: int) -> int:
 
 
 class Operands:
-    """Query, key and value in the compute dtype, what the program reads, and views of both for one block."""
+    """Query, key and value in the compute dtype, what the program reads, and the blocks."""
 
     def __init__(
         self,
@@ -124,7 +128,7 @@ class Operands:
         self.tiling = tile(self.sizes, self.groups, shared)
 
     def read_by(self, work: Pass) -> list[Tensor]:
-        """The leaves of the pass as tensors over the whole problem; indices are ranges, scalars have one element."""
+        """The leaves of the pass over the whole problem: an index is a range along its axis."""
         return [self._leaf(node) for node in work.operands]
 
     def _leaf(self, node: Expr) -> Tensor:
@@ -158,13 +162,13 @@ def multipliable(operand: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def of_heads(operand: Tensor, block: Block, group: int) -> Tensor:
-    """[units, columns, D] of a key-like [B|1, H/group, M, D]; a view of gradients and of contiguous operands."""
+    """[units, columns, D] of a key-like [B|1, H/group, M, D]; a view, where that is contiguous."""
     heads = slice(block.h.start // group, (block.h.stop - 1) // group + 1)
     return operand[_batches(operand, block), heads, block.m].flatten(0, 1)
 
 
 def of_rows(operand: Tensor, block: Block, count: int) -> Tensor:
-    """[units, rows of all query heads of the unit, D] of a query-like [B|1, H, N, D]; a copy if it must be."""
+    """[units, rows of the unit's query heads, D] of a query-like [B|1, H, N, D]; maybe a copy."""
     return operand[_batches(operand, block), block.h, block.n].reshape(count, -1, operand.shape[3])
 
 
@@ -220,7 +224,7 @@ class Grads:
 
 
 class Backward:
-    """Adds to `grads` those of the loss whose gradient with respect to the output is `grad_out` [B,H,N,Dv]."""
+    """Adds the gradients that follow from that of the output, [B,H,N,Dv], to `grads`."""
 
     def __init__(
         self, operands: Operands, program: ScoreMod, grad_out: Tensor, grads: Grads

@@ -1,10 +1,12 @@
-"""One pass over a block of scores on the CPU: the score program, or its derivative, in a single fused loop.
+"""One pass over a block of scores on the CPU: the score program or its derivative as one loop.
 
-`Pass` is that loop in plain torch, over 4-D tensors [b,h,n,m] of one block. `compiled` has Inductor turn it into vectorised
-C++ that serves every block size (sizes and strides stay symbolic); where there is no C++ compiler the torch form itself runs.
+`Pass` is that loop in plain torch, over 4-D tensors [b,h,n,m] of one block. `compiled` has Inductor
+turn it into vectorised C++ that serves every block size (sizes and strides stay symbolic); where
+there is no C++ compiler the torch form itself runs.
 
-What goes in is a flat list: the score, in the backward its gradient, the places for the results, the sums, the operands
-that the program reads (each with the block's size or 1 along an axis). All results are written in place.
+What goes in is a flat list: the score, in the backward its gradient, the places for the results,
+the sums, the operands that the program reads (each with the block's size or 1 along an axis). All
+results are written in place.
 """
 
 from __future__ import annotations
@@ -37,7 +39,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Pass:
-    """Forward: `weight` replaces the score. Backward: `weight` and `score_grad`, if asked, go to tensors of their own."""
+    """What to compute at every score, None where it is not asked.
+
+    in_place: the weight replaces the score; else each result goes to a tensor of its own.
+    """
 
     weight: Expr | None
     score_grad: Expr | None = None
@@ -90,7 +95,9 @@ class Pass:
 
 
 def storable(operand: Tensor) -> Tensor:
-    """Truth values as bytes: torch 2.13's vectorised load of bools takes a branch per element, 7 times slower."""
+    """Truth values as bytes: the vectorised load of bools branches per element (torch 2.13), which
+    makes a pass with a random mask 7 times slower.
+    """
     return operand.view(torch.uint8) if operand.dtype == torch.bool else operand
 
 
@@ -102,20 +109,19 @@ def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
 
 
 Runner = Callable[..., object]
-Signature = tuple[
-    tuple[torch.dtype, tuple[int, ...], tuple[int, ...]], ...
-]  # dtype, shape, strides
+Strided = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # with its shape and its strides
+Layout = tuple[torch.dtype, tuple[str, ...]]  # with what `_layout` says of each dimension
 _lock = threading.RLock()
 
 
 def compiled(work: Pass, tensors: Sequence[Tensor]) -> Runner:
-    """A callable for `tensors` and for all of the same shapes and strides. Each kind of layout is compiled once."""
+    """A callable for `tensors`. Each kind of layout is compiled once, whatever its sizes."""
     with _lock:
         return _runner(work, tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors))
 
 
 @functools.lru_cache(maxsize=4096)
-def _runner(work: Pass, signature: Signature) -> Runner:
+def _runner(work: Pass, signature: tuple[Strided, ...]) -> Runner:
     try:
         variant = _variant(work, tuple(_layout(*item) for item in signature))
         if variant.fits(_tensors(signature, "meta")):
@@ -135,21 +141,19 @@ def _variant(work: Pass, layouts: tuple[Layout, ...]) -> _compat.CompiledGraph:
     return _compat.compile_graph(work, _tensors(signature, "cpu"), dynamic=True)
 
 
-def _tensors(signature: Signature, device: str) -> list[Tensor]:
-    """Uninitialised tensors; those on the CPU take address space, and no memory until they are written."""
+def _tensors(signature: tuple[Strided, ...], device: str) -> list[Tensor]:
+    """Uninitialised tensors: on the CPU they take address space, and no memory until written."""
     return [
         torch.empty_strided(shape, stride, dtype=dtype, device=device)
         for dtype, shape, stride in signature
     ]
 
 
-Layout = tuple[torch.dtype, tuple[str, ...]]
-
-
 def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
     """What the compiler may rely on, per dimension.
 
-    "single": size 1. "packed": the stride of a contiguous tensor. "unit", "none": stride 1, 0. "any": another stride.
+    "single": size 1. "packed": the stride of a contiguous tensor. "unit", "none": stride 1, 0.
+    "any": another stride.
     """
     kinds: list[str] = []
     packed = 1
@@ -162,30 +166,24 @@ def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
     return dtype, tuple(reversed(kinds))
 
 
-# Sizes that the compiler sees as hints. Distinct primes, so that equal symbols mean equal axes; few heads, so that
-# it spreads the rows over the threads as well.
-_HINTS = dict(zip(AXES, (7, 3, 509, 521), strict=True))
+# Sizes that the compiler sees as hints. Distinct primes, so that equal symbols mean equal axes; few
+# heads, so that it spreads the rows over the threads as well.
+_HINTS = {"b": 7, "h": 3, "n": 509, "m": 521}
 
 
-def _example(layout: Layout, number: int) -> tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]:
-    """A shape and strides of this layout, the strides found in no other operand `number`."""
+def _example(layout: Layout, number: int) -> Strided:
+    """A shape and strides of this layout, for operand `number`: no other has its "any" strides."""
     dtype, kinds = layout
     shape = [
-        1 if kind == "single" else size for kind, size in zip(kinds, _HINTS.values(), strict=True)
+        1 if kind == "single" else _HINTS[axis] for axis, kind in zip(AXES, kinds, strict=True)
     ]
-    strides = [1] * len(kinds)
-    packed, extent = (
-        1,
-        max((s for s, kind in zip(shape, kinds, strict=True) if kind == "unit"), default=1),
-    )
-    for d in reversed(range(len(kinds))):
-        if kinds[d] == "packed":
-            strides[d] = packed
-        elif kinds[d] == "any":
-            strides[d] = 2 * max(extent, packed) + 2 * number + 1
-        elif kinds[d] == "none":
-            strides[d] = 0
-        if kinds[d] != "single":
-            packed = strides[d] * shape[d]
-            extent = max(extent, packed)
-    return dtype, tuple(shape), tuple(strides)
+    reach = max((n for n, kind in zip(shape, kinds, strict=True) if kind == "unit"), default=1)
+    strides: list[int] = []
+    packed = 1
+    for size, kind in zip(reversed(shape), reversed(kinds), strict=True):
+        beyond = 2 * max(reach, packed) + 2 * number + 1
+        strides.append({"packed": packed, "none": 0, "any": beyond}.get(kind, 1))
+        if kind != "single":
+            packed = strides[-1] * size
+            reach = max(reach, packed)
+    return dtype, tuple(shape), tuple(reversed(strides))

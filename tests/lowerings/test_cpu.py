@@ -1,0 +1,419 @@
+"""The CPU lowering: right, in blocks of any size, in little memory, and reached from
+torch.compile."""
+
+import math
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gdpa_inductor import _compat, lowerings
+from gdpa_inductor.kernels import cpu, cpu_pass
+from gdpa_inductor.score_mod import ScoreMod
+from tests._judge import Results, difference, results
+
+forward_op = torch.ops.gdpa.attention_cpu.default
+backward_op = torch.ops.gdpa.attention_cpu_backward.default
+
+
+class Blocked(torch.autograd.Function):
+    """The two CPU ops as one differentiable function."""
+
+    @staticmethod
+    def forward(ctx, text, scalars, query, key, value, *aux):
+        ctx.save_for_backward(query, key, value, *aux)
+        ctx.rest = scalars, text
+        return forward_op(query, key, value, list(aux), scalars, text)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        query, key, value, *aux = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[2:])
+        found = iter(backward_op(grad_out, query, key, value, aux, *ctx.rest, needs))
+        return None, None, *(next(found) if need else None for need in needs)
+
+
+def canonical(text: str) -> str:
+    return str(ScoreMod.parse(text))
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16 rows and columns and at most two heads, so that small sizes have many blocks."""
+    monkeypatch.setattr(cpu, "_EDGE", 16)
+    monkeypatch.setattr(cpu, "_SCORES", 16 * 16)
+    monkeypatch.setattr(cpu, "_MAX_THREADS", 2)
+
+
+# name: (eager, program)
+ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "identity": (lambda s: s, "s"),
+    "gelu": (F.gelu, "gelu(s)"),
+    "gelu_tanh": (lambda s: F.gelu(s, approximate="tanh"), "gelu_tanh(s)"),
+    "silu": (F.silu, "silu(s)"),
+    "relu": (F.relu, "relu(s)"),
+    "relu_squared": (lambda s: F.relu(s).square(), "pow(relu(s),2.0)"),
+    "leaky_relu": (F.leaky_relu, "leaky_relu(s,0.01)"),
+    "hardswish": (F.hardswish, "hardswish(s)"),
+    "sigmoid": (torch.sigmoid, "sigmoid(s)"),
+    "laplace": (
+        lambda s: 0.5 * (1 + torch.erf((s - 0.5) / 0.25)),
+        "mul(0.5,add(1.0,erf(div(sub(s,0.5),0.25))))",
+    ),
+    "tanh": (torch.tanh, "tanh(s)"),
+    "elu_plus_1": (lambda s: F.elu(s) + 1, "add(elu(s,1.0,1.0,1.0),1.0)"),
+    "softplus": (F.softplus, "softplus(s,1.0,20.0)"),
+    "exp": (torch.exp, "exp(s)"),
+    "mish": (F.mish, "mish(s)"),
+    "hardsigmoid": (F.hardsigmoid, "hardsigmoid(s)"),
+    "quick_gelu": (lambda s: s * torch.sigmoid(1.702 * s), "mul(s,sigmoid(mul(1.702,s)))"),
+}
+
+
+# Each is compiled twice, some seconds each: `make test` takes these, `make test-full` all.
+QUICK = ("gelu_tanh", "silu", "relu_squared", "hardswish", "sigmoid", "laplace")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in ACTIVATIONS]
+)
+def test_error_rule_for_every_activation(name: str):
+    """Outputs and gradients in fp32, fp16 and bf16; three blocks of rows with a tail."""
+    eager_act, program = ACTIVATIONS[name]
+    text = canonical(re.sub(r"\bs\b", "mul(s,0.125)", program))
+
+    def eager(query, key, value):
+        return eager_act(query @ key.mT * 0.125) @ value
+
+    def fused(query, key, value):
+        return Blocked.apply(text, [], query, key, value)
+
+    exact = [
+        torch.randn(2, 2, n, d, dtype=torch.float64) for n, d in ((300, 48), (200, 48), (200, 40))
+    ]
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        rounded = [t.to(dtype) for t in exact]
+
+        def run(function, dtype) -> Results:
+            names = ("query", "key", "value")
+            leaves = [t.to(dtype).requires_grad_() for t in rounded]
+            return results(function, dict(zip(names, leaves, strict=True)))
+
+        breach = difference(run(fused, dtype), run(eager, dtype), run(eager, torch.float64))
+        assert not breach, f"{name}, {dtype}: {breach}"
+
+
+def same_as_reference(
+    text: str,
+    *,
+    sizes: tuple[int, int, int, int] = (2, 4, 37, 53),
+    heads: tuple[int, int] = (4, 4),
+    batches: tuple[int, int, int] | None = None,
+    aux: Sequence[Tensor] = (),
+    scalars: Sequence[int] = (),
+    rearrange: Callable[[Tensor], Tensor] = lambda t: t,
+) -> None:
+    """Output and every gradient against the reference in fp64; all contiguous."""
+    batch, query_heads, rows, cols = sizes
+    query_batch, key_batch, value_batch = batches or (batch,) * 3
+    f64 = torch.float64
+    query = rearrange(torch.randn(query_batch, query_heads, rows, 12, dtype=f64))
+    key = rearrange(torch.randn(key_batch, heads[0], cols, 12, dtype=f64))
+    value = rearrange(torch.randn(value_batch, heads[1], cols, 20, dtype=f64))
+    grad_out = rearrange(torch.randn(batch, query_heads, rows, 20, dtype=f64))
+    operands = (query, key, value, list(aux), list(scalars), canonical(text))
+    needs = [True] * 3 + [t.is_floating_point() for t in aux]
+    mine = [forward_op(*operands), *backward_op(grad_out, *operands, needs)]
+    theirs = [torch.ops.gdpa.attention(*operands, "")]
+    theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, needs, "")
+    for got, expected in zip(mine, theirs, strict=True):
+        assert got.is_contiguous()
+        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-10)
+
+
+SILU = "silu(mul(s,0.125))"
+
+
+def strided(tensor: Tensor) -> Tensor:
+    """The same values as a view of [batch, length, heads, dim]."""
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+def columns_first(tensor: Tensor) -> Tensor:
+    return tensor.mT.contiguous().mT
+
+
+def gapped(tensor: Tensor) -> Tensor:
+    """The same values, with neither rows nor columns contiguous."""
+    wide = tensor.new_zeros(*tensor.shape[:-1], 2 * tensor.shape[-1])
+    wide[..., ::2] = tensor
+    return wide[..., ::2]
+
+
+@pytest.mark.parametrize("rearrange", [lambda t: t, strided, columns_first, gapped])
+@pytest.mark.parametrize("heads", [(4, 4), (2, 1), (1, 4), (2, 4)])
+def test_layouts_and_shared_heads(small_blocks, rearrange, heads):
+    same_as_reference(SILU, rearrange=rearrange, heads=heads)
+
+
+@pytest.mark.parametrize("batches", [(1, 2, 2), (2, 1, 1), (2, 2, 1), (1, 1, 2), (1, 1, 1)])
+def test_operands_that_all_batches_share(small_blocks, batches):
+    same_as_reference(SILU, sizes=(max(batches), 4, 37, 53), batches=batches)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [(2, 4, 0, 53), (2, 4, 37, 0), (0, 4, 37, 53), (1, 1, 1, 1), (3, 4, 1, 53), (1, 6, 16, 17)],
+)
+def test_empty_single_and_tail_sizes(small_blocks, sizes):
+    same_as_reference(SILU, sizes=sizes, heads=(sizes[1],) * 2)
+
+
+def test_blocks_of_the_real_size():
+    same_as_reference(SILU, sizes=(1, 2, 1100, 700), heads=(2, 1))
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+MASK = torch.rand(2, 1, 37, 53) < 0.6
+AUX_CASES: dict[str, tuple[str, tuple[Tensor, ...]]] = {
+    "full bias": ("a0:f[b,h,n,m]; silu(add(s,a0))", (_random(2, 4, 37, 53),)),
+    "bias by head": ("a0:f[h,n,m]; silu(add(s,a0))", (_random(4, 37, 53),)),
+    "transposed bias": ("a0:f[m,n]; silu(add(s,a0))", (_random(53, 37),)),
+    "expanded bias": ("a0:f[b,n,m]; silu(add(s,a0))", (_random(1, 37, 53).expand(2, -1, -1),)),
+    "columns": ("a0:f[m]; mul(silu(s),a0)", (_random(53),)),
+    "rows": ("a0:f[b,-,n,-]; silu(mul(s,a0))", (_random(2, 1, 37, 1),)),
+    "heads": ("a0:f[h]; silu(mul(s,a0))", (_random(4),)),
+    "learned scale": ("a0:f[]; silu(mul(s,a0))", (_random(),)),
+    "unused": ("a0:f[n,m]; silu(s)", (_random(37, 53),)),
+    "mask": ("a0:b[b,-,n,m]; where(a0,silu(s),0.0)", (MASK,)),
+    "float mask": ("a0:f[b,-,n,m]; mul(silu(s),a0)", (MASK.double(),)),
+    "lengths": ("a0:i[b]; where(lt(m,a0),sigmoid(s),0.0)", (torch.tensor([20, 53]),)),
+    "short ints": ("a0:i[m]; mul(s,float(a0))", (torch.arange(53, dtype=torch.int32),)),
+    "two": ("a0:f[n,m]; a1:f[h]; mul(silu(add(s,a0)),a1)", (_random(37, 53), _random(4))),
+}
+
+
+@pytest.mark.parametrize("name", AUX_CASES)
+def test_operands_between_the_products(small_blocks, name):
+    text, aux = AUX_CASES[name]
+    same_as_reference(text, aux=aux)
+
+
+@pytest.mark.parametrize(
+    "text", ["where(ge(n,m),silu(s),0.0)", "mul(s,float(add(b,h)))", "1.0", "float(m)"]
+)
+def test_programs_of_indices_alone(small_blocks, text):
+    same_as_reference(text)
+
+
+def test_scalars(small_blocks):
+    same_as_reference("div(silu(s),float(i1))", scalars=(3, 53))
+
+
+def test_only_the_asked_gradients(small_blocks):
+    operands = [torch.randn(2, 2, 33, 8) for _ in range(4)]
+    bias = torch.randn(33, 33)
+    text = canonical("a0:f[n,m]; silu(add(s,a0))")
+    everything = backward_op(*operands, [bias], [], text, [True] * 4)
+    for asked in ([3], [0], [1], [2], [0, 3], [1, 2], []):
+        found = backward_op(*operands, [bias], [], text, [i in asked for i in range(4)])
+        assert len(found) == len(asked)
+        for got, i in zip(found, asked, strict=True):
+            torch.testing.assert_close(got, everything[i], rtol=1e-5, atol=1e-5)
+
+
+def test_equal_bits_from_run_to_run(small_blocks):
+    text = canonical("a0:f[h,n,m]; a1:f[]; a2:f[m]; mul(silu(mul(add(s,a0),a1)),a2)")
+    aux = [torch.randn(2, 70, 90), torch.randn(()), torch.randn(90)]
+    query, key, value, grad_out = (torch.randn(3, 2, n, 16) for n in (70, 90, 90, 70))
+    operands = (query, key, value, aux, [], text)
+
+    def run() -> list[Tensor]:
+        return [forward_op(*operands), *backward_op(grad_out, *operands, [True] * 6)]
+
+    first = run()
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(first, run(), strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck(dtype: torch.dtype):
+    query, grad_out = (torch.randn(2, 4, 9, 8, dtype=dtype) for _ in range(2))
+    key, value = (torch.randn(2, 2, 11, 8, dtype=dtype) for _ in range(2))
+    aux = [torch.rand(9, 11) < 0.5, torch.randn(4)]
+    text = canonical("a0:b[n,m]; a1:f[h]; where(a0,silu(mul(s,a1)),0.0)")
+    operands = (query, key, value, aux, [3], text)
+    torch.library.opcheck(forward_op, operands)
+    torch.library.opcheck(backward_op, (grad_out, *operands, [True, True, False, False, True]))
+
+
+def test_autocast_and_grad_mode_of_the_caller_change_nothing():
+    operands = [torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3)]
+    plain = forward_op(*[t.detach() for t in operands], [], [], SILU)
+    with torch.autocast("cpu", torch.bfloat16):
+        ambient = forward_op(*operands, [], [], SILU)
+    assert torch.equal(plain, ambient) and not ambient.requires_grad
+    with torch.inference_mode():
+        assert torch.equal(plain, forward_op(*operands, [], [], SILU))
+
+
+def test_one_compile_serves_all_lengths():
+    """A program of its own, so that no other test has compiled it."""
+    text = canonical("a0:b[n,m]; where(a0,silu(mul(s,0.3217)),0.0)")
+
+    def run(rows: int, cols: int) -> None:
+        operands = [torch.randn(2, 2, n, 8) for n in (rows, cols, cols)]
+        mask = torch.rand(rows, cols) < 0.5
+        expected = torch.ops.gdpa.attention(*operands, [mask], [], text, "")
+        torch.testing.assert_close(forward_op(*operands, [mask], [], text), expected)
+
+    run(20, 30)
+    before = cpu_pass._variant.cache_info().misses
+    for length in range(2, 400, 13):
+        run(length, 2 * length + 1)
+    assert cpu_pass._variant.cache_info().misses == before
+
+
+def test_layouts_that_the_compiler_tells_apart_are_compiled_apart(monkeypatch):
+    """A compiled pass that does not fit is not used."""
+    text = canonical("a0:f[n,m]; silu(mul(add(s,a0),0.4519))")
+    operands = [torch.randn(1, 1, 40, 8) for _ in range(3)]
+    wide = torch.randn(40, 100)
+    for bias in (
+        wide[:, :40],
+        wide[:, 60:],
+        wide[:, :80:2],
+        wide[:40, :40].T,
+        wide[:, 7, None].expand(40, 40),
+    ):
+        expected = torch.ops.gdpa.attention(*operands, [bias], [], text, "")
+        torch.testing.assert_close(forward_op(*operands, [bias], [], text), expected)
+    made = _compat.compile_graph(torch.Tensor.zero_, [torch.empty(5, 7)], dynamic=True)
+    assert made.fits([torch.empty(9, 11)])
+    assert not made.fits([torch.empty(9, 22)[:, ::2]])
+
+
+def test_without_a_compiler_the_pass_runs_as_it_is(monkeypatch, caplog):
+    def broken(*args, **kwargs):
+        raise OSError("no C++ compiler")
+
+    monkeypatch.setattr(_compat, "compile_graph", broken)
+    with caplog.at_level("WARNING", logger="gdpa_inductor"):
+        same_as_reference("a0:f[h]; silu(mul(mul(s,0.7313),a0))", aux=[_random(4)])
+    assert "no C++ compiler" in caplog.text
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("groups", [(1, 1), (4, 2), (12, 1), (3, 4)])
+def test_tiling(monkeypatch, threads, groups):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    for sizes in (
+        (1, 12, 1, 1),
+        (3, 12, 4096, 4096),
+        (64, 12, 40, 30),
+        (2, 12, 8, 100_000),
+        (2, 12, 513, 2049),
+    ):
+        tiling = cpu.tile(sizes, groups, shared=False)
+        assert tiling.scores <= threads * cpu._SCORES
+        assert sizes[1] % tiling.heads == 0
+        assert all(tiling.heads % g == 0 or g % tiling.heads == 0 for g in groups)
+        assert tiling.batch == 1 or tiling.heads == sizes[1]
+        assert cpu.tile(sizes, groups, shared=True).batch == 1
+        for size, step in zip(
+            sizes, (tiling.batch, tiling.heads, tiling.rows, tiling.cols), strict=True
+        ):
+            spans = list(cpu._spans(size, step))
+            assert [i for span in spans for i in range(size)[span]] == list(range(size))
+            # As few blocks as the limit allows, and no sliver at the end.
+            assert len(spans) == math.ceil(size / step)
+
+
+MEMORY = """
+import os, sys, torch
+from gdpa_inductor import lowerings
+torch.set_num_threads(2)
+text, N = "silu(mul(s,0.125))", int(sys.argv[1])
+
+def status(name):
+    with open("/proc/self/status") as lines:
+        return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
+
+def step(n):
+    q, k, v, g = (torch.ones(1, 1, n, 64) for _ in range(4))
+    rss = status("VmRSS")
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # the peak counts from here
+    operands = (q, k, v, [], [], text)
+    torch.ops.gdpa.attention_cpu(*operands)
+    torch.ops.gdpa.attention_cpu_backward(g, *operands, [True] * 3)
+    return status("VmHWM") - rss
+
+step(600)
+print(step(N))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_linear_in_the_length():
+    """Forward and backward: the results (4 × N × 64 floats) and buffers that do not grow."""
+    extra = {}
+    for length in (4096, 12288):
+        command = [sys.executable, "-c", MEMORY, str(length)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
+        extra[length] = float(done.stdout)
+    scores = 12288 * 12288 * 4 / 2**20  # 576 MiB
+    assert extra[12288] < 0.1 * scores
+    assert extra[12288] < 3 * extra[4096] + 8
+
+
+def test_through_inductor_with_symbolic_lengths():
+    """Counted, called by name in the generated code, compiled once for all lengths."""
+    from torch._inductor.utils import run_and_get_code
+
+    lowerings.register()
+    text = "a0:f[h,n,m]; div(silu(add(s,a0)),float(i0))"
+
+    def model(query, key, value, bias):
+        scalars = [query.shape[2]]
+        return torch.ops.gdpa.attention(query, key, value, [bias], scalars, text, "").relu()
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=True)
+
+    def check(length: int) -> Sequence[str]:
+        operands = [torch.randn(2, 2, length, 8) for _ in range(3)] + [
+            torch.randn(2, length, length)
+        ]
+        leaves = [t.clone().requires_grad_() for t in operands]
+        again = [t.clone().requires_grad_() for t in operands]
+        weighting = torch.randn(2, 2, length, 8)
+
+        def train() -> Tensor:
+            loss = (compiled(*leaves) * weighting).sum()
+            loss.backward()
+            return loss
+
+        loss, code = run_and_get_code(train)
+        expected = (model(*again) * weighting).sum()
+        expected.backward()
+        torch.testing.assert_close(loss, expected)
+        for mine, theirs in zip(leaves, again, strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
+        return code
+
+    code = check(20)
+    assert "gdpa.attention_cpu.default" in code[0]
+    assert "gdpa.attention_cpu_backward.default" in code[1]
+    assert not any("bmm" in text for text in code)
+    for length in (33, 64, 150):
+        check(length)
+    counts = _compat.counters["gdpa"]
+    assert counts["lowered_cpu"] == 2 and counts["fallback"] == 0
