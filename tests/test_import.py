@@ -60,7 +60,7 @@ MAY_IMPORT = {
     "inductor_pass": CORE | {"backend", "patterns"},
     "untouched": set(),
     "explain": CORE | {"backend", "patterns", "report", "untouched"},
-    "export": CORE | {"backend", "patterns", "report"},
+    "export": CORE | {"backend", "patterns", "report", "explain", "untouched"},
     # Tools: they stand where a user stands.
     "doctor": {"", "_compat", "backend", "options", "problem", "score_mod"},
     "measure": set(),
