@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from . import _compat
+from . import _compat, lowerings
 from .options import Options, split
 from .patterns import Result, rewrite_graph
 from .problem import Problem
@@ -86,13 +86,9 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
 
 
 def lowering_judge(options: Options) -> Callable[[Problem], object]:
-    """What says whether, and on which kernel, a region can run. The lowerings are loaded at the
-    first question.
-    """
+    """What says whether, and on which kernel, a region can run."""
 
     def judge(problem: Problem) -> object:
-        from . import lowerings
-
         lowerings.register()
         return lowerings.choose(problem, options)
 
