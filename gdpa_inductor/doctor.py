@@ -8,6 +8,7 @@ import argparse
 import dataclasses
 import functools
 import importlib.metadata
+import itertools
 import json
 import platform
 import shutil
@@ -25,6 +26,7 @@ from .problem import Problem
 from .score_mod import ScoreMod
 
 DISTRIBUTIONS = ("gdpa-inductor", "torch", "triton", "sympy", "numpy", "nvidia-cutlass-dsl")
+CASES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.float16, torch.bfloat16)}
 TESTED = ((2, 11), (2, 15))  # first and last minor version of torch
 
 Finding = dict[str, Any]
@@ -81,23 +83,17 @@ def judge(problem: Problem, kernel: str) -> object:
 
 def kernels() -> list[Finding]:
     """For each device and dtype, and each kernel that may be asked for: does it run, and why."""
-    cases = [("cpu", torch.float32)]
-    if torch.cuda.is_available():
-        cases += [("cuda", dtype) for dtype in (torch.float32, torch.float16, torch.bfloat16)]
-    found = []
-    for device, dtype in cases:
-        problem = sample_problem(device, dtype)
-        for kernel in KERNELS:
-            answer = guarded(functools.partial(judge, problem, kernel))
-            found.append(
-                {
-                    "device": device,
-                    "dtype": str(dtype).removeprefix("torch."),
-                    "kernel": kernel,
-                    "runs": bool(answer) and not isinstance(answer, Exception),
-                    "answer": str(answer) or repr(answer),
-                }
-            )
+    found: list[Finding] = []
+    for device, dtypes in CASES.items():
+        if device == "cuda" and not torch.cuda.is_available():
+            row = {"device": device, "dtype": "any", "kernel": "triton", "runs": False}
+            found.append(row | {"answer": "torch finds no NVIDIA GPU"})
+            continue
+        for dtype, kernel in itertools.product(dtypes, KERNELS):
+            answer = guarded(functools.partial(judge, sample_problem(device, dtype), kernel))
+            runs = bool(answer) and not isinstance(answer, Exception)
+            row = {"device": device, "dtype": str(dtype).removeprefix("torch."), "kernel": kernel}
+            found.append(row | {"runs": runs, "answer": str(answer) or repr(answer)})
     return found
 
 

@@ -91,7 +91,15 @@ def test_a_judge_that_raises_is_a_finding(monkeypatch):
     found = doctor.kernels()
     assert found
     assert not any(row["runs"] for row in found)
-    assert all("no driver" in row["answer"] for row in found)
+    assert all("no driver" in row["answer"] for row in found if row["device"] == "cpu")
+
+
+def test_kernels_of_a_missing_gpu_say_so(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(doctor, "judge", lambda problem, kernel: kernel)
+    (row,) = (row for row in doctor.kernels() if row["device"] == "cuda")
+    assert not row["runs"]
+    assert "no NVIDIA GPU" in row["answer"]
 
 
 @pytest.mark.parametrize(("argv", "status"), [([], 2), (["nonsense"], 2), (["--help"], 0)])
