@@ -14,6 +14,7 @@ The eager implementation is the reference: any device and float dtype, and it ho
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -99,16 +100,18 @@ def reference(
     query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor], scalars: Sequence[int], program: ScoreMod
 ) -> Tensor:
     """The definition of the operator, in differentiable torch. Shapes as in the module's docstring."""
-    score = _scores(query, key)
+    score = _scores(query, key, value)
     apply = torch_apply(score.dtype)
     (weight,) = fold([program.weight], program_leaves(score, aux, scalars, program), apply)
     weight = weight.expand_as(score)
     return (weight @ expand_heads(value, query.shape[1]).to(score.dtype)).to(value.dtype)
 
 
-def _scores(query: Tensor, key: Tensor) -> Tensor:
+def _scores(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """[B,H,N,M], also where only the value has a batch."""
     dtype = compute_dtype(query.dtype)
-    return query.to(dtype) @ expand_heads(key, query.shape[1]).to(dtype).mT
+    score = query.to(dtype) @ expand_heads(key, query.shape[1]).to(dtype).mT
+    return score.expand(score_shape(query, key, value))
 
 
 def reference_backward(
@@ -123,7 +126,7 @@ def reference_backward(
 ) -> list[Tensor]:
     """The asked gradients of (query, key, value, *aux), by the formulas of the module's docstring."""
     heads = query.shape[1]
-    score = _scores(query, key)
+    score = _scores(query, key, value)
     out = grad_out.to(score.dtype)
     grad_weight = out @ expand_heads(value, heads).to(score.dtype).mT
     leaf = program_leaves(score, aux, scalars, program, grad_weight)
@@ -178,17 +181,28 @@ def check(
         raise GDPAError(f"query and key differ in dtype: {query.dtype}, {key.dtype}")
     _fits("head dim of query and key", query.shape[3], key.shape[3])
     _fits("length of key and value", key.shape[2], value.shape[2])
+    batch, heads, rows, cols = score_shape(query, key, value)
+    for name, tensor in operands.items():
+        if not _is_one(tensor.shape[0]):
+            _fits(f"batch of {name}", tensor.shape[0], batch)
     for name, tensor in (("key", key), ("value", value)):
         if query.shape[1] % tensor.shape[1] != 0:
             raise GDPAError(f"{query.shape[1]} query heads are no multiple of {tensor.shape[1]} {name} heads")
     if len(aux) != len(program.aux) or len(scalars) < program.num_scalars:
         raise GDPAError(f"the program {program} declares another number of operands")
-    sizes = dict(zip(AXES, score_shape(query, key, value), strict=True))
+    sizes = dict(zip(AXES, (batch, heads, rows, cols), strict=True))
     for i, (tensor, spec) in enumerate(zip(aux, program.aux, strict=True)):
         if tensor.dim() != len(spec.access):
             raise GDPAError(f"a{i} has {tensor.dim()} dimensions, its access map {spec} has {len(spec.access)}")
+        if kind_of(tensor.dtype) != spec.kind:
+            raise GDPAError(f"a{i} is {tensor.dtype}, the program declares kind {spec.kind}")
         for size, entry in zip(tensor.shape, spec.access, strict=True):
             _fits(f"dimension {entry} of a{i}", size, sizes.get(entry, 1))
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """The kind of a program's operand: "b", "f" or "i"."""
+    return "b" if dtype == torch.bool else "f" if dtype.is_floating_point else "i"
 
 
 def _fits(what: str, left: int, right: int) -> None:
@@ -198,8 +212,18 @@ def _fits(what: str, left: int, right: int) -> None:
 def score_shape(query: Tensor, key: Tensor, value: Tensor) -> tuple[int, int, int, int]:
     """[B, H, N, M]: batches of 1 are shared."""
     batches = (t.shape[0] for t in (query, key, value))
-    batch = next((b for b in batches if not (isinstance(b, int) and b == 1)), 1)
+    batch = next((b for b in batches if not _is_one(b)), 1)
     return batch, query.shape[1], query.shape[2], key.shape[2]
+
+
+def _is_one(size: int) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """The op has no autocast rule: operands are computed with as they come."""
+    known = torch.amp.is_autocast_available(device.type)
+    return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
 @torch.library.impl(_LIBRARY, "attention", "CompositeExplicitAutograd")
@@ -209,7 +233,8 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     program = ScoreMod.parse(score_mod)
     check(query, key, value, aux, scalars, program)
-    return reference(query, key, value, aux, scalars, program)
+    with _no_autocast(query.device):
+        return reference(query, key, value, aux, scalars, program)
 
 
 @torch.library.impl(_LIBRARY, "attention_backward", "CompositeExplicitAutograd")
@@ -217,7 +242,9 @@ def _attention_backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
     score_mod: str, needs: list[bool], kernel_options: str,
 ) -> list[Tensor]:  # fmt: skip
-    return reference_backward(grad_out, query, key, value, aux, scalars, ScoreMod.parse(score_mod), needs)
+    program = ScoreMod.parse(score_mod)
+    with _no_autocast(query.device):
+        return reference_backward(grad_out, query, key, value, aux, scalars, program, needs)
 
 
 @torch.library.register_fake("gdpa::attention", lib=_LIBRARY)

@@ -1,0 +1,298 @@
+"""ops: the reference against the formula written out; torch's own checks of both ops; errors."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gdpa_inductor.ops import aux_from_axes, aux_on_axes, compute_dtype
+from gdpa_inductor.rejection import GDPAError
+from gdpa_inductor.score_mod import Aux, ScoreMod
+
+OPCHECKS = (
+    "test_schema",
+    "test_autograd_registration",
+    "test_faketensor",
+    "test_aot_dispatch_dynamic",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Shapes of query, key, value, a program, and its operands as (kind, shape)."""
+
+    program: str
+    shapes: tuple[tuple[int, ...], ...] = ((2, 4, 5, 6), (2, 4, 7, 6), (2, 4, 7, 3))
+    aux: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    scalars: tuple[int, ...] = ()
+
+    def operands(
+        self, dtype: torch.dtype = torch.float64
+    ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+        made = [torch.randn(s, dtype=dtype, requires_grad=True) for s in self.shapes]
+        return (
+            made[0],
+            made[1],
+            made[2],
+            [self.made(kind, shape, dtype) for kind, shape in self.aux],
+        )
+
+    @staticmethod
+    def made(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        if kind == "f":
+            return torch.randn(shape, dtype=dtype, requires_grad=True)
+        drawn = torch.rand(shape) < 0.6
+        return drawn if kind == "b" else drawn.long() * 3 + 1
+
+    def call(self, operands: Sequence[Tensor]) -> Tensor:
+        query, key, value, aux = operands
+        return torch.ops.gdpa.attention(
+            query, key, value, aux, list(self.scalars), self.program, ""
+        )
+
+
+CASES = {
+    "plain": Case("silu(mul(s,0.5))"),
+    "GQA": Case("silu(s)", ((2, 4, 5, 6), (2, 2, 7, 6), (2, 1, 7, 3))),
+    "MQA": Case("sigmoid(s)", ((2, 4, 5, 6), (2, 1, 7, 6), (2, 1, 7, 6))),
+    "shared query": Case("silu(s)", ((1, 4, 5, 6), (3, 4, 7, 6), (3, 4, 7, 3))),
+    "shared key": Case("silu(s)", ((3, 4, 5, 6), (1, 2, 7, 6), (3, 4, 7, 3))),
+    "shared value": Case("silu(s)", ((3, 4, 5, 6), (3, 4, 7, 6), (1, 2, 7, 3))),
+    "no rows": Case("silu(s)", ((2, 4, 0, 6), (2, 4, 7, 6), (2, 4, 7, 3))),
+    "no keys": Case("add(silu(s),1.0)", ((2, 4, 5, 6), (2, 4, 0, 6), (2, 4, 0, 3))),
+    "full bias": Case("a0:f[b,h,n,m]; silu(add(s,a0))", aux=(("f", (2, 4, 5, 7)),)),
+    "head bias": Case("a0:f[h,n,m]; silu(add(s,a0))", aux=(("f", (4, 5, 7)),)),
+    "shared bias": Case("a0:f[n,m]; silu(add(s,a0))", aux=(("f", (5, 7)),)),
+    "transposed bias": Case("a0:f[m,n,-,h]; silu(add(s,a0))", aux=(("f", (7, 5, 1, 4)),)),
+    "row scale": Case("a0:f[b,-,n,-]; mul(silu(s),a0)", aux=(("f", (2, 1, 5, 1)),)),
+    "key mask": Case("a0:b[b,-,-,m]; where(a0,silu(s),0.0)", aux=(("b", (2, 1, 1, 7)),)),
+    "float mask": Case("a0:f[b,m]; mul(gelu(s),a0)", aux=(("f", (2, 7)),)),
+    "0-dim scale": Case("a0:f[]; mul(silu(s),a0)", aux=(("f", ()),)),
+    "one-element scale": Case("a0:f[-]; silu(mul(s,a0))", aux=(("f", (1,)),)),
+    "lengths": Case("a0:i[b]; where(lt(m,a0),silu(s),0.0)", aux=(("i", (2,)),)),
+    "divisor": Case("a0:i[b,-,-,-]; div(silu(s),float(a0))", aux=(("i", (2, 1, 1, 1)),)),
+    "scalars": Case("div(silu(s),float(mul(i0,i1)))", scalars=(5, 2)),
+    "indices": Case("where(ge(n,m),mul(silu(s),float(add(h,b))),0.0)"),
+    "several": Case(
+        "a0:f[h]; a1:b[n,m]; a2:f[b,-,n,m]; t0=mul(s,a0); "
+        "where(a1,add(mul(t0,sigmoid(t0)),a2),0.5)",
+        aux=(("f", (4,)), ("b", (5, 7)), ("f", (2, 1, 5, 7))),
+    ),
+    "unused operand": Case("a0:f[n]; silu(s)", aux=(("f", (5,)),)),
+    "no score": Case("a0:f[n,m]; relu(a0)", aux=(("f", (5, 7)),)),
+    "constant": Case("2.0"),
+    "steps": Case("add(round(s),detach(silu(s)))"),
+}
+EACH = pytest.mark.parametrize("case", [pytest.param(c, id=n) for n, c in CASES.items()])
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, id=n) for n, c in CASES.items() if n != "steps"])
+def test_gradients_of_the_reference(case: Case) -> None:
+    query, key, value, aux = case.operands()
+    leaves = [query, key, value, *aux]
+
+    def function(*given: Tensor) -> Tensor:
+        return case.call((given[0], given[1], given[2], list(given[3:])))
+
+    assert torch.autograd.gradcheck(function, leaves, atol=1e-6)
+
+
+def written_out(case: Case, operands: Sequence[Tensor]) -> Tensor:
+    """The formula by hand, for the programs whose name says what they are."""
+    q, k, v, aux = operands
+    k = k.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    v = v.repeat_interleave(q.shape[1] // v.shape[1], 1)
+    s = q @ k.mT
+    return BY_HAND[case](s, *aux) @ v
+
+
+BY_HAND: dict[Case, Callable[..., Tensor]] = {
+    CASES["plain"]: lambda s: F.silu(s * 0.5),
+    CASES["GQA"]: lambda s: F.silu(s),
+    CASES["shared query"]: lambda s: F.silu(s),
+    CASES["shared key"]: lambda s: F.silu(s),
+    CASES["shared value"]: lambda s: F.silu(s),
+    CASES["MQA"]: torch.sigmoid,
+    CASES["no keys"]: lambda s: F.silu(s) + 1,
+    CASES["full bias"]: lambda s, a: F.silu(s + a),
+    CASES["head bias"]: lambda s, a: F.silu(s + a),
+    CASES["shared bias"]: lambda s, a: F.silu(s + a),
+    CASES["transposed bias"]: lambda s, a: F.silu(s + a.permute(2, 3, 1, 0)),
+    CASES["row scale"]: lambda s, a: F.silu(s) * a,
+    CASES["key mask"]: lambda s, a: F.silu(s).masked_fill(~a, 0),
+    CASES["float mask"]: lambda s, a: F.gelu(s) * a[:, None, None, :],
+    CASES["0-dim scale"]: lambda s, a: F.silu(s) * a,
+    CASES["one-element scale"]: lambda s, a: F.silu(s * a),
+    CASES["lengths"]: lambda s, a: F.silu(s) * (torch.arange(7) < a[:, None])[:, None, None],
+    CASES["divisor"]: lambda s, a: F.silu(s) / a,
+    CASES["scalars"]: lambda s: F.silu(s) / 10,
+    CASES["indices"]: lambda s: (
+        F.silu(s).tril() * (torch.arange(2).view(2, 1, 1, 1) + torch.arange(4).view(4, 1, 1))
+    ),
+    CASES["several"]: lambda s, a, c, d: torch.where(c, F.silu(s * a[:, None, None]) + d, 0.5),
+    CASES["no score"]: lambda s, a: a.relu().expand_as(s),
+    CASES["constant"]: lambda s: torch.full_like(s, 2.0),
+    CASES["steps"]: lambda s: s.round() + F.silu(s).detach(),
+}
+
+
+@pytest.mark.parametrize("case", BY_HAND, ids=lambda c: c.program[:40])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_values_and_gradients_are_those_of_the_formula(case: Case, dtype: torch.dtype) -> None:
+    operands = case.operands(dtype)
+    leaves = [t for t in (*operands[:3], *operands[3]) if t.requires_grad]
+    # In bf16 the op computes the scores in fp32: so does the formula here.
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    widened = [t.to(wide) if t.is_floating_point() else t for t in operands[3]]
+    expected = written_out(case, ([*(t.to(wide) for t in operands[:3]), widened])).to(dtype)
+    found = case.call(operands)
+    assert found.dtype == dtype and found.is_contiguous()
+    tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.04}[dtype]
+    close = {"rtol": tolerance, "atol": tolerance}
+    torch.testing.assert_close(found, expected, **close)
+    cotangent = torch.randn_like(found)
+    ours = torch.autograd.grad(found, leaves, cotangent, allow_unused=True)
+    theirs = torch.autograd.grad(expected, leaves, cotangent, allow_unused=True)
+    for mine, other, leaf in zip(ours, theirs, leaves):
+        other = torch.zeros_like(leaf) if other is None else other
+        assert mine.dtype == leaf.dtype and mine.shape == leaf.shape
+        torch.testing.assert_close(mine, other, **close)
+
+
+@EACH
+def test_opcheck_of_the_forward(case: Case) -> None:
+    query, key, value, aux = case.operands(torch.float32)
+    arguments = (query, key, value, aux, list(case.scalars), case.program, "")
+    torch.library.opcheck(torch.ops.gdpa.attention.default, arguments, test_utils=OPCHECKS)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["GQA", "shared query", "shared value", "no rows", "no keys", "lengths", "scalars", "several"],
+)
+def test_opcheck_of_the_backward(name: str) -> None:
+    case = CASES[name]
+    query, key, value, aux = case.operands(torch.float32)
+    grad_out = torch.randn_like(case.call((query, key, value, aux))).detach()
+    given = [t.detach() for t in (query, key, value)]
+    needs = [True, True, True, *(t.is_floating_point() for t in aux)]
+    arguments = (
+        grad_out, *given, [t.detach() for t in aux], list(case.scalars), case.program, needs, "",
+    )  # fmt: skip
+    torch.library.opcheck(torch.ops.gdpa.attention_backward.default, arguments, test_utils=OPCHECKS)
+
+
+@pytest.mark.parametrize("asked", range(1, 16))
+def test_only_the_asked_gradients_are_computed(asked: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = CASES["shared bias"]
+    query, key, value, aux = case.operands()
+    leaves = [query, key, value, *aux]
+    for position, leaf in enumerate(leaves):
+        leaf.requires_grad_(bool(asked >> position & 1))
+    seen: list[tuple[bool, ...]] = []
+    original = torch.ops.gdpa.attention_backward
+
+    def spy(*args):
+        seen.append(tuple(args[-2]))
+        return original(*args)
+
+    monkeypatch.setattr(torch.ops.gdpa, "attention_backward", spy)
+    case.call((query, key, value, aux)).sum().backward()
+    assert seen == [tuple(leaf.requires_grad for leaf in leaves)]
+    assert [leaf.grad is not None for leaf in leaves] == list(seen[0])
+
+
+@pytest.mark.parametrize(
+    "spec", ["f[b,h,n,m]", "f[m,n,h,b]", "f[-,m,-,h]", "f[n]", "f[]", "f[-,-]", "f[h,-,b]"]
+)
+def test_axes_there_and_back(spec: str) -> None:
+    program = ScoreMod.parse(f"a0:{spec}; s")
+    sizes = {"b": 2, "h": 3, "n": 4, "m": 5, "-": 1}
+    tensor = torch.randn([sizes[a] for a in program.aux[0].access])
+    placed = aux_on_axes(tensor, program.aux[0])
+    assert list(placed.shape) == [sizes[a] if a in program.aux[0].axes else 1 for a in "bhnm"]
+    assert torch.equal(aux_from_axes(placed, program.aux[0]), tensor)
+
+
+def test_fake_output_is_what_the_reference_gives() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode() as mode:
+        query = mode.from_tensor(torch.randn(2, 5, 4, 6, dtype=torch.bfloat16).transpose(1, 2))
+        value = mode.from_tensor(torch.randn(1, 2, 7, 3, dtype=torch.float16))
+        key = mode.from_tensor(torch.randn(2, 1, 7, 6, dtype=torch.bfloat16))
+        out = torch.ops.gdpa.attention(query, key, value, [], [], "s", "")
+    assert out.shape == (2, 4, 5, 3) and out.dtype == torch.float16 and out.is_contiguous()
+
+
+def test_double_backward_says_so() -> None:
+    case = CASES["plain"]
+    operands = case.operands()
+    (grad,) = torch.autograd.grad(case.call(operands).sum(), operands[0], create_graph=True)
+    with pytest.raises(GDPAError, match="no second derivative"):
+        grad.sum().backward()
+
+
+def test_inference_mode_and_no_grad() -> None:
+    case = CASES["several"]
+    operands = case.operands()
+    expected = case.call(operands)
+    with torch.no_grad():
+        assert torch.equal(case.call(operands), expected) and not case.call(operands).requires_grad
+    with torch.inference_mode():
+        assert torch.equal(case.call(operands), expected)
+
+
+def test_autocast_does_not_reach_into_the_op() -> None:
+    case = CASES["plain"]
+    operands = case.operands(torch.float32)
+    expected = case.call(operands)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(case.call(operands), expected)
+
+
+def test_compute_dtype() -> None:
+    assert compute_dtype(torch.float64) == torch.float64
+    assert {compute_dtype(d) for d in (torch.float32, torch.bfloat16, torch.float16)} == {
+        torch.float32
+    }
+
+
+Q, K, V = torch.randn(2, 4, 5, 6), torch.randn(2, 4, 7, 6), torch.randn(2, 4, 7, 3)
+FAULTS = {
+    "rank": ((Q[0], K, V, [], [], "s"), "query must be .batch, heads, length, head dim."),
+    "integers": ((Q.long(), K.long(), V, [], [], "s"), "query must be floating point"),
+    "complex": ((Q, K, V.cfloat(), [], [], "s"), "value must be floating point"),
+    "dtypes": ((Q, K.double(), V, [], [], "s"), "query and key differ in dtype"),
+    "head dim": ((Q, K[..., :4], V, [], [], "s"), "head dim of query and key: 6 and 4"),
+    "length": ((Q, K, V[:, :, :3], [], [], "s"), "length of key and value: 7 and 3"),
+    "heads": ((Q, K[:, :3], V, [], [], "s"), "4 query heads are no multiple of 3 key heads"),
+    "batch": ((Q, torch.randn(3, 4, 7, 6), V, [], [], "s"), "batch of key: 3 and 2"),
+    "missing operand": ((Q, K, V, [], [], "a0:f[n]; mul(s,a0)"), "declares another number"),
+    "missing scalar": ((Q, K, V, [], [], "mul(s,float(i0))"), "declares another number"),
+    "operand rank": ((Q, K, V, [Q], [], "a0:f[n]; mul(s,a0)"), "a0 has 4 dimensions"),
+    "operand size": (
+        (Q, K, V, [torch.randn(4)], [], "a0:f[n]; mul(s,a0)"),
+        "dimension n of a0: 4 and 5",
+    ),
+    "operand kind": (
+        (Q, K, V, [torch.randn(5)], [], "a0:b[n]; where(a0,s,0.0)"),
+        "a0 is torch.float32",
+    ),
+    "program": ((Q, K, V, [], [], "softmax(s)"), "unknown operation 'softmax'"),
+    "device": ((Q, K.to("meta"), V, [], [], "s"), "operands are on cpu and meta"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_bad_operands_are_named(name: str) -> None:
+    arguments, message = FAULTS[name]
+    with pytest.raises((GDPAError, RuntimeError, ValueError), match=message):
+        torch.ops.gdpa.attention(*arguments, "")
+
+
+def test_aux_prints_as_it_is_declared() -> None:
+    assert str(Aux("b", ("b", "-", "n", "m"))) == "b[b,-,n,m]"
