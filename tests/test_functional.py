@@ -1,0 +1,120 @@
+"""functional: `gdpa_inductor.attention` is its formula, and becomes one op with one program."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import gdpa_inductor
+from gdpa_inductor import GDPAError
+from tests._recorder import Recorder
+
+Q = torch.randn(2, 4, 9, 8, dtype=torch.float64)
+K = torch.randn(2, 4, 11, 8, dtype=torch.float64)
+V = torch.randn(2, 4, 11, 5, dtype=torch.float64)
+BIAS = torch.randn(4, 9, 11, dtype=torch.float64)
+
+
+def causal(b, h, n, m):
+    return n >= m
+
+
+CALLS = {
+    "identity": ({}, "s", lambda s: s),
+    "scale": ({"scale": 0.5}, "s*0.5", lambda s: s * 0.5),
+    "score_mod": (
+        {"score_mod": lambda s, b, h, n, m: F.silu(s) / 9},
+        "silu(s)/9.0",
+        lambda s: F.silu(s) / 9,
+    ),
+    "mask_mod acts after": (
+        {"score_mod": lambda s, b, h, n, m: torch.sigmoid(s), "mask_mod": causal},
+        None,
+        lambda s: torch.sigmoid(s).tril(),
+    ),
+    "indices": (
+        {"score_mod": lambda s, b, h, n, m: F.relu(s + BIAS[h, n, m])},
+        None,
+        lambda s: F.relu(s + BIAS),
+    ),
+    "heads differ": (
+        {"score_mod": lambda s, b, h, n, m: F.gelu(s) * (h + 1)},
+        None,
+        lambda s: F.gelu(s) * torch.arange(1, 5).view(4, 1, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_the_formula_and_one_op(name: str) -> None:
+    given, formula, by_hand = CALLS[name]
+
+    def function(q, k, v):
+        return gdpa_inductor.attention(q, k, v, **given)
+
+    expected = by_hand(Q @ K.mT) @ V
+    torch.testing.assert_close(function(Q, K, V), expected)
+    recorder = Recorder()
+    found = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
+    torch.testing.assert_close(found, expected)
+    assert len(recorder.matches) == 1, recorder.why()
+    if formula:
+        assert recorder.matches[0].score_mod.formula == formula
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_grouped_heads(groups: int) -> None:
+    k, v = K[:, : 4 // groups], V[:, : 4 // groups]
+
+    def function(q, k, v):
+        return gdpa_inductor.attention(
+            q, k, v, score_mod=lambda s, b, h, n, m: F.silu(s) * (h + 1), enable_gqa=True
+        )
+
+    wide = [t.repeat_interleave(groups, 1) for t in (k, v)]
+    weight = F.silu(Q @ wide[0].mT) * torch.arange(1, 5).view(4, 1, 1)
+    torch.testing.assert_close(function(Q, k, v), weight @ wide[1])
+    recorder = Recorder()
+    found = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
+    torch.testing.assert_close(found, weight @ wide[1])
+    assert len(recorder.matches) == 1, recorder.why()
+    assert recorder.matches[0].problem.key_heads == 4 // groups
+
+
+def test_half_precision_scores_are_fp32() -> None:
+    q, k, v = (t.bfloat16() for t in (Q, K, V))
+    seen = []
+    gdpa_inductor.attention(q, k, v, score_mod=lambda s, b, h, n, m: seen.append(s.dtype) or s)
+    assert seen == [torch.float32]
+    assert gdpa_inductor.attention(q, k, v).dtype == torch.bfloat16
+
+
+def test_gradients_through_a_closure() -> None:
+    bias = BIAS.clone().requires_grad_()
+    q = Q.clone().requires_grad_()
+    out = gdpa_inductor.attention(
+        q, K, V, score_mod=lambda s, b, h, n, m: F.silu(s + bias[h, n, m])
+    )
+    expected = F.silu(q @ K.mT + bias) @ V
+    for ours, theirs in zip(
+        torch.autograd.grad(out.sum(), [q, bias]), torch.autograd.grad(expected.sum(), [q, bias])
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("operands", "message"),
+    [
+        ((Q[0], K, V), "query must be a floating-point tensor .batch, heads, length, head dim."),
+        ((Q, K.long(), V), "key must be a floating-point tensor"),
+        ((Q, K, V.cfloat()), "value must be a floating-point tensor"),
+        ((Q, K.float(), V), "key is torch.float32 on cpu, query torch.float64"),
+        ((Q, K.to("meta"), V), "key is torch.float64 on meta"),
+        ((Q, K[:1], V), "batch, heads or lengths differ"),
+        ((Q, K, V[:, :, :3]), "batch, heads or lengths differ"),
+        ((Q, K[..., :4], V), "head dims of query and key differ: 8 and 4"),
+        ((Q, K[:, :2], V[:, :2]), "4 query heads over 2 key heads need enable_gqa"),
+    ],
+)
+def test_operands_that_do_not_fit(operands: tuple[torch.Tensor, ...], message: str) -> None:
+    with pytest.raises(GDPAError, match=message):
+        gdpa_inductor.attention(*operands)

@@ -1,0 +1,82 @@
+"""options: names, values, environment, the text that travels with the op."""
+
+import dataclasses
+
+import pytest
+
+from gdpa_inductor.options import KERNELS, KernelOptions, Options, split
+
+
+def test_defaults() -> None:
+    assert Options.make() == Options.make({}) == Options()
+    assert str(Options().kernel_options) == ""
+
+
+@pytest.mark.parametrize("prefix", ["", "gdpa."])
+@pytest.mark.parametrize(
+    ("name", "given", "value"),
+    [
+        ("kernel", "reference", "reference"),
+        ("deterministic", False, False),
+        ("fast_math", "0", False),
+        ("strict", "yes", True),
+        ("expect", 3, 3),
+        ("expect", "0", 0),
+        ("expect", None, None),
+        ("verify", "True", True),
+        ("profit", "no", False),
+    ],
+)
+def test_values(prefix: str, name: str, given: object, value: object) -> None:
+    assert getattr(Options.make({prefix + name: given}), name) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"gdpa.strikt": True}, r"unknown option gdpa\.strikt; did you mean gdpa\.strict\?"),
+        ({"gdpa.fastmath": True}, r"did you mean gdpa\.fast_math\?"),
+        ({"gdpa.zzz": True}, r"unknown option gdpa\.zzz \(known: deterministic, expect"),
+        ({"kernel": "cuda"}, "gdpa.kernel must be one of auto, triton, cpu, reference, not 'cuda'"),
+        ({"expect": -1}, "gdpa.expect must be a count"),
+        ({"expect": True}, "gdpa.expect must be a count"),
+        ({"strict": 2}, "gdpa.strict must be true or false, not 2"),
+        ({"strict": "perhaps"}, "gdpa.strict must be true or false"),
+    ],
+)
+def test_mistakes_are_named(given: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Options.make(given)
+
+
+def test_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDPA_STRICT", "1")
+    monkeypatch.setenv("GDPA_EXPECT", "2")
+    assert Options.make() == Options(strict=True, expect=2)
+    assert Options.make({"gdpa.expect": 1}) == Options(strict=True, expect=1)
+    monkeypatch.setenv("GDPA_KERNEL", "cuda")
+    with pytest.raises(ValueError, match=r"gdpa.kernel"):
+        Options.make()
+
+
+def test_the_text_of_the_kernels_options_is_read_back() -> None:
+    for kernel in KERNELS:
+        for bits in range(8):
+            flags = [bool(bits >> i & 1) for i in range(3)]
+            options = KernelOptions(kernel, *flags)
+            assert KernelOptions.parse(str(options)) == options
+    assert str(KernelOptions(fast_math=False, kernel="cpu")) == "kernel=cpu,fast_math=False"
+
+
+def test_all_that_kernels_may_know_travels() -> None:
+    options = Options(kernel="cpu", deterministic=False, fast_math=False, strict=True, profit=False)
+    names = [f.name for f in dataclasses.fields(KernelOptions)]
+    for name in names:
+        assert getattr(options.kernel_options, name) == getattr(options, name)
+
+
+def test_split() -> None:
+    ours, theirs = split({"gdpa.strict": True, "max_autotune": True, "triton.cudagraphs": False})
+    assert ours == {"gdpa.strict": True}
+    assert theirs == {"max_autotune": True, "triton.cudagraphs": False}
+    assert split(None) == ({}, {})
