@@ -3,6 +3,7 @@
     --seeds N       how many programs (default 1000)
     --start S       the first seed (default 0)
     --workers W     processes (default 2)
+    --seconds T     stop after T seconds, wherever that is
     --seed S        only this one: print its source, its operands and what came of it
     --only LABEL    fusable, refusable or decoy: skip the others
     --show KIND     print the programs of a kind as they come: missed, wrong, "false match"
@@ -42,6 +43,8 @@ def main() -> int:
                 print(reproducer(outcome), flush=True)
             if len(outcomes) % 100 == 0:
                 _progress(outcomes, len(seeds), started)
+            if arguments.seconds and time.time() - started > arguments.seconds:
+                break
     print(table(outcomes))
     return int(not passed(outcomes))
 
@@ -52,6 +55,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int)
     parser.add_argument("--only", choices=[FUSABLE, REFUSABLE, DECOY])
     parser.add_argument("--show", default="")

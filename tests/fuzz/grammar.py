@@ -47,7 +47,7 @@ def _sizes(rng: random.Random) -> list[dict[str, int]]:
     """Small sizes; a fifth of the time all alike, so that no size can stand in for a dim."""
     model = {"h": rng.choice([1, 2, 3]), "g": rng.choice([2, 3]), "d": rng.choice([2, 3, 4, 8])}
     model["e"] = rng.choice([model["d"], 2, 3, 5])
-    if rng.random() < 0.12:  # sizes that vary: all different, none 0 or 1
+    if rng.random() < 0.08:  # sizes that vary: all different, none 0 or 1
         return [
             {"b": b, "n": n, "m": m, **model}
             for b, n, m in (rng.sample(range(2, 8), 3) for _ in range(2))
