@@ -82,6 +82,11 @@ class Space:
         parts = (self.resolve(self.splits[a]) if a in self.splits else (a,) for a in digits)
         return tuple(itertools.chain.from_iterable(parts))
 
+    def is_whole(self, digits: Digits) -> bool:
+        """Whether every variable that was split is here with all of its parts."""
+        have = set(digits)
+        return all(set(self.resolve(parts)) <= have or not set(self.resolve(parts)) & have for parts in self.splits.values())
+
     def resolve_index(self, index: Index) -> Index:
         return tuple(self.resolve(digits) for digits in index)
 

@@ -90,11 +90,13 @@ def _roles(reading: Reading) -> tuple[Operand, Operand]:
 def _check_views(
     reading: Reading, rows: set[Atom], in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
 ) -> None:
-    """A row or key dimension of the scores, as the user has them, must not fall into parts of different roles.
+    """A dimension of the scores, as the user has them, is some index variables of the output, whole and of one role.
 
     `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, and is not what it looks like: it is left alone.
     """
     for digits in reading.scores:
+        if len(digits) > 1 and not reading.space.is_whole(digits):
+            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
         kinds = {(a in in_query, a in in_key, a in in_value) for a in digits}
         if len(kinds) > 1 and set(digits) & (rows | set(reading.keys)):
             raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")

@@ -300,9 +300,8 @@ class Reader:
         if _name(node) == "eye":
             row, column = (self._position(digits) for digits in index)
             return as_kind(kind, call("eq", row, column))
-        given = [self._argument(a) for a in node.args]
-        start = given[0] if len(given) > 1 else const(0)
-        step = given[2] if len(given) > 2 else const(1)
+        start = self._argument(node.args[0]) if len(node.args) > 1 else const(0)
+        step = self._argument(node.args[2]) if len(node.args) > 2 else const(1)
         if start.kind != "i" or step.kind != "i":
             raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} steps through real numbers")
         return as_kind(kind, call("add", start, call("mul", self._position(index[0]), step)))
@@ -386,12 +385,23 @@ class Reader:
             return source, permuted(index, _order(called, args, len(shape)))
         if called == "expand":
             return source, broadcast(index, _tensor(node).shape, shape)
+        if called in ("select_scatter", "slice_scatter"):
+            return self._through_scatter(node, index)
         if called == "select" and is_one(shape[args[0]]):
             dim = args[0] % len(shape)
             return source, (*index[:dim], (), *index[dim:])
         if called == "slice" and all(map(same, shape, _tensor(node).shape)) and (len(args) < 4 or args[3] == 1):
             return source, index
         return None
+
+    def _through_scatter(self, node: Node, index: Index) -> tuple[Node, Index] | None:
+        """Where functionalisation writes all of a tensor, the result is what is written."""
+        written: Node = node.args[1]  # type: ignore[assignment]
+        shape, dim = _tensor(node).shape, int(node.args[2]) % len(index) if len(node.args) > 2 else 0  # type: ignore[arg-type, call-overload]
+        if _name(node) == "select_scatter":
+            return (written, (*index[:dim], *index[dim + 1 :])) if is_one(shape[dim]) else None
+        whole = all(map(same, shape, _tensor(written).shape)) and (len(node.args) < 6 or node.args[5] == 1)
+        return (written, index) if whole else None
 
     def operand(self, node: Node, index: Index) -> Operand:
         """A factor of a product: views and casts of one tensor from outside."""

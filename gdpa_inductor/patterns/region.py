@@ -108,8 +108,8 @@ class HostGraph:
 
     # The nodes of a region
 
-    def region(self, candidate: Candidate, computed: bool) -> Region:
-        """The region of a candidate; `computed`: masks made of indices belong to it.
+    def region(self, candidate: Candidate, depth: int) -> Region:
+        """The region of a candidate; `depth` says through what leaves are read (see `_upstream`).
 
         Raises Refused where it is not safe to replace.
         """
@@ -122,7 +122,7 @@ class HostGraph:
         leaves = _leaves(nodes, inside)
         self._check_kinds(nodes, leaves)
         self._check_ambient(nodes)
-        makers, leaves = self._upstream(nodes, inside, leaves, computed)
+        makers, leaves = self._upstream(nodes, inside, leaves, depth)
         self._check_mutations(inside, makers, leaves, second)
         dead, sizes = self._escapes(nodes, inside)
         return Region(tuple(nodes), tuple(makers), tuple(leaves), tuple(dead), tuple(sizes))
@@ -144,12 +144,12 @@ class HostGraph:
             inside.update(stack)
 
     def _upstream(
-        self, nodes: list[Node], inside: set[Node], leaves: list[Node], computed: bool
+        self, nodes: list[Node], inside: set[Node], leaves: list[Node], depth: int
     ) -> tuple[list[Node], list[Node]]:
         """Read leaves through what they are made by: (the makers, the new leaves).
 
-        Through views and exact upcasts, so that nothing is seen expanded or widened; and, if `computed`, through
-        point-wise functions whose result is larger than what they are made from: masks of indices and lengths.
+        At depth 1 through views and exact upcasts, so that nothing is seen expanded or widened; at depth 2 through
+        point-wise functions too whose result is larger than what they are made from: masks of indices and lengths.
         """
         makers: set[Node] = set()
         found: dict[Node, None] = {}
@@ -159,7 +159,8 @@ class HostGraph:
             leaf = stack.pop()
             known = (leaf.op in ("call_function", "call_method")) and not host.is_opaque(leaf) and leaf not in self.mutators
             same_mode = self.ambient[leaf].grad == state.grad and self.ambient[leaf].transforms == 0
-            if known and same_mode and (host.is_view(leaf) or _is_upcast(leaf) or (computed and self._spreads(leaf))):
+            seen = depth >= 1 and (host.is_view(leaf) or _is_upcast(leaf)) or depth >= 2 and self._spreads(leaf)
+            if known and same_mode and seen:
                 makers.add(leaf)
             elif known and _is_size_arithmetic(leaf):
                 makers.add(leaf)
@@ -240,7 +241,7 @@ class HostGraph:
             for user in node.users:
                 if user in inside or user in dead:
                     continue
-                if host.name(user) in host.SHAPES and not host.tensors(user) and _is_readable(user):
+                if host.name(user) in host.SHAPES and not host.tensors(user) and _is_readable(user, inside):
                     sizes[user] = None
                 elif not self._is_dead(user, inside, dead):
                     raise Refused(Code.SCORES_ESCAPE, f"{host.describe(user)} uses the scores besides the second product")
@@ -309,11 +310,12 @@ def _rank(node: Node) -> int:
     return sum(not (isinstance(size, int) and size == 1) for size in host.tensors(node)[0].shape)
 
 
-def _is_readable(user: Node) -> bool:
-    """What it returns is one size, or several of which each is taken by number."""
+def _is_readable(user: Node, inside: set[Node]) -> bool:
+    """What it returns is one size, or several of which each is taken by number, as far as others see it."""
     if not isinstance(host.value(user), (tuple, list)):
         return True
-    return all(host.name(n) == "getitem" and isinstance(n.args[1], int) for n in user.users)
+    others = [n for n in user.users if n not in inside]
+    return all(host.name(n) == "getitem" and isinstance(n.args[1], int) for n in others)
 
 
 def _is_size_arithmetic(node: Node) -> bool:

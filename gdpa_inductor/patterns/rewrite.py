@@ -17,7 +17,7 @@ from .. import _compat
 from ..expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
 from ..options import Options
 from ..problem import Problem
-from ..rejection import Category, Code, GDPAError, Rejection
+from ..rejection import Code, GDPAError, Rejection
 from ..score_mod import Aux, ScoreMod
 from . import host, profit, shadow
 from .ambient import Ambient, State
@@ -128,24 +128,31 @@ def _analyse(
     candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None
 ) -> Plan | Rejection:
     location = host.location(candidate.second)
-    try:
+    refused: Refused | None = None
+    for depth in (2, 1, 0):
         try:
-            return _plan(candidate, graph, writer, options, supports, True)
+            return _plan(candidate, graph, writer, options, supports, depth)
         except Refused as refusal:
-            if refusal.code.category is Category.NOT_GDPA:
-                raise
-            return _plan(candidate, graph, writer, options, supports, False)
-    except Refused as refusal:
-        return Rejection(refusal.code, refusal.reason, location, candidate.second.name)
+            refused = refused or refusal
+            if refusal.code not in _DEPENDS_ON_DEPTH:
+                break
+    assert refused is not None
+    return Rejection(refused.code, refused.reason, location, candidate.second.name)
+
+
+# Refusals that may come from what a leaf is made by, and then vanish when it is taken as it is.
+_DEPENDS_ON_DEPTH = (
+    Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS, Code.MUTATED_OPERAND, Code.LOWERING,
+)  # fmt: skip
 
 
 def _plan(
-    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None, computed: bool
+    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None, depth: int
 ) -> Plan:
-    """`computed`: read masks that are made of indices as part of the program."""
+    """`depth`: through what the operands are read (see `HostGraph.region`)."""
     if len(candidate.firsts) > 1:
         raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
-    region = graph.region(candidate, computed)
+    region = graph.region(candidate, depth)
     if any(is_zero(s) for n in (*region.nodes, *region.leaves) for t in host.tensors(n) for s in t.shape):
         raise Refused(Code.TOO_SMALL, "a dimension has size 0")
     ordered = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
@@ -168,7 +175,7 @@ def _plan(
 
 
 def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
-    """The program with its operands in the order of their first use, in terms of b, h, n and m."""
+    """The program in terms of b, h, n and m, with its operands in the order of their first use."""
     used = [node for node in postorder([reading.weight]) if node.op == "aux"]
     numbers = {int(leaf.value or 0): position for position, leaf in enumerate(used)}
     axes = {digits: INDEX[axis] for axis, digits in layout.axes.items() if digits}
@@ -276,7 +283,7 @@ def _commit(plan: Plan, writer: Writer) -> Match:
     for node in sorted(gone, key=writer.host.order.__getitem__, reverse=True):
         graph.erase_node(node)
     for node in reversed(region.makers):
-        if not node.users:
+        if node not in gone and not node.users:
             graph.erase_node(node)
     name = next(written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default)
     replaced = tuple(node.name for node in (*region.nodes, *region.dead))

@@ -59,6 +59,8 @@ def _quotient(args: list[Expr]) -> Expr:
 _RULES: dict[str, Callable[[list[Expr]], Expr]] = {
     "Add": _chain("add"),
     "Mul": _chain("mul"),
+    "Max": _chain("maximum"),
+    "Min": _chain("minimum"),
     "Pow": _power,
     "FloatPow": _power,
     "PowByNatural": _power,
