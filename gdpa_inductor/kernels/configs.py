@@ -1,8 +1,8 @@
 """Which tile shapes are tried for which kernel: a small table, pruned by shared memory, never empty.
 
 A row's first configuration is the best known; the others are benchmarked beside it. `SEARCH` is the wider list for
-max-autotune. Measured with bf16 and D = 128 on an H200 (torch 2.11, Triton 3.6); other rows follow from the shared memory
-that a tile takes.
+max-autotune. The rows of "forward", "rows" and "keys" are the best of that list on an H200 (torch 2.11, Triton 3.6), silu at
+N = M = 1024 and, for D = 128, at 256 to 8192; those of "tiles" follow from the shared memory that a tile takes.
 """
 
 from __future__ import annotations
@@ -51,33 +51,36 @@ def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
 
 # (kernel, bytes per element, widest head dim up to): configurations, best first
 _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
-    ("forward", 2, 64, (Config(128, 64, 4, 3), Config(128, 128, 8, 3))),
-    ("forward", 2, 128, (Config(128, 64, 4, 2), Config(128, 64, 4, 3), Config(128, 128, 8, 2))),
-    ("forward", 2, 256, (Config(128, 64, 8, 2), Config(64, 64, 4, 2))),
-    ("forward", 4, 64, (Config(64, 64, 4, 2), Config(128, 32, 4, 2))),
-    ("forward", 4, 256, (Config(64, 32, 4, 2), Config(64, 64, 8, 2), Config(32, 32, 4, 1))),
+    ("forward", 2, 64, (Config(64, 64, 4, 3), Config(128, 64, 4, 3))),
+    ("forward", 2, 128, (Config(128, 64, 4, 2), Config(64, 128, 4, 3))),
+    ("forward", 2, 256, (Config(128, 32, 8, 3), Config(128, 64, 8, 2))),
+    ("forward", 4, 64, (Config(128, 32, 4, 2), Config(64, 64, 4, 3))),
+    ("forward", 4, 256, (Config(32, 32, 4, 2), Config(32, 64, 4, 2))),
     ("rows", 2, 64, (Config(128, 64, 8, 3), Config(64, 64, 4, 3))),
-    ("rows", 2, 128, (Config(128, 64, 8, 3), Config(128, 64, 8, 4), Config(64, 64, 4, 3))),
-    ("rows", 2, 256, (Config(64, 64, 8, 2), Config(64, 32, 4, 2))),
-    ("rows", 4, 64, (Config(64, 32, 4, 2), Config(64, 64, 8, 2))),
-    ("rows", 4, 256, (Config(32, 32, 4, 2), Config(32, 32, 4, 1), Config(16, 32, 4, 1))),
-    ("keys", 2, 64, (Config(64, 128, 8, 3), Config(64, 64, 4, 3))),
-    ("keys", 2, 128, (Config(64, 128, 8, 3), Config(64, 128, 8, 2), Config(64, 64, 4, 3))),
-    ("keys", 2, 256, (Config(32, 64, 8, 2), Config(64, 64, 8, 2))),
-    ("keys", 4, 64, (Config(32, 64, 4, 2), Config(64, 64, 8, 2))),
-    ("keys", 4, 256, (Config(32, 32, 4, 2), Config(32, 32, 4, 1), Config(32, 16, 4, 1))),
+    ("rows", 2, 128, (Config(128, 64, 8, 3), Config(64, 128, 4, 2))),
+    ("rows", 2, 256, (Config(64, 32, 4, 3), Config(64, 64, 4, 2))),
+    ("rows", 4, 64, (Config(64, 64, 4, 2), Config(64, 32, 4, 2))),
+    ("rows", 4, 256, (Config(32, 64, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1))),
+    ("keys", 2, 64, (Config(32, 64, 4, 3), Config(64, 64, 4, 3), Config(32, 128, 8, 3))),
+    ("keys", 2, 128, (Config(64, 128, 8, 3), Config(32, 64, 4, 3))),
+    ("keys", 2, 256, (Config(64, 64, 8, 2), Config(32, 64, 8, 2))),
+    ("keys", 4, 64, (Config(32, 64, 4, 2), Config(64, 32, 4, 2))),
+    ("keys", 4, 256, (Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1))),
     ("tiles", 2, 128, (Config(64, 128, 8, 2), Config(64, 64, 4, 3))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
 )
-_LAST_RESORT = Config(16, 16, 4, 1)
+# Where none of these fits (devices with 99 KiB), the first that does.
+_SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1), Config(16, 16, 4, 1))
 
 
-def _searched() -> Iterator[Config]:
-    for rows, keys in itertools.product((32, 64, 128), (32, 64, 128)):
-        for stages in (2, 3, 4):
-            yield Config(rows, keys, 8 if rows * keys >= 8192 else 4, stages)
-    yield from (Config(128, 64, 4, stages) for stages in (2, 3, 4))
+def _searched(itemsize: int) -> Iterator[Config]:
+    """The wider list of max-autotune. Wide tiles of fp32 in full precision take minutes to compile."""
+    lengths = (32, 64, 128) if itemsize == 2 else (32, 64)
+    for rows, keys, stages in itertools.product(lengths, lengths, (2, 3)):
+        for warps in (4, 8):
+            if warps == 4 or rows * keys >= 64 * 64:
+                yield Config(rows, keys, warps, stages)
 
 
 def configs(kernel: str, shape: Shape, shared: int, thorough: bool) -> list[Config]:
@@ -85,6 +88,9 @@ def configs(kernel: str, shape: Shape, shared: int, thorough: bool) -> list[Conf
     known = next(
         row for name, size, dim, row in _TABLE if (name, size) == (kernel, shape.itemsize) and shape.widest <= dim
     )
-    tried = dict.fromkeys([*known, *(_searched() if thorough else ())])
-    fitting = [config for config in tried if shared_memory(kernel, config, shape) <= shared]
-    return fitting or [_LAST_RESORT]
+    tried = dict.fromkeys([*known, *(_searched(shape.itemsize) if thorough else ())])
+
+    def fits(config: Config) -> bool:
+        return shared_memory(kernel, config, shape) <= shared
+
+    return list(filter(fits, tried)) or [*filter(fits, _SMALLER), _SMALLER[-1]][:1]

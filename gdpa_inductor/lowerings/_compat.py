@@ -6,15 +6,20 @@ functions: `choose` must not load the compiler.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import io
 import itertools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..kernels.template import Plan
+
+log = logging.getLogger("gdpa_inductor")
 
 
 def register_lowering(op: Any, function: Callable[..., Any]) -> None:
@@ -117,6 +122,20 @@ def realized(node: Any, device: torch.device) -> Any:
     return found
 
 
+def rounded_to_tf32(node: Any) -> Any:
+    """fp32 rounded to the nearest TF32, still as fp32."""
+    from torch._inductor import ir
+
+    load = node.make_loader()
+
+    def body(index: Any) -> Any:
+        return inductor_op("inline_asm_elementwise", load(index), asm="cvt.rna.tf32.f32 $0, $1;", constraints="=r,r")
+
+    return ir.Pointwise.create(
+        device=node.get_device(), dtype=torch.float32, inner_fn=body, ranges=node.get_size()
+    )
+
+
 def contiguous_layout(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
     from torch._inductor import ir
 
@@ -208,5 +227,8 @@ def best_of(template: Any, name: str, choices: Sequence[dict[str, Any]], body: d
     if not callers:
         raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
     nodes, layout = body["input_nodes"], body["layout"]
-    found = autotune_select_algorithm(name, callers, nodes, layout, return_multi_template=False)
+    report = io.StringIO()  # Inductor prints a line for each comparison, even where nobody asked for max-autotune
+    with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
+        found = autotune_select_algorithm(name, callers, nodes, layout, return_multi_template=False)
+    log.debug("%s", report.getvalue())
     return found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone

@@ -204,16 +204,26 @@ def _operands(
     values = _compat.lowered_node_values()[len(matrices) - 3 :]
     query, key, value, fakes = values[:4]
     problem = Problem.of(query, key, value, fakes, program, training=len(matrices) == 4)
+    problem = replace(problem, head_dim=int(problem.head_dim), value_dim=int(problem.value_dim))
+    rounds = _rounds(problem)
     by_name = {"Q": query, "K": key, "V": value}
     return Operands(
         problem=problem,
         options=options,
-        matrices={name: _compat.realized(x, problem.device) for name, x in matrices.items()},
+        matrices={
+            name: _compat.realized(_compat.rounded_to_tf32(x) if rounds else x, problem.device)
+            for name, x in matrices.items()
+        },
         aux=tuple(_compat.realized(x, problem.device) for x in aux),
         scalars=tuple(scalars),
         shared=frozenset(n for n, x in by_name.items() if not statically_known_true(x.shape[0] == problem.batch)),
         grouped=frozenset(n for n, x in by_name.items() if not statically_known_true(x.shape[1] == problem.heads)),
     )
+
+
+def _rounds(problem: Problem) -> bool:
+    """The tensor core cuts fp32 to TF32, which shrinks every product; so operands are rounded to nearest before."""
+    return problem.dtype == torch.float32 and _compat.float32_precision() == "tf32"
 
 
 def _empty(problem: Problem) -> bool:
@@ -293,4 +303,5 @@ def _constants(config: Config, problem: Problem, output: Output) -> dict[str, An
         "EVEN_V": block_v == value_dim,
         "SPLITS": int(output.size[0]) if len(output.size) == 5 else 1,
         "PRECISION": repr(_compat.float32_precision()),
+        "ROUND_TF32": _rounds(problem),
     }
