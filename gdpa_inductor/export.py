@@ -36,7 +36,7 @@ def rewrite(program: Program, **options: Any) -> tuple[Program, Report]:
     """
     chosen = Options.make(options)
     if isinstance(program, ExportedProgram):
-        return _exported(program, chosen)
+        return _exported(program, chosen)  # type: ignore[return-value]
     if isinstance(program, GraphModule):
         made, result = _rewritten(program, chosen)
         return made, _report(program, result)

@@ -136,7 +136,8 @@ def reference_backward(
     terms = dict(zip(roots, fold(roots, leaf, torch_apply(score.dtype)), strict=True))
 
     def term(number: int) -> Tensor:
-        found = terms.get(wanted[number]) if wanted[number] is not None else None
+        root = wanted[number]
+        found = None if root is None else terms.get(root)
         return torch.zeros_like(score) if found is None else found.expand_as(score)
 
     results: list[Tensor] = []
@@ -281,7 +282,7 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         )
     )
     grads = [next(found) if need else None for need in needs]
-    no_scalars = None if ctx.scalars else []  # torch asks for the structure of the inputs
+    no_scalars: list[Any] | None = None if ctx.scalars else []  # torch asks for the structure of the inputs
     return (*grads[:3], grads[3:], no_scalars, None, None)
 
 

@@ -40,10 +40,10 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
         for tensor, saved, version in contents:
             if tensor._version != version:
                 tensor.data.copy_(saved)
-        for tensor, grad, saved in gradients:
+        for tensor, grad, kept in gradients:
             tensor.grad = grad
-            if grad is not None:
-                grad.data.copy_(saved)
+            if grad is not None and kept is not None:
+                grad.data.copy_(kept)
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

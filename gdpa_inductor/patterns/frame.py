@@ -60,7 +60,7 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def _divides(divisor: Size, size: Size) -> bool:
-    return same(divisor, size) or is_zero(size % divisor)
+    return same(divisor, size) or is_zero(size % divisor)  # type: ignore[operator]
 
 
 @dataclass
