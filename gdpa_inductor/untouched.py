@@ -24,7 +24,7 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
     modules = _modules(target, arguments)
     tensors = _tensors(target, arguments, modules)
     attributes = [(vars(m), _copied(vars(m))) for m in modules]
-    contents = [(t, t.detach().clone(), t._version) for t in tensors if not t.is_inference()]
+    contents = [(t, t.detach().clone()) for t in tensors if not (t.is_inference() or t.is_meta)]
     gradients = [
         (t, t.grad, t.grad.clone()) if t.grad is not None else (t, None, None)
         for t in tensors
@@ -37,8 +37,9 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
         for now, before in attributes:
             now.clear()
             now.update(before)
-        for tensor, saved, version in contents:
-            if tensor._version != version:
+        for tensor, saved in contents:
+            # Not by the version counter: batch norm writes its statistics without counting.
+            if not torch.equal(tensor.detach(), saved):
                 tensor.data.copy_(saved)
         for tensor, grad, kept in gradients:
             tensor.grad = grad

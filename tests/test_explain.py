@@ -1,0 +1,195 @@
+"""explain: what it finds, what it says of breaks and skipped frames; that it leaves no trace."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._dynamo.utils import counters
+
+import gdpa_inductor
+from gdpa_inductor import Code
+
+
+class Block(nn.Module):
+    """A region, a softmax, a BatchNorm, a counter, dropout, and whatever `between` does."""
+
+    def __init__(self, between=lambda x: None) -> None:
+        super().__init__()
+        self.qkv, self.norm = nn.Linear(32, 96), nn.BatchNorm1d(32)
+        self.calls, self.between = 0, between
+
+    def forward(self, x):
+        self.calls += 1
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        mine = F.silu(q @ k.transpose(-1, -2)) @ v
+        self.between(x)
+        other = torch.softmax(q @ k.transpose(-1, -2), -1) @ v
+        y = (mine + other).transpose(1, 2).flatten(2)
+        return F.dropout(self.norm(y.transpose(1, 2)).transpose(1, 2), 0.5)
+
+
+class Ragged(nn.Module):
+    """A loop over lengths that only the tensor knows: Dynamo skips the frame."""
+
+    def forward(self, x, offsets):
+        out = torch.zeros_like(x)
+        for i in range(offsets.numel() - 1):
+            start, end = offsets[i].item(), offsets[i + 1].item()
+            out[start:end] = F.silu(x[start:end] @ x[start:end].T) @ x[start:end]
+        return out
+
+
+X = torch.randn(2, 48, 32)
+
+
+def snapshot(model: nn.Module) -> dict[str, object]:
+    tensors = {
+        n: t.detach().clone() for n, t in [*model.named_parameters(), *model.named_buffers()]
+    }
+    return {**tensors, "calls": model.calls, "training": model.training}
+
+
+def same(left: dict[str, object], right: dict[str, object]) -> bool:
+    return left.keys() == right.keys() and all(
+        torch.equal(x, right[n]) if isinstance(x, torch.Tensor) else x == right[n]
+        for n, x in left.items()
+    )
+
+
+def test_what_is_found() -> None:
+    report = gdpa_inductor.explain(Block())(X)
+    (match,) = report.matches
+    (rejection,) = report.rejections
+    assert match.score_mod.formula == "silu(s)" and "test_explain.py:" in match.location
+    assert match.choice.kernel == "cpu" and match.problem.training
+    assert rejection.code is Code.NORMALISED and "softmax" in rejection.reason
+    assert report.graph_breaks == report.skipped_frames == ()
+    (graph,) = report.graphs
+    marked = [line.name for line in graph.lines if line.match == 0]
+    assert marked == list(match.replaced) and len(marked) >= 3
+    assert [line.rejection for line in graph.lines if line.name == rejection.node] == [0]
+    assert report.to_html().count('class="node match"') == len(marked)
+
+
+def test_no_candidate() -> None:
+    report = gdpa_inductor.explain(lambda x: F.silu(x) + 1)(X)
+    assert report.matches == report.rejections == ()
+    assert "A candidate is a product" in str(report)
+
+
+def test_options_are_the_backends() -> None:
+    def small(x):
+        return F.silu(x @ x.mT) @ x
+
+    tiny = torch.randn(2, 3, 4)
+    assert gdpa_inductor.explain(small)(tiny).rejections[0].code is Code.TOO_SMALL
+    assert len(gdpa_inductor.explain(small, profit=False)(tiny).matches) == 1
+    assert gdpa_inductor.explain(small, strict=True, expect=5)(tiny).rejections
+    with pytest.raises(ValueError, match=r"did you mean gdpa\.profit"):
+        gdpa_inductor.explain(small, profits=False)
+
+
+def test_dynamic_sizes_are_shown_as_symbols() -> None:
+    report = gdpa_inductor.explain(Block(), dynamic=True)(X)
+    assert not isinstance(report.matches[0].problem.rows, int)
+    assert str(report.matches[0].problem.rows) in str(report)
+    assert isinstance(report.to_dict()["matches"][0]["query"][2], str)
+
+
+def test_graph_breaks_name_the_line_and_the_cure() -> None:
+    report = gdpa_inductor.explain(Block(between=lambda x: print("here")))(X)
+    (found,) = report.graph_breaks
+    assert "test_explain.py:" in found.location and "print" in found.reason
+    assert "reorderable_logging_functions" in found.advice
+    assert len(report.graphs) == 2 and len(report.matches) == 1
+    assert "Graph breaks" in str(report) and found.advice in str(report)
+
+
+def test_branches_on_values_are_explained() -> None:
+    def function(x):
+        return x + 1 if x.sum() > 0 else x - 1
+
+    (found,) = gdpa_inductor.explain(function)(X).graph_breaks
+    assert "`if`" in found.reason and "torch.where" in found.advice
+
+
+def test_skipped_frames_are_named_every_time() -> None:
+    model, inputs = Ragged(), (torch.randn(9, 16), torch.tensor([0, 4, 9]))
+    for _ in range(2):
+        report = gdpa_inductor.explain(model)(*inputs)
+        (found,) = report.skipped_frames
+        assert found.name == "forward" and "test_explain.py:" in found.location
+        assert "item()" in found.reason and "capture_scalar_outputs" in found.advice
+        assert report.matches == () and "Skipped by Dynamo" in str(report)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = Block()
+    model(X).sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    before, inputs = snapshot(model), X.clone()
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
+    gdpa_inductor.explain(model)(inputs)
+    assert same(before, snapshot(model))
+    assert all(torch.equal(p.grad, g) for p, g in zip(model.parameters(), gradients))
+    assert torch.equal(inputs, X)
+    assert torch.equal(states[0], torch.get_rng_state()) and states[1] == random.getstate()
+    assert (states[2] == np.random.get_state()[1]).all()
+    assert not model._buffers and model.norm.num_batches_tracked.item() == 1
+
+
+def test_a_training_step_is_undone() -> None:
+    model = Block()
+    optimiser = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def step(x):
+        x.mul_(2)
+        loss = model(x).sum()
+        loss.backward()
+        optimiser.step()
+        random.random()
+        return loss
+
+    before, inputs = snapshot(model), X.clone()
+    gdpa_inductor.explain(step)(inputs)
+    assert same(before, snapshot(model)) and torch.equal(inputs, X)
+    assert all(p.grad is None for p in model.parameters())
+
+
+def test_what_was_compiled_stays_compiled() -> None:
+    def function(x):
+        return F.silu(x @ x.mT) @ x
+
+    compiles = []
+
+    def backend(gm, example_inputs):
+        compiles.append(gm)
+        return gm.forward
+
+    compiled = torch.compile(function, backend=backend)
+    compiled(X)
+    counters["mine"]["kept"] += 1
+    before = {name: dict(counter) for name, counter in counters.items()}
+    for _ in range(12):  # more often than Dynamo's recompile limit
+        assert len(gdpa_inductor.explain(compiled)(X).matches) == 1
+    assert {name: dict(counter) for name, counter in counters.items()} == before
+    compiled(X)
+    assert len(compiles) == 1
+    with torch._dynamo.config.patch(automatic_dynamic_shapes=False):
+        for length in range(20, 26):  # still six of the eight that the user has
+            compiled(X[:, :length])
+    assert len(compiles) == 7
+
+
+def test_an_error_of_the_model_is_the_users() -> None:
+    def function(x):
+        raise KeyError("of the model")
+
+    model = Block(between=function)
+    before = snapshot(model)
+    with pytest.raises(KeyError, match="of the model"):
+        gdpa_inductor.explain(model)(X)
+    assert same(before, snapshot(model))
