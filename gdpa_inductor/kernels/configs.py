@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,15 @@ class Config:
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the cost of a tile. dims: head dims rounded up to powers of two; itemsize: bytes of an element."""
+    """What decides the cost of a tile. dims: head dims rounded up to powers of two; itemsize: bytes of an element.
+
+    score_bytes: bytes per score of the operands between the products that vary along rows and keys.
+    """
 
     head_dim: int
     value_dim: int
     itemsize: int
+    score_bytes: int = 0
 
     @property
     def widest(self) -> int:
@@ -36,17 +40,21 @@ class Shape:
 
 
 def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
-    """Bytes of shared memory: resident tiles, and one copy per stage of what the loop loads."""
+    """Bytes of shared memory, at most: resident tiles, and one copy per stage of what the loop loads."""
     both = shape.head_dim + shape.value_dim
     rows, keys = config.rows * shape.itemsize, config.keys * shape.itemsize
-    weights = config.rows * config.keys * shape.itemsize
+    scores = config.rows * config.keys
+    weights, operands = scores * shape.itemsize, scores * shape.score_bytes
     resident, streamed = {
-        "forward": (rows * shape.head_dim, keys * both),
-        "rows": (rows * both + weights, keys * both),
-        "keys": (keys * both + weights, rows * both),
-        "tiles": (rows * both + keys * both, 0),
+        "forward": (rows * shape.head_dim, keys * both + operands),
+        "rows": (rows * both + weights, keys * both + operands),
+        "keys": (keys * both + 2 * weights, rows * both + operands),
+        "tiles": (rows * both + keys * both + operands, 0),
     }[kernel]
-    return resident + config.stages * streamed
+    return resident + config.stages * streamed + _BARRIERS
+
+
+_BARRIERS = 256  # what the asynchronous copies and products of sm_90 and sm_100 wait on
 
 
 # (kernel, bytes per element, widest head dim up to): configurations, best first
@@ -70,8 +78,16 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
 )
+# Before sm_90 the tensor core takes its operands from registers, so the same tiles need more warps or fewer rows.
+_BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
+    ("forward", 2, 64, (Config(64, 64, 4, 3), Config(128, 64, 8, 3))),
+    ("forward", 2, 128, (Config(128, 64, 8, 2), Config(64, 64, 4, 2))),
+    ("rows", 2, 128, (Config(64, 64, 4, 2), Config(64, 32, 4, 2))),
+    ("keys", 2, 128, (Config(32, 64, 4, 2), Config(64, 64, 8, 2))),
+    ("tiles", 2, 128, (Config(64, 64, 8, 1), Config(32, 64, 4, 1))),
+)
 # Where none of these fits (devices with 99 KiB), the first that does.
-_SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1), Config(16, 16, 4, 1))
+_SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(16, 16, 4, 1))
 
 
 def _searched(itemsize: int) -> Iterator[Config]:
@@ -83,14 +99,21 @@ def _searched(itemsize: int) -> Iterator[Config]:
                 yield Config(rows, keys, warps, stages)
 
 
-def configs(kernel: str, shape: Shape, shared: int, thorough: bool) -> list[Config]:
-    """What to try, best known first; `shared`: the device's shared memory per program in bytes."""
+def configs(kernel: str, shape: Shape, shared: int, thorough: bool, capability: int = 90) -> list[Config]:
+    """What to try, best known first. shared: bytes of shared memory per program; capability: such as 80, 90, 100."""
+    table = (*_BEFORE_WGMMA, *_TABLE) if capability < 90 else _TABLE
     known = next(
-        row for name, size, dim, row in _TABLE if (name, size) == (kernel, shape.itemsize) and shape.widest <= dim
+        row for name, size, dim, row in table if (name, size) == (kernel, shape.itemsize) and shape.widest <= dim
     )
-    tried = dict.fromkeys([*known, *(_searched(shape.itemsize) if thorough else ())])
+    tried = [*known, *(_searched(shape.itemsize) if thorough else ())]
 
-    def fits(config: Config) -> bool:
-        return shared_memory(kernel, config, shape) <= shared
+    def fitting(config: Config) -> Iterator[Config]:
+        """The configuration with as many stages as fit, if any."""
+        for stages in range(config.stages, 0, -1):
+            less = replace(config, stages=stages)
+            if shared_memory(kernel, less, shape) <= shared:
+                yield less
+                return
 
-    return list(filter(fits, tried)) or [*filter(fits, _SMALLER), _SMALLER[-1]][:1]
+    found = [less for config in tried for less in fitting(config)]
+    return list(dict.fromkeys(found)) or [*(less for c in _SMALLER for less in fitting(c)), _SMALLER[-1]][:1]

@@ -172,6 +172,12 @@ def shared_memory(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
+def capability(device: torch.device) -> int:
+    """The compute capability as one number: 80, 90, 100."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
 def thorough() -> bool:
     """max-autotune was asked for."""
     from torch._inductor import config

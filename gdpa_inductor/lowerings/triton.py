@@ -260,7 +260,7 @@ def _run(kernel: str, outputs: list[Output], o: Operands, **plan: Any) -> list[A
         "call_sizes": _call_sizes(kernel, outputs[0], o.problem),
     }
     template = _compat.template(planned)
-    tried = _configs(kernel, o.problem)
+    tried = _configs(planned, o.problem)
     choices = [{"num_warps": c.warps, "num_stages": c.stages, **_constants(c, o.problem, outputs[0])} for c in tried]
     return [_compat.best_of(template, f"gdpa_{kernel}", choices, body), *others]
 
@@ -273,10 +273,13 @@ def _call_sizes(kernel: str, output: Output, problem: Problem) -> list[Any]:
     ]
 
 
-def _configs(kernel: str, problem: Problem) -> list[Config]:
+def _configs(plan: Plan, problem: Problem) -> list[Config]:
     dims = [max(16, 1 << (int(d) - 1).bit_length()) for d in (problem.head_dim, problem.value_dim)]
-    shape = Shape(dims[0], dims[1], problem.dtype.itemsize)
-    found = configs(kernel, shape, _compat.shared_memory(problem.device), _compat.thorough())
+    tiles = [a.number for a in plan.reads if {"n", "m"} <= a.spec.axes]
+    score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
+    shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes)
+    shared, capability = _compat.shared_memory(problem.device), _compat.capability(problem.device)
+    found = configs(plan.kernel, shape, shared, _compat.thorough(), capability)
     return list(dict.fromkeys(_cut(config, problem) for config in found))
 
 

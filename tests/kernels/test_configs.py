@@ -1,0 +1,28 @@
+"""The table of configurations: complete, pruned, never empty."""
+
+import itertools
+
+import pytest
+
+from gdpa_inductor.kernels.configs import Shape, configs, shared_memory
+
+KERNELS = ("forward", "rows", "keys", "tiles")
+DEVICES = (99 << 10, 163 << 10, 227 << 10)
+
+
+@pytest.mark.parametrize("kernel, itemsize, shared", itertools.product(KERNELS, (2, 4), DEVICES))
+def test_every_shape_has_configurations_that_fit(kernel: str, itemsize: int, shared: int):
+    for head_dim, value_dim in itertools.product((16, 32, 64, 128, 256), repeat=2):
+        shape = Shape(head_dim, value_dim, itemsize)
+        found = configs(kernel, shape, shared, thorough=False)
+        assert 1 <= len(found) <= 4
+        assert all(shared_memory(kernel, config, shape) <= shared for config in found)
+        assert all(n & (n - 1) == 0 and n >= 16 for config in found for n in (config.rows, config.keys))
+
+
+def test_the_wide_search_begins_with_the_best_known():
+    shape = Shape(128, 128, 2)
+    for kernel in KERNELS:
+        known, wide = (configs(kernel, shape, 227 << 10, thorough) for thorough in (False, True))
+        assert wide[: len(known)] == known
+        assert len(wide) > 10

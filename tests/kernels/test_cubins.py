@@ -1,0 +1,85 @@
+"""The rendered kernels compile to machine code for sm_80, sm_90 and sm_100, on tensor cores and without spills."""
+
+import glob
+import os
+import re
+import subprocess
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from gdpa_inductor.kernels.configs import Shape, configs, shared_memory  # noqa: E402
+
+from . import render  # noqa: E402
+from .cases import HSTU, Case  # noqa: E402
+from .fake_cuda import DEVICES, fake_cuda  # noqa: E402
+
+TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
+KERNELS = ("forward", "rows", "keys", "tiles")
+PLAIN = Case("plain", "silu(mul(s,0.088))", n=1024, m=1024, d=128, dv=128, h=4)
+BIASED = Case(
+    "biased", HSTU, n=1000, m=1000, d=64, dv=64, h=4, aux=((4, 1000, 1000), (2, 1, 1000, 1000)), scalars=(1000,), needs="qkv0"
+)
+
+
+def sources(case: Case, dtype: torch.dtype, capability: int) -> dict[str, str]:
+    tensors = [torch.empty_strided(t.shape, t.stride(), dtype=dtype) for t in case.tensors()]
+    return render.kernels(render.wrapper(case.function(), tensors, capability, choice=0))
+
+
+def compiled(name: str, source: str, capability: int, tmp_path):
+    """One kernel as Inductor would compile it: its own signature, warps and stages."""
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    path = tmp_path / f"{name}.py"
+    path.write_text(render.bare(source))
+    namespace = {"__file__": str(path)}
+    exec(compile(path.read_text(), str(path), "exec"), namespace)
+    signature = eval(re.search(r"'signature': (\{.*?\})", source)[1])
+    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] == "*"}
+    options = {key: int(re.search(rf"{key}=(\d+)", source)[1]) for key in ("num_warps", "num_stages")}
+    with fake_cuda(capability):
+        described = ASTSource(fn=namespace[name], signature=signature, constexprs={}, attrs=aligned)
+        return triton.compile(described, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def local_bytes(cubin: bytes, tmp_path) -> int:
+    """Bytes of stack and local memory that a thread uses: what spills go to."""
+    (tool,) = glob.glob(os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump"))
+    path = tmp_path / "kernel.cubin"
+    path.write_bytes(cubin)
+    usage = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True).stdout
+    return sum(int(n) for n in re.findall(r"(?:STACK|LOCAL):(\d+)", usage))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("capability", sorted(TENSOR_CORE))
+@pytest.mark.parametrize("case", [PLAIN, BIASED], ids=lambda case: case.name)
+def test_cubins(case: Case, capability: int, tmp_path):
+    found = sources(case, torch.bfloat16, capability)
+    templates = {name: text for name, text in found.items() if "triton_heuristics.template" in text}
+    assert len(templates) == (3 if case is PLAIN else 4)
+    for (name, text), kernel in zip(templates.items(), KERNELS_OF[case.name], strict=True):
+        made = compiled(name, text, capability, tmp_path)
+        assert TENSOR_CORE[capability] in made.asm["ptx"], f"{kernel}: no tensor core"
+        assert made.metadata.shared <= DEVICES[capability][1]
+        assert local_bytes(made.asm["cubin"], tmp_path) == 0, f"{kernel}: registers spill"
+
+
+KERNELS_OF = {"plain": ("forward", "rows", "keys"), "biased": ("forward", "rows", "keys", "tiles")}
+
+
+def test_the_forward_of_hopper_compiles_lean(tmp_path):
+    """One special-function operation per score, and the loop's products on wgmma."""
+    case = Case("forward", PLAIN.program, n=1024, m=1024, d=128, dv=128, needs="")
+    ((name, text),) = sources(case, torch.bfloat16, 90).items()
+    made = compiled(name, text, 90, tmp_path)
+    best = configs("forward", Shape(128, 128, 2), DEVICES[90][1], thorough=False)[0]
+    assert "wgmma.mma_async" in made.asm["ptx"]
+    # A thread holds rows·keys/threads scores; each is one tanh.
+    assert made.asm["ptx"].count("tanh.approx.f32") == best.rows * best.keys // (32 * best.warps)
+    assert local_bytes(made.asm["cubin"], tmp_path) == 0
+    assert made.metadata.shared <= shared_memory("forward", best, Shape(128, 128, 2))
