@@ -225,8 +225,14 @@ def trace_functional(
     from torch.fx.experimental.proxy_tensor import make_fx
 
     functional = dispatch_functionalize(function, FunctionalTensorMode())
-    with enable_python_dispatcher(), fake_mode, torch.no_grad(), without_guards(fake_mode):
-        return make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+    traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)
+    with contextlib.ExitStack() as stack:
+        if any(isinstance(s, torch.SymInt) for x in inputs for s in getattr(x, "shape", (x,))):
+            stack.enter_context(enable_python_dispatcher())  # C++ composites want concrete sizes
+        stack.enter_context(fake_mode)
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(without_guards(fake_mode))
+        return traced(*inputs)
 
 
 def traced_so_far() -> set[str]:

@@ -88,4 +88,6 @@ def _match(pattern: Expr, node: Expr) -> Expr | None:
 
 
 def _close(pattern: Expr, node: Expr) -> bool:
-    return node.kind == "f" and math.isclose(float(pattern.value or 0), float(node.value or 0), rel_tol=1e-12)
+    return node.kind == "f" and math.isclose(
+        float(pattern.value or 0), float(node.value or 0), rel_tol=1e-12
+    )

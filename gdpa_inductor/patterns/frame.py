@@ -85,7 +85,10 @@ class Space:
     def is_whole(self, digits: Digits) -> bool:
         """Whether every variable that was split is here with all of its parts."""
         have = set(digits)
-        return all(set(self.resolve(parts)) <= have or not set(self.resolve(parts)) & have for parts in self.splits.values())
+        return all(
+            set(self.resolve(parts)) <= have or not set(self.resolve(parts)) & have
+            for parts in self.splits.values()
+        )
 
     def resolve_index(self, index: Index) -> Index:
         return tuple(self.resolve(digits) for digits in index)
@@ -139,7 +142,9 @@ def broadcast(index: Index, result: Sequence[Size], source: Sequence[Size]) -> I
         elif same(size, result[offset + dim]):
             found.append(index[offset + dim])
         else:
-            raise Refused(Code.LAYOUT, f"whether a dimension of size {size} broadcasts is not known")
+            raise Refused(
+                Code.LAYOUT, f"whether a dimension of size {size} broadcasts is not known"
+            )
     return tuple(found)
 
 

@@ -19,37 +19,48 @@ from torch.fx import GraphModule, Node
 
 from .. import _compat
 
+# fmt: off
 # Products by short name. The number of operands follows the leading ones that are added (`baddbmm`).
-PRODUCTS = frozenset(
-    ["matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm", "einsum", "linear", "tensordot", "inner"]
-)
+PRODUCTS = frozenset([
+    "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm", "einsum", "linear",
+    "tensordot", "inner",
+])
 # Views whose result always shares storage with the first argument, and depends on nothing else but sizes.
-VIEWS = frozenset(
-    ["transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view", "view_as", "unflatten", "t"]
-    + ["swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T", "alias"]
-)
-CASTS = frozenset(
-    ["to", "type", "type_as", "half", "bfloat16", "float", "double", "int", "long", "short", "char", "byte", "bool"]
-    + ["_to_copy"]
-)
+VIEWS = frozenset([
+    "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view", "view_as",
+    "unflatten", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T", "alias",
+])
+CASTS = frozenset([
+    "to", "type", "type_as", "half", "bfloat16", "float", "double", "int", "long", "short",
+    "char", "byte", "bool", "_to_copy",
+])
 # Point-wise functions of masks and biases, by their names in any graph.
-POINTWISE = frozenset(
-    ["add", "sub", "mul", "truediv", "div", "floordiv", "floor_divide", "mod", "remainder", "neg", "abs", "pow"]
-    + ["lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "invert", "logical_and", "logical_or", "logical_not"]
-    + ["logical_xor", "bitwise_and", "bitwise_or", "bitwise_not", "bitwise_xor", "__and__", "__or__", "where"]
-    + ["masked_fill", "clamp", "clamp_min", "clamp_max", "minimum", "maximum", "tril", "triu", "exp", "sigmoid", "rsub"]
-)
+POINTWISE = frozenset([
+    "add", "sub", "mul", "truediv", "div", "floordiv", "floor_divide", "mod", "remainder",
+    "neg", "abs", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "invert",
+    "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or",
+    "bitwise_not", "bitwise_xor", "__and__", "__or__", "where", "masked_fill", "clamp",
+    "clamp_min", "clamp_max", "minimum", "maximum", "tril", "triu", "exp", "sigmoid", "rsub",
+])
 # Tensors that are functions of their indices alone.
-CREATIONS = frozenset(["arange", "ones", "zeros", "full", "eye"])
+CREATIONS = frozenset(["arange", "ones", "zeros", "full", "eye", "scalar_tensor"])
 # Functions that read a size and nothing else of a tensor.
-SHAPES = frozenset(["size", "sym_size", "numel", "sym_numel", "dim", "shape", "len", "__len__", "stride", "sym_stride"])
-_RANDOM = re.compile("rand|dropout|bernoulli|normal|uniform|multinomial|poisson|exponential|geometric|cauchy|rrelu")
-_INPLACE_OPERATORS = frozenset(
-    ["iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior", "ixor", "ilshift"]
-    + ["irshift", "iconcat", "setitem", "delitem"]
+SHAPES = frozenset([
+    "size", "sym_size", "numel", "sym_numel", "dim", "shape", "len", "__len__", "stride",
+    "sym_stride",
+])
+_RANDOM = re.compile(
+    "rand|dropout|bernoulli|normal|uniform|multinomial|poisson|exponential|geometric|cauchy|rrelu"
 )
+_INPLACE_OPERATORS = frozenset([
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
+    "ixor", "ilshift", "irshift", "iconcat", "setitem", "delitem",
+])
 _WRITES_BUFFERS = frozenset(["batch_norm", "instance_norm", "embedding", "embedding_bag"])
-_OPAQUE_MODULES = ("torch._dynamo", "torch.distributed", "torch._higher_order_ops", "torch.utils", "torch._functorch")
+_OPAQUE_MODULES = (
+    "torch._dynamo", "torch.distributed", "torch._higher_order_ops", "torch.utils", "torch._functorch",
+)
+# fmt: on
 
 
 def value(node: Node) -> Any:
@@ -82,7 +93,8 @@ def storages(node: Node) -> set[int]:
 def is_plain(node: Node) -> bool:
     """Only strided fake tensors: nothing sparse, quantised, nested or of another subclass."""
     return all(
-        _compat.is_fake(t) and t.layout == torch.strided and not t.is_quantized for t in tensors(node)
+        _compat.is_fake(t) and t.layout == torch.strided and not t.is_quantized
+        for t in tensors(node)
     )
 
 
@@ -104,7 +116,9 @@ def is_opaque(node: Node) -> bool:
     """A call that is not a plain torch function: a higher-order or custom op, a module, user code."""
     if node.op == "call_method":
         return False
-    return node.op == "call_module" or (node.op == "call_function" and _is_opaque_target(node.target))
+    return node.op == "call_module" or (
+        node.op == "call_function" and _is_opaque_target(node.target)
+    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -122,15 +136,25 @@ def _is_opaque_target(target: Any) -> bool:
 
 def is_view(node: Node) -> bool:
     """A call that only looks at its first argument's storage in another shape, whatever the sizes."""
-    if node.op not in ("call_function", "call_method") or is_opaque(node) or len(tensors(node)) != 1:
+    if (
+        node.op not in ("call_function", "call_method")
+        or is_opaque(node)
+        or len(tensors(node)) != 1
+    ):
         return False
     if name(node) == "getitem":
         shaping = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
         if not all(part is None or part is Ellipsis or part == slice(None) for part in shaping):
             return False
-    elif name(node) not in VIEWS or any(isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values())):
+    elif name(node) not in VIEWS or any(
+        isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values())
+    ):
         return False
-    return bool(node.all_input_nodes) and storages(node) <= storages(node.all_input_nodes[0]) and is_plain(node)
+    return (
+        bool(node.all_input_nodes)
+        and storages(node) <= storages(node.all_input_nodes[0])
+        and is_plain(node)
+    )
 
 
 def is_random(node: Node) -> bool:
@@ -154,14 +178,24 @@ def mutated(node: Node) -> list[Node]:
     if isinstance(target, _compat.OpOverload):
         return _written(node, target._schema)
     if node.op == "call_module" or (node.op == "call_function" and _is_opaque_target(target)):
-        bodies = [_compat.body_of(n) for n in flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"]
-        known = isinstance(target, _compat.HigherOrderOperator) and any(b is not None for b in bodies)
-        if known and not any(mutated(inner) for b in bodies if b is not None for inner in b.graph.nodes):
+        bodies = [
+            _compat.body_of(n) for n in flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"
+        ]
+        known = isinstance(target, _compat.HigherOrderOperator) and any(
+            b is not None for b in bodies
+        )
+        if known and not any(
+            mutated(inner) for b in bodies if b is not None for inner in b.graph.nodes
+        ):
             return []
         return flat_nodes((node.args, node.kwargs))
     called = name(node)
     changed = flat_nodes(node.kwargs.get("out"))
-    trailing = called.endswith("_") and not called.endswith("__") and getattr(target, "__module__", "") != "_operator"
+    trailing = (
+        called.endswith("_")
+        and not called.endswith("__")
+        and getattr(target, "__module__", "") != "_operator"
+    )
     special = called in _INPLACE_OPERATORS or re.fullmatch(r"__(i\w+|setitem|delitem)__", called)
     if trailing or (special and called != "__invert__") or _asks_inplace(node):
         changed += flat_nodes(node.args[:1] if node.args else list(node.kwargs.values())[:1])
@@ -178,7 +212,9 @@ def _written(node: Node, schema: Any) -> list[Node]:
     found: list[Node] = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            given = (
+                node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            )
             found += flat_nodes(given)
     return found
 
@@ -240,12 +276,18 @@ def is_weight_product(node: Node) -> bool:
     flat = [n for n in given if tensors(n)[0].dim() <= 2]
     if name(node) == "einsum":
         return any(_is_parameter(_origin(n)) for n in flat)
-    return 0 < len(flat) < len(given) or any(_origin(n).op in ("placeholder", "get_attr") for n in flat)
+    return 0 < len(flat) < len(given) or any(
+        _origin(n).op in ("placeholder", "get_attr") for n in flat
+    )
 
 
 def _origin(node: Node) -> Node:
     """What a chain of views and casts looks at."""
-    while node.op.startswith("call") and (name(node) in VIEWS or name(node) in CASTS) and node.all_input_nodes:
+    while (
+        node.op.startswith("call")
+        and (name(node) in VIEWS or name(node) in CASTS)
+        and node.all_input_nodes
+    ):
         node = node.all_input_nodes[0]
     return node
 
@@ -260,9 +302,13 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def location(node: Node) -> str:
-    """"file:line" of the innermost frame of the user's own code, else of the innermost frame, else ""."""
+    """ "file:line" of the innermost frame of the user's own code, else of the innermost frame, else ""."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    own = [frame for frame in frames if not _LIBRARY.search(frame[0]) and not frame[0].startswith(_PACKAGE)]
+    own = [
+        frame
+        for frame in frames
+        if not _LIBRARY.search(frame[0]) and not frame[0].startswith(_PACKAGE)
+    ]
     chosen = own or frames
     return f"{chosen[-1][0]}:{chosen[-1][1]}" if chosen else ""
 

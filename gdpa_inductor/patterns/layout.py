@@ -23,7 +23,11 @@ from .frame import Atom, Digits, Index, Size, atoms, product
 from .matcher import Operand, Reading, flat
 from .result import Refused
 
-_REFUSE, _COPY, _EXPAND = 10_000, 20, 5  # costs of a grouping; order of batch and heads costs 1 a step
+_REFUSE, _COPY, _EXPAND = (
+    10_000,
+    20,
+    5,
+)  # costs of a grouping; order of batch and heads costs 1 a step
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ def layout_of(reading: Reading) -> Layout:
         raise Refused(Code.SCORES_BROADCAST, "an operand broadcasts the scores to more dimensions")
     value = atoms(reading.value.index)
     if not keys <= value:
-        raise Refused(Code.CONTRACTION, "the second product sums over keys that its other operand does not have")
+        raise Refused(
+            Code.CONTRACTION,
+            "the second product sums over keys that its other operand does not have",
+        )
     channels = tuple(a for a in flat(reading.output) if a not in weights)
     if not set(channels) <= value:
         raise Refused(Code.LAYOUT, "the output is expanded within the second product")
@@ -79,7 +86,10 @@ def _roles(reading: Reading) -> tuple[Operand, Operand]:
     if not inner <= left & right:
         raise Refused(Code.LAYOUT, "the first product sums over a dimension that an operand lacks")
     if keys <= left and keys <= right:
-        raise Refused(Code.CROSS_ELEMENT, "the second product sums over a batch or head dimension of the scores")
+        raise Refused(
+            Code.CROSS_ELEMENT,
+            "the second product sums over a batch or head dimension of the scores",
+        )
     if keys <= right and not keys & left:
         return reading.left, reading.right
     if keys <= left and not keys & right:
@@ -107,7 +117,9 @@ def _length(size: Size) -> int:
     return 1 << 60 if hint is None else hint
 
 
-def _grouping(shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom) -> tuple[Digits, Digits]:
+def _grouping(
+    shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom
+) -> tuple[Digits, Digits]:
     """The cheapest split of the shared atoms into batch and heads; ties go to the order in which they come."""
     best: tuple[int, Digits, Digits] | None = None
     for batch, heads in _splits(shared):
@@ -116,14 +128,20 @@ def _grouping(shared: Sequence[Atom], reading: Reading, query: Operand, key: Ope
             best = (cost, batch, heads)
     assert best is not None
     if best[0] >= _REFUSE:
-        raise Refused(Code.OPERAND_EXPANDS, "a mask or bias would have to be expanded over a part of the batch or heads")
+        raise Refused(
+            Code.OPERAND_EXPANDS,
+            "a mask or bias would have to be expanded over a part of the batch or heads",
+        )
     return best[1], best[2]
 
 
 def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
     """Natural ones first: leading atoms are batch, trailing ones heads."""
     count = len(shared)
-    natural = [(tuple(shared[:i]), tuple(shared[i:])) for i in ([count] if count < 2 else range(1, count + 1))]
+    natural = [
+        (tuple(shared[:i]), tuple(shared[i:]))
+        for i in ([count] if count < 2 else range(1, count + 1))
+    ]
     yield from natural
     if count > 5:
         return
@@ -132,8 +150,12 @@ def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
             yield order[:cut], order[cut:]
 
 
-def _cost(batch: Digits, heads: Digits, reading: Reading, query: Operand, key: Operand, row: Atom) -> int:
-    cost = sum(a.number > b.number for digits in (batch, heads) for a, b in itertools.pairwise(digits))
+def _cost(
+    batch: Digits, heads: Digits, reading: Reading, query: Operand, key: Operand, row: Atom
+) -> int:
+    cost = sum(
+        a.number > b.number for digits in (batch, heads) for a, b in itertools.pairwise(digits)
+    )
     for operand in reading.aux:
         has = atoms(operand.index)
         partial = _is_partial(has, batch) + _is_partial(has, heads) + _is_partial(has, reading.keys)

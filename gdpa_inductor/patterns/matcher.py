@@ -9,7 +9,6 @@ Every demand for the score must be for one and the same element; else the weight
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,13 +18,12 @@ from torch.fx import Node
 from ..expr import SCORE, Expr, aux, call, const, postorder
 from ..rejection import Code
 from . import host, symbolic
-from .frame import Digits, Index, Size, Space, atoms, broadcast, is_one, permuted, same
+from .frame import Digits, Index, Size, Space, broadcast
 from .result import Refused
 from .shadow import Shadow
-from .vocabulary import FILLED, MIXING, POINTWISE, Unknown, as_kind, real, where
+from .views import tensor_of, through_view
+from .vocabulary import FILLED, MIXING, POINTWISE, REASONS, Unknown, as_kind, real, where
 
-_REGROUPING = frozenset(["view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "_reshape_alias", "flatten", "unflatten"])
-_SAME_ELEMENT = frozenset(["clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift"])
 _PRODUCTS = frozenset(["bmm", "mm", "baddbmm", "addmm"])
 _ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -84,17 +82,6 @@ def read(shadow: Shadow) -> Reading:
             return reading
 
 
-def _name(node: Node) -> str:
-    return host.name(node)
-
-
-def _tensor(node: Node) -> torch.Tensor:
-    found = node.meta.get("val")
-    if not isinstance(found, torch.Tensor):
-        raise Refused(Code.ANALYSIS, f"`{_name(node)}` returns no tensor")
-    return found
-
-
 def kind_of(dtype: torch.dtype) -> str:
     """The kind of an element of this dtype. Raises Refused for complex numbers and for formats below 16 bits."""
     if dtype == torch.bool:
@@ -127,9 +114,13 @@ class Reader:
         sides: list[Node] = list(second.args[:2])  # type: ignore[arg-type]
         scored = [side in depends for side in sides]
         if all(scored):
-            raise Refused(Code.CROSS_ELEMENT, "both operands of the second product depend on the scores")
+            raise Refused(
+                Code.CROSS_ELEMENT, "both operands of the second product depend on the scores"
+            )
         if not any(scored):
-            raise Refused(Code.CONTRACTION, "no operand of the second product is made from the scores")
+            raise Refused(
+                Code.CONTRACTION, "no operand of the second product is made from the scores"
+            )
         swapped = scored[1]
         keys = self._contracted(second)
         weights_at, value_at = ((*index[:-1], keys), (*index[:-2], keys, index[-1]))
@@ -154,37 +145,41 @@ class Reader:
 
     def _second_product(self, index: Index) -> tuple[Node, Index]:
         node = self.shadow.output
-        while _name(node) not in _PRODUCTS:
-            seen = self._through_view(node, index)
+        while host.name(node) not in _PRODUCTS:
+            seen = through_view(self.space, node, index)
             if seen is None:
                 raise Refused(Code.LAYOUT, f"the second product ends in {self.describe(node)}")
             node, index = seen
-        if _name(node) in _ADDED_PRODUCTS:
-            raise Refused(Code.LAYOUT, f"the second product, {self.describe(node)}, adds to its result")
+        if host.name(node) in _ADDED_PRODUCTS:
+            raise Refused(
+                Code.LAYOUT, f"the second product, {self.describe(node)}, adds to its result"
+            )
         return node, index
 
     def _factors(self, product: Node) -> tuple[Node, Node]:
-        at = 1 if _name(product) in _ADDED_PRODUCTS else 0
+        at = 1 if host.name(product) in _ADDED_PRODUCTS else 0
         return product.args[at], product.args[at + 1]  # type: ignore[return-value]
 
     def _contracted(self, product: Node) -> Digits:
         """The digits that a product sums over: the same ones in every pass."""
-        size = _tensor(self._factors(product)[0]).shape[-1]
+        size = tensor_of(self._factors(product)[0]).shape[-1]
         made: dict[str, Digits] = self.space.contracted
         if product.name not in made:
             made[product.name] = self.space.fresh(size)
         return self.space.resolve(made[product.name])
 
     def _check_dtypes(self, factor: Node) -> None:
-        dtype = _tensor(factor).dtype
+        dtype = tensor_of(factor).dtype
         if kind_of(dtype) != "f":
             raise Refused(Code.DTYPE, f"the first product multiplies {dtype} operands")
         if self.wide is not None and dtype != torch.float64:
-            raise Refused(Code.DTYPE, f"{self.describe(self.wide)} continues in fp64 on scores in {dtype}")
+            raise Refused(
+                Code.DTYPE, f"{self.describe(self.wide)} continues in fp64 on scores in {dtype}"
+            )
 
     def describe(self, node: Node) -> str:
         origin = self.shadow.source(node)
-        return host.describe(origin) if origin is not None else f"`{_name(node)}`"
+        return host.describe(origin) if origin is not None else f"`{host.name(node)}`"
 
     # Elements
 
@@ -201,15 +196,19 @@ class Reader:
     def _read(self, node: Node, index: Index) -> Expr:
         if node.op == "placeholder":
             return self._outside(self.shadow.leaves[node], index)
-        called = _name(node)
+        called = host.name(node)
         if called in _PRODUCTS:
             return self._product(node, index)
         if called == "detach":
             inner = self.read(node.args[0], index)  # type: ignore[arg-type]
-            return call("detach", inner) if inner.kind == "f" and SCORE in set(postorder([inner])) else inner
+            return (
+                call("detach", inner)
+                if inner.kind == "f" and SCORE in set(postorder([inner]))
+                else inner
+            )
         if called == "_to_copy":
             return self._cast(node, index)
-        seen = self._through_view(node, index)
+        seen = through_view(self.space, node, index)
         if seen is not None:
             return self.read(*seen)
         if called in ("tril", "triu"):
@@ -220,10 +219,10 @@ class Reader:
             return self._indices(node, index)
         if node.op == "get_attr":
             return self._constant(node)
-        if called == "getitem" and node.args[1] == 0 and _name(node.args[0]) in POINTWISE:  # type: ignore[arg-type]
-            return self._pointwise(node.args[0], index, _tensor(node))  # type: ignore[arg-type]
+        if called == "getitem" and node.args[1] == 0 and host.name(node.args[0]) in POINTWISE:  # type: ignore[arg-type]
+            return self._pointwise(node.args[0], index, tensor_of(node))  # type: ignore[arg-type]
         if called in POINTWISE and isinstance(node.meta.get("val"), torch.Tensor):
-            return self._pointwise(node, index, _tensor(node))
+            return self._pointwise(node, index, tensor_of(node))
         raise self._refusal(node.args[0] if called == "getitem" else node)
 
     def _outside(self, leaf: Node, index: Index) -> Expr:
@@ -240,7 +239,7 @@ class Reader:
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         if self.score[1] != index:
             raise Refused(Code.CROSS_ELEMENT, "a weight depends on scores of different positions")
-        if _name(node) not in _ADDED_PRODUCTS:
+        if host.name(node) not in _ADDED_PRODUCTS:
             return SCORE
         options = {"beta": const(1.0), "alpha": const(1.0)}
         options.update({name: real(self._argument(given)) for name, given in node.kwargs.items()})
@@ -248,7 +247,7 @@ class Reader:
         if options["beta"].is_const and options["beta"].value == 0:
             return score  # as BLAS has it: what is added is then not even read
         added: Node = node.args[0]  # type: ignore[assignment]
-        at = broadcast(index, _tensor(node).shape, _tensor(added).shape)
+        at = broadcast(index, tensor_of(node).shape, tensor_of(added).shape)
         return call("add", call("mul", real(self.read(added, at)), options["beta"]), score)
 
     def _argument(self, given: Any) -> Expr:
@@ -262,8 +261,8 @@ class Reader:
 
     def _cast(self, node: Node, index: Index) -> Expr:
         source: Node = node.args[0]  # type: ignore[assignment]
-        x, old, new = self.read(source, index), _tensor(source).dtype, _tensor(node).dtype
-        if _tensor(source).device != _tensor(node).device:
+        x, old, new = self.read(source, index), tensor_of(source).dtype, tensor_of(node).dtype
+        if tensor_of(source).device != tensor_of(node).device:
             raise Refused(Code.DEVICE, f"{self.describe(node)} moves the scores to another device")
         kind = kind_of(new)
         if kind != "f":
@@ -283,21 +282,24 @@ class Reader:
         return call(_ROUNDING[new], real(x))
 
     def _note_width(self, node: Node) -> None:
-        if _tensor(node).dtype == torch.float64:
+        if tensor_of(node).dtype == torch.float64:
             self.wide = node
 
     def _triangle(self, node: Node, index: Index) -> Expr:
         """tril and triu: a condition on the row and the column, in whatever dimensions these are."""
         x = self.read(node.args[0], index)  # type: ignore[arg-type]
-        diagonal = as_kind("i", self._argument(node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0)))
+        diagonal = as_kind(
+            "i",
+            self._argument(node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0)),
+        )
         row, column = (self._position(digits) for digits in index[-2:])
-        compare = "le" if _name(node) == "tril" else "ge"
+        compare = "le" if host.name(node) == "tril" else "ge"
         return where(x.kind, call(compare, column, call("add", row, diagonal)), x, const(0))
 
     def _indices(self, node: Node, index: Index) -> Expr:
         """arange and eye: functions of their indices."""
-        kind = kind_of(_tensor(node).dtype)
-        if _name(node) == "eye":
+        kind = kind_of(tensor_of(node).dtype)
+        if host.name(node) == "eye":
             row, column = (self._position(digits) for digits in index)
             return as_kind(kind, call("eq", row, column))
         start = self._argument(node.args[0]) if len(node.args) > 1 else const(0)
@@ -315,12 +317,18 @@ class Reader:
 
     def _filled(self, node: Node) -> Expr:
         given = dict(node.kwargs)
-        fill = FILLED[_name(node)](*node.args, *([given["fill_value"]] if "fill_value" in given else []))
-        return as_kind(kind_of(_tensor(node).dtype), self._argument(fill))
+        fill = FILLED[host.name(node)](
+            *node.args, *([given["fill_value"]] if "fill_value" in given else [])
+        )
+        return as_kind(kind_of(tensor_of(node).dtype), self._argument(fill))
 
     def _constant(self, node: Node) -> Expr:
         held: Any = getattr(node.graph.owning_module, str(node.target), None)
-        held = getattr(held, "constant", None) if held is not None and hasattr(held, "fake_mode") else held
+        held = (
+            getattr(held, "constant", None)
+            if held is not None and hasattr(held, "fake_mode")
+            else held
+        )
         if not isinstance(held, torch.Tensor) or held.numel() != 1:
             raise self._refusal(node)
         return as_kind(kind_of(held.dtype), const(held.item()))
@@ -338,109 +346,64 @@ class Reader:
             if name not in ("dtype", "layout", "device", "pin_memory", "memory_format", "inplace")
         }
         try:
-            found = POINTWISE[_name(node)](kind, *args, **options)
+            found = POINTWISE[host.name(node)](kind, *args, **options)
         except (Unknown, ValueError, TypeError) as error:
-            raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} is not in the vocabulary: {error}") from None
+            raise Refused(
+                Code.POINTWISE_OP, f"{self.describe(node)} is not in the vocabulary: {error}"
+            ) from None
         if found.kind != kind:
-            raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} changes kind from {found.kind} to {kind}")
+            raise Refused(
+                Code.POINTWISE_OP, f"{self.describe(node)} changes kind from {found.kind} to {kind}"
+            )
         return found
 
     def _pointwise_operand(self, given: Any, index: Index, result: torch.Tensor) -> Any:
         if given is None or isinstance(given, str):
             return given
         if isinstance(given, Node) and isinstance(given.meta.get("val"), torch.Tensor):
-            return self.read(given, broadcast(index, result.shape, _tensor(given).shape))
+            return self.read(given, broadcast(index, result.shape, tensor_of(given).shape))
         return self._argument(given)
 
     def _refusal(self, node: Any) -> Refused:
-        called = _name(node)
+        called = host.name(node)
         code = MIXING.get(called, Code.POINTWISE_OP)
         if code is Code.POINTWISE_OP and any(x in str(node.target) for x in ("norm", "softmax")):
             code = Code.NORMALISED
-        reasons = {
-            Code.NORMALISED: "normalises or sums the scores along a dimension",
-            Code.REDUCTION: "reduces or scans the scores",
-            Code.CROSS_ELEMENT: "moves scores to other positions",
-            Code.MUTATED_SCORES: "changes a part of the scores in place",
-            Code.DROPOUT: "draws random numbers",
-            Code.POINTWISE_OP: "is not in the vocabulary of score programs",
-        }
-        return Refused(code, f"{self.describe(node)} {reasons[code]}")
-
-    # Views
-
-    def _through_view(self, node: Node, index: Index) -> tuple[Node, Index] | None:
-        """The source of a view and the index into it; None where `node` is not a view."""
-        called = _name(node)
-        source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
-        if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
-            return None
-        index, shape = self.space.resolve_index(index), _tensor(source).shape
-        args: tuple[Any, ...] = node.args[1:]
-        if called in _REGROUPING and _tensor(node).dtype == _tensor(source).dtype:
-            return source, self.space.regroup(index, shape)
-        if called in _SAME_ELEMENT:
-            return source, index
-        if called in ("permute", "transpose", "t", "numpy_T"):
-            return source, permuted(index, _order(called, args, len(shape)))
-        if called == "expand":
-            return source, broadcast(index, _tensor(node).shape, shape)
-        if called in ("select_scatter", "slice_scatter"):
-            return self._through_scatter(node, index)
-        if called == "select" and is_one(shape[args[0]]):
-            dim = args[0] % len(shape)
-            return source, (*index[:dim], (), *index[dim:])
-        if called == "slice" and all(map(same, shape, _tensor(node).shape)) and (len(args) < 4 or args[3] == 1):
-            return source, index
-        return None
-
-    def _through_scatter(self, node: Node, index: Index) -> tuple[Node, Index] | None:
-        """Where functionalisation writes all of a tensor, the result is what is written."""
-        written: Node = node.args[1]  # type: ignore[assignment]
-        shape, dim = _tensor(node).shape, int(node.args[2]) % len(index) if len(node.args) > 2 else 0  # type: ignore[arg-type, call-overload]
-        if _name(node) == "select_scatter":
-            return (written, (*index[:dim], *index[dim + 1 :])) if is_one(shape[dim]) else None
-        whole = all(map(same, shape, _tensor(written).shape)) and (len(node.args) < 6 or node.args[5] == 1)
-        return (written, index) if whole else None
+        return Refused(code, f"{self.describe(node)} {REASONS[code]}")
 
     def operand(self, node: Node, index: Index) -> Operand:
         """A factor of a product: views and casts of one tensor from outside."""
         casts: list[torch.dtype] = []
         while node.op != "placeholder":
-            if _name(node) == "_to_copy":
+            if host.name(node) == "_to_copy":
                 source: Node = node.args[0]  # type: ignore[assignment]
-                if _tensor(source).device != _tensor(node).device:
-                    raise Refused(Code.DEVICE, f"{self.describe(node)} moves an operand to another device")
-                if _tensor(source).dtype != _tensor(node).dtype:
-                    casts.insert(0, _tensor(node).dtype)
+                if tensor_of(source).device != tensor_of(node).device:
+                    raise Refused(
+                        Code.DEVICE, f"{self.describe(node)} moves an operand to another device"
+                    )
+                if tensor_of(source).dtype != tensor_of(node).dtype:
+                    casts.insert(0, tensor_of(node).dtype)
                 node = source
                 continue
-            seen = self._through_view(node, index)
+            seen = through_view(self.space, node, index)
             if seen is None:
-                raise Refused(Code.LAYOUT, f"an operand of a product is made by {self.describe(node)}")
+                raise Refused(
+                    Code.LAYOUT, f"an operand of a product is made by {self.describe(node)}"
+                )
             node, index = seen
         return Operand(self.shadow.leaves[node], self.space.resolve_index(index), tuple(casts))
-
-
-def _order(called: str, args: Sequence[Any], rank: int) -> list[int]:
-    """The dims of a permutation, whatever it is called."""
-    if called == "permute":
-        return [int(d) for d in args[0]]
-    order = list(range(rank))
-    if called == "numpy_T":
-        return order[::-1]
-    first, second = (0, 1) if called == "t" else (args[0], args[1])
-    if rank >= 2:
-        order[first], order[second] = order[second], order[first]
-    return order
 
 
 def _depends_on_product(shadow: Shadow) -> set[Node]:
     """Nodes that are made from a product, by the tensors that flow."""
     found: set[Node] = set()
     for node in shadow.nodes:
-        fed = any(n in found for n in node.all_input_nodes if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list)))
-        if fed or _name(node) in _PRODUCTS:
+        fed = any(
+            n in found
+            for n in node.all_input_nodes
+            if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list))
+        )
+        if fed or host.name(node) in _PRODUCTS:
             found.add(node)
     return found
 

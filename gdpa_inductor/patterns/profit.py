@@ -26,10 +26,15 @@ def rank(program: ScoreMod, reading: Reading) -> int:
     slope = program.gradients.score
     if slope is None or SCORE in set(postorder([slope])):
         return ACTIVATION
-    if any(spec.axes for spec in program.aux) or any(x.op in "bhnm" for x in postorder([program.weight])):
+    if any(spec.axes for spec in program.aux) or any(
+        x.op in "bhnm" for x in postorder([program.weight])
+    ):
         return MASK
     if reading.swapped:
-        raise Refused(Code.CONTRACTION, "three matrices are multiplied, the right-hand ones first: there are no weights")
+        raise Refused(
+            Code.CONTRACTION,
+            "three matrices are multiplied, the right-hand ones first: there are no weights",
+        )
     left, right = reading.left, reading.right
     if left.leaf is right.leaf and _places(left, reading) != _places(right, reading):
         raise Refused(Code.CONTRACTION, "a power of a matrix")
@@ -43,16 +48,30 @@ def _places(operand: Operand, reading: Reading) -> list[int]:
 
 def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:
     """The structural part of the cost model. Unknown sizes are taken to be large. `profit` off: only hard limits."""
-    known = {name: _compat.size_hint(getattr(problem, name)) for name in ("rows", "cols", "head_dim", "value_dim")}
+    known = {
+        name: _compat.size_hint(getattr(problem, name))
+        for name in ("rows", "cols", "head_dim", "value_dim")
+    }
     rows, cols, dim, value_dim = (1 << 20 if hint is None else hint for hint in known.values())
-    if max(d for d in (problem.head_dim, problem.value_dim, 0) if isinstance(d, int)) > MAX_CHANNELS:
-        return Refused(Code.HEAD_DIM_LARGE, f"head dims {problem.head_dim} and {problem.value_dim}, of at most {MAX_CHANNELS}")
+    if (
+        max(d for d in (problem.head_dim, problem.value_dim, 0) if isinstance(d, int))
+        > MAX_CHANNELS
+    ):
+        return Refused(
+            Code.HEAD_DIM_LARGE,
+            f"head dims {problem.head_dim} and {problem.value_dim}, of at most {MAX_CHANNELS}",
+        )
     if not profit:
         return None
     if min(dim, value_dim) < MIN_CHANNELS:
-        return Refused(Code.TOO_SMALL, f"head dims {dim} and {value_dim}, of at least {MIN_CHANNELS}")
+        return Refused(
+            Code.TOO_SMALL, f"head dims {dim} and {value_dim}, of at least {MIN_CHANNELS}"
+        )
     if min(rows, cols) == 1 or rows * cols < MIN_SCORES:
         return Refused(Code.TOO_SMALL, f"{rows} rows and {cols} keys")
     if rank == SCALE and cols <= 2 * max(dim, value_dim):
-        return Refused(Code.SLOWER, f"three matrices are multiplied, with {cols} columns between: the scores are small")
+        return Refused(
+            Code.SLOWER,
+            f"three matrices are multiplied, with {cols} columns between: the scores are small",
+        )
     return None

@@ -50,7 +50,11 @@ class Recipe:
 
     def call(self, target: Callable[..., Any], *args: Any, **options: Any) -> Handle:
         """Run `target` on fakes and note it. `args` may hold handles and symbolic sizes."""
-        with self.fake_mode, torch.set_grad_enabled(self.grad), _compat.without_guards(self.fake_mode):
+        with (
+            self.fake_mode,
+            torch.set_grad_enabled(self.grad),
+            _compat.without_guards(self.fake_mode),
+        ):
             value = target(*_values(args), **options)
         made = Handle(value, None, target, args, options)
         self.calls.append(made)
@@ -85,7 +89,9 @@ class Recipe:
                 dims.append((atom,))
         if any(atom not in have for atom in wanted):
             source = self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
-        return source if all(len(digits) <= 1 for digits in target) else self._reshape(source, target)
+        return (
+            source if all(len(digits) <= 1 for digits in target) else self._reshape(source, target)
+        )
 
     def _reshape(self, source: Handle, target: Index) -> Handle:
         """The same digits in the same order, in the dims of `target`."""
@@ -228,7 +234,11 @@ class Writer:
         found: dict[Any, tuple[Node, int | None]] = {}
         for node in self.host.graph.nodes:
             value = host.value(node)
-            if isinstance(value, torch.SymInt) and value.node.expr.is_Symbol and host.name(node) not in host.SHAPES:
+            if (
+                isinstance(value, torch.SymInt)
+                and value.node.expr.is_Symbol
+                and host.name(node) not in host.SHAPES
+            ):
                 found.setdefault(value.node.expr, (node, None))
         for node in self.host.graph.nodes:
             if node.op == "placeholder":
@@ -256,7 +266,14 @@ def _evaluate(node: Node, like: Node) -> Any:
 
 def describe(node: Node, like: Node, value: Any) -> None:
     """Meta data of a new node: those of the node that it stands for, and its own value."""
-    for key in ("stack_trace", "nn_module_stack", "source_fn_stack", "custom", "fwd_source_fn_stack", "fwd_nn_module_stack"):
+    for key in (
+        "stack_trace",
+        "nn_module_stack",
+        "source_fn_stack",
+        "custom",
+        "fwd_source_fn_stack",
+        "fwd_nn_module_stack",
+    ):
         if key in like.meta:
             node.meta[key] = like.meta[key]
     key = "val" if "val" in like.meta and "example_value" not in like.meta else "example_value"

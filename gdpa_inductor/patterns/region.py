@@ -23,7 +23,18 @@ from ..rejection import Code
 from . import host
 from .ambient import Ambient
 from .result import Refused
+from .vocabulary import MIXING, REASONS
 
+# What is refused by its name, so that softmax attention costs nothing: a shadow would say the same.
+_NO_WEIGHTS = {
+    **dict.fromkeys(
+        ["softmin", "gumbel_softmax", "normalize", "layer_norm", "group_norm", "rms_norm"],
+        Code.NORMALISED,
+    ),
+    **{name: code for name, code in MIXING.items() if code in (Code.NORMALISED, Code.REDUCTION)},
+}
+for _binary_as_well in ("max", "min"):
+    del _NO_WEIGHTS[_binary_as_well]
 _MANY = 4  # more products than this behind one operand are "several" all the same
 
 
@@ -118,7 +129,13 @@ class HostGraph:
         inside = set(nodes)
         for node in nodes:
             if host.is_opaque(node):
-                raise Refused(Code.OPAQUE_CALL, f"{host.describe(node)} acts on the scores and cannot be analysed")
+                raise Refused(
+                    Code.OPAQUE_CALL,
+                    f"{host.describe(node)} acts on the scores and cannot be analysed",
+                )
+            code = _NO_WEIGHTS.get(host.name(node))
+            if code is not None:
+                raise Refused(code, f"{host.describe(node)} {REASONS[code]}")
         leaves = _leaves(nodes, inside)
         self._check_kinds(nodes, leaves)
         self._check_ambient(nodes)
@@ -130,11 +147,17 @@ class HostGraph:
     def _closure(self, first: Node, second: Node) -> set[Node]:
         inside = {first, second}
         stack = [second]
-        between = [m for m in self.mutators if self.order[first] < self.order[m] < self.order[second]]
+        between = [
+            m for m in self.mutators if self.order[first] < self.order[m] < self.order[second]
+        ]
         while True:
             while stack:
                 for source in stack.pop().all_input_nodes:
-                    if source not in inside and first in self.reach[source] and not self._is_first(source):
+                    if (
+                        source not in inside
+                        and first in self.reach[source]
+                        and not self._is_first(source)
+                    ):
                         inside.add(source)
                         stack.append(source)
             own = frozenset().union(*(host.storages(n) for n in inside if n is not second))
@@ -157,9 +180,18 @@ class HostGraph:
         state = self.ambient[nodes[-1]]
         while stack:
             leaf = stack.pop()
-            known = (leaf.op in ("call_function", "call_method")) and not host.is_opaque(leaf) and leaf not in self.mutators
+            known = (
+                (leaf.op in ("call_function", "call_method"))
+                and not host.is_opaque(leaf)
+                and leaf not in self.mutators
+            )
             same_mode = self.ambient[leaf].grad == state.grad and self.ambient[leaf].transforms == 0
-            seen = depth >= 1 and (host.is_view(leaf) or _is_upcast(leaf)) or depth >= 2 and self._spreads(leaf)
+            seen = (
+                depth >= 1
+                and (host.is_view(leaf) or _is_upcast(leaf))
+                or depth >= 2
+                and self._spreads(leaf)
+            )
             if known and same_mode and seen:
                 makers.add(leaf)
             elif known and _is_size_arithmetic(leaf):
@@ -167,7 +199,11 @@ class HostGraph:
             else:
                 found[leaf] = None
                 continue
-            stack.extend(n for n in reversed(leaf.all_input_nodes) if n not in found and n not in makers and n not in inside)
+            stack.extend(
+                n
+                for n in reversed(leaf.all_input_nodes)
+                if n not in found and n not in makers and n not in inside
+            )
         return sorted(makers, key=self.order.__getitem__), list(found)
 
     def _spreads(self, node: Node) -> bool:
@@ -180,15 +216,23 @@ class HostGraph:
     def _is_spread(self, node: Node) -> bool:
         called = host.name(node)
         pointwise = called in host.POINTWISE or called in host.CASTS
-        if not (pointwise or called in host.CREATIONS) or len(host.tensors(node)) != 1 or not host.is_plain(node):
+        if (
+            not (pointwise or called in host.CREATIONS)
+            or len(host.tensors(node)) != 1
+            or not host.is_plain(node)
+        ):
             return False
-        if any(host.storages(node) & changed for changed in self.mutators.values()) or node.kwargs.get("out"):
+        if any(
+            host.storages(node) & changed for changed in self.mutators.values()
+        ) or node.kwargs.get("out"):
             return False
         if called in host.CREATIONS:
             return not any(host.tensors(n) for n in node.all_input_nodes)
         rank = _rank(node)
         given = [n for n in node.all_input_nodes if host.tensors(n)]
-        return bool(given) and all(_rank(n) < rank or self._spreads(_behind_views(n)) for n in given)
+        return bool(given) and all(
+            _rank(n) < rank or self._spreads(_behind_views(n)) for n in given
+        )
 
     # Safety
 
@@ -196,7 +240,10 @@ class HostGraph:
         for node in (*nodes, *leaves):
             if not host.is_plain(node):
                 kinds = {type(t).__name__ for t in host.tensors(node)}
-                raise Refused(Code.TENSOR_KIND, f"{host.describe(node)} is not a plain tensor: {', '.join(kinds)}")
+                raise Refused(
+                    Code.TENSOR_KIND,
+                    f"{host.describe(node)} is not a plain tensor: {', '.join(kinds)}",
+                )
         devices = {t.device for n in (*nodes, *leaves) for t in host.tensors(n) if t.dim() > 0}
         if len(devices) > 1:
             raise Refused(Code.DEVICE, f"operands on {', '.join(sorted(map(str, devices)))}")
@@ -206,22 +253,35 @@ class HostGraph:
         for node in nodes:
             state = self.ambient[node]
             if state.transforms:
-                raise Refused(Code.OPAQUE_CALL, f"{host.describe(node)} runs inside of a function transform (vmap, grad)")
+                raise Refused(
+                    Code.OPAQUE_CALL,
+                    f"{host.describe(node)} runs inside of a function transform (vmap, grad)",
+                )
             if (state.grad, state.inference) != (last.grad, last.inference):
-                raise Refused(Code.GRAD_MODE, f"{host.describe(node)} runs in another gradient mode than the second product")
+                raise Refused(
+                    Code.GRAD_MODE,
+                    f"{host.describe(node)} runs in another gradient mode than the second product",
+                )
 
-    def _check_mutations(self, inside: set[Node], makers: list[Node], leaves: list[Node], second: Node) -> None:
+    def _check_mutations(
+        self, inside: set[Node], makers: list[Node], leaves: list[Node], second: Node
+    ) -> None:
         uses = self._first_uses(inside, makers)
         for leaf in leaves:
             held, used = host.storages(leaf), uses.get(leaf, self.order[second])
             for mutator, changed in self.mutators.items():
                 if changed & held and used < self.order[mutator] < self.order[second]:
                     place = host.describe(mutator)
-                    raise Refused(Code.MUTATED_OPERAND, f"{place} changes an operand between its use and the output")
+                    raise Refused(
+                        Code.MUTATED_OPERAND,
+                        f"{place} changes an operand between its use and the output",
+                    )
         outer = frozenset().union(*map(host.storages, leaves))
         for mutator, changed in self.mutators.items():
             if mutator in inside and changed & outer:
-                raise Refused(Code.MUTATED_OPERAND, f"{host.describe(mutator)} changes an operand in place")
+                raise Refused(
+                    Code.MUTATED_OPERAND, f"{host.describe(mutator)} changes an operand in place"
+                )
 
     def _first_uses(self, inside: set[Node], makers: list[Node]) -> dict[Node, int]:
         """Where the contents of each leaf are first read. A view reads nothing: its users do."""
@@ -241,10 +301,17 @@ class HostGraph:
             for user in node.users:
                 if user in inside or user in dead:
                     continue
-                if host.name(user) in host.SHAPES and not host.tensors(user) and _is_readable(user, inside):
+                if (
+                    host.name(user) in host.SHAPES
+                    and not host.tensors(user)
+                    and _is_readable(user, inside)
+                ):
                     sizes[user] = None
                 elif not self._is_dead(user, inside, dead):
-                    raise Refused(Code.SCORES_ESCAPE, f"{host.describe(user)} uses the scores besides the second product")
+                    raise Refused(
+                        Code.SCORES_ESCAPE,
+                        f"{host.describe(user)} uses the scores besides the second product",
+                    )
         return sorted(dead, key=self.order.__getitem__), list(sizes)
 
     def _is_dead(self, user: Node, inside: set[Node], dead: dict[Node, None]) -> bool:
@@ -281,7 +348,11 @@ def _of_full_size(firsts: Iterable[Node], operand: Node) -> set[Node]:
 
 
 def _is_pure(node: Node) -> bool:
-    known = node.op in ("call_function", "call_method") and not host.is_opaque(node) and not host.is_random(node)
+    known = (
+        node.op in ("call_function", "call_method")
+        and not host.is_opaque(node)
+        and not host.is_random(node)
+    )
     return known and bool(host.tensors(node) or host.name(node) in host.SHAPES)
 
 

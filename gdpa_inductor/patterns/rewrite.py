@@ -58,7 +58,11 @@ def rewrite_graph(
 
 
 def _rewrite(
-    gm: GraphModule, start: State | None, options: Options, supports: Supports | None, seen: set[int]
+    gm: GraphModule,
+    start: State | None,
+    options: Options,
+    supports: Supports | None,
+    seen: set[int],
 ) -> Result:
     if id(gm) in seen:
         return Result()
@@ -82,7 +86,9 @@ def _worthwhile(graph: Graph) -> bool:
     return len(products) > 1 or any(len(host.operands(n)) > 3 for n in products)
 
 
-def _rewrite_one(gm: GraphModule, graph: HostGraph, options: Options, supports: Supports | None) -> Result:
+def _rewrite_one(
+    gm: GraphModule, graph: HostGraph, options: Options, supports: Supports | None
+) -> Result:
     plans: list[Plan] = []
     refused: list[tuple[Candidate, Rejection]] = []
     writer = Writer(graph)
@@ -110,13 +116,19 @@ def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
     return sorted(chosen, key=lambda p: graph.order[p.region.second])
 
 
-def _reported(refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[Plan]) -> tuple[Rejection, ...]:
+def _reported(
+    refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[Plan]
+) -> tuple[Rejection, ...]:
     """One refusal for each second product; none for products that are part of a match."""
     taken = {node for plan in chosen for node in plan.region.nodes}
     found: dict[Node, Rejection] = {}
     for candidate, rejection in refused:
         inside_one_call = candidate.second in candidate.firsts
-        if not inside_one_call and candidate.second not in taken and not taken & set(candidate.firsts):
+        if (
+            not inside_one_call
+            and candidate.second not in taken
+            and not taken & set(candidate.firsts)
+        ):
             found.setdefault(candidate.second, rejection)
     return tuple(found.values())
 
@@ -125,7 +137,11 @@ def _reported(refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[P
 
 
 def _analyse(
-    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None
+    candidate: Candidate,
+    graph: HostGraph,
+    writer: Writer,
+    options: Options,
+    supports: Supports | None,
 ) -> Plan | Rejection:
     location = host.location(candidate.second)
     refused: Refused | None = None
@@ -147,29 +163,49 @@ _DEPENDS_ON_DEPTH = (
 
 
 def _plan(
-    candidate: Candidate, graph: HostGraph, writer: Writer, options: Options, supports: Supports | None, depth: int
+    candidate: Candidate,
+    graph: HostGraph,
+    writer: Writer,
+    options: Options,
+    supports: Supports | None,
+    depth: int,
 ) -> Plan:
     """`depth`: through what the operands are read (see `HostGraph.region`)."""
     if len(candidate.firsts) > 1:
         raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
     region = graph.region(candidate, depth)
-    if any(is_zero(s) for n in (*region.nodes, *region.leaves) for t in host.tensors(n) for s in t.shape):
+    if any(
+        is_zero(s)
+        for n in (*region.nodes, *region.leaves)
+        for t in host.tensors(n)
+        for s in t.shape
+    ):
         raise Refused(Code.TOO_SMALL, "a dimension has size 0")
     ordered = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
     reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
     layout = layout_of(reading)
     program, operands = _program(reading, layout)
     rank = profit.rank(program, reading)
-    recipe, result, problem = _replacement(region, graph, reading, layout, program, operands, options)
+    recipe, result, problem = _replacement(
+        region, graph, reading, layout, program, operands, options
+    )
     refusal = profit.judge(problem, rank, options.profit)
     if refusal is not None:
         raise refusal
-    needed = [*reading.scalars, *(s for n in region.sizes for s in _shape_values(n)), *recipe.sizes()]
+    needed = [
+        *reading.scalars,
+        *(s for n in region.sizes for s in _shape_values(n)),
+        *recipe.sizes(),
+    ]
     if not all(map(writer.can_write, needed)):
         raise Refused(Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs")
     choice = True if supports is None else supports(problem)
     if not choice:
-        given = choice if isinstance(choice, Rejection) else Rejection(Code.LOWERING, "no kernel supports it")
+        given = (
+            choice
+            if isinstance(choice, Rejection)
+            else Rejection(Code.LOWERING, "no kernel supports it")
+        )
         raise Refused(given.code, given.reason)
     return Plan(candidate, region, recipe, result, problem, choice, rank)
 
@@ -195,7 +231,9 @@ def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]
 
     (weight,) = fold([reading.weight], leaf, apply)
     operands = [reading.aux[number] for number in numbers]
-    declared = tuple(Aux(node.kind, aux_dims(layout, operand)[1]) for node, operand in zip(used, operands))
+    declared = tuple(
+        Aux(node.kind, aux_dims(layout, operand)[1]) for node, operand in zip(used, operands)
+    )
     weight = canonical(weight)
     if SCORE not in set(postorder([weight])):
         raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
@@ -225,8 +263,13 @@ def _replacement(
         result = recipe.with_strides(result, expected)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
-    if not all(map(same, result.value.shape, expected.shape)) or result.value.dtype != expected.dtype:
-        raise Refused(Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}")
+    if (
+        not all(map(same, result.value.shape, expected.shape))
+        or result.value.dtype != expected.dtype
+    ):
+        raise Refused(
+            Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}"
+        )
     given = (query.value, key.value, value.value)
     training = recipe.grad and any(t.requires_grad for t in (*given, *(t.value for t in tensors)))
     return recipe, result, Problem.of(*given, [t.value for t in tensors], program, training)
@@ -236,7 +279,10 @@ def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
     """Query and key before an exact upcast, where all three factors are then of one 16-bit type."""
     operands = (layout.query, layout.key)
     upcast = all(
-        o.casts == (torch.float32,) and host.tensors(o.leaf)[0].dtype == result and result.itemsize == 2 for o in operands
+        o.casts == (torch.float32,)
+        and host.tensors(o.leaf)[0].dtype == result
+        and result.itemsize == 2
+        for o in operands
     )
     if not upcast:
         return layout
@@ -267,7 +313,11 @@ def _is_one(size: int | torch.SymInt) -> bool:
 
 def _shape_values(node: Node) -> list[int | torch.SymInt]:
     value = host.value(node)
-    return [s for s in (value if isinstance(value, (tuple, list)) else [value]) if isinstance(s, (int, torch.SymInt))]
+    return [
+        s
+        for s in (value if isinstance(value, (tuple, list)) else [value])
+        if isinstance(s, (int, torch.SymInt))
+    ]
 
 
 def _commit(plan: Plan, writer: Writer) -> Match:
@@ -285,6 +335,8 @@ def _commit(plan: Plan, writer: Writer) -> Match:
     for node in reversed(region.makers):
         if node not in gone and not node.users:
             graph.erase_node(node)
-    name = next(written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default)
+    name = next(
+        written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default
+    )
     replaced = tuple(node.name for node in (*region.nodes, *region.dead))
     return Match(plan.problem, host.location(result), name, plan.choice, replaced)

@@ -64,7 +64,9 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
     try:
         traced = _compat.trace_functional(run, values, _compat.fake_mode_of(sample))
     except Exception as error:  # whatever a trace may raise, the model is left as it is
-        raise Refused(Code.ANALYSIS, f"the region could not be traced: {_first_line(error)}") from error
+        raise Refused(
+            Code.ANALYSIS, f"the region could not be traced: {_first_line(error)}"
+        ) from error
     return _shadow(traced, first, leaves, origin)
 
 
@@ -87,14 +89,22 @@ def _execute(node: Node, environment: dict[Node, Any]) -> Any:
     return target(*args, **kwargs)
 
 
-def _shadow(traced: GraphModule, first: Node, leaves: Sequence[Node], origin: dict[str, Node]) -> Shadow:
+def _shadow(
+    traced: GraphModule, first: Node, leaves: Sequence[Node], origin: dict[str, Node]
+) -> Shadow:
     placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
     (end,) = (n for n in traced.graph.nodes if n.op == "output")
     result = end.args[0]
     if not isinstance(result, Node):
         raise Refused(Code.ANALYSIS, "the region's result is not a tensor of its own")
-    firsts = [n.name for n in traced.graph.nodes if origin.get(n.name) is first and n.op == "call_function"]
-    return Shadow(dict(zip(placeholders, leaves, strict=True)), result, origin, firsts[-1] if firsts else "")
+    firsts = [
+        n.name
+        for n in traced.graph.nodes
+        if origin.get(n.name) is first and n.op == "call_function"
+    ]
+    return Shadow(
+        dict(zip(placeholders, leaves, strict=True)), result, origin, firsts[-1] if firsts else ""
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -39,7 +39,9 @@ def _chain(name: str) -> Callable[[list[Expr]], Expr]:
     def fold(args: list[Expr]) -> Expr:
         result = args[0]
         for arg in args[1:]:
-            result = call(name, *((result, arg) if result.kind == arg.kind else (real(result), real(arg))))
+            result = call(
+                name, *((result, arg) if result.kind == arg.kind else (real(result), real(arg)))
+            )
         return result
 
     return fold
@@ -89,4 +91,6 @@ def _convert(expr: Any, like: torch.SymFloat, scalars: list[Size]) -> Expr:
     try:
         return rule([_convert(arg, like, scalars) for arg in expr.args])
     except ValueError as error:
-        raise Refused(Code.POINTWISE_OP, f"a number computed from sizes as {expr}: {error}") from None
+        raise Refused(
+            Code.POINTWISE_OP, f"a number computed from sizes as {expr}: {error}"
+        ) from None

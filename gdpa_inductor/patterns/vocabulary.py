@@ -131,7 +131,9 @@ def _pow(kind: str, x: Expr, y: Expr) -> Expr:
     return call("exp", real(y) * math.log(base))
 
 
-def _clamp(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None, **bounds: Expr | None) -> Expr:
+def _clamp(
+    kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None, **bounds: Expr | None
+) -> Expr:
     low, high = bounds.get("min", low), bounds.get("max", high)
     if kind == "i":
         x = as_kind("i", x)
@@ -235,33 +237,45 @@ def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
 
 # fmt: off
 POINTWISE: dict[str, Rule] = {
-    "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"), "rsub": _reversed_sub,
-    "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow, "square": lambda kind, x: as_kind(kind, x) * as_kind(kind, x),
-    "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"), "minimum": _arithmetic("minimum", "and"),
-    "clamp": _clamp, "clamp_min": lambda kind, x, c: _clamp(kind, x, c), "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
-    "floor_divide": _integers("floordiv"), "remainder": _integers("mod"), "lerp": _lerp, "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
-    "sqrt": _function("sqrt"), "rsqrt": _function("rsqrt"), "exp": _function("exp"), "exp2": _function("exp2"),
-    "expm1": _function("expm1"), "log": _function("log"), "log1p": _function("log1p"),
+    "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"),
+    "rsub": _reversed_sub, "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow,
+    "square": lambda kind, x: as_kind(kind, x) * as_kind(kind, x),
+    "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"),
+    "minimum": _arithmetic("minimum", "and"), "clamp": _clamp,
+    "clamp_min": lambda kind, x, c: _clamp(kind, x, c),
+    "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
+    "floor_divide": _integers("floordiv"), "remainder": _integers("mod"), "lerp": _lerp,
+    "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
+    "sqrt": _function("sqrt"), "rsqrt": _function("rsqrt"), "exp": _function("exp"),
+    "exp2": _function("exp2"), "expm1": _function("expm1"), "log": _function("log"),
+    "log1p": _function("log1p"),
     "log2": lambda kind, x: call("log", real(x)) * (1.0 / math.log(2.0)),
     "log10": lambda kind, x: call("log", real(x)) * (1.0 / math.log(10.0)),
-    "sin": _function("sin"), "cos": _function("cos"), "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)),
-    "tanh": _function("tanh"), "erf": _function("erf"), "special_erf": _function("erf"),
-    "sigmoid": _function("sigmoid"), "relu": _function("relu"), "silu": _function("silu"), "gelu": _gelu,
-    "hardswish": _function("hardswish"), "hardsigmoid": _function("hardsigmoid"), "leaky_relu": _leaky_relu, "elu": _elu,
-    "celu": _celu, "selu": lambda kind, x: call("elu", real(x), _SELU_ALPHA, _SELU_SCALE, 1.0), "softplus": _softplus,
-    "mish": _function("mish"), "hardtanh": _hardtanh, "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
+    "sin": _function("sin"), "cos": _function("cos"),
+    "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)), "tanh": _function("tanh"),
+    "erf": _function("erf"), "special_erf": _function("erf"), "sigmoid": _function("sigmoid"),
+    "relu": _function("relu"), "silu": _function("silu"), "gelu": _gelu,
+    "hardswish": _function("hardswish"), "hardsigmoid": _function("hardsigmoid"),
+    "leaky_relu": _leaky_relu, "elu": _elu, "celu": _celu,
+    "selu": lambda kind, x: call("elu", real(x), _SELU_ALPHA, _SELU_SCALE, 1.0),
+    "softplus": _softplus, "mish": _function("mish"), "hardtanh": _hardtanh,
+    "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
     "log_sigmoid_forward": _log_sigmoid, "softshrink": _softshrink, "hardshrink": _hardshrink,
     "threshold": lambda kind, x, t, v: call("where", call("le", real(x), literal(t)), literal(v), real(x)),
     "_prelu_kernel": lambda kind, x, w: call("where", call("gt", real(x), 0.0), real(x), real(w) * real(x)),
-    "sign": _function("sign"), "sgn": _function("sign"), "floor": _function("floor"), "ceil": _function("ceil"),
-    "trunc": _function("trunc"), "fix": _function("trunc"), "round": _round, "frac": lambda kind, x: real(x) - call("trunc", real(x)),
-    "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"), "gt": _compare("gt"), "ge": _compare("ge"),
-    "logical_and": _logic("and"), "logical_or": _logic("or"), "logical_xor": _logic("xor"), "logical_not": lambda kind, x: negation(as_kind("b", x)),
-    "bitwise_and": _bitwise("and"), "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"), "bitwise_not": _not,
+    "sign": _function("sign"), "sgn": _function("sign"), "floor": _function("floor"),
+    "ceil": _function("ceil"), "trunc": _function("trunc"), "fix": _function("trunc"),
+    "round": _round, "frac": lambda kind, x: real(x) - call("trunc", real(x)),
+    "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"),
+    "gt": _compare("gt"), "ge": _compare("ge"), "logical_and": _logic("and"),
+    "logical_or": _logic("or"), "logical_xor": _logic("xor"),
+    "logical_not": lambda kind, x: negation(as_kind("b", x)), "bitwise_and": _bitwise("and"),
+    "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"), "bitwise_not": _not,
     "__and__": _bitwise("and"), "__or__": _bitwise("or"), "__xor__": _bitwise("xor"),
-    "isnan": lambda kind, x: call("isnan", real(x)), "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),
-    "isfinite": lambda kind, x: call("lt", call("abs", real(x)), math.inf),
-    "where": where, "masked_fill": lambda kind, x, mask, fill: where(kind, mask, fill, x),
+    "isnan": lambda kind, x: call("isnan", real(x)),
+    "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),
+    "isfinite": lambda kind, x: call("lt", call("abs", real(x)), math.inf), "where": where,
+    "masked_fill": lambda kind, x, mask, fill: where(kind, mask, fill, x),
     # What functionalisation makes of `x.fill_(c)`, `x.zero_()` and `x.copy_(y)`.
     "fill": lambda kind, x, fill: as_kind(kind, fill), "zero": lambda kind, x: as_kind(kind, const(0)),
     "copy": lambda kind, x, source, *_: as_kind(kind, source),
@@ -278,26 +292,41 @@ FILLED: dict[str, Callable[..., Any]] = {
 # Functions that are not point-wise, and what a weight made with them is.
 MIXING: dict[str, Code] = {
     **dict.fromkeys([
-        "_softmax", "softmax", "_log_softmax", "log_softmax", "_safe_softmax", "logsumexp", "sum", "mean", "var", "std",
-        "var_mean", "std_mean", "amax", "amin", "max", "min", "norm", "linalg_vector_norm", "native_layer_norm",
-        "native_group_norm", "_fused_rms_norm", "native_batch_norm", "_native_batch_norm_legit", "renorm", "prod", "nansum",
+        "_softmax", "softmax", "_log_softmax", "log_softmax", "_safe_softmax", "logsumexp",
+        "sum", "mean", "var", "std", "var_mean", "std_mean", "amax", "amin", "max", "min",
+        "norm", "linalg_vector_norm", "native_layer_norm", "native_group_norm",
+        "_fused_rms_norm", "native_batch_norm", "_native_batch_norm_legit", "renorm", "prod",
+        "nansum",
     ], Code.NORMALISED),
     **dict.fromkeys([
-        "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk", "kthvalue", "median", "argmax", "argmin",
-        "argsort", "any", "all", "count_nonzero", "nonzero", "_cummax_helper", "_cummin_helper", "bincount", "histc",
+        "cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "sort", "topk", "kthvalue",
+        "median", "argmax", "argmin", "argsort", "any", "all", "count_nonzero", "nonzero",
+        "_cummax_helper", "_cummin_helper", "bincount", "histc",
     ], Code.REDUCTION),
     **dict.fromkeys([
-        "flip", "roll", "index", "index_select", "gather", "constant_pad_nd", "slice", "select", "diagonal", "unfold",
-        "as_strided", "cat", "stack", "split", "split_with_sizes", "unbind", "repeat", "convolution", "scatter",
-        "diagonal_copy", "reflection_pad2d", "replication_pad2d", "avg_pool2d", "upsample_bilinear2d", "im2col",
+        "flip", "roll", "index", "index_select", "gather", "constant_pad_nd", "slice", "select",
+        "diagonal", "unfold", "as_strided", "cat", "stack", "split", "split_with_sizes",
+        "unbind", "repeat", "convolution", "scatter", "diagonal_copy", "reflection_pad2d",
+        "replication_pad2d", "avg_pool2d", "upsample_bilinear2d", "im2col",
     ], Code.CROSS_ELEMENT),
     **dict.fromkeys([
-        "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter", "index_put", "masked_scatter",
-        "index_fill", "index_copy", "index_add", "scatter_add",
+        "slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter",
+        "index_put", "masked_scatter", "index_fill", "index_copy", "index_add", "scatter_add",
     ], Code.MUTATED_SCORES),
     **dict.fromkeys([
-        "native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "uniform", "normal", "normal_functional",
-        "rrelu_with_noise_functional", "rrelu_with_noise", "rand", "randn", "exponential", "multinomial", "poisson",
+        "native_dropout", "bernoulli", "rand_like", "randn_like", "randint_like", "uniform",
+        "normal", "normal_functional", "rrelu_with_noise_functional", "rrelu_with_noise",
+        "rand", "randn", "exponential", "multinomial", "poisson",
     ], Code.DROPOUT),
 }
 # fmt: on
+
+# How a refusal goes on after the name of the function.
+REASONS: dict[Code, str] = {
+    Code.NORMALISED: "normalises or sums the scores along a dimension",
+    Code.REDUCTION: "reduces or scans the scores",
+    Code.CROSS_ELEMENT: "moves scores to other positions",
+    Code.MUTATED_SCORES: "changes a part of the scores in place",
+    Code.DROPOUT: "draws random numbers",
+    Code.POINTWISE_OP: "is not in the vocabulary of score programs",
+}

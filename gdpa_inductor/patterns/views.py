@@ -1,0 +1,79 @@
+"""Views of a shadow: the element of the source that an element of the result is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..rejection import Code
+from . import host
+from .frame import Index, Space, broadcast, is_one, permuted, same
+from .result import Refused
+
+_REGROUPING = frozenset(
+    ["view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten"]
+)
+_SAME_ELEMENT = frozenset(["clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift"])
+
+
+def tensor_of(node: Node) -> torch.Tensor:
+    """The fake tensor of an ATen node."""
+    found = node.meta.get("val")
+    if not isinstance(found, torch.Tensor):
+        raise Refused(Code.ANALYSIS, f"`{host.name(node)}` returns no tensor")
+    return found
+
+
+def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
+    """The source of a view and the index into it; None where `node` is not a view."""
+    called = host.name(node)
+    source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+    if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
+        return None
+    index, shape, made = space.resolve_index(index), tensor_of(source).shape, tensor_of(node).shape
+    args: tuple[Any, ...] = node.args[1:]
+    if called in _REGROUPING and tensor_of(node).dtype == tensor_of(source).dtype:
+        return source, space.regroup(index, shape)
+    if called in _SAME_ELEMENT:
+        return source, index
+    if called in ("permute", "transpose", "t", "numpy_T"):
+        return source, permuted(index, _order(called, args, len(shape)))
+    if called == "expand":
+        return source, broadcast(index, made, shape)
+    if called in ("select_scatter", "slice_scatter"):
+        return _through_scatter(node, index)
+    if called == "select" and is_one(shape[args[0]]):
+        dim = args[0] % len(shape)
+        return source, (*index[:dim], (), *index[dim:])
+    if called == "slice" and all(map(same, shape, made)) and (len(args) < 4 or args[3] == 1):
+        return source, index
+    return None
+
+
+def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
+    """Where functionalisation writes all of a tensor, the result is what is written."""
+    source: Any = node.args[0]
+    written: Any = node.args[1]
+    shape, dim = tensor_of(source).shape, 0
+    if len(node.args) > 2:
+        dim = int(node.args[2]) % len(index)  # type: ignore[arg-type, call-overload]
+    if host.name(node) == "select_scatter":
+        return (written, (*index[:dim], *index[dim + 1 :])) if is_one(shape[dim]) else None
+    whole = all(map(same, shape, tensor_of(written).shape))
+    return (written, index) if whole and (len(node.args) < 6 or node.args[5] == 1) else None
+
+
+def _order(called: str, args: Sequence[Any], rank: int) -> list[int]:
+    """The dims of a permutation, whatever it is called."""
+    if called == "permute":
+        return [int(d) for d in args[0]]
+    order = list(range(rank))
+    if called == "numpy_T":
+        return order[::-1]
+    first, second = (0, 1) if called == "t" else (args[0], args[1])
+    if rank >= 2:
+        order[first], order[second] = order[second], order[first]
+    return order
