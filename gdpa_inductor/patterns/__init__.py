@@ -1,4 +1,5 @@
-"""Finding: `rewrite_graph` replaces every activation(QKᵀ)V of a graph by one call of `gdpa::attention`, in place.
+"""Finding: `rewrite_graph` replaces every activation(QKᵀ)V of a graph by one call of
+`gdpa::attention`, in place.
 
 host      facts about the user's nodes: values, storages, effects, places in the source
 ambient   autocast, gradient mode and transforms along the graph

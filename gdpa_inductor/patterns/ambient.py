@@ -1,7 +1,8 @@
 """What is switched on where in a graph: autocast, gradient mode, function transforms.
 
-Dynamo records these switches as calls. `Ambient.of` scans a graph once and says, for every node, under which of them it
-runs; what was active when the graph was captured is the state that the scan begins with.
+Dynamo records these switches as calls. `Ambient.of` scans a graph once and says, for every node,
+under which of them it runs; what was active when the graph was captured is the state that the scan
+begins with.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from .. import _compat
 
 @dataclass(frozen=True)
 class State:
-    """Autocast contexts entered within the graph, outermost first; gradient mode; open transforms and inference modes."""
+    """Autocast contexts entered within the graph, outermost first; gradient mode; open transforms
+    and inference modes.
+    """
 
     autocast: tuple[tuple[object, ...], ...] = ()
     grad: bool = True

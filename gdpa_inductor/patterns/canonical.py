@@ -1,8 +1,9 @@
 """Names for programs written out by hand: `x * sigmoid(x)` is silu.
 
-A rule is a pair of expressions over the wildcard X, one line each. A rule holds for every X, infinities and gradients
-included: it names a program, so that a kernel can have one fast form for it, and never decides what is computed. Rules
-whose sides differ anywhere (a clamp at 0 is not relu: their gradients at 0 differ) are not here.
+A rule is a pair of expressions over the wildcard X, one line each. A rule holds for every X,
+infinities and gradients included: it names a program, so that a kernel can have one fast form for
+it, and never decides what is computed. Rules whose sides differ anywhere (a clamp at 0 is not relu:
+their gradients at 0 differ) are not here.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ from ..expr import OPS, Expr, call, const, fold
 X = Expr("any")
 _COMMUTATIVE = ("add", "mul")
 
-# fmt: off
+_ERF = 1.0 + call("erf", X * math.sqrt(0.5))
+_ERF_DIV = 1.0 + call("erf", X / math.sqrt(2.0))
+_TANH = [
+    1.0 + call("tanh", math.sqrt(2.0 / math.pi) * inner)
+    for inner in (X + 0.044715 * call("pow", X, 3.0), X + 0.044715 * (X * X * X))
+]
+
 RULES: list[tuple[Expr, Callable[[Expr], Expr]]] = [
     (X * call("sigmoid", X), lambda x: call("silu", x)),
-    (0.5 * X * (1.0 + call("erf", X * math.sqrt(0.5))), lambda x: call("gelu", x)),
-    (0.5 * X * (1.0 + call("erf", X / math.sqrt(2.0))), lambda x: call("gelu", x)),
-    (X * (0.5 * (1.0 + call("erf", X * math.sqrt(0.5)))), lambda x: call("gelu", x)),
-    (X * (0.5 * (1.0 + call("erf", X / math.sqrt(2.0)))), lambda x: call("gelu", x)),
-    (X * 0.5 * (1.0 + call("tanh", math.sqrt(2.0 / math.pi) * (X + 0.044715 * call("pow", X, 3.0)))), lambda x: call("gelu_tanh", x)),
-    (X * 0.5 * (1.0 + call("tanh", math.sqrt(2.0 / math.pi) * (X + 0.044715 * (X * X * X)))), lambda x: call("gelu_tanh", x)),
-    (X * 0.5 * (1.0 + call("tanh", math.sqrt(2.0 / math.pi) * X * (1.0 + 0.044715 * (X * X)))), lambda x: call("gelu_tanh", x)),
+    *((0.5 * X * cdf, lambda x: call("gelu", x)) for cdf in (_ERF, _ERF_DIV)),
+    *((X * (0.5 * cdf), lambda x: call("gelu", x)) for cdf in (_ERF, _ERF_DIV)),
+    *((0.5 * X * cdf, lambda x: call("gelu_tanh", x)) for cdf in _TANH),
+    *((X * (0.5 * cdf), lambda x: call("gelu_tanh", x)) for cdf in _TANH),
 ]
-# fmt: on
 
 
 def canonical(weight: Expr) -> Expr:
@@ -51,7 +54,9 @@ def _named(node: Expr) -> Expr:
 
 
 def _folded(node: Expr) -> Expr:
-    """x·c·d is x·(c·d), for numbers whose product is an ordinary one; integers lose what adds nothing."""
+    """x·c·d is x·(c·d), for numbers whose product is an ordinary one; integers lose what adds
+    nothing.
+    """
     if node.kind == "i" and node.op in ("add", "sub"):
         left, right = node.args
         if right.is_const and right.value == 0:

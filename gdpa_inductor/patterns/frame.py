@@ -1,9 +1,10 @@
 """Dimension algebra: which element of one tensor an element of another is made from.
 
-An `Atom` is one index variable. The position inside one dimension is a tuple of atoms, the most significant first (mixed
-radix), and an `Index` has one such tuple for each dimension of a tensor; a dimension of size 1 has none. Views map the
-index of their result to the index of their source, so that "the element of `x.view(b, h, n, m)` at (b, h, n, m)" becomes
-"the element of `x` at ((b, h), n, m)". An atom that a view cuts through is split in two; the split holds everywhere.
+An `Atom` is one index variable. The position inside one dimension is a tuple of atoms, the most
+significant first (mixed radix), and an `Index` has one such tuple for each dimension of a tensor; a
+dimension of size 1 has none. Views map the index of their result to the index of their source, so
+that "the element of `x.view(b, h, n, m)` at (b, h, n, m)" becomes "the element of `x` at ((b, h),
+n, m)". An atom that a view cuts through is split in two; the split holds everywhere.
 
 Sizes may be symbolic: only what is statically known is used, and no guard is ever added.
 """
@@ -65,7 +66,9 @@ def _divides(divisor: Size, size: Size) -> bool:
 
 @dataclass
 class Space:
-    """The atoms of one analysis, and how they were split. `contracted`: what each product sums over, by its name."""
+    """The atoms of one analysis, and how they were split. `contracted`: what each product sums
+    over, by its name.
+    """
 
     splits: dict[Atom, Digits] = field(default_factory=dict)
     contracted: dict[str, Digits] = field(default_factory=dict)
@@ -94,7 +97,8 @@ class Space:
         return tuple(self.resolve(digits) for digits in index)
 
     def regroup(self, index: Index, shape: Sequence[Size]) -> Index:
-        """The index into a tensor of `shape` whose elements, in row-major order, are those that `index` runs over.
+        """The index into a tensor of `shape` whose elements, in row-major order, are those that
+        `index` runs over.
 
         Raises Refused where the dimensions do not divide.
         """
@@ -121,7 +125,9 @@ class Space:
         return tuple(grouped)
 
     def _split(self, atom: Atom, covered: Size, size: Size) -> tuple[Atom, Atom]:
-        """Split `atom` so that its outer part completes a dimension of `size` of which `covered` is there."""
+        """Split `atom` so that its outer part completes a dimension of `size` of which `covered` is
+        there.
+        """
         if _divides(covered, size):
             outer = size // covered
             if _divides(outer, atom.size):
@@ -133,7 +139,9 @@ class Space:
 
 
 def broadcast(index: Index, result: Sequence[Size], source: Sequence[Size]) -> Index:
-    """The index into an operand of shape `source` for the element `index` of a broadcast result of shape `result`."""
+    """The index into an operand of shape `source` for the element `index` of a broadcast result of
+    shape `result`.
+    """
     offset = len(result) - len(source)
     found: list[Digits] = []
     for dim, size in enumerate(source):

@@ -1,8 +1,9 @@
-"""Facts about single nodes of the user's graph: values, storages, effects, products, places in the source.
+"""Facts about nodes of the user's graph: values, storages, effects, products, places in the source.
 
-The graph may be Dynamo's (operators, torch functions, Tensor methods; fakes in meta["example_value"]) or an exported one
-(ATen overloads; fakes in meta["val"]). Whatever is not known to be a plain torch function is opaque: it is never run
-again, and is taken to change every tensor that it is given.
+The graph may be Dynamo's (operators, torch functions, Tensor methods; fakes in
+meta["example_value"]) or an exported one (ATen overloads; fakes in meta["val"]). Whatever is not
+known to be a plain torch function is opaque: it is never run again, and is taken to change every
+tensor that it is given.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from torch.fx import GraphModule, Node
 from .. import _compat
 
 # fmt: off
-# Products by short name. The number of operands follows the leading ones that are added (`baddbmm`).
+# Products by short name. The number of operands follows the leading ones that are added
+# (`baddbmm`).
 PRODUCTS = frozenset([
     "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm", "einsum", "linear",
     "tensordot", "inner",
 ])
-# Views whose result always shares storage with the first argument, and depends on nothing else but sizes.
+# Views whose result always shares storage with the first argument, and depends on nothing else but
+# sizes.
 VIEWS = frozenset([
     "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "view", "view_as",
     "unflatten", "t", "swapaxes", "swapdims", "movedim", "moveaxis", "mT", "T", "alias",
@@ -58,7 +61,8 @@ _INPLACE_OPERATORS = frozenset([
 ])
 _WRITES_BUFFERS = frozenset(["batch_norm", "instance_norm", "embedding", "embedding_bag"])
 _OPAQUE_MODULES = (
-    "torch._dynamo", "torch.distributed", "torch._higher_order_ops", "torch.utils", "torch._functorch",
+    "torch._dynamo", "torch.distributed", "torch._higher_order_ops", "torch.utils",
+    "torch._functorch",
 )
 # fmt: on
 
@@ -113,7 +117,7 @@ def name(node: Node) -> str:
 
 
 def is_opaque(node: Node) -> bool:
-    """A call that is not a plain torch function: a higher-order or custom op, a module, user code."""
+    """A call that is no plain torch function: a higher-order or custom op, a module, user code."""
     if node.op == "call_method":
         return False
     return node.op == "call_module" or (
@@ -135,7 +139,7 @@ def _is_opaque_target(target: Any) -> bool:
 
 
 def is_view(node: Node) -> bool:
-    """A call that only looks at its first argument's storage in another shape, whatever the sizes."""
+    """A call that looks at its first argument's storage in another shape, whatever the sizes."""
     if (
         node.op not in ("call_function", "call_method")
         or is_opaque(node)
@@ -269,7 +273,9 @@ def _contracts(node: Node) -> bool:
 
 
 def is_weight_product(node: Node) -> bool:
-    """A product with a 2-D weight: `linear`, `x @ W` of a tensor with more dims or of a weight that enters the graph."""
+    """A product with a 2-D weight: `linear`, `x @ W` of a tensor with more dims or of a weight that
+    enters the graph.
+    """
     if name(node) == "linear":
         return True
     given = operands(node)
@@ -302,7 +308,7 @@ _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 
 
 def location(node: Node) -> str:
-    """ "file:line" of the innermost frame of the user's own code, else of the innermost frame, else ""."""
+    """`file:line` of the innermost frame of the user's own code, else of the innermost frame."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     own = [
         frame
@@ -320,7 +326,9 @@ def describe(node: Node) -> str:
 
 
 def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """The plain bodies that the graph calls, with their call sites: activation checkpoints, branches."""
+    """The plain bodies that the graph calls, with their call sites: activation checkpoints,
+    branches.
+    """
     for node in gm.graph.nodes:
         if node.op == "call_function" and _compat.has_plain_bodies(node.target):
             for argument in _get_attrs(node.args):

@@ -1,12 +1,13 @@
-"""The roles of index variables: batch, heads, rows, keys, channels; and operands in the op's layout.
+"""The roles of index variables: batch, heads, rows, keys, channels; and operands in the op's
+layout.
 
-Roles follow from membership. With the atoms of the first product's operands (one of which has the keys), of the value and
-of the output:
+Roles follow from membership. With the atoms of the first product's operands (one of which has the
+keys), of the value and of the output:
 
     keys       what the second product sums over; in exactly one operand of the first product
-    rows       in the other operand and in the output only; if there are several, the longest, the others are heads
+    rows       in the other operand and in the output only; of several the longest, others are heads
     channels   of the value: in the value and the output, not in the weights
-    batch and heads   every other atom; an operand either has it or is shared along it
+    shared     every other atom, batch or head: an operand either has it or is shared along it
 
 Batch and heads are grouped so that no auxiliary operand has to be expanded.
 """
@@ -14,7 +15,7 @@ Batch and heads are grouped so that no auxiliary operand has to be expanded.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .. import _compat
@@ -32,7 +33,9 @@ _REFUSE, _COPY, _EXPAND = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Which atoms make up each axis. `key` and `query` are the operands of the first product in their roles."""
+    """Which atoms make up each axis. `key` and `query` are the operands of the first product in
+    their roles.
+    """
 
     query: Operand
     key: Operand
@@ -100,9 +103,11 @@ def _roles(reading: Reading) -> tuple[Operand, Operand]:
 def _check_views(
     reading: Reading, rows: set[Atom], in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
 ) -> None:
-    """A dimension of the scores, as the user has them, is some index variables of the output, whole and of one role.
+    """A dimension of the scores, as the user has them, is some index variables of the output, whole
+    and of one role.
 
-    `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, and is not what it looks like: it is left alone.
+    `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, and is not what it looks like: it is left
+    alone.
     """
     for digits in reading.scores:
         if len(digits) > 1 and not reading.space.is_whole(digits):
@@ -120,7 +125,9 @@ def _length(size: Size) -> int:
 def _grouping(
     shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom
 ) -> tuple[Digits, Digits]:
-    """The cheapest split of the shared atoms into batch and heads; ties go to the order in which they come."""
+    """The cheapest split of the shared atoms into batch and heads; ties go to the order in which
+    they come.
+    """
     best: tuple[int, Digits, Digits] | None = None
     for batch, heads in _splits(shared):
         cost = _cost(batch, heads, reading, query, key, row)
@@ -199,8 +206,8 @@ def _all_or_none(index: Index, axis: Digits) -> Digits:
 def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
     """The dims of an auxiliary operand as it is passed, and its access map.
 
-    A dim that is one whole axis stays where it is, as do dims of size 1; where dims are parts of an axis, these are
-    brought together and those of size 1 go.
+    A dim that is one whole axis stays where it is, as do dims of size 1; where dims are parts of an
+    axis, these are brought together and those of size 1 go.
     """
     simple = all(digits in ((), *layout.axes.values()) for digits in operand.index)
     names = {atom: axis for axis, digits in layout.axes.items() for atom in digits}

@@ -1,9 +1,10 @@
 """The structural reading of a shadow: product, program, product.
 
-From the region's result back: views, the second product, then, element by element, the weights. `Reader.read(node, index)`
-is the score expression of the element `index` of an ATen node: views change the index, point-wise functions become
-expressions, tensors from outside become auxiliary operands at their own index, and the first product becomes the score.
-Every demand for the score must be for one and the same element; else the weights mix scores, and are something else.
+From the region's result back: views, the second product, then, element by element, the weights.
+`Reader.read(node, index)` is the score expression of the element `index` of an ATen node: views
+change the index, point-wise functions become expressions, tensors from outside become auxiliary
+operands at their own index, and the first product becomes the score. Every demand for the score
+must be for one and the same element; else the weights mix scores, and are something else.
 """
 
 from __future__ import annotations
@@ -27,8 +28,10 @@ from .vocabulary import FILLED, MIXING, POINTWISE, REASONS, Unknown, as_kind, re
 _PRODUCTS = frozenset(["bmm", "mm", "baddbmm", "addmm"])
 _ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_EXACT = {(torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float16, torch.float64),
-          (torch.bfloat16, torch.float64), (torch.float32, torch.float64)}  # fmt: skip
+_EXACT = {
+    (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float64),
+    (torch.float16, torch.float64), (torch.bfloat16, torch.float64),
+}  # fmt: skip
 _ROUNDING = {torch.bfloat16: "bf16", torch.float16: "f16"}
 
 
@@ -45,9 +48,10 @@ class Operand:
 class Reading:
     """What a region computes: output[output] = sum over `keys` of weight(score, …) · value.
 
-    left, right: operands of the first product; `inner` is what it contracts. `score` is the index of the product in ATen,
-    `scores` that of its result as the user has it, `weights` that of what the second product reads. In `weight`, aux(i)
-    stands for operand i of `aux`, and Expr("index", i) for `positions[i]`.
+    left, right: operands of the first product; `inner` is what it contracts. `score` is the index
+    of the product in ATen, `scores` that of its result as the user has it, `weights` that of what
+    the second product reads. In `weight`, aux(i) stands for operand i of `aux`, and Expr("index",
+    i) for `positions[i]`.
     """
 
     weight: Expr
@@ -83,7 +87,9 @@ def read(shadow: Shadow) -> Reading:
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """The kind of an element of this dtype. Raises Refused for complex numbers and for formats below 16 bits."""
+    """The kind of an element of this dtype. Raises Refused for complex numbers and for formats
+    below 16 bits.
+    """
     if dtype == torch.bool:
         return "b"
     if dtype in _FLOATS:
@@ -138,9 +144,9 @@ class Reader:
         self._check_dtypes(first)
         resolve = self.space.resolve_index
         return Reading(
-            weight, tuple(self.operands), tuple(self.scalars), tuple(self.positions), left, right, value,
-            resolve(output), resolve(weights_at), resolve(at), resolve(self.scores or at), self.space.resolve(inner),
-            self.space.resolve(keys), self.space, swapped,
+            weight, tuple(self.operands), tuple(self.scalars), tuple(self.positions), left, right,
+            value, resolve(output), resolve(weights_at), resolve(at), resolve(self.scores or at),
+            self.space.resolve(inner), self.space.resolve(keys), self.space, swapped,
         )  # fmt: skip
 
     def _second_product(self, index: Index) -> tuple[Node, Index]:
@@ -273,7 +279,8 @@ class Reader:
         origin = self.shadow.source(node)
         explicit = origin is not None and host.name(origin) in host.CASTS
         exact = old == new or (old, new) in _EXACT or kind_of(old) == "b"
-        if exact or not explicit or SCORE not in set(postorder([x])) and kind_of(old) == "i":
+        own = SCORE in set(postorder([x]))
+        if exact or not explicit or (not own and kind_of(old) == "i"):
             return real(x)
         if new not in _ROUNDING:
             if kind_of(old) == "i":
@@ -286,7 +293,7 @@ class Reader:
             self.wide = node
 
     def _triangle(self, node: Node, index: Index) -> Expr:
-        """tril and triu: a condition on the row and the column, in whatever dimensions these are."""
+        """tril and triu: a condition on the row and the column, in whatever dims these are."""
         x = self.read(node.args[0], index)  # type: ignore[arg-type]
         diagonal = as_kind(
             "i",

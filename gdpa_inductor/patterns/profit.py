@@ -18,10 +18,11 @@ ACTIVATION, MASK, SCALE = 2, 1, 0
 
 
 def rank(program: ScoreMod, reading: Reading) -> int:
-    """What the program does to the scores. Raises Refused for X (Y Z), which is linear attention, not attention.
+    """What the program does to the scores. Raises Refused for X (Y Z), which is linear attention,
+    not attention.
 
-    A program that only scales makes three matrices' product, which may be taken in either order; the one that
-    multiplies the right-hand two first was meant so.
+    A program that only scales makes three matrices' product, which may be taken in either order;
+    the one that multiplies the right-hand two first was meant so.
     """
     slope = program.gradients.score
     if slope is None or SCORE in set(postorder([slope])):
@@ -47,7 +48,9 @@ def _places(operand: Operand, reading: Reading) -> list[int]:
 
 
 def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:
-    """The structural part of the cost model. Unknown sizes are taken to be large. `profit` off: only hard limits."""
+    """The structural part of the cost model. Unknown sizes are taken to be large. `profit` off:
+    only hard limits.
+    """
     known = {
         name: _compat.size_hint(getattr(problem, name))
         for name in ("rows", "cols", "head_dim", "value_dim")

@@ -1,7 +1,9 @@
-"""New nodes, tried on fakes first: a region's replacement is computed in full before the graph is touched.
+"""New nodes, tried on fakes first: a region's replacement is computed in full before the graph is
+touched.
 
-`Recipe.call` runs a function on the operands' fake values and notes it; `write` puts what was noted into the graph.
-Sizes may be symbolic: they are written as nodes that compute them from sizes that the graph has.
+`Recipe.call` runs a function on the operands' fake values and notes it; `write` puts what was noted
+into the graph. Sizes may be symbolic: they are written as nodes that compute them from sizes that
+the graph has.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """A tensor of the replacement: its fake value, and the call that makes it or the user's node that it is."""
+    """A tensor of the replacement: its fake value, and the call that makes it or the user's node
+    that it is.
+    """
 
     value: torch.Tensor
     node: Node | None = None
@@ -63,7 +67,8 @@ class Recipe:
     def arrange(self, source: Handle, index: Index, target: Index) -> Handle:
         """A tensor whose dims have the digits `index` as one whose dims have those of `target`.
 
-        Digits of `target` that the source lacks are expanded. Copies only where strides leave no other way.
+        Digits of `target` that the source lacks are expanded. Copies only where strides leave no
+        other way.
         """
         if index == target:
             return source
@@ -200,7 +205,9 @@ class Writer:
         return node
 
     def replace_size(self, node: Node, gone: set[Node]) -> list[Node]:
-        """Let users of a node that reads a shape, other than `gone` ones, use the sizes themselves; what is then unused."""
+        """Let users of a node that reads a shape, other than `gone` ones, use the sizes themselves;
+        what is then unused.
+        """
         value = host.value(node)
         several = isinstance(value, (tuple, list))
         unused = [node]
@@ -250,7 +257,9 @@ class Writer:
 
 
 def _replace_uses(node: Node, user: Node, new: Any) -> None:
-    """Replace `node` in the arguments of `user`, or of all its users where it is given as its own user."""
+    """Replace `node` in the arguments of `user`, or of all its users where it is given as its own
+    user.
+    """
     swap = lambda n: new if n is node else n
     for one in list(node.users) if user is node else [user]:
         one.args, one.kwargs = torch.fx.map_arg(one.args, swap), torch.fx.map_arg(one.kwargs, swap)

@@ -1,13 +1,13 @@
 """The candidates of a graph, the nodes of each region, and whether it is safe to replace them.
 
-A candidate is a product one of whose operands is made from another product of two activations. Its region holds the
-nodes on the way from the one to the other, and whatever changes their storages in place on the way. Everything else
-that enters is a leaf. A region is safe to replace if
+A candidate is a product one of whose operands is made from another product of two activations. Its
+region holds the nodes on the way from the one to the other, and whatever changes their storages in
+place on the way. Everything else that enters is a leaf. A region is safe to replace if
 
-    nothing outside sees its values, unless what sees them is pure and reaches no output and no mutation;
-    no leaf is changed between its use and the second product, by anyone, through any alias;
-    its values are changed by its own nodes only;
-    the gradient mode is one and the same, and no function transform is open.
+    nothing outside sees its values, unless what sees them is pure and reaches no output and no
+    mutation; no leaf is changed between its use and the second product, by anyone, through any
+    alias; its values are changed by its own nodes only; the gradient mode is one and the same, and
+    no function transform is open.
 """
 
 from __future__ import annotations
@@ -48,9 +48,11 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: in program order, from the first product to the second. makers: pure calls that lead from leaves to them.
+    """nodes: in program order, from the first product to the second. makers: pure calls that lead
+    from leaves to them.
 
-    leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a shape only.
+    leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a
+    shape only.
     """
 
     nodes: tuple[Node, ...]
@@ -66,7 +68,9 @@ class Region:
 
 @dataclass
 class HostGraph:
-    """One graph and what is known of it. `reach`: the products that each node's tensors are made from."""
+    """One graph and what is known of it. `reach`: the products that each node's tensors are made
+    from.
+    """
 
     graph: Graph
     ambient: Ambient
@@ -171,8 +175,9 @@ class HostGraph:
     ) -> tuple[list[Node], list[Node]]:
         """Read leaves through what they are made by: (the makers, the new leaves).
 
-        At depth 1 through views and exact upcasts, so that nothing is seen expanded or widened; at depth 2 through
-        point-wise functions too whose result is larger than what they are made from: masks of indices and lengths.
+        At depth 1 through views and exact upcasts, so that nothing is seen expanded or widened; at
+        depth 2 through point-wise functions too whose result is larger than what they are made
+        from: masks of indices and lengths.
         """
         makers: set[Node] = set()
         found: dict[Node, None] = {}
@@ -186,15 +191,10 @@ class HostGraph:
                 and leaf not in self.mutators
             )
             same_mode = self.ambient[leaf].grad == state.grad and self.ambient[leaf].transforms == 0
-            seen = (
-                depth >= 1
-                and (host.is_view(leaf) or _is_upcast(leaf))
-                or depth >= 2
-                and self._spreads(leaf)
+            seen = (depth >= 1 and (host.is_view(leaf) or _is_upcast(leaf))) or (
+                depth >= 2 and self._spreads(leaf)
             )
-            if known and same_mode and seen:
-                makers.add(leaf)
-            elif known and _is_size_arithmetic(leaf):
+            if (known and same_mode and seen) or (known and _is_size_arithmetic(leaf)):
                 makers.add(leaf)
             else:
                 found[leaf] = None
@@ -207,7 +207,9 @@ class HostGraph:
         return sorted(makers, key=self.order.__getitem__), list(found)
 
     def _spreads(self, node: Node) -> bool:
-        """A mask or bias that is made element by element from smaller tensors, and that nothing changes afterwards."""
+        """A mask or bias that is made element by element from smaller tensors, and that nothing
+        changes afterwards.
+        """
         if node in self.spread:
             return self.spread[node]
         self.spread[node] = self._is_spread(node)
@@ -294,7 +296,9 @@ class HostGraph:
         return uses
 
     def _escapes(self, nodes: list[Node], inside: set[Node]) -> tuple[list[Node], list[Node]]:
-        """Users outside of the region: those that are dead, and those that read a shape. Others are refused."""
+        """Users outside of the region: those that are dead, and those that read a shape. Others are
+        refused.
+        """
         dead: dict[Node, None] = {}
         sizes: dict[Node, None] = {}
         for node in nodes[:-1]:
@@ -315,7 +319,9 @@ class HostGraph:
         return sorted(dead, key=self.order.__getitem__), list(sizes)
 
     def _is_dead(self, user: Node, inside: set[Node], dead: dict[Node, None]) -> bool:
-        """Nothing sees it: every transitive user is pure and none is an output. Adds what it finds to `dead`."""
+        """Nothing sees it: every transitive user is pure and none is an output. Adds what it finds
+        to `dead`.
+        """
         seen: dict[Node, None] = {user: None}
         stack = [user]
         while stack:
@@ -340,7 +346,9 @@ def _keeps_shape(node: Node) -> bool:
 
 
 def _of_full_size(firsts: Iterable[Node], operand: Node) -> set[Node]:
-    """Of several products behind an operand, the one that has all its dims, if it is the only one: the others are biases."""
+    """Of several products behind an operand, the one that has all its dims, if it is the only one:
+    the others are biases.
+    """
     given = set(firsts)
     ranks = {n: _rank(n) for n in given}
     full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
@@ -382,7 +390,9 @@ def _rank(node: Node) -> int:
 
 
 def _is_readable(user: Node, inside: set[Node]) -> bool:
-    """What it returns is one size, or several of which each is taken by number, as far as others see it."""
+    """What it returns is one size, or several of which each is taken by number, as far as others
+    see it.
+    """
     if not isinstance(host.value(user), (tuple, list)):
         return True
     others = [n for n in user.users if n not in inside]

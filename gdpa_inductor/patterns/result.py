@@ -1,4 +1,6 @@
-"""What the finder says: a `Match` for every region that was rewritten, a `Rejection` for every candidate that was not."""
+"""What the finder says: a `Match` for every region that was rewritten, a `Rejection` for every
+candidate that was not.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,11 @@ from ..score_mod import ScoreMod
 
 @dataclass(frozen=True)
 class Match:
-    """One rewritten region. `location`: "file:line" of the second product. `node`: the node that calls the op.
+    """One rewritten region. `location`: "file:line" of the second product. `node`: the node that
+    calls the op.
 
-    `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it. `replaced`: the names of the nodes
-    that the op stands for, in program order.
+    `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
+    `replaced`: the names of the nodes that the op stands for, in program order.
     """
 
     problem: Problem

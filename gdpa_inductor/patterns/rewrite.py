@@ -1,8 +1,9 @@
-"""From a user's graph to the same graph with every region replaced by one call of `gdpa::attention`.
+"""From a user's graph to the same graph with every region replaced by one call of
+`gdpa::attention`.
 
-Each candidate is analysed in full before anything is changed; regions that overlap are decided in favour of the one with
-an activation. Then the replacements are written where the second products stood. Nodes outside the regions are neither
-run nor touched.
+Each candidate is analysed in full before anything is changed; regions that overlap are decided in
+favour of the one with an activation. Then the replacements are written where the second products
+stood. Nodes outside the regions are neither run nor touched.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def rewrite_graph(
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
     Args:
-        supports: asked for every region; what it answers is kept as the match's `choice`, and a falsy answer (a
+        supports: asked for every region; what it answers is kept as the match's `choice`, and a
+        falsy answer (a
             Rejection) leaves the region as it is. None supports everything.
     """
     return _rewrite(gm, None, options or Options(), supports, set())
@@ -106,7 +108,9 @@ def _rewrite_one(
 
 
 def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
-    """Plans that share no node: an activation before a mask before none, then as they come. In program order."""
+    """Plans that share no node: an activation before a mask before none, then as they come. In
+    program order.
+    """
     chosen: list[Plan] = []
     taken: set[Node] = set()
     for plan in sorted(plans, key=lambda p: -p.rank):
@@ -158,7 +162,8 @@ def _analyse(
 
 # Refusals that may come from what a leaf is made by, and then vanish when it is taken as it is.
 _DEPENDS_ON_DEPTH = (
-    Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS, Code.MUTATED_OPERAND, Code.LOWERING,
+    Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS,
+    Code.MUTATED_OPERAND, Code.LOWERING,
 )  # fmt: skip
 
 
@@ -256,8 +261,8 @@ def _replacement(
         tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
         tensors = [recipe.moved(t, query.value.device) for t in tensors]
         output = recipe.call(
-            torch.ops.gdpa.attention.default, query, key, value, tensors, list(reading.scalars), str(program),
-            str(options.kernel_options),
+            torch.ops.gdpa.attention.default, query, key, value, tensors, list(reading.scalars),
+            str(program), str(options.kernel_options),
         )  # fmt: skip
         result = recipe.arrange(output, output_dims(layout), reading.output)
         result = recipe.with_strides(result, expected)
@@ -298,7 +303,9 @@ def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], .
 
 
 def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:
-    """One of query, key and value must have the batch: where a mask alone has it, the query is expanded."""
+    """One of query, key and value must have the batch: where a mask alone has it, the query is
+    expanded.
+    """
     if not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):
         return query
     return recipe.expanded(query, layout.batch)

@@ -1,7 +1,8 @@
 """The shadow of a region: its nodes traced to functional ATen on fakes, for analysis only.
 
-In the shadow there is one spelling of everything: no in-place call, no composite function, casts of autocast in the
-open. `Shadow.origin` leads from a node of the shadow to the user's node that it was traced from.
+In the shadow there is one spelling of everything: no in-place call, no composite function, casts of
+autocast in the open. `Shadow.origin` leads from a node of the shadow to the user's node that it was
+traced from.
 """
 
 from __future__ import annotations
@@ -71,7 +72,9 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
 
 
 def _leaf_value(leaf: Node) -> Any:
-    """A fake of its own for every leaf: tracing takes one object for one input. Strides mean nothing to the analysis."""
+    """A fake of its own for every leaf: tracing takes one object for one input. Strides mean
+    nothing to the analysis.
+    """
     value = host.value(leaf)
     if isinstance(value, torch.Tensor):
         with _compat.fake_mode_of(value):
@@ -108,4 +111,5 @@ def _shadow(
 
 
 def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

@@ -1,7 +1,7 @@
 """Symbolic sizes as score expressions, and score expressions' integers as arguments of the op.
 
-A SymInt becomes one integer argument. A SymFloat, such as the square root of a size, becomes an expression over the sizes
-that it is made from.
+A SymInt becomes one integer argument. A SymFloat, such as the square root of a size, becomes an
+expression over the sizes that it is made from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """ATen's point-wise functions as score expressions: one line each.
 
-`POINTWISE[name](kind, *operands, **options)` gives the expression for one call of `aten.<name>`, any overload: `kind` is
-that of the call's result ("f", "i", "b"), tensor operands and numbers are expressions, all else is as ATen has it. What
-is not here, or raises `Unknown`, is refused; `MIXING` says why a known function that is not point-wise is.
+`POINTWISE[name](kind, *operands, **options)` gives the expression for one call of `aten.<name>`,
+any overload: `kind` is that of the call's result ("f", "i", "b"), tensor operands and numbers are
+expressions, all else is as ATen has it. What is not here, or raises `Unknown`, is refused; `MIXING`
+says why a known function that is not point-wise is.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ class Unknown(ValueError):
 
 
 def as_kind(kind: str, x: Expr) -> Expr:
-    """Convert as type promotion does: truth values to 0 and 1, integers to reals; to "b" by comparison with zero."""
+    """Convert as type promotion does: truth values to 0 and 1, integers to reals; to "b" by
+    comparison with zero.
+    """
     if x.kind == kind:
         return x
     if x.is_const and x.value is not None:
@@ -48,7 +51,9 @@ def _function(name: str) -> Rule:
 
 
 def _arithmetic(name: str, on_truth: str = "") -> Rule:
-    """A binary operation in the kind of its result; on truth values the logical operation `on_truth`."""
+    """A binary operation in the kind of its result; on truth values the logical operation
+    `on_truth`.
+    """
 
     def rule(kind: str, x: Expr, y: Expr, *, alpha: Expr | None = None) -> Expr:
         if kind == "b":
@@ -217,6 +222,14 @@ def _hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
     return call("where", call("and", call("ge", x, -c), call("le", x, c)), 0.0, x)
 
 
+def _threshold(kind: str, x: Expr, bound: Expr, value: Expr) -> Expr:
+    return call("where", call("le", real(x), literal(bound)), literal(value), real(x))
+
+
+def _prelu(kind: str, x: Expr, slope: Expr) -> Expr:
+    return call("where", call("gt", real(x), 0.0), real(x), real(slope) * real(x))
+
+
 def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
     return real(x) + real(weight) * (real(y) - real(x))
 
@@ -261,8 +274,7 @@ POINTWISE: dict[str, Rule] = {
     "softplus": _softplus, "mish": _function("mish"), "hardtanh": _hardtanh,
     "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
     "log_sigmoid_forward": _log_sigmoid, "softshrink": _softshrink, "hardshrink": _hardshrink,
-    "threshold": lambda kind, x, t, v: call("where", call("le", real(x), literal(t)), literal(v), real(x)),
-    "_prelu_kernel": lambda kind, x, w: call("where", call("gt", real(x), 0.0), real(x), real(w) * real(x)),
+    "threshold": _threshold, "_prelu_kernel": _prelu,
     "sign": _function("sign"), "sgn": _function("sign"), "floor": _function("floor"),
     "ceil": _function("ceil"), "trunc": _function("trunc"), "fix": _function("trunc"),
     "round": _round, "frac": lambda kind, x: real(x) - call("trunc", real(x)),
@@ -277,7 +289,8 @@ POINTWISE: dict[str, Rule] = {
     "isfinite": lambda kind, x: call("lt", call("abs", real(x)), math.inf), "where": where,
     "masked_fill": lambda kind, x, mask, fill: where(kind, mask, fill, x),
     # What functionalisation makes of `x.fill_(c)`, `x.zero_()` and `x.copy_(y)`.
-    "fill": lambda kind, x, fill: as_kind(kind, fill), "zero": lambda kind, x: as_kind(kind, const(0)),
+    "fill": lambda kind, x, fill: as_kind(kind, fill),
+    "zero": lambda kind, x: as_kind(kind, const(0)),
     "copy": lambda kind, x, source, *_: as_kind(kind, source),
 }
 
