@@ -1,8 +1,9 @@
-"""Which tile shapes are tried for which kernel: a small table, pruned by shared memory, never empty.
+"""Which tile shapes are tried for which kernel: a small table, pruned by shared memory.
 
-A row's first configuration is the best known; the others are benchmarked beside it. `SEARCH` is the wider list for
-max-autotune. The rows of "forward", "rows" and "keys" are the best of that list on an H200 (torch 2.11, Triton 3.6), silu at
-N = M = 1024 and, for D = 128, at 256 to 8192; those of "tiles" follow from the shared memory that a tile takes.
+A row's first configuration is the best known; the others are benchmarked beside it, and
+max-autotune tries a wider list. The rows of "forward", "rows" and "keys" are the best of that list
+on an H200 (torch 2.11, Triton 3.6), silu at N = M = 1024 and, for D = 128, at 256 to 8192; those of
+"tiles" follow from the shared memory that a tile takes.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class Config:
 
 @dataclass(frozen=True)
 class Shape:
-    """What decides the cost of a tile. dims: head dims rounded up to powers of two; itemsize: bytes of an element.
+    """What decides the cost of a tile.
 
+    head_dim, value_dim: rounded up to powers of two. itemsize: bytes of an element.
     score_bytes: bytes per score of the operands between the products that vary along rows and keys.
     """
 
@@ -40,7 +42,7 @@ class Shape:
 
 
 def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
-    """Bytes of shared memory, at most: resident tiles, and one copy per stage of what the loop loads."""
+    """Bytes, at most: resident tiles, and one copy per stage of what the loop loads."""
     both = shape.head_dim + shape.value_dim
     rows, keys = config.rows * shape.itemsize, config.keys * shape.itemsize
     scores = config.rows * config.keys
@@ -78,7 +80,8 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
 )
-# Before sm_90 the tensor core takes its operands from registers, so the same tiles need more warps or fewer rows.
+# Before sm_90 the tensor core takes its operands from registers, so the same tiles need more warps
+# or fewer rows.
 _BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("forward", 2, 64, (Config(64, 64, 4, 3), Config(128, 64, 8, 3))),
     ("forward", 2, 128, (Config(128, 64, 8, 2), Config(64, 64, 4, 2))),
@@ -91,7 +94,7 @@ _SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Co
 
 
 def _searched(itemsize: int) -> Iterator[Config]:
-    """The wider list of max-autotune. Wide tiles of fp32 in full precision take minutes to compile."""
+    """The list of max-autotune. Wide tiles of fp32 in full precision take minutes to compile."""
     lengths = (32, 64, 128) if itemsize == 2 else (32, 64)
     for rows, keys, stages in itertools.product(lengths, lengths, (2, 3)):
         for warps in (4, 8):
@@ -99,11 +102,15 @@ def _searched(itemsize: int) -> Iterator[Config]:
                 yield Config(rows, keys, warps, stages)
 
 
-def configs(kernel: str, shape: Shape, shared: int, thorough: bool, capability: int = 90) -> list[Config]:
-    """What to try, best known first. shared: bytes of shared memory per program; capability: such as 80, 90, 100."""
+def configs(
+    kernel: str, shape: Shape, shared: int, thorough: bool, capability: int = 90
+) -> list[Config]:
+    """What to try, best known first, within `shared` bytes; capability: such as 80, 90, 100."""
     table = (*_BEFORE_WGMMA, *_TABLE) if capability < 90 else _TABLE
     known = next(
-        row for name, size, dim, row in table if (name, size) == (kernel, shape.itemsize) and shape.widest <= dim
+        row
+        for name, size, dim, row in table
+        if (name, size) == (kernel, shape.itemsize) and shape.widest <= dim
     )
     tried = [*known, *(_searched(shape.itemsize) if thorough else ())]
 
@@ -116,4 +123,7 @@ def configs(kernel: str, shape: Shape, shared: int, thorough: bool, capability: 
                 return
 
     found = [less for config in tried for less in fitting(config)]
-    return list(dict.fromkeys(found)) or [*(less for c in _SMALLER for less in fitting(c)), _SMALLER[-1]][:1]
+    return (
+        list(dict.fromkeys(found))
+        or [*(less for c in _SMALLER for less in fitting(c)), _SMALLER[-1]][:1]
+    )

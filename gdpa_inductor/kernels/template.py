@@ -1,7 +1,8 @@
 """Plans and sources of the Triton kernels.
 
-A `Plan` says what one kernel reads, computes and stores; the jinja sources read it as `plan`. Nothing in it depends on
-tile shapes or sizes, so one template serves every configuration and length.
+A `Plan` says what one kernel reads, computes and stores; the jinja sources read it as `plan`.
+Nothing in it depends on tile shapes or sizes, so one template serves every configuration and
+length.
 """
 
 from __future__ import annotations
@@ -43,10 +44,11 @@ class AuxRead:
 class Plan:
     """kernel: "forward", "rows", "keys" or "tiles".
 
-    names: the terms to compute, in the order of the outputs: "p" the weight, "ds" its derivative with respect to the
-    score, "g<i>" that with respect to operand i. flat: those that do not depend on the score. reads: the operands that
-    they need. shared: operands of batch 1 that all batches read. grouped: operands with fewer heads than the query.
-    loops_heads: one program of "keys" runs over the query heads of its key head. summed: axes that "tiles" sums over.
+    names: the terms to compute, in the order of the outputs: "p" the weight, "ds" its derivative
+    with respect to the score, "g<i>" that with respect to operand i. flat: those that do not depend
+    on the score. reads: the operands that they need. shared: operands of batch 1 that all batches
+    read. grouped: operands with fewer heads than the query. loops_heads: one program of "keys" runs
+    over the query heads of its key head. summed: axes that "tiles" sums over.
     """
 
     kernel: str

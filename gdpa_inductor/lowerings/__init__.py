@@ -1,8 +1,9 @@
 """Lowerings: how Inductor runs gdpa::attention and gdpa::attention_backward.
 
-`choose` judges a problem before the rewrite; `register` installs the Inductor lowerings, which hand the op to the kernel of
-its device. Should a lowering fail all the same, the reference formula is inlined as ATen, counted under `fallback`.
-Nothing of Inductor or Triton is imported before `register`.
+`choose` judges a problem before the rewrite; `register` installs the Inductor lowerings, which hand
+the op to the kernel of its device. Should a lowering fail all the same, the reference formula is
+inlined as ATen, counted under `fallback`. Nothing of Inductor or Triton is imported before
+`register`.
 """
 
 from __future__ import annotations

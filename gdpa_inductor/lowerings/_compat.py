@@ -1,7 +1,7 @@
 """The private parts of Inductor that lowerings use, and the versions they were checked on.
 
-Checked on torch 2.11.0 and 2.13.0 unless a line says otherwise. Everything of torch._inductor is imported inside the
-functions: `choose` must not load the compiler.
+Checked on torch 2.11.0 and 2.13.0 unless a line says otherwise. Everything of torch._inductor is
+imported inside the functions: `choose` must not load the compiler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger("gdpa_inductor")
 
 
 def register_lowering(op: Any, function: Callable[..., Any]) -> None:
-    """Make `function` the lowering of `op`: it gets Inductor IR and plain literals, and returns IR."""
+    """Make `function` the lowering of `op`: from Inductor IR and literals to IR."""
     from torch._inductor.lowering import lowerings, register_lowering
 
     if op not in lowerings:
@@ -38,7 +38,7 @@ def lowered_node_values() -> list[Any]:
 
 
 def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list[Any]) -> Any:
-    """Lower `formula(*operands)` op by op in place of the node under lowering; results are contiguous.
+    """Lower `formula(*operands)` op by op; the results are contiguous.
 
     operands: IR nodes and symbolic sizes; fakes: the same as fake tensors and SymInts.
     """
@@ -49,7 +49,9 @@ def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with V.fake_mode, torch.no_grad():
-        traced = make_fx(formula, select_decomp_table(), tracing_mode="real", _allow_non_fake_inputs=True)(*fakes)
+        traced = make_fx(
+            formula, select_decomp_table(), tracing_mode="real", _allow_non_fake_inputs=True
+        )(*fakes)
     result = process_subgraph_nodes(traced, operands)
     if isinstance(result, (list, tuple)):
         return [ir.ExternKernel.require_contiguous(part) for part in result]
@@ -57,14 +59,14 @@ def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list
 
 
 def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:
-    """Call one of Inductor's ops through the current handler; the result has arithmetic operators."""
+    """One of Inductor's ops through the current handler; the result has arithmetic operators."""
     from torch._inductor.virtualized import ops
 
     return getattr(ops, name)(*args, **kwargs)
 
 
 def fixed_input(name: str, dtype: torch.dtype) -> Any:
-    """A variable that a template hands to `modification`. 2.11 takes all of them for fp32, so the dtype is set here."""
+    """What a template hands to `modification`. 2.11 takes it for fp32, so the dtype is set here."""
     import sympy
     from torch._inductor.virtualized import OpsValue, ops
 
@@ -75,7 +77,7 @@ def fixed_input(name: str, dtype: torch.dtype) -> Any:
 
 
 def symbolic_scalar(value: Any, dtype: torch.dtype) -> Any:
-    """A size of the graph inside of a template's `modification`; becomes an argument of the kernel if it is symbolic."""
+    """A size of the graph inside of a `modification`; a symbolic one becomes an argument."""
     import sympy
     from torch._inductor.virtualized import OpsValue, V
 
@@ -129,7 +131,12 @@ def rounded_to_tf32(node: Any) -> Any:
     load = node.make_loader()
 
     def body(index: Any) -> Any:
-        return inductor_op("inline_asm_elementwise", load(index), asm="cvt.rna.tf32.f32 $0, $1;", constraints="=r,r")
+        return inductor_op(
+            "inline_asm_elementwise",
+            load(index),
+            asm="cvt.rna.tf32.f32 $0, $1;",
+            constraints="=r,r",
+        )
 
     return ir.Pointwise.create(
         device=node.get_device(), dtype=torch.float32, inner_fn=body, ranges=node.get_size()
@@ -157,9 +164,13 @@ def zeros(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def finish(
-    formula: Callable[..., Any], buffer: Any, size: Sequence[Any], dtype: torch.dtype, like: torch.Tensor
+    formula: Callable[..., Any],
+    buffer: Any,
+    size: Sequence[Any],
+    dtype: torch.dtype,
+    like: torch.Tensor,
 ) -> Any:
-    """Lower `formula(buffer, like)`; of `like` only shape and dtype may be used. size, dtype: those of the buffer."""
+    """Lower `formula(buffer, like)`, with the buffer's size and dtype, and `like` for its own."""
     from torch._inductor.virtualized import V
 
     with V.fake_mode:
@@ -195,19 +206,24 @@ def float32_precision() -> str:
 
 @functools.cache
 def template(plan: Plan) -> Any:
-    """Inductor's template for a plan. The plan is a global of the jinja source; see kernels/template.py."""
+    """Inductor's template for a plan, which is a global of the jinja source."""
     from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 
     extents = {"forward": ("BLOCK_N", None), "rows": ("BLOCK_N", None), "keys": (None, "BLOCK_M")}
     rows, keys = extents.get(plan.kernel, ("BLOCK_N", "BLOCK_M"))
 
-    def grid(n: Any, m: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any, int, int]:
+    def grid(
+        n: Any, m: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+    ) -> tuple[Any, int, int]:
         tiles_n = cdiv(n, meta[rows]) if rows else 1
         tiles_m = cdiv(m, meta[keys]) if keys else 1
         return tiles_n * tiles_m * units, 1, 1
 
     made = TritonTemplate(
-        name=f"gdpa_{plan.kernel}_{next(_NUMBERS)}", grid=SymbolicGridFn(grid), source=plan.source, **_freeze()
+        name=f"gdpa_{plan.kernel}_{next(_NUMBERS)}",
+        grid=SymbolicGridFn(grid),
+        source=plan.source,
+        **_freeze(),
     )
     made.template.globals["plan"] = plan
     return made
@@ -224,8 +240,10 @@ def _freeze() -> dict[str, bool]:
     return {"always_freeze_layout": True} if "always_freeze_layout" in known else {}
 
 
-def best_of(template: Any, name: str, choices: Sequence[dict[str, Any]], body: dict[str, Any]) -> Any:
-    """Benchmark the template under each of `choices` (a single one is taken as it is); the winner's output."""
+def best_of(
+    template: Any, name: str, choices: Sequence[dict[str, Any]], body: dict[str, Any]
+) -> Any:
+    """The output of the template under the fastest of `choices`; a single one is not timed."""
     from torch._inductor.select_algorithm import autotune_select_algorithm
 
     callers: list[Any] = []
@@ -233,7 +251,8 @@ def best_of(template: Any, name: str, choices: Sequence[dict[str, Any]], body: d
     if not callers:
         raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
     nodes, layout = body["input_nodes"], body["layout"]
-    report = io.StringIO()  # Inductor prints a line for each comparison, even where nobody asked for max-autotune
+    # Inductor prints a line for each comparison, even where nobody asked for max-autotune.
+    report = io.StringIO()
     with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
         found = autotune_select_algorithm(name, callers, nodes, layout, return_multi_template=False)
     log.debug("%s", report.getvalue())

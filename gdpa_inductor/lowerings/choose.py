@@ -1,7 +1,8 @@
 """Which kernel runs a problem, or why none does: rules as data.
 
-`choose` is asked before anything is rewritten, so what it accepts must lower. A `Choice` names the kernel; a refusal is a
-falsy `Rejection`. Correctness comes first ("supports"), then, unless `options.profit` is off, the cost model ("pays").
+`choose` is asked before anything is rewritten, so what it accepts must lower. A `Choice` names the
+kernel; a refusal is a falsy `Rejection`. Correctness comes first ("supports"), then, unless
+`options.profit` is off, the cost model ("pays").
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from ._compat import float32_precision
 MAX_HEAD_DIM = 256
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _AUX_DTYPES = (
-    *_FLOATS, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+    *_FLOATS, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
+    torch.int64,
 )  # fmt: skip
 
 
@@ -38,7 +40,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rule:
-    """`complaint(problem)` is a sentence where the kernel cannot or should not run the problem, else ""."""
+    """`complaint(problem)`: why the kernel cannot or should not run it, or ""."""
 
     code: Code
     complaint: Callable[[Problem], str]
@@ -52,7 +54,9 @@ def choose(problem: Problem, options: Options) -> Choice | Rejection:
     if kernel is None:
         return Rejection(Code.DEVICE, f"there is no kernel for the device {problem.device.type!r}")
     if options.kernel not in ("auto", kernel):
-        return Rejection(Code.DEVICE, f"the kernel {options.kernel!r} does not run on {problem.device.type!r}")
+        return Rejection(
+            Code.DEVICE, f"the kernel {options.kernel!r} does not run on {problem.device.type!r}"
+        )
     rules = [*SUPPORTS[kernel], *(PAYS[kernel] if options.profit else ())]
     for rule in rules:
         complaint = rule.complaint(problem)
@@ -69,14 +73,16 @@ def _old_device(problem: Problem) -> str:
     if torch.version.hip is not None:
         return "the Triton kernel has been checked on NVIDIA devices only"
     major, minor = torch.cuda.get_device_capability(problem.device)
-    return "" if major >= 8 else f"the Triton kernel needs compute capability 8.0, this device has {major}.{minor}"
+    if major >= 8:
+        return ""
+    return f"the Triton kernel needs compute capability 8.0, this device has {major}.{minor}"
 
 
 def _float_dtypes(problem: Problem) -> str:
     if problem.dtype not in _FLOATS:
         return f"the Triton kernel takes fp16, bf16 and fp32 operands, not {problem.dtype}"
     if problem.value_dtype != problem.dtype:
-        return f"query is {problem.dtype} and value {problem.value_dtype}; the Triton kernel wants one dtype"
+        return f"query is {problem.dtype}, value {problem.value_dtype}; the Triton kernel takes one"
     return ""
 
 
@@ -96,14 +102,14 @@ def _head_dims(problem: Problem) -> str:
 
 
 def _hint(size: Size, otherwise: int = 1 << 20) -> int:
-    """A size, or what it was when the graph was captured; unknown sizes count as large. Adds no guard."""
+    """A size, or what it was at capture; unknown sizes count as large. Adds no guard."""
     known = _compat.size_hint(size)
     return otherwise if known is None else known
 
 
 @dataclass(frozen=True)
 class Gain:
-    """Up to `head_dim`, the fused form is no slower than stock Inductor from so many rows and keys on.
+    """From how many rows and keys on the fused form is no slower, for head dims up to `head_dim`.
 
     inference, training: the smaller of rows and keys; None where it never pays.
     """
@@ -113,9 +119,10 @@ class Gain:
     training: int | None
 
 
-# Measured on an H200 (torch 2.11, Triton 3.6), silu, no mask, B·N = 8192, H = 4, N of 64 to 8192, against stock Inductor.
-# With fp32 in full precision Triton multiplies on the vector units, where cuBLAS is 1.1 to 50 times faster. The backward
-# recomputes the scores, 9 products to the 6 of a backward that has stored them, so wide heads pay for inference only.
+# Measured on an H200 (torch 2.11, Triton 3.6), silu, no mask, B·N = 8192, H = 4, N of 64 to 8192,
+# against stock Inductor. With fp32 in full precision Triton multiplies on the vector units, where
+# cuBLAS is 1.1 to 50 times faster. The backward recomputes the scores, 9 products to the 6 of a
+# backward that has stored them, so wide heads pay for inference only.
 _GAINS: dict[str, tuple[Gain, ...]] = {
     "half": (Gain(128, 1, 1), Gain(256, 512, None)),
     "tf32": (Gain(32, 1, 1), Gain(64, 256, 1024)),
@@ -133,7 +140,9 @@ def _gain(problem: Problem) -> str:
     if least is None:
         return f"the unfused form is faster for {where}"
     shorter = min(_hint(problem.rows), _hint(problem.cols))
-    return "" if shorter >= least else f"{where} pays from {least} rows and keys on, this has {shorter}"
+    if shorter >= least:
+        return ""
+    return f"{where} pays from {least} rows and keys on, this has {shorter}"
 
 
 _PRECISIONS = {"half": "16 bits", "tf32": "TF32", "ieee": "fp32 without TF32"}

@@ -1,8 +1,9 @@
 """The Inductor lowerings of gdpa::attention and gdpa::attention_backward.
 
-Each asks `choose` for the kernel of its operands and hands them to that kernel's module; both get and give Inductor IR.
-Where there is no kernel, or its lowering fails, the reference formula is traced to ATen and lowered in place of the op:
-slower, with N×M intermediates, never wrong. That is counted under `fallback`, with a reason in the log; `strict` raises.
+Each asks `choose` for the kernel of its operands and hands them to that kernel's module; both get
+and give Inductor IR. Where there is no kernel, or its lowering fails, the reference formula is
+traced to ATen and lowered in place of the op: slower, with N×M intermediates, never wrong. That is
+counted under `fallback`, with a reason in the log; `strict` raises.
 """
 
 from __future__ import annotations
@@ -33,7 +34,13 @@ def register() -> None:
 
 
 def _attention(
-    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str, kernel_options: str
+    query: Any,
+    key: Any,
+    value: Any,
+    aux: Sequence[Any],
+    scalars: Sequence[Any],
+    score_mod: str,
+    kernel_options: str,
 ) -> Any:
     program, options = ScoreMod.parse(score_mod), KernelOptions.parse(kernel_options)
 
@@ -45,8 +52,8 @@ def _attention(
 
 
 def _attention_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str,
-    needs: Sequence[bool], kernel_options: str,
+    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any],
+    score_mod: str, needs: Sequence[bool], kernel_options: str,
 ) -> Any:  # fmt: skip
     program, options = ScoreMod.parse(score_mod), KernelOptions.parse(kernel_options)
 
@@ -90,7 +97,11 @@ def _lower(
 
 
 def _inline(
-    formula: Callable[..., Any], flat: list[Any], fakes: list[Any], reason: str, options: KernelOptions
+    formula: Callable[..., Any],
+    flat: list[Any],
+    fakes: list[Any],
+    reason: str,
+    options: KernelOptions,
 ) -> Any:
     """Lower the reference formula in place of the op; say so."""
     counters["gdpa"]["fallback"] += 1

@@ -1,10 +1,11 @@
-"""From terms of a score program to Inductor's ops: what stands between the products inside of a kernel.
+"""From terms of a score program to Inductor's ops: what stands between the two products.
 
-`PLAIN` gives every operation of `expr.OPS` in full accuracy, one line each. `FAST` replaces some of them for fp16 and bf16
-operands on NVIDIA devices, by the hardware's approximate functions; each obeys |fast - exact| <= 2^-10 max(1, |x|) for x
-in [-30, 30]. A tanh costs one pass of the special-function unit per score where ex2 and rcp cost two, and that unit bounds
-the forward kernel, so silu and tanh-gelu are written with tanh. A sigmoid by itself is not: its negative tail, where weights
-of sigmoid attention live, keeps its relative accuracy only as rcp(1 + ex2(-x)).
+`PLAIN` gives every operation of `expr.OPS` in full accuracy, one line each. `FAST` replaces some of
+them for fp16 and bf16 operands on NVIDIA devices, by the hardware's approximate functions; each
+obeys |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]. A tanh costs one pass of the
+special-function unit per score where ex2 and rcp cost two, and that unit bounds the forward kernel,
+so silu and tanh-gelu are written with tanh. A sigmoid by itself is not: its negative tail, where
+weights of sigmoid attention live, keeps its relative accuracy only as rcp(1 + ex2(-x)).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
 
 class _Ops:
-    """`ops.name(...)`, looked up at use: the handler exists only while a kernel is being written."""
+    """`ops.name(...)`, looked up at use: the handler exists only while a kernel is written."""
 
     def __getattr__(self, name: str) -> Emit:
         return functools.partial(_compat.inductor_op, name)
@@ -82,7 +83,8 @@ def _gelu_tanh_argument(x: Value) -> Value:
 
 
 def _remainder(x: Value, y: Value) -> Value:
-    """The sign of the divisor, as Python and torch have it; the hardware takes that of the dividend."""
+    """The sign of the divisor, as Python and torch have it; the hardware takes that of the
+    dividend."""
     rest = ops.mod(x, y)
     zero = integer(0)
     wrong = ops.logical_and(ops.ne(rest, zero), ops.ne(ops.lt(rest, zero), ops.lt(y, zero)))
@@ -153,19 +155,30 @@ PLAIN: Mapping[str, Emit] = {
 
 
 def asm(instruction: str) -> Emit:
-    """One PTX instruction on fp32 registers, free of side effects, so that equal ones are merged."""
+    """One PTX instruction on fp32 registers, free of side effects, so that equal ones are
+    merged."""
 
     def emit(*inputs: Value) -> Value:
         places = ", ".join(f"${i}" for i in range(len(inputs) + 1))
         registers = ",".join(["=r", *("r" for _ in inputs)])
         return ops.inline_asm_elementwise(
-            *inputs, asm=f"{instruction} {places};", constraints=registers, dtype=F32, is_pure=True, pack=1
+            *inputs,
+            asm=f"{instruction} {places};",
+            constraints=registers,
+            dtype=F32,
+            is_pure=True,
+            pack=1,
         )
 
     return emit
 
 
-tanh, exp2, log2, reciprocal = asm("tanh.approx.f32"), asm("ex2.approx.f32"), asm("lg2.approx.f32"), asm("rcp.approx.f32")
+tanh, exp2, log2, reciprocal = (
+    asm("tanh.approx.f32"),
+    asm("ex2.approx.f32"),
+    asm("lg2.approx.f32"),
+    asm("rcp.approx.f32"),
+)
 largest, smallest = asm("max.NaN.f32"), asm("min.NaN.f32")  # exact, and one instruction
 
 
@@ -237,11 +250,13 @@ def wide(terms: Sequence[Expr]) -> bool:
     return any(node.kind == "i" and node.op in ("mul", "int") for node in postorder(terms))
 
 
-def subgraph(term: Expr, weight: Expr, scalars: Sequence[Any], device: torch.device, fast: bool) -> Any:
+def subgraph(
+    term: Expr, weight: Expr, scalars: Sequence[Any], device: torch.device, fast: bool
+) -> Any:
     """The term as a body that a template inlines by `modification`.
 
-    Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, n, m (int32), a<i> (as loaded, floats in fp32).
-    scalars: the symbolic or plain integers of the op.
+    Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, n, m (int32), a<i> (as
+    loaded, floats in fp32). scalars: the symbolic or plain integers of the op.
     """
     index_dtype = I64 if wide([term]) else I32
 
@@ -250,11 +265,17 @@ def subgraph(term: Expr, weight: Expr, scalars: Sequence[Any], device: torch.dev
             value = node.value
             if node.kind == "i":
                 return integer(int(value or 0))
-            return real(float(value or 0.0)) if node.kind == "f" else ops.constant(bool(value), torch.bool)
+            return (
+                real(float(value or 0.0))
+                if node.kind == "f"
+                else ops.constant(bool(value), torch.bool)
+            )
         if node.op == "scalar":
             return _compat.symbolic_scalar(scalars[int(node.value or 0)], I64)
         if node.op == "aux":
-            return _compat.fixed_input(f"a{node.value}", {"f": F32, "i": I64, "b": torch.bool}[node.kind])
+            return _compat.fixed_input(
+                f"a{node.value}", {"f": F32, "i": I64, "b": torch.bool}[node.kind]
+            )
         if node.kind == "f":
             return _compat.fixed_input(node.op, F32)
         index = _compat.fixed_input(node.op, I32)

@@ -1,8 +1,9 @@
 """GDPA by Triton: what each kernel of one op computes, and the templates that compute it.
 
-Forward is one kernel. The backward is up to three kinds, each with loops of its own, so that every sum has one order and no
-gradient needs an atomic: "rows" (dQ and sums over the keys), "keys" (dK, dV and sums over the rows) and one "tiles" per
-operand that varies along both. What a kernel cannot sum by itself (over the batch, over heads) it leaves to Inductor, in fp32.
+Forward is one kernel. The backward is up to three kinds, each with loops of its own, so that every
+sum has one order and no gradient needs an atomic: "rows" (dQ and sums over the keys), "keys" (dK,
+dV and sums over the rows) and one "tiles" per operand that varies along both. What a kernel cannot
+sum by itself (over the batch, over heads) it leaves to Inductor, in fp32.
 """
 
 from __future__ import annotations
@@ -48,7 +49,11 @@ class Operands:
 
     @property
     def fast(self) -> bool:
-        return self.options.fast_math and self.problem.dtype in _FAST_DTYPES and torch.version.hip is None
+        return (
+            self.options.fast_math
+            and self.problem.dtype in _FAST_DTYPES
+            and torch.version.hip is None
+        )
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,13 @@ class Output:
 
 
 def lower(
-    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], program: ScoreMod, options: KernelOptions
+    query: Any,
+    key: Any,
+    value: Any,
+    aux: Sequence[Any],
+    scalars: Sequence[Any],
+    program: ScoreMod,
+    options: KernelOptions,
 ) -> Any:
     """O [B,H,N,Dv], contiguous. Operands are Inductor IR in the op's layout."""
     o = _operands({"Q": query, "K": key, "V": value}, aux, scalars, program, options)
@@ -75,16 +86,22 @@ def lower(
 
 
 def lower_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], program: ScoreMod,
-    needs: Sequence[bool], options: KernelOptions,
+    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any],
+    program: ScoreMod, needs: Sequence[bool], options: KernelOptions,
 ) -> list[Any]:  # fmt: skip
     """The asked gradients of (query, key, value, *aux), each as its operand, contiguous."""
-    o = _operands({"Q": query, "K": key, "V": value, "DO": grad_out}, aux, scalars, program, options)
+    o = _operands(
+        {"Q": query, "K": key, "V": value, "DO": grad_out}, aux, scalars, program, options
+    )
     fakes = _compat.lowered_node_values()
     leaves = [*fakes[1:4], *fakes[4]]
     found: dict[int, Any] = {}
     if not _empty(o.problem):
-        wanted = {number: term for number, term in _terms(program).items() if term is not None and needs[number]}
+        wanted = {
+            number: term
+            for number, term in _terms(program).items()
+            if term is not None and needs[number]
+        }
         for kernel in (_rows, _keys, _tiles):
             found.update(kernel(wanted, leaves, o))
     return [
@@ -109,14 +126,18 @@ def _rows(wanted: dict[int, Expr], leaves: list[Any], o: Operands) -> dict[int, 
         outputs[0] = Output("ds", wanted[0], (p.batch, p.heads, p.rows, p.head_dim), dtype)
     for i, spec in _aux_wanted(wanted, p):
         if "m" not in spec.access:
-            outputs[3 + i] = Output(f"g{i}", wanted[3 + i], (p.batch, p.heads, p.rows), torch.float32)
+            outputs[3 + i] = Output(
+                f"g{i}", wanted[3 + i], (p.batch, p.heads, p.rows), torch.float32
+            )
     return _finished("rows", outputs, leaves, o, axis=3)
 
 
 def _keys(wanted: dict[int, Expr], leaves: list[Any], o: Operands) -> dict[int, Any]:
     """dK, dV, and the gradients of operands that vary along the keys only."""
     p = o.problem
-    columns = [i for i, spec in _aux_wanted(wanted, p) if "m" in spec.access and "n" not in spec.access]
+    columns = [
+        i for i, spec in _aux_wanted(wanted, p) if "m" in spec.access and "n" not in spec.access
+    ]
     loops_heads = _loops_heads(o) and not columns
     heads = p.key_heads if loops_heads else p.heads
     outputs: dict[int, Output] = {}
@@ -137,7 +158,9 @@ def _tiles(wanted: dict[int, Expr], leaves: list[Any], o: Operands) -> dict[int,
     for i, spec in _aux_wanted(wanted, p):
         if not {"n", "m"} <= spec.axes:
             continue
-        own = [extent if axis in spec.axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))]
+        own = [
+            extent if axis in spec.axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))
+        ]
         summed = frozenset("bh") - spec.axes
         splits = _splits(p, summed)
         dtype = torch.float32 if summed else p.aux_dtypes[i]
@@ -151,12 +174,16 @@ def _aux_wanted(wanted: dict[int, Expr], problem: Problem) -> list[tuple[int, Au
 
 
 def _loops_heads(o: Operands) -> bool:
-    """Key and value heads are the same groups, so one program can sum over the query heads of a group."""
-    return o.grouped == {"K", "V"} and statically_known_true(o.problem.key_heads == o.problem.value_heads)
+    """Key and value heads are the same groups, so one program can sum over the query heads of a
+    group."""
+    return o.grouped == {"K", "V"} and statically_known_true(
+        o.problem.key_heads == o.problem.value_heads
+    )
 
 
 def _splits(problem: Problem, summed: frozenset[str]) -> int:
-    """Into how many shares to part what "tiles" sums over, so that the device is filled, within 64 MiB of partial sums."""
+    """Into how many shares to part what "tiles" sums over, so that the device is filled, within 64
+    MiB of partial sums."""
     sizes = {"b": problem.batch, "h": problem.heads, "n": problem.rows, "m": problem.cols}
     hints = {axis: size_hint(size) or 1 for axis, size in sizes.items()}
     members = math.prod(hints[axis] for axis in summed)
@@ -167,27 +194,37 @@ def _splits(problem: Problem, summed: frozenset[str]) -> int:
 
 
 def _finished(
-    kernel: str, outputs: dict[int, Output], leaves: list[Any], o: Operands, axis: int | None = None, **plan: Any
+    kernel: str,
+    outputs: dict[int, Output],
+    leaves: list[Any],
+    o: Operands,
+    axis: int | None = None,
+    **plan: Any,
 ) -> dict[int, Any]:
-    """Run a kernel and bring what it stored to the shapes of the gradients. axis: what the sums of the kernel lack."""
+    """Run a kernel and bring what it stored to the shapes of the gradients. axis: what the sums of
+    the kernel lack."""
     if not outputs:
         return {}
-    found: dict[int, Any] = {}
     stored = _run(kernel, list(outputs.values()), o, **plan)
+    found: dict[int, Any] = {}
     for (number, output), buffer in zip(outputs.items(), stored, strict=True):
         leaf = leaves[number]
-        if number < 3:
-            formula = lambda part, like: reduce_to(part, like)  # noqa: E731
-            same = all(statically_known_true(x == y) for x, y in zip(output.size, leaf.shape, strict=True))
-            found[number] = buffer if same else _compat.finish(formula, buffer, output.size, output.dtype, leaf)
-        else:
-            spec = o.program.aux[number - 3]
-            found[number] = _compat.finish(_aux_gradient(spec, axis), buffer, output.size, output.dtype, leaf)
+        found[number] = buffer
+        if number >= 3:
+            formula = _aux_gradient(o.program.aux[number - 3], axis)
+            found[number] = _compat.finish(formula, buffer, output.size, output.dtype, leaf)
+        elif not _same_shape(output.size, leaf.shape):
+            found[number] = _compat.finish(reduce_to, buffer, output.size, output.dtype, leaf)
     return found
 
 
+def _same_shape(size: Sequence[Size], other: Sequence[Size]) -> bool:
+    return all(statically_known_true(x == y) for x, y in zip(size, other, strict=True))
+
+
 def _aux_gradient(spec: Aux, axis: int | None) -> Any:
-    """From sums over [B,H,·] without `axis`, or over [shares,B,H,N,M], to the gradient of the operand."""
+    """From sums over [B,H,·] without `axis`, or over [shares,B,H,N,M], to the gradient of the
+    operand."""
 
     def formula(part: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
         placed = part.sum(0) if axis is None else part.unsqueeze(axis)
@@ -199,7 +236,11 @@ def _aux_gradient(spec: Aux, axis: int | None) -> Any:
 
 
 def _operands(
-    matrices: dict[str, Any], aux: Sequence[Any], scalars: Sequence[Any], program: ScoreMod, options: KernelOptions
+    matrices: dict[str, Any],
+    aux: Sequence[Any],
+    scalars: Sequence[Any],
+    program: ScoreMod,
+    options: KernelOptions,
 ) -> Operands:
     values = _compat.lowered_node_values()[len(matrices) - 3 :]
     query, key, value, fakes = values[:4]
@@ -216,13 +257,18 @@ def _operands(
         },
         aux=tuple(_compat.realized(x, problem.device) for x in aux),
         scalars=tuple(scalars),
-        shared=frozenset(n for n, x in by_name.items() if not statically_known_true(x.shape[0] == problem.batch)),
-        grouped=frozenset(n for n, x in by_name.items() if not statically_known_true(x.shape[1] == problem.heads)),
+        shared=frozenset(
+            n for n, x in by_name.items() if not statically_known_true(x.shape[0] == problem.batch)
+        ),
+        grouped=frozenset(
+            n for n, x in by_name.items() if not statically_known_true(x.shape[1] == problem.heads)
+        ),
     )
 
 
 def _rounds(problem: Problem) -> bool:
-    """The tensor core cuts fp32 to TF32, which shrinks every product; so operands are rounded to nearest before."""
+    """The tensor core cuts fp32 to TF32, which shrinks every product; so operands are rounded to
+    nearest before."""
     return problem.dtype == torch.float32 and _compat.float32_precision() == "tf32"
 
 
@@ -234,7 +280,11 @@ def _empty(problem: Problem) -> bool:
 def _plan(kernel: str, outputs: list[Output], o: Operands, **plan: Any) -> Plan:
     terms = [output.term for output in outputs]
     used = sorted({int(node.value or 0) for node in postorder(terms) if node.op == "aux"})
-    flat = [out.name for out in outputs if not any(node.op in ("s", "g") for node in postorder([out.term]))]
+    flat = [
+        out.name
+        for out in outputs
+        if not any(node.op in ("s", "g") for node in postorder([out.term]))
+    ]
     return Plan(
         kernel=kernel,
         names=tuple(output.name for output in outputs),
@@ -252,16 +302,24 @@ def _run(kernel: str, outputs: list[Output], o: Operands, **plan: Any) -> list[A
     others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
     body = {
         "subgraphs": [
-            emit.subgraph(out.term, o.program.weight, o.scalars, o.problem.device, o.fast) for out in outputs
+            emit.subgraph(out.term, o.program.weight, o.scalars, o.problem.device, o.fast)
+            for out in outputs
         ],
-        "input_nodes": [*(o.matrices[name] for name in planned.operands), *(o.aux[a.number] for a in planned.reads), *others],
+        "input_nodes": [
+            *(o.matrices[name] for name in planned.operands),
+            *(o.aux[a.number] for a in planned.reads),
+            *others,
+        ],
         "mutated_inputs": others or None,
         "layout": _compat.contiguous_layout(outputs[0].size, outputs[0].dtype, o.problem.device),
         "call_sizes": _call_sizes(kernel, outputs[0], o.problem),
     }
     template = _compat.template(planned)
     tried = _configs(planned, o.problem)
-    choices = [{"num_warps": c.warps, "num_stages": c.stages, **_constants(c, o.problem, outputs[0])} for c in tried]
+    choices = [
+        {"num_warps": c.warps, "num_stages": c.stages, **_constants(c, o.problem, outputs[0])}
+        for c in tried
+    ]
     return [_compat.best_of(template, f"gdpa_{kernel}", choices, body), *others]
 
 
@@ -285,7 +343,11 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
 
 def _cut(config: Config, problem: Problem) -> Config:
     """No tile needs to be longer than the rows or keys that there are."""
-    limits = [1 << max(4, (hint - 1).bit_length()) for hint in (size_hint(problem.rows), size_hint(problem.cols)) if hint]
+    limits = [
+        1 << max(4, (hint - 1).bit_length())
+        for hint in (size_hint(problem.rows), size_hint(problem.cols))
+        if hint
+    ]
     if len(limits) < 2:
         return config
     return replace(config, rows=min(config.rows, limits[0]), keys=min(config.keys, limits[1]))

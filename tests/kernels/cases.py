@@ -1,4 +1,5 @@
-"""Problems for the Triton kernels, each with a bound on its error against the fp64 reference: a table, one line each.
+"""Problems for the Triton kernels, each with a bound on its error against the fp64 reference: a
+table, one line each.
 
 A case is judged in fp32: the interpreter's low precision is not to be trusted.
 """
@@ -18,10 +19,12 @@ SILU = "silu(mul(s,0.25))"
 
 @dataclass(frozen=True)
 class Case:
-    """query [b,h,n,d], key [bk,hk,m,d], value [bv,hv,m,dv]; aux: shapes and kinds of the program's operands.
+    """query [b,h,n,d], key [bk,hk,m,d], value [bv,hv,m,dv]; aux: shapes and kinds of the program's
+    operands.
 
-    view: how the operands lie in memory. needs: the gradients to ask for, "qkv" and the numbers of aux operands; "" is
-    inference. choice: which configuration of the table. capability: of the faked device.
+    view: how the operands lie in memory. needs: the gradients to ask for, "qkv" and the numbers of
+    aux operands; "" is inference. choice: which configuration of the table. capability: of the
+    faked device.
     """
 
     name: str
@@ -74,22 +77,31 @@ class Case:
             out = torch.ops.gdpa.attention(*operands, "strict=True")
             if not self.needs:
                 return [out]
-            return [out, *torch.ops.gdpa.attention_backward(grad_out, *operands, self.asked, "strict=True")]
+            return [
+                out,
+                *torch.ops.gdpa.attention_backward(grad_out, *operands, self.asked, "strict=True"),
+            ]
 
         return run
 
     def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        grad_out, query, key, value, *aux = (t.double() if t.is_floating_point() else t for t in tensors)
+        grad_out, query, key, value, *aux = (
+            t.double() if t.is_floating_point() else t for t in tensors
+        )
         results = [reference(query, key, value, aux, self.scalars, self.mod)]
         if self.needs:
-            results += reference_backward(grad_out, query, key, value, aux, self.scalars, self.mod, self.asked)
+            results += reference_backward(
+                grad_out, query, key, value, aux, self.scalars, self.mod, self.asked
+            )
         return results
 
     def check(self, call: Callable) -> str:
         """Render, run by `call(source, tensors)`, compare; "" or what is wrong."""
         torch.manual_seed(0)
         tensors = self.tensors()
-        source = render.wrapper(self.function(), tensors, self.capability, self.choice, self.dynamic)
+        source = render.wrapper(
+            self.function(), tensors, self.capability, self.choice, self.dynamic
+        )
         found = call(source, tensors)
         for i, (got, want) in enumerate(zip(found, self.expected(tensors), strict=True)):
             fault = _fault(got, want, self.tolerance)
@@ -111,7 +123,7 @@ def _laid_out(shape: tuple[int, ...], view: str) -> torch.Tensor:
 
 def _fault(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> str:
     if got.shape != want.shape or got.stride() != torch.empty(want.shape).stride():
-        return f"shape {tuple(got.shape)}, strides {got.stride()}; expected {tuple(want.shape)}, contiguous"
+        return f"shape {tuple(got.shape)}, strides {got.stride()}; not {tuple(want.shape)} dense"
     if not torch.equal(got.isfinite(), want.isfinite()):
         return "not finite in other places than the reference"
     finite = want.isfinite()
@@ -170,7 +182,15 @@ CASES = [
     Case("mqa", SILU, h=4, hk=1, hv=1),
     Case("gqa_uneven", SILU, h=4, hk=2, hv=1),
     Case("gqa_bias", "a0:f[h,m]; silu(add(s,a0))", h=4, hk=2, hv=2, aux=((4, 48),), needs="qkv0"),
-    Case("gqa_mask", "a0:f[h,n,m]; mul(silu(s),a0)", h=4, hk=2, hv=2, aux=((4, 32, 48),), needs="qkv0"),
+    Case(
+        "gqa_mask",
+        "a0:f[h,n,m]; mul(silu(s),a0)",
+        h=4,
+        hk=2,
+        hv=2,
+        aux=((4, 32, 48),),
+        needs="qkv0",
+    ),
     Case("seeds_shared", SILU, bq=1, b=3, n=19),
     Case("keys_shared", SILU, bk=1, b=3, m=37),
     Case("values_shared", SILU, bv=1, b=3, m=37),
@@ -184,10 +204,27 @@ CASES = [
     Case("mask_int", "a0:i[b,-,n,m]; mul(silu(s),float(a0))", aux=((2, 1, 32, 48),)),
     Case("lengths", "a0:i[b]; where(lt(m,a0),silu(s),0.0)", aux=((2,),)),
     Case("hstu", HSTU, n=40, m=40, aux=((2, 40, 40), (2, 1, 40, 40)), scalars=(40,), needs="qkv01"),
-    Case("hstu_tail", HSTU, n=37, m=37, aux=((2, 37, 37), (2, 1, 37, 37)), scalars=(37,), needs="qkv01"),
+    Case(
+        "hstu_tail",
+        HSTU,
+        n=37,
+        m=37,
+        aux=((2, 37, 37), (2, 1, 37, 37)),
+        scalars=(37,),
+        needs="qkv01",
+    ),
     Case("bias_only", "a0:f[n,m]; silu(add(s,a0))", n=37, m=19, aux=((37, 19),), needs="0"),
-    Case("bias_full", "a0:f[b,h,n,m]; silu(add(s,a0))", n=37, m=19, aux=((2, 2, 37, 19),), needs="0"),
-    Case("bias_batch", "a0:f[b,-,n,m]; silu(add(s,a0))", n=37, m=19, aux=((2, 1, 37, 19),), needs="q0"),
+    Case(
+        "bias_full", "a0:f[b,h,n,m]; silu(add(s,a0))", n=37, m=19, aux=((2, 2, 37, 19),), needs="0"
+    ),
+    Case(
+        "bias_batch",
+        "a0:f[b,-,n,m]; silu(add(s,a0))",
+        n=37,
+        m=19,
+        aux=((2, 1, 37, 19),),
+        needs="q0",
+    ),
     Case("bias_reversed", "a0:f[m,n]; silu(add(s,a0))", n=37, m=19, aux=((19, 37),), needs="0"),
     Case("scale", "a0:f[]; silu(mul(s,a0))", aux=((),), needs="0"),
     Case("scale_one", "a0:f[-,-]; mul(silu(s),a0)", aux=((1, 1),), needs="qkv0"),
@@ -202,5 +239,14 @@ CASES = [
     Case("no_rows", "sigmoid(s)", n=0),
     Case("dynamic", SILU, n=37, m=53, dynamic=True),
     Case("dynamic_even", SILU, n=64, m=64, dynamic=True),
-    Case("dynamic_hstu", HSTU, n=37, m=37, aux=((2, 37, 37), (2, 1, 37, 37)), scalars=(37,), needs="qkv01", dynamic=True),
+    Case(
+        "dynamic_hstu",
+        HSTU,
+        n=37,
+        m=37,
+        aux=((2, 37, 37), (2, 1, 37, 37)),
+        scalars=(37,),
+        needs="qkv01",
+        dynamic=True,
+    ),
 ]

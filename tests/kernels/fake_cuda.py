@@ -1,6 +1,8 @@
-"""A CUDA device that is not there: enough of it for Inductor to write code, and for Triton to compile cubins.
+"""A CUDA device that is not there: enough of it for Inductor to write code, and for Triton to
+compile cubins.
 
-Nothing runs on it. Inductor asks for the device's properties and for Triton's target, and that is all that is faked.
+Nothing runs on it. Inductor asks for the device's properties and for Triton's target, and that is
+all that is faked.
 """
 
 import contextlib
@@ -52,8 +54,8 @@ def fake_cuda(capability: int) -> Iterator[None]:
     properties = types.SimpleNamespace(
         name="fake", major=major, minor=minor, multi_processor_count=processors, warp_size=32,
         shared_memory_per_block=49152, shared_memory_per_block_optin=shared, total_memory=80 << 30,
-        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048, max_threads_per_block=1024,
-        L2_cache_size=50 << 20, gcnArchName="",
+        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
+        max_threads_per_block=1024, L2_cache_size=50 << 20, gcnArchName="",
     )  # fmt: skip
 
     def answer(value):

@@ -1,6 +1,7 @@
 """Run the compiled graph of a faked CUDA device on the CPU, its kernels in the Triton interpreter.
 
-The interpreter must be on (`TRITON_INTERPRET=1`) before Triton is imported, so this is a program of its own:
+The interpreter must be on (`TRITON_INTERPRET=1`) before Triton is imported, so this is a program of
+its own:
 
     TRITON_INTERPRET=1 python -m tests.kernels.interpret [NAME ...]
 
@@ -62,16 +63,20 @@ class _Kernel:
         numels = dict(zip(self.names, args, strict=False))
         blocks = {name: self._block(name, numels) for name in self.names if name.endswith("BLOCK")}
         grid = [
-            triton.cdiv(int(numels.get(f"{axis}numel", 1)), blocks.get(f"{axis.upper()}BLOCK", 1)) for axis in "xyz"
+            triton.cdiv(int(numels.get(f"{axis}numel", 1)), blocks.get(f"{axis.upper()}BLOCK", 1))
+            for axis in "xyz"
         ]
         self.function[tuple(grid)](*args, **blocks)
 
     def _block(self, name: str, numels: dict) -> int:
-        return min(64, triton.next_power_of_2(int(numels[f"{name.removesuffix('BLOCK').lower()}numel"])))
+        return min(
+            64, triton.next_power_of_2(int(numels[f"{name.removesuffix('BLOCK').lower()}numel"]))
+        )
 
 
 def _mend_loop_bounds() -> None:
-    """Triton 3.6 makes a loop bound of an array of one element, which NumPy 2.4 refuses; 3.7 does not."""
+    """Triton 3.6 makes a loop bound of an array of one element, which NumPy 2.4 refuses; 3.7 does
+    not."""
     patch = interpreter._patch_lang_tensor
 
     def mended(tensor, *scope):

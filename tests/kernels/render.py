@@ -18,16 +18,22 @@ from gdpa_inductor.lowerings import triton as triton_lowering
 
 from .fake_cuda import fake_cuda
 
-_KERNEL = re.compile(r"^(\w+) = async_compile\.triton\('\w+', '''\n(.*?)''', device_str=", re.M | re.S)
+_KERNEL = re.compile(
+    r"^(\w+) = async_compile\.triton\('\w+', '''\n(.*?)''', device_str=", re.M | re.S
+)
 
 
 def wrapper(
-    function: Callable, tensors: Sequence[torch.Tensor], capability: int = 90, choice: int = 0, dynamic: bool = False
+    function: Callable,
+    tensors: Sequence[torch.Tensor],
+    capability: int = 90,
+    choice: int = 0,
+    dynamic: bool = False,
 ) -> str:
     """The Python source of the compiled graph of `function(*tensors)`, all on `cuda:0`.
 
-    tensors: only their shapes, strides and dtypes count. choice: which configuration of each template is taken (the last
-    if there are fewer). dynamic: every size above 1 is a symbol.
+    tensors: only their shapes, strides and dtypes count. choice: which configuration of each
+    template is taken (the last if there are fewer). dynamic: every size above 1 is a symbol.
     """
     lowerings.register()
     with fake_cuda(capability), _one_configuration(choice), config.patch(fx_graph_cache=False):
@@ -36,7 +42,9 @@ def wrapper(
         inputs = [_fake(mode, tensor, i, dynamic) for i, tensor in enumerate(tensors)]
         with mode:
             traced = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
-        graph = GraphLowering(traced, example_inputs=inputs, shape_env=shape_env, is_inference=False)
+        graph = GraphLowering(
+            traced, example_inputs=inputs, shape_env=shape_env, is_inference=False
+        )
         with V.set_graph_handler(graph), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
             graph.run(*inputs)
             written = graph.codegen()[0]
@@ -50,20 +58,28 @@ def kernels(source: str) -> dict[str, str]:
 
 def bare(kernel: str) -> str:
     """A kernel's module without Inductor's launcher: what is left is `@triton.jit def ...`."""
-    return re.sub(r"^@triton_heuristics\.\w+\(.*?^\)\n(?=@triton\.jit)", "", kernel, flags=re.M | re.S)
+    return re.sub(
+        r"^@triton_heuristics\.\w+\(.*?^\)\n(?=@triton\.jit)", "", kernel, flags=re.M | re.S
+    )
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor, number: int, dynamic: bool) -> torch.Tensor:
     with mode:
-        empty = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda")
+        empty = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cuda"
+        )
     if not dynamic:
         return empty
     real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    kinds = [DimDynamic.DUCK if i + 1 < tensor.dim() else DimDynamic.STATIC for i in range(tensor.dim())]
+    kinds = [
+        DimDynamic.DUCK if i + 1 < tensor.dim() else DimDynamic.STATIC for i in range(tensor.dim())
+    ]
     context = StatelessSymbolicContext(kinds)
     symbolic = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
     with mode:
-        return torch.empty_strided(symbolic.shape, symbolic.stride(), dtype=tensor.dtype, device="cuda")
+        return torch.empty_strided(
+            symbolic.shape, symbolic.stride(), dtype=tensor.dtype, device="cuda"
+        )
 
 
 class _one_configuration:

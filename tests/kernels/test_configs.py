@@ -17,7 +17,9 @@ def test_every_shape_has_configurations_that_fit(kernel: str, itemsize: int, sha
         found = configs(kernel, shape, shared, thorough=False)
         assert 1 <= len(found) <= 4
         assert all(shared_memory(kernel, config, shape) <= shared for config in found)
-        assert all(n & (n - 1) == 0 and n >= 16 for config in found for n in (config.rows, config.keys))
+        assert all(
+            n & (n - 1) == 0 and n >= 16 for config in found for n in (config.rows, config.keys)
+        )
 
 
 def test_the_wide_search_begins_with_the_best_known():

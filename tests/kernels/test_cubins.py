@@ -1,4 +1,5 @@
-"""The rendered kernels compile to machine code for sm_80, sm_90 and sm_100, on tensor cores and without spills."""
+"""The rendered kernels compile to machine code for sm_80, sm_90 and sm_100, on tensor cores and
+without spills."""
 
 import glob
 import os
@@ -20,7 +21,16 @@ TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 KERNELS = ("forward", "rows", "keys", "tiles")
 PLAIN = Case("plain", "silu(mul(s,0.088))", n=1024, m=1024, d=128, dv=128, h=4)
 BIASED = Case(
-    "biased", HSTU, n=1000, m=1000, d=64, dv=64, h=4, aux=((4, 1000, 1000), (2, 1, 1000, 1000)), scalars=(1000,), needs="qkv0"
+    "biased",
+    HSTU,
+    n=1000,
+    m=1000,
+    d=64,
+    dv=64,
+    h=4,
+    aux=((4, 1000, 1000), (2, 1, 1000, 1000)),
+    scalars=(1000,),
+    needs="qkv0",
 )
 
 
@@ -39,8 +49,14 @@ def compiled(name: str, source: str, capability: int, tmp_path):
     namespace = {"__file__": str(path)}
     exec(compile(path.read_text(), str(path), "exec"), namespace)
     signature = eval(re.search(r"'signature': (\{.*?\})", source)[1])
-    aligned = {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(signature.values()) if kind[0] == "*"}
-    options = {key: int(re.search(rf"{key}=(\d+)", source)[1]) for key in ("num_warps", "num_stages")}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, kind in enumerate(signature.values())
+        if kind[0] == "*"
+    }
+    options = {
+        key: int(re.search(rf"{key}=(\d+)", source)[1]) for key in ("num_warps", "num_stages")
+    }
     with fake_cuda(capability):
         described = ASTSource(fn=namespace[name], signature=signature, constexprs={}, attrs=aligned)
         return triton.compile(described, target=GPUTarget("cuda", capability, 32), options=options)
@@ -48,7 +64,9 @@ def compiled(name: str, source: str, capability: int, tmp_path):
 
 def local_bytes(cubin: bytes, tmp_path) -> int:
     """Bytes of stack and local memory that a thread uses: what spills go to."""
-    (tool,) = glob.glob(os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump"))
+    (tool,) = glob.glob(
+        os.path.join(os.path.dirname(triton.__file__), "backends/nvidia/bin/cuobjdump")
+    )
     path = tmp_path / "kernel.cubin"
     path.write_bytes(cubin)
     usage = subprocess.run([tool, "-res-usage", str(path)], capture_output=True, text=True).stdout

@@ -1,4 +1,5 @@
-"""The rendered kernels, run in the Triton interpreter on a CPU in fp32, against the fp64 reference."""
+"""The rendered kernels, run in the Triton interpreter on a CPU in fp32, against the fp64
+reference."""
 
 import json
 import os
@@ -12,8 +13,9 @@ from .cases import CASES
 
 ROOT = Path(__file__).parents[2]
 QUICK = {
-    "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd", "view_split", "gqa", "causal_tail",
-    "seeds_shared", "only_kv", "hstu_tail", "bias_reversed", "all_kinds", "mask_before", "lengths", "no_keys", "dynamic_hstu",
+    "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
+    "view_split", "gqa", "causal_tail", "seeds_shared", "only_kv", "hstu_tail", "bias_reversed",
+    "all_kinds", "mask_before", "lengths", "no_keys", "dynamic_hstu",
 }  # fmt: skip
 
 
