@@ -28,7 +28,7 @@ MODES = {
 
 
 def _cases() -> list:
-    """Every row in every mode. Sizes that vary do not care which activation it is: the long run does."""
+    """Every row in every mode. What varies with sizes is not the activation: those take long."""
     slow = lambda row, mode: mode == "dynamic" and row.name.startswith("act_")
     return [
         pytest.param(

@@ -1,0 +1,238 @@
+"""What is read: programs, access maps, operands, as text."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gdpa_inductor
+from gdpa_inductor.expr import SCORE, call
+from gdpa_inductor.options import Options
+from gdpa_inductor.patterns.canonical import canonical
+from gdpa_inductor.rejection import Code, Rejection
+from tests._recorder import ALWAYS, Recorder
+
+B, H, N, M, D, E = 2, 3, 5, 7, 4, 6
+HEADS = {"q": (B, H, N, D), "k": (B, H, M, D), "v": (B, H, M, E)}
+
+
+def recorded(function, dtype=torch.float64, dynamic=False, **shapes) -> Recorder:
+    recorder = Recorder()
+    operands = {
+        name: shape if isinstance(shape, torch.Tensor) else torch.randn(shape, dtype=dtype)
+        for name, shape in (shapes or HEADS).items()
+    }
+    got = torch.compile(function, backend=recorder, fullgraph=True, dynamic=dynamic)(**operands)
+    torch.testing.assert_close(got, function(**operands))
+    return recorder
+
+
+def program(function, **how) -> str:
+    recorder = recorded(function, **how)
+    assert len(recorder.matches) == 1, recorder.why()
+    return str(recorder.matches[0].score_mod)
+
+
+PROGRAMS = {
+    "silu(mul(s,0.5))": lambda q, k, v: F.silu(q @ k.mT * 0.5) @ v,
+    "silu(s)": lambda q, k, v: (lambda s: s * torch.sigmoid(s))(q @ k.mT) @ v,
+    "div(relu(s),5.0)": lambda q, k, v: F.relu(q @ k.mT) / q.shape[2] @ v,
+    "where(le(m,n),s,0.0)": lambda q, k, v: (q @ k.mT).tril() @ v,
+    "where(ge(m,add(n,1)),s,0.0)": lambda q, k, v: (q @ k.mT).triu(1) @ v,
+    "elu(s,1.0,1.0,1.0)": lambda q, k, v: F.elu(q @ k.mT) @ v,
+    "detach(s)": lambda q, k, v: (q @ k.mT).detach() @ v,
+    "f16(s)": lambda q, k, v: (q @ k.mT).half().to(v.dtype) @ v,
+    "mul(float(gt(s,0.0)),s)": lambda q, k, v: (lambda s: (s > 0) * s)(q @ k.mT) @ v,
+}
+
+
+@pytest.mark.parametrize("text", PROGRAMS)
+def test_programs(text):
+    assert program(PROGRAMS[text]) == text
+
+
+ACCESS = {
+    "f[n,m]": (N, M),
+    "f[-,n,m]": (1, N, M),
+    "f[h,n,m]": (H, N, M),
+    "f[b,-,-,m]": (B, 1, 1, M),
+    "f[m]": (M,),
+    "f[h,-,-]": (H, 1, 1),
+    "f[]": (),
+    "f[-]": (1,),
+    "f[b,h,n,m]": (B, H, N, M),
+}
+
+
+@pytest.mark.parametrize("access", ACCESS)
+def test_operands_are_passed_as_they_are(access):
+    recorder = recorded(lambda q, k, v, a: F.silu(q @ k.mT + a) @ v, **HEADS, a=ACCESS[access])
+    assert str(recorder.matches[0].score_mod) == f"a0:{access}; silu(add(s,a0))"
+    assert "[%l_a_]" in recorder.graphs[0].after
+
+
+def test_expanded_operands_are_read_at_their_own_size():
+    def attention(q, k, v, a):
+        return F.silu(q @ k.mT + a.unsqueeze(1).expand(B, H, N, M)) @ v
+
+    assert program(attention, **HEADS, a=(B, N, M)).startswith("a0:f[b,n,m]; ")
+
+
+def test_one_operand_read_in_two_ways_is_two():
+    def attention(q, k, v, a):
+        return F.silu(q @ k.mT + a + a.mT) @ v
+
+    same = {"q": (B, H, N, D), "k": (B, H, N, D), "v": (B, H, N, E)}
+    text = program(attention, **same, a=(N, N))
+    assert text == "a0:f[n,m]; a1:f[m,n]; silu(add(add(s,a0),a1))"
+
+
+def test_scores_in_two_orientations_are_refused():
+    def attention(q, k, v):
+        s = q @ k.mT
+        return F.silu(s + s.mT) @ v
+
+    recorder = recorded(attention, q=(B, N, D), k=(B, N, D), v=(B, N, E))
+    assert [r.code for r in recorder.rejections] == [Code.CROSS_ELEMENT]
+
+
+def test_masks_of_indices_become_part_of_the_program():
+    def attention(q, k, v, lengths):
+        rows, columns = torch.arange(N)[:, None], torch.arange(M)
+        keep = (rows - columns < 3) & (columns < lengths[:, None, None, None])
+        return torch.where(keep, F.silu(q @ k.mT), 0.0) @ v
+
+    text = program(attention, **HEADS, lengths=torch.tensor([3, 5]))
+    assert text == (
+        "a0:i[b]; where(and(lt(sub(n,m),3),lt(m,a0)),silu(s),0.0)"
+        if "i[b]" in text
+        else "a0:i[b,-,-,-]; where(and(lt(sub(n,m),3),lt(m,a0)),silu(s),0.0)"
+    )
+
+
+def test_symbolic_sizes_are_arguments():
+    text = program(lambda q, k, v: F.silu(q @ k.mT) / k.shape[2] @ v, dynamic=True)
+    assert text == "div(silu(s),float(i0))"
+
+
+def test_symbolic_reals_are_programs_over_sizes():
+    def attention(q, k, v):
+        return F.silu(q @ k.mT / math.sqrt(q.shape[2])) @ v
+
+    assert program(attention, dynamic=True) == "silu(div(s,sqrt(float(i0))))"
+
+
+def test_shared_operands_keep_their_size():
+    """Seeds without a batch; keys and values with fewer heads."""
+    (match,) = recorded(
+        lambda q, k, v: F.silu(q @ k.mT) @ v, q=(H, N, D), k=(B, 1, M, D), v=(B, 1, M, E)
+    ).matches
+    assert (match.problem.batch, match.problem.heads) == (B, H)
+    assert (match.problem.key_heads, match.problem.value_heads) == (1, 1)
+
+
+def test_exact_upcasts_of_query_and_key_are_read_through():
+    def attention(q, k, v):
+        return F.silu(q.float() @ k.float().mT).to(v.dtype) @ v
+
+    (match,) = recorded(attention, dtype=torch.bfloat16).matches
+    assert match.problem.dtype is match.problem.value_dtype is torch.bfloat16
+
+
+def test_the_public_function_becomes_one_op():
+    def attention(q, k, v):
+        return gdpa_inductor.attention(
+            q, k, v, score_mod=lambda s, b, h, n, m: F.silu(s) + h, scale=0.5, enable_gqa=True,
+            mask_mod=lambda b, h, n, m: n >= m,
+        )  # fmt: skip
+
+    shapes = {"q": (B, 6, N, 16), "k": (B, H, M, 16), "v": (B, H, M, 16)}
+    (match,) = recorded(attention, dtype=torch.float32, **shapes).matches
+    assert str(match.score_mod) == "where(ge(n,m),add(silu(mul(s,0.5)),float(h)),0.0)"
+    assert (match.problem.heads, match.problem.key_heads) == (6, H)
+
+
+def test_a_refusal_of_the_lowering_is_the_regions():
+    recorder = Recorder()
+    refuse = lambda problem: Rejection(Code.DEVICE, "not today")
+    from gdpa_inductor.patterns import rewrite_graph
+
+    def backend(gm, inputs):
+        before = str(gm.graph)
+        recorder.graphs.append(rewrite_graph(gm, options=ALWAYS, supports=refuse))
+        assert str(gm.graph) == before
+        return gm.forward
+
+    operands = [torch.randn(shape) for shape in HEADS.values()]
+    torch.compile(lambda q, k, v: F.silu(q @ k.mT) @ v, backend=backend)(*operands)
+    (refusal,) = recorder.graphs[0].rejections
+    assert (refusal.code, refusal.reason) == (Code.DEVICE, "not today")
+
+
+def test_profit_is_asked_for_small_regions():
+    recorder = Recorder(options=Options())
+    operands = [torch.randn(shape) for shape in HEADS.values()]
+    torch.compile(lambda q, k, v: F.silu(q @ k.mT) @ v, backend=recorder)(*operands)
+    assert [r.code for r in recorder.rejections] == [Code.TOO_SMALL]
+
+
+def test_powers_and_right_hand_products_are_no_attention():
+    power = recorded(lambda x: x @ x @ x, x=(B, N, N))
+    linear = recorded(lambda q, k, v: q @ (k.mT @ v), q=(B, N, D), k=(B, M, D), v=(B, M, E))
+    assert {r.code for r in (*power.rejections, *linear.rejections)} == {Code.CONTRACTION}
+
+
+def test_nothing_is_executed():
+    """The pass works on fakes: no real tensor is computed."""
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            made = [found] if isinstance(found, torch.Tensor) else []
+            assert all(t.numel() < 2 or type(t) is not torch.Tensor for t in made), function
+            return found
+
+    recorder = Recorder()
+
+    def backend(gm, inputs):
+        with Watch():
+            return recorder(gm, inputs)
+
+    operands = [torch.randn(shape) for shape in HEADS.values()]
+    torch.compile(lambda q, k, v: F.silu(q @ k.mT).tril() @ v, backend=backend)(*operands)
+    assert len(recorder.matches) == 1
+
+
+# Names
+
+X = SCORE + 0.25
+NAMED = {
+    "silu": (X * call("sigmoid", X), call("sigmoid", X) * X),
+    "gelu": (
+        0.5 * X * (1.0 + call("erf", X / math.sqrt(2))),
+        X * 0.5 * (call("erf", X * math.sqrt(0.5)) + 1.0),
+        X * (0.5 * (1.0 + call("erf", X / math.sqrt(2)))),
+    ),
+    "gelu_tanh": (
+        0.5 * X * (1.0 + call("tanh", math.sqrt(2 / math.pi) * (X + 0.044715 * call("pow", X, 3.0)))),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_names(name):
+    for spelled in NAMED[name]:
+        assert canonical(spelled) is call(name, X)
+
+
+def test_names_are_not_given_to_what_is_close():
+    near = 0.5 * X * (1.0 + call("erf", X * 0.7071))
+    assert canonical(near).op != "gelu"
+    assert canonical(call("clamp_min", X, 0.0)).op == "clamp_min"
+    assert canonical(X * call("sigmoid", X * 1.702)).op == "mul"
+
+
+def test_scales_are_folded():
+    assert canonical(call("silu", X * 0.5 * 4.0)) is call("silu", X * 2.0)

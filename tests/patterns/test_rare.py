@@ -1,0 +1,262 @@
+"""What is rarely between two products: exact where it is rewritten, untouched where it is not.
+
+Here are the edges of functions (ties, zeros, thresholds), functions that few models use, aliases
+and bit patterns, and operands of other kinds. No verdict is asked for but exactness, unless said.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.operands import make_operands
+from tests.patterns.activations_table import ACTIVATIONS, GRADIENT_RELATIVE
+from tests.patterns.rows import HEADS, SIZES, fused, judge
+from tests.tolerances import FP64_RELATIVE
+
+
+def on_a_grid(specs: dict[str, str], seed: int = 0) -> dict:
+    """Sparse whole numbers: scores meet 0 and the thresholds of the activations exactly."""
+    operands = make_operands(specs, SIZES, seed=seed)
+    with torch.no_grad():
+        for value in operands.values():
+            value.copy_(value.round().clamp(-2, 2))
+    return operands
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5, 1.5])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_ties_and_thresholds(name, scale):
+    """The value and the derivative of an activation where it has a corner are torch's."""
+    act = ACTIVATIONS[name]
+
+    def attention(q, k, v):
+        return act(q @ k.mT * scale) @ v
+
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True)
+    bound = GRADIENT_RELATIVE.get(act, FP64_RELATIVE)
+    fault = compare(attention, compiled, on_a_grid(HEADS), gradient_relative=bound)
+    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+
+
+CORNERS = {
+    "maximum of the bias": lambda s, t: torch.maximum(s, t),
+    "minimum of the bias": lambda s, t: torch.minimum(s, t),
+    "clamp to the bias": lambda s, t: torch.clamp(s, min=t),
+    "clamp between": lambda s, t: torch.clamp(s, t - 1, t + 1),
+    "greater": lambda s, t: s * (s > t),
+    "not less": lambda s, t: s * (s >= t),
+    "equal": lambda s, t: s * (s == t) + s,
+    "absolute difference": lambda s, t: (s - t).abs(),
+    "product": lambda s, t: s * t,
+    "where zero": lambda s, t: torch.where(s == 0, t, s),
+    "power": lambda s, t: (s - t) ** 2,
+    "sign": lambda s, t: torch.sign(s) * t,
+}
+
+
+@pytest.mark.parametrize("name", CORNERS)
+def test_ties_with_an_operand(name):
+    def attention(q, k, v, t):
+        return CORNERS[name](q @ k.mT, t) @ v
+
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True)
+    fault = compare(attention, compiled, on_a_grid({**HEADS, "t": "h n m"}))
+    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+
+
+RARE = {
+    "floor division": lambda s, t: s.detach() // 2 + s,
+    "floor of a quotient": lambda s, t: torch.div(s, 2, rounding_mode="floor") + s,
+    "truncated quotient": lambda s, t: torch.div(s, t, rounding_mode="trunc") + s,
+    "remainder": lambda s, t: s % 3,
+    "remainder of the operand": lambda s, t: torch.remainder(s, t),
+    "fmod": lambda s, t: torch.fmod(s, 2.0),
+    "power of two": lambda s, t: torch.pow(2.0, 0.3 * s),
+    "power of the operand": lambda s, t: torch.pow(s.abs() + 1.0, t),
+    "reflected division": lambda s, t: 1.0 / (s.square() + 1.0),
+    "reflected subtraction": lambda s, t: torch.rsub(s, 2.0, alpha=3),
+    "arc tangent": lambda s, t: torch.atan2(s, t),
+    "arc tangent of one": lambda s, t: torch.atan(s),
+    "hypotenuse": lambda s, t: torch.hypot(s, t),
+    "log of a sum of exps": lambda s, t: torch.logaddexp(s, t),
+    "weighted mean": lambda s, t: torch.lerp(s, s * 2, 0.3),
+    "weighted mean by the operand": lambda s, t: torch.lerp(s, torch.tanh(s), t),
+    "sum with a quotient": lambda s, t: torch.addcdiv(s, s, t, value=0.5),
+    "sum with a product": lambda s, t: torch.addcmul(s, s, t, value=0.5),
+    "copied sign": lambda s, t: torch.copysign(s, t - 1.0),
+    "step": lambda s, t: torch.heaviside(s.detach(), t.detach()) * s,
+    "no nan": lambda s, t: torch.nan_to_num(torch.log(s), nan=0.5),
+    "x log x": lambda s, t: torch.xlogy(s, t),
+    "threshold": lambda s, t: F.threshold(s, 0.5, 0.1),
+    "learned slope": lambda s, t: F.prelu(s, t[:, 0, 0]),
+    "log sigmoid": lambda s, t: F.logsigmoid(s) * t,
+    "cosine": lambda s, t: torch.cos(s * t),
+    "hyperbolic": lambda s, t: torch.sinh(0.3 * s) + torch.cosh(0.2 * s),
+    "inverse hyperbolic": lambda s, t: torch.asinh(s),
+    "erfc": lambda s, t: torch.erfc(s),
+    "sinc": lambda s, t: torch.sinc(s),
+    "expit": lambda s, t: torch.special.expit(s),
+    "square root of absolute": lambda s, t: (s.abs() + 0.1).sqrt(),
+    "log2": lambda s, t: torch.log2(s.abs() + 1.0) + torch.log10(s.abs() + 1.0),
+    "gated halves": lambda s, t: F.glu(torch.cat([s, s], -1), -1),
+    "finite only": lambda s, t: torch.where(torch.isfinite(s), s, 0.0),
+    "logical": lambda s, t: s * torch.logical_and(s > 0, t > 1.0),
+    "bitwise": lambda s, t: s * ((s > 0) ^ (t > 1.0)),
+    "not": lambda s, t: s * ~(s > 0),
+    "fraction": lambda s, t: s.frac() * t,
+    "as integers": lambda s, t: (s * 3).int() * t,
+    "numbers of booleans": lambda s, t: ((s > 0).long() + (t > 1).int()) * s,
+    "stacked": lambda s, t: torch.stack([s, s * t]).sum(0),
+    "joined": lambda s, t: torch.cat([s[..., :3], 2 * s[..., 3:]], -1),
+    "chunks": lambda s, t: torch.cat([c * 2 for c in s.chunk(2, -1)], -1),
+    "einsum with a mask": lambda s, t: torch.einsum("bhnm,hnm->bhnm", s, t),
+    "einsum with a head scale": lambda s, t: torch.einsum("bhnm,h->bhnm", s, t[:, 0, 0]),
+    "product with a diagonal": lambda s, t: s @ torch.diag(t[0, 0]),
+    "reduced over nothing": lambda s, t: s.unsqueeze(0).sum(0),
+    "mean of one": lambda s, t: s.unsqueeze(-1).mean(-1),
+    "largest of one": lambda s, t: s.unsqueeze(-1).amax(-1),
+    "normalised with one": lambda s, t: s.unsqueeze(-1).softmax(-1).squeeze(-1) * s,
+    "cumulated with one": lambda s, t: s.unsqueeze(-1).cumsum(-1).squeeze(-1),
+    "masked by its own index": lambda s, t: s.tril() + s.triu(1) * t,
+    "complex": lambda s, t: torch.view_as_real(torch.complex(s, s * t))[..., 1],
+    "bits": lambda s, t: s.view(torch.int64).view(torch.float64) * 2,
+    "strides": lambda s, t: s.contiguous().as_strided(s.shape, (105, 35, 7, 1)) * t,
+    "windows": lambda s, t: s.unfold(-1, 1, 1).squeeze(-1) * t,
+    "repeated once": lambda s, t: s.repeat(1, 1, 1, 1) * t,
+    "tiles": lambda s, t: s.tile(1) * t,
+    "selected heads": lambda s, t: s.index_select(1, torch.tensor([0, 1, 2])) * t,
+    "heads turned round": lambda s, t: s[:, [2, 1, 0]] * t,
+    "rows gathered": lambda s, t: s.gather(-1, torch.arange(7).expand(s.shape)),
+    "filled diagonal": lambda s, t: s.clone().fill_diagonal_(0.0) if s.dim() == 2 else s * t,
+    "scattered": lambda s, t: s.scatter(-1, torch.zeros(2, 3, 5, 1, dtype=torch.long), 0.0),
+    "masked scatter": lambda s, t: s.masked_scatter(t.expand_as(s) > 1, torch.zeros_like(s)),
+    "padded and cut": lambda s, t: F.pad(s, (0, 1))[..., :-1] * t,
+    "padded and shifted": lambda s, t: F.pad(s, (1, 0))[..., :-1] * t,
+    "dropout of everything": lambda s, t: F.dropout(s, 1.0),
+    "vmapped": lambda s, t: torch.vmap(lambda x: F.silu(x))(s) * t,
+}
+
+
+@pytest.mark.parametrize("training", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", RARE)
+def test_rare_functions(name, training):
+    def attention(q, k, v, t):
+        return RARE[name](q @ k.mT, t) @ v
+
+    judge(attention, {**HEADS, "t": "positive: h n m"}, training=training)
+
+
+WRITES = {
+    "detached alias": lambda s: s.detach().mul_(2.0),
+    "data": lambda s: s.data.mul_(2.0),
+    "copy into a column": lambda s: s[..., 0].copy_(s[..., 1]),
+    "copy of itself": lambda s: s.copy_(s * 2),
+    "transposed alias": lambda s: s.mT.mul_(0.5),
+    "reshaped alias": lambda s: s.reshape(-1).add_(1.0),
+    "every row": lambda s: [row.mul_(2.0) for row in s.unbind(-2)],
+    "two aliases": lambda s: (s.view(-1).mul_(2.0), s.transpose(1, 2).add_(1.0)),
+    "boolean index": lambda s: s.masked_fill_(s > 1, 1.0),
+    "index put": lambda s: s.index_put_((torch.tensor([0]),), torch.tensor(0.5, dtype=s.dtype)),
+    "index add": lambda s: s.index_add_(-1, torch.tensor([1]), s[..., :1].clone()),
+    "foreach": lambda s: torch._foreach_mul_([s], 2.0),
+    "out argument": lambda s: torch.mul(s, 2.0, out=s),
+    "swap of halves": lambda s: s[..., :3].copy_(s[..., 3:6].clone()),
+    "zero_": lambda s: s.zero_(),
+    "uniform_": lambda s: s.uniform_(),
+    "iadd of itself": lambda s: s.__iadd__(s),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_writes_into_the_scores(name):
+    def attention(q, k, v):
+        s = q @ k.mT
+        WRITES[name](s)
+        return F.silu(s) @ v
+
+    judge(attention, training=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.complex64, torch.complex128], ids=str)
+def test_other_number_fields(dtype):
+    """Integer and complex products are another matter."""
+    q, k, v = (torch.randint(-3, 4, (2, 3, n, 4)).to(dtype) for n in (5, 7, 7))
+    attention = lambda q, k, v: ((q @ k.mT) * 2) @ v
+    recorder = Recorder()
+    got = torch.compile(attention, backend=recorder, fullgraph=True)(q, k, v)
+    assert torch.equal(got, attention(q, k, v))
+    assert not recorder.matches and recorder.untouched
+
+
+def test_sparse_operand():
+    adjacency = torch.eye(5, dtype=torch.float64).to_sparse()
+    attention = lambda q, k: F.silu(torch.sparse.mm(adjacency, q @ k.mT)) @ k
+    recorder = Recorder()
+    q, k = torch.randn(5, 4, dtype=torch.float64), torch.randn(7, 4, dtype=torch.float64)
+    got = torch.compile(attention, backend=recorder)(q, k)
+    torch.testing.assert_close(got, attention(q, k))
+    assert not recorder.matches
+
+
+def test_einsum_by_lists_of_numbers():
+    def attention(q, k, v):
+        s = torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])
+        return torch.einsum(F.silu(s), [0, 1, 2, 4], v, [0, 1, 4, 5], [0, 1, 2, 5])
+
+    judge(attention)
+
+
+@pytest.mark.parametrize(
+    "equation", ["bhnd,bhmd", "...nd,...md", "bhnd,bhmd->bhnm", "nhbd,nhcd->nhbc"]
+)
+def test_einsum_with_other_letters(equation):
+    def attention(q, k, v):
+        s = torch.einsum(equation, q, k)
+        return F.silu(s) @ v if s.shape == (2, 3, 5, 7) else s.sum() * v
+
+    judge(attention)
+
+
+def test_hook_on_the_scores():
+    """A hook that doubles the gradient of the scores is part of the meaning."""
+
+    def attention(q, k, v):
+        s = q @ k.mT
+        if s.requires_grad:
+            s.register_hook(lambda grad: grad * 2.0)
+        return F.silu(s) @ v
+
+    judge(attention, fullgraph=False)
+
+
+def test_region_after_a_mutated_argument():
+    def attention(q, k, v, cache):
+        cache[:, :, :7] = k
+        return F.silu(q @ cache.mT) @ torch.cat([v, v], 2)
+
+    fused(attention, {**HEADS, "cache": "const: b h 2*m d"}, training=False)
+
+
+def test_results_of_one_region_feed_the_mask_of_another():
+    def attention(q, k, v, w):
+        first = F.silu(q @ k.mT) @ v
+        gate = torch.sigmoid(first.mean(-1, keepdim=True))
+        return (F.gelu(q @ k.mT) * gate) @ w
+
+    fused(attention, {**HEADS, "w": "b h m d"}, regions=2)
+
+
+def test_deep_program():
+    """A hundred steps between the products."""
+
+    def attention(q, k, v):
+        s = q @ k.mT
+        for i in range(50):
+            s = torch.tanh(s) * (1.0 + i * 1e-3)
+        return s @ v
+
+    judge(attention)
