@@ -1,0 +1,76 @@
+"""Fresh processes: the entry point, logs and traces, the caches, DistributedDataParallel."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAMS = Path(__file__).parent / "programs.py"
+TOLERANCE = 1e-3  # of sums of squares over fp32 values of order 10
+
+
+def run(*arguments: str, **environment: str) -> tuple[dict, str]:
+    """The JSON that a program prints last, and its stderr."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHINDUCTOR_", "TORCH_"))}
+    done = subprocess.run(
+        [sys.executable, str(PROGRAMS), *arguments],
+        env={**clean, "TORCHINDUCTOR_COMPILE_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.fixture(scope="module")
+def logged(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict, str, Path]:
+    """One process by the entry point, with our log and the structured trace switched on."""
+    traces = tmp_path_factory.mktemp("traces")
+    found, stderr = run(
+        "entry",
+        TORCH_LOGS="+gdpa_inductor",
+        TORCH_TRACE=str(traces),
+        TORCHINDUCTOR_CACHE_DIR=str(tmp_path_factory.mktemp("cache")),
+    )
+    return found, stderr, traces
+
+
+def test_the_entry_point(logged) -> None:
+    found, _, _ = logged
+    assert found["difference"] < TOLERANCE
+    assert found["gdpa"]["matched"] == 1 and found["gdpa"]["lowered_cpu"] == 2
+
+
+def test_torch_logs_shows_what_was_found(logged) -> None:
+    _, stderr, _ = logged
+    assert "programs.py:" in stderr and "O = (silu(s*0.25)) V" in stderr
+    assert "lower_backward lowered to the cpu kernel" in stderr
+
+
+def test_the_structured_trace_has_our_artifact(logged) -> None:
+    _, _, traces = logged
+    text = "".join(path.read_text() for path in traces.iterdir())
+    assert '"name": "gdpa_regions"' in text and "O = (silu(s*0.25)) V" in text
+
+
+def test_caches_hit_in_a_new_process_and_an_upgrade_misses(tmp_path: Path) -> None:
+    def again(version: str) -> dict:
+        found, _ = run("cached", version, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+        assert found["difference"] < TOLERANCE and found["gdpa"]["matched"] == 1
+        return found
+
+    first, second, upgraded = again("1"), again("1"), again("2")
+    assert first["aot"]["autograd_cache_miss"] == 1 and first["gdpa"]["lowered_cpu"] == 2
+    assert second["aot"]["autograd_cache_hit"] == 1
+    assert "autograd_cache_miss" not in second["aot"]
+    assert "fxgraph_cache_miss" not in second["fx"] and "lowered_cpu" not in second["gdpa"]
+    assert upgraded["aot"]["autograd_cache_miss"] == 1 and upgraded["gdpa"]["lowered_cpu"] == 2
+
+
+def test_distributed_data_parallel_without_an_import() -> None:
+    found, _ = run("ddp", TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0")
+    assert found["difference"] < TOLERANCE
+    assert found["gdpa"]["matched"] == 1 and found["gdpa"]["lowered_cpu"] == 2

@@ -1,0 +1,251 @@
+"""The op and the backend under the rest of torch: backends, checkpoints, modes, shapes, export."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
+
+import gdpa_inductor
+from tests._recorder import Recorder
+
+
+def fused(q, k, v):
+    return F.silu(q @ k.transpose(-1, -2) * 0.25) @ v
+
+
+def operands(rows: int = 48, requires_grad: bool = True) -> list[torch.Tensor]:
+    return [torch.randn(2, 2, rows, 16, requires_grad=requires_grad) for _ in range(3)]
+
+
+def the_op(q, k, v):
+    return torch.ops.gdpa.attention(q, k, v, [], [], "silu(mul(s,0.25))", "")
+
+
+def assert_trains_alike(function, inputs) -> None:
+    out, expected = function(*inputs), fused(*inputs)
+    torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-4)
+    cotangent = torch.randn_like(out)
+    for ours, theirs in zip(
+        torch.autograd.grad(out, inputs, cotangent),
+        torch.autograd.grad(expected, inputs, cotangent),
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "backend", ["eager", "aot_eager", "aot_eager_decomp_partition", "inductor"]
+)
+def test_a_graph_that_holds_the_op(backend: str) -> None:
+    assert_trains_alike(torch.compile(the_op, backend=backend, fullgraph=True), operands())
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "gdpa"])
+def test_activation_checkpointing(backend: str) -> None:
+    function = fused if backend == "gdpa" else the_op
+
+    def model(q, k, v):
+        return checkpoint(function, q, k, v, use_reentrant=False)
+
+    assert_trains_alike(torch.compile(model, backend=backend, fullgraph=True), operands())
+
+
+@pytest.mark.parametrize("policy", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
+def test_selective_checkpointing_sees_the_op(policy: CheckpointPolicy) -> None:
+    """Saved, it is not run again in the backward; recomputed, it is."""
+    runs = []
+
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            runs.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def choose(ctx, op, *args, **kwargs):
+        mine = op is torch.ops.gdpa.attention.default
+        return policy if mine else CheckpointPolicy.PREFER_RECOMPUTE
+
+    contexts = functools.partial(create_selective_checkpoint_contexts, choose)
+
+    def model(q, k, v):
+        return checkpoint(
+            lambda *x: the_op(*x).sin(), q, k, v, use_reentrant=False, context_fn=contexts
+        )
+
+    inputs = operands()
+    with Count():
+        model(*inputs).sum().backward()
+    expected = 1 if policy is CheckpointPolicy.MUST_SAVE else 2
+    assert runs.count(torch.ops.gdpa.attention.default) == expected
+    grads = [t.grad.clone() for t in inputs]
+    for t in inputs:
+        t.grad = None
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    compiled(*inputs).sum().backward()
+    for t, grad in zip(inputs, grads):
+        torch.testing.assert_close(t.grad, grad)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode) -> None:
+    inputs = operands(requires_grad=False)
+    with mode():
+        out = torch.compile(fused, backend="gdpa", fullgraph=True)(*inputs)
+        torch.testing.assert_close(out, fused(*inputs))
+    counted = torch._dynamo.utils.counters["gdpa"]
+    assert counted["matched"] == 1 and counted["lowered_cpu"] == 1
+
+
+def test_many_lengths_take_two_compiles() -> None:
+    function = torch.compile(fused, backend="gdpa", fullgraph=True)
+    for rows in (48, 64, 40, 80, 65, 33):
+        inputs = operands(rows, requires_grad=False)
+        torch.testing.assert_close(function(*inputs), fused(*inputs), rtol=1e-4, atol=1e-4)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 2
+    assert torch._dynamo.utils.counters["gdpa"]["matched"] in (1, 2)
+
+
+def test_lengths_and_batches_add_no_guard_of_ours() -> None:
+    recorder = Recorder()
+
+    def model(x, mask):
+        weight = torch.where(mask[:, None, None], F.gelu(x @ x.mT) / x.shape[-2], 0.0)
+        return weight @ x
+
+    function = torch.compile(model, backend=recorder, fullgraph=True, dynamic=True)
+    for batch, rows in ((2, 8), (3, 9), (5, 17), (2, 33)):
+        x, mask = torch.randn(batch, 4, rows, 16).double(), torch.rand(batch, rows) < 0.7
+        torch.testing.assert_close(function(x, mask), model(x, mask))
+    assert len(recorder.graphs) == 1 and recorder.graphs[0].guards_added == 0
+    assert len(recorder.matches) == 1, recorder.why()
+
+
+# Exported programs
+
+
+class Attention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+        self.bias = torch.nn.Parameter(torch.randn(2, 1, 1) * 0.1)
+
+    def forward(self, x):
+        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
+        return F.silu(q @ k.mT * 0.25 + self.bias) @ v, x.sum()
+
+
+X = torch.randn(2, 48, 32)
+
+
+def exported(dynamic: bool = False) -> tuple[Attention, torch.export.ExportedProgram]:
+    model = Attention()
+    shapes = {"x": {1: torch.export.Dim("rows", min=16, max=512)}} if dynamic else None
+    return model, torch.export.export(model, (X,), dynamic_shapes=shapes)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_rewriting_an_exported_program(dynamic: bool) -> None:
+    model, program = exported(dynamic)
+    before = str(program)
+    made, report = gdpa_inductor.rewrite(program)
+    assert isinstance(made, torch.export.ExportedProgram) and str(program) == before
+    assert [m.score_mod.formula for m in report.matches] == ["silu(s*0.25 + a0)"], str(report)
+    assert "gdpa.attention" in str(made.graph) and "silu" in report.to_html()
+    for rows in (48, 80) if dynamic else (48,):
+        x = torch.randn(2, rows, 32)
+        for ours, theirs in zip(made.module()(x), model(x)):
+            torch.testing.assert_close(ours, theirs)
+    # The region is the program's output: the signature must name the new node.
+    outputs = [spec.arg.name for spec in made.graph_signature.output_specs]
+    assert outputs == [n.name for n in list(made.graph.nodes)[-1].args[0]]
+    assert outputs[0] != program.graph_signature.output_specs[0].arg.name
+    again = made.run_decompositions()
+    torch.testing.assert_close(again.module()(X)[0], model(X)[0])
+
+
+def test_a_rewritten_program_is_saved_and_loaded(tmp_path) -> None:
+    model, program = exported()
+    made, _ = gdpa_inductor.rewrite(program, expect=1)
+    torch.export.save(made, tmp_path / "program.pt2")
+    loaded = torch.export.load(tmp_path / "program.pt2")
+    torch.testing.assert_close(loaded.module()(X)[0], model(X)[0])
+
+
+def test_rewriting_a_graph_module() -> None:
+    model, program = exported()
+    gm = program.module()
+    before = str(gm.graph)
+    made, report = gdpa_inductor.rewrite(gm)
+    assert str(gm.graph) == before and len(report.matches) == 1
+    torch.testing.assert_close(made(X)[0], model(X)[0])
+
+
+def test_what_cannot_be_rewritten() -> None:
+    with pytest.raises(
+        TypeError, match="an ExportedProgram or a GraphModule is wanted, not Attention"
+    ):
+        gdpa_inductor.rewrite(Attention())
+    with pytest.raises(gdpa_inductor.GDPAError, match=r"gdpa\.expect"):
+        gdpa_inductor.rewrite(exported()[1], expect=2)
+
+
+def test_exporting_a_model_that_holds_the_op() -> None:
+    class Holds(torch.nn.Module):
+        def forward(self, q, k, v):
+            return the_op(q, k, v)
+
+    inputs = operands(requires_grad=False)
+    program = torch.export.export(Holds(), tuple(inputs))
+    torch.testing.assert_close(program.module()(*inputs), fused(*inputs))
+    made, report = gdpa_inductor.rewrite(program)
+    assert report.matches == report.rejections == ()
+    torch.testing.assert_close(made.module()(*inputs), fused(*inputs))
+
+
+@pytest.mark.slow
+def test_ahead_of_time_compilation(tmp_path) -> None:
+    model, program = exported()
+    with torch.no_grad():
+        made, _ = gdpa_inductor.rewrite(program, expect=1)
+        path = torch._inductor.aoti_compile_and_package(
+            made, package_path=str(tmp_path / "model.pt2")
+        )
+        loaded = torch._inductor.aoti_load_package(path)
+        torch.testing.assert_close(loaded(X)[0], model(X)[0], rtol=1e-4, atol=1e-4)
+
+
+# Cost
+
+
+def test_the_pass_costs_little_where_nothing_matches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Less than 1% of the compile time, in one compile of a model with 250 nodes."""
+    import time
+
+    from gdpa_inductor import backend
+
+    spent = []
+    original = backend.rewrite_graph
+
+    def timed(*args, **kwargs):
+        start = time.perf_counter()
+        result = original(*args, **kwargs)
+        spent.append(time.perf_counter() - start)
+        return result
+
+    monkeypatch.setattr(backend, "rewrite_graph", timed)
+
+    def model(x, weights):
+        for w in weights:
+            x = F.layer_norm(F.silu(x @ w) + x * 0.5, (32,)).tanh()
+        return x
+
+    inputs = torch.randn(8, 32), [torch.randn(32, 32) for _ in range(50)]
+    start = time.perf_counter()
+    torch.compile(model, backend="gdpa")(*inputs)
+    total = time.perf_counter() - start
+    assert torch._dynamo.utils.counters["gdpa"] == {"matched": 0, "rejected": 0}
+    assert len(spent) == 1 and spent[0] < 0.01 * total, (spent, total)
