@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from gdpa_inductor.patterns.frame import Space, broadcast, is_one, permuted, product
 from gdpa_inductor.patterns.result import Refused
@@ -76,7 +78,7 @@ def test_two_views_that_cut_one_variable_differently():
     assert [a.size for a in space.resolve(index[0])] == [2, 2, 3]
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)))
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_permuted_is_permute(order):
     space, source = Space(), torch.arange(24).reshape(2, 3, 4)
     result = source.permute(order)
@@ -103,17 +105,9 @@ def test_dims_of_size_one_are_nothing():
 
 def symbols(*hints: int) -> list[torch.SymInt]:
     """Backed sizes of different values, none of which is known."""
-    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
-
-    env = ShapeEnv()
-    made = torch.empty(hints)
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    context = torch.fx.experimental.symbolic_shapes.StatelessSymbolicContext(
-        dynamic_sizes=[DimDynamic.DYNAMIC] * len(hints)
-    )
-    fake = FakeTensorMode(shape_env=env).from_tensor(made, symbolic_context=context)
-    return list(fake.shape)
+    context = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * len(hints))
+    mode = FakeTensorMode(shape_env=ShapeEnv())
+    return list(mode.from_tensor(torch.empty(hints), symbolic_context=context).shape)
 
 
 def test_symbolic_sizes_divide_without_a_guard():
