@@ -10,7 +10,9 @@ KERNELS = ("forward", "rows", "keys", "tiles")
 DEVICES = (99 << 10, 163 << 10, 227 << 10)
 
 
-@pytest.mark.parametrize("kernel, itemsize, shared", itertools.product(KERNELS, (2, 4), DEVICES))
+@pytest.mark.parametrize(
+    "kernel, itemsize, shared", list(itertools.product(KERNELS, (2, 4), DEVICES))
+)
 def test_every_shape_has_configurations_that_fit(kernel: str, itemsize: int, shared: int):
     for head_dim, value_dim in itertools.product((16, 32, 64, 128, 256), repeat=2):
         shape = Shape(head_dim, value_dim, itemsize)

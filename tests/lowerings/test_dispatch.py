@@ -1,0 +1,77 @@
+"""The lowerings as Inductor meets them: counters, the fallback, strict."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from gdpa_inductor import lowerings
+from gdpa_inductor.lowerings import cpu
+
+PROGRAM = "a0:f[n,m]; div(silu(add(mul(s,0.25),a0)),float(i0))"
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    lowerings.register()
+
+
+def operands():
+    query, key, value = (torch.randn(2, 4, 17, 16, requires_grad=True) for _ in range(3))
+    return query, key, value, torch.randn(17, 17, requires_grad=True)
+
+
+def function(options: str):
+    def run(query, key, value, bias):
+        return torch.ops.gdpa.attention(
+            query, key, value, [bias], [query.shape[2]], PROGRAM, options
+        )
+
+    return run
+
+
+def results(run, given):
+    out = run(*given)
+    return [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
+
+
+def assert_same(options: str, dynamic: bool = False):
+    given = operands()
+    compiled = torch.compile(function(options), dynamic=dynamic)
+    for got, want in zip(results(compiled, given), results(function(options), given), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_reference_is_inlined_on_demand(dynamic: bool):
+    assert_same("kernel=reference", dynamic)
+    assert not counters["gdpa"]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_a_lowering_that_fails_falls_back(dynamic: bool, monkeypatch: pytest.MonkeyPatch, caplog):
+    def broken(*_):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(cpu, "lower", broken)
+    monkeypatch.setattr(cpu, "lower_backward", broken)
+    assert_same("", dynamic)
+    assert counters["gdpa"] == {"fallback": 2}
+    assert "out of luck" in caplog.text
+
+
+def test_strict_raises_where_a_lowering_would_fall_back(monkeypatch: pytest.MonkeyPatch):
+    def broken(*_):
+        raise RuntimeError("out of luck")
+
+    monkeypatch.setattr(cpu, "lower", broken)
+    with pytest.raises(Exception, match=r"gdpa\.strict.*out of luck"):
+        torch.compile(function("strict=True"))(*operands())
+
+
+def test_registering_twice_changes_nothing():
+    from torch._inductor.lowering import lowerings as table
+
+    before = table[torch.ops.gdpa.attention.default]
+    lowerings.register()
+    assert table[torch.ops.gdpa.attention.default] is before

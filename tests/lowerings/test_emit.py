@@ -1,0 +1,164 @@
+"""What the kernels compute between the products: every operation, in full accuracy and fast.
+
+On a CPU Inductor's ops are played by torch and the approximate instructions by exact functions, so
+that the algebra of every form is checked; the instructions themselves are measured on a GPU.
+"""
+
+import math
+
+import pytest
+import torch
+
+from gdpa_inductor import lowerings
+from gdpa_inductor.expr import OPS, SCORE, call, fold, torch_apply
+from gdpa_inductor.lowerings import _compat, emit
+from gdpa_inductor.ops import program_leaves
+from gdpa_inductor.score_mod import ScoreMod
+
+INSTRUCTIONS = {
+    "tanh.approx.f32": torch.tanh,
+    "ex2.approx.f32": torch.exp2,
+    "lg2.approx.f32": torch.log2,
+    "rcp.approx.f32": torch.reciprocal,
+    "max.NaN.f32": torch.maximum,
+    "min.NaN.f32": torch.minimum,
+}
+BY_TORCH = {
+    "constant": lambda value, dtype: torch.tensor(value, dtype=dtype),
+    "to_dtype": lambda x, dtype, use_compute_types=True: x.to(dtype),
+    "inline_asm_elementwise": lambda *x, asm, **_: INSTRUCTIONS[asm.split()[0]](*x),
+    "mod": torch.fmod,
+    "floordiv": lambda x, y: torch.div(x, y, rounding_mode="floor"),
+}
+LITERALS = {
+    "leaky_relu": (0.01,),
+    "elu": (1.5, 1.2, 0.7),
+    "softplus": (2.0, 20.0),
+    "hardtanh": (-1.0, 2.0),
+}
+LITERALS |= {"pow": (2.0,), "clamp_min": (0.5,), "clamp_max": (0.5,)}
+
+
+@pytest.fixture(autouse=True)
+def ops_by_torch(monkeypatch: pytest.MonkeyPatch):
+    def play(name, *args, **kwargs):
+        return BY_TORCH.get(name, getattr(torch, name, None))(*args, **kwargs)
+
+    monkeypatch.setattr(_compat, "inductor_op", play)
+
+
+def operands(kinds: str) -> list[torch.Tensor]:
+    grid = torch.cat([torch.linspace(-30, 30, 2001), torch.tensor([0.0, 3.0, -3.0, 1e-3, -1e-3])])
+    made = {
+        "f": [grid, grid.flip(0) + 0.25],
+        "i": [torch.arange(-20, 21), torch.arange(41) % 7 - 3],
+        "b": [grid > 0, grid.flip(0) > -5],
+    }
+    taken = [made[kind][i % 2] for i, kind in enumerate(kinds)]
+    if kinds == "ii":
+        taken[1] = torch.where(taken[1] == 0, 5, taken[1])
+    if kinds == "bii":
+        taken[1:] = [grid.long(), grid.long() + 1]
+    if "b" in kinds and "f" not in kinds and kinds != "bii":
+        taken = [grid > 0, grid.flip(0) > -5][: len(kinds)]
+    return taken
+
+
+CASES = [
+    (form, name, signature.split(">")[0])
+    for form, table in (("plain", emit.PLAIN), ("fast", emit.FAST))
+    for name in table
+    for signature in OPS[name].kinds
+    if form == "plain" or set(signature.split(">")[0]) == {"f"}
+]
+
+
+@pytest.mark.parametrize("form, name, kinds", CASES, ids=["-".join(case) for case in CASES])
+def test_every_operation(form: str, name: str, kinds: str):
+    fast = form == "fast"
+    table = emit.FAST if fast else emit.PLAIN
+    literals = LITERALS.get(name, ())
+    given = operands(kinds[: len(kinds) - len(literals)])
+    if name == "float":
+        want = given[0].float()
+    else:
+        want = OPS[name].torch(*given, *literals)
+    got = table[name](*given, *literals)
+    if not want.is_floating_point():
+        assert torch.equal(got.to(want.dtype), want)
+        return
+    allowed = 1e-5 * want.abs().clamp(min=1.0)
+    if (
+        fast
+    ):  # the numerics rule; exp grows beyond it, and is held to fp32's own precision of x·log2(e)
+        allowed = 2.0**-10 * given[0].abs().clamp(min=1.0) + 2.0**-18 * want.abs()
+    same = (got == want) | (got.isnan() & want.isnan()) | ((got - want).abs() <= allowed)
+    assert same.all(), f"at {given[0][~same][:5]}: {got[~same][:5]}, not {want[~same][:5]}"
+
+
+def test_the_vocabulary_is_covered():
+    assert set(emit.PLAIN) == set(OPS)
+    assert set(emit.FAST) < set(OPS)
+
+
+def test_not_a_number_passes_through():
+    """relu and clamps of NaN are NaN, as torch has it; the machine's own maximum would drop it."""
+    nan = torch.tensor([math.nan])
+    for name in ("relu", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"):
+        extra = (nan,) if name in ("maximum", "minimum") else LITERALS.get(name, ())
+        assert emit.FAST[name](nan, *extra).isnan().all(), name
+
+
+def test_the_gate_of_silu_shares_its_tanh():
+    """In a derivative the sigmoid of what silu was applied to is made of the tanh that silu has."""
+    program = ScoreMod(call("silu", SCORE))
+    asked: list[str] = []
+    apply = emit.emitter(program.weight, fast=True)
+    x = torch.linspace(-8, 8, 101)
+
+    def spied(node, values):
+        asked.append(node.op)
+        return apply(node, values)
+
+    leaf = {"s": x, "g": torch.ones_like(x)}
+    terms = [program.gradients.score]
+    (got,) = fold(terms, lambda n: leaf[n.op] if n.op in leaf else torch.tensor(n.value), spied)
+    exact = program_leaves(x.double(), [], [], program, torch.ones_like(x).double())
+    (want,) = fold(terms, exact, torch_apply(torch.float64))
+    torch.testing.assert_close(got.double(), want, atol=1e-6, rtol=1e-6)
+    assert "sigmoid" in asked
+
+
+FAST_PROGRAMS = {
+    "tanh": "tanh(s)",
+    "sigmoid": "sigmoid(s)",
+    "silu": "silu(s)",
+    "gelu_tanh": "gelu_tanh(s)",
+    "mish": "mish(s)",
+    "softplus": "softplus(s,1.0,20.0)",
+    "hardswish": "hardswish(s)",
+    "hardsigmoid": "hardsigmoid(s)",
+    "relu": "relu(s)",
+    "exp": "exp(mul(s,0.3))",
+}
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", sorted(FAST_PROGRAMS))
+def test_the_numerics_rule_holds_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch):
+    """|fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30], seen through one key in fp16."""
+    monkeypatch.undo()
+    lowerings.register()
+    program = FAST_PROGRAMS[name]
+    x = torch.linspace(-30, 30, 60001).half().unique()
+    query, key = torch.zeros(1, 1, len(x), 16).half(), torch.zeros(1, 1, 1, 16).half()
+    query[0, 0, :, 0], key[..., 0] = x, 1.0
+    run = torch.compile(
+        lambda q, k, v: torch.ops.gdpa.attention(q, k, v, [], [], program, "strict=True")
+    )
+    got = run(query.cuda(), key.cuda(), key.cuda())[0, 0, :, 0].double().cpu()
+    leaf = program_leaves(x.double(), [], [], ScoreMod.parse(program))
+    (want,) = fold([ScoreMod.parse(program).weight], leaf, torch_apply(torch.float64))
+    representable = want.abs() < 6e4
+    bound = 2.0**-10 * x.double().abs().clamp(min=1.0) + want.abs() * 2.0**-11 + 2.0**-24
+    assert ((got - want).abs() <= bound)[representable].all()
