@@ -49,6 +49,16 @@ def run_worker(setting: Setting) -> Result:
     return result
 
 
+def run_all(setting: Setting, contenders: Sequence[str], seconds: float) -> list[Result]:
+    """All contenders for as many steps as the first one manages in time."""
+    first = run_worker(dataclasses.replace(setting, contender=contenders[0], seconds=seconds))
+    steps = len(first.losses)
+    if steps < setting.steps:
+        print(f"{steps} of {setting.steps} steps in {seconds:.0f} s; the others train as many.")
+    others = (dataclasses.replace(setting, contender=name, steps=steps) for name in contenders[1:])
+    return [first, *map(run_worker, others)]
+
+
 def follow(process: subprocess.Popen[str], progress: Progress) -> Result | None:
     """Reads a worker's lines to the end; lines that are not JSON are passed through."""
     assert process.stdout is not None
@@ -104,6 +114,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--batch", type=int, help="users a step (8 on a CPU, 64 on a GPU)")
     parser.add_argument("--length", type=int, default=512, help="items of a history")
+    parser.add_argument(
+        "--seconds", type=float, default=75.0, help="of training for the first contender, at most"
+    )
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
     parser.add_argument("--cache", type=Path, default=Path(".cache"), help="where data is kept")
     return parser.parse_args(argv)
@@ -127,10 +140,7 @@ def main(argv: Sequence[str] = ()) -> int:
         f"on {setting.device}."
     )
     try:
-        results = [
-            run_worker(dataclasses.replace(setting, contender=name))
-            for name in arguments.contenders
-        ]
+        results = run_all(setting, arguments.contenders, arguments.seconds)
     except WorkerFailed as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return 1

@@ -28,7 +28,8 @@ Trained = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What one run trains. `contender` is "eager" or a torch.compile backend."""
+    """What one run trains. `contender` is "eager" or a torch.compile backend. After `seconds` of
+    training it stops short of `steps`, so that the demo ends in time on a slow machine too."""
 
     contender: str
     device: str
@@ -39,6 +40,7 @@ class Setting:
     negatives: int = 256
     learning_rate: float = 1e-3
     seed: int = 0
+    seconds: float = float("inf")
 
 
 @dataclasses.dataclass
@@ -100,6 +102,8 @@ def train(
         synchronize(setting.device)
         seconds.append(time.perf_counter() - start)
         print(json.dumps({"step": step + 1, "loss": losses[-1]}), flush=True)
+        if sum(seconds) > setting.seconds:
+            break
     return losses, seconds
 
 

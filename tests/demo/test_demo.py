@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from gdpa_inductor.demo import __main__ as demo
-from gdpa_inductor.demo import data
+from gdpa_inductor.demo import data, worker
 from gdpa_inductor.demo.worker import Result, Setting
 
 SETTING = Setting("", "cpu", 3, 2, 16, "")
@@ -31,6 +31,29 @@ def test_a_worker_that_fails_fails_the_demo(tmp_path: Path, capsys):
     arguments = ["--cache", str(tmp_path), "--steps", "1", "--contenders", "no-such-backend"]
     assert demo.main(arguments) == 1
     assert "no-such-backend" in capsys.readouterr().err
+
+
+def test_all_contenders_train_as_many_steps_as_the_first_manages(monkeypatch):
+    """The first, given 0 seconds, stops behind its first step."""
+    wanted: dict[str, int] = {}
+
+    def fake(setting: Setting) -> Result:
+        wanted[setting.contender] = setting.steps
+        steps = 1 if setting.seconds == 0 else setting.steps
+        return result(setting.contender, [1.0] * steps)
+
+    monkeypatch.setattr(demo, "run_worker", fake)
+    found = demo.run_all(SETTING, ["eager", "inductor", "gdpa"], seconds=0.0)
+    assert wanted == {"eager": 3, "inductor": 1, "gdpa": 1}
+    assert [len(each.losses) for each in found] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 1), (60.0, 3)])
+def test_training_stops_in_time(tmp_path: Path, seconds: float, steps: int):
+    path = tmp_path / "generated.inter"
+    path.write_text(data.generate(users=10, items=40))
+    setting = Setting("eager", "cpu", 3, 2, 16, str(path), negatives=8, seconds=seconds)
+    assert len(worker.run(setting).losses) == steps
 
 
 @pytest.mark.slow
