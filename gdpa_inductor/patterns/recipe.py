@@ -78,7 +78,7 @@ class Recipe:
         if have == tuple(itertools.chain.from_iterable(target)):
             return self._reshape(source, target)
         if any(len(digits) != 1 for digits in index):
-            source = self.call(aten.view.default, source, [atom.size for atom in have])
+            source = self.call(aten.reshape.default, source, [atom.size for atom in have])
         wanted = list(itertools.chain.from_iterable(target))
         kept = [atom for atom in wanted if atom in have]
         if [have.index(a) for a in kept] != list(range(len(kept))):
@@ -100,11 +100,8 @@ class Recipe:
 
     def _reshape(self, source: Handle, target: Index) -> Handle:
         """The same digits in the same order, in the dims of `target`."""
-        shape = [sizes(digits) for digits in target]
-        try:
-            return self.call(aten.view.default, source, shape)
-        except (RuntimeError, ValueError):
-            return self.call(aten.view.default, self.contiguous(source), shape)
+        # Not `view`: real strides may differ from a fake's where a dim has size 1.
+        return self.call(aten.reshape.default, source, [sizes(digits) for digits in target])
 
     def contiguous(self, source: Handle) -> Handle:
         return self.call(aten.clone.default, source, memory_format=torch.contiguous_format)

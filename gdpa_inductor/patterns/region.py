@@ -111,7 +111,7 @@ class HostGraph:
                 continue
             for operand in host.operands(node):
                 firsts = {operand} if self._is_first(operand) else self.reach[operand]
-                firsts = _of_full_size(firsts, operand)
+                firsts = self._scores_of(operand, firsts)
                 if firsts:
                     found.append(Candidate(node, tuple(sorted(firsts, key=self.order.__getitem__))))
             if host.name(node) == "einsum" and len(host.operands(node)) > 3:
@@ -120,6 +120,37 @@ class HostGraph:
 
     def _is_first(self, node: Node) -> bool:
         return host.is_product(node) and not host.is_weight_product(node)
+
+    def _scores_of(self, operand: Node, firsts: Iterable[Node]) -> set[Node]:
+        """Of several products behind an operand, the one that is its scores, if there is only one.
+
+        One that is reached through a reduction only, or has fewer dims, is what a gate or a bias is
+        made from.
+        """
+        given = set(firsts)
+        if len(given) > 1:
+            given = given & self._pointwise_reach(operand) or given
+        ranks = {n: _rank(n) for n in given}
+        full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
+        return full if len(full) == 1 else given
+
+    def _pointwise_reach(self, operand: Node) -> set[Node]:
+        """The products that an operand is made from by no reduction."""
+        found: set[Node] = set()
+        seen = {operand}
+        stack = [operand]
+        while stack:
+            node = stack.pop()
+            if self._is_first(node):
+                found.add(node)
+            elif host.name(node) not in _NO_WEIGHTS:
+                stack += [
+                    n
+                    for n in node.all_input_nodes
+                    if n not in seen and (self.reach[n] or self._is_first(n))
+                ]
+                seen.update(stack)
+        return found
 
     # The nodes of a region
 
@@ -343,16 +374,6 @@ def _keeps_shape(node: Node) -> bool:
     shapes = [t.shape for t in host.tensors(node)]
     given = [t.shape for n in node.all_input_nodes for t in host.tensors(n)]
     return len(shapes) == 1 and any(len(s) == len(shapes[0]) and s == shapes[0] for s in given)
-
-
-def _of_full_size(firsts: Iterable[Node], operand: Node) -> set[Node]:
-    """Of several products behind an operand, the one that has all its dims, if it is the only one:
-    the others are biases.
-    """
-    given = set(firsts)
-    ranks = {n: _rank(n) for n in given}
-    full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
-    return full if len(full) == 1 else given
 
 
 def _is_pure(node: Node) -> bool:

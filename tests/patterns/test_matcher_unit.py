@@ -232,3 +232,66 @@ def test_names_are_not_given_to_what_is_close():
 
 def test_scales_are_folded():
     assert canonical(call("silu", X * 0.5 * 4.0)) is call("silu", X * 2.0)
+
+
+# Found by the fuzzer
+
+
+def test_a_gate_from_another_region_is_an_operand():
+    def model(q, k, v, w):
+        first = F.silu(q @ k.mT) @ v
+        return (F.gelu(q @ k.mT) * torch.sigmoid(first.mean(-1, keepdim=True))) @ w
+
+    assert len(recorded(model, **HEADS, w=(B, H, M, E)).matches) == 2
+
+
+def test_operands_whose_strides_differ_from_their_fakes():
+    """Dims of size 1 have strides of their own at run time: operands are reshaped, not viewed."""
+
+    def model(q, k, v, x, y):
+        s = (q @ k).permute(3, 4, 0, 2, 1).reshape(2, 15, 3, 3)
+        s = F.relu(s) * (x.transpose(-2, -1) * y.permute(3, 2, 1, 0))
+        return s.unflatten(1, (5, 3)).permute(2, 4, 3, 0, 1) @ v
+
+    shapes = {"q": (3, 3, 1, 2, 3), "k": (3, 3, 3, 3, 5), "v": (3, 3, 3, 5, 5)}
+    masks = {"x": torch.rand(2, 1, 3, 1) > 0.5, "y": torch.rand(3, 1, 15, 2).double()}
+    assert len(recorded(model, **shapes, **masks).matches) == 1
+
+
+@pytest.mark.parametrize("read", ["reshape(s.shape)", "view_as(s)", "expand(s.size())"])
+def test_sizes_of_the_scores_are_no_use_of_them(read):
+    reshape = eval(f"lambda s: s.{read}")
+    model = lambda q, k, v: F.silu(reshape(q @ k.mT)) @ v
+    assert len(recorded(model, dynamic=True).matches) == 1
+
+
+def test_sizes_of_the_scores_outside_of_the_region():
+    """Who asks the scores for their shape gets it from the operands."""
+
+    def model(q, k, v):
+        s = q @ k.mT
+        return F.silu(s) @ v / s.size(-1) + s.shape[2]
+
+    recorder = recorded(model, dynamic=True)
+    assert len(recorder.matches) == 1, recorder.why()
+    assert recorder.graphs[0].products_left == 0
+
+
+def test_whole_writes_through_a_view_are_followed():
+    def model(q, k, v, a):
+        s = F.silu(q @ k.mT)
+        s[None][0].mul_(a)
+        return s @ v
+
+    assert program(model, **HEADS, a=(N, 1)) == "a0:f[n,-]; mul(silu(s),a0)"
+
+
+def test_rows_and_groups_shuffled_by_a_view_are_left():
+    """[g, n] read as [n, g]: every score is used once, by another query than it looks like."""
+
+    def model(q, k, v):
+        s = torch.einsum("bgnd,bmd->bgnm", q, k)
+        return torch.einsum("bgnm,bme->bgne", s.reshape(B, 6, 3, M).transpose(1, 2).relu(), v)
+
+    recorder = recorded(model, q=(B, 3, 6, D), k=(B, M, D), v=(B, M, E))
+    assert [r.code for r in recorder.rejections] == [Code.LAYOUT]
