@@ -1,7 +1,8 @@
 """Softmax-free attention, found by the compiler: `torch.compile(model, backend="gdpa")`.
 
-The public names are `gdpa_backend`, `GDPAPass`, `attention`, `explain`, `rewrite`, `Report`, `Options` and `GDPAError`. What
-needs the compiler is loaded at first use, so importing this package costs little over torch.
+The public names are `gdpa_backend`, `GDPAPass`, `attention`, `explain`, `rewrite`, `Report`,
+`Options` and `GDPAError`. What needs the compiler is loaded at first use, so importing this package
+costs little over torch.
 """
 
 from __future__ import annotations

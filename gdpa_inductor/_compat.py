@@ -1,7 +1,7 @@
 """Every private torch symbol that the package uses, and the versions it was checked on.
 
-Checked on torch 2.11.0 and 2.13.0 unless a line says otherwise. Imports of torch._inductor are inside the functions, so
-that importing this module costs nothing.
+Checked on torch 2.11.0 and 2.13.0 unless a line says otherwise. Imports of torch._inductor are
+inside the functions, so that importing this module costs nothing.
 """
 
 from __future__ import annotations
@@ -15,12 +15,20 @@ import torch
 from torch._dynamo.utils import counters  # a defaultdict(Counter), reset by torch._dynamo.reset
 from torch._logging import trace_structured  # tlparse artifacts
 
-__all__ = ["compile_with_inductor", "counters", "inductor_config", "keep_saved_buffers", "trace_artifact"]
+__all__ = [
+    "compile_with_inductor",
+    "counters",
+    "inductor_config",
+    "keep_saved_buffers",
+    "trace_artifact",
+]
 
 
 def trace_artifact(name: str, payload: Callable[[], str]) -> None:
     """Leave a text in the structured trace log; `payload` runs only if someone records it."""
-    trace_structured("artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload)
+    trace_structured(
+        "artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload
+    )
 
 
 def inductor_config(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -44,16 +52,27 @@ def add_cache_key_tag(tag: str) -> None:
         config.cache_key_tag = f"{config.cache_key_tag}{tag}"
 
 
+def custom_graph_pass() -> Any:
+    """The base class that Inductor wants of a pass with a uuid."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    return CustomGraphPass
+
+
 def is_dynamo_body(gm: torch.fx.GraphModule) -> bool:
-    """A nested graph of Dynamo's (a checkpoint body, a branch): its inputs are no inputs of the user's."""
+    """A nested graph of Dynamo's (a checkpoint body, a branch): its inputs are no inputs of the
+    user's.
+    """
     inputs = [node.meta for node in gm.graph.nodes if node.op == "placeholder"]
-    return any("example_value" in meta for meta in inputs) and not any("grapharg" in meta for meta in inputs)
+    return any("example_value" in meta for meta in inputs) and not any(
+        "grapharg" in meta for meta in inputs
+    )
 
 
 def compile_with_inductor(
     gm: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], tag: str
 ) -> Callable[..., Any]:
-    """compile_fx under the cache tag; the tag also covers a backward graph that is compiled later."""
+    """compile_fx under the cache tag, which also covers a backward that is compiled later."""
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 
     def inner(*args: Any, **kwargs: Any) -> Any:
@@ -80,7 +99,9 @@ def keep_saved_buffers(on: bool = True) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FrameFailure:
-    """A frame that Dynamo gave up. `location`: "file:line" of what it failed at, or of the function."""
+    """A frame that Dynamo gave up. `location`: "file:line" of what it failed at, or of the
+    function.
+    """
 
     name: str
     location: str
@@ -97,20 +118,26 @@ class Observed:
 
 @contextlib.contextmanager
 def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]:
-    """Watch a run under `backend`, and take back what it leaves in Dynamo: cache entries and counters.
+    """Watch a run under `backend`, and take back what it leaves in Dynamo: cache entries and
+    counters.
 
     codes: frames that Dynamo is to try again even if it skipped them before.
     """
     from torch._C._dynamo import eval_frame
     from torch._dynamo import config, convert_frame, utils
 
-    default = eval_frame._FrameExecStrategy(eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.DEFAULT)
+    default = eval_frame._FrameExecStrategy(
+        eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.DEFAULT
+    )
     for code in codes:
         eval_frame.set_code_exec_strategy(code, default)
     compiled: dict[Any, None] = {}
     hook = convert_frame.register_bytecode_hook(lambda code, _: compiled.setdefault(code))
     counted = {name: counter.copy() for name, counter in counters.items()}
-    breaks_before, metrics_before = len(utils.graph_break_reasons), {id(m) for m in utils.get_compilation_metrics()}
+    breaks_before, metrics_before = (
+        len(utils.graph_break_reasons),
+        {id(m) for m in utils.get_compilation_metrics()},
+    )
     observed = Observed([], [])
     try:
         with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
@@ -136,7 +163,9 @@ def _place(stack: Sequence[Any]) -> str:
 def _failure(metrics: Any) -> FrameFailure:
     at = (metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno)
     file, line = at if at[0] else (metrics.co_filename, metrics.co_firstlineno)
-    return FrameFailure(str(metrics.co_name), f"{file}:{line}", str(metrics.fail_reason or metrics.fail_type))
+    return FrameFailure(
+        str(metrics.co_name), f"{file}:{line}", str(metrics.fail_reason or metrics.fail_type)
+    )
 
 
 class _Anchor:
@@ -147,7 +176,9 @@ _ANCHOR = _Anchor()
 
 
 def _forget(code: Any, backend: object) -> None:
-    """Make the cache entries of `backend` unusable, and not count against the user's recompile limit."""
+    """Make the cache entries of `backend` unusable, and not count against the user's recompile
+    limit.
+    """
     import weakref
 
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
@@ -155,9 +186,13 @@ def _forget(code: Any, backend: object) -> None:
 
     for entry in _debug_get_cache_entry_list(code):
         manager = entry.guard_manager
-        if backend_of(entry.backend) is backend and getattr(manager, "cache_entry", None) is not None:
+        if (
+            backend_of(entry.backend) is backend
+            and getattr(manager, "cache_entry", None) is not None
+        ):
             deleted = DeletedGuardManagerWrapper("made by gdpa_inductor.explain, for one run")
-            # The limit counts entries whose identity guards hold in the frame: here one holds in none.
+            # The limit counts entries whose identity guards hold in the frame: here one holds in
+            # none.
             deleted.id_matched_objs = {"<explained>": weakref.ref(_ANCHOR)}
             manager.extra_state.invalidate(manager.cache_entry, deleted)
 
@@ -165,13 +200,16 @@ def _forget(code: Any, backend: object) -> None:
 def backend_of(wrapped: Any) -> Any:
     """The callable that the user gave, below torch.compile's wrappers."""
     while True:
-        inner = getattr(wrapped, "_torchdynamo_orig_backend", None) or getattr(wrapped, "compiler_fn", None)
+        inner = getattr(wrapped, "_torchdynamo_orig_backend", None) or getattr(
+            wrapped, "compiler_fn", None
+        )
         if inner is None:
             return wrapped
         wrapped = inner
 
 
-# Analysis of graphs (patterns/). Public names that live in private modules, and Dynamo's markers in its graphs.
+# Analysis of graphs (patterns/). Public names that live in private modules, and Dynamo's markers in
+# its graphs.
 
 
 OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
@@ -189,7 +227,9 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
-    """The value that a size had when the graph was captured; None where there is none. Adds no guard."""
+    """The value that a size had when the graph was captured; None where there is none. Adds no
+    guard.
+    """
     if isinstance(size, int):
         return size
     node = size.node
@@ -209,7 +249,9 @@ def fake_mode_of(tensor: torch.Tensor) -> Any:
 
 @contextlib.contextmanager
 def without_guards(fake_mode: Any) -> Iterator[None]:
-    """Let the sizes of `fake_mode` be compared without a guard: only for what decides nothing about the program."""
+    """Let the sizes of `fake_mode` be compared without a guard: only for what decides nothing about
+    the program.
+    """
     with contextlib.ExitStack() as stack:
         if fake_mode.shape_env is not None:
             stack.enter_context(fake_mode.shape_env.suppress_guards())
@@ -219,7 +261,9 @@ def without_guards(fake_mode: Any) -> Iterator[None]:
 def trace_functional(
     function: Callable[..., Any], inputs: Sequence[Any], fake_mode: Any
 ) -> torch.fx.GraphModule:
-    """Trace `function` to functional ATen on fake inputs, below autograd: no in-place call, no composite op is left."""
+    """Trace `function` to functional ATen on fake inputs, below autograd: no in-place call, no
+    composite op is left.
+    """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
@@ -236,17 +280,23 @@ def trace_functional(
 
 
 def traced_so_far() -> set[str]:
-    """Names of the nodes that the trace under way has written. To be called inside of `trace_functional`."""
+    """Names of the nodes that the trace under way has written. To be called inside of
+    `trace_functional`.
+    """
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
     return set() if mode is None else {node.name for node in mode.tracer.graph.nodes}
 
 
-_ENTER_AUTOCAST, _EXIT_AUTOCAST = torch.amp.autocast_mode._enter_autocast, torch.amp.autocast_mode._exit_autocast
+_ENTER_AUTOCAST, _EXIT_AUTOCAST = (
+    torch.amp.autocast_mode._enter_autocast,
+    torch.amp.autocast_mode._exit_autocast,
+)
 _SET_GRAD = torch._C._set_grad_enabled
 _TRANSFORMS = (
-    "_vmap_increment_nesting", "_vmap_decrement_nesting", "_grad_increment_nesting", "_grad_decrement_nesting",
+    "_vmap_increment_nesting", "_vmap_decrement_nesting",
+    "_grad_increment_nesting", "_grad_decrement_nesting",
     "_jvp_increment_nesting", "_jvp_decrement_nesting", "_enter_dual_level", "_exit_dual_level",
     "_saved_tensors_hooks_enable", "_saved_tensors_hooks_disable",
 )  # fmt: skip
@@ -254,7 +304,9 @@ _INFERENCE = ("_enter_inference_mode", "_exit_inference_mode")
 
 
 def state_change(target: Any) -> str:
-    """What a call of `target` switches: "autocast on", "autocast off", "grad", "inference", "transform", or ""."""
+    """What a call of `target` switches: "autocast on", "autocast off", "grad", "inference",
+    "transform", or "".
+    """
     if target is _ENTER_AUTOCAST or target is _EXIT_AUTOCAST:
         return "autocast on" if target is _ENTER_AUTOCAST else "autocast off"
     if target is _SET_GRAD:
@@ -267,24 +319,39 @@ def state_change(target: Any) -> str:
 
 @contextlib.contextmanager
 def autocast_regions(entered: Sequence[tuple[Any, ...]]) -> Iterator[None]:
-    """Enter autocast as the arguments of Dynamo's enter calls say: (device type, dtype, enabled, cache)."""
+    """Enter autocast as the arguments of Dynamo's enter calls say: (device type, dtype, enabled,
+    cache).
+    """
     with contextlib.ExitStack() as stack:
         for device_type, dtype, enabled, _ in entered:
-            stack.enter_context(torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=False))
+            stack.enter_context(
+                torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=False)
+            )
         yield
 
 
-_PLAIN_BODIES = ("tag_activation_checkpoint", "wrap", "wrap_activation_checkpoint", "invoke_subgraph", "cond")
+_PLAIN_BODIES = (
+    "tag_activation_checkpoint",
+    "wrap",
+    "wrap_activation_checkpoint",
+    "invoke_subgraph",
+    "cond",
+)
 
 
 def has_plain_bodies(target: Any) -> bool:
-    """A higher-order op that runs the graphs it is given as they are: activation checkpoints, branches."""
+    """A higher-order op that runs the graphs it is given as they are: activation checkpoints,
+    branches.
+    """
     return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in _PLAIN_BODIES
 
 
 def is_autograd_function(target: Any) -> bool:
     """The higher-order op that stands for a user's torch.autograd.Function."""
-    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() == "autograd_function_apply"
+    return (
+        isinstance(target, torch._ops.HigherOrderOperator)
+        and target.name() == "autograd_function_apply"
+    )
 
 
 def body_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
@@ -295,8 +362,12 @@ def body_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
     return owner if isinstance(owner, torch.fx.GraphModule) else None
 
 
-def write_symbolic(expression: Any, nodes: Mapping[Any, torch.fx.Node], graph: torch.fx.Graph) -> torch.fx.Node:
-    """Write a sympy expression as nodes at the insertion point of `graph`; `nodes` gives that of each symbol."""
+def write_symbolic(
+    expression: Any, nodes: Mapping[Any, torch.fx.Node], graph: torch.fx.Graph
+) -> torch.fx.Node:
+    """Write a sympy expression as nodes at the insertion point of `graph`; `nodes` gives that of
+    each symbol.
+    """
     from torch.fx.proxy import GraphAppendingTracer
     from torch.utils._sympy.interp import sympy_interp
     from torch.utils._sympy.reference import PythonReferenceAnalysis
@@ -309,7 +380,9 @@ def write_symbolic(expression: Any, nodes: Mapping[Any, torch.fx.Node], graph: t
 
 @dataclass(frozen=True)
 class CompiledGraph:
-    """`run(*tensors)` is the compiled function; `fits(tensors)` says whether it was compiled for their shapes and strides."""
+    """`run(*tensors)` is the compiled function; `fits(tensors)` says whether it was compiled for
+    their shapes and strides.
+    """
 
     run: Callable[..., Any]
     fits: Callable[[Sequence[torch.Tensor]], bool]
@@ -318,7 +391,8 @@ class CompiledGraph:
 def compile_graph(
     function: Callable[..., None], examples: Sequence[torch.Tensor], *, dynamic: bool
 ) -> CompiledGraph:
-    """Have Inductor compile `function`, which returns nothing and writes to its arguments; at run time, without Dynamo.
+    """Have Inductor compile `function`, which returns nothing and writes to its arguments; at run
+    time, without Dynamo.
 
     dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
     """

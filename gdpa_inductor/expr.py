@@ -1,9 +1,10 @@
 """Expressions over one attention score: the terms a score program is made of.
 
-An `Expr` is an immutable, interned node of a directed acyclic graph: equal terms are the same object, so common
-subexpressions are shared by construction. `OPS` is the whole vocabulary, one line per operation: the kinds it accepts,
-the plain-torch function that defines it, and its vector-Jacobian product in the same vocabulary. Nothing outside this
-table can appear in a program. Kernels emit the operations; they do not redefine them.
+An `Expr` is an immutable, interned node of a directed acyclic graph: equal terms are the same
+object, so common subexpressions are shared by construction. `OPS` is the whole vocabulary, one line
+per operation: the kinds it accepts, the plain-torch function that defines it, and its
+vector-Jacobian product in the same vocabulary. Nothing outside this table can appear in a program.
+Kernels emit the operations; they do not redefine them.
 
 Kinds: "f" a real number in the compute dtype, "i" an integer, "b" a truth value.
 """
@@ -23,13 +24,15 @@ Literal = bool | int | float
 
 
 class Expr:
-    """One term. `op` is a leaf ("s", "g", "b", "h", "n", "m", "aux", "scalar", "const") or a name in `OPS`.
+    """One term. `op` is a leaf ("s", "g", "b", "h", "n", "m", "aux", "scalar", "const") or a name
+    in `OPS`.
 
     s: the score q·k. g: the gradient of the loss with respect to the weight P[b,h,n,m].
-    b, h, n, m: batch, query head, query row and key column of the score. aux, scalar: `value` is their number.
+    b, h, n, m: batch, query head, query row and key column of the score. aux, scalar: `value` is
+    their number.
     """
 
-    __slots__ = ("op", "args", "value", "kind", "__weakref__")
+    __slots__ = ("op", "args", "value", "kind", "__weakref__")  # noqa: RUF023 (the constructor)
     _interned: ClassVar[dict[tuple[Any, ...], Expr]] = {}
 
     op: str
@@ -88,7 +91,9 @@ class Expr:
 
 
 def const(value: Literal) -> Expr:
-    """A literal; its Python type gives its kind. Subclasses (NumPy's float64) become the plain type."""
+    """A literal; its Python type gives its kind. Subclasses (NumPy's float64) become the plain
+    type.
+    """
     if isinstance(value, bool):
         return Expr("const", (), value, "b")
     if isinstance(value, int):
@@ -112,7 +117,8 @@ INDEX = {name: Expr(name, (), None, "i") for name in "bhnm"}
 
 @dataclass(frozen=True)
 class Op:
-    """One operation. `kinds`: accepted signatures such as "ff>f"; `params`: how many trailing arguments are literals.
+    """One operation. `kinds`: accepted signatures such as "ff>f"; `params`: how many trailing
+    arguments are literals.
 
     `vjp(g, y, *args)` returns one cotangent per argument, None where it is zero.
     """
@@ -159,7 +165,7 @@ def call(name: str, *operands: Expr | Literal) -> Expr:
 
 
 def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
-    """Every distinct term under the roots, arguments before users; iterative, so depth is no limit."""
+    """Every distinct term under the roots, arguments first; iterative, so depth is no limit."""
     seen: set[Expr] = set()
     stack = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -175,7 +181,7 @@ def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
 def fold(
     roots: Sequence[Expr], leaf: Callable[[Expr], T], apply: Callable[[Expr, list[Any]], T]
 ) -> list[T]:
-    """Evaluate terms bottom-up, each once. `apply` gets literals for the `params` of an operation."""
+    """Evaluate terms bottom-up, each once. `apply` gets literals for an operation's `params`."""
     values: dict[Expr, T] = {}
     for node in postorder(roots):
         if node in values:
@@ -191,7 +197,9 @@ def fold(
 
 
 def differentiate(output: Expr, wrt: Sequence[Expr], seed: Expr = GRAD) -> list[Expr | None]:
-    """Reverse mode: the cotangents of the leaves `wrt` for the cotangent `seed` of `output`; None where zero."""
+    """Reverse mode: the cotangents of the leaves `wrt` for the cotangent `seed` of `output`; None
+    where zero.
+    """
     order = list(postorder([output]))
     active: set[Expr] = set(wrt)
     for node in order:
@@ -255,6 +263,35 @@ def d_hardswish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
     return (g * _where(call("lt", x, 3.0), inner, 1.0),)
 
 
+def _within(x: Expr, low: Expr | Literal, high: Expr | Literal) -> Expr:
+    return call("and", call("gt", x, low), call("lt", x, high))
+
+
+def d_hardsigmoid(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    return (_keep(g * (1.0 / 6.0), _within(x, -3.0, 3.0)),)
+
+
+def d_hardtanh(g: Expr, _y: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr | None, ...]:
+    return (_keep(g, _within(x, low, high)), None, None)
+
+
+def d_leaky_relu(g: Expr, _y: Expr, x: Expr, slope: Expr) -> tuple[Expr | None, ...]:
+    return (_where(call("gt", x, 0.0), g, g * slope), None)
+
+
+def d_erf(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    return (g * (call("exp", -(x * x)) * (2.0 / math.sqrt(math.pi))),)
+
+
+def d_where(g: Expr, _y: Expr, c: Expr, _x: Expr, _z: Expr) -> tuple[Expr | None, ...]:
+    return (None, _keep(g, c), _where(c, 0.0, g))
+
+
+def _d_clamp(inside: str) -> Callable[..., tuple[Expr | None, ...]]:
+    """torch's clamp passes the gradient at the bound itself."""
+    return lambda g, y, x, bound: (_keep(g, call(inside, x, bound)), None)
+
+
 def d_elu(g: Expr, _y: Expr, x: Expr, alpha: Expr, scale: Expr, slope: Expr) -> tuple[Expr]:
     a, c, k = _floats(alpha, scale, slope)
     return (_where(call("le", x, 0.0), g * (a * c * k) * call("exp", x * k), g * c),)
@@ -302,10 +339,6 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return F.gelu(x, approximate="tanh")
 
 
-def _as_compute(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return x.to(like.dtype)
-
-
 def _round_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: x.to(dtype).to(x.dtype)
 
@@ -327,8 +360,8 @@ OPS: dict[str, Op] = {
     "pow": Op(_F2, torch.pow, d_pow, params=1),
     "maximum": Op(_ARITH2, torch.maximum, _d_extremum("gt")),
     "minimum": Op(_ARITH2, torch.minimum, _d_extremum("lt")),
-    "clamp_min": Op(_F2, lambda x, c: x.clamp(min=c), lambda g, y, x, c: (_keep(g, call("ge", x, c)), None), params=1),
-    "clamp_max": Op(_F2, lambda x, c: x.clamp(max=c), lambda g, y, x, c: (_keep(g, call("le", x, c)), None), params=1),
+    "clamp_min": Op(_F2, lambda x, c: x.clamp(min=c), _d_clamp("ge"), params=1),
+    "clamp_max": Op(_F2, lambda x, c: x.clamp(max=c), _d_clamp("le"), params=1),
     "floordiv": Op(("ii>i",), lambda x, z: torch.div(x, z, rounding_mode="floor")),
     "mod": Op(("ii>i",), torch.remainder),
     # elementary functions
@@ -342,7 +375,7 @@ OPS: dict[str, Op] = {
     "sin": Op(_F1, torch.sin, lambda g, y, x: (g * call("cos", x),)),
     "cos": Op(_F1, torch.cos, lambda g, y, x: (-(g * call("sin", x)),)),
     "tanh": Op(_F1, torch.tanh, lambda g, y, x: (g * (1.0 - y * y),)),
-    "erf": Op(_F1, torch.erf, lambda g, y, x: (g * (call("exp", -(x * x)) * (2.0 / math.sqrt(math.pi))),)),
+    "erf": Op(_F1, torch.erf, d_erf),
     # activations
     "sigmoid": Op(_F1, torch.sigmoid, d_sigmoid),
     "relu": Op(_F1, torch.relu, lambda g, y, x: (_keep(g, call("gt", x, 0.0)),)),
@@ -350,12 +383,12 @@ OPS: dict[str, Op] = {
     "gelu": Op(_F1, F.gelu, d_gelu),
     "gelu_tanh": Op(_F1, _gelu_tanh, d_gelu_tanh),
     "hardswish": Op(_F1, F.hardswish, d_hardswish),
-    "hardsigmoid": Op(_F1, F.hardsigmoid, lambda g, y, x: (_keep(g * (1.0 / 6.0), call("and", call("gt", x, -3.0), call("lt", x, 3.0))),)),
-    "leaky_relu": Op(_F2, F.leaky_relu, lambda g, y, x, c: (_where(call("gt", x, 0.0), g, g * c), None), params=1),
+    "hardsigmoid": Op(_F1, F.hardsigmoid, d_hardsigmoid),
+    "leaky_relu": Op(_F2, F.leaky_relu, d_leaky_relu, params=1),
     "elu": Op(("ffff>f",), torch.ops.aten.elu.default, d_elu, params=3),
     "softplus": Op(("fff>f",), F.softplus, d_softplus, params=2),
     "mish": Op(_F1, F.mish, d_mish),
-    "hardtanh": Op(("fff>f",), F.hardtanh, lambda g, y, x, lo, hi: (_keep(g, call("and", call("gt", x, lo), call("lt", x, hi))), None, None), params=2),
+    "hardtanh": Op(("fff>f",), F.hardtanh, d_hardtanh, params=2),
     # rounding: no gradient but through the narrowing casts, as autograd has it
     "sign": Op(_F1, torch.sign),
     "floor": Op(_F1, torch.floor),
@@ -377,7 +410,7 @@ OPS: dict[str, Op] = {
     "xor": Op(_LOGIC, torch.logical_xor),
     "not": Op(("b>b",), torch.logical_not),
     "isnan": Op(("f>b",), torch.isnan),
-    "where": Op(("bff>f", "bii>i"), torch.where, lambda g, y, c, x, z: (None, _keep(g, c), _where(c, 0.0, g))),
+    "where": Op(("bff>f", "bii>i"), torch.where, d_where),
     # change of kind (evaluated by `torch_apply`, which knows the compute dtype)
     "float": Op(("i>f", "b>f"), torch.Tensor.float),
     "int": Op(("f>i", "b>i"), torch.Tensor.long),

@@ -1,7 +1,9 @@
-"""The public door for those who know that they have GDPA: `attention(query, key, value, score_mod=..., mask_mod=...)`.
+"""The public door for those who know that they have GDPA: `attention(query, key, value,
+score_mod=..., mask_mod=...)`.
 
-It is spelled in plain torch, in exactly the form that the matcher reads: eager and under any backend it computes the
-formula, and under `backend="gdpa"` it becomes the same fused op and the same score program as a region found in a model.
+It is spelled in plain torch, in exactly the form that the matcher reads: eager and under any
+backend it computes the formula, and under `backend="gdpa"` it becomes the same fused op and the
+same score program as a region found in a model.
 """
 
 from __future__ import annotations
@@ -31,10 +33,14 @@ def attention(
 
     Args:
         query: [B, H, N, D], floating point.
-        key, value: [B, H, M, D] and [B, H, M, Dv]; with `enable_gqa` they may have fewer heads that divide H.
-        score_mod: `(score, b, h, q_idx, kv_idx) -> weight`, what multiplies V. `score` is the fp32 q·k (fp64 for fp64)
-            times `scale`; the indices are integer tensors that broadcast against it. None is the identity.
-        mask_mod: `(b, h, q_idx, kv_idx) -> bool`; where False the weight is 0. Applied after `score_mod`.
+        key, value: [B, H, M, D] and [B, H, M, Dv]; with `enable_gqa` they may have fewer heads that
+            divide H.
+        score_mod: `(score, b, h, q_idx, kv_idx) -> weight`, what multiplies V. `score` is the fp32
+            q·k (fp64 for fp64)
+            times `scale`; the indices are integer tensors that broadcast against it. None is the
+            identity.
+        mask_mod: `(b, h, q_idx, kv_idx) -> bool`; where False the weight is 0. Applied after
+            `score_mod`.
         scale: multiplies q·k. The default is 1, not 1/sqrt(D).
 
     Returns:
@@ -54,7 +60,9 @@ def attention(
 
     def index(size: int, *shape: int) -> Tensor:
         flat = torch.arange(size, device=query.device)
-        return flat.view(shape if groups == 1 else (shape[0], *_head_axes(shape[1], groups), *shape[2:]))
+        return flat.view(
+            shape if groups == 1 else (shape[0], *_head_axes(shape[1], groups), *shape[2:])
+        )
 
     b, h = index(batch, batch, 1, 1, 1), index(heads, 1, heads, 1, 1)
     n, m = index(rows, 1, 1, rows, 1), index(cols, 1, 1, 1, cols)
@@ -78,15 +86,21 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
                 f"got {tensor.dtype} of shape {tuple(tensor.shape)}"
             )
         if tensor.device != query.device or tensor.dtype != query.dtype:
-            raise GDPAError(f"{name} is {tensor.dtype} on {tensor.device}, query {query.dtype} on {query.device}")
+            raise GDPAError(
+                f"{name} is {tensor.dtype} on {tensor.device}, "
+                f"query {query.dtype} on {query.device}"
+            )
     if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]:
-        raise GDPAError(f"batch, heads or lengths differ: {[tuple(t.shape) for t in (query, key, value)]}")
+        raise GDPAError(
+            f"batch, heads or lengths differ: {[tuple(t.shape) for t in (query, key, value)]}"
+        )
     if query.shape[3] != key.shape[3]:
         raise GDPAError(f"head dims of query and key differ: {query.shape[3]} and {key.shape[3]}")
     if query.shape[1] == key.shape[1]:
         return 1
     if not enable_gqa or key.shape[1] == 0 or query.shape[1] % key.shape[1]:
         raise GDPAError(
-            f"{query.shape[1]} query heads over {key.shape[1]} key heads need enable_gqa=True and a whole ratio"
+            f"{query.shape[1]} query heads over {key.shape[1]} key heads need enable_gqa=True "
+            "and a whole ratio"
         )
     return query.shape[1] // key.shape[1]

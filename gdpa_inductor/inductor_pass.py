@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._inductor.custom_graph_pass import CustomGraphPass
 
 from . import _compat
 from .backend import apply, source_hash
@@ -19,7 +18,7 @@ from .options import Options
 from .rejection import GDPAError
 
 
-class GDPAPass(CustomGraphPass):
+class GDPAPass(_compat.custom_graph_pass()):  # type: ignore[misc]
     """Rewrites GDPA regions in place. Keyword arguments are the options, without their prefix:
     `strict=True`.
 

@@ -1,12 +1,17 @@
-"""gdpa::attention and gdpa::attention_backward: schemas, shapes, gradients, and the plain-torch reference.
+"""gdpa::attention and gdpa::attention_backward: schemas, shapes, gradients, and the plain-torch
+reference.
 
-    O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:]        P = program(s, b, h, n, m, aux)        s = q·k in fp32 (fp64 for fp64)
+    O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:]        P = program(s, b, h, n, m, aux)        s = q·k
+    in fp32 (fp64 for fp64)
 
-Layout: query [B,H,N,D], key [Bk,Hk,M,D], value [Bv,Hv,M,Dv], output [B,H,N,Dv] contiguous in value's dtype. The batch of
-each operand is B or 1, and H is a multiple of Hk and of Hv: query head h reads key head h // (H/Hk). Saved for the
-backward: q, k, v and the aux operands. With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
+Layout: query [B,H,N,D], key [Bk,Hk,M,D], value [Bv,Hv,M,Dv], output [B,H,N,Dv] contiguous in
+value's dtype. The batch of each operand is B or 1, and H is a multiple of Hk and of Hv: query head
+h reads key head h // (H/Hk). Saved for the
+backward: q, k, v and the aux operands. With dP = dO Vᵀ and `ScoreMod.gradients` the program's own
+derivative,
 
-    dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over broadcast dims.
+    dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over
+    broadcast dims.
 
 The eager implementation is the reference: any device and float dtype, and it holds the N×M scores.
 """
@@ -29,7 +34,8 @@ _LIBRARY = torch.library.Library("gdpa", "DEF")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 _LIBRARY.define(f"attention({_OPERANDS}, str kernel_options) -> Tensor", tags=_TAGS)
 _LIBRARY.define(
-    f"attention_backward(Tensor grad_out, {_OPERANDS}, bool[] needs, str kernel_options) -> Tensor[]",
+    f"attention_backward(Tensor grad_out, {_OPERANDS}, bool[] needs, str kernel_options) "
+    "-> Tensor[]",
     tags=_TAGS,
 )
 
@@ -67,11 +73,17 @@ def expand_heads(tensor: Tensor, heads: int) -> Tensor:
     own = tensor.shape[1]
     if own == heads:
         return tensor
-    return tensor.expand(-1, heads, -1, -1) if own == 1 else tensor.repeat_interleave(heads // own, 1)
+    return (
+        tensor.expand(-1, heads, -1, -1) if own == 1 else tensor.repeat_interleave(heads // own, 1)
+    )
 
 
 def program_leaves(
-    score: Tensor, aux: Sequence[Tensor], scalars: Sequence[int], program: ScoreMod, grad: Tensor | None = None
+    score: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: ScoreMod,
+    grad: Tensor | None = None,
 ) -> Callable[[Expr], Tensor]:
     """What a leaf of the program is in plain torch, for scores [B,H,N,M] in the compute dtype."""
 
@@ -97,9 +109,14 @@ def program_leaves(
 
 
 def reference(
-    query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor], scalars: Sequence[int], program: ScoreMod
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: ScoreMod,
 ) -> Tensor:
-    """The definition of the operator, in differentiable torch. Shapes as in the module's docstring."""
+    """The definition of the operator, in differentiable torch. Shapes as the module says."""
     score = _scores(query, key, value)
     apply = torch_apply(score.dtype)
     (weight,) = fold([program.weight], program_leaves(score, aux, scalars, program), apply)
@@ -124,7 +141,7 @@ def reference_backward(
     program: ScoreMod,
     needs: Sequence[bool],
 ) -> list[Tensor]:
-    """The asked gradients of (query, key, value, *aux), by the formulas of the module's docstring."""
+    """The asked gradients of (query, key, value, *aux), by the formulas of the module."""
     heads = query.shape[1]
     score = _scores(query, key, value)
     out = grad_out.to(score.dtype)
@@ -166,13 +183,20 @@ def reduce_to(grad: Tensor, operand: Tensor) -> Tensor:
 
 
 def check(
-    query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor], scalars: Sequence[int], program: ScoreMod
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: ScoreMod,
 ) -> None:
     """Raise GDPAError where operands do not fit each other or the program, saying which and how."""
     operands = {"query": query, "key": key, "value": value}
     for name, tensor in operands.items():
         if tensor.dim() != 4:
-            raise GDPAError(f"{name} must be [batch, heads, length, head dim], got shape {tuple(tensor.shape)}")
+            raise GDPAError(
+                f"{name} must be [batch, heads, length, head dim], got shape {tuple(tensor.shape)}"
+            )
         if not tensor.dtype.is_floating_point:
             raise GDPAError(f"{name} must be floating point, got {tensor.dtype}")
     for tensor in (key, value, *aux):
@@ -188,13 +212,17 @@ def check(
             _fits(f"batch of {name}", tensor.shape[0], batch)
     for name, tensor in (("key", key), ("value", value)):
         if query.shape[1] % tensor.shape[1] != 0:
-            raise GDPAError(f"{query.shape[1]} query heads are no multiple of {tensor.shape[1]} {name} heads")
+            raise GDPAError(
+                f"{query.shape[1]} query heads are no multiple of {tensor.shape[1]} {name} heads"
+            )
     if len(aux) != len(program.aux) or len(scalars) < program.num_scalars:
         raise GDPAError(f"the program {program} declares another number of operands")
     sizes = dict(zip(AXES, (batch, heads, rows, cols), strict=True))
     for i, (tensor, spec) in enumerate(zip(aux, program.aux, strict=True)):
         if tensor.dim() != len(spec.access):
-            raise GDPAError(f"a{i} has {tensor.dim()} dimensions, its access map {spec} has {len(spec.access)}")
+            raise GDPAError(
+                f"a{i} has {tensor.dim()} dimensions, its access map {spec} has {len(spec.access)}"
+            )
         if kind_of(tensor.dtype) != spec.kind:
             raise GDPAError(f"a{i} is {tensor.dtype}, the program declares kind {spec.kind}")
         for size, entry in zip(tensor.shape, spec.access, strict=True):
@@ -229,8 +257,8 @@ def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 @torch.library.impl(_LIBRARY, "attention", "CompositeExplicitAutograd")
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int], score_mod: str,
-    kernel_options: str,
+    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
+    score_mod: str, kernel_options: str,
 ) -> Tensor:  # fmt: skip
     program = ScoreMod.parse(score_mod)
     check(query, key, value, aux, scalars, program)
@@ -240,8 +268,8 @@ def _attention(
 
 @torch.library.impl(_LIBRARY, "attention_backward", "CompositeExplicitAutograd")
 def _attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, needs: list[bool], kernel_options: str,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
+    scalars: list[int], score_mod: str, needs: list[bool], kernel_options: str,
 ) -> list[Tensor]:  # fmt: skip
     program = ScoreMod.parse(score_mod)
     with _no_autocast(query.device):
@@ -250,8 +278,8 @@ def _attention_backward(
 
 @torch.library.register_fake("gdpa::attention", lib=_LIBRARY)
 def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int], score_mod: str,
-    kernel_options: str,
+    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
+    score_mod: str, kernel_options: str,
 ) -> Tensor:  # fmt: skip
     check(query, key, value, aux, scalars, ScoreMod.parse(score_mod))
     batch, heads, rows, _ = score_shape(query, key, value)
@@ -260,8 +288,8 @@ def _attention_fake(
 
 @torch.library.register_fake("gdpa::attention_backward", lib=_LIBRARY)
 def _attention_backward_fake(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, needs: list[bool], kernel_options: str,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
+    scalars: list[int], score_mod: str, needs: list[bool], kernel_options: str,
 ) -> list[Tensor]:  # fmt: skip
     operands = (query, key, value, *aux)
     return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]
@@ -282,7 +310,9 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
         )
     )
     grads = [next(found) if need else None for need in needs]
-    no_scalars: list[Any] | None = None if ctx.scalars else []  # torch asks for the structure of the inputs
+    no_scalars: list[Any] | None = (
+        None if ctx.scalars else []
+    )  # torch asks for the structure of the inputs
     return (*grads[:3], grads[3:], no_scalars, None, None)
 
 

@@ -1,8 +1,9 @@
 """Every option of the package, in one frozen dataclass.
 
-Given as `torch.compile(m, backend="gdpa", options={"gdpa.strict": True})`, as keyword arguments of `GDPAPass`, or as
-environment variables (`GDPA_STRICT=1`); options win over the environment. The part that kernels need travels with the op
-as a short canonical string, so that caches, and backward graphs compiled later, see it.
+Given as `torch.compile(m, backend="gdpa", options={"gdpa.strict": True})`, as keyword arguments of
+`GDPAPass`, or as environment variables (`GDPA_STRICT=1`); options win over the environment. The
+part that kernels need travels with the op as a short canonical string, so that caches, and backward
+graphs compiled later, see it.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ KERNELS = ("auto", "triton", "cpu", "reference")
 class KernelOptions:
     """What a lowering may know. Its text is an argument of the op.
 
-    kernel: which kernel to use, or "auto". deterministic: every gradient has equal bits from run to run; False admits
-    atomic candidates to autotuning. fast_math: fp16 and bf16 kernels may use the hardware's approximate functions.
+    kernel: which kernel to use, or "auto". deterministic: every gradient has equal bits from run to
+    run; False admits atomic candidates to autotuning. fast_math: fp16 and bf16 kernels may use the
+    hardware's approximate functions.
     strict: raise where a lowering would fall back to the unfused formula.
     """
 
@@ -33,14 +35,18 @@ class KernelOptions:
 
     def __str__(self) -> str:
         fields = dataclasses.fields(self)
-        changed = [(f.name, getattr(self, f.name)) for f in fields if getattr(self, f.name) != f.default]
+        changed = [
+            (f.name, getattr(self, f.name)) for f in fields if getattr(self, f.name) != f.default
+        ]
         return ",".join(f"{name}={value}" for name, value in changed)
 
     @staticmethod
     def parse(text: str) -> KernelOptions:
         """The inverse of `str`: "" is the default."""
         pairs = (item.split("=", 1) for item in text.split(",") if item)
-        return KernelOptions(**{name: _convert(KernelOptions, name, value) for name, value in pairs})
+        return KernelOptions(
+            **{name: _convert(KernelOptions, name, value) for name, value in pairs}
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,8 +54,8 @@ class Options(KernelOptions):
     """All options.
 
     strict: also raise when a candidate is refused as UNSAFE or UNSUPPORTED. expect: raise unless
-    exactly so many regions were rewritten. verify: compare fused and unfused once on the first real inputs. profit: apply
-    the cost model; False rewrites whatever is right, however small.
+    exactly so many regions were rewritten. verify: compare fused and unfused once on the first real
+    inputs. profit: apply the cost model; False rewrites whatever is right, however small.
     """
 
     expect: int | None = None
@@ -62,7 +68,8 @@ class Options(KernelOptions):
 
     @staticmethod
     def make(given: Mapping[str, Any] | None = None) -> Options:
-        """From keyword names ("strict") or prefixed names ("gdpa.strict"), over the environment, over the defaults.
+        """From keyword names ("strict") or prefixed names ("gdpa.strict"), over the environment,
+        over the defaults.
 
         Raises:
             ValueError: an unknown name (with the nearest known one), or a value of the wrong type.
@@ -92,7 +99,9 @@ def _convert(cls: type, name: str, value: Any) -> Any:
     if name not in fields:
         near = difflib.get_close_matches(name, fields, n=1, cutoff=0.4)
         hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
-        raise ValueError(f"unknown option {PREFIX}{name}{hint} (known: {', '.join(sorted(fields))})")
+        raise ValueError(
+            f"unknown option {PREFIX}{name}{hint} (known: {', '.join(sorted(fields))})"
+        )
     if name == "kernel":
         if value not in KERNELS:
             raise ValueError(f"{PREFIX}kernel must be one of {', '.join(KERNELS)}, not {value!r}")

@@ -1,6 +1,7 @@
 """Problem: the one description of a fused region that crosses from patterns to lowerings.
 
-Sizes may be symbolic. It names no tensors and no graph nodes, so it can be judged, printed and compared.
+Sizes may be symbolic. It names no tensors and no graph nodes, so it can be judged, printed and
+compared.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ Size = int | torch.SymInt
 
 @dataclass(frozen=True)
 class Problem:
-    """query [batch, heads, rows, head_dim], key [·, key_heads, cols, head_dim], value [·, value_heads, cols, value_dim]."""
+    """query [batch, heads, rows, head_dim], key [·, key_heads, cols, head_dim], value [·,
+    value_heads, cols, value_dim].
+    """
 
     program: ScoreMod
     device: torch.device
@@ -38,7 +41,12 @@ class Problem:
 
     @staticmethod
     def of(
-        query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor], program: ScoreMod, training: bool
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        aux: Sequence[Tensor],
+        program: ScoreMod,
+        training: bool,
     ) -> Problem:
         """From (fake) operands in the op's layout."""
         batch, heads, rows, cols = score_shape(query, key, value)

@@ -1,7 +1,9 @@
-"""Why a candidate stays as the user wrote it: stable codes, in four classes, and the refusal as a value.
+"""Why a candidate stays as the user wrote it: stable codes, in four classes, and the refusal as a
+value.
 
-A refusal is falsy, so `if not result:` reads as it should. The codes are part of the public interface: they are
-documented in docs/reasons.md, never renamed, and what tests, logs and reports print.
+A refusal is falsy, so `if not result:` reads as it should. The codes are part of the public
+interface: they are documented in docs/reasons.md, never renamed, and what tests, logs and reports
+print.
 """
 
 from __future__ import annotations
@@ -24,12 +26,21 @@ class Code(enum.Enum):
     """One code for each reason; the value is (class, what it means)."""
 
     # UNSAFE
-    MUTATED_OPERAND = (Category.UNSAFE, "an operand is changed in place between its use and the output")
-    MUTATED_SCORES = (Category.UNSAFE, "the scores, or a view of them, are changed in place from outside")
+    MUTATED_OPERAND = (
+        Category.UNSAFE,
+        "an operand is changed in place between its use and the output",
+    )
+    MUTATED_SCORES = (
+        Category.UNSAFE,
+        "the scores, or a view of them, are changed in place from outside",
+    )
     GRAD_MODE = (Category.UNSAFE, "the gradient mode changes between the two products")
     OPAQUE_CALL = (Category.UNSAFE, "a call that cannot be analysed touches the scores")
     # UNSUPPORTED
-    SCORES_ESCAPE = (Category.UNSUPPORTED, "the scores are used by something besides the second product")
+    SCORES_ESCAPE = (
+        Category.UNSUPPORTED,
+        "the scores are used by something besides the second product",
+    )
     DROPOUT = (Category.UNSUPPORTED, "dropout with p > 0 acts on the weights")
     POINTWISE_OP = (Category.UNSUPPORTED, "an operation on the scores is not in the vocabulary")
     LAYOUT = (Category.UNSUPPORTED, "the dimensions cannot be brought to [B, H, N, D]")
@@ -41,7 +52,10 @@ class Code(enum.Enum):
     ANALYSIS = (Category.UNSUPPORTED, "the region could not be traced")
     LOWERING = (Category.UNSUPPORTED, "the lowering refused or failed")
     # NOT_GDPA
-    NORMALISED = (Category.NOT_GDPA, "the weights are normalised along a row or column (softmax, sum, norm)")
+    NORMALISED = (
+        Category.NOT_GDPA,
+        "the weights are normalised along a row or column (softmax, sum, norm)",
+    )
     REDUCTION = (Category.NOT_GDPA, "a reduction or scan runs over the scores")
     CROSS_ELEMENT = (Category.NOT_GDPA, "an element of the weights depends on several scores")
     CONTRACTION = (Category.NOT_GDPA, "the second product does not contract the keys")
@@ -63,7 +77,9 @@ class Code(enum.Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """A refused candidate. `reason`: one sentence. `location`: "file:line" in the user's source, or ""."""
+    """A refused candidate. `reason`: one sentence. `location`: "file:line" in the user's source, or
+    "".
+    """
 
     code: Code
     reason: str

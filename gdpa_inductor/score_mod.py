@@ -2,10 +2,11 @@
 
     a0:b[b,-,n,m]; t0=mul(s,0.125); where(a0,silu(t0),0.0)
 
-Declarations give each auxiliary tensor a kind (f, i, b) and an access map: one entry per dimension of that tensor, the
-score index that reads it, or "-" for a dimension of size 1. The last expression is the weight P[b,h,n,m] that multiplies
-V. The text travels as an argument of the op, so every cache sees it. It is parsed by the grammar below and the table of
-`expr.OPS`, and is never executed as Python.
+Declarations give each auxiliary tensor a kind (f, i, b) and an access map: one entry per dimension
+of that tensor, the score index that reads it, or "-" for a dimension of size 1. The last expression
+is the weight P[b,h,n,m] that multiplies V. The text travels as an argument of the op, so every
+cache sees it. It is parsed by the grammar below and the table of `expr.OPS`, and is never executed
+as Python.
 
     program = { declaration ";" } { name "=" term ";" } term
     declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"
@@ -37,7 +38,7 @@ class ScoreModError(ValueError):
 
 @dataclass(frozen=True)
 class Aux:
-    """How one auxiliary tensor is read: kind "f", "i" or "b"; `access` has an entry per dimension."""
+    """How an auxiliary tensor is read. kind: "f", "i" or "b"; access: an entry per dimension."""
 
     kind: str
     access: tuple[str, ...]
@@ -52,7 +53,9 @@ class Aux:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Cotangent terms in s, g (the gradient of P) and the aux operands; None where identically zero."""
+    """Cotangent terms in s, g (the gradient of P) and the aux operands; None where identically
+    zero.
+    """
 
     score: Expr | None
     aux: tuple[Expr | None, ...]
@@ -60,7 +63,9 @@ class Gradients:
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """A score program: `weight` over the score, indices, scalars and the aux operands declared in `aux`."""
+    """A score program: `weight` over the score, indices, scalars and the aux operands declared in
+    `aux`.
+    """
 
     weight: Expr
     aux: tuple[Aux, ...] = ()
@@ -112,7 +117,7 @@ class ScoreMod:
 
 
 def terms_text(roots: Sequence[Expr]) -> str:
-    """Statements for terms used more than once or nested deeply, then the roots, separated by "; "."""
+    """Statements for terms used more than once or nested deeply, then the roots; by "; "."""
     uses: Counter[Expr] = Counter()
     order = list(postorder(roots))
     for node in order:

@@ -91,7 +91,7 @@ def test_unknown_options_name_the_nearest() -> None:
         compiled(fused, strikt=True)(*operands())
     with pytest.raises(ValueError, match=r"did you mean gdpa\.expect\?"):
         GDPAPass(expects=1)
-    with pytest.raises(GDPAError, match='verify runs the compiled graph.*use backend="gdpa"'):
+    with pytest.raises(GDPAError, match=r'verify runs the compiled graph.*use backend="gdpa"'):
         GDPAPass(verify=True)
 
 

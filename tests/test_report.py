@@ -94,7 +94,7 @@ def test_an_empty_report_says_what_a_candidate_is() -> None:
 gdpa: 0 regions rewritten, 0 candidates refused, 0 graph breaks, 0 skipped frames
 
 No candidate
-  A candidate is a product whose operand is made, by pointwise, view or reduction operations only, from another product of two activations: activation(Q @ K.T) @ V.""",
+  A candidate is a product whose operand is made, by pointwise, view or reduction operations only, from another product of two activations: activation(Q @ K.T) @ V.""",  # noqa: E501
     )
 
 
@@ -160,7 +160,7 @@ def test_places_are_written_from_the_working_directory(
 
 
 def test_every_code_is_documented() -> None:
-    """docs/reasons.md has one row per code, under its class, with the meaning that the enum gives."""
+    """docs/reasons.md has a row per code, under its class, with the meaning that the enum gives."""
     sections = re.split(r"^## ", (DOCS / "reasons.md").read_text(), flags=re.M)[1:]
     documented = {}
     for section in sections:
