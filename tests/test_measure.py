@@ -14,8 +14,8 @@ MIB = 2**20
 def test_median_is_that_of_the_call():
     calls = {"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}
     found = medians_ms(calls, "cpu", seconds=0.05)
-    assert 2 <= found["short"] < 10
-    assert 20 <= found["long"] < 40
+    assert 2 <= found["short"] < 15
+    assert 20 <= found["long"] < 100
 
 
 def test_one_slow_call_does_not_move_the_median():
