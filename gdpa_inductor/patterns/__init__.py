@@ -1,17 +1,19 @@
 """Finding: `rewrite_graph` replaces every activation(QKᵀ)V of a graph by one call of
 `gdpa::attention`, in place.
 
-host      facts about the user's nodes: values, storages, effects, places in the source
-ambient   autocast, gradient mode and transforms along the graph
-region    the candidates, the nodes between two products, and whether it is safe to replace them
-shadow    a region traced to functional ATen, for analysis only
-frame     the dimension algebra: index variables through views
-vocabulary  ATen's point-wise functions as score expressions
-matcher   the structural reading of a shadow: product, program, product
-layout    the roles of index variables: batch, heads, rows, keys
-canonical names for programs written out by hand
-recipe    new nodes, tried on fakes first and written afterwards
-rewrite   all of it in order
+    host        facts about the user's nodes: values, storages, effects, places in the source
+    ambient     autocast, gradient mode and transforms along the graph
+    candidates  products made from products; what one scan of a graph tells
+    region      the nodes between two products, and whether it is safe to replace them
+    shadow      a region traced to functional ATen, for analysis only
+    frame       the dimension algebra: index variables, and views of them (`views`)
+    vocabulary  ATen's point-wise functions as score expressions; sizes as such (`symbolic`)
+    matcher     the structural reading of a shadow: product, program, product
+    layout      the roles of index variables: batch, heads, rows, keys
+    canonical   names for programs written out by hand
+    profit      whether it pays, as far as that can be said of any device
+    recipe      new nodes, tried on fakes first and written afterwards
+    rewrite     all of it in order
 """
 
 from __future__ import annotations

@@ -20,9 +20,9 @@ from torch.fx import Node
 from .. import _compat
 from ..rejection import Code
 from . import host
+from .candidates import HostGraph
 from .frame import Digits, Index, Size, is_one, same
 from .layout import sizes
-from .region import HostGraph
 from .result import Refused
 
 aten = torch.ops.aten

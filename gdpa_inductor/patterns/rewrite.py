@@ -22,12 +22,13 @@ from ..rejection import Code, GDPAError, Rejection
 from ..score_mod import Aux, ScoreMod
 from . import host, profit, shadow
 from .ambient import Ambient, State
+from .candidates import Candidate, HostGraph
 from .canonical import canonical
 from .frame import is_zero, same
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
 from .matcher import Operand, Reading, read
 from .recipe import Handle, Recipe, Writer
-from .region import Candidate, HostGraph, Region
+from .region import Finder, Region
 from .result import Match, Refused, Result
 
 Supports = Callable[[Problem], object]
@@ -175,10 +176,10 @@ def _plan(
     supports: Supports | None,
     depth: int,
 ) -> Plan:
-    """`depth`: through what the operands are read (see `HostGraph.region`)."""
+    """`depth`: through what the operands are read (see `region.Finder`)."""
     if len(candidate.firsts) > 1:
         raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
-    region = graph.region(candidate, depth)
+    region = Finder(graph).of(candidate, depth)
     if any(
         is_zero(s)
         for n in (*region.nodes, *region.leaves)

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from gdpa_inductor.patterns import host
 from gdpa_inductor.patterns.ambient import Ambient
-from gdpa_inductor.patterns.region import HostGraph, Region
+from gdpa_inductor.patterns.candidates import HostGraph
+from gdpa_inductor.patterns.region import Finder, Region
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.rejection import Code
 
@@ -28,7 +29,7 @@ def graph_of(function, dynamic: bool = False, **shapes) -> HostGraph:
 
 def region_of(function, depth: int = 2, **shapes) -> Region:
     graph = graph_of(function, **shapes)
-    return graph.region(graph.candidates()[-1], depth)
+    return Finder(graph).of(graph.candidates()[-1], depth)
 
 
 def names(nodes) -> list[str]:

@@ -1,0 +1,180 @@
+"""The candidates of a graph: products one of whose operands is made from another product.
+
+`HostGraph` is one graph and what is known of it from a single scan: program order, what each node
+is made from, what changes which storage, and which masks are made of indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch.fx import Graph, Node
+
+from .. import _compat
+from ..rejection import Code
+from . import host
+from .ambient import Ambient
+from .frame import same
+from .vocabulary import MIXING
+
+# What is refused by its name, so that softmax attention costs nothing: a shadow would say the same.
+NO_WEIGHTS = {
+    **dict.fromkeys(
+        ["softmin", "gumbel_softmax", "normalize", "layer_norm", "group_norm", "rms_norm"],
+        Code.NORMALISED,
+    ),
+    **{name: code for name, code in MIXING.items() if code in (Code.NORMALISED, Code.REDUCTION)},
+}
+for _binary_as_well in ("max", "min"):
+    del NO_WEIGHTS[_binary_as_well]
+_MANY = 4  # more products than this behind one operand are "several" all the same
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A product `second` and the products that one of its operands is made from."""
+
+    second: Node
+    firsts: tuple[Node, ...]
+
+
+@dataclass
+class HostGraph:
+    """One graph and what is known of it. `reach`: the products that each node's tensors are made
+    from.
+    """
+
+    graph: Graph
+    ambient: Ambient
+    order: dict[Node, int] = field(default_factory=dict)
+    reach: dict[Node, frozenset[Node]] = field(default_factory=dict)
+    mutators: dict[Node, frozenset[int]] = field(default_factory=dict)
+    spread: dict[Node, bool] = field(default_factory=dict)
+
+    @staticmethod
+    def of(graph: Graph, ambient: Ambient) -> HostGraph:
+        found = HostGraph(graph, ambient)
+        for position, node in enumerate(graph.nodes):
+            found.order[node] = position
+            found.reach[node] = found._reached(node)
+            changed = host.mutated(node)
+            if changed:
+                found.mutators[node] = frozenset().union(*map(host.storages, changed))
+        return found
+
+    def _reached(self, node: Node) -> frozenset[Node]:
+        if node.op not in ("call_function", "call_method") or not host.tensors(node):
+            return frozenset()
+        found: set[Node] = set()
+        for source in node.all_input_nodes:
+            if host.is_product(source):
+                found |= set() if host.is_weight_product(source) else {source}
+            else:
+                found |= self.reach[source]
+        if found and host.is_opaque(node) and not _keeps_shape(node):
+            return frozenset()
+        return frozenset(sorted(found, key=self.order.__getitem__)[:_MANY])
+
+    def candidates(self) -> list[Candidate]:
+        """In program order; two for a product whose operands both qualify."""
+        found: list[Candidate] = []
+        for node in self.graph.nodes:
+            if not host.is_product(node) or host.is_weight_product(node):
+                continue
+            for operand in host.operands(node):
+                firsts = {operand} if self.is_first(operand) else self.reach[operand]
+                firsts = self._scores_of(operand, firsts)
+                if firsts:
+                    found.append(Candidate(node, tuple(sorted(firsts, key=self.order.__getitem__))))
+            if host.name(node) == "einsum" and len(host.operands(node)) > 3:
+                found.append(Candidate(node, (node,)))
+        return found
+
+    def is_first(self, node: Node) -> bool:
+        return host.is_product(node) and not host.is_weight_product(node)
+
+    def _scores_of(self, operand: Node, firsts: Iterable[Node]) -> set[Node]:
+        """Of several products behind an operand, the one that is its scores, if there is only one.
+
+        One that is reached through a reduction only, or has fewer dims, is what a gate or a bias is
+        made from.
+        """
+        given = set(firsts)
+        if len(given) > 1:
+            given = given & self._pointwise_reach(operand) or given
+        ranks = {n: rank_of(n) for n in given}
+        full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
+        return full if len(full) == 1 else given
+
+    def _pointwise_reach(self, operand: Node) -> set[Node]:
+        """The products that an operand is made from by no reduction."""
+        found: set[Node] = set()
+        seen = {operand}
+        stack = [operand]
+        while stack:
+            node = stack.pop()
+            if self.is_first(node):
+                found.add(node)
+            elif host.name(node) not in NO_WEIGHTS:
+                stack += [
+                    n
+                    for n in node.all_input_nodes
+                    if n not in seen and (self.reach[n] or self.is_first(n))
+                ]
+                seen.update(stack)
+        return found
+
+    # Masks and biases that are made of indices
+
+    def spreads(self, node: Node) -> bool:
+        """A mask or bias that is made element by element from smaller tensors, and that nothing
+        changes afterwards.
+        """
+        if node in self.spread:
+            return self.spread[node]
+        self.spread[node] = self._is_spread(node)
+        return self.spread[node]
+
+    def _is_spread(self, node: Node) -> bool:
+        called = host.name(node)
+        pointwise = called in host.POINTWISE or called in host.CASTS
+        if (
+            not (pointwise or called in host.CREATIONS)
+            or len(host.tensors(node)) != 1
+            or not host.is_plain(node)
+        ):
+            return False
+        if any(
+            host.storages(node) & changed for changed in self.mutators.values()
+        ) or node.kwargs.get("out"):
+            return False
+        if called in host.CREATIONS:
+            return not any(host.tensors(n) for n in node.all_input_nodes)
+        rank = rank_of(node)
+        given = [n for n in node.all_input_nodes if host.tensors(n)]
+        return bool(given) and all(
+            rank_of(n) < rank or self.spreads(_behind_views(n)) for n in given
+        )
+
+
+def _keeps_shape(node: Node) -> bool:
+    """An opaque call that acts like a point-wise function: one result, shaped as an operand."""
+    if node.op == "call_function" and _compat.has_plain_bodies(node.target):
+        return False
+    shapes = [t.shape for t in host.tensors(node)]
+    given = [t.shape for n in node.all_input_nodes for t in host.tensors(n)]
+    return len(shapes) == 1 and any(
+        len(shape) == len(shapes[0]) and all(map(same, shape, shapes[0])) for shape in given
+    )
+
+
+def _behind_views(node: Node) -> Node:
+    while node.op in ("call_function", "call_method") and host.is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def rank_of(node: Node) -> int:
+    """How many dims are more than 1 long."""
+    return sum(not (isinstance(size, int) and size == 1) for size in host.tensors(node)[0].shape)
