@@ -7,11 +7,12 @@ its own.
 
 import copy
 import dataclasses
+import functools
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -79,13 +80,24 @@ def errors(loss: Tensor, model: nn.Module, batch: data.Batch) -> tuple[float, fl
     return abs((loss.double() - wanted) / wanted).item(), worst
 
 
+def gradient_step(forward: Trained, model: nn.Module, batch: data.Batch) -> Tensor:
+    """Loss and fresh gradients; the parameters stay."""
+    device = batch.history.device.type
+    model.zero_grad()
+    with autocast(device):
+        loss = forward(*batch.tensors())
+    loss.backward()
+    synchronize(device)
+    return loss.detach()
+
+
 def synchronize(device: str) -> None:
     if device == "cuda":
         torch.cuda.synchronize()
 
 
 def train(
-    setting: Setting, forward: Trained, model: nn.Module, feed: Iterator[data.Batch]
+    setting: Setting, forward: Trained, model: nn.Module, feed: Iterable[data.Batch]
 ) -> tuple[list[float], list[float]]:
     """Losses and seconds of each step; prints a line for each."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
@@ -108,33 +120,22 @@ def train(
 
 
 def run(setting: Setting) -> Result:
+    """Compiles with the first batch, compares with fp64, trains, weighs a step, ranks."""
     histories = data.load(Path(setting.data))
     torch.manual_seed(setting.seed)
     model = Recommender(histories.items, setting.length).to(setting.device)
-    first, *rest = [
-        batch.to(setting.device)
-        for batch in data.batches(
-            histories, setting.steps, setting.batch, setting.length, setting.negatives, setting.seed
-        )
-    ]
-    explained, matches = explain(model, first) if setting.contender == "gdpa" else ("", 0)
-
-    def once() -> Tensor:
-        model.zero_grad()
-        with autocast(setting.device):
-            loss = forward(*first.tensors())
-        loss.backward()
-        synchronize(setting.device)
-        return loss.detach()
-
+    batches = drawn(setting, histories)
+    explained, matches = explain(model, batches[0]) if setting.contender == "gdpa" else ("", 0)
     forward: Trained = model
     if setting.contender != "eager":
         forward = torch.compile(model, backend=setting.contender)
+
+    once = functools.partial(gradient_step, forward, model, batches[0])
     start = time.perf_counter()
     loss = once()
     first_s = time.perf_counter() - start
-    loss_error, grad_error = errors(loss, model, first)
-    losses, seconds = train(setting, forward, model, iter([first, *rest]))
+    loss_error, grad_error = errors(loss, model, batches[0])
+    losses, seconds = train(setting, forward, model, batches)
     step_s = statistics.median(seconds)
     peak = peak_extra_bytes(once, setting.device)
     with torch.no_grad():
@@ -151,6 +152,12 @@ def run(setting: Setting) -> Result:
         explained=explained,
         matches=matches,
     )
+
+
+def drawn(setting: Setting, histories: data.Histories) -> list[data.Batch]:
+    """The training batches on the device."""
+    sizes = (setting.steps, setting.batch, setting.length, setting.negatives)
+    return [batch.to(setting.device) for batch in data.batches(histories, *sizes, setting.seed)]
 
 
 def explain(model: nn.Module, batch: data.Batch) -> tuple[str, int]:
