@@ -22,12 +22,19 @@ from ..kernels.template import Plan
 log = logging.getLogger("gdpa_inductor")
 
 
-def register_lowering(op: Any, function: Callable[..., Any]) -> None:
-    """Make `function` the lowering of `op`: from Inductor IR and literals to IR."""
-    from torch._inductor.lowering import lowerings, register_lowering
+_REGISTERED: set[Any] = set()
 
-    if op not in lowerings:
+
+def register_lowering(op: Any, function: Callable[..., Any]) -> None:
+    """Make `function` the lowering of `op`: from Inductor IR and literals to IR.
+
+    Also where Inductor has met the op before and made a call of its eager form its lowering.
+    """
+    from torch._inductor.lowering import register_lowering
+
+    if op not in _REGISTERED:
         register_lowering(op, type_promotion_kind=None)(function)
+        _REGISTERED.add(op)
 
 
 def lowered_node_values() -> list[Any]:

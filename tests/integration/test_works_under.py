@@ -45,6 +45,23 @@ def test_a_graph_that_holds_the_op(backend: str) -> None:
     assert_trains_alike(torch.compile(the_op, backend=backend, fullgraph=True), operands())
 
 
+def test_an_op_that_stock_inductor_met_first_is_lowered_all_the_same() -> None:
+    """Until we register ours, Inductor's lowering is a call of the eager op."""
+    from torch._inductor.lowering import lowerings
+
+    import gdpa_inductor.lowerings._compat as ours
+
+    op = torch.ops.gdpa.attention.default
+    lowerings.pop(op, None)
+    ours._REGISTERED.discard(op)
+    inputs = operands(requires_grad=False)
+    torch.compile(the_op, backend="inductor")(*inputs)
+    assert op in lowerings
+    torch._dynamo.reset()
+    torch.compile(fused, backend="gdpa")(*inputs)
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_cpu"] == 1
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "gdpa"])
 def test_activation_checkpointing(backend: str) -> None:
     function = fused if backend == "gdpa" else the_op
