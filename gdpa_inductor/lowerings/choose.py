@@ -124,7 +124,7 @@ class Gain:
 # cuBLAS is 1.1 to 50 times faster. The backward recomputes the scores, 9 products to the 6 of a
 # backward that has stored them, so wide heads pay for inference only.
 _GAINS: dict[str, tuple[Gain, ...]] = {
-    "half": (Gain(128, 1, 1), Gain(256, 512, None)),
+    "half": (Gain(128, 1, 1), Gain(256, 256, None)),
     "tf32": (Gain(32, 1, 1), Gain(64, 256, 1024)),
     "ieee": (),
 }

@@ -360,6 +360,8 @@ def _constants(config: Config, problem: Problem, output: Output) -> dict[str, An
     return {
         "BLOCK_N": config.rows,
         "BLOCK_M": config.keys,
+        "D": head_dim,
+        "DV": value_dim,
         "BLOCK_D": block_d,
         "BLOCK_V": block_v,
         "EVEN_N": statically_known_true(problem.rows % config.rows == 0),

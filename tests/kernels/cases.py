@@ -47,6 +47,7 @@ class Case:
     choice: int = 9
     capability: int = 90
     dynamic: bool = False
+    wide: bool = False
     tolerance: float = 2e-5
 
     @property
@@ -100,7 +101,7 @@ class Case:
         torch.manual_seed(0)
         tensors = self.tensors()
         source = render.wrapper(
-            self.function(), tensors, self.capability, self.choice, self.dynamic
+            self.function(), tensors, self.capability, self.choice, self.dynamic, self.wide
         )
         found = call(source, tensors)
         for i, (got, want) in enumerate(zip(found, self.expected(tensors), strict=True)):
@@ -237,6 +238,17 @@ CASES = [
     Case("nan_kept", "silu(where(ge(n,m),s,-inf))", n=20, m=20),
     Case("no_keys", "sigmoid(s)", m=0),
     Case("no_rows", "sigmoid(s)", n=0),
+    Case("wide", SILU, n=37, m=53, h=4, hk=2, hv=2, wide=True),
+    Case(
+        "wide_hstu",
+        HSTU,
+        n=37,
+        m=37,
+        aux=((2, 37, 37), (2, 1, 37, 37)),
+        scalars=(37,),
+        needs="qkv01",
+        wide=True,
+    ),
     Case("dynamic", SILU, n=37, m=53, dynamic=True),
     Case("dynamic_even", SILU, n=64, m=64, dynamic=True),
     Case(

@@ -1,11 +1,14 @@
 """From a function of tensors to the code that Inductor writes for it on a faked CUDA device."""
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
+from unittest import mock
 
 import torch
 from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache as PyCodeCache
+from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.debug import DebugContext
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
@@ -29,11 +32,13 @@ def wrapper(
     capability: int = 90,
     choice: int = 0,
     dynamic: bool = False,
+    wide: bool = False,
 ) -> str:
     """The Python source of the compiled graph of `function(*tensors)`, all on `cuda:0`.
 
     tensors: only their shapes, strides and dtypes count. choice: which configuration of each
     template is taken (the last if there are fewer). dynamic: every size above 1 is a symbol.
+    wide: index as if an operand had 2³¹ elements.
     """
     lowerings.register()
     with fake_cuda(capability), _one_configuration(choice), config.patch(fx_graph_cache=False):
@@ -45,7 +50,8 @@ def wrapper(
         graph = GraphLowering(
             traced, example_inputs=inputs, shape_env=shape_env, is_inference=False
         )
-        with V.set_graph_handler(graph), V.set_fake_mode(mode), V.set_debug_handler(DebugContext()):
+        handlers = (V.set_graph_handler(graph), V.set_fake_mode(mode))
+        with handlers[0], handlers[1], V.set_debug_handler(DebugContext()), _indices(wide):
             graph.run(*inputs)
             written = graph.codegen()[0]
     return getattr(written, "value", written)
@@ -80,6 +86,14 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, number: int, dynamic: bool
         return torch.empty_strided(
             symbolic.shape, symbolic.stride(), dtype=tensor.dtype, device="cuda"
         )
+
+
+def _indices(wide: bool) -> contextlib.AbstractContextManager:
+    """Whether 32 bits are enough is asked of the operands' sizes; here it is answered."""
+    if not wide:
+        return contextlib.nullcontext()
+    refuse = staticmethod(lambda *_: False)
+    return mock.patch.object(TritonScheduling, "can_use_32bit_indexing", refuse)
 
 
 class _one_configuration:

@@ -52,7 +52,7 @@ REFUSED = [
     (problem(dv=512), Code.HEAD_DIM, "512"),
     (problem(device="meta"), Code.DEVICE, "meta"),
     (problem(d=256), Code.SLOWER, "training with head dim 256"),
-    (problem(d=256, training=False, n=64), Code.SLOWER, "512 rows and keys"),
+    (problem(d=256, training=False, n=64), Code.SLOWER, "256 rows and keys"),
     (problem(F32), Code.SLOWER, "fp32 without TF32"),
 ]
 
