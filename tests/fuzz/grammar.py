@@ -71,7 +71,7 @@ def _region(draft: Draft, label: str) -> str:
     if label != FUSABLE:
         choices = twists.REFUSABLES if label == REFUSABLE else twists.DECOYS
         plan.insert(draft.rng.randint(0, len(plan)), draft.pick(choices))
-    if not set(plan) - {steps.nothing, steps.reshape}:
+    if not set(plan) - {steps.nothing, steps.reshape, steps.scale}:
         draft.feature("only a product of three", REFUSABLE)
     scores = made.scores
     for step in plan:
@@ -92,7 +92,8 @@ def _tail(draft: Draft, result: str, dims: tuple[str, ...]) -> str:
     if style == "residual":
         return draft.let("o", f"{draft.operand('u', spec)} + {result}")
     if style == "norm":
-        return draft.let("o", f"F.layer_norm({result}, {result}.shape[-1:])")
+        # With an eps that counts: the norm of a row of two near values is all rounding.
+        return draft.let("o", f"F.layer_norm({result}, {result}.shape[-1:], eps=1.0)")
     if style in ("heads", "linear") and sorted(dims) == sorted("bhne"):
         merged = permute_text(draft, result, dims, ("b", "n", "h", "e"))
         merged = draft.let("o", f"{merged}.reshape(b, n, h * e)")
