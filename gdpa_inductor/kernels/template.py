@@ -7,7 +7,9 @@ length.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,6 +85,13 @@ class Plan:
         """What a term calls its inputs, and the variable of the kernel that holds each."""
         leaves = ["s", "b", "h", "n", "m", *(f"a{a.number}" for a in self.reads)]
         return {**{leaf: leaf for leaf in leaves}, "g": "dp"}
+
+    @property
+    def name(self) -> str:
+        """The same in every process, so that what was measured for it is found again."""
+        fields = (getattr(self, field.name) for field in dataclasses.fields(self))
+        text = repr([sorted(x) if isinstance(x, frozenset) else x for x in fields])
+        return f"gdpa_{self.kernel}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
     @property
     def source(self) -> str:

@@ -10,7 +10,6 @@ import contextlib
 import functools
 import inspect
 import io
-import itertools
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -227,16 +226,10 @@ def template(plan: Plan) -> Any:
         return tiles_n * tiles_m * units, 1, 1
 
     made = TritonTemplate(
-        name=f"gdpa_{plan.kernel}_{next(_NUMBERS)}",
-        grid=SymbolicGridFn(grid),
-        source=plan.source,
-        **_freeze(),
+        name=plan.name, grid=SymbolicGridFn(grid), source=plan.source, **_freeze()
     )
     made.template.globals["plan"] = plan
     return made
-
-
-_NUMBERS = itertools.count()
 
 
 def _freeze() -> dict[str, bool]:

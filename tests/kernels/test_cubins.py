@@ -75,7 +75,10 @@ def local_bytes(cubin: bytes, tmp_path) -> int:
 
 
 @pytest.mark.parametrize("capability", sorted(TENSOR_CORE))
-@pytest.mark.parametrize("case", [PLAIN, BIASED], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(PLAIN, id="plain"), pytest.param(BIASED, id="biased", marks=pytest.mark.slow)],
+)
 def test_cubins(case: Case, capability: int, tmp_path):
     found = sources(case, torch.bfloat16, capability)
     templates = {name: text for name, text in found.items() if "triton_heuristics.template" in text}

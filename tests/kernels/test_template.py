@@ -1,0 +1,47 @@
+"""Plans: what identifies a template."""
+
+import os
+import subprocess
+import sys
+
+from gdpa_inductor.kernels.template import AuxRead, Plan
+from gdpa_inductor.score_mod import Aux
+
+BIAS = AuxRead(0, Aux("f", ("h", "n", "m")))
+MADE = (
+    "Plan('rows', ('ds',), grouped=frozenset({'K', 'V'}), shared=frozenset({'Q', 'K', 'V'})).name"
+)
+
+
+def test_the_name_tells_plans_apart():
+    plans = [
+        Plan("forward", ("p",)),
+        Plan("forward", ("p",), (BIAS,)),
+        Plan("forward", ("p",), shared=frozenset({"K"})),
+        Plan("keys", ("p", "ds")),
+        Plan("keys", ("ds", "p")),
+        Plan("keys", ("p", "ds"), loops_heads=True),
+    ]
+    assert len({plan.name for plan in plans}) == len(plans)
+
+
+def test_the_name_is_the_same_in_every_process():
+    program = f"from gdpa_inductor.kernels.template import Plan; print({MADE})"
+    names = {
+        subprocess.run(
+            [sys.executable, "-c", program],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(names) == 1
+
+
+def test_arguments_come_in_the_order_of_the_kernel():
+    plan = Plan("keys", ("p", "ds", "g0"), (BIAS,))
+    assert plan.arguments == ("Q", "K", "V", "DO", "A0", "OUT1", "OUT2")
+    assert dict(plan.terms) == {"p": 0, "ds": 1, "g0": 2}
+    assert plan.fixed["g"] == "dp"
