@@ -69,6 +69,7 @@ def test_recommender_trains_as_in_eager():
         assert not fault, f"{name}: {fault}"
 
 
+@pytest.mark.slow
 def test_several_steps_of_an_optimiser():
     """Losses of eager and of the compiled model stay together over some steps."""
     losses = []
