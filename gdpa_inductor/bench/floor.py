@@ -1,4 +1,4 @@
-"""A measuring stick from outside, run in the same session: `--floor PATH`.
+"""A measuring stick from outside, measured in the same run: `--floor PATH`.
 
 In: a script that prints JSON lines with `act` ("silu, tanh.approx"), B, H, N, D and the TFLOP/s
 `fwd` and `bwd` of plain kernels in bf16. Out: measurements of a contender "floor FORM", so that
