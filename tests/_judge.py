@@ -1,7 +1,7 @@
 """Runs a function eagerly and compiled, forward and backward, and compares by the error rule."""
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -117,23 +117,45 @@ def noise_of(
     seed: int = 0,
     draws: int = 4,
 ) -> dict[str, float]:
-    """How far every result moves in fp64 when each element of the operands moves by one `eps`."""
+    """How exact every result can be expected to be: the larger of two figures over a few draws.
+
+    Each draw moves every element of the operands by one `eps`, up or down. The figures: how far the
+    result moves in fp64; and eager's own error there, in the operands' precision. The second is the
+    error rule's measure without the luck of one draw, and sees roundings outside of the region.
+    """
     found: dict[str, float] = {}
     for draw in range(draws):
-        generator = torch.Generator().manual_seed(draw)
-        moved = recast(operands, torch.float64)
-        for value in moved.values():
-            if torch.is_tensor(value) and value.is_floating_point():
-                sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-                with torch.no_grad():
-                    value *= 1 + eps * sign
+        moved = _moved(operands, eps, torch.Generator().manual_seed(draw))
+        rounded = recast(moved, floating_dtype(operands))
+        same = recast(rounded, torch.float64)
         other = results(function, moved, training=training, seed=seed)
-        for mine, truth in ((other.outputs, exact.outputs), (other.gradients, exact.gradients)):
-            for name in truth:
-                apart = (mine[name].double() - truth[name].double()).abs().nan_to_num()
-                worst = apart.max().item() if apart.numel() else 0.0
+        eager = results(function, rounded, training=training, seed=seed)
+        truth = results(function, same, training=training, seed=seed)
+        for mine, theirs in ((other, exact), (eager, truth)):
+            for name, worst in _distances(mine, theirs):
                 found[name] = max(found.get(name, 0.0), worst)
     return found
+
+
+def _moved(
+    operands: Mapping[str, object], eps: float, generator: torch.Generator
+) -> dict[str, object]:
+    """The operands in fp64, every element moved by `eps`, up or down."""
+    moved = recast(operands, torch.float64)
+    for value in moved.values():
+        if torch.is_tensor(value) and value.is_floating_point():
+            sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+            with torch.no_grad():
+                value *= 1 + eps * sign
+    return moved
+
+
+def _distances(mine: Results, theirs: Results) -> Iterator[tuple[str, float]]:
+    """By result: how far the two are apart at most."""
+    for ours, truths in ((mine.outputs, theirs.outputs), (mine.gradients, theirs.gradients)):
+        for name, truth in truths.items():
+            apart = (ours[name].double() - truth.double()).abs().nan_to_num(posinf=0.0)
+            yield name, apart.max().item() if apart.numel() else 0.0
 
 
 def floating_dtype(operands: Mapping[str, object]) -> torch.dtype:

@@ -7,7 +7,7 @@ Both the fused result and eager's, in the same precision, are held against the f
 
 each bound being at least 2 ulp of max|exact|. NaN and infinities must be where eager has them. On
 tensors of a few dozen elements eager's own error is a matter of luck; there `noise` stands beside
-it: how far the exact result moves when every operand moves by one rounding.
+it (`tests._judge.noise_of`): what the error is over a few draws of operands a rounding away.
 Where the inputs are fp64 there is nothing more exact to compare with: then eager is the reference.
 """
 
