@@ -2,17 +2,21 @@
 
     python programs.py entry            compile and train once by the entry point
     python programs.py cached VERSION   compile and train once, as if our sources were of VERSION
-    python programs.py ddp              one step of DistributedDataParallel over gloo, without any
-                                        import of ours
+    python programs.py distributed ddp  one step of DistributedDataParallel on two ranks over gloo,
+                                        without any import of ours; "fsdp": of fully_shard
 
 The last line of the output is one JSON object.
 """
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+
+RANKS = 2
 
 
 def function(q, k, v):
@@ -53,24 +57,44 @@ def cached(version: str) -> dict:
     }
 
 
-def ddp() -> dict:
+def distributed(wrapper: str) -> dict:
+    """Train one step on two ranks; what rank 0 found."""
+    import torch.multiprocessing as mp
+
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_rank, (wrapper, folder), nprocs=RANKS)
+        return json.loads((Path(folder) / "found.json").read_text())
+
+
+def _rank(rank: int, wrapper: str, folder: str) -> None:
+    """One rank: a step on its share of the batch; rank 0 compares with eager on the whole batch."""
     import torch.distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
 
     assert "gdpa_inductor" not in sys.modules
-    store = dist.HashStore()
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS
+    )
     torch.manual_seed(0)
-    model = Attention()
-    wrapped = torch.compile(DistributedDataParallel(model), backend="gdpa")
-    x = torch.randn(2, 32, 32)
-    wrapped(x).square().sum().backward()
-    found = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    model(x).square().sum().backward()
-    difference = max((found[n] - p.grad).abs().max().item() for n, p in model.named_parameters())
+    model, alone = Attention(), Attention()
+    alone.load_state_dict(model.state_dict())
+    shared = DistributedDataParallel(model) if wrapper == "ddp" else fully_shard(model)
+    x = torch.randn(2 * RANKS, 32, 32)
+    torch.compile(shared, backend="gdpa")(x.chunk(RANKS)[rank]).square().sum().backward()
+    alone(x).square().sum().div(RANKS).backward()
+    found = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
+             for p in model.parameters()]  # fmt: skip
+    difference = max((a - b.grad).abs().max().item() for a, b in zip(found, alone.parameters()))
+    if rank == 0:
+        counted = dict(torch._dynamo.utils.counters["gdpa"])
+        Path(folder, "found.json").write_text(
+            json.dumps({"difference": difference, "gdpa": counted})
+        )
+    dist.barrier()
     dist.destroy_process_group()
-    return {"difference": difference, "gdpa": dict(torch._dynamo.utils.counters["gdpa"])}
 
 
 class Attention(torch.nn.Module):
@@ -88,4 +112,4 @@ class Attention(torch.nn.Module):
 
 if __name__ == "__main__":
     name, *rest = sys.argv[1:]
-    print(json.dumps({"entry": entry, "cached": cached, "ddp": ddp}[name](*rest)))
+    print(json.dumps({"entry": entry, "cached": cached, "distributed": distributed}[name](*rest)))

@@ -70,7 +70,9 @@ def test_caches_hit_in_a_new_process_and_an_upgrade_misses(tmp_path: Path) -> No
     assert upgraded["aot"]["autograd_cache_miss"] == 1 and upgraded["gdpa"]["lowered_cpu"] == 2
 
 
-def test_distributed_data_parallel_without_an_import() -> None:
-    found, _ = run("ddp", TORCHINDUCTOR_FX_GRAPH_CACHE="0", TORCHINDUCTOR_AUTOGRAD_CACHE="0")
+@pytest.mark.parametrize("wrapper", ["ddp", "fsdp"])
+def test_distributed_training_on_two_ranks_without_an_import(wrapper: str) -> None:
+    off = {"TORCHINDUCTOR_FX_GRAPH_CACHE": "0", "TORCHINDUCTOR_AUTOGRAD_CACHE": "0"}
+    found, _ = run("distributed", wrapper, **off)
     assert found["difference"] < TOLERANCE
     assert found["gdpa"]["matched"] == 1 and found["gdpa"]["lowered_cpu"] == 2
