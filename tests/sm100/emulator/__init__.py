@@ -1,0 +1,8 @@
+"""A functional emulator of the sm_100a PTX that CuTe DSL generates; see docs/emulator.md."""
+
+from .device import device
+from .machine import EmulatorError
+from .recording import recording
+from .run import Report, run
+
+__all__ = ["EmulatorError", "Report", "device", "recording", "run"]
