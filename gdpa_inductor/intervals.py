@@ -1,0 +1,374 @@
+"""Interval arithmetic on the operations of score programs: from terms over elements to bounds over
+a set of elements, in the same vocabulary.
+
+`RULES` has one rule per operation: it takes the node and the `Interval`s of its operands (and plain
+literals for its parameters) and gives that of the result. Bounds are terms themselves, evaluated at
+run time. Integers are exact. Reals are widened by `SLACK`, so that another rounding of the same
+formula (a fused multiply-add) cannot move an element out of its interval. What has no rule to bound
+it is unknown.
+
+Unknown reals count as finite: x·0 is 0 and x + (-inf) is -inf.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .expr import OPS, Expr, Literal, const, fold
+from .terms import FALSE, TRUE, both, build, either, negation
+
+Bound = Expr | None
+Rule = Callable[..., "Interval"]
+SLACK = 2.0**-20
+_EXACT = 1 << 24  # integers up to here are themselves in fp32
+
+
+@dataclass(frozen=True)
+class Interval:
+    """What is known of a term on a set of elements: lo <= term <= hi, None where there is no bound.
+
+    Of a truth value, lo is whether it is true everywhere, hi whether it may be true somewhere.
+    zero: the real number is 0 everywhere. flat: the term depends on a condition or a clamp, so that
+    it may well be 0 everywhere; only then it is worth asking. falls: it may be -inf. whole: it is
+    an integer, and at most so large.
+    """
+
+    lo: Bound
+    hi: Bound
+    zero: Expr = FALSE
+    flat: bool = False
+    falls: bool = False
+    whole: float = math.inf
+
+    @property
+    def always(self) -> Expr:
+        """Of a truth value: true everywhere."""
+        return FALSE if self.lo is None else self.lo
+
+    @property
+    def never(self) -> Expr:
+        """Of a truth value: false everywhere."""
+        return FALSE if self.hi is None else negation(self.hi)
+
+    @property
+    def point(self) -> Bound:
+        """Its only value, if it has one whatever the elements are."""
+        return self.lo if self.lo is self.hi else None
+
+
+def unknown(kind: str) -> Interval:
+    return Interval(FALSE, TRUE) if kind == "b" else Interval(None, None)
+
+
+def literal(node: Expr) -> Interval:
+    """The interval of a constant."""
+    if node.kind != "f":
+        return Interval(node, node)
+    value = float(node.value or 0)
+    whole = abs(value) if value.is_integer() else math.inf
+    return Interval(node, node, const(value == 0), falls=value == -math.inf, whole=whole)
+
+
+def lift(roots: Sequence[Expr], leaf: Callable[[Expr], Interval]) -> list[Interval]:
+    """The intervals of terms whose leaves have the given ones."""
+    return fold(roots, leaf, lambda node, values: RULES[node.op](node, *values))
+
+
+def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
+    """Whether bounds leave nothing but 0."""
+    if not flat or lo is None or hi is None:
+        return FALSE
+    zero: Literal = 0.0 if lo.kind == "f" else 0
+    return both(build("ge", lo, zero), build("le", hi, zero))
+
+
+def _do(name: str, *bounds: Bound | Literal) -> Bound:
+    """An operation on bounds; none if one of them is missing."""
+    given = [x for x in bounds if x is not None]
+    return build(name, *given) if len(given) == len(bounds) else None
+
+
+def _flags(*given: Any) -> dict[str, bool]:
+    """Those of the operands."""
+    intervals = [x for x in given if isinstance(x, Interval)]
+    return {"flat": any(x.flat for x in intervals), "falls": any(x.falls for x in intervals)}
+
+
+def _widened(lo: Bound, hi: Bound, whole: float = math.inf) -> tuple[Bound, Bound]:
+    """The bounds of a rounded result. 0, infinities and integers that are exact stay."""
+    if whole <= _EXACT:
+        return lo, hi
+    ways = (1.0 - SLACK, 1.0 + SLACK)
+    return (
+        _do("minimum", *(_do("mul", lo, way) for way in ways)),
+        _do("maximum", *(_do("mul", hi, way) for way in ways)),
+    )
+
+
+# Arithmetic
+
+
+def _add(node: Expr, x: Interval, y: Interval) -> Interval:
+    lo, hi, whole = _do("add", x.lo, y.lo), _do("add", x.hi, y.hi), x.whole + y.whole
+    if node.kind == "f":
+        lo, hi = _widened(lo, hi, whole)
+    for term in (x, y):
+        if term.falls and term.hi is not None:
+            fallen, rest = build("eq", term.hi, -math.inf), const(math.inf) if hi is None else hi
+            hi = build("where", fallen, -math.inf, rest)
+    flags = _flags(x, y)
+    zero = either(both(x.zero, y.zero), pinned(lo, hi, flags["flat"]))
+    return Interval(lo, hi, zero, **flags, whole=whole)
+
+
+def _sub(node: Expr, x: Interval, y: Interval) -> Interval:
+    lo, hi, whole = _do("sub", x.lo, y.hi), _do("sub", x.hi, y.lo), x.whole + y.whole
+    if node.kind == "f":
+        lo, hi = _widened(lo, hi, whole)
+    flags = _flags(x, y)
+    zero = either(both(x.zero, y.zero), pinned(lo, hi, flags["flat"]))
+    return Interval(lo, hi, zero, **flags, whole=whole)
+
+
+def _corners(name: str, x: Interval, y: Interval) -> tuple[Bound, Bound]:
+    """The extremes of an operation that is monotone in each operand."""
+    if y.point is not None and y.point.is_const:
+        ends = (_do(name, x.lo, y.point), _do(name, x.hi, y.point))
+        return ends if float(y.point.value or 0) >= 0 else ends[::-1]
+    lo = hi = None
+    for a, b in dict.fromkeys((a, b) for a in (x.lo, x.hi) for b in (y.lo, y.hi)):
+        corner = _do(name, a, b)
+        if corner is None:
+            return None, None
+        lo = corner if lo is None else build("minimum", lo, corner)
+        hi = corner if hi is None else build("maximum", hi, corner)
+    return lo, hi
+
+
+def _mul(node: Expr, x: Interval, y: Interval) -> Interval:
+    whole = x.whole * y.whole if x.whole and y.whole else 0.0
+    zero, flags = either(x.zero, y.zero), _flags(x, y)
+    if node.args[0] is node.args[1]:
+        x = y = _abs(node, x)
+        lo, hi = _do("mul", x.lo, x.lo), _do("mul", x.hi, x.hi)
+    else:
+        first_is_literal = x.point is not None and x.point.is_const
+        lo, hi = _corners("mul", *((y, x) if first_is_literal else (x, y)))
+    if node.kind == "f":
+        lo, hi = _widened(lo, hi, whole)
+    return Interval(lo, hi, zero, **flags, whole=whole)
+
+
+def _div(node: Expr, x: Interval, y: Interval) -> Interval:
+    """0 / y is 0 only for a y that is known not to be."""
+    lo, hi = _widened(*_corners("div", x, y)) if y.point is not None else (None, None)
+    if y.point is not None:
+        apart = build("ne", y.point, 0.0)
+    else:
+        above = FALSE if y.lo is None else build("gt", y.lo, 0.0)
+        apart = either(above, FALSE if y.hi is None else build("lt", y.hi, 0.0))
+    return Interval(lo, hi, both(x.zero, apart), **_flags(x, y))
+
+
+def _neg(node: Expr, x: Interval) -> Interval:
+    return Interval(_do("neg", x.hi), _do("neg", x.lo), x.zero, x.flat, whole=x.whole)
+
+
+def _abs(node: Expr, x: Interval) -> Interval:
+    zero: Literal = 0 if node.kind == "i" else 0.0
+    lo = _do("maximum", _do("maximum", x.lo, _do("neg", x.hi)), zero)
+    hi = _do("maximum", x.hi, _do("neg", x.lo))
+    return Interval(lo, hi, x.zero, x.flat, whole=x.whole)
+
+
+def _extremum(name: str) -> Rule:
+    def rule(node: Expr, x: Interval, y: Interval) -> Interval:
+        ends = {"lo": _do(name, x.lo, y.lo), "hi": _do(name, x.hi, y.hi)}
+        if node.kind == "i":  # one operand alone is a bound; of reals the other may be NaN
+            end = "lo" if name == "maximum" else "hi"
+            ends[end] = ends[end] or getattr(x, end) or getattr(y, end)
+        zero = either(both(x.zero, y.zero), pinned(ends["lo"], ends["hi"], node.kind == "f"))
+        falls, whole = x.falls or y.falls, max(x.whole, y.whole)
+        return Interval(**ends, zero=zero, flat=True, falls=falls, whole=whole)
+
+    return rule
+
+
+def _floordiv(node: Expr, x: Interval, y: Interval) -> Interval:
+    ends = _corners("floordiv", x, y) if y.point is not None else (None, None)
+    return Interval(*ends, flat=True)
+
+
+def _mod(node: Expr, x: Interval, y: Interval) -> Interval:
+    """In order as long as no multiple of the divisor lies between."""
+    divisor = y.point
+    if divisor is None or x.lo is None or x.hi is None:
+        return unknown("i")
+    same = build("eq", build("floordiv", x.lo, divisor), build("floordiv", x.hi, divisor))
+    least = build("minimum", build("add", divisor, 1), 0)
+    most = build("maximum", build("sub", divisor, 1), 0)
+    lo = build("where", same, build("mod", x.lo, divisor), least)
+    hi = build("where", same, build("mod", x.hi, divisor), most)
+    return Interval(lo, hi, flat=True)
+
+
+# Functions of one real
+
+
+def _keeps_zero(node: Expr, params: Sequence[Literal]) -> bool:
+    """Whether f(0) = 0, by the operation's own definition."""
+    return bool(OPS[node.op].torch(torch.zeros((), dtype=torch.float64), *params) == 0)
+
+
+def _function(node: Expr, x: Interval, *params: Literal) -> Interval:
+    """Without bounds, but 0 where it is."""
+    return Interval(None, None, x.zero if _keeps_zero(node, params) else FALSE, x.flat)
+
+
+def _rising(node: Expr, x: Interval, *params: Literal) -> Interval:
+    """Monotone and exact."""
+    lo, hi = _do(node.op, x.lo, *params), _do(node.op, x.hi, *params)
+    flat = lo is not None and hi is not None
+    zero = either(x.zero if _keeps_zero(node, params) else FALSE, pinned(lo, hi, flat))
+    return Interval(lo, hi, zero, x.flat or flat, x.falls)
+
+
+def _vanishing(below: float, at_infinity: bool) -> Rule:
+    """Exactly 0 at and below a number, in fp32 and fp64 alike; at_infinity: at -inf too, where
+    others are NaN."""
+
+    def rule(node: Expr, x: Interval, *params: Literal) -> Interval:
+        limit = below / float(params[0]) if params and float(params[0]) > 0 else below
+        far = FALSE if x.hi is None else build("le", x.hi, limit)
+        if not at_infinity:
+            far = both(far, FALSE if x.lo is None else build("gt", x.lo, -math.inf))
+        return Interval(None, None, either(_function(node, x, *params).zero, far), x.flat)
+
+    return rule
+
+
+def _relu(node: Expr, x: Interval) -> Interval:
+    low = FALSE if x.hi is None else build("le", x.hi, 0.0)
+    lo, hi = _do("relu", x.lo), _do("relu", x.hi)
+    return Interval(lo, hi, either(x.zero, low), flat=True)
+
+
+# Truth values
+
+
+def _less(strict: bool, swapped: bool) -> Rule:
+    holds, fails = ("lt", "ge") if strict else ("le", "gt")
+
+    def rule(node: Expr, x: Interval, y: Interval) -> Interval:
+        x, y = (y, x) if swapped else (x, y)
+        always, never = _do(holds, x.hi, y.lo), _do(fails, x.lo, y.hi)
+        return _truth(always or FALSE, never or FALSE)
+
+    return rule
+
+
+def _truth(always: Expr, never: Expr) -> Interval:
+    return Interval(always, negation(never), flat=True)
+
+
+def _equal(node: Expr, x: Interval, y: Interval) -> Interval:
+    if x.lo is None or x.hi is None or y.lo is None or y.hi is None:
+        above, below = _do("gt", x.lo, y.hi) or FALSE, _do("lt", x.hi, y.lo) or FALSE
+        return _truth(FALSE, either(above, below))
+    if node.args[0].kind == "b":
+        same = either(both(x.always, y.always), both(x.never, y.never))
+        return _truth(same, either(both(x.always, y.never), both(x.never, y.always)))
+    same = both(build("le", x.hi, y.lo), build("ge", x.lo, y.hi))
+    return _truth(same, either(build("lt", x.hi, y.lo), build("gt", x.lo, y.hi)))
+
+
+def _unequal(node: Expr, x: Interval, y: Interval) -> Interval:
+    return _not(node, _equal(node, x, y))
+
+
+def _not(node: Expr, x: Interval) -> Interval:
+    return _truth(x.never, x.always)
+
+
+def _and(node: Expr, x: Interval, y: Interval) -> Interval:
+    return _truth(both(x.always, y.always), either(x.never, y.never))
+
+
+def _or(node: Expr, x: Interval, y: Interval) -> Interval:
+    return _truth(either(x.always, y.always), both(x.never, y.never))
+
+
+def _where(node: Expr, c: Interval, x: Interval, y: Interval) -> Interval:
+    low, high = (const(-math.inf), const(math.inf)) if node.kind == "f" else (None, None)
+    lo = _between(c, x.lo, y.lo, "minimum", low)
+    hi = _between(c, x.hi, y.hi, "maximum", high)
+    if x.zero is FALSE or y.zero is FALSE:
+        zero = either(both(c.always, x.zero), both(c.never, y.zero))
+    else:
+        zero = both(either(c.never, x.zero), either(c.always, y.zero))
+    falls, whole = x.falls or y.falls, max(x.whole, y.whole)
+    return Interval(lo, hi, zero, flat=True, falls=falls, whole=whole)
+
+
+def _between(c: Interval, x: Bound, y: Bound, merge: str, none: Bound) -> Bound:
+    """A bound of a choice; `none` is what stands for no bound of one side, if there is such."""
+    if (x is None) != (y is None):
+        x, y = x or none, y or none
+    if x is None or y is None:
+        return None
+    mixed = build(merge, x, y)
+    if mixed is x:  # the condition holds everywhere or nowhere, not both
+        return build("where", c.never, y, x)
+    return build("where", c.always, x, build("where", c.never, y, mixed))
+
+
+# Changes of kind
+
+
+def _float(node: Expr, x: Interval) -> Interval:
+    of_truth = node.args[0].kind == "b"
+    zero = x.never if of_truth else pinned(x.lo, x.hi, x.flat)
+    whole = 1.0 if of_truth else math.inf
+    return Interval(_do("float", x.lo), _do("float", x.hi), zero, x.flat, whole=whole)
+
+
+def _int(node: Expr, x: Interval) -> Interval:
+    if x.falls:  # an infinity is no integer
+        return unknown("i")
+    return Interval(_do("int", x.lo), _do("int", x.hi), flat=True)
+
+
+def _bool(node: Expr, x: Interval) -> Interval:
+    zero: Literal = 0.0 if node.args[0].kind == "f" else 0
+    found = _unequal(node, x, literal(const(zero)))
+    return _truth(found.always, either(found.never, x.zero))
+
+
+# fmt: off
+RULES: dict[str, Rule] = {
+    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "abs": _abs,
+    "maximum": _extremum("maximum"), "minimum": _extremum("minimum"),
+    "floordiv": _floordiv, "mod": _mod,
+    **dict.fromkeys(["clamp_min", "clamp_max", "hardtanh", "sign", "floor", "ceil", "round",
+                     "trunc", "bf16", "f16"], _rising),
+    **dict.fromkeys(["pow", "sqrt", "rsqrt", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
+                     "leaky_relu", "elu"], _function),
+    "relu": _relu,
+    "exp": _vanishing(-1e3, True), "exp2": _vanishing(-2e3, True),
+    "sigmoid": _vanishing(-1e3, True), "softplus": _vanishing(-1e3, True),
+    "hardsigmoid": _vanishing(-3.0, True), "hardswish": _vanishing(-3.0, False),
+    "silu": _vanishing(-1e3, False), "gelu": _vanishing(-1e3, False),
+    "gelu_tanh": _vanishing(-1e3, False), "mish": _vanishing(-1e3, False),
+    "detach": lambda node, x: x,
+    "lt": _less(True, False), "le": _less(False, False),
+    "gt": _less(True, True), "ge": _less(False, True),
+    "eq": _equal, "ne": _unequal, "and": _and, "or": _or, "xor": _unequal, "not": _not,
+    "isnan": lambda node, x: unknown("b"),
+    "where": _where, "float": _float, "int": _int, "bool": _bool,
+}
+# fmt: on

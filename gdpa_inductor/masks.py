@@ -1,0 +1,138 @@
+"""Which tiles of the scores cannot matter: score programs lifted from elements to tiles.
+
+A tile is the rows n_lo..n_hi and the columns m_lo..m_hi, both inclusive, of one (batch, head).
+`classify` turns terms over (b, h, n, m) into two programs over those bounds, for a kernel to
+evaluate at run time: `zero`, every term is exactly 0 on the tile, so that it can be left out, and
+`full`, no element of the tile is masked, so that the terms without their masks do. No block mask is
+made, and no length is read on the host.
+
+Scores, the gradient g and operands that vary inside the tile count as finite, and x·0 as 0: the one
+departure from the unfused formula is that NaN and infinities do not spread from tiles that are left
+out. A term whose gradient needs a masked score (that of a learned mask) is not zero there; lifting
+the terms of the backward finds that by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from .expr import Expr, const, postorder
+from .intervals import Interval, lift, literal, pinned, unknown
+from .score_mod import Aux
+from .terms import FALSE, TRUE, both, substitute
+
+TILE = {name: Expr(name, (), None, "i") for name in ("n_lo", "n_hi", "m_lo", "m_hi")}
+_INSIDE = frozenset("nmqk")  # entries of an access map that vary inside a tile
+Leaf = Callable[[Expr], Interval]
+
+
+def aux_bound(end: str, number: int, kind: str) -> Expr:
+    """The smallest (end "lo") or largest ("hi") element of an operand on the tile."""
+    return Expr(f"aux_{end}", (), number, kind)
+
+
+@dataclass(frozen=True)
+class TileClasses:
+    """Truth values over the leaves of `TILE`, b, h, scalars, operands that are constant on a tile
+    and `aux_bound`s.
+
+    full_terms: what the terms are on a full tile.
+    """
+
+    zero: Expr
+    full: Expr
+    full_terms: tuple[Expr, ...]
+
+    @property
+    def skips(self) -> bool:
+        """Whether any tile can be zero."""
+        return self.zero is not FALSE
+
+    @property
+    def reads(self) -> tuple[int, ...]:
+        """The numbers of the operands that `zero` and `full` read."""
+        nodes = postorder([self.zero, self.full])
+        return tuple(sorted({int(x.value or 0) for x in nodes if x.op.startswith("aux")}))
+
+
+def classify(
+    roots: Sequence[Expr], aux: Sequence[Aux], bounded: Collection[int] = ()
+) -> TileClasses:
+    """Classify tiles for a kernel that computes the terms `roots`, of kind "f".
+
+    aux: the operands that the program declares. bounded: the numbers of those that vary inside a
+    tile and whose `aux_bound`s the kernel gives; the others are unknown.
+    """
+    leaf = _leaves(aux, bounded)
+    zero = TRUE if roots else FALSE
+    for found in lift(roots, leaf):
+        zero = both(zero, found.zero)
+    opened: dict[Expr, Expr] = {}
+    for condition in _conditions(roots, leaf):
+        value = _open_value(condition, roots, leaf)
+        if value is not None:
+            opened[condition] = const(value)
+    full = TRUE
+    for wanted, found in zip(opened.values(), lift(list(opened), leaf), strict=True):
+        full = both(full, found.always if wanted.value else found.never)
+    return TileClasses(zero, full, tuple(substitute(roots, opened)))
+
+
+def _leaves(aux: Sequence[Aux], bounded: Collection[int]) -> Leaf:
+    """The intervals of a program's leaves."""
+
+    def leaf(node: Expr) -> Interval:
+        if node.op in ("n", "m"):
+            return Interval(TILE[f"{node.op}_lo"], TILE[f"{node.op}_hi"])
+        if node.op == "aux" and not _INSIDE.isdisjoint(aux[int(node.value or 0)].access):
+            number = int(node.value or 0)
+            if number not in bounded:
+                return unknown(node.kind)
+            lo, hi = (aux_bound(end, number, node.kind) for end in ("lo", "hi"))
+            zero = pinned(lo, hi, node.kind == "f")
+            return Interval(lo, hi, zero, flat=True)
+        if node.is_const:
+            return literal(node)
+        return unknown("f") if node.op in ("s", "g") else Interval(node, node)
+
+    return leaf
+
+
+def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
+    """The largest truth values in the terms that can be decided for a tile."""
+    decided: set[Expr] = set()
+    for node in postorder(roots):
+        if not node.args:
+            found = leaf(node)
+            if found.lo is not None and found.lo is not FALSE:
+                decided.add(node)
+        elif all(a in decided for a in node.args):
+            decided.add(node)
+    conditions: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = list(roots)
+    while stack:
+        node = stack.pop()
+        if node.kind == "b" and node in decided and not node.is_const:
+            conditions[node] = None
+        elif node not in seen:
+            seen.add(node)
+            stack.extend(node.args)
+    return list(conditions)
+
+
+def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | None:
+    """The value of a condition that masks nothing; None if neither value makes more terms 0."""
+
+    def at_work(node: Expr) -> Interval:
+        """Sizes and scales taken for 1: whether one is 0 is not what is asked here."""
+        if node.op in ("scalar", "aux") and node.kind != "b" and leaf(node).point is node:
+            return literal(const(1 if node.kind == "i" else 1.0))
+        return leaf(node)
+
+    zeros = {}
+    for value in (False, True):
+        terms = substitute(roots, {condition: const(value)})
+        zeros[value] = sum(found.zero is TRUE for found in lift(terms, at_work))
+    return None if zeros[False] == zeros[True] else zeros[False] > zeros[True]

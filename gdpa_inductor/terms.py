@@ -1,0 +1,188 @@
+"""Terms, folded as they are made: literals evaluated, truth values simplified.
+
+`expr.call` keeps a program as it was written, so that its text is stable; what is derived from
+programs for a kernel to run (`masks`) is built here instead, as short as it goes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .expr import OPS, Expr, Literal, call, const, fold
+
+TRUE, FALSE = const(True), const(False)
+# An operation on one integer twice: its value, or None where it is the integer.
+_REFLEXIVE: dict[str, Literal | None] = {
+    "eq": True, "le": True, "ne": False, "lt": False, "sub": 0, "minimum": None, "maximum": None,
+}  # fmt: skip
+_MIRRORED = {"gt": "lt", "ge": "le"}  # comparisons are written one way, so that equal ones meet
+_DUAL = {"and": "or", "or": "and"}
+_LIMIT = {"minimum": math.inf, "maximum": -math.inf}  # what is no limit at all
+_TORCH = {"f": torch.float64, "i": torch.int64, "b": torch.bool}
+
+
+def build(name: str, *operands: Expr | Literal) -> Expr:
+    """`call`, folded. Raises ValueError as `call` does."""
+    args = [x if isinstance(x, Expr) else const(x) for x in operands]
+    if name in _MIRRORED:
+        name, args = _MIRRORED[name], args[::-1]
+    rule = _FOLDS.get(name)
+    known = None if rule is None else rule(name, *args)
+    if known is None and any(a.op in _CHOICES or a.is_const for a in args):
+        known = _pushed(name, args)
+    return call(name, *args) if known is None else known
+
+
+def _joined(name: str, x: Expr, y: Expr) -> Expr:
+    """x and y, or x or y, without what the other says already."""
+    for one, other in ((x, y), (y, x)):
+        if one.is_const:
+            return other if one.value is (name == "and") else const(name == "or")
+    for one, other in ((x, y), (y, x)):
+        if other in _parts(name, one):
+            return one
+        if other in _parts(_DUAL[name], one):
+            return other
+    return call(name, x, y)
+
+
+def _parts(name: str, x: Expr) -> set[Expr]:
+    """What a chain of `name` joins."""
+    found: set[Expr] = set()
+    stack = [x]
+    while stack:
+        node = stack.pop()
+        found.add(node)
+        stack.extend(node.args if node.op == name else ())
+    return found
+
+
+def both(x: Expr, y: Expr) -> Expr:
+    """x and y"""
+    return _joined("and", x, y)
+
+
+def either(x: Expr, y: Expr) -> Expr:
+    """x or y"""
+    return _joined("or", x, y)
+
+
+def negation(x: Expr) -> Expr:
+    """not x"""
+    if x.is_const:
+        return const(not x.value)
+    if x.op == "not":
+        return x.args[0]
+    if x.args and x.args[0].kind == "i":  # not of reals: NaN is neither below nor above
+        if x.op in ("lt", "le"):
+            return build({"lt": "le", "le": "lt"}[x.op], x.args[1], x.args[0])
+        if x.op in ("eq", "ne"):
+            return call({"eq": "ne", "ne": "eq"}[x.op], *x.args)
+    return call("not", x)
+
+
+def chosen(condition: Expr, x: Expr, y: Expr) -> Expr:
+    """x where the condition holds, else y, of any kind."""
+    if condition.is_const:
+        return x if condition.value else y
+    if x is y:
+        return x
+    if x.kind == "b":
+        return either(both(condition, x), both(negation(condition), y))
+    return call("where", condition, x, y)
+
+
+def _shifted(name: str, x: Expr, y: Expr) -> Expr | None:
+    """x + y, x - y: with a literal, one of them at most; and without a zero."""
+    if y.is_const and y.value == 0:
+        return x
+    if name == "add" and x.is_const and x.value == 0:
+        return y
+    if x is y and x.kind == "i" and name == "sub":
+        return const(0)
+    if x.kind != "i" or not y.is_const or x.op not in ("add", "sub") or not x.args[1].is_const:
+        return None
+    inner = int(x.args[1].value or 0) * (1 if x.op == "add" else -1)
+    total = inner + int(y.value or 0) * (1 if name == "add" else -1)
+    return build("add" if total > 0 else "sub", x.args[0], abs(total))
+
+
+def _reflexive(name: str, x: Expr, y: Expr) -> Expr | None:
+    if x is not y or x.kind != "i":
+        return None
+    same = _REFLEXIVE[name]
+    return x if same is None else const(same)
+
+
+def _extremum(name: str, x: Expr, y: Expr) -> Expr | None:
+    for one, other in ((x, y), (y, x)):
+        if one.is_const and one.value in (math.inf, -math.inf):
+            return other if one.value == _LIMIT[name] else one
+    return _reflexive(name, x, y)
+
+
+def _negated(_: str, x: Expr) -> Expr | None:
+    if x.op == "neg":
+        return x.args[0]
+    return build("sub", *x.args[::-1]) if x.op == "sub" and x.kind == "i" else None
+
+
+_FOLDS: dict[str, Any] = {
+    "and": _joined, "or": _joined, "not": lambda name, x: negation(x),
+    "where": lambda name, c, x, y: chosen(c, x, y) if c.is_const or x is y else None,
+    "add": _shifted, "sub": _shifted, "neg": _negated,
+    "minimum": _extremum, "maximum": _extremum,
+    **dict.fromkeys(["eq", "ne", "lt", "le"], _reflexive),
+}  # fmt: skip
+_CHOICES = ("where", "float", "int")
+
+
+def _pushed(name: str, args: Sequence[Expr]) -> Expr | None:
+    """An operation on literals, evaluated; on literals and one choice of literals, a choice of the
+    results.
+    """
+    open_args = [a for a in args if not a.is_const]
+    if not open_args:
+        return _evaluated(name, args)
+    choice = open_args[0]
+    if len(open_args) > 1 or choice.op not in _CHOICES or name in ("where", "float", "int"):
+        return None
+    if choice.op == "where":
+        condition, *ways = choice.args
+    elif choice.args[0].kind == "b":
+        condition, ways = choice.args[0], [const(True), const(False)]
+        ways = [build(choice.op, way) for way in ways]
+    else:
+        return None
+    results = [_pushed(name, [way if a is choice else a for a in args]) for way in ways]
+    if any(r is None for r in results):
+        return None
+    yes, no = (r for r in results if r is not None)
+    return chosen(condition, yes, no)
+
+
+def _evaluated(name: str, args: Sequence[Expr]) -> Expr | None:
+    """The value of an operation on literals; none where it has none."""
+    term, op = call(name, *args), OPS[name]
+    if not term.args:
+        return term
+    tensors: list[Any] = [torch.tensor(a.value, dtype=_TORCH[a.kind]) for a in args]
+    if op.params:
+        tensors[-op.params :] = [a.value for a in args[-op.params :]]
+    try:
+        return const(op.torch(*tensors).to(_TORCH[term.kind]).item())
+    except RuntimeError:  # an integer divided by zero
+        return None
+
+
+def substitute(roots: Sequence[Expr], known: Mapping[Expr, Expr]) -> list[Expr]:
+    """The terms with others put in place of some of their parts."""
+
+    def apply(node: Expr, values: list[Any]) -> Expr:
+        return known[node] if node in known else build(node.op, *values)
+
+    return fold(roots, lambda node: known.get(node, node), apply)
