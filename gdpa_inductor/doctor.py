@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _compat
+from .operands import Operands
 from .options import KERNELS, Options
 from .problem import Problem
 from .score_mod import ScoreMod
@@ -108,7 +109,8 @@ def guarded(ask: Callable[[], object]) -> object:
 def sample_problem(device: str, dtype: torch.dtype) -> Problem:
     """silu attention of an ordinary size, large enough to be worth a kernel."""
     query = torch.empty(4, 4, 2048, 64, dtype=dtype, device="meta")
-    found = Problem.of(query, query, query, (), ScoreMod.parse("silu(s)"), training=True)
+    operands = Operands(query, query, query, (), (), ScoreMod.parse("silu(s)"))
+    found = Problem.of(operands, training=True)
     return dataclasses.replace(found, device=torch.device(device))
 
 

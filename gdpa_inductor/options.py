@@ -24,13 +24,15 @@ class KernelOptions:
 
     kernel: which kernel to use, or "auto". deterministic: every gradient has equal bits from run to
     run; False admits atomic candidates to autotuning. fast_math: fp16 and bf16 kernels may use the
-    hardware's approximate functions.
+    hardware's approximate functions. skip: leave out tiles where the program's masks make value and
+    gradients zero; NaN and infinities at masked places then do not spread.
     strict: raise where a lowering would fall back to the unfused formula.
     """
 
     kernel: str = "auto"
     deterministic: bool = True
     fast_math: bool = True
+    skip: bool = True
     strict: bool = False
 
     def __str__(self) -> str:
@@ -64,7 +66,8 @@ class Options(KernelOptions):
 
     @property
     def kernel_options(self) -> KernelOptions:
-        return KernelOptions(self.kernel, self.deterministic, self.fast_math, self.strict)
+        fields = dataclasses.fields(KernelOptions)
+        return KernelOptions(**{f.name: getattr(self, f.name) for f in fields})
 
     @staticmethod
     def make(given: Mapping[str, Any] | None = None) -> Options:

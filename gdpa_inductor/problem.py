@@ -6,22 +6,23 @@ compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .ops import score_shape
+from .operands import Operands, Size, score_shape
 from .score_mod import ScoreMod
 
-Size = int | torch.SymInt
+__all__ = ["Problem", "Size"]
 
 
 @dataclass(frozen=True)
 class Problem:
     """query [batch, heads, rows, head_dim], key [·, key_heads, cols, head_dim], value [·,
     value_heads, cols, value_dim].
+
+    A jagged side has total_rows (or total_cols) rows in all, and rows (or cols) is its max_seqlen.
     """
 
     program: ScoreMod
@@ -38,31 +39,39 @@ class Problem:
     head_dim: Size
     value_dim: Size
     training: bool
+    jagged_query: bool = False
+    jagged_key: bool = False
+    total_rows: Size = 0
+    total_cols: Size = 0
+
+    @property
+    def jagged(self) -> bool:
+        return self.jagged_query or self.jagged_key
 
     @staticmethod
-    def of(
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        aux: Sequence[Tensor],
-        program: ScoreMod,
-        training: bool,
-    ) -> Problem:
+    def of(operands: Operands[Tensor], training: bool) -> Problem:
         """From (fake) operands in the op's layout."""
-        batch, heads, rows, cols = score_shape(query, key, value)
+        query, key, value = operands.query, operands.key, operands.value
+        jagged_query = operands.cu_seqlens_q is not None
+        jagged_key = operands.cu_seqlens_k is not None
+        batch, heads, rows, cols = score_shape(operands)
         return Problem(
-            program=program,
+            program=operands.program,
             device=query.device,
             dtype=query.dtype,
             value_dtype=value.dtype,
-            aux_dtypes=tuple(t.dtype for t in aux),
+            aux_dtypes=tuple(t.dtype for t in operands.aux),
             batch=batch,
             heads=heads,
             key_heads=key.shape[1],
             value_heads=value.shape[1],
             rows=rows,
             cols=cols,
-            head_dim=query.shape[3],
-            value_dim=value.shape[3],
+            head_dim=query.shape[-1],
+            value_dim=value.shape[-1],
             training=training,
+            jagged_query=jagged_query,
+            jagged_key=jagged_key,
+            total_rows=query.shape[0] if jagged_query else 0,
+            total_cols=key.shape[0] if jagged_key else 0,
         )

@@ -3,10 +3,11 @@
     a0:b[b,-,n,m]; t0=mul(s,0.125); where(a0,silu(t0),0.0)
 
 Declarations give each auxiliary tensor a kind (f, i, b) and an access map: one entry per dimension
-of that tensor, the score index that reads it, or "-" for a dimension of size 1. The last expression
-is the weight P[b,h,n,m] that multiplies V. The text travels as an argument of the op, so every
-cache sees it. It is parsed by the grammar below and the table of `expr.OPS`, and is never executed
-as Python.
+of that tensor, the score index that reads it, or "-" for a dimension of size 1; "q" and "k" count
+the rows of jagged query and key values, so they stand for b with n and b with m. The last
+expression is the weight P[b,h,n,m] that multiplies V. The text travels as an argument of the op, so
+every cache sees it. It is parsed by the grammar below and the table of `expr.OPS`, and is never
+executed as Python.
 
     program = { declaration ";" } { name "=" term ";" } term
     declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"
@@ -24,6 +25,8 @@ from dataclasses import dataclass
 from .expr import GRAD, INDEX, SCORE, Expr, aux, call, const, differentiate, postorder, scalar
 
 AXES = "bhnm"
+# What an entry of an access map varies along.
+_VARIES = {**{axis: axis for axis in AXES}, "q": "bn", "k": "bm", "-": ""}
 _MAX_TEXT = 1 << 16
 _MAX_DEPTH = 64
 _TOKEN = re.compile(
@@ -48,7 +51,8 @@ class Aux:
 
     @property
     def axes(self) -> frozenset[str]:
-        return frozenset(self.access) - {"-"}
+        """The score indices that it varies along: of b, h, n, m."""
+        return frozenset("".join(_VARIES.get(entry, "") for entry in self.access))
 
 
 @dataclass(frozen=True)
@@ -74,9 +78,9 @@ class ScoreMod:
         if self.weight.kind != "f":
             raise ScoreModError("the weight must be a real number")
         for spec in self.aux:
-            if not set(spec.access) <= set(AXES + "-"):
-                raise ScoreModError(f"access map {spec} has an entry outside b, h, n, m, -")
-            if len(spec.axes) + spec.access.count("-") != len(spec.access):
+            if not set(spec.access) <= set(_VARIES):
+                raise ScoreModError(f"access map {spec} has an entry outside b, h, n, m, q, k, -")
+            if len(spec.axes) != sum(len(_VARIES[entry]) for entry in spec.access):
                 raise ScoreModError(f"access map {spec} reads an index twice")
         for node in postorder([self.weight]):
             if node.op == "aux" and (

@@ -15,94 +15,81 @@ import torch
 from torch import Tensor
 
 from ..kernels import cpu as kernel
-from ..ops import aux_from_axes, aux_on_axes, check, compute_dtype, score_shape
+from ..ops import (
+    LENGTHS,
+    OPERANDS,
+    Operands,
+    aux_from_axes,
+    aux_on_axes,
+    check,
+    compute_dtype,
+    operands_of,
+    output_shape,
+)
 from ..options import KernelOptions
-from ..score_mod import AXES, Aux, ScoreMod
+from ..score_mod import AXES, Aux
 from . import _compat
 
-_OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor[] aux, SymInt[] scalars, str score_mod"
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-_LIBRARY.define(f"attention_cpu({_OPERANDS}) -> Tensor", tags=_TAGS)
+_LIBRARY.define(f"attention_cpu({OPERANDS}, {LENGTHS}) -> Tensor", tags=_TAGS)
 _LIBRARY.define(
-    f"attention_cpu_backward(Tensor grad_out, {_OPERANDS}, bool[] needs) -> Tensor[]", tags=_TAGS
+    f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}) -> Tensor[]",
+    tags=_TAGS,
 )
 
 
-def lower(
-    query: Any,
-    key: Any,
-    value: Any,
-    aux: Sequence[Any],
-    scalars: Sequence[Any],
-    program: ScoreMod,
-    kernel_options: KernelOptions,
-) -> Any:
-    """The output [B,H,N,Dv], contiguous. Inductor IR in and out."""
-    operands = (query, key, value, list(aux), list(scalars), str(program))
-    return _compat.extern_call(torch.ops.gdpa.attention_cpu.default, *operands)
+def lower(operands: Operands[Any], options: KernelOptions) -> Any:
+    """The output, contiguous. Inductor IR in and out."""
+    return _compat.extern_call(torch.ops.gdpa.attention_cpu.default, *operands.arguments())
 
 
 def lower_backward(
-    grad_out: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    aux: Sequence[Any],
-    scalars: Sequence[Any],
-    program: ScoreMod,
-    needs: Sequence[bool],
-    kernel_options: KernelOptions,
+    grad_out: Any, operands: Operands[Any], needs: Sequence[bool], options: KernelOptions
 ) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    operands = (grad_out, query, key, value, list(aux), list(scalars), str(program), list(needs))
-    return list(_compat.extern_call(torch.ops.gdpa.attention_cpu_backward.default, *operands))
+    arguments = (grad_out, *operands.arguments(list(needs)))
+    return list(_compat.extern_call(torch.ops.gdpa.attention_cpu_backward.default, *arguments))
 
 
 @torch.library.impl(_LIBRARY, "attention_cpu", "CPU")
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int], score_mod: str
-) -> Tensor:
-    program = ScoreMod.parse(score_mod)
-    # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
-    aux, scalars = aux or [], scalars or []
-    check(query, key, value, aux, scalars, program)
-    out = _output(query, key, value)
+    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
+    score_mod: str, *lengths: Any,
+) -> Tensor:  # fmt: skip
+    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
+    check(operands)
+    out = value.new_empty(output_shape(operands))
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        kernel.forward(_operands(query, key, value, aux, scalars, program), program, out)
+        kernel.forward(_placed(operands), operands.program, out)
     return out
 
 
 @torch.library.impl(_LIBRARY, "attention_cpu_backward", "CPU")
 def _attention_backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    aux: list[Tensor],
-    scalars: list[int],
-    score_mod: str,
-    needs: list[bool],
-) -> list[Tensor]:
-    program = ScoreMod.parse(score_mod)
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
+    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any,
+) -> list[Tensor]:  # fmt: skip
+    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
+    program = operands.program
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        operands = _operands(query, key, value, aux, scalars, program)
+        placed = _placed(operands)
         query_grad, key_grad, value_grad = (
-            torch.zeros(t.shape, dtype=operands.dtype) if need else None
+            torch.zeros(t.shape, dtype=placed.dtype) if need else None
             for t, need in zip((query, key, value), needs, strict=False)
         )
         aux_grads = tuple(
-            _aux_zeros(t, spec, operands.dtype) if need else None
-            for t, spec, need in zip(aux, program.aux, needs[3:], strict=True)
+            _aux_zeros(t, spec, placed.dtype) if need else None
+            for t, spec, need in zip(operands.aux, program.aux, needs[3:], strict=True)
         )
         grads = kernel.Grads(query_grad, key_grad, value_grad, aux_grads)
-        kernel.Backward(operands, program, grad_out, grads).run()
-    placed = [
+        kernel.Backward(placed, program, grad_out, grads).run()
+    on_operands = [
         None if total is None else aux_from_axes(total, spec)
         for total, spec in zip(aux_grads, program.aux, strict=True)
     ]
-    totals = (query_grad, key_grad, value_grad, *placed)
-    found = zip((query, key, value, *aux), totals, strict=True)
+    totals = (query_grad, key_grad, value_grad, *on_operands)
+    found = zip(operands.differentiable, totals, strict=True)
     return [total.to(t.dtype).contiguous() for t, total in found if total is not None]
 
 
@@ -113,41 +100,27 @@ def _aux_zeros(operand: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
     return torch.zeros(aux_on_axes(operand, spec).shape, dtype=kept)
 
 
-def _operands(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    aux: Sequence[Tensor],
-    scalars: Sequence[int],
-    program: ScoreMod,
-) -> kernel.Operands:
-    on_axes = [aux_on_axes(t, spec) for t, spec in zip(aux, program.aux, strict=True)]
-    return kernel.Operands(query, key, value, on_axes, scalars, compute_dtype(query.dtype))
-
-
-def _output(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    batch, heads, rows, _ = score_shape(query, key, value)
-    return value.new_empty(batch, heads, rows, value.shape[3])
+def _placed(o: Operands[Tensor]) -> kernel.Operands:
+    on_axes = [aux_on_axes(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
+    return kernel.Operands(
+        o.query, o.key, o.value, on_axes, o.scalars, compute_dtype(o.query.dtype)
+    )
 
 
 @torch.library.register_fake("gdpa::attention_cpu", lib=_LIBRARY)
 def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int], score_mod: str
-) -> Tensor:
-    check(query, key, value, aux, scalars, ScoreMod.parse(score_mod))
-    return _output(query, key, value)
+    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
+    score_mod: str, *lengths: Any,
+) -> Tensor:  # fmt: skip
+    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
+    check(operands)
+    return value.new_empty(output_shape(operands))
 
 
 @torch.library.register_fake("gdpa::attention_cpu_backward", lib=_LIBRARY)
 def _attention_backward_fake(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    aux: list[Tensor],
-    scalars: list[int],
-    score_mod: str,
-    needs: list[bool],
-) -> list[Tensor]:
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
+    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any,
+) -> list[Tensor]:  # fmt: skip
     operands = (query, key, value, *aux)
     return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]

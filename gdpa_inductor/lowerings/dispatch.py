@@ -1,9 +1,14 @@
 """The Inductor lowerings of gdpa::attention and gdpa::attention_backward.
 
 Each asks `choose` for the kernel of its operands and hands them to that kernel's module; both get
-and give Inductor IR. Where there is no kernel, or its lowering fails, the reference formula is
-traced to ATen and lowered in place of the op: slower, with N×M intermediates, never wrong. That is
-counted under `fallback`, with a reason in the log; `strict` raises.
+and give Inductor IR:
+
+    lower(operands, options) -> output
+    lower_backward(grad_out, operands, needs, options) -> the asked gradients
+
+Where there is no kernel, or its lowering fails, the reference formula is traced to ATen and lowered
+in place of the op: slower, with N×M intermediates, never wrong. That is counted under `fallback`,
+with a reason in the log; `strict` raises.
 """
 
 from __future__ import annotations
@@ -16,11 +21,10 @@ from typing import Any
 import torch
 
 from .._compat import counters
-from ..ops import reference, reference_backward
+from ..ops import Operands, operands_of, reference, reference_backward
 from ..options import KernelOptions, Options
 from ..problem import Problem
 from ..rejection import GDPAError
-from ..score_mod import ScoreMod
 from . import _compat
 from .choose import choose
 
@@ -34,78 +38,74 @@ def register() -> None:
 
 
 def _attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    aux: Sequence[Any],
-    scalars: Sequence[Any],
-    score_mod: str,
-    kernel_options: str,
-) -> Any:
-    program, options = ScoreMod.parse(score_mod), KernelOptions.parse(kernel_options)
+    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any],
+    score_mod: str, kernel_options: str, *lengths: Any,
+) -> Any:  # fmt: skip
+    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
+    values = _compat.lowered_node_values()
+    fakes = operands_of(*values[:6], *values[7:])
 
-    def formula(query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        return reference(query, key, value, rest[: len(aux)], rest[len(aux) :], program)
+    def formula(*flat: Any) -> Any:
+        return reference(operands.filled(flat))
 
-    operands = (query, key, value, aux, scalars)
-    return _lower("lower", formula, operands, (program, options), program, options)
+    def inline() -> Any:
+        return _compat.inline_formula(formula, operands.flat(), fakes.flat())
+
+    options = KernelOptions.parse(kernel_options)
+    return _lower("lower", (operands, options), inline, fakes, options)
 
 
 def _attention_backward(
     grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any],
-    score_mod: str, needs: Sequence[bool], kernel_options: str,
+    score_mod: str, needs: Sequence[bool], kernel_options: str, *lengths: Any,
 ) -> Any:  # fmt: skip
-    program, options = ScoreMod.parse(score_mod), KernelOptions.parse(kernel_options)
+    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
+    grad, *values = _compat.lowered_node_values()
+    fakes = operands_of(*values[:6], *values[8:])
 
-    def formula(grad_out: Any, query: Any, key: Any, value: Any, *rest: Any) -> Any:
-        return reference_backward(
-            grad_out, query, key, value, rest[: len(aux)], rest[len(aux) :], program, needs
-        )
+    def formula(grad_out: Any, *flat: Any) -> Any:
+        return reference_backward(grad_out, operands.filled(flat), needs)
 
-    operands = (grad_out, query, key, value, aux, scalars)
-    return _lower("lower_backward", formula, operands, (program, needs, options), program, options)
+    def inline() -> Any:
+        flat, fake = [grad_out, *operands.flat()], [grad, *fakes.flat()]
+        return _compat.inline_formula(formula, flat, fake)
+
+    options = KernelOptions.parse(kernel_options)
+    settings = (grad_out, operands, needs, options)
+    return _lower("lower_backward", settings, inline, fakes, options)
 
 
 def _lower(
     entry: str,
-    formula: Callable[..., Any],
-    operands: tuple[Any, ...],
-    settings: tuple[Any, ...],
-    program: ScoreMod,
+    arguments: tuple[Any, ...],
+    inline: Callable[[], Any],
+    fakes: Operands[Any],
     options: KernelOptions,
 ) -> Any:
-    """Run `entry` of the kernel's module on the operands, or inline the formula."""
-    fakes = _compat.lowered_node_values()[: len(operands)]
-    flat = [*operands[:-2], *operands[-2], *operands[-1]]
-    flat_fakes = [*fakes[:-2], *fakes[-2], *fakes[-1]]
-    query, key, value, aux = fakes[-5:-1]
-    problem = Problem.of(query, key, value, aux, program, training=entry == "lower_backward")
+    """Run `entry` of the kernel's module, or inline the formula."""
+    problem = Problem.of(fakes, training=entry == "lower_backward")
     choice = choose(problem, Options(kernel=options.kernel, profit=False))
     if not choice:
-        return _inline(formula, flat, flat_fakes, str(choice), options)
+        return _fall_back(inline, str(choice), options)
     if choice.kernel == "reference":
-        return _compat.inline_formula(formula, flat, flat_fakes)
+        return inline()
     try:
         module = importlib.import_module(f".{choice.kernel}", __package__)
-        result = getattr(module, entry)(*operands, *settings)
+        result = getattr(module, entry)(*arguments)
     except Exception as error:
-        log.debug("the %s lowering of %s failed", choice.kernel, program, exc_info=True)
-        return _inline(formula, flat, flat_fakes, f"{type(error).__name__}: {error}", options)
+        log.debug("the %s lowering of %s failed", choice.kernel, fakes.program, exc_info=True)
+        return _fall_back(inline, f"{type(error).__name__}: {error}", options)
     counters["gdpa"][f"lowered_{choice.kernel}"] += 1
-    log.info("%s lowered to the %s kernel: %s", entry, choice.kernel, program)
+    if problem.jagged:
+        counters["gdpa"]["lowered_varlen"] += 1
+    log.info("%s lowered to the %s kernel: %s", entry, choice.kernel, fakes.program)
     return result
 
 
-def _inline(
-    formula: Callable[..., Any],
-    flat: list[Any],
-    fakes: list[Any],
-    reason: str,
-    options: KernelOptions,
-) -> Any:
+def _fall_back(inline: Callable[[], Any], reason: str, options: KernelOptions) -> Any:
     """Lower the reference formula in place of the op; say so."""
     counters["gdpa"]["fallback"] += 1
     if options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)
-    return _compat.inline_formula(formula, flat, fakes)
+    return inline()

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from .. import operands as ops
 from .._compat import size_hint, statically_known_true
 from ..expr import Expr, postorder
 from ..kernels.configs import Config, Shape, configs
@@ -66,17 +67,10 @@ class Output:
     dtype: torch.dtype
 
 
-def lower(
-    query: Any,
-    key: Any,
-    value: Any,
-    aux: Sequence[Any],
-    scalars: Sequence[Any],
-    program: ScoreMod,
-    options: KernelOptions,
-) -> Any:
+def lower(operands: ops.Operands[Any], options: KernelOptions) -> Any:
     """O [B,H,N,Dv], contiguous. Operands are Inductor IR in the op's layout."""
-    o = _operands({"Q": query, "K": key, "V": value}, aux, scalars, program, options)
+    o = _operands(operands, {}, options)
+    program = operands.program
     p = o.problem
     size = (p.batch, p.heads, p.rows, p.value_dim)
     if _empty(p):
@@ -86,13 +80,11 @@ def lower(
 
 
 def lower_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any],
-    program: ScoreMod, needs: Sequence[bool], options: KernelOptions,
-) -> list[Any]:  # fmt: skip
+    grad_out: Any, operands: ops.Operands[Any], needs: Sequence[bool], options: KernelOptions
+) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), each as its operand, contiguous."""
-    o = _operands(
-        {"Q": query, "K": key, "V": value, "DO": grad_out}, aux, scalars, program, options
-    )
+    program = operands.program
+    o = _operands(operands, {"DO": grad_out}, options)
     fakes = _compat.lowered_node_values()
     leaves = [*fakes[1:4], *fakes[4]]
     found: dict[int, Any] = {}
@@ -236,17 +228,15 @@ def _aux_gradient(spec: Aux, axis: int | None) -> Any:
 
 
 def _operands(
-    matrices: dict[str, Any],
-    aux: Sequence[Any],
-    scalars: Sequence[Any],
-    program: ScoreMod,
-    options: KernelOptions,
+    operands: ops.Operands[Any], others: dict[str, Any], options: KernelOptions
 ) -> Operands:
-    values = _compat.lowered_node_values()[len(matrices) - 3 :]
-    query, key, value, fakes = values[:4]
-    problem = Problem.of(query, key, value, fakes, program, training=len(matrices) == 4)
+    values = _compat.lowered_node_values()[len(others) :]
+    query, key, value, fake_aux, scalars = values[:5]
+    fakes = ops.Operands(query, key, value, fake_aux, scalars, operands.program)
+    problem = Problem.of(fakes, training=bool(others))
     problem = replace(problem, head_dim=int(problem.head_dim), value_dim=int(problem.value_dim))
     rounds = _rounds(problem)
+    matrices = {"Q": operands.query, "K": operands.key, "V": operands.value, **others}
     by_name = {"Q": query, "K": key, "V": value}
     return Operands(
         problem=problem,
@@ -255,8 +245,8 @@ def _operands(
             name: _compat.realized(_compat.rounded_to_tf32(x) if rounds else x, problem.device)
             for name, x in matrices.items()
         },
-        aux=tuple(_compat.realized(x, problem.device) for x in aux),
-        scalars=tuple(scalars),
+        aux=tuple(_compat.realized(x, problem.device) for x in operands.aux),
+        scalars=tuple(operands.scalars),
         shared=frozenset(
             n for n, x in by_name.items() if not statically_known_true(x.shape[0] == problem.batch)
         ),

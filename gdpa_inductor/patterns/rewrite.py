@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from .. import _compat
 from ..expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
+from ..operands import Operands
 from ..options import Options
 from ..problem import Problem
 from ..rejection import Code, GDPAError, Rejection
@@ -278,7 +279,8 @@ def _replacement(
         )
     given = (query.value, key.value, value.value)
     training = recipe.grad and any(t.requires_grad for t in (*given, *(t.value for t in tensors)))
-    return recipe, result, Problem.of(*given, [t.value for t in tensors], program, training)
+    call = Operands(*given, [t.value for t in tensors], reading.scalars, program)
+    return recipe, result, Problem.of(call, training)
 
 
 def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:

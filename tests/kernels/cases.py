@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.ops import reference, reference_backward
+from gdpa_inductor.ops import Operands, reference, reference_backward
 from gdpa_inductor.score_mod import ScoreMod
 
 from . import render
@@ -89,11 +89,10 @@ class Case:
         grad_out, query, key, value, *aux = (
             t.double() if t.is_floating_point() else t for t in tensors
         )
-        results = [reference(query, key, value, aux, self.scalars, self.mod)]
+        operands = Operands(query, key, value, aux, self.scalars, self.mod)
+        results = [reference(operands)]
         if self.needs:
-            results += reference_backward(
-                grad_out, query, key, value, aux, self.scalars, self.mod, self.asked
-            )
+            results += reference_backward(grad_out, operands, self.asked)
         return results
 
     def check(self, call: Callable) -> str:

@@ -1,0 +1,202 @@
+"""Operands: what one call of gdpa::attention reads, in one value, dense or jagged on each side.
+
+    dense     query [B|1,H,N,D]    key [B|1,Hk,M,D]   value [B|1,Hv,M,Dv]
+    jagged    query [Lq,H,D]       key [Lk,Hk,D]      value [Lk,Hv,Dv]
+
+A side is jagged where its cu_seqlens [B+1] (int32 or int64) is given: sequence b owns the rows
+cu[b]:cu[b+1], of which the first max_seqlen take part; then N (or M) is max_seqlen. `T` is a
+Tensor, or what Inductor has for one while it lowers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from .rejection import GDPAError
+from .score_mod import AXES, ScoreMod
+
+T = TypeVar("T")
+Size = int | torch.SymInt
+
+
+@dataclass(frozen=True)
+class Operands(Generic[T]):
+    """query, key, value; the operands of the score program, and the program; see the module."""
+
+    query: T
+    key: T
+    value: T
+    aux: Sequence[T]
+    scalars: Sequence[Any]
+    program: ScoreMod
+    cu_seqlens_q: T | None = None
+    cu_seqlens_k: T | None = None
+    max_seqlen_q: Any = 0
+    max_seqlen_k: Any = 0
+
+    @property
+    def jagged(self) -> bool:
+        return self.cu_seqlens_q is not None or self.cu_seqlens_k is not None
+
+    @property
+    def differentiable(self) -> list[T]:
+        """What a gradient may be asked of, in the order of `needs`."""
+        return [self.query, self.key, self.value, *self.aux]
+
+    @property
+    def lengths(self) -> tuple[Any, ...]:
+        """The last four arguments of the ops."""
+        return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
+
+    def arguments(self, *rest: Any) -> tuple[Any, ...]:
+        """In the order of the schema, `rest` between the program and the lengths."""
+        leading = (self.query, self.key, self.value, list(self.aux), list(self.scalars))
+        return (*leading, str(self.program), *rest, *self.lengths)
+
+    def flat(self) -> list[Any]:
+        """Every tensor and size, one after the other; absent ones are left out."""
+        given = [*self.differentiable, *self.scalars, *self.lengths]
+        return [item for item in given if item is not None]
+
+    def filled(self, flat: Sequence[Any]) -> Operands[Any]:
+        """The same with other tensors and sizes, in the order of `flat`."""
+        given = iter(flat)
+        query, key, value = next(given), next(given), next(given)
+        aux, scalars = [next(given) for _ in self.aux], [next(given) for _ in self.scalars]
+        cu_q, cu_k = (None if cu is None else next(given) for cu in self.lengths[:2])
+        return Operands(
+            query, key, value, aux, scalars, self.program, cu_q, cu_k, next(given), next(given)
+        )
+
+    def with_aux(self, aux: Sequence[T], program: ScoreMod) -> Operands[T]:
+        return replace(self, aux=aux, program=program)
+
+
+def score_shape(operands: Operands[Tensor]) -> tuple[Any, Any, Any, Any]:
+    """[B, H, N, M] of the scores: batches of 1 are shared, jagged sides have their max_seqlen."""
+    o = operands
+    rows = o.query.shape[2] if o.cu_seqlens_q is None else o.max_seqlen_q
+    cols = o.key.shape[2] if o.cu_seqlens_k is None else o.max_seqlen_k
+    return _batch(o), o.query.shape[1], rows, cols
+
+
+def _batch(o: Operands[Tensor]) -> Any:
+    for offsets in (o.cu_seqlens_q, o.cu_seqlens_k):
+        if offsets is not None:
+            return offsets.shape[0] - 1
+    return next((t.shape[0] for t in (o.query, o.key, o.value) if not _is_one(t.shape[0])), 1)
+
+
+def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
+    """[Lq,H,Dv] for a jagged query, else [B,H,N,Dv]."""
+    batch, heads, rows, _ = score_shape(operands)
+    width = operands.value.shape[-1]
+    if operands.cu_seqlens_q is not None:
+        return operands.query.shape[0], heads, width
+    return batch, heads, rows, width
+
+
+def check(operands: Operands[Tensor]) -> None:
+    """Raise GDPAError where operands do not fit each other or the program, saying which and how."""
+    o = operands
+    matrices = (
+        ("query", o.query, o.cu_seqlens_q),
+        ("key", o.key, o.cu_seqlens_k),
+        ("value", o.value, o.cu_seqlens_k),
+    )
+    for name, tensor, offsets in matrices:
+        _check_layout(name, tensor, offsets is not None)
+    for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
+        if offsets is not None:
+            _check_offsets_tensor(side, offsets)
+    for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
+        if other is not None and other.device != o.query.device and other.dim() > 0:
+            raise GDPAError(f"operands are on {o.query.device} and {other.device}")
+    if o.key.dtype != o.query.dtype:
+        raise GDPAError(f"query and key differ in dtype: {o.query.dtype}, {o.key.dtype}")
+    _fits("head dim of query and key", o.query.shape[-1], o.key.shape[-1])
+    length = 2 if o.cu_seqlens_k is None else 0
+    _fits("length of key and value", o.key.shape[length], o.value.shape[length])
+    batch = _batch(o)
+    if o.cu_seqlens_q is not None and o.cu_seqlens_k is not None:
+        _fits("batch of cu_seqlens_k", o.cu_seqlens_k.shape[0] - 1, batch)
+    for name, tensor, offsets in matrices:
+        if offsets is None and not _is_one(tensor.shape[0]):
+            _fits(f"batch of {name}", tensor.shape[0], batch)
+    for name, tensor in (("key", o.key), ("value", o.value)):
+        if tensor.shape[1] == 0 or o.query.shape[1] % tensor.shape[1] != 0:
+            raise GDPAError(
+                f"{o.query.shape[1]} query heads are no multiple of {tensor.shape[1]} {name} heads"
+            )
+    _check_aux(o)
+
+
+def _check_layout(name: str, tensor: Tensor, jagged: bool) -> None:
+    if tensor.dim() != (3 if jagged else 4):
+        form = "[total length, heads, head dim]" if jagged else "[batch, heads, length, head dim]"
+        raise GDPAError(f"{name} must be {form}, got shape {tuple(tensor.shape)}")
+    if not tensor.dtype.is_floating_point:
+        raise GDPAError(f"{name} must be floating point, got {tensor.dtype}")
+
+
+def _check_offsets_tensor(name: str, offsets: Tensor) -> None:
+    if offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
+        raise GDPAError(
+            f"{name} must be [batch + 1] of int32 or int64, "
+            f"got {offsets.dtype} of shape {tuple(offsets.shape)}"
+        )
+    torch._check(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
+
+
+def _check_aux(o: Operands[Tensor]) -> None:
+    if len(o.aux) != len(o.program.aux) or len(o.scalars) < o.program.num_scalars:
+        raise GDPAError(f"the program {o.program} declares another number of operands")
+    sizes = dict(zip(AXES, score_shape(o), strict=True))
+    if o.cu_seqlens_q is not None:
+        sizes["q"] = o.query.shape[0]
+    if o.cu_seqlens_k is not None:
+        sizes["k"] = o.key.shape[0]
+    for i, (tensor, spec) in enumerate(zip(o.aux, o.program.aux, strict=True)):
+        if tensor.dim() != len(spec.access):
+            raise GDPAError(
+                f"a{i} has {tensor.dim()} dimensions, its access map {spec} has {len(spec.access)}"
+            )
+        if kind_of(tensor.dtype) != spec.kind:
+            raise GDPAError(f"a{i} is {tensor.dtype}, the program declares kind {spec.kind}")
+        for size, entry in zip(tensor.shape, spec.access, strict=True):
+            if entry in "qk" and entry not in sizes:
+                raise GDPAError(f"a{i} is read by {entry!r}, but that side is not jagged")
+            _fits(f"dimension {entry} of a{i}", size, sizes.get(entry, 1))
+
+
+def check_offsets(operands: Operands[Tensor]) -> None:
+    """Raise GDPAError where offsets on the CPU decrease or leave the values: the CPU may look."""
+    o = operands
+    sides = (("cu_seqlens_q", o.cu_seqlens_q, o.query), ("cu_seqlens_k", o.cu_seqlens_k, o.key))
+    for name, offsets, values in sides:
+        if offsets is None or offsets.device.type != "cpu":
+            continue
+        first, last = int(offsets[0]), int(offsets[-1])
+        if bool((offsets.diff() < 0).any()) or first < 0 or last > values.shape[0]:
+            raise GDPAError(
+                f"{name} must not decrease and must lie in 0..{values.shape[0]}, the rows that "
+                f"there are; it goes from {first} to {last}"
+            )
+
+
+def kind_of(dtype: torch.dtype) -> str:
+    """The kind of a program's operand: "b", "f" or "i"."""
+    return "b" if dtype == torch.bool else "f" if dtype.is_floating_point else "i"
+
+
+def _fits(what: str, left: Size, right: Size) -> None:
+    torch._check(left == right, lambda: f"gdpa::attention: {what}: {left} and {right}")
+
+
+def _is_one(size: Size) -> bool:
+    return isinstance(size, int) and size == 1

@@ -1,0 +1,187 @@
+"""The definition of gdpa::attention and of its gradients, in plain torch on any device.
+
+    O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:]        P = program(s, b, h, n, m, aux)        s = q·k
+    in fp32 (fp64 for fp64)
+
+With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
+
+    dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over
+    broadcast dims.
+
+It holds the N×M scores. Jagged sides are padded first and their results unpadded (`sequences`); a
+score that does not exist has no weight and no gradient, whatever the program makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .expr import Expr, fold, torch_apply
+from .operands import Operands, score_shape
+from .score_mod import AXES, Aux, ScoreMod
+from .sequences import Padding, pad_heads, unpad_heads
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What scores and programs are computed in: fp64 for fp64, else fp32."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
+    """View an aux tensor as [B|1, H|1, N|1, M|1]."""
+    squeezed = tensor.squeeze([d for d, a in enumerate(spec.access) if a == "-"])
+    axes = [a for a in spec.access if a != "-"]
+    ordered = squeezed.permute([axes.index(a) for a in AXES if a in axes])
+    for position, axis in enumerate(AXES):
+        if axis not in axes:
+            ordered = ordered.unsqueeze(position)
+    return ordered
+
+
+def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
+    """The inverse of `aux_on_axes`."""
+    squeezed = tensor.squeeze([d for d, a in enumerate(AXES) if a not in spec.access])
+    ordered = [a for a in AXES if a in spec.access]
+    axes = [a for a in spec.access if a != "-"]
+    restored = squeezed.permute([ordered.index(a) for a in axes])
+    for position, entry in enumerate(spec.access):
+        if entry == "-":
+            restored = restored.unsqueeze(position)
+    return restored
+
+
+def expand_heads(tensor: Tensor, heads: int) -> Tensor:
+    """Repeat each key/value head for its group of query heads: [B,Hk,M,D] -> [B,H,M,D]."""
+    own = tensor.shape[1]
+    if own == heads:
+        return tensor
+    return (
+        tensor.expand(-1, heads, -1, -1) if own == 1 else tensor.repeat_interleave(heads // own, 1)
+    )
+
+
+def program_leaves(
+    score: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: ScoreMod,
+    grad: Tensor | None = None,
+) -> Callable[[Expr], Tensor]:
+    """What a leaf of the program is in plain torch, for scores [B,H,N,M] in the compute dtype."""
+
+    def leaf(node: Expr) -> Tensor:
+        if node.op == "s":
+            return score
+        if node.op == "g":
+            assert grad is not None
+            return grad
+        if node.op == "aux":
+            number = int(node.value or 0)
+            placed = aux_on_axes(aux[number], program.aux[number])
+            return placed.to(score.dtype) if node.kind == "f" else placed
+        if node.op in AXES:
+            axis = AXES.index(node.op)
+            shape = [score.shape[d] if d == axis else 1 for d in range(4)]
+            return torch.arange(score.shape[axis], device=score.device).view(shape)
+        literal = scalars[int(node.value or 0)] if node.op == "scalar" else node.value
+        dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+        return torch.full((), literal, dtype=dtype, device=score.device)  # type: ignore[arg-type]
+
+    return leaf
+
+
+def reference(operands: Operands[Tensor]) -> Tensor:
+    """The output, [B,H,N,Dv] or, for a jagged query, [Lq,H,Dv]; contiguous, in value's dtype."""
+    if not operands.jagged:
+        return _dense(operands, None)
+    padding = Padding.of(operands)
+    return unpad_heads(_dense(padding.pad(operands), padding.mask), padding.query)
+
+
+def _dense(o: Operands[Tensor], mask: Tensor | None) -> Tensor:
+    """mask: which scores there are, broadcastable to [B,H,N,M]; None is all."""
+    score = _scores(o)
+    leaf = program_leaves(score, o.aux, o.scalars, o.program)
+    (weight,) = fold([o.program.weight], leaf, torch_apply(score.dtype))
+    weight = _masked(weight.expand_as(score), mask)
+    return (weight @ expand_heads(o.value, o.query.shape[1]).to(score.dtype)).to(o.value.dtype)
+
+
+def _masked(term: Tensor, mask: Tensor | None) -> Tensor:
+    return term if mask is None else torch.where(mask, term, 0.0)
+
+
+def _scores(o: Operands[Tensor]) -> Tensor:
+    """[B,H,N,M], also where only the value has a batch."""
+    dtype = compute_dtype(o.query.dtype)
+    score = o.query.to(dtype) @ expand_heads(o.key, o.query.shape[1]).to(dtype).mT
+    return score.expand(score_shape(o))
+
+
+def reference_backward(
+    grad_out: Tensor, operands: Operands[Tensor], needs: Sequence[bool]
+) -> list[Tensor]:
+    """The asked gradients of (query, key, value, *aux), by the formulas of the module."""
+    if not operands.jagged:
+        return _dense_backward(grad_out, operands, needs, None)
+    padding = Padding.of(operands)
+    padded = padding.pad(operands)
+    placed = pad_heads(grad_out, padding.query)
+    grads = _dense_backward(placed, padded, needs, padding.mask)
+    asked = [number for number, need in enumerate(needs) if need]
+    return [
+        _unpadded(number, grad, padding, operands.program).contiguous()
+        for number, grad in zip(asked, grads, strict=True)
+    ]
+
+
+def _unpadded(number: int, grad: Tensor, padding: Padding, program: ScoreMod) -> Tensor:
+    if number >= 3:
+        return padding.unpad_aux(grad, program.aux[number - 3])
+    return unpad_heads(grad, padding.query if number == 0 else padding.key)
+
+
+def _dense_backward(
+    grad_out: Tensor, o: Operands[Tensor], needs: Sequence[bool], mask: Tensor | None
+) -> list[Tensor]:
+    heads, program = o.query.shape[1], o.program
+    score = _scores(o)
+    out = grad_out.to(score.dtype)
+    grad_weight = out @ expand_heads(o.value, heads).to(score.dtype).mT
+    leaf = program_leaves(score, o.aux, o.scalars, program, grad_weight)
+    wanted = [program.weight, program.gradients.score, *program.gradients.aux]
+    asked = [needs[2], needs[0] or needs[1], *needs[3:]]
+    roots = [term for term, ask in zip(wanted, asked, strict=True) if term is not None and ask]
+    terms = dict(zip(roots, fold(roots, leaf, torch_apply(score.dtype)), strict=True))
+
+    def term(number: int) -> Tensor:
+        root = wanted[number]
+        found = None if root is None else terms.get(root)
+        return torch.zeros_like(score) if found is None else _masked(found.expand_as(score), mask)
+
+    results: list[Tensor] = []
+    if needs[0]:
+        results.append(reduce_to(term(1) @ expand_heads(o.key, heads).to(score.dtype), o.query))
+    if needs[1]:
+        results.append(reduce_to(term(1).mT @ o.query.to(score.dtype), o.key))
+    if needs[2]:
+        results.append(reduce_to(term(0).mT @ out, o.value))
+    for i, (tensor, spec) in enumerate(zip(o.aux, program.aux, strict=True)):
+        if needs[3 + i]:
+            dims = [d for d, axis in enumerate(AXES) if axis not in spec.access]
+            summed = term(2 + i).sum(dims, keepdim=True) if dims else term(2 + i)
+            results.append(aux_from_axes(summed, spec).to(tensor.dtype).contiguous())
+    return results
+
+
+def reduce_to(grad: Tensor, operand: Tensor) -> Tensor:
+    """Sum the gradient [B,H,·,D] over the batch and the head groups that share the operand."""
+    batch, heads = operand.shape[:2]
+    if batch != grad.shape[0]:
+        grad = grad.sum(0, keepdim=True)
+    if heads != grad.shape[1]:
+        grad = grad.unflatten(1, (heads, -1)).sum(2)
+    return grad.to(operand.dtype).contiguous()

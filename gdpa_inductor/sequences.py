@@ -1,0 +1,142 @@
+"""Sequences: jagged rows [L, …] to padded [B, N, …] and back, by index arithmetic alone.
+
+`pad` and `unpad` are each other's transpose, so each is the gradient of the other. Lengths stay on
+the device: no size depends on them. What takes no part (rows past a sequence's end or past N, rows
+that no sequence owns) is never read: its place is filled with zeros, whatever it holds.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .operands import Operands
+from .score_mod import Aux, ScoreMod
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """cu_seqlens [B+1]; total: rows of the jagged form (L); longest: of the padded form (N)."""
+
+    cu_seqlens: Tensor
+    total: Any
+    longest: Any
+
+    @functools.cached_property
+    def offsets(self) -> Tensor:
+        return self.cu_seqlens.to(torch.int64)
+
+    def _arange(self, size: Any) -> Tensor:
+        return torch.arange(size, device=self.offsets.device)
+
+    @functools.cached_property
+    def valid(self) -> Tensor:
+        """[B, N]: is there such a row."""
+        return self._arange(self.longest) < self.offsets.diff().unsqueeze(1)
+
+    def pad(self, values: Tensor) -> Tensor:
+        """[L, …] to [B, N, …]."""
+        rows = self.offsets[:-1].unsqueeze(1) + self._arange(self.longest)
+        inside = self.valid & (rows >= 0) & (rows < self.total)
+        return _with_zero(values)[torch.where(inside, rows, self.total)]
+
+    def unpad(self, padded: Tensor) -> Tensor:
+        """[B, N, …] to [L, …]."""
+        batch, rows = self.offsets.shape[0] - 1, self._arange(self.total)
+        owner = torch.searchsorted(self.offsets[1:], rows, right=True)
+        place = rows - self.offsets[owner]
+        inside = (owner < batch) & (place >= 0) & (place < self.longest)
+        index = torch.where(inside, owner * self.longest + place, batch * self.longest)
+        flat = padded.contiguous().view(batch * self.longest, *padded.shape[2:])
+        return _with_zero(flat)[index]
+
+
+def _with_zero(values: Tensor) -> Tensor:
+    """One row of zeros at the end, for what takes no part."""
+    return torch.cat([values, values.new_zeros(1, *values.shape[1:])])
+
+
+@dataclass(frozen=True)
+class Padding:
+    """The jagged sides of a call; None where a side is dense."""
+
+    query: Sequences | None
+    key: Sequences | None
+
+    @staticmethod
+    def of(o: Operands[Tensor]) -> Padding:
+        return Padding(
+            None
+            if o.cu_seqlens_q is None
+            else Sequences(o.cu_seqlens_q, o.query.shape[0], o.max_seqlen_q),
+            None
+            if o.cu_seqlens_k is None
+            else Sequences(o.cu_seqlens_k, o.key.shape[0], o.max_seqlen_k),
+        )
+
+    @property
+    def mask(self) -> Tensor | None:
+        """[B, 1, N|1, M|1]: is there such a score; None where all are."""
+        rows = None if self.query is None else self.query.valid[:, None, :, None]
+        cols = None if self.key is None else self.key.valid[:, None, None, :]
+        if rows is None or cols is None:
+            return cols if rows is None else rows
+        return rows & cols
+
+    def pad(self, o: Operands[Tensor]) -> Operands[Tensor]:
+        """The same call on dense operands."""
+        aux = [self._pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
+        return Operands(
+            pad_heads(o.query, self.query),
+            pad_heads(o.key, self.key),
+            pad_heads(o.value, self.key),
+            aux,
+            o.scalars,
+            padded_program(o.program),
+        )
+
+    def _side(self, spec: Aux) -> tuple[int, Sequences] | None:
+        """The dimension of an aux operand that counts jagged rows, and whose."""
+        for letter, side in (("q", self.query), ("k", self.key)):
+            if letter in spec.access:
+                assert side is not None
+                return spec.access.index(letter), side
+        return None
+
+    def _pad_aux(self, tensor: Tensor, spec: Aux) -> Tensor:
+        found = self._side(spec)
+        return tensor if found is None else found[1].pad(tensor.movedim(found[0], 0))
+
+    def unpad_aux(self, grad: Tensor, spec: Aux) -> Tensor:
+        """The gradient of a padded aux operand as that of the operand."""
+        found = self._side(spec)
+        return grad if found is None else found[1].unpad(grad).movedim(0, found[0])
+
+
+def pad_heads(values: Tensor, side: Sequences | None) -> Tensor:
+    """[L,H,D] to [B,H,N,D]; a dense side as it is."""
+    return values if side is None else side.pad(values).transpose(1, 2)
+
+
+def unpad_heads(padded: Tensor, side: Sequences | None) -> Tensor:
+    """[B,H,N,D] to [L,H,D], contiguous; a dense side as it is."""
+    return padded if side is None else side.unpad(padded.transpose(1, 2))
+
+
+@functools.lru_cache(maxsize=256)
+def padded_program(program: ScoreMod) -> ScoreMod:
+    """The program over operands that `Padding.pad` made."""
+    return ScoreMod(program.weight, tuple(_padded_spec(spec) for spec in program.aux))
+
+
+def _padded_spec(spec: Aux) -> Aux:
+    axes: Sequence[str] = ()
+    for letter, padded in (("q", ("b", "n")), ("k", ("b", "m"))):
+        axes = padded if letter in spec.access else axes
+    rest = tuple(entry for entry in spec.access if entry not in "qk")
+    return Aux(spec.kind, (*axes, *rest))
