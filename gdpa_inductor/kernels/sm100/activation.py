@@ -1,0 +1,63 @@
+"""Activation: S_t -> P_t, in the registers of one warpgroup per query tile.
+
+A thread owns one query row. Scores come from tensor memory 32 columns at a time; the next 32 are on
+their way while these are computed. Weights go back as 16-bit numbers into the first half of the
+columns of S_t: those of part c take 16 columns from 16c on, which part c / 2 of the scores has left.
+"""
+
+from typing import Any
+
+from cutlass import Float32, cute
+from cutlass.cute.nvgpu import tcgen05
+
+from .config import COLS, ROWS
+from .values import Fixed, Pair, choose, pair
+
+PART = 32  # columns of S_t in registers at a time
+PARTS = COLS // PART
+
+
+class Scores(Fixed):
+    """S_t and P_t in tensor memory, as thread `thread` of a warpgroup moves them."""
+
+    def __init__(self, tStS: Any, thread: Any, dtype: Any) -> None:
+        self.dtype = dtype
+        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
+        self.load = tcgen05.make_tmem_copy(load, tStS)
+        self.tS = self.load.get_slice(thread).partition_S(tStS)
+        layout = cute.composition(tStS.layout, cute.make_layout((ROWS, COLS // 2)))
+        tP = cute.make_tensor(tStS.iterator, layout)
+        store = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(PART // 2)), Float32)
+        self.store = tcgen05.make_tmem_copy(store, tP)
+        self.tP = self.store.get_slice(thread).partition_D(tP)
+
+    def fetch(self, part: int) -> Any:
+        """The scores of a part, on their way; there after `fence_view_async_tmem_load`."""
+        scores = cute.make_rmem_tensor(((PART, 1),), Float32)
+        cute.copy(self.load, self.tS[None, part, 0, 0], scores)
+        return scores
+
+    def give(self, part: int, weights: list[Any]) -> None:
+        """Store the weights of a part, on their way as well."""
+        packed = cute.make_rmem_tensor(((PART // 2, 1),), Float32)
+        halves = cute.make_tensor(
+            cute.recast_ptr(packed.iterator, dtype=self.dtype), cute.make_layout(PART)
+        )
+        full = cute.make_rmem_tensor(PART, Float32)
+        for i, weight in enumerate(weights):
+            full[i] = weight
+        halves.store(full.load().to(self.dtype))
+        cute.copy(self.store, packed, self.tP[None, 0, part])
+
+
+def weights_of(scores: Any, program: Any, column: Any, end: Any) -> list[Any]:
+    """The weights of `PART` scores, the first of which is of column `column`; zero from column `end`
+    on, if there is one: program(0) need not be 0."""
+    found = []
+    for i in range(0, PART, 2):
+        m = Pair(column + i, column + (i + 1))
+        (weight,) = program(s=Pair(scores[i], scores[i + 1]), m=m)
+        if end is not None:
+            weight = choose(Pair(*(x < end for x in m.lanes)), weight, 0.0)
+        found += pair(weight).lanes
+    return found

@@ -1,0 +1,236 @@
+"""The backward of gdpa::attention on Blackwell: dQ, dK, dV, deterministic by construction.
+
+    S = Q Kᵀ    dP = dO Vᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
+    dV = Pᵀ dO        dK = dSᵀ Q        dQ = dS K
+
+No softmax: no row statistics, and no kernel before this one. One kernel has two sides, which differ
+in what stays in the CTA and what streams past:
+
+    side     a CTA owns                  resident A, B   streamed A, B   sums
+    "keys"   128 keys of a key head      K, V            Q, dO           dK = dSᵀ Q and dV = Pᵀ dO
+    "rows"   128 rows of a query head    Q, dO           K, V            dQ = dS K
+
+On the keys side the scores are transposed, K Qᵀ. On either side a resident row is a lane of tensor
+memory, P and dS are written where the scores were, and the products that sum take them from there:
+nothing between the products passes through shared memory. Heads that share a key head stream past
+one after the other, and are summed in that order.
+
+Notation
+    r, t     a resident row (a lane of tensor memory), a streamed row (a column)
+    A, B     the operands of the score product, Q and K, and of the gradient product, dO and V
+    S        [128 r, 128 t] = rA tAᵀ           dP     [128 r, 128 t] = rB tBᵀ
+    accA     [128 r, head_dim] += dS tA        accB   [128 r, value_dim] += P tB   (keys side)
+    tile     128 resident rows;  step: one streamed tile against them
+
+Warps 0-7 activate, 8 multiplies, 9 loads. Compile-time: `Config`, the side. Tuned: `STAGES`, the
+order of `backward_products.py`.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.utils import blackwell_helpers
+
+from .backward_activation import Activation, TensorMemory
+from .backward_loads import Loads
+from .backward_products import Products
+from .backward_program import roots_of
+from .backward_signals import Signal
+from .backward_sums import Sums
+from .backward_tiles import Walk
+from .config import COLS, ROWS, TMEM_COLUMNS, Config
+from .operands import Matrix, Tiles
+from .program import Program
+
+ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 10
+NAMES = ("rA", "tA", "rB", "tB")
+STAGES = {"A": 3, "B": 2}  # of the streamed operands: 224 KiB of tiles at head dim 128
+# name: (stages, arrivals); "A", "B": as many stages as that ring
+SIGNALS = {
+    "resident_A": (1, 1), "resident_B": (1, 1),  # loads: the operand of the tile has landed
+    "spent_A": (1, 1), "spent_B": (1, 1),  # products: it is read no more
+    "streamed_A": ("A", 1), "streamed_B": ("B", 1),  # loads: the operand of the step has landed
+    "free_A": ("A", 1), "free_B": ("B", 1),  # products: it is read no more
+    "scores": (1, 1), "gradients": (1, 1),  # products: S, dP of the step are there
+    "weights": (1, ACTIVATION_WARPS),  # activation: S of the step is read, P is written
+    "slopes": (1, ACTIVATION_WARPS),  # activation: dS of the step is written
+    "sums": (1, 1),  # products: the accumulators of the tile are complete
+    "stored": (1, ACTIVATION_WARPS),  # activation: they are read
+}  # fmt: skip
+
+
+class Shapes:
+    """The tiled products and the layouts of their operands, by operand "A" or "B"."""
+
+    def __init__(self, config: Config) -> None:
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.dims = {"A": config.head_dim, "B": config.value_dim}
+        self.widths = {"A": config.padded_head_dim, "B": config.padded_value_dim}
+
+    def score(self, name: str) -> Any:
+        """rX tXᵀ: both from shared memory, head dim contiguous."""
+        return self._product(OperandMajorMode.K, COLS, tcgen05.OperandSource.SMEM)
+
+    def sum(self, name: str) -> Any:
+        """acc += W tX: W from tensor memory; tX is the same tile, read the other way."""
+        source = tcgen05.OperandSource.TMEM
+        return self._product(OperandMajorMode.MN, self.widths[name], source)
+
+    def _product(self, major: Any, columns: int, source: Any) -> Any:
+        k, one = OperandMajorMode.K, tcgen05.CtaGroup.ONE
+        return blackwell_helpers.make_trivial_tiled_mma(
+            self.dtype, self.dtype, k, major, Float32, one, (ROWS, columns), source
+        )
+
+    def tiler(self, name: str) -> tuple[int, int, int]:
+        return ROWS, COLS, self.widths[name]
+
+    def layout(self, name: str, stages: int) -> Any:
+        """Tiles [128, width] in shared memory, swizzled."""
+        make = blackwell_helpers.make_smem_layout_b
+        return make(self.score(name), self.tiler(name), self.dtype, stages)
+
+    def transposed(self, name: str, stages: int) -> Any:
+        """The same tiles as operand of the product that sums over their rows."""
+        tiler = (ROWS, self.widths[name], COLS)
+        return blackwell_helpers.make_smem_layout_b(self.sum(name), tiler, self.dtype, stages)
+
+
+class Backward:
+    """One side of one configuration. `__call__` is the host's side, `kernel` the device's.
+
+    ranges: the streamed tiles that a resident tile meets, see `Walk.range`; by default all.
+    """
+
+    def __init__(self, config: Config, side: str, ranges: Any = None) -> None:
+        self.config, self.keys, self.ranges = config, side == "keys", ranges
+        self.shapes = Shapes(config)
+        self.summed = ("A", "B") if self.keys else ("A",)
+
+    @cute.jit
+    def __call__(
+        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
+    ):
+        """pointers: of Q, K, V, dO, then of the gradients: dK, dV, or dQ. strides: (batch, head, row)
+        of each. sizes: batch, heads, key heads, value heads, rows, cols (the most, of a jagged
+        side), rows of Q, rows of K. cu_q, cu_k: offsets of a jagged side; order: of the sequences.
+        aux: (pointer, strides by letter) of the operands of the program. ctas: one for each
+        multiprocessor."""
+        matrices = self.matrices(pointers, sizes, strides)
+        found = [self.atom(name, matrices[name]) for name in NAMES]
+        atoms, tensors = tuple(x[0] for x in found), tuple(x[1] for x in found)
+        self.kernel(
+            atoms, tensors, pointers[4:], strides[4:], sizes, cu_q, cu_k, order, aux, scalars
+        ).launch(
+            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )  # fmt: skip
+
+    def matrices(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
+        """The operands in global memory, by their part on this side."""
+        c = self.config
+        batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes
+        rows = {
+            "q": (heads, q_rows, c.head_dim, c.jagged_q),
+            "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
+            "v": (value_heads, k_rows, c.value_dim, c.jagged_k),
+            "o": (heads, q_rows, c.value_dim, c.jagged_q),
+        }
+        found = [
+            Matrix(pointer, 1 if name in c.shared else batch, *row[:3], stride, row[3])
+            for (name, row), pointer, stride in zip(rows.items(), pointers, strides, strict=False)
+        ]
+        q, k, v, o = found
+        return dict(zip(NAMES, (k, q, v, o) if self.keys else (q, k, o, v), strict=True))
+
+    def letter(self, part: str) -> str:
+        """Which operand a part is: "q", "k", "v" or "o" (the gradient of the output)."""
+        letters = "kqvo" if self.keys else "qkov"
+        return letters[NAMES.index(part)]
+
+    def atom(self, part: str, matrix: Matrix) -> tuple[Any, Any]:
+        """How TMA loads one tile of an operand, and the operand as TMA sees it."""
+        name, shapes = part[1], self.shapes
+        layout = cute.select(shapes.layout(name, 1), mode=[0, 1, 2])
+        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+        return cute.nvgpu.make_tiled_tma_atom_B(
+            load, matrix.tensor(), layout, shapes.tiler(name), shapes.score(name)
+        )
+
+    @cute.kernel
+    def kernel(
+        self, atoms, tensors, outputs, strides, sizes, cu_q, cu_k, order, aux, scalars
+    ):  # fmt: skip
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        shared = cutlass.memory.SmemAllocator()
+        signals, holder = self.signals(shared)
+        buffers = self.buffers(shared)
+        if warp == LOAD_WARP:
+            self.initialize(signals)
+        if warp == PRODUCT_WARP:
+            cute.arch.alloc_tmem(TMEM_COLUMNS, holder)
+            cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.sync_threads()
+        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
+        side = "keys" if self.keys else "rows"
+        walk = Walk(self.config, side, sizes, (cu_q, cu_k, order), self.ranges)
+        if warp == LOAD_WARP:
+            Loads(walk, signals, self.tiles(atoms, tensors, buffers)).run()
+        elif warp == PRODUCT_WARP:
+            Products(walk, self.shapes, signals, buffers, tmem).run()
+        else:
+            memory = TensorMemory(tmem, thread, self.shapes.dtype)
+            program = Program(self.config, aux, scalars, roots_of(self.config, self.keys))
+            sums = Sums(walk, memory, self.outputs(outputs, strides))
+            Activation(walk, program, signals, memory, sums).run()
+        cute.arch.sync_threads()
+        if warp == PRODUCT_WARP:
+            cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
+
+    def signals(self, shared: Any) -> tuple[dict[str, Signal], Any]:
+        """The mbarriers, and the word that receives the address of tensor memory."""
+        made = {}
+        for name, (stages, arrivals) in SIGNALS.items():
+            slots = STAGES.get(stages, stages)
+            made[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
+        return made, shared.allocate_array(Int32, 1)
+
+    def initialize(self, signals: dict[str, Signal]) -> None:
+        with cute.arch.elect_one():
+            for signal in signals.values():
+                signal.initialize()
+        cute.arch.mbarrier_init_fence()
+
+    def buffers(self, shared: Any) -> dict[str, Any]:
+        """The tiles in shared memory; those of the streamed operands are rings."""
+        found = {}
+        for part in NAMES:
+            layout = self.shapes.layout(part[1], STAGES[part[1]] if part[0] == "t" else 1)
+            found[part] = shared.allocate_tensor(
+                self.shapes.dtype, layout.outer, 1024, swizzle=layout.inner
+            )
+        return found
+
+    def tiles(self, atoms: Any, tensors: Any, buffers: dict[str, Any]) -> dict[str, Tiles]:
+        """How the load warp copies each operand."""
+        c, found = self.config, {}
+        for part, atom, tensor in zip(NAMES, atoms, tensors, strict=True):
+            name, letter = part[1], self.letter(part)
+            width = self.shapes.widths[name]
+            found[part] = Tiles(
+                atom=atom, mX=tensor, sX=buffers[part],
+                partition=self.shapes.score(name).get_slice(0).partition_B,
+                tiler=(ROWS, width), size=ROWS * width * self.shapes.dtype.width // 8,
+                jagged=c.jagged_q if letter in "qo" else c.jagged_k, shared=letter in c.shared,
+            )  # fmt: skip
+        return found
+
+    def outputs(self, pointers: Any, strides: Any) -> dict[str, tuple[Any, ...]]:
+        """What `Sums` takes."""
+        shapes = self.shapes
+        return {
+            name: (pointer, stride, shapes.dims[name], shapes.widths[name])
+            for name, pointer, stride in zip(self.summed, pointers, strides, strict=True)
+        }

@@ -1,0 +1,57 @@
+"""The load warp: TMA of the resident operands once per tile, of the streamed ones once per step."""
+
+from typing import Any
+
+from cutlass import Int32, cute
+
+from .backward_tiles import Tile, Walk
+from .config import ROWS
+
+
+class Loads:
+    """Fills the buffers rA, tA, rB, tB (`operands.Tiles`) in the order in which products want them."""
+
+    def __init__(self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any]) -> None:
+        self.walk, self.signals, self.tiles = walk, signals, tiles
+
+    @cute.jit
+    def run(self):
+        """All tiles of the CTA."""
+        tile_step, step, number = Int32(0), Int32(0), self.walk.first
+        while number < self.walk.count:
+            tile = self.walk.at(number)
+            for turn in range(tile.passes):
+                for block in range(tile.begin, tile.end):
+                    new = (turn == 0) & (block == tile.begin)
+                    self.operands("A", tile, turn, block, tile_step, step, new)
+                    self.operands("B", tile, turn, block, tile_step, step, new)
+                    step += 1
+            if tile.steps > 0:
+                tile_step += 1
+            number += self.walk.stride
+        self.drain(tile_step, step)
+
+    @cute.jit
+    def operands(self, name, tile: Tile, turn, block, tile_step, step, new):
+        """The streamed operand of a step, before it the resident one of a new tile."""
+        if new:
+            self.signals["spent_" + name].wait_before(tile_step)
+            rows = (tile.start, tile.first, tile.rows)
+            self.copy("r" + name, "resident_" + name, rows, tile.head, tile, tile_step)
+        self.signals["free_" + name].wait_before(step)
+        rows = (tile.origin, block * ROWS, tile.length)
+        head = self.walk.streamed_head(tile, turn)
+        self.copy("t" + name, "streamed_" + name, rows, head, tile, step)
+
+    def copy(self, name: str, signal: str, rows: Any, head: Any, tile: Tile, step: Any) -> None:
+        """rows: first row of the sequence, row in it, rows of it."""
+        full, tiles = self.signals[signal], self.tiles[name]
+        full.expect(step, tiles.size)
+        tiles.copy(*rows, head, tile.batch, full.index(step), full.slot(step))
+
+    def drain(self, tile_step: Any, step: Any) -> None:
+        """Leave when no arrival is on its way any more."""
+        for name in ("A", "B"):
+            self.signals["spent_" + name].wait_before(tile_step)
+            for back in range(self.signals["free_" + name].stages):
+                self.signals["free_" + name].wait_before(step + back)

@@ -1,0 +1,53 @@
+"""The end of a tile: the accumulators from tensor memory to global memory."""
+
+from typing import Any
+
+from cutlass import Int64, cute, range_constexpr
+
+from .backward_products import SUMS
+from .backward_tiles import Tile, Walk
+from .config import ROWS
+
+PART = 16  # columns in registers at a time
+VECTOR = 8  # columns that a predicate covers: head dims are multiples of it
+
+
+class Sums:
+    """The gradients that one side writes.
+
+    outputs: by operand, the pointer to [batch, heads, rows, dim] or packed [rows, heads, dim], its
+    strides (batch, head, row), the dim and its width in tensor memory. Rows past the end of a
+    sequence are not written.
+    """
+
+    def __init__(self, walk: Walk, memory: Any, outputs: dict[str, tuple[Any, ...]]) -> None:
+        self.walk, self.memory, self.outputs = walk, memory, outputs
+
+    def write(self, tile: Tile, summed: bool) -> None:
+        """The row of this thread, half of the columns by each warpgroup; zeros if nothing was
+        summed."""
+        for name in self.outputs:
+            self._write(name, tile, summed)
+
+    @cute.jit
+    def _write(self, name, tile: Tile, summed):
+        pointer, strides, dim, width = self.outputs[name]
+        row = tile.first + self.memory.thread % ROWS
+        place = Int64(0)
+        for index, stride in zip((tile.batch, tile.head, tile.start + row), strides, strict=True):
+            place += Int64(index) * stride
+        half = self.memory.thread // ROWS * (width // 2)
+        for part in range_constexpr(width // 2 // PART):
+            column = half + part * PART
+            found = cute.make_rmem_tensor(PART, pointer.dtype)
+            if summed:
+                sums = self.memory.load(SUMS[name] + column, PART)
+                cute.arch.fence_view_async_tmem_load()
+                found.store(sums.load().to(pointer.dtype))
+            else:
+                found.fill(0)
+            for i in range_constexpr(0, PART, VECTOR):
+                if (row < tile.rows) & (column + i < dim):
+                    source = cute.make_tensor(found.iterator + i, cute.make_layout(VECTOR))
+                    target = (pointer + place + column + i).align(16)
+                    cute.autovec_copy(source, cute.make_tensor(target, cute.make_layout(VECTOR)))

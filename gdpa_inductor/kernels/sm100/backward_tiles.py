@@ -1,0 +1,94 @@
+"""Which resident tiles a CTA owns, in which order, and which streamed tiles each of them meets.
+
+The grid is persistent and static. Every role walks the same sequence by itself: a tile is a few
+integers computed from its number, so nothing is handed from role to role. The tiles of one head are
+neighbours, so that CTAs that run together stream the same rows.
+"""
+
+from typing import Any
+
+from cutlass import Int32, cute
+
+from .config import ROWS, Config
+from .values import smaller
+
+
+class Tile:
+    """One resident tile.
+
+    batch, head: of the resident operands. first: its first row, of `rows` in its sequence, which
+    begins at row `start` of a jagged operand. length, origin: the same of the streamed side.
+    begin, end: the streamed tiles of one pass. passes: how many heads stream past. steps: of all
+    passes together.
+    """
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+
+class Walk:
+    """The tiles of one launch, from the run-time sizes (see `Backward.__call__`)."""
+
+    def __init__(self, config: Config, side: str, sizes: Any, offsets: Any, ranges: Any) -> None:
+        batch, heads, key_heads, _, rows, cols = sizes[:6]
+        cu_q, cu_k, self.order = offsets
+        self.keys, self.ranges = side == "keys", ranges
+        self.group = heads // key_heads
+        self.heads = key_heads if self.keys else heads
+        sides = [(cu_k, cols), (cu_q, rows)]
+        self.resident, self.streamed = sides if self.keys else sides[::-1]
+        self.blocks = (self.resident[1] + (ROWS - 1)) // ROWS
+        self.count = self.blocks * self.heads * batch
+        self.first = Int32(cute.arch.block_idx()[0])
+        self.stride = Int32(cute.arch.grid_dim()[0])
+
+    def at(self, number: Int32) -> Tile:
+        """The tile of a number below `count`."""
+        block, rest = number % self.blocks, number // self.blocks
+        head, batch = rest % self.heads, rest // self.heads
+        if self.order is not None:
+            batch = _at(self.order, batch)
+        start, rows = _span(*self.resident, batch)
+        origin, length = _span(*self.streamed, batch)
+        tile = Tile(
+            batch=batch, head=head, first=block * ROWS, rows=rows, start=start, length=length,
+            origin=origin, passes=self.group if self.keys else 1,
+        )  # fmt: skip
+        tile.begin, tile.end = self.range(tile)
+        tile.steps = (tile.end - tile.begin) * tile.passes
+        return tile
+
+    def range(self, tile: Tile) -> tuple[Any, Any]:
+        """The streamed tiles that it meets: none past the end of its sequence, else all, or those
+        that the mask leaves."""
+        begin, end = Int32(0), (tile.length + (ROWS - 1)) // ROWS
+        if self.ranges is not None:
+            begin, end = self.ranges(self.keys, tile, end)
+        there = Int32(tile.first < tile.rows)
+        return begin, begin + (end - begin) * there
+
+    def streamed_head(self, tile: Tile, turn: Any) -> Any:
+        """keys side: the turn-th query head of the group; rows side: the key head of the query."""
+        return tile.head * self.group + turn if self.keys else tile.head // self.group
+
+    def place(self, tile: Tile, turn: Any) -> tuple[Any, Any]:
+        """(batch, query head) of a score."""
+        return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
+
+
+def _span(offsets: Any, most: Any, batch: Any) -> tuple[Any, Any]:
+    """(first row, rows) of one side of a sequence; a jagged one is cut to `most` rows."""
+    if offsets is None:
+        return Int32(0), Int32(most)
+    start = _at(offsets, batch)
+    return start, smaller(_at(offsets, batch + 1) - start, Int32(most))
+
+
+def _at(pointer: Any, place: Any) -> Int32:
+    return Int32(cute.make_tensor(pointer + place, cute.make_layout(1))[0])
+
+
+def causal(keys: bool, tile: Tile, end: Any) -> tuple[Any, Any]:
+    """The range of a program that is zero wherever m > n."""
+    block = tile.first // ROWS
+    return (smaller(block, end), end) if keys else (Int32(0), smaller(block + 1, end))

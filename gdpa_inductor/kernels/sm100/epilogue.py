@@ -1,0 +1,55 @@
+"""Epilogue: O_t -> global memory, by a warpgroup of its own.
+
+A thread owns one query row; rows past the end of the sequence are not stored. Without key blocks
+nothing was summed, and zeros are stored.
+"""
+
+from typing import Any
+
+from cutlass import Float32, Int64, cute
+from cutlass.cute.nvgpu import tcgen05
+
+PART = 32  # columns of O_t in registers at a time
+VECTOR = 8  # 16-bit numbers in one store
+from .values import Fixed
+
+
+class Output(Fixed):
+    """The rows of the output. pointer, strides (batch, head, row): of O in global memory."""
+
+    def __init__(self, pointer: Any, strides: Any, width: int, dtype: Any) -> None:
+        self.pointer, self.strides, self.width, self.dtype = pointer, strides, width, dtype
+
+    def row(self, tile: Any, n: Any, jagged: bool) -> Any:
+        """Where row n of the tile's sequence and head begins."""
+        sb, sh, sr = (Int64(s) for s in self.strides)
+        place = sh * tile.head + sr * (tile.q_start + n)
+        if not jagged:
+            place += sb * tile.batch
+        return cute.make_ptr(
+            self.dtype, (self.pointer + place).toint(), cute.AddressSpace.gmem, assumed_align=16
+        )
+
+    def store(self, row: Any, part: int, sums: Any) -> None:
+        """Columns 32·part and on of one row. sums: fp32 registers, or None for zeros."""
+        values = cute.make_rmem_tensor(PART, self.dtype)
+        values.fill(0.0) if sums is None else values.store(sums.load().to(self.dtype))
+        for first in range(0, min(PART, self.width - part * PART), VECTOR):
+            target = cute.make_tensor(row + (part * PART + first), cute.make_layout(VECTOR))
+            source = cute.make_tensor(values.iterator + first, cute.make_layout(VECTOR))
+            cute.autovec_copy(source, target)
+
+
+class Sums(Fixed):
+    """O_t in tensor memory, as thread `thread` of a warpgroup reads it."""
+
+    def __init__(self, tO: Any, thread: Any) -> None:
+        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
+        self.load = tcgen05.make_tmem_copy(load, tO)
+        self.tO = self.load.get_slice(thread).partition_S(tO)
+
+    def fetch(self, part: int) -> Any:
+        sums = cute.make_rmem_tensor(((PART, 1),), Float32)
+        cute.copy(self.load, self.tO[None, part, 0, 0], sums)
+        cute.arch.fence_view_async_tmem_load()
+        return sums

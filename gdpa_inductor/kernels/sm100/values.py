@@ -1,0 +1,159 @@
+"""Arithmetic on pairs of scores, two fp32 lanes to an instruction.
+
+    Value = Literal | Pair | Product
+
+Blackwell has packed add, mul and fma for two fp32 registers. A `Pair` is the same quantity of two
+neighbouring scores; one that is equal for both (a row index, a scalar) holds the same object twice and
+is computed once. A `Product` is a multiplication that has not been written yet: it becomes one
+multiply-add with the sum that uses it, and a constant factor is folded into the next constant, so
+that x/2 of x = s·c costs what x does.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+from cutlass import Boolean, Float32, Int32, Int64, cute
+from cutlass.cutlass_dsl import Numeric, select_
+
+LIMIT = 1 << 31
+
+
+class Fixed:
+    """What loops and branches of a traced kernel may use and do not change: it carries no value of its
+    own through them."""
+
+    def __extract_mlir_values__(self):
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+    def __get_mlir_types__(self):
+        return []
+
+
+class Pair:
+    """Two lanes of one kind: Float32, Int32, Int64 or Boolean."""
+
+    __slots__ = ("lanes",)
+
+    def __init__(self, first, second=None):
+        self.lanes = (first, first if second is None else second)
+
+    @property
+    def uniform(self) -> bool:
+        return self.lanes[0] is self.lanes[1]
+
+
+class Product:
+    """x · y, not yet written. y may be a Python float."""
+
+    __slots__ = ("_pair", "x", "y")
+
+    def __init__(self, x: Pair, y):
+        self.x, self.y, self._pair = x, y, None
+
+    def written(self) -> Pair:
+        if self._pair is None:
+            self._pair = packed(cute.arch.mul_packed_f32x2, self.x, pair(self.y))
+        return self._pair
+
+
+def literal(value):
+    """A Python number as a register."""
+    if isinstance(value, bool):
+        return Boolean(value)
+    if isinstance(value, int):
+        return Int32(value) if -LIMIT <= value < LIMIT else Int64(value)
+    return Float32(value)
+
+
+def pair(value) -> Pair:
+    """Any Value as registers."""
+    if isinstance(value, Pair):
+        return value
+    return value.written() if isinstance(value, Product) else Pair(literal(value))
+
+
+def is_literal(value) -> bool:
+    return isinstance(value, (bool, int, float))
+
+
+def packed(instruction: Callable, *operands: Pair) -> Pair:
+    """One packed instruction; a plain one suffices where both lanes are the same."""
+    return Pair(*instruction(*(x.lanes for x in operands)))
+
+
+def each(function: Callable) -> Callable:
+    """A function of registers as a function of Values, lane by lane, once where they are equal."""
+
+    @functools.wraps(function)
+    def lifted(*values) -> Pair:
+        pairs = [pair(value) for value in values]
+        first = function(*(x.lanes[0] for x in pairs))
+        if all(x.uniform for x in pairs):
+            return Pair(first)
+        return Pair(first, function(*(x.lanes[1] for x in pairs)))
+
+    return lifted
+
+
+def add(x, y):
+    """x + y of floats; with a product, one multiply-add."""
+    if is_literal(x) and is_literal(y):
+        return x + y
+    for product, other in ((x, y), (y, x)):
+        if isinstance(product, Product) and product._pair is None:
+            return packed(cute.arch.fma_packed_f32x2, product.x, pair(product.y), pair(other))
+    return packed(cute.arch.add_packed_f32x2, pair(x), pair(y))
+
+
+def multiply(x, y):
+    """x · y of floats, written when it is used."""
+    if is_literal(x) and is_literal(y):
+        return x * y
+    if is_literal(x):
+        x, y = y, x
+    if is_literal(y):
+        if isinstance(x, Product) and is_literal(x.y) and _normal(x.y * y):
+            return Product(x.x, x.y * y)
+        return Product(pair(x), float(y))
+    return Product(pair(x), pair(y))
+
+
+def negate(x):
+    if isinstance(x, Product) and not is_literal(x.y):
+        return Product(negated(x.x), x.y)
+    return -x if is_literal(x) else multiply(x, -1.0)
+
+
+negated = each(lambda x: -x)
+
+
+def subtract(x, y):
+    return add(x, negate(y))
+
+
+def _normal(value: float) -> bool:
+    """A folded constant must neither overflow nor lose bits that the two steps would have kept."""
+    return math.isfinite(value) and (value == 0.0 or 2.0**-120 < abs(value) < 2.0**120)
+
+
+def select(condition, x, y):
+    """condition ? x : y of two registers, or a register and a Python number of its kind."""
+    kind = type(x) if isinstance(x, Numeric) else type(y)
+    if isinstance(x, Int64) or isinstance(y, Int64):
+        kind = Int64
+    return kind(select_(condition, kind(x), kind(y)))
+
+
+def smaller(x, y):
+    return select(x < y, x, y)
+
+
+def choose(condition, x, y):
+    """condition ? x : y of two Values."""
+    if is_literal(condition):
+        return x if condition else y
+    return each(select)(condition, x, y)
