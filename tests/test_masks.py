@@ -1,0 +1,210 @@
+"""masks: what `classify` says of tiles, against every element of them."""
+
+import math
+from collections import Counter
+
+import pytest
+import torch
+
+from gdpa_inductor.expr import OPS, Expr, call
+from gdpa_inductor.intervals import RULES
+from gdpa_inductor.masks import TileClasses, classify
+from gdpa_inductor.score_mod import ScoreMod, formula
+from gdpa_inductor.terms import FALSE, TRUE
+from tests import mask_grammar as grammar
+from tests._tiles import Grid
+
+SIZES = (2, 3, 40, 36)
+SEEDS = 400
+
+
+def operands(seed: int) -> list[torch.Tensor]:
+    """Of `mask_grammar.AUX`, on their axes."""
+    b, h, n, m = SIZES
+    made = torch.Generator().manual_seed(seed)
+    draw = lambda *shape, top: torch.randint(0, top, shape, generator=made)
+    return [
+        draw(b, 1, 1, 1, top=m + 4),
+        draw(1, h, 1, 1, top=m + 4),
+        draw(b, 1, n, 1, top=9).cumsum(2),
+        draw(b, 1, 1, m, top=9).cumsum(3) < 100,
+        draw(b, 1, 1, 1, top=2).bool(),
+        torch.randn(1, h, 1, 1, generator=made),
+        torch.randn(1, 1, n, m, generator=made),
+    ]
+
+
+def grid(seed: int, dtype: torch.dtype = torch.float32) -> Grid:
+    made = torch.Generator().manual_seed(seed)
+    tile = [(1, 1), (8, 8), (16, 4), (7, 11), (40, 9), (4, 36)][seed % 6]
+    scores = {name: torch.randn(SIZES, generator=made) * 3 for name in "sg"}
+    return Grid(SIZES, tile, operands(seed), [SIZES[2]], scores, dtype)
+
+
+def asked(program: ScoreMod, seed: int) -> list[Expr]:
+    """The terms of one kernel: of the forward, or of a part of the backward."""
+    terms = program.gradients
+    kernels = [
+        [program.weight],
+        [program.weight, terms.score],
+        [terms.score, *terms.aux],
+        [program.weight, terms.score, *terms.aux],
+    ]
+    return [term for term in kernels[seed % 4] if term is not None]
+
+
+def check(classes: TileClasses, roots: list[Expr], at: Grid) -> tuple[torch.Tensor, torch.Tensor]:
+    """Raise where a verdict is wrong; the verdicts."""
+    zero, full = at.verdicts(classes)
+    for root, value in zip(roots, at.elements(roots)):
+        nothing = at.tiles(value == 0, "all")
+        assert not (zero & ~nothing).any(), f"zero is wrong: {formula(classes.zero)}: {root}"
+    for term, left, value in zip(
+        classes.full_terms, at.elements(classes.full_terms), at.elements(roots)
+    ):
+        same = at.tiles((left == value) | (left.isnan() & value.isnan()), "all")
+        assert not (full & ~same).any(), f"full is wrong: {formula(classes.full)}: {term}"
+    return zero, full
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_random_programs_are_never_misjudged(part: int):
+    for seed in range(part * SEEDS, (part + 1) * SEEDS):
+        _, _, weight = grammar.Draw(seed, SIZES[3]).program()
+        program = ScoreMod(weight, grammar.AUX)
+        roots = asked(program, seed // 6)
+        bounded = [[], [grammar.PADDING, grammar.TIMES]][seed % 2]
+        try:
+            check(classify(roots, grammar.AUX, bounded), roots, grid(seed))
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {program}") from error
+
+
+def test_most_masked_tiles_are_found():
+    """What is left are terms whose two sides depend on each other, and operands without bounds."""
+    found: Counter[str] = Counter()
+    for seed in range(SEEDS):
+        name, condition, weight = grammar.Draw(seed, SIZES[3]).program()
+        at = grid(seed)
+        classes = classify([weight], grammar.AUX, [grammar.PADDING, grammar.TIMES])
+        zero, _ = check(classes, [weight], at)
+        (counts,) = at.elements([condition])
+        masked = ~at.tiles(counts, "any").expand_as(zero)
+        if grammar.SPELLINGS[name].vanishes:
+            found["zero"] += int((zero & masked).sum())
+            found["masked"] += int(masked.sum())
+        else:
+            assert not zero.any() or weight.is_const
+            found["kept"] += int(masked.sum())
+    assert found["kept"] > 1000
+    assert found["zero"] > 0.98 * found["masked"] > 10_000, found
+
+
+def test_another_rounding_moves_no_element_out():
+    """Bounds in fp32 hold for elements in fp64: what a fused multiply-add changes is less."""
+    decided = 0
+    for seed in range(SEEDS):
+        draw = grammar.Draw(seed, SIZES[3])
+        condition = call(draw.rng.choice(["lt", "ge"]), draw.real(4), draw.real(2) + 1e-3)
+        weight = grammar.SPELLINGS["where"].weight(condition)
+        classes = classify([weight], grammar.AUX, [grammar.TIMES])
+        zero, full = grid(seed).verdicts(classes)
+        (counts,) = grid(seed, torch.float64).elements([condition])
+        wide = grid(seed).tiles
+        assert not (zero & wide(counts, "any")).any(), f"seed {seed}: {formula(weight)}"
+        if classes.full is not TRUE:
+            assert not (full & ~wide(counts, "all")).any(), f"seed {seed}: {formula(weight)}"
+        decided += int((zero | full).sum())
+    assert decided > 10_000
+
+
+def test_every_operation_has_a_rule():
+    assert RULES.keys() == OPS.keys()
+
+
+VANISHING = [name for name, rule in RULES.items() if rule.__qualname__.startswith("_vanishing")]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", VANISHING)
+def test_what_vanishes_is_exactly_zero(name: str, dtype: torch.dtype):
+    params = {"softplus": (1.0, 20.0)}.get(name, ())
+    at = lambda x: OPS[name].torch(torch.tensor(x, dtype=dtype), *params)
+    fills = [-3.0, -1e3, -2e3, -1e9, -3e38, -math.inf, -2.9, -10.0, 0.0]
+    zero = {x: vanishes(name, x, *params) for x in fills}
+    assert zero[-1e9] and not zero[-2.9]
+    assert [x for x in fills if zero[x] and at(x) != 0] == []
+    assert zero[-math.inf] == bool(at(-math.inf) == 0)
+
+
+def vanishes(name: str, fill: float, *params: float) -> bool:
+    """Whether `name` of a mask's fill is known to be 0 under the mask."""
+    masked = call("where", call("lt", grammar.INDEX["n"], 8), fill, grammar.S)
+    classes = classify([call(name, masked, *params)], ())
+    zero, _ = Grid((1, 1, 8, 8), (8, 8)).verdicts(classes)
+    return bool(zero)
+
+
+@pytest.mark.parametrize(
+    "text, zero, full, left",
+    [
+        ("silu(s)", "false", "true", "silu(s)"),
+        ("where(ge(n,m),silu(s),0.0)", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)"),
+        ("mul(silu(s),sub(1.0,float(lt(n,m))))", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)"),
+        ("sigmoid(add(s,where(lt(n,m),-inf,0.0)))", "n_hi < m_lo", "m_hi <= n_lo", "sigmoid(s)"),
+        (
+            "a0:i[b]; div(mul(silu(s),float(lt(m,a0))),float(i0))",
+            "(a0 <= m_lo) & (float(i0) != 0.0)",
+            "m_hi < a0",
+            "silu(s)/float(i0)",
+        ),
+        # A mask of one operand is its own bound where the operand has one element a tile.
+        ("a0:b[b]; where(a0,relu(s),0.0)", "not(a0)", "a0", "relu(s)"),
+        # An operand that varies in the tile stays; the condition beside it is still dropped.
+        (
+            "a0:b[b,m]; where(and(a0,ge(n,m)),relu(s),0.0)",
+            "n_hi < m_lo",
+            "m_hi <= n_lo",
+            "where(a0, relu(s), 0.0)",
+        ),
+        # A choice between two functions masks nothing, a scale of exactly 0 is no mask.
+        ("where(lt(h,2),silu(s),relu(s))", "false", "true", "where(h < 2, silu(s), relu(s))"),
+        ("a0:f[h]; mul(silu(s),a0)", "false", "true", "silu(s)*a0"),
+        ("mul(silu(s),float(sub(n,m)))", "false", "true", "silu(s)*float(n - m)"),
+    ],
+)
+def test_classes_read_as_written_by_hand(text: str, zero: str, full: str, left: str):
+    program = ScoreMod.parse(text)
+    classes = classify([program.weight], program.aux)
+    assert [formula(classes.zero), formula(classes.full)] == [zero, full]
+    assert [formula(term) for term in classes.full_terms] == [left]
+    assert classes.skips == (zero != "false")
+    assert classes.reads == ((0,) if "a0" in zero + full else ())
+
+
+def test_a_mask_that_learns_is_never_left_out():
+    """The gradient of a multiplicative mask needs the score under it."""
+    program = ScoreMod.parse("a0:f[n,m]; mul(silu(s),mul(a0,float(ge(n,m))))")
+    terms = program.gradients
+    assert classify([program.weight, terms.score], program.aux).skips
+    assert classify([program.weight, terms.score, terms.aux[0]], program.aux).skips  # causal
+    learned = ScoreMod.parse("a0:f[n,m]; a1:f[b]; mul(silu(s),mul(a0,sub(a1,float(lt(n,m)))))")
+    terms = learned.gradients
+    assert not classify([learned.weight, *terms.aux], learned.aux).skips
+    padded = ScoreMod.parse("a0:f[m]; mul(silu(s),a0)")
+    terms = padded.gradients
+    assert classify([padded.weight, terms.score], padded.aux, bounded=[0]).skips
+    assert not classify([padded.weight, *terms.aux], padded.aux, bounded=[0]).skips
+
+
+def test_no_terms_are_no_reason_to_skip():
+    assert classify([], ()) == TileClasses(FALSE, TRUE, ())
+
+
+def test_deep_programs_are_lifted():
+    """Programs are folded, not recursed into."""
+    n, m, index = grammar.INDEX["n"], grammar.INDEX["m"], grammar.INDEX["n"]
+    for step in range(5000):
+        index = call("maximum", index, call("sub", m, step % 7))
+    weight = call("where", call("lt", index, n + 3), grammar.S, 0.0)
+    assert classify([weight], ()).skips
