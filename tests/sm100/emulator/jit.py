@@ -462,7 +462,7 @@ class Translator:
     def unary(self, op, a, f):
         if op[-1] != "f32":
             raise NotImplementedError(".".join(op))
-        self.set(a[0], f"{f}({self.fval(a[1], 32)}).view(U32)")
+        self.set(a[0], f"({f}({self.fval(a[1], 32)})).view(U32)")
 
     def i_ex2(self, op, a):
         self.unary(op, a, "np.exp2")
@@ -659,7 +659,7 @@ class Translator:
     # tensor core
     def i_tcgen05(self, op, a):
         mk = self.mask()
-        what = op[1].split("::")[0] if op[1].startswith("wait") else op[1]
+        what = op[1].split("::")[0]
         if op[1] == "wait::st":
             self.emit("C.hb.wait_st(w)")
             return
