@@ -88,7 +88,7 @@ def parse(text, dynamic_smem_base=1024):
     for m in re.finditer(r"\.entry\s+([$\w]+)\s*\((.*?)\)\s*(.*?)\{", text, flags=re.S):
         k = Kernel(m.group(1))
         for p in split_args(m.group(2)):
-            pm = re.match(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+([$\w]+)(?:\[(\d+)\])?", p)
+            pm = re.match(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?([$\w]+)(?:\[(\d+)\])?", p)
             elem = WIDTH[pm.group(2)] // 8
             k.params.append((pm.group(3), elem * int(pm.group(4) or 1), int(pm.group(1) or elem)))
         if rm := re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", m.group(3)):
