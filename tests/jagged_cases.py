@@ -1,0 +1,243 @@
+"""Jagged problems in small, with the operator written out one sequence at a time.
+
+`JaggedCase.tensors` draws the operands, `call` runs gdpa::attention on them, and `by_hand` is the
+truth: a loop over sequences of slices and plain torch, which shares nothing with the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+HEADS, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM = 4, 2, 1, 6, 5
+
+# (score [H,n,m] of sequence b, b, h, n, m, blocks of the aux operands) -> weight
+ByHand = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class JaggedCase:
+    """rows, cols: lengths of the sequences where the side is jagged, else (batch, length).
+
+    aux: (kind, access letters) per operand. longest: max_seqlen of both sides; None: the exact one.
+    tail: rows past the last offset.
+    """
+
+    program: str
+    weight: ByHand
+    rows: tuple[int, ...] | None = (3, 0, 1, 5)
+    cols: tuple[int, ...] | None = (3, 0, 1, 5)
+    dense_rows: tuple[int, int] = (4, 3)
+    dense_cols: tuple[int, int] = (4, 6)
+    aux: tuple[tuple[str, str], ...] = ()
+    longest: tuple[int | None, int | None] = (None, None)
+    tail: int = 0
+    index: torch.dtype = torch.int64
+    same: bool = False
+    heads: tuple[int, int, int] = field(default=(HEADS, KEY_HEADS, VALUE_HEADS))
+
+    @property
+    def batch(self) -> int:
+        if self.rows is not None:
+            return len(self.rows)
+        return len(self.cols) if self.cols is not None else self.dense_rows[0]
+
+    @property
+    def max_q(self) -> int:
+        return max(self.rows or (), default=0) if self.longest[0] is None else self.longest[0]
+
+    @property
+    def max_k(self) -> int:
+        return max(self.cols or (), default=0) if self.longest[1] is None else self.longest[1]
+
+    def sizes(self) -> dict[str, int]:
+        jagged_q, jagged_k = self.rows is not None, self.cols is not None
+        return {
+            "b": self.batch,
+            "h": self.heads[0],
+            "n": self.max_q if jagged_q else self.dense_rows[1],
+            "m": self.max_k if jagged_k else self.dense_cols[1],
+            "q": sum(self.rows or ()) + self.tail,
+            "k": sum(self.cols or ()) + self.tail,
+            "-": 1,
+        }
+
+    def offsets(self) -> tuple[Tensor | None, Tensor | None]:
+        made = [
+            None if lengths is None else torch.tensor([0, *lengths]).cumsum(0).to(self.index)
+            for lengths in (self.rows, self.cols)
+        ]
+        return (made[0], made[0]) if self.same else (made[0], made[1])
+
+    def tensors(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+        """query, key, value, *aux; the floating ones require gradients."""
+        sizes, (heads, key_heads, value_heads) = self.sizes(), self.heads
+        query = (
+            torch.randn(sizes["q"], heads, DIM, dtype=dtype)
+            if self.rows is not None
+            else torch.randn(self.dense_rows[0], heads, self.dense_rows[1], DIM, dtype=dtype)
+        )
+        keys = [
+            torch.randn(sizes["k"], own, width, dtype=dtype)
+            if self.cols is not None
+            else torch.randn(self.dense_cols[0], own, self.dense_cols[1], width, dtype=dtype)
+            for own, width in ((key_heads, DIM), (value_heads, VALUE_DIM))
+        ]
+        made = [query, *keys]
+        for kind, access in self.aux:
+            shape = [sizes[entry] for entry in access]
+            drawn = torch.randn(shape, dtype=dtype)
+            made.append({"f": drawn, "i": (4 * drawn).long().abs(), "b": drawn > 0}[kind])
+        return [t.requires_grad_() if t.is_floating_point() else t for t in made]
+
+    def arguments(self, tensors: Sequence[Tensor], *rest: object) -> tuple[object, ...]:
+        """Of the op; rest: what stands between the program and the lengths."""
+        query, key, value, *aux = tensors
+        lengths = (*self.offsets(), self.max_q, self.max_k)
+        return (query, key, value, aux, [], self.program, *rest, *lengths)
+
+    def call(self, tensors: Sequence[Tensor], options: str = "") -> Tensor:
+        return torch.ops.gdpa.attention(*self.arguments(tensors, options))
+
+    def by_hand(self, tensors: Sequence[Tensor]) -> Tensor:
+        query, key, value, *aux = tensors
+        parts = [self._one(b, query, key, value, aux) for b in range(self.batch)]
+        if self.rows is None:
+            shape = (0, self.heads[0], self.dense_rows[1], VALUE_DIM)
+            return torch.stack(parts) if parts else value.new_zeros(shape)
+        out = []
+        for b, part in enumerate(parts):
+            missing = self.rows[b] - part.shape[1]
+            out.append(F.pad(part.transpose(0, 1), (0, 0, 0, 0, 0, missing)))
+        out.append(value.new_zeros(self.tail, self.heads[0], VALUE_DIM))
+        return torch.cat(out)
+
+    def _one(self, b: int, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor]) -> Tensor:
+        """[H, n, Dv] of sequence b."""
+        rows = self._slice(b, self.rows, self.max_q)
+        cols = self._slice(b, self.cols, self.max_k)
+
+        def of(tensor: Tensor, jagged: bool, part: slice) -> Tensor:
+            if jagged:
+                return tensor[part].transpose(0, 1)
+            return tensor[b if tensor.shape[0] > 1 else 0]
+
+        q = of(query, self.rows is not None, rows)
+        k, v = (
+            of(t, self.cols is not None, cols).repeat_interleave(self.heads[0] // own, 0)
+            for t, own in ((key, self.heads[1]), (value, self.heads[2]))
+        )
+        score = q @ k.mT
+        heads, n, m = score.shape
+        where = {"b": b, "n": slice(0, n), "m": slice(0, m), "h": slice(None), "q": rows,
+                 "k": cols, "-": 0}  # fmt: skip
+        blocks = []
+        for tensor, (_, access) in zip(aux, self.aux, strict=True):
+            block = tensor[tuple(where[entry] for entry in access)]
+            left = ["n" if e in "nq" else "m" if e in "mk" else e for e in access if e not in "b-"]
+            block = block.permute([left.index(e) for e in "hnm" if e in left])
+            for position, entry in enumerate("hnm"):
+                if entry not in left:
+                    block = block.unsqueeze(position)
+            blocks.append(block)
+        index = (torch.arange(heads).view(-1, 1, 1), torch.arange(n).view(-1, 1), torch.arange(m))
+        return self.weight(score, b, *index, *blocks).expand_as(score) @ v
+
+    @staticmethod
+    def _slice(b: int, lengths: tuple[int, ...] | None, longest: int) -> slice:
+        if lengths is None:
+            return slice(None)
+        start = sum(lengths[:b])
+        return slice(start, start + min(lengths[b], longest))
+
+
+def silu(s: Tensor, *_: object) -> Tensor:
+    return F.silu(s)
+
+
+SILU = "silu(s)"
+CASES: dict[str, JaggedCase] = {
+    "self": JaggedCase(SILU, silu, same=True),
+    "own offsets": JaggedCase(SILU, silu, cols=(2, 4, 0, 7)),
+    "PFFN": JaggedCase(SILU, silu, cols=None),
+    "PFFN, one for all": JaggedCase(SILU, silu, cols=None, dense_cols=(1, 6)),
+    "PMA": JaggedCase(SILU, silu, rows=None, dense_rows=(1, 3)),
+    "delta queries": JaggedCase(SILU, silu, rows=None, dense_rows=(4, 3)),
+    "int32": JaggedCase(SILU, silu, same=True, index=torch.int32),
+    "truncated": JaggedCase(SILU, silu, cols=(6, 4, 0, 2), longest=(4, 3)),
+    "bounds beyond the longest": JaggedCase(SILU, silu, same=True, longest=(9, 11)),
+    "rows of nobody": JaggedCase(SILU, silu, same=True, tail=3),
+    "all empty": JaggedCase("add(s,1.0)", lambda s, *_: s + 1, rows=(0, 0), cols=(0, 0)),
+    "no keys": JaggedCase("add(s,1.0)", lambda s, *_: s + 1, rows=(2, 3), cols=(0, 0)),
+    "no rows": JaggedCase("add(s,1.0)", lambda s, *_: s + 1, rows=(0, 0), cols=(2, 3)),
+    "empty batch": JaggedCase(SILU, silu, rows=(), cols=()),
+    "empty batch, rows of nobody": JaggedCase(SILU, silu, rows=(), cols=(), tail=2),
+    "empty batch, PMA": JaggedCase(SILU, silu, rows=None, cols=(), dense_rows=(1, 3)),
+    "length one": JaggedCase("sigmoid(s)", lambda s, *_: s.sigmoid(), rows=(1, 1), cols=(1, 1)),
+    "one sequence": JaggedCase(SILU, silu, rows=(5,), cols=(5,), same=True),
+    "MHA": JaggedCase(SILU, silu, same=True, heads=(3, 3, 3)),
+    "act(0) is not 0": JaggedCase("sigmoid(s)", lambda s, *_: s.sigmoid(), cols=(2, 4, 0, 7)),
+    "causal": JaggedCase(
+        "where(ge(n,m),silu(s),0.0)", lambda s, b, h, n, m: F.silu(s) * (n >= m), same=True
+    ),
+    "indices": JaggedCase(
+        "mul(silu(s),float(add(add(b,h),mul(n,m))))",
+        lambda s, b, h, n, m: F.silu(s) * (b + h + n * m),
+        cols=(2, 4, 0, 7),
+    ),
+    "token operands": JaggedCase(
+        "a0:f[q]; a1:f[k]; silu(add(mul(s,a0),a1))",
+        lambda s, b, h, n, m, x, y: F.silu(s * x + y),
+        cols=(2, 4, 0, 7),
+        aux=(("f", "q"), ("f", "k")),
+        tail=2,
+    ),
+    "token and head": JaggedCase(
+        "a0:f[h,q]; a1:f[k,h,-]; silu(add(mul(s,a0),a1))",
+        lambda s, b, h, n, m, x, y: F.silu(s * x + y),
+        aux=(("f", "hq"), ("f", "kh-")),
+        same=True,
+    ),
+    "token mask": JaggedCase(
+        "a0:b[q]; a1:i[k]; where(and(a0,ge(a1,m)),s,0.0)",
+        lambda s, b, h, n, m, x, y: torch.where(x & (y >= m), s, 0.0),
+        aux=(("b", "q"), ("i", "k")),
+        same=True,
+    ),
+    "a row of bias per token": JaggedCase(
+        "a0:f[q,m]; silu(add(s,a0))",
+        lambda s, b, h, n, m, x: F.silu(s + x),
+        aux=(("f", "qm"),),
+        same=True,
+    ),
+    "dense operands": JaggedCase(
+        "a0:f[h,n,m]; a1:f[b]; a2:f[b,-,n,-]; a3:f[]; mul(silu(add(mul(s,a1),a0)),add(a2,a3))",
+        lambda s, b, h, n, m, w, x, y, z: F.silu(s * x + w) * (y + z),
+        aux=(("f", "hnm"), ("f", "b"), ("f", "b-n-"), ("f", "")),
+        cols=(2, 4, 0, 7),
+    ),
+    "targets": JaggedCase(
+        "a0:i[b]; where(or(lt(m,a0),eq(n,m)),silu(s),0.0)",
+        lambda s, b, h, n, m, x: F.silu(s) * ((m < x) | (n == m)),
+        aux=(("i", "b"),),
+        same=True,
+    ),
+    "full bias, truncated": JaggedCase(
+        "a0:f[b,h,n,m]; mul(silu(s),a0)",
+        lambda s, b, h, n, m, x: F.silu(s) * x,
+        aux=(("f", "bhnm"),),
+        longest=(4, 2),
+        same=True,
+    ),
+    "PMA with a token operand": JaggedCase(
+        "a0:f[k]; a1:f[n]; silu(mul(add(s,a0),a1))",
+        lambda s, b, h, n, m, x, y: F.silu((s + x) * y),
+        rows=None,
+        dense_rows=(1, 3),
+        aux=(("f", "k"), ("f", "n")),
+    ),
+}  # fmt: skip

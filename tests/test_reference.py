@@ -1,0 +1,212 @@
+"""The jagged form of gdpa::attention: its reference against a loop over sequences."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdpa_inductor.ops import Operands, operands_of, reference
+from gdpa_inductor.rejection import GDPAError
+from gdpa_inductor.score_mod import ScoreMod, ScoreModError
+from tests.jagged_cases import CASES, JaggedCase
+from tests.test_ops import OPCHECKS
+
+EACH = pytest.mark.parametrize("name", CASES)
+
+
+def gradients(out: Tensor, tensors: list[Tensor]) -> list[Tensor]:
+    leaves = [t for t in tensors if t.is_floating_point()]
+    torch.manual_seed(1)
+    found = torch.autograd.grad(out, leaves, torch.randn_like(out), allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found)]
+
+
+@EACH
+def test_it_is_the_formula_of_each_sequence(name: str) -> None:
+    case = CASES[name]
+    tensors = case.tensors()
+    found, expected = case.call(tensors), case.by_hand(tensors)
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    if expected.requires_grad:
+        ours, theirs = gradients(found, tensors), gradients(expected, tensors)
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.is_contiguous()
+            torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-11)
+
+
+@EACH
+def test_gradients_in_fp64(name: str) -> None:
+    case = CASES[name]
+    tensors = case.tensors()
+    fast = {"fast_mode": True, "atol": 1e-6}
+    assert torch.autograd.gradcheck(lambda *given: case.call(given), tensors, **fast)
+
+
+CHECKED = pytest.mark.parametrize(
+    "name", ["self", "PFFN, one for all", "PMA", "truncated", "empty batch", "token and head",
+             "token mask", "a row of bias per token", "dense operands"],
+)  # fmt: skip
+
+
+@CHECKED
+def test_opcheck_of_the_forward(name: str) -> None:
+    case = CASES[name]
+    arguments = case.arguments(case.tensors(torch.float32), "")
+    torch.library.opcheck(torch.ops.gdpa.attention.default, arguments, test_utils=OPCHECKS)
+
+
+@CHECKED
+def test_opcheck_of_the_backward(name: str) -> None:
+    case = CASES[name]
+    tensors = [t.detach() for t in case.tensors(torch.float32)]
+    needs = [t.is_floating_point() for t in tensors]
+    arguments = (torch.randn_like(case.call(tensors)), *case.arguments(tensors, needs, ""))
+    torch.library.opcheck(torch.ops.gdpa.attention_backward.default, arguments, test_utils=OPCHECKS)
+
+
+def test_low_precision_computes_in_fp32() -> None:
+    case = CASES["token operands"]
+    tensors = [t.detach().bfloat16() for t in case.tensors()]
+    expected = case.by_hand([t.float() for t in tensors]).bfloat16()
+    torch.testing.assert_close(case.call(tensors), expected, rtol=0.02, atol=0.02)
+
+
+def poisoned(case: JaggedCase, tensors: list[Tensor], kept: int) -> list[Tensor]:
+    """Everything that sequence `kept` does not own, or that does not take part, is NaN."""
+    offsets, longest = case.offsets(), {"q": case.max_q, "k": case.max_k}
+    access = [("q", 0), ("k", 0), ("k", 0)]
+    access += [(e, a.index(e)) for _, a in case.aux for e in "qk" if e in a]
+    made = []
+    for tensor, (side, dim) in zip(tensors, access, strict=True):
+        cu = offsets["qk".index(side)]
+        if cu is None:
+            made.append(tensor.detach().clone().requires_grad_())
+            continue
+        start, stop = int(cu[kept]), int(cu[kept + 1])
+        own = slice(start, min(stop, start + longest[side]))
+        dirty = torch.full_like(tensor.detach(), float("nan")).movedim(dim, 0)
+        dirty[own] = tensor.detach().movedim(dim, 0)[own]
+        made.append(dirty.movedim(0, dim).requires_grad_())
+    return made
+
+
+POISON = ["self", "own offsets", "truncated", "rows of nobody", "token operands", "PFFN",
+          "a row of bias per token", "delta queries"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_nothing_leaks_from_neighbours(name: str) -> None:
+    case = replace(CASES[name], rows=CASES[name].rows and (3, 0, 2, 5), tail=2)
+    clean = case.tensors()
+    expected = case.call(clean)
+    cotangent = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, clean[:3], cotangent)
+    cu_q, cu_k = case.offsets()
+    for b in range(case.batch):
+        dirty = poisoned(case, clean, b)
+        found = case.call(dirty)
+        rows = slice(b, b + 1) if cu_q is None else slice(int(cu_q[b]), int(cu_q[b + 1]))
+        cols = slice(b, b + 1) if cu_k is None else slice(int(cu_k[b]), int(cu_k[b + 1]))
+        assert torch.equal(found[rows], expected[rows])
+        dirty_cotangent = torch.full_like(cotangent, float("nan"))
+        taken = rows
+        if cu_q is not None:
+            taken = slice(rows.start, min(rows.stop, rows.start + case.max_q))
+        dirty_cotangent[taken] = cotangent[taken]
+        grads = torch.autograd.grad(found, dirty[:3], dirty_cotangent)
+        for grad, want, part in zip(grads, wanted, (rows, cols, cols), strict=True):
+            assert torch.equal(grad[part], want[part])
+
+
+def test_a_score_that_is_not_there_has_no_gradient() -> None:
+    """log(0) at padding is -inf, and its slope infinite: neither may reach a product."""
+    case = JaggedCase("log(abs(s))", lambda s, *_: s.abs().log(), cols=(2, 4, 0, 7))
+    tensors = case.tensors()
+    torch.testing.assert_close(case.call(tensors), case.by_hand(tensors))
+    ours, theirs = (gradients(f(tensors), tensors) for f in (case.call, case.by_hand))
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine.isfinite().all()
+        torch.testing.assert_close(mine, other)
+
+
+def test_no_length_is_read_on_the_host() -> None:
+    """Under fake tensors a read would raise; sizes of the result do not depend on the offsets."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    case = CASES["token operands"]
+    tensors = [t.detach() for t in case.tensors()]
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(t) for t in tensors]
+        cu_q, cu_k = (mode.from_tensor(cu) for cu in case.offsets())
+        operands = operands_of(
+            *fakes[:3], fakes[3:], [], case.program, cu_q, cu_k, case.max_q, case.max_k
+        )
+        shape = reference(operands).shape
+    assert shape == case.call(tensors).shape
+
+
+L, B = 9, 4
+Q, K, V = torch.randn(L, 4, 6), torch.randn(L, 2, 6), torch.randn(L, 1, 5)
+CU = torch.tensor([0, 3, 3, 4, 9])
+FAULTS = {
+    "rank": ((Q[None], K, V, [], [], "s", "", CU, CU, 5, 5), "query must be .total length, heads"),
+    "value rank": ((Q, K, V[0], [], [], "s", "", CU, CU, 5, 5), "value must be .total length"),
+    "dense key": ((Q, K, V, [], [], "s", "", CU, None, 5, 0), "key must be .batch, heads, length"),
+    "offsets dtype": (
+        (Q, K, V, [], [], "s", "", CU.float(), CU, 5, 5),
+        "cu_seqlens_q must be .batch . 1. of int32 or int64, got torch.float32",
+    ),
+    "offsets rank": ((Q, K, V, [], [], "s", "", CU, CU[None], 5, 5), "cu_seqlens_k must be"),
+    "no offsets": ((Q, K, V, [], [], "s", "", CU[:0], CU, 5, 5), "cu_seqlens_q is empty"),
+    "batches": ((Q, K, V, [], [], "s", "", CU, CU[:3], 5, 5), "batch of cu_seqlens_k: 2 and 4"),
+    "dense batch": (
+        (Q, torch.randn(3, 2, 7, 6), torch.randn(3, 1, 7, 5), [], [], "s", "", CU, None, 5, 0),
+        "batch of key: 3 and 4",
+    ),
+    "lengths": ((Q, K, V[:8], [], [], "s", "", CU, CU, 5, 5), "length of key and value: 9 and 8"),
+    "decreasing": (
+        (Q, K, V, [], [], "s", "", torch.tensor([0, 5, 3, 4, 9]), CU, 5, 5),
+        "cu_seqlens_q must not decrease",
+    ),
+    "beyond": ((Q, K, V, [], [], "s", "", CU + 1, CU, 5, 5), "must lie in 0..9"),
+    "token operand of a dense side": (
+        (torch.randn(4, 4, 3, 6), K, V, [Q], [], "a0:f[q,h,-]; mul(s,a0)", "", None, CU, 0, 5),
+        "a0 is read by 'q', but that side is not jagged",
+    ),
+    "token operand": (
+        (Q, K, V, [Q[:8, 0, 0]], [], "a0:f[q]; mul(s,a0)", "", CU, CU, 5, 5),
+        "dimension q of a0: 8 and 9",
+    ),
+    "device": ((Q, K, V, [], [], "s", "", CU.to("meta"), CU, 5, 5), "operands are on cpu and meta"),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_bad_operands_are_named(name: str) -> None:
+    arguments, message = FAULTS[name]
+    with pytest.raises((GDPAError, RuntimeError), match=message):
+        torch.ops.gdpa.attention(*arguments)
+
+
+@pytest.mark.parametrize("access", ["q,n", "b,q", "k,m", "k,b", "q,k", "q,q"])
+def test_access_maps_that_read_an_index_twice(access: str) -> None:
+    with pytest.raises(ScoreModError, match="reads an index twice"):
+        ScoreMod.parse(f"a0:f[{access}]; mul(s,a0)")
+
+
+def test_access_by_token_is_printed_and_says_what_it_varies_along() -> None:
+    text = "a0:f[q,h]; a1:i[m,-,q]; a2:b[k]; where(a2,mul(add(s,a0),float(a1)),0.0)"
+    program = ScoreMod.parse(text)
+    assert str(program) == text
+    assert [spec.axes for spec in program.aux] == [{*"bnh"}, {*"bnm"}, {*"bm"}]
+
+
+def test_operands_there_and_back() -> None:
+    case = CASES["token operands"]
+    operands = operands_of(*case.arguments(case.tensors())[:6], *case.arguments(case.tensors())[6:])
+    again = operands.filled(operands.flat())
+    assert again == operands and isinstance(again, Operands)
+    dense = operands_of(Q, K, V, [], [3], "div(s,float(i0))")
+    assert dense.filled(dense.flat()) == dense and not dense.jagged
