@@ -141,14 +141,10 @@ def _by_letter(config: Config, number: int, tensor: Tensor) -> list[int]:
 
 
 def strides_of(tensor: Tensor) -> tuple[int, int, int]:
-    """(batch, head, row) in elements. A dimension of size 1 is never stepped along, but TMA wants a
-    multiple of 16 bytes there too."""
-    if tensor.dim() == 3:
-        dims = [(1, 8), (tensor.shape[1], tensor.stride(1)), (tensor.shape[0], tensor.stride(0))]
-    else:
-        dims = [(tensor.shape[i], tensor.stride(i)) for i in range(3)]
-    batch, head, row = (stride if size > 1 else 8 for size, stride in dims)
-    return batch, head, row
+    """(batch, head, row) in elements; a packed tensor has no batch. A dimension of size 1 is never
+    stepped along, but TMA wants a multiple of 16 bytes there too."""
+    steps = [stride if size > 1 else 8 for size, stride in zip(tensor.shape, tensor.stride())]
+    return (0, steps[1], steps[0]) if tensor.dim() == 3 else (steps[0], steps[1], steps[2])
 
 
 def gradients(

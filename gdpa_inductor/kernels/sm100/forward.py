@@ -22,7 +22,7 @@ difference.
 
 
 import cutlass
-from cutlass import Constexpr, Float32, Int32, Int64, cute, range_constexpr, utils
+from cutlass import Boolean, Constexpr, Float32, Int32, Int64, cute, range_constexpr, utils
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
 
@@ -39,7 +39,7 @@ from .work import Work
 TILES = 2  # query tiles of a CTA
 EPILOGUE, PRODUCTS, LOADS, SCHEDULER, WARPS = 8, 12, 13, 14, 16
 READERS = 14  # warps that read the scheduler's records
-REGISTERS = {"activation": 192, "epilogue": 96, "others": 32}
+REGISTERS = {"activation": 168, "epilogue": 96, "others": 80}  # 512 threads share 65536
 HANDED_OVER = (PARTS - 1, PARTS)  # P_t goes to the tensor core in two parts: 3/4, then the rest
 SCORES, SUMS = 0, 256  # first columns in tensor memory
 STEPS = COLS // 16  # tcgen05.mma of O_t += P_t V, 16 keys each
@@ -178,10 +178,7 @@ class Forward:
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             program = Program(c, aux, scalars)
-            if warp < EPILOGUE // TILES:
-                self.activate(scheduler, program, 0, thread % WARPGROUP)
-            else:
-                self.activate(scheduler, program, 1, thread % WARPGROUP)
+            self.activate(scheduler, program, warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:
             cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
             output = Output(o, o_strides, c.value_dim, self.dtype)
@@ -241,8 +238,8 @@ class Forward:
 
         def barriers(arrivals: int) -> Barriers:
             nonlocal free
-            made = Barriers(free, 1, arrivals)
-            free = free + 1
+            made = Barriers(free, TILES, arrivals)
+            free = free + TILES
             self.all_channels.append(made)
             return made
 
@@ -250,8 +247,8 @@ class Forward:
         self.queries = [ring(c.query_stages // TILES, 1, 1) for _ in range(TILES)]
         self.keys = ring(c.key_stages, 1, 1)
         self.sums = [ring(c.output_stages, 1, WARPGROUP) for _ in range(TILES)]
-        self.scores = [barriers(1) for _ in range(TILES)]
-        self.weights = [[barriers(WARPGROUP) for _ in HANDED_OVER] for _ in range(TILES)]
+        self.scores = barriers(1)
+        self.weights = [barriers(WARPGROUP) for _ in HANDED_OVER]
 
     @cute.jit
     def start(self, memory, warp):
@@ -308,52 +305,48 @@ class Forward:
 
     @cute.jit
     def multiply(self, scheduler, qk, pv):
-        """The products. O_t += P_t V of a block, then S_t = Q_t Kᵀ of the next, which may be the first
-        of the next tile."""
+        """The products, of all tiles in one sequence: O_t += P_t V of the block that was scored last,
+        then S_t = Q_t Kᵀ of the next block, be it of this tile or of the next."""
         at, q, k = self.tiles.start(), self.queries[0].start(), self.keys.start()
-        p, o = Cursor(1), Cursor(self.config.output_stages)
+        v, p, o = k, Cursor(1), Cursor(self.config.output_stages)
         tile, at = scheduler.take_busy(at)
-        if tile.valid == 1:
-            self.keys.full.wait(k)
-            for t in range_constexpr(TILES):
-                self.score(qk, t, q, k, True)
-            self.keys.empty.arrive_when_multiplied(k)
-            k = k.next()
-        while tile.valid == 1:
-            started = cutlass.Boolean(False)
-            for _ in cutlass.range(tile.first + 1, tile.last, unroll=1):
-                v, k = k, k.next()
+        block = tile.first
+        pending, started, closing = Boolean(False), Boolean(False), Boolean(False)
+        while (tile.valid == 1) | pending:
+            if pending:
                 self.keys.full.wait(v)
-                self.add(pv, 0, v, p, o, started)
-                self.keys.full.wait(k)
-                self.score(qk, 0, q, k, False)
-                self.add(pv, 1, v, p, o, started)
-                self.keys.empty.arrive_when_multiplied(v)
-                self.score(qk, 1, q, k, False)
-                self.keys.empty.arrive_when_multiplied(k)
-                k, p, started = k.next(), p.next(), cutlass.Boolean(True)
             for t in range_constexpr(TILES):
-                self.queries[t].empty.arrive_when_multiplied(q)
-            q, v, k = q.next(), k, k.next()
-            following, at = scheduler.take_busy(at)
-            self.keys.full.wait(v)
-            for t in range_constexpr(TILES):
-                self.add(pv, t, v, p, o, started)
-                self.sums[t].full.arrive_when_multiplied(o)
-                if following.valid == 1:
+                if pending:
+                    self.add(pv, t, v, p, o, started)
+                    if closing:
+                        self.sums[t].full.arrive_when_multiplied(o)
+                if tile.valid == 1:
                     if cutlass.const_expr(t == 0):
                         self.keys.full.wait(k)
-                    self.score(qk, t, q, k, True)
-            self.keys.empty.arrive_when_multiplied(v)
-            if following.valid == 1:
+                    self.score(qk, t, q, k, block == tile.first)
+            if pending:
+                self.keys.empty.arrive_when_multiplied(v)
+                p = p.next()
+                if closing:
+                    o = o.next()
+            pending = tile.valid == 1
+            if pending:
                 self.keys.empty.arrive_when_multiplied(k)
-                k = k.next()
-            p, o, tile = p.next(), o.next(), following
+                v = k.next()
+                k = v.next()
+                started, closing = block != tile.first, block + 1 == tile.last
+                block += 1
+                if closing:
+                    for t in range_constexpr(TILES):
+                        self.queries[t].empty.arrive_when_multiplied(q)
+                    q = q.next()
+                    tile, at = scheduler.take_busy(at)
+                    block = tile.first
 
     @cute.jit
-    def score(self, qk, t: Constexpr, q: Cursor, k: Cursor, first: Constexpr):
-        """S_t = Q_t Kᵀ. first: Q_t is new."""
-        if cutlass.const_expr(first):
+    def score(self, qk, t: Constexpr, q: Cursor, k: Cursor, fresh):
+        """S_t = Q_t Kᵀ. fresh: Q_t is a new one."""
+        if fresh:
             self.queries[t].full.wait(q)
         qk = copied(qk)
         tQ, tK = qk.make_fragment_A(self.sQ), qk.make_fragment_B(self.sK)
@@ -362,17 +355,17 @@ class Forward:
             qk.set(tcgen05.Field.ACCUMULATE, step != 0)
             a, b = tQ[None, None, step, q.index * TILES + t], tK[None, None, step, k.index]
             cute.gemm(qk, self.tS[t], a, b, self.tS[t])
-        self.scores[t].arrive_when_multiplied(Cursor(1))
+        self.scores.of(t).arrive_when_multiplied(Cursor(1))
 
     @cute.jit
     def add(self, pv, t: Constexpr, v: Cursor, p: Cursor, o: Cursor, started):
         """O_t += P_t V, or O_t = P_t V where nothing has been summed yet."""
-        if started == 0:
+        if not started:
             self.sums[t].empty.wait_before(o)
         pv = copied(pv)
         tV, tO = pv.make_fragment_B(self.sV), self.output(t, o)
         for part in range_constexpr(len(HANDED_OVER)):
-            self.weights[t][part].wait(p)
+            self.weights[part].of(t).wait(p)
             scores_ready()
             steps = [STEPS * x // PARTS for x in (0, *HANDED_OVER)][part : part + 2]
             for step in range_constexpr(*steps):
@@ -385,16 +378,17 @@ class Forward:
         return cute.make_tensor(self.tmem + column, self.o_layout)
 
     @cute.jit
-    def activate(self, scheduler, program: Program, t: Constexpr, thread):
+    def activate(self, scheduler, program: Program, t, thread):
         """The activation of query tile t."""
-        scores = Scores(self.tS[t], thread, self.dtype)
+        tS = cute.make_tensor(self.tmem + (SCORES + COLS * t), self.tS[0].layout)
+        scores = Scores(tS, thread, self.dtype)
         at, s = self.tiles.start(), Cursor(1)
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
             row = program.row(tile, tile.row + t * ROWS + thread)
             for block in cutlass.range(tile.first, tile.last, unroll=1):
                 column = block * COLS
-                self.scores[t].wait(s)
+                self.scores.of(t).wait(s)
                 scores_ready()
                 if column + COLS <= tile.k_rows:
                     self.weigh(scores, row, t, s, column, None)
@@ -404,7 +398,7 @@ class Forward:
             tile, at = scheduler.take_busy(at)
 
     @cute.jit
-    def weigh(self, scores: Scores, row, t: Constexpr, s: Cursor, column, end):
+    def weigh(self, scores: Scores, row, t, s: Cursor, column, end):
         """One block: every part of S_t to weights, and these to the tensor core."""
         following = scores.fetch(0)
         for part in range_constexpr(PARTS):
@@ -415,7 +409,7 @@ class Forward:
             scores.give(part, weights_of(now, row, column + part * SCORES_AT_ONCE, end))
             if cutlass.const_expr(part + 1 in HANDED_OVER):
                 scores_done(stored=True)
-                self.weights[t][HANDED_OVER.index(part + 1)].arrive(s)
+                self.weights[HANDED_OVER.index(part + 1)].of(t).arrive(s)
 
     @cute.jit
     def drain(self, scheduler, output: Output, thread):

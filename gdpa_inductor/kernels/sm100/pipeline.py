@@ -54,6 +54,10 @@ class Barriers(Fixed):
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.pointer + stage, self.arrivals)
 
+    def of(self, number: Any) -> "Barriers":
+        """Of several with one stage each, the one with this number."""
+        return Barriers(self.pointer + number, 1, self.arrivals)
+
     def at(self, cursor: Cursor) -> Any:
         return self.pointer + cursor.index
 
