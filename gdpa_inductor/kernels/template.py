@@ -38,8 +38,13 @@ class AuxRead:
     def access(self) -> tuple[str, ...]:
         return self.spec.access
 
-    def dim(self, axis: str) -> int:
-        return self.spec.access.index(axis)
+    @property
+    def axes(self) -> frozenset[str]:
+        return self.spec.axes
+
+    def dim(self, *entries: str) -> int:
+        """The dimension that one of these entries reads."""
+        return next(d for d, entry in enumerate(self.spec.access) if entry in entries)
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,8 @@ class Plan:
     with respect to the score, "g<i>" that with respect to operand i. flat: those that do not depend
     on the score. reads: the operands that they need. shared: operands of batch 1 that all batches
     read. grouped: operands with fewer heads than the query. loops_heads: one program of "keys" runs
-    over the query heads of its key head. summed: axes that "tiles" sums over.
+    over the query heads of its key head. summed: axes that "tiles" sums over. jagged: the sides
+    whose lengths are read from offsets, of "q" and "k". alike: one set of offsets serves both.
     """
 
     kernel: str
@@ -61,11 +67,18 @@ class Plan:
     grouped: frozenset[str] = frozenset()
     loops_heads: bool = False
     summed: frozenset[str] = frozenset()
+    jagged: frozenset[str] = frozenset()
+    alike: bool = False
 
     @property
     def terms(self) -> Mapping[str, int]:
         """Which of the subgraphs computes each term."""
         return {name: number for number, name in enumerate(self.names)}
+
+    @property
+    def subgraphs(self) -> Mapping[str, int]:
+        """The number of every subgraph by what it computes."""
+        return {name: number for number, name in enumerate((*self.names, *self.longest))}
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -77,8 +90,27 @@ class Plan:
         return tuple(f"OUT{i}" for i in range(len(self.names)))
 
     @property
+    def listed(self) -> str:
+        """The jagged side whose tiles the programs own, "" where that side is dense."""
+        side = {"forward": "q", "rows": "q", "keys": "k"}.get(self.kernel, "")
+        return side if side in self.jagged else ""
+
+    @property
+    def measured(self) -> tuple[str, ...]:
+        """The jagged sides with offsets of their own."""
+        return tuple(side for side in "qk" if side in self.jagged)[: 1 if self.alike else 2]
+
+    @property
+    def longest(self) -> tuple[str, ...]:
+        """The greatest lengths of these sides: subgraphs that follow the terms."""
+        return tuple({"q": "max_n", "k": "max_m"}[side] for side in self.measured)
+
+    @property
     def arguments(self) -> tuple[str, ...]:
-        return (*self.operands, *(a.name for a in self.reads), *self.outputs[1:])
+        offsets = [f"CU_{side.upper()}" for side in self.measured]
+        order = ["ORDER"] if self.listed else []
+        reads = (a.name for a in self.reads)
+        return (*self.operands, *offsets, *order, *reads, *self.outputs[1:])
 
     @property
     def fixed(self) -> Mapping[str, str]:

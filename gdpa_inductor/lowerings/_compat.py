@@ -11,6 +11,7 @@ import functools
 import inspect
 import io
 import logging
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -85,11 +86,17 @@ def fixed_input(name: str, dtype: torch.dtype) -> Any:
 def symbolic_scalar(value: Any, dtype: torch.dtype) -> Any:
     """A size of the graph inside of a `modification`; a symbolic one becomes an argument."""
     import sympy
-    from torch._inductor.virtualized import OpsValue, V
 
     expression = sympy.sympify(value)
     if expression.is_number:
         return inductor_op("constant", int(expression), dtype)
+    return plain_integer(expression, dtype)
+
+
+def plain_integer(expression: Any, dtype: torch.dtype = torch.int32) -> Any:
+    """The same, never a block, so that it can bound a loop."""
+    from torch._inductor.virtualized import OpsValue, V
+
     text = V.kernel.kexpr(V.kernel.rename_indexing(expression))
     return OpsValue(V.kernel.cse.generate(V.kernel.compute, f"({text})", dtype=dtype, shape=()))
 
@@ -175,13 +182,40 @@ def finish(
     size: Sequence[Any],
     dtype: torch.dtype,
     like: torch.Tensor,
+    extra: tuple[list[Any], list[Any]] = ([], []),
 ) -> Any:
-    """Lower `formula(buffer, like)`, with the buffer's size and dtype, and `like` for its own."""
+    """Lower `formula(buffer, like, *extra)`, with the buffer's size and dtype, and `like` for its
+    own. extra: more operands, as IR and as fakes."""
     from torch._inductor.virtualized import V
 
     with V.fake_mode:
         fake = torch.empty(tuple(size), dtype=dtype, device=like.device)
-    return inline_formula(lambda part: formula(part, like), [buffer], [fake])
+    nodes, fakes = extra
+    return inline_formula(
+        lambda part, *rest: formula(part, like, *rest), [buffer, *nodes], [fake, *fakes]
+    )
+
+
+def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What `make` gave for the key in the graph that is being lowered."""
+    from torch._inductor.virtualized import V
+
+    made = _MADE.setdefault(V.graph, {})
+    if key not in made:
+        made[key] = make()
+    return made[key]
+
+
+_MADE: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
+
+
+def most_granules(total: Any, longest: Any, batch: Any, granule: int) -> Any:
+    """How many granules the sequences of a jagged side have at most, as a size of Inductor."""
+    import sympy
+    from torch.utils._sympy.functions import CeilDiv, FloorDiv
+
+    each = sympy.Max(1, CeilDiv(longest, granule))
+    return sympy.Min(FloorDiv(total, granule) + batch, batch * each)
 
 
 def shared_memory(device: torch.device) -> int:

@@ -158,7 +158,6 @@ SUPPORTS: dict[str, tuple[Rule, ...]] = {
         Rule(Code.DTYPE, _float_dtypes),
         Rule(Code.DTYPE, _aux_dtypes),
         Rule(Code.HEAD_DIM, _head_dims),
-        Rule(Code.LAYOUT, _jagged),
     ),
     "cpu": (Rule(Code.LAYOUT, _jagged),),
 }

@@ -285,3 +285,11 @@ def subgraph(
         return fold([term], leaf, emitter(weight, fast))[0]
 
     return _compat.computed_scalar(body, device, F32)
+
+
+def size(value: Any, device: torch.device) -> Any:
+    """A length of the launch as a body for `modification`: a plain integer of the kernel."""
+    expression = _compat.size_expr(value)
+    return _compat.computed_scalar(
+        lambda _: _compat.plain_integer(expression), device, torch.int32
+    )

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from . import cases, render
+from . import cases, jagged_cases, render
 
 
 class _LibDevice:
@@ -123,7 +123,7 @@ def _poisoned(size, stride, dtype) -> torch.Tensor:
 
 def main(names: list[str]) -> None:
     _mend_loop_bounds()
-    for case in cases.CASES:
+    for case in (*cases.CASES, *jagged_cases.CASES):
         if names and case.name not in names:
             continue
         try:

@@ -15,9 +15,10 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.overrides import TorchFunctionMode
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import triton as triton_lowering
+from gdpa_inductor.lowerings import launch
 
 from .fake_cuda import fake_cuda
 
@@ -51,7 +52,8 @@ def wrapper(
             traced, example_inputs=inputs, shape_env=shape_env, is_inference=False
         )
         handlers = (V.set_graph_handler(graph), V.set_fake_mode(mode))
-        with handlers[0], handlers[1], V.set_debug_handler(DebugContext()), _indices(wide):
+        debug = V.set_debug_handler(DebugContext())
+        with handlers[0], handlers[1], debug, _indices(wide), _Indexing():
             graph.run(*inputs)
             written = graph.codegen()[0]
     return getattr(written, "value", written)
@@ -96,6 +98,28 @@ def _indices(wide: bool) -> contextlib.AbstractContextManager:
     return mock.patch.object(TritonScheduling, "can_use_32bit_indexing", refuse)
 
 
+class _Indexing(TorchFunctionMode):
+    """`x[i]` asks for a guard of the device, which builds of torch for CPUs do not have; the same
+    by operators that do not ask."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is not torch.Tensor.__getitem__:
+            return function(*args, **(kwargs or {}))
+        found, index = args
+        if isinstance(index, torch.Tensor):
+            return torch.ops.aten.index.Tensor(found, [index])
+        dim = 0
+        for part in index if isinstance(index, tuple) else (index,):
+            if part is None:
+                found = found.unsqueeze(dim)
+            elif isinstance(part, slice):
+                found = torch.ops.aten.slice.Tensor(found, dim, part.start, part.stop)
+            else:
+                found, dim = found.select(dim, part), dim - 1
+            dim += 1
+        return found
+
+
 class _one_configuration:
     """Without a device nothing can be benchmarked, so each template gets one configuration."""
 
@@ -103,8 +127,8 @@ class _one_configuration:
         self.choice = choice
 
     def __enter__(self) -> None:
-        self.known = triton_lowering.configs
-        triton_lowering.configs = lambda *given: self.known(*given)[: self.choice + 1][-1:]
+        self.known = launch.configs
+        launch.configs = lambda *given: self.known(*given)[: self.choice + 1][-1:]
 
     def __exit__(self, *_: object) -> None:
-        triton_lowering.configs = self.known
+        launch.configs = self.known

@@ -1,0 +1,285 @@
+"""One Triton kernel in the graph: from operands and the terms to compute to the buffers it fills.
+
+Shapes of what it stores, which of its tiles exist, its configurations and compile-time names are
+decided here; what is computed, by `triton`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from .._compat import size_hint, statically_known_true
+from ..expr import Expr, postorder
+from ..kernels.configs import Config, Shape, configs
+from ..kernels.order import GRANULE, tile_order
+from ..kernels.template import AuxRead, Plan
+from ..operands import Operands
+from ..options import KernelOptions
+from ..problem import Problem, Size
+from ..score_mod import ScoreMod
+from . import _compat, emit
+
+_FAST_DTYPES = (torch.float16, torch.bfloat16)
+# Up to so many sequences the longest come first: the fewer there are, the more a long one at the
+# end of the grid costs, and the less it costs to sort them.
+_SORTED = 512
+
+
+@dataclass(frozen=True)
+class Given:
+    """The operands of one op as Inductor IR, realized, and what is known of them.
+
+    fakes: the same as fake tensors. aux: in the order of the program. offsets: cu_seqlens of the
+    jagged sides, by "q" and "k"; alike: one serves both, with one greatest length. shared, grouped:
+    see `Plan`.
+    """
+
+    fakes: Operands[Any]
+    problem: Problem
+    options: KernelOptions
+    matrices: dict[str, Any]
+    aux: tuple[Any, ...]
+    scalars: tuple[Any, ...]
+    offsets: dict[str, Any]
+    alike: bool
+    shared: frozenset[str]
+    grouped: frozenset[str]
+
+    @property
+    def program(self) -> ScoreMod:
+        return self.problem.program
+
+    @property
+    def fast(self) -> bool:
+        return (
+            self.options.fast_math
+            and self.problem.dtype in _FAST_DTYPES
+            and torch.version.hip is None
+        )
+
+    def longest(self, side: str) -> Size:
+        return self.problem.rows if side == "q" else self.problem.cols
+
+    def total(self, side: str) -> Size:
+        return self.problem.total_rows if side == "q" else self.problem.total_cols
+
+    def sized_offsets(self) -> tuple[list[Any], list[Any]]:
+        """Per jagged side offsets, total and longest: as IR and as fakes, for `_compat.finish`."""
+        known = {"q": self.fakes.cu_seqlens_q, "k": self.fakes.cu_seqlens_k}
+        nodes: list[Any] = []
+        fakes: list[Any] = []
+        for side, node in self.offsets.items():
+            sizes = (self.total(side), self.longest(side))
+            nodes += [node, *map(_compat.size_expr, sizes)]
+            fakes += [known[side], *sizes]
+        return nodes, fakes
+
+
+@dataclass(frozen=True)
+class Output:
+    """One term that a kernel computes, and the contiguous buffer that it goes to."""
+
+    name: str
+    term: Expr
+    size: tuple[Size, ...]
+    dtype: torch.dtype
+
+
+def given(
+    operands: Operands[Any],
+    fakes: Operands[Any],
+    others: dict[str, Any],
+    options: KernelOptions,
+) -> Given:
+    """others: {} in the forward, {"DO": grad_out} in the backward."""
+    problem = Problem.of(fakes, training=bool(others))
+    problem = replace(problem, head_dim=int(problem.head_dim), value_dim=int(problem.value_dim))
+    rounds = _rounds(problem)
+    matrices = {"Q": operands.query, "K": operands.key, "V": operands.value, **others}
+    offsets = {"q": operands.cu_seqlens_q, "k": operands.cu_seqlens_k}
+    same_offsets = problem.jagged and fakes.cu_seqlens_q is fakes.cu_seqlens_k
+    return Given(
+        fakes=fakes,
+        problem=problem,
+        options=options,
+        matrices={
+            name: _compat.realized(_compat.rounded_to_tf32(x) if rounds else x, problem.device)
+            for name, x in matrices.items()
+        },
+        aux=tuple(_compat.realized(x, problem.device) for x in operands.aux),
+        scalars=tuple(operands.scalars),
+        offsets={
+            side: _compat.realized(x, problem.device) for side, x in offsets.items() if x is not None
+        },
+        alike=same_offsets and statically_known_true(problem.rows == problem.cols),
+        shared=_smaller(fakes, problem, 0, problem.batch),
+        grouped=_smaller(fakes, problem, 1, problem.heads),
+    )
+
+
+def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> frozenset[str]:
+    """The operands whose dimension is not known to have this size; jagged ones have no batch."""
+    sides = {
+        "Q": (fakes.query, problem.jagged_query),
+        "K": (fakes.key, problem.jagged_key),
+        "V": (fakes.value, problem.jagged_key),
+    }
+    return frozenset(
+        name
+        for name, (tensor, jagged) in sides.items()
+        if not (jagged and dim == 0) and not statically_known_true(tensor.shape[dim] == size)
+    )
+
+
+def _rounds(problem: Problem) -> bool:
+    """The tensor core cuts fp32 to TF32, which shrinks every product; so operands are rounded to
+    nearest before."""
+    return problem.dtype == torch.float32 and _compat.float32_precision() == "tf32"
+
+
+def empty(problem: Problem) -> bool:
+    """Nothing takes part, so that every result is zero."""
+    sizes = [problem.batch, problem.heads, problem.rows, problem.cols]
+    sizes += [problem.total_rows] if problem.jagged_query else []
+    sizes += [problem.total_cols] if problem.jagged_key else []
+    return any(statically_known_true(size == 0) for size in sizes)
+
+
+def run(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> list[Any]:
+    """Put one kernel into the graph; the buffers of its outputs."""
+    planned = _plan(kernel, outputs, o, **plan)
+    others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
+    body = {
+        "subgraphs": [
+            *(
+                emit.subgraph(out.term, o.program.weight, o.scalars, o.problem.device, o.fast)
+                for out in outputs
+            ),
+            *(emit.size(o.longest(side), o.problem.device) for side in planned.measured),
+        ],
+        "input_nodes": [
+            *(o.matrices[name] for name in planned.operands),
+            *(o.offsets[side] for side in planned.measured),
+            *([_order(planned.listed, o)] if planned.listed else []),
+            *(o.aux[a.number] for a in planned.reads),
+            *others,
+        ],
+        "mutated_inputs": others or None,
+        "layout": _compat.contiguous_layout(outputs[0].size, outputs[0].dtype, o.problem.device),
+        "call_sizes": _call_sizes(planned, outputs[0], o),
+    }
+    template = _compat.template(planned)
+    tried = _configs(planned, o.problem)
+    choices = [
+        {"num_warps": c.warps, "num_stages": c.stages, **_constants(planned, c, o, outputs[0])}
+        for c in tried
+    ]
+    return [_compat.best_of(template, f"gdpa_{kernel}", choices, body), *others]
+
+
+def _plan(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> Plan:
+    terms = [output.term for output in outputs]
+    used = sorted({int(node.value or 0) for node in postorder(terms) if node.op == "aux"})
+    flat = [
+        out.name
+        for out in outputs
+        if not any(node.op in ("s", "g") for node in postorder([out.term]))
+    ]
+    return Plan(
+        kernel=kernel,
+        names=tuple(output.name for output in outputs),
+        reads=tuple(AuxRead(i, o.program.aux[i]) for i in used),
+        flat=frozenset(flat),
+        shared=o.shared,
+        grouped=o.grouped,
+        jagged=frozenset(o.offsets),
+        alike=o.alike,
+        **plan,
+    )
+
+
+def _order(side: str, o: Given) -> Any:
+    """The table of the tiles of a jagged side, once for every kernel of the graph that wants it."""
+    sizes = (o.total(side), o.longest(side))
+    fake = o.fakes.cu_seqlens_q if side == "q" else o.fakes.cu_seqlens_k
+    hint = size_hint(o.problem.batch)
+    longest_first = hint is not None and hint <= _SORTED
+
+    def formula(offsets: torch.Tensor, total: Any, longest: Any) -> torch.Tensor:
+        return tile_order(offsets, total, longest, longest_first)
+
+    def make() -> Any:
+        nodes = [o.offsets[side], *map(_compat.size_expr, sizes)]
+        made = _compat.inline_formula(formula, nodes, [fake, *sizes])
+        return _compat.realized(made, o.problem.device)
+
+    key = (o.offsets[side].get_name(), *map(str, sizes), longest_first)
+    return _compat.once_per_graph(key, make)
+
+
+def _call_sizes(plan: Plan, output: Output, o: Given) -> list[Any]:
+    """What the grid is a function of: rows, keys, and how many units of them there are. A unit is
+    a (batch, head), or a (granule, head) of a jagged side."""
+    p = o.problem
+    rows, cols, batch = map(_compat.size_expr, (p.rows, p.cols, p.batch))
+    if plan.listed:
+        total = _compat.size_expr(o.total(plan.listed))
+        longest = rows if plan.listed == "q" else cols
+        slots = _compat.most_granules(total, longest, batch, GRANULE)
+        return [GRANULE, GRANULE, slots * _compat.size_expr(output.size[1])]
+    units = output.size[:3] if plan.kernel == "tiles" else output.size[:2]
+    return [rows, cols, math.prod(map(_compat.size_expr, units), start=_compat.size_expr(1))]
+
+
+def _configs(plan: Plan, problem: Problem) -> list[Config]:
+    dims = [max(16, 1 << (int(d) - 1).bit_length()) for d in (problem.head_dim, problem.value_dim)]
+    tiles = [a.number for a in plan.reads if {"n", "m"} <= a.axes]
+    score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
+    shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes)
+    shared, capability = _compat.shared_memory(problem.device), _compat.capability(problem.device)
+    found = configs(plan.kernel, shape, shared, _compat.thorough(), capability)
+    return list(dict.fromkeys(_cut(config, problem) for config in found))
+
+
+def _cut(config: Config, problem: Problem) -> Config:
+    """No tile needs to be longer than the rows or keys that there are."""
+    limits = [
+        1 << max(4, (hint - 1).bit_length())
+        for hint in (size_hint(problem.rows), size_hint(problem.cols))
+        if hint
+    ]
+    if len(limits) < 2:
+        return config
+    return replace(config, rows=min(config.rows, limits[0]), keys=min(config.keys, limits[1]))
+
+
+def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str, Any]:
+    """The compile-time names of the templates."""
+    problem = o.problem
+    head_dim, value_dim = int(problem.head_dim), int(problem.value_dim)
+    block_d, block_v = (max(16, 1 << (d - 1).bit_length()) for d in (head_dim, value_dim))
+
+    def even(side: str, size: Size, block: int) -> bool:
+        return side not in plan.jagged and statically_known_true(size % block == 0)
+
+    return {
+        "BLOCK_N": config.rows,
+        "BLOCK_M": config.keys,
+        "D": head_dim,
+        "DV": value_dim,
+        "BLOCK_D": block_d,
+        "BLOCK_V": block_v,
+        "EVEN_N": even("q", problem.rows, config.rows),
+        "EVEN_M": even("k", problem.cols, config.keys),
+        "EVEN_D": block_d == head_dim,
+        "EVEN_V": block_v == value_dim,
+        "SPLITS": int(output.size[0]) if plan.kernel == "tiles" else 1,
+        "PRECISION": repr(_compat.float32_precision()),
+        "ROUND_TF32": _rounds(problem),
+        **({"GRANULE": GRANULE} if plan.listed else {}),
+    }

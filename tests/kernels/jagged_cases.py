@@ -1,0 +1,191 @@
+"""Problems for the Triton kernels whose query side, key side or both are jagged: a table.
+
+What takes no part is NaN in every operand, so that reading it shows.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from gdpa_inductor.ops import operands_of, reference, reference_backward
+
+from .cases import HSTU, SILU, Case
+
+
+@dataclass(frozen=True)
+class JaggedCase(Case):
+    """lengths_q, lengths_k: of the sequences; None for a dense side of n rows (m keys). max_q,
+    max_k: 0 for the longest. before, after: rows that no sequence owns. same: the offsets of the
+    query serve the keys. aux: "q" and "k" in a shape stand for the totals.
+    """
+
+    lengths_q: tuple[int, ...] | None = None
+    lengths_k: tuple[int, ...] | None = None
+    max_q: int = 0
+    max_k: int = 0
+    before: int = 0
+    after: int = 0
+    same: bool = False
+    offsets: torch.dtype = torch.int32
+
+    @property
+    def batch(self) -> int:
+        return len(self.lengths_q or self.lengths_k or ())
+
+    def side(self, lengths: tuple[int, ...] | None) -> torch.Tensor | None:
+        """cu_seqlens."""
+        if lengths is None:
+            return None
+        ends = torch.tensor([self.before, *lengths]).cumsum(0)
+        return ends.to(self.offsets)
+
+    @property
+    def sides(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        return self.side(self.lengths_q), self.side(self.keys)
+
+    @property
+    def keys(self) -> tuple[int, ...] | None:
+        return self.lengths_q if self.same else self.lengths_k
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        return (
+            self.max_q or max(self.lengths_q or (0,), default=0),
+            self.max_k or (self.max_q if self.same else 0) or max(self.keys or (0,), default=0),
+        )
+
+    def total(self, lengths: tuple[int, ...]) -> int:
+        return self.before + sum(lengths) + self.after
+
+    def tensors(self) -> list[torch.Tensor]:
+        """grad_out, query, key, value, the aux operands, and the offsets that there are."""
+        cu_q, cu_k = self.sides
+        made = [
+            self._matrix(cu_q, self.lengths_q, self.longest[0], self.b or self.batch, self.h, self.n, width)
+            if index < 2
+            else self._matrix(cu_k, self.keys, self.longest[1], self.bk or self.batch, heads, self.m, width)
+            for index, (heads, width) in enumerate(
+                [(self.h, self.dv), (self.h, self.d), (self.hk or self.h, self.d), (self.hv or self.h, self.dv)]
+            )
+        ]  # fmt: skip
+        if cu_q is None and self.bq == 1:
+            made[1] = made[1][:1].clone()
+        for shape, spec in zip(self.aux, self.mod.aux, strict=True):
+            drawn = torch.randn([self._extent(size) for size in shape])
+            made.append({"f": drawn, "b": drawn > 0, "i": (drawn * 4).long()}[spec.kind])
+        return [*made, *(cu for cu in (cu_q, None if self.same else cu_k) if cu is not None)]
+
+    def _extent(self, size: int | str) -> int:
+        if size == "q":
+            return self.total(self.lengths_q or ())
+        return self.total(self.keys or ()) if size == "k" else int(size)
+
+    def _matrix(
+        self, cu: torch.Tensor | None, lengths: tuple[int, ...] | None, longest: int,
+        batch: int, heads: int, length: int, width: int,
+    ) -> torch.Tensor:  # fmt: skip
+        if cu is None or lengths is None:
+            return torch.randn(batch, heads, length, width)
+        values = torch.randn(self.total(lengths), heads, width)
+        takes_part = torch.zeros(len(values), dtype=torch.bool)
+        for start, count in zip(cu.tolist(), lengths, strict=False):
+            takes_part[start : start + min(count, longest)] = True
+        values[~takes_part] = float("nan")
+        return values.transpose(0, 1).contiguous().transpose(0, 1) if self.view == "split" else values
+
+    def lengths(self, offsets: list[torch.Tensor]) -> tuple:
+        """The last four arguments of the ops."""
+        given = iter(offsets)
+        cu_q = next(given) if self.lengths_q is not None else None
+        cu_k = cu_q if self.same else next(given) if self.lengths_k is not None else None
+        max_q, max_k = self.longest
+        return cu_q, cu_k, max_q, max_k
+
+    def function(self) -> Callable:
+        count = len(self.aux)
+
+        def run(grad_out, query, key, value, *rest):
+            lengths = self.lengths(list(rest[count:]))
+            leading = (query, key, value, list(rest[:count]), list(self.scalars), self.program)
+            out = torch.ops.gdpa.attention(*leading, "strict=True", *lengths)
+            if not self.needs:
+                return [out]
+            grads = torch.ops.gdpa.attention_backward(
+                grad_out, *leading, self.asked, "strict=True", *lengths
+            )
+            return [out, *grads]
+
+        return run
+
+    def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        grad_out, query, key, value, *rest = (
+            t.double() if t.is_floating_point() else t for t in tensors
+        )
+        count = len(self.aux)
+        leading = (query, key, value, rest[:count], self.scalars, self.program)
+        operands = operands_of(*leading, *self.lengths(rest[count:]))
+        results = [reference(operands)]
+        return results + (reference_backward(grad_out, operands, self.asked) if self.needs else [])
+
+
+LENGTHS = (37, 0, 150, 1, 64)
+OTHERS = (5, 70, 33, 0, 129)
+PER_TOKEN = "a0:f[q,h]; a1:f[k]; a2:f[-,q]; mul(silu(add(mul(s,a2),a0)),a1)"
+SHARED = "a0:f[n]; a1:f[h,m]; a2:f[b,-]; a3:f[]; mul(silu(add(mul(s,a3),add(a0,a1))),a2)"
+FULL = "a0:f[h,n,m]; silu(add(mul(s,0.25),a0))"
+
+CASES = [
+    JaggedCase("jagged_inference", SILU, lengths_q=LENGTHS, same=True, needs=""),
+    JaggedCase("jagged_self", SILU, lengths_q=LENGTHS, same=True),
+    JaggedCase("jagged_long", SILU, lengths_q=LENGTHS, same=True, offsets=torch.int64),
+    JaggedCase("jagged_both", "sigmoid(s)", lengths_q=LENGTHS, lengths_k=OTHERS),
+    JaggedCase("jagged_bound", SILU, lengths_q=LENGTHS, same=True, max_q=700),
+    JaggedCase("jagged_truncated", SILU, lengths_q=LENGTHS, same=True, max_q=40),
+    JaggedCase(
+        "jagged_unowned", "sigmoid(s)", lengths_q=(3, 0, 20, 0), lengths_k=(0, 4, 5, 0),
+        before=3, after=300, max_q=16,
+    ),
+    JaggedCase("jagged_all_empty", "sigmoid(s)", lengths_q=(0, 0), same=True, max_q=8, after=5),
+    JaggedCase("jagged_ones", "sigmoid(s)", lengths_q=(1, 1, 1), same=True),
+    JaggedCase("jagged_view", SILU, lengths_q=(37, 20), same=True, view="split", d=24, dv=40),
+    JaggedCase("jagged_gqa", SILU, lengths_q=(37, 20), same=True, h=4, hk=2, hv=2),
+    JaggedCase("jagged_gqa_uneven", SILU, lengths_q=(37, 20), same=True, h=4, hk=2, hv=1),
+    JaggedCase("jagged_short_keys", SILU, lengths_q=LENGTHS, m=64),
+    JaggedCase("jagged_short_keys_tail", "sigmoid(s)", lengths_q=LENGTHS, m=19, bk=1),
+    JaggedCase("jagged_seeds", SILU, lengths_k=LENGTHS, n=8, b=5, bq=1),
+    JaggedCase("jagged_queries", "sigmoid(s)", lengths_k=LENGTHS, n=3, b=5),
+    JaggedCase(
+        "jagged_per_token", PER_TOKEN, lengths_q=LENGTHS, lengths_k=OTHERS,
+        aux=(("q", 2), ("k",), (1, "q")), needs="qkv012", after=3,
+    ),
+    JaggedCase(
+        "jagged_shared_aux", SHARED, lengths_q=LENGTHS, same=True,
+        aux=((150,), (2, 150), (5, 1), ()), needs="qkv0123",
+    ),
+    JaggedCase(
+        "jagged_bias", FULL, lengths_q=(37, 0, 20), same=True, aux=((2, 37, 37),), needs="qkv0"
+    ),
+    JaggedCase(
+        "jagged_bias_token", "a0:f[q,m]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
+        lengths_k=(20, 7, 33), aux=(("q", 33),), needs="q0",
+    ),
+    JaggedCase(
+        "jagged_bias_short", "a0:f[b,n,m]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
+        m=17, aux=((3, 37, 17),), needs="0",
+    ),
+    JaggedCase(
+        "jagged_causal", "where(ge(n,m),silu(mul(s,0.25)),0.0)", lengths_q=LENGTHS, same=True
+    ),
+    JaggedCase(
+        "jagged_hstu", HSTU, lengths_q=(37, 20), same=True, scalars=(40,),
+        aux=((2, 37, 37), (2, 1, 37, 37)), needs="qkv01",
+    ),
+    *(
+        JaggedCase(f"jagged_table_{i}", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, h=1, choice=i)
+        for i in range(2)
+    ),
+    JaggedCase("jagged_wide", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, h=4, hk=2, hv=2, wide=True),
+    JaggedCase("jagged_dynamic", SILU, lengths_q=LENGTHS, same=True, dynamic=True),
+    JaggedCase("jagged_dynamic_both", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True),
+]  # fmt: skip
