@@ -123,4 +123,4 @@ def _guard_count() -> int:
     if context is None or context.fake_mode is None or context.fake_mode.shape_env is None:
         return 0
     shape_env = context.fake_mode.shape_env
-    return len(shape_env.guards) + len(shape_env.replacements) + len(shape_env.divisible)
+    return len(shape_env.guards) + len(shape_env.replacements)

@@ -77,7 +77,8 @@ def _leaf_value(leaf: Node) -> Any:
     """
     value = host.value(leaf)
     if isinstance(value, torch.Tensor):
-        with _compat.fake_mode_of(value):
+        mode = _compat.fake_mode_of(value)
+        with mode, _compat.without_guards(mode):
             return torch.empty(value.shape, dtype=value.dtype, device=value.device)
     if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value

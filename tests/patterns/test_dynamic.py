@@ -152,3 +152,24 @@ def test_unbacked_divisor():
             operands = {**make_operands(HEADS, SIZES), "count": torch.tensor(number)}
             assert not compare(attention, compiled, operands)
     assert len(recorder.matches) == 1, recorder.why()
+
+
+def test_the_analysis_of_a_size_that_is_a_quotient_adds_no_guard():
+    """The fakes that the analysis makes of its leaves ask whether their strides are channels-last;
+    with a batch of `k.shape[2] // h` the answer was kept as a guard.
+    """
+
+    def function(q, k, v, mask):
+        k = k.view(4, k.shape[1], k.shape[2] // 3, 3).swapaxes(-3, -1)
+        s = torch.einsum("bhnd,dhbm->bmhn", q, k)
+        v = torch.split(v, 3, dim=-1)[0]
+        return torch.einsum("bmhn,bmeh->bhne", torch.tanh(s) * mask, v)
+
+    specs = {"q": "b h n d", "k": "d m b*h", "v": "b m e 2*h", "mask": "bool: m 1 n"}
+    sizes = {**SIZES, "b": 4, "n": 6, "m": 5, "h": 3, "d": 4}
+    recorder = Recorder()
+    compiled = torch.compile(function, backend=recorder, fullgraph=True)
+    operands = make_operands(specs, sizes)
+    fault = compare(function, compiled, operands, training=False, specs=specs)
+    assert not fault and recorder.matches, recorder.why()
+    assert not any(graph.guards_added for graph in recorder.graphs)
