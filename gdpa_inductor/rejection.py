@@ -51,6 +51,18 @@ class Code(enum.Enum):
     TENSOR_KIND = (Category.UNSUPPORTED, "a sparse, quantised, nested or subclass tensor")
     ANALYSIS = (Category.UNSUPPORTED, "the region could not be traced")
     LOWERING = (Category.UNSUPPORTED, "the lowering refused or failed")
+    JAGGED_OUTPUT = (Category.UNSUPPORTED, "the padded rows of a jagged attention's output are used")
+    JAGGED_OFFSETS = (Category.UNSUPPORTED, "operands are padded or unpadded by different offsets")
+    JAGGED_FILL = (Category.UNSUPPORTED, "jagged values are padded with something else than zero")
+    JAGGED_OPERAND = (Category.UNSUPPORTED, "an operand is not made by padding jagged values alone")
+    JAGGED_LENGTH = (
+        Category.UNSUPPORTED,
+        "the length that the output is unpadded to is not known to be that of the jagged values",
+    )
+    JAGGED_LAYOUT = (
+        Category.UNSUPPORTED,
+        "the padded dimensions are not the batch and the rows or keys of the attention",
+    )
     # NOT_GDPA
     NORMALISED = (
         Category.NOT_GDPA,

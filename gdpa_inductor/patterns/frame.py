@@ -4,7 +4,8 @@ An `Atom` is one index variable. The position inside one dimension is a tuple of
 significant first (mixed radix), and an `Index` has one such tuple for each dimension of a tensor; a
 dimension of size 1 has none. Views map the index of their result to the index of their source, so
 that "the element of `x.view(b, h, n, m)` at (b, h, n, m)" becomes "the element of `x` at ((b, h),
-n, m)". An atom that a view cuts through is split in two; the split holds everywhere.
+n, m)". An atom that a view cuts through is split in two; the split holds everywhere. An atom may be
+fixed: `x[:, 1]` at (b, n) is `x` at (b, 1, n).
 
 Sizes may be symbolic: only what is statically known is used, and no guard is ever added.
 """
@@ -15,6 +16,7 @@ import itertools
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -27,13 +29,23 @@ Size = int | torch.SymInt
 
 @dataclass(frozen=True, eq=False)
 class Atom:
-    """One index variable that runs from 0 to `size` - 1. Atoms are compared by identity."""
+    """One index variable that runs from 0 to `size` - 1. Atoms are compared by identity.
+
+    value: where it stays, if it does not run. part: it runs over a part of other digits, from the
+    position given with them on.
+    """
 
     size: Size
     number: int
+    value: int | None = None
+    part: tuple[Digits, int] | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.value is not None
 
     def __repr__(self) -> str:
-        return f"x{self.number}:{self.size}"
+        return f"x{self.number}:{self.size}" + (f"={self.value}" if self.is_fixed else "")
 
 
 Digits = tuple[Atom, ...]
@@ -72,11 +84,26 @@ class Space:
 
     splits: dict[Atom, Digits] = field(default_factory=dict)
     contracted: dict[str, Digits] = field(default_factory=dict)
+    _special: dict[tuple[object, ...], Atom] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def fresh(self, size: Size) -> Digits:
         """The digits of a new dimension."""
         return () if is_one(size) else (Atom(size, next(self._numbers)),)
+
+    def fixed(self, size: int, value: int) -> Digits:
+        """Position `value` of a dimension of `size`: the same digits each time."""
+        return () if size == 1 else (self._once((size, value), size, value, None),)
+
+    def part(self, digits: Digits, start: int, size: int) -> Digits:
+        """The `size` positions of `digits` from `start` on: the same digits each time."""
+        key = (digits, start, size)
+        return () if size == 1 else (self._once(key, size, None, (digits, start)),)
+
+    def _once(self, key: tuple[object, ...], size: int, *special: Any) -> Atom:
+        if key not in self._special:
+            self._special[key] = Atom(size, next(self._numbers), *special)
+        return self._special[key]
 
     def resolve(self, digits: Digits) -> Digits:
         """The same position after all splits."""
@@ -128,7 +155,7 @@ class Space:
         """Split `atom` so that its outer part completes a dimension of `size` of which `covered` is
         there.
         """
-        if _divides(covered, size):
+        if _divides(covered, size) and atom.value is None and atom.part is None:
             outer = size // covered
             if _divides(outer, atom.size):
                 inner = atom.size // outer

@@ -181,6 +181,9 @@ def mutated(node: Node) -> list[Node]:
     target: Any = node.target
     if isinstance(target, _compat.OpOverload):
         return _written(node, target._schema)
+    if isinstance(target, _compat.OpOverloadPacket) and _is_opaque_target(target):
+        schemas = [getattr(target, overload)._schema for overload in target.overloads()]
+        return list(dict.fromkeys(n for schema in schemas for n in _written(node, schema)))
     if node.op == "call_module" or (node.op == "call_function" and _is_opaque_target(target)):
         bodies = [
             _compat.body_of(n) for n in flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"

@@ -33,28 +33,39 @@ _REFUSE, _COPY, _EXPAND = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Which atoms make up each axis. `key` and `query` are the operands of the first product in
+    """Which atoms make up each axis. `key`, `query` and `value` are the operands of the products in
     their roles.
+
+    query_tokens, key_tokens: what runs over the rows of jagged values, on a side that has them.
     """
 
     query: Operand
     key: Operand
+    value: Operand
     batch: Digits
     heads: Digits
     rows: Digits
     keys: Digits
     inner: Digits
     channels: Digits
+    query_tokens: Digits | None = None
+    key_tokens: Digits | None = None
 
     @property
     def axes(self) -> dict[str, Digits]:
-        return {"b": self.batch, "h": self.heads, "n": self.rows, "m": self.keys}
+        """The digits of each entry of an access map."""
+        found = {"b": self.batch, "h": self.heads, "n": self.rows, "m": self.keys}
+        tokens = {"q": self.query_tokens, "k": self.key_tokens}
+        return {**found, **{axis: digits for axis, digits in tokens.items() if digits is not None}}
 
 
-def layout_of(reading: Reading) -> Layout:
-    """Give every atom its role. Raises Refused where the region is not the operator."""
+def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None = None) -> Layout:
+    """Give every atom its role; `batch` and `rows`, where given, are known already.
+
+    Raises Refused where the region is not the operator.
+    """
     keys, weights = set(reading.keys), atoms(reading.weights)
-    query, key = _roles(reading)
+    query, key = roles(reading)
     if not weights <= atoms(reading.score):
         raise Refused(Code.SCORES_BROADCAST, "an operand broadcasts the scores to more dimensions")
     value = atoms(reading.value.index)
@@ -73,14 +84,16 @@ def layout_of(reading: Reading) -> Layout:
     free = [a for a in others if a in in_query and a not in in_key and a not in value]
     if not free:
         raise Refused(Code.TOO_SMALL, "the scores have a single row")
-    row = max(free, key=lambda a: (_length(a.size), others.index(a)))
+    row = max(free, key=lambda a: ((a,) == rows, _length(a.size), others.index(a)))
     _check_views(reading, set(free), in_query, in_key, value)
     shared = [a for a in others if a is not row]
-    batch, heads = _grouping(shared, reading, query, key, row)
-    return Layout(query, key, batch, heads, (row,), reading.keys, reading.inner, channels)
+    chosen, heads = _grouping(shared, reading, query, key, row, batch)
+    return Layout(
+        query, key, reading.value, chosen, heads, (row,), reading.keys, reading.inner, channels
+    )
 
 
-def _roles(reading: Reading) -> tuple[Operand, Operand]:
+def roles(reading: Reading) -> tuple[Operand, Operand]:
     """(query, key): the key operand is the one that has what the second product sums over."""
     keys, inner = set(reading.keys), set(reading.inner)
     left, right = atoms(reading.left.index), atoms(reading.right.index)
@@ -123,17 +136,21 @@ def _length(size: Size) -> int:
 
 
 def _grouping(
-    shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom
-) -> tuple[Digits, Digits]:
+    shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom,
+    known: Digits | None,
+) -> tuple[Digits, Digits]:  # fmt: skip
     """The cheapest split of the shared atoms into batch and heads; ties go to the order in which
-    they come.
+    they come. `known`: what the batch has to be.
     """
     best: tuple[int, Digits, Digits] | None = None
     for batch, heads in _splits(shared):
+        if known is not None and batch != known:
+            continue
         cost = _cost(batch, heads, reading, query, key, row)
         if best is None or cost < best[0]:
             best = (cost, batch, heads)
-    assert best is not None
+    if best is None:
+        raise Refused(Code.JAGGED_LAYOUT, "the batch of the padding is not one of the scores")
     if best[0] >= _REFUSE:
         raise Refused(
             Code.OPERAND_EXPANDS,
@@ -188,6 +205,8 @@ def _is_prefix(has: set[Atom], axis: Digits) -> bool:
 
 
 def query_dims(layout: Layout) -> Index:
+    if layout.query_tokens is not None:
+        return (layout.query_tokens, layout.heads, layout.inner)
     return (_all_or_none(layout.query.index, layout.batch), layout.heads, layout.rows, layout.inner)
 
 
@@ -196,6 +215,8 @@ def shared_dims(layout: Layout, operand: Operand, last: Digits) -> Index:
     has = atoms(operand.index)
     count = len(has & set(layout.heads))
     heads = layout.heads[:count] if _is_prefix(has, layout.heads) else layout.heads
+    if layout.key_tokens is not None:
+        return (layout.key_tokens, heads, last)
     return (_all_or_none(operand.index, layout.batch), heads, layout.keys, last)
 
 
@@ -218,6 +239,8 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
             dims.append(())
             access.append("-")
         for atom in digits:
+            if atom.is_fixed:
+                continue
             if atom not in names:
                 raise Refused(Code.LAYOUT, "a mask or bias has a dimension that the scores lack")
             axis = names[atom]
@@ -228,6 +251,8 @@ def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
 
 
 def output_dims(layout: Layout) -> Index:
+    if layout.query_tokens is not None:
+        return (layout.query_tokens, layout.heads, layout.channels)
     return (layout.batch, layout.heads, layout.rows, layout.channels)
 
 

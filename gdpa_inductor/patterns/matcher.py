@@ -160,6 +160,8 @@ class Reader:
             raise Refused(
                 Code.LAYOUT, f"the second product, {self.describe(node)}, adds to its result"
             )
+        if any(a.is_fixed for a in flat(index)):
+            raise Refused(Code.LAYOUT, "a part of the second product's result is used")
         return node, index
 
     def _factors(self, product: Node) -> tuple[Node, Node]:
@@ -243,7 +245,7 @@ class Reader:
             self.score = (node, index)
         if self.score[0] is not node:
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
-        if self.score[1] != index:
+        if self.score[1] != index or any(a.is_fixed or a.part for a in flat(index)):
             raise Refused(Code.CROSS_ELEMENT, "a weight depends on scores of different positions")
         if host.name(node) not in _ADDED_PRODUCTS:
             return SCORE

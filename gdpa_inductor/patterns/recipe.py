@@ -36,7 +36,7 @@ class Handle:
 
     value: torch.Tensor
     node: Node | None = None
-    target: Callable[..., Any] | None = None
+    target: Callable[..., Any] | str | None = None
     args: tuple[Any, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -50,16 +50,27 @@ class Recipe:
     calls: list[Handle] = field(default_factory=list)
 
     def leaf(self, node: Node) -> Handle:
-        return Handle(host.tensors(node)[0], node)
+        """A tensor of the user's; of a nested one, its values."""
+        held = Handle(host.tensors(node)[0], node)
+        return self.call("values", held) if held.value.is_nested else held
 
-    def call(self, target: Callable[..., Any], *args: Any, **options: Any) -> Handle:
-        """Run `target` on fakes and note it. `args` may hold handles and symbolic sizes."""
+    def offsets(self, node: Node) -> Handle:
+        """A tensor of offsets, or those of a nested tensor."""
+        held = Handle(host.tensors(node)[0], node)
+        return self.call("offsets", held) if held.value.is_nested else held
+
+    def call(self, target: Callable[..., Any] | str, *args: Any, **options: Any) -> Handle:
+        """Run `target`, a function or a method's name, on fakes and note it. `args` may hold
+        handles and symbolic sizes.
+        """
         with (
             self.fake_mode,
             torch.set_grad_enabled(self.grad),
             _compat.without_guards(self.fake_mode),
         ):
-            value = target(*_values(args), **options)
+            given = _values(args)
+            run = getattr(given[0], target) if isinstance(target, str) else target
+            value = run(*(given[1:] if isinstance(target, str) else given), **options)
         made = Handle(value, None, target, args, options)
         self.calls.append(made)
         return made
@@ -70,6 +81,7 @@ class Recipe:
         Digits of `target` that the source lacks are expanded. Copies only where strides leave no
         other way.
         """
+        source, index = self._selected(source, index)
         if index == target:
             return source
         have = tuple(itertools.chain.from_iterable(index))
@@ -97,6 +109,18 @@ class Recipe:
         return (
             source if all(len(digits) <= 1 for digits in target) else self._reshape(source, target)
         )
+
+    def _selected(self, source: Handle, index: Index) -> tuple[Handle, Index]:
+        """The tensor without the atoms that are fixed."""
+        have = tuple(itertools.chain.from_iterable(index))
+        if not any(atom.is_fixed for atom in have):
+            return source, index
+        if any(len(digits) != 1 for digits in index):
+            source = self.call(aten.reshape.default, source, [atom.size for atom in have])
+        for dim in reversed(range(len(have))):
+            if have[dim].is_fixed:
+                source = self.call(aten.select.int, source, dim, have[dim].value)
+        return source, tuple((atom,) for atom in have if not atom.is_fixed)
 
     def _reshape(self, source: Handle, target: Index) -> Handle:
         """The same digits in the same order, in the dims of `target`."""
@@ -169,7 +193,8 @@ class Writer:
             for made in recipe.calls:
                 assert made.target is not None
                 args = self._arguments(made.args, written, like)
-                node = graph.call_function(made.target, args, dict(made.options))
+                op = "call_method" if isinstance(made.target, str) else "call_function"
+                node = graph.create_node(op, made.target, args, dict(made.options))
                 describe(node, like, made.value)
                 written[made] = node
         return written

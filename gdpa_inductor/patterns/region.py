@@ -12,7 +12,7 @@ storages in place on the way. Everything else that enters is a leaf. It is safe 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,14 +21,15 @@ from torch.fx import Node
 from ..rejection import Code
 from . import host
 from .candidates import NO_WEIGHTS, Candidate, HostGraph
+from .jagged import Padding, Sink
 from .result import Refused
 from .vocabulary import REASONS
 
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: in program order, from the first product to the second. makers: pure calls that lead
-    from leaves to them.
+    """nodes: in program order, from the first product to the second, or to the views of its result
+    that `sink` takes. makers: pure calls that lead from leaves to them.
 
     leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a
     shape only.
@@ -39,10 +40,17 @@ class Region:
     leaves: tuple[Node, ...]
     dead: tuple[Node, ...]
     sizes: tuple[Node, ...]
+    sink: Sink | None = None
 
     @property
-    def second(self) -> Node:
-        return self.nodes[-1]
+    def end(self) -> Node:
+        """What is replaced: the result of the second product, or of the unpad that follows."""
+        return self.nodes[-1] if self.sink is None else self.sink.result
+
+    @property
+    def all_nodes(self) -> tuple[Node, ...]:
+        """Every node that the replacement stands for."""
+        return self.nodes if self.sink is None else (*self.nodes, *self.sink.unpad)
 
 
 @dataclass(frozen=True)
@@ -50,14 +58,16 @@ class Finder:
     """Finds the regions of one graph."""
 
     host: HostGraph
+    padding: Padding | None = None
 
-    def of(self, candidate: Candidate, depth: int) -> Region:
+    def of(self, candidate: Candidate, depth: int, sink: Sink | None = None) -> Region:
         """The region of a candidate; `depth` says through what leaves are read (see `_upstream`).
 
         Raises Refused where it is not safe to replace.
         """
         first, second = candidate.firsts[0], candidate.second
-        nodes = sorted(self._closure(first, second), key=self.host.order.__getitem__)
+        closure = self._closure(first, second) | set(sink.tail if sink else ())
+        nodes = sorted(closure, key=self.host.order.__getitem__)
         inside = set(nodes)
         for node in nodes:
             if host.is_opaque(node):
@@ -70,11 +80,12 @@ class Finder:
                 raise Refused(code, f"{host.describe(node)} {REASONS[code]}")
         leaves = _leaves(nodes, inside)
         self._check_kinds(nodes, leaves)
-        self._check_ambient(nodes)
+        end = nodes[-1] if sink is None else sink.result
+        self._check_ambient([*nodes, end])
         makers, leaves = self._upstream(nodes, inside, leaves, depth)
-        self._check_mutations(inside, makers, leaves, second)
-        dead, sizes = self._escapes(nodes, inside)
-        return Region(tuple(nodes), tuple(makers), tuple(leaves), tuple(dead), tuple(sizes))
+        self._check_mutations(inside, makers, leaves, end)
+        dead, sizes = self._escapes(nodes, inside, () if sink is None else sink.unpad)
+        return Region(tuple(nodes), tuple(makers), tuple(leaves), tuple(dead), tuple(sizes), sink)
 
     def _closure(self, first: Node, second: Node) -> set[Node]:
         inside = {first, second}
@@ -107,7 +118,7 @@ class Finder:
 
         At depth 1 through views and exact upcasts, so that nothing is seen expanded or widened; at
         depth 2 through point-wise functions too whose result is larger than what they are made
-        from: masks of indices and lengths.
+        from: masks of indices and lengths; at depth 3 through all views of padded values as well.
         """
         makers: set[Node] = set()
         found: dict[Node, None] = {}
@@ -127,6 +138,8 @@ class Finder:
             seen = (depth >= 1 and (host.is_view(leaf) or _is_upcast(leaf))) or (
                 depth >= 2 and self.host.spreads(leaf)
             )
+            if depth >= 3 and self.padding is not None:
+                seen = (seen or leaf in self.padding.padded) and leaf not in self.padding.pads
             if (known and same_mode and seen) or (known and _is_size_arithmetic(leaf)):
                 makers.add(leaf)
             else:
@@ -169,13 +182,13 @@ class Finder:
                 )
 
     def _check_mutations(
-        self, inside: set[Node], makers: list[Node], leaves: list[Node], second: Node
+        self, inside: set[Node], makers: list[Node], leaves: list[Node], end: Node
     ) -> None:
         uses = self._first_uses(inside, makers)
         for leaf in leaves:
-            held, used = host.storages(leaf), uses.get(leaf, self.host.order[second])
+            held, used = host.storages(leaf), uses.get(leaf, self.host.order[end])
             for mutator, changed in self.host.mutators.items():
-                if changed & held and used < self.host.order[mutator] < self.host.order[second]:
+                if changed & held and used < self.host.order[mutator] < self.host.order[end]:
                     place = host.describe(mutator)
                     raise Refused(
                         Code.MUTATED_OPERAND,
@@ -198,15 +211,17 @@ class Finder:
                 uses[source] = min(uses.get(source, position), position)
         return uses
 
-    def _escapes(self, nodes: list[Node], inside: set[Node]) -> tuple[list[Node], list[Node]]:
+    def _escapes(
+        self, nodes: list[Node], inside: set[Node], unpad: Sequence[Node]
+    ) -> tuple[list[Node], list[Node]]:
         """Users outside of the region: those that are dead, and those that read a shape. Others are
-        refused.
+        refused. `unpad`: what uses the last node, where this one is replaced too.
         """
         dead: dict[Node, None] = {}
         sizes: dict[Node, None] = {}
-        for node in nodes[:-1]:
+        for node in nodes if unpad else nodes[:-1]:
             for user in node.users:
-                if user in inside or user in dead:
+                if user in inside or user in dead or user in unpad:
                     continue
                 if (
                     host.name(user) in host.SHAPES

@@ -17,7 +17,8 @@ class Match:
     calls the op.
 
     `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
-    `replaced`: the names of the nodes that the op stands for, in program order.
+    `replaced`: the names of the nodes that the op stands for, in program order. `notes`: why a side
+    that is padded in the model stays padded.
     """
 
     problem: Problem
@@ -25,6 +26,7 @@ class Match:
     node: str
     choice: object = None
     replaced: tuple[str, ...] = ()
+    notes: tuple[Rejection, ...] = ()
 
     @property
     def score_mod(self) -> ScoreMod:

@@ -8,8 +8,9 @@ stood. Nodes outside the regions are neither run nor touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -26,6 +27,7 @@ from .ambient import Ambient, State
 from .candidates import Candidate, HostGraph
 from .canonical import canonical
 from .frame import is_zero, same
+from .jagged import Padding, Sides, Sink
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
 from .matcher import Operand, Reading, read
 from .recipe import Handle, Recipe, Writer
@@ -46,6 +48,8 @@ class Plan:
     problem: Problem
     choice: object
     rank: int
+    pads: tuple[Node, ...] = ()
+    notes: tuple[Rejection, ...] = ()
 
 
 def rewrite_graph(
@@ -96,8 +100,9 @@ def _rewrite_one(
     plans: list[Plan] = []
     refused: list[tuple[Candidate, Rejection]] = []
     writer = Writer(graph)
+    analyst = Analyst(graph, Padding.of(graph), writer, options, supports)
     for candidate in graph.candidates():
-        outcome = _analyse(candidate, graph, writer, options, supports)
+        outcome = analyst.outcome(candidate)
         if isinstance(outcome, Plan):
             plans.append(outcome)
         else:
@@ -116,17 +121,17 @@ def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
     chosen: list[Plan] = []
     taken: set[Node] = set()
     for plan in sorted(plans, key=lambda p: -p.rank):
-        if not taken & set(plan.region.nodes):
+        if not taken & set(plan.region.all_nodes):
             chosen.append(plan)
-            taken |= set(plan.region.nodes)
-    return sorted(chosen, key=lambda p: graph.order[p.region.second])
+            taken |= set(plan.region.all_nodes)
+    return sorted(chosen, key=lambda p: graph.order[p.region.end])
 
 
 def _reported(
     refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[Plan]
 ) -> tuple[Rejection, ...]:
     """One refusal for each second product; none for products that are part of a match."""
-    taken = {node for plan in chosen for node in plan.region.nodes}
+    taken = {node for plan in chosen for node in plan.region.all_nodes}
     found: dict[Node, Rejection] = {}
     for candidate, rejection in refused:
         inside_one_call = candidate.second in candidate.firsts
@@ -141,27 +146,6 @@ def _reported(
 
 # One candidate
 
-
-def _analyse(
-    candidate: Candidate,
-    graph: HostGraph,
-    writer: Writer,
-    options: Options,
-    supports: Supports | None,
-) -> Plan | Rejection:
-    location = host.location(candidate.second)
-    refused: Refused | None = None
-    for depth in (2, 1, 0):
-        try:
-            return _plan(candidate, graph, writer, options, supports, depth)
-        except Refused as refusal:
-            refused = refused or refusal
-            if refusal.code not in _DEPENDS_ON_DEPTH:
-                break
-    assert refused is not None
-    return Rejection(refused.code, refused.reason, location, candidate.second.name)
-
-
 # Refusals that may come from what a leaf is made by, and then vanish when it is taken as it is.
 _DEPENDS_ON_DEPTH = (
     Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS,
@@ -169,59 +153,120 @@ _DEPENDS_ON_DEPTH = (
 )  # fmt: skip
 
 
-def _plan(
-    candidate: Candidate,
-    graph: HostGraph,
-    writer: Writer,
-    options: Options,
-    supports: Supports | None,
-    depth: int,
-) -> Plan:
-    """`depth`: through what the operands are read (see `region.Finder`)."""
-    if len(candidate.firsts) > 1:
-        raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
-    region = Finder(graph).of(candidate, depth)
-    if any(
-        is_zero(s)
-        for n in (*region.nodes, *region.leaves)
-        for t in host.tensors(n)
-        for s in t.shape
-    ):
-        raise Refused(Code.TOO_SMALL, "a dimension has size 0")
-    ordered = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
-    reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
-    layout = layout_of(reading)
-    program, operands = _program(reading, layout)
-    rank = profit.rank(program, reading)
-    recipe, result, problem = _replacement(
-        region, graph, reading, layout, program, operands, options
-    )
-    refusal = profit.judge(problem, rank, options.profit)
-    if refusal is not None:
-        raise refusal
-    needed = [
-        *reading.scalars,
-        *(s for n in region.sizes for s in _shape_values(n)),
-        *recipe.sizes(),
-    ]
-    if not all(map(writer.can_write, needed)):
-        raise Refused(Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs")
-    choice = True if supports is None else supports(problem)
-    if not choice:
-        given = (
-            choice
-            if isinstance(choice, Rejection)
-            else Rejection(Code.LOWERING, "no kernel supports it")
+@dataclass(frozen=True)
+class Attempt:
+    """How a candidate is read. depth: through what its operands are (see `region.Finder`).
+
+    jagged: on which sides the values are to be taken without their padding, "q" with the `sink`
+    that unpads the output.
+    """
+
+    depth: int
+    jagged: str = ""
+    sink: Sink | None = None
+
+
+@dataclass(frozen=True)
+class Analyst:
+    """Plans the replacement of candidates of one graph."""
+
+    graph: HostGraph
+    padding: Padding
+    writer: Writer
+    options: Options
+    supports: Supports | None
+
+    def outcome(self, candidate: Candidate) -> Plan | Rejection:
+        """Jagged if it can be, else dense; `Plan.notes` says why a side stays padded."""
+        location = host.location(candidate.second)
+        told = lambda refusal: Rejection(
+            refusal.code, refusal.reason, location, candidate.second.name
         )
-        raise Refused(given.code, given.reason)
-    return Plan(candidate, region, recipe, result, problem, choice, rank)
+        notes: dict[Code, Rejection] = {}
+        refused: Refused | None = None
+        for attempt in self._attempts(candidate, notes, told):
+            try:
+                return replace(self._plan(candidate, attempt), notes=tuple(notes.values()))
+            except Refused as refusal:
+                if attempt.jagged:
+                    notes.setdefault(refusal.code, told(refusal))
+                    continue
+                refused = refused or refusal
+                if refusal.code not in _DEPENDS_ON_DEPTH:
+                    break
+        assert refused is not None
+        return told(refused)
+
+    def _attempts(
+        self, candidate: Candidate, notes: dict[Code, Rejection], told: Callable[..., Rejection]
+    ) -> Iterator[Attempt]:
+        """The best first. Why the output has no sink becomes a note, if an operand is padded."""
+        if self.padding.feeds(candidate):
+            try:
+                sink = self.padding.sink(candidate.second)
+                yield from (Attempt(3, sides, sink) for sides in ("qk", "q"))
+            except Refused as refusal:
+                notes[refusal.code] = told(refusal)
+            yield Attempt(3, "k")
+        yield from map(Attempt, (2, 1, 0))
+
+    def _plan(self, candidate: Candidate, attempt: Attempt) -> Plan:
+        if len(candidate.firsts) > 1:
+            raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
+        graph, options = self.graph, self.options
+        region = Finder(graph, self.padding).of(candidate, attempt.depth, attempt.sink)
+        if any(
+            is_zero(s)
+            for n in (*region.nodes, *region.leaves)
+            for t in host.tensors(n)
+            for s in t.shape
+        ):
+            raise Refused(Code.TOO_SMALL, "a dimension has size 0")
+        ordered = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
+        reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
+        sides = Sides()
+        if attempt.jagged:
+            sides = self.padding.sides(attempt.jagged, reading, attempt.sink, region.end)
+        layout = sides.layout(layout_of(reading, sides.batch, sides.rows))
+        reading = replace(reading, aux=tuple(map(sides.operand, reading.aux)))
+        program, operands = _program(reading, layout)
+        rank = profit.rank(program, reading)
+        recipe, result, problem = _replacement(
+            region, graph, reading, layout, sides, program, operands, options
+        )
+        refusal = profit.judge(problem, rank, options.profit)
+        if refusal is not None:
+            raise refusal
+        needed = [
+            *reading.scalars,
+            *(s for n in region.sizes for s in _shape_values(n)),
+            *recipe.sizes(),
+        ]
+        if not all(map(self.writer.can_write, needed)):
+            raise Refused(
+                Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs"
+            )
+        choice = self._judged(problem)
+        pads = tuple(leaf for leaf in region.leaves if leaf in self.padding.pads)
+        return Plan(candidate, region, recipe, result, problem, choice, rank, pads)
+
+    def _judged(self, problem: Problem) -> object:
+        choice = True if self.supports is None else self.supports(problem)
+        if not choice:
+            given = (
+                choice
+                if isinstance(choice, Rejection)
+                else Rejection(Code.LOWERING, "no kernel supports it")
+            )
+            raise Refused(given.code, given.reason)
+        return choice
 
 
 def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
     """The program in terms of b, h, n and m, with its operands in the order of their first use."""
     used = [node for node in postorder([reading.weight]) if node.op == "aux"]
     numbers = {int(leaf.value or 0): position for position, leaf in enumerate(used)}
-    axes = {digits: INDEX[axis] for axis, digits in layout.axes.items() if digits}
+    axes = {layout.axes[axis]: index for axis, index in INDEX.items() if layout.axes[axis]}
 
     def leaf(node: Expr) -> Expr:
         if node.op == "aux":
@@ -248,25 +293,30 @@ def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]
 
 
 def _replacement(
-    region: Region, graph: HostGraph, reading: Reading, layout: Layout, program: ScoreMod,
-    operands: Sequence[Operand], options: Options,
+    region: Region, graph: HostGraph, reading: Reading, layout: Layout, sides: Sides,
+    program: ScoreMod, operands: Sequence[Operand], options: Options,
 ) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
     """The calls that replace a region, tried on its fakes."""
-    expected = host.tensors(region.second)[0]
-    recipe = Recipe(graph.ambient[region.second].grad, _compat.fake_mode_of(expected))
+    expected = host.tensors(region.end)[0]
+    recipe = Recipe(graph.ambient[region.end].grad, _compat.fake_mode_of(expected))
     try:
         layout = _without_upcasts(layout, expected.dtype)
         query = _operand(recipe, layout.query, query_dims(layout))
         key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
-        value = _operand(recipe, reading.value, shared_dims(layout, reading.value, layout.channels))
+        value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
         query = _with_batch(recipe, layout, query, (key, value))
         tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
         tensors = [recipe.moved(t, query.value.device) for t in tensors]
+        given: Operands[Handle] = Operands(
+            query, key, value, tensors, reading.scalars, program, *_lengths(recipe, sides)
+        )
         output = recipe.call(
-            torch.ops.gdpa.attention.default, query, key, value, tensors, list(reading.scalars),
-            str(program), str(options.kernel_options),
-        )  # fmt: skip
-        result = recipe.arrange(output, output_dims(layout), reading.output)
+            torch.ops.gdpa.attention.default, *given.arguments(str(options.kernel_options))
+        )
+        wanted = reading.output
+        if layout.query_tokens is not None:
+            wanted = (layout.query_tokens, *reading.output[2:])
+        result = recipe.arrange(output, output_dims(layout), wanted)
         result = recipe.with_strides(result, expected)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
@@ -277,10 +327,20 @@ def _replacement(
         raise Refused(
             Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}"
         )
-    given = (query.value, key.value, value.value)
-    training = recipe.grad and any(t.requires_grad for t in (*given, *(t.value for t in tensors)))
-    call = Operands(*given, [t.value for t in tensors], reading.scalars, program)
-    return recipe, result, Problem.of(call, training)
+    fakes = given.filled([getattr(item, "value", item) for item in given.flat()])
+    training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
+    return recipe, result, Problem.of(fakes, training)
+
+
+def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
+    """cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k; offsets that are one are one node."""
+    query, key = sides.query, sides.key
+    offsets_q = None if query is None else recipe.offsets(query.pad.offsets)
+    offsets_k = None if key is None else recipe.offsets(key.pad.offsets)
+    if sides.share_offsets:
+        offsets_k = offsets_q
+    longest = (0 if side is None else side.pad.longest for side in (query, key))
+    return offsets_q, offsets_k, *longest
 
 
 def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
@@ -309,7 +369,8 @@ def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[
     """One of query, key and value must have the batch: where a mask alone has it, the query is
     expanded.
     """
-    if not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):
+    jagged = layout.query_tokens is not None or layout.key_tokens is not None
+    if jagged or not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):
         return query
     return recipe.expanded(query, layout.batch)
 
@@ -332,21 +393,25 @@ def _shape_values(node: Node) -> list[int | torch.SymInt]:
 
 def _commit(plan: Plan, writer: Writer) -> Match:
     """Write a plan into its graph and take the region out."""
-    second, region, graph = plan.region.second, plan.region, writer.host.graph
-    written = writer.write(plan.recipe, second, second)
+    end, region, graph = plan.region.end, plan.region, writer.host.graph
+    written = writer.write(plan.recipe, end, plan.candidate.second)
     result = written[plan.result]
-    second.replace_all_uses_with(result)
-    writer.replaced[second] = result
-    gone = {*region.nodes, *region.dead}
+    end.replace_all_uses_with(result)
+    writer.replaced[end] = result
+    if region.sink is not None:
+        for node in region.sink.again:
+            node.replace_all_uses_with(region.sink.offsets)
+    gone = {*region.all_nodes, *region.dead}
     for node in region.sizes:
         gone.update(writer.replace_size(node, gone))
     for node in sorted(gone, key=writer.host.order.__getitem__, reverse=True):
         graph.erase_node(node)
-    for node in reversed(region.makers):
+    unused = sorted((*region.makers, *plan.pads), key=writer.host.order.__getitem__, reverse=True)
+    for node in unused:
         if node not in gone and not node.users:
             graph.erase_node(node)
     name = next(
         written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default
     )
-    replaced = tuple(node.name for node in (*region.nodes, *region.dead))
-    return Match(plan.problem, host.location(result), name, plan.choice, replaced)
+    replaced = tuple(node.name for node in (*region.all_nodes, *region.dead))
+    return Match(plan.problem, host.location(result), name, plan.choice, replaced, plan.notes)

@@ -10,7 +10,7 @@ from torch.fx import Node
 
 from ..rejection import Code
 from . import host
-from .frame import Index, Space, broadcast, is_one, permuted, same
+from .frame import Index, Space, broadcast, is_one, permuted, product, same
 from .result import Refused
 
 _REGROUPING = frozenset(
@@ -31,6 +31,8 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
     """The source of a view and the index into it; None where `node` is not a view."""
     called = host.name(node)
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+    if called == "getitem":
+        return _through_piece(space, node, space.resolve_index(index))
     if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
         return None
     index, shape, made = space.resolve_index(index), tensor_of(source).shape, tensor_of(node).shape
@@ -45,12 +47,53 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
         return source, broadcast(index, made, shape)
     if called in ("select_scatter", "slice_scatter"):
         return _through_scatter(node, index)
-    if called == "select" and is_one(shape[args[0]]):
-        dim = args[0] % len(shape)
-        return source, (*index[:dim], (), *index[dim:])
-    if called == "slice" and all(map(same, shape, made)) and (len(args) < 4 or args[3] == 1):
-        return source, index
+    if called == "select":
+        dim, at = args[0] % len(shape), args[1]
+        return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, at, 1)
+    if called == "slice":
+        if all(map(same, shape, made)) and (len(args) < 4 or args[3] == 1):
+            return source, index
+        dim, start = (args[0] % len(shape) if args else 0), (args[1] if len(args) > 1 else 0)
+        if len(args) > 3 and args[3] != 1:
+            return None
+        return _narrowed(space, source, index, dim, start or 0, made[dim])
     return None
+
+
+def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
+    """`x.split(...)[i]`, `x.unbind()[i]`: the element of `x`."""
+    pieces: Any = node.args[0]
+    called = host.name(pieces)
+    if called not in ("split", "split_with_sizes", "unbind"):
+        return None
+    source: Node = pieces.args[0]
+    made: Any = pieces.meta["val"]
+    number: Any = node.args[1]
+    rest = [*pieces.args[1:], *pieces.kwargs.values()]
+    dim = (rest[-1] if len(rest) > (called != "unbind") else 0) % tensor_of(source).dim()
+    if called == "unbind":
+        return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, number, 1)
+    start = sum(piece.shape[dim] for piece in made[:number])
+    return _narrowed(space, source, index, dim, start, made[number].shape[dim])
+
+
+def _narrowed(
+    space: Space, source: Node, index: Index, dim: int, start: Any, length: Any
+) -> tuple[Node, Index] | None:
+    """`source.narrow(dim, start, length)` at `index`, where this is one of several equal parts."""
+    total = tensor_of(source).shape[dim]
+    if not all(isinstance(size, int) for size in (total, start, length)) or not length:
+        return None
+    start = start % total if start < 0 else start
+    within = index[dim]
+    if len(within) == 1 and within[0].part is not None and within[0].part[1] == start:
+        whole = within[0].part[0]
+        if same(product(atom.size for atom in whole), total):
+            return source, (*index[:dim], whole, *index[dim + 1 :])
+    if start % length or total % length:
+        return None
+    digits = (*space.fixed(total // length, start // length), *within)
+    return source, (*index[:dim], digits, *index[dim + 1 :])
 
 
 def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
