@@ -242,6 +242,17 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return type(tensor) in (FakeTensor, torch.nn.Parameter) and isinstance(tensor, FakeTensor)
 
 
+def is_compact_nested(tensor: torch.Tensor) -> bool:
+    """A jagged nested tensor [B, j, ...] whose sequences follow each other without gaps."""
+    return getattr(tensor, "_ragged_idx", 0) == 1 and getattr(tensor, "_lengths", 0) is None
+
+
+def rows_of(values: torch.Tensor) -> int | torch.SymInt:
+    """The first size of a tensor, or of the values of a nested one."""
+    held = values._values if values.is_nested else values
+    return held.shape[0]
+
+
 def fake_mode_of(tensor: torch.Tensor) -> Any:
     """The FakeTensorMode that a fake tensor belongs to."""
     return tensor.fake_mode  # type: ignore[attr-defined]
