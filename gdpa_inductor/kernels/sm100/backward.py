@@ -48,7 +48,7 @@ ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 10
 NAMES = ("rA", "tA", "rB", "tB")
 STAGES = {"A": 3, "B": 2}  # of the streamed operands: 224 KiB of tiles at head dim 128
 # name: (stages, arrivals); "A", "B": as many stages as that ring
-SIGNALS = {
+SIGNALS: dict[str, tuple[str | int, int]] = {
     "resident_A": (1, 1), "resident_B": (1, 1),  # loads: the operand of the tile has landed
     "spent_A": (1, 1), "spent_B": (1, 1),  # products: it is read no more
     "streamed_A": ("A", 1), "streamed_B": ("B", 1),  # loads: the operand of the step has landed
@@ -113,8 +113,8 @@ class Backward:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers: of Q, K, V, dO, then of the gradients: dK, dV, or dQ. strides: (batch, head, row)
-        of each. sizes: batch, heads, key heads, value heads, rows, cols (the most, of a jagged
+        """pointers, strides (batch, head, row): of Q, K, V, dO, then of the gradients that this
+        side writes. sizes: batch, heads, key heads, value heads, rows, cols (the most, of a jagged
         side), rows of Q, rows of K. cu_q, cu_k: offsets of a jagged side; order: of the sequences.
         aux: (pointer, strides by letter) of the operands of the program. ctas: one for each
         multiprocessor."""
@@ -193,7 +193,7 @@ class Backward:
         """The mbarriers, and the word that receives the address of tensor memory."""
         made = {}
         for name, (stages, arrivals) in SIGNALS.items():
-            slots = STAGES.get(stages, stages)
+            slots = STAGES[stages] if isinstance(stages, str) else stages
             made[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
         return made, shared.allocate_array(Int32, 1)
 

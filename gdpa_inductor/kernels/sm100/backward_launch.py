@@ -22,9 +22,10 @@ ITEMSIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "
 
 
 @dataclass(frozen=True)
-class Operands:
-    """One call. query [B|1,H,N,D] or packed [L,H,D] with cu_q; key, value and cu_k alike; grad_out as
-    the output is. aux, scalars: of the program. rows, cols: the most rows and keys of a sequence."""
+class Call:
+    """One call. query: [B|1,H,N,D], or packed [L,H,D] with cu_q; key, value and cu_k alike;
+    grad_out as the output is. rows, cols: the most of a sequence. aux, scalars: of the program.
+    order: of the sequences."""
 
     query: Tensor
     key: Tensor
@@ -102,7 +103,7 @@ def _aux(dtype: str, address: int, strides: Sequence[int]) -> tuple[Any, ...]:
 
 
 def launch(
-    compiled: Any, config: Config, call: Operands, outputs: Sequence[Tensor], ctas: int, stream: int
+    compiled: Any, config: Config, call: Call, outputs: Sequence[Tensor], ctas: int, stream: int
 ) -> None:
     """One side of the backward, into `outputs`."""
     tensors = (*call.matrices, *outputs)
@@ -148,7 +149,7 @@ def strides_of(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def gradients(
-    config: Config, call: Operands, needs: Sequence[bool], ctas: int, stream: int = 0,
+    config: Config, call: Call, needs: Sequence[bool], ctas: int, stream: int = 0,
     ranges: Any = None,
 ) -> list[Tensor | None]:  # fmt: skip
     """dQ, dK, dV where asked for, contiguous, in the dtype of the operand. ctas: how many run, one
@@ -157,28 +158,28 @@ def gradients(
     found: dict[str, Tensor] = {}
     for side, letters in SIDES.items():
         if any(asked[letter] for letter in letters):
-            outputs = {letter: _empty(config, call, letter) for letter in letters}
+            outputs = {letter: room(config, call, letter) for letter in letters}
             compiled = compile(config, side, ranges)
             launch(compiled, config, call, list(outputs.values()), ctas, stream)
             found |= outputs
-    return [_finished(call, letter, found[letter]) if asked[letter] else None for letter in "qkv"]
+    return [finished(call, letter, found[letter]) if asked[letter] else None for letter in "qkv"]
 
 
-def _operand(call: Operands, letter: str) -> Tensor:
+def _operand(call: Call, letter: str) -> Tensor:
     return {"q": call.query, "k": call.key, "v": call.value}[letter]
 
 
-def _empty(config: Config, call: Operands, letter: str) -> Tensor:
-    """Room for a gradient. The rows of a packed operand that take no part have a gradient of zero."""
+def room(config: Config, call: Call, letter: str) -> Tensor:
+    """Room for a gradient. Rows of a packed operand that take no part have a gradient of zero."""
     operand = _operand(call, letter)
     if letter in config.shared:
-        return operand.new_empty(call.batch, *operand.shape[1:], dtype=torch.float32)
+        return operand.newroom(call.batch, *operand.shape[1:], dtype=torch.float32)
     if operand.dim() == 3:
         return operand.new_zeros(operand.shape)
-    return operand.new_empty(operand.shape)
+    return operand.newroom(operand.shape)
 
 
-def _finished(call: Operands, letter: str, grad: Tensor) -> Tensor:
+def finished(call: Call, letter: str, grad: Tensor) -> Tensor:
     """Summed over the batch where the operand was shared, always in the same order."""
     operand = _operand(call, letter)
     if grad.shape == operand.shape:

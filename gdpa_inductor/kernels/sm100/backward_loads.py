@@ -9,7 +9,7 @@ from .config import ROWS
 
 
 class Loads:
-    """Fills the buffers rA, tA, rB, tB (`operands.Tiles`) in the order in which products want them."""
+    """Fills the buffers rA, tA, rB, tB in the order in which the products want them."""
 
     def __init__(self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any]) -> None:
         self.walk, self.signals, self.tiles = walk, signals, tiles
@@ -29,7 +29,6 @@ class Loads:
             if tile.steps > 0:
                 tile_step += 1
             number += self.walk.stride
-        self.drain(tile_step, step)
 
     @cute.jit
     def operands(self, name, tile: Tile, turn, block, tile_step, step, new):
@@ -48,10 +47,3 @@ class Loads:
         full, tiles = self.signals[signal], self.tiles[name]
         full.expect(step, tiles.size)
         tiles.copy(*rows, head, tile.batch, full.index(step), full.slot(step))
-
-    def drain(self, tile_step: Any, step: Any) -> None:
-        """Leave when no arrival is on its way any more."""
-        for name in ("A", "B"):
-            self.signals["spent_" + name].wait_before(tile_step)
-            for back in range(self.signals["free_" + name].stages):
-                self.signals["free_" + name].wait_before(step + back)

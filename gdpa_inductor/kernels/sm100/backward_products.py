@@ -23,7 +23,7 @@ SCORES, GRADIENTS, SUMS = 0, COLS, {"A": 2 * COLS, "B": 3 * COLS}  # columns of 
 
 
 class Products:
-    """S, dP, accA and, on the keys side, accB of every step. shapes: the `Shapes` of the operands."""
+    """S, dP, accA and, on the keys side, accB of every step."""
 
     def __init__(
         self, walk: Walk, shapes: Any, signals: dict[str, Any], buffers: dict[str, Any], tmem: Any
@@ -47,7 +47,7 @@ class Products:
 
     @cute.jit
     def turn(self, tile: Tile, tile_step, step, i):
-        """The sums of step - 1 and the scores of step, of which the first and last turn lack one."""
+        """The sums of step - 1 and the scores of step; the first and the last turn lack one."""
         signals = self.signals
         if i > 0:
             signals["weights"].wait(step - 1)

@@ -37,7 +37,7 @@ class Signal:
         cute.arch.mbarrier_wait(self.slot(step), self._parity(step))
 
     def wait_before(self, step: Any) -> None:
-        """Until the step that had this slot before `step` has been signalled; the first has none."""
+        """Until the step that had this slot before has been signalled; the first had none."""
         cute.arch.mbarrier_wait(self.slot(step), self._parity(step) ^ 1)
 
     @cute.jit

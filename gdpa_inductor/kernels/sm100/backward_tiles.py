@@ -5,6 +5,7 @@ integers computed from its number, so nothing is handed from role to role. The t
 neighbours, so that CTAs that run together stream the same rows.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import Int32, cute
@@ -13,17 +14,30 @@ from .config import ROWS, Config
 from .values import smaller
 
 
+@dataclass
 class Tile:
     """One resident tile.
 
     batch, head: of the resident operands. first: its first row, of `rows` in its sequence, which
     begins at row `start` of a jagged operand. length, origin: the same of the streamed side.
-    begin, end: the streamed tiles of one pass. passes: how many heads stream past. steps: of all
-    passes together.
+    passes: how many heads stream past. begin, end: the streamed tiles of one pass.
     """
 
-    def __init__(self, **fields: Any) -> None:
-        self.__dict__.update(fields)
+    batch: Any
+    head: Any
+    first: Any
+    rows: Any
+    start: Any
+    length: Any
+    origin: Any
+    passes: Any
+    begin: Any = None
+    end: Any = None
+
+    @property
+    def steps(self) -> Any:
+        """The streamed tiles of all passes."""
+        return (self.end - self.begin) * self.passes
 
 
 class Walk:
@@ -50,12 +64,9 @@ class Walk:
             batch = _at(self.order, batch)
         start, rows = _span(*self.resident, batch)
         origin, length = _span(*self.streamed, batch)
-        tile = Tile(
-            batch=batch, head=head, first=block * ROWS, rows=rows, start=start, length=length,
-            origin=origin, passes=self.group if self.keys else 1,
-        )  # fmt: skip
+        passes = self.group if self.keys else 1
+        tile = Tile(batch, head, block * ROWS, rows, start, length, origin, passes)
         tile.begin, tile.end = self.range(tile)
-        tile.steps = (tile.end - tile.begin) * tile.passes
         return tile
 
     def range(self, tile: Tile) -> tuple[Any, Any]:

@@ -3,7 +3,10 @@
 A `Config` is the cache key: everything else (lengths, batch, heads, strides) is read at run time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+import torch
 
 from ...score_mod import ScoreMod
 
@@ -11,6 +14,9 @@ ROWS = COLS = 128  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 MAX_DIM = 128
 SHARED_MEMORY = 227 << 10
 TMEM_COLUMNS = 512
+AUX_DTYPES = (
+    "float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64",
+)  # fmt: skip
 VERSIONS = ((4, 8), (4, 9))  # of nvidia-cutlass-dsl: from, below
 
 
@@ -20,7 +26,8 @@ class Config:
 
     program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k: that
     side is packed, with offsets; then positions count from the beginning of the sequence.
-    shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
+    shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see
+    emit.py). skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens.
     """
 
     dtype: str
@@ -32,6 +39,7 @@ class Config:
     jagged_k: bool = False
     shared: frozenset[str] = frozenset()
     fast: bool = True
+    skip: bool = True
     offsets: str = "int32"
 
     @property
@@ -62,6 +70,21 @@ class Config:
         stage = 2 * COLS * max(self.padded_head_dim, self.padded_value_dim)
         room = SHARED_MEMORY - 2048 - 2 * ROWS * self.padded_head_dim * self.query_stages
         return min(6, room // stage)
+
+
+def unsupported(
+    dtypes: tuple[torch.dtype, torch.dtype], dims: tuple[int, int], aux: Sequence[str]
+) -> str:
+    """Why the kernel cannot run this, or "". dtypes, dims: of query and value. aux: dtype names."""
+    if any(dtype not in (torch.bfloat16, torch.float16) for dtype in dtypes):
+        return f"the CuTe kernel takes fp16 and bf16 operands, not {dtypes[0]} and {dtypes[1]}"
+    if dtypes[0] != dtypes[1]:
+        return f"query is {dtypes[0]}, value {dtypes[1]}; the CuTe kernel takes one"
+    for size in dims:
+        if not 8 <= size <= MAX_DIM or size % 8:
+            return f"a head dim of {size}; the CuTe kernel takes multiples of 8 up to {MAX_DIM}"
+    strange = [dtype for dtype in aux if dtype not in AUX_DTYPES]
+    return f"an operand between the products is {strange[0]}" if strange else ""
 
 
 def _padded(size: int) -> int:

@@ -32,7 +32,8 @@ from .config import COLS, ROWS, TMEM_COLUMNS, Config
 from .epilogue import PART, Output, Sums
 from .operands import Matrix, Tiles
 from .pipeline import Barriers, Cursor, Ring, scores_done, scores_ready
-from .program import Program
+from .program import Program, Row
+from .ranges import Ranges
 from .scheduler import FIELDS, STAGES, Scheduler
 from .work import Work
 
@@ -173,12 +174,15 @@ class Forward:
         self.start(memory, warp)
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tmem.ptr)
         self.tensor_memory(qk, pv, layouts[3], tmem)
-        scheduler = Scheduler(self.tiles, self.records, Work(c, sizes, (cu_q, cu_k, order)))
+        ranges = Ranges(c, aux, scalars, TILES * ROWS)
+        work = Work(c, sizes, (cu_q, cu_k, order))
+        scheduler = Scheduler(self.tiles, self.records, work, ranges)
 
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            program = Program(c, aux, scalars)
-            self.activate(scheduler, program, warp // 4, thread % WARPGROUP)
+            careful = Program(c, aux, scalars)
+            plain = Program(c, aux, scalars, ranges.classes.full_terms)
+            self.activate(scheduler, ranges, (plain, careful), warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:
             cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
             output = Output(o, o_strides, c.value_dim, self.dtype)
@@ -378,22 +382,24 @@ class Forward:
         return cute.make_tensor(self.tmem + column, self.o_layout)
 
     @cute.jit
-    def activate(self, scheduler, program: Program, t, thread):
-        """The activation of query tile t."""
+    def activate(self, scheduler, ranges: Ranges, programs, t, thread):
+        """The activation of query tile t. programs: the one for blocks without masks and tails, and the
+        one for all."""
         tS = cute.make_tensor(self.tmem + (SCORES + COLS * t), self.tS[0].layout)
         scores = Scores(tS, thread, self.dtype)
         at, s = self.tiles.start(), Cursor(1)
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
-            row = program.row(tile, tile.row + t * ROWS + thread)
+            first = tile.row + t * ROWS
+            plain, careful = [Row(program, tile, first + thread) for program in programs]
             for block in cutlass.range(tile.first, tile.last, unroll=1):
                 column = block * COLS
                 self.scores.of(t).wait(s)
                 scores_ready()
-                if column + COLS <= tile.k_rows:
-                    self.weigh(scores, row, t, s, column, None)
+                if ranges.needs_no_mask(tile, first, column):
+                    self.weigh(scores, plain, t, s, column, None)
                 else:
-                    self.weigh(scores, row, t, s, column, tile.k_rows)
+                    self.weigh(scores, careful, t, s, column, tile.k_rows)
                 s = s.next()
             tile, at = scheduler.take_busy(at)
 

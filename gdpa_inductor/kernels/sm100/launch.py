@@ -1,105 +1,196 @@
-"""Compile a configuration, check arguments, launch. Host side only; tensors are torch tensors.
+"""From torch tensors to a launch: checks, the configuration, compiled kernels by configuration.
 
 Kernels take raw pointers, sizes and strides, so that compiling needs no tensors and no GPU, and a
-launch no DLPack.
+launch no DLPack. Nothing here reads a length from the device.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import cuda.bindings.driver as cuda
+import torch
 from cutlass import Int32, Int64, cute
+from torch import Tensor
 
-from .config import Config
+from ...rejection import GDPAError
+from .config import Config, unsupported
 from .forward import Forward
 from .program import DTYPES, LETTERS
 
 SIZES, MATRICES = 8, 4
+ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
+ARCHITECTURE = "--gpu-arch=sm_100a"
 
 
-def pointer(dtype: str, address: int, align: int = 16) -> Any:
-    return cute.runtime.make_ptr(
-        DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align
+@functools.cache
+def compiled(config: Config, options: str = ARCHITECTURE) -> Any:
+    """The kernel of a configuration, ready to be launched. Needs no GPU."""
+    return cute.compile(Forward(config), *_example(config), options=options)
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: str,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    *,
+    fast: bool = True,
+    skip: bool = True,
+    ctas: int = 0,
+    stream: int | None = None,
+    out: Tensor | None = None,
+    order: Tensor | None = None,
+) -> Tensor:
+    """O of gdpa::attention, in its layout; arguments as those of the op.
+
+    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle, by
+    default the current one. out: where to store, contiguous; zero where no sequence is. order: int64,
+    in which the sequences are dealt to the CTAs, by default the longest first.
+
+    Raises:
+        GDPAError: what the kernel does not take, and why.
+    """
+    batch, rows, cols = _lengths(
+        query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     )
+    matrices = [aligned(x) for x in (query, key, value)]
+    config = Config(
+        dtype=name(query.dtype),
+        head_dim=query.shape[-1],
+        value_dim=value.shape[-1],
+        program=program,
+        aux=tuple(name(x.dtype) for x in aux),
+        jagged_q=cu_seqlens_q is not None,
+        jagged_k=cu_seqlens_k is not None,
+        offsets=name((cu_seqlens_q if cu_seqlens_q is not None else cu_seqlens_k).dtype)
+        if cu_seqlens_q is not None or cu_seqlens_k is not None
+        else "int32",
+        shared=frozenset(
+            letter
+            for letter, x in zip("qkv", matrices, strict=True)
+            if x.dim() == 4 and x.shape[0] == 1 != batch
+        ),
+        fast=fast,
+        skip=skip,
+    )
+    _check(config, query, key, value)
+    shape = (query.shape[0], query.shape[1]) if config.jagged_q else (batch, query.shape[1], rows)
+    if out is None:
+        # Rows of a packed query that no sequence owns are zero, and no tile covers them.
+        make = torch.zeros if config.jagged_q else torch.empty
+        out = make(*shape, value.shape[-1], dtype=value.dtype, device=value.device)
+    if 0 in (*out.shape, batch, key.numel()):
+        return out.zero_()
+    heads = [x.shape[1] for x in (query, key, value)]
+    totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in (query, key)]
+    if order is None:
+        order = _longest_first(cu_seqlens_q, cu_seqlens_k)
+    matrices.append(out)
+    if stream is None:
+        stream = torch.cuda.current_stream(query.device).cuda_stream
+    ctas = ctas or torch.cuda.get_device_properties(query.device).multi_processor_count
+    compiled(config)(
+        tuple(_pointer(config.dtype, x.data_ptr()) for x in matrices),
+        tuple(Int32(int(x)) for x in (batch, *heads, rows, cols, *totals)),
+        tuple(tuple(Int64(s) for s in strides(x)) for x in matrices),
+        *(
+            None if x is None else _pointer(name(x.dtype), x.data_ptr(), x.element_size())
+            for x in (cu_seqlens_q, cu_seqlens_k, order)
+        ),
+        tuple(_operand(x, spec.access) for x, spec in zip(aux, config.mod.aux, strict=True)) or None,
+        tuple(Int64(int(x)) for x in scalars) or None,
+        Int32(ctas),
+        cuda.CUstream(stream),
+    )
+    return out
 
 
-def example(config: Config) -> tuple[Any, ...]:
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def strides(matrix: Tensor) -> tuple[int, int, int]:
+    """(batch, head, row), in elements. That of an extent of one may be anything; TMA wants multiples of
+    16 bytes."""
+    known = [8 if n == 1 else s for n, s in zip(matrix.shape, matrix.stride(), strict=True)]
+    return (8, known[1], known[0]) if matrix.dim() == 3 else (known[0], known[1], known[2])
+
+
+def aligned(matrix: Tensor) -> Tensor:
+    """The matrix, or a copy of it where TMA could not read it as it lies."""
+    unit = ALIGNMENT // matrix.element_size()
+    fits = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
+    if fits and all(s % unit == 0 for s in strides(matrix)):
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _lengths(query, key, value, cu_q, cu_k, most_q, most_k) -> tuple[int, int, int]:
+    """(batch, rows, cols): upper bounds where a side is jagged."""
+    offsets = cu_q if cu_q is not None else cu_k
+    batch = (
+        max(x.shape[0] for x in (query, key, value)) if offsets is None else offsets.shape[0] - 1
+    )
+    rows = query.shape[2] if cu_q is None else most_q
+    return batch, rows, key.shape[2] if cu_k is None else most_k
+
+
+def _check(config: Config, query: Tensor, key: Tensor, value: Tensor) -> None:
+    complaint = unsupported(
+        dtypes=(query.dtype, value.dtype),
+        dims=(query.shape[-1], value.shape[-1]),
+        aux=config.aux,
+    )
+    if key.dtype != query.dtype:
+        complaint = f"query is {query.dtype}, key {key.dtype}"
+    if complaint:
+        raise GDPAError(complaint)
+
+
+def _longest_first(cu_q: Tensor | None, cu_k: Tensor | None) -> Tensor | None:
+    """The order in which sequences are dealt to the CTAs, made on the device."""
+    cu = cu_k if cu_k is not None else cu_q
+    return None if cu is None else torch.argsort(cu[1:] - cu[:-1], descending=True)
+
+
+def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
+    return cute.runtime.make_ptr(DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align)
+
+
+def _operand(tensor: Tensor, access: Sequence[str]) -> Any:
+    """The pointer and the strides by letter of an operand of the program."""
+    by_letter = dict(zip(access, tensor.stride(), strict=True))
+    places = tuple(Int64(by_letter.get(letter, 0)) for letter in LETTERS)
+    return _pointer(name(tensor.dtype), tensor.data_ptr(), tensor.element_size()), places
+
+
+def _example(config: Config) -> tuple[Any, ...]:
     """Arguments of the right types for tracing; nothing is read from them."""
-    of, offsets = config.dtype, config.offsets
-    element = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "bool": 1, "uint8": 1, "int8": 1}
+    jagged = config.jagged_q or config.jagged_k
+    width = getattr(torch, config.offsets).itemsize
     return (
-        tuple(pointer(of, 16) for _ in range(MATRICES)),
+        tuple(_pointer(config.dtype, ALIGNMENT) for _ in range(MATRICES)),
         tuple(Int32(1) for _ in range(SIZES)),
         tuple(tuple(Int64(8) for _ in range(3)) for _ in range(MATRICES)),
-        pointer(offsets, 16, 4) if config.jagged_q else None,
-        pointer(offsets, 16, 4) if config.jagged_k else None,
-        pointer("int32", 16, 4) if config.jagged_q or config.jagged_k else None,
+        _pointer(config.offsets, ALIGNMENT, width) if config.jagged_q else None,
+        _pointer(config.offsets, ALIGNMENT, width) if config.jagged_k else None,
+        _pointer("int64", ALIGNMENT, 8) if jagged else None,
         tuple(
-            (pointer(name, 16, element.get(name, 2)), tuple(Int64(0) for _ in LETTERS))
-            for name in config.aux
+            (
+                _pointer(dtype, ALIGNMENT, getattr(torch, dtype).itemsize),
+                tuple(Int64(0) for _ in LETTERS),
+            )
+            for dtype in config.aux
         )
         or None,
         tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
         Int32(1),
         cuda.CUstream(0),
     )
-
-
-@functools.cache
-def compile(config: Config, options: str = "--gpu-arch=sm_100a") -> Any:
-    return cute.compile(Forward(config), *example(config), options=options)
-
-
-def launch(
-    compiled: Any,
-    config: Config,
-    tensors: tuple[Any, ...],
-    out: Any,
-    aux: tuple[Any, ...] = (),
-    scalars: tuple[int, ...] = (),
-    cu_q: Any = None,
-    cu_k: Any = None,
-    order: Any = None,
-    most: tuple[int, int] = (0, 0),
-    ctas: int = 148,
-    stream: int = 0,
-) -> None:
-    """Run the forward into `out`. tensors: query, key, value, dense [B|1, H, N, D] or packed [L, H, D].
-    aux: one view per operand over (b, h, n, m, q, k), strides 0 where it does not vary. most: upper
-    bounds of the lengths of packed sides."""
-    query, key, value = tensors
-    matrices = (query, key, value, out)
-    batch = max(
-        [cu.numel() - 1 for cu in (cu_q, cu_k) if cu is not None] or [t.shape[0] for t in tensors]
-    )
-    rows = most[0] if config.jagged_q else query.shape[2]
-    cols = most[1] if config.jagged_k else key.shape[2]
-    heads = [t.shape[1] for t in tensors]
-    sizes = (batch, *heads, rows, cols, query.shape[-3] if config.jagged_q else rows,
-             key.shape[-3] if config.jagged_k else cols)  # fmt: skip
-    compiled(
-        tuple(pointer(config.dtype, t.data_ptr()) for t in matrices),
-        tuple(Int32(int(x)) for x in sizes),
-        tuple(tuple(Int64(s) for s in matrix_strides(t)) for t in matrices),
-        *(
-            None if x is None else pointer(str(x.dtype).removeprefix("torch."), x.data_ptr(), 4)
-            for x in (cu_q, cu_k, order)
-        ),
-        tuple(
-            (pointer(name, t.data_ptr(), t.element_size()), tuple(Int64(s) for s in t.stride()))
-            for name, t in zip(config.aux, aux)
-        )
-        or None,
-        tuple(Int64(x) for x in scalars) or None,
-        Int32(ctas),
-        cuda.CUstream(stream),
-    )
-
-
-def matrix_strides(tensor: Any) -> tuple[int, int, int]:
-    """(batch, head, row). The stride of an extent of one may be anything, and TMA wants multiples of 16
-    bytes."""
-    strides = [8 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride())]
-    if tensor.dim() == 3:
-        return 8, strides[1], strides[0]
-    return strides[0], strides[1], strides[2]

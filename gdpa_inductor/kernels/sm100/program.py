@@ -1,9 +1,10 @@
-"""The score program of one query row: its leaves, and where aux operands are read from.
+"""The score program where a kernel computes it: its leaves, and where aux operands are read from.
 
 An aux operand is a pointer and a stride for each letter of its access map, "b", "h", "n", "m", and "q",
 "k" (the row of a packed matrix). What does not vary along the keys is read once for a row.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import cutlass
@@ -23,47 +24,28 @@ DTYPES = {
 
 
 class Program(Fixed):
-    """roots: the terms to compute, by default the weight. aux: (pointer, strides by `LETTERS`) of each
-    operand. scalars: the integers of the op."""
+    """The terms `roots`, by default the weight, for any element. aux: (pointer, strides by `LETTERS`)
+    of each operand. scalars: the integers of the op."""
 
     def __init__(
-        self, config: Config, aux: Any, scalars: Any, roots: tuple[Expr, ...] | None = None
+        self, config: Config, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
     ) -> None:
         self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, aux, scalars
-        self.roots = roots or (self.mod.weight,)
+        self.roots = tuple(roots or (self.mod.weight,))
         self.nodes = list(postorder(self.roots))
         self.wide = any(x.kind == "i" and x.op in ("mul", "int") for x in self.nodes)
 
-    def row(self, tile: Any, n: Any) -> "Row":
-        return Row(self, tile, n)
-
     def index(self, value: Any) -> Pair:
-        return Pair(Int64(value)) if self.wide else Pair(Int32(value))
-
-
-class Row(Fixed):
-    """The program on row n of a tile's sequence."""
-
-    def __init__(self, program: Program, tile: Any, n: Any) -> None:
-        self.program, self.tile = program, tile
-        self.fixed = {"b": tile.batch, "h": tile.head, "n": n}
-        row = smaller(n, tile.q_rows - 1)  # past the end it only has to be a readable address
-        self.places = {"b": tile.batch, "h": tile.head, "n": row, "q": tile.q_start + row}
-        self.loaded: dict[Expr, Pair] = {}
-        for node in program.nodes:
-            if node.op == "aux" and not set("mk") & set(self.access(node)):
-                self.loaded[node] = Pair(self.read(node, None))
+        """A position as the program computes with it: 64 bits where integers are multiplied."""
+        pair = value if isinstance(value, Pair) else Pair(value)
+        return each(Int64)(pair) if self.wide else each(Int32)(pair)
 
     def access(self, node: Expr) -> tuple[str, ...]:
-        return self.program.mod.aux[int(node.value or 0)].access
+        return self.mod.aux[int(node.value or 0)].access
 
-    def read(self, node: Expr, m: Any) -> Any:
-        """The element for key m, as the register that the node's kind wants."""
-        pointer, strides = self.program.aux[int(node.value or 0)]
-        places = dict(self.places)
-        if m is not None:
-            column = smaller(m, self.tile.k_rows - 1)
-            places |= {"m": column, "k": self.tile.k_start + column}
+    def read(self, node: Expr, places: dict[str, Any]) -> Any:
+        """The element of an operand at `places`, a position per letter, as the node's kind wants it."""
+        pointer, strides = self.aux[int(node.value or 0)]
         place = Int64(0)
         for letter, stride in zip(LETTERS, strides, strict=True):
             if letter in self.access(node):
@@ -75,18 +57,43 @@ class Row(Fixed):
             return Float32(value)
         return value if isinstance(value, Int64) else Int32(value)
 
+    def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
+        """The roots. leaves: values by name, positions as they are. operand(node): of an operand."""
+
+        def leaf(node: Expr) -> Any:
+            if node.op == "aux":
+                return operand(node)
+            if node.op == "scalar":
+                return Pair(Int64(self.scalars[int(node.value or 0)]))
+            return self.index(leaves[node.op]) if node.kind == "i" else leaves[node.op]
+
+        return emit(self.roots, self.mod.weight, leaf, self.fast)
+
+
+class Row(Fixed):
+    """A program on row n of a tile's sequence."""
+
+    def __init__(self, program: Program, tile: Any, n: Any) -> None:
+        self.program, self.tile = program, tile
+        self.fixed = {"b": tile.batch, "h": tile.head, "n": n}
+        row = smaller(n, tile.q_rows - 1)  # past the end it only has to be a readable address
+        self.places = {**self.fixed, "n": row, "q": tile.q_start + row}
+        self.loaded = {
+            node: Pair(program.read(node, self.places))
+            for node in program.nodes
+            if node.op == "aux" and not {"m", "k"} & set(program.access(node))
+        }
+
     def __call__(self, s: Pair, m: Pair, g: Pair | None = None) -> list[Any]:
         """The roots for the scores s of columns m. g: the gradient of the weight, for a derivative."""
 
-        def leaf(node: Expr) -> Any:
-            if node.op in ("s", "g"):
-                return s if node.op == "s" else g
-            if node.op == "m":
-                return each(Int64)(m) if self.program.wide else m
-            if node.op == "scalar":
-                return Pair(Int64(self.program.scalars[int(node.value or 0)]))
-            if node.op == "aux":
-                return self.loaded.get(node) or Pair(*(self.read(node, x) for x in m.lanes))
-            return self.program.index(self.fixed[node.op])
+        def at(node: Expr, m: Any) -> Any:
+            column = smaller(m, self.tile.k_rows - 1)
+            return self.program.read(
+                node, {**self.places, "m": column, "k": self.tile.k_start + column}
+            )
 
-        return emit(self.program.roots, self.program.mod.weight, leaf, self.program.fast)
+        def operand(node: Expr) -> Pair:
+            return self.loaded.get(node) or Pair(*(at(node, x) for x in m.lanes))
+
+        return self.program.evaluate({**self.fixed, "s": s, "m": m, "g": g}, operand)

@@ -9,7 +9,6 @@ long ones. Nothing is read on the host.
 
 from cutlass import Int32, cute, range_constexpr
 
-from .config import COLS
 from .pipeline import Cursor, Ring
 from .values import Fixed, select
 
@@ -50,11 +49,11 @@ class Tile:
 
 class Scheduler(Fixed):
     """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, FIELDS] in shared
-    memory; work: the `Work` of the kernel; ranges(tile) -> (first, last) key blocks, by default all."""
+    memory; work: the `Work` of the kernel; ranges: its `Ranges`."""
 
-    def __init__(self, ring: Ring, records, work, ranges=None):
+    def __init__(self, ring: Ring, records, work, ranges):
         self.ring, self.records, self.work = ring, records, work
-        self.ranges = ranges or all_blocks
+        self.ranges = ranges
 
     @cute.jit
     def publish(self):
@@ -73,7 +72,7 @@ class Scheduler(Fixed):
     @cute.jit
     def put(self, at: Cursor, tile: Tile):
         self.ring.empty.wait_before(at)
-        first, last = self.ranges(tile)
+        first, last = self.ranges.blocks(tile)
         fields = (*tile.fields[:-2], first, last)
         with cute.arch.elect_one():
             for i in range_constexpr(FIELDS):
@@ -97,6 +96,3 @@ class Scheduler(Fixed):
             tile, at = self.take(at)
         return tile, at
 
-
-def all_blocks(tile: Tile):
-    return Int32(0), (tile.k_rows + (COLS - 1)) // COLS

@@ -1,0 +1,67 @@
+"""Which key blocks of a tile matter, and which need no mask: the lifted program of masks.py, evaluated
+on the device.
+
+The scheduler's warp classifies 32 key blocks at a time, one per lane, and the tile takes the hull of
+those that are not zero. No block mask is made, and nothing is read on the host.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Boolean, Int32, cute
+
+from ...masks import classify
+from .config import COLS, ROWS, Config
+from .program import Program
+from .values import Fixed, is_literal, pair, smaller
+
+LANES = 32
+
+
+class Ranges(Fixed):
+    """The classes of the tiles of one kernel. rows: of the tiles that the scheduler hands out."""
+
+    def __init__(self, config: Config, aux: Any, scalars: Any, rows: int) -> None:
+        self.rows = rows
+        self.classes = classify([config.mod.weight], config.mod.aux)
+        self.skips = config.skip and self.classes.skips
+        self.zero, self.full = (
+            Program(config, aux, scalars, [root]) for root in (self.classes.zero, self.classes.full)
+        )
+
+    def holds(self, program: Program, tile: Any, row: Any, rows: int, column: Any) -> Any:
+        """A class of the rows [row, row + rows) and of one block of keys; a bool if it is constant."""
+        bounds = {
+            "n_lo": row, "n_hi": smaller(row + (rows - 1), tile.q_rows - 1),
+            "m_lo": column, "m_hi": smaller(column + (COLS - 1), tile.k_rows - 1),
+        }  # fmt: skip
+        places = {"b": tile.batch, "h": tile.head}
+        (value,) = program.evaluate(
+            {**places, **bounds}, lambda node: pair(program.read(node, places))
+        )
+        return value if is_literal(value) else value.lanes[0]
+
+    def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
+        """Whether the full terms do, on one query tile and one block with all its keys."""
+        inside = column + COLS <= tile.k_rows
+        full = self.holds(self.full, tile, row, ROWS, column)
+        if is_literal(full):
+            return inside if full else Boolean(False)
+        return inside & full
+
+    @cute.jit
+    def blocks(self, tile):
+        """(first, last) key block of a tile, half open; by a whole warp."""
+        count = (tile.k_rows + (COLS - 1)) // COLS
+        first, last = Int32(0), count
+        if cutlass.const_expr(self.skips):
+            first, last = count, Int32(0)
+            for base in cutlass.range(0, count, LANES, unroll=1):
+                block = base + cute.arch.lane_idx()
+                zero = self.holds(self.zero, tile, tile.row, self.rows, block * COLS)
+                found = cute.arch.vote_ballot_sync((block < count) & (zero == 0))
+                if found != 0:
+                    first = smaller(first, base + cute.arch.popc((found & -found) - 1))
+                    last = base + (LANES - Int32(cute.arch.clz(found)))
+            first = smaller(first, last)
+        return first, last
