@@ -133,7 +133,9 @@ ROUNDINGS = [
 
 def fills(draft: Draft, scores: Scores) -> Scores:
     draft.feature("fill", REFUSABLE)
-    fill = draft.pick(['float("-inf")', "-1e9", "torch.finfo(torch.float32).min", 'float("inf")'])
+    fill = draft.pick(
+        ['float("-inf")', "-1e9", f"torch.finfo({scores.name}.dtype).min", 'float("inf")']
+    )
     return assign(
         draft, scores, f"{scores.name}.masked_fill({broadcast(draft, scores, 'bool')}, {fill})"
     )
