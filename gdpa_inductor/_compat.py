@@ -423,7 +423,10 @@ def compile_graph(
         with tracing(TracingContext(mode)):
             run = compile_fx(traced, fakes)
 
+    guards = mode.shape_env.produce_guards_expression(fakes) if dynamic else None
+    code = compile(guards, "<guards>", "eval") if guards else None
+
     def fits(tensors: Sequence[torch.Tensor]) -> bool:
-        return bool(mode.shape_env.evaluate_guards_for_args(fakes, tensors))
+        return code is None or bool(mode.shape_env.evaluate_guards_expression(code, tensors))
 
     return CompiledGraph(run, fits)

@@ -73,8 +73,8 @@ class Operands(Generic[T]):
             query, key, value, aux, scalars, self.program, cu_q, cu_k, next(given), next(given)
         )
 
-    def with_aux(self, aux: Sequence[T], program: ScoreMod) -> Operands[T]:
-        return replace(self, aux=aux, program=program)
+    def with_aux(self, aux: Sequence[T]) -> Operands[T]:
+        return replace(self, aux=aux)
 
 
 def score_shape(operands: Operands[Tensor]) -> tuple[Any, Any, Any, Any]:

@@ -241,3 +241,53 @@ CASES: dict[str, JaggedCase] = {
         aux=(("f", "k"), ("f", "n")),
     ),
 }  # fmt: skip
+
+
+def poisoned(
+    case: JaggedCase, tensors: Sequence[Tensor], cotangent: Tensor, kept: int
+) -> tuple[list[Tensor], Tensor, list[slice]]:
+    """NaN in all that sequence `kept` does not own or that takes no part: operands, cotangent.
+
+    Also: what of the output and of the gradients of query, key and value belongs to `kept`.
+    """
+    longest = {"q": case.max_q, "k": case.max_k}
+    sides = [("q", 0), ("k", 0), ("k", 0)]
+    sides += [(e, a.index(e)) for _, a in case.aux for e in "qk" if e in a]
+
+    def owned(side: str, cut: bool) -> slice | None:
+        cu = case.offsets()["qk".index(side)]
+        if cu is None:
+            return None
+        start, stop = int(cu[kept]), int(cu[kept + 1])
+        return slice(start, min(stop, start + longest[side]) if cut else stop)
+
+    def dirty(tensor: Tensor, side: str, dim: int) -> Tensor:
+        own = owned(side, cut=True)
+        clean = tensor.detach()
+        if own is None:
+            return clean.clone()
+        made = torch.full_like(clean, float("nan"))
+        made.movedim(dim, 0)[own] = clean.movedim(dim, 0)[own]
+        return made
+
+    made = [
+        dirty(t, side, dim).requires_grad_() for t, (side, dim) in zip(tensors, sides, strict=True)
+    ]
+    batch = slice(kept, kept + 1)
+    parts = [owned(side, cut=False) or batch for side in "qqkk"]
+    if case.offsets()[0] is not None:
+        return made, dirty(cotangent, "q", 0), parts
+    clean = torch.full_like(cotangent, float("nan"))
+    clean[batch] = cotangent[batch]
+    return made, clean, parts
+
+
+def take(
+    case: JaggedCase, tensor: Tensor, side: str, order: Sequence[int], dim: int = 0
+) -> Tensor:  # fmt: skip
+    """The sequences of a tensor in another order; rows of nobody stay at the end."""
+    cu = case.offsets()["qk".index(side)]
+    if cu is None:
+        return tensor[list(order)] if tensor.shape[0] > 1 else tensor
+    parts = list(tensor.tensor_split(cu[1:].tolist(), dim))
+    return torch.cat([*(parts[b] for b in order), parts[-1]], dim)

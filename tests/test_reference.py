@@ -9,7 +9,7 @@ from torch import Tensor
 from gdpa_inductor.ops import Operands, operands_of, reference
 from gdpa_inductor.rejection import GDPAError
 from gdpa_inductor.score_mod import ScoreMod, ScoreModError
-from tests.jagged_cases import CASES, JaggedCase
+from tests.jagged_cases import CASES, JaggedCase, poisoned
 from tests.test_ops import OPCHECKS
 
 EACH = pytest.mark.parametrize("name", CASES)
@@ -73,25 +73,6 @@ def test_low_precision_computes_in_fp32() -> None:
     torch.testing.assert_close(case.call(tensors), expected, rtol=0.02, atol=0.02)
 
 
-def poisoned(case: JaggedCase, tensors: list[Tensor], kept: int) -> list[Tensor]:
-    """Everything that sequence `kept` does not own, or that does not take part, is NaN."""
-    offsets, longest = case.offsets(), {"q": case.max_q, "k": case.max_k}
-    access = [("q", 0), ("k", 0), ("k", 0)]
-    access += [(e, a.index(e)) for _, a in case.aux for e in "qk" if e in a]
-    made = []
-    for tensor, (side, dim) in zip(tensors, access, strict=True):
-        cu = offsets["qk".index(side)]
-        if cu is None:
-            made.append(tensor.detach().clone().requires_grad_())
-            continue
-        start, stop = int(cu[kept]), int(cu[kept + 1])
-        own = slice(start, min(stop, start + longest[side]))
-        dirty = torch.full_like(tensor.detach(), float("nan")).movedim(dim, 0)
-        dirty[own] = tensor.detach().movedim(dim, 0)[own]
-        made.append(dirty.movedim(0, dim).requires_grad_())
-    return made
-
-
 POISON = ["self", "own offsets", "truncated", "rows of nobody", "token operands", "PFFN",
           "a row of bias per token", "delta queries"]  # fmt: skip
 
@@ -103,20 +84,12 @@ def test_nothing_leaks_from_neighbours(name: str) -> None:
     expected = case.call(clean)
     cotangent = torch.randn_like(expected)
     wanted = torch.autograd.grad(expected, clean[:3], cotangent)
-    cu_q, cu_k = case.offsets()
     for b in range(case.batch):
-        dirty = poisoned(case, clean, b)
+        dirty, dirty_cotangent, parts = poisoned(case, clean, cotangent, b)
         found = case.call(dirty)
-        rows = slice(b, b + 1) if cu_q is None else slice(int(cu_q[b]), int(cu_q[b + 1]))
-        cols = slice(b, b + 1) if cu_k is None else slice(int(cu_k[b]), int(cu_k[b + 1]))
-        assert torch.equal(found[rows], expected[rows])
-        dirty_cotangent = torch.full_like(cotangent, float("nan"))
-        taken = rows
-        if cu_q is not None:
-            taken = slice(rows.start, min(rows.stop, rows.start + case.max_q))
-        dirty_cotangent[taken] = cotangent[taken]
+        assert torch.equal(found[parts[0]], expected[parts[0]])
         grads = torch.autograd.grad(found, dirty[:3], dirty_cotangent)
-        for grad, want, part in zip(grads, wanted, (rows, cols, cols), strict=True):
+        for grad, want, part in zip(grads, wanted, parts[1:], strict=True):
             assert torch.equal(grad[part], want[part])
 
 

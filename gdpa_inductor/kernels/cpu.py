@@ -106,8 +106,27 @@ def _even(size: int, limit: int) -> int:
     return min(limit, math.ceil(math.ceil(size / math.ceil(size / limit)) / 16) * 16)
 
 
+class Scratch:
+    """Buffers that all blocks use again, by number; each grows to the largest request."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._buffers: dict[int, Tensor] = {}
+
+    def take(self, number: int, size: int) -> Tensor:
+        """Uninitialised, [size]."""
+        found = self._buffers.get(number)
+        if found is None or found.numel() < size:
+            found = self._buffers[number] = torch.empty(size, dtype=self.dtype)
+        return found[:size]
+
+
 class Operands:
-    """Query, key and value in the compute dtype, what the program reads, and the blocks."""
+    """Query, key and value in the compute dtype, what the program reads, and the blocks.
+
+    sequence: the number of the batch, where the operands are those of one sequence of many; then
+    sizes differ from call to call, and code is compiled for all of them.
+    """
 
     def __init__(
         self,
@@ -117,12 +136,15 @@ class Operands:
         aux: Sequence[Tensor],
         scalars: Sequence[int],
         dtype: torch.dtype,
+        sequence: int | None = None,
+        scratch: Scratch | None = None,
     ) -> None:
         self.query, self.key, self.value = (multipliable(t, dtype) for t in (query, key, value))
         batch = max((t.shape[0] for t in (query, key, value)), key=lambda size: size != 1)
         self.sizes = (batch, query.shape[1], query.shape[2], key.shape[2])
         self.dtype = dtype
-        self._aux, self._scalars = aux, scalars
+        self._aux, self._scalars, self._sequence = aux, scalars, sequence
+        self._scratch = scratch or Scratch(dtype)
         self.groups = tuple(query.shape[1] // max(t.shape[1], 1) for t in (key, value))
         shared = batch != 1 and any(t.shape[0] == 1 for t in (query, key, value))
         self.tiling = tile(self.sizes, self.groups, shared)
@@ -137,7 +159,9 @@ class Operands:
         if node.op == "scalar":
             return torch.full((1, 1, 1, 1), self._scalars[int(node.value or 0)], dtype=torch.int64)
         axis = AXES.index(node.op)
-        return torch.arange(self.sizes[axis]).view([-1 if d == axis else 1 for d in range(4)])
+        first = self._sequence or 0 if node.op == "b" else 0
+        index = torch.arange(first, first + self.sizes[axis])
+        return index.view([-1 if d == axis else 1 for d in range(4)])
 
     def bands(self) -> Iterator[Block]:
         """Blocks over all columns."""
@@ -151,8 +175,11 @@ class Operands:
         """Those that a band is made of."""
         return (band._replace(m=m) for m in _spans(self.sizes[3], self.tiling.cols))
 
-    def scratch(self) -> Tensor:
-        return torch.empty(self.tiling.scores, dtype=self.dtype)
+    def scratch(self, number: int) -> Tensor:
+        return self._scratch.take(number, self.tiling.scores)
+
+    def run(self, work: Pass, tensors: list[Tensor]) -> None:
+        compiled(work, tensors, lengths_vary=self._sequence is not None)(*tensors)
 
 
 def multipliable(operand: Tensor, dtype: torch.dtype) -> Tensor:
@@ -180,14 +207,13 @@ def forward(operands: Operands, program: ScoreMod, out: Tensor) -> None:
     """Fill `out` [B,H,N,Dv]."""
     work = Pass(program.weight, in_place=True)
     read = operands.read_by(work)
-    scratch = operands.scratch()
+    scratch = operands.scratch(0)
     for band in operands.bands():
         target = out[band[:3]]
         total = torch.zeros(target.shape, dtype=operands.dtype)
         for block in operands.blocks(band):
             score = _products(operands.query, operands.key, block, operands.groups[0], scratch)
-            tensors = [score, *(block.cut(t) for t in read)]
-            compiled(work, tensors)(*tensors)
+            operands.run(work, [score, *(block.cut(t) for t in read)])
             _add_product(total, score, of_heads(operands.value, block, operands.groups[1]))
         target.copy_(total)
 
@@ -242,10 +268,10 @@ class Backward:
         self.operands, self.grads = operands, grads
         self.grad_out = multipliable(grad_out, operands.dtype)
         self.read = operands.read_by(self.work)
-        self.score = operands.scratch()
-        self.weight_grad = operands.scratch() if self.work.reads_grad else None
-        self.weight = operands.scratch() if of_value is not None else None
-        self.score_grad = operands.scratch() if of_score is not None else None
+        self.score = operands.scratch(0)
+        self.weight_grad = operands.scratch(1) if self.work.reads_grad else None
+        self.weight = operands.scratch(2) if of_value is not None else None
+        self.score_grad = operands.scratch(3) if of_score is not None else None
 
     def run(self) -> None:
         if not self.work.roots:
@@ -275,7 +301,7 @@ class Backward:
         )
         tensors += [place for place in (weight, score_grad) if place is not None]
         tensors += [block.cut(t) for t in (*self.totals, *self.read)]
-        compiled(self.work, tensors)(*tensors)
+        operands.run(self.work, tensors)
         return weight, score_grad
 
     def _multiply(

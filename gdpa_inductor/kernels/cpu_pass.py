@@ -59,6 +59,12 @@ class Pass:
         return GRAD in postorder(self.roots)
 
     @functools.cached_property
+    def buffers(self) -> int:
+        """How many of the tensors are contiguous blocks of scores: they come first."""
+        places = 0 if self.in_place else sum(t is not None for t in (self.weight, self.score_grad))
+        return 1 + self.reads_grad + places
+
+    @functools.cached_property
     def operands(self) -> tuple[Expr, ...]:
         """The leaves that need a tensor, in the order in which `__call__` takes them."""
         return tuple(node for node in postorder(self.roots) if node.op in _LEAVES)
@@ -114,18 +120,30 @@ Layout = tuple[torch.dtype, tuple[str, ...]]  # with what `_layout` says of each
 _lock = threading.RLock()
 
 
-def compiled(work: Pass, tensors: Sequence[Tensor]) -> Runner:
-    """A callable for `tensors`. Each kind of layout is compiled once, whatever its sizes."""
+def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) -> Runner:
+    """A callable for `tensors`. Each kind of layout is compiled once, whatever its sizes.
+
+    lengths_vary: many sizes are to come. Then nothing is compiled for a single one of them, nor
+    for rows or columns of one score, and operands that happen to be contiguous are not told apart.
+    """
+    if lengths_vary and 1 in tensors[0].shape[2:]:
+        return work
     with _lock:
-        return _runner(work, tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors))
+        signature = tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors)
+        return _runner(work, signature, lengths_vary)
 
 
 @functools.lru_cache(maxsize=4096)
-def _runner(work: Pass, signature: tuple[Strided, ...]) -> Runner:
+def _runner(work: Pass, signature: tuple[Strided, ...], lengths_vary: bool) -> Runner:
+    first = work.buffers if lengths_vary else len(signature)
     try:
-        variant = _variant(work, tuple(_layout(*item) for item in signature))
+        variant = _variant(
+            work, tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
+        )
         if variant.fits(_tensors(signature, "meta")):
             return variant.run
+        if lengths_vary:
+            return work
         # The compiler assumed more than the layout says: compile for these very sizes.
         return _compat.compile_graph(work, _tensors(signature, "cpu"), dynamic=False).run
     except Exception as error:
@@ -149,11 +167,13 @@ def _tensors(signature: tuple[Strided, ...], device: str) -> list[Tensor]:
     ]
 
 
-def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> Layout:
+def _layout(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], loose: bool
+) -> Layout:
     """What the compiler may rely on, per dimension.
 
-    "single": size 1. "packed": the stride of a contiguous tensor. "unit", "none": stride 1, 0.
-    "any": another stride.
+    "single": size 1. "packed": the stride of a contiguous tensor, unless `loose`. "unit", "none":
+    stride 1, 0. "any": another stride.
     """
     kinds: list[str] = []
     packed = 1
@@ -161,7 +181,8 @@ def _layout(dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]
         if size == 1:
             kinds.append("single")
             continue
-        kinds.append("packed" if stride == packed else {1: "unit", 0: "none"}.get(stride, "any"))
+        contiguous = stride == packed and not loose
+        kinds.append("packed" if contiguous else {1: "unit", 0: "none"}.get(stride, "any"))
         packed = stride * size
     return dtype, tuple(reversed(kinds))
 

@@ -65,10 +65,6 @@ def choose(problem: Problem, options: Options) -> Choice | Rejection:
     return Choice(kernel, f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}")
 
 
-def _jagged(problem: Problem) -> str:
-    return "jagged operands have no kernel here" if problem.jagged else ""
-
-
 def _no_triton(problem: Problem) -> str:
     return "" if importlib.util.find_spec("triton") else "Triton is not installed"
 
@@ -159,6 +155,6 @@ SUPPORTS: dict[str, tuple[Rule, ...]] = {
         Rule(Code.DTYPE, _aux_dtypes),
         Rule(Code.HEAD_DIM, _head_dims),
     ),
-    "cpu": (Rule(Code.LAYOUT, _jagged),),
+    "cpu": (),
 }
 PAYS: dict[str, tuple[Rule, ...]] = {"triton": (Rule(Code.SLOWER, _gain),), "cpu": ()}

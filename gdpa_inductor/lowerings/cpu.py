@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import cpu as kernel
+from ..kernels import cpu_jagged as jagged
 from ..ops import (
     LENGTHS,
     OPERANDS,
@@ -22,6 +23,7 @@ from ..ops import (
     aux_from_axes,
     aux_on_axes,
     check,
+    check_offsets,
     compute_dtype,
     operands_of,
     output_shape,
@@ -59,9 +61,15 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
     check(operands)
-    out = value.new_empty(output_shape(operands))
+    check_offsets(operands)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        kernel.forward(_placed(operands), operands.program, out)
+        placed = _placed(operands)
+        if isinstance(placed, jagged.Jagged):
+            out = value.new_zeros(output_shape(operands))
+            jagged.forward(placed, out)
+        else:
+            out = value.new_empty(output_shape(operands))
+            kernel.forward(placed, operands.program, out)
     return out
 
 
@@ -83,9 +91,12 @@ def _attention_backward(
             for t, spec, need in zip(operands.aux, program.aux, needs[3:], strict=True)
         )
         grads = kernel.Grads(query_grad, key_grad, value_grad, aux_grads)
-        kernel.Backward(placed, program, grad_out, grads).run()
+        if isinstance(placed, jagged.Jagged):
+            jagged.backward(placed, grad_out, grads)
+        else:
+            kernel.Backward(placed, program, grad_out, grads).run()
     on_operands = [
-        None if total is None else aux_from_axes(total, spec)
+        None if total is None else aux_from_axes(total, jagged.standing(spec))
         for total, spec in zip(aux_grads, program.aux, strict=True)
     ]
     totals = (query_grad, key_grad, value_grad, *on_operands)
@@ -97,14 +108,18 @@ def _aux_zeros(operand: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
     """Where to sum the gradient of an aux operand, [B|1, H|1, N|1, M|1]."""
     # With all four axes nothing is summed: every element is written once, in its own dtype.
     kept = operand.dtype if len(spec.axes) == len(AXES) else dtype
-    return torch.zeros(aux_on_axes(operand, spec).shape, dtype=kept)
+    return torch.zeros(aux_on_axes(operand, jagged.standing(spec)).shape, dtype=kept)
 
 
-def _placed(o: Operands[Tensor]) -> kernel.Operands:
-    on_axes = [aux_on_axes(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
-    return kernel.Operands(
-        o.query, o.key, o.value, on_axes, o.scalars, compute_dtype(o.query.dtype)
-    )
+def _placed(o: Operands[Tensor]) -> kernel.Operands | jagged.Jagged:
+    """As the kernel takes them: aux operands on four axes."""
+    aux = [
+        aux_on_axes(t, jagged.standing(spec)) for t, spec in zip(o.aux, o.program.aux, strict=True)
+    ]
+    dtype = compute_dtype(o.query.dtype)
+    if o.jagged:
+        return jagged.Jagged(o.with_aux(aux), dtype)
+    return kernel.Operands(o.query, o.key, o.value, aux, o.scalars, dtype)
 
 
 @torch.library.register_fake("gdpa::attention_cpu", lib=_LIBRARY)

@@ -1,0 +1,151 @@
+"""The jagged CPU kernel against the reference; bits, leaks and memory."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdpa_inductor.kernels import cpu, cpu_pass
+from gdpa_inductor.lowerings import cpu as lowering
+from gdpa_inductor.rejection import GDPAError
+from tests.jagged_cases import CASES, JaggedCase, poisoned, take
+
+assert lowering  # which registers the ops
+forward_op = torch.ops.gdpa.attention_cpu.default
+backward_op = torch.ops.gdpa.attention_cpu_backward.default
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16 rows and columns and at most two heads."""
+    monkeypatch.setattr(cpu, "_EDGE", 16)
+    monkeypatch.setattr(cpu, "_SCORES", 16 * 16)
+
+
+def both(case: JaggedCase, tensors: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+    """The output and every gradient, of the CPU ops."""
+    tensors = [t.detach() for t in tensors]
+    needs = [t.is_floating_point() for t in tensors]
+    return [
+        forward_op(*case.arguments(tensors)),
+        *backward_op(cotangent, *case.arguments(tensors, needs)),
+    ]
+
+
+def expected(case: JaggedCase, tensors: list[Tensor], cotangent: Tensor) -> list[Tensor]:
+    tensors = [t.detach() for t in tensors]
+    needs = [t.is_floating_point() for t in tensors]
+    return [
+        case.call(tensors),
+        *torch.ops.gdpa.attention_backward(cotangent, *case.arguments(tensors, needs, "")),
+    ]
+
+
+def check(case: JaggedCase, dtype: torch.dtype = torch.float64) -> None:
+    tensors = case.tensors(dtype)
+    cotangent = torch.randn_like(case.call(tensors))
+    for got, want in zip(
+        both(case, tensors, cotangent), expected(case, tensors, cotangent), strict=True
+    ):
+        assert got.is_contiguous() and got.dtype == want.dtype
+        torch.testing.assert_close(got, want, rtol=1e-11, atol=1e-11)
+
+
+@pytest.fixture
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The torch form of a pass: what is under test here is which views it is given."""
+    monkeypatch.setattr(cpu, "compiled", lambda work, tensors, **_: work)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_form(name: str, uncompiled) -> None:
+    check(CASES[name])
+
+
+LONG = {"rows": (37, 0, 1, 53), "cols": (37, 0, 1, 53)}
+
+
+@pytest.mark.parametrize("name", ["own offsets", "token and head", "full bias, truncated"])
+def test_in_blocks_and_compiled(name: str, small_blocks) -> None:
+    longest = (40, 50) if CASES[name].longest[0] else (None, None)
+    check(replace(CASES[name], **LONG, longest=longest))
+
+
+def test_one_compile_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lengths and strides vary, 0 and 1 among them: one variant of the pass serves them."""
+    seen = []
+    original = cpu_pass._compat.compile_graph
+
+    def counted(*args, **kwargs):
+        seen.append(kwargs["dynamic"])
+        return original(*args, **kwargs)
+
+    monkeypatch.setattr(cpu_pass._compat, "compile_graph", counted)
+    text = "a0:f[h,n,m]; silu(mul(add(mul(s,0.3125),a0),1.75))"
+    for _ in range(20):
+        lengths = torch.randint(0, 40, (6,)).tolist()
+        cu = torch.tensor([0, *lengths, 1]).cumsum(0)
+        q, k, v = (torch.randn(int(cu[-1]), 3, 8) for _ in range(3))
+        longest = max(lengths) + int(torch.randint(0, 2, ()))
+        bias = torch.randn(3, longest, longest)
+        forward_op(q, k, v, [bias], [], text, cu, cu, longest, longest)
+    assert seen == [True]
+
+
+POISON = ["self", "own offsets", "truncated", "rows of nobody", "token operands", "PFFN",
+          "a row of bias per token", "delta queries"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", POISON)
+def test_nothing_leaks_from_neighbours(name: str, uncompiled) -> None:
+    case = replace(CASES[name], rows=CASES[name].rows and (3, 0, 2, 5), tail=2)
+    clean = case.tensors()
+    cotangent = torch.randn_like(case.call(clean))
+    wanted = both(case, clean, cotangent)[:4]
+    for b in range(case.batch):
+        dirty, dirty_cotangent, parts = poisoned(case, clean, cotangent, b)
+        found = both(case, dirty, dirty_cotangent)[:4]
+        for got, want, part in zip(found, wanted, parts, strict=True):
+            assert torch.equal(got[part], want[part])
+
+
+@pytest.mark.parametrize("name", ["self", "own offsets", "token operands", "PFFN", "PMA"])
+def test_the_place_in_the_batch_changes_no_bit(name: str) -> None:
+    """Outputs and gradients of a sequence, in fp32 and compiled, wherever it stands."""
+    lengths = (37, 0, 1, 200, 64, 23)
+    rows, cols = (side and lengths for side in (CASES[name].rows, CASES[name].cols))
+    case = replace(CASES[name], rows=rows, cols=cols, dense_cols=(6, 31))
+    tensors = [t.detach() for t in case.tensors(torch.float32)]
+    cotangent = torch.randn_like(case.call(tensors))
+    before = both(case, tensors, cotangent)[:4]
+    order = torch.randperm(case.batch).tolist()
+    moved = replace(
+        case,
+        rows=case.rows and tuple(lengths[b] for b in order),
+        cols=case.cols and tuple(lengths[b] for b in order),
+    )
+    sides = [("q", 0), ("k", 0), ("k", 0)]
+    sides += [(e, a.index(e)) for _, a in case.aux for e in "qk" if e in a]
+    given = [take(case, t, side, order, dim) for t, (side, dim) in zip(tensors, sides, strict=True)]
+    after = both(moved, given, take(case, cotangent, "q", order))[:4]
+    for got, want, side in zip(after, before, "qqkk", strict=True):
+        if want.shape[0] > 1:  # a gradient that is summed over the batch has an order of its own
+            assert torch.equal(got, take(case, want, side, order))
+
+
+def test_equal_bits_from_run_to_run() -> None:
+    case = replace(CASES["PMA with a token operand"], cols=(37, 0, 1, 53))
+    tensors = case.tensors(torch.float32)
+    cotangent = torch.randn_like(case.call(tensors))
+    first = both(case, tensors, cotangent)
+    for _ in range(20):
+        assert all(map(torch.equal, both(case, tensors, cotangent), first))
+
+
+def test_offsets_are_checked_before_anything_is_read() -> None:
+    case = CASES["self"]
+    arguments = list(case.arguments([t.detach() for t in case.tensors()]))
+    arguments[6] = arguments[6] + 1
+    with pytest.raises(GDPAError, match="must lie in"):
+        forward_op(*arguments)
