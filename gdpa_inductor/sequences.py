@@ -48,7 +48,8 @@ class Sequences:
     def unpad(self, padded: Tensor) -> Tensor:
         """[B, N, …] to [L, …]."""
         batch, rows = self.offsets.shape[0] - 1, self._arange(self.total)
-        owner = torch.searchsorted(self.offsets[1:], rows, right=True)
+        ends = self.offsets[1:].clone()  # Inductor of torch 2.11 searches no view
+        owner = torch.searchsorted(ends, rows, right=True)
         place = rows - self.offsets[owner]
         inside = (owner < batch) & (place >= 0) & (place < self.longest)
         index = torch.where(inside, owner * self.longest + place, batch * self.longest)

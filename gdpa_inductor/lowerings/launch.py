@@ -34,11 +34,12 @@ _SORTED = 512
 class Given:
     """The operands of one op as Inductor IR, realized, and what is known of them.
 
-    fakes: the same as fake tensors. aux: in the order of the program. offsets: cu_seqlens of the
-    jagged sides, by "q" and "k"; alike: one serves both, with one greatest length. shared, grouped:
-    see `Plan`.
+    nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. offsets:
+    cu_seqlens of the jagged sides, by "q" and "k"; alike: one serves both, with one greatest
+    length. shared, grouped: see `Plan`.
     """
 
+    nodes: Operands[Any]
     fakes: Operands[Any]
     problem: Problem
     options: KernelOptions
@@ -68,16 +69,13 @@ class Given:
     def total(self, side: str) -> Size:
         return self.problem.total_rows if side == "q" else self.problem.total_cols
 
-    def sized_offsets(self) -> tuple[list[Any], list[Any]]:
-        """Per jagged side offsets, total and longest: as IR and as fakes, for `_compat.finish`."""
-        known = {"q": self.fakes.cu_seqlens_q, "k": self.fakes.cu_seqlens_k}
-        nodes: list[Any] = []
-        fakes: list[Any] = []
-        for side, node in self.offsets.items():
-            sizes = (self.total(side), self.longest(side))
-            nodes += [node, *map(_compat.size_expr, sizes)]
-            fakes += [known[side], *sizes]
-        return nodes, fakes
+    def extent(self, side: str) -> tuple[list[Any], list[Any]]:
+        """Offsets, total and longest of a jagged side, as IR and as fakes, for formulas."""
+        sizes = (self.total(side), self.longest(side))
+        node, fake = (
+            x.cu_seqlens_q if side == "q" else x.cu_seqlens_k for x in (self.nodes, self.fakes)
+        )
+        return [node, *map(_compat.size_expr, sizes)], [fake, *sizes]
 
 
 @dataclass(frozen=True)
@@ -104,6 +102,7 @@ def given(
     offsets = {"q": operands.cu_seqlens_q, "k": operands.cu_seqlens_k}
     same_offsets = problem.jagged and fakes.cu_seqlens_q is fakes.cu_seqlens_k
     return Given(
+        nodes=operands,
         fakes=fakes,
         problem=problem,
         options=options,
@@ -205,8 +204,7 @@ def _plan(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> Plan:
 
 def _order(side: str, o: Given) -> Any:
     """The table of the tiles of a jagged side, once for every kernel of the graph that wants it."""
-    sizes = (o.total(side), o.longest(side))
-    fake = o.fakes.cu_seqlens_q if side == "q" else o.fakes.cu_seqlens_k
+    nodes, fakes = o.extent(side)
     hint = size_hint(o.problem.batch)
     longest_first = hint is not None and hint <= _SORTED
 
@@ -214,11 +212,9 @@ def _order(side: str, o: Given) -> Any:
         return tile_order(offsets, total, longest, longest_first)
 
     def make() -> Any:
-        nodes = [o.offsets[side], *map(_compat.size_expr, sizes)]
-        made = _compat.inline_formula(formula, nodes, [fake, *sizes])
-        return _compat.realized(made, o.problem.device)
+        return _compat.realized(_compat.inline_formula(formula, nodes, fakes), o.problem.device)
 
-    key = (o.offsets[side].get_name(), *map(str, sizes), longest_first)
+    key = (o.offsets[side].get_name(), *map(str, nodes[1:]), longest_first)
     return _compat.once_per_graph(key, make)
 
 

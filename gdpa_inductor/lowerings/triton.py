@@ -167,7 +167,8 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Given, **plan: Any) ->
         found[number] = buffer
         if number >= 3:
             formula = _aux_gradient(kernel, number - 3, o)
-            extra = o.sized_offsets()
+            extents = [o.extent(side) for side in o.offsets]
+            extra = [x for nodes, _ in extents for x in nodes], [x for _, fakes in extents for x in fakes]
             found[number] = _compat.finish(formula, buffer, output.size, output.dtype, leaf, extra)
         elif not _same_shape(output.size, leaf.shape):
             formula = reduce_to if len(output.size) == 4 else _sum_groups
