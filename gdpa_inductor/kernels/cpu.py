@@ -16,6 +16,7 @@ head of one batch with the rows of all query heads that read it.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -205,7 +206,7 @@ def _batches(operand: Tensor, block: Block) -> slice:
 
 def forward(operands: Operands, program: ScoreMod, out: Tensor) -> None:
     """Fill `out` [B,H,N,Dv]."""
-    work = Pass(program.weight, in_place=True)
+    work = _forward_pass(program)
     read = operands.read_by(work)
     scratch = operands.scratch(0)
     for band in operands.bands():
@@ -216,6 +217,23 @@ def forward(operands: Operands, program: ScoreMod, out: Tensor) -> None:
             operands.run(work, [score, *(block.cut(t) for t in read)])
             _add_product(total, score, of_heads(operands.value, block, operands.groups[1]))
         target.copy_(total)
+
+
+@functools.lru_cache(maxsize=256)
+def _forward_pass(program: ScoreMod) -> Pass:
+    return Pass(program.weight, in_place=True)
+
+
+@functools.lru_cache(maxsize=256)
+def _backward_pass(program: ScoreMod, score: bool, value: bool, aux: tuple[bool, ...]) -> Pass:
+    """score, value, aux: of which gradients the terms are asked."""
+    terms = program.gradients
+    sums = zip(terms.aux, program.aux, aux, strict=True)
+    return Pass(
+        program.weight if value else None,
+        terms.score if score else None,
+        tuple(Sum(term, spec.axes) for term, spec, asked in sums if asked and term is not None),
+    )
 
 
 def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Tensor) -> Tensor:
@@ -255,23 +273,21 @@ class Backward:
     def __init__(
         self, operands: Operands, program: ScoreMod, grad_out: Tensor, grads: Grads
     ) -> None:
-        terms = program.gradients
-        asked = [
-            (Sum(term, spec.axes), total)
-            for term, spec, total in zip(terms.aux, program.aux, grads.aux, strict=True)
-            if term is not None and total is not None
-        ]
-        of_score = terms.score if grads.query is not None or grads.key is not None else None
-        of_value = program.weight if grads.value is not None else None
-        self.work = Pass(of_value, of_score, tuple(term for term, _ in asked))
-        self.totals = [total for _, total in asked]
+        self.work = _backward_pass(
+            program,
+            grads.query is not None or grads.key is not None,
+            grads.value is not None,
+            tuple(total is not None for total in grads.aux),
+        )
+        summed = zip(program.gradients.aux, grads.aux, strict=True)
+        self.totals = [total for term, total in summed if term is not None and total is not None]
         self.operands, self.grads = operands, grads
         self.grad_out = multipliable(grad_out, operands.dtype)
         self.read = operands.read_by(self.work)
         self.score = operands.scratch(0)
         self.weight_grad = operands.scratch(1) if self.work.reads_grad else None
-        self.weight = operands.scratch(2) if of_value is not None else None
-        self.score_grad = operands.scratch(3) if of_score is not None else None
+        self.weight = operands.scratch(2) if self.work.weight is not None else None
+        self.score_grad = operands.scratch(3) if self.work.score_grad is not None else None
 
     def run(self) -> None:
         if not self.work.roots:
