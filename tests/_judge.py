@@ -51,7 +51,7 @@ def _weighting(value: torch.Tensor, seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     drawn = torch.randn(value.shape, generator=generator, dtype=torch.float64)
     # The same cotangent in every precision.
-    return drawn.to(torch.bfloat16).to(value.dtype)
+    return drawn.to(torch.bfloat16).to(value)
 
 
 def difference(

@@ -1,0 +1,135 @@
+"""What the GPU tests compile: one region each, the ordinary way, with the specs of its operands."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SIZES = {"b": 2, "h": 4, "n": 300, "m": 200, "d": 64, "e": 64, "g": 2}
+HEADS = {"q": "b h n d", "k": "b h m d", "v": "b h m e"}
+SELF = {"q": "b h n d", "k": "b h n d", "v": "b h n e"}
+
+# Every activation of the literature on attention without softmax.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "identity": lambda s: s * 1.5,
+    "gelu": F.gelu,
+    "gelu_tanh": lambda s: F.gelu(s, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "relu_squared": lambda s: F.relu(s).square(),
+    "relu6": F.relu6,
+    "leaky_relu": F.leaky_relu,
+    "hardswish": F.hardswish,
+    "hardsigmoid": F.hardsigmoid,
+    "sigmoid": torch.sigmoid,
+    "laplace": lambda s: 0.5 * (1 + torch.erf((s - 0.5) / 0.25)),
+    "tanh": torch.tanh,
+    "elu_plus_1": lambda s: F.elu(s) + 1,
+    "softplus": F.softplus,
+    "exp": torch.exp,
+    "mish": F.mish,
+    "quick_gelu": lambda s: s * torch.sigmoid(1.702 * s),
+    "logsigmoid": F.logsigmoid,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A function of operands that `specs` describe (see `tests.operands`)."""
+
+    function: Callable
+    specs: dict[str, str]
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def all_sizes(self) -> dict[str, int]:
+        return {**SIZES, **self.sizes}
+
+
+def of_activation(name: str) -> Case:
+    act = ACTIVATIONS[name]
+    return Case(lambda q, k, v: act(q @ k.mT * 0.125) @ v, HEADS)
+
+
+def _plain(q, k, v):
+    return F.silu(q @ k.mT * 0.125) @ v
+
+
+def _causal(q, k, v):
+    n = q.shape[2]
+    mask = torch.ones(n, n, device=q.device, dtype=torch.bool).tril()
+    return torch.where(mask, F.silu(q @ k.mT * 0.125), 0) @ v
+
+
+def _window(q, k, v):
+    i = torch.arange(q.shape[2], device=q.device)
+    apart = i[:, None] - i[None, :]
+    return torch.where((apart >= 0) & (apart < 70), torch.sigmoid(q @ k.mT * 0.125), 0) @ v
+
+
+def _lengths(q, k, v, lengths):
+    m = torch.arange(k.shape[2], device=q.device)
+    keep = m < 30 * lengths[:, None, None, None]
+    return torch.where(keep, F.silu(q @ k.mT * 0.125), 0) @ v
+
+
+def _mask(q, k, v, mask):
+    return F.silu(q @ k.mT * 0.125).masked_fill(~mask, 0) @ v
+
+
+def _learned_mask(q, k, v, mask):
+    return torch.sigmoid(q @ k.mT * 0.125) * mask @ v
+
+
+def _bias(q, k, v, bias):
+    return F.gelu(q @ k.mT * 0.125 + bias) @ v
+
+
+def _scaled(q, k, v, scale, weight):
+    return F.silu(q @ k.mT * scale) * weight @ v
+
+
+def _grouped(q, k, v):
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    return F.silu(q @ k.mT * 0.125) @ v
+
+
+def _seeds(q, k, v):
+    return F.silu(q @ k.mT * 0.125) @ v
+
+
+def _split(qkv):
+    q, k, v = (t.unflatten(-1, (4, 64)).transpose(1, 2) for t in qkv.chunk(3, -1))
+    return F.silu(q @ k.mT * 0.125) @ v
+
+
+def _wide(**sizes: int) -> Case:
+    return Case(_plain, HEADS, sizes)
+
+
+CASES: dict[str, Case] = {
+    "causal": Case(_causal, SELF),
+    "window": Case(_window, SELF, {"n": 700}),
+    "lengths": Case(_lengths, {**HEADS, "lengths": "count: b"}),
+    "mask": Case(_mask, {**HEADS, "mask": "bool: n m"}),
+    "mask of the batch": Case(_mask, {**HEADS, "mask": "bool: b 1 n m"}),
+    "learned mask": Case(_learned_mask, {**HEADS, "mask": "n m"}),
+    "bias": Case(_bias, {**HEADS, "bias": "h n m"}),
+    "bias of the batch": Case(_bias, {**HEADS, "bias": "b 1 n m"}),
+    "bias of all": Case(_bias, {**HEADS, "bias": "b h n m"}),
+    "bias of columns": Case(_bias, {**HEADS, "bias": "m"}),
+    "bias of rows": Case(_bias, {**HEADS, "bias": "h n 1"}),
+    "learned scales": Case(_scaled, {**HEADS, "scale": "h 1 1", "weight": ""}),
+    "shared heads": Case(_grouped, {**HEADS, "k": "b g m d", "v": "b g m e"}),
+    "shared queries": Case(_seeds, {**HEADS, "q": "h n d"}, {"n": 40, "m": 333}),
+    "one projection": Case(_split, {"qkv": "b n 3*h*d"}),
+    "head dim 16": _wide(d=16, e=16),
+    "head dim 40": _wide(d=40, e=40),
+    "head dims 96 and 72": _wide(d=96, e=72),
+    "head dim 128": _wide(d=128, e=128),
+    "head dim 256": _wide(d=256, e=256),
+    "one row": _wide(n=1),
+    "short": _wide(n=17, m=5),
+}
