@@ -1,92 +1,31 @@
-"""Jagged values in a user's graph: what pads them, what cuts that off, which offsets are one.
+"""The jagged sides of an attention, and its operands by their tokens.
 
-A *pad* makes [B, N, ...] of values [L, ...] and offsets [B+1]: sequence b owns the values
-offsets[b]:offsets[b+1], the first N of them are kept, and what is missing is filled. An *unpad* is
-its inverse; what a pad left out it fills with zeros. Where the rows of an attention lie between the
-two, or its keys behind pads, the attention can run on the values alone:
+Where the rows of an attention lie between a pad and an unpad, or its keys behind pads, it can run
+on the values alone:
 
     rows   the output is unpadded by the offsets of Q, so padded rows are never seen, and get no
            gradient
     keys   K and V are padded by the same offsets, V with zeros, so padded keys add nothing, and dP
            there, hence every gradient, is zero
 
-Nothing of fbgemm is imported: its functions are known by their names.
+In: the reading of a region, and the padding of its graph. Out: `Sides`, or Refused with a code of
+JAGGED_*: then that side stays padded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import Node
 
-from .. import _compat
 from ..rejection import Code
 from . import host
-from .candidates import Candidate, HostGraph
 from .frame import Digits, Index, Size, same
 from .layout import Layout, roles
 from .matcher import Operand, Reading
+from .padding import Pad, Padding, Sink, length_of
 from .result import Refused
-
-# fmt: off
-# Functions that pad: the names of their parameters, those that are not there left out. All of them
-# have the values (or the nested tensor) first.
-PADS: dict[str, tuple[str, ...]] = {
-    "jagged_to_padded_dense": ("values", "offsets", "max_lengths", "padding_value"),
-    "jagged_to_padded_dense_forward": ("values", "offsets", "max_lengths", "padding_value"),
-    "_jagged_to_padded_dense_forward": ("values", "offsets", "max_lengths", "padding_value"),
-    "jagged_1d_to_dense": ("values", "offsets", "max_sequence_length", "padding_value"),
-    "jagged_2d_to_dense": ("values", "offsets", "max_sequence_length"),
-    "to_padded_tensor": ("self", "padding"),
-    "nested_to_padded_tensor": ("self", "padding"),
-}
-UNPADS: dict[str, tuple[str, ...]] = {
-    "dense_to_jagged": ("dense", "x_offsets", "total_L"),
-    "dense_to_jagged_forward": ("dense", "x_offsets", "total_L"),
-    "_padded_dense_to_jagged_forward": ("dense", "offsets", "total_L"),
-}
-# Functions between a pad and a product, or a product and an unpad, that a shadow reads through.
-LAYOUTS = host.VIEWS | {
-    "reshape", "flatten", "contiguous", "clone", "chunk", "split", "split_with_sizes", "unbind",
-    "getitem", "select", "narrow", "unsafe_chunk",
-}
-READ_THROUGH = LAYOUTS | host.CASTS
-_KEEPS_VALUES = frozenset(["contiguous", "clone", "detach", "to", "int", "long", "alias"])
-# fmt: on
-
-
-@dataclass(frozen=True)
-class Pad:
-    """`node` [B, N, ...] holds `values` [L, ...] (or a nested tensor's) by `offsets`; past the end
-    stands `fill`.
-    """
-
-    node: Node
-    values: Node
-    offsets: Node
-    fill: Any
-
-    @property
-    def longest(self) -> Size:
-        return host.tensors(self.node)[0].shape[1]
-
-
-@dataclass(frozen=True)
-class Sink:
-    """The way from a second product to an unpad of its rows.
-
-    tail: views of the product's result, the last of which is unpadded. unpad: the call, and what
-    takes its results apart. result: [L, ...]. again: nodes that return the offsets.
-    """
-
-    tail: tuple[Node, ...]
-    unpad: tuple[Node, ...]
-    result: Node
-    offsets: Node
-    again: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -148,7 +87,7 @@ class Sides:
 
     def _tokens(self, side: Side, operand: Operand) -> Operand:
         assert self.padding is not None and self.end is not None
-        pad = self.padding.usable("an operand", operand, self.end)
+        pad = self.padding.usable("an operand", operand.leaf, self.end)
         if not self.padding.one(pad.offsets, side.pad.offsets):
             raise Refused(Code.JAGGED_OFFSETS, "an operand is padded by other offsets")
         if not same(length_of(pad), side.length):
@@ -156,265 +95,58 @@ class Sides:
         return replace(operand, leaf=pad.values, index=(side.tokens, *operand.index[2:]))
 
 
-@dataclass
-class Padding:
-    """What one graph pads and unpads. padded: pads, and their views."""
+def sides(padding: Padding, wanted: str, reading: Reading, sink: Sink | None, end: Node) -> Sides:
+    """The jagged sides of a reading: "q", "k" or both. Raises Refused where they are not."""
+    query, key = roles(reading)
+    found = Sides(padding, end=end)
+    if "q" in wanted:
+        assert sink is not None
+        side = _side(padding, {"Q": query}, query.index[1:2], reading, end)
+        _check_sink(padding, side, reading, sink)
+        found = replace(found, query=side)
+    if "k" in wanted:
+        operands = {"V": reading.value, "K": key}
+        side = _side(padding, operands, (reading.keys,), reading, end)
+        fill = side.pad.fill
+        if not isinstance(fill, (int, float)) or fill != 0:
+            raise Refused(Code.JAGGED_FILL, f"V is padded with {fill}")
+        if found.query is not None and found.query.batch != side.batch:
+            raise Refused(Code.JAGGED_LAYOUT, "Q and K are padded along different dimensions")
+        found = replace(found, key=side)
+    return found
 
-    host: HostGraph
-    pads: dict[Node, Pad] = field(default_factory=dict)
-    padded: set[Node] = field(default_factory=set)
-    _keys: dict[Node, Hashable] = field(default_factory=dict)
 
-    @staticmethod
-    def of(graph: HostGraph) -> Padding:
-        found = Padding(graph)
-        for node in graph.order:
-            pad = pad_of(node)
-            if pad is not None and not found._changes(host.storages(node)):
-                found.pads[node] = pad
-                found.padded.add(node)
-            elif host.name(node) in READ_THROUGH and found.padded & set(node.all_input_nodes[:1]):
-                found.padded.add(node)
-        return found
-
-    def _changes(self, storages: set[int]) -> bool:
-        return any(storages & changed for changed in self.host.mutators.values())
-
-    # Offsets
-
-    def one(self, left: Node, right: Node) -> bool:
-        """Whether two offsets are one and the same: by what they are computed from."""
-        return self._key(left) == self._key(right)
-
-    def _key(self, node: Node) -> Hashable:
-        if node not in self._keys:
-            self._keys[node] = self._made(node)
-        return self._keys[node]
-
-    def _made(self, node: Node) -> Hashable:
-        """A value number: equal for nodes that are equal by what they call on what."""
-        called, given = host.name(node), node.all_input_nodes
-        if is_nested(node):  # its ragged size stands for its offsets
-            return ("ragged", str(host.tensors(node)[0].shape[1]))
-        if called == "offsets" and is_nested(given[0]):
-            return self._key(given[0])
-        own = set().union(host.storages(node), *map(host.storages, given))
-        opaque = host.is_opaque(node) and called != "asynchronous_complete_cumsum"
-        if node.op not in ("call_function", "call_method") or opaque or host.is_random(node):
-            return node
-        if not given or self._changes(own):
-            return node
-        lengths = summed_lengths(node)
-        if lengths is not None:
-            return ("offsets of", self._key(lengths))
-        if called in _KEEPS_VALUES and _keeps_integers(node):
-            return self._key(given[0])
-        number: Callable[[Any], Any] = lambda given: torch.fx.map_arg(given, self._key)  # type: ignore[arg-type]
-        options = sorted((name, repr(number(value))) for name, value in node.kwargs.items())
-        return (str(node.target), repr(number(node.args)), repr(options))
-
-    # Sinks
-
-    def sink(self, second: Node) -> Sink:
-        """Where the rows of a product go. Raises Refused where that is not one unpad alone."""
-        tail: list[Node] = []
-        node = second
-        while True:
-            users = [n for n in node.users if not _reads_shape(n)]
-            if len(users) != 1:
-                raise Refused(Code.JAGGED_OUTPUT, "the padded output is used as such")
-            (user,) = users
-            if host.name(user) in UNPADS:
-                return _sink(tuple(tail), user)
-            if host.name(user) not in LAYOUTS or user in self.host.mutators:
-                raise Refused(
-                    Code.JAGGED_OUTPUT, f"{host.describe(user)} uses the padded rows of the output"
-                )
-            tail.append(user)
-            node = user
-
-    # Sides
-
-    def feeds(self, candidate: Candidate) -> bool:
-        """Whether an operand of a product is padded."""
-        products = (*candidate.firsts, candidate.second)
-        return any(n in self.padded for product in products for n in host.operands(product))
-
-    def sides(self, wanted: str, reading: Reading, sink: Sink | None, end: Node) -> Sides:
-        """The jagged sides of a reading: "q", "k" or both. Raises Refused where they are not."""
-        query, key = roles(reading)
-        found = Sides(self, end=end)
-        if "q" in wanted:
-            assert sink is not None
-            side = self._side({"Q": query}, query.index[1:2], reading, end)
-            self._check_sink(side, reading, sink)
-            found = replace(found, query=side)
-        if "k" in wanted:
-            operands = {"V": reading.value, "K": key}
-            side = self._side(operands, (reading.keys,), reading, end)
-            fill = side.pad.fill
-            if not isinstance(fill, (int, float)) or fill != 0:
-                raise Refused(Code.JAGGED_FILL, f"V is padded with {fill}")
-            if found.query is not None and found.query.batch != side.batch:
-                raise Refused(Code.JAGGED_LAYOUT, "Q and K are padded along different dimensions")
-            found = replace(found, key=side)
-        return found
-
-    def _side(
-        self, operands: Mapping[str, Operand], positions: Index, reading: Reading, end: Node
-    ) -> Side:
-        """The side that operands (by their names, for reasons) share. The first counts."""
-        pads = {name: self.usable(name, operand, end) for name, operand in operands.items()}
-        (first, pad), *others = pads.items()
-        batch = operands[first].index[0]
-        for name, operand in operands.items():
-            if operand.index[:2] != (batch, *positions) or len(positions[0]) != 1:
-                raise Refused(
-                    Code.JAGGED_LAYOUT, f"{name} is not padded along the batch and its positions"
-                )
-        for name, other in others:
-            if not self.one(pad.offsets, other.offsets):
-                raise Refused(
-                    Code.JAGGED_OFFSETS, f"{first} and {name} are padded by different offsets"
-                )
-        length = length_of(pad)
-        return Side(pad, batch, positions[0], reading.space.fresh(length), length)
-
-    def _check_sink(self, side: Side, reading: Reading, sink: Sink) -> None:
-        if reading.output[:2] != (side.batch, side.positions):
-            raise Refused(Code.JAGGED_LAYOUT, "the output is unpadded along other dimensions")
-        if not self.one(side.pad.offsets, sink.offsets):
+def _side(
+    padding: Padding, operands: Mapping[str, Operand], positions: Index, reading: Reading,
+    end: Node,
+) -> Side:  # fmt: skip
+    """The side that operands (by their names, for reasons) share. The first counts."""
+    pads = {name: padding.usable(name, operand.leaf, end) for name, operand in operands.items()}
+    (first, pad), *others = pads.items()
+    batch = operands[first].index[0]
+    for name, operand in operands.items():
+        if operand.index[:2] != (batch, *positions) or len(positions[0]) != 1:
             raise Refused(
-                Code.JAGGED_OFFSETS, "Q is padded and the output unpadded by different offsets"
+                Code.JAGGED_LAYOUT, f"{name} is not padded along the batch and its positions"
             )
-        if not same(host.tensors(sink.result)[0].shape[0], side.length):
+    for name, other in others:
+        if not padding.one(pad.offsets, other.offsets):
             raise Refused(
-                Code.JAGGED_LENGTH,
-                "the length that the output is unpadded to is not known to be that of Q",
+                Code.JAGGED_OFFSETS, f"{first} and {name} are padded by different offsets"
             )
-
-    def usable(self, name: str, operand: Operand, end: Node) -> Pad:
-        """The pad that makes an operand. Raises Refused where its values, taken at `end`, are not
-        what was padded.
-        """
-        pad = self.pads.get(operand.leaf)
-        if pad is None:
-            raise Refused(Code.JAGGED_OPERAND, f"{name} is not made by padding alone")
-        here, there = self.host.ambient[pad.node], self.host.ambient[end]
-        if (here.grad, here.transforms) != (there.grad, there.transforms):
-            raise Refused(Code.GRAD_MODE, f"{name} is padded in another gradient mode")
-        held = host.storages(pad.values) | host.storages(pad.offsets)
-        place = self.host.order
-        for mutator, changed in self.host.mutators.items():
-            if changed & held and place[pad.node] < place[mutator] < place[end]:
-                raise Refused(
-                    Code.MUTATED_OPERAND,
-                    f"{host.describe(mutator)} changes {name} between its padding and the output",
-                )
-        return pad
+    length = length_of(pad)
+    return Side(pad, batch, positions[0], reading.space.fresh(length), length)
 
 
-def pad_of(node: Node) -> Pad | None:
-    """What a node pads; None where it does not, or in a form of its own (several levels)."""
-    given = _arguments(node, PADS)
-    if given is None:
-        return None
-    values, made = next(iter(given.values())), host.tensors(node)
-    if not isinstance(values, Node) or len(made) != 1 or not host.is_plain(node):
-        return None
-    fill = given.get("padding_value", given.get("padding", 0.0))
-    if "values" not in given:
-        return Pad(node, values, values, fill) if is_nested(values) else None
-    offsets = _only(given.get("offsets"))
-    plain = offsets is not None and len(host.tensors(values)) == 1 and host.is_plain(values)
-    if not plain or made[0].dim() != host.tensors(values)[0].dim() + 1:
-        return None
-    return Pad(node, values, offsets, fill)  # type: ignore[arg-type]
-
-
-def length_of(pad: Pad) -> Size:
-    """How many rows the jagged values have."""
-    return _compat.rows_of(host.tensors(pad.values)[0])
-
-
-def is_nested(node: Node) -> bool:
-    """A nested tensor of one ragged dimension, the second, whose values lie close together."""
-    found = host.value(node)
-    return (
-        isinstance(found, torch.Tensor)
-        and found.is_nested
-        and found.layout == torch.jagged
-        and _compat.is_compact_nested(found)
-    )
-
-
-def summed_lengths(node: Node) -> Node | None:
-    """The lengths whose running sums, after a zero, a node returns, if it is known to."""
-    called, args = host.name(node), node.args
-    if called == "asynchronous_complete_cumsum":
-        return node.all_input_nodes[0]
-    if called == "pad" and tuple(args[1]) == (1, 0) and len(args) < 3 and not node.kwargs:  # type: ignore[arg-type]
-        return _summed(args[0])
-    if called in ("cat", "concat") and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
-        zero, sums = args[0]
-        if isinstance(zero, Node) and host.name(zero) in ("zeros", "new_zeros", "zeros_like"):
-            (made,) = host.tensors(zero) or [torch.empty(0)]
-            return _summed(sums) if same(made.numel(), 1) else None
-    return None
-
-
-def _summed(node: Any) -> Node | None:
-    """The lengths that `node` is the cumulative sum of, in integers."""
-    while isinstance(node, Node) and host.name(node) in _KEEPS_VALUES and _keeps_integers(node):
-        node = node.all_input_nodes[0]
-    if not isinstance(node, Node) or host.name(node) != "cumsum":
-        return None
-    (made,) = host.tensors(node)
-    lengths = node.all_input_nodes[0]
-    counted = made.dim() == 1 and made.dtype in (torch.int32, torch.int64)
-    return lengths if counted and host.tensors(lengths)[0].dim() == 1 else None
-
-
-def _keeps_integers(node: Node) -> bool:
-    kinds = [t.dtype for n in (node, *node.all_input_nodes[:1]) for t in host.tensors(n)]
-    return len(kinds) == 2 and all(kind in (torch.int32, torch.int64) for kind in kinds)
-
-
-def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, Any] | None:
-    """The arguments of a call by name; None where it is none of the table's."""
-    called = host.name(node)
-    if called not in table or node.op not in ("call_function", "call_method"):
-        return None
-    qualified = getattr(node.target, "_qualified_op_name", None)
-    space = getattr(node.target, "namespace", None) or (qualified or "aten::").split("::")[0]
-    if space not in ("aten", "fbgemm"):
-        return None
-    return {**dict(zip(table[called], node.args, strict=False)), **node.kwargs}
-
-
-def _only(given: Any) -> Node | None:
-    """The one tensor of a list, or a tensor: offsets of one level."""
-    if isinstance(given, (tuple, list)):
-        return given[0] if len(given) == 1 and isinstance(given[0], Node) else None
-    return given if isinstance(given, Node) else None
-
-
-def _reads_shape(node: Node) -> bool:
-    return host.name(node) in host.SHAPES and not host.tensors(node)
-
-
-def _sink(tail: tuple[Node, ...], node: Node) -> Sink:
-    given = _arguments(node, UNPADS)
-    offsets = _only((given or {}).get("x_offsets", (given or {}).get("offsets")))
-    if offsets is None:
-        raise Refused(Code.JAGGED_LAYOUT, f"{host.describe(node)} unpads several levels")
-    if isinstance(host.value(node), torch.Tensor):
-        return Sink(tail, (node,), node, offsets)
-    parts = {n: n.args[1] for n in node.users if host.name(n) == "getitem"}
-    values = [n for n, number in parts.items() if number == 0]
-    lists = [n for n, number in parts.items() if number == 1]
-    again = [n for part in lists for n in part.users]
-    known = all(host.name(n) == "getitem" and n.args[1] == 0 for n in again)
-    if len(parts) != len(node.users) or len(values) != 1 or not known:
-        raise Refused(Code.JAGGED_OUTPUT, f"{host.describe(node)} returns a list that is used")
-    return Sink(tail, (node, *values, *lists, *again), values[0], offsets, tuple(again))
+def _check_sink(padding: Padding, side: Side, reading: Reading, sink: Sink) -> None:
+    if reading.output[:2] != (side.batch, side.positions):
+        raise Refused(Code.JAGGED_LAYOUT, "the output is unpadded along other dimensions")
+    if not padding.one(side.pad.offsets, sink.offsets):
+        raise Refused(
+            Code.JAGGED_OFFSETS, "Q is padded and the output unpadded by different offsets"
+        )
+    if not same(host.tensors(sink.result)[0].shape[0], side.length):
+        raise Refused(
+            Code.JAGGED_LENGTH,
+            "the length that the output is unpadded to is not known to be that of Q",
+        )

@@ -21,7 +21,7 @@ from torch.fx import Node
 from ..rejection import Code
 from . import host
 from .candidates import NO_WEIGHTS, Candidate, HostGraph
-from .jagged import Padding, Sink
+from .padding import Padding, Sink
 from .result import Refused
 from .vocabulary import REASONS
 

@@ -8,48 +8,21 @@ stood. Nodes outside the regions are neither run nor touched.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Graph, GraphModule, Node
 
 from .. import _compat
-from ..expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
-from ..operands import Operands
 from ..options import Options
-from ..problem import Problem
-from ..rejection import Code, GDPAError, Rejection
-from ..score_mod import Aux, ScoreMod
-from . import host, profit, shadow
+from ..rejection import Rejection
+from . import host
 from .ambient import Ambient, State
 from .candidates import Candidate, HostGraph
-from .canonical import canonical
-from .frame import is_zero, same
-from .jagged import Padding, Sides, Sink
-from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
-from .matcher import Operand, Reading, read
-from .recipe import Handle, Recipe, Writer
-from .region import Finder, Region
-from .result import Match, Refused, Result
-
-Supports = Callable[[Problem], object]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A region that can be replaced: how, by what, and how much it should be preferred."""
-
-    candidate: Candidate
-    region: Region
-    recipe: Recipe
-    result: Handle
-    problem: Problem
-    choice: object
-    rank: int
-    pads: tuple[Node, ...] = ()
-    notes: tuple[Rejection, ...] = ()
+from .padding import Padding
+from .plan import Analyst, Plan, Supports
+from .recipe import Writer
+from .result import Match, Result
 
 
 def rewrite_graph(
@@ -144,256 +117,12 @@ def _reported(
     return tuple(found.values())
 
 
-# One candidate
-
-# Refusals that may come from what a leaf is made by, and then vanish when it is taken as it is.
-_DEPENDS_ON_DEPTH = (
-    Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS,
-    Code.MUTATED_OPERAND, Code.LOWERING,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """How a candidate is read. depth: through what its operands are (see `region.Finder`).
-
-    jagged: on which sides the values are to be taken without their padding, "q" with the `sink`
-    that unpads the output.
-    """
-
-    depth: int
-    jagged: str = ""
-    sink: Sink | None = None
-
-
-@dataclass(frozen=True)
-class Analyst:
-    """Plans the replacement of candidates of one graph."""
-
-    graph: HostGraph
-    padding: Padding
-    writer: Writer
-    options: Options
-    supports: Supports | None
-
-    def outcome(self, candidate: Candidate) -> Plan | Rejection:
-        """Jagged if it can be, else dense; `Plan.notes` says why a side stays padded."""
-        location = host.location(candidate.second)
-        told = lambda refusal: Rejection(
-            refusal.code, refusal.reason, location, candidate.second.name
-        )
-        notes: dict[Code, Rejection] = {}
-        refused: Refused | None = None
-        for attempt in self._attempts(candidate, notes, told):
-            try:
-                return replace(self._plan(candidate, attempt), notes=tuple(notes.values()))
-            except Refused as refusal:
-                if attempt.jagged:
-                    notes.setdefault(refusal.code, told(refusal))
-                    continue
-                refused = refused or refusal
-                if refusal.code not in _DEPENDS_ON_DEPTH:
-                    break
-        assert refused is not None
-        return told(refused)
-
-    def _attempts(
-        self, candidate: Candidate, notes: dict[Code, Rejection], told: Callable[..., Rejection]
-    ) -> Iterator[Attempt]:
-        """The best first. Why the output has no sink becomes a note, if an operand is padded."""
-        if self.padding.feeds(candidate):
-            try:
-                sink = self.padding.sink(candidate.second)
-                yield from (Attempt(3, sides, sink) for sides in ("qk", "q"))
-            except Refused as refusal:
-                notes[refusal.code] = told(refusal)
-            yield Attempt(3, "k")
-        yield from map(Attempt, (2, 1, 0))
-
-    def _plan(self, candidate: Candidate, attempt: Attempt) -> Plan:
-        if len(candidate.firsts) > 1:
-            raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
-        graph, options = self.graph, self.options
-        region = Finder(graph, self.padding).of(candidate, attempt.depth, attempt.sink)
-        if any(
-            is_zero(s)
-            for n in (*region.nodes, *region.leaves)
-            for t in host.tensors(n)
-            for s in t.shape
-        ):
-            raise Refused(Code.TOO_SMALL, "a dimension has size 0")
-        ordered = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
-        reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
-        sides = Sides()
-        if attempt.jagged:
-            sides = self.padding.sides(attempt.jagged, reading, attempt.sink, region.end)
-        layout = sides.layout(layout_of(reading, sides.batch, sides.rows))
-        reading = replace(reading, aux=tuple(map(sides.operand, reading.aux)))
-        program, operands = _program(reading, layout)
-        rank = profit.rank(program, reading)
-        recipe, result, problem = _replacement(
-            region, graph, reading, layout, sides, program, operands, options
-        )
-        refusal = profit.judge(problem, rank, options.profit)
-        if refusal is not None:
-            raise refusal
-        needed = [
-            *reading.scalars,
-            *(s for n in region.sizes for s in _shape_values(n)),
-            *recipe.sizes(),
-        ]
-        if not all(map(self.writer.can_write, needed)):
-            raise Refused(
-                Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs"
-            )
-        choice = self._judged(problem)
-        pads = tuple(leaf for leaf in region.leaves if leaf in self.padding.pads)
-        return Plan(candidate, region, recipe, result, problem, choice, rank, pads)
-
-    def _judged(self, problem: Problem) -> object:
-        choice = True if self.supports is None else self.supports(problem)
-        if not choice:
-            given = (
-                choice
-                if isinstance(choice, Rejection)
-                else Rejection(Code.LOWERING, "no kernel supports it")
-            )
-            raise Refused(given.code, given.reason)
-        return choice
-
-
-def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
-    """The program in terms of b, h, n and m, with its operands in the order of their first use."""
-    used = [node for node in postorder([reading.weight]) if node.op == "aux"]
-    numbers = {int(leaf.value or 0): position for position, leaf in enumerate(used)}
-    axes = {layout.axes[axis]: index for axis, index in INDEX.items() if layout.axes[axis]}
-
-    def leaf(node: Expr) -> Expr:
-        if node.op == "aux":
-            return aux(numbers[int(node.value or 0)], node.kind)
-        if node.op == "index":
-            digits = reading.space.resolve(reading.positions[int(node.value or 0)])
-            if digits not in axes:
-                raise Refused(Code.LAYOUT, "a triangle is cut from merged dimensions of the scores")
-            return axes[digits]
-        return node
-
-    def apply(node: Expr, values: list[object]) -> Expr:
-        return call(node.op, *(v if isinstance(v, Expr) else const(v) for v in values))  # type: ignore[arg-type]
-
-    (weight,) = fold([reading.weight], leaf, apply)
-    operands = [reading.aux[number] for number in numbers]
-    declared = tuple(
-        Aux(node.kind, aux_dims(layout, operand)[1]) for node, operand in zip(used, operands)
-    )
-    weight = canonical(weight)
-    if SCORE not in set(postorder([weight])):
-        raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
-    return ScoreMod(weight, declared), operands
-
-
-def _replacement(
-    region: Region, graph: HostGraph, reading: Reading, layout: Layout, sides: Sides,
-    program: ScoreMod, operands: Sequence[Operand], options: Options,
-) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
-    """The calls that replace a region, tried on its fakes."""
-    expected = host.tensors(region.end)[0]
-    recipe = Recipe(graph.ambient[region.end].grad, _compat.fake_mode_of(expected))
-    try:
-        layout = _without_upcasts(layout, expected.dtype)
-        query = _operand(recipe, layout.query, query_dims(layout))
-        key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
-        value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
-        query = _with_batch(recipe, layout, query, (key, value))
-        tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
-        tensors = [recipe.moved(t, query.value.device) for t in tensors]
-        given: Operands[Handle] = Operands(
-            query, key, value, tensors, reading.scalars, program, *_lengths(recipe, sides)
-        )
-        output = recipe.call(
-            torch.ops.gdpa.attention.default, *given.arguments(str(options.kernel_options))
-        )
-        wanted = reading.output
-        if layout.query_tokens is not None:
-            wanted = (layout.query_tokens, *reading.output[2:])
-        result = recipe.arrange(output, output_dims(layout), wanted)
-        result = recipe.with_strides(result, expected)
-    except (GDPAError, RuntimeError, ValueError, TypeError) as error:
-        raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
-    if (
-        not all(map(same, result.value.shape, expected.shape))
-        or result.value.dtype != expected.dtype
-    ):
-        raise Refused(
-            Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}"
-        )
-    fakes = given.filled([getattr(item, "value", item) for item in given.flat()])
-    training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
-    return recipe, result, Problem.of(fakes, training)
-
-
-def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
-    """cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k; offsets that are one are one node."""
-    query, key = sides.query, sides.key
-    offsets_q = None if query is None else recipe.offsets(query.pad.offsets)
-    offsets_k = None if key is None else recipe.offsets(key.pad.offsets)
-    if sides.share_offsets:
-        offsets_k = offsets_q
-    longest = (0 if side is None else side.pad.longest for side in (query, key))
-    return offsets_q, offsets_k, *longest
-
-
-def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
-    """Query and key before an exact upcast, where all three factors are then of one 16-bit type."""
-    operands = (layout.query, layout.key)
-    upcast = all(
-        o.casts == (torch.float32,)
-        and host.tensors(o.leaf)[0].dtype == result
-        and result.itemsize == 2
-        for o in operands
-    )
-    if not upcast:
-        return layout
-    query, key = (replace(o, casts=()) for o in operands)
-    return replace(layout, query=query, key=key)
-
-
-def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
-    handle = recipe.arrange(recipe.leaf(operand.leaf), operand.index, dims)  # type: ignore[arg-type]
-    for dtype in operand.casts:
-        handle = recipe.cast(handle, dtype)
-    return handle
-
-
-def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:
-    """One of query, key and value must have the batch: where a mask alone has it, the query is
-    expanded.
-    """
-    jagged = layout.query_tokens is not None or layout.key_tokens is not None
-    if jagged or not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):
-        return query
-    return recipe.expanded(query, layout.batch)
-
-
-def _is_one(size: int | torch.SymInt) -> bool:
-    return isinstance(size, int) and size == 1
-
-
 # Writing
-
-
-def _shape_values(node: Node) -> list[int | torch.SymInt]:
-    value = host.value(node)
-    return [
-        s
-        for s in (value if isinstance(value, (tuple, list)) else [value])
-        if isinstance(s, (int, torch.SymInt))
-    ]
 
 
 def _commit(plan: Plan, writer: Writer) -> Match:
     """Write a plan into its graph and take the region out."""
-    end, region, graph = plan.region.end, plan.region, writer.host.graph
+    end, region = plan.region.end, plan.region
     written = writer.write(plan.recipe, end, plan.candidate.second)
     result = written[plan.result]
     end.replace_all_uses_with(result)
@@ -401,17 +130,28 @@ def _commit(plan: Plan, writer: Writer) -> Match:
     if region.sink is not None:
         for node in region.sink.again:
             node.replace_all_uses_with(region.sink.offsets)
-    gone = {*region.all_nodes, *region.dead}
-    for node in region.sizes:
-        gone.update(writer.replace_size(node, gone))
-    for node in sorted(gone, key=writer.host.order.__getitem__, reverse=True):
-        graph.erase_node(node)
-    unused = sorted((*region.makers, *plan.pads), key=writer.host.order.__getitem__, reverse=True)
-    for node in unused:
-        if node not in gone and not node.users:
-            graph.erase_node(node)
+    _erase(plan, writer)
     name = next(
         written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default
     )
     replaced = tuple(node.name for node in (*region.all_nodes, *region.dead))
     return Match(plan.problem, host.location(result), name, plan.choice, replaced, plan.notes)
+
+
+def _erase(plan: Plan, writer: Writer) -> None:
+    """Take out a region, and what led to it and has no other use."""
+    region, order, graph = plan.region, writer.host.order, writer.host.graph
+    gone = {*region.all_nodes, *region.dead}
+    for node in region.sizes:
+        gone.update(writer.replace_size(node, gone))
+    bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}
+    for node in sorted(gone, key=order.__getitem__, reverse=True):
+        graph.erase_node(node)
+    for node in sorted({*region.makers, *plan.pads}, key=order.__getitem__, reverse=True):
+        if node not in gone and not node.users:
+            graph.erase_node(node)
+    for node in bodies:
+        if not node.users:
+            graph.erase_node(node)
+            if _compat.body_of(node) is not None:
+                delattr(graph.owning_module, str(node.target))
