@@ -37,6 +37,7 @@ from .backward_activation import Activation, TensorMemory
 from .backward_loads import Loads
 from .backward_products import Products
 from .backward_program import roots_of
+from .backward_ranges import Ranges
 from .backward_signals import Signal
 from .backward_sums import Sums
 from .backward_tiles import Walk
@@ -99,13 +100,10 @@ class Shapes:
 
 
 class Backward:
-    """One side of one configuration. `__call__` is the host's side, `kernel` the device's.
+    """One side of one configuration. `__call__` is the host's side, `kernel` the device's."""
 
-    ranges: the streamed tiles that a resident tile meets, see `Walk.range`; by default all.
-    """
-
-    def __init__(self, config: Config, side: str, ranges: Any = None) -> None:
-        self.config, self.keys, self.ranges = config, side == "keys", ranges
+    def __init__(self, config: Config, side: str) -> None:
+        self.config, self.keys = config, side == "keys"
         self.shapes = Shapes(config)
         self.summed = ("A", "B") if self.keys else ("A",)
 
@@ -174,8 +172,8 @@ class Backward:
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
-        side = "keys" if self.keys else "rows"
-        walk = Walk(self.config, side, sizes, (cu_q, cu_k, order), self.ranges)
+        ranges = Ranges(self.config, self.keys, aux, scalars)
+        walk = Walk(self.keys, sizes, (cu_q, cu_k, order), ranges)
         if warp == LOAD_WARP:
             Loads(walk, signals, self.tiles(atoms, tensors, buffers)).run()
         elif warp == PRODUCT_WARP:

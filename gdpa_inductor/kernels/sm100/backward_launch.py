@@ -1,6 +1,6 @@
 """The gradients of one call: compile the sides that are asked for, allocate, launch. Host only.
 
-What a kernel cannot do is refused by `unsupported` before anything is compiled.
+What the kernels cannot do is refused before, by `backward_limits.unsupported`.
 """
 
 import functools
@@ -45,17 +45,6 @@ class Call:
         object.__setattr__(self, "matrices", (self.query, self.key, self.value, self.grad_out))
 
 
-def unsupported(config: Config, needs: Sequence[bool], key_heads: int, value_heads: int) -> str:
-    """Why these kernels do not take a backward, or "". needs: of query, key, value and each aux."""
-    if any(needs[3:]):
-        return "gradients of biases, masks and scales are not in the Blackwell backward"
-    if key_heads != value_heads:
-        return f"{key_heads} key heads and {value_heads} value heads differ"
-    if config.head_dim % 8 or config.value_dim % 8:
-        return f"head dims {config.head_dim}, {config.value_dim} are no multiples of 8"
-    return ""
-
-
 def pointer(dtype: str, address: int, align: int = 16) -> Any:
     return cute.runtime.make_ptr(
         DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align
@@ -72,10 +61,9 @@ def output_dtype(config: Config, letter: str) -> str:
 
 
 @functools.cache
-def compile(config: Config, side: str, ranges: Any = None, options: str = "") -> Any:
+def compile(config: Config, side: str, options: str = "--gpu-arch=sm_100a") -> Any:
     """The kernel of one side; needs neither tensors nor a GPU."""
-    kernel = Backward(config, side, ranges)
-    return cute.compile(kernel, *example(config, side), options=options or "--gpu-arch=sm_100a")
+    return cute.compile(Backward(config, side), *example(config, side), options=options)
 
 
 def example(config: Config, side: str) -> tuple[Any, ...]:
@@ -149,9 +137,8 @@ def strides_of(tensor: Tensor) -> tuple[int, int, int]:
 
 
 def gradients(
-    config: Config, call: Call, needs: Sequence[bool], ctas: int, stream: int = 0,
-    ranges: Any = None,
-) -> list[Tensor | None]:  # fmt: skip
+    config: Config, call: Call, needs: Sequence[bool], ctas: int, stream: int = 0
+) -> list[Tensor | None]:
     """dQ, dK, dV where asked for, contiguous, in the dtype of the operand. ctas: how many run, one
     for each multiprocessor."""
     asked = dict(zip("qkv", needs, strict=False))
@@ -159,7 +146,7 @@ def gradients(
     for side, letters in SIDES.items():
         if any(asked[letter] for letter in letters):
             outputs = {letter: room(config, call, letter) for letter in letters}
-            compiled = compile(config, side, ranges)
+            compiled = compile(config, side)
             launch(compiled, config, call, list(outputs.values()), ctas, stream)
             found |= outputs
     return [finished(call, letter, found[letter]) if asked[letter] else None for letter in "qkv"]
@@ -173,10 +160,10 @@ def room(config: Config, call: Call, letter: str) -> Tensor:
     """Room for a gradient. Rows of a packed operand that take no part have a gradient of zero."""
     operand = _operand(call, letter)
     if letter in config.shared:
-        return operand.newroom(call.batch, *operand.shape[1:], dtype=torch.float32)
+        return operand.new_empty(call.batch, *operand.shape[1:], dtype=torch.float32)
     if operand.dim() == 3:
         return operand.new_zeros(operand.shape)
-    return operand.newroom(operand.shape)
+    return operand.new_empty(operand.shape)
 
 
 def finished(call: Call, letter: str, grad: Tensor) -> Tensor:

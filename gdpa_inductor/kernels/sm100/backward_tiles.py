@@ -10,7 +10,7 @@ from typing import Any
 
 from cutlass import Int32, cute
 
-from .config import ROWS, Config
+from .config import ROWS
 from .values import smaller
 
 
@@ -41,12 +41,12 @@ class Tile:
 
 
 class Walk:
-    """The tiles of one launch, from the run-time sizes (see `Backward.__call__`)."""
+    """The tiles of one launch. sizes, offsets: see `Backward.__call__`. ranges: `Ranges`."""
 
-    def __init__(self, config: Config, side: str, sizes: Any, offsets: Any, ranges: Any) -> None:
+    def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
         batch, heads, key_heads, _, rows, cols = sizes[:6]
         cu_q, cu_k, self.order = offsets
-        self.keys, self.ranges = side == "keys", ranges
+        self.keys, self.ranges = keys, ranges
         self.group = heads // key_heads
         self.heads = key_heads if self.keys else heads
         sides = [(cu_k, cols), (cu_q, rows)]
@@ -70,13 +70,12 @@ class Walk:
         return tile
 
     def range(self, tile: Tile) -> tuple[Any, Any]:
-        """The streamed tiles that it meets: none past the end of its sequence, else all, or those
-        that the mask leaves."""
-        begin, end = Int32(0), (tile.length + (ROWS - 1)) // ROWS
-        if self.ranges is not None:
-            begin, end = self.ranges(self.keys, tile, end)
+        """The streamed tiles that it meets: none past the end of its sequence, else those that the
+        mask leaves."""
         there = Int32(tile.first < tile.rows)
-        return begin, begin + (end - begin) * there
+        count = (tile.length + (ROWS - 1)) // ROWS * there
+        head = self.streamed_head(tile, 0) if self.keys else tile.head
+        return self.ranges.hull(tile, head, self.group, count)
 
     def streamed_head(self, tile: Tile, turn: Any) -> Any:
         """keys side: the turn-th query head of the group; rows side: the key head of the query."""
@@ -97,9 +96,3 @@ def _span(offsets: Any, most: Any, batch: Any) -> tuple[Any, Any]:
 
 def _at(pointer: Any, place: Any) -> Int32:
     return Int32(cute.make_tensor(pointer + place, cute.make_layout(1))[0])
-
-
-def causal(keys: bool, tile: Tile, end: Any) -> tuple[Any, Any]:
-    """The range of a program that is zero wherever m > n."""
-    block = tile.first // ROWS
-    return (smaller(block, end), end) if keys else (Int32(0), smaller(block + 1, end))

@@ -1,0 +1,291 @@
+"""The Blackwell backward on the emulator: the error rule, exact integers, poison, determinism."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.expr import fold, torch_apply
+from gdpa_inductor.kernels.sm100 import backward_launch
+from gdpa_inductor.kernels.sm100.backward_launch import SIDES, Call
+from gdpa_inductor.kernels.sm100.backward_limits import unsupported
+from gdpa_inductor.kernels.sm100.config import Config
+from gdpa_inductor.reference import program_leaves
+from gdpa_inductor.score_mod import ScoreMod
+from tests.sm100.emulator import recording, run
+from tests.tolerances import error_of
+
+SILU = "silu(mul(s,0.125))"
+CAUSAL = "where(le(m,n),sigmoid(mul(s,0.125)),0.0)"
+BIASED = "a0:f[b,h,n,m]; a1:b[b,-,-,m]; where(a1,silu(add(mul(s,0.125),a0)),0.0)"
+TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
+
+
+@dataclass(frozen=True)
+class Case:
+    """rows, keys: of every sequence, or the lengths of packed ones. shared: operands of batch 1."""
+
+    program: str = SILU
+    batch: int = 1
+    heads: int = 2
+    key_heads: int = 2
+    rows: int | tuple[int, ...] = 256
+    keys: int | tuple[int, ...] = 256
+    dims: tuple[int, int] = (64, 64)
+    dtype: torch.dtype = torch.bfloat16
+    shared: str = ""
+    most: tuple[int, int] | None = None
+    fast: bool = True
+    ctas: int = 2
+    offsets: torch.dtype = torch.int32
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The batch, and the most rows and keys of a sequence."""
+        sides = (self.rows, self.keys)
+        batch = next((len(x) for x in sides if isinstance(x, tuple)), self.batch)
+        longest = [max(x) if isinstance(x, tuple) else x for x in sides]
+        return batch, *(self.most or longest)
+
+    @property
+    def config(self) -> Config:
+        aux = tuple(
+            "float32" if x.kind == "f" else "bool" for x in ScoreMod.parse(self.program).aux
+        )
+        return Config(
+            str(self.dtype).removeprefix("torch."), *self.dims, self.program, aux,
+            isinstance(self.rows, tuple), isinstance(self.keys, tuple), frozenset(self.shared),
+            self.fast, str(self.offsets).removeprefix("torch."),
+        )  # fmt: skip
+
+
+def make_call(case: Case, integers: bool = False) -> Call:
+    """Operands of a case; what lies past the last packed sequence is NaN."""
+    torch.manual_seed(0)
+    (batch, rows, cols), (dim, value_dim) = case.sizes, case.dims
+    cu_q, cu_k = (_offsets(side, case.offsets) for side in (case.rows, case.keys))
+
+    def matrix(name: str, side: object, cu: torch.Tensor | None, heads: int, width: int):
+        if cu is None:
+            shape = (1 if name in case.shared else batch, heads, side, width)
+        else:
+            shape = (int(cu[-1]) + 9, heads, width)
+        values = torch.randint(-2, 3, shape).double() if integers else torch.randn(shape)
+        if cu is not None:
+            values[int(cu[-1]) :] = float("nan")
+        return values.to(case.dtype)
+
+    q = matrix("q", case.rows, cu_q, case.heads, dim)
+    k = matrix("k", case.keys, cu_k, case.key_heads, dim)
+    v = matrix("v", case.keys, cu_k, case.key_heads, value_dim)
+    grad = matrix("o", case.rows, cu_q, case.heads, value_dim)
+    sizes = {"b": batch, "h": case.heads, "n": rows, "m": cols, "-": 1, "q": 0, "k": 0}
+    sizes |= {"q": q.shape[0]} if cu_q is not None else {}
+    sizes |= {"k": k.shape[0]} if cu_k is not None else {}
+    aux = [
+        torch.rand([sizes[x] for x in spec.access]) < 0.7
+        if spec.kind == "b"
+        else torch.randn([sizes[x] for x in spec.access])
+        for spec in ScoreMod.parse(case.program).aux
+    ]
+    order = (
+        None if cu_q is None and cu_k is None else torch.arange(batch, dtype=torch.int32).flip(0)
+    )
+    return Call(
+        q, k, v, grad, batch, rows, cols, tuple(aux), (64,), cu_q, cu_k,
+        None if order is None else order.contiguous(),
+    )  # fmt: skip
+
+
+def _offsets(lengths: object, dtype: torch.dtype) -> torch.Tensor | None:
+    if not isinstance(lengths, tuple):
+        return None
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=dtype)
+
+
+def emulated(case: Case, call: Call, schedules=("random",)) -> list[torch.Tensor]:
+    """dQ, dK, dV by the kernels; outputs hold NaN before the launch where the kernel writes all."""
+    found = {}
+    for side, letters in SIDES.items():
+        with recording():
+            compiled = backward_launch.compile(case.config, side)
+        outputs = [backward_launch.room(case.config, call, letter) for letter in letters]
+        for tensor in outputs:
+            if tensor.dim() == 4:
+                tensor.fill_(float("nan"))
+        read = [*call.matrices, *call.aux, call.cu_q, call.cu_k, call.order, *outputs]
+        run(
+            lambda compiled=compiled, outputs=outputs: backward_launch.launch(
+                compiled, case.config, call, outputs, case.ctas, 0
+            ),
+            [tensor for tensor in read if tensor is not None],
+            schedules=schedules,
+        )
+        found |= dict(zip(letters, outputs))
+    return [backward_launch.finished(call, letter, found[letter]) for letter in "qkv"]
+
+
+def unfused(case: Case, call: Call, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The gradients by autograd of the plain formula, sequence by sequence, in `dtype`."""
+    leaves = [t.detach().to(dtype).requires_grad_() for t in call.matrices[:3]]
+    total = [torch.zeros_like(leaf) for leaf in leaves]
+    for b in range(call.batch):
+        q, k, v = (
+            _sequence(leaf, cu, b, most)
+            for leaf, cu, most in zip(
+                leaves, (call.cu_q, call.cu_k, call.cu_k), (call.rows, call.cols, call.cols)
+            )
+        )
+        if 0 in (q.shape[1], k.shape[1]):
+            continue
+        k, v = (x.repeat_interleave(case.heads // case.key_heads, 0) for x in (k, v))
+        out = _weights(case, call, b, q @ k.mT) @ v
+        grad = _sequence(call.grad_out.to(dtype), call.cu_q, b, call.rows)
+        parts = torch.autograd.grad(out, leaves, grad)
+        total = [sum_ + part for sum_, part in zip(total, parts)]
+    return total
+
+
+def _sequence(tensor: torch.Tensor, cu, b: int, most: int) -> torch.Tensor:
+    """[H, n, D] of one sequence."""
+    if cu is None:
+        return tensor[b % tensor.shape[0]]
+    start, end = int(cu[b]), int(cu[b + 1])
+    return tensor[start : min(end, start + most)].transpose(0, 1)
+
+
+def _weights(case: Case, call: Call, b: int, score: torch.Tensor) -> torch.Tensor:
+    """The program of one sequence, [H, n, m]."""
+    program = ScoreMod.parse(case.program)
+    (heads, n, m), aux = score.shape, []
+    for tensor, spec in zip(call.aux, program.aux):
+        for axis, letter in enumerate(spec.access):
+            size, start = {"n": (n, 0), "m": (m, 0), "b": (1, b)}.get(letter, (None, 0))
+            if letter in "qk":
+                cu, size = (call.cu_q, n) if letter == "q" else (call.cu_k, m)
+                start = int(cu[b])
+            if size is not None:
+                tensor = tensor.narrow(axis, start, size)
+        aux.append(tensor)
+    dense = dataclasses.replace(
+        program,
+        aux=tuple(
+            dataclasses.replace(x, access=tuple({"q": "n", "k": "m"}.get(a, a) for a in x.access))
+            for x in program.aux
+        ),
+    )
+    leaf = program_leaves(score[None], aux, call.scalars, dense)
+    (weight,) = fold([dense.weight], leaf, torch_apply(score.dtype))
+    return weight.expand(1, heads, n, m)[0]
+
+
+CASES = {
+    "one tile": Case(rows=128, keys=128, ctas=1),
+    "many steps, two tiles a CTA": Case(rows=896, keys=256, heads=1, key_heads=1, ctas=1),
+    "tails, grouped heads": Case(batch=2, heads=4, rows=200, keys=300, ctas=3),
+    "fp16, head dims of 96 and 40": Case(
+        "gelu_tanh(mul(s,0.1))", rows=130, keys=257, dims=(96, 40), dtype=torch.float16
+    ),
+    "head dim 128, squared relu": Case(
+        "pow(relu(mul(s,0.125)),2.0)", rows=300, keys=150, heads=1, key_heads=1, dims=(128, 128)
+    ),
+    "causal sigmoid": Case(
+        CAUSAL, heads=1, key_heads=1, rows=300, keys=300, dims=(72, 64)
+    ),
+    "bias and mask": Case(BIASED, rows=100, keys=140),
+    "full accuracy": Case("gelu(mul(s,0.125))", heads=1, key_heads=1, rows=64, keys=100, fast=False),
+    "packed": Case(rows=(200, 0, 130, 1), keys=(200, 0, 130, 1), ctas=3),
+    "packed, cut short, grouped heads, 64-bit offsets": Case(
+        "sigmoid(mul(s,0.125))", heads=4, rows=(150, 40, 0, 300), keys=(100, 0, 50, 129),
+        most=(260, 129), offsets=torch.int64, ctas=3,
+    ),
+    "packed causal": Case(
+        CAUSAL, heads=1, key_heads=1, rows=(150, 300), keys=(150, 300), dims=(128, 128)
+    ),
+    "packed, gates of tokens": Case(TOKENS, rows=(150, 20), keys=(70, 140)),
+    "short dense keys": Case("gelu_tanh(mul(s,0.125))", rows=(150, 40, 0), keys=64),
+    "shared seeds": Case(
+        "div(silu(mul(s,0.125)),float(i0))", rows=32, keys=(150, 40, 0, 200), shared="q"
+    ),
+    "shared keys": Case(batch=3, rows=100, keys=140, shared="kv"),
+}  # fmt: skip
+SLOW = {
+    "more steps than stages, two tiles a CTA",
+    "packed, cut short, grouped heads, 64-bit offsets",
+}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(x, marks=pytest.mark.slow) if x in SLOW else x for x in CASES]
+)
+def test_gradients_obey_the_error_rule(name):
+    case = CASES[name]
+    call = make_call(case)
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    mine = emulated(case, call)
+    for letter, fused, theirs, truth in zip("qkv", mine, eager, exact):
+        assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_schedule_of_the_emulator_gives_the_same_bits(name):
+    case = CASES[name]
+    emulated(case, make_call(case), schedules=("lazy", "random", "eager"))
+
+
+def test_integers_come_out_exactly():
+    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
+    case = Case("relu(s)", batch=2, heads=2, key_heads=1, rows=150, keys=140, dims=(64, 32))
+    call = make_call(case, integers=True)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in call.matrices:
+        tensor *= (torch.rand(tensor.shape, generator=generator) < 0.04).to(tensor.dtype)
+    exact = unfused(case, call, torch.float64)
+    assert all(x.abs().max() in range(1, 256) for x in exact)
+    for fused, truth in zip(emulated(case, call), exact):
+        assert torch.equal(fused.double(), truth)
+
+
+def test_neighbours_do_not_leak():
+    """A sequence of NaN changes no bit of the others."""
+    case = Case(rows=(70, 30, 140), keys=(60, 50, 130))
+    call = make_call(case)
+    clean = emulated(case, call)
+    for tensor, cu in zip(call.matrices, (call.cu_q, call.cu_k, call.cu_k, call.cu_q)):
+        tensor[int(cu[1]) : int(cu[2])] = float("nan")
+    for before, after, cu in zip(clean, emulated(case, call), (call.cu_q, call.cu_k, call.cu_k)):
+        first, second, end = int(cu[1]), int(cu[2]), int(cu[3])
+        assert torch.equal(before[:first], after[:first])
+        assert torch.equal(before[second:end], after[second:end])
+        assert after[first:second].isnan().all()
+        assert not after[end:].any()
+
+
+def test_the_number_of_ctas_changes_no_bit():
+    case = Case(batch=2, key_heads=1, rows=140, keys=260)
+    call = make_call(case)
+    alone = emulated(dataclasses.replace(case, ctas=1), call)
+    for one, many in zip(alone, emulated(dataclasses.replace(case, ctas=5), call)):
+        assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize(
+    "needs, heads, dims, reason",
+    [
+        ((True, True, True, True), (2, 2), (64, 64), "gradients of operands between the products"),
+        ((True, True, True), (2, 1), (64, 64), "not 2 key heads and 1 value heads"),
+        ((True, True, True), (2, 2), (60, 64), "head dim of 60"),
+        ((True, True, True), (2, 2), (64, 256), "head dim of 256"),
+    ],
+)
+def test_refusals_say_why(needs, heads, dims, reason):
+    config = Config("bfloat16", *dims, "a0:f[n,m]; add(s,a0)", ("float32",))
+    assert reason in unsupported(config, needs, *heads)
+
+
+def test_supported():
+    assert unsupported(Config("bfloat16", 64, 128, SILU), (True, True, False), 2, 2) == ""
