@@ -1,18 +1,22 @@
 """The public door for those who know that they have GDPA: `attention(query, key, value,
-score_mod=..., mask_mod=...)`.
+score_mod=..., mask_mod=...)`, dense, jagged or nested.
 
 It is spelled in plain torch, in exactly the form that the matcher reads: eager and under any
 backend it computes the formula, and under `backend="gdpa"` it becomes the same fused op and the
-same score program as a region found in a model.
+same score program as a region found in a model. Jagged values are padded by ops that the matcher
+takes away again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import jagged_ops as jagged_ops  # which registers the ops
+from .operands import Size, check_bounds, check_form
 from .rejection import GDPAError
 
 ScoreFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -28,6 +32,10 @@ def attention(
     mask_mod: MaskFn | None = None,
     scale: float | Tensor = 1.0,
     enable_gqa: bool = False,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: Size | None = None,
+    max_seqlen_k: Size | None = None,
 ) -> Tensor:
     """Softmax-free attention: `O = where(mask_mod, score_mod(scale · q·k), 0) V`.
 
@@ -36,21 +44,51 @@ def attention(
         key, value: [B, H, M, D] and [B, H, M, Dv]; with `enable_gqa` they may have fewer heads that
             divide H.
         score_mod: `(score, b, h, q_idx, kv_idx) -> weight`, what multiplies V. `score` is the fp32
-            q·k (fp64 for fp64)
-            times `scale`; the indices are integer tensors that broadcast against it. None is the
-            identity.
+            q·k (fp64 for fp64) times `scale`; the indices are integer tensors that broadcast
+            against it, on a jagged side places in the sequence. None is the identity.
         mask_mod: `(b, h, q_idx, kv_idx) -> bool`; where False the weight is 0. Applied after
             `score_mod`.
         scale: multiplies q·k. The default is 1, not 1/sqrt(D).
+        cu_seqlens_q: makes the query jagged, [Lq, H, D]. It is int32 or int64 [B+1], and sequence b
+            owns the rows cu[b]:cu[b+1].
+        cu_seqlens_k: the same for key [Lk, H, D] and value [Lk, H, Dv]. Each side is dense or
+            jagged by itself; a dense side next to a jagged one may have a batch of 1, for all.
+        max_seqlen_q, max_seqlen_k: a bound on the lengths of a jagged side; rows past it take no
+            part. Left out: the longest sequence, or where that would have to be read from the
+            device (in a compiled graph or a CUDA graph) the number of all rows.
+
+    Query, key and value may be nested tensors of layout torch.jagged, [B, j, H, D], instead.
 
     Returns:
-        [B, H, N, Dv] in value's dtype.
+        [B, H, N, Dv]; for a jagged query [Lq, H, Dv], nested if the query is; in value's dtype.
 
     Raises:
         GDPAError: operands that do not fit each other.
     """
-    groups = _check(query, key, value, enable_gqa)
-    batch, heads, rows, _ = query.shape
+    nested = query.is_nested
+    query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+    ragged = key.shape[1] if key.is_nested else None
+    key, cols = _jagged_side("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    if value.is_nested != (cu_seqlens_k is None and cols is not None):
+        raise GDPAError("key and value must both be nested, or neither")
+    if value.is_nested and value.shape[1] != ragged:
+        raise GDPAError("key and value are nested by different offsets")
+    value, _ = _jagged_side("value", value, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    sides = _Sides(rows, cols)
+    query, key, value = sides.pad(query, key, value)
+    groups = _check(query, key, value, sides, enable_gqa)
+    out = _formula(query, key, value, sides, groups, score_mod, mask_mod, scale)
+    if rows is None:
+        return out
+    out = torch.ops.gdpa.dense_to_jagged(out.transpose(1, 2), rows.offsets, rows.total)
+    return torch.nested.nested_tensor_from_jagged(out, rows.offsets) if nested else out
+
+
+def _formula(
+    query: Tensor, key: Tensor, value: Tensor, sides: _Sides, groups: int,
+    score_mod: ScoreFn | None, mask_mod: MaskFn | None, scale: float | Tensor,
+) -> Tensor:  # fmt: skip
+    batch, heads, rows = sides.batch(query), query.shape[1], query.shape[2]
     kv_heads, cols = key.shape[1:3]
     compute = torch.float64 if query.dtype == torch.float64 else torch.float32
     if groups > 1:
@@ -58,26 +96,112 @@ def attention(
         key, value = key.unsqueeze(2), value.unsqueeze(2)
     score = torch.matmul(query.to(compute), key.to(compute).transpose(-2, -1)) * scale
 
-    def index(size: int, *shape: int) -> Tensor:
-        flat = torch.arange(size, device=query.device)
+    def placed(flat: Tensor, *shape: Size) -> Tensor:
         return flat.view(
             shape if groups == 1 else (shape[0], *_head_axes(shape[1], groups), *shape[2:])
         )
 
+    def index(size: Size, *shape: Size) -> Tensor:
+        return placed(torch.arange(size, device=query.device), *shape)  # type: ignore[arg-type]
+
     b, h = index(batch, batch, 1, 1, 1), index(heads, 1, heads, 1, 1)
     n, m = index(rows, 1, 1, rows, 1), index(cols, 1, 1, 1, cols)
+    lengths = [None if s is None else placed(torch.diff(s.offsets), batch, 1, 1, 1) for s in sides]
+    there = [i < own for i, own in zip((n, m), lengths, strict=True) if own is not None]
+    # Twice: what is no score has no weight, and what the weight's slope is there does not matter.
+    for exists in there:
+        score = torch.where(exists, score, 0.0)
     weight = score if score_mod is None else score_mod(score, b, h, n, m)
     if mask_mod is not None:
         weight = torch.where(mask_mod(b, h, n, m), weight, 0.0)
+    for exists in there:
+        weight = torch.where(exists, weight, 0.0)
     out = torch.matmul(weight.to(value.dtype), value)
     return out.flatten(1, 2) if groups > 1 else out
 
 
-def _head_axes(size: int, groups: int) -> tuple[int, int]:
-    return (1, 1) if size == 1 else (size // groups, groups)
+def _head_axes(size: Size, groups: int) -> tuple[Size, Size]:
+    return (1, 1) if isinstance(size, int) and size == 1 else (size // groups, groups)
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
+class _Side(NamedTuple):
+    """A jagged side: its offsets [B+1], a bound on its lengths, and how many rows it has."""
+
+    offsets: Tensor
+    longest: Size
+    total: Size
+
+    def pad(self, values: Tensor) -> Tensor:
+        """[L,H,D] to [B,H,N,D]."""
+        padded = torch.ops.gdpa.jagged_to_padded_dense(values, self.offsets, self.longest)
+        return padded.transpose(1, 2)
+
+
+class _Sides(NamedTuple):
+    """What is jagged; None where a side is dense."""
+
+    query: _Side | None
+    key: _Side | None
+
+    def pad(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        if self.query is not None:
+            query = self.query.pad(query)
+        if self.key is not None:
+            key, value = self.key.pad(key), self.key.pad(value)
+        return query, key, value
+
+    def fit(self, query: Tensor, key: Tensor) -> bool:
+        """Whether the batches are one, or 1 next to a jagged side."""
+        batch = self.batch(query)
+        return all(
+            batch == t.shape[0] or (t.shape[0] == 1 and side is None and any(self))
+            for t, side in zip((query, key), self, strict=True)
+        )
+
+    def batch(self, query: Tensor) -> Size:
+        side = self.query if self.key is None else self.key
+        return query.shape[0] if side is None else side.offsets.shape[0] - 1
+
+
+def _jagged_side(
+    name: str, values: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
+) -> tuple[Tensor, _Side | None]:
+    """The values [L,H,D] of a jagged operand and its side; a dense one as it is."""
+    if values.is_nested:
+        from . import _compat  # which loads Dynamo
+
+        if offsets is not None:
+            raise GDPAError(f"{name} is nested: its offsets are its own, leave {cu_name} out")
+        if values.layout != torch.jagged or not _compat.is_compact_nested(values):
+            raise GDPAError(f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim]")
+        values, offsets = values.values(), values.offsets()  # type: ignore[attr-defined]
+    if offsets is None:
+        if longest is not None:
+            raise GDPAError(f"{name} is dense: max_seqlen goes with {cu_name}")
+        return values, None
+    if values.dim() != 3:
+        raise GDPAError(
+            f"{name} must be [total length, heads, head dim] next to {cu_name}, "
+            f"got shape {tuple(values.shape)}"
+        )
+    check_form(cu_name, offsets)
+    if offsets.device != values.device:
+        raise GDPAError(f"{cu_name} is on {offsets.device}, {name} on {values.device}")
+    total = values.shape[0]
+    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
+        check_bounds(cu_name, offsets, total)
+    return values, _Side(offsets, _bound(offsets, total) if longest is None else longest, total)
+
+
+def _bound(offsets: Tensor, total: Size) -> Size:
+    """The longest length, where it may be read."""
+    captured = offsets.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if torch.compiler.is_compiling() or captured:
+        return total
+    return int(torch.diff(offsets).max()) if offsets.shape[0] > 1 else 0
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, sides: _Sides, enable_gqa: bool) -> int:
     """The number of query heads per key head, or GDPAError."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dim() != 4 or not tensor.dtype.is_floating_point:
@@ -90,7 +214,7 @@ def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> int:
                 f"{name} is {tensor.dtype} on {tensor.device}, "
                 f"query {query.dtype} on {query.device}"
             )
-    if query.shape[0] != key.shape[0] or key.shape[:3] != value.shape[:3]:
+    if not sides.fit(query, key) or key.shape[:3] != value.shape[:3]:
         raise GDPAError(
             f"batch, heads or lengths differ: {[tuple(t.shape) for t in (query, key, value)]}"
         )

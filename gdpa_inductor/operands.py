@@ -113,7 +113,7 @@ def check(operands: Operands[Tensor]) -> None:
         _check_layout(name, tensor, offsets is not None)
     for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
-            _check_offsets_tensor(side, offsets)
+            check_form(side, offsets)
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -144,7 +144,8 @@ def _check_layout(name: str, tensor: Tensor, jagged: bool) -> None:
         raise GDPAError(f"{name} must be floating point, got {tensor.dtype}")
 
 
-def _check_offsets_tensor(name: str, offsets: Tensor) -> None:
+def check_form(name: str, offsets: Tensor) -> None:
+    """Raise GDPAError where offsets are no vector of integers."""
     if offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
         raise GDPAError(
             f"{name} must be [batch + 1] of int32 or int64, "
@@ -179,14 +180,18 @@ def check_offsets(operands: Operands[Tensor]) -> None:
     o = operands
     sides = (("cu_seqlens_q", o.cu_seqlens_q, o.query), ("cu_seqlens_k", o.cu_seqlens_k, o.key))
     for name, offsets, values in sides:
-        if offsets is None or offsets.device.type != "cpu":
-            continue
-        first, last = int(offsets[0]), int(offsets[-1])
-        if bool((offsets.diff() < 0).any()) or first < 0 or last > values.shape[0]:
-            raise GDPAError(
-                f"{name} must not decrease and must lie in 0..{values.shape[0]}, the rows that "
-                f"there are; it goes from {first} to {last}"
-            )
+        if offsets is not None and offsets.device.type == "cpu":
+            check_bounds(name, offsets, values.shape[0])
+
+
+def check_bounds(name: str, offsets: Tensor, rows: int) -> None:
+    """Read offsets; raise GDPAError where they decrease or leave 0..rows."""
+    first, last = int(offsets[0]), int(offsets[-1])
+    if bool((offsets.diff() < 0).any()) or first < 0 or last > rows:
+        raise GDPAError(
+            f"{name} must not decrease and must lie in 0..{rows}, the rows that there are; "
+            f"it goes from {first} to {last}"
+        )
 
 
 def kind_of(dtype: torch.dtype) -> str:
