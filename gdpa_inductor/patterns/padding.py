@@ -85,7 +85,9 @@ class Sink:
 
 @dataclass
 class Padding:
-    """What one graph pads and unpads. padded: pads, and their views."""
+    """What one graph pads and unpads. padded: pads, and views and copies of them that nothing
+    changes in place.
+    """
 
     host: HostGraph
     pads: dict[Node, Pad] = field(default_factory=dict)
@@ -97,11 +99,12 @@ class Padding:
         found = Padding(graph)
         for node in graph.order:
             pad = pad_of(node)
-            if pad is not None and not found._changes(host.storages(node)):
+            view = host.name(node) in READ_THROUGH and found.padded & set(node.all_input_nodes[:1])
+            if (pad is None and not view) or found._changes(host.storages(node)):
+                continue
+            found.padded.add(node)
+            if pad is not None:
                 found.pads[node] = pad
-                found.padded.add(node)
-            elif host.name(node) in READ_THROUGH and found.padded & set(node.all_input_nodes[:1]):
-                found.padded.add(node)
         return found
 
     def _changes(self, storages: set[int]) -> bool:
@@ -266,8 +269,9 @@ def summed_lengths(node: Node) -> Node | None:
     called, args = host.name(node), node.args
     if called == "asynchronous_complete_cumsum":
         return node.all_input_nodes[0]
-    if called == "pad" and tuple(args[1]) == (1, 0) and len(args) < 3 and not node.kwargs:  # type: ignore[arg-type]
-        return _summed(args[0])
+    if called in ("pad", "constant_pad_nd") and tuple(args[1]) == (1, 0):  # type: ignore[arg-type]
+        rest = [*args[2:], *node.kwargs.values()]
+        return _summed(args[0]) if all(x in ("constant", None, 0) for x in rest) else None
     if called in ("cat", "concat") and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
         zero, sums = args[0]
         if isinstance(zero, Node) and host.name(zero) in ("zeros", "new_zeros", "zeros_like"):
@@ -300,7 +304,7 @@ def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, An
         return None
     qualified = getattr(node.target, "_qualified_op_name", None)
     space = getattr(node.target, "namespace", None) or (qualified or "aten::").split("::")[0]
-    if space not in ("aten", "fbgemm"):
+    if space not in ("aten", "fbgemm", "gdpa"):
         return None
     return {**dict(zip(table[called], node.args, strict=False)), **node.kwargs}
 
