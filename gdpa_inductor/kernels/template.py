@@ -57,6 +57,8 @@ class Plan:
     read. grouped: operands with fewer heads than the query. loops_heads: one program of "keys" runs
     over the query heads of its key head. summed: axes that "tiles" sums over. jagged: the sides
     whose lengths are read from offsets, of "q" and "k". alike: one set of offsets serves both.
+    skips: tiles that are zero are left out; on whole ones the terms need no mask, so that
+    `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them.
     """
 
     kernel: str
@@ -69,6 +71,9 @@ class Plan:
     summed: frozenset[str] = frozenset()
     jagged: frozenset[str] = frozenset()
     alike: bool = False
+    skips: bool = False
+    whole_reads: tuple[AuxRead, ...] = ()
+    whole_flat: frozenset[str] = frozenset()
 
     @property
     def terms(self) -> Mapping[str, int]:
@@ -78,7 +83,9 @@ class Plan:
     @property
     def subgraphs(self) -> Mapping[str, int]:
         """The number of every subgraph by what it computes."""
-        return {name: number for number, name in enumerate((*self.names, *self.longest))}
+        classes = ("zero", "full", *(f"whole_{name}" for name in self.names))
+        known = (*self.names, *self.longest, *(classes if self.skips else ()))
+        return {name: number for number, name in enumerate(known)}
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -116,7 +123,8 @@ class Plan:
     def fixed(self) -> Mapping[str, str]:
         """What a term calls its inputs, and the variable of the kernel that holds each."""
         leaves = ["s", "b", "h", "n", "m", *(f"a{a.number}" for a in self.reads)]
-        return {**{leaf: leaf for leaf in leaves}, "g": "dp"}
+        bounds = ["n_lo", "n_hi", "m_lo", "m_hi"] if self.skips else []
+        return {**{leaf: leaf for leaf in (*leaves, *bounds)}, "g": "dp"}
 
     @property
     def name(self) -> str:

@@ -255,8 +255,8 @@ def subgraph(
 ) -> Any:
     """The term as a body that a template inlines by `modification`.
 
-    Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, n, m (int32), a<i> (as
-    loaded, floats in fp32). scalars: the symbolic or plain integers of the op.
+    Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, n, m and the bounds of a tile
+    (int32), a<i> (as loaded, floats in fp32). scalars: the symbolic or plain integers of the op.
     """
     index_dtype = I64 if wide([term]) else I32
 
@@ -284,7 +284,7 @@ def subgraph(
     def body(_: Any) -> Value:
         return fold([term], leaf, emitter(weight, fast))[0]
 
-    return _compat.computed_scalar(body, device, F32)
+    return _compat.computed_scalar(body, device, torch.bool if term.kind == "b" else F32)
 
 
 def size(value: Any, device: torch.device) -> Any:

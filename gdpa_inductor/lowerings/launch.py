@@ -7,17 +7,18 @@ decided here; what is computed, by `triton`.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from .._compat import size_hint, statically_known_true
-from ..expr import Expr, postorder
+from ..expr import Expr, const, postorder
 from ..kernels.configs import Config, Shape, configs
 from ..kernels.order import GRANULE, tile_order
 from ..kernels.template import AuxRead, Plan
+from ..masks import TileClasses, classify
 from ..operands import Operands
 from ..options import KernelOptions
 from ..problem import Problem, Size
@@ -28,6 +29,7 @@ _FAST_DTYPES = (torch.float16, torch.bfloat16)
 # Up to so many sequences the longest come first: the fewer there are, the more a long one at the
 # end of the grid costs, and the less it costs to sort them.
 _SORTED = 512
+_LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
 
 
 @dataclass(frozen=True)
@@ -151,16 +153,11 @@ def empty(problem: Problem) -> bool:
 
 def run(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> list[Any]:
     """Put one kernel into the graph; the buffers of its outputs."""
-    planned = _plan(kernel, outputs, o, **plan)
+    classes = _classes(outputs, o)
+    planned = _plan(kernel, outputs, classes, o, **plan)
     others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
     body = {
-        "subgraphs": [
-            *(
-                emit.subgraph(out.term, o.program.weight, o.scalars, o.problem.device, o.fast)
-                for out in outputs
-            ),
-            *(emit.size(o.longest(side), o.problem.device) for side in planned.measured),
-        ],
+        "subgraphs": _subgraphs(planned, outputs, classes, o),
         "input_nodes": [
             *(o.matrices[name] for name in planned.operands),
             *(o.offsets[side] for side in planned.measured),
@@ -181,19 +178,59 @@ def run(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> list[Any]:
     return [_compat.best_of(template, f"gdpa_{kernel}", choices, body), *others]
 
 
-def _plan(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> Plan:
+def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
+    """How the tiles of a kernel are told apart; None where all are computed alike."""
+    if not o.options.skip:
+        return None
     terms = [output.term for output in outputs]
-    used = sorted({int(node.value or 0) for node in postorder(terms) if node.op == "aux"})
-    flat = [
-        out.name
-        for out in outputs
-        if not any(node.op in ("s", "g") for node in postorder([out.term]))
-    ]
+    found = classify(terms, o.program.aux)
+    if not found.skips:
+        return None
+    masked = found.full.is_const and not found.full.value  # no tile is known to be without a mask
+    return replace(found, full=const(True), full_terms=tuple(terms)) if masked else found
+
+
+def _subgraphs(
+    plan: Plan, outputs: list[Output], classes: TileClasses | None, o: Given
+) -> list[Any]:
+    """In the order of `Plan.subgraphs`."""
+    device = o.problem.device
+
+    def emitted(terms: Iterable[Expr]) -> list[Any]:
+        return [emit.subgraph(t, o.program.weight, o.scalars, device, o.fast) for t in terms]
+
+    lengths = [emit.size(o.longest(side), device) for side in plan.measured]
+    found = emitted(output.term for output in outputs) + lengths
+    if classes:
+        found += emitted([classes.zero, classes.full, *classes.full_terms])
+    return found
+
+
+def _plan(
+    kernel: str, outputs: list[Output], classes: TileClasses | None, o: Given, **plan: Any
+) -> Plan:
+    names, terms = [output.name for output in outputs], [output.term for output in outputs]
+    whole = classes.full_terms if classes else ()
+
+    def reads(roots: Sequence[Expr]) -> tuple[AuxRead, ...]:
+        used = sorted({int(node.value or 0) for node in postorder(roots) if node.op == "aux"})
+        return tuple(AuxRead(i, o.program.aux[i]) for i in used)
+
+    def flat(roots: Sequence[Expr]) -> frozenset[str]:
+        return frozenset(
+            name
+            for name, root in zip(names, roots, strict=False)
+            if not any(node.op in ("s", "g") for node in postorder([root]))
+        )
+
     return Plan(
         kernel=kernel,
-        names=tuple(output.name for output in outputs),
-        reads=tuple(AuxRead(i, o.program.aux[i]) for i in used),
-        flat=frozenset(flat),
+        names=tuple(names),
+        reads=reads(terms),
+        flat=flat(terms),
+        skips=classes is not None,
+        whole_reads=reads(whole),
+        whole_flat=flat(whole),
         shared=o.shared,
         grouped=o.grouped,
         jagged=frozenset(o.offsets),
@@ -278,4 +315,5 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         "PRECISION": repr(_compat.float32_precision()),
         "ROUND_TF32": _rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
+        **({"LANES": _LANES} if plan.skips else {}),
     }

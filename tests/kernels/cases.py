@@ -156,6 +156,18 @@ ACTIVATIONS = {
     "extrema": "maximum(s,minimum(mul(s,s),0.5))",
 }
 CAUSAL = "where(ge(n,m),silu(mul(s,0.25)),0.0)"
+# a band of i0; a prefix and a band with a gap between them; heads with masks of their own; blocks of
+# 40 until a length; targets that see the history and themselves, with operands that only some tiles
+# need
+WINDOW = "where(and(le(sub(n,m),i0),ge(n,m)),silu(mul(s,0.25)),0.0)"
+PREFIX = "where(or(lt(m,40),gt(m,add(mul(n,4),200))),silu(mul(s,0.25)),0.0)"
+HEADS = "where(or(eq(mod(h,2),0),ge(n,m)),silu(mul(s,0.25)),0.0)"
+SEGMENTS = "a0:i[b]; where(and(eq(floordiv(n,40),floordiv(m,40)),lt(m,mul(a0,20))),silu(s),0.0)"
+TARGETS = (
+    "a0:i[b]; a1:f[b,n]; a2:f[n,m]; t0=minimum(n,add(a0,60)); t1=minimum(m,add(a0,60));"
+    "where(or(gt(t0,t1),eq(n,m)),mul(silu(add(mul(s,0.25),a2)),a1),0.0)"
+)
+LEARNED = "a0:f[n,m]; mul(silu(mul(s,0.25)),where(ge(n,m),a0,0.0))"
 HSTU = "a0:f[h,n,m]; a1:f[b,-,n,m]; mul(div(silu(add(mul(s,0.25),a0)),float(i0)),a1)"
 ALL_KINDS = (
     "a0:f[n]; a1:f[m]; a2:f[]; a3:f[b,-,-]; a4:f[h,n]; a5:f[b,h,m]; a6:b[b,-,-,m]; a7:f[n,m];"
@@ -235,6 +247,18 @@ CASES = [
     Case("constant", "mul(float(m),0.125)", needs="qkv"),
     Case("rounded", "bf16(silu(s))", needs="qv", tolerance=2e-2),
     Case("nan_kept", "silu(where(ge(n,m),s,-inf))", n=20, m=20),
+    Case("window_long", WINDOW, n=1100, m=1100, d=16, dv=16, b=1, h=1, scalars=(90,), choice=0),
+    Case("prefix_long", PREFIX, n=300, m=1500, b=1, h=1, choice=0, needs="q"),
+    Case("prefix_keys_long", PREFIX, n=1500, m=200, b=1, h=1, choice=0, needs="v"),
+    Case("causal_flat", "where(ge(n,m),1.0,0.0)", n=70, m=70),
+    Case("causal_dynamic", CAUSAL, n=137, m=153, dynamic=True),
+    Case("causal_wide", CAUSAL, n=137, m=153, wide=True),
+    Case("causal_gqa", CAUSAL, n=70, m=70, h=4, hk=2, hv=2),
+    Case("heads_apart", HEADS, n=100, m=100, h=4, hk=2, hv=2),
+    Case("segments", SEGMENTS, n=100, m=100, aux=((2,),), needs="qkv"),
+    Case("mask_read", TARGETS, n=100, m=100, aux=((2,), (2, 100), (100, 100)), needs="qkv12"),
+    Case("mask_learned", LEARNED, n=100, m=100, aux=((100, 100),), needs="qkv0"),
+    Case("nothing", "where(gt(m,1000),silu(s),0.0)", n=40, m=40),
     Case("no_keys", "sigmoid(s)", m=0),
     Case("no_rows", "sigmoid(s)", n=0),
     Case("wide", SILU, n=37, m=53, h=4, hk=2, hv=2, wide=True),

@@ -178,6 +178,24 @@ CASES = [
         "jagged_causal", "where(ge(n,m),silu(mul(s,0.25)),0.0)", lengths_q=LENGTHS, same=True
     ),
     JaggedCase(
+        "jagged_window", "where(and(lt(sub(n,m),20),ge(n,m)),silu(mul(s,0.25)),0.0)",
+        lengths_q=LENGTHS, same=True, max_q=100,
+    ),
+    JaggedCase(
+        "jagged_targets",
+        "a0:i[b]; a1:f[k]; t0=minimum(n,add(a0,30)); t1=minimum(m,add(a0,30));"
+        "where(or(gt(t0,t1),eq(n,m)),mul(silu(mul(s,0.25)),a1),0.0)",
+        lengths_q=LENGTHS, same=True, aux=((5,), ("k",)), needs="qkv1",
+    ),
+    JaggedCase(
+        "jagged_causal_bias", "a0:f[h,n,m]; where(ge(n,m),silu(add(mul(s,0.25),a0)),0.0)",
+        lengths_q=(37, 0, 20), same=True, aux=((2, 37, 37),), needs="qkv0",
+    ),
+    JaggedCase(
+        "jagged_lengths", "a0:i[b]; where(lt(m,mul(a0,9)),sigmoid(s),0.0)", lengths_k=OTHERS,
+        n=40, b=5, aux=((5,),),
+    ),
+    JaggedCase(
         "jagged_hstu", HSTU, lengths_q=(37, 20), same=True, scalars=(40,),
         aux=((2, 37, 37), (2, 1, 37, 37)), needs="qkv01",
     ),
