@@ -1,14 +1,13 @@
-"""Problems for the CuTe kernels of Blackwell, one line each, judged by the error rule on the emulator."""
+"""Problems for the CuTe kernels of Blackwell, one line each, judged by the error rule on the
+emulator."""
 
 from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.expr import fold
+from gdpa_inductor.expr import fold, torch_apply
 from gdpa_inductor.operands import Operands
-from gdpa_inductor.ops import program_leaves
-from gdpa_inductor.reference import reference
-from gdpa_inductor.expr import torch_apply
+from gdpa_inductor.ops import expand_heads, program_leaves, reference
 from gdpa_inductor.score_mod import ScoreMod
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -17,13 +16,12 @@ SILU = "silu(mul(s,0.088))"
 
 @dataclass(frozen=True)
 class Case:
-    """query [b,h,n,d], key [b,hk,m,d], value [b,hv,m,dv], or packed: lengths of the sequences of one
-    side in q_lengths, k_lengths ("same": those of the queries).
+    """query [b,h,n,d], key [b,hk,m,d], value [b,hv,m,dv], or packed: lengths of the sequences of
+    one side in q_lengths, k_lengths ("same": those of the queries).
 
-    aux: shape and dtype of each operand of the program. shared: matrices with a batch of one. view: how
-    the dense matrices lie in memory, "bhnd" or "bnhd". most: max_seqlen where it is not the longest.
-    ctas: of the launch; few, so that a CTA has several tiles.
-    """
+    aux: shape and dtype of each operand of the program. shared: matrices with a batch of one. view:
+    how the dense matrices lie in memory, "bhnd" or "bnhd". most: max_seqlen where it is not the
+    longest. ctas: of the launch; few, so that a CTA has several tiles."""
 
     name: str
     program: str = SILU
@@ -107,19 +105,71 @@ def widened(operands: Operands[torch.Tensor]) -> Operands[torch.Tensor]:
 
 def eager(o: Operands[torch.Tensor]) -> torch.Tensor:
     """The unfused formula in the precision of the operands: every product rounds, the program is
-    computed on rounded scores and its weights are rounded. Dense operands, or one sequence at a time."""
-    from gdpa_inductor.ops import expand_heads
-
-    scores = o.query @ expand_heads(o.key, o.query.shape[1]).mT
-    batch = max(x.shape[0] for x in (o.query, o.key, o.value))
-    scores = scores.expand(batch, -1, -1, -1)
-    dtype = scores.dtype
+    computed on rounded scores and its weights are rounded. A packed side is padded, as models
+    do."""
+    query, rows = padded(o.query, o.cu_seqlens_q, o.max_seqlen_q)
+    key, cols = padded(o.key, o.cu_seqlens_k, o.max_seqlen_k)
+    value, _ = padded(o.value, o.cu_seqlens_k, o.max_seqlen_k)
+    heads = query.shape[1]
+    scores = query @ expand_heads(key, heads).mT
+    scores = scores.expand(max(x.shape[0] for x in (query, key, value)), -1, -1, -1)
     leaf = program_leaves(scores, o.aux, o.scalars, o.program)
-    (weight,) = fold([o.program.weight], leaf, torch_apply(dtype))
-    return weight.to(dtype).expand_as(scores) @ expand_heads(o.value, o.query.shape[1])
+    (weight,) = fold([o.program.weight], leaf, torch_apply(scores.dtype))
+    weight = weight.to(scores.dtype).expand_as(scores)
+    weight = torch.where(cols[:, None, None, :], weight, 0.0)
+    found = weight @ expand_heads(value, heads)
+    return found if o.cu_seqlens_q is None else packed(found, rows, o)
 
 
+def padded(
+    matrix: torch.Tensor, offsets: torch.Tensor | None, most: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """([B,H,most,D] with zeros past each end, which rows [B|1,most] there are)."""
+    if offsets is None:
+        return matrix, torch.ones(1, matrix.shape[2], dtype=torch.bool)
+    lengths = (offsets[1:] - offsets[:-1]).clamp(max=most)
+    made = matrix.new_zeros(len(lengths), matrix.shape[1], most, matrix.shape[2])
+    for b, (start, length) in enumerate(zip(offsets.tolist(), lengths.tolist(), strict=False)):
+        made[b, :, :length] = matrix[start : start + length].transpose(0, 1)
+    return made, torch.arange(most) < lengths[:, None]
+
+
+def packed(dense: torch.Tensor, rows: torch.Tensor, o: Operands[torch.Tensor]) -> torch.Tensor:
+    """The rows of a padded output in their places, zeros elsewhere."""
+    made = dense.new_zeros(o.query.shape[0], *dense.shape[1::2])
+    for b, start in enumerate(o.cu_seqlens_q[:-1].tolist()):
+        length = int(rows[b].sum())
+        made[start : start + length] = dense[b, :, :length].transpose(0, 1)
+    return made
+
+
+CAUSAL = "where(ge(n,m),{},0.0)"
+RELU2 = "mul(relu(mul(s,0.088)),relu(mul(s,0.088)))"
+BIAS = "a0:f[h,n,m]; a1:b[b,-,-,m]; where(a1,gelu_tanh(add(mul(s,0.1),a0)),0.0)"
+SELF, OTHER = (300, 0, 1, 129), (70, 256, 0, 200)
+
+# One configuration for each feature; a CTA has at least two tiles, and more blocks than stages.
 CASES = (
-    Case("plain"),
-    Case("two_tiles_tails", n=300, m=520, h=2, ctas=1),
-)
+    Case("silu", n=600, m=1100, ctas=1),
+    Case("gelu_tanh", "gelu_tanh(mul(s,0.125))", d=64, n=300, m=200, h=3, dtype=F16, ctas=2),
+    Case("relu2_gqa", RELU2, d=64, n=140, m=140, h=4, hk=2, view="bnhd", dtype=F16),
+    Case("sigmoid_causal", CAUSAL.format("sigmoid(s)"), d=64, n=520, m=520, ctas=1),
+    Case(
+        "bias_and_mask", BIAS, d=64, n=200, m=300, b=2, h=2,
+        aux=(((2, 200, 300), torch.float32), ((2, 1, 1, 300), torch.bool)),
+    ), Case("both_scales", "div(silu(mul(s,0.088)),float(i0))", d=96, dv=64, n=130, m=70,
+    scalars=(70,)), Case("self", CAUSAL.format(SILU), d=64, h=2, q_lengths=SELF, k_lengths=SELF,
+    ctas=2), Case("short_keys", d=64, b=4, m=192, q_lengths=OTHER, ctas=1, offsets=torch.int64),
+    Case("seeds", d=64, b=4, n=32, shared="q", k_lengths=SELF, ctas=1),
+)  # fmt: skip
+
+MORE = (
+    Case("exact_functions", "gelu(mul(s,0.125))", d=64, n=300, m=200, fast=False),
+    Case("odd_dims", d=72, dv=40, n=100, m=100),
+    Case("truncated", d=64, q_lengths=SELF, k_lengths=SELF, most=140, ctas=1),
+    Case("delta", d=64, h=2, hk=1, q_lengths=(3, 1, 0, 130), k_lengths=OTHER),
+    Case("window", "where(and(ge(n,m),lt(sub(n,m),128)),silu(s),0.0)", d=64, n=700, m=700),
+    Case("rows_packed_bias", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=64, h=2, q_lengths=SELF,
+         k_lengths=SELF, aux=(((494, 2), BF16),)),
+    Case("long", n=1500, m=1500, d=128, h=2, ctas=3),
+)  # fmt: skip

@@ -22,13 +22,13 @@ VERSIONS = ((4, 8), (4, 9))  # of nvidia-cutlass-dsl: from, below
 
 @dataclass(frozen=True)
 class Config:
-    """dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero fill.
+    """dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
+    fill.
 
-    program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k: that
-    side is packed, with offsets; then positions count from the beginning of the sequence.
-    shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see
-    emit.py). skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens.
-    """
+    program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k:
+    that side is packed, with offsets; then positions count from the beginning of the sequence.
+    shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
+    skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens."""
 
     dtype: str
     head_dim: int
@@ -56,8 +56,8 @@ class Config:
 
     @property
     def output_stages(self) -> int:
-        """Two accumulators per query tile where tensor memory has room, so that the next tile does not
-        wait for the drain of this one."""
+        """Two accumulators per query tile where tensor memory has room, so that the next tile does
+        not wait for the drain of this one."""
         return 2 if self.padded_value_dim <= 64 else 1
 
     @property

@@ -1,9 +1,9 @@
 """From terms of a score program to CuTe code, inlined while the kernel is traced.
 
 `PLAIN` gives every operation of `expr.OPS` in full accuracy, one line each; `FAST` replaces some of
-them by the hardware's approximate functions, each within |fast - exact| <= 2^-10 max(1, |x|) for x in
-[-30, 30]. Forms and reasons are those of lowerings/emit.py: a tanh is one pass of the special-function
-unit per score, where ex2 and rcp are two.
+them by the hardware's approximate functions, each within |fast - exact| <= 2^-10 max(1, |x|) for x
+in [-30, 30]. Forms and reasons are those of lowerings/emit.py: a tanh is one pass of the
+special-function unit per score, where ex2 and rcp are two.
 
     emit([weight, gradients.score], weight, leaf, fast=True)
 
@@ -161,20 +161,14 @@ def _gate(x):
 
 # fmt: off
 PLAIN: dict[str, Callable] = {
-    "add": _arithmetic(add, lambda x, y: x + y),
-    "sub": _arithmetic(subtract, lambda x, y: x - y),
-    "mul": _arithmetic(multiply, lambda x, y: x * y),
-    "neg": _arithmetic(negate, lambda x: -x),
-    "abs": each(lambda x: select(x < 0, -x, x) if not isinstance(x, Float32) else cute.math.absf(x)),
-    "div": _divide,
-    "pow": _power,
-    "maximum": _extremum(largest, each(lambda x, y: select(x < y, y, x))),
-    "minimum": _extremum(smallest, each(lambda x, y: select(x < y, x, y))),
-    "clamp_min": lambda x, low: largest(x, float(low)),
-    "clamp_max": lambda x, high: smallest(x, float(high)),
-    "floordiv": _floor_divide,
-    "mod": _remainder,
-    **{name: _unary(name) for name in (
+    "add": _arithmetic(add, lambda x, y: x + y), "sub": _arithmetic(subtract, lambda x, y: x - y),
+    "mul": _arithmetic(multiply, lambda x, y: x * y), "neg": _arithmetic(negate, lambda x: -x),
+    "abs": each(lambda x: select(x < 0, -x, x) if not isinstance(x, Float32) else
+    cute.math.absf(x)), "div": _divide, "pow": _power, "maximum": _extremum(largest, each(lambda x,
+    y: select(x < y, y, x))), "minimum": _extremum(smallest, each(lambda x, y: select(x < y, x,
+    y))), "clamp_min": lambda x, low: largest(x, float(low)), "clamp_max": lambda x, high:
+    smallest(x, float(high)), "floordiv": _floor_divide, "mod": _remainder, **{name: _unary(name)
+    for name in (
         "sqrt", "rsqrt", "exp", "exp2", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
         "floor", "ceil", "trunc", "isnan",
     )},

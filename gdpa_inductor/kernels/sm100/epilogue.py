@@ -9,9 +9,10 @@ from typing import Any
 from cutlass import Float32, Int64, cute
 from cutlass.cute.nvgpu import tcgen05
 
+from .values import Fixed
+
 PART = 32  # columns of O_t in registers at a time
 VECTOR = 8  # 16-bit numbers in one store
-from .values import Fixed
 
 
 class Output(Fixed):

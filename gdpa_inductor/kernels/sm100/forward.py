@@ -1,17 +1,17 @@
 """The forward kernel:  O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:],  P = program(Q Kᵀ), m < length.
 
 Notation
-    Q, K, V, O      query [.., N, D], key [.., M, D], value [.., M, Dv], output [.., N, Dv]
-    mX  sX  tX      in global memory, in shared memory, in tensor memory
-    S_t, P_t, O_t   of query tile t in {0, 1} of the CTA: 128 x 128 scores (fp32), weights (16 bits, in
+    Q, K, V, O      query [.., N, D], key [.., M, D], value [.., M, Dv], output [.., N, Dv] mX  sX
+    tX      in global memory, in shared memory, in tensor memory S_t, P_t, O_t   of query tile t in
+    {0, 1} of the CTA: 128 x 128 scores (fp32), weights (16 bits, in
                     the first half of the columns of S_t), 128 x Dv sums (fp32)
     block           128 keys
 
 No softmax: O_t stays in tensor memory over all key blocks, and nothing is rescaled. Roles, by warp:
 
-    0-3, 4-7   activation of t = 0, 1     S_t -> P_t, three quarters first
-    8-11       epilogue                   O_t -> global memory
-    12         products                   per block: O_t += P_t V, then S_t = Q_t Kᵀ of the next block
+    0-3, 4-7   activation of t = 0, 1     S_t -> P_t, three quarters first 8-11       epilogue
+    O_t -> global memory 12         products                   per block: O_t += P_t V, then S_t =
+    Q_t Kᵀ of the next block
     13         loads                      Q tiles, and the ring of K and V tiles
     14         scheduler
 
@@ -20,9 +20,8 @@ issued before the epilogue has drained this one's O_t: with one or two key block
 difference.
 """
 
-
 import cutlass
-from cutlass import Boolean, Constexpr, Float32, Int32, Int64, cute, range_constexpr, utils
+from cutlass import Boolean, Constexpr, Float32, Int32, Int64, cute, memory, range_constexpr
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
 
@@ -85,7 +84,7 @@ class Forward:
 
         @cute.struct
         class Memory:
-            barriers_: cute.struct.MemRange[Int64, barriers]
+            barriers: cute.struct.MemRange[Int64, count]
             records: cute.struct.MemRange[Int32, STAGES * FIELDS]
             tmem: Int32
             sQ: cute.struct.Align[
@@ -101,12 +100,12 @@ class Forward:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers: of Q, K, V, O. strides: (batch, head, row) of each. sizes: batch, heads, key heads,
-        value heads, rows, cols (the most, of a jagged side), rows of Q, rows of K. cu_q,
-        cu_k, order: offsets and order of the sequences, or None. aux: (pointer, strides) of each operand
-        of the program, scalars: its integers, or None. ctas: one for each multiprocessor."""
+        """pointers: of Q, K, V, O. strides: (batch, head, row) of each. sizes: batch, heads, key
+        heads, value heads, rows, cols (the most, of a jagged side), rows of Q, rows of K. cu_q,
+        cu_k, order: offsets and order of the sequences, or None. aux: (pointer, strides) of each
+        operand of the program, scalars: its integers, or None. ctas: one for each
+        multiprocessor."""
         self.products_and_layouts()
-        c = self.config
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
         q, k, v, _ = self.matrices(pointers, sizes, strides)
         layouts = [
@@ -169,10 +168,10 @@ class Forward:
         c = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
-        memory = self.shared_memory(*layouts[:3])
-        self.channels(memory)
-        self.start(memory, warp)
-        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, memory.tmem.ptr)
+        buffers = self.shared_memory(*layouts[:3])
+        self.channels(buffers)
+        self.start(buffers, warp)
+        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem.ptr)
         self.tensor_memory(qk, pv, layouts[3], tmem)
         ranges = Ranges(c, aux, scalars, TILES * ROWS)
         work = Work(c, sizes, (cu_q, cu_k, order))
@@ -206,14 +205,14 @@ class Forward:
 
     def shared_memory(self, q_layout, k_layout, v_layout):
         """The buffers of the tiles and of the scheduler's records."""
-        memory = utils.SmemAllocator().allocate(self.memory)
-        self.sQ = memory.sQ.get_tensor(q_layout.outer, swizzle=q_layout.inner)
-        self.sK = memory.sKV.get_tensor(k_layout.outer, swizzle=k_layout.inner)
-        self.sV = memory.sKV.get_tensor(v_layout.outer, swizzle=v_layout.inner)
-        self.records = memory.records.get_tensor(
+        buffers = memory.SmemAllocator().allocate(self.memory)
+        self.sQ = buffers.sQ.get_tensor(q_layout.outer, swizzle=q_layout.inner)
+        self.sK = buffers.sKV.get_tensor(k_layout.outer, swizzle=k_layout.inner)
+        self.sV = buffers.sKV.get_tensor(v_layout.outer, swizzle=v_layout.inner)
+        self.records = buffers.records.get_tensor(
             cute.make_layout((STAGES, FIELDS), stride=(FIELDS, 1))
         )
-        return memory
+        return buffers
 
     def source(self, name: str, atom, tensor, product) -> Tiles:
         """The tiles of Q, K or V."""
@@ -226,12 +225,12 @@ class Forward:
         size, shared = self.bytes["qkv".index(name)], name in c.shared
         return Tiles(atom, tensor, sX, part, tiler, size, jagged, shared, transposed=name == "v")
 
-    def channels(self, memory) -> None:
+    def channels(self, buffers) -> None:
         """Who waits for whom. Whatever is not here is ordered by the tensor core itself, which
-        multiplies in the order of issue: S_t of the next block overwrites P_t only after O_t += P_t V
-        has read it."""
+        multiplies in the order of issue: S_t of the next block overwrites P_t only after O_t += P_t
+        V has read it."""
         c, self.all_channels = self.config, []
-        free = memory.barriers_.data_ptr()
+        free = buffers.barriers.data_ptr()
 
         def ring(stages: int, producers: int, consumers: int) -> Ring:
             nonlocal free
@@ -255,7 +254,7 @@ class Forward:
         self.weights = [barriers(WARPGROUP) for _ in HANDED_OVER]
 
     @cute.jit
-    def start(self, memory, warp):
+    def start(self, buffers, warp):
         """Barriers and tensor memory are there for all warps after this."""
         if warp == SCHEDULER:
             with cute.arch.elect_one():
@@ -263,7 +262,7 @@ class Forward:
                     channel.init()
             cute.arch.mbarrier_init_fence()
         if warp == EPILOGUE:
-            cute.arch.alloc_tmem(TMEM_COLUMNS, memory.tmem.ptr)
+            cute.arch.alloc_tmem(TMEM_COLUMNS, buffers.tmem.ptr)
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
 
@@ -309,8 +308,8 @@ class Forward:
 
     @cute.jit
     def multiply(self, scheduler, qk, pv):
-        """The products, of all tiles in one sequence: O_t += P_t V of the block that was scored last,
-        then S_t = Q_t Kᵀ of the next block, be it of this tile or of the next."""
+        """The products, of all tiles in one sequence: O_t += P_t V of the block that was scored
+        last, then S_t = Q_t Kᵀ of the next block, be it of this tile or of the next."""
         at, q, k = self.tiles.start(), self.queries[0].start(), self.keys.start()
         v, p, o = k, Cursor(1), Cursor(self.config.output_stages)
         tile, at = scheduler.take_busy(at)
@@ -383,8 +382,8 @@ class Forward:
 
     @cute.jit
     def activate(self, scheduler, ranges: Ranges, programs, t, thread):
-        """The activation of query tile t. programs: the one for blocks without masks and tails, and the
-        one for all."""
+        """The activation of query tile t. programs: the one for blocks without masks and tails, and
+        the one for all."""
         tS = cute.make_tensor(self.tmem + (SCORES + COLS * t), self.tS[0].layout)
         scores = Scores(tS, thread, self.dtype)
         at, s = self.tiles.start(), Cursor(1)

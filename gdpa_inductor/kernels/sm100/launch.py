@@ -50,9 +50,9 @@ def forward(
 ) -> Tensor:
     """O of gdpa::attention, in its layout; arguments as those of the op.
 
-    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle, by
-    default the current one. out: where to store, contiguous; zero where no sequence is. order: int64,
-    in which the sequences are dealt to the CTAs, by default the longest first.
+    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
+    by default the current one. out: where to store, contiguous; zero where no sequence is. order:
+    int64, in which the sequences are dealt to the CTAs, by default the longest first.
 
     Raises:
         GDPAError: what the kernel does not take, and why.
@@ -90,8 +90,11 @@ def forward(
         return out.zero_()
     heads = [x.shape[1] for x in (query, key, value)]
     totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in (query, key)]
-    if order is None:
-        order = _longest_first(cu_seqlens_q, cu_seqlens_k)
+    offsets = cu_seqlens_k if cu_seqlens_k is not None else cu_seqlens_q
+    if offsets is None:
+        order = None
+    elif order is None:
+        order = torch.argsort(offsets[1:] - offsets[:-1], descending=True)
     matrices.append(out)
     if stream is None:
         stream = torch.cuda.current_stream(query.device).cuda_stream
@@ -104,7 +107,8 @@ def forward(
             None if x is None else _pointer(name(x.dtype), x.data_ptr(), x.element_size())
             for x in (cu_seqlens_q, cu_seqlens_k, order)
         ),
-        tuple(_operand(x, spec.access) for x, spec in zip(aux, config.mod.aux, strict=True)) or None,
+        tuple(_operand(x, spec.access) for x, spec in zip(aux, config.mod.aux, strict=True))
+        or None,
         tuple(Int64(int(x)) for x in scalars) or None,
         Int32(ctas),
         cuda.CUstream(stream),
@@ -117,8 +121,8 @@ def name(dtype: torch.dtype) -> str:
 
 
 def strides(matrix: Tensor) -> tuple[int, int, int]:
-    """(batch, head, row), in elements. That of an extent of one may be anything; TMA wants multiples of
-    16 bytes."""
+    """(batch, head, row), in elements. That of an extent of one may be anything; TMA wants
+    multiples of 16 bytes."""
     known = [8 if n == 1 else s for n, s in zip(matrix.shape, matrix.stride(), strict=True)]
     return (8, known[1], known[0]) if matrix.dim() == 3 else (known[0], known[1], known[2])
 
@@ -154,14 +158,10 @@ def _check(config: Config, query: Tensor, key: Tensor, value: Tensor) -> None:
         raise GDPAError(complaint)
 
 
-def _longest_first(cu_q: Tensor | None, cu_k: Tensor | None) -> Tensor | None:
-    """The order in which sequences are dealt to the CTAs, made on the device."""
-    cu = cu_k if cu_k is not None else cu_q
-    return None if cu is None else torch.argsort(cu[1:] - cu[:-1], descending=True)
-
-
 def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
-    return cute.runtime.make_ptr(DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align)
+    return cute.runtime.make_ptr(
+        DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align
+    )
 
 
 def _operand(tensor: Tensor, access: Sequence[str]) -> Any:

@@ -2,10 +2,10 @@
 
 dense [B, H, N, D]: extents (N, D, (H, B)); a tile that sticks out is filled with zeros.
 
-jagged [L, H, D]: a window that overlaps itself, extents (128, D, (H, L + 1)), strides
-(s_l, 1, (s_h, s_l)), 128 rows before the base. The r ≤ 128 rows that end before row e are the box at
-row 128 - r of window e: what follows them falls off the first extent, so a load fills it with zeros and
-a store drops it. No row of a neighbouring sequence is ever read or written, NaN or not.
+jagged [L, H, D]: a window that overlaps itself, extents (128, D, (H, L + 1)), strides (s_l, 1,
+(s_h, s_l)), 128 rows before the base. The r ≤ 128 rows that end before row e are the box at row 128
+- r of window e: what follows them falls off the first extent, so a load fills it with zeros and a
+store drops it. No row of a neighbouring sequence is ever read or written, NaN or not.
 
 All strides are in elements; those of TMA tensors are multiples of 8 (16 bytes).
 """
@@ -54,9 +54,9 @@ class Matrix:
 class Tiles(Fixed):
     """The tiles of one matrix, and how they get into shared memory.
 
-    mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. partition, tiler: of the
-    product that reads them, for this operand. jagged, shared: is it packed, has it a batch of one.
-    """
+    mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. partition, tiler: of
+    the product that reads them, for this operand. jagged, shared: is it packed, has it a batch of
+    one."""
 
     atom: Any
     mX: Any

@@ -1,10 +1,9 @@
 """Barriers between warps, and the one rule of their phases.
 
 A `Cursor` is a role's place in a ring of buffers: the stage, and the parity of the round. The n-th
-round of a stage is full when its `full` barrier has completed n + 1 phases, and may be filled when its
-`empty` barrier has completed n: hence the inverted parity for producers, which passes at once on fresh
-barriers.
-"""
+round of a stage is full when its `full` barrier has completed n + 1 phases, and may be filled when
+its `empty` barrier has completed n: hence the inverted parity for producers, which passes at once
+on fresh barriers."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -1,8 +1,7 @@
 """The score program where a kernel computes it: its leaves, and where aux operands are read from.
 
-An aux operand is a pointer and a stride for each letter of its access map, "b", "h", "n", "m", and "q",
-"k" (the row of a packed matrix). What does not vary along the keys is read once for a row.
-"""
+An aux operand is a pointer and a stride for each letter of its access map, "b", "h", "n", "m", and
+"q", "k" (the row of a packed matrix). What does not vary along the keys is read once for a row."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +23,8 @@ DTYPES = {
 
 
 class Program(Fixed):
-    """The terms `roots`, by default the weight, for any element. aux: (pointer, strides by `LETTERS`)
-    of each operand. scalars: the integers of the op."""
+    """The terms `roots`, by default the weight, for any element. aux: (pointer, strides by
+    `LETTERS`) of each operand. scalars: the integers of the op."""
 
     def __init__(
         self, config: Config, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
@@ -44,7 +43,8 @@ class Program(Fixed):
         return self.mod.aux[int(node.value or 0)].access
 
     def read(self, node: Expr, places: dict[str, Any]) -> Any:
-        """The element of an operand at `places`, a position per letter, as the node's kind wants it."""
+        """The element of an operand at `places`, a position per letter, as the node's kind wants
+        it."""
         pointer, strides = self.aux[int(node.value or 0)]
         place = Int64(0)
         for letter, stride in zip(LETTERS, strides, strict=True):
@@ -58,7 +58,8 @@ class Program(Fixed):
         return value if isinstance(value, Int64) else Int32(value)
 
     def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
-        """The roots. leaves: values by name, positions as they are. operand(node): of an operand."""
+        """The roots. leaves: values by name, positions as they are. operand(node): of an
+        operand."""
 
         def leaf(node: Expr) -> Any:
             if node.op == "aux":
@@ -85,7 +86,8 @@ class Row(Fixed):
         }
 
     def __call__(self, s: Pair, m: Pair, g: Pair | None = None) -> list[Any]:
-        """The roots for the scores s of columns m. g: the gradient of the weight, for a derivative."""
+        """The roots for the scores s of columns m. g: the gradient of the weight, for a
+        derivative."""
 
         def at(node: Expr, m: Any) -> Any:
             column = smaller(m, self.tile.k_rows - 1)

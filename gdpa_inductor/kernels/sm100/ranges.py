@@ -1,9 +1,8 @@
-"""Which key blocks of a tile matter, and which need no mask: the lifted program of masks.py, evaluated
-on the device.
+"""Which key blocks of a tile matter, and which need no mask: the lifted program of masks.py,
+evaluated on the device.
 
-The scheduler's warp classifies 32 key blocks at a time, one per lane, and the tile takes the hull of
-those that are not zero. No block mask is made, and nothing is read on the host.
-"""
+The scheduler's warp classifies 32 key blocks at a time, one per lane, and the tile takes the hull
+of those that are not zero. No block mask is made, and nothing is read on the host."""
 
 from typing import Any
 
@@ -30,7 +29,8 @@ class Ranges(Fixed):
         )
 
     def holds(self, program: Program, tile: Any, row: Any, rows: int, column: Any) -> Any:
-        """A class of the rows [row, row + rows) and of one block of keys; a bool if it is constant."""
+        """A class of the rows [row, row + rows) and of one block of keys; a bool if it is
+        constant."""
         bounds = {
             "n_lo": row, "n_hi": smaller(row + (rows - 1), tile.q_rows - 1),
             "m_lo": column, "m_hi": smaller(column + (COLS - 1), tile.k_rows - 1),

@@ -17,8 +17,8 @@ FIELDS = 12
 
 
 class Tile:
-    """valid: 0 ends the work. row: first query row. q_start, k_start: first row of the sequence in a
-    jagged matrix. first, last: the key blocks, half open; none for an empty sequence."""
+    """valid: 0 ends the work. row: first query row. q_start, k_start: first row of the sequence in
+    a jagged matrix. first, last: the key blocks, half open; none for an empty sequence."""
 
     NAMES = (
         "valid", "row", "batch", "head", "key_head", "value_head",
@@ -48,8 +48,8 @@ class Tile:
 
 
 class Scheduler(Fixed):
-    """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, FIELDS] in shared
-    memory; work: the `Work` of the kernel; ranges: its `Ranges`."""
+    """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, FIELDS] in
+    shared memory; work: the `Work` of the kernel; ranges: its `Ranges`."""
 
     def __init__(self, ring: Ring, records, work, ranges):
         self.ring, self.records, self.work = ring, records, work
@@ -95,4 +95,3 @@ class Scheduler(Fixed):
         while (tile.valid == 1) & (tile.blocks == 0):
             tile, at = self.take(at)
         return tile, at
-

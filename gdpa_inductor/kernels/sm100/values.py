@@ -3,11 +3,10 @@
     Value = Literal | Pair | Product
 
 Blackwell has packed add, mul and fma for two fp32 registers. A `Pair` is the same quantity of two
-neighbouring scores; one that is equal for both (a row index, a scalar) holds the same object twice and
-is computed once. A `Product` is a multiplication that has not been written yet: it becomes one
+neighbouring scores; one that is equal for both (a row index, a scalar) holds the same object twice
+and is computed once. A `Product` is a multiplication that has not been written yet: it becomes one
 multiply-add with the sum that uses it, and a constant factor is folded into the next constant, so
-that x/2 of x = s·c costs what x does.
-"""
+that x/2 of x = s·c costs what x does."""
 
 import functools
 import math
@@ -20,8 +19,8 @@ LIMIT = 1 << 31
 
 
 class Fixed:
-    """What loops and branches of a traced kernel may use and do not change: it carries no value of its
-    own through them."""
+    """What loops and branches of a traced kernel may use and do not change: it carries no value of
+    its own through them."""
 
     def __extract_mlir_values__(self):
         return []

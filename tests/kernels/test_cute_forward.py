@@ -1,0 +1,93 @@
+"""The Blackwell forward kernel, as PTX for sm_100a on the emulator, against the formula in fp64."""
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.kernels.sm100 import launch
+from gdpa_inductor.rejection import GDPAError
+from tests.sm100.emulator import recording, run
+from tests.tolerances import error_of
+
+from .cute_cases import BF16, CASES, MORE, SELF, Case, eager, exact
+
+ROWS = [
+    *(pytest.param(case, id=case.name) for case in CASES),
+    *(pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in MORE),
+]
+
+
+def forward(case: Case, o, schedules=("lazy",)) -> torch.Tensor:
+    """O of a case, NaN where nothing was stored."""
+    jagged = o.cu_seqlens_q is not None
+    batch = max(case.b, len(case.q_lengths), len(case.k_lengths))
+    shape = (o.query.shape[0], case.h) if jagged else (batch, case.h, case.n)
+    out = torch.full((*shape, case.dv or case.d), 0.0 if jagged else torch.nan, dtype=case.dtype)
+    offsets = o.cu_seqlens_k if o.cu_seqlens_k is not None else o.cu_seqlens_q
+    lengths = torch.zeros(1) if offsets is None else offsets[1:] - offsets[:-1]
+    order = torch.argsort(lengths, descending=True)
+
+    def start() -> None:
+        launch.forward(
+            o.query, o.key, o.value, o.aux, o.scalars, str(o.program), *o.lengths,
+            fast=case.fast, ctas=case.ctas, stream=0, out=out, order=order,
+        )  # fmt: skip
+
+    memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out]
+    with recording():
+        run(start, [x for x in memory if x is not None], schedules=schedules)
+    return out
+
+
+@pytest.mark.parametrize("case", ROWS)
+def test_forward(case: Case):
+    o = case.operands()
+    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+def test_the_schedule_does_not_matter():
+    """Copies and products complete late, early or in any order: the same bits (`run` compares)."""
+    case = Case("schedules", d=64, n=520, m=330, ctas=1)
+    forward(case, case.operands(), schedules=("lazy", "random", "eager"))
+
+
+def test_neighbours_do_not_leak():
+    """Sequences that are NaN from end to end leave the others as they are."""
+    case = Case("neighbours", d=64, q_lengths=SELF, k_lengths=SELF)
+    clean, poisoned = case.operands(), case.operands()
+    for matrix in (poisoned.query, poisoned.key, poisoned.value):
+        matrix[:300] = torch.nan
+    kept = forward(case, clean)[300:]
+    assert torch.equal(forward(case, poisoned)[300:], kept)
+    assert kept.isfinite().all()
+
+
+def test_exact_on_integers():
+    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
+    case = Case("integers", "relu(s)", d=64, n=300, m=300, h=2, dtype=torch.float16)
+    o = case.operands()
+    for matrix in (o.query, o.key, o.value):
+        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
+    assert torch.equal(forward(case, o), exact(o).to(torch.float16))
+
+
+@pytest.mark.parametrize(
+    ("operands", "complaint"),
+    [
+        ({"dtype": torch.float32}, "takes fp16 and bf16 operands"),
+        ({"d": 12}, "a head dim of 12"),
+        ({"d": 136}, "a head dim of 136"),
+    ],
+)
+def test_what_it_does_not_take(operands: dict, complaint: str):
+    o = Case("refused", **operands).operands()
+    with pytest.raises(GDPAError, match=complaint):
+        launch.forward(o.query, o.key, o.value, [], [], "silu(s)", ctas=1, stream=0)
+
+
+def test_nothing_to_do_is_zero():
+    query, empty = torch.ones(1, 1, 4, 64, dtype=BF16), torch.ones(1, 1, 0, 64, dtype=BF16)
+    out = launch.forward(query, empty, empty, [], [], "sigmoid(s)", ctas=1, stream=0)
+    assert torch.equal(out, torch.zeros_like(query))
