@@ -78,9 +78,8 @@ class Forward:
     def storage(self):
         """Shared memory: barriers first, then the tiles."""
         c = self.config
-        barriers = (
-            2 * (STAGES + c.query_stages + c.key_stages + TILES * c.output_stages) + 3 * TILES
-        )
+        rings = STAGES + c.query_stages + c.key_stages + TILES * c.output_stages
+        count = 2 * rings + (1 + len(HANDED_OVER)) * TILES
 
         @cute.struct
         class Memory:
@@ -229,7 +228,8 @@ class Forward:
         """Who waits for whom. Whatever is not here is ordered by the tensor core itself, which
         multiplies in the order of issue: S_t of the next block overwrites P_t only after O_t += P_t
         V has read it."""
-        c, self.all_channels = self.config, []
+        c = self.config
+        self.all_channels: list[Ring | Barriers] = []
         free = buffers.barriers.data_ptr()
 
         def ring(stages: int, producers: int, consumers: int) -> Ring:
@@ -302,9 +302,10 @@ class Forward:
 
     @cute.jit
     def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage):
+        start, row, end = rows
         ring.empty.wait_before(at)
         ring.full.expect(at, tiles.size)
-        tiles.copy(*rows, head, batch, stage, ring.full.at(at))
+        tiles.copy(start, row, end, head, batch, stage, ring.full.at(at))
 
     @cute.jit
     def multiply(self, scheduler, qk, pv):

@@ -60,6 +60,7 @@ def forward(
     batch, rows, cols = _lengths(
         query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
     )
+    offsets = cu_seqlens_k if cu_seqlens_k is not None else cu_seqlens_q
     matrices = [aligned(x) for x in (query, key, value)]
     config = Config(
         dtype=name(query.dtype),
@@ -69,9 +70,7 @@ def forward(
         aux=tuple(name(x.dtype) for x in aux),
         jagged_q=cu_seqlens_q is not None,
         jagged_k=cu_seqlens_k is not None,
-        offsets=name((cu_seqlens_q if cu_seqlens_q is not None else cu_seqlens_k).dtype)
-        if cu_seqlens_q is not None or cu_seqlens_k is not None
-        else "int32",
+        offsets="int32" if offsets is None else name(offsets.dtype),
         shared=frozenset(
             letter
             for letter, x in zip("qkv", matrices, strict=True)
@@ -90,7 +89,6 @@ def forward(
         return out.zero_()
     heads = [x.shape[1] for x in (query, key, value)]
     totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in (query, key)]
-    offsets = cu_seqlens_k if cu_seqlens_k is not None else cu_seqlens_q
     if offsets is None:
         order = None
     elif order is None:

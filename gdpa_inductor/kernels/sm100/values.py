@@ -51,7 +51,8 @@ class Product:
     __slots__ = ("_pair", "x", "y")
 
     def __init__(self, x: Pair, y):
-        self.x, self.y, self._pair = x, y, None
+        self.x, self.y = x, y
+        self._pair: Pair | None = None
 
     def written(self) -> Pair:
         if self._pair is None:
