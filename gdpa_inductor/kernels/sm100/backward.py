@@ -22,81 +22,43 @@ Notation
     accA     [128 r, head_dim] += dS tA        accB   [128 r, value_dim] += P tB   (keys side)
     tile     128 resident rows;  step: one streamed tile against them
 
-Warps 0-7 activate, 8 multiplies, 9 loads. Compile-time: `Config`, the side. Tuned: `STAGES`, the
-order of `backward_products.py`.
+Warps 0-7 activate, 8 multiplies, 9 loads. Compile-time: `Config`, the side. Tuned: `STAGES` and
+`PART` of backward_shapes.py, the order of backward_products.py.
 """
 
 from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
-from cutlass.utils import blackwell_helpers
+from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from .backward_activation import Activation, TensorMemory
 from .backward_loads import Loads
 from .backward_products import Products
 from .backward_program import roots_of
 from .backward_ranges import Ranges
+from .backward_shapes import STAGES, Shapes
 from .backward_signals import Signal
 from .backward_sums import Sums
 from .backward_tiles import Walk
-from .config import COLS, ROWS, TMEM_COLUMNS, Config
+from .config import ROWS, TMEM_COLUMNS, Config
 from .operands import Matrix, Tiles
 from .program import Program
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 10
 NAMES = ("rA", "tA", "rB", "tB")
-STAGES = {"A": 3, "B": 2}  # of the streamed operands: 224 KiB of tiles at head dim 128
-# name: (stages, arrivals); "A", "B": as many stages as that ring
+# name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
 SIGNALS: dict[str, tuple[str | int, int]] = {
     "resident_A": (1, 1), "resident_B": (1, 1),  # loads: the operand of the tile has landed
     "spent_A": (1, 1), "spent_B": (1, 1),  # products: it is read no more
     "streamed_A": ("A", 1), "streamed_B": ("B", 1),  # loads: the operand of the step has landed
     "free_A": ("A", 1), "free_B": ("B", 1),  # products: it is read no more
-    "scores": (1, 1), "gradients": (1, 1),  # products: S, dP of the step are there
-    "weights": (1, ACTIVATION_WARPS),  # activation: S of the step is read, P is written
+    "scores": ("S", 1), "gradients": (1, 1),  # products: S, dP of the step are there
+    "weights": ("P", ACTIVATION_WARPS),  # activation: a part of P is written (keys side)
     "slopes": (1, ACTIVATION_WARPS),  # activation: dS of the step is written
     "sums": (1, 1),  # products: the accumulators of the tile are complete
     "stored": (1, ACTIVATION_WARPS),  # activation: they are read
 }  # fmt: skip
-
-
-class Shapes:
-    """The tiled products and the layouts of their operands, by operand "A" or "B"."""
-
-    def __init__(self, config: Config) -> None:
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
-        self.dims = {"A": config.head_dim, "B": config.value_dim}
-        self.widths = {"A": config.padded_head_dim, "B": config.padded_value_dim}
-
-    def score(self, name: str) -> Any:
-        """rX tXᵀ: both from shared memory, head dim contiguous."""
-        return self._product(OperandMajorMode.K, COLS, tcgen05.OperandSource.SMEM)
-
-    def sum(self, name: str) -> Any:
-        """acc += W tX: W from tensor memory; tX is the same tile, read the other way."""
-        source = tcgen05.OperandSource.TMEM
-        return self._product(OperandMajorMode.MN, self.widths[name], source)
-
-    def _product(self, major: Any, columns: int, source: Any) -> Any:
-        k, one = OperandMajorMode.K, tcgen05.CtaGroup.ONE
-        return blackwell_helpers.make_trivial_tiled_mma(
-            self.dtype, self.dtype, k, major, Float32, one, (ROWS, columns), source
-        )
-
-    def tiler(self, name: str) -> tuple[int, int, int]:
-        return ROWS, COLS, self.widths[name]
-
-    def layout(self, name: str, stages: int) -> Any:
-        """Tiles [128, width] in shared memory, swizzled."""
-        make = blackwell_helpers.make_smem_layout_b
-        return make(self.score(name), self.tiler(name), self.dtype, stages)
-
-    def transposed(self, name: str, stages: int) -> Any:
-        """The same tiles as operand of the product that sums over their rows."""
-        tiler = (ROWS, self.widths[name], COLS)
-        return blackwell_helpers.make_smem_layout_b(self.sum(name), tiler, self.dtype, stages)
 
 
 class Backward:
@@ -104,8 +66,7 @@ class Backward:
 
     def __init__(self, config: Config, side: str) -> None:
         self.config, self.keys = config, side == "keys"
-        self.shapes = Shapes(config)
-        self.summed = ("A", "B") if self.keys else ("A",)
+        self.shapes = Shapes(config, self.keys)
 
     @cute.jit
     def __call__(
@@ -179,7 +140,7 @@ class Backward:
         elif warp == PRODUCT_WARP:
             Products(walk, self.shapes, signals, buffers, tmem).run()
         else:
-            memory = TensorMemory(tmem, thread, self.shapes.dtype)
+            memory = TensorMemory(tmem, thread, self.shapes)
             program = Program(self.config, aux, scalars, roots_of(self.config, self.keys))
             sums = Sums(walk, memory, self.outputs(outputs, strides))
             Activation(walk, program, signals, memory, sums).run()
@@ -189,9 +150,9 @@ class Backward:
 
     def signals(self, shared: Any) -> tuple[dict[str, Signal], Any]:
         """The mbarriers, and the word that receives the address of tensor memory."""
-        made = {}
+        made, rings = {}, self.shapes.rings
         for name, (stages, arrivals) in SIGNALS.items():
-            slots = STAGES[stages] if isinstance(stages, str) else stages
+            slots = rings[stages] if isinstance(stages, str) else stages
             made[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
         return made, shared.allocate_array(Int32, 1)
 
@@ -230,5 +191,5 @@ class Backward:
         shapes = self.shapes
         return {
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])
-            for name, pointer, stride in zip(self.summed, pointers, strides, strict=True)
+            for name, pointer, stride in zip(shapes.summed, pointers, strides, strict=True)
         }

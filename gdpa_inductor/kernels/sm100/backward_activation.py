@@ -7,20 +7,17 @@ slope, which stays in registers for dS = dP · slope.
 
 from typing import Any
 
-from cutlass import Float32, Int32, cute, range_constexpr
+from cutlass import Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
-from .backward_products import GRADIENTS, HALF, SCORES
 from .backward_program import Line
+from .backward_shapes import HALF, PART, PARTS, Shapes
 from .backward_sums import Sums
 from .backward_tiles import Tile, Walk
 from .config import COLS, ROWS
 from .pipeline import scores_done, scores_ready
 from .program import Program
-from .values import Pair, pair
-
-PART = 32  # columns in registers at a time
-PARTS = HALF // PART
+from .values import Pair, pair, select
 
 
 class Activation:
@@ -36,9 +33,9 @@ class Activation:
     @cute.jit
     def run(self):
         """All tiles of the CTA."""
-        tile_step, step, number = Int32(0), Int32(0), self.walk.first
-        while number < self.walk.count:
-            tile = self.walk.at(number)
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
             for turn in range(tile.passes):
                 for block in range(tile.begin, tile.end):
                     self.step(tile, turn, block, step)
@@ -52,7 +49,7 @@ class Activation:
                 tile_step += 1
             else:
                 self.sums.write(tile, False)
-            number += self.walk.stride
+            deal += 1
 
     @cute.jit
     def step(self, tile: Tile, turn, block, step):
@@ -61,10 +58,12 @@ class Activation:
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
         scores_ready()
+        column = step % self.memory.shapes.buffers * COLS + self.left
         for part in range_constexpr(PARTS):
-            self.weigh(line, tile, block, part, slopes[part])
-        scores_done(stored=self.walk.keys)
-        self.signals["weights"].arrive(step)
+            self.weigh(line, tile, block, column, part, slopes[part])
+            if const_expr(self.walk.keys):
+                scores_done(stored=True)
+                self.signals["weights"].arrive(step * PARTS + part)
         self.signals["gradients"].wait(step)
         scores_ready()
         for part in range_constexpr(PARTS):
@@ -73,15 +72,12 @@ class Activation:
         self.signals["slopes"].arrive(step)
 
     @cute.jit
-    def weigh(self, line: Line, tile: Tile, block, part, slopes):
+    def weigh(self, line: Line, tile: Tile, block, column, part, slopes):
         """S -> P and slope, 32 columns; zero past the end of the streamed rows."""
-        column = self.left + part * PART
-        scores, weights = (
-            self.memory.load(SCORES + column, PART),
-            cute.make_rmem_tensor(PART, Float32),
-        )
+        scores = self.memory.load(column + part * PART, PART)
+        weights = cute.make_rmem_tensor(PART, Float32)
         cute.arch.fence_view_async_tmem_load()
-        first = block * COLS + column
+        first = block * COLS + self.left + part * PART
         for i in range_constexpr(0, PART, 2):
             found = line(Pair(scores[i], scores[i + 1]), Pair(first + i, first + i + 1))
             for into, value in zip((slopes, weights), found, strict=False):
@@ -89,29 +85,30 @@ class Activation:
                 into[i], into[i + 1] = Float32(lanes[0]), Float32(lanes[1])
         if (block + 1) * COLS > tile.length:
             for i in range_constexpr(PART):
-                if first + i >= tile.length:
-                    slopes[i] = Float32(0.0)
-                    weights[i] = Float32(0.0)
-        if self.walk.keys:
-            self.memory.store(SCORES + self.left + part * (PART // 2), weights)
+                there = first + i < tile.length
+                slopes[i] = select(there, slopes[i], Float32(0.0))
+                weights[i] = select(there, weights[i], Float32(0.0))
+        if const_expr(self.walk.keys):
+            self.memory.store(column + part * (PART // 2), weights)
 
     @cute.jit
     def slope(self, part, slopes):
         """dP -> dS, 32 columns."""
-        gradients = self.memory.load(GRADIENTS + self.left + part * PART, PART)
+        column = self.memory.shapes.gradients + self.left
+        gradients = self.memory.load(column + part * PART, PART)
         cute.arch.fence_view_async_tmem_load()
         for i in range_constexpr(0, PART, 2):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
             )
-        self.memory.store(GRADIENTS + self.left + part * (PART // 2), gradients)
+        self.memory.store(column + part * (PART // 2), gradients)
 
 
 class TensorMemory:
     """The row of tensor memory that belongs to a thread, by columns of 32 bits."""
 
-    def __init__(self, pointer: Any, thread: Any, dtype: Any) -> None:
-        self.pointer, self.thread, self.dtype = pointer, thread, dtype
+    def __init__(self, pointer: Any, thread: Any, shapes: Shapes) -> None:
+        self.pointer, self.thread, self.shapes = pointer, thread, shapes
 
     def load(self, column: Any, width: int) -> Any:
         """fp32 registers, there after `fence_view_async_tmem_load`."""
@@ -129,8 +126,10 @@ class TensorMemory:
         part = copy.get_slice(self.thread % ROWS)
         rows = part.partition_S(cute.make_identity_tensor((ROWS, width)))
         packed = cute.make_rmem_tensor(rows.shape, Float32)
-        narrow = cute.recast_ptr(packed.iterator, dtype=self.dtype)
-        cute.make_tensor(narrow, cute.make_layout(2 * width)).store(registers.load().to(self.dtype))
+        narrow = cute.recast_ptr(packed.iterator, dtype=self.shapes.dtype)
+        cute.make_tensor(narrow, cute.make_layout(2 * width)).store(
+            registers.load().to(self.shapes.dtype)
+        )
         cute.copy(copy, packed, part.partition_D(window))
 
     def _copy(self, operation: Any, column: Any, width: int) -> tuple[Any, Any]:

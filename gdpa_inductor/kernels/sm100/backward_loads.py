@@ -17,9 +17,9 @@ class Loads:
     @cute.jit
     def run(self):
         """All tiles of the CTA."""
-        tile_step, step, number = Int32(0), Int32(0), self.walk.first
-        while number < self.walk.count:
-            tile = self.walk.at(number)
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
             for turn in range(tile.passes):
                 for block in range(tile.begin, tile.end):
                     new = (turn == 0) & (block == tile.begin)
@@ -28,7 +28,7 @@ class Loads:
                     step += 1
             if tile.steps > 0:
                 tile_step += 1
-            number += self.walk.stride
+            deal += 1
 
     @cute.jit
     def operands(self, name, tile: Tile, turn, block, tile_step, step, new):

@@ -1,32 +1,41 @@
 """The product warp: issues every tensor-core product of a CTA, in the order that keeps it busy.
 
-    i:   accB += P(i-1) tB      S(i)      accA += dS(i-1) tA      dP(i)
+    turn i, one buffer of scores:    accB += P(i-1) tB    S(i)    accA += dS(i-1) tA    dP(i)
+    two buffers:                     S(i)    accB += P(i-1) tB    accA += dS(i-1) tA    dP(i)
 
-The weights of step i are computed while accA and dP of the neighbouring steps are multiplied, dS
-while accB and the next S are: four products of 128 x 128 x dim hide two passes over the scores. P
-lies where S was and dS where dP was. Products complete in the order of issue, so the next S needs
-no signal beyond the one that says that P is written.
+P lies where S was and dS where dP was. Products complete in the order of issue, so the next S needs
+no signal beyond those that say that P is written. With one buffer the weights of step i are
+computed while accA and dP are multiplied, dS while accB and the next S are; P is handed over in
+parts, so that accB begins before all of it is there. With two (tensor memory has room for them on
+the rows side, and on the keys side up to head dims of 64) the activation never waits for S, and
+that dS(i-2) is written says that S(i-2) is read.
 """
 
+import itertools
 from typing import Any
 
-from cutlass import Int32, cute, range_constexpr
+from cutlass import Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.utils import blackwell_helpers
 
+from .backward_shapes import HALF, PART, PARTS, Shapes
 from .backward_tiles import Tile, Walk
 from .config import COLS, ROWS
 from .pipeline import scores_ready
 
-HALF = COLS // 2
-SCORES, GRADIENTS, SUMS = 0, COLS, {"A": 2 * COLS, "B": 3 * COLS}  # columns of tensor memory
+STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
 
 
 class Products:
     """S, dP, accA and, on the keys side, accB of every step."""
 
     def __init__(
-        self, walk: Walk, shapes: Any, signals: dict[str, Any], buffers: dict[str, Any], tmem: Any
+        self,
+        walk: Walk,
+        shapes: Shapes,
+        signals: dict[str, Any],
+        buffers: dict[str, Any],
+        tmem: Any,
     ) -> None:
         self.walk, self.shapes, self.signals, self.tmem = walk, shapes, signals, tmem
         self.buffers = buffers
@@ -34,47 +43,66 @@ class Products:
     @cute.jit
     def run(self):
         """All tiles of the CTA."""
-        tile_step, step, number = Int32(0), Int32(0), self.walk.first
-        while number < self.walk.count:
-            tile = self.walk.at(number)
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
             if tile.steps > 0:
                 for i in range(tile.steps + 1):
                     self.turn(tile, tile_step, step + i, i)
                 self.signals["sums"].commit(tile_step)
                 tile_step += 1
             step += tile.steps
-            number += self.walk.stride
+            deal += 1
 
     @cute.jit
     def turn(self, tile: Tile, tile_step, step, i):
         """The sums of step - 1 and the scores of step; the first and the last turn lack one."""
-        signals = self.signals
+        signals, ahead = self.signals, self.shapes.buffers > 1
+        if const_expr(ahead):
+            self.scores(tile, tile_step, step, i)
+        if i == 1:
+            signals["stored"].wait_before(tile_step)
         if i > 0:
-            signals["weights"].wait(step - 1)
-            if i == 1:
-                signals["stored"].wait_before(tile_step)
-            scores_ready()
-            if self.walk.keys:
-                self.sum("B", SCORES, step - 1, i == 1)
-                signals["free_B"].commit(step - 1)
-        if i < tile.steps:
-            self.arrived("A", tile_step, step, i)
-            self.score("A", SCORES, step)
-            signals["scores"].commit(step)
+            self.sum_weights(step - 1, i == 1)
+        if const_expr(not ahead):
+            self.scores(tile, tile_step, step, i)
         if i > 0:
             signals["slopes"].wait(step - 1)
             scores_ready()
-            self.sum("A", GRADIENTS, step - 1, i == 1)
+            for part in range_constexpr(PARTS):
+                self.sum("A", self.shapes.gradients, step - 1, part, (i == 1) & (part == 0))
             signals["free_A"].commit(step - 1)
         if i < tile.steps:
             self.arrived("B", tile_step, step, i)
-            self.score("B", GRADIENTS, step)
+            self.score("B", self.shapes.gradients, step)
             signals["gradients"].commit(step)
-            if not self.walk.keys:
+            if const_expr(not self.walk.keys):
                 signals["free_B"].commit(step)
         if i == tile.steps - 1:
             signals["spent_A"].commit(tile_step)
             signals["spent_B"].commit(tile_step)
+
+    @cute.jit
+    def scores(self, tile: Tile, tile_step, step, i):
+        """S of a step."""
+        if i < tile.steps:
+            self.arrived("A", tile_step, step, i)
+            self.score("A", self.column(step), step)
+            self.signals["scores"].commit(step)
+
+    @cute.jit
+    def sum_weights(self, step, first):
+        """accB of a step, part by part; there is none on the rows side."""
+        if const_expr(self.walk.keys):
+            for part in range_constexpr(PARTS):
+                self.signals["weights"].wait(step * PARTS + part)
+                scores_ready()
+                self.sum("B", self.column(step), step, part, first & (part == 0))
+            self.signals["free_B"].commit(step)
+
+    def column(self, step: Any) -> Any:
+        """Where S of a step lies."""
+        return step % self.shapes.buffers * COLS if self.shapes.buffers > 1 else 0
 
     @cute.jit
     def arrived(self, name, tile_step, step, i):
@@ -96,20 +124,23 @@ class Products:
             cute.gemm(product, out, left[None, None, k, 0], right[None, None, k, slot], out)
 
     @cute.jit
-    def sum(self, name, column, step, first):
-        """acc (+)= W tX. Each half of W lies at the start of the half of the scores it replaced."""
+    def sum(self, name, column, step, part, first):
+        """acc (+)= W tX for one part of each half of the streamed rows. A half of W lies at the
+        start of the half of the scores that it replaced."""
         product, streamed = self.shapes.sum(name), self.signals["streamed_" + name]
         turned = self.shapes.transposed(name, streamed.stages)
         pointer = cute.recast_ptr(self.buffers["t" + name].iterator, turned.inner)
         right = product.make_fragment_B(cute.make_tensor(pointer, turned.outer))
         shape = product.partition_shape_C((ROWS, self.shapes.widths[name]))
-        out = cute.make_tensor(self.tmem + SUMS[name], product.make_fragment_C(shape).layout)
+        layout = product.make_fragment_C(shape).layout
+        out = cute.make_tensor(self.tmem + self.shapes.sums[name], layout)
         slot = streamed.index(step)
-        for k in range_constexpr(COLS // 16):
-            half, k_half = divmod(k, HALF // 16)
-            left = self.weights(product, name, column + HALF * half)[None, None, k_half]
-            product.set(tcgen05.Field.ACCUMULATE, True if k else ~first)
-            cute.gemm(product, out, left, right[None, None, k, slot], out)
+        for half, i in itertools.product(range(2), range(PART // STEP)):
+            k = part * (PART // STEP) + i
+            left = self.weights(product, name, column + HALF * half)[None, None, k]
+            product.set(tcgen05.Field.ACCUMULATE, True if half or i else ~first)
+            there = half * (HALF // STEP) + k
+            cute.gemm(product, out, left, right[None, None, there, slot], out)
 
     def weights(self, product: Any, name: str, column: int) -> Any:
         """The operand [128 r, 64 t] of 16-bit elements at a column of tensor memory."""

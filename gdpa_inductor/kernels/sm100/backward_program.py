@@ -6,7 +6,8 @@ the derivative shares the terms of the weight, and before dP is there: dS = dP �
 
 from typing import Any
 
-from ...expr import SCORE, Expr, const, differentiate
+from ...expr import SCORE, Expr, call, const, d_silu, differentiate, postorder
+from ...terms import substitute
 from .backward_tiles import Tile, Walk
 from .config import Config
 from .program import Program
@@ -17,8 +18,22 @@ def roots_of(config: Config, keys: bool) -> tuple[Expr, ...]:
     """What a side evaluates: the slope, and P where it is summed."""
     weight = config.mod.weight
     slope = differentiate(weight, [SCORE], const(1.0))[0]
-    found = (const(0.0) if slope is None else slope, weight)
+    if slope is None:
+        slope = const(0.0)
+    known = {
+        d_silu(const(1.0), node, *node.args)[0]: _silu_slope(node)
+        for node in postorder([weight])
+        if node.op == "silu"
+    }
+    found = (*substitute([slope], known), weight)
     return found if keys else found[:1]
+
+
+def _silu_slope(silu: Expr) -> Expr:
+    """σ + silu · (1 - σ), which shares what the weight has computed: two instructions fewer than
+    σ · (1 + x (1 - σ))."""
+    sigmoid = call("sigmoid", *silu.args)
+    return sigmoid + silu * (1.0 - sigmoid)
 
 
 class Line(Fixed):

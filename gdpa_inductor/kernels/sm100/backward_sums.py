@@ -4,7 +4,6 @@ from typing import Any
 
 from cutlass import Int64, cute, range_constexpr
 
-from .backward_products import SUMS
 from .backward_tiles import Tile, Walk
 from .config import ROWS
 
@@ -41,7 +40,7 @@ class Sums:
             column = half + part * PART
             found = cute.make_rmem_tensor(PART, pointer.dtype)
             if summed:
-                sums = self.memory.load(SUMS[name] + column, PART)
+                sums = self.memory.load(self.memory.shapes.sums[name] + column, PART)
                 cute.arch.fence_view_async_tmem_load()
                 found.store(sums.load().to(pointer.dtype))
             else:

@@ -1,8 +1,9 @@
 """Which resident tiles a CTA owns, in which order, and which streamed tiles each of them meets.
 
-The grid is persistent and static. Every role walks the same sequence by itself: a tile is a few
-integers computed from its number, so nothing is handed from role to role. The tiles of one head are
-neighbours, so that CTAs that run together stream the same rows.
+The grid is persistent and static: tiles are dealt to the CTAs back and forth. Every role walks the
+same sequence by itself: a tile is a few integers computed from its number, so nothing is handed
+from role to role. The tiles of one head are neighbours, so that CTAs that run together stream the
+same rows.
 """
 
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from cutlass import Int32, cute
 
 from .config import ROWS
-from .values import smaller
+from .values import select, smaller
 
 
 @dataclass
@@ -53,11 +54,17 @@ class Walk:
         self.resident, self.streamed = sides if self.keys else sides[::-1]
         self.blocks = (self.resident[1] + (ROWS - 1)) // ROWS
         self.count = self.blocks * self.heads * batch
-        self.first = Int32(cute.arch.block_idx()[0])
-        self.stride = Int32(cute.arch.grid_dim()[0])
+        self.cta = Int32(cute.arch.block_idx()[0])
+        self.ctas = Int32(cute.arch.grid_dim()[0])
 
-    def at(self, number: Int32) -> Tile:
-        """The tile of a number below `count`."""
+    def number(self, turn: Any) -> Any:
+        """The tile that the CTA takes in a turn; there is none from `count` on."""
+        place = select(turn % 2 == 1, self.ctas - 1 - self.cta, self.cta)
+        return turn * self.ctas + place
+
+    def at(self, turn: Any) -> Tile:
+        """The tile of a turn."""
+        number = self.number(turn)
         block, rest = number % self.blocks, number // self.blocks
         head, batch = rest % self.heads, rest // self.heads
         if self.order is not None:
