@@ -24,6 +24,7 @@ from . import host, profit, shadow
 from .candidates import Candidate, HostGraph
 from .canonical import canonical
 from .frame import is_zero, same
+from .implied import without_implied
 from .jagged import Sides, sides
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
 from .matcher import Operand, Reading, read
@@ -131,6 +132,7 @@ class Analyst:
         jagged = sides(self.padding, attempt.jagged, reading, attempt.sink, region.end)
         layout = jagged.layout(layout_of(reading, jagged.batch, jagged.rows))
         reading = replace(reading, aux=tuple(map(jagged.operand, reading.aux)))
+        reading = without_implied(self.padding, reading, jagged)
         program, operands = _program(reading, layout)
         rank = profit.rank(program, reading)
         recipe, result, problem = _replacement(

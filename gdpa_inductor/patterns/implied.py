@@ -1,0 +1,79 @@
+"""Conditions that a jagged side makes true: `n < length of its sequence`.
+
+On a jagged side no score lies past the end of a sequence. A mask that says so, by lengths that are
+the differences of the side's offsets, or what those are the running sums of, says nothing there; it
+would cost a load and a comparison.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.fx import Node
+
+from ..expr import Expr, const, postorder
+from ..terms import FALSE, TRUE, substitute
+from . import host
+from .jagged import Side, Sides
+from .matcher import Reading
+from .padding import Padding, summed_lengths
+
+# What a comparison of a position with the length is; and one of the length with a position.
+_TRUTH = ({"lt": TRUE, "ge": FALSE}, {"gt": TRUE, "le": FALSE})
+
+
+def without_implied(padding: Padding, reading: Reading, sides: Sides) -> Reading:
+    """The reading, its weight without such conditions."""
+    jagged = [side for side in (sides.query, sides.key) if side is not None]
+
+    def is_position(node: Expr, side: Side) -> bool:
+        if node.op == "add" and const(0) in node.args:  # an arange, as it is read
+            node = next(a for a in node.args if a is not const(0))
+        at = None if node.op != "index" else reading.positions[int(node.value or 0)]
+        return at is not None and reading.space.resolve(at) == side.positions
+
+    def is_length(node: Expr, side: Side) -> bool:
+        if node.op != "aux" or node.kind != "i":
+            return False
+        operand = reading.aux[int(node.value or 0)]
+        at = tuple(digits for digits in operand.index if digits)
+        whole = all(dtype in (torch.int32, torch.int64) for dtype in operand.casts)
+        own = at == (side.batch,) and whole
+        return own and measures(padding, operand.leaf, side.pad.offsets)
+
+    known: dict[Expr, Expr] = {}
+    for node in postorder([reading.weight]):
+        for side in jagged if len(node.args) == 2 else ():
+            for truth, (place, length) in zip(_TRUTH, (node.args, node.args[::-1]), strict=True):
+                if node.op in truth and is_position(place, side) and is_length(length, side):
+                    known[node] = truth[node.op]
+    if not known:
+        return reading
+    return replace(reading, weight=substitute([reading.weight], known)[0])
+
+
+def measures(padding: Padding, lengths: Node, offsets: Node) -> bool:
+    """Whether `lengths` [B] are the lengths of the sequences between `offsets` [B+1]."""
+    if any(padding._changes(host.storages(node)) for node in (lengths, offsets)):
+        return False
+    summed = summed_lengths(offsets)
+    if summed is not None:
+        return padding.one(summed, lengths)
+    return _differences(padding, lengths, offsets)
+
+
+def _differences(padding: Padding, lengths: Node, offsets: Node) -> bool:
+    given = lengths.all_input_nodes
+    if host.name(lengths) == "diff":
+        return len(lengths.args) == 1 and not lengths.kwargs and padding.one(given[0], offsets)
+    if host.name(lengths) != "sub" or len(lengths.args) != 2 or lengths.kwargs:
+        return False
+    parts = (slice(1, None, None), slice(None, -1, None))
+    return all(
+        isinstance(part, Node)
+        and host.name(part) == "getitem"
+        and part.args[1] == wanted
+        and padding.one(part.all_input_nodes[0], offsets)
+        for part, wanted in zip(lengths.args, parts, strict=True)
+    )
