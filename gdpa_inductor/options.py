@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 PREFIX = "gdpa."
-KERNELS = ("auto", "triton", "cpu", "reference")
+KERNELS = ("auto", "cute", "triton", "cpu", "reference")
 
 
 @dataclasses.dataclass(frozen=True)

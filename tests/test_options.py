@@ -37,7 +37,7 @@ def test_values(prefix: str, name: str, given: object, value: object) -> None:
         ({"gdpa.strikt": True}, r"unknown option gdpa\.strikt; did you mean gdpa\.strict\?"),
         ({"gdpa.fastmath": True}, r"did you mean gdpa\.fast_math\?"),
         ({"gdpa.zzz": True}, r"unknown option gdpa\.zzz \(known: deterministic, expect"),
-        ({"kernel": "cuda"}, "gdpa.kernel must be one of auto, triton, cpu, reference, not 'cuda'"),
+        ({"kernel": "cuda"}, "gdpa.kernel must be one of auto, cute, triton, cpu, reference, not 'cuda'"),
         ({"expect": -1}, "gdpa.expect must be a count"),
         ({"expect": True}, "gdpa.expect must be a count"),
         ({"strict": 2}, "gdpa.strict must be true or false, not 2"),

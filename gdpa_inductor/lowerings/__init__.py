@@ -10,6 +10,7 @@ from __future__ import annotations
 
 # Defines the ops that generated code calls, also when it comes from a cache and nothing is lowered.
 from . import cpu as cpu
+from . import cute as cute
 from .choose import Choice, choose
 
 __all__ = ["Choice", "choose", "register"]

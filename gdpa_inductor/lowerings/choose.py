@@ -17,6 +17,7 @@ from .. import _compat
 from ..options import Options
 from ..problem import Problem, Size
 from ..rejection import Code, Rejection
+from . import cute
 from ._compat import float32_precision
 
 MAX_HEAD_DIM = 256
@@ -29,7 +30,8 @@ _AUX_DTYPES = (
 
 @dataclass(frozen=True)
 class Choice:
-    """A kernel that can run the problem: "triton", "cpu" or "reference", and why it was chosen."""
+    """A kernel that can run the problem: "cute", "triton", "cpu" or "reference", and why it was
+    chosen."""
 
     kernel: str
     reason: str
@@ -50,19 +52,33 @@ def choose(problem: Problem, options: Options) -> Choice | Rejection:
     """The kernel for `problem`, or the first rule that it breaks."""
     if options.kernel == "reference":
         return Choice("reference", "asked for")
-    kernel = _BY_DEVICE.get(problem.device.type)
-    if kernel is None:
+    kernels = _BY_DEVICE.get(problem.device.type, ())
+    if not kernels:
         return Rejection(Code.DEVICE, f"there is no kernel for the device {problem.device.type!r}")
-    if options.kernel not in ("auto", kernel):
+    if options.kernel not in ("auto", *kernels):
         return Rejection(
             Code.DEVICE, f"the kernel {options.kernel!r} does not run on {problem.device.type!r}"
         )
-    rules = [*SUPPORTS[kernel], *(PAYS[kernel] if options.profit else ())]
-    for rule in rules:
+    passed = ""  # why the preferred kernel does not run it, where that is worth a word
+    first = 0 if options.kernel == "auto" else kernels.index(options.kernel)
+    for kernel in kernels[first:]:
+        rejection = _judge(problem, kernel, options.profit)
+        if rejection is None:
+            about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
+            return Choice(kernel, about + passed)
+        if options.kernel == kernel or kernel == "cute" and not cute.not_blackwell(problem):
+            passed = f"; {kernel}: {rejection.reason}"
+    assert rejection is not None
+    return rejection
+
+
+def _judge(problem: Problem, kernel: str, profit: bool) -> Rejection | None:
+    """The first rule that the problem breaks."""
+    for rule in [*SUPPORTS[kernel], *(PAYS[kernel] if profit else ())]:
         complaint = rule.complaint(problem)
         if complaint:
             return Rejection(rule.code, complaint)
-    return Choice(kernel, f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}")
+    return None
 
 
 def _no_triton(problem: Problem) -> str:
@@ -146,8 +162,14 @@ def _gain(problem: Problem) -> str:
 
 
 _PRECISIONS = {"half": "16 bits", "tf32": "TF32", "ieee": "fp32 without TF32"}
-_BY_DEVICE = {"cuda": "triton", "cpu": "cpu"}
+# The first that supports the problem runs it: so "cute" that is asked for may still give "triton".
+_BY_DEVICE = {"cuda": ("cute", "triton"), "cpu": ("cpu",)}
 SUPPORTS: dict[str, tuple[Rule, ...]] = {
+    "cute": (
+        Rule(Code.DEVICE, cute.not_blackwell),
+        Rule(Code.DEVICE, cute.no_cutlass),
+        Rule(Code.DTYPE, cute.not_taken),
+    ),
     "triton": (
         Rule(Code.DEVICE, _no_triton),
         Rule(Code.DEVICE, _old_device),
@@ -157,4 +179,4 @@ SUPPORTS: dict[str, tuple[Rule, ...]] = {
     ),
     "cpu": (),
 }
-PAYS: dict[str, tuple[Rule, ...]] = {"triton": (Rule(Code.SLOWER, _gain),), "cpu": ()}
+PAYS: dict[str, tuple[Rule, ...]] = {"cute": (), "triton": (Rule(Code.SLOWER, _gain),), "cpu": ()}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from ..problem import Problem
 from ..rejection import GDPAError
 from . import _compat
 from .choose import choose
+from .cute import Unsupported
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -87,11 +89,16 @@ def _lower(
     choice = choose(problem, Options(kernel=options.kernel, profit=False))
     if not choice:
         return _fall_back(inline, str(choice), options)
+    if options.kernel == "cute" != choice.kernel:
+        log.warning("asked for the CuTe kernel, but got %s", choice)
     if choice.kernel == "reference":
         return inline()
     try:
         module = importlib.import_module(f".{choice.kernel}", __package__)
         result = getattr(module, entry)(*arguments)
+    except Unsupported as refusal:
+        log.info("%s goes to the Triton kernel: %s", entry, refusal)
+        return _lower(entry, arguments, inline, fakes, replace(options, kernel="triton"))
     except Exception as error:
         log.debug("the %s lowering of %s failed", choice.kernel, fakes.program, exc_info=True)
         return _fall_back(inline, f"{type(error).__name__}: {error}", options)

@@ -1,0 +1,128 @@
+"""When the generated code of a Blackwell device calls the CuTe kernels, and what it says when not."""
+
+import logging
+
+import pytest
+import torch
+
+from gdpa_inductor import lowerings
+from gdpa_inductor.lowerings import cute
+from gdpa_inductor.options import Options
+from gdpa_inductor.problem import Problem
+from gdpa_inductor.score_mod import ScoreMod
+from tests.kernels import render
+
+BF16 = torch.bfloat16
+
+
+def problem(**changes) -> Problem:
+    given = {
+        "program": ScoreMod.parse("silu(s)"), "device": torch.device("cuda"), "dtype": BF16,
+        "value_dtype": BF16, "aux_dtypes": (), "batch": 8, "heads": 4, "key_heads": 4,
+        "value_heads": 4, "rows": 1024, "cols": 1024, "head_dim": 128, "value_dim": 64,
+        "training": True,
+    }  # fmt: skip
+    return Problem(**{**given, **changes})
+
+
+@pytest.fixture
+def blackwell(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+
+
+@pytest.mark.usefixtures("blackwell")
+@pytest.mark.parametrize("kernel", ["auto", "cute"])
+def test_it_is_the_choice_of_blackwell(kernel: str):
+    assert lowerings.choose(problem(), Options(kernel=kernel)).kernel == "cute"
+
+
+@pytest.mark.usefixtures("blackwell")
+def test_triton_can_be_asked_for():
+    assert lowerings.choose(problem(), Options(kernel="triton")).kernel == "triton"
+
+
+@pytest.mark.usefixtures("blackwell")
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"head_dim": 136}, "a head dim of 136"),
+        ({"value_dim": 20}, "a head dim of 20"),
+        ({"dtype": torch.float32, "value_dtype": torch.float32}, "takes fp16 and bf16"),
+    ],
+)
+def test_what_it_does_not_take_goes_to_triton(changes: dict, reason: str):
+    choice = lowerings.choose(problem(**changes), Options(profit=False))
+    assert choice.kernel == "triton"
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize(
+    ("version", "reason"),
+    [
+        (None, "nvidia-cutlass-dsl is not installed"),
+        ("4.7.0", "4.7.0 is not one of the tested versions"),
+        ("5.0.0.dev1", "5.0.0.dev1 is not one of the tested versions"),
+    ],
+)
+def test_without_a_tested_cutlass_it_is_triton(blackwell, monkeypatch, version, reason):
+    monkeypatch.setattr(cute, "installed", lambda: version)
+    choice = lowerings.choose(problem(), Options())
+    assert choice.kernel == "triton"
+    assert reason in choice.reason
+
+
+@pytest.mark.parametrize("kernel", ["auto", "cute"])
+def test_hopper_gets_triton(monkeypatch, kernel: str):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    choice = lowerings.choose(problem(), Options(kernel=kernel))
+    assert choice.kernel == "triton"
+    assert ("capability 10.x" in choice.reason) == (kernel == "cute")
+
+
+def step(options: str, program: str = "silu(mul(s,0.125))", bias: bool = False):
+    """The forward and the gradients of q, k, v (and of a bias)."""
+
+    def run(query, key, value, *aux):
+        out = torch.ops.gdpa.attention(query, key, value, aux, [], program, options)
+        needs = [True, True, True, *(True for _ in aux)]
+        return out, *torch.ops.gdpa.attention_backward(
+            out, query, key, value, aux, [], program, needs, options
+        )
+
+    return run
+
+
+def tensors(*more: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=BF16) for shape in ((2, 4, 512, 64),) * 3 + more]
+
+
+def test_the_generated_code_calls_the_kernels(monkeypatch):
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    code = render.wrapper(step(""), tensors(), capability=100)
+    assert "torch.ops.gdpa.attention_cute.default(" in code
+    assert "torch.ops.gdpa.attention_cute_backward.default(" in code
+    assert not render.kernels(code)
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
+
+
+def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
+    monkeypatch.setattr(cute, "installed", lambda: None)
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        code = render.wrapper(step("kernel=cute"), tensors(), capability=100)
+    assert "attention_cute" not in code
+    assert len(render.kernels(code)) >= 3
+    assert "nvidia-cutlass-dsl is not installed" in caplog.text
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_triton"] == 2
+
+
+def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    run = step("", "a0:f[h,n,m]; silu(add(s,a0))")
+    with caplog.at_level(logging.INFO, "gdpa_inductor"):
+        code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
+    assert "torch.ops.gdpa.attention_cute.default(" in code
+    assert "attention_cute_backward" not in code
+    assert "no gradients of operands between the products" in caplog.text
+    found = torch._dynamo.utils.counters["gdpa"]
+    assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
