@@ -66,7 +66,7 @@ def choose(problem: Problem, options: Options) -> Choice | Rejection:
         if rejection is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
             return Choice(kernel, about + passed)
-        if options.kernel == kernel or kernel == "cute" and not cute.not_blackwell(problem):
+        if options.kernel == kernel or (kernel == "cute" and not cute.not_blackwell(problem)):
             passed = f"; {kernel}: {rejection.reason}"
     assert rejection is not None
     return rejection

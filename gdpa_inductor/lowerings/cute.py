@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import _compat as core_compat
-from ..kernels.sm100.config import VERSIONS, Config, unsupported
+from ..kernels.sm100.config import VERSIONS, unsupported
 from ..ops import LENGTHS, OPERANDS, Operands, check, operands_of, output_shape
 from ..options import KernelOptions
 from ..problem import Problem
@@ -108,8 +109,7 @@ def lower_backward(
 def _on_device(operands: Operands[Any]) -> Operands[Any]:
     """Operands of no dimension may come from the host."""
     device = operands.query.get_device()
-    aux = [_compat.realized(x, device) for x in operands.aux]
-    return operands.with_aux(aux, operands.program)
+    return replace(operands, aux=[_compat.realized(x, device) for x in operands.aux])
 
 
 @torch.library.impl(_LIBRARY, "attention_cute", "CUDA")

@@ -1,4 +1,5 @@
-"""When the generated code of a Blackwell device calls the CuTe kernels, and what it says when not."""
+"""When the generated code of a Blackwell device calls the CuTe kernels, and what it says when
+not."""
 
 import logging
 
