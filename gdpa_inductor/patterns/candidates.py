@@ -153,6 +153,8 @@ class HostGraph:
             return not any(host.tensors(n) for n in node.all_input_nodes)
         rank = rank_of(node)
         given = [n for n in node.all_input_nodes if host.tensors(n)]
+        if called in ("max", "min") and len(given) < 2:  # a reduction
+            return False
         return bool(given) and all(
             rank_of(n) < rank or self.spreads(_behind_views(n)) for n in given
         )

@@ -44,6 +44,8 @@ POINTWISE = frozenset([
     "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or",
     "bitwise_not", "bitwise_xor", "__and__", "__or__", "where", "masked_fill", "clamp",
     "clamp_min", "clamp_max", "minimum", "maximum", "tril", "triu", "exp", "sigmoid", "rsub",
+    "fmod", "max", "min", "lshift", "rshift", "bitwise_left_shift", "bitwise_right_shift",
+    "__lshift__", "__rshift__", "zeros_like", "ones_like", "full_like",
 ])
 # Tensors that are functions of their indices alone.
 CREATIONS = frozenset(["arange", "ones", "zeros", "full", "eye", "scalar_tensor"])

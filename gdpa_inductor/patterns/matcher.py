@@ -18,7 +18,9 @@ from torch.fx import Node
 
 from ..expr import SCORE, Expr, aux, call, const, postorder
 from ..rejection import Code
+from ..score_mod import formula
 from . import host, symbolic
+from .exact import fragile_condition
 from .frame import Digits, Index, Size, Space, broadcast
 from .result import Refused
 from .shadow import Shadow
@@ -135,6 +137,12 @@ class Reader:
         weight = real(self.read(sides[1 if swapped else 0], weights_at))
         if SCORE not in set(postorder([weight])) or self.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
+        fragile = fragile_condition(weight)
+        if fragile is not None:
+            raise Refused(
+                Code.POINTWISE_OP,
+                f"a mask that depends on how its numbers round: {formula(fragile)}",
+            )
         value = self.operand(sides[0 if swapped else 1], value_at)
         product, at = self.score
         inner = self._contracted(product)
@@ -313,6 +321,8 @@ class Reader:
             return as_kind(kind, call("eq", row, column))
         start = self._argument(node.args[0]) if len(node.args) > 1 else const(0)
         step = self._argument(node.args[2]) if len(node.args) > 2 else const(1)
+        if tensor_of(node).dtype in _ROUNDING:
+            raise Refused(Code.DTYPE, f"{self.describe(node)} counts in {tensor_of(node).dtype}")
         if start.kind != "i" or step.kind != "i":
             raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} steps through real numbers")
         return as_kind(kind, call("add", start, call("mul", self._position(index[0]), step)))

@@ -93,9 +93,44 @@ def _logic(name: str) -> Rule:
 
 def _bitwise(name: str) -> Rule:
     def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind == "i" and name == "and":
+            return _low_bits(x, y)
         if kind != "b":
             raise Unknown("bitwise arithmetic of integers")
         return call(name, as_kind("b", x), as_kind("b", y))
+
+    return rule
+
+
+def _low_bits(x: Expr, y: Expr) -> Expr:
+    """x & (2^k - 1) is x mod 2^k, of negative numbers too."""
+    x, y = (y, x) if x.is_const else (x, y)
+    bits = int(y.value or 0) + 1
+    if not y.is_const or bits < 1 or bits & (bits - 1):
+        raise Unknown("bitwise arithmetic of integers")
+    return call("mod", as_kind("i", x), bits)
+
+
+def _shift(name: str) -> Rule:
+    """x >> k is the floor of x / 2^k, x << k is x · 2^k."""
+
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind != "i" or not y.is_const or not 0 <= literal(y) < 31:
+            raise Unknown("a shift by what is no small number")
+        return call(name, as_kind("i", x), 1 << int(literal(y)))
+
+    return rule
+
+
+def _towards_zero(name: str) -> Rule:
+    """Division of integers that rounds towards zero, and what it leaves over."""
+
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind != "i" or not y.is_const or literal(y) <= 0:
+            raise Unknown("division that rounds towards zero, by what is no positive integer")
+        x, y = as_kind("i", x), as_kind("i", y)
+        below = call("neg", call(name, call("neg", x), y))
+        return call("where", call("lt", x, 0), below, call(name, x, y))
 
     return rule
 
@@ -109,6 +144,8 @@ def _not(kind: str, x: Expr) -> Expr:
 def _div(kind: str, x: Expr, y: Expr, *, rounding_mode: str | None = None) -> Expr:
     if kind == "i" and rounding_mode == "floor":
         return call("floordiv", as_kind("i", x), as_kind("i", y))
+    if rounding_mode == "trunc":
+        return _towards_zero("floordiv")(kind, x, y)
     if rounding_mode is not None:
         raise Unknown("division with rounding")
     return call("div", real(x), real(y))
@@ -257,7 +294,8 @@ POINTWISE: dict[str, Rule] = {
     "minimum": _arithmetic("minimum", "and"), "clamp": _clamp,
     "clamp_min": lambda kind, x, c: _clamp(kind, x, c),
     "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
-    "floor_divide": _integers("floordiv"), "remainder": _integers("mod"), "lerp": _lerp,
+    "floor_divide": _integers("floordiv"), "remainder": _integers("mod"),
+    "fmod": _towards_zero("mod"), "lerp": _lerp,
     "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
     "sqrt": _function("sqrt"), "rsqrt": _function("rsqrt"), "exp": _function("exp"),
     "exp2": _function("exp2"), "expm1": _function("expm1"), "log": _function("log"),
@@ -283,6 +321,8 @@ POINTWISE: dict[str, Rule] = {
     "logical_or": _logic("or"), "logical_xor": _logic("xor"),
     "logical_not": lambda kind, x: negation(as_kind("b", x)), "bitwise_and": _bitwise("and"),
     "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"), "bitwise_not": _not,
+    **dict.fromkeys(["bitwise_right_shift", "__rshift__"], _shift("floordiv")),
+    **dict.fromkeys(["bitwise_left_shift", "__lshift__"], _shift("mul")),
     "__and__": _bitwise("and"), "__or__": _bitwise("or"), "__xor__": _bitwise("xor"),
     "isnan": lambda kind, x: call("isnan", real(x)),
     "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),

@@ -100,6 +100,42 @@ def mask_of_segments(q, k, v, ids, own):
     return F.silu(q @ k.mT) * (own[:, None] == ids) @ v
 
 
+@fuse(**SELF)
+def mask_of_buckets(q, k, v):
+    """As T5 has it, but for the logarithm."""
+    i = torch.arange(q.shape[2])
+    back = torch.max(i[:, None] - i, torch.zeros_like(i[:, None] - i))
+    near = torch.where(back < 3, back, torch.min((back >> 1) + 2, torch.full_like(back, 4)))
+    return F.silu(q @ k.mT) * (near < 4) @ v
+
+
+@fuse(**SELF)
+def mask_of_dilated_positions(q, k, v):
+    i = torch.arange(q.shape[2])
+    apart = i[:, None] - i
+    return F.silu(q @ k.mT) * ((torch.fmod(apart, 3) == 0) | ((i & 1) == 0)) @ v
+
+
+@fuse(**SELF)
+def mask_of_blocks(q, k, v):
+    i = torch.arange(-3, q.shape[2] - 3)
+    block = torch.div(i, 2, rounding_mode="trunc")
+    return F.silu(q @ k.mT) * (block[:, None] >= block) @ v
+
+
+@fuse(**SELF)
+def mask_that_rounds(q, k, v):
+    """In fp32 whatever the scores are: 3 · 0.1 <= 0.3 depends on how 0.1 is rounded."""
+    i = torch.arange(q.shape[2], dtype=torch.float32) * 0.1
+    return F.silu(q @ k.mT) * ((i[:, None] - i) <= 0.3) @ v
+
+
+@fuse(**SELF)
+def mask_that_cuts(q, k, v):
+    i = (torch.arange(q.shape[2]).float() * 0.29 * 100).long()
+    return F.silu(q @ k.mT) * (i[:, None] >= i + 29) @ v
+
+
 # Masks before it
 
 

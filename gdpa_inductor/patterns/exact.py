@@ -1,0 +1,88 @@
+"""Whether a mask decides the same in every precision.
+
+A mask that is computed from positions in fp32, `(i - j) * 0.1 <= 3`, depends on how its numbers
+round: in fp64, with a fused multiply-add or a fast division another score may count. Such a mask is
+not taken into a program; it stays a tensor that the model computes. Decisions on integers, on whole
+numbers held as reals, and on operands as they are do not depend on rounding.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from typing import Any
+
+import torch
+
+from ..expr import Expr, fold, postorder
+
+
+class Grade(enum.IntEnum):
+    """How a term that no score enters is known: with rounding, as the value that it is in every
+    precision from fp32 on, as an integer of at most 24 bits; or it has a score in it.
+    """
+
+    ROUNDED = 0
+    VALUE = 1
+    WHOLE = 2
+    SCORED = 3
+
+
+_DECIDES = frozenset(
+    ["eq", "ne", "lt", "le", "gt", "ge", "int", "bool", "floor", "ceil", "round", "trunc", "sign"]
+)
+_KEEPS_VALUES = frozenset(
+    ["neg", "abs", "maximum", "minimum", "clamp_min", "clamp_max", "relu", "hardtanh", "detach"]
+)
+_KEEPS_WHOLES = _KEEPS_VALUES | {"add", "sub", "mul"}
+
+
+def fragile_condition(weight: Expr) -> Expr | None:
+    """A term of the program that decides by a rounded number without a score; None if there is
+    none.
+    """
+    grades: dict[Expr, Grade] = {}
+
+    def note(node: Expr, values: list[Any]) -> Grade:
+        grades[node] = _grade(node, [v for v in values if isinstance(v, Grade)])
+        return grades[node]
+
+    fold([weight], _leaf, note)
+    for node in postorder([weight]):
+        if node.op in _DECIDES:
+            given = {grades.get(a, _leaf(a)) for a in node.args if a.kind == "f"}
+            if Grade.ROUNDED in given and Grade.SCORED not in given:
+                return node
+    return None
+
+
+def _leaf(node: Expr) -> Grade:
+    if node.op in ("s", "g"):
+        return Grade.SCORED
+    if not node.is_const or node.kind != "f":
+        return Grade.VALUE if node.op == "aux" and node.kind == "f" else Grade.WHOLE
+    value = float(node.value or 0)
+    if value.is_integer() and abs(value) <= 1 << 24:
+        return Grade.WHOLE
+    same = math.isinf(value) or torch.tensor(value, dtype=torch.float32).item() == value
+    return Grade.VALUE if same else Grade.ROUNDED
+
+
+def _grade(node: Expr, given: list[Grade]) -> Grade:
+    if node.kind != "f":
+        return Grade.WHOLE
+    if Grade.SCORED in given:
+        return Grade.SCORED
+    if node.op in _DECIDES or (node.op in _KEEPS_WHOLES and set(given) <= {Grade.WHOLE}):
+        return Grade.WHOLE
+    if node.op == "float":
+        return Grade.WHOLE
+    if node.op in _KEEPS_VALUES or node.op == "where":
+        return min(given)
+    if node.op in ("mul", "div") and any(_is_power_of_two(a) for a in node.args[-1:]):
+        return min(Grade.VALUE, *given)
+    return Grade.ROUNDED
+
+
+def _is_power_of_two(x: Expr) -> bool:
+    return x.is_const and math.frexp(float(x.value or 0))[0] in (0.5, -0.5)
