@@ -129,7 +129,6 @@ CASES: dict[str, Case] = {
     "head dim 40": _wide(d=40, e=40),
     "head dims 96 and 72": _wide(d=96, e=72),
     "head dim 128": _wide(d=128, e=128),
-    "head dim 256": _wide(d=256, e=256),
-    "one row": _wide(n=1),
+    "head dims 192 and 160": _wide(d=192, e=160),
     "short": _wide(n=17, m=5),
 }

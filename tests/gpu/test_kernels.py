@@ -160,7 +160,8 @@ def test_nan_beside_the_operands_is_not_read() -> None:
     "name", ["silu", "gelu_tanh", "gelu", "sigmoid", "tanh", "mish", "softplus"]
 )
 def test_numerics_rule_of_fast_forms(name: str) -> None:
-    """|act - exact| ≤ 2⁻¹⁰ max(1, |x|) on scores in [-30, 30]: q = x, k = 1, v = 1."""
+    """|act - exact| ≤ 2⁻¹⁰ max(1, |x|) on scores in [-30, 30]: q = x, k = 1, v = 1, and a second
+    key whose value is zero."""
     act = ACTIVATIONS[name]
 
     def function(q, k, v):
@@ -169,8 +170,8 @@ def test_numerics_rule_of_fast_forms(name: str) -> None:
     x = torch.linspace(-30, 30, 16384, device="cuda").to(torch.bfloat16)
     q = torch.zeros(1, 1, 16384, 16, device="cuda", dtype=torch.bfloat16)
     q[..., 0] = x
-    one = torch.zeros(1, 1, 1, 16, device="cuda", dtype=torch.bfloat16)
-    one[..., 0] = 1
+    one = torch.zeros(1, 1, 2, 16, device="cuda", dtype=torch.bfloat16)
+    one[0, 0, 0, 0] = 1
     with torch.no_grad():
         got = compiled(function)(q, one, one)[0, 0, :, 0].double()
     exact = act(x.double())

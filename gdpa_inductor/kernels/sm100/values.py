@@ -13,7 +13,8 @@ import math
 from collections.abc import Callable
 
 from cutlass import Boolean, Float32, Int32, Int64, cute
-from cutlass.cutlass_dsl import Numeric, select_
+from cutlass.base_dsl.arch import Arch
+from cutlass.cutlass_dsl import BaseDSL, Numeric, select_
 
 LIMIT = 1 << 31
 
@@ -80,8 +81,17 @@ def is_literal(value) -> bool:
     return isinstance(value, (bool, int, float))
 
 
+_BY_LANE = {
+    cute.arch.add_packed_f32x2: lambda x, y: x + y,
+    cute.arch.mul_packed_f32x2: lambda x, y: x * y,
+    cute.arch.fma_packed_f32x2: cute.math.fma,
+}
+
+
 def packed(instruction: Callable, *operands: Pair) -> Pair:
-    """One packed instruction; a plain one suffices where both lanes are the same."""
+    """One packed instruction, or two plain ones where the GPU has none (before sm_100)."""
+    if BaseDSL._get_dsl().get_arch_enum() < Arch.sm_100:
+        return each(_BY_LANE[instruction])(*operands)
     return Pair(*instruction(*(x.lanes for x in operands)))
 
 

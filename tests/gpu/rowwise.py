@@ -1,0 +1,94 @@
+"""A small CuTe kernel of the forward for any GPU: one query row per thread, plain loads, fp32.
+
+It shares with the Blackwell kernel all that is not Blackwell's: the host wrapper, the scheduler's
+order of tiles, their classification, the emission of score programs, operands by access map.
+"""
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute, range_constexpr
+
+from gdpa_inductor.kernels.sm100 import launch
+from gdpa_inductor.kernels.sm100.config import COLS, Config
+from gdpa_inductor.kernels.sm100.program import Program, Row
+from gdpa_inductor.kernels.sm100.ranges import Ranges
+from gdpa_inductor.kernels.sm100.values import Pair, choose, pair, smaller
+from gdpa_inductor.kernels.sm100.work import PAIR, Work
+
+
+class Rowwise:
+    """Takes what `launch` hands to the Blackwell kernel."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(
+        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
+    ):
+        self.kernel(pointers, sizes, strides, cu_q, cu_k, order, aux, scalars).launch(
+            grid=(ctas, 1, 1), block=(PAIR, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars):
+        work = Work(self.config, sizes, (cu_q, cu_k, order))
+        program = Program(self.config, aux, scalars)
+        ranges = Ranges(self.config, aux, scalars, PAIR)
+        cta, _, _ = cute.arch.block_idx()
+        grid, _, _ = cute.arch.grid_dim()
+        thread, _, _ = cute.arch.thread_idx()
+        number = Int32(cta)
+        while number < work.tiles:
+            tile = work.decode(number)
+            if tile.row < tile.q_rows:
+                first, last = ranges.blocks(tile)
+                n = tile.row + thread
+                if n < tile.q_rows:
+                    self.row(program, tile, n, pointers, strides, first, last)
+            number += grid
+
+    def line(self, pointers, strides, matrix, tile, head, row):
+        """Row `row` of the tile's sequence and of a head, as a tensor."""
+        c = self.config
+        side, start = ("q", tile.q_start) if matrix in (0, 3) else ("k", tile.k_start)
+        batch_stride, head_stride, row_stride = strides[matrix]
+        place = Int64(head) * head_stride + Int64(start + row) * row_stride
+        shared = matrix < 3 and "qkv"[matrix] in c.shared
+        if not (c.jagged_q if side == "q" else c.jagged_k) and not shared:
+            place += Int64(tile.batch) * batch_stride
+        width = c.head_dim if matrix < 2 else c.value_dim
+        return cute.make_tensor(pointers[matrix] + place, cute.make_layout(width))
+
+    @cute.jit
+    def row(self, program, tile, n, pointers, strides, first, last):
+        dim, width = self.config.head_dim, self.config.value_dim
+        query = self.line(pointers, strides, 0, tile, tile.head, n)
+        weights = Row(program, tile, n)
+        sums = cute.make_rmem_tensor(width, Float32)
+        sums.fill(0.0)
+        end = smaller(last * COLS, tile.k_rows)
+        for m in cutlass.range(first * COLS, end, 2, unroll=1):
+            at = (m, smaller(m + 1, tile.k_rows - 1))
+            scores = []
+            for column in at:
+                key = self.line(pointers, strides, 1, tile, tile.key_head, column)
+                score = Float32(0.0)
+                for d in range_constexpr(dim):
+                    score += Float32(query[d]) * Float32(key[d])
+                scores.append(score)
+            (found,) = weights(s=Pair(*scores), m=Pair(m, m + 1))
+            kept = choose(Pair(m < tile.k_rows, m + 1 < tile.k_rows), found, 0.0)
+            for column, weight in zip(at, pair(kept).lanes, strict=True):
+                value = self.line(pointers, strides, 2, tile, tile.value_head, column)
+                for d in range_constexpr(width):
+                    sums[d] += weight * Float32(value[d])
+        out = self.line(pointers, strides, 3, tile, tile.head, n)
+        for d in range_constexpr(width):
+            out[d] = sums[d].to(out.element_type)
+
+
+def compiled(config: Config, architecture: str):
+    """In place of `launch.compiled`."""
+    return cute.compile(
+        Rowwise(config), *launch._example(config), options=f"--gpu-arch={architecture}"
+    )
