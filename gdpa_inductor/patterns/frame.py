@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .._compat import statically_known_true
+from .. import _compat
 from ..rejection import Code
 from .result import Refused
 
@@ -54,7 +54,15 @@ Index = tuple[Digits, ...]
 
 def same(left: Size, right: Size) -> bool:
     """Statically known to be equal."""
-    return left is right or statically_known_true(left == right)
+    return left is right or _compat.statically_known_true(left == right)
+
+
+def alike(left: Size, right: Size) -> bool:
+    """Equal, statically or in the sizes that the graph was captured with. Whoever relies on the
+    second leaves a check in the graph.
+    """
+    hints = _compat.size_hint(left), _compat.size_hint(right)
+    return same(left, right) or (hints[0] is not None and hints[0] == hints[1])
 
 
 def is_one(size: Size) -> bool:
@@ -79,11 +87,13 @@ def _divides(divisor: Size, size: Size) -> bool:
 @dataclass
 class Space:
     """The atoms of one analysis, and how they were split. `contracted`: what each product sums
-    over, by its name.
+    over, by its name. `outer`: atoms that views of the second product's result split, not views of
+    the scores.
     """
 
     splits: dict[Atom, Digits] = field(default_factory=dict)
     contracted: dict[str, Digits] = field(default_factory=dict)
+    outer: frozenset[Atom] | None = None
     _special: dict[tuple[object, ...], Atom] = field(default_factory=dict)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
@@ -113,11 +123,12 @@ class Space:
         return tuple(itertools.chain.from_iterable(parts))
 
     def is_whole(self, digits: Digits) -> bool:
-        """Whether every variable that was split is here with all of its parts."""
+        """Whether every variable that views of the scores split is here with all of its parts."""
         have = set(digits)
         return all(
             set(self.resolve(parts)) <= have or not set(self.resolve(parts)) & have
-            for parts in self.splits.values()
+            for atom, parts in self.splits.items()
+            if atom not in (self.outer or ())
         )
 
     def resolve_index(self, index: Index) -> Index:

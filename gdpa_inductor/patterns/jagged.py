@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from ..rejection import Code
 from . import host
-from .frame import Digits, Index, Size, same
+from .frame import Digits, Index, Size, alike
 from .layout import Layout, roles
 from .matcher import Operand, Reading
 from .padding import Pad, Padding, Sink, length_of
@@ -90,7 +90,7 @@ class Sides:
         pad = self.padding.usable("an operand", operand.leaf, self.end)
         if not self.padding.one(pad.offsets, side.pad.offsets):
             raise Refused(Code.JAGGED_OFFSETS, "an operand is padded by other offsets")
-        if not same(length_of(pad), side.length):
+        if not alike(length_of(pad), side.length):  # the op checks it
             raise Refused(Code.JAGGED_LENGTH, "jagged values of one side differ in their number")
         return replace(operand, leaf=pad.values, index=(side.tokens, *operand.index[2:]))
 
@@ -145,7 +145,7 @@ def _check_sink(padding: Padding, side: Side, reading: Reading, sink: Sink) -> N
         raise Refused(
             Code.JAGGED_OFFSETS, "Q is padded and the output unpadded by different offsets"
         )
-    if not same(host.tensors(sink.result)[0].shape[0], side.length):
+    if not alike(host.tensors(sink.result)[0].shape[0], side.length):
         raise Refused(
             Code.JAGGED_LENGTH,
             "the length that the output is unpadded to is not known to be that of Q",

@@ -23,7 +23,7 @@ from ..score_mod import Aux, ScoreMod
 from . import host, profit, shadow
 from .candidates import Candidate, HostGraph
 from .canonical import canonical
-from .frame import is_zero, same
+from .frame import alike, is_zero, same
 from .implied import without_implied
 from .jagged import Sides, sides
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
@@ -222,11 +222,13 @@ def _replacement(
         if layout.query_tokens is not None:
             wanted = (layout.query_tokens, *reading.output[2:])
         result = recipe.arrange(output, output_dims(layout), wanted)
+        if region.sink is not None:
+            result = recipe.sized(result, expected.shape)
         result = recipe.with_strides(result, expected)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
     if (
-        not all(map(same, result.value.shape, expected.shape))
+        not all(map(same if region.sink is None else alike, result.value.shape, expected.shape))
         or result.value.dtype != expected.dtype
     ):
         raise Refused(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +126,12 @@ class Recipe:
         """The same digits in the same order, in the dims of `target`."""
         # Not `view`: real strides may differ from a fake's where a dim has size 1.
         return self.call(aten.reshape.default, source, [sizes(digits) for digits in target])
+
+    def sized(self, source: Handle, shape: Sequence[Size]) -> Handle:
+        """The same tensor in other symbols for the same sizes; wherever it runs, it checks them."""
+        if all(map(same, source.value.shape, shape)):
+            return source
+        return self.call(aten.view.default, source, list(shape))
 
     def contiguous(self, source: Handle) -> Handle:
         return self.call(aten.clone.default, source, memory_format=torch.contiguous_format)

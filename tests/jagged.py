@@ -1,0 +1,98 @@
+"""Padding that trains, and jagged operands: what tests of the jagged form are made of.
+
+ATen's padding functions have no derivative, so `Pad` and `Unpad` wrap them as models do. On the CPU
+ATen unpads only what was not cut off, so lengths stay below the padded length here.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from tests.operands import make_operands
+
+aten = torch.ops.aten
+
+
+class Pad(torch.autograd.Function):
+    """values [L, E], offsets [B+1], n -> [B, n, E], zeros past the end."""
+
+    @staticmethod
+    def forward(ctx, values, offsets, n):
+        ctx.save_for_backward(offsets)
+        ctx.length = values.shape[0]
+        return aten._jagged_to_padded_dense_forward(values, [offsets], [n], 0.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (offsets,) = ctx.saved_tensors
+        return aten._padded_dense_to_jagged_forward(grad, [offsets], ctx.length), None, None
+
+
+class PadOnes(torch.autograd.Function):
+    """The same, with ones past the end."""
+
+    @staticmethod
+    def forward(ctx, values, offsets, n):
+        ctx.save_for_backward(offsets)
+        ctx.length = values.shape[0]
+        return aten._jagged_to_padded_dense_forward(values, [offsets], [n], 1.0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (offsets,) = ctx.saved_tensors
+        return aten._padded_dense_to_jagged_forward(grad, [offsets], ctx.length), None, None
+
+
+class Unpad(torch.autograd.Function):
+    """[B, n, E], offsets, L -> [L, E]."""
+
+    @staticmethod
+    def forward(ctx, padded, offsets, length):
+        ctx.save_for_backward(offsets)
+        ctx.n = padded.shape[1]
+        return aten._padded_dense_to_jagged_forward(padded, [offsets], length)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (offsets,) = ctx.saved_tensors
+        return aten._jagged_to_padded_dense_forward(grad, [offsets], [ctx.n], 0.0), None, None
+
+
+def pad(values: torch.Tensor, offsets: torch.Tensor, n: int) -> torch.Tensor:
+    """[L, ...] -> [B, n, ...]."""
+    flat = Pad.apply(values.reshape(values.shape[0], -1), offsets, n)
+    return flat.reshape(-1, n, *values.shape[1:])
+
+
+def unpad(padded: torch.Tensor, offsets: torch.Tensor, length: int) -> torch.Tensor:
+    """[B, n, ...] -> [L, ...]."""
+    flat = Unpad.apply(padded.reshape(*padded.shape[:2], -1), offsets, length)
+    return flat.reshape(length, *padded.shape[2:])
+
+
+def offsets_of(lengths: Sequence[int], dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """[0, l0, l0+l1, ...]."""
+    return torch.tensor([0, *lengths]).cumsum(0).to(dtype)
+
+
+def jagged_operands(
+    specs: Mapping[str, str],
+    lengths: Sequence[int],
+    sizes: Mapping[str, int],
+    *,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+    offsets: torch.dtype = torch.int64,
+) -> dict[str, object]:
+    """Operands of `specs`, in which `l` is the sum of the lengths and `b` their number, and
+    `offsets` or `lengths` where they are named, `other` being offsets of the lengths in reverse.
+    """
+    sizes = {**sizes, "l": sum(lengths), "b": len(lengths)}
+    special = {
+        "offsets": offsets_of(lengths, offsets),
+        "other": offsets_of(lengths[::-1], offsets),
+        "lengths": torch.tensor(lengths),
+    }
+    plain = {name: spec for name, spec in specs.items() if spec not in special}
+    made = make_operands(plain, sizes, dtype=dtype, seed=seed)
+    return {name: special[spec] if spec in special else made[name] for name, spec in specs.items()}

@@ -1,0 +1,49 @@
+"""Every row of the jagged table: exact, on the sides that it says, with the notes that it says."""
+
+import pytest
+import torch
+
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.jagged import jagged_operands
+from tests.patterns.jagged_table import ROWS, Row
+
+SIZES = {"h": 2, "d": 4, "e": 6, "n": 6, "m": 5, "s": 3}
+LENGTHS = [(3, 0, 6, 1), (1, 5, 2)]
+MODES = ["static", "dynamic", "no_grad", "int32"]
+
+
+def judge(row: Row, mode: str) -> Recorder:
+    """Exact for two batches of lengths; what was recorded."""
+    recorder = Recorder()
+    compiled = torch.compile(row.function, backend=recorder, dynamic=mode == "dynamic" or None)
+    offsets = torch.int32 if mode == "int32" else torch.int64
+    for lengths in LENGTHS:
+        operands = jagged_operands(row.specs, lengths, SIZES, offsets=offsets)
+        fault = compare(row.function, compiled, operands, training=mode != "no_grad")
+        assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+    assert not any(graph.guards_added for graph in recorder.graphs)
+    return recorder
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_row(row, mode):
+    recorder = judge(row, mode)
+    assert recorder.matches, recorder.why()
+    for match in recorder.matches:
+        problem = match.problem
+        sides = "q" * problem.jagged_query + "k" * problem.jagged_key
+        assert sides == row.sides, [str(note) for note in match.notes]
+        if mode != "no_grad":
+            assert {note.code.name for note in match.notes} == set(row.notes)
+        assert row.program in str(problem.program)
+
+
+@pytest.mark.parametrize("row", [r for r in ROWS if r.sides == "qk"], ids=lambda row: row.name)
+def test_no_padding_is_left(row):
+    recorder = judge(row, "static")
+    for graph in recorder.graphs:
+        padding = [name for name in graph.calls_after if "jagged" in name]
+        other = row.name == "times_padded_by_other_offsets"
+        assert bool(padding) == other, graph.after
