@@ -1,11 +1,12 @@
 """The gradients of one call: compile the sides that are asked for, allocate, launch. Host only.
 
-What the kernels cannot do is refused before, by `backward_limits.unsupported`.
+What the kernels cannot do is refused before, by `backward_limits.unsupported`. Nothing here reads a
+length from the device.
 """
 
 import functools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -13,19 +14,21 @@ import torch
 from cutlass import Int32, Int64, cute
 from torch import Tensor
 
+from ...rejection import GDPAError
 from .backward import Backward
+from .backward_limits import unsupported
 from .config import Config
+from .launch import ALIGNMENT, ARCHITECTURE, aligned, name, strides
 from .program import DTYPES, LETTERS
 
 SIDES = {"keys": ("k", "v"), "rows": ("q",)}  # which gradients a side writes
-ITEMSIZES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True)
 class Call:
     """One call. query: [B|1,H,N,D], or packed [L,H,D] with cu_q; key, value and cu_k alike;
     grad_out as the output is. rows, cols: the most of a sequence. aux, scalars: of the program.
-    order: of the sequences."""
+    order: int64, in which packed sequences are dealt to the CTAs."""
 
     query: Tensor
     key: Tensor
@@ -39,136 +42,186 @@ class Call:
     cu_q: Tensor | None = None
     cu_k: Tensor | None = None
     order: Tensor | None = None
-    matrices: tuple[Tensor, ...] = field(init=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "matrices", (self.query, self.key, self.value, self.grad_out))
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        return self.query, self.key, self.value, self.grad_out
+
+    def operand(self, letter: str) -> Tensor:
+        return {"q": self.query, "k": self.key, "v": self.value}[letter]
 
 
-def pointer(dtype: str, address: int, align: int = 16) -> Any:
-    return cute.runtime.make_ptr(
-        DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align
+def backward(
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: str,
+    needs: Sequence[bool],
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    *,
+    fast: bool = True,
+    skip: bool = True,
+    ctas: int = 0,
+    stream: int | None = None,
+) -> list[Tensor]:
+    """Those of dQ, dK, dV of gdpa::attention that `needs` asks for, contiguous, in the dtype of the
+    operand; arguments as those of the op. Equal bits from run to run.
+
+    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
+    by default the current one.
+
+    Raises:
+        GDPAError: what the kernels do not take, and why.
+    """
+    offsets = cu_seqlens_k if cu_seqlens_k is not None else cu_seqlens_q
+    if cu_seqlens_q is not None and offsets is not None:
+        cu_seqlens_q = cu_seqlens_q.to(offsets.dtype)
+    q, k, v, grad = (aligned(x) for x in (query, key, value, grad_out))
+    lengths = None if offsets is None else offsets[1:] - offsets[:-1]
+    call = Call(
+        q,
+        k,
+        v,
+        grad,
+        batch=grad.shape[0] if lengths is None else lengths.shape[0],
+        rows=query.shape[2] if cu_seqlens_q is None else max_seqlen_q,
+        cols=key.shape[2] if cu_seqlens_k is None else max_seqlen_k,
+        aux=aux,
+        scalars=scalars,
+        cu_q=cu_seqlens_q,
+        cu_k=cu_seqlens_k,
+        order=None if lengths is None else torch.argsort(lengths, descending=True),
     )
+    config = configuration(call, program, fast, skip)
+    if reason := unsupported(config, needs, key.shape[1], value.shape[1]):
+        raise GDPAError(reason)
+    if stream is None:
+        stream = torch.cuda.current_stream(query.device).cuda_stream
+    ctas = ctas or torch.cuda.get_device_properties(query.device).multi_processor_count
+    return [x for x in gradients(config, call, needs, ctas, stream) if x is not None]
 
 
-def name_of(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def output_dtype(config: Config, letter: str) -> str:
-    """A gradient that is summed over the batch leaves the kernel in fp32, one per sequence."""
-    return "float32" if letter in config.shared else config.dtype
-
-
-@functools.cache
-def compile(config: Config, side: str, options: str = "--gpu-arch=sm_100a") -> Any:
-    """The kernel of one side; needs neither tensors nor a GPU."""
-    return cute.compile(Backward(config, side), *example(config, side), options=options)
-
-
-def example(config: Config, side: str) -> tuple[Any, ...]:
-    """Arguments of the right types for tracing; nothing is read from them."""
-    outputs = [output_dtype(config, letter) for letter in SIDES[side]]
-    dtypes = [config.dtype] * 4 + outputs
-    offsets = functools.partial(pointer, address=16, align=4)
-    return (
-        tuple(pointer(dtype, 16) for dtype in dtypes),
-        tuple(Int32(1) for _ in range(8)),
-        tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
-        offsets(config.offsets) if config.jagged_q else None,
-        offsets(config.offsets) if config.jagged_k else None,
-        offsets("int32") if config.jagged_q or config.jagged_k else None,
-        tuple(_aux(name, 0, [0] * len(LETTERS)) for name in config.aux) or None,
-        tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
-        Int32(1),
-        cuda.CUstream(0),
+def configuration(call: Call, program: str, fast: bool = True, skip: bool = True) -> Config:
+    """The compile-time part of a call."""
+    offsets = call.cu_q if call.cu_q is not None else call.cu_k
+    return Config(
+        dtype=name(call.query.dtype),
+        head_dim=call.query.shape[-1],
+        value_dim=call.value.shape[-1],
+        program=program,
+        aux=tuple(name(x.dtype) for x in call.aux),
+        jagged_q=call.cu_q is not None,
+        jagged_k=call.cu_k is not None,
+        shared=frozenset(
+            letter
+            for letter in "qkv"
+            if call.operand(letter).dim() == 4 and call.operand(letter).shape[0] == 1 != call.batch
+        ),
+        fast=fast,
+        skip=skip,
+        offsets="int32" if offsets is None else name(offsets.dtype),
     )
-
-
-def _aux(dtype: str, address: int, strides: Sequence[int]) -> tuple[Any, ...]:
-    align = ITEMSIZES.get(dtype, 1)
-    return pointer(dtype, address, align), tuple(Int64(stride) for stride in strides)
-
-
-def launch(
-    compiled: Any, config: Config, call: Call, outputs: Sequence[Tensor], ctas: int, stream: int
-) -> None:
-    """One side of the backward, into `outputs`."""
-    tensors = (*call.matrices, *outputs)
-    heads = [t.shape[-3 if t.dim() == 4 else -2] for t in call.matrices]
-    lengths = [t.shape[-2 if t.dim() == 4 else -3] for t in call.matrices]
-    sizes = (call.batch, *heads[:3], call.rows, call.cols, lengths[0], lengths[1])
-    compiled(
-        tuple(pointer(name_of(t.dtype), t.data_ptr()) for t in tensors),
-        tuple(Int32(size) for size in sizes),
-        tuple(tuple(Int64(s) for s in strides_of(t)) for t in tensors),
-        _offsets(call.cu_q),
-        _offsets(call.cu_k),
-        _offsets(call.order),
-        tuple(
-            _aux(name_of(t.dtype), t.data_ptr(), _by_letter(config, i, t))
-            for i, t in enumerate(call.aux)
-        )
-        or None,
-        tuple(Int64(x) for x in call.scalars[: config.mod.num_scalars]) or None,
-        Int32(ctas),
-        cuda.CUstream(stream),
-    )
-
-
-def _offsets(tensor: Tensor | None) -> Any:
-    if tensor is None:
-        return None
-    return pointer(name_of(tensor.dtype), tensor.data_ptr(), tensor.element_size())
-
-
-def _by_letter(config: Config, number: int, tensor: Tensor) -> list[int]:
-    """The stride of an aux operand along each letter of its access map."""
-    access = config.mod.aux[number].access
-    found = dict(zip(access, tensor.stride(), strict=True))
-    return [found.get(letter, 0) for letter in LETTERS]
-
-
-def strides_of(tensor: Tensor) -> tuple[int, int, int]:
-    """(batch, head, row) in elements; a packed tensor has no batch. A dimension of size 1 is never
-    stepped along, but TMA wants a multiple of 16 bytes there too."""
-    steps = [stride if size > 1 else 8 for size, stride in zip(tensor.shape, tensor.stride())]
-    return (0, steps[1], steps[0]) if tensor.dim() == 3 else (steps[0], steps[1], steps[2])
 
 
 def gradients(
-    config: Config, call: Call, needs: Sequence[bool], ctas: int, stream: int = 0
+    config: Config, call: Call, needs: Sequence[bool], ctas: int, stream: int
 ) -> list[Tensor | None]:
-    """dQ, dK, dV where asked for, contiguous, in the dtype of the operand. ctas: how many run, one
-    for each multiprocessor."""
+    """dQ, dK, dV where asked for. A side writes all its gradients."""
     asked = dict(zip("qkv", needs, strict=False))
     found: dict[str, Tensor] = {}
     for side, letters in SIDES.items():
         if any(asked[letter] for letter in letters):
             outputs = {letter: room(config, call, letter) for letter in letters}
-            compiled = compile(config, side)
-            launch(compiled, config, call, list(outputs.values()), ctas, stream)
+            if all(x.numel() for x in (*call.matrices, *outputs.values())):
+                launch(compiled(config, side), config, call, list(outputs.values()), ctas, stream)
+            else:
+                outputs = {letter: x.zero_() for letter, x in outputs.items()}
             found |= outputs
     return [finished(call, letter, found[letter]) if asked[letter] else None for letter in "qkv"]
 
 
-def _operand(call: Call, letter: str) -> Tensor:
-    return {"q": call.query, "k": call.key, "v": call.value}[letter]
-
-
 def room(config: Config, call: Call, letter: str) -> Tensor:
-    """Room for a gradient. Rows of a packed operand that take no part have a gradient of zero."""
-    operand = _operand(call, letter)
+    """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
+    sequence. Rows of a packed operand that take no part have a gradient of zero."""
+    operand = call.operand(letter)
     if letter in config.shared:
         return operand.new_empty(call.batch, *operand.shape[1:], dtype=torch.float32)
-    if operand.dim() == 3:
-        return operand.new_zeros(operand.shape)
-    return operand.new_empty(operand.shape)
+    make = operand.new_zeros if operand.dim() == 3 else operand.new_empty
+    return make(operand.shape)
 
 
 def finished(call: Call, letter: str, grad: Tensor) -> Tensor:
     """Summed over the batch where the operand was shared, always in the same order."""
-    operand = _operand(call, letter)
+    operand = call.operand(letter)
     if grad.shape == operand.shape:
-        return grad.to(operand.dtype)
+        return grad
     return grad.sum(0, keepdim=True).to(operand.dtype)
+
+
+@functools.cache
+def compiled(config: Config, side: str, options: str = ARCHITECTURE) -> Any:
+    """The kernel of one side, ready to be launched. Needs no GPU."""
+    return cute.compile(Backward(config, side), *_example(config, side), options=options)
+
+
+def launch(
+    kernel: Any, config: Config, call: Call, outputs: Sequence[Tensor], ctas: int, stream: int
+) -> None:
+    """One side of the backward, into `outputs`."""
+    tensors = (*call.matrices, *outputs)
+    heads = [x.shape[1] for x in call.matrices[:3]]
+    totals = [x.shape[0] if x.dim() == 3 else x.shape[2] for x in (call.query, call.key)]
+    kernel(
+        tuple(_pointer(name(x.dtype), x.data_ptr()) for x in tensors),
+        tuple(Int32(int(x)) for x in (call.batch, *heads, call.rows, call.cols, *totals)),
+        tuple(tuple(Int64(step) for step in strides(x)) for x in tensors),
+        *(
+            None if x is None else _pointer(name(x.dtype), x.data_ptr(), x.element_size())
+            for x in (call.cu_q, call.cu_k, call.order)
+        ),
+        tuple(
+            _operand(name(x.dtype), x.data_ptr(), dict(zip(spec.access, x.stride())))
+            for x, spec in zip(call.aux, config.mod.aux, strict=True)
+        )
+        or None,
+        tuple(Int64(int(x)) for x in call.scalars[: config.mod.num_scalars]) or None,
+        Int32(ctas),
+        cuda.CUstream(stream),
+    )
+
+
+def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
+    gmem = cute.AddressSpace.gmem
+    return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
+
+
+def _operand(dtype: str, address: int, steps: dict[str, int]) -> tuple[Any, ...]:
+    """The pointer and the strides by letter of an operand of the program."""
+    places = tuple(Int64(steps.get(letter, 0)) for letter in LETTERS)
+    return _pointer(dtype, address, getattr(torch, dtype).itemsize), places
+
+
+def _example(config: Config, side: str) -> tuple[Any, ...]:
+    """Arguments of the right types for tracing; nothing is read from them."""
+    outputs = ["float32" if x in config.shared else config.dtype for x in SIDES[side]]
+    dtypes = [config.dtype] * 4 + outputs
+    jagged = (config.jagged_q, config.jagged_k)
+    offsets = functools.partial(_pointer, address=ALIGNMENT)
+    width = getattr(torch, config.offsets).itemsize
+    return (
+        tuple(_pointer(dtype, ALIGNMENT) for dtype in dtypes),
+        tuple(Int32(1) for _ in range(8)),
+        tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
+        *(offsets(config.offsets, align=width) if x else None for x in jagged),
+        offsets("int64", align=8) if any(jagged) else None,
+        tuple(_operand(dtype, ALIGNMENT, {}) for dtype in config.aux) or None,
+        tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
+        Int32(1),
+        cuda.CUstream(0),
+    )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cutlass import Int64, cute, range_constexpr
+from cutlass import Int64, const_expr, cute, range_constexpr
 
 from .backward_tiles import Tile, Walk
 from .config import ROWS
@@ -32,9 +32,9 @@ class Sums:
     def _write(self, name, tile: Tile, summed):
         pointer, strides, dim, width = self.outputs[name]
         row = tile.first + self.memory.thread % ROWS
-        place = Int64(0)
-        for index, stride in zip((tile.batch, tile.head, tile.start + row), strides, strict=True):
-            place += Int64(index) * stride
+        place = Int64(tile.head) * strides[1] + Int64(tile.start + row) * strides[2]
+        if const_expr(not self.walk.packed):
+            place += Int64(tile.batch) * strides[0]
         half = self.memory.thread // ROWS * (width // 2)
         for part in range_constexpr(width // 2 // PART):
             column = half + part * PART

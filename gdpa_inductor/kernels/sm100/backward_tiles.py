@@ -52,6 +52,7 @@ class Walk:
         self.heads = key_heads if self.keys else heads
         sides = [(cu_k, cols), (cu_q, rows)]
         self.resident, self.streamed = sides if self.keys else sides[::-1]
+        self.packed = self.resident[0] is not None
         self.blocks = (self.resident[1] + (ROWS - 1)) // ROWS
         self.count = self.blocks * self.heads * batch
         self.cta = Int32(cute.arch.block_idx()[0])
