@@ -1,7 +1,7 @@
 """A functional emulator of the sm_100a PTX that CuTe DSL generates; see docs/emulator.md."""
 
 from .device import device
-from .machine import EmulatorError
+from .faults import EmulatorError
 from .recording import recording
 from .run import Report, run
 

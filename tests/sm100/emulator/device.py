@@ -20,7 +20,8 @@ class _DLTensor(ctypes.Structure):
 class device:
     """A CPU tensor that says, through DLPack, that it lies on a GPU.
 
-    Code compiled for it is the code compiled for a GPU tensor; the emulator finds it by its address.
+    Code compiled for it is the code compiled for a GPU tensor; the emulator finds it by its
+    address.
     """
 
     def __init__(self, tensor: torch.Tensor) -> None:

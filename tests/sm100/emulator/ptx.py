@@ -1,158 +1,193 @@
-"""PTX text -> Kernel: parameters, register classes, and instructions in basic blocks."""
+"""PTX text to `Kernel`: parameters, registers, and instructions in basic blocks.
+
+`parse(text)` gives the kernels of a module by name. Scoped names (the blocks that inline assembly
+opens) are renamed apart. A label starts a block; so does an instruction that may wait, so that
+lanes which wait for different things can part before it; a branch or a return ends one.
+"""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-WIDTH = {
-    "pred": 1,
-    "b8": 8,
-    "u8": 8,
-    "s8": 8,
-    "b16": 16,
-    "u16": 16,
-    "s16": 16,
-    "f16": 16,
-    "bf16": 16,
-    "b32": 32,
-    "u32": 32,
-    "s32": 32,
-    "f32": 32,
-    "b64": 64,
-    "u64": 64,
-    "s64": 64,
-    "f64": 64,
-}
+BITS = {"pred": 1, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32x2": 64}
+BITS |= {f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)}
+BITS |= {"f32": 32, "f64": 64}
+SHARED_BASE = 1024  # the first KiB of the shared window is the system's on sm_100
+DYNAMIC_ALIGN = 1024
+WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "bar.sync", "barrier.sync", "barrier.cta.sync")
+ENDS = ("bra", "ret", "exit")
 
 
 @dataclass
-class Instr:
-    op: str  # full opcode with its modifiers, e.g. "add.s32"
-    args: list  # operand texts, split at top-level commas
-    pred: str | None  # guard predicate register, or None
-    neg: bool  # True for @!p
-    line: int  # line in the PTX text
+class Instruction:
+    """One instruction: opcode with modifiers, operand texts, guard predicate, line in the text."""
+
+    opcode: str
+    operands: list[str]
+    guard: str | None
+    negated: bool
+    line: int
+
+    @property
+    def parts(self) -> list[str]:
+        return self.opcode.split(".")
+
+
+@dataclass(frozen=True)
+class Parameter:
+    name: str
+    size: int
+    align: int
 
 
 @dataclass
 class Kernel:
+    """registers: Python identifier to width in bits (1: predicate); labels: to block index."""
+
     name: str
-    params: list = field(default_factory=list)  # (name, size, align)
-    regs: dict = field(default_factory=dict)  # python identifier -> width in bits (1 = predicate)
-    blocks: list = field(default_factory=list)  # list of list[Instr]
-    labels: dict = field(default_factory=dict)  # label -> block index
-    shared: dict = field(default_factory=dict)  # shared symbol -> byte address
-    reqntid: tuple = (0, 1, 1)
+    parameters: list[Parameter] = field(default_factory=list)
+    registers: dict[str, int] = field(default_factory=dict)
+    blocks: list[list[Instruction]] = field(default_factory=lambda: [[]])
+    labels: dict[str, int] = field(default_factory=dict)
+    shared: dict[str, int] = field(default_factory=dict)
 
 
-def ident(name):
+def identifier(name: str) -> str:
     return name.lstrip("%").replace("$", "_").replace(".", "_")
 
 
-def split_args(text):
-    out, depth, cur = [], 0, ""
-    for ch in text:
-        depth += (ch in "{[(") - (ch in "}])")
-        if ch == "," and depth == 0:
-            out.append(cur.strip())
-            cur = ""
-        else:
-            cur += ch
-    return out + ([cur.strip()] if cur.strip() else [])
+def split_operands(text: str) -> list[str]:
+    """Splits at the commas outside braces, brackets and parentheses."""
+    found, depth, start = [], 0, 0
+    for i, char in enumerate(text):
+        if char in "{[(":
+            depth += 1
+        elif char in "}])":
+            depth -= 1
+        elif char == "," and not depth:
+            found.append(text[start:i].strip())
+            start = i + 1
+    last = text[start:].strip()
+    return [*found, last] if last else found
 
 
-def statements(body):
-    """Yield (statement, line) with '{' and '}' of nested scopes as statements of their own."""
-    cur, line, start, depth = "", 1, 1, 0
-    for ch in body:
-        if ch == "\n":
-            line += 1
-        if not cur.strip() and ch in "{}":
-            yield ch, line
-            cur = ""
-        elif ch == ";":
-            yield cur.strip(), start
-            cur = ""
-        elif ch == ":" and re.fullmatch(r"\s*[$\w]+", cur):
-            yield cur.strip() + ":", line
-            cur = ""
-        else:
-            if not cur.strip():
-                start = line
-            cur += ch
+STATEMENT = re.compile(r"\s*(?:(?P<brace>[{}])|(?P<label>[$\w]+):(?!:)|(?P<text>[^;]*);)")
 
 
-def parse(text, dynamic_smem_base=1024):
-    text = re.sub(r"/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.S)
-    text = re.sub(r"//[^\n]*", "", text)
+def statements(body: str, first_line: int) -> Iterator[tuple[str, int]]:
+    """(statement, line); the braces of a scope and labels are statements of their own."""
+    position, line, counted = 0, first_line, 0
+    while found := STATEMENT.match(body, position):
+        position = found.end()
+        start = found.start(found.lastgroup or 0)
+        line += body.count("\n", counted, start)
+        counted = start
+        text = found.group(found.lastgroup or 0).strip()
+        yield (text + ":" if found.lastgroup == "label" else text), line
+
+
+def without_comments(text: str) -> str:
+    blank = lambda found: re.sub(r"[^\n]", " ", found.group())
+    return re.sub(r"//[^\n]*", "", re.sub(r"/\*.*?\*/", blank, text, flags=re.S))
+
+
+def parse(text: str) -> dict[str, Kernel]:
+    text = without_comments(text)
     kernels = {}
-    for m in re.finditer(r"\.entry\s+([$\w]+)\s*\((.*?)\)\s*(.*?)\{", text, flags=re.S):
-        k = Kernel(m.group(1))
-        for p in split_args(m.group(2)):
-            pm = re.match(r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?([$\w]+)(?:\[(\d+)\])?", p)
-            elem = WIDTH[pm.group(2)] // 8
-            k.params.append((pm.group(3), elem * int(pm.group(4) or 1), int(pm.group(1) or elem)))
-        if rm := re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*(\d+))?(?:\s*,\s*(\d+))?", m.group(3)):
-            k.reqntid = tuple(int(x or 1) for x in rm.groups())
-        for sm in re.finditer(r"\.extern\s+\.shared\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[\]", text):
-            k.shared[sm.group(1)] = dynamic_smem_base
-        depth, end = 1, m.end()
+    for found in re.finditer(r"\.entry\s+([$\w]+)\s*\((.*?)\)\s*[^{]*\{", text, flags=re.S):
+        kernel = Kernel(found.group(1), [parameter(p) for p in split_operands(found.group(2))])
+        depth, end = 1, found.end()
         while depth:
-            depth += (text[end] == "{") - (text[end] == "}")
-            end += 1
-        parse_body(k, text[m.end() : end - 1], text.count("\n", 0, m.end()))
-        kernels[k.name] = k
+            brace = re.compile(r"[{}]").search(text, end)
+            if brace is None:
+                raise ValueError(f"{kernel.name}: the body does not end")
+            depth += 1 if brace.group() == "{" else -1
+            end = brace.end()
+        body = text[found.end() : end - 1]
+        kernel.shared = shared_symbols(text[: found.start()] + body)
+        read_body(kernel, body, 1 + text.count("\n", 0, found.end()))
+        kernels[kernel.name] = kernel
     return kernels
 
 
-def parse_body(k, body, first_line):
-    scopes, nscopes, pending = [{}], 0, []
-    block = []
-    k.blocks.append(block)
-    flat = []
-    for st, line in statements(body):
-        if st == "{":
-            nscopes += 1
-            scopes.append({"#": nscopes})
-            continue
-        if st == "}":
+def parameter(text: str) -> Parameter:
+    """`.param [.align n] .type [.ptr .space .align n] name[count]`"""
+    found = re.match(
+        r"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)\s+"
+        r"(?:\.ptr\s+(?:\.\w+\s+)?(?:\.align\s+\d+\s+)?)?([$\w]+)(?:\[(\d+)\])?",
+        text,
+    )
+    if found is None:
+        raise ValueError(f"parameter: {text}")
+    align, kind, name, count = found.groups()
+    size = BITS[kind] // 8
+    return Parameter(name, size * int(count or 1), int(align or size))
+
+
+def shared_symbols(text: str) -> dict[str, int]:
+    """Addresses of shared variables: static ones first, the dynamic block after them."""
+    static = re.findall(r"(?<!extern )\.shared\s+\.align\s+(\d+)\s+\.b8\s+([$\w]+)\[(\d+)\]", text)
+    dynamic = re.findall(r"\.extern\s+\.shared\s+\.align\s+\d+\s+\.b8\s+([$\w]+)\[\]", text)
+    address, symbols = SHARED_BASE, {}
+    for align, name, size in static:
+        address = -(-address // int(align)) * int(align)
+        symbols[name] = address
+        address += int(size)
+    base = -(-address // DYNAMIC_ALIGN) * DYNAMIC_ALIGN
+    return symbols | dict.fromkeys(dynamic, base)
+
+
+def read_body(kernel: Kernel, body: str, first_line: int) -> None:
+    scopes: list[dict[str, str]] = [{}]
+    count, flat = 0, []
+    for text, line in statements(body, first_line):
+        if text == "{":
+            count += 1
+            scopes.append({"": str(count)})
+        elif text == "}":
             scopes.pop()
-            continue
-        flat.append((st, line + first_line, list(scopes)))
-        if m := re.match(r"\.reg\s+\.(\w+)\s+(.*)", st):
-            for n in split_args(m.group(2)):
-                if g := re.fullmatch(r"(%[A-Za-z_]+)<(\d+)>", n):
-                    for i in range(int(g.group(2))):
-                        k.regs[ident(g.group(1)) + str(i)] = WIDTH[m.group(1)]
-                else:
-                    new = n if len(scopes) == 1 else f"{n}__s{scopes[-1]['#']}"
-                    scopes[-1][n] = new
-                    k.regs[ident(new)] = WIDTH[m.group(1)]
-        elif st.endswith(":") and len(scopes) > 1:
-            scopes[-1][st[:-1]] = f"{st[:-1]}__s{scopes[-1]['#']}"
-    for st, line, scope in flat:
-        if st.startswith(".reg") or st.startswith(".pragma") or st.startswith(".loc"):
-            continue
-        names = {}
-        for s in scope:
-            names.update(s)
-        names.pop("#", None)
+        elif text.startswith(".reg"):
+            declare(kernel, text, scopes)
+        elif not text.startswith("."):
+            if text.endswith(":") and len(scopes) > 1:
+                scopes[-1][text[:-1]] = f"{text[:-1]}__s{scopes[-1]['']}"
+            flat.append((text, line, list(scopes)))
+    for text, line, inside in flat:
+        names = {key: new for scope in inside for key, new in scope.items() if key}
         if names:
-            st = re.sub(r"[$%\w]+", lambda m: names.get(m.group(), m.group()), st)
-        if st.endswith(":"):
-            if block:
-                block = []
-                k.blocks.append(block)
-            k.labels[st[:-1]] = len(k.blocks) - 1
+            text = re.sub(r"[$%\w]+", lambda found: names.get(found.group(), found.group()), text)
+        place(kernel, text, line)
+
+
+def declare(kernel: Kernel, text: str, scopes: list[dict[str, str]]) -> None:
+    found = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, flags=re.S)
+    assert found
+    for name in split_operands(found.group(2)):
+        if many := re.fullmatch(r"(%[A-Za-z_]+)<(\d+)>", name):
+            for i in range(int(many.group(2))):
+                kernel.registers[f"{identifier(many.group(1))}{i}"] = BITS[found.group(1)]
             continue
-        m = re.match(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*)", st, flags=re.S)
-        ins = Instr(
-            m.group(3),
-            split_args(m.group(4)),
-            m.group(2) and ident(m.group(2)),
-            m.group(1) == "!",
-            line,
-        )
-        block.append(ins)
-        if ins.op.split(".")[0] in ("bra", "ret", "exit"):
-            block = []
-            k.blocks.append(block)
+        new = name if len(scopes) == 1 else f"{name}__s{scopes[-1]['']}"
+        scopes[-1][name] = new
+        kernel.registers[identifier(new)] = BITS[found.group(1)]
+
+
+def place(kernel: Kernel, text: str, line: int) -> None:
+    """Appends a statement to the last block, or starts a new one."""
+    blocks = kernel.blocks
+    if text.endswith(":"):
+        if blocks[-1]:
+            blocks.append([])
+        kernel.labels[text[:-1]] = len(blocks) - 1
+        return
+    found = re.match(r"(?:@(!?)([%\w]+)\s+)?([\w.:]+)\s*(.*)", text, flags=re.S)
+    assert found, text
+    negated, guard, opcode, rest = found.groups()
+    instruction = Instruction(
+        opcode, split_operands(rest), identifier(guard) if guard else None, negated == "!", line
+    )
+    if blocks[-1] and opcode.startswith(WAITS):
+        blocks.append([])
+    blocks[-1].append(instruction)
+    if instruction.parts[0] in ENDS:
+        blocks.append([])

@@ -1,11 +1,12 @@
 """What is kept while a kernel is compiled: its PTX, and what each tensor map was asked to be.
 
 Inside `recording()`:
-- `cute.compile` compiles for sm_100a and keeps the PTX; the host code is linked to the stand-in runtime;
+- `cute.compile` compiles for sm_100a and keeps the PTX; the host code is linked to the stand-in
+  runtime;
 - the public calls that make a tiled TMA atom also launch a probe: a kernel whose parameters are the
-  atom, an identity, and the address, extents and strides of the tensor. When the host code runs, the
-  probe's launch tells which bytes stand for which tensor map, dynamic shapes included. The kernel
-  itself is compiled as without it.
+  atom, an identity, and the address, extents and strides of the tensor. When the host code runs,
+  the probe's launch tells which bytes stand for which tensor map, dynamic shapes included. The
+  kernel itself is compiled as without it.
 """
 
 import itertools
@@ -21,10 +22,8 @@ import numpy as np
 
 from . import standin
 from .standin import Launch
-from .tensormap import Shape, TensorMap, box_of
+from .tensormap import TOLD_BYTES, Shape, TensorMap, box_of
 
-TENSOR_MAP_BYTES = 128
-TOLD_BYTES = 64  # host code leaves the rest of the block uninitialised (seen with 4.8.1)
 PROBE = "tensor_map_probe"
 OPTIONS = {"--gpu-arch": "--gpu-arch=sm_100a", "--keep-ptx": "--keep-ptx"}
 SWIZZLE_SPAN = {0: 0, 1: 32, 2: 64, 3: 128}

@@ -1,93 +1,106 @@
 """`run`: launches compiled CuTe kernels on the emulator, once per schedule."""
 
+import itertools
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 
-from . import jit, ptx, standin
-from .machine import Cta, EmulatorError, GlobalMemory
+from . import ptx, standin
+from .faults import EmulatorError
+from .machine import SCHEDULES, Block, Cta
+from .memory import GlobalMemory
 from .recording import LEDGER, PROBE
 from .standin import Launch
-
-SCHEDULES = ("lazy", "random", "eager")
+from .translate import Translator
 
 
 @dataclass
 class Report:
-    """What a run did: warnings (benign on hardware), counts by kind of event, seconds."""
+    """What a run did: warnings (perhaps harmless on hardware), events by kind, seconds."""
 
     warnings: list[str] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter = field(default_factory=Counter)
     seconds: float = 0.0
 
 
-_entries: dict[tuple[int, str], tuple] = {}
+class Kernels:
+    """Translated kernels by library and name. exact_fma, mutants: as Translator has them."""
+
+    def __init__(self, *, exact_fma: bool = False, mutants: Any = None) -> None:
+        self.options = {"exact_fma": exact_fma, "mutants": mutants}
+        self.known: dict[tuple[int, str], Translator] = {}
+
+    def of(self, launch: Launch) -> Translator:
+        key = (launch.library, launch.kernel)
+        if key not in self.known:
+            if launch.library not in LEDGER.ptx:
+                raise EmulatorError(f"{launch.kernel} was compiled outside recording()")
+            kernel = ptx.parse(LEDGER.ptx[launch.library])[launch.kernel]
+            self.known[key] = Translator(kernel, **self.options)
+        return self.known[key]
 
 
-def kernel_of(launch: Launch) -> tuple:
-    """The translated kernel of a launch."""
-    key = (launch.library, launch.kernel)
-    if key not in _entries:
-        if launch.library not in LEDGER.ptx:
-            raise EmulatorError(f"{launch.kernel} was compiled outside recording()")
-        for name, kernel in ptx.parse(LEDGER.ptx[launch.library]).items():
-            if name == launch.kernel:
-                _entries[key] = (kernel, jit.Translator(kernel))
-    kernel, translator = _entries[key]
-    return kernel, translator
+TRANSLATED = {exact: Kernels(exact_fma=exact) for exact in (False, True)}
 
 
-def parameters(launch: Launch, kernel) -> bytes:
+def parameters(launch: Launch, kernel: ptx.Kernel) -> bytes:
     """The launch's arguments laid out as the kernel's .param list says."""
     data = bytearray()
-    for index, (_, size, align) in enumerate(kernel.params):
-        data += bytes(-len(data) % align)
-        data += launch.argument(index, size)
+    for index, parameter in enumerate(kernel.parameters):
+        data += bytes(-len(data) % parameter.align)
+        data += launch.argument(index, parameter.size)
     return bytes(data)
 
 
+@dataclass
 class Execution:
-    """Runs launches on one schedule."""
+    """Runs launches on one schedule, CTA after CTA."""
 
-    def __init__(self, memory, schedule, seed, strict, report):
-        self.memory, self.schedule, self.seed = memory, schedule, seed
-        self.strict, self.report = strict, report
+    kernels: Kernels
+    memory: GlobalMemory
+    report: Report
+    schedule: str
+    seed: int
+    strict: bool
 
     def __call__(self, launch: Launch) -> None:
         if PROBE in launch.kernel:
             LEDGER.learn(launch)
             return
-        kernel, translator = kernel_of(launch)
-        params = parameters(launch, kernel)
-        entry = translator.translate_once()
-        gx, gy, gz = launch.grid
-        for z in range(gz):
-            for y in range(gy):
-                for x in range(gx):
-                    cta = Cta(
-                        kernel,
-                        self.memory,
-                        params,
-                        (x, y, z),
-                        launch.grid,
-                        launch.block,
-                        self.schedule,
-                        self.seed,
-                        self.strict,
-                    )
-                    cta.maps = LEDGER.maps
-                    cta.run(entry)
-                    self.report.warnings += cta.warnings
-                    for name, count in cta.stats.items():
-                        self.report.counts[name] = self.report.counts.get(name, 0) + count
+        translator = self.kernels.of(launch)
+        raw = parameters(launch, translator.kernel)
+        for z, y, x in itertools.product(*map(range, launch.grid[::-1])):
+            block = Block((x, y, z), launch.grid, launch.block, launch.shared_bytes)
+            cta = Cta(
+                translator, block, self.memory, raw, LEDGER.maps,
+                self.schedule, self.seed, self.strict,
+            )  # fmt: skip
+            cta.run()
+            self.report.warnings += cta.warnings
+            self.report.counts += cta.counts
 
 
 def storage(tensor: torch.Tensor) -> np.ndarray:
-    flat = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
-    return flat.numpy()
+    """The bytes of a tensor's storage, shared with it."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+
+
+def launched(launch: Callable[[], object], execute: Callable[[Launch], None]) -> None:
+    """Calls `launch`; what `execute` raises is raised here."""
+    with standin.launches(execute) as failures:
+        try:
+            launch()
+        except Exception as error:
+            if not failures:
+                raise
+            raise failures[0] from error
+    if failures:
+        raise failures[0]
 
 
 def run(
@@ -97,35 +110,28 @@ def run(
     schedules: Sequence[str] = SCHEDULES,
     seed: int = 0,
     strict: bool = True,
+    exact_fma: bool = False,
+    kernels: Kernels | None = None,
 ) -> Report:
     """Calls `launch` once per schedule; the kernels that it launches run on the emulator.
 
     tensors: all the memory that kernels may touch. They are restored before each schedule, must end
-    with the same bits on every schedule, and hold the result. Raises EmulatorError for any fault.
+    with the same bits on every schedule, and hold the result. strict: violations that may be
+    harmless on hardware raise too, else they are warnings of the report. exact_fma: fused
+    multiply-adds round once, which takes longer. Raises EmulatorError for any fault.
     """
-    memory, report, start = GlobalMemory(), Report(), time.perf_counter()
-    views = {view.ctypes.data: view for view in map(storage, tensors) if view.size}
-    for view in views.values():
-        memory.add(view)
-    before = {address: view.copy() for address, view in views.items()}
-    results = None
+    report, start = Report(), time.perf_counter()
+    kernels = kernels or TRANSLATED[exact_fma]
+    views = list({view.ctypes.data: view for view in map(storage, tensors) if view.size}.values())
+    memory = GlobalMemory(views)
+    before = [view.copy() for view in views]
+    first: list[np.ndarray] = []
     for schedule in schedules:
-        for address, view in views.items():
-            view[...] = before[address]
-        with standin.launches(Execution(memory, schedule, seed, strict, report)) as failures:
-            try:
-                launch()
-            except Exception as error:
-                if not failures:
-                    raise
-                raise failures[0] from error
-        if failures:
-            raise failures[0]
-        now = {address: view.copy() for address, view in views.items()}
-        if results is not None and any((now[a] != results[a]).any() for a in now):
-            raise EmulatorError(
-                f"the result on schedule {schedule!r} differs from {schedules[0]!r}"
-            )
-        results = now
+        for view, saved in zip(views, before, strict=True):
+            view[...] = saved
+        launched(launch, Execution(kernels, memory, report, schedule, seed, strict))
+        if first and any((a != b).any() for a, b in zip(views, first, strict=True)):
+            raise EmulatorError(f"schedule {schedule!r} gives other results than {schedules[0]!r}")
+        first = first or [view.copy() for view in views]
     report.seconds = time.perf_counter() - start
     return report

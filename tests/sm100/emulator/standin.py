@@ -1,4 +1,5 @@
-"""The stand-in runtime: host code that CuTe DSL compiled runs natively, its launches come to Python.
+"""The stand-in runtime: host code that CuTe DSL compiled runs natively, its launches come to
+Python.
 
 `library()` builds runtime.c once and says where it lies; `launches(hook)` sends every kernel launch
 made inside it to `hook`; `next_library(handle)` names the module that is loaded next.

@@ -1,8 +1,9 @@
-"""Tensor maps as objects: what a tiled bulk tensor copy moves, known from the call that asked for it.
+"""Tensor maps as objects: what a tiled bulk tensor copy moves, known from the call that asked for
+it.
 
 A tensor map in a kernel's parameters is an opaque block of bytes. Which tensor, box and swizzle it
-stands for is known where its atom is made: `Shape` holds what is static there, and `TensorMap` joins
-it with the address, extents and strides of a launch.
+stands for is known where its atom is made: `Shape` holds what is static there, and `TensorMap`
+joins it with the address, extents and strides of a launch.
 """
 
 import math
@@ -10,13 +11,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .faults import EmulatorError
+
 MAX_BOX = 256  # elements of a box along one dimension, PTX ISA
+TOLD_BYTES = 64  # of the block that stands for a map; host code of 4.8.1 leaves the rest unset
 Leaf = tuple[int, int]  # (scale, dimension of the tensor map); scale 0: no dimension
 
 
 @dataclass(frozen=True)
 class TensorMap:
-    """address; dimensions and byte strides innermost first; box in elements; swizzle span in bytes."""
+    """address; dimensions and byte strides innermost first; box in elements; swizzle span in bytes.
+    address; dimensions and byte strides innermost first; box in elements; swizzle span in bytes."""
 
     address: int
     dtype: np.dtype
@@ -28,6 +33,25 @@ class TensorMap:
     @property
     def bytes(self) -> int:
         return math.prod(self.box) * self.dtype.itemsize
+
+    def check(self) -> None:
+        """What the hardware asks of a tensor map. EmulatorError if this one is none."""
+        size = self.dtype.itemsize
+        row = self.box[0] * size
+        outer = [s for s, e in zip(self.strides[1:], self.extents[1:], strict=True) if e > 1]
+        wrong = [
+            (self.address % 16, "the address is no multiple of 16 bytes"),
+            (self.strides[0] != size, "the innermost dimension is not contiguous"),
+            (any(s % 16 or s >= 1 << 40 for s in outer), "a stride is no multiple of 16 bytes"),
+            (any(not 0 < e <= 1 << 32 for e in self.extents), "an extent is out of range"),
+            (any(not 0 < b <= MAX_BOX for b in self.box), "the box is out of range"),
+            (row % 16, "a row of the box is no multiple of 16 bytes"),
+            (self.swizzle and row > self.swizzle, "a row of the box exceeds the swizzle span"),
+            (not 1 <= len(self.box) <= 5, "there are 1 to 5 dimensions"),
+        ]
+        for bad, why in wrong:
+            if bad:
+                raise EmulatorError(f"tensor map: {why}: {self}")
 
 
 @dataclass(frozen=True)
@@ -54,15 +78,16 @@ class Shape:
             span = (have - 1) * step + (extent - 1) * stride
             dims[dim] = (span // common + 1 if common else 1, common)
         size = self.dtype.itemsize
-        steps = [step or 1 for _, step in dims]
-        return TensorMap(
+        made = TensorMap(
             address=address,
             dtype=self.dtype,
             extents=tuple(extent for extent, _ in dims),
-            strides=(size, *(step * size for step in steps[1:])),
+            strides=tuple((step if have > 1 else 1) * size for have, step in dims),
             box=self.box,
             swizzle=self.swizzle,
         )
+        made.check()
+        return made
 
 
 def box_of(offsets: np.ndarray, coordinates: np.ndarray) -> tuple[int, ...]:

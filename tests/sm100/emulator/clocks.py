@@ -1,0 +1,202 @@
+"""Happens-before checking with vector clocks, nearly independent of the schedule that was run.
+
+Agents: each warp; each warp's unfinished tcgen05.st (joined by tcgen05.wait::st); each warp's bulk
+stores (joined by cp.async.bulk.wait_group); the tcgen05 pipe, which works in order; and, for loads
+by TMA, the mbarrier that they complete on, whose epochs are its phases.
+
+A release (arrive, commit, bar) publishes a clock, an acquire (a wait that succeeded, bar.sync)
+joins it. Each 16-byte granule of shared memory and each (lane quarter, column) of tensor memory
+remembers its last write and the last read by each agent; an access that is not ordered after them
+is a race.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .faults import shared_name
+
+if TYPE_CHECKING:
+    from .gangs import Gang
+
+BARRIER_AGENTS = 96
+QUARTERS = np.arange(4)
+COLUMNS = 512
+Vector = np.ndarray
+
+
+class Shadow:
+    """The last write and the last reads of an array of cells."""
+
+    def __init__(self, cells: int, agents: int) -> None:
+        self.writer = np.zeros(cells, np.int16)
+        self.written = np.zeros(cells, np.int32)
+        self.read_at = np.zeros((cells, agents), np.int32)
+        self.was_read = np.zeros(cells, bool)
+
+    def unordered_writes(self, cells: Vector, clock: Vector, row: Any) -> Vector | None:
+        """The agents whose last write of a cell `clock[row]` does not know."""
+        bad = clock[row, self.writer[cells]] < self.written[cells]
+        return self.writer[cells][bad] if bad.any() else None
+
+    def read(self, cells: Vector, clock: Vector, row: Any, agent: Any, epoch: Any) -> Vector | None:
+        """row: of the clock, one or one for each cell; agent and epoch likewise."""
+        found = self.unordered_writes(cells, clock, row)
+        self.read_at[cells, agent] = epoch
+        self.was_read[cells] = True
+        return found
+
+    def write(
+        self, cells: Vector, clock: Vector, row: Any, agent: Any, epoch: Any, record: bool = True
+    ) -> Vector | None:
+        found = self.unordered_writes(cells, clock, row)
+        if found is None and (seen := self.was_read[cells]).any():
+            late = self.read_at[cells[seen]] > clock[row if np.isscalar(row) else row[seen]]
+            if late.any():
+                found = np.nonzero(late.any(0))[0]
+        if record:
+            self.writer[cells], self.written[cells] = agent, epoch
+            self.read_at[cells] = 0
+            self.was_read[cells] = False
+        return found
+
+
+class Clocks:
+    def __init__(self, warps: int, granules: int, report: Callable[[str], None]) -> None:
+        self.warps, self.report = warps, report
+        self.pipe = 3 * warps
+        agents = self.pipe + 1 + BARRIER_AGENTS
+        self.clock = np.zeros((warps + 1, agents), np.int32)  # the last row: the tcgen05 pipe
+        self.own = np.arange(warps)
+        self.clock[self.own, self.own] = 1
+        self.stores, self.bulk = np.zeros(warps, np.int32), np.zeros(warps, np.int32)
+        self.shared, self.tensor = Shadow(granules, agents), Shadow(4 * COLUMNS, agents)
+        self.unfenced = np.zeros(granules, np.int16)  # 1 + the warp of a generic write
+        self.barrier_agent: dict[int, int] = {}
+        kinds = ("warp {}", "tcgen05.st of warp {}", "bulk store of warp {}")
+        self.names = [kind.format(w) for kind in kinds for w in range(warps)] + ["tcgen05 pipe"]
+
+    def fresh(self) -> Vector:
+        return np.zeros(self.clock.shape[1], np.int32)
+
+    def check(self, what: str, found: Vector | None) -> None:
+        if found is not None:
+            names = sorted({self.names[agent] for agent in np.unique(found)})
+            self.report(f"race: {what} is not ordered after the access by {', '.join(names)}")
+
+    def agent_of(self, address: int) -> int:
+        if address not in self.barrier_agent:
+            if len(self.names) == self.clock.shape[1]:
+                raise NotImplementedError(f"loads that complete on over {BARRIER_AGENTS} mbarriers")
+            self.barrier_agent[address] = len(self.names)
+            self.names.append(f"TMA load signalling mbarrier {shared_name(address)}")
+        return self.barrier_agent[address]
+
+    # Synchronisation.
+    def release(self, into: Vector, warps: Vector) -> None:
+        np.maximum(into, self.clock[warps].max(0), out=into)
+        self.clock[warps, warps] += 1
+
+    def acquire(self, clock: Vector, warps: Vector) -> None:
+        self.clock[warps] = np.maximum(self.clock[warps], clock)
+
+    def knows(self, warp: int, agent: int, epoch: int) -> bool:
+        return bool(self.clock[warp, agent] >= epoch)
+
+    def wait_store(self, gang: "Gang", mask: Vector) -> None:
+        warps = gang.active(mask)
+        self.clock[warps, self.warps + warps] = self.stores[warps]
+
+    def wait_bulk(self, warp: int, operations: int) -> None:
+        """The warp's first bulk operations have been waited for."""
+        agent = 2 * self.warps + warp
+        self.clock[warp, agent] = max(self.clock[warp, agent], operations)
+
+    def fence_proxy(self, gang: "Gang", mask: Vector) -> None:
+        for warp in gang.active(mask):
+            self.unfenced[self.unfenced == warp + 1] = 0
+
+    # Accesses to shared memory; cells are granules.
+    def load_shared(self, cells: Vector, warp: Vector) -> None:
+        found = self.shared.read(cells, self.clock, warp, warp, self.clock[warp, warp])
+        if found is not None:
+            self.check(f"ld.shared by {warps_text(warp)}", found)
+
+    def store_shared(self, cells: Vector, warp: Vector) -> None:
+        found = self.shared.write(cells, self.clock, warp, warp, self.clock[warp, warp])
+        if found is not None:
+            self.check(f"st.shared by {warps_text(warp)}", found)
+        self.unfenced[cells] = warp + 1
+
+    def read_by_proxy(self, cells: Vector, what: str) -> None:
+        if (writer := self.unfenced[cells].max(initial=0)) > 0:
+            self.report(
+                f"{what} reads shared memory that warp {writer - 1} wrote without fence.proxy.async"
+            )
+
+    def load_by_tma(self, cells: Vector, address: int, phase: int, warp: int) -> Vector:
+        """What landing must publish on the barrier at `address`, now in `phase`."""
+        agent, epoch = self.agent_of(address), phase + 1
+        found = self.shared.write(cells, self.clock, warp, agent, epoch)
+        self.check(f"TMA load issued by warp {warp}", found)
+        self.unfenced[cells] = 0
+        published = self.clock[warp].copy()
+        published[agent] = max(published[agent], epoch)
+        return published
+
+    def store_by_bulk(self, cells: Vector, warp: int) -> None:
+        self.bulk[warp] += 1
+        self.read_by_proxy(cells, "a bulk store")
+        agent = 2 * self.warps + warp
+        found = self.shared.read(cells, self.clock, warp, agent, self.bulk[warp])
+        self.check(f"bulk store issued by warp {warp}", found)
+
+    # The tensor core; cells of tensor memory are 512 * quarter + column.
+    def multiply(self, warp: int, operands: list[Vector], a: Vector | None, d: Vector) -> None:
+        row, agent = self.warps, self.pipe
+        np.maximum(self.clock[row], self.clock[warp], out=self.clock[row])
+        self.clock[row, agent] += 1
+        epoch = self.clock[row, agent]
+        for cells in operands:
+            self.read_by_proxy(cells, "tcgen05.mma")
+            found = self.shared.read(cells, self.clock, row, agent, epoch)
+            self.check("tcgen05.mma of a shared operand", found)
+        if a is not None:
+            found = self.tensor.read(a, self.clock, row, agent, epoch)
+            self.check("tcgen05.mma of an operand in tensor memory", found)
+        found = self.tensor.write(d, self.clock, row, agent, epoch)
+        self.check(f"tcgen05.mma into columns from {d[0] % COLUMNS}", found)
+
+    def commit(self, warp: int) -> Vector:
+        row = self.clock[self.warps]
+        np.maximum(row, self.clock[warp], out=row)
+        return row.copy()
+
+    def load_tensor(self, cells: Vector, warp: Vector) -> None:
+        found = self.tensor.read(cells, self.clock, warp, warp, self.clock[warp, warp])
+        if found is not None:
+            self.check(f"tcgen05.ld by {warps_text(warp)}", found)
+
+    def store_tensor(self, cells: Vector, warp: Vector) -> None:
+        self.stores[np.unique(warp)] += 1
+        agent = self.warps + warp
+        found = self.tensor.write(cells, self.clock, warp, agent, self.stores[warp])
+        if found is not None:
+            self.check(f"tcgen05.st by {warps_text(warp)}", found)
+
+    def free_tensor(self, warp: int, column: int, count: int) -> None:
+        cells = tensor_cells(QUARTERS, np.zeros(4, int) + column, count)
+        found = self.tensor.write(cells, self.clock, warp, warp, 0, record=False)
+        self.check(f"tcgen05.dealloc of columns [{column}, {column + count}) by warp {warp}", found)
+
+
+def warps_text(warps: Vector) -> str:
+    names = np.unique(warps)
+    return f"warp {names[0]}" if len(names) == 1 else f"warps {names[0]} to {names[-1]}"
+
+
+def tensor_cells(quarters: Vector, columns: Vector, count: int) -> Vector:
+    """For each (quarter, first column) the cells of `count` columns, flattened."""
+    start = np.asarray(quarters) * COLUMNS + np.asarray(columns)
+    return (start[:, None] + np.arange(count)).reshape(-1)

@@ -1,0 +1,79 @@
+"""Shared memory: bytes, the marks of asynchronous accesses in flight, generic loads and stores."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .clocks import Clocks
+from .faults import EmulatorError, shared_name
+from .gangs import Gang
+from .memory import UNSIGNED, aligned, update
+from .ptx import SHARED_BASE
+
+if TYPE_CHECKING:
+    from .machine import Cta
+
+Vector = np.ndarray
+GRANULE = 16
+WINDOW = SHARED_BASE + 227 * 1024  # what a CTA may have on sm_100
+POISON = 0xFF  # NaN in every float format
+
+
+class SharedMemory:
+    """granules: the bytes in rows of 16; writes, reads: asynchronous accesses in flight by row."""
+
+    def __init__(self, cta: "Cta", clocks: Clocks, size: int) -> None:
+        self.cta, self.clocks = cta, clocks
+        self.end = SHARED_BASE + size
+        if self.end > WINDOW:
+            raise EmulatorError(f"{size} bytes of shared memory; a CTA may have {WINDOW}")
+        self.bytes = np.full(-(-max(self.end, SHARED_BASE) // 128) * 128, POISON, np.uint8)
+        self.granules = self.bytes.reshape(-1, GRANULE)
+        self.writes = np.zeros(len(self.granules), np.int16)
+        self.reads = np.zeros(len(self.granules), np.int16)
+
+    def check(self, low: int, high: int) -> None:
+        if low < SHARED_BASE or high > self.end:
+            raise EmulatorError(
+                f"shared access [{shared_name(low)}, {shared_name(high)}) outside the "
+                f"{self.end - SHARED_BASE} bytes of the launch"
+            )
+
+    def cells(self, gang: Gang, address: Vector, size: int, mask: Vector):
+        """(addresses, granule of each active lane, its warp)."""
+        address = aligned(address, mask, size, "shared")
+        self.check(int(address.min()), int(address.max()) + size)
+        if np.count_nonzero(mask) == mask.size:
+            return address, address >> 4, gang.lane_warp
+        lanes = np.flatnonzero(mask)
+        return address, address[lanes] >> 4, gang.lane_warp[lanes]
+
+    def load(self, gang: Gang, address: Vector, count: int, size: int, mask: Vector):
+        address, granules, warps = self.cells(gang, address, count * size, mask)
+        if self.writes[granules].any():
+            self.race("ld.shared", address, "an asynchronous write to it")
+        self.clocks.load_shared(granules, warps)
+        view = self.bytes.view(UNSIGNED[size])
+        places = address // np.uint32(size)
+        return [view[places + np.uint32(i)] for i in range(count)]
+
+    def store(self, gang: Gang, address: Vector, data: tuple, size: int, mask: Vector) -> None:
+        address, granules, warps = self.cells(gang, address, len(data) * size, mask)
+        if self.writes[granules].any() or self.reads[granules].any():
+            self.race("st.shared", address, "an asynchronous access to it")
+        self.clocks.store_shared(granules, warps)
+        view = self.bytes.view(UNSIGNED[size])
+        lanes = gang.lanes(mask)
+        places = address[lanes] // np.uint32(size)
+        for i, values in enumerate(data):
+            view[places + np.uint32(i)] = values[lanes]
+
+    def atomic(self, gang: Gang, address: Vector, name: str, data: tuple, mask: Vector) -> Vector:
+        dtype = data[0].dtype
+        address, granules, _ = self.cells(gang, address, dtype.itemsize, mask)
+        if self.writes[granules].any() or self.reads[granules].any():
+            self.race("atom.shared", address, "an asynchronous access to it")
+        return update(self.bytes.view(dtype), address // dtype.itemsize, name, data, mask)
+
+    def race(self, what: str, address: Vector, other: str) -> None:
+        raise EmulatorError(f"race: {what} of {shared_name(int(address[0]))}, {other} is in flight")

@@ -1,0 +1,227 @@
+"""Tensor memory (128 lanes of 512 columns of 32 bits) and the tcgen05 pipe.
+
+A tensor-memory address is lane << 16 | column. Row i of an f32 accumulator with 128 rows lies in
+lane i, its column n in column n; with 64 rows it lies in lanes 0-15 of each quarter. An operand A
+in tensor memory holds two 16-bit elements a column. Products and commits complete in the order of
+issue.
+"""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .clocks import COLUMNS, QUARTERS, tensor_cells
+from .descriptors import Form, operand_granules, widened
+from .faults import EmulatorError
+from .gangs import Gang, Vector, uniform
+
+if TYPE_CHECKING:
+    from .machine import Cta
+
+LANES = 128
+POISON = 0x7FC0DEAD  # a NaN
+MIN_COLUMNS = 32
+K = 16  # of one instruction, 16-bit operands
+
+
+class Tensor:
+    def __init__(self, cta: "Cta") -> None:
+        self.cta = cta
+        self.words = np.full((LANES, COLUMNS), POISON, np.uint32)
+        self.writes = np.zeros(COLUMNS, np.int32)  # accumulators of products in flight
+        self.reads = np.zeros(COLUMNS, np.int32)  # operands of products in flight
+        self.allocated = np.zeros(COLUMNS, bool)
+        self.relinquished = False
+
+    # Allocation.
+    def allocate(self, gang: Gang, target: Vector, columns: Vector, mask: Vector) -> bool:
+        """False if there is no room now."""
+        count = uniform(columns, gang.lanes(mask), "the columns of tcgen05.alloc")
+        if count < MIN_COLUMNS or count > COLUMNS or count & (count - 1):
+            raise EmulatorError(f"tcgen05.alloc of {count} columns")
+        if self.relinquished:
+            raise EmulatorError("tcgen05.alloc after relinquish_alloc_permit")
+        if len(gang.active(mask)) != 1:
+            raise EmulatorError("tcgen05.alloc is for one warp")
+        for column in range(0, COLUMNS - count + 1, count):
+            if not self.allocated[column : column + count].any():
+                self.allocated[column : column + count] = True
+                value = np.full(gang.size, column, np.uint32)
+                self.cta.shared.store(gang, target, (value,), 4, mask)
+                return True
+        return False
+
+    def deallocate(self, gang: Gang, address: Vector, columns: Vector, mask: Vector) -> None:
+        lanes = gang.lanes(mask)
+        column = uniform(address, lanes, "the address of tcgen05.dealloc") & 0xFFFF
+        count = uniform(columns, lanes, "the columns of tcgen05.dealloc")
+        part = slice(column, column + count)
+        if not self.allocated[part].all():
+            raise EmulatorError(f"tcgen05.dealloc of columns [{column}, {column + count})")
+        self.cta.clocks.free_tensor(int(gang.active(mask)[0]), column, count)
+        if self.writes[part].any() or self.reads[part].any():
+            self.cta.report("tcgen05.dealloc of columns that products in flight use")
+        self.allocated[part] = False
+
+    def relinquish(self) -> None:
+        self.relinquished = True
+
+    # Loads and stores of the shape 32x32b: each warp its own quarter of the lanes.
+    def access(self, gang: Gang, address: Vector, count: int, mask: Vector, what: str):
+        """(warps, first columns), one each for every warp."""
+        if np.count_nonzero(mask) != gang.size:
+            warps = gang.active(mask)
+            if np.count_nonzero(mask) != 32 * len(warps):
+                raise EmulatorError(f"tcgen05.{what} must be executed by whole warps")
+        leaders = gang.leaders(mask)
+        warps, places = gang.lane_warp[leaders], address[leaders]
+        columns = (places & np.uint32(0xFFFF)).astype(np.int64)
+        wrong = (places >> 16) != 32 * (warps % 4)
+        if wrong.any():
+            warp, place = warps[wrong][0], places[wrong][0]
+            raise EmulatorError(
+                f"tcgen05.{what} by warp {warp} of tensor-memory lane {place >> 16}"
+            )
+        for column in np.unique(columns):
+            if column + count > COLUMNS or not self.allocated[column : column + count].all():
+                self.cta.report(
+                    f"tcgen05.{what} of columns [{column}, {column + count}), not allocated"
+                )
+        return warps, columns
+
+    def load(self, gang: Gang, address: Vector, count: int, mask: Vector) -> Vector:
+        """[count, lanes]: a column a row."""
+        warps, columns = self.access(gang, address, count, mask, "ld")
+        self.cta.clocks.load_tensor(
+            tensor_cells(warps % 4, columns, count), np.repeat(warps, count)
+        )
+        for column in np.unique(columns):
+            if self.writes[column : column + count].any():
+                raise EmulatorError(
+                    f"race: tcgen05.ld from column {column}, a product is in flight"
+                )
+        if len(warps) == 4 and (columns == columns[0]).all() and warps[0] % 4 == 0:
+            return self.words[:, columns[0] : columns[0] + count].T.copy()
+        out = np.zeros((count, gang.size), np.uint32)
+        place = {int(warp): i for i, warp in enumerate(gang.warps)}
+        for warp, column in zip(warps, columns, strict=True):
+            lane, slot = 32 * (warp % 4), 32 * place[int(warp)]
+            out[:, slot : slot + 32] = self.words[lane : lane + 32, column : column + count].T
+        return out
+
+    def store(self, gang: Gang, address: Vector, data: tuple, mask: Vector) -> None:
+        count = len(data)
+        warps, columns = self.access(gang, address, count, mask, "st")
+        self.cta.clocks.store_tensor(
+            tensor_cells(warps % 4, columns, count), np.repeat(warps, count)
+        )
+        for column in np.unique(columns):
+            part = slice(column, column + count)
+            if self.writes[part].any() or self.reads[part].any():
+                raise EmulatorError(f"race: tcgen05.st to column {column}, a product is in flight")
+        rows = np.array(data).T
+        place = {int(warp): i for i, warp in enumerate(gang.warps)}
+        for warp, column in zip(warps, columns, strict=True):
+            lane, slot = 32 * (warp % 4), 32 * place[int(warp)]
+            self.words[lane : lane + 32, column : column + count] = rows[slot : slot + 32]
+
+    # Products.
+    def multiply(
+        self, gang: Gang, d: Vector, a: Vector, b: Vector, form: Vector, accumulate: Vector,
+        from_tensor: bool, kind: str, mask: Vector,
+    ) -> None:  # fmt: skip
+        if kind != "f16":
+            raise NotImplementedError(f"tcgen05.mma of kind {kind}")
+        lanes = gang.lanes(mask)
+        if len(lanes) != len(gang.active(mask)):
+            raise EmulatorError("tcgen05.mma must be issued by one thread")
+        for lane in lanes:
+            product = Product(
+                self, int(d[lane]), int(a[lane]), int(b[lane]), int(form[lane]),
+                bool(accumulate[lane]), from_tensor,
+            )  # fmt: skip
+            self.issue(product, int(gang.lane_warp[lane]))
+
+    def issue(self, product: "Product", warp: int) -> None:
+        cta, shared = self.cta, self.cta.shared
+        if not self.allocated[product.columns].all():
+            raise EmulatorError(f"tcgen05.mma into columns {product.columns}, not allocated")
+        for cells in product.granules:
+            shared.check(int(cells.min()) * 16, int(cells.max()) * 16 + 16)
+            if shared.writes[cells].any():
+                raise EmulatorError("race: tcgen05.mma of shared memory that TMA is filling")
+            shared.reads[cells] += 1
+        cta.clocks.multiply(warp, product.granules, product.a_cells, product.d_cells)
+        self.writes[product.columns] += 1
+        if product.a_columns:
+            self.reads[product.a_columns] += 1
+        cta.counts["mma"] += 1
+
+        def complete() -> None:
+            product.run()
+            for cells in product.granules:
+                shared.reads[cells] -= 1
+            self.writes[product.columns] -= 1
+            if product.a_columns:
+                self.reads[product.a_columns] -= 1
+
+        cta.submit_tensor(complete)
+
+    def commit(self, gang: Gang, address: Vector, mask: Vector) -> None:
+        """The mbarrier gets one arrival when all products before it are complete."""
+        cta = self.cta
+        for lane in gang.lanes(mask):
+            warp = int(gang.lane_warp[lane])
+            barrier = cta.sync.at(int(address[lane]), warp)
+            published = cta.clocks.commit(warp)
+
+            def complete(barrier=barrier, published=published, warp=warp) -> None:
+                np.maximum(barrier.gathered, published, out=barrier.gathered)
+                barrier.arrive(1, f"tcgen05.commit of warp {warp}")
+
+            cta.submit_tensor(complete)
+
+
+class Product:
+    """One tcgen05.mma: D [m, n] = A [m, 16] B [n, 16]ᵀ (+ D)."""
+
+    def __init__(
+        self, tensor: Tensor, d: int, a: int, b: int, form: int, accumulate: bool, from_tensor: bool
+    ) -> None:
+        self.tensor, self.accumulate = tensor, accumulate
+        self.form = f = Form.decode(form)
+        self.b = operand_granules(b, f.n, f.b_mn_major)
+        self.columns = slice(d & 0xFFFF, (d & 0xFFFF) + f.n)
+        rows = np.arange(f.m)
+        self.lanes = (rows if f.m == LANES else rows // 16 * 32 + rows % 16) + (d >> 16)
+        whole = f.m == LANES and d >> 16 == 0
+        self.place = (slice(None), self.columns) if whole else (self.lanes, self.columns)
+        self.d_cells = tensor_cells(QUARTERS, np.full(4, self.columns.start), f.n)
+        self.a_columns, self.a_cells, self.a = None, None, None
+        if from_tensor:
+            start = a & 0xFFFF
+            self.a_columns = slice(start, start + K // 2)
+            self.a_lanes = self.lanes - (d >> 16) + (a >> 16)
+            self.a_cells = tensor_cells(QUARTERS, np.full(4, start), K // 2)
+        else:
+            self.a = operand_granules(a, f.m, f.a_mn_major)
+        self.granules = [self.b] if self.a is None else [self.a, self.b]
+
+    def run(self) -> None:
+        f, words = self.form, self.tensor.words
+        if self.a is None:
+            raw = np.ascontiguousarray(words[self.a_lanes, self.a_columns]).view(np.uint16)
+            a = widened(raw, f.a_format)
+        else:
+            a = self.operand(self.a, f.m, f.a_mn_major, f.a_format)
+        product = a @ self.operand(self.b, f.n, f.b_mn_major, f.b_format).T
+        if f.negative:
+            product = -product
+        if self.accumulate:
+            product += words[self.place].view(np.float32)
+        words[self.place] = product.view(np.uint32)
+
+    def operand(self, granules: Vector, rows: int, mn_major: bool, name: str) -> Vector:
+        raw = self.tensor.cta.shared.granules[granules].view(np.uint16)  # [.., .., 8]
+        raw = raw.transpose(0, 2, 1) if mn_major else raw
+        return widened(np.ascontiguousarray(raw).reshape(rows, K), name)
