@@ -1,8 +1,8 @@
 """Which tile of a jagged side each program owns: a table that the device makes for itself.
 
-No length is known on the host, so the grid is an upper bound and what is left over ends at once. The
-tiles of one sequence are neighbours; the longest sequences may come first, so that no long one is
-left at the end while the other multiprocessors are idle.
+No length is known on the host, so the grid is an upper bound and what is left over ends at once.
+The tiles of one sequence are neighbours; the longest sequences may come first, so that no long one
+is left at the end while the other multiprocessors are idle.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, longest_first: bool
 
     cu_seqlens [B+1] over `total` rows, at most `longest` of a sequence take part. The granules of a
     sequence hold the rows that do; one is listed also where there are only rows that do not, so
-    that these find a program which writes zeros. Rows that no sequence owns count as the last one's.
+    that these find a program which writes zeros. Rows that no sequence owns count as the last's.
     """
     offsets = cu_seqlens.to(torch.int64)
     batch = offsets.shape[0] - 1

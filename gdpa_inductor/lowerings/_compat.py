@@ -110,11 +110,24 @@ def computed_scalar(body: Callable[[Any], Any], device: torch.device, dtype: tor
     return ir.ComputedBuffer(name=None, layout=layout, data=data)
 
 
-def extern_call(op: Any, *args: Any) -> Any:
+def extern_call(op: Any, *args: Any, **options: Any) -> Any:
     """Call `op` from the generated code; tensors in and out are Inductor IR."""
     from torch._inductor.lowering import fallback_handler
 
-    return fallback_handler(op, add_to_fallback_set=False)(*args)
+    return fallback_handler(op, add_to_fallback_set=False)(*args, **options)
+
+
+def likely_size(expression: Any) -> int:
+    """A size as it was at capture, or a guess; adds no guard."""
+    from torch._inductor.virtualized import V
+
+    return int(V.graph.sizevars.optimization_hint(expression))
+
+
+def random_integers(node: Any, high: int) -> torch.Tensor:
+    """A contiguous operand like `node`, of integers in 0..high."""
+    size = [likely_size(extent) for extent in node.get_size()]
+    return torch.randint(0, high + 1, size, device=node.get_device()).to(node.get_dtype())
 
 
 def size_expr(size: int | torch.SymInt) -> Any:
@@ -275,9 +288,17 @@ def _freeze() -> dict[str, bool]:
 
 
 def best_of(
-    template: Any, name: str, choices: Sequence[dict[str, Any]], body: dict[str, Any]
+    template: Any,
+    name: str,
+    choices: Sequence[dict[str, Any]],
+    body: dict[str, Any],
+    examples: dict[int, Callable[[], torch.Tensor]],
 ) -> Any:
-    """The output of the template under the fastest of `choices`; a single one is not timed."""
+    """The output of the template under the fastest of `choices`; a single one is not timed.
+
+    examples: by the number of the operand what it holds while the choices are timed; else floats
+    are random and integers are zero.
+    """
     from torch._inductor.select_algorithm import autotune_select_algorithm
 
     callers: list[Any] = []
@@ -285,9 +306,12 @@ def best_of(
     if not callers:
         raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
     nodes, layout = body["input_nodes"], body["layout"]
+    given = {number: lambda _, make=make: make() for number, make in examples.items()}
     # Inductor prints a line for each comparison, even where nobody asked for max-autotune.
     report = io.StringIO()
     with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
-        found = autotune_select_algorithm(name, callers, nodes, layout, return_multi_template=False)
+        found = autotune_select_algorithm(
+            name, callers, nodes, layout, return_multi_template=False, input_gen_fns=given or None
+        )
     log.debug("%s", report.getvalue())
     return found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone

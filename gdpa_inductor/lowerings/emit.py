@@ -290,6 +290,4 @@ def subgraph(
 def size(value: Any, device: torch.device) -> Any:
     """A length of the launch as a body for `modification`: a plain integer of the kernel."""
     expression = _compat.size_expr(value)
-    return _compat.computed_scalar(
-        lambda _: _compat.plain_integer(expression), device, torch.int32
-    )
+    return _compat.computed_scalar(lambda _: _compat.plain_integer(expression), device, torch.int32)

@@ -7,8 +7,9 @@ decided here; what is computed, by `triton`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -79,6 +80,12 @@ class Given:
         )
         return [node, *map(_compat.size_expr, sizes)], [fake, *sizes]
 
+    @property
+    def extents(self) -> tuple[list[Any], list[Any]]:
+        """The same of all jagged sides, one after the other."""
+        each = [self.extent(side) for side in self.offsets]
+        return [x for nodes, _ in each for x in nodes], [x for _, fakes in each for x in fakes]
+
 
 @dataclass(frozen=True)
 class Output:
@@ -115,7 +122,9 @@ def given(
         aux=tuple(_compat.realized(x, problem.device) for x in operands.aux),
         scalars=tuple(operands.scalars),
         offsets={
-            side: _compat.realized(x, problem.device) for side, x in offsets.items() if x is not None
+            side: _compat.realized(x, problem.device)
+            for side, x in offsets.items()
+            if x is not None
         },
         alike=same_offsets and statically_known_true(problem.rows == problem.cols),
         shared=_smaller(fakes, problem, 0, problem.batch),
@@ -175,7 +184,8 @@ def run(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> list[Any]:
         {"num_warps": c.warps, "num_stages": c.stages, **_constants(planned, c, o, outputs[0])}
         for c in tried
     ]
-    return [_compat.best_of(template, f"gdpa_{kernel}", choices, body), *others]
+    examples = _examples(planned, body["input_nodes"], o)
+    return [_compat.best_of(template, f"gdpa_{kernel}", choices, body, examples), *others]
 
 
 def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
@@ -253,6 +263,36 @@ def _order(side: str, o: Given) -> Any:
 
     key = (o.offsets[side].get_name(), *map(str, nodes[1:]), longest_first)
     return _compat.once_per_graph(key, make)
+
+
+def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], torch.Tensor]]:
+    """What configurations are timed on: sequences of equal length, and integers of the program
+    between 0 and the number of keys, so that some tiles are left out."""
+    numbers = {name: number for number, name in enumerate(plan.arguments)}
+    batch = max(1, _compat.likely_size(_compat.size_expr(o.problem.batch)))
+
+    def sizes(side: str) -> tuple[int, int]:
+        total, longest = (
+            _compat.likely_size(_compat.size_expr(x)) for x in (o.total(side), o.longest(side))
+        )
+        return total, longest
+
+    def offsets(side: str) -> torch.Tensor:
+        total, longest = sizes(side)
+        step = max(1, min(total // batch, longest))
+        starts = torch.arange(batch + 1, device=o.problem.device) * step
+        return starts.clamp(max=total).to(o.offsets[side].get_dtype())
+
+    def order(side: str) -> torch.Tensor:
+        return tile_order(offsets(side), *sizes(side), False)
+
+    made = {f"CU_{side.upper()}": partial(offsets, side) for side in plan.measured}
+    made |= {"ORDER": partial(order, plan.listed)} if plan.listed else {}
+    columns = max(1, _compat.likely_size(_compat.size_expr(o.problem.cols)))
+    for a in plan.reads if plan.skips else ():
+        if a.kind == "i" and not a.axes & {"n", "m"}:
+            made[a.name] = partial(_compat.random_integers, nodes[numbers[a.name]], columns)
+    return {numbers[name]: make for name, make in made.items()}
 
 
 def _call_sizes(plan: Plan, output: Output, o: Given) -> list[Any]:

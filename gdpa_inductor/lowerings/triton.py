@@ -98,9 +98,7 @@ def _rows(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
 def _keys(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
     """dK, dV, and the gradients of operands that vary along the keys only."""
     p = o.problem
-    columns = [
-        i for i, spec in _aux_wanted(wanted, p) if "m" in spec.axes and "n" not in spec.axes
-    ]
+    columns = [i for i, spec in _aux_wanted(wanted, p) if "m" in spec.axes and "n" not in spec.axes]
     loops_heads = _loops_heads(o) and not columns
     heads = p.key_heads if loops_heads else p.heads
     outputs: dict[int, Output] = {}
@@ -167,8 +165,7 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Given, **plan: Any) ->
         found[number] = buffer
         if number >= 3:
             formula = _aux_gradient(kernel, number - 3, o)
-            extents = [o.extent(side) for side in o.offsets]
-            extra = [x for nodes, _ in extents for x in nodes], [x for _, fakes in extents for x in fakes]
+            extra = o.extents
             found[number] = _compat.finish(formula, buffer, output.size, output.dtype, leaf, extra)
         elif not _same_shape(output.size, leaf.shape):
             formula = reduce_to if len(output.size) == 4 else _sum_groups

@@ -156,9 +156,9 @@ ACTIVATIONS = {
     "extrema": "maximum(s,minimum(mul(s,s),0.5))",
 }
 CAUSAL = "where(ge(n,m),silu(mul(s,0.25)),0.0)"
-# a band of i0; a prefix and a band with a gap between them; heads with masks of their own; blocks of
-# 40 until a length; targets that see the history and themselves, with operands that only some tiles
-# need
+# a band of i0; a prefix and a band with a gap between them; heads with masks of their own; blocks
+# of 40 until a length; targets that see the history and themselves, with operands that only some
+# tiles need
 WINDOW = "where(and(le(sub(n,m),i0),ge(n,m)),silu(mul(s,0.25)),0.0)"
 PREFIX = "where(or(lt(m,40),gt(m,add(mul(n,4),200))),silu(mul(s,0.25)),0.0)"
 HEADS = "where(or(eq(mod(h,2),0),ge(n,m)),silu(mul(s,0.25)),0.0)"

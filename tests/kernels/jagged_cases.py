@@ -61,14 +61,14 @@ class JaggedCase(Case):
     def tensors(self) -> list[torch.Tensor]:
         """grad_out, query, key, value, the aux operands, and the offsets that there are."""
         cu_q, cu_k = self.sides
+        rows = (cu_q, self.lengths_q, self.longest[0], self.batch, self.n)
+        cols = (cu_k, self.keys, self.longest[1], self.bk or self.batch, self.m)
         made = [
-            self._matrix(cu_q, self.lengths_q, self.longest[0], self.b or self.batch, self.h, self.n, width)
-            if index < 2
-            else self._matrix(cu_k, self.keys, self.longest[1], self.bk or self.batch, heads, self.m, width)
-            for index, (heads, width) in enumerate(
-                [(self.h, self.dv), (self.h, self.d), (self.hk or self.h, self.d), (self.hv or self.h, self.dv)]
-            )
-        ]  # fmt: skip
+            self._matrix(*rows, self.h, self.dv),
+            self._matrix(*rows, self.h, self.d),
+            self._matrix(*cols, self.hk or self.h, self.d),
+            self._matrix(*cols, self.hv or self.h, self.dv),
+        ]
         if cu_q is None and self.bq == 1:
             made[1] = made[1][:1].clone()
         for shape, spec in zip(self.aux, self.mod.aux, strict=True):
@@ -83,7 +83,7 @@ class JaggedCase(Case):
 
     def _matrix(
         self, cu: torch.Tensor | None, lengths: tuple[int, ...] | None, longest: int,
-        batch: int, heads: int, length: int, width: int,
+        batch: int, length: int, heads: int, width: int,
     ) -> torch.Tensor:  # fmt: skip
         if cu is None or lengths is None:
             return torch.randn(batch, heads, length, width)
@@ -92,7 +92,9 @@ class JaggedCase(Case):
         for start, count in zip(cu.tolist(), lengths, strict=False):
             takes_part[start : start + min(count, longest)] = True
         values[~takes_part] = float("nan")
-        return values.transpose(0, 1).contiguous().transpose(0, 1) if self.view == "split" else values
+        if self.view == "split":
+            return values.transpose(0, 1).contiguous().transpose(0, 1)
+        return values
 
     def lengths(self, offsets: list[torch.Tensor]) -> tuple:
         """The last four arguments of the ops."""
@@ -153,8 +155,8 @@ CASES = [
     JaggedCase("jagged_gqa_uneven", SILU, lengths_q=(37, 20), same=True, h=4, hk=2, hv=1),
     JaggedCase("jagged_short_keys", SILU, lengths_q=LENGTHS, m=64),
     JaggedCase("jagged_short_keys_tail", "sigmoid(s)", lengths_q=LENGTHS, m=19, bk=1),
-    JaggedCase("jagged_seeds", SILU, lengths_k=LENGTHS, n=8, b=5, bq=1),
-    JaggedCase("jagged_queries", "sigmoid(s)", lengths_k=LENGTHS, n=3, b=5),
+    JaggedCase("jagged_seeds", SILU, lengths_k=LENGTHS, n=8, bq=1),
+    JaggedCase("jagged_queries", "sigmoid(s)", lengths_k=LENGTHS, n=3),
     JaggedCase(
         "jagged_per_token", PER_TOKEN, lengths_q=LENGTHS, lengths_k=OTHERS,
         aux=(("q", 2), ("k",), (1, "q")), needs="qkv012", after=3,
@@ -193,17 +195,21 @@ CASES = [
     ),
     JaggedCase(
         "jagged_lengths", "a0:i[b]; where(lt(m,mul(a0,9)),sigmoid(s),0.0)", lengths_k=OTHERS,
-        n=40, b=5, aux=((5,),),
+        n=40, aux=((5,),),
     ),
     JaggedCase(
         "jagged_hstu", HSTU, lengths_q=(37, 20), same=True, scalars=(40,),
         aux=((2, 37, 37), (2, 1, 37, 37)), needs="qkv01",
     ),
     *(
-        JaggedCase(f"jagged_table_{i}", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, h=1, choice=i)
+        JaggedCase(
+            f"jagged_table_{i}", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, h=1, choice=i
+        )
         for i in range(2)
     ),
-    JaggedCase("jagged_wide", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, h=4, hk=2, hv=2, wide=True),
+    JaggedCase(
+        "jagged_wide", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, h=4, hk=2, hv=2, wide=True
+    ),
     JaggedCase("jagged_dynamic", SILU, lengths_q=LENGTHS, same=True, dynamic=True),
     JaggedCase("jagged_dynamic_both", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True),
 ]  # fmt: skip
