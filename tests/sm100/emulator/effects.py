@@ -200,6 +200,14 @@ def arrive(t: "Translator", op: list[str], a: list[str]) -> None:
     t.line(text)
 
 
+@emits("mapa")
+def map_address(t: "Translator", op: list[str], a: list[str]) -> None:
+    """The address of a variable in the CTA of this rank: only rank 0 is there."""
+    kind = kinds.PTX[op[-1]]
+    t.line(f"of_this_cta({t.read(a[2], 'u32')} != 0, m)")
+    t.write(a[0], kind, t.read(a[1], kind))
+
+
 # Copies.
 @emits("cp")
 def copy(t: "Translator", op: list[str], a: list[str]) -> None:
@@ -228,8 +236,10 @@ def copy(t: "Translator", op: list[str], a: list[str]) -> None:
 
 def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
     """To shared memory: [dst], [map, {coordinates}], [mbarrier]. From it: [map, {...}], [src]."""
-    if any(word in op for word in ("im2col", "gather4", "scatter4", "multicast::cluster")):
-        raise NotImplementedError("only tiled copies within a CTA")
+    if any(word in op for word in ("im2col", "gather4", "scatter4")):
+        raise NotImplementedError("only tiled copies")
+    if "multicast::cluster" in op:
+        t.line(f"of_this_cta({t.read(a[3], 'u32')} != 1, m)")
     loads = op[1] != "reduce" and op.index("global") > next(
         i for i, part in enumerate(op) if part.startswith("shared")
     )

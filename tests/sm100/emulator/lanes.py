@@ -222,6 +222,12 @@ def shuffle(lane: Vector, mode: str, a: Vector, b: Vector, c: Vector) -> tuple[V
     return a[warp + where(inside, source, here)], inside
 
 
+def of_this_cta(elsewhere: Vector, m: Vector) -> None:
+    """A cluster is one CTA here."""
+    if (elsewhere & m).any():
+        raise NotImplementedError("another CTA of the cluster")
+
+
 def by_warp(bits: Vector) -> Vector:
     return bits.reshape(-1, 32)
 

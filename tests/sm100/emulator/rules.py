@@ -86,6 +86,7 @@ BITWISE = {
     "cvta.to.global.u64": Rule("u64", ("u64",), "{0}"),
     "cvta.global.u64": Rule("u64", ("u64",), "{0}"),
     "cvta.shared.u64": Rule("u64", ("u64",), "{0}"),
+    "cvta.to.shared::cluster.u64": Rule("u64", ("u64",), "{0}"),
     "cvta.to.shared.u64": Rule("u64", ("u64",), "{0}"),
 }
 

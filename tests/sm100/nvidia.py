@@ -1,0 +1,206 @@
+"""How NVIDIA's Blackwell examples are called: tensors, options, and the reference of each."""
+
+import importlib.util
+import math
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .emulator import Report, device, recording, run
+
+PROCESSORS = 4  # of the GPU that the examples ask about
+BLACKWELL = "cute/blackwell/"
+ONE_CTA = {
+    "use_2cta_instrs": False,
+    "cluster_shape_mnk": (1, 1, 1),
+    "mma_inst_shape_mnk": (128, 256, 16),
+    "mma_tiler_mnk": (128, 256, 64),
+    "ab_stages": 4,
+}
+
+
+@dataclass(frozen=True)
+class Result:
+    """error: the largest, relative to the largest value of the reference."""
+
+    error: float
+    report: Report
+
+
+class Hardware:
+    """What the examples ask of the driver, which is not there."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def get_max_active_clusters(self, _: int) -> int:
+        return PROCESSORS
+
+    def get_device_multiprocessor_count(self) -> int:
+        return PROCESSORS
+
+
+def versions() -> str:
+    from importlib.metadata import version
+
+    return f"nvidia-cutlass-dsl {version('nvidia-cutlass-dsl')}, torch {torch.__version__}"
+
+
+def load(root: Path, name: str) -> ModuleType:
+    """One of the examples, with the device questions answered here."""
+    if str(root) not in sys.path:
+        sys.path.insert(0, str(root))
+    path = root / BLACKWELL / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if helpers := getattr(module, "fmha_utils", None):
+        helpers.HardwareInfo = Hardware
+    return module
+
+
+def relative(result: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((result.double() - reference.double()).abs().max() / reference.abs().max())
+
+
+def gemm(root: Path, *, script: str, shape: tuple[int, int, int]) -> Result:
+    """C = A Bᵀ on small integers: exact."""
+    from cutlass import cute
+    from cutlass.cute.runtime import from_dlpack
+
+    module = load(root, f"tutorial/tutorial_gemm/{script}")
+    if script != "fp16_gemm_0":
+        vars(module).update(ONE_CTA)
+    m, n, k = shape
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randint(-2, 3, (r, k), generator=generator).half() for r in (m, n))
+    c = torch.full((m, n), math.nan, dtype=torch.float16)
+
+    def argument(tensor: torch.Tensor) -> Any:
+        view = from_dlpack(device(tensor), assumed_align=32).mark_layout_dynamic(leading_dim=1)
+        return view.mark_compact_shape_dynamic(mode=1, divisibility=64)
+
+    arguments = [argument(t) for t in (a, b, c)]
+    with recording():
+        compiled = cute.compile(module.host_function, *arguments)
+    report = run(lambda: compiled(*arguments), (a, b, c))
+    return Result(relative(c, (a.float() @ b.float().T).half()), report)
+
+
+def dynamic(tensor: torch.Tensor) -> Any:
+    from cutlass.cute.runtime import from_dlpack
+
+    leading = tensor.stride().index(1)
+    return from_dlpack(device(tensor), assumed_align=32).mark_layout_dynamic(leading_dim=leading)
+
+
+def attention(
+    root: Path, *, shape: tuple[int, ...], dtype: str = "bfloat16",
+    causal: bool = False, persistent: bool = False,
+) -> Result:  # fmt: skip
+    """shape: batch, queries, keys, heads, key heads, head dim."""
+    import cuda.bindings.driver as driver
+    from cutlass import Float32, Int32, cute
+
+    module = load(root, "kernel/attention/fmha/fmha")
+    b, n, m, h, hk, d = shape
+    generator = torch.Generator().manual_seed(0)
+    draw = lambda *size: torch.randn(*size, generator=generator).to(getattr(torch, dtype))
+    q, k, v = draw(b, n, hk, h // hk, d), draw(b, m, hk, 1, d), draw(b, m, hk, 1, d)
+    o, lse = torch.full_like(q, math.nan), torch.full((b, n, hk, h // hk), math.nan)
+    masks, scale = module.fmha_utils.MaskEnum, 1 / math.sqrt(d)
+    mask = masks.WINDOW_MASK if causal or m % 128 == 0 else masks.RESIDUAL_MASK
+    kernel = module.BlackwellFusedMultiHeadAttentionForward(
+        Float32, Float32, (128, 128), d, persistent, mask, False, True, use_tma_store=True
+    )
+    arguments = [
+        *map(dynamic, (q, k, v, o)), (b, n, n, m, h, hk, d, d), None, None, dynamic(lse), None,
+        scale * math.log2(math.e), scale, 1.0, None, None, Int32(0) if causal else None,
+        None, None, driver.CUstream(0), False,
+    ]  # fmt: skip
+    with recording():
+        compiled = cute.compile(kernel, *arguments)
+    report = run(lambda: compiled(*arguments), (q, k, v, o, lse))
+    scores = masked(torch.einsum("bqhrd,bkhxd->bhrqk", q.float(), k.float()) * scale, causal)
+    expected = torch.einsum("bhrqk,bkhxd->bqhrd", scores.softmax(-1), v.float())
+    expected_lse = scores.logsumexp(-1).permute(0, 3, 1, 2)
+    return Result(max(relative(o, expected), relative(lse, expected_lse)), report)
+
+
+def masked(scores: torch.Tensor, causal: bool) -> torch.Tensor:
+    if not causal:
+        return scores
+    return scores.masked_fill(~torch.ones(scores.shape[-2:]).tril().bool(), -math.inf)
+
+
+def attention_backward(
+    root: Path, *, shape: tuple[int, ...], dtype: str = "bfloat16", causal: bool = False
+) -> Result:
+    """shape as `attention`. The kernel frees tensor memory before a last read: not strict."""
+    import cuda.bindings.driver as driver
+    from cutlass import BFloat16, Float16, Float32, Int32, cute
+    from cutlass.cute.runtime import from_dlpack
+
+    module = load(root, "kernel/attention/fmha/fmha_bwd")
+    b, n, m, h, hk, d = shape
+    group = h // hk
+    generator, kind = torch.Generator().manual_seed(0), getattr(torch, dtype)
+    last = (1, 4, 3, 2, 0)  # (b, s, h_k, h_r, d) is passed as (s, d, h_r, h_k, b)
+
+    def draw(rows: int, heads: int) -> torch.Tensor:
+        return torch.randn(b, rows, hk, heads, d, generator=generator).to(kind).permute(last)
+
+    def argument(tensor: torch.Tensor) -> Any:
+        view = from_dlpack(device(tensor), assumed_align=16).mark_layout_dynamic(leading_dim=1)
+        order = {"mode": 1, "stride_order": (4, 0, 3, 2, 1), "divisibility": 64}
+        return view.mark_compact_shape_dynamic(**order)
+
+    q, k, v, do = draw(n, group), draw(m, 1), draw(m, 1), draw(n, group)
+    scale = 1 / math.sqrt(d)
+    leaves = [x.float().requires_grad_() for x in (q, k, v)]
+    scores = masked(torch.einsum("qdrhb,kdxhb->bhrqk", *leaves[:2]) * scale, causal)
+    expected = torch.einsum("bhrqk,kdxhb->qdrhb", scores.softmax(-1), leaves[2])
+    expected.backward(do.float())
+    o = draw(n, group).copy_(expected.detach())
+    lse = scores.logsumexp(-1).detach().contiguous().permute(3, 2, 1, 0)
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+
+    cls, masks = module.BlackwellFusedMultiHeadAttentionBackward, module.fmha_utils.MaskEnum
+    whole = causal or n % 128 == 0
+    mask = masks.WINDOW_MASK_BWD if whole else masks.RESIDUAL_MASK_BWD
+    numeric = BFloat16 if dtype == "bfloat16" else Float16
+    kernel = cls(numeric, Float32, (128, 128, d), False, mask)
+    workspace = torch.zeros(cls._get_workspace_size(n, m, d, h, b, Float32), dtype=torch.uint8)
+    sums = from_dlpack(device(lse), assumed_align=16).mark_layout_dynamic(leading_dim=0)
+    arguments = [
+        (n, m, d, ((group, hk), b)), *map(argument, (q, k, v, o, dq, dk, dv, do)), sums, None, None,
+        scale, None, Int32(0) if causal else None,
+        from_dlpack(device(workspace), assumed_align=16).mark_layout_dynamic(), driver.CUstream(0),
+    ]  # fmt: skip
+    with recording():
+        compiled = cute.compile(kernel, *arguments)
+    memory = (q, k, v, o, dq, dk, dv, do, lse, workspace)
+    # dQ is summed over key blocks by bulk reductions, whose order is free: one schedule at a time.
+    reports, error = [], 0.0
+    for schedule in ("lazy", "random", "eager"):
+        for tensor in (dq, dk, dv, workspace):
+            tensor.zero_()
+        reports.append(
+            run(lambda: compiled(*arguments), memory, schedules=[schedule], strict=False)
+        )
+        pairs = zip((dq, dk, dv), leaves, strict=True)
+        error = max([error, *(relative(x, leaf.grad) for x, leaf in pairs)])
+    return Result(error, merged(reports))
+
+
+def merged(reports: list[Report]) -> Report:
+    total = Report()
+    for report in reports:
+        total.warnings += report.warnings
+        total.counts += report.counts
+        total.seconds += report.seconds
+    return total
