@@ -185,6 +185,8 @@ def _jagged_side(
             f"got shape {tuple(values.shape)}"
         )
     check_form(cu_name, offsets)
+    if offsets.shape[0] == 0:
+        raise GDPAError(f"{cu_name} is empty: of no sequences it is [0]")
     if offsets.device != values.device:
         raise GDPAError(f"{cu_name} is on {offsets.device}, {name} on {values.device}")
     total = values.shape[0]

@@ -7,8 +7,8 @@ and give Inductor IR:
     lower_backward(grad_out, operands, needs, options) -> the asked gradients
 
 Where there is no kernel, or its lowering fails, the reference formula is traced to ATen and lowered
-in place of the op: slower, with N×M intermediates, never wrong. That is counted under `fallback`,
-with a reason in the log; `strict` raises.
+in place of the op (or called, where sizes are not known before): slower, with N×M intermediates,
+never wrong. That is counted under `fallback`, with a reason in the log; `strict` raises.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
-from .._compat import counters
-from ..ops import Operands, operands_of, reference, reference_backward
+from .._compat import counters, size_hint
+from ..ops import Operands, operands_of, reference, reference_backward, score_shape
 from ..options import KernelOptions, Options
 from ..problem import Problem
 from ..rejection import GDPAError
@@ -51,6 +51,9 @@ def _attention(
         return reference(operands.filled(flat))
 
     def inline() -> Any:
+        if _unknown(fakes):
+            eager = torch.ops.gdpa.attention.default
+            return _compat.extern_call(eager, *operands.arguments(kernel_options))
         return _compat.inline_formula(formula, operands.flat(), fakes.flat())
 
     options = KernelOptions.parse(kernel_options)
@@ -69,12 +72,21 @@ def _attention_backward(
         return reference_backward(grad_out, operands.filled(flat), needs)
 
     def inline() -> Any:
+        if _unknown(fakes):
+            eager = torch.ops.gdpa.attention_backward.default
+            arguments = operands.arguments(list(needs), kernel_options)
+            return list(_compat.extern_call(eager, grad_out, *arguments))
         flat, fake = [grad_out, *operands.flat()], [grad, *fakes.flat()]
         return _compat.inline_formula(formula, flat, fake)
 
     options = KernelOptions.parse(kernel_options)
     settings = (grad_out, operands, needs, options)
     return _lower("lower_backward", settings, inline, fakes, options)
+
+
+def _unknown(fakes: Operands[Any]) -> bool:
+    """Sizes that are known at run time only: Inductor has no product of such matrices (2.13)."""
+    return any(size_hint(size) is None for size in score_shape(fakes))
 
 
 def _lower(

@@ -104,5 +104,5 @@ def test_any_other_condition_stays(function) -> None:
     recorder = Recorder()
     found = torch.compile(function, backend=recorder, fullgraph=True)(*VALUES, CU)
     torch.testing.assert_close(found, function(*VALUES, CU))
-    for match in recorder.matches:
-        assert "where" in str(match.score_mod)
+    (match,) = recorder.matches
+    assert match.problem.jagged and "where" in str(match.score_mod)

@@ -1,0 +1,284 @@
+"""functional: the public door on jagged values and nested tensors."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._dynamo.utils import counters
+
+import gdpa_inductor
+from gdpa_inductor import GDPAError
+from tests._recorder import Recorder
+from tests.jagged_cases import CASES, JaggedCase
+
+SCORES: dict[str, tuple[Callable | None, Callable | None]] = {
+    "silu": (lambda s, b, h, n, m: F.silu(s), None),
+    "causal": (lambda s, b, h, n, m: F.silu(s), lambda b, h, n, m: n >= m),
+    "indices": (lambda s, b, h, n, m: F.silu(s) * (b + h + n * m), None),
+}
+DOOR = [
+    ("self", "silu"), ("own offsets", "silu"), ("PFFN", "silu"), ("PFFN, one for all", "silu"),
+    ("PMA", "silu"), ("delta queries", "silu"), ("int32", "silu"), ("truncated", "silu"),
+    ("bounds beyond the longest", "silu"), ("rows of nobody", "silu"), ("empty batch", "silu"),
+    ("empty batch, PMA", "silu"), ("one sequence", "silu"), ("MHA", "silu"), ("causal", "causal"),
+    ("indices", "indices"),
+]  # fmt: skip
+
+
+def grouped(case: JaggedCase) -> JaggedCase:
+    """The door takes key and value with the same number of heads."""
+    return replace(case, heads=(case.heads[0], case.heads[1], case.heads[1]))
+
+
+def call(case: JaggedCase, tensors: list[Tensor], score: str, bounds: bool = True) -> Tensor:
+    cu_q, cu_k = case.offsets()
+    score_mod, mask_mod = SCORES[score]
+    return gdpa_inductor.attention(
+        *tensors,
+        score_mod=score_mod,
+        mask_mod=mask_mod,
+        cu_seqlens_q=cu_q,
+        cu_seqlens_k=cu_k,
+        max_seqlen_q=case.max_q if bounds and cu_q is not None else None,
+        max_seqlen_k=case.max_k if bounds and cu_k is not None else None,
+        enable_gqa=True,
+    )
+
+
+@pytest.mark.parametrize(("name", "score"), DOOR)
+def test_it_is_the_formula_of_each_sequence(name: str, score: str) -> None:
+    case = grouped(CASES[name])
+    tensors = case.tensors()
+    found, expected = call(case, tensors, score), case.by_hand(tensors)
+    torch.testing.assert_close(found, expected)
+    if expected.requires_grad:
+        cotangent = torch.randn_like(expected)
+        ours = torch.autograd.grad(found, tensors, cotangent)
+        theirs = torch.autograd.grad(expected, tensors, cotangent, allow_unused=True)
+        for mine, other, leaf in zip(ours, theirs, tensors, strict=True):
+            torch.testing.assert_close(mine, torch.zeros_like(leaf) if other is None else other)
+
+
+@pytest.mark.parametrize("name", ["self", "own offsets", "PFFN", "PMA", "empty batch"])
+def test_without_bounds_nothing_is_cut_off(name: str) -> None:
+    case = grouped(CASES[name])
+    tensors = case.tensors()
+    torch.testing.assert_close(call(case, tensors, "silu", bounds=False), case.by_hand(tensors))
+
+
+def test_a_weight_that_is_singular_at_padding() -> None:
+    """log|s| and its slope are infinite where padded keys have their zeros."""
+    case = JaggedCase("", lambda s, *_: s.abs().log(), cols=(2, 4, 0, 7), heads=(2, 2, 2))
+    tensors = case.tensors()
+    cu_q, cu_k = case.offsets()
+    log = lambda s, b, h, n, m: s.abs().log()
+    found = gdpa_inductor.attention(*tensors, score_mod=log, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    expected = case.by_hand(tensors)
+    torch.testing.assert_close(found, expected)
+    ours, theirs = (torch.autograd.grad(out.sum(), tensors) for out in (found, expected))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+
+
+# Compiled
+
+LENGTHS = (90, 0, 1, 64)
+CU = F.pad(torch.tensor(LENGTHS).cumsum(0), (1, 0))
+L, LONGEST = int(CU[-1]), max(LENGTHS)
+
+
+def values(heads: int = 2, total: int = L) -> list[Tensor]:
+    return [torch.randn(total, heads, 16, requires_grad=True) for _ in range(3)]
+
+
+def door(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int | None) -> Tensor:
+    return gdpa_inductor.attention(
+        q, k, v, score_mod=SCORES["causal"][0], mask_mod=SCORES["causal"][1], scale=0.25,
+        cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=longest, max_seqlen_k=longest,
+    )  # fmt: skip
+
+
+def assert_same(function: Callable, other: Callable, tensors: list[Tensor], *rest: object) -> None:
+    found, expected = function(*tensors, *rest), other(*tensors, *rest)
+    cotangent = torch.randn_like(expected)
+    ours = (found, *torch.autograd.grad(found, tensors, cotangent))
+    theirs = (expected, *torch.autograd.grad(expected, tensors, cotangent))
+    for mine, want in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("longest", [LONGEST, None])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor", "gdpa"])
+def test_under_every_backend(backend: str, longest: int | None) -> None:
+    compiled = torch.compile(door, backend=backend, fullgraph=True)
+    assert_same(compiled, door, values(), CU, longest)
+    if backend == "gdpa":
+        assert counters["gdpa"]["lowered_varlen"] == 2 and not counters["gdpa"]["fallback"]
+
+
+def test_it_becomes_one_op_without_padding() -> None:
+    recorder = Recorder()
+    torch.compile(door, backend=recorder, fullgraph=True)(*values(), CU, LONGEST)
+    (match,) = recorder.matches
+    assert match.score_mod.formula == "where(m <= n, silu(s*0.25), 0.0)"
+    assert match.problem.jagged_query and match.problem.jagged_key
+    assert match.problem.total_rows == L
+
+
+def with_tokens(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, times: Tensor, bias: Tensor) -> Tensor:
+    padded = torch.ops.gdpa.jagged_to_padded_dense(times, cu, LONGEST)
+
+    def score_mod(s, b, h, n, m):
+        return F.silu(s * padded[b, n] + bias[h, n, m])
+
+    return gdpa_inductor.attention(
+        q, k, v, score_mod=score_mod,
+        cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=LONGEST, max_seqlen_k=LONGEST,
+    )  # fmt: skip
+
+
+def test_captured_operands_and_their_gradients() -> None:
+    times, bias = torch.randn(L), torch.randn(2, LONGEST, LONGEST)
+    tensors = [*values(), times.requires_grad_(), bias.requires_grad_()]
+
+    def run(q, k, v, times, bias):
+        return with_tokens(q, k, v, CU, times, bias)
+
+    assert_same(torch.compile(run, backend="gdpa", fullgraph=True), run, tensors)
+    assert counters["gdpa"]["lowered_varlen"] == 2
+    recorder = Recorder()
+    torch._dynamo.reset()
+    torch.compile(run, backend=recorder, fullgraph=True)(*tensors)
+    assert sorted(str(a) for a in recorder.matches[0].score_mod.aux) == ["f[-,h,n,m]", "f[q]"]
+
+
+def batches(count: int) -> list[tuple[list[Tensor], Tensor]]:
+    """Values and offsets of batches of different sizes and lengths; some sequences are empty."""
+    made = []
+    for _ in range(count):
+        lengths = torch.randint(0, 60, (int(torch.randint(2, 8, ())),))
+        lengths[0] += 2
+        cu = F.pad(lengths.cumsum(0), (1, 0))
+        made.append((values(total=int(cu[-1])), cu))
+    return made
+
+
+@pytest.mark.parametrize("bound", ["left out", "a number", "read in the graph"])
+def test_one_compile_for_fifty_batches(bound: str) -> None:
+    """Sizes, lengths and bounds differ from batch to batch."""
+
+    def run(q, k, v, cu):
+        longest = {"left out": None, "a number": 64}.get(bound)
+        if bound == "read in the graph":
+            longest = torch.diff(cu).max().item()
+        return door(q, k, v, cu, longest)
+
+    compiled = torch.compile(run, backend="gdpa", fullgraph=True, dynamic=True)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        for tensors, cu in batches(50):
+            assert_same(compiled, run, tensors, cu)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert counters["gdpa"] == {
+        "matched": 1, "matched_varlen": 1, "rejected": 0, "lowered_cpu": 2, "lowered_varlen": 2,
+    }  # fmt: skip
+
+
+# Nested tensors
+
+
+def nested(*tensors: Tensor, cu: Tensor = CU) -> list[Tensor]:
+    return [torch.nested.nested_tensor_from_jagged(t, cu) for t in tensors]
+
+
+def test_nested_tensors() -> None:
+    tensors = values()
+
+    def run(q, k, v):
+        return gdpa_inductor.attention(*nested(q, k, v), score_mod=SCORES["silu"][0])
+
+    found = run(*tensors)
+    assert found.is_nested and found.shape[0] == 4 and found.layout == torch.jagged
+    expected = gdpa_inductor.attention(
+        *tensors, score_mod=SCORES["silu"][0], cu_seqlens_q=CU, cu_seqlens_k=CU
+    )
+    assert torch.equal(found.values(), expected)
+    found.values().sum().backward()
+    assert all(t.grad is not None for t in tensors)
+
+
+def test_a_nested_result_goes_with_its_query() -> None:
+    q, k, v = nested(*(t.detach() for t in values()))
+    out = gdpa_inductor.attention(q, k, v, score_mod=SCORES["silu"][0])
+    assert torch.equal((out + q).values(), out.values() + q.values())
+
+
+def test_nested_keys_under_dense_queries() -> None:
+    _, k, v = values()
+    seeds = torch.randn(1, 2, 3, 16)
+    found = gdpa_inductor.attention(seeds, *nested(k, v), score_mod=SCORES["silu"][0])
+    expected = gdpa_inductor.attention(seeds, k, v, score_mod=SCORES["silu"][0], cu_seqlens_k=CU)
+    assert found.shape == (4, 2, 3, 16) and torch.equal(found, expected)
+
+
+def test_nested_tensors_compiled() -> None:
+    given = nested(*(t.detach() for t in values()))
+
+    def run(q, k, v):
+        return gdpa_inductor.attention(
+            q, k, v, score_mod=SCORES["silu"][0], max_seqlen_q=LONGEST, max_seqlen_k=LONGEST
+        )
+
+    found = torch.compile(run, backend="gdpa", fullgraph=True)(*given)
+    torch.testing.assert_close(found.values(), run(*given).values(), rtol=1e-4, atol=1e-4)
+
+
+# Faults
+
+Q, K, V = (torch.randn(9, 2, 6) for _ in range(3))
+OFFSETS = torch.tensor([0, 3, 3, 9])
+SELF = {"cu_seqlens_q": OFFSETS, "cu_seqlens_k": OFFSETS}
+TWO = nested(torch.randn(4, 2, 6), cu=torch.tensor([0, 1, 2, 4]))[0]
+FAULTS = {
+    "dense query": ((Q[None], K, V), SELF, "query must be .total length, heads, head dim. next to"),
+    "dense key": ((Q, K, V), {"cu_seqlens_q": OFFSETS}, "key must be a floating-point tensor"),
+    "bound": ((Q, K, V), {**SELF, "cu_seqlens_q": None, "max_seqlen_q": 4}, "query is dense"),
+    "dtype": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS.float()}, "cu_seqlens_k must be .batch"),
+    "empty": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS[:0]}, "cu_seqlens_k is empty"),
+    "device": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS.to("meta")}, "cu_seqlens_k is on meta"),
+    "decreasing": (
+        (Q, K, V),
+        {**SELF, "cu_seqlens_q": torch.tensor([0, 5, 3, 9])},
+        "cu_seqlens_q must not decrease",
+    ),
+    "beyond": ((Q, K, V), {**SELF, "cu_seqlens_q": OFFSETS + 1}, "must lie in 0..9"),
+    "batches": ((Q, K, V), {**SELF, "cu_seqlens_k": OFFSETS[:3]}, "batch, heads or lengths differ"),
+    "dense batch": (
+        (torch.randn(2, 2, 5, 6), K, V),
+        {"cu_seqlens_k": OFFSETS},
+        "batch, heads or lengths differ",
+    ),
+    "lengths": ((Q, K, V[:8]), SELF, "must lie in 0..8"),
+    "heads": ((Q, K[:, :1], V[:, :1]), SELF, "2 query heads over 1 key heads need enable_gqa"),
+    "nested and offsets": ((TWO, K, V), SELF, "query is nested: its offsets are its own"),
+    "nested key alone": ((TWO, TWO, V), {}, "key and value must both be nested"),
+    "nested, transposed": (
+        (TWO.transpose(1, 2), TWO, TWO),
+        {},
+        "a nested query must be of layout torch.jagged",
+    ),
+    "nested otherwise": (
+        (TWO, TWO, nested(torch.randn(5, 2, 6), cu=torch.tensor([0, 1, 2, 5]))[0]),
+        {},
+        "key and value are nested by different offsets",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_operands_that_do_not_fit(name: str) -> None:
+    operands, given, message = FAULTS[name]
+    with pytest.raises(GDPAError, match=message):
+        gdpa_inductor.attention(*operands, **given)
