@@ -22,8 +22,8 @@ Notation
     accA     [128 r, head_dim] += dS tA        accB   [128 r, value_dim] += P tB   (keys side)
     tile     128 resident rows;  step: one streamed tile against them
 
-Warps 0-7 activate, 8 multiplies, 9 loads. Compile-time: `Config`, the side. Tuned: `STAGES` and
-`PART` of backward_shapes.py, the order of backward_products.py.
+Warps 0-7 activate, 8 multiplies, 9 loads, two are idle. Compile-time: `Config`, the side. Tuned:
+`STAGES` and `PART` of backward_shapes.py, the order of backward_products.py.
 """
 
 from typing import Any
@@ -45,7 +45,8 @@ from .config import ROWS, TMEM_COLUMNS, Config
 from .operands import Matrix, Tiles
 from .program import Program
 
-ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 10
+ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
+REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch
 NAMES = ("rA", "tA", "rB", "tB")
 # name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
 SIGNALS: dict[str, tuple[str | int, int]] = {
@@ -135,15 +136,18 @@ class Backward:
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
         ranges = Ranges(self.config, self.keys, aux, scalars)
         walk = Walk(self.keys, sizes, (cu_q, cu_k, order), ranges)
-        if warp == LOAD_WARP:
-            Loads(walk, signals, self.tiles(atoms, tensors, buffers)).run()
-        elif warp == PRODUCT_WARP:
-            Products(walk, self.shapes, signals, buffers, tmem).run()
-        else:
+        if warp < ACTIVATION_WARPS:
+            cute.arch.setmaxregister_increase(REGISTERS["activation"])
             memory = TensorMemory(tmem, thread, self.shapes)
             program = Program(self.config, aux, scalars, roots_of(self.config, self.keys))
             sums = Sums(walk, memory, self.outputs(outputs, strides))
             Activation(walk, program, signals, memory, sums).run()
+        else:
+            cute.arch.setmaxregister_decrease(REGISTERS["others"])
+            if warp == LOAD_WARP:
+                Loads(walk, signals, self.tiles(atoms, tensors, buffers)).run()
+            if warp == PRODUCT_WARP:
+                Products(walk, self.shapes, signals, buffers, tmem).run()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)

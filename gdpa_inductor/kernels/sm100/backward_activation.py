@@ -59,24 +59,31 @@ class Activation:
         self.signals["scores"].wait(step)
         scores_ready()
         column = step % self.memory.shapes.buffers * COLS + self.left
+        scores = self.fetch(column)
         for part in range_constexpr(PARTS):
-            self.weigh(line, tile, block, column, part, slopes[part])
+            self.weigh(line, tile, block, column, part, scores[part], slopes[part])
             if const_expr(self.walk.keys):
                 scores_done(stored=True)
                 self.signals["weights"].arrive(step * PARTS + part)
         self.signals["gradients"].wait(step)
         scores_ready()
+        column = self.memory.shapes.gradients + self.left
+        gradients = self.fetch(column)
         for part in range_constexpr(PARTS):
-            self.slope(part, slopes[part])
+            self.slope(column, part, gradients[part], slopes[part])
         scores_done(stored=True)
         self.signals["slopes"].arrive(step)
 
-    @cute.jit
-    def weigh(self, line: Line, tile: Tile, block, column, part, slopes):
-        """S -> P and slope, 32 columns; zero past the end of the streamed rows."""
-        scores = self.memory.load(column + part * PART, PART)
-        weights = cute.make_rmem_tensor(PART, Float32)
+    def fetch(self, column: Any) -> list[Any]:
+        """This thread's 64 columns of S or dP, by parts."""
+        found = [self.memory.load(column + part * PART, PART) for part in range(PARTS)]
         cute.arch.fence_view_async_tmem_load()
+        return found
+
+    @cute.jit
+    def weigh(self, line: Line, tile: Tile, block, column, part, scores, slopes):
+        """S -> P and slope, 32 columns; zero past the end of the streamed rows."""
+        weights = cute.make_rmem_tensor(PART, Float32)
         first = block * COLS + self.left + part * PART
         for i in range_constexpr(0, PART, 2):
             found = line(Pair(scores[i], scores[i + 1]), Pair(first + i, first + i + 1))
@@ -92,11 +99,8 @@ class Activation:
             self.memory.store(column + part * (PART // 2), weights)
 
     @cute.jit
-    def slope(self, part, slopes):
+    def slope(self, column, part, gradients, slopes):
         """dP -> dS, 32 columns."""
-        column = self.memory.shapes.gradients + self.left
-        gradients = self.memory.load(column + part * PART, PART)
-        cute.arch.fence_view_async_tmem_load()
         for i in range_constexpr(0, PART, 2):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])

@@ -19,7 +19,18 @@ import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from ...expr import GELU_ALPHA, GELU_BETA, Expr, fold, postorder
-from .values import add, choose, each, is_literal, multiply, negate, pair, select, subtract
+from .values import (
+    Product,
+    add,
+    choose,
+    each,
+    is_literal,
+    multiply,
+    negate,
+    pair,
+    select,
+    subtract,
+)
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
@@ -46,9 +57,9 @@ def _extremum(of_floats: Callable, of_integers: Callable) -> Callable:
 
 
 def _is_float(value) -> bool:
-    return isinstance(value, float) or (
-        not is_literal(value) and isinstance(pair(value).lanes[0], Float32)
-    )
+    if is_literal(value):
+        return isinstance(value, float)
+    return isinstance(value, Product) or isinstance(value.lanes[0], Float32)
 
 
 def _arithmetic(of_floats: Callable, of_integers: Callable) -> Callable:
