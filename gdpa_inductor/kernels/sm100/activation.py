@@ -3,14 +3,20 @@
 A thread owns one query row. Scores come from tensor memory 32 columns at a time; the next 32 are on
 their way while these are computed. Weights go back as 16-bit numbers into the first half of the
 columns of S_t: those of part c take 16 columns from 16c on, which part c / 2 of the scores has
-left."""
+left.
+"""
 
 from typing import Any
 
-from cutlass import Float32, cute
+import cutlass
+from cutlass import Float32, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from .config import COLS, ROWS
+from .pipeline import Cursor, scores_done, scores_ready
+from .program import Program, Row
+from .ranges import Ranges
+from .roles import HANDED_OVER, Channels, TensorMemory
 from .values import Fixed, Pair, choose, pair
 
 PART = 32  # columns of S_t in registers at a time
@@ -61,3 +67,49 @@ def weights_of(scores: Any, program: Any, column: Any, end: Any) -> list[Any]:
             weight = choose(Pair(*(x < end for x in m.lanes)), weight, 0.0)
         found += pair(weight).lanes
     return found
+
+
+class Activation(Fixed):
+    """plain, careful: the program for blocks without masks and tails, and for all."""
+
+    def __init__(
+        self, channels: Channels, memory: TensorMemory, ranges: Ranges, plain: Program,
+        careful: Program,
+    ) -> None:  # fmt: skip
+        self.channels, self.memory, self.ranges = channels, memory, ranges
+        self.plain, self.careful = plain, careful
+
+    @cute.jit
+    def run(self, scheduler, t, thread):
+        """The loop of thread `thread` of the warpgroup of query tile t."""
+        scores = Scores(self.memory.scores(t), thread, self.memory.dtype)
+        at, s = scheduler.start(), Cursor(1)
+        tile, at = scheduler.take_busy(at)
+        while tile.valid == 1:
+            first = tile.row + t * ROWS
+            plain = Row(self.plain, tile, first + thread)
+            careful = Row(self.careful, tile, first + thread)
+            for block in cutlass.range(tile.first, tile.last, unroll=1):
+                column = block * COLS
+                self.channels.scores.of(t).wait(s)
+                scores_ready()
+                if self.ranges.needs_no_mask(tile, first, column):
+                    self.weigh(scores, plain, t, s, column, None)
+                else:
+                    self.weigh(scores, careful, t, s, column, tile.k_rows)
+                s = s.next()
+            tile, at = scheduler.take_busy(at)
+
+    @cute.jit
+    def weigh(self, scores: Scores, row, t, s: Cursor, column, end):
+        """One block: every part of S_t to weights, and these to the tensor core."""
+        following = scores.fetch(0)
+        for part in range_constexpr(PARTS):
+            cute.arch.fence_view_async_tmem_load()
+            now = following
+            if cutlass.const_expr(part + 1 < PARTS):
+                following = scores.fetch(part + 1)
+            scores.give(part, weights_of(now, row, column + part * PART, end))
+            if cutlass.const_expr(part + 1 in HANDED_OVER):
+                scores_done(stored=True)
+                self.channels.weights[HANDED_OVER.index(part + 1)].of(t).arrive(s)

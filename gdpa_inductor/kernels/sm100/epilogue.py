@@ -6,9 +6,13 @@ nothing was summed, and zeros are stored.
 
 from typing import Any
 
-from cutlass import Float32, Int64, cute
+import cutlass
+from cutlass import Constexpr, Float32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
+from .config import ROWS, Config
+from .pipeline import scores_done, scores_ready
+from .roles import TILES, Channels, TensorMemory
 from .values import Fixed
 
 PART = 32  # columns of O_t in registers at a time
@@ -54,3 +58,44 @@ class Sums(Fixed):
         cute.copy(self.load, self.tO[None, part, 0, 0], sums)
         cute.arch.fence_view_async_tmem_load()
         return sums
+
+
+class Epilogue(Fixed):
+    """Drains the sums of every tile."""
+
+    def __init__(
+        self, channels: Channels, memory: TensorMemory, output: Output, config: Config
+    ) -> None:
+        self.channels, self.memory, self.output, self.config = channels, memory, output, config
+
+    @cute.jit
+    def run(self, scheduler, thread):
+        """The loop of thread `thread` of the warpgroup, which sees every tile: one without keys is
+        zero."""
+        sums = self.channels.sums
+        at, o = scheduler.start(), sums[0].start()
+        tile, at = scheduler.take(at)
+        while tile.valid == 1:
+            if tile.blocks > 0:
+                for t in range_constexpr(TILES):
+                    sums[t].full.wait(o)
+                    scores_ready()
+                    self.store(tile, t, o, thread, True)
+                    scores_done(stored=False)
+                    sums[t].empty.arrive(o)
+                o = o.next()
+            else:
+                for t in range_constexpr(TILES):
+                    self.store(tile, t, o, thread, False)
+            tile, at = scheduler.take(at)
+
+    @cute.jit
+    def store(self, tile, t: Constexpr, o, thread, summed: Constexpr):
+        """One row of O_t, or zeros."""
+        n = tile.row + t * ROWS + thread
+        row = self.output.row(tile, n, self.config.jagged_q)
+        sums = Sums(self.memory.sums(t, o.index), thread)
+        for part in range_constexpr(self.config.padded_value_dim // PART):
+            values = sums.fetch(part) if cutlass.const_expr(summed) else None
+            if n < tile.q_rows:
+                self.output.store(row, part, values)

@@ -21,29 +21,32 @@ difference.
 """
 
 import cutlass
-from cutlass import Boolean, Constexpr, Float32, Int32, Int64, cute, memory, range_constexpr
+from cutlass import Float32, Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
 
-from .activation import PART as SCORES_AT_ONCE
-from .activation import PARTS, Scores, weights_of
+from .activation import Activation
 from .config import COLS, ROWS, TMEM_COLUMNS, Config
-from .epilogue import PART, Output, Sums
+from .epilogue import Epilogue, Output
+from .loads import Loads
 from .operands import Matrix, Tiles
-from .pipeline import Barriers, Cursor, Ring, scores_done, scores_ready
-from .program import Program, Row
+from .products import Products
+from .program import Program
 from .ranges import Ranges
+from .roles import (
+    EPILOGUE,
+    LOADS,
+    PRODUCTS,
+    REGISTERS,
+    SCHEDULER,
+    TILES,
+    WARPGROUP,
+    WARPS,
+    Channels,
+    TensorMemory,
+)
 from .scheduler import FIELDS, STAGES, Scheduler
 from .work import Work
-
-TILES = 2  # query tiles of a CTA
-EPILOGUE, PRODUCTS, LOADS, SCHEDULER, WARPS = 8, 12, 13, 14, 16
-READERS = 14  # warps that read the scheduler's records
-REGISTERS = {"activation": 168, "epilogue": 96, "others": 80}  # 512 threads share 65536
-HANDED_OVER = (PARTS - 1, PARTS)  # P_t goes to the tensor core in two parts: 3/4, then the rest
-SCORES, SUMS = 0, 256  # first columns in tensor memory
-STEPS = COLS // 16  # tcgen05.mma of O_t += P_t V, 16 keys each
-WARPGROUP = 128
 
 
 class Forward:
@@ -78,8 +81,7 @@ class Forward:
     def storage(self):
         """Shared memory: barriers first, then the tiles."""
         c = self.config
-        rings = STAGES + c.query_stages + c.key_stages + TILES * c.output_stages
-        count = 2 * rings + (1 + len(HANDED_OVER)) * TILES
+        count = Channels.count(c)
 
         @cute.struct
         class Memory:
@@ -167,286 +169,57 @@ class Forward:
         c = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
-        buffers = self.shared_memory(*layouts[:3])
-        self.channels(buffers)
-        self.start(buffers, warp)
+        buffers = memory.SmemAllocator().allocate(self.memory)
+        sQ, sK, sV = self.shared(buffers, layouts)
+        channels = Channels(c, buffers.barriers.data_ptr())
+        channels.start(warp, buffers.tmem.ptr)
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem.ptr)
-        self.tensor_memory(qk, pv, layouts[3], tmem)
+        sums = TensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
         ranges = Ranges(c, aux, scalars, TILES * ROWS)
+        records = buffers.records.get_tensor(cute.make_layout((STAGES, FIELDS), stride=(FIELDS, 1)))
         work = Work(c, sizes, (cu_q, cu_k, order))
-        scheduler = Scheduler(self.tiles, self.records, work, ranges)
+        scheduler = Scheduler(channels.tiles, records, work, ranges)
 
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            careful = Program(c, aux, scalars)
             plain = Program(c, aux, scalars, ranges.classes.full_terms)
-            self.activate(scheduler, ranges, (plain, careful), warp // 4, thread % WARPGROUP)
+            role = Activation(channels, sums, ranges, plain, Program(c, aux, scalars))
+            role.run(scheduler, warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:
             cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
             output = Output(o, o_strides, c.value_dim, self.dtype)
-            self.drain(scheduler, output, thread % WARPGROUP)
+            Epilogue(channels, sums, output, c).run(scheduler, thread % WARPGROUP)
             cute.arch.barrier(barrier_id=1, number_of_threads=WARPGROUP)
             if warp == EPILOGUE:
                 cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == PRODUCTS:
-                self.multiply(scheduler, qk, pv)
+                Products(channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
             if warp == LOADS:
-                self.load(
-                    scheduler,
-                    self.source("q", atom_q, mQ, qk),
-                    self.source("k", atom_k, mK, qk),
-                    self.source("v", atom_v, mV, pv),
-                )
+                q = self.source("q", atom_q, mQ, sQ, qk)
+                k = self.source("k", atom_k, mK, sK, qk)
+                v = self.source("v", atom_v, mV, sV, pv)
+                Loads(channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish()
 
-    def shared_memory(self, q_layout, k_layout, v_layout):
-        """The buffers of the tiles and of the scheduler's records."""
-        buffers = memory.SmemAllocator().allocate(self.memory)
-        self.sQ = buffers.sQ.get_tensor(q_layout.outer, swizzle=q_layout.inner)
-        self.sK = buffers.sKV.get_tensor(k_layout.outer, swizzle=k_layout.inner)
-        self.sV = buffers.sKV.get_tensor(v_layout.outer, swizzle=v_layout.inner)
-        self.records = buffers.records.get_tensor(
-            cute.make_layout((STAGES, FIELDS), stride=(FIELDS, 1))
+    def shared(self, buffers, layouts):
+        """sQ, sK, sV; the last two share a ring."""
+        q, k, v, _ = layouts
+        return (
+            buffers.sQ.get_tensor(q.outer, swizzle=q.inner),
+            buffers.sKV.get_tensor(k.outer, swizzle=k.inner),
+            buffers.sKV.get_tensor(v.outer, swizzle=v.inner),
         )
-        return buffers
 
-    def source(self, name: str, atom, tensor, product) -> Tiles:
+    def source(self, name: str, atom, mX, sX, product) -> Tiles:
         """The tiles of Q, K or V."""
         c, product = self.config, product.get_slice(0)
-        sX, part, tiler, jagged = {
-            "q": (self.sQ, product.partition_A, (ROWS, c.padded_head_dim), c.jagged_q),
-            "k": (self.sK, product.partition_B, (COLS, c.padded_head_dim), c.jagged_k),
-            "v": (self.sV, product.partition_B, (c.padded_value_dim, COLS), c.jagged_k),
+        part, tiler, jagged = {
+            "q": (product.partition_A, (ROWS, c.padded_head_dim), c.jagged_q),
+            "k": (product.partition_B, (COLS, c.padded_head_dim), c.jagged_k),
+            "v": (product.partition_B, (c.padded_value_dim, COLS), c.jagged_k),
         }[name]
         size, shared = self.bytes["qkv".index(name)], name in c.shared
-        return Tiles(atom, tensor, sX, part, tiler, size, jagged, shared, transposed=name == "v")
-
-    def channels(self, buffers) -> None:
-        """Who waits for whom. Whatever is not here is ordered by the tensor core itself, which
-        multiplies in the order of issue: S_t of the next block overwrites P_t only after O_t += P_t
-        V has read it."""
-        c = self.config
-        self.all_channels: list[Ring | Barriers] = []
-        free = buffers.barriers.data_ptr()
-
-        def ring(stages: int, producers: int, consumers: int) -> Ring:
-            nonlocal free
-            made = Ring(free, stages, producers, consumers)
-            free = free + 2 * stages
-            self.all_channels.append(made)
-            return made
-
-        def barriers(arrivals: int) -> Barriers:
-            nonlocal free
-            made = Barriers(free, TILES, arrivals)
-            free = free + TILES
-            self.all_channels.append(made)
-            return made
-
-        self.tiles = ring(STAGES, 1, READERS)
-        self.queries = [ring(c.query_stages // TILES, 1, 1) for _ in range(TILES)]
-        self.keys = ring(c.key_stages, 1, 1)
-        self.sums = [ring(c.output_stages, 1, WARPGROUP) for _ in range(TILES)]
-        self.scores = barriers(1)
-        self.weights = [barriers(WARPGROUP) for _ in HANDED_OVER]
-
-    @cute.jit
-    def start(self, buffers, warp):
-        """Barriers and tensor memory are there for all warps after this."""
-        if warp == SCHEDULER:
-            with cute.arch.elect_one():
-                for channel in self.all_channels:
-                    channel.init()
-            cute.arch.mbarrier_init_fence()
-        if warp == EPILOGUE:
-            cute.arch.alloc_tmem(TMEM_COLUMNS, buffers.tmem.ptr)
-            cute.arch.relinquish_tmem_alloc_permit()
-        cute.arch.sync_threads()
-
-    def tensor_memory(self, qk, pv, p_layout, tmem) -> None:
-        """S_t and P_t; the layout of O_t."""
-        self.tmem = tmem
-        s = qk.make_fragment_C(qk.partition_shape_C(self.qk_tiler[:2])).layout
-        self.o_layout = pv.make_fragment_C(pv.partition_shape_C(self.pv_tiler[:2])).layout
-        self.tS = [cute.make_tensor(tmem + SCORES + COLS * t, s) for t in range(TILES)]
-        p = pv.make_fragment_A(cute.make_tensor(self.tS[0].iterator, p_layout.outer))
-        self.tP = [
-            cute.make_tensor(cute.recast_ptr(tS.iterator, dtype=self.dtype), p.layout)
-            for tS in self.tS
-        ]
-
-    @cute.jit
-    def load(self, scheduler, q: Tiles, k: Tiles, v: Tiles):
-        """The loads: two query tiles, then K and V of each block."""
-        at, q_at, k_at = self.tiles.start(), self.queries[0].start(), self.keys.start()
-        tile, at = scheduler.take_busy(at)
-        while tile.valid == 1:
-            for t in range_constexpr(TILES):
-                rows = (tile.q_start, tile.row + t * ROWS, tile.q_rows)
-                stage = q_at.index * TILES + t
-                self.fetch(q, rows, tile.head, tile.batch, self.queries[t], q_at, stage)
-            q_at = q_at.next()
-            for block in cutlass.range(tile.first, tile.last, unroll=1):
-                rows = (tile.k_start, block * COLS, tile.k_rows)
-                self.fetch(k, rows, tile.key_head, tile.batch, self.keys, k_at, k_at.index)
-                k_at = k_at.next()
-                self.fetch(v, rows, tile.value_head, tile.batch, self.keys, k_at, k_at.index)
-                k_at = k_at.next()
-            tile, at = scheduler.take_busy(at)
-        for t in range_constexpr(TILES):
-            self.queries[t].wait_all(q_at)
-        self.keys.wait_all(k_at)
-
-    @cute.jit
-    def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage):
-        start, row, end = rows
-        ring.empty.wait_before(at)
-        ring.full.expect(at, tiles.size)
-        tiles.copy(start, row, end, head, batch, stage, ring.full.at(at))
-
-    @cute.jit
-    def multiply(self, scheduler, qk, pv):
-        """The products, of all tiles in one sequence: O_t += P_t V of the block that was scored
-        last, then S_t = Q_t Kᵀ of the next block, be it of this tile or of the next."""
-        at, q, k = self.tiles.start(), self.queries[0].start(), self.keys.start()
-        v, p, o = k, Cursor(1), Cursor(self.config.output_stages)
-        tile, at = scheduler.take_busy(at)
-        block = tile.first
-        pending, started, closing = Boolean(False), Boolean(False), Boolean(False)
-        while (tile.valid == 1) | pending:
-            if pending:
-                self.keys.full.wait(v)
-            for t in range_constexpr(TILES):
-                if pending:
-                    self.add(pv, t, v, p, o, started)
-                    if closing:
-                        self.sums[t].full.arrive_when_multiplied(o)
-                if tile.valid == 1:
-                    if cutlass.const_expr(t == 0):
-                        self.keys.full.wait(k)
-                    self.score(qk, t, q, k, block == tile.first)
-            if pending:
-                self.keys.empty.arrive_when_multiplied(v)
-                p = p.next()
-                if closing:
-                    o = o.next()
-            pending = tile.valid == 1
-            if pending:
-                self.keys.empty.arrive_when_multiplied(k)
-                v = k.next()
-                k = v.next()
-                started, closing = block != tile.first, block + 1 == tile.last
-                block += 1
-                if closing:
-                    for t in range_constexpr(TILES):
-                        self.queries[t].empty.arrive_when_multiplied(q)
-                    q = q.next()
-                    tile, at = scheduler.take_busy(at)
-                    block = tile.first
-
-    @cute.jit
-    def score(self, qk, t: Constexpr, q: Cursor, k: Cursor, fresh):
-        """S_t = Q_t Kᵀ. fresh: Q_t is a new one."""
-        if fresh:
-            self.queries[t].full.wait(q)
-        qk = copied(qk)
-        tQ, tK = qk.make_fragment_A(self.sQ), qk.make_fragment_B(self.sK)
-        scores_ready()
-        for step in range_constexpr(cute.size(tQ, mode=[2])):
-            qk.set(tcgen05.Field.ACCUMULATE, step != 0)
-            a, b = tQ[None, None, step, q.index * TILES + t], tK[None, None, step, k.index]
-            cute.gemm(qk, self.tS[t], a, b, self.tS[t])
-        self.scores.of(t).arrive_when_multiplied(Cursor(1))
-
-    @cute.jit
-    def add(self, pv, t: Constexpr, v: Cursor, p: Cursor, o: Cursor, started):
-        """O_t += P_t V, or O_t = P_t V where nothing has been summed yet."""
-        if not started:
-            self.sums[t].empty.wait_before(o)
-        pv = copied(pv)
-        tV, tO = pv.make_fragment_B(self.sV), self.output(t, o)
-        for part in range_constexpr(len(HANDED_OVER)):
-            self.weights[part].of(t).wait(p)
-            scores_ready()
-            steps = [STEPS * x // PARTS for x in (0, *HANDED_OVER)][part : part + 2]
-            for step in range_constexpr(*steps):
-                pv.set(tcgen05.Field.ACCUMULATE, started if step == 0 else True)
-                a, b = self.tP[t][None, None, step, 0], tV[None, None, step, v.index]
-                cute.gemm(pv, tO, a, b, tO)
-
-    def output(self, t: int, o: Cursor):
-        column = SUMS + 128 * t + 128 // self.config.output_stages * o.index
-        return cute.make_tensor(self.tmem + column, self.o_layout)
-
-    @cute.jit
-    def activate(self, scheduler, ranges: Ranges, programs, t, thread):
-        """The activation of query tile t. programs: the one for blocks without masks and tails, and
-        the one for all."""
-        tS = cute.make_tensor(self.tmem + (SCORES + COLS * t), self.tS[0].layout)
-        scores = Scores(tS, thread, self.dtype)
-        at, s = self.tiles.start(), Cursor(1)
-        tile, at = scheduler.take_busy(at)
-        while tile.valid == 1:
-            first = tile.row + t * ROWS
-            plain, careful = [Row(program, tile, first + thread) for program in programs]
-            for block in cutlass.range(tile.first, tile.last, unroll=1):
-                column = block * COLS
-                self.scores.of(t).wait(s)
-                scores_ready()
-                if ranges.needs_no_mask(tile, first, column):
-                    self.weigh(scores, plain, t, s, column, None)
-                else:
-                    self.weigh(scores, careful, t, s, column, tile.k_rows)
-                s = s.next()
-            tile, at = scheduler.take_busy(at)
-
-    @cute.jit
-    def weigh(self, scores: Scores, row, t, s: Cursor, column, end):
-        """One block: every part of S_t to weights, and these to the tensor core."""
-        following = scores.fetch(0)
-        for part in range_constexpr(PARTS):
-            cute.arch.fence_view_async_tmem_load()
-            now = following
-            if cutlass.const_expr(part + 1 < PARTS):
-                following = scores.fetch(part + 1)
-            scores.give(part, weights_of(now, row, column + part * SCORES_AT_ONCE, end))
-            if cutlass.const_expr(part + 1 in HANDED_OVER):
-                scores_done(stored=True)
-                self.weights[HANDED_OVER.index(part + 1)].of(t).arrive(s)
-
-    @cute.jit
-    def drain(self, scheduler, output: Output, thread):
-        """The epilogue, which sees every tile: one without keys is zero."""
-        at, o = self.tiles.start(), Cursor(self.config.output_stages)
-        tile, at = scheduler.take(at)
-        while tile.valid == 1:
-            if tile.blocks > 0:
-                for t in range_constexpr(TILES):
-                    self.sums[t].full.wait(o)
-                    scores_ready()
-                    self.store(output, tile, t, o, thread, True)
-                    scores_done(stored=False)
-                    self.sums[t].empty.arrive(o)
-                o = o.next()
-            else:
-                for t in range_constexpr(TILES):
-                    self.store(output, tile, t, o, thread, False)
-            tile, at = scheduler.take(at)
-
-    @cute.jit
-    def store(self, output: Output, tile, t: Constexpr, o: Cursor, thread, summed: Constexpr):
-        n = tile.row + t * ROWS + thread
-        row = output.row(tile, n, self.config.jagged_q)
-        sums = Sums(self.output(t, o), thread)
-        for part in range_constexpr(self.config.padded_value_dim // PART):
-            values = sums.fetch(part) if cutlass.const_expr(summed) else None
-            if n < tile.q_rows:
-                output.store(row, part, values)
-
-
-def copied(product):
-    """Setting `ACCUMULATE` changes the object, which must not leave a branch or loop."""
-    return product.__new_from_mlir_values__(product.__extract_mlir_values__())
+        return Tiles(atom, mX, sX, part, tiler, size, jagged, shared, transposed=name == "v")

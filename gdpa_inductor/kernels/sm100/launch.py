@@ -26,7 +26,7 @@ ARCHITECTURE = "--gpu-arch=sm_100a"
 @functools.cache
 def compiled(config: Config, options: str = ARCHITECTURE) -> Any:
     """The kernel of a configuration, ready to be launched. Needs no GPU."""
-    return cute.compile(Forward(config), *_example(config), options=options)
+    return cute.compile(Forward(config), *example(config), options=options)
 
 
 def forward(
@@ -169,7 +169,7 @@ def _operand(tensor: Tensor, access: Sequence[str]) -> Any:
     return _pointer(name(tensor.dtype), tensor.data_ptr(), tensor.element_size()), places
 
 
-def _example(config: Config) -> tuple[Any, ...]:
+def example(config: Config) -> tuple[Any, ...]:
     """Arguments of the right types for tracing; nothing is read from them."""
     jagged = config.jagged_q or config.jagged_k
     width = getattr(torch, config.offsets).itemsize

@@ -55,6 +55,9 @@ class Scheduler(Fixed):
         self.ring, self.records, self.work = ring, records, work
         self.ranges = ranges
 
+    def start(self) -> Cursor:
+        return self.ring.start()
+
     @cute.jit
     def publish(self):
         """The loop of the scheduler warp."""

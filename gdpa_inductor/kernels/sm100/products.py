@@ -1,0 +1,99 @@
+"""Products, by one warp: O_t += P_t V of the block that was scored last, then S_t = Q_t Kᵀ of the
+next.
+
+All tiles are one sequence of blocks, so the next block may be the first of the next tile: its
+scores are there before the epilogue has drained the sums of this one."""
+
+import cutlass
+from cutlass import Boolean, Constexpr, cute, range_constexpr
+from cutlass.cute.nvgpu import tcgen05
+
+from .activation import PARTS
+from .config import COLS
+from .pipeline import Cursor, scores_ready
+from .roles import HANDED_OVER, TILES, Channels, TensorMemory
+from .values import Fixed
+
+STEPS = COLS // 16  # tcgen05.mma of O_t += P_t V, 16 keys each
+
+
+class Products(Fixed):
+    """qk, pv: the tiled products. sQ, sK, sV: their operands in shared memory, by stage."""
+
+    def __init__(self, channels: Channels, memory: TensorMemory, qk, pv, sQ, sK, sV) -> None:
+        self.channels, self.memory, self.qk, self.pv = channels, memory, qk, pv
+        self.tQ, self.tK = qk.make_fragment_A(sQ), qk.make_fragment_B(sK)
+        self.tV = pv.make_fragment_B(sV)
+
+    @cute.jit
+    def run(self, scheduler):
+        """The loop of the warp."""
+        queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
+        at, q, k = scheduler.start(), queries[0].start(), keys.start()
+        v, p, o = k, Cursor(1), sums[0].start()
+        tile, at = scheduler.take_busy(at)
+        block = tile.first
+        pending, started, closing = Boolean(False), Boolean(False), Boolean(False)
+        while (tile.valid == 1) | pending:
+            if pending:
+                keys.full.wait(v)
+            for t in range_constexpr(TILES):
+                if pending:
+                    self.add(t, v, p, o, started)
+                    if closing:
+                        sums[t].full.arrive_when_multiplied(o)
+                if tile.valid == 1:
+                    if cutlass.const_expr(t == 0):
+                        keys.full.wait(k)
+                    self.score(t, q, k, block == tile.first)
+            if pending:
+                keys.empty.arrive_when_multiplied(v)
+                p = p.next()
+                if closing:
+                    o = o.next()
+            pending = tile.valid == 1
+            if pending:
+                keys.empty.arrive_when_multiplied(k)
+                v = k.next()
+                k = v.next()
+                started, closing = block != tile.first, block + 1 == tile.last
+                block += 1
+                if closing:
+                    for t in range_constexpr(TILES):
+                        queries[t].empty.arrive_when_multiplied(q)
+                    q = q.next()
+                    tile, at = scheduler.take_busy(at)
+                    block = tile.first
+
+    @cute.jit
+    def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):
+        """S_t = Q_t Kᵀ. fresh: Q_t is a new one."""
+        if fresh:
+            self.channels.queries[t].full.wait(q)
+        qk, tS = copied(self.qk), self.memory.scores(t)
+        scores_ready()
+        for step in range_constexpr(cute.size(self.tQ, mode=[2])):
+            qk.set(tcgen05.Field.ACCUMULATE, step != 0)
+            a = self.tQ[None, None, step, q.index * TILES + t]
+            cute.gemm(qk, tS, a, self.tK[None, None, step, k.index], tS)
+        self.channels.scores.of(t).arrive_when_multiplied(Cursor(1))
+
+    @cute.jit
+    def add(self, t: Constexpr, v: Cursor, p: Cursor, o: Cursor, started):
+        """O_t += P_t V, or O_t = P_t V where nothing has been summed yet."""
+        if not started:
+            self.channels.sums[t].empty.wait_before(o)
+        pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(t, o.index)
+        for part in range_constexpr(len(HANDED_OVER)):
+            self.channels.weights[part].of(t).wait(p)
+            scores_ready()
+            steps = [STEPS * x // PARTS for x in (0, *HANDED_OVER)][part : part + 2]
+            for step in range_constexpr(*steps):
+                pv.set(tcgen05.Field.ACCUMULATE, started if step == 0 else True)
+                a, b = tP[None, None, step, 0], self.tV[None, None, step, v.index]
+                cute.gemm(pv, tO, a, b, tO)
+
+
+def copied(product):
+    """Setting `ACCUMULATE` changes the object, which must not leave a branch or loop."""
+    return product.__new_from_mlir_values__(product.__extract_mlir_values__())
