@@ -23,7 +23,7 @@ class KernelOptions:
     """What a lowering may know. Its text is an argument of the op.
 
     kernel: which kernel to use, or "auto". deterministic: every gradient has equal bits from run to
-    run; False admits atomic candidates to autotuning. fast_math: fp16 and bf16 kernels may use the
+    run; False admits atomic additions. fast_math: fp16 and bf16 kernels may use the
     hardware's approximate functions. skip: leave out tiles where the program's masks make value and
     gradients zero; NaN and infinities at masked places then do not spread.
     strict: raise where a lowering would fall back to the unfused formula.

@@ -58,7 +58,8 @@ class Plan:
     over the query heads of its key head. summed: axes that "tiles" sums over. jagged: the sides
     whose lengths are read from offsets, of "q" and "k". alike: one set of offsets serves both.
     skips: tiles that are zero are left out; on whole ones the terms need no mask, so that
-    `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them.
+    `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. adds:
+    "keys" also adds dQ, tile by tile, to the fp32 buffer DQ.
     """
 
     kernel: str
@@ -74,6 +75,7 @@ class Plan:
     skips: bool = False
     whole_reads: tuple[AuxRead, ...] = ()
     whole_flat: frozenset[str] = frozenset()
+    adds: bool = False
 
     @property
     def terms(self) -> Mapping[str, int]:
@@ -117,7 +119,8 @@ class Plan:
         offsets = [f"CU_{side.upper()}" for side in self.measured]
         order = ["ORDER"] if self.listed else []
         reads = (a.name for a in self.reads)
-        return (*self.operands, *offsets, *order, *reads, *self.outputs[1:])
+        sums = ["DQ"] if self.adds else []
+        return (*self.operands, *offsets, *order, *reads, *self.outputs[1:], *sums)
 
     @property
     def fixed(self) -> Mapping[str, str]:

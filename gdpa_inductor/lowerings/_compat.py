@@ -189,6 +189,14 @@ def zeros(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
     return full([size_expr(extent) for extent in size], 0, dtype=dtype, device=device)
 
 
+def zeroed(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """A contiguous buffer of zeros for a kernel to add to."""
+    made = zeros(size, dtype, device)
+    made.realize()
+    made.freeze_layout_with_exact_strides(contiguous_layout(size, dtype, device).stride)
+    return made
+
+
 def finish(
     formula: Callable[..., Any],
     buffer: Any,

@@ -160,11 +160,14 @@ def empty(problem: Problem) -> bool:
     return any(statically_known_true(size == 0) for size in sizes)
 
 
-def run(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> list[Any]:
-    """Put one kernel into the graph; the buffers of its outputs."""
+def run(
+    kernel: str, outputs: list[Output], o: Given, added: Sequence[Any] = (), **plan: Any
+) -> list[Any]:
+    """Put one kernel into the graph; the buffers of its outputs. added: buffers that it adds to."""
     classes = _classes(outputs, o)
-    planned = _plan(kernel, outputs, classes, o, **plan)
+    planned = _plan(kernel, outputs, classes, o, adds=bool(added), **plan)
     others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
+    written = [*others, *added]
     body = {
         "subgraphs": _subgraphs(planned, outputs, classes, o),
         "input_nodes": [
@@ -172,9 +175,9 @@ def run(kernel: str, outputs: list[Output], o: Given, **plan: Any) -> list[Any]:
             *(o.offsets[side] for side in planned.measured),
             *([_order(planned.listed, o)] if planned.listed else []),
             *(o.aux[a.number] for a in planned.reads),
-            *others,
+            *written,
         ],
-        "mutated_inputs": others or None,
+        "mutated_inputs": written or None,
         "layout": _compat.contiguous_layout(outputs[0].size, outputs[0].dtype, o.problem.device),
         "call_sizes": _call_sizes(planned, outputs[0], o),
     }

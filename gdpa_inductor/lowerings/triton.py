@@ -3,7 +3,8 @@
 Forward is one kernel. The backward is up to three kinds, each with loops of its own, so that every
 sum has one order and no gradient needs an atomic: "rows" (dQ and sums over the keys), "keys" (dK,
 dV and sums over the rows) and one "tiles" per operand that varies along both. What a kernel cannot
-sum by itself (over the batch, over heads) it leaves to Inductor, in fp32.
+sum by itself (over the batch, over heads) it leaves to Inductor, in fp32. With
+`gdpa.deterministic=False`, "keys" adds up dQ too, by atomics.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ def lower_backward(
             for number, term in _terms(o.program).items()
             if term is not None and needs[number]
         }
-        for kernel in (_rows, _keys, _tiles):
+        kernels = (_keys_and_queries, _tiles) if _adds(wanted, o) else (_rows, _keys, _tiles)
+        for kernel in kernels:
             found.update(kernel(wanted, o))
     return [
         found[i] if i in found else _compat.zeros(tuple(leaf.shape), leaf.dtype, leaf.device)
@@ -95,8 +97,8 @@ def _rows(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
     return _finished("rows", outputs, o)
 
 
-def _keys(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
-    """dK, dV, and the gradients of operands that vary along the keys only."""
+def _keys(wanted: dict[int, Expr], o: Given, added: Sequence[Any] = ()) -> dict[int, Any]:
+    """dK, dV, and the gradients of operands that vary along the keys only. added: to add dQ to."""
     p = o.problem
     columns = [i for i, spec in _aux_wanted(wanted, p) if "m" in spec.axes and "n" not in spec.axes]
     loops_heads = _loops_heads(o) and not columns
@@ -109,7 +111,29 @@ def _keys(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
             outputs[number] = Output(name, wanted[number], _keys_of(o, heads, width), dtype)
     for i in columns:
         outputs[3 + i] = Output(f"g{i}", wanted[3 + i], _keys_of(o, heads), torch.float32)
-    return _finished("keys", outputs, o, loops_heads=loops_heads)
+    return _finished("keys", outputs, o, added=added, loops_heads=loops_heads)
+
+
+def _adds(wanted: dict[int, Expr], o: Given) -> bool:
+    """Whether dQ may be added up by the kernel of dK, in no fixed order: five products instead of
+    seven."""
+    admitted = not (o.options.deterministic or torch.are_deterministic_algorithms_enabled())
+    return admitted and {0, 1} <= wanted.keys() and "Q" not in o.shared
+
+
+def _keys_and_queries(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
+    """All that `_keys` and `_rows` find, dQ by atomic additions in fp32."""
+    p = o.problem
+    size = _rows_of(o, p.head_dim)
+    sums = _compat.zeroed(size, torch.float32, p.device)
+    found = {
+        **_rows({number: term for number, term in wanted.items() if number != 0}, o),
+        **_keys(wanted, o, [sums]),
+    }
+    found[0] = _compat.finish(
+        lambda part, like: part.to(like.dtype), sums, size, torch.float32, o.fakes.query
+    )
+    return found
 
 
 def _tiles(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:

@@ -49,6 +49,7 @@ class Case:
     dynamic: bool = False
     wide: bool = False
     tolerance: float = 2e-5
+    options: str = "strict=True"
 
     @property
     def mod(self) -> ScoreMod:
@@ -75,12 +76,12 @@ class Case:
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
             operands = (query, key, value, list(aux), list(self.scalars), self.program)
-            out = torch.ops.gdpa.attention(*operands, "strict=True")
+            out = torch.ops.gdpa.attention(*operands, self.options)
             if not self.needs:
                 return [out]
             return [
                 out,
-                *torch.ops.gdpa.attention_backward(grad_out, *operands, self.asked, "strict=True"),
+                *torch.ops.gdpa.attention_backward(grad_out, *operands, self.asked, self.options),
             ]
 
         return run
@@ -173,6 +174,7 @@ ALL_KINDS = (
     "a0:f[n]; a1:f[m]; a2:f[]; a3:f[b,-,-]; a4:f[h,n]; a5:f[b,h,m]; a6:b[b,-,-,m]; a7:f[n,m];"
     "where(a6,mul(silu(add(mul(s,a2),add(a0,a1))),add(mul(a3,a4),mul(a5,a7))),0.0)"
 )
+ADDED = "deterministic=False,strict=True"
 ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32, 48))
 
 CASES = [
@@ -259,6 +261,12 @@ CASES = [
     Case("mask_read", TARGETS, n=100, m=100, aux=((2,), (2, 100), (100, 100)), needs="qkv12"),
     Case("mask_learned", LEARNED, n=100, m=100, aux=((100, 100),), needs="qkv0"),
     Case("nothing", "where(gt(m,1000),silu(s),0.0)", n=40, m=40),
+    Case("added", SILU, n=37, m=53, d=24, options=ADDED),
+    Case("added_gqa", SILU, n=37, m=53, h=4, hk=2, hv=2, options=ADDED),
+    Case("added_gqa_uneven", SILU, n=37, m=53, h=4, hk=2, hv=1, options=ADDED),
+    Case("added_causal", CAUSAL, n=137, m=153, options=ADDED, dynamic=True),
+    Case("added_to_seeds", SILU, bq=1, b=3, n=19, options=ADDED),
+    Case("added_kinds", ALL_KINDS, aux=ALL_AUX, needs="qkv0123457", options=ADDED),
     Case("no_keys", "sigmoid(s)", m=0),
     Case("no_rows", "sigmoid(s)", n=0),
     Case("wide", SILU, n=37, m=53, h=4, hk=2, hv=2, wide=True),

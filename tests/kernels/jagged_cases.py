@@ -10,7 +10,7 @@ import torch
 
 from gdpa_inductor.ops import operands_of, reference, reference_backward
 
-from .cases import HSTU, SILU, Case
+from .cases import ADDED, HSTU, SILU, Case
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,11 @@ class JaggedCase(Case):
         def run(grad_out, query, key, value, *rest):
             lengths = self.lengths(list(rest[count:]))
             leading = (query, key, value, list(rest[:count]), list(self.scalars), self.program)
-            out = torch.ops.gdpa.attention(*leading, "strict=True", *lengths)
+            out = torch.ops.gdpa.attention(*leading, self.options, *lengths)
             if not self.needs:
                 return [out]
             grads = torch.ops.gdpa.attention_backward(
-                grad_out, *leading, self.asked, "strict=True", *lengths
+                grad_out, *leading, self.asked, self.options, *lengths
             )
             return [out, *grads]
 
@@ -142,6 +142,8 @@ CASES = [
     JaggedCase("jagged_self", SILU, lengths_q=LENGTHS, same=True),
     JaggedCase("jagged_long", SILU, lengths_q=LENGTHS, same=True, offsets=torch.int64),
     JaggedCase("jagged_both", "sigmoid(s)", lengths_q=LENGTHS, lengths_k=OTHERS),
+    JaggedCase("jagged_added", SILU, lengths_q=LENGTHS, same=True, options=ADDED),
+    JaggedCase("jagged_added_gqa", SILU, lengths_q=(37, 20), same=True, h=4, hk=2, options=ADDED),
     JaggedCase("jagged_bound", SILU, lengths_q=LENGTHS, same=True, max_q=700),
     JaggedCase("jagged_truncated", SILU, lengths_q=LENGTHS, same=True, max_q=40),
     JaggedCase(

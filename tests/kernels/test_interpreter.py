@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 QUICK = {
     "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
     "view_split", "gqa", "causal_tail", "seeds_shared", "only_kv", "hstu_tail", "bias_reversed",
-    "all_kinds", "mask_before", "lengths", "no_keys", "dynamic_hstu",
+    "all_kinds", "mask_before", "added_gqa", "lengths", "no_keys", "dynamic_hstu",
 }  # fmt: skip
 
 
