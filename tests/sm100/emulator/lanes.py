@@ -97,7 +97,7 @@ def extract(x: Vector, position: Vector, length: Vector, signed: bool) -> Vector
     if signed:
         top = np.minimum(start + width - (width > 0), U64(31))
         sign = (x.astype(U64) >> top & U64(1)) * (width > 0)
-        reach = np.minimum(width, U64(32) - np.minimum(start, U64(31)))
+        reach = np.minimum(width, U64(32) - start)
         field = where(sign == 1, field | ~((U64(1) << reach) - U64(1)), field)
     return field.astype(U32)
 
@@ -155,7 +155,8 @@ def from_bf16(x: Vector) -> Vector:
 
 
 def to_f16(x: Vector) -> Vector:
-    return x.astype(F16).view(U16)
+    bits = x.astype(F16).view(U16)
+    return where(np.isnan(x), U16(0x7FFF), bits) if np.isnan(x).any() else bits
 
 
 def bf16x2(high: Vector, low: Vector) -> Vector:
@@ -170,12 +171,21 @@ def relu(x: Vector) -> Vector:
     return np.maximum(x, F32(0))
 
 
-def directed(x: Vector, mode: str) -> Vector:
-    """f64 to f32, rounded down (rm), up (rp) or towards zero (rz)."""
-    near = x.astype(F32)
-    wide_near = near.astype(F64)
-    up = {"rm": np.zeros(x.shape, bool), "rp": np.ones(x.shape, bool), "rz": x < 0}[mode]
-    wrong = where(up, wide_near < x, wide_near > x)
+def two_sum(a: Vector, b: Vector) -> tuple[Vector, Vector]:
+    """The sum of f64 values, and what its rounding left."""
+    total = a + b
+    back = total - a
+    return total, (a - (total - back)) + (b - back)
+
+
+def directed(parts: tuple[Vector, Vector], mode: str) -> Vector:
+    """A sum of two f64 to f32, rounded down (rm), up (rp) or towards zero (rz)."""
+    value, rest = parts
+    near = value.astype(F32)
+    over = near.astype(F64) - value
+    over = where(over == 0, -rest, over)  # beyond the exact value?
+    up = {"rm": np.zeros(near.shape, bool), "rp": np.ones(near.shape, bool), "rz": value < 0}[mode]
+    wrong = where(up, over < 0, over > 0)
     return where(wrong, np.nextafter(near, where(up, F32(np.inf), F32(-np.inf))), near)
 
 

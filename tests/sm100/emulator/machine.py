@@ -147,6 +147,10 @@ class Cta:
 
     def run(self) -> None:
         """Runs to the end. EmulatorError for whatever goes wrong."""
+        with np.errstate(all="ignore"):
+            self.run_gangs()
+
+    def run_gangs(self) -> None:
         self.start_all()
         while self.running:
             progress = False

@@ -120,17 +120,21 @@ FLOAT |= {
 }
 
 
-# Directed rounding: the exact result in f64, then to f32.
+# Directed rounding: sums with what f64 leaves of them, then to f32.
 WIDE = [f"{{{i}}}.astype(F64)" for i in range(3)]
-for mode in ("rm", "rp", "rz"):
-    FLOAT |= {
-        f"add.{mode}.f32": Rule("f32", ("f32",) * 2, f"directed({WIDE[0]} + {WIDE[1]}, {mode!r})"),
-        f"sub.{mode}.f32": Rule("f32", ("f32",) * 2, f"directed({WIDE[0]} - {WIDE[1]}, {mode!r})"),
-        f"mul.{mode}.f32": Rule("f32", ("f32",) * 2, f"directed({WIDE[0]} * {WIDE[1]}, {mode!r})"),
-        f"fma.{mode}.f32": Rule(
-            "f32", ("f32",) * 3, f"directed({WIDE[0]} * {WIDE[1]} + {WIDE[2]}, {mode!r})"
-        ),
-    }
+EXACT = {
+    "add": f"two_sum({WIDE[0]}, {WIDE[1]})",
+    "sub": f"two_sum({WIDE[0]}, -{WIDE[1]})",
+    "mul": f"({WIDE[0]} * {WIDE[1]}, ZERO_f64)",
+    "fma": f"two_sum({WIDE[0]} * {WIDE[1]}, {WIDE[2]})",
+}
+FLOAT |= {
+    f"{name}.{mode}.f32": Rule(
+        "f32", ("f32",) * (2 + (name == "fma")), f"directed({sum_}, {mode!r})"
+    )
+    for name, sum_ in EXACT.items()
+    for mode in ("rm", "rp", "rz")
+}
 
 HALF = {
     "cvt.f32.f16": Rule("f32", ("f16",), "{0}.astype(F32)"),
@@ -191,8 +195,5 @@ THREE = {
 def rule_for(parts: list[str], operand_count: int) -> Rule | None:
     """The rule of an opcode with this many operands, the result among them."""
     key = key_of(parts)
-    rule = THREE.get(key) if operand_count == 4 else None
-    rule = rule or RULES.get(key)
-    if rule and len(rule.ins) != operand_count - 1:
-        raise NotImplementedError(f"{key} with {operand_count} operands")
-    return rule
+    rule = (THREE.get(key) if operand_count == 4 else None) or RULES.get(key)
+    return rule if rule and len(rule.ins) == operand_count - 1 else None
