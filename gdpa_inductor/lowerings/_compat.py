@@ -295,14 +295,35 @@ def _freeze() -> dict[str, bool]:
     return {"always_freeze_layout": True} if "always_freeze_layout" in known else {}
 
 
+def rival(
+    name: str, kernel: Callable[..., None], create: Callable[[], Any], body: dict[str, Any]
+) -> Any:
+    """A kernel that is no template, as a choice beside one.
+
+    kernel(*tensors, out): computes it on the template's operands. create(): its node in the graph,
+    should it win. name: the same for kernels that cost the same, in every process.
+    """
+    from torch._inductor.select_algorithm import ExternKernelChoice, extern_kernels
+
+    if hasattr(extern_kernels, name):
+        delattr(extern_kernels, name)
+    choice = ExternKernelChoice(
+        kernel, name=name, kernel_creator=lambda *_, **__: create().data.data
+    )
+    return choice.bind(body["input_nodes"], body["layout"])
+
+
 def best_of(
     template: Any,
     name: str,
     choices: Sequence[dict[str, Any]],
     body: dict[str, Any],
     examples: dict[int, Callable[[], torch.Tensor]],
+    rivals: Sequence[Any] = (),
 ) -> Any:
     """The output of the template under the fastest of `choices`; a single one is not timed.
+
+    rivals: other kernels (see `rival`) for the same operands and output.
 
     examples: by the number of the operand what it holds while the choices are timed; else floats
     are random and integers are zero.
@@ -313,6 +334,7 @@ def best_of(
     errors = [template.maybe_append_choice(callers, **choice, **body) for choice in choices]
     if not callers:
         raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
+    callers += rivals
     nodes, layout = body["input_nodes"], body["layout"]
     given = {number: lambda _, make=make: make() for number, make in examples.items()}
     # Inductor prints a line for each comparison, even where nobody asked for max-autotune.

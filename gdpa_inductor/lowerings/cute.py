@@ -9,6 +9,7 @@ problems the kernels do not take, without importing it.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from .. import _compat as core_compat
 from ..kernels.sm100.config import VERSIONS, unsupported
+from ..kernels.template import Plan
 from ..ops import LENGTHS, OPERANDS, Operands, check, operands_of, output_shape
 from ..options import KernelOptions
 from ..problem import Problem
@@ -81,10 +83,50 @@ def not_taken(problem: Problem) -> str:
 
 
 def lower(operands: Operands[Any], options: KernelOptions) -> Any:
-    """The output, contiguous. Inductor IR in and out."""
-    op = torch.ops.gdpa.attention_cute.default
-    given = {"fast": options.fast_math, "skip": options.skip}
-    return _compat.extern_call(op, *_on_device(operands).arguments(), **given)
+    """The output, contiguous. Inductor IR in and out.
+
+    Under max-autotune it is timed beside the Triton template, unless it was asked for by name.
+    """
+    placed = _on_device(operands)
+
+    def call() -> Any:
+        op = torch.ops.gdpa.attention_cute.default
+        given = {"fast": options.fast_math, "skip": options.skip}
+        return _compat.extern_call(op, *placed.arguments(), **given)
+
+    if options.kernel == "cute" or not _compat.thorough():
+        return call()
+    from . import triton
+
+    def rival(plan: Plan, body: dict[str, Any]) -> Any:
+        digest = hashlib.sha256(repr((str(operands.program), options)).encode()).hexdigest()[:16]
+        kernel = functools.partial(_timed, placed, options, plan)
+        return _compat.rival(f"gdpa_cute_{digest}", kernel, call, body)
+
+    return triton.lower(operands, options, rival)
+
+
+def _timed(
+    operands: Operands[Any], options: KernelOptions, plan: Plan, *tensors: Tensor, out: Tensor
+) -> None:
+    """The forward on the tensors that the Triton template is timed on, in the template's order."""
+    from ..kernels.sm100.launch import forward
+
+    found = dict(zip(plan.arguments, tensors, strict=False))
+    sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
+    shared = next((found[f"CU_{side}"] for side in sides if f"CU_{side}" in found), None)
+    offsets = [None if side is None else found.get(f"CU_{side}", shared) for side in sides]
+    unread = found["Q"].new_empty(1)
+    aux = [
+        found.get(f"A{i}", unread.as_strided(x.get_size(), [0] * len(x.get_size())))
+        for i, x in enumerate(operands.aux)
+    ]
+    sizes = [_compat.likely_size(x) for x in (*operands.scalars, *operands.lengths[2:])]
+    forward(
+        found["Q"], found["K"], found["V"], aux, sizes[: len(operands.scalars)],
+        str(operands.program), *offsets, *sizes[len(operands.scalars) :],
+        fast=options.fast_math, skip=options.skip, out=out,
+    )  # fmt: skip
 
 
 def lower_backward(

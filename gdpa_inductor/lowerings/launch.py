@@ -26,6 +26,7 @@ from ..problem import Problem, Size
 from ..score_mod import ScoreMod
 from . import _compat, emit
 
+Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
 # Up to so many sequences the longest come first: the fewer there are, the more a long one at the
 # end of the grid costs, and the less it costs to sort them.
@@ -161,9 +162,16 @@ def empty(problem: Problem) -> bool:
 
 
 def run(
-    kernel: str, outputs: list[Output], o: Given, added: Sequence[Any] = (), **plan: Any
+    kernel: str,
+    outputs: list[Output],
+    o: Given,
+    added: Sequence[Any] = (),
+    rival: Rival | None = None,
+    **plan: Any,
 ) -> list[Any]:
-    """Put one kernel into the graph; the buffers of its outputs. added: buffers that it adds to."""
+    """Put one kernel into the graph; the buffers of its outputs. added: buffers that it adds to.
+    rival: makes a choice to compare it with.
+    """
     classes = _classes(outputs, o)
     planned = _plan(kernel, outputs, classes, o, adds=bool(added), **plan)
     others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
@@ -188,7 +196,9 @@ def run(
         for c in tried
     ]
     examples = _examples(planned, body["input_nodes"], o)
-    return [_compat.best_of(template, f"gdpa_{kernel}", choices, body, examples), *others]
+    rivals = [] if rival is None else [rival(planned, body)]
+    best = _compat.best_of(template, f"gdpa_{kernel}", choices, body, examples, rivals)
+    return [best, *others]
 
 
 def _classes(outputs: list[Output], o: Given) -> TileClasses | None:

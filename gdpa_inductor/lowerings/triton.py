@@ -24,18 +24,19 @@ from ..problem import Problem, Size
 from ..score_mod import AXES, Aux, ScoreMod
 from ..sequences import Padding, Sequences, padded_program
 from . import _compat
-from .launch import Given, Output, empty, given, run
+from .launch import Given, Output, Rival, empty, given, run
 
 
-def lower(operands: Operands[Any], options: KernelOptions) -> Any:
-    """O, contiguous. Operands are Inductor IR in the op's layout."""
+def lower(operands: Operands[Any], options: KernelOptions, rival: Rival | None = None) -> Any:
+    """O, contiguous. Operands are Inductor IR in the op's layout. rival: see `launch.run`."""
     values = _compat.lowered_node_values()
     o = given(operands, operands_of(*values[:6], *values[7:]), {}, options)
     p = o.problem
     size = _rows_of(o, p.value_dim)
     if empty(p):
         return _compat.zeros(size, p.value_dtype, p.device)
-    (out,) = run("forward", [Output("p", o.program.weight, size, p.value_dtype)], o)
+    output = Output("p", o.program.weight, size, p.value_dtype)
+    (out,) = run("forward", [output], o, rival=rival)
     return out
 
 

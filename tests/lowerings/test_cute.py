@@ -127,3 +127,55 @@ def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
     assert "no gradients of operands between the products" in caplog.text
     found = torch._dynamo.utils.counters["gdpa"]
     assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
+
+
+@pytest.mark.parametrize("winner", ["gdpa_cute", "gdpa_forward"])
+def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
+    from torch._inductor import config, select_algorithm
+
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    timed: list[str] = []
+
+    def choose(_, choices, nodes, layout, **__):
+        timed.extend(choice.name for choice in choices)
+        found = next((x for x in choices if winner in x.name), choices[0])
+        return found.output_node()
+
+    monkeypatch.setattr(select_algorithm, "autotune_select_algorithm", choose)
+
+    def run(query, key, value):
+        return torch.ops.gdpa.attention(query, key, value, [], [], "silu(s)", "")
+
+    with config.patch(max_autotune=True):
+        code = render.wrapper(run, tensors(), capability=100)
+    assert any(name.startswith("gdpa_cute_") for name in timed)
+    assert any("gdpa_forward" in name for name in timed)
+    assert ("attention_cute" in code) == (winner == "gdpa_cute")
+    assert bool(render.kernels(code)) == (winner == "gdpa_forward")
+
+
+def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.sm100 import launch
+    from gdpa_inductor.kernels.template import AuxRead, Plan
+    from gdpa_inductor.operands import Operands
+    from gdpa_inductor.options import KernelOptions
+
+    calls: list[tuple] = []
+    monkeypatch.setattr(cute._compat, "likely_size", int)
+    monkeypatch.setattr(launch, "forward", lambda *given, **named: calls.append((given, named)))
+    program = ScoreMod.parse("a0:f[b]; a1:f[h]; silu(add(s,a1))")
+    q, k, v, bias, cu, out = (torch.zeros(n) for n in (1, 2, 3, 4, 5, 6))
+    plan = Plan(
+        kernel="forward", names=("p",), reads=(AuxRead(1, program.aux[1]),), jagged=frozenset("k")
+    )
+    sized = type("Node", (), {"get_size": lambda _: [8]})()
+    operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
+    cute._timed(operands, KernelOptions(), plan, q, k, v, cu, bias, out=out)
+    ((given, named),) = calls
+    assert given[:3] == (q, k, v)
+    assert given[3][0].shape == (8,)
+    assert given[3][1] is bias
+    assert given[4:6] == ([7], str(program))
+    assert given[6:] == (None, cu, 0, 96)
+    assert named["out"] is out
