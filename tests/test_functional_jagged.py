@@ -132,7 +132,7 @@ def with_tokens(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, times: Tensor, bias
     padded = torch.ops.gdpa.jagged_to_padded_dense(times, cu, LONGEST)
 
     def score_mod(s, b, h, n, m):
-        return F.silu(s * padded[b, n] + bias[h, n, m])
+        return F.silu(s * padded[:, None, :, None] + bias[h, n, m])
 
     return gdpa_inductor.attention(
         q, k, v, score_mod=score_mod,
