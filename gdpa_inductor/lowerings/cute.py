@@ -121,10 +121,11 @@ def _timed(
         found.get(f"A{i}", unread.as_strided(x.get_size(), [0] * len(x.get_size())))
         for i, x in enumerate(operands.aux)
     ]
-    sizes = [_compat.likely_size(x) for x in (*operands.scalars, *operands.lengths[2:])]
+    scalars = [_compat.likely_size(x) for x in operands.scalars]
+    rows, cols = (_compat.likely_size(x) for x in operands.lengths[2:])
     forward(
-        found["Q"], found["K"], found["V"], aux, sizes[: len(operands.scalars)],
-        str(operands.program), *offsets, *sizes[len(operands.scalars) :],
+        found["Q"], found["K"], found["V"], aux, scalars, str(operands.program),
+        offsets[0], offsets[1], rows, cols,
         fast=options.fast_math, skip=options.skip, out=out,
     )  # fmt: skip
 

@@ -9,7 +9,7 @@ from cutlass import Int32
 
 from .config import ROWS, Config
 from .scheduler import Tile
-from .values import Fixed, smaller
+from .values import Fixed, select, smaller
 
 PAIR = 2 * ROWS  # rows of a tile: two query tiles
 
@@ -44,4 +44,5 @@ class Work(Fixed):
         if offsets is None:
             return Int32(0), Int32(most)
         start = Int32(offsets[batch])
-        return start, smaller(Int32(offsets[batch + 1]) - start, Int32(most))
+        rows = smaller(Int32(offsets[batch + 1]) - start, Int32(most))
+        return start, select(rows < 0, 0, rows)  # offsets that decrease own nothing
