@@ -118,6 +118,8 @@ class Reader:
     def region(self, output: Index) -> Reading:
         """Read the whole region; `output` is the index of its result."""
         second, index = self._second_product(self.space.resolve_index(output))
+        if self.space.outer is None:
+            self.space.outer = frozenset(self.space.splits)
         depends = _depends_on_product(self.shadow)
         sides: list[Node] = list(second.args[:2])  # type: ignore[arg-type]
         scored = [side in depends for side in sides]

@@ -5,6 +5,7 @@
     --workers W     processes (default 2)
     --seconds T     stop after T seconds, wherever that is
     --seed S        only this one: print its source, its operands and what came of it
+    --family F      dense (the default) or jagged: of which grammar
     --only LABEL    fusable, refusable or decoy: skip the others
     --show KIND     print the programs of a kind as they come: missed, wrong, "false match"
 
@@ -21,23 +22,34 @@ from collections.abc import Iterable
 
 from tests.fuzz.draft import DECOY, FUSABLE, REFUSABLE, Program
 from tests.fuzz.grammar import generate
-from tests.fuzz.runner import FALSE_MATCH, MISSED, WRONG, Outcome, run_seed, start_worker
+from tests.fuzz.jagged import generate_jagged
+from tests.fuzz.runner import (
+    FALSE_MATCH,
+    MISSED,
+    WRONG,
+    Outcome,
+    run_jagged,
+    run_seed,
+    start_worker,
+)
 
 SHARE = 0.98
+FAMILIES = {"dense": (run_seed, generate), "jagged": (run_jagged, generate_jagged)}
 
 
 def main() -> int:
     arguments = _arguments()
+    run, draw = FAMILIES[arguments.family]
     if arguments.seed is not None:
-        outcome = run_seed(arguments.seed)
+        outcome = run(arguments.seed)
         print(reproducer(outcome))
         return int(outcome.failed)
     started, outcomes = time.time(), []
     seeds = range(arguments.start, arguments.start + arguments.seeds)
     if arguments.only:
-        seeds = [seed for seed in seeds if generate(seed).label == arguments.only]
+        seeds = [seed for seed in seeds if draw(seed).label == arguments.only]
     with multiprocessing.get_context("spawn").Pool(arguments.workers, start_worker) as pool:
-        for outcome in pool.imap_unordered(run_seed, seeds, chunksize=8):
+        for outcome in pool.imap_unordered(run, seeds, chunksize=8):
             outcomes.append(outcome)
             if outcome.failed or outcome.kind == arguments.show:
                 print(reproducer(outcome), flush=True)
@@ -57,6 +69,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--seed", type=int)
+    parser.add_argument("--family", choices=FAMILIES, default="dense")
     parser.add_argument("--only", choices=[FUSABLE, REFUSABLE, DECOY])
     parser.add_argument("--show", default="")
     return parser.parse_args()
@@ -71,14 +84,18 @@ def _progress(outcomes: list[Outcome], total: int, started: float) -> None:
 def reproducer(outcome: Outcome) -> str:
     """All that is needed to see it again."""
     program: Program = outcome.program
+    family = (
+        f"--family jagged  # {program.sides!r}, {program.lengths}\n# " if program.lengths else ""
+    )
     return "\n".join(
         [
-            f"# python -m tests.fuzz --seed {program.seed}",
+            f"# python -m tests.fuzz {family}--seed {program.seed}",
             f"# {outcome.kind} {outcome.code} ({program.label}: {', '.join(program.features)})",
             *(f"# {line}" for line in outcome.detail.splitlines()),
             f"# operands: {dict(program.specs)}",
             f"# sizes: {', '.join(str(dict(sizes)) for sizes in program.sizes)}",
             f"# dtype: {program.dtype}, training: {program.training}",
+            *([f"# lengths {program.lengths}, sides {program.sides!r}"] if program.lengths else []),
             program.source,
         ]
     )

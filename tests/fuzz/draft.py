@@ -33,6 +33,8 @@ class Program:
         training: whether gradients are asked for.
         regions: how many regions there are to rewrite.
         gradient_relative: how exact eager's own fp64 gradients are.
+        lengths: of a jagged program, those of every call. sides: which of "q" and "k" have to run
+            on the values alone, and no other may. offsets: the dtype of offsets.
     """
 
     seed: int
@@ -45,6 +47,9 @@ class Program:
     training: bool = True
     regions: int = 1
     gradient_relative: float = FP64_RELATIVE
+    lengths: tuple[tuple[int, ...], ...] = ()
+    sides: str = ""
+    offsets: str = "int64"
 
     @property
     def dynamic(self) -> bool:

@@ -23,6 +23,8 @@ from tests._judge import difference, mark_dynamic, noise_of, results
 from tests._recorder import Recorder
 from tests.fuzz.draft import DECOY, FUSABLE, Program
 from tests.fuzz.grammar import generate
+from tests.fuzz.jagged import generate_jagged
+from tests.jagged import jagged_operands
 from tests.operands import make_operands, recast
 
 RIGHT, MISSED, WRONG, FALSE_MATCH, BROKEN = "right", "missed", "wrong", "false match", "broken"
@@ -55,6 +57,11 @@ def run_seed(seed: int) -> Outcome:
     return run(generate(seed))
 
 
+def run_jagged(seed: int) -> Outcome:
+    """Judge the jagged program of one seed."""
+    return run(generate_jagged(seed))
+
+
 def run(program: Program) -> Outcome:
     """Judge one program."""
     torch._dynamo.reset()
@@ -81,7 +88,7 @@ def _judged_call(
     except Exception:
         return BROKEN, traceback.format_exc(limit=-2)
     fresh = recast(operands, dtype)
-    if program.dynamic:
+    if program.dynamic and not program.lengths:
         mark_dynamic(program.specs, fresh)
     try:
         fused = results(compiled, fresh, **judge)
@@ -99,6 +106,11 @@ def _judged_call(
 def operands_of(program: Program, number: int) -> dict[str, object]:
     """The operands of call `number`."""
     seed, dtype = program.seed + number, getattr(torch, program.dtype)
+    if program.lengths:
+        return jagged_operands(
+            program.specs, program.lengths[number], program.sizes[number], dtype=dtype, seed=seed,
+            offsets=getattr(torch, program.offsets),
+        )  # fmt: skip
     return make_operands(program.specs, program.sizes[number], dtype=dtype, seed=seed)
 
 
@@ -109,6 +121,8 @@ def _verdict(program: Program, recorder: Recorder) -> Outcome:
         return Outcome(program, WRONG, "the pass added a guard", matched=matched)
     if any(not graph.matches and not graph.untouched for graph in recorder.graphs):
         return Outcome(program, WRONG, "a graph without a match was changed", matched=matched)
+    if program.lengths:
+        return _jagged_verdict(program, recorder, matched)
     if program.label == DECOY and matched:
         return Outcome(program, FALSE_MATCH, str(recorder.matches), matched=matched)
     code = recorder.rejections[0].code.name if recorder.rejections else "no candidate"
@@ -119,6 +133,22 @@ def _verdict(program: Program, recorder: Recorder) -> Outcome:
     return Outcome(
         program, RIGHT, "" if matched else recorder.why(), "" if matched else code, matched
     )
+
+
+def _jagged_verdict(program: Program, recorder: Recorder, matched: int) -> Outcome:
+    """Did every graph run on the values alone on the sides that it can, and on no other?"""
+    for graph in recorder.graphs:
+        problems = [match.problem for match in graph.matches]
+        found = {"q" * p.jagged_query + "k" * p.jagged_key for p in problems} or {"none"}
+        said = "\n".join(str(note) for match in graph.matches for note in match.notes)
+        if any(set(sides) - set(program.sides) for sides in found - {"none"}):
+            return Outcome(program, FALSE_MATCH, f"{found}, not {program.sides}", matched=matched)
+        if found != {program.sides} and program.label == FUSABLE:
+            notes = [note for match in graph.matches for note in match.notes]
+            code = (notes or list(graph.rejections) or [None])[0]
+            name = "no candidate" if code is None else code.code.name
+            return Outcome(program, MISSED, said or recorder.why(), name, matched)
+    return Outcome(program, RIGHT, matched=matched)
 
 
 @contextlib.contextmanager

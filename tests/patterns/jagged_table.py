@@ -106,7 +106,7 @@ def causal(q, k, v, offsets, n):
     return unpad(out, offsets, q.shape[0])
 
 
-@jagged("qk", program="a0:i[b")
+@jagged("qk", program="sigmoid(s)")
 def masked_by_lengths(q, k, v, offsets, n):
     lengths = offsets[1:] - offsets[:-1]
     keep = (torch.arange(n) < lengths[:, None])[:, None, None, :]
