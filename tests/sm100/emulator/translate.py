@@ -111,7 +111,7 @@ class Translator:
 
     def address(self, text: str, kind: str) -> str:
         """[base+offset], as u32 or u64."""
-        found = re.fullmatch(r"\[\s*([$%\w]+)\s*(?:\+\s*(-?\w+))?\s*\]", text)
+        found = re.fullmatch(r"\[\s*([$%\w]+)\s*\+?\s*(-?\w+)?\s*\]", text)
         if found is None:
             raise NotImplementedError(f"address {text}")
         base, offset = found.groups()
