@@ -10,6 +10,7 @@ runs the cases of `cases.py` and prints one JSON line for each: its name, and ""
 
 import contextlib
 import json
+import random
 import sys
 import traceback
 import types
@@ -86,6 +87,17 @@ def _mend_loop_bounds() -> None:
     interpreter._patch_lang_tensor = mended
 
 
+def _shuffle_programs() -> None:
+    """A GPU runs the programs of a grid in any order: what one writes over another's must show."""
+    in_order = interpreter.InterpreterBuilder.set_grid_idx
+
+    def shuffled(builder, *place):
+        orders = (random.Random(n).sample(range(n), n) for n in builder.grid_dim)
+        in_order(builder, *(order[i] for order, i in zip(orders, place)))
+
+    interpreter.InterpreterBuilder.set_grid_idx = shuffled
+
+
 class _AsyncCompile:
     def triton(self, name: str, source: str, device_str: str = "") -> _Kernel:
         return _Kernel(name, source)
@@ -123,6 +135,7 @@ def _poisoned(size, stride, dtype) -> torch.Tensor:
 
 def main(names: list[str]) -> None:
     _mend_loop_bounds()
+    _shuffle_programs()
     for case in (*cases.CASES, *jagged_cases.CASES):
         if names and case.name not in names:
             continue
