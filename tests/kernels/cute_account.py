@@ -37,7 +37,10 @@ CONFIGS = {
     "relu², D 64": Config("bfloat16", 64, 64, RELU2),
     "causal sigmoid, D 128": Config("bfloat16", 128, 128, CAUSAL),
     "causal sigmoid, D 64": Config("bfloat16", 64, 64, CAUSAL),
-    "silu + bias (bf16), D 128": Config("bfloat16", 128, 128, BIAS, ("bfloat16",)),
+    "silu + bias (bf16), D 128": Config(
+        "bfloat16", 128, 128, BIAS, ("bfloat16",), vectors=frozenset([0])
+    ),
+    "silu + bias by elements, D 128": Config("bfloat16", 128, 128, BIAS, ("bfloat16",)),
     "packed silu, D 128": Config("bfloat16", 128, 128, SILU, (), True, True),
     "packed silu, D 64": Config("bfloat16", 64, 64, SILU, (), True, True),
     "short keys, silu, D 128": Config("bfloat16", 128, 128, SILU, (), True, False),

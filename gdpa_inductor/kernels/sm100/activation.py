@@ -56,13 +56,13 @@ class Scores(Fixed):
         cute.copy(self.store, packed, self.tP[None, 0, part])
 
 
-def weights_of(scores: Any, program: Any, column: Any, end: Any) -> list[Any]:
+def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> list[Any]:
     """The weights of `PART` scores, the first of which is of column `column`; zero from column
-    `end` on, if there is one: program(0) need not be 0."""
+    `end` on, if there is one: program(0) need not be 0. fetched: operands of the program."""
     found = []
     for i in range(0, PART, 2):
         m = Pair(column + i, column + (i + 1))
-        (weight,) = program(s=Pair(scores[i], scores[i + 1]), m=m)
+        (weight,) = row(Pair(scores[i], scores[i + 1]), m, fetched, i)
         if end is not None:
             weight = choose(Pair(*(x < end for x in m.lanes)), weight, 0.0)
         found += pair(weight).lanes
@@ -105,11 +105,13 @@ class Activation(Fixed):
         """One block: every part of S_t to weights, and these to the tensor core."""
         following = scores.fetch(0)
         for part in range_constexpr(PARTS):
+            first = column + part * PART
+            operands = row.fetch(first, PART) if cutlass.const_expr(end is None) else {}
             cute.arch.fence_view_async_tmem_load()
             now = following
             if cutlass.const_expr(part + 1 < PARTS):
                 following = scores.fetch(part + 1)
-            scores.give(part, weights_of(now, row, column + part * PART, end))
+            scores.give(part, weights_of(now, row, operands, first, end))
             if cutlass.const_expr(part + 1 in HANDED_OVER):
                 scores_done(stored=True)
                 self.channels.weights[HANDED_OVER.index(part + 1)].of(t).arrive(s)

@@ -28,7 +28,8 @@ class Config:
     program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k:
     that side is packed, with offsets; then positions count from the beginning of the sequence.
     shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
-    skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens."""
+    skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens. vectors: the
+    aux operands whose keys lie side by side, at multiples of 16 bytes."""
 
     dtype: str
     head_dim: int
@@ -41,6 +42,7 @@ class Config:
     fast: bool = True
     skip: bool = True
     offsets: str = "int32"
+    vectors: frozenset[int] = frozenset()
 
     @property
     def mod(self) -> ScoreMod:

@@ -14,6 +14,7 @@ from cutlass import Int32, Int64, cute
 from torch import Tensor
 
 from ...rejection import GDPAError
+from ...score_mod import ScoreMod
 from .config import Config, unsupported
 from .forward import Forward
 from .program import DTYPES, LETTERS
@@ -78,6 +79,7 @@ def forward(
         ),
         fast=fast,
         skip=skip,
+        vectors=_vectors(aux, ScoreMod.parse(program)),
     )
     _check(config, query, key, value)
     shape = (query.shape[0], query.shape[1]) if config.jagged_q else (batch, query.shape[1], rows)
@@ -142,6 +144,22 @@ def _lengths(query, key, value, cu_q, cu_k, most_q, most_k) -> tuple[int, int, i
     )
     rows = query.shape[2] if cu_q is None else most_q
     return batch, rows, key.shape[2] if cu_k is None else most_k
+
+
+def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
+    """The operands that can be read 16 bytes at a time along the keys."""
+
+    def side_by_side(tensor: Tensor, access: Sequence[str]) -> bool:
+        unit = ALIGNMENT // tensor.element_size()
+        steps = dict(zip(access, tensor.stride(), strict=True))
+        return (
+            steps.pop("m", 0) == 1
+            and tensor.data_ptr() % ALIGNMENT == 0
+            and all(step % unit == 0 for step in steps.values())
+        )
+
+    found = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux, strict=True))
+    return frozenset(number for number, fits in enumerate(found) if fits)
 
 
 def _check(config: Config, query: Tensor, key: Tensor, value: Tensor) -> None:

@@ -30,6 +30,7 @@ class Program(Fixed):
         self, config: Config, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
     ) -> None:
         self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, aux, scalars
+        self.vectors = config.vectors
         self.roots = tuple(roots or (self.mod.weight,))
         self.nodes = list(postorder(self.roots))
         self.wide = any(x.kind == "i" and x.op in ("mul", "int") for x in self.nodes)
@@ -42,20 +43,18 @@ class Program(Fixed):
     def access(self, node: Expr) -> tuple[str, ...]:
         return self.mod.aux[int(node.value or 0)].access
 
-    def read(self, node: Expr, places: dict[str, Any]) -> Any:
-        """The element of an operand at `places`, a position per letter, as the node's kind wants
-        it."""
+    def place(self, node: Expr, places: dict[str, Any]) -> Any:
+        """Where the element of an operand is at `places`, a position per letter."""
         pointer, strides = self.aux[int(node.value or 0)]
         place = Int64(0)
         for letter, stride in zip(LETTERS, strides, strict=True):
-            if letter in self.access(node):
+            if letter in self.access(node) and letter in places:
                 place += Int64(places[letter]) * Int64(stride)
-        value = cute.make_tensor(pointer + place, cute.make_layout(1))[0]
-        if node.kind == "b":
-            return value != 0
-        if node.kind == "f":
-            return Float32(value)
-        return value if isinstance(value, Int64) else Int32(value)
+        return pointer + place
+
+    def read(self, node: Expr, places: dict[str, Any]) -> Any:
+        """The element of an operand at `places`, as the node's kind wants it."""
+        return of_kind(node, cute.make_tensor(self.place(node, places), cute.make_layout(1))[0])
 
     def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
         """The roots. leaves: values by name, positions as they are. operand(node): of an
@@ -69,6 +68,15 @@ class Program(Fixed):
             return self.index(leaves[node.op]) if node.kind == "i" else leaves[node.op]
 
         return emit(self.roots, self.mod.weight, leaf, self.fast)
+
+
+def of_kind(node: Expr, value: Any) -> Any:
+    """An element as a program computes with it."""
+    if node.kind == "b":
+        return value != 0
+    if node.kind == "f":
+        return Float32(value)
+    return value if isinstance(value, Int64) else Int32(value)
 
 
 class Row(Fixed):
@@ -85,17 +93,35 @@ class Row(Fixed):
             if node.op == "aux" and not {"m", "k"} & set(program.access(node))
         }
 
-    def __call__(self, s: Pair, m: Pair, g: Pair | None = None) -> list[Any]:
-        """The roots for the scores s of columns m. g: the gradient of the weight, for a
-        derivative."""
+    def fetch(self, column: Any, count: int) -> dict[Expr, Any]:
+        """Operands whose keys lie side by side, for `count` keys from `column` on, all of which
+        there are."""
+        found = {}
+        for node in self.program.nodes:
+            if node.op == "aux" and node.value in self.program.vectors:
+                start = self.program.place(node, self.places) + column
+                source = cute.make_ptr(
+                    start.dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=16
+                )
+                found[node] = cute.make_rmem_tensor(count, start.dtype)
+                cute.autovec_copy(cute.make_tensor(source, cute.make_layout(count)), found[node])
+        return found
 
-        def at(node: Expr, m: Any) -> Any:
+    def __call__(
+        self, s: Pair, m: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0
+    ) -> list[Any]:
+        """The roots for the scores s of columns m. fetched, at: operands that are there, and the
+        number of the first column in them."""
+
+        def one(node: Expr, m: Any) -> Any:
             column = smaller(m, self.tile.k_rows - 1)
             return self.program.read(
                 node, {**self.places, "m": column, "k": self.tile.k_start + column}
             )
 
         def operand(node: Expr) -> Pair:
-            return self.loaded.get(node) or Pair(*(at(node, x) for x in m.lanes))
+            if fetched and node in fetched:
+                return Pair(*(of_kind(node, fetched[node][at + lane]) for lane in range(2)))
+            return self.loaded.get(node) or Pair(*(one(node, x) for x in m.lanes))
 
-        return self.program.evaluate({**self.fixed, "s": s, "m": m, "g": g}, operand)
+        return self.program.evaluate({**self.fixed, "s": s, "m": m}, operand)
