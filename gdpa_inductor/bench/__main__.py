@@ -1,7 +1,8 @@
 """`python -m gdpa_inductor bench SUITE`: ours, eager, stock Inductor, softmax anchors in one run.
 
 dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
-against stock. cpu: fp32 on two threads. clients: unmodified models. Prints a JSON line per
+against stock. cpu: fp32 on two threads. clients: unmodified models. jagged: sequences of unequal
+length, padded in the formula, also against public kernels. Prints a JSON line per
 measurement and a table last.
 """
 
@@ -20,6 +21,7 @@ import torch
 from .contenders import CONTENDERS
 from .floor import run_floor
 from .output import notes, plot, table, write_csv
+from .peers import PEERS
 from .suites import SUITES, Selection, Shape
 from .supervise import supervise
 
@@ -40,7 +42,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("suite", choices=SUITES)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--device", choices=("cpu", "cuda"), default=device)
-    parser.add_argument("--contenders", nargs="+", default=(), choices=CONTENDERS)
+    parser.add_argument("--contenders", nargs="+", default=(), choices=(*CONTENDERS, *PEERS))
     parser.add_argument(
         "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
     )
@@ -54,6 +56,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--floor", nargs="+", metavar=("PATH", "ARG"), help="a script that measures plain kernels"
     )
+    parser.add_argument("--peers", type=Path, help="folder of the public kernels, for jagged")
     parser.add_argument("--out", type=Path, help="folder for CSV, JSON lines and plot")
     return parser.parse_args(argv)
 
@@ -68,6 +71,7 @@ def selection(arguments: argparse.Namespace) -> Selection:
         variants=tuple(arguments.variants),
         shapes=tuple(arguments.shapes),
         dtypes=tuple(arguments.dtypes),
+        peers=str(arguments.peers.resolve()) if arguments.peers else "",
     )
 
 

@@ -30,7 +30,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Case:
     """One problem. `variant`: "none", "causal" (a mask tensor [N, N]), "bias" (a learned bias
     [H, N, N] with its gradient), or "model", where `activation` names one of clients.CLIENTS.
-    `precision`: torch's float32 matmul precision."""
+    `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged: lengths
+    up to `length`, `fill` of it on average; keys are as many, or `keys` for every sequence."""
 
     activation: str
     variant: str
@@ -41,14 +42,37 @@ class Case:
     dtype: str
     device: str
     precision: str = "highest"
+    fill: float = 0.0
+    keys: int = 0
 
     @property
     def flops(self) -> int:
-        """Of the forward: two products. Masked places count, as in the published figures."""
-        return 4 * self.batch * self.heads * self.length**2 * self.head_dim
+        """Of the forward: two products. Masked places count, as in the published figures, but for
+        those of a causal mask over jagged lengths."""
+        return 4 * self.scores * self.heads * self.head_dim
+
+    @property
+    def scores(self) -> int:
+        """How many one head has."""
+        if not self.fill:
+            return self.batch * self.length**2
+        rows = self.lengths().long()
+        count = int((rows * (self.keys or rows)).sum())
+        return count // 2 if self.variant == "causal" else count
+
+    def lengths(self) -> Tensor:
+        """int32 [B]: all `length` for a fill of 1, else drawn around it, alike every time."""
+        if self.fill == 1.0:
+            return torch.full((self.batch,), self.length, dtype=torch.int32)
+        low = max(int((2 * self.fill - 1) * self.length), 1)
+        high = self.length if self.fill >= 0.5 else max(int(2 * self.fill * self.length), 2)
+        drawn = torch.Generator().manual_seed(2025)
+        return torch.randint(low, high, (self.batch,), generator=drawn, dtype=torch.int32)
 
     def label(self) -> str:
         shape = f"{self.batch}x{self.heads}x{self.length}x{self.head_dim}"
+        shape += f" fill {self.fill}" if self.fill else ""
+        shape += f" keys {self.keys}" if self.keys else ""
         precision = "" if self.dtype != "float32" else f"/{self.precision}"
         return f"{self.activation} {self.variant} {shape} {self.dtype}{precision}"
 
@@ -71,6 +95,10 @@ class Subject:
 def subject(case: Case) -> Subject:
     """The case on random data, the same every time."""
     torch.manual_seed(0)
+    if case.fill:
+        from . import jagged
+
+        return jagged.subject(case)
     if case.variant == "model":
         return model_subject(case)
     given = operands(case)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .cases import Case
+from .peers import PEERS
 
 Row = dict[str, Any]
 Key = tuple[Case, str]
@@ -52,12 +53,13 @@ def number(value: float | None, form: str) -> str:
 def table(rows: Sequence[Row], unit: str) -> str:
     """One line per case and measure; contenders side by side in `unit` ("tflops" or "ms").
 
-    speedup: stock's time over ours. of floor: our share of the floor, by form. MiB: peak extra.
+    speedup: stock's time over ours. of floor: our share of the floor, by form, and of the public
+    kernels. MiB: peak extra.
     off: how far from eager. An error shows as "failed", a refusal as its reason below.
     """
     grouped = gather(rows)
     names = list(dict.fromkeys(row["contender"] for row in rows))
-    floors = [name for name in names if name.startswith("floor ")]
+    floors = [name for name in names if name.startswith("floor ") or name in PEERS]
     header = ["case", "measure", *names, "speedup", *(f"of {name}" for name in floors)]
     header += ["MiB gdpa", "MiB inductor", "off"]
     lines = []

@@ -28,6 +28,7 @@ class Selection:
     variants: tuple[str, ...] = ()
     shapes: tuple[Shape, ...] = ()
     dtypes: tuple[str, ...] = ()
+    peers: str = ""
 
 
 DENSE_SHAPES: tuple[Shape, ...] = (
@@ -55,7 +56,7 @@ def jobs_of(
     groups = [kept] if pick.device == "cpu" else [(name,) for name in kept]
     if not kept or not measured:
         return []
-    return [Job(c, group, measured, pick.seconds) for c in cases for group in groups]
+    return [Job(c, g, measured, pick.seconds, pick.peers) for c in cases for g in groups]
 
 
 def dense(pick: Selection) -> list[Job]:
@@ -124,9 +125,45 @@ def clients(pick: Selection) -> list[Job]:
     return jobs_of(cases, ("gdpa", "inductor", "eager"), ("forward", "step"), pick)
 
 
+# (length, fill, keys): jagged queries and keys, then jagged queries over short dense keys.
+JAGGED_SIZES = (
+    (256, 1.0, 0), (512, 0.5, 0), (1024, 0.5, 0), (1024, 1.0, 0), (2048, 0.5, 0), (1024, 1.0, 256),
+    (2048, 1.0, 256),
+)  # fmt: skip
+
+
+def jagged(pick: Selection) -> list[Job]:
+    """The padded formula over jagged values: gelu_tanh against stock Inductor and the public
+    kernels, causal silu against HSTU's; `shapes` keeps the cases of these lengths."""
+    batch, heads = (1152, 4) if pick.device == "cuda" else (8, 2)
+    (dtype,) = pick.dtypes or ("bfloat16" if pick.device == "cuda" else "float32",)
+    kept = {shape[2] for shape in pick.shapes}
+
+    def cases(activation: str, variant: str) -> list[Case]:
+        if pick.variants and variant not in pick.variants:
+            return []
+        return [
+            Case(activation, variant, batch, heads, n, 128, dtype, pick.device, fill=f, keys=m)
+            for n, f, m in JAGGED_SIZES
+            if (not kept or n in kept) and not (m and variant == "causal")
+        ]
+
+    measures = ("forward", "backward")
+    found = jobs_of(cases("gelu_tanh", "none"), ("gdpa",), measures, pick)
+    found += jobs_of(cases("gelu_tanh", "none"), ("meta",), measures, pick)
+    found += jobs_of(cases("silu", "causal"), ("gdpa",), measures, pick)
+    found += jobs_of(cases("silu", "causal"), ("hstu",), measures, pick)
+    found += jobs_of(cases("silu", "none"), ("gdpa",), measures, pick)
+    found += jobs_of(cases("gelu_tanh", "none"), ("gdpa-atomic", "meta-atomic"), measures, pick)
+    for case in ("gelu_tanh", "none"), ("silu", "causal"):
+        found += jobs_of(cases(*case), ("inductor",), ("forward", "step"), pick)
+    return found
+
+
 SUITES: dict[str, Callable[[Selection], list[Job]]] = {
     "dense": dense,
     "grid": grid,
     "cpu": cpu,
     "clients": clients,
+    "jagged": jagged,
 }

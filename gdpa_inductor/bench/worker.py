@@ -22,6 +22,7 @@ from gdpa_inductor.measure import medians_ms, peak_extra_bytes
 
 from .cases import Case, Function, Subject, subject
 from .contenders import ANCHORS, CONTENDERS
+from .peers import PEERS, build
 
 # Operations relative to the forward's: the backward recomputes the scores in its 5 products.
 WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
@@ -29,19 +30,20 @@ WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Contenders of one job take turns on a CPU. `seconds`: of timing, per contender and
-    measure."""
+    """Contenders of one job take turns on a CPU. `seconds`: of timing, per contender and measure.
+    `peers`: the folder of the public kernels."""
 
     case: Case
     contenders: tuple[str, ...]
     measures: tuple[str, ...]
     seconds: float = 0.3
+    peers: str = ""
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> "Job":
         case = Case.parse(fields["case"])
         names, measures = tuple(fields["contenders"]), tuple(fields["measures"])
-        return Job(case, names, measures, fields["seconds"])
+        return Job(case, names, measures, fields["seconds"], fields["peers"])
 
 
 @dataclasses.dataclass
@@ -129,7 +131,7 @@ def prepare(
     # A backward that will run again must not give its saved buffers away; the whole job is compiled
     # alike, so that its measures share what is cached.
     with _compat.keep_saved_buffers("backward" in job.measures):
-        call = CALLS[measure](CONTENDERS[name](on.function), on)
+        call = CALLS[measure](built(job, name, on), on)
         got = call()
     synchronize(job.case.device)
     found.compile_s = time.perf_counter() - start
@@ -139,6 +141,13 @@ def prepare(
             wanted = CALLS[measure](on.function, on)()
             found.off = max(distance(g, w) for g, w in zip(got, wanted, strict=True))
     return call
+
+
+def built(job: Job, name: str, on: Subject) -> Function:
+    """What the contender runs in place of the case's formula."""
+    if name in PEERS:
+        return build(name, job.case, job.peers)
+    return CONTENDERS[name](on.function)
 
 
 def distance(got: Tensor, wanted: Tensor) -> float:

@@ -1,0 +1,94 @@
+"""Jagged attention: operands, and the formula as users write it, padded.
+
+Values [L,H,D] are padded by ATen's jagged ops, multiplied, activated, multiplied and unpadded.
+Queries, keys and values share offsets, or keys and values are short and dense, [B,M,H,D]. The
+variant "causal" is HSTU's: weights are masked and divided by the padded length.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .cases import ACTIVATIONS, Case, Function, Subject
+
+aten = torch.ops.aten
+
+
+def offsets(counts: Tensor) -> Tensor:
+    """int32 [B+1]."""
+    return torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0).int()])
+
+
+def scale(case: Case) -> float:
+    """1 for gelu_tanh, as the public kernels are measured; they leave scaling to the caller."""
+    return 1.0 if case.activation == "gelu_tanh" else case.head_dim**-0.5
+
+
+class _Pad(torch.autograd.Function):
+    """ATen's padding has no derivative of its own: [L,E] to [B,n,E]."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, ends: Tensor, n: int) -> Tensor:
+        ctx.save_for_backward(ends)
+        ctx.total = values.shape[0]
+        return aten._jagged_to_padded_dense_forward(values, [ends], [n], 0.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (ends,) = ctx.saved_tensors
+        return aten._padded_dense_to_jagged_forward(grad, [ends], ctx.total), None, None
+
+
+class _Unpad(torch.autograd.Function):
+    """[B,n,E] to [L,E]."""
+
+    @staticmethod
+    def forward(ctx: Any, padded: Tensor, ends: Tensor, total: int) -> Tensor:
+        ctx.save_for_backward(ends)
+        ctx.n = padded.shape[1]
+        return aten._padded_dense_to_jagged_forward(padded, [ends], total)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (ends,) = ctx.saved_tensors
+        return aten._jagged_to_padded_dense_forward(grad, [ends], [ctx.n], 0.0), None, None
+
+
+def pad(values: Tensor, ends: Tensor, n: int) -> Tensor:
+    """[L,H,D] to [B,H,n,D]."""
+    padded = _Pad.apply(values.flatten(1), ends, n)
+    return padded.view(-1, n, *values.shape[1:]).transpose(1, 2)
+
+
+def formula(case: Case) -> Function:
+    """On query, key, value and int64 offsets."""
+    activation, n, factor = ACTIVATIONS[case.activation], case.length, scale(case)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
+        q = pad(query, ends, n)
+        k, v = (x.transpose(1, 2) if case.keys else pad(x, ends, n) for x in (key, value))
+        score = q @ k.transpose(-2, -1)
+        weight = activation(score if factor == 1.0 else score * factor)
+        if case.variant == "causal":
+            places = torch.arange(n, device=q.device)
+            weight = torch.where(places[:, None] >= places, weight / n, 0.0)
+        out = (weight @ v).transpose(1, 2)
+        flat = _Unpad.apply(out.reshape(out.shape[0], n, -1), ends, query.shape[0])
+        return flat.view(query.shape[0], *value.shape[-2:])
+
+    return attend
+
+
+def subject(case: Case) -> Subject:
+    dtype = getattr(torch, case.dtype)
+    counts = case.lengths()
+    ends = offsets(counts).to(case.device, torch.int64)
+    jagged = (int(counts.sum()), case.heads, case.head_dim)
+    short = (case.batch, case.keys, case.heads, case.head_dim)
+    shapes = (jagged, *([short if case.keys else jagged] * 2))
+    leaves = tuple(
+        torch.randn(shape, device=case.device, dtype=dtype, requires_grad=True) for shape in shapes
+    )
+    direction = torch.randn(jagged, device=case.device, dtype=dtype)
+    return Subject(formula(case), (*leaves, ends), leaves, direction)
