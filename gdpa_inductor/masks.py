@@ -64,7 +64,22 @@ def classify(
     aux: the operands that the program declares. bounded: the numbers of those that vary inside a
     tile and whose `aux_bound`s the kernel gives; the others are unknown.
     """
-    leaf = _leaves(aux, bounded)
+    found = _classified(roots, _leaves(aux, bounded))
+    if _size(found) <= _LARGEST:
+        return found
+    # A choice of many heads or samples: a tile then has to be zero for all of them.
+    alike = _classified(roots, _leaves(aux, bounded, apart=False))
+    return alike if _size(alike) <= _LARGEST else TileClasses(FALSE, TRUE, tuple(roots))
+
+
+_LARGEST = 512  # terms that are worth evaluating to leave out a tile
+
+
+def _size(classes: TileClasses) -> int:
+    return sum(1 for _ in postorder([classes.zero, classes.full]))
+
+
+def _classified(roots: Sequence[Expr], leaf: Leaf) -> TileClasses:
     zero = TRUE if roots else FALSE
     for found in lift(roots, leaf):
         zero = both(zero, found.zero)
@@ -79,8 +94,10 @@ def classify(
     return TileClasses(zero, full, tuple(substitute(roots, opened)))
 
 
-def _leaves(aux: Sequence[Aux], bounded: Collection[int]) -> Leaf:
-    """The intervals of a program's leaves."""
+def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) -> Leaf:
+    """The intervals of a program's leaves. apart: b and h are known; else every tile is judged for
+    all of them.
+    """
 
     def leaf(node: Expr) -> Interval:
         if node.op in ("n", "m"):
@@ -94,14 +111,18 @@ def _leaves(aux: Sequence[Aux], bounded: Collection[int]) -> Leaf:
             return Interval(lo, hi, zero, flat=True)
         if node.is_const:
             return literal(node)
-        return unknown("f") if node.op in ("s", "g") else Interval(node, node)
+        known = node.op not in ("s", "g") and (apart or node.op not in ("b", "h"))
+        return Interval(node, node) if known else unknown(node.kind)
 
     return leaf
 
 
 def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
-    """The largest truth values in the terms that can be decided for a tile."""
+    """The largest truth values in the terms that can be decided for a tile, and are not a matter of
+    b and h alone.
+    """
     decided: set[Expr] = set()
+    masking: set[Expr] = set()
     for node in postorder(roots):
         if not node.args:
             found = leaf(node)
@@ -109,12 +130,14 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
                 decided.add(node)
         elif all(a in decided for a in node.args):
             decided.add(node)
+        if node.op in ("n", "m", "aux") or any(a in masking for a in node.args):
+            masking.add(node)
     conditions: dict[Expr, None] = {}
     seen: set[Expr] = set()
     stack = list(roots)
     while stack:
         node = stack.pop()
-        if node.kind == "b" and node in decided and not node.is_const:
+        if node.kind == "b" and node in decided and node in masking:
             conditions[node] = None
         elif node not in seen:
             seen.add(node)

@@ -22,6 +22,7 @@ _REFLEXIVE: dict[str, Literal | None] = {
 _MIRRORED = {"gt": "lt", "ge": "le"}  # comparisons are written one way, so that equal ones meet
 _DUAL = {"and": "or", "or": "and"}
 _LIMIT = {"minimum": math.inf, "maximum": -math.inf}  # what is no limit at all
+_REACH = 24  # how much of a long condition is searched for what another one says already
 _TORCH = {"f": torch.float64, "i": torch.int64, "b": torch.bool}
 
 
@@ -51,13 +52,14 @@ def _joined(name: str, x: Expr, y: Expr) -> Expr:
 
 
 def _parts(name: str, x: Expr) -> set[Expr]:
-    """What a chain of `name` joins."""
+    """What a chain of `name` joins: the first of them, as long as the chain may be."""
     found: set[Expr] = set()
     stack = [x]
-    while stack:
+    while stack and len(found) < _REACH:
         node = stack.pop()
-        found.add(node)
-        stack.extend(node.args if node.op == name else ())
+        if node not in found:
+            found.add(node)
+            stack.extend(node.args if node.op == name else ())
     return found
 
 
@@ -141,15 +143,20 @@ _FOLDS: dict[str, Any] = {
 _CHOICES = ("where", "float", "int")
 
 
-def _pushed(name: str, args: Sequence[Expr]) -> Expr | None:
-    """An operation on literals, evaluated; on literals and one choice of literals, a choice of the
-    results.
+def _pushed(name: str, args: Sequence[Expr], nested: int = 4) -> Expr | None:
+    """An operation on literals, evaluated; on literals and one choice of literals, of a few levels,
+    a choice of the results.
     """
     open_args = [a for a in args if not a.is_const]
     if not open_args:
         return _evaluated(name, args)
     choice = open_args[0]
-    if len(open_args) > 1 or choice.op not in _CHOICES or name in ("where", "float", "int"):
+    if (
+        not nested
+        or len(open_args) > 1
+        or choice.op not in _CHOICES
+        or name in ("where", "float", "int")
+    ):
         return None
     if choice.op == "where":
         condition, *ways = choice.args
@@ -158,11 +165,8 @@ def _pushed(name: str, args: Sequence[Expr]) -> Expr | None:
         ways = [build(choice.op, way) for way in ways]
     else:
         return None
-    results = [_pushed(name, [way if a is choice else a for a in args]) for way in ways]
-    if any(r is None for r in results):
-        return None
-    yes, no = (r for r in results if r is not None)
-    return chosen(condition, yes, no)
+    yes, no = (_pushed(name, [w if a is choice else a for a in args], nested - 1) for w in ways)
+    return None if yes is None or no is None else chosen(condition, yes, no)
 
 
 def _evaluated(name: str, args: Sequence[Expr]) -> Expr | None:

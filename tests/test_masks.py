@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 import torch
 
-from gdpa_inductor.expr import OPS, Expr, call
+from gdpa_inductor.expr import OPS, Expr, call, postorder
 from gdpa_inductor.intervals import RULES
 from gdpa_inductor.masks import TileClasses, classify
 from gdpa_inductor.score_mod import ScoreMod, formula
@@ -202,9 +202,25 @@ def test_no_terms_are_no_reason_to_skip():
 
 
 def test_deep_programs_are_lifted():
-    """Programs are folded, not recursed into."""
+    """Programs are folded, not recursed into; a verdict that costs too much is none."""
     n, m, index = grammar.INDEX["n"], grammar.INDEX["m"], grammar.INDEX["n"]
+    skips = {}
     for step in range(5000):
         index = call("maximum", index, call("sub", m, step % 7))
-    weight = call("where", call("lt", index, n + 3), grammar.S, 0.0)
-    assert classify([weight], ()).skips
+        if step in (50, 4999):
+            weight = call("where", call("lt", index, n + 3), grammar.S, 0.0)
+            skips[step] = classify([weight], ()).skips
+    assert skips == {50: True, 4999: False}
+
+
+def test_a_function_per_head_keeps_the_mask_readable():
+    """A choice among many heads is judged for all of them at once."""
+    weight, head = grammar.S, grammar.INDEX["h"]
+    for number in range(64):
+        weight = call("where", call("eq", head, number), grammar.S * float(number + 2), weight)
+    program = ScoreMod(call("where", call("ge", *map(grammar.INDEX.get, "nm")), weight, 0.0))
+    classes = classify([program.weight, program.gradients.score], ())
+    assert [formula(classes.zero), formula(classes.full)] == ["n_hi < m_lo", "m_hi <= n_lo"]
+    assert len(list(postorder(classes.full_terms))) < len(
+        list(postorder([program.weight, program.gradients.score]))
+    )

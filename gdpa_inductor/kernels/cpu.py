@@ -5,8 +5,9 @@
                dQ += dS K    dK += dSᵀ Q    dV += Pᵀ dO                   for each block of S
 
 Products are torch.bmm into buffers that all blocks reuse, the step between them is one compiled
-loop (`cpu_pass`). Sums run in fp32 (fp64 for fp64), in an order that the sizes and the number of
-threads fix, so equal inputs give equal bits.
+loop (`cpu_pass`). Blocks of which the program's masks leave nothing are left out (`cpu_tiles`).
+Sums run in fp32 (fp64 for fp64), in an order that the sizes and the number of threads fix, so equal
+inputs give equal bits.
 
 Notation: B, H, N, M batches, query heads, rows and columns of the scores. A block is a span of
 each. Every tensor has four dimensions; those of query, key and value are as in `ops`, aux tensors
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor
 
 from ..expr import Expr
-from ..score_mod import AXES, ScoreMod
+from ..score_mod import AXES, Aux, ScoreMod
+from . import cpu_tiles
 from .cpu_pass import Pass, Sum, compiled, storable
 
 # 256K scores are 1 MiB in fp32, a core's share of a usual L2. Flat blocks slow the products down: a
@@ -149,6 +151,7 @@ class Operands:
         self.groups = tuple(query.shape[1] // max(t.shape[1], 1) for t in (key, value))
         shared = batch != 1 and any(t.shape[0] == 1 for t in (query, key, value))
         self.tiling = tile(self.sizes, self.groups, shared)
+        self._zero: Tensor | None = None
 
     def read_by(self, work: Pass) -> list[Tensor]:
         """The leaves of the pass over the whole problem: an index is a range along its axis."""
@@ -159,10 +162,31 @@ class Operands:
             return storable(self._aux[int(node.value or 0)])
         if node.op == "scalar":
             return torch.full((1, 1, 1, 1), self._scalars[int(node.value or 0)], dtype=torch.int64)
-        axis = AXES.index(node.op)
-        first = self._sequence or 0 if node.op == "b" else 0
+        return self._index(node.op)
+
+    def _index(self, name: str) -> Tensor:
+        axis = AXES.index(name)
+        first = self._sequence or 0 if name == "b" else 0
         index = torch.arange(first, first + self.sizes[axis])
         return index.view([-1 if d == axis else 1 for d in range(4)])
+
+    def leave_out(self, work: Pass, aux: tuple[Aux, ...]) -> None:
+        """From here on, `blocks` leaves out those where the terms of `work` are 0. aux: what the
+        program declares. A single block is not worth the question.
+        """
+        steps = (self.tiling.rows, self.tiling.cols)
+        term = cpu_tiles.zero(work.roots, aux)
+        if term is not None and (self.sizes[2] > steps[0] or self.sizes[3] > steps[1]):
+            self._zero = cpu_tiles.verdicts(
+                term, self._index, steps, self._aux, self._scalars, self.dtype
+            )
+
+    def _is_zero(self, block: Block) -> bool:
+        if self._zero is None:
+            return False
+        n, m = block.n.start // self.tiling.rows, block.m.start // self.tiling.cols
+        place = Block(block.b, block.h, slice(n, n + 1), slice(m, m + 1))
+        return bool(place.cut(self._zero).all())
 
     def bands(self) -> Iterator[Block]:
         """Blocks over all columns."""
@@ -173,8 +197,9 @@ class Operands:
                     yield Block(b, h, n, slice(0, cols))
 
     def blocks(self, band: Block) -> Iterator[Block]:
-        """Those that a band is made of."""
-        return (band._replace(m=m) for m in _spans(self.sizes[3], self.tiling.cols))
+        """Those that a band is made of, without the ones that are left out."""
+        blocks = (band._replace(m=m) for m in _spans(self.sizes[3], self.tiling.cols))
+        return (block for block in blocks if not self._is_zero(block))
 
     def scratch(self, number: int) -> Tensor:
         return self._scratch.take(number, self.tiling.scores)
@@ -204,9 +229,11 @@ def _batches(operand: Tensor, block: Block) -> slice:
     return block.b if operand.shape[0] != 1 else _WHOLE
 
 
-def forward(operands: Operands, program: ScoreMod, out: Tensor) -> None:
-    """Fill `out` [B,H,N,Dv]."""
+def forward(operands: Operands, program: ScoreMod, out: Tensor, skip: bool = True) -> None:
+    """Fill `out` [B,H,N,Dv]. skip: leave out blocks of which the masks leave nothing."""
     work = _forward_pass(program)
+    if skip:
+        operands.leave_out(work, program.aux)
     read = operands.read_by(work)
     scratch = operands.scratch(0)
     for band in operands.bands():
@@ -271,8 +298,9 @@ class Backward:
     """Adds the gradients that follow from that of the output, [B,H,N,Dv], to `grads`."""
 
     def __init__(
-        self, operands: Operands, program: ScoreMod, grad_out: Tensor, grads: Grads
-    ) -> None:
+        self, operands: Operands, program: ScoreMod, grad_out: Tensor, grads: Grads,
+        skip: bool = True,
+    ) -> None:  # fmt: skip
         self.work = _backward_pass(
             program,
             grads.query is not None or grads.key is not None,
@@ -281,6 +309,8 @@ class Backward:
         )
         summed = zip(program.gradients.aux, grads.aux, strict=True)
         self.totals = [total for term, total in summed if term is not None and total is not None]
+        if skip:
+            operands.leave_out(self.work, program.aux)
         self.operands, self.grads = operands, grads
         self.grad_out = multipliable(grad_out, operands.dtype)
         self.read = operands.read_by(self.work)

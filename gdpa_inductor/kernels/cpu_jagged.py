@@ -106,13 +106,13 @@ class Jagged:
         return placed[batch, :, rows, self.key.span("k", spec.access, self.cols, b)]
 
 
-def forward(jagged: Jagged, out: Tensor) -> None:
+def forward(jagged: Jagged, out: Tensor, skip: bool = True) -> None:
     """Fill `out`, zeros of the output's shape."""
     for b, operands in jagged:
-        cpu.forward(operands, jagged.o.program, jagged.query.cut(out, b))
+        cpu.forward(operands, jagged.o.program, jagged.query.cut(out, b), skip)
 
 
-def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads) -> None:
+def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads, skip: bool = True) -> None:
     """Add to `grads`: zeros in the operands' shapes, those of aux operands on four axes."""
     program = jagged.o.program
     for b, operands in jagged:
@@ -125,7 +125,7 @@ def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads) -> None:
                 for total, spec in zip(grads.aux, program.aux, strict=True)
             ),
         )
-        cpu.Backward(operands, program, jagged.query.cut(grad_out, b), own).run()
+        cpu.Backward(operands, program, jagged.query.cut(grad_out, b), own, skip).run()
         for total, part in ((grads.key, own.key), (grads.value, own.value)):
             if total is not None and part is not None and part is not total:
                 jagged.key.cut(total, b).copy_(part)

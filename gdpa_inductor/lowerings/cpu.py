@@ -34,16 +34,19 @@ from . import _compat
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-_LIBRARY.define(f"attention_cpu({OPERANDS}, {LENGTHS}) -> Tensor", tags=_TAGS)
+_OPTIONS = "*, bool skip=True"  # leave out blocks of which the masks leave nothing
+_LIBRARY.define(f"attention_cpu({OPERANDS}, {LENGTHS}, {_OPTIONS}) -> Tensor", tags=_TAGS)
 _LIBRARY.define(
-    f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}) -> Tensor[]",
+    f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, {_OPTIONS}) "
+    "-> Tensor[]",
     tags=_TAGS,
 )
 
 
 def lower(operands: Operands[Any], options: KernelOptions) -> Any:
     """The output, contiguous. Inductor IR in and out."""
-    return _compat.extern_call(torch.ops.gdpa.attention_cpu.default, *operands.arguments())
+    op = torch.ops.gdpa.attention_cpu.default
+    return _compat.extern_call(op, *operands.arguments(), skip=options.skip)
 
 
 def lower_backward(
@@ -51,13 +54,14 @@ def lower_backward(
 ) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
     arguments = (grad_out, *operands.arguments(list(needs)))
-    return list(_compat.extern_call(torch.ops.gdpa.attention_cpu_backward.default, *arguments))
+    op = torch.ops.gdpa.attention_cpu_backward.default
+    return list(_compat.extern_call(op, *arguments, skip=options.skip))
 
 
 @torch.library.impl(_LIBRARY, "attention_cpu", "CPU")
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, *lengths: Any,
+    score_mod: str, *lengths: Any, skip: bool = True,
 ) -> Tensor:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
     check(operands)
@@ -66,17 +70,17 @@ def _attention(
         placed = _placed(operands)
         if isinstance(placed, jagged.Jagged):
             out = value.new_zeros(output_shape(operands))
-            jagged.forward(placed, out)
+            jagged.forward(placed, out, skip)
         else:
             out = value.new_empty(output_shape(operands))
-            kernel.forward(placed, operands.program, out)
+            kernel.forward(placed, operands.program, out, skip)
     return out
 
 
 @torch.library.impl(_LIBRARY, "attention_cpu_backward", "CPU")
 def _attention_backward(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any,
+    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any, skip: bool = True,
 ) -> list[Tensor]:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
     program = operands.program
@@ -92,9 +96,9 @@ def _attention_backward(
         )
         grads = kernel.Grads(query_grad, key_grad, value_grad, aux_grads)
         if isinstance(placed, jagged.Jagged):
-            jagged.backward(placed, grad_out, grads)
+            jagged.backward(placed, grad_out, grads, skip)
         else:
-            kernel.Backward(placed, program, grad_out, grads).run()
+            kernel.Backward(placed, program, grad_out, grads, skip).run()
     on_operands = [
         None if total is None else aux_from_axes(total, jagged.standing(spec))
         for total, spec in zip(aux_grads, program.aux, strict=True)
@@ -125,7 +129,7 @@ def _placed(o: Operands[Tensor]) -> kernel.Operands | jagged.Jagged:
 @torch.library.register_fake("gdpa::attention_cpu", lib=_LIBRARY)
 def _attention_fake(
     query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, *lengths: Any,
+    score_mod: str, *lengths: Any, skip: bool = True,
 ) -> Tensor:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
     check(operands)
@@ -135,7 +139,7 @@ def _attention_fake(
 @torch.library.register_fake("gdpa::attention_cpu_backward", lib=_LIBRARY)
 def _attention_backward_fake(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any,
+    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any, skip: bool = True,
 ) -> list[Tensor]:  # fmt: skip
     operands = (query, key, value, *aux)
     return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]

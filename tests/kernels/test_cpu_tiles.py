@@ -1,0 +1,119 @@
+"""cpu_tiles: the CPU kernel leaves blocks out that the masks make zero, and nothing else."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from gdpa_inductor.kernels import cpu
+from gdpa_inductor.lowerings import cpu as lowering
+from gdpa_inductor.score_mod import ScoreMod
+
+assert lowering  # which registers the ops
+forward_op = torch.ops.gdpa.attention_cpu.default
+backward_op = torch.ops.gdpa.attention_cpu_backward.default
+B, H, N, M, STEP = 2, 2, 70, 90, 16
+LENGTHS, PADDED = torch.tensor([90, 33]), torch.arange(M) < torch.tensor([[90], [33]])
+SEGMENTS = torch.arange(N) * 3 // N
+KEY_SEGMENTS = torch.arange(M) * 3 // M
+
+# name: the program, its operands, what share of the blocks is left at most
+MASKS: dict[str, tuple[str, list[Tensor], float]] = {
+    "none": ("silu(s)", [], 1.0),
+    "causal": ("where(ge(n,m),silu(s),0.0)", [], 0.5),
+    "window": ("mul(silu(s),float(le(abs(sub(n,m)),8)))", [], 0.5),
+    "before": ("relu(where(le(m,n),s,-inf))", [], 0.5),
+    "lengths": ("a0:i[b]; mul(silu(s),float(lt(m,a0)))", [LENGTHS], 0.8),
+    "padding": ("a0:b[b,m]; where(a0,sigmoid(s),0.0)", [PADDED], 0.8),
+    "float padding": ("a0:f[b,-,-,m]; mul(sigmoid(s),a0)", [PADDED[:, None, None] * 1.0], 0.8),
+    "segments": (
+        "a0:i[n]; a1:i[m]; where(eq(a0,a1),silu(s),0.0)", [SEGMENTS, KEY_SEGMENTS], 0.7,
+    ),
+    "a mask [N, M]": ("a0:f[n,m]; mul(silu(s),a0)", [torch.ones(N, M).tril()], 0.5),
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of which the programs run in plain torch: compiled ones have tests of their own."""
+    monkeypatch.setattr(cpu, "compiled", lambda work, tensors, lengths_vary: work)
+    monkeypatch.setattr(cpu, "_EDGE", STEP)
+    monkeypatch.setattr(cpu, "_SCORES", STEP * STEP)
+    monkeypatch.setattr(cpu, "_MAX_THREADS", 1)
+
+
+@pytest.fixture
+def multiplied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many scores each product of a block has."""
+    counts: list[int] = []
+    products = cpu._products
+
+    def counted(rows, heads, block, *rest):
+        counts.append(len(range(block.n.start, block.n.stop)) * len(range(M)[block.m]))
+        return products(rows, heads, block, *rest)
+
+    monkeypatch.setattr(cpu, "_products", counted)
+    return counts
+
+
+def matrices() -> tuple[Tensor, ...]:
+    sizes = ((N, 8), (M, 8), (M, 12), (N, 12))
+    return tuple(torch.randn(B, H, *size, dtype=torch.float64) for size in sizes)
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_results_are_those_of_all_blocks(name: str, multiplied: list[int]):
+    text, aux, share = MASKS[name]
+    text = str(ScoreMod.parse(text))
+    q, k, v, g = matrices()
+    wanted = torch.ops.gdpa.attention(q, k, v, aux, [], text, "")
+    found = forward_op(q, k, v, aux, [], text)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert 0.1 < sum(multiplied) / (B * H * N * M) <= share
+    multiplied.clear()
+    needs = [True] * 3 + [False] * len(aux)
+    asked = torch.ops.gdpa.attention_backward(g, q, k, v, aux, [], text, needs, "")
+    for grad, other in zip(backward_op(g, q, k, v, aux, [], text, needs), asked):
+        torch.testing.assert_close(grad, other, rtol=1e-12, atol=1e-12)
+    assert sum(multiplied) / (2 * B * H * N * M) <= share  # S and dP
+    multiplied.clear()
+    every = forward_op(q, k, v, aux, [], text, skip=False)
+    assert torch.equal(every, found) and sum(multiplied) == B * H * N * M
+
+
+def test_a_mask_that_learns_is_computed_everywhere(multiplied: list[int]):
+    text, aux, _ = MASKS["a mask [N, M]"]
+    q, k, v, g = matrices()
+    arguments = (g, q, k, v, aux, [], str(ScoreMod.parse(text)), [False] * 3 + [True])
+    (found,) = backward_op(*arguments)
+    (wanted,) = torch.ops.gdpa.attention_backward(*arguments, "")
+    torch.testing.assert_close(found, wanted)
+    assert found.triu(1).abs().min(1).values[:-1].count_nonzero() == 0
+    assert found[0, -1] != 0 and sum(multiplied) == 2 * B * H * N * M
+
+
+def test_what_is_left_out_spreads_no_nan():
+    """The one departure from the formula; `skip` turns it off."""
+    text, aux, _ = MASKS["lengths"]
+    q, k, v, _ = matrices()
+    v[1, :, 60:] = torch.nan  # in blocks that are left out
+    v[1, :, 34] = torch.inf  # in a block that is computed
+    found = forward_op(q, k, v, aux, [], text)
+    every = forward_op(q, k, v, aux, [], text, skip=False)
+    assert found[1].isnan().all() and every[1].isnan().all() and not found[0].isnan().any()
+    v[1, :, 34] = 0.0
+    assert not forward_op(q, k, v, aux, [], text).isnan().any()
+    assert forward_op(q, k, v, aux, [], text, skip=False)[1].isnan().all()
+
+
+def test_sequences_leave_out_blocks_of_their_own(multiplied: list[int]):
+    cu = torch.tensor([0, 90, 90, 131])
+    q, k, v, g = (torch.randn(131, H, d, dtype=torch.float64) for d in (8, 8, 12, 12))
+    text = "a0:i[b]; where(and(ge(n,m),lt(m,a0)),silu(s),0.0)"
+    call = (q, k, v, [torch.tensor([20, 5, 41])], [], text)
+    found = forward_op(*call, cu, cu, 90, 90)
+    torch.testing.assert_close(found, torch.ops.gdpa.attention(*call, "", cu, cu, 90, 90))
+    assert sum(multiplied) < 0.6 * H * (90 * 90 + 41 * 41)
+    needs = [True, True, True, False]
+    asked = torch.ops.gdpa.attention_backward(g, *call, needs, "", cu, cu, 90, 90)
+    for grad, other in zip(backward_op(g, *call, needs, cu, cu, 90, 90), asked):
+        torch.testing.assert_close(grad, other)
