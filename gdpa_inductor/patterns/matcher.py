@@ -273,6 +273,10 @@ class Reader:
         value = given.meta.get("val") if isinstance(given, Node) else given
         if isinstance(value, (bool, int, float)):
             return const(value)
+        if isinstance(value, torch.SymFloat) and isinstance(given, Node):
+            held = _read_number(self.shadow.leaves.get(given))
+            if held is not None:
+                return real(self._outside(held, ()))
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return symbolic.expression(value, self.scalars)
         raise Refused(Code.POINTWISE_OP, f"an argument of type {type(value).__name__}")
@@ -427,6 +431,14 @@ def _depends_on_product(shadow: Shadow) -> set[Node]:
         if fed or host.name(node) in _PRODUCTS:
             found.add(node)
     return found
+
+
+def _read_number(leaf: Node | None) -> Node | None:
+    """The tensor of no dims that `.item()` reads: a float that Dynamo keeps as an input."""
+    if leaf is None or host.name(leaf) != "item":
+        return None
+    (tensor,) = leaf.all_input_nodes
+    return tensor if host.tensors(tensor)[0].dim() == 0 else None
 
 
 def flat(index: Index) -> Digits:
