@@ -119,8 +119,10 @@ def _attention_backward_fake(
     grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
     scalars: list[int], score_mod: str, needs: list[bool], kernel_options: str, *lengths: Any,
 ) -> list[Tensor]:  # fmt: skip
-    operands = (query, key, value, *aux)
-    return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]
+    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
+    check(operands)  # also where the op is called without the forward: sizes that agree are one
+    leaves = zip(operands.differentiable, needs, strict=True)
+    return [t.new_empty(t.shape) for t, need in leaves if need]
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
