@@ -208,7 +208,7 @@ def test_each_warp_stores_and_loads_its_quarter(schedule):
     ("tcgen05.ld.sync.aligned.32x32b.x2.b32 {%r20, %r21}, [%r3+63];", "not allocated"),
     ("tcgen05.ld.sync.aligned.32x32b.x4.b32 {%r20, %r21, %r22, %r23}, [%r3+510];", "not allocated"),
     ("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r1};"
-     "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r20}, [%r3];", "by tcgen05.st of warp 0"),
+     "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r20}, [%r3];", r"by tcgen05\.st of warp 1"),
     ("setp.eq.u32 %p2, %r298, 3; @%p2 tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r20}, [%r3];",
      "whole warps"),
 ])  # fmt: skip

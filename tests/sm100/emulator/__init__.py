@@ -3,6 +3,6 @@
 from .device import device
 from .faults import EmulatorError
 from .recording import recording
-from .run import Report, run
+from .runner import Report, run
 
 __all__ = ["EmulatorError", "Report", "device", "recording", "run"]

@@ -182,6 +182,7 @@ class Cta:
         except EmulatorError as error:
             place = f"CTA {self.block.index}, {one.gang}, PTX line {failed_line(error)}"
             raise EmulatorError(f"{place}: {error}") from error
+        self.translator.blocked.add(current_line(one.generator))
         return not (one.waits is SPIN and before is SPIN)
 
     def ready(self, waits: tuple) -> bool:

@@ -30,8 +30,8 @@ NO_EFFECT = {  # here
 class Translator:
     """Translates one kernel; `entry(lanes)` is its function for gangs of that many lanes.
 
-    exact_fma: round a fused multiply-add once, at six times the cost. variants: instruction (by
-    identity) to the texts that stand for it when its number is selected, see mutate.py.
+    exact_fma: round a fused multiply-add once, at six times the cost. mutants: knows what may stand
+    for an instruction, `variants(instruction)`, and which of it does, `selected`.
     """
 
     def __init__(self, kernel: Kernel, *, exact_fma: bool = False, mutants: Any = None) -> None:
@@ -50,6 +50,7 @@ class Translator:
             self.parameter_address[parameter.name] = PARAMETER_BASE + offset
             offset += parameter.size
         self._entries: dict[int, Callable] = {}
+        self.blocked: set[int | None] = set()  # PTX lines where a gang has waited
         self._code = self._translate()
 
     def entry(self, size: int) -> Callable:

@@ -41,6 +41,8 @@ class Kernels:
             if launch.library not in LEDGER.ptx:
                 raise EmulatorError(f"{launch.kernel} was compiled outside recording()")
             kernel = ptx.parse(LEDGER.ptx[launch.library])[launch.kernel]
+            if self.options["mutants"] is not None:
+                self.options["mutants"].add(kernel)
             self.known[key] = Translator(kernel, **self.options)
         return self.known[key]
 

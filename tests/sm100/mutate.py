@@ -1,0 +1,162 @@
+"""Mutation: does the emulator notice when an instruction that matters is changed?
+
+    python -m tests.sm100.mutate [subject ...] [--kinds wait,phase,...] [--report FILE]
+
+Runs every mutant (mutants.py) of the kernels of a subject on the schedules in turn, until the
+emulator raises or the output differs by a bit. Prints how many of each kind were caught, and every
+survivor with its reason: a wait that never blocked on any schedule at these shapes is told apart
+from one that did. Exits with 1 if the shares of issue and docs are not reached.
+"""
+
+import argparse
+import contextlib
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from .emulator import EmulatorError, runner
+from .emulator.machine import SCHEDULES
+from .mutants import Mutant, Mutants
+
+Subject = Callable[[Sequence[str]], list[torch.Tensor]]
+# The share of each kind that must be caught; waits count where they block on some schedule.
+SHARES = {"mask": 1.0, "bytes": 1.0, "fence": 1.0, "phase": 0.95, "wait": 1.0}
+PATIENCE = 20  # times what the unchanged kernel takes, and some seconds
+
+
+@dataclass
+class Outcome:
+    caught: dict[Mutant, str] = field(default_factory=dict)
+    survived: dict[Mutant, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def share(self, kind: str) -> tuple[int, int]:
+        """(caught, made); waits that never block do not count as made."""
+        caught = sum(mutant.kind == kind for mutant in self.caught)
+        left = [why for mutant, why in self.survived.items() if mutant.kind == kind]
+        return caught, caught + sum(why != NEVER_BLOCKS for why in left)
+
+    def enough(self) -> bool:
+        shares = ((self.share(kind), share) for kind, share in SHARES.items())
+        return all(caught >= share * made for (caught, made), share in shares)
+
+
+NEVER_BLOCKS = "never blocks on any schedule at these shapes"
+NO_DIFFERENCE = "changes no bit at these shapes"
+
+
+@contextlib.contextmanager
+def translating(mutants: Mutants) -> Iterator[Any]:
+    """Kernels that `run` translates inside it are translated with their mutants."""
+    kernels = runner.Kernels(mutants=mutants)
+    before = dict(runner.TRANSLATED)
+    runner.TRANSLATED.update({False: kernels, True: kernels})
+    try:
+        yield kernels
+    finally:
+        runner.TRANSLATED.update(before)
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """TimeoutError for a mutant that runs for ever."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError("ran for too long")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def bits(tensors: list[torch.Tensor]) -> list[bytes]:
+    return [t.contiguous().view(torch.uint8).numpy().tobytes() for t in tensors]
+
+
+def fault_of(subject: Subject, schedule: str, good: list[bytes], seconds: float) -> str:
+    """How one mutant is noticed on one schedule; "" if it is not."""
+    try:
+        with limited(seconds):
+            found = subject([schedule])
+    except EmulatorError as error:
+        return str(error).partition("\n")[0]
+    except (TimeoutError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return "" if bits(found) == good else "another result"
+
+
+def blocking_lines(kernels: Any) -> set[tuple[str, int]]:
+    return {(t.kernel.name, line) for t in kernels.known.values() for line in t.blocked}
+
+
+def examine(
+    subject: Subject, *, kinds: Sequence[str] = (), schedules: Sequence[str] = SCHEDULES
+) -> Outcome:
+    """Runs every mutant of a subject."""
+    outcome, start = Outcome(), time.perf_counter()
+    mutants = Mutants(tuple(kinds))
+    with translating(mutants) as kernels:
+        good = bits(subject(schedules))
+        began = time.perf_counter()
+        subject(schedules)
+        patience = 5 + PATIENCE * (time.perf_counter() - began)
+        blocking = blocking_lines(kernels)
+        for mutant in list(mutants.all):
+            mutants.selected = mutant.number
+            faults = (fault_of(subject, one, good, patience) for one in schedules)
+            fault = next(filter(None, faults), "")
+            if fault:
+                outcome.caught[mutant] = fault
+            elif mutant.kind == "wait" and (mutant.kernel, mutant.line) not in blocking:
+                outcome.survived[mutant] = NEVER_BLOCKS
+            else:
+                outcome.survived[mutant] = NO_DIFFERENCE
+        mutants.selected = 0
+    outcome.seconds = time.perf_counter() - start
+    return outcome
+
+
+def report(name: str, outcome: Outcome) -> str:
+    made = Counter(mutant.kind for mutant in [*outcome.caught, *outcome.survived])
+    lines = [f"## {name}: {sum(made.values())} mutants, {outcome.seconds:.0f} s", ""]
+    lines += ["| kind | caught | of | of these never blocking |", "| --- | ---: | ---: | ---: |"]
+    for kind in sorted(made):
+        caught, counted = outcome.share(kind)
+        lines.append(f"| {kind} | {caught} | {made[kind]} | {made[kind] - counted} |")
+    lines += ["", "Survivors:" if outcome.survived else "No survivors.", ""]
+    lines += [f"- {mutant} — {why}" for mutant, why in outcome.survived.items()]
+    return "\n".join([*lines, ""])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    from .subjects import SUBJECTS
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("subjects", nargs="*", help=f"of {', '.join(SUBJECTS)}; all if none")
+    parser.add_argument("--kinds", default="", help="of mutants, comma-separated")
+    parser.add_argument("--report", help="a file to write the report to as well")
+    options = parser.parse_args(arguments)
+    kinds, good = [kind for kind in options.kinds.split(",") if kind], True
+    for name in options.subjects or SUBJECTS:
+        outcome = examine(SUBJECTS[name], kinds=kinds)
+        text = report(name, outcome)
+        good &= outcome.enough()
+        print(text, flush=True)
+        if options.report:
+            with open(options.report, "a") as file:
+                print(text, file=file)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
