@@ -134,20 +134,20 @@ class Backward:
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
-        ranges = Ranges(self.config, self.keys, aux, scalars)
-        walk = Walk(self.keys, sizes, (cu_q, cu_k, order), ranges)
+        work = (sizes, (cu_q, cu_k, order), Ranges(self.config, self.keys, aux, scalars))
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            memory = TensorMemory(tmem, thread, self.shapes)
+            walk, memory = Walk(self.keys, *work), TensorMemory(tmem, thread, self.shapes)
             program = Program(self.config, aux, scalars, roots_of(self.config, self.keys))
             sums = Sums(walk, memory, self.outputs(outputs, strides))
             Activation(walk, program, signals, memory, sums).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOAD_WARP:
-                Loads(walk, signals, self.tiles(atoms, tensors, buffers)).run()
+                tiles = self.tiles(atoms, tensors, buffers)
+                Loads(Walk(self.keys, *work), signals, tiles).run()
             if warp == PRODUCT_WARP:
-                Products(walk, self.shapes, signals, buffers, tmem).run()
+                Products(Walk(self.keys, *work), self.shapes, signals, buffers, tmem).run()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)

@@ -59,30 +59,35 @@ class Activation:
         self.signals["scores"].wait(step)
         scores_ready()
         column = step % self.memory.shapes.buffers * COLS + self.left
-        scores = self.fetch(column)
+        scores = self.fetch(column, line.ahead)
         for part in range_constexpr(PARTS):
-            self.weigh(line, tile, block, column, part, scores[part], slopes[part])
+            self.weigh(line, tile, block, column, part, scores, slopes[part])
             if const_expr(self.walk.keys):
                 scores_done(stored=True)
                 self.signals["weights"].arrive(step * PARTS + part)
         self.signals["gradients"].wait(step)
         scores_ready()
         column = self.memory.shapes.gradients + self.left
-        gradients = self.fetch(column)
+        gradients = self.fetch(column, PARTS)
         for part in range_constexpr(PARTS):
             self.slope(column, part, gradients[part], slopes[part])
         scores_done(stored=True)
         self.signals["slopes"].arrive(step)
 
-    def fetch(self, column: Any) -> list[Any]:
-        """This thread's 64 columns of S or dP, by parts."""
-        found = [self.memory.load(column + part * PART, PART) for part in range(PARTS)]
+    def fetch(self, column: Any, parts: int) -> list[Any]:
+        """Columns of S or dP of this thread, by parts."""
+        found = [self.memory.load(column + part * PART, PART) for part in range(parts)]
         cute.arch.fence_view_async_tmem_load()
         return found
 
+    def pick(self, fetched: list[Any], column: Any, part: int) -> Any:
+        """A part of what was fetched ahead, or fetched now."""
+        return fetched[part] if fetched else self.fetch(column + part * PART, 1)[0]
+
     @cute.jit
-    def weigh(self, line: Line, tile: Tile, block, column, part, scores, slopes):
+    def weigh(self, line: Line, tile: Tile, block, column, part, fetched, slopes):
         """S -> P and slope, 32 columns; zero past the end of the streamed rows."""
+        scores = self.pick(fetched, column, part)
         weights = cute.make_rmem_tensor(PART, Float32)
         first = block * COLS + self.left + part * PART
         for i in range_constexpr(0, PART, 2):

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...expr import SCORE, Expr, call, const, d_silu, differentiate, postorder
 from ...terms import substitute
+from .backward_shapes import PARTS
 from .backward_tiles import Tile, Walk
 from .config import Config
 from .program import Program
@@ -51,6 +52,13 @@ class Line(Fixed):
             for node in program.nodes
             if node.op == "aux" and not {self.runs, self.packed} & set(program.access(node))
         }
+
+    @property
+    def ahead(self) -> int:
+        """How many parts of the scores may wait in registers: none where an operand is read for
+        every score, which needs them."""
+        streams = any(x.op == "aux" and x not in self.loaded for x in self.program.nodes)
+        return 0 if streams else PARTS
 
     def read(self, node: Expr, index: Any) -> Any:
         """The element of an aux operand at streamed row `index`."""
