@@ -39,10 +39,11 @@ help:
 demo: $(VENV)/.stamp-base
 	$(BIN)/python -m gdpa_inductor demo $(ARGS)
 
-test: $(VENV)/.stamp-clients
+# The CuTe DSL is for the tests of the Blackwell kernels, which need no GPU (docs/emulator.md).
+test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) -m "not slow" $(ARGS)
 
-test-full: $(VENV)/.stamp-clients
+test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) $(ARGS)
 	$(MAKE) fuzz SEEDS=10000
 
