@@ -17,7 +17,8 @@ from .cases import ADDED, HSTU, SILU, Case
 class JaggedCase(Case):
     """lengths_q, lengths_k: of the sequences; None for a dense side of n rows (m keys). max_q,
     max_k: 0 for the longest. before, after: rows that no sequence owns. same: the offsets of the
-    query serve the keys. aux: "q" and "k" in a shape stand for the totals.
+    query serve the keys. aux: "q" and "k" in a shape stand for the totals. read: the greatest
+    length comes from the device, so that it has no hint.
     """
 
     lengths_q: tuple[int, ...] | None = None
@@ -28,6 +29,7 @@ class JaggedCase(Case):
     after: int = 0
     same: bool = False
     offsets: torch.dtype = torch.int32
+    read: bool = False
 
     @property
     def batch(self) -> int:
@@ -102,6 +104,9 @@ class JaggedCase(Case):
         cu_q = next(given) if self.lengths_q is not None else None
         cu_k = cu_q if self.same else next(given) if self.lengths_k is not None else None
         max_q, max_k = self.longest
+        if self.read:
+            max_q = max_k = cu_q.diff().max().item()
+            torch._check(max_q >= 0)
         return cu_q, cu_k, max_q, max_k
 
     def function(self) -> Callable:
@@ -213,5 +218,6 @@ CASES = [
         "jagged_wide", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, h=4, hk=2, hv=2, wide=True
     ),
     JaggedCase("jagged_dynamic", SILU, lengths_q=LENGTHS, same=True, dynamic=True),
+    JaggedCase("jagged_read", SILU, lengths_q=LENGTHS, same=True, read=True),
     JaggedCase("jagged_dynamic_both", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True),
 ]  # fmt: skip

@@ -16,6 +16,7 @@ from gdpa_inductor.kernels.configs import Shape, configs, shared_memory  # noqa:
 from . import render  # noqa: E402
 from .cases import HSTU, Case  # noqa: E402
 from .fake_cuda import DEVICES, fake_cuda  # noqa: E402
+from .jagged_cases import JaggedCase  # noqa: E402
 
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Bytes per thread. sm_80 holds the operands of a product in registers, and some go to local memory.
@@ -33,10 +34,18 @@ BIASED = Case(
     scalars=(1000,),
     needs="qkv0",
 )
+JAGGED = JaggedCase(
+    "jagged", PLAIN.program, lengths_q=(512, 256), same=True, max_q=512, d=128, dv=128, h=4
+)
+CAUSAL = JaggedCase(
+    "causal", "where(ge(n,m),silu(mul(s,0.088)),0.0)", lengths_q=(512, 256), same=True, max_q=512,
+    d=128, dv=128, h=4,
+)  # fmt: skip
 
 
 def sources(case: Case, dtype: torch.dtype, capability: int) -> dict[str, str]:
-    tensors = [torch.empty_strided(t.shape, t.stride(), dtype=dtype) for t in case.tensors()]
+    made = [(t, dtype if t.is_floating_point() else t.dtype) for t in case.tensors()]
+    tensors = [torch.empty_strided(t.shape, t.stride(), dtype=kind) for t, kind in made]
     return render.kernels(render.wrapper(case.function(), tensors, capability, choice=0))
 
 
@@ -88,6 +97,20 @@ def test_cubins(case: Case, capability: int, tmp_path):
         assert TENSOR_CORE[capability] in made.asm["ptx"], "no tensor core"
         assert made.metadata.shared <= DEVICES[capability][1]
         assert local_bytes(made.asm["cubin"], tmp_path) <= SPILLS[capability], "registers spill"
+
+
+@pytest.mark.parametrize("case", [JAGGED, CAUSAL], ids=lambda case: case.name)
+@pytest.mark.parametrize("capability", [90, pytest.param(100, marks=pytest.mark.slow)])
+def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
+    found = sources(case, torch.bfloat16, capability)
+    templates = {name: text for name, text in found.items() if "triton_heuristics.template" in text}
+    assert len(templates) == 3
+    for name, text in templates.items():
+        made = compiled(name, text, capability, tmp_path)
+        assert TENSOR_CORE[capability] in made.asm["ptx"], "no tensor core"
+        assert made.metadata.shared <= DEVICES[capability][1]
+        allowed = 64 if case is CAUSAL else 0  # what the second loop needs, kept during the first
+        assert local_bytes(made.asm["cubin"], tmp_path) <= allowed, "registers spill"
 
 
 def test_the_forward_of_hopper_compiles_lean(tmp_path):
