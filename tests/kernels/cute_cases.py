@@ -8,7 +8,7 @@ import torch
 from gdpa_inductor.expr import fold, torch_apply
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.ops import expand_heads, program_leaves, reference
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.score_mod import Aux, ScoreMod
 
 BF16, F16 = torch.bfloat16, torch.float16
 SILU = "silu(mul(s,0.088))"
@@ -113,7 +113,9 @@ def eager(o: Operands[torch.Tensor]) -> torch.Tensor:
     heads = query.shape[1]
     scores = query @ expand_heads(key, heads).mT
     scores = scores.expand(max(x.shape[0] for x in (query, key, value)), -1, -1, -1)
-    leaf = program_leaves(scores, o.aux, o.scalars, o.program)
+    stood = [standing(x, spec, o) for x, spec in zip(o.aux, o.program.aux, strict=True)]
+    program = ScoreMod(o.program.weight, tuple(spec for _, spec in stood))
+    leaf = program_leaves(scores, [x for x, _ in stood], o.scalars, program)
     (weight,) = fold([o.program.weight], leaf, torch_apply(scores.dtype))
     weight = weight.to(scores.dtype).expand_as(scores)
     weight = torch.where(cols[:, None, None, :], weight, 0.0)
@@ -132,6 +134,22 @@ def padded(
     for b, (start, length) in enumerate(zip(offsets.tolist(), lengths.tolist(), strict=False)):
         made[b, :, :length] = matrix[start : start + length].transpose(0, 1)
     return made, torch.arange(most) < lengths[:, None]
+
+
+def standing(
+    operand: torch.Tensor, spec: Aux, o: Operands[torch.Tensor]
+) -> tuple[torch.Tensor, Aux]:
+    """An operand of the program with a row for each packed one, per sequence instead."""
+    sides = {"q": (o.cu_seqlens_q, o.max_seqlen_q, "n"), "k": (o.cu_seqlens_k, o.max_seqlen_k, "m")}
+    for letter, (offsets, most, axis) in sides.items():
+        if letter in spec.access:
+            dim = spec.access.index(letter)
+            flat = operand.movedim(dim, 0).flatten(1).unsqueeze(1)
+            made, _ = padded(flat, offsets, most)
+            rest = [entry for entry in spec.access if entry != letter]
+            shape = [n for d, n in enumerate(operand.shape) if d != dim]
+            return made.reshape(made.shape[0], most, *shape), Aux(spec.kind, ("b", axis, *rest))
+    return operand, spec
 
 
 def packed(dense: torch.Tensor, rows: torch.Tensor, o: Operands[torch.Tensor]) -> torch.Tensor:

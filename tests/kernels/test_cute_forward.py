@@ -87,6 +87,21 @@ def test_what_it_does_not_take(operands: dict, complaint: str):
         launch.forward(o.query, o.key, o.value, [], [], "silu(s)", ctas=1, stream=0)
 
 
+def test_operands_that_do_not_fit():
+    q, k, v = (torch.zeros(1, h, n, 64, dtype=BF16) for h, n in ((4, 8), (2, 8), (2, 9)))
+
+    def refused(*matrices, aux=(), program="silu(s)"):
+        with pytest.raises(GDPAError) as error:
+            launch.forward(*matrices, aux, [], program, ctas=1, stream=0)
+        return str(error.value)
+
+    assert refused(q, k, v) == "key and value differ in length"
+    assert refused(q, k[..., :56], k) == "query and key differ in head dim"
+    assert refused(k, q, q) == "2 query heads are no multiple of 4 key, 4 value heads"
+    assert refused(q, k.half(), k) == "query is torch.bfloat16, key torch.float16"
+    assert refused(q, k, k, aux=[q]) == "the program declares 0 operands"
+
+
 def test_nothing_to_do_is_zero():
     query, empty = torch.ones(1, 1, 4, 64, dtype=BF16), torch.ones(1, 1, 0, 64, dtype=BF16)
     out = launch.forward(query, empty, empty, [], [], "sigmoid(s)", ctas=1, stream=0)

@@ -81,7 +81,7 @@ def forward(
         skip=skip,
         vectors=_vectors(aux, ScoreMod.parse(program)),
     )
-    _check(config, query, key, value)
+    _check(config, query, key, value, aux)
     shape = (query.shape[0], query.shape[1]) if config.jagged_q else (batch, query.shape[1], rows)
     if out is None:
         # Rows of a packed query that no sequence owns are zero, and no tile covers them.
@@ -158,20 +158,29 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
             and all(step % unit == 0 for step in steps.values())
         )
 
-    found = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux, strict=True))
+    found = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
     return frozenset(number for number, fits in enumerate(found) if fits)
 
 
-def _check(config: Config, query: Tensor, key: Tensor, value: Tensor) -> None:
-    complaint = unsupported(
-        dtypes=(query.dtype, value.dtype),
-        dims=(query.shape[-1], value.shape[-1]),
-        aux=config.aux,
+def _check(
+    config: Config, query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor]
+) -> None:
+    """Raise GDPAError where the operands do not fit the kernel, the program or each other."""
+    heads, key_heads, value_heads = (x.shape[1] for x in (query, key, value))
+    length = -3 if config.jagged_k else -2
+    complaints = (
+        unsupported((query.dtype, value.dtype), (query.shape[-1], value.shape[-1]), config.aux),
+        key.dtype != query.dtype and f"query is {query.dtype}, key {key.dtype}",
+        key.shape[-1] != query.shape[-1] and "query and key differ in head dim",
+        key.shape[length] != value.shape[length] and "key and value differ in length",
+        (key_heads == 0 or heads % key_heads or value_heads == 0 or heads % value_heads)
+        and f"{heads} query heads are no multiple of {key_heads} key, {value_heads} value heads",
+        len(aux) != len(config.mod.aux) and f"the program declares {len(config.mod.aux)} operands",
+        len({x.device for x in (query, key, value, *aux)}) > 1 and "operands on several devices",
     )
-    if key.dtype != query.dtype:
-        complaint = f"query is {query.dtype}, key {key.dtype}"
-    if complaint:
-        raise GDPAError(complaint)
+    for complaint in complaints:
+        if complaint:
+            raise GDPAError(complaint)
 
 
 def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:

@@ -10,9 +10,10 @@ long ones. Nothing is read on the host.
 from cutlass import Int32, cute, range_constexpr
 
 from .pipeline import Cursor, Ring
-from .values import Fixed, select
+from .values import Fixed, select, smaller
 
 STAGES = 2
+LANES = 32
 FIELDS = 12
 
 
@@ -32,6 +33,10 @@ class Tile:
         if name not in Tile.NAMES:
             raise AttributeError(name)
         return self.fields[Tile.NAMES.index(name)]
+
+    def of_lane(self, lane) -> "Tile":
+        """The tile that this lane holds, for all."""
+        return Tile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
 
     @property
     def blocks(self):
@@ -60,17 +65,27 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish(self):
-        """The loop of the scheduler warp."""
+        """The loop of the scheduler's warp. Each lane decodes a tile of its own, so that lengths
+        are read for 32 tiles at once and tiles past the end of a sequence cost next to nothing."""
+        at, turn = self.ring.start(), Int32(cute.arch.lane_idx())
+        first = Int32(0)
+        while self.number(first) < self.work.tiles:
+            number = self.number(turn)
+            tile = self.work.decode(smaller(number, self.work.tiles - 1))
+            live = (number < self.work.tiles) & (tile.row < tile.q_rows)
+            left = cute.arch.vote_ballot_sync(live)
+            while left != 0:
+                lane = cute.arch.popc((left & -left) - 1)
+                at = self.put(at, tile.of_lane(lane))
+                left = left & (left - 1)
+            first, turn = first + LANES, turn + LANES
+        self.put(at, Tile(*(Int32(0) for _ in Tile.NAMES)))
+
+    def number(self, turn):
+        """The tile that this CTA takes in a turn: dealt back and forth. Grows with the turn."""
         grid, _, _ = cute.arch.grid_dim()
         cta, _, _ = cute.arch.block_idx()
-        at, turn, number = self.ring.start(), Int32(0), Int32(cta)
-        while number < self.work.tiles:
-            tile = self.work.decode(number)
-            if tile.row < tile.q_rows:
-                at = self.put(at, tile)
-            turn += 1
-            number = turn * grid + select(turn % 2 == 1, grid - 1 - cta, cta)
-        self.put(at, Tile(*(Int32(0) for _ in Tile.NAMES)))
+        return turn * grid + select(turn % 2 == 1, grid - 1 - cta, cta)
 
     @cute.jit
     def put(self, at: Cursor, tile: Tile):
