@@ -55,7 +55,8 @@ def verdicts(
         kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
         return torch.tensor(literal, dtype=kind)
 
-    return fold([term], leaf, torch_apply(dtype))[0]
+    found = fold([term], leaf, torch_apply(dtype))[0]
+    return found[(None,) * (len(AXES) - found.dim())]  # of literals alone it has no dimension
 
 
 def _per_block(operand: Tensor, steps: tuple[int, int], end: str) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor
 from gdpa_inductor.kernels import cpu
 from gdpa_inductor.lowerings import cpu as lowering
 from gdpa_inductor.score_mod import ScoreMod
+from tests import mask_grammar
 
 assert lowering  # which registers the ops
 forward_op = torch.ops.gdpa.attention_cpu.default
@@ -117,3 +118,32 @@ def test_sequences_leave_out_blocks_of_their_own(multiplied: list[int]):
     asked = torch.ops.gdpa.attention_backward(g, *call, needs, "", cu, cu, 90, 90)
     for grad, other in zip(backward_op(g, *call, needs, cu, cu, 90, 90), asked):
         torch.testing.assert_close(grad, other)
+
+
+@pytest.mark.parametrize("threads", [1, 4])  # blocks of one head of one sample, or of several
+def test_random_masks(threads: int, monkeypatch: pytest.MonkeyPatch, multiplied: list[int]):
+    """Programs of `tests.mask_grammar`, every gradient, against the reference."""
+    monkeypatch.setattr(cpu, "_MAX_THREADS", threads)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    b, h, n, m = 2, 3, 40, 36
+    q, k, v, g = (torch.randn(b, h, s, d, dtype=torch.float64) for s, d in
+                  ((n, 4), (m, 4), (m, 5), (n, 5)))  # fmt: skip
+    everything = 0
+    for seed in range(60):
+        _, _, weight = mask_grammar.Draw(seed, m).program()
+        text = str(ScoreMod(weight, mask_grammar.AUX))
+        made = torch.Generator().manual_seed(seed)
+        count = lambda *shape: torch.randint(0, 9, shape, generator=made)
+        aux = [
+            count(b) * 4, count(h) * 4, count(b, n).cumsum(1), count(b, m).cumsum(1) < 100,
+            count(b) < 4, torch.randn(h, generator=made), torch.randn(n, m, generator=made),
+        ]  # fmt: skip
+        call = (q, k, v, aux, [n], text)
+        wanted = torch.ops.gdpa.attention(*call, "")
+        torch.testing.assert_close(forward_op(*call), wanted, equal_nan=True)
+        for needs in ([True] * 3 + [False] * 7, [False] * 8 + [True] * 2, [True] + [False] * 9):
+            asked = torch.ops.gdpa.attention_backward(g, *call, needs, "")
+            for grad, other in zip(backward_op(g, *call, needs), asked):
+                torch.testing.assert_close(grad, other, equal_nan=True)
+        everything += b * h * n * m
+    assert sum(multiplied) < 5 * everything  # of one S in the forward, S and dP three times
