@@ -236,6 +236,26 @@ def size_hint(size: int | torch.SymInt) -> int | None:
     return int(node.hint) if node.has_hint() else None
 
 
+def exact_quotient(
+    size: int | torch.SymInt, divisor: int | torch.SymInt
+) -> int | torch.SymInt | None:
+    """`size // divisor` where it is known that nothing remains: 5·s-5 by s-1 is 5. No guard."""
+    if isinstance(size, int) and isinstance(divisor, int):
+        return size // divisor if divisor and size % divisor == 0 else None
+    import sympy
+
+    top, bottom = (s if isinstance(s, int) else s.node.expr for s in (size, divisor))
+    found = sympy.cancel(sympy.sympify(top) / sympy.sympify(bottom))
+    if found.is_Integer:
+        return int(found)
+    if sympy.fraction(found)[1] != 1 or not found.is_polynomial():
+        return None
+    whole, part = size_hint(size), size_hint(divisor)
+    hint = None if whole is None or not part else whole // part
+    node: Any = (divisor if isinstance(size, int) else size).node
+    return node.shape_env.create_symintnode(sympy.expand(found), hint=hint)
+
+
 def is_fake(tensor: torch.Tensor) -> bool:
     from torch._subclasses.fake_tensor import FakeTensor
 

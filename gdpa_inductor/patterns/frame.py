@@ -81,7 +81,15 @@ def product(sizes: Iterable[Size]) -> Size:
 
 
 def _divides(divisor: Size, size: Size) -> bool:
-    return same(divisor, size) or is_zero(size % divisor)  # type: ignore[operator]
+    return same(divisor, size) or _quotient(size, divisor) is not None
+
+
+def _quotient(size: Size, divisor: Size) -> Size | None:
+    """size / divisor where it is known to be whole."""
+    found = _compat.exact_quotient(size, divisor)
+    if found is None and not is_zero(divisor) and is_zero(size % divisor):  # by what guards say
+        return size // divisor
+    return found
 
 
 @dataclass
@@ -166,13 +174,12 @@ class Space:
         """Split `atom` so that its outer part completes a dimension of `size` of which `covered` is
         there.
         """
-        if _divides(covered, size) and atom.value is None and atom.part is None:
-            outer = size // covered
-            if _divides(outer, atom.size):
-                inner = atom.size // outer
-                parts = (Atom(outer, next(self._numbers)), Atom(inner, next(self._numbers)))
-                self.splits[atom] = parts
-                return parts
+        outer = _quotient(size, covered)
+        inner = None if outer is None else _quotient(atom.size, outer)
+        if outer is not None and inner is not None and not (atom.is_fixed or atom.part):
+            parts = (Atom(outer, next(self._numbers)), Atom(inner, next(self._numbers)))
+            self.splits[atom] = parts
+            return parts
         raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
 
 
