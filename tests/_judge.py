@@ -146,7 +146,7 @@ def _moved(
         if torch.is_tensor(value) and value.is_floating_point():
             sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
             with torch.no_grad():
-                value *= 1 + eps * sign
+                value *= 1 + eps * sign.to(value.device)
     return moved
 
 
