@@ -7,6 +7,7 @@ slope, which stays in registers for dS = dP · slope.
 
 from typing import Any
 
+import cutlass
 from cutlass import Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
@@ -90,13 +91,13 @@ class Activation:
         scores = self.pick(fetched, column, part)
         weights = cute.make_rmem_tensor(PART, Float32)
         first = block * COLS + self.left + part * PART
-        for i in range_constexpr(0, PART, 2):
+        for i in cutlass.range(0, PART, 2, unroll_full=True):
             found = line(Pair(scores[i], scores[i + 1]), Pair(first + i, first + i + 1))
             for into, value in zip((slopes, weights), found, strict=False):
                 lanes = pair(value).lanes
                 into[i], into[i + 1] = Float32(lanes[0]), Float32(lanes[1])
         if (block + 1) * COLS > tile.length:
-            for i in range_constexpr(PART):
+            for i in cutlass.range(PART, unroll_full=True):
                 there = first + i < tile.length
                 slopes[i] = select(there, slopes[i], Float32(0.0))
                 weights[i] = select(there, weights[i], Float32(0.0))
@@ -106,7 +107,7 @@ class Activation:
     @cute.jit
     def slope(self, column, part, gradients, slopes):
         """dP -> dS, 32 columns."""
-        for i in range_constexpr(0, PART, 2):
+        for i in cutlass.range(0, PART, 2, unroll_full=True):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
             )
