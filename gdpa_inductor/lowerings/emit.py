@@ -232,7 +232,6 @@ def _shared_tanh(x: Value) -> Value:
 
 def emitter(weight: Expr, fast: bool) -> Callable[[Expr, list[Any]], Value]:
     """The `apply` that `fold` wants, for terms of the program `weight` or of its derivative."""
-    table = {**PLAIN, **FAST} if fast else PLAIN
     gated = {node.args[0] for node in postorder([weight]) if node.op == "silu"}
 
     def apply(node: Expr, values: list[Any]) -> Value:
@@ -240,7 +239,8 @@ def emitter(weight: Expr, fast: bool) -> Callable[[Expr, list[Any]], Value]:
             return _shared_tanh(values[0])
         if fast and node.op == "div" and node.args[1].is_const and node.args[1].value:
             return values[0] * real(1.0 / float(node.args[1].value))
-        return table[node.op](*values)
+        is_fast = fast and node.kind == "f" and node.op in FAST  # integers have no fast forms
+        return (FAST if is_fast else PLAIN)[node.op](*values)
 
     return apply
 

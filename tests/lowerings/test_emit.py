@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.expr import OPS, SCORE, call, fold, torch_apply
+from gdpa_inductor.expr import INDEX, OPS, SCORE, call, fold, torch_apply
 from gdpa_inductor.lowerings import _compat, emit
 from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.score_mod import ScoreMod
@@ -99,6 +99,17 @@ def test_every_operation(form: str, name: str, kinds: str):
 def test_the_vocabulary_is_covered():
     assert set(emit.PLAIN) == set(OPS)
     assert set(emit.FAST) < set(OPS)
+
+
+def test_integers_have_no_fast_form(monkeypatch: pytest.MonkeyPatch):
+    """The fast maximum is an instruction on fp32 registers: -1 would be NaN to it."""
+    monkeypatch.setattr(emit, "FAST", dict.fromkeys(emit.FAST))
+    index = call("minimum", call("maximum", call("sub", INDEX["n"], 5), 0), INDEX["m"])
+    leaves = {INDEX["n"]: torch.arange(9)[:, None], INDEX["m"]: torch.arange(4)}
+    leaf = lambda node: torch.tensor(node.value) if node.is_const else leaves[node]
+    (found,) = fold([index], leaf, emit.emitter(SCORE, fast=True))
+    want = (leaves[INDEX["n"]] - 5).clamp(min=0).minimum(leaves[INDEX["m"]])
+    assert torch.equal(found, want)
 
 
 def test_not_a_number_passes_through():
