@@ -87,7 +87,7 @@ def _divides(divisor: Size, size: Size) -> bool:
 def _quotient(size: Size, divisor: Size) -> Size | None:
     """size / divisor where it is known to be whole."""
     found = _compat.exact_quotient(size, divisor)
-    if found is None and not is_zero(divisor) and is_zero(size % divisor):  # by what guards say
+    if found is None and is_zero(size % divisor):  # type: ignore[operator]  # by what guards say
         return size // divisor
     return found
 

@@ -22,6 +22,7 @@ from ..score_mod import formula
 from . import host, symbolic
 from .exact import fragile_condition
 from .frame import Digits, Index, Size, Space, broadcast
+from .joined import JOINS, Branch, chosen, in_branches, parts_of
 from .result import Refused
 from .shadow import Shadow
 from .views import tensor_of, through_view
@@ -107,7 +108,8 @@ class Reader:
 
     shadow: Shadow
     space: Space
-    memo: dict[tuple[Node, Index], Expr] = field(default_factory=dict)
+    memo: dict[tuple[object, ...], Expr] = field(default_factory=dict)
+    branches: tuple[Branch, ...] = ()
     operands: list[Operand] = field(default_factory=list)
     scalars: list[Size] = field(default_factory=list)
     positions: list[Digits] = field(default_factory=list)
@@ -203,8 +205,8 @@ class Reader:
 
     def read(self, node: Node, index: Index) -> Expr:
         """The expression of the element `index` of `node`."""
-        index = self.space.resolve_index(index)
-        key = (node, index)
+        index = in_branches(self.space, self.branches, self.space.resolve_index(index))
+        key = (node, index, self.branches)
         if node.name == self.shadow.first_result:
             self.scores = index
         if key not in self.memo:
@@ -229,6 +231,8 @@ class Reader:
         seen = through_view(self.space, node, index)
         if seen is not None:
             return self.read(*seen)
+        if called in JOINS:
+            return self._joined(node, index)
         if called in ("tril", "triu"):
             return self._triangle(node, index)
         if called in FILLED:
@@ -249,6 +253,18 @@ class Reader:
         if operand not in self.operands:
             self.operands.append(operand)
         return aux(self.operands.index(operand), kind_of(host.tensors(leaf)[0].dtype))
+
+    def _joined(self, node: Node, index: Index) -> Expr:
+        """Parts side by side: each is read in the branch in which its positions are."""
+        parts, outer = parts_of(self.space, node, index), self.branches
+        if parts is None:
+            raise self._refusal(node)
+        found: list[tuple[Branch, Expr]] = []
+        for branch, part, at in parts:
+            self.branches = (*outer, branch)
+            found.append((branch, self.read(part, at)))
+        self.branches = outer
+        return chosen(kind_of(tensor_of(node).dtype), self._position(parts[0][0].digits), found)
 
     def _product(self, node: Node, index: Index) -> Expr:
         if self.score is None:

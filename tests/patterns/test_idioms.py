@@ -12,6 +12,7 @@ from tests.operands import make_operands
 from tests.patterns import (  # noqa: F401
     activations_table,
     between_table,
+    heads_table,
     masks_table,
     products_table,
     refused_table,
