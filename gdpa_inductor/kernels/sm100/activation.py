@@ -89,7 +89,7 @@ class Activation(Fixed):
             first = tile.row + t * ROWS
             plain = Row(self.plain, tile, first + thread)
             careful = Row(self.careful, tile, first + thread)
-            for block in cutlass.range(tile.first, tile.last, unroll=1):
+            for block in cutlass.range(tile.first, tile.last(t), unroll=1):
                 column = block * COLS
                 self.channels.scores.of(t).wait(s)
                 scores_ready()

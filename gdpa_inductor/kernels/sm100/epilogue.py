@@ -11,7 +11,7 @@ from cutlass import Constexpr, Float32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from .config import ROWS, Config
-from .pipeline import scores_done, scores_ready
+from .pipeline import Each, scores_done, scores_ready
 from .roles import TILES, Channels, TensorMemory
 from .values import Fixed
 
@@ -73,20 +73,19 @@ class Epilogue(Fixed):
         """The loop of thread `thread` of the warpgroup, which sees every tile: one without keys is
         zero."""
         sums = self.channels.sums
-        at, o = scheduler.start(), sums[0].start()
+        at, o = scheduler.start(), Each(*(x.start() for x in sums))
         tile, at = scheduler.take(at)
         while tile.valid == 1:
-            if tile.blocks > 0:
-                for t in range_constexpr(TILES):
-                    sums[t].full.wait(o)
+            for t in range_constexpr(TILES):
+                if tile.first < tile.last(t):
+                    sums[t].full.wait(o[t])
                     scores_ready()
-                    self.store(tile, t, o, thread, True)
+                    self.store(tile, t, o[t], thread, True)
                     scores_done(stored=False)
-                    sums[t].empty.arrive(o)
-                o = o.next()
-            else:
-                for t in range_constexpr(TILES):
-                    self.store(tile, t, o, thread, False)
+                    sums[t].empty.arrive(o[t])
+                    o = o.but(t, o[t].next())
+                else:
+                    self.store(tile, t, o[t], thread, False)
             tile, at = scheduler.take(at)
 
     @cute.jit

@@ -39,13 +39,12 @@ from .roles import (
     PRODUCTS,
     REGISTERS,
     SCHEDULER,
-    TILES,
     WARPGROUP,
     WARPS,
     Channels,
     TensorMemory,
 )
-from .scheduler import FIELDS, STAGES, Scheduler
+from .scheduler import RECORD, STAGES, Scheduler
 from .work import Work
 
 
@@ -86,7 +85,7 @@ class Forward:
         @cute.struct
         class Memory:
             barriers: cute.struct.MemRange[Int64, count]
-            records: cute.struct.MemRange[Int32, STAGES * FIELDS]
+            records: cute.struct.MemRange[Int32, STAGES * RECORD]
             tmem: Int32
             sQ: cute.struct.Align[
                 cute.struct.MemRange[self.dtype, cute.cosize(self.q_layout)], 1024
@@ -175,8 +174,8 @@ class Forward:
         channels.start(warp, buffers.tmem.ptr)
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem.ptr)
         sums = TensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
-        ranges = Ranges(c, aux, scalars, TILES * ROWS)
-        records = buffers.records.get_tensor(cute.make_layout((STAGES, FIELDS), stride=(FIELDS, 1)))
+        ranges = Ranges(c, aux, scalars)
+        records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
         work = Work(c, sizes, (cu_q, cu_k, order))
         scheduler = Scheduler(channels.tiles, records, work, ranges)
 

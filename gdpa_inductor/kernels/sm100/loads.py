@@ -5,7 +5,7 @@ from cutlass import cute, range_constexpr
 
 from .config import COLS, ROWS
 from .operands import Tiles
-from .pipeline import Cursor, Ring
+from .pipeline import Cursor, Each, Ring
 from .roles import TILES, Channels
 from .values import Fixed
 
@@ -20,15 +20,16 @@ class Loads(Fixed):
     def run(self, scheduler):
         """The loop of the warp."""
         queries, keys = self.channels.queries, self.channels.keys
-        at, q_at, k_at = scheduler.start(), queries[0].start(), keys.start()
+        at, q_at, k_at = scheduler.start(), Each(*(x.start() for x in queries)), keys.start()
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
             for t in range_constexpr(TILES):
-                rows = (tile.q_start, tile.row + t * ROWS, tile.q_rows)
-                stage = q_at.index * TILES + t
-                self.fetch(self.q, rows, tile.head, tile.batch, queries[t], q_at, stage)
-            q_at = q_at.next()
-            for block in cutlass.range(tile.first, tile.last, unroll=1):
+                if tile.first < tile.last(t):
+                    rows = (tile.q_start, tile.row + t * ROWS, tile.q_rows)
+                    stage = q_at[t].index * TILES + t
+                    self.fetch(self.q, rows, tile.head, tile.batch, queries[t], q_at[t], stage)
+                    q_at = q_at.but(t, q_at[t].next())
+            for block in cutlass.range(tile.first, tile.end, unroll=1):
                 rows = (tile.k_start, block * COLS, tile.k_rows)
                 self.fetch(self.k, rows, tile.key_head, tile.batch, keys, k_at, k_at.index)
                 k_at = k_at.next()
@@ -36,7 +37,7 @@ class Loads(Fixed):
                 k_at = k_at.next()
             tile, at = scheduler.take_busy(at)
         for t in range_constexpr(TILES):
-            queries[t].wait_all(q_at)
+            queries[t].wait_all(q_at[t])
         keys.wait_all(k_at)
 
     @cute.jit

@@ -10,6 +10,7 @@ from typing import Any
 
 from cutlass import Constexpr, Int32, cute
 from cutlass.cute.nvgpu import tcgen05
+from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from .values import Fixed, select
 
@@ -35,6 +36,32 @@ class Cursor:
 
     def __new_from_mlir_values__(self, values: list[Any]) -> "Cursor":
         return Cursor(self.stages, Int32(values[0]), Int32(values[1]))
+
+    def __get_mlir_types__(self) -> list[Any]:
+        return [x.type for x in self.__extract_mlir_values__()]
+
+
+class Each:
+    """A value for each query tile, carried through loops: cursors, or truth values. Immutable."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __getitem__(self, t: int) -> Any:
+        return self.items[t]
+
+    def but(self, t: int, item: Any) -> "Each":
+        """The same with another item for t."""
+        return Each(*self.items[:t], item, *self.items[t + 1 :])
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [value for item in self.items for value in extract_mlir_values(item)]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> "Each":
+        given = list(values)
+        counts = [len(extract_mlir_values(item)) for item in self.items]
+        parts = [[given.pop(0) for _ in range(count)] for count in counts]
+        return Each(*(new_from_mlir_values(*pair) for pair in zip(self.items, parts, strict=True)))
 
     def __get_mlir_types__(self) -> list[Any]:
         return [x.type for x in self.__extract_mlir_values__()]

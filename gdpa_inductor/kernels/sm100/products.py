@@ -4,13 +4,12 @@ next.
 All tiles are one sequence of blocks, so the next block may be the first of the next tile: its
 scores are there before the epilogue has drained the sums of this one."""
 
-import cutlass
 from cutlass import Boolean, Constexpr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from .activation import PARTS
 from .config import COLS
-from .pipeline import Cursor, scores_ready
+from .pipeline import Cursor, Each, scores_ready
 from .roles import HANDED_OVER, TILES, Channels, TensorMemory
 from .values import Fixed
 
@@ -27,41 +26,48 @@ class Products(Fixed):
 
     @cute.jit
     def run(self, scheduler):
-        """The loop of the warp."""
+        """The loop of the warp. pending[t]: a block is scored and not yet added; it is the first of
+        its tile unless `started`, and the last if closing[t]."""
         queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
-        at, q, k = scheduler.start(), queries[0].start(), keys.start()
-        v, p, o = k, Cursor(1), sums[0].start()
+        at, k = scheduler.start(), keys.start()
+        q, o = (Each(*(x.start() for x in rings)) for rings in (queries, sums))
+        v, p, nothing = k, Each(Cursor(1), Cursor(1)), Each(Boolean(False), Boolean(False))
         tile, at = scheduler.take_busy(at)
-        block = tile.first
-        pending, started, closing = Boolean(False), Boolean(False), Boolean(False)
-        while (tile.valid == 1) | pending:
-            if pending:
+        block, held, started, pending, closing = (
+            tile.first,
+            Boolean(False),
+            Boolean(False),
+            nothing,
+            nothing,
+        )
+        while (tile.valid == 1) | held:
+            if held:
                 keys.full.wait(v)
             for t in range_constexpr(TILES):
-                if pending:
-                    self.add(t, v, p, o, started)
-                    if closing:
-                        sums[t].full.arrive_when_multiplied(o)
-                if tile.valid == 1:
-                    if cutlass.const_expr(t == 0):
-                        keys.full.wait(k)
-                    self.score(t, q, k, block == tile.first)
-            if pending:
+                if pending[t]:
+                    self.add(t, v, p[t], o[t], started)
+                    p = p.but(t, p[t].next())
+                    if closing[t]:
+                        sums[t].full.arrive_when_multiplied(o[t])
+                        o = o.but(t, o[t].next())
+                if (tile.valid == 1) & (block < tile.last(t)):
+                    keys.full.wait(k)
+                    self.score(t, q[t], k, block == tile.first)
+            if held:
                 keys.empty.arrive_when_multiplied(v)
-                p = p.next()
-                if closing:
-                    o = o.next()
-            pending = tile.valid == 1
-            if pending:
+            held, pending, closing = tile.valid == 1, nothing, nothing
+            if held:
                 keys.empty.arrive_when_multiplied(k)
                 v = k.next()
-                k = v.next()
-                started, closing = block != tile.first, block + 1 == tile.last
+                k, started = v.next(), block != tile.first
+                for t in range_constexpr(TILES):
+                    pending = pending.but(t, block < tile.last(t))
+                    closing = closing.but(t, block + 1 == tile.last(t))
+                    if closing[t]:
+                        queries[t].empty.arrive_when_multiplied(q[t])
+                        q = q.but(t, q[t].next())
                 block += 1
-                if closing:
-                    for t in range_constexpr(TILES):
-                        queries[t].empty.arrive_when_multiplied(q)
-                    q = q.next()
+                if block == tile.end:
                     tile, at = scheduler.take_busy(at)
                     block = tile.first
 

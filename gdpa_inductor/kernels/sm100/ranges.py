@@ -12,27 +12,25 @@ from cutlass import Boolean, Int32, cute
 from ...masks import classify
 from .config import COLS, ROWS, Config
 from .program import Program
-from .values import Fixed, is_literal, pair, smaller
+from .values import Fixed, is_literal, larger, pair, select, smaller
 
 LANES = 32
 
 
 class Ranges(Fixed):
-    """The classes of the tiles of one kernel. rows: of the tiles that the scheduler hands out."""
+    """The classes of the query tiles of one kernel."""
 
-    def __init__(self, config: Config, aux: Any, scalars: Any, rows: int) -> None:
-        self.rows = rows
+    def __init__(self, config: Config, aux: Any, scalars: Any) -> None:
         self.classes = classify([config.mod.weight], config.mod.aux)
         self.skips = config.skip and self.classes.skips
         self.zero, self.full = (
             Program(config, aux, scalars, [root]) for root in (self.classes.zero, self.classes.full)
         )
 
-    def holds(self, program: Program, tile: Any, row: Any, rows: int, column: Any) -> Any:
-        """A class of the rows [row, row + rows) and of one block of keys; a bool if it is
-        constant."""
+    def holds(self, program: Program, tile: Any, row: Any, column: Any) -> Any:
+        """A class of one query tile and one block of keys; a bool if it is constant."""
         bounds = {
-            "n_lo": row, "n_hi": smaller(row + (rows - 1), tile.q_rows - 1),
+            "n_lo": row, "n_hi": smaller(row + (ROWS - 1), tile.q_rows - 1),
             "m_lo": column, "m_hi": smaller(column + (COLS - 1), tile.k_rows - 1),
         }  # fmt: skip
         places = {"b": tile.batch, "h": tile.head}
@@ -44,24 +42,39 @@ class Ranges(Fixed):
     def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
         """Whether the full terms do, on one query tile and one block with all its keys."""
         inside = column + COLS <= tile.k_rows
-        full = self.holds(self.full, tile, row, ROWS, column)
+        full = self.holds(self.full, tile, row, column)
         if is_literal(full):
             return inside if full else Boolean(False)
         return inside & full
 
     @cute.jit
     def blocks(self, tile):
-        """(first, last) key block of a tile, half open; by a whole warp."""
+        """(first, last_0, last_1): the key blocks of each query tile, half open; by a whole
+        warp."""
         count = (tile.k_rows + (COLS - 1)) // COLS
-        first, last = Int32(0), count
+        first, last_0 = Int32(0), count
+        last_1 = select(tile.row + ROWS < tile.q_rows, count, 0)
         if cutlass.const_expr(self.skips):
-            first, last = count, Int32(0)
+            first, last_0, last_1 = count, Int32(0), Int32(0)
             for base in cutlass.range(0, count, LANES, unroll=1):
-                block = base + cute.arch.lane_idx()
-                zero = self.holds(self.zero, tile, tile.row, self.rows, block * COLS)
-                found = cute.arch.vote_ballot_sync((block < count) & (zero == 0))
+                found_0 = self.live(tile, tile.row, base, count)
+                found_1 = self.live(tile, tile.row + ROWS, base, count)
+                found = found_0 | found_1
                 if found != 0:
                     first = smaller(first, base + cute.arch.popc((found & -found) - 1))
-                    last = base + (LANES - Int32(cute.arch.clz(found)))
-            first = smaller(first, last)
-        return first, last
+                last_0 = select(found_0 != 0, base + past(found_0), last_0)
+                last_1 = select(found_1 != 0, base + past(found_1), last_1)
+            first = smaller(first, larger(last_0, last_1))
+        return first, last_0, last_1
+
+    def live(self, tile, row, base, count):
+        """Of the blocks base.., one per lane, which are not zero for the query tile from `row`
+        on."""
+        block = base + cute.arch.lane_idx()
+        zero = self.holds(self.zero, tile, row, block * COLS)
+        return cute.arch.vote_ballot_sync((block < count) & (row < tile.q_rows) & (zero == 0))
+
+
+def past(bits):
+    """The number of the highest bit, plus one."""
+    return LANES - Int32(cute.arch.clz(bits))

@@ -10,20 +10,21 @@ long ones. Nothing is read on the host.
 from cutlass import Int32, cute, range_constexpr
 
 from .pipeline import Cursor, Ring
-from .values import Fixed, select, smaller
+from .values import Fixed, larger, select, smaller
 
 STAGES = 2
 LANES = 32
-FIELDS = 12
+FIELDS, RECORD = 13, 16  # integers of a tile, and with padding
 
 
 class Tile:
     """valid: 0 ends the work. row: first query row. q_start, k_start: first row of the sequence in
-    a jagged matrix. first, last: the key blocks, half open; none for an empty sequence."""
+    a jagged matrix. first, last_t: the key blocks of query tile t, half open; none where it has no
+    rows, no keys, or is masked."""
 
     NAMES = (
         "valid", "row", "batch", "head", "key_head", "value_head",
-        "q_start", "q_rows", "k_start", "k_rows", "first", "last",
+        "q_start", "q_rows", "k_start", "k_rows", "first", "last_0", "last_1",
     )  # fmt: skip
 
     def __init__(self, *fields):
@@ -38,9 +39,16 @@ class Tile:
         """The tile that this lane holds, for all."""
         return Tile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
 
+    def last(self, t):
+        """last_t; t: a Python number, or one known at run time."""
+        if isinstance(t, int):
+            return self.last_1 if t else self.last_0
+        return select(t == 0, self.last_0, self.last_1)
+
     @property
-    def blocks(self):
-        return self.last - self.first
+    def end(self):
+        """The last key block of either query tile."""
+        return larger(self.last_0, self.last_1)
 
     def __extract_mlir_values__(self):
         return [x.ir_value() for x in self.fields]
@@ -53,7 +61,7 @@ class Tile:
 
 
 class Scheduler(Fixed):
-    """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, FIELDS] in
+    """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, RECORD] in
     shared memory; work: the `Work` of the kernel; ranges: its `Ranges`."""
 
     def __init__(self, ring: Ring, records, work, ranges):
@@ -90,8 +98,7 @@ class Scheduler(Fixed):
     @cute.jit
     def put(self, at: Cursor, tile: Tile):
         self.ring.empty.wait_before(at)
-        first, last = self.ranges.blocks(tile)
-        fields = (*tile.fields[:-2], first, last)
+        fields = (*tile.fields[:-3], *self.ranges.blocks(tile))
         with cute.arch.elect_one():
             for i in range_constexpr(FIELDS):
                 self.records[at.index, i] = fields[i]
@@ -110,6 +117,6 @@ class Scheduler(Fixed):
     def take_busy(self, at: Cursor):
         """The next tile that has key blocks, or the end."""
         tile, at = self.take(at)
-        while (tile.valid == 1) & (tile.blocks == 0):
+        while (tile.valid == 1) & (tile.end <= tile.first):
             tile, at = self.take(at)
         return tile, at

@@ -162,6 +162,10 @@ def smaller(x, y):
     return select(x < y, x, y)
 
 
+def larger(x, y):
+    return select(x < y, y, x)
+
+
 def choose(condition, x, y):
     """condition ? x : y of two Values."""
     if is_literal(condition):

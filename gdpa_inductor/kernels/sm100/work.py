@@ -36,7 +36,7 @@ class Work(Fixed):
         zero = Int32(0)
         return Tile(
             Int32(1), row * PAIR, batch, head, key_head, value_head,
-            q_start, q_rows, k_start, k_rows, zero, zero,
+            q_start, q_rows, k_start, k_rows, zero, zero, zero,
         )  # fmt: skip
 
     def side(self, offsets, batch, most):
