@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..patterns import Match
-from ..problem import Problem
+from ..problem import Problem, Size
 from ..rejection import Rejection
 
 CANDIDATE = (
@@ -153,11 +153,13 @@ def match_lines(match: Match) -> list[str]:
     """Formula, shapes, operands between the products, kernel."""
     problem = match.problem
     lines = [f"O = ({problem.program.formula}) V, s = Q Kᵀ", shapes(problem)]
+    if problem.jagged:
+        lines.append(jagged(problem))
     between = operands(problem)
     if between:
         lines.append(f"between the products: {between}")
     lines.append(f"kernel: {match.choice if match.choice is not True else 'any'}")
-    return lines
+    return [*lines, *(f"stays padded: {rejection_lines(note)[0]}" for note in match.notes)]
 
 
 def rejection_lines(rejection: Rejection) -> list[str]:
@@ -168,10 +170,12 @@ def rejection_lines(rejection: Rejection) -> list[str]:
 def shapes(problem: Problem) -> str:
     """`Q [2, 4, 64, 32]  K ...  V ...  float32, training`."""
     p = problem
+    rows = (p.total_rows,) if p.jagged_query else (p.batch, p.rows)
+    cols = (p.total_cols,) if p.jagged_key else (p.batch, p.cols)
     sizes = {
-        "Q": (p.batch, p.heads, p.rows, p.head_dim),
-        "K": (p.batch, p.key_heads, p.cols, p.head_dim),
-        "V": (p.batch, p.value_heads, p.cols, p.value_dim),
+        "Q": _placed(rows, p.heads, p.head_dim),
+        "K": _placed(cols, p.key_heads, p.head_dim),
+        "V": _placed(cols, p.value_heads, p.value_dim),
     }
     text = "  ".join(f"{name} [{', '.join(map(str, size))}]" for name, size in sizes.items())
     dtype = (
@@ -180,6 +184,22 @@ def shapes(problem: Problem) -> str:
         else f"{_dtype(p.dtype)}, V {_dtype(p.value_dtype)}"
     )
     return f"{text}  {dtype}, {'training' if p.training else 'inference'}"
+
+
+def _placed(lengths: tuple[Size, ...], heads: Size, width: Size) -> tuple[Size, ...]:
+    """[B, H, N, D], or [L, H, D] of jagged values."""
+    return (
+        (*lengths[:-1], heads, *lengths[-1:], width)
+        if len(lengths) > 1
+        else (*lengths, heads, width)
+    )
+
+
+def jagged(problem: Problem) -> str:
+    """`8 sequences, rows up to 512, keys up to 512`, of the sides that are jagged."""
+    p = problem
+    sides = [("rows", p.rows)] * p.jagged_query + [("keys", p.cols)] * p.jagged_key
+    return f"jagged: {p.batch} sequences, " + ", ".join(f"{side} up to {n}" for side, n in sides)
 
 
 def operands(problem: Problem) -> str:
@@ -207,6 +227,8 @@ def match_dict(match: Match) -> dict[str, Any]:
             {"dtype": _dtype(dtype), "access": list(spec.access)}
             for dtype, spec in zip(p.aux_dtypes, p.program.aux, strict=True)
         ],
+        "jagged": [side for side, on in (("q", p.jagged_query), ("k", p.jagged_key)) if on],
+        "notes": [rejection_dict(note) for note in match.notes],
         "device": str(p.device),
         "training": p.training,
         "kernel": getattr(match.choice, "kernel", None),

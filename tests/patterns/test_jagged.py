@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from gdpa_inductor.report import match_lines
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.jagged import jagged_operands
@@ -56,3 +57,12 @@ def test_no_padding_is_left(row):
         padding = [name for name in graph.calls_after if "jagged" in name]
         other = row.name == "times_padded_by_other_offsets"
         assert bool(padding) == other, graph.after
+
+
+def test_the_report_says_what_is_jagged_and_why_a_side_is_not():
+    row = next(row for row in ROWS if row.name == "padded_output")
+    (match, *_) = judge(row, "static").matches
+    lines = "\n".join(match_lines(match))
+    assert "Q [4, 2, 6, 4]  K [10, 2, 4]  V [10, 2, 6]" in lines
+    assert "jagged: 4 sequences, keys up to 6" in lines
+    assert "stays padded: UNSUPPORTED/JAGGED_OUTPUT" in lines

@@ -1,0 +1,65 @@
+"""Loops over sequences: what Dynamo unrolls is rewritten pair by pair; what it skips is named."""
+
+import itertools
+
+import torch
+import torch.nn.functional as F
+
+import gdpa_inductor
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.jagged import jagged_operands, offsets_of
+
+LENGTHS = (5, 3, 7)
+SPECS = {"q": "l h d", "k": "l h d", "v": "l h e"}
+SIZES = {"h": 2, "d": 4, "e": 6}
+
+
+def one(q, k, v):
+    """[N, H, D] each, of one sequence."""
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return (F.silu(q @ k.mT) @ v).transpose(0, 1)
+
+
+def by_lengths(q, k, v):
+    parts = zip(*(x.split(LENGTHS) for x in (q, k, v)))
+    return torch.cat([one(*part) for part in parts])
+
+
+def by_offsets(q, k, v, offsets):
+    ends = offsets.tolist()
+    parts = [slice(a, b) for a, b in itertools.pairwise(ends)]
+    return torch.cat([one(q[at], k[at], v[at]) for at in parts])
+
+
+def by_items(q, k, v, offsets):
+    out = torch.zeros(q.shape[0], q.shape[1], v.shape[2], dtype=v.dtype)
+    for b in range(offsets.shape[0] - 1):
+        at = slice(offsets[b].item(), offsets[b + 1].item())
+        out[at] = one(q[at], k[at], v[at])
+    return out
+
+
+def test_split_by_a_list_is_one_region_for_each_sequence():
+    recorder = Recorder()
+    compiled = torch.compile(by_lengths, backend=recorder, fullgraph=True)
+    operands = jagged_operands(SPECS, LENGTHS, SIZES)
+    assert not compare(by_lengths, compiled, operands)
+    assert len(recorder.matches) == len(LENGTHS), recorder.why()
+
+
+def test_a_loop_behind_tolist_is_unrolled():
+    recorder = Recorder()
+    compiled = torch.compile(by_offsets, backend=recorder)
+    operands = jagged_operands({**SPECS, "offsets": "offsets"}, LENGTHS, SIZES)
+    assert not compare(by_offsets, compiled, operands)
+    assert len(recorder.matches) == len(LENGTHS), recorder.why()
+
+
+def test_a_loop_of_items_is_named_with_what_to_change():
+    total = sum(LENGTHS)
+    q, k, v = (torch.randn(total, 2, 4) for _ in range(3))
+    offsets = offsets_of(LENGTHS)
+    report = gdpa_inductor.explain(by_items, profit=False)(q, k, v, offsets)
+    told = [*report.skipped_frames, *report.graph_breaks]
+    assert any("capture_scalar_outputs" in entry.advice for entry in told), str(report)
