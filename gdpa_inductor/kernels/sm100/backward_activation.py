@@ -29,7 +29,8 @@ class Activation:
     ) -> None:
         self.walk, self.program, self.signals, self.memory = walk, program, signals, memory
         self.sums = sums
-        self.row, self.left = memory.thread % ROWS, memory.thread // ROWS * HALF
+        self.row = memory.thread % ROWS
+        self.left = cute.arch.make_warp_uniform(memory.thread // ROWS) * HALF
 
     @cute.jit
     def run(self):

@@ -6,12 +6,14 @@ the derivative shares the terms of the weight, and before dP is there: dS = dP Â
 
 from typing import Any
 
+from cutlass import Int64, cute
+
 from ...expr import SCORE, Expr, call, const, d_silu, differentiate, postorder
 from ...terms import substitute
 from .backward_shapes import PARTS
 from .backward_tiles import Tile, Walk
 from .config import Config
-from .program import Program
+from .program import LETTERS, Program, of_kind
 from .values import Fixed, Pair, smaller
 
 
@@ -46,25 +48,31 @@ class Line(Fixed):
         fixed, self.runs, self.packed = ("m", "n", "q") if walk.keys else ("n", "m", "k")
         self.fixed = {"b": batch, "h": head, fixed: row}
         there = smaller(row, tile.rows - 1)  # past the end it only has to be a readable address
-        self.places = {**self.fixed, fixed: there, "k" if walk.keys else "q": tile.start + there}
-        self.loaded = {
-            node: Pair(program.read(node, self.places))
-            for node in program.nodes
-            if node.op == "aux" and not {self.runs, self.packed} & set(program.access(node))
-        }
+        places = {**self.fixed, fixed: there, "k" if walk.keys else "q": tile.start + there}
+        self.loaded: dict[Expr, Pair] = {}
+        self.lines: dict[Expr, Any] = {}
+        for node in program.nodes:
+            if node.op == "aux" and {self.runs, self.packed} & set(program.access(node)):
+                self.lines[node] = program.place(node, places)
+            elif node.op == "aux":
+                self.loaded[node] = Pair(program.read(node, places))
 
     @property
     def ahead(self) -> int:
         """How many parts of the scores may wait in registers: none where an operand is read for
         every score, which needs them."""
-        streams = any(x.op == "aux" and x not in self.loaded for x in self.program.nodes)
-        return 0 if streams else PARTS
+        return 0 if self.lines else PARTS
 
     def read(self, node: Expr, index: Any) -> Any:
-        """The element of an aux operand at streamed row `index`."""
+        """The element of an aux operand at streamed row `index`. The offset is the same for all
+        threads of a warp, and one addition for each."""
         there = smaller(index, self.tile.length - 1)
-        places = {**self.places, self.runs: there, self.packed: self.tile.origin + there}
-        return self.program.read(node, places)
+        strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
+        offset = Int64(0)
+        for letter, place in ((self.runs, there), (self.packed, self.tile.origin + there)):
+            if letter in self.program.access(node):
+                offset += Int64(place) * Int64(strides[letter])
+        return of_kind(node, cute.make_tensor(self.lines[node] + offset, cute.make_layout(1))[0])
 
     def __call__(self, scores: Pair, indices: Pair) -> list[Any]:
         """The roots for two scores at the streamed rows `indices`."""
