@@ -172,6 +172,8 @@ CASES = (
     Case("gelu_tanh", "gelu_tanh(mul(s,0.125))", d=64, n=300, m=200, h=3, dtype=F16, ctas=2),
     Case("relu2_gqa", RELU2, d=64, n=140, m=140, h=4, hk=2, view="bnhd", dtype=F16),
     Case("sigmoid_causal", CAUSAL.format("sigmoid(s)"), d=64, n=520, m=520, ctas=1),
+    Case("bias_by_vectors", "a0:f[h,n,m]; silu(add(mul(s,0.1),a0))", n=200, m=304, h=2,
+         aux=(((2, 200, 304), BF16),)),
     Case(
         "bias_and_mask", BIAS, d=64, n=200, m=300, b=2, h=2,
         aux=(((2, 200, 300), torch.float32), ((2, 1, 1, 300), torch.bool)),
