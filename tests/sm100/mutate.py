@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .emulator import EmulatorError, runner
+from .emulator import EmulatorError, recording, runner
 from .emulator.machine import SCHEDULES
 from .mutants import Mutant, Mutants
 
@@ -65,18 +65,18 @@ def translating(mutants: Mutants) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """TimeoutError for a mutant that runs for ever."""
+    """TimeoutError for a mutant that runs for ever; in seconds of this process."""
 
     def stop(*_: object) -> None:
         raise TimeoutError("ran for too long")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def bits(tensors: list[torch.Tensor]) -> list[bytes]:
@@ -105,13 +105,14 @@ def examine(
     """Runs every mutant of a subject."""
     outcome, start = Outcome(), time.perf_counter()
     mutants = Mutants(tuple(kinds))
-    with translating(mutants) as kernels:
+    with recording(), translating(mutants) as kernels:
         good = bits(subject(schedules))
-        began = time.perf_counter()
+        began = time.process_time()
         subject(schedules)
-        patience = 5 + PATIENCE * (time.perf_counter() - began)
+        patience = 5 + PATIENCE * (time.process_time() - began)
         blocking = blocking_lines(kernels)
         for mutant in list(mutants.all):
+            print(f"\r{mutant.number} of {len(mutants.all)}", end="", file=sys.stderr, flush=True)
             mutants.selected = mutant.number
             faults = (fault_of(subject, one, good, patience) for one in schedules)
             fault = next(filter(None, faults), "")
@@ -122,6 +123,7 @@ def examine(
             else:
                 outcome.survived[mutant] = NO_DIFFERENCE
         mutants.selected = 0
+        print("\r", end="", file=sys.stderr)
     outcome.seconds = time.perf_counter() - start
     return outcome
 

@@ -239,15 +239,23 @@ def replaced(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
             setattr(module, name, old)
 
 
+_active = False
+
+
 @contextmanager
 def recording() -> Iterator[None]:
-    """Compile inside it what `run` shall run. Nested use is allowed."""
+    """Compile inside it what `run` shall run. Inside another one it does nothing."""
+    global _active
+    if _active:
+        yield
+        return
     from cutlass.cutlass_dsl import CuTeDSL
 
     settings = CuTeDSL._get_dsl().envar
     with tempfile.TemporaryDirectory() as folder, replaced(list(replacements(folder))):
         before, settings.shared_libs = settings.shared_libs, str(standin.path())
+        _active = True
         try:
             yield
         finally:
-            settings.shared_libs = before
+            _active, settings.shared_libs = False, before
