@@ -49,7 +49,7 @@ class Case:
     dynamic: bool = False
     wide: bool = False
     tolerance: float = 2e-5
-    options: str = "strict=True"
+    options: str = "kernel=triton,strict=True"
 
     @property
     def mod(self) -> ScoreMod:

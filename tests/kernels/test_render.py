@@ -1,0 +1,38 @@
+"""What the templates render for dense operands, word for word: a change of a template that is meant
+for jagged or masked kernels must not touch it.
+
+`python -m tests.kernels.test_render` writes the files anew.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from . import render
+from .cases import SILU, Case
+
+GOLDEN = Path(__file__).parent / "golden"
+CASES = [
+    Case("even", SILU, n=128, m=128, d=64, dv=64, choice=0),
+    Case("tail_gqa", SILU, n=19, m=53, h=4, hk=2, hv=2),
+    Case("operands", "a0:f[h,n,m]; a1:f[m]; mul(silu(add(s,a0)),a1)", n=19, m=53,
+         aux=((2, 19, 53), (53,)), needs="qkv01"),
+]  # fmt: skip
+
+
+def rendered(case: Case) -> str:
+    """The bodies of the template kernels of a case, forward and backward."""
+    source = render.wrapper(case.function(), case.tensors(), case.capability, case.choice)
+    kernels = render.kernels(source).values()
+    bodies = [render.bare(k) for k in kernels if "triton_heuristics.template" in k]
+    return "\n".join(body[body.index("@triton.jit") :].rstrip() + "\n" for body in bodies)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_dense_kernels_are_what_they_were(case: Case):
+    assert rendered(case) == (GOLDEN / f"{case.name}.txt").read_text()
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        (GOLDEN / f"{case.name}.txt").write_text(rendered(case))
