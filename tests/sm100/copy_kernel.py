@@ -19,7 +19,7 @@ class Storage:
 def kernel(load: cute.CopyAtom, x: cute.Tensor, y: cute.Tensor):
     thread, _, _ = cute.arch.thread_idx()
     column, row, _ = cute.arch.block_idx()
-    allocator = cutlass.utils.SmemAllocator()
+    allocator = cutlass.memory.SmemAllocator()
     storage = allocator.allocate(Storage)
     tile = allocator.allocate_tensor(
         cutlass.Float32, cute.make_layout((ROWS, COLUMNS), stride=(COLUMNS, 1)), byte_alignment=128

@@ -7,7 +7,7 @@ one runs is `Mutants.selected`. So a mutant costs one run, and no compilation.
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .emulator.homes import members, register
+from .emulator.homes import register
 from .emulator.ptx import Instruction, Kernel
 
 SCRATCH = "%mutated"  # a register that no kernel has
@@ -138,6 +138,3 @@ def touches_memory(i: Instruction) -> bool:
 
 def ordered(i: Instruction) -> bool:
     return i.parts[0] == "setp" and i.parts[1] in ORDERED and i.parts[-1] in INTEGERS
-
-
-__all__ = ["Mutant", "Mutants", "masking", "members"]

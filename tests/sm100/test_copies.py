@@ -215,6 +215,19 @@ def test_compare_and_swap():
     assert out.tolist() == [8, 0]
 
 
+def test_lanes_may_access_different_tensors():
+    a, b = np.arange(32, dtype=np.uint32), np.arange(32, dtype=np.uint32) + 100
+    body = """
+    mov.u32 %r298, %tid.x; setp.lt.u32 %p1, %r298, 16;
+    selp.b64 %rd1, %rd90, %rd91, %p1; selp.b64 %rd2, %rd91, %rd90, %p1;
+    mad.wide.u32 %rd1, %r298, 4, %rd1; mad.wide.u32 %rd2, %r298, 4, %rd2;
+    ld.global.b32 %r1, [%rd1]; st.global.b32 [%rd2], %r1;
+    """
+    execute(body, [a, b])
+    assert a.tolist() == [*range(16), *range(116, 132)]
+    assert b.tolist() == [*range(16), *range(116, 132)]
+
+
 @pytest.mark.parametrize("body, message", [
     ("ld.global.b32 %r1, [%rd90+128];", "outside every tensor"),
     ("st.global.b64 [%rd90-8], %rd1;", "outside every tensor"),

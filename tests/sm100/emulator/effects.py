@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from . import kinds
 from .homes import members
-from .ptx import BITS
 from .values import Emitter, vector
 
 if TYPE_CHECKING:
@@ -355,5 +354,3 @@ TENSOR_CORE: dict[str, Emitter] = {
     "mma": multiply,
     "commit": commit,
 }
-
-__all__ = ["BITS", "EMITTERS"]

@@ -26,7 +26,6 @@ from .tensormap import TensorMap
 from .translate import PARAMETER_BASE, SPIN, Translator
 
 SCHEDULES = ("lazy", "random", "eager")
-DYNAMIC_BASE_SLACK = 1024  # the dynamic block starts on a multiple of this
 Vector = np.ndarray
 
 

@@ -73,31 +73,47 @@ class GlobalMemory:
         )
 
     def places(self, address: Vector, count: int, size: int, mask: Vector):
-        """(indices, view in units of `size` bytes) of the first element of each lane."""
+        """(index of the first element of each lane, view in units of `size` bytes)."""
         address = aligned(address, mask, size * count, "global")
-        low, high = int(address.min()), int(address.max()) + size * count
-        try:
-            base, array = self.region(low, high)
-        except EmulatorError:
-            return self.scattered(address, count, size, mask)
+        base, array = self.region(int(address.min()), int(address.max()) + size * count)
         view = array[: array.size // size * size].view(UNSIGNED[size])
         return ((address - np.uint64(base)) // np.uint64(size)).astype(np.int64), view
 
-    def scattered(self, address: Vector, count: int, size: int, mask: Vector):
-        """Lanes in different regions have no common view; loads and stores go one by one."""
-        for lane in np.flatnonzero(mask):
-            self.region(int(address[lane]), int(address[lane]) + size * count)
-        raise NotImplementedError("lanes of one access in different tensors")
+    def one_region(self, address: Vector, mask: Vector) -> bool:
+        """Whether the lanes access the same tensor; the usual case."""
+        active = address[mask]
+        low, high = int(active.min()), int(active.max())
+        return any(start <= low and high < end for start, end, _ in self.regions)
 
     def load(self, address: Vector, count: int, size: int, mask: Vector) -> list[Vector]:
+        if not self.one_region(address, mask):
+            return self.load_each(address, count, size, mask)
         places, view = self.places(address, count, size, mask)
         return [view[places + i] for i in range(count)]
 
     def store(self, address: Vector, data: tuple, size: int, mask: Vector) -> None:
+        if not self.one_region(address, mask):
+            self.store_each(address, data, size, mask)
+            return
         places, view = self.places(address, len(data), size, mask)
         lanes = np.flatnonzero(mask)
         for i, values in enumerate(data):
             view[places[lanes] + i] = values[lanes]
+
+    def load_each(self, address: Vector, count: int, size: int, mask: Vector) -> list[Vector]:
+        """Lane by lane, for lanes in different tensors."""
+        aligned(address, mask, size * count, "global")
+        out = np.zeros((count, mask.size), UNSIGNED[size])
+        for lane in np.flatnonzero(mask):
+            raw = self.bytes_at(int(address[lane]), size * count)
+            out[:, lane] = raw.view(UNSIGNED[size])
+        return list(out)
+
+    def store_each(self, address: Vector, data: tuple, size: int, mask: Vector) -> None:
+        aligned(address, mask, size * len(data), "global")
+        for lane in np.flatnonzero(mask):
+            raw = self.bytes_at(int(address[lane]), size * len(data)).view(UNSIGNED[size])
+            raw[:] = [values[lane] for values in data]
 
     def atomic(self, address: Vector, name: str, data: tuple, mask: Vector) -> Vector:
         dtype = data[0].dtype

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from . import control, effects, kinds, lanes, values
-from .homes import choose, members
-from .ptx import BITS, Instruction, Kernel, identifier
+from .homes import choose
+from .ptx import Instruction, Kernel, identifier
 from .rules import rule_for
 
 PARAMETER_BASE = 0x7_0000_0000_0000
@@ -284,6 +284,3 @@ def width_of(kind: str) -> int:
 
 def plain(kind: str) -> str:
     return kind if kind == "pred" else kinds.PLAIN[width_of(kind)]
-
-
-__all__ = ["BITS", "PARAMETER_BASE", "SPIN", "Translator", "members"]
