@@ -9,6 +9,7 @@ import functools
 import itertools
 from collections.abc import Iterable, Sequence
 from ctypes import c_int32, c_int64
+from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -30,12 +31,15 @@ ARCHITECTURE = "--gpu-arch=sm_100a"
 class Words:
     """Numbers of one C type as one argument of a compiled kernel, in place of a tuple of them. CuTe
     DSL takes any object that says where its words lie; this costs a fifth of what wrapping each
-    number does."""
+    number does. keep: what must live as long."""
 
-    __slots__ = ("addresses", "block")
+    __slots__ = ("addresses", "block", "keep")
 
-    def __init__(self, kind: type[c_int32] | type[c_int64], values: Iterable[int]) -> None:
+    def __init__(
+        self, kind: type[c_int32] | type[c_int64], values: Iterable[int], keep: Any = None
+    ) -> None:
         given = [int(value) for value in values]
+        self.keep = keep
         self.block = (kind * len(given))(*given)
         start, size = ctypes.addressof(self.block), ctypes.sizeof(kind)
         self.addresses = [start + size * i for i in range(len(given))]
@@ -78,63 +82,116 @@ def forward(
     Raises:
         GDPAError: what the kernel does not take, and why.
     """
-    batch, rows, cols = _lengths(
-        query, key, value, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k
-    )
-    offsets = cu_seqlens_k if cu_seqlens_k is not None else cu_seqlens_q
-    matrices = [aligned(x) for x in (query, key, value)]
-    config = Config(
-        dtype=name(query.dtype),
-        head_dim=query.shape[-1],
-        value_dim=value.shape[-1],
-        program=program,
-        aux=tuple(name(x.dtype) for x in aux),
-        jagged_q=cu_seqlens_q is not None,
-        jagged_k=cu_seqlens_k is not None,
-        offsets="int32" if offsets is None else name(offsets.dtype),
-        shared=frozenset(
-            letter
-            for letter, x in zip("qkv", matrices, strict=True)
-            if x.dim() == 4 and x.shape[0] == 1 != batch
-        ),
-        fast=fast,
-        skip=skip,
-        vectors=_vectors(aux, ScoreMod.parse(program)),
-    )
+    call = Call(
+        query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k,
+    )  # fmt: skip
+    config = call.config(fast, skip)
     _check(config, query, key, value, aux)
-    shape = (query.shape[0], query.shape[1]) if config.jagged_q else (batch, query.shape[1], rows)
     if out is None:
         # Rows of a packed query that no sequence owns are zero, and no tile covers them.
         make = torch.zeros if config.jagged_q else torch.empty
-        out = make(*shape, value.shape[-1], dtype=value.dtype, device=value.device)
-    if 0 in (*out.shape, batch, key.numel()):
+        out = make(call.output_shape, dtype=value.dtype, device=value.device)
+    if 0 in (*out.shape, call.batch, key.numel()):
         return out.zero_()
-    heads = [x.shape[1] for x in (query, key, value)]
-    totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in (query, key)]
-    if offsets is None:
-        order = None
-    elif order is None:
-        order = torch.argsort(offsets[1:] - offsets[:-1], descending=True)
-    matrices.append(out)
     if stream is None:
         stream = torch.cuda.current_stream(query.device).cuda_stream
     ctas = ctas or torch.cuda.get_device_properties(query.device).multi_processor_count
-    sizes = (batch, *heads, rows, cols, *totals)
-    operands = [_operand(x, spec.access) for x, spec in zip(aux, config.mod.aux, strict=True)]
-    compiled(config)(
-        Words(c_int64, [x.data_ptr() for x in matrices]),
-        Words(c_int32, sizes),
-        Words(c_int64, [step for x in matrices for step in strides(x)]),
-        *(
-            None if x is None else Words(c_int64, [x.data_ptr()])
-            for x in (cu_seqlens_q, cu_seqlens_k, order)
-        ),
-        Words(c_int64, itertools.chain(*operands)) if aux else None,
-        Words(c_int64, scalars[: config.mod.num_scalars]) if config.mod.num_scalars else None,
-        Words(c_int32, [ctas]),
-        Words(c_int64, [stream]),
-    )
+    order = call.longest_first() if order is None else order
+    compiled(config)(*call.arguments(config, out, order, ctas, stream))
     return out
+
+
+@dataclass(frozen=True)
+class Call:
+    """The operands of one call, and what follows from their shapes."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    aux: Sequence[Tensor]
+    scalars: Sequence[int]
+    program: str
+    cu_q: Tensor | None
+    cu_k: Tensor | None
+    max_q: int
+    max_k: int
+
+    @property
+    def offsets(self) -> Tensor | None:
+        return self.cu_q if self.cu_k is None else self.cu_k
+
+    @property
+    def batch(self) -> int:
+        if self.offsets is not None:
+            return self.offsets.shape[0] - 1
+        return max(x.shape[0] for x in (self.query, self.key, self.value))
+
+    @property
+    def rows(self) -> int:
+        return self.query.shape[2] if self.cu_q is None else self.max_q
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        heads, width = self.query.shape[1], self.value.shape[-1]
+        if self.cu_q is not None:
+            return self.query.shape[0], heads, width
+        return self.batch, heads, self.rows, width
+
+    def config(self, fast: bool, skip: bool) -> Config:
+        matrices = {"q": self.query, "k": self.key, "v": self.value}
+        return Config(
+            dtype=name(self.query.dtype),
+            head_dim=self.query.shape[-1],
+            value_dim=self.value.shape[-1],
+            program=self.program,
+            aux=tuple(name(x.dtype) for x in self.aux),
+            jagged_q=self.cu_q is not None,
+            jagged_k=self.cu_k is not None,
+            offsets="int32" if self.offsets is None else name(self.offsets.dtype),
+            shared=frozenset(
+                letter
+                for letter, x in matrices.items()
+                if x.dim() == 4 and x.shape[0] == 1 != self.batch
+            ),
+            fast=fast,
+            skip=skip,
+            vectors=_vectors(self.aux, ScoreMod.parse(self.program)),
+        )
+
+    def longest_first(self) -> Tensor | None:
+        """The order in which sequences are dealt to the CTAs, made on the device."""
+        if self.offsets is None:
+            return None
+        return torch.argsort(self.offsets[1:] - self.offsets[:-1], descending=True)
+
+    def arguments(
+        self, config: Config, out: Tensor, order: Tensor | None, ctas: int, stream: int
+    ) -> tuple[Any, ...]:
+        """What the compiled kernel takes."""
+        matrices = [*(aligned(x) for x in (self.query, self.key, self.value)), out]
+        totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in matrices[:2]]
+        cols = self.key.shape[2] if self.cu_k is None else self.max_k
+        heads = [x.shape[1] for x in matrices[:3]]
+        cu_q, cu_k = self.cu_q, self.cu_k
+        if cu_q is not None and cu_k is not None:
+            cu_q = cu_q.to(cu_k.dtype)
+        specs = config.mod.aux
+        operands = [_operand(x, spec.access) for x, spec in zip(self.aux, specs, strict=True)]
+        used = config.mod.num_scalars
+        return (
+            Words(c_int64, [x.data_ptr() for x in matrices], matrices),
+            Words(c_int32, (self.batch, *heads, self.rows, cols, *totals)),
+            Words(c_int64, [step for x in matrices for step in strides(x)]),
+            *(
+                None if x is None else Words(c_int64, [x.data_ptr()], x)
+                for x in (cu_q, cu_k, None if self.offsets is None else order)
+            ),
+            Words(c_int64, itertools.chain(*operands)) if operands else None,
+            Words(c_int64, self.scalars[:used]) if used else None,
+            Words(c_int32, [ctas]),
+            Words(c_int64, [stream]),
+        )
 
 
 def name(dtype: torch.dtype) -> str:
@@ -149,22 +206,12 @@ def strides(matrix: Tensor) -> tuple[int, int, int]:
 
 
 def aligned(matrix: Tensor) -> Tensor:
-    """The matrix, or a copy of it where TMA could not read it as it lies."""
+    """The matrix, or a copy of it where TMA could not read it as it lies (expanded, for one)."""
     unit = ALIGNMENT // matrix.element_size()
     fits = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
-    if fits and all(s % unit == 0 for s in strides(matrix)):
+    if fits and all(s and s % unit == 0 for s in strides(matrix)):
         return matrix
     return matrix.clone(memory_format=torch.contiguous_format)
-
-
-def _lengths(query, key, value, cu_q, cu_k, most_q, most_k) -> tuple[int, int, int]:
-    """(batch, rows, cols): upper bounds where a side is jagged."""
-    offsets = cu_q if cu_q is not None else cu_k
-    batch = (
-        max(x.shape[0] for x in (query, key, value)) if offsets is None else offsets.shape[0] - 1
-    )
-    rows = query.shape[2] if cu_q is None else most_q
-    return batch, rows, key.shape[2] if cu_k is None else most_k
 
 
 def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
