@@ -338,7 +338,8 @@ def _float(node: Expr, x: Interval) -> Interval:
 
 
 def _int(node: Expr, x: Interval) -> Interval:
-    if x.falls:  # an infinity is no integer
+    """Of a truth value. A real may be too large for an integer, and then is any integer."""
+    if node.args[0].kind == "f":
         return unknown("i")
     return Interval(_do("int", x.lo), _do("int", x.hi), flat=True)
 

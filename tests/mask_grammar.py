@@ -7,7 +7,8 @@
               | min max (index, index) | where(condition, index, index) | 0 or 1 of a condition
               | the integer part of a real
     real      = an index | real + - real | real * / literal | the square of a real | |real| | -real
-              | min max | a clamp | floor ceil round trunc sign | where(condition, real, real)
+              | min max | a clamp | floor ceil round trunc sign | exp log sqrt tanh
+              | where(condition, real, real)
     weight    = one of `SPELLINGS` with the condition as its mask
 
 `SPELLINGS` are what models write: a mask after the activation or before it, by choice or by
@@ -93,8 +94,9 @@ SPELLINGS: dict[str, Spelling] = {
 # fmt: on
 
 
+_PLAIN = "neg abs floor ceil round trunc sign relu bf16 detach exp log sqrt tanh"
 FUNCTIONS: list[tuple[Any, ...]] = [
-    *((name,) for name in "neg abs floor ceil round trunc sign relu bf16 detach".split()),
+    *((name,) for name in _PLAIN.split()),
     ("clamp_min", 3.0), ("clamp_max", 9.5), ("hardtanh", -2.0, 8.0),
 ]  # fmt: skip
 

@@ -80,11 +80,19 @@ def test_random_programs_are_never_misjudged(part: int):
             raise AssertionError(f"seed {seed}: {program}") from error
 
 
+def unbounded(node: Expr) -> bool:
+    """Operations that give no bounds, whatever they are given."""
+    rounds = node.op == "int" and node.args[0].kind == "f"
+    return rounds or node.op in ("exp", "log", "sqrt", "tanh")
+
+
 def test_most_masked_tiles_are_found():
     """What is left are terms whose two sides depend on each other, and operands without bounds."""
     found: Counter[str] = Counter()
     for seed in range(SEEDS):
         name, condition, weight = grammar.Draw(seed, SIZES[3]).program()
+        if any(map(unbounded, postorder([condition]))):
+            continue
         at = grid(seed)
         classes = classify([weight], grammar.AUX, [grammar.PADDING, grammar.TIMES])
         zero, _ = check(classes, [weight], at)
