@@ -18,7 +18,7 @@ import torch
 
 from gdpa_inductor.kernels.sm100 import launch
 from gdpa_inductor.kernels.sm100.backward_launch import SIDES, compiled
-from gdpa_inductor.kernels.sm100.backward_shapes import STAGES
+from gdpa_inductor.kernels.sm100.backward_shapes import Shapes
 from gdpa_inductor.kernels.sm100.config import COLS, ROWS, Config
 from tests.kernels.cute_account import (
     BYTES,
@@ -113,8 +113,8 @@ def cycles(config: Config, side: str, code: list[Instruction]) -> dict[str, floa
 
 def shared_memory(config: Config) -> float:
     """KiB of tiles."""
-    a, b = config.padded_head_dim, config.padded_value_dim
-    return 2 * ROWS * ((1 + STAGES["A"]) * a + (1 + STAGES["B"]) * b) / 1024
+    shapes = Shapes(config, keys=True)
+    return sum(2 * ROWS * (1 + shapes.rings[x]) * shapes.widths[x] for x in "AB") / 1024
 
 
 def tables() -> str:

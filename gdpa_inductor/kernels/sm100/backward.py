@@ -23,7 +23,7 @@ Notation
     tile     128 resident rows;  step: one streamed tile against them
 
 Warps 0-7 activate, 8 multiplies, 9 loads, two are idle. Compile-time: `Config`, the side. Tuned:
-`STAGES` and `PART` of backward_shapes.py, the order of backward_products.py.
+`MOST_STAGES` and `PART` of backward_shapes.py, the order of backward_products.py.
 """
 
 from typing import Any
@@ -37,7 +37,7 @@ from .backward_loads import Loads
 from .backward_products import Products
 from .backward_program import roots_of
 from .backward_ranges import Ranges
-from .backward_shapes import STAGES, Shapes
+from .backward_shapes import Shapes
 from .backward_signals import Signal
 from .backward_sums import Sums
 from .backward_tiles import Walk
@@ -170,7 +170,9 @@ class Backward:
         """The tiles in shared memory; those of the streamed operands are rings."""
         found = {}
         for part in NAMES:
-            layout = self.shapes.layout(part[1], STAGES[part[1]] if part[0] == "t" else 1)
+            layout = self.shapes.layout(
+                part[1], self.shapes.rings[part[1]] if part[0] == "t" else 1
+            )
             found[part] = shared.allocate_tensor(
                 self.shapes.dtype, layout.outer, 1024, swizzle=layout.inner
             )

@@ -5,7 +5,9 @@ length from the device.
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
+from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,7 @@ from ...rejection import GDPAError
 from .backward import Backward
 from .backward_limits import unsupported
 from .config import Config
-from .launch import ALIGNMENT, ARCHITECTURE, aligned, name, strides
+from .launch import ALIGNMENT, ARCHITECTURE, Words, aligned, name, strides
 from .program import DTYPES, LETTERS
 
 SIDES = {"keys": ("k", "v"), "rows": ("q",)}  # which gradients a side writes
@@ -177,34 +179,32 @@ def launch(
     tensors = (*call.matrices, *outputs)
     heads = [x.shape[1] for x in call.matrices[:3]]
     totals = [x.shape[0] if x.dim() == 3 else x.shape[2] for x in (call.query, call.key)]
+    sizes = (call.batch, *heads, call.rows, call.cols, *totals)
+    operands = (_words(x, spec.access) for x, spec in zip(call.aux, config.mod.aux, strict=True))
     kernel(
-        tuple(_pointer(name(x.dtype), x.data_ptr()) for x in tensors),
-        tuple(Int32(int(x)) for x in (call.batch, *heads, call.rows, call.cols, *totals)),
-        tuple(tuple(Int64(step) for step in strides(x)) for x in tensors),
+        Words(c_int64, [x.data_ptr() for x in tensors]),
+        Words(c_int32, sizes),
+        Words(c_int64, [step for x in tensors for step in strides(x)]),
         *(
-            None if x is None else _pointer(name(x.dtype), x.data_ptr(), x.element_size())
+            None if x is None else Words(c_int64, [x.data_ptr()])
             for x in (call.cu_q, call.cu_k, call.order)
         ),
-        tuple(
-            _operand(name(x.dtype), x.data_ptr(), dict(zip(spec.access, x.stride())))
-            for x, spec in zip(call.aux, config.mod.aux, strict=True)
-        )
-        or None,
-        tuple(Int64(int(x)) for x in call.scalars[: config.mod.num_scalars]) or None,
-        Int32(ctas),
-        cuda.CUstream(stream),
+        Words(c_int64, itertools.chain(*operands)) if call.aux else None,
+        Words(c_int64, call.scalars[: config.mod.num_scalars]) if config.mod.num_scalars else None,
+        Words(c_int32, [ctas]),
+        Words(c_int64, [stream]),
     )
+
+
+def _words(tensor: Tensor, access: Sequence[str]) -> list[int]:
+    """The address and the strides by letter of an operand of the program."""
+    steps = dict(zip(access, tensor.stride(), strict=True))
+    return [tensor.data_ptr(), *(steps.get(letter, 0) for letter in LETTERS)]
 
 
 def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
     gmem = cute.AddressSpace.gmem
     return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
-
-
-def _operand(dtype: str, address: int, steps: dict[str, int]) -> tuple[Any, ...]:
-    """The pointer and the strides by letter of an operand of the program."""
-    places = tuple(Int64(steps.get(letter, 0)) for letter in LETTERS)
-    return _pointer(dtype, address, getattr(torch, dtype).itemsize), places
 
 
 def _example(config: Config, side: str) -> tuple[Any, ...]:
@@ -213,15 +213,24 @@ def _example(config: Config, side: str) -> tuple[Any, ...]:
     dtypes = [config.dtype] * 4 + outputs
     jagged = (config.jagged_q, config.jagged_k)
     offsets = functools.partial(_pointer, address=ALIGNMENT)
-    width = getattr(torch, config.offsets).itemsize
+    width = _width(config.offsets)
     return (
         tuple(_pointer(dtype, ALIGNMENT) for dtype in dtypes),
         tuple(Int32(1) for _ in range(8)),
         tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
         *(offsets(config.offsets, align=width) if x else None for x in jagged),
         offsets("int64", align=8) if any(jagged) else None,
-        tuple(_operand(dtype, ALIGNMENT, {}) for dtype in config.aux) or None,
+        tuple(
+            (offsets(dtype, align=_width(dtype)), (Int64(0),) * len(LETTERS))
+            for dtype in config.aux
+        )
+        or None,
         tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
         Int32(1),
         cuda.CUstream(0),
     )
+
+
+def _width(dtype: str) -> int:
+    size: int = getattr(torch, dtype).itemsize
+    return size

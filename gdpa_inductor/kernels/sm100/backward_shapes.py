@@ -10,9 +10,10 @@ from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers
 
-from .config import COLS, ROWS, TMEM_COLUMNS, Config
+from .config import COLS, ROWS, SHARED_MEMORY, TMEM_COLUMNS, Config
 
-STAGES = {"A": 3, "B": 2}  # of the streamed operands: 224 KiB of tiles at head dim 128
+MOST_STAGES = 3  # of streamed B; A, which is read last by the sum of dS, has one more
+BARRIERS = 2048  # bytes, and what aligning the tiles takes
 HALF = COLS // 2  # of the columns, for each activation warpgroup
 PART = 32  # columns of it that are activated, and handed over, at a time
 PARTS = HALF // PART
@@ -36,7 +37,13 @@ class Shapes:
         self.gradients = COLS * self.buffers
         first = self.gradients + COLS
         self.sums = {"A": first, "B": first + self.widths["A"]}
-        self.rings = {**STAGES, "S": self.buffers, "P": self.buffers * PARTS}
+        self.rings = {**self.stages(), "S": self.buffers, "P": self.buffers * PARTS}
+
+    def stages(self) -> dict[str, int]:
+        """Of the streamed operands, as many as fit beside the resident ones."""
+        a, b = (2 * ROWS * self.widths[name] for name in "AB")
+        stages = min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - 2 * a - b) // (a + b))
+        return {"A": stages + 1, "B": stages}
 
     def score(self, name: str) -> Any:
         """rX tXᵀ: both from shared memory, head dim contiguous."""
