@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..expr import Expr
+from ..expr import Expr, call
 from ..score_mod import AXES, Aux, ScoreMod
 from . import cpu_tiles
 from .cpu_pass import Pass, Sum, compiled, storable
@@ -127,8 +127,9 @@ class Scratch:
 class Operands:
     """Query, key and value in the compute dtype, what the program reads, and the blocks.
 
-    sequence: the number of the batch, where the operands are those of one sequence of many; then
-    sizes differ from call to call, and code is compiled for all of them.
+    numbers: [batch], which sequences of a jagged call these are; then sizes differ from block to
+    block, and code is compiled for all of them. only: a condition; there are no scores but where it
+    holds.
     """
 
     def __init__(
@@ -139,14 +140,16 @@ class Operands:
         aux: Sequence[Tensor],
         scalars: Sequence[int],
         dtype: torch.dtype,
-        sequence: int | None = None,
+        numbers: Tensor | None = None,
+        only: Expr | None = None,
         scratch: Scratch | None = None,
     ) -> None:
         self.query, self.key, self.value = (multipliable(t, dtype) for t in (query, key, value))
         batch = max((t.shape[0] for t in (query, key, value)), key=lambda size: size != 1)
         self.sizes = (batch, query.shape[1], query.shape[2], key.shape[2])
         self.dtype = dtype
-        self._aux, self._scalars, self._sequence = aux, scalars, sequence
+        self._aux, self._scalars, self._numbers = aux, scalars, numbers
+        self.only = only
         self._scratch = scratch or Scratch(dtype)
         self.groups = tuple(query.shape[1] // max(t.shape[1], 1) for t in (key, value))
         shared = batch != 1 and any(t.shape[0] == 1 for t in (query, key, value))
@@ -166,8 +169,9 @@ class Operands:
 
     def _index(self, name: str) -> Tensor:
         axis = AXES.index(name)
-        first = self._sequence or 0 if name == "b" else 0
-        index = torch.arange(first, first + self.sizes[axis])
+        numbered = name == "b" and self._numbers is not None
+        index = self._numbers if numbered else torch.arange(self.sizes[axis])
+        assert index is not None
         return index.view([-1 if d == axis else 1 for d in range(4)])
 
     def leave_out(self, work: Pass, aux: tuple[Aux, ...]) -> None:
@@ -205,7 +209,7 @@ class Operands:
         return self._scratch.take(number, self.tiling.scores)
 
     def run(self, work: Pass, tensors: list[Tensor]) -> None:
-        compiled(work, tensors, lengths_vary=self._sequence is not None)(*tensors)
+        compiled(work, tensors, lengths_vary=self._numbers is not None)(*tensors)
 
 
 def multipliable(operand: Tensor, dtype: torch.dtype) -> Tensor:
@@ -231,7 +235,7 @@ def _batches(operand: Tensor, block: Block) -> slice:
 
 def forward(operands: Operands, program: ScoreMod, out: Tensor, skip: bool = True) -> None:
     """Fill `out` [B,H,N,Dv]. skip: leave out blocks of which the masks leave nothing."""
-    work = _forward_pass(program)
+    work = _within(_forward_pass(program), operands.only)
     if skip:
         operands.leave_out(work, program.aux)
     read = operands.read_by(work)
@@ -261,6 +265,19 @@ def _backward_pass(program: ScoreMod, score: bool, value: bool, aux: tuple[bool,
         terms.score if score else None,
         tuple(Sum(term, spec.axes) for term, spec, asked in sums if asked and term is not None),
     )
+
+
+@functools.lru_cache(maxsize=256)
+def _within(work: Pass, only: Expr | None) -> Pass:
+    """The pass with zeros where the condition does not hold."""
+    if only is None:
+        return work
+
+    def masked(term: Expr | None) -> Expr | None:
+        return None if term is None else call("where", only, term, 0.0)
+
+    sums = tuple(Sum(call("where", only, s.term, 0.0), s.axes) for s in work.sums)
+    return Pass(masked(work.weight), masked(work.score_grad), sums, work.in_place)
 
 
 def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Tensor) -> Tensor:
@@ -301,12 +318,13 @@ class Backward:
         self, operands: Operands, program: ScoreMod, grad_out: Tensor, grads: Grads,
         skip: bool = True,
     ) -> None:  # fmt: skip
-        self.work = _backward_pass(
+        asked = _backward_pass(
             program,
             grads.query is not None or grads.key is not None,
             grads.value is not None,
             tuple(total is not None for total in grads.aux),
         )
+        self.work = _within(asked, operands.only)
         summed = zip(program.gradients.aux, grads.aux, strict=True)
         self.totals = [total for term, total in summed if term is not None and total is not None]
         if skip:

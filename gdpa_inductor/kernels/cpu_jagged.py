@@ -1,8 +1,8 @@
 """Jagged GDPA on the CPU: the blocked kernel of `cpu`, one sequence after the other.
 
 A sequence is a dense problem on views of its rows, so nothing is padded, nothing of another
-sequence is read, and what a sequence gives does not depend on its place in the batch. Offsets are
-read here, on the CPU, once a call.
+sequence is read, and what a sequence gives does not depend on its place in the batch. Short ones
+run together (`cpu_short`). Offsets are read here, on the CPU, once a call.
 
 Notation: as in `cpu`; `o` is the call, with aux operands on four axes: the dimension that counts
 the rows of the query side ("q") stands at n, that of the key side ("k") at m.
@@ -21,7 +21,7 @@ from torch import Tensor
 from ..operands import Operands as Call
 from ..operands import score_shape
 from ..score_mod import Aux
-from . import cpu
+from . import cpu, cpu_short
 
 _WHOLE = slice(None)
 
@@ -70,7 +70,7 @@ class One(NamedTuple):
 
 
 class Jagged:
-    """A call, sequence by sequence."""
+    """A call, sequence by sequence: first `grouped`, then `alone`."""
 
     def __init__(self, o: Call[Tensor], dtype: torch.dtype) -> None:
         self.o, self.dtype = o, dtype
@@ -78,12 +78,23 @@ class Jagged:
         self.query = Side.of(o.cu_seqlens_q, o.max_seqlen_q)
         self.key = Side.of(o.cu_seqlens_k, o.max_seqlen_k)
         self._scratch = cpu.Scratch(dtype)
+        self._numbers = torch.arange(self.batch)
+        self.lengths = [
+            (self.query.length(self.rows, b), self.key.length(self.cols, b))
+            for b in range(self.batch)
+        ]
+        self._alone = {b for b, lengths in enumerate(self.lengths) if all(lengths)}
 
-    def __iter__(self) -> Iterator[One]:
+    def grouped(self) -> Iterator[tuple[cpu_short.Group, cpu.Operands]]:
+        """The short sequences, together."""
+        for group in cpu_short.groups(self.o, (self.query.spans, self.key.spans), self.lengths):
+            self._alone.difference_update(group.numbers.tolist())
+            yield group, group.operands(self.dtype, self._scratch)
+
+    def alone(self) -> Iterator[One]:
+        """The sequences that are left, one by one."""
         o = self.o
-        for b in range(self.batch):
-            if not self.query.length(self.rows, b) or not self.key.length(self.cols, b):
-                continue
+        for b in sorted(self._alone):
             aux = [self.cut_aux(t, spec, b) for t, spec in zip(o.aux, o.program.aux, strict=True)]
             yield One(
                 b,
@@ -94,7 +105,7 @@ class Jagged:
                     aux,
                     o.scalars,
                     self.dtype,
-                    sequence=b,
+                    numbers=self._numbers[b : b + 1],
                     scratch=self._scratch,
                 ),
             )
@@ -108,14 +119,18 @@ class Jagged:
 
 def forward(jagged: Jagged, out: Tensor, skip: bool = True) -> None:
     """Fill `out`, zeros of the output's shape."""
-    for b, operands in jagged:
+    for group, together in jagged.grouped():
+        cpu_short.forward(group, together, out)
+    for b, operands in jagged.alone():
         cpu.forward(operands, jagged.o.program, jagged.query.cut(out, b), skip)
 
 
 def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads, skip: bool = True) -> None:
     """Add to `grads`: zeros in the operands' shapes, those of aux operands on four axes."""
     program = jagged.o.program
-    for b, operands in jagged:
+    for group, together in jagged.grouped():
+        cpu_short.backward(group, together, grad_out, grads)
+    for b, operands in jagged.alone():
         own = cpu.Grads(
             None if grads.query is None else jagged.query.cut(grads.query, b),
             _own(grads.key, jagged.key, b),

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels import cpu, cpu_pass
+from gdpa_inductor.kernels import cpu, cpu_pass, cpu_short
 from gdpa_inductor.lowerings import cpu as lowering
 from gdpa_inductor.rejection import GDPAError
 from tests.jagged_cases import CASES, JaggedCase, poisoned, take
@@ -63,6 +63,35 @@ def test_every_form(name: str, uncompiled) -> None:
     check(CASES[name])
 
 
+def test_short_sequences_run_together(monkeypatch: pytest.MonkeyPatch, uncompiled) -> None:
+    """Of about one size; empty ones, single ones and long ones stay alone."""
+    seen = []
+    original = cpu_short.Group.operands
+
+    def noted(self, *args):
+        seen.append(sorted(self.numbers.tolist()))
+        return original(self, *args)
+
+    monkeypatch.setattr(cpu_short.Group, "operands", noted)
+    lengths = (3, 0, 30, 16, 17, 200, 32, 5, 64)
+    check(replace(CASES["token and head"], rows=lengths, cols=lengths))
+    assert seen == [[0, 3, 7], [2, 4, 6]] * 2
+    seen.clear()
+    monkeypatch.setattr(cpu_short, "_MOST", 2)
+    check(replace(CASES["full bias, truncated"], rows=lengths, cols=lengths, longest=(20, 18)))
+    assert seen == [[0, 7], [3], [2, 6], [4, 8], [5]] * 2
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_form_of_short_sequences(name: str, uncompiled) -> None:
+    """At least three to a group, with the operands of each case."""
+    case = CASES[name]
+    rows, cols = (side and (*side, *side, *side) for side in (case.rows, case.cols))
+    dense = (3 * case.batch if case.dense_cols[0] > 1 else 1, case.dense_cols[1])
+    queries = (3 * case.batch if case.dense_rows[0] > 1 else 1, case.dense_rows[1])
+    check(replace(case, rows=rows, cols=cols, dense_cols=dense, dense_rows=queries))
+
+
 LONG = {"rows": (37, 0, 1, 53), "cols": (37, 0, 1, 53)}
 
 
@@ -73,7 +102,9 @@ def test_in_blocks_and_compiled(name: str, small_blocks) -> None:
 
 
 def test_one_compile_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lengths and strides vary, 0 and 1 among them: one variant of the pass serves them."""
+    """Lengths and strides vary, 0 and 1 among them: one variant of the pass serves short sequences
+    together, one those that are alone.
+    """
     seen = []
     original = cpu_pass._compat.compile_graph
 
@@ -90,7 +121,7 @@ def test_one_compile_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
         longest = max(lengths) + int(torch.randint(0, 2, ()))
         bias = torch.randn(3, longest, longest)
         forward_op(q, k, v, [bias], [], text, cu, cu, longest, longest)
-    assert seen == [True]
+    assert seen == [True, True]
 
 
 POISON = ["self", "own offsets", "truncated", "rows of nobody", "token operands", "PFFN",
@@ -113,9 +144,9 @@ def test_nothing_leaks_from_neighbours(name: str, uncompiled) -> None:
 @pytest.mark.parametrize("name", ["self", "own offsets", "token operands", "PFFN", "PMA"])
 def test_the_place_in_the_batch_changes_no_bit(name: str) -> None:
     """Outputs and gradients of a sequence, in fp32 and compiled, wherever it stands."""
-    lengths = (37, 0, 1, 200, 64, 23)
+    lengths = (37, 0, 1, 200, 64, 23, 5, 12, 40, 14, 60)
     rows, cols = (side and lengths for side in (CASES[name].rows, CASES[name].cols))
-    case = replace(CASES[name], rows=rows, cols=cols, dense_cols=(6, 31))
+    case = replace(CASES[name], rows=rows, cols=cols, dense_cols=(11, 31))
     tensors = [t.detach() for t in case.tensors(torch.float32)]
     cotangent = torch.randn_like(case.call(tensors))
     before = both(case, tensors, cotangent)[:4]
