@@ -62,7 +62,7 @@ MAY_IMPORT = {
     "functional": CORE | {"jagged_ops"},
     "kernels": LEAVES,
     "patterns": CORE,
-    "lowerings": CORE | {"kernels"},
+    "lowerings": CORE | {"kernels", "sequences"},
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "rejection", "score_mod", "expr"},
     "backend": CORE | {"patterns", "lowerings", "verify"},
