@@ -21,6 +21,7 @@ from tests.tolerances import error_of
 SILU = "silu(mul(s,0.125))"
 CAUSAL = "where(le(m,n),sigmoid(mul(s,0.125)),0.0)"
 BIASED = "a0:f[b,h,n,m]; a1:b[b,-,-,m]; where(a1,silu(add(mul(s,0.125),a0)),0.0)"
+PER_HEAD = "a0:i[h]; where(lt(m,a0),silu(mul(s,0.125)),0.0)"
 TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
 
 
@@ -74,10 +75,13 @@ def make_call(case: Case, integers: bool = False) -> Call:
     sizes = {"b": batch, "h": case.heads, "n": rows, "m": cols, "-": 1, "q": 0, "k": 0}
     sizes |= {"q": q.shape[0]} if cu_q is not None else {}
     sizes |= {"k": k.shape[0]} if cu_k is not None else {}
+    draw = {
+        "f": torch.randn,
+        "b": lambda shape: torch.rand(shape) < 0.7,
+        "i": lambda shape: torch.randint(0, cols, shape),
+    }
     aux = [
-        torch.rand([sizes[x] for x in spec.access]) < 0.7
-        if spec.kind == "b"
-        else torch.randn([sizes[x] for x in spec.access])
+        draw[spec.kind]([sizes[x] for x in spec.access])
         for spec in ScoreMod.parse(case.program).aux
     ]
     order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
@@ -195,6 +199,8 @@ CASES = {
     ),
     "packed, gates of tokens": Case(TOKENS, rows=(150, 20), keys=(70, 140), key_heads=1),
     "short dense keys": Case("gelu_tanh(mul(s,0.125))", rows=(150, 40, 0), keys=64),
+    "a mask per head": Case(PER_HEAD, heads=3, key_heads=3, rows=130, keys=400),
+    "a mask per head, grouped heads": Case(PER_HEAD, heads=4, rows=130, keys=400),
     "shared seeds": Case(
         "div(silu(mul(s,0.125)),float(i0))", rows=32, keys=(150, 40, 0, 200), shared="q"
     ),
@@ -260,6 +266,38 @@ def test_the_number_of_ctas_changes_no_bit():
     alone = emulated(dataclasses.replace(case, ctas=1), call)
     for one, many in zip(alone, emulated(dataclasses.replace(case, ctas=5), call)):
         assert torch.equal(one, many)
+
+
+@pytest.mark.parametrize("needs", [(True, False, False), (False, True, False)])
+def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
+    case = Case(rows=64, keys=64, heads=1, key_heads=1)
+    call = make_call(case)
+    config = configuration(call, case.program)
+    outputs = {letter: backward_launch.room(config, call, letter) for letter in "qkv"}
+    for tensor in outputs.values():
+        tensor.fill_(float("nan"))
+    monkeypatch.setattr(backward_launch, "room", lambda config, call, letter: outputs[letter])
+    with recording():
+        for side in SIDES:
+            backward_launch.compiled(config, side)
+    found = []
+    run(
+        lambda: found.append(
+            backward_launch.backward(
+                call.grad_out, *call.matrices[:3], (), (), case.program, needs, ctas=1, stream=0
+            )
+        ),
+        [*call.matrices, *outputs.values()],
+        schedules=("lazy",),
+    )
+    (grad,) = found[-1]
+    (letter,) = [letter for letter, need in zip("qkv", needs) if need]
+    eager, exact = (
+        unfused(case, call, x)["qkv".index(letter)] for x in (case.dtype, torch.float64)
+    )
+    assert not error_of(grad, eager, exact, direction="backward")
+    assert needs[0] or outputs["q"].isnan().all()
+    assert not needs[0] or outputs["k"].isnan().all()
 
 
 @pytest.mark.parametrize(
