@@ -38,7 +38,7 @@ class Shadow:
     def unordered_writes(self, cells: Vector, clock: Vector, row: Any) -> Vector | None:
         """The agents whose last write of a cell `clock[row]` does not know."""
         bad = clock[row, self.writer[cells]] < self.written[cells]
-        return self.writer[cells][bad] if bad.any() else None
+        return self.writer[cells][bad] if np.count_nonzero(bad) else None
 
     def read(self, cells: Vector, clock: Vector, row: Any, agent: Any, epoch: Any) -> Vector | None:
         """row: of the clock, one or one for each cell; agent and epoch likewise."""
@@ -51,7 +51,7 @@ class Shadow:
         self, cells: Vector, clock: Vector, row: Any, agent: Any, epoch: Any, record: bool = True
     ) -> Vector | None:
         found = self.unordered_writes(cells, clock, row)
-        if found is None and (seen := self.was_read[cells]).any():
+        if found is None and np.count_nonzero(seen := self.was_read[cells]):
             late = self.read_at[cells[seen]] > clock[row if np.isscalar(row) else row[seen]]
             if late.any():
                 found = np.nonzero(late.any(0))[0]

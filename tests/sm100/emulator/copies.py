@@ -110,7 +110,7 @@ class Copies:
         cta, shared, warp = self.cta, self.cta.shared, int(gang.lane_warp[lane])
         shared.check(int(cells.min()) * GRANULE, int(cells.max()) * GRANULE + GRANULE)
         barrier = cta.sync.at(where, warp)
-        if shared.writes[cells].any() or shared.reads[cells].any():
+        if np.count_nonzero(shared.writes[cells]) or np.count_nonzero(shared.reads[cells]):
             place = shared_name(int(cells[0]) * GRANULE)
             raise EmulatorError(f"race: TMA load into {place}, where an access is in flight")
         published = cta.clocks.load_by_tma(cells, where, barrier.phase, warp)

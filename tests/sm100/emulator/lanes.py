@@ -57,13 +57,13 @@ def high32(a: Vector, b: Vector) -> Vector:
 def shl(x: Vector, n: Vector) -> Vector:
     bits = 8 * x.itemsize
     moved = x << np.minimum(n, U32(bits - 1)).astype(x.dtype)
-    return where(n < bits, moved, x.dtype.type(0)) if (n >= bits).any() else moved
+    return where(n < bits, moved, x.dtype.type(0)) if count(n >= bits) else moved
 
 
 def shr(x: Vector, n: Vector) -> Vector:
     bits = 8 * x.itemsize
     moved = x >> np.minimum(n, U32(bits - 1)).astype(x.dtype)
-    if x.dtype.kind == "i" or not (n >= bits).any():
+    if x.dtype.kind == "i" or not count(n >= bits):
         return moved
     return where(n < bits, moved, x.dtype.type(0))
 
@@ -145,8 +145,9 @@ def quick_fma(a: Vector, b: Vector, c: Vector) -> Vector:
 def to_bf16(x: Vector) -> Vector:
     bits = x.view(U32)
     rounded = (bits + (U32(0x7FFF) + (bits >> U32(16) & U32(1)))) >> U32(16)
-    if np.isnan(x).any():
-        rounded = where(np.isnan(x), U32(0x7FFF), rounded)
+    nan = np.isnan(x)
+    if count(nan):
+        rounded = where(nan, U32(0x7FFF), rounded)
     return rounded.astype(U16)
 
 
@@ -156,7 +157,8 @@ def from_bf16(x: Vector) -> Vector:
 
 def to_f16(x: Vector) -> Vector:
     bits = x.astype(F16).view(U16)
-    return where(np.isnan(x), U16(0x7FFF), bits) if np.isnan(x).any() else bits
+    nan = np.isnan(x)
+    return where(nan, U16(0x7FFF), bits) if count(nan) else bits
 
 
 def bf16x2(high: Vector, low: Vector) -> Vector:

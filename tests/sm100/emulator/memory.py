@@ -46,7 +46,7 @@ def aligned(address: Vector, mask: Vector, size: int, where: str) -> Vector:
     """The addresses, those of idle lanes replaced by that of an active one."""
     if np.count_nonzero(mask) != mask.size:
         address = np.where(mask, address, address[np.argmax(mask)])
-    if (address & address.dtype.type(size - 1)).any():
+    if np.count_nonzero(address & address.dtype.type(size - 1)):
         raise EmulatorError(f"misaligned {size}-byte access to {where} memory")
     return address
 

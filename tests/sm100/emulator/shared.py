@@ -50,7 +50,7 @@ class SharedMemory:
 
     def load(self, gang: Gang, address: Vector, count: int, size: int, mask: Vector):
         address, granules, warps = self.cells(gang, address, count * size, mask)
-        if self.writes[granules].any():
+        if np.count_nonzero(self.writes[granules]):
             self.race("ld.shared", address, "an asynchronous write to it")
         self.clocks.load_shared(granules, warps)
         view = self.bytes.view(UNSIGNED[size])
@@ -59,7 +59,7 @@ class SharedMemory:
 
     def store(self, gang: Gang, address: Vector, data: tuple, size: int, mask: Vector) -> None:
         address, granules, warps = self.cells(gang, address, len(data) * size, mask)
-        if self.writes[granules].any() or self.reads[granules].any():
+        if np.count_nonzero(self.writes[granules]) or np.count_nonzero(self.reads[granules]):
             self.race("st.shared", address, "an asynchronous access to it")
         self.clocks.store_shared(granules, warps)
         view = self.bytes.view(UNSIGNED[size])
@@ -71,7 +71,7 @@ class SharedMemory:
     def atomic(self, gang: Gang, address: Vector, name: str, data: tuple, mask: Vector) -> Vector:
         dtype = data[0].dtype
         address, granules, _ = self.cells(gang, address, dtype.itemsize, mask)
-        if self.writes[granules].any() or self.reads[granules].any():
+        if np.count_nonzero(self.writes[granules]) or np.count_nonzero(self.reads[granules]):
             self.race("atom.shared", address, "an asynchronous access to it")
         return update(self.bytes.view(dtype), address // dtype.itemsize, name, data, mask)
 
