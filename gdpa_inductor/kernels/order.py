@@ -15,12 +15,16 @@ from torch import Tensor
 GRANULE = 128  # rows per entry; tiles are whole parts of it
 
 
-def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, longest_first: bool) -> Tensor:
+def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tensor:
     """[total // GRANULE + B] int64: 2³² times the sequence, plus the granule in it; -1 for none.
 
     cu_seqlens [B+1] over `total` rows, at most `longest` of a sequence take part. The granules of a
     sequence hold the rows that do; one is listed also where there are only rows that do not, so
-    that these find a program which writes zeros. Rows that no sequence owns count as the last's.
+    that these find a program which writes zeros. Rows that no sequence owns count as those of the
+    last one.
+
+    few: place the sequences by counting, B comparisons for each entry, in three small kernels;
+    then the longest come first. Else by a search, in the order of the sequences.
     """
     offsets = cu_seqlens.to(torch.int64)
     batch = offsets.shape[0] - 1
@@ -28,12 +32,16 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, longest_first: bool
     owned = torch.where(number == batch - 1, total + offsets[0], offsets[1:]) - starts
     taken = (offsets[1:] - starts).clamp(max=longest)
     granules = torch.maximum((taken + (GRANULE - 1)) // GRANULE, (owned > 0).to(torch.int64))
-    if longest_first:
-        number = torch.argsort(granules, descending=True, stable=True)
-        granules = granules[number]
-    ends = granules.cumsum(0)
     slot = torch.arange(total // GRANULE + batch, device=offsets.device)
-    place = torch.searchsorted(ends, slot, right=True)
-    known = place.clamp(max=batch - 1)
-    entry = (number[known] << 32) + slot - (ends - granules)[known]
-    return torch.where(place < batch, entry, -1)
+    if not few:
+        ends = granules.cumsum(0)
+        place = torch.searchsorted(ends, slot, right=True)
+        known = place.clamp(max=batch - 1)
+        entry = (known << 32) + slot - (ends - granules)[known]
+        return torch.where(place < batch, entry, -1)
+    longer = granules > granules[:, None]
+    rank = (longer | ((granules == granules[:, None]) & (number < number[:, None]))).sum(1)
+    ends = torch.where(rank <= rank[:, None], granules, 0).sum(1)
+    begins, slots = ends - granules, slot[:, None]
+    entry = (number << 32) + slots - begins
+    return torch.where((begins <= slots) & (slots < ends), entry, -1).amax(1)

@@ -59,7 +59,8 @@ class Plan:
     whose lengths are read from offsets, of "q" and "k". alike: one set of offsets serves both.
     skips: tiles that are zero are left out; on whole ones the terms need no mask, so that
     `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. adds:
-    "keys" also adds dQ, tile by tile, to the fp32 buffer DQ.
+    "keys" also adds dQ, tile by tile, to the fp32 buffer DQ. bounds: the closed ends of the inner
+    loop that there are (see `bounds`); None: its tiles are classified.
     """
 
     kernel: str
@@ -76,6 +77,7 @@ class Plan:
     whole_reads: tuple[AuxRead, ...] = ()
     whole_flat: frozenset[str] = frozenset()
     adds: bool = False
+    bounds: tuple[str, ...] | None = None
 
     @property
     def terms(self) -> Mapping[str, int]:
@@ -85,8 +87,9 @@ class Plan:
     @property
     def subgraphs(self) -> Mapping[str, int]:
         """The number of every subgraph by what it computes."""
-        classes = ("zero", "full", *(f"whole_{name}" for name in self.names))
-        known = (*self.names, *self.longest, *(classes if self.skips else ()))
+        classes = ("zero", "full") if self.bounds is None else self.bounds
+        skipping = (*classes, *(f"whole_{name}" for name in self.names))
+        known = (*self.names, *self.longest, *(skipping if self.skips else ()))
         return {name: number for number, name in enumerate(known)}
 
     @property

@@ -284,7 +284,8 @@ def subgraph(
     def body(_: Any) -> Value:
         return fold([term], leaf, emitter(weight, fast))[0]
 
-    return _compat.computed_scalar(body, device, torch.bool if term.kind == "b" else F32)
+    dtype = {"b": torch.bool, "i": I64, "f": F32}[term.kind]
+    return _compat.computed_scalar(body, device, dtype)
 
 
 def size(value: Any, device: torch.device) -> Any:

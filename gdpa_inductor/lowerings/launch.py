@@ -7,7 +7,7 @@ decided here; what is computed, by `triton`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from .._compat import size_hint, statically_known_true
+from ..bounds import closed
 from ..expr import Expr, const, postorder
 from ..kernels.configs import Config, Shape, configs
 from ..kernels.order import GRANULE, tile_order
@@ -28,9 +29,8 @@ from . import _compat, emit
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
-# Up to so many sequences the longest come first: the fewer there are, the more a long one at the
-# end of the grid costs, and the less it costs to sort them.
-_SORTED = 512
+# Up to so many sequences are placed by counting (see `tile_order`).
+_FEW = 2048
 _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
 
 
@@ -213,6 +213,11 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     return replace(found, full=const(True), full_terms=tuple(terms)) if masked else found
 
 
+def _ends(kernel: str, classes: TileClasses) -> Mapping[str, Expr] | None:
+    """The ends of a kernel's inner loop; None where its tiles have to be classified."""
+    return None if kernel == "tiles" else closed(classes, "n" if kernel == "keys" else "m")
+
+
 def _subgraphs(
     plan: Plan, outputs: list[Output], classes: TileClasses | None, o: Given
 ) -> list[Any]:
@@ -225,7 +230,9 @@ def _subgraphs(
     lengths = [emit.size(o.longest(side), device) for side in plan.measured]
     found = emitted(output.term for output in outputs) + lengths
     if classes:
-        found += emitted([classes.zero, classes.full, *classes.full_terms])
+        ends = _ends(plan.kernel, classes)
+        chosen = [classes.zero, classes.full] if ends is None else ends.values()
+        found += emitted([*chosen, *classes.full_terms])
     return found
 
 
@@ -234,6 +241,7 @@ def _plan(
 ) -> Plan:
     names, terms = [output.name for output in outputs], [output.term for output in outputs]
     whole = classes.full_terms if classes else ()
+    ends = _ends(kernel, classes) if classes else None
 
     def reads(roots: Sequence[Expr]) -> tuple[AuxRead, ...]:
         used = sorted({int(node.value or 0) for node in postorder(roots) if node.op == "aux"})
@@ -252,6 +260,7 @@ def _plan(
         reads=reads(terms),
         flat=flat(terms),
         skips=classes is not None,
+        bounds=None if not classes or ends is None else tuple(ends),
         whole_reads=reads(whole),
         whole_flat=flat(whole),
         shared=o.shared,
@@ -266,15 +275,15 @@ def _order(side: str, o: Given) -> Any:
     """The table of the tiles of a jagged side, once for every kernel of the graph that wants it."""
     nodes, fakes = o.extent(side)
     hint = size_hint(o.problem.batch)
-    longest_first = hint is not None and hint <= _SORTED
+    few = hint is not None and hint <= _FEW
 
     def formula(offsets: torch.Tensor, total: Any, longest: Any) -> torch.Tensor:
-        return tile_order(offsets, total, longest, longest_first)
+        return tile_order(offsets, total, longest, few)
 
     def make() -> Any:
         return _compat.realized(_compat.inline_formula(formula, nodes, fakes), o.problem.device)
 
-    key = (o.offsets[side].get_name(), *map(str, nodes[1:]), longest_first)
+    key = (o.offsets[side].get_name(), *map(str, nodes[1:]), few)
     return _compat.once_per_graph(key, make)
 
 
@@ -368,5 +377,5 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         "PRECISION": repr(_compat.float32_precision()),
         "ROUND_TF32": _rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
-        **({"LANES": _LANES} if plan.skips else {}),
+        **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
     }

@@ -10,16 +10,16 @@ def entries(table: torch.Tensor) -> list[tuple[int, int]]:
     return [(int(e) >> 32, int(e) & 0xFFFFFFFF) for e in table if e >= 0]
 
 
-@pytest.mark.parametrize("longest_first", [False, True])
+@pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("longest", [1 << 20, 300, 1])
 @pytest.mark.parametrize("before, after", [(0, 0), (7, 0), (0, 900)])
-def test_every_granule_is_listed_once(before: int, after: int, longest: int, longest_first: bool):
+def test_every_granule_is_listed_once(before: int, after: int, longest: int, few: bool):
     torch.manual_seed(0)
     for _ in range(20):
         lengths = torch.randint(0, 700, (9,)) * (torch.rand(9) > 0.3)
         offsets = torch.cat([torch.tensor([before]), before + lengths.cumsum(0)]).int()
         total = int(offsets[-1]) + after
-        table = tile_order(offsets, total, longest, longest_first)
+        table = tile_order(offsets, total, longest, few)
         assert len(table) == total // GRANULE + 9
         listed = entries(table)
         wanted = []
@@ -29,12 +29,12 @@ def test_every_granule_is_listed_once(before: int, after: int, longest: int, lon
             wanted += [(b, tile) for tile in range(max(taken, int(owned > 0)))]
         assert sorted(listed) == wanted
         assert (table[len(listed) :] == -1).all()
-        if longest_first:
+        if few:
             firsts = [b for b, tile in listed if tile == 0]
             counts = [sum(b == c for c, _ in listed) for b in firsts]
             assert counts == sorted(counts, reverse=True)
 
 
 def test_the_tiles_of_a_sequence_are_neighbours():
-    table = tile_order(torch.tensor([0, 300, 300, 1000]), 1000, 1000, longest_first=True)
+    table = tile_order(torch.tensor([0, 300, 300, 1000]), 1000, 1000, few=True)
     assert entries(table) == [*((2, t) for t in range(6)), *((0, t) for t in range(3))]

@@ -1,0 +1,115 @@
+"""Closed loop bounds: where the classes of tiles are half-lines of the axis that a kernel loops on.
+
+`masks.classify` answers for one tile. Where its answers are comparisons that are linear in the
+tile's place (a causal mask, a window, lengths), the tiles that are not zero, and those that need no
+mask, are an interval each, and its ends follow from the conditions:
+
+    zero  or of  X < Y      not zero:  first column <= upper,  last column >= lower,  not empty
+    full  and of X < Y      full:      first column >= whole_lower,  last column <= whole_upper,
+                                       not mixed
+
+A kernel then computes two ends instead of classifying every tile of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from .expr import Expr, const, postorder
+from .masks import TileClasses
+from .terms import build, either, negation
+
+NAMES = ("upper", "lower", "empty", "whole_lower", "whole_upper", "mixed")
+_MERGE = {
+    "upper": "minimum", "lower": "maximum", "whole_lower": "maximum", "whole_upper": "minimum",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Linear:
+    """slope · place + rest; slope is -1, 0 or 1, and place one of the tile's ends on the axis."""
+
+    slope: int
+    rest: Expr
+
+
+def closed(classes: TileClasses, axis: str) -> Mapping[str, Expr] | None:
+    """The ends that there are, of `NAMES`; None where the classes are no intervals.
+
+    axis: "m" for a loop over columns, "n" for one over rows. Ends are integers over b, h, scalars,
+    operands and the tile's place on the other axis; "empty" and "mixed" are truth values.
+    """
+    ends = frozenset((f"{axis}_lo", f"{axis}_hi"))
+    found: dict[str, Expr] = {}
+    halves = [
+        *((atom, "zero") for atom in _parts("or", classes.zero)),
+        *((atom, "full") for atom in _parts("and", classes.full)),
+    ]
+    for atom, kind in halves:
+        half = _half(atom, kind, ends)
+        if half is None:
+            return None
+        name, value = half
+        known = found.get(name)
+        found[name] = value if known is None else _merged(name, known, value)
+    return found
+
+
+def _parts(name: str, condition: Expr) -> Iterator[Expr]:
+    if condition.op == name:
+        for part in condition.args:
+            yield from _parts(name, part)
+    elif not condition.is_const:
+        yield condition
+    elif bool(condition.value) is (name == "or"):
+        yield condition  # zero everywhere, or full nowhere
+
+
+def _half(atom: Expr, kind: str, ends: frozenset[str]) -> tuple[str, Expr] | None:
+    """What one condition says: (name of the end, its value)."""
+    if not any(node.op in ends for node in postorder([atom])):
+        return ("empty", atom) if kind == "zero" else ("mixed", negation(atom))
+    if atom.op not in ("lt", "le"):
+        return None
+    gap = _combined(_linear(atom.args[1], ends), _linear(atom.args[0], ends), -1)
+    if gap is None or gap.slope == 0:
+        return None
+    least = 1 if atom.op == "lt" else 0  # the condition: slope · place + rest >= least
+    if kind == "full":
+        if gap.slope > 0:
+            return "whole_lower", _minus(const(least), gap.rest)
+        return "whole_upper", _minus(gap.rest, const(least))
+    if gap.slope > 0:
+        return "upper", _minus(const(least - 1), gap.rest)
+    return "lower", _minus(gap.rest, const(least - 1))
+
+
+def _linear(term: Expr, ends: frozenset[str]) -> _Linear | None:
+    if term.op in ends:
+        return _Linear(1, const(0))
+    if not any(node.op in ends for node in postorder([term])):
+        return _Linear(0, term)
+    if term.op in ("add", "sub"):
+        x, y = (_linear(x, ends) for x in term.args)
+        return _combined(x, y, 1 if term.op == "add" else -1)
+    return None
+
+
+def _combined(x: _Linear | None, y: _Linear | None, sign: int) -> _Linear | None:
+    """x + sign · y"""
+    if x is None or y is None or abs(x.slope + sign * y.slope) > 1 or x.slope * y.slope:
+        return None
+    rest = build("add", x.rest, y.rest) if sign > 0 else _minus(x.rest, y.rest)
+    return _Linear(x.slope + sign * y.slope, rest)
+
+
+def _minus(x: Expr, y: Expr) -> Expr:
+    """x - y, without the two signs of c - (d - z)."""
+    if x.is_const and y.op == "sub" and y.args[0].is_const:
+        return build("add", y.args[1], build("sub", x, y.args[0]))
+    return build("sub", x, y)
+
+
+def _merged(name: str, x: Expr, y: Expr) -> Expr:
+    return either(x, y) if name in ("empty", "mixed") else build(_MERGE[name], x, y)
