@@ -236,6 +236,14 @@ def size_hint(size: int | torch.SymInt) -> int | None:
     return int(node.hint) if node.has_hint() else None
 
 
+def guarded_equal(left: Any, right: Any) -> bool:
+    """Whether two ragged sizes of nested tensors are equal now; a guard is added only if so."""
+    hints = [getattr(size.node, "hint", None) for size in (left, right)]
+    if None in hints or not bool(hints[0] == hints[1]):
+        return False
+    return bool(left == right)
+
+
 def exact_quotient(
     size: int | torch.SymInt, divisor: int | torch.SymInt
 ) -> int | torch.SymInt | None:
@@ -267,10 +275,9 @@ def is_compact_nested(tensor: torch.Tensor) -> bool:
     return getattr(tensor, "_ragged_idx", 0) == 1 and getattr(tensor, "_lengths", 0) is None
 
 
-def rows_of(values: torch.Tensor) -> int | torch.SymInt:
-    """The first size of a tensor, or of the values of a nested one."""
-    held = values._values if values.is_nested else values
-    return held.shape[0]
+def values_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a jagged nested tensor; any other as it is."""
+    return tensor._values if tensor.is_nested and tensor.layout == torch.jagged else tensor
 
 
 def fake_mode_of(tensor: torch.Tensor) -> Any:

@@ -93,6 +93,7 @@ class Padding:
     pads: dict[Node, Pad] = field(default_factory=dict)
     padded: set[Node] = field(default_factory=set)
     _keys: dict[Node, Hashable] = field(default_factory=dict)
+    _ragged: dict[Hashable, Any] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: HostGraph) -> Padding:
@@ -113,8 +114,13 @@ class Padding:
     # Offsets
 
     def one(self, left: Node, right: Node) -> bool:
-        """Whether two offsets are one and the same: by what they are computed from."""
-        return self._key(left) == self._key(right)
+        """Whether two offsets are one and the same: by what they are computed from. Those of two
+        nested tensors are, if they are now; then a guard keeps it so.
+        """
+        keys = self._key(left), self._key(right)
+        if keys[0] == keys[1] or not all(key in self._ragged for key in keys):
+            return keys[0] == keys[1]
+        return _compat.guarded_equal(*(self._ragged[key] for key in keys))
 
     def _key(self, node: Node) -> Hashable:
         if node not in self._keys:
@@ -125,7 +131,9 @@ class Padding:
         """A value number: equal for nodes that are equal by what they call on what."""
         called, given = host.name(node), node.all_input_nodes
         if is_nested(node):  # its ragged size stands for its offsets
-            return ("ragged", str(host.tensors(node)[0].shape[1]))
+            size = host.tensors(node)[0].shape[1]
+            self._ragged[key := ("ragged", str(size))] = size
+            return key
         if called == "offsets" and is_nested(given[0]):
             return self._key(given[0])
         own = set().union(host.storages(node), *map(host.storages, given))
@@ -250,7 +258,7 @@ def pad_of(node: Node) -> Pad | None:
 
 def length_of(pad: Pad) -> Size:
     """How many rows the jagged values have."""
-    return _compat.rows_of(host.tensors(pad.values)[0])
+    return _compat.values_of(host.tensors(pad.values)[0]).shape[0]
 
 
 def is_nested(node: Node) -> bool:

@@ -259,13 +259,18 @@ class Writer:
         node, dim = self._symbols[symbol]
         if dim is None:
             return node
+        if host.tensors(node)[0].is_nested:
+            nested, node = node, self.host.graph.call_method("values", (node,))
+            describe(node, like, _compat.values_of(host.tensors(nested)[0]))
         found = self.host.graph.call_function(aten.sym_size.int, (node, dim))
         describe(found, like, host.tensors(node)[0].shape[dim])
         return found
 
     @functools.cached_property
     def _symbols(self) -> dict[Any, tuple[Node, int | None]]:
-        """Where each symbol is found: a node that holds it, or a dim of an input."""
+        """Where each symbol is found: a node that holds it, or a dim of an input or of a padded
+        nested tensor, whose longest sequence is in no other place.
+        """
         found: dict[Any, tuple[Node, int | None]] = {}
         for node in self.host.graph.nodes:
             value = host.value(node)
@@ -276,8 +281,9 @@ class Writer:
             ):
                 found.setdefault(value.node.expr, (node, None))
         for node in self.host.graph.nodes:
-            if node.op == "placeholder":
-                for tensor in host.tensors(node):
+            padded = host.name(node) in ("to_padded_tensor", "nested_to_padded_tensor")
+            if node.op == "placeholder" or padded:
+                for tensor in map(_compat.values_of, host.tensors(node)):
                     for dim, size in enumerate(tensor.shape):
                         if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                             found.setdefault(size.node.expr, (node, dim))
