@@ -8,6 +8,7 @@ on fresh barriers."""
 from dataclasses import dataclass
 from typing import Any
 
+import cutlass
 from cutlass import Constexpr, Int32, cute
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
@@ -132,9 +133,10 @@ class Ring(Fixed):
     def start(self) -> Cursor:
         return Cursor(self.stages)
 
-    def wait_all(self, cursor: Cursor) -> None:
-        """Until every buffer is free: no arrival is on its way when the producer leaves."""
-        for _ in range(self.stages):
+    @cute.jit
+    def wait_all(self, cursor: Cursor):
+        """Until every buffer is free: no arrival is on its way when the CTA ends."""
+        for _ in cutlass.range(self.stages, unroll=1):
             self.empty.wait_before(cursor)
             cursor = cursor.next()
 

@@ -7,7 +7,7 @@ so that, with the longest sequences first (`order`, made on the device), every C
 long ones. Nothing is read on the host.
 """
 
-from cutlass import Int32, cute, range_constexpr
+from cutlass import Boolean, Int32, cute, range_constexpr
 
 from .pipeline import Cursor, Ring
 from .values import Fixed, larger, select, smaller
@@ -87,7 +87,7 @@ class Scheduler(Fixed):
                 at = self.put(at, tile.of_lane(lane))
                 left = left & (left - 1)
             first, turn = first + LANES, turn + LANES
-        self.put(at, Tile(*(Int32(0) for _ in Tile.NAMES)))
+        self.put(at, nothing())
 
     def number(self, turn):
         """The tile that this CTA takes in a turn: dealt back and forth. Grows with the turn."""
@@ -116,7 +116,13 @@ class Scheduler(Fixed):
     @cute.jit
     def take_busy(self, at: Cursor):
         """The next tile that has key blocks, or the end."""
-        tile, at = self.take(at)
-        while (tile.valid == 1) & (tile.end <= tile.first):
+        tile, looking = nothing(), Boolean(True)
+        while looking:
             tile, at = self.take(at)
+            looking = (tile.valid == 1) & (tile.end <= tile.first)
         return tile, at
+
+
+def nothing() -> Tile:
+    """What ends the work."""
+    return Tile(*(Int32(0) for _ in Tile.NAMES))
