@@ -1,7 +1,8 @@
 """Short sequences on the CPU: those of about one size are padded to it and run as one problem.
 
 One by one they would be all overhead: a sequence takes some 0.1 ms whatever its length. Lengths are
-rounded up to whole vectors, so a score is computed in the same lane wherever its sequence stands.
+rounded up to whole vectors, so a score is computed in the same lane, and matrices are aligned in
+the same way, wherever a sequence stands: its bits depend on that (MKL, torch 2.13).
 
 Notation: as in `cpu_jagged`; g is the number of sequences in a group.
 """
@@ -128,11 +129,12 @@ def _fitted(operand: Tensor, axis: int, size: int) -> Tensor:
 def groups(
     o: Call[Tensor], spans: tuple[tuple[slice, ...] | None, ...], lengths: list[tuple[int, int]]
 ) -> Iterator[Group]:
-    """Groups of at least two short sequences. spans: of the query and of the key side, none where
+    """Groups of short sequences, two at least; none where a dense side is shared, or has not whole
+    vectors of rows. spans: of the query and of the key side, none where
     it is dense; lengths: rows and keys of each sequence.
     """
-    shared = (o.query.shape[0], min(o.key.shape[0], o.value.shape[0]))
-    if any(own is None and batch == 1 for own, batch in zip(spans, shared, strict=True)):
+    matrices = zip((spans[0], spans[1], spans[1]), (o.query, o.key, o.value), strict=True)
+    if any(own is None and (t.shape[0] == 1 or t.shape[2] % _LANES) for own, t in matrices):
         return
     alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for b, sizes in enumerate(lengths):
