@@ -3,6 +3,7 @@
 from typing import Any
 
 from cutlass import Int32, cute
+from cutlass.cute.nvgpu import cpasync
 
 from .backward_tiles import Tile, Walk
 from .config import ROWS
@@ -17,6 +18,7 @@ class Loads:
     @cute.jit
     def run(self):
         """All tiles of the CTA."""
+        self.announce()
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -29,6 +31,11 @@ class Loads:
             if tile.steps > 0:
                 tile_step += 1
             deal += 1
+
+    def announce(self) -> None:
+        """The tensor maps, before they are needed."""
+        for tiles in self.tiles.values():
+            cpasync.prefetch_descriptor(tiles.atom)
 
     @cute.jit
     def operands(self, name, tile: Tile, turn, block, tile_step, step, new):
