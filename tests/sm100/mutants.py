@@ -38,6 +38,7 @@ class Mutants:
 
     kinds: tuple[str, ...] = ()
     selected: int = 0
+    reached: set[int] = field(default_factory=set)
     all: list[Mutant] = field(default_factory=list)
     _variants: dict[int, list[tuple[int, list[Instruction]]]] = field(default_factory=dict)
     _kept: list[Kernel] = field(default_factory=list)  # the identities stay theirs

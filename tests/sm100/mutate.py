@@ -37,10 +37,10 @@ class Outcome:
     seconds: float = 0.0
 
     def share(self, kind: str) -> tuple[int, int]:
-        """(caught, made); waits that never block do not count as made."""
+        """(caught, made); not made: what is never reached, waits that never block."""
         caught = sum(mutant.kind == kind for mutant in self.caught)
         left = [why for mutant, why in self.survived.items() if mutant.kind == kind]
-        return caught, caught + sum(why != NEVER_BLOCKS for why in left)
+        return caught, caught + sum(why == NO_DIFFERENCE for why in left)
 
     def enough(self) -> bool:
         shares = ((self.share(kind), share) for kind, share in SHARES.items())
@@ -48,6 +48,7 @@ class Outcome:
 
 
 NEVER_BLOCKS = "never blocks on any schedule at these shapes"
+NEVER_REACHED = "never reached at these shapes"
 NO_DIFFERENCE = "changes no bit at these shapes"
 
 
@@ -110,7 +111,7 @@ def examine(
         began = time.process_time()
         subject(schedules)
         patience = 5 + PATIENCE * (time.process_time() - began)
-        blocking = blocking_lines(kernels)
+        blocking, reached = blocking_lines(kernels), set(mutants.reached)
         for mutant in list(mutants.all):
             print(f"\r{mutant.number} of {len(mutants.all)}", end="", file=sys.stderr, flush=True)
             mutants.selected = mutant.number
@@ -118,6 +119,8 @@ def examine(
             fault = next(filter(None, faults), "")
             if fault:
                 outcome.caught[mutant] = fault
+            elif mutant.number not in reached:
+                outcome.survived[mutant] = NEVER_REACHED
             elif mutant.kind == "wait" and (mutant.kernel, mutant.line) not in blocking:
                 outcome.survived[mutant] = NEVER_BLOCKS
             else:
@@ -131,10 +134,12 @@ def examine(
 def report(name: str, outcome: Outcome) -> str:
     made = Counter(mutant.kind for mutant in [*outcome.caught, *outcome.survived])
     lines = [f"## {name}: {sum(made.values())} mutants, {outcome.seconds:.0f} s", ""]
-    lines += ["| kind | caught | of | of these never blocking |", "| --- | ---: | ---: | ---: |"]
+    lines += ["| kind | made | caught | never reached or blocking | left |"]
+    lines += ["| --- | ---: | ---: | ---: | ---: |"]
     for kind in sorted(made):
         caught, counted = outcome.share(kind)
-        lines.append(f"| {kind} | {caught} | {made[kind]} | {made[kind] - counted} |")
+        numbers = made[kind], caught, made[kind] - counted, counted - caught
+        lines.append(f"| {kind} | {' | '.join(map(str, numbers))} |")
     lines += ["", "Survivors:" if outcome.survived else "No survivors.", ""]
     lines += [f"- {mutant} — {why}" for mutant, why in outcome.survived.items()]
     return "\n".join([*lines, ""])

@@ -115,6 +115,12 @@ def test_every_fault_is_found(fault, schedule):
         pipeline(changed(old, new), schedule=schedule)
 
 
+@pytest.mark.parametrize("schedule", ["lazy", "random"])
+def test_a_kernel_must_wait_for_all_that_it_began(schedule):
+    with pytest.raises(EmulatorError, match="1 copies are in flight"):
+        pipeline(changed("cp.async.bulk.wait_group 0;", ""), schedule=schedule)
+
+
 def test_an_arrival_too_many_is_found():
     text = """
     mov.b32 %r3, 1; mov.b32 %r4, 40; mov.u32 %r2, %laneid;

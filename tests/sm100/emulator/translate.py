@@ -31,7 +31,8 @@ class Translator:
     """Translates one kernel; `entry(lanes)` is its function for gangs of that many lanes.
 
     exact_fma: round a fused multiply-add once, at six times the cost. mutants: knows what may stand
-    for an instruction, `variants(instruction)`, and which of it does, `selected`.
+    for an instruction, `variants(instruction)`, and which of it does, `selected`; it is told which
+    were `reached`.
     """
 
     def __init__(self, kernel: Kernel, *, exact_fma: bool = False, mutants: Any = None) -> None:
@@ -243,6 +244,8 @@ class Translator:
     def _mutable(self, instruction: Instruction) -> None:
         """The instruction, and what stands for it when a mutant is selected."""
         variants = self.mutants.variants(instruction) if self.mutants is not None else []
+        if variants:
+            self.line(f"MUTANT.reached.update({tuple(number for number, _ in variants)})")
         for number, variant in variants:
             with self.indented(f"if MUTANT.selected == {number}:"):
                 self.line("pass")
