@@ -10,9 +10,10 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.expr import fold, torch_apply
 from gdpa_inductor.kernels.sm100 import backward_launch
-from gdpa_inductor.kernels.sm100.backward_launch import SIDES, Call, configuration
+from gdpa_inductor.kernels.sm100.backward_launch import SIDES
 from gdpa_inductor.kernels.sm100.backward_limits import unsupported
 from gdpa_inductor.kernels.sm100.config import Config
+from gdpa_inductor.kernels.sm100.launch import Call
 from gdpa_inductor.reference import program_leaves
 from gdpa_inductor.score_mod import ScoreMod
 from tests.sm100.emulator import recording, run
@@ -52,7 +53,23 @@ class Case:
         return batch, *(self.most or longest)
 
 
-def make_call(case: Case, integers: bool = False) -> Call:
+@dataclass(frozen=True)
+class Problem(Call):
+    """A call, the gradient of its output, and the order in which sequences are dealt."""
+
+    grad_out: torch.Tensor
+    order: torch.Tensor | None
+
+    @property
+    def matrices(self) -> tuple[torch.Tensor, ...]:
+        return self.query, self.key, self.value, self.grad_out
+
+    @property
+    def cols(self) -> int:
+        return self.key.shape[2] if self.cu_k is None else self.max_k
+
+
+def make_call(case: Case, integers: bool = False) -> Problem:
     """Operands of a case; what lies past the last packed sequence is NaN."""
     torch.manual_seed(0)
     (batch, rows, cols), (dim, value_dim) = case.sizes, case.dims
@@ -85,9 +102,8 @@ def make_call(case: Case, integers: bool = False) -> Call:
         for spec in ScoreMod.parse(case.program).aux
     ]
     order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
-    return Call(
-        q, k, v, grad, batch, rows, cols, tuple(aux), (64,), cu_q, cu_k,
-        None if order is None else order.contiguous(),
+    return Problem(
+        q, k, v, tuple(aux), (64,), case.program, cu_q, cu_k, rows, cols, grad, order
     )  # fmt: skip
 
 
@@ -97,10 +113,9 @@ def _offsets(lengths: object, dtype: torch.dtype) -> torch.Tensor | None:
     return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=dtype)
 
 
-def emulated(case: Case, call: Call, schedules=("random",)) -> list[torch.Tensor]:
+def emulated(case: Case, call: Problem, schedules=("random",)) -> list[torch.Tensor]:
     """dQ, dK, dV by the kernels; outputs hold NaN before the launch where the kernel writes all."""
-    config = configuration(call, case.program, case.fast)
-    found = {}
+    config, found = call.config(case.fast, True), {}
     for side, letters in SIDES.items():
         with recording():
             compiled = backward_launch.compiled(config, side)
@@ -108,10 +123,11 @@ def emulated(case: Case, call: Call, schedules=("random",)) -> list[torch.Tensor
         for tensor in outputs:
             if tensor.dim() == 4:
                 tensor.fill_(float("nan"))
+        others = (call.grad_out, *outputs)
         read = [*call.matrices, *call.aux, call.cu_q, call.cu_k, call.order, *outputs]
         run(
-            lambda compiled=compiled, outputs=outputs: backward_launch.launch(
-                compiled, config, call, outputs, case.ctas, 0
+            lambda compiled=compiled, others=others: compiled(
+                *call.arguments(config, others, call.order, case.ctas, 0)
             ),
             [tensor for tensor in read if tensor is not None],
             schedules=schedules,
@@ -120,7 +136,7 @@ def emulated(case: Case, call: Call, schedules=("random",)) -> list[torch.Tensor
     return [backward_launch.finished(call, letter, found[letter]) for letter in "qkv"]
 
 
-def unfused(case: Case, call: Call, dtype: torch.dtype) -> list[torch.Tensor]:
+def unfused(case: Case, call: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
     """The gradients by autograd of the plain formula, sequence by sequence, in `dtype`."""
     leaves = [t.detach().to(dtype).requires_grad_() for t in call.matrices[:3]]
     total = [torch.zeros_like(leaf) for leaf in leaves]
@@ -149,7 +165,7 @@ def _sequence(tensor: torch.Tensor, cu, b: int, most: int) -> torch.Tensor:
     return tensor[start : min(end, start + most)].transpose(0, 1)
 
 
-def _weights(case: Case, call: Call, b: int, score: torch.Tensor) -> torch.Tensor:
+def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Tensor:
     """The program of one sequence, [H, n, m]."""
     program = ScoreMod.parse(case.program)
     (heads, n, m), aux = score.shape, []
@@ -272,7 +288,7 @@ def test_the_number_of_ctas_changes_no_bit():
 def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     case = Case(rows=64, keys=64, heads=1, key_heads=1)
     call = make_call(case)
-    config = configuration(call, case.program)
+    config = call.config(True, True)
     outputs = {letter: backward_launch.room(config, call, letter) for letter in "qkv"}
     for tensor in outputs.values():
         tensor.fill_(float("nan"))

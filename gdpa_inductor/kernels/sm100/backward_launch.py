@@ -5,10 +5,7 @@ length from the device.
 """
 
 import functools
-import itertools
 from collections.abc import Sequence
-from ctypes import c_int32, c_int64
-from dataclasses import dataclass
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -20,37 +17,10 @@ from ...rejection import GDPAError
 from .backward import Backward
 from .backward_limits import unsupported
 from .config import Config
-from .launch import ALIGNMENT, ARCHITECTURE, Words, aligned, name, strides
+from .launch import ALIGNMENT, ARCHITECTURE, Call, aligned
 from .program import DTYPES, LETTERS
 
 SIDES = {"keys": ("k", "v"), "rows": ("q",)}  # which gradients a side writes
-
-
-@dataclass(frozen=True)
-class Call:
-    """One call. query: [B|1,H,N,D], or packed [L,H,D] with cu_q; key, value and cu_k alike;
-    grad_out as the output is. rows, cols: the most of a sequence. aux, scalars: of the program.
-    order: int64, in which packed sequences are dealt to the CTAs."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    grad_out: Tensor
-    batch: int
-    rows: int
-    cols: int
-    aux: Sequence[Tensor] = ()
-    scalars: Sequence[int] = ()
-    cu_q: Tensor | None = None
-    cu_k: Tensor | None = None
-    order: Tensor | None = None
-
-    @property
-    def matrices(self) -> tuple[Tensor, ...]:
-        return self.query, self.key, self.value, self.grad_out
-
-    def operand(self, letter: str) -> Tensor:
-        return {"q": self.query, "k": self.key, "v": self.value}[letter]
 
 
 def backward(
@@ -81,77 +51,35 @@ def backward(
     Raises:
         GDPAError: what the kernels do not take, and why.
     """
-    offsets = cu_seqlens_k if cu_seqlens_k is not None else cu_seqlens_q
-    if cu_seqlens_q is not None and offsets is not None:
-        cu_seqlens_q = cu_seqlens_q.to(offsets.dtype)
-    q, k, v, grad = (aligned(x) for x in (query, key, value, grad_out))
-    lengths = None if offsets is None else offsets[1:] - offsets[:-1]
     call = Call(
-        q,
-        k,
-        v,
-        grad,
-        batch=grad.shape[0] if lengths is None else lengths.shape[0],
-        rows=query.shape[2] if cu_seqlens_q is None else max_seqlen_q,
-        cols=key.shape[2] if cu_seqlens_k is None else max_seqlen_k,
-        aux=aux,
-        scalars=scalars,
-        cu_q=cu_seqlens_q,
-        cu_k=cu_seqlens_k,
-        order=None if lengths is None else torch.argsort(lengths, descending=True),
-    )
-    config = configuration(call, program, fast, skip)
+        query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k,
+    )  # fmt: skip
+    config = call.config(fast, skip)
     if reason := unsupported(config, needs, key.shape[1], value.shape[1]):
         raise GDPAError(reason)
     if stream is None:
         stream = torch.cuda.current_stream(query.device).cuda_stream
     ctas = ctas or torch.cuda.get_device_properties(query.device).multi_processor_count
-    return [x for x in gradients(config, call, needs, ctas, stream) if x is not None]
-
-
-def configuration(call: Call, program: str, fast: bool = True, skip: bool = True) -> Config:
-    """The compile-time part of a call."""
-    offsets = call.cu_q if call.cu_q is not None else call.cu_k
-    return Config(
-        dtype=name(call.query.dtype),
-        head_dim=call.query.shape[-1],
-        value_dim=call.value.shape[-1],
-        program=program,
-        aux=tuple(name(x.dtype) for x in call.aux),
-        jagged_q=call.cu_q is not None,
-        jagged_k=call.cu_k is not None,
-        shared=frozenset(
-            letter
-            for letter in "qkv"
-            if call.operand(letter).dim() == 4 and call.operand(letter).shape[0] == 1 != call.batch
-        ),
-        fast=fast,
-        skip=skip,
-        offsets="int32" if offsets is None else name(offsets.dtype),
-    )
-
-
-def gradients(
-    config: Config, call: Call, needs: Sequence[bool], ctas: int, stream: int
-) -> list[Tensor | None]:
-    """dQ, dK, dV where asked for. A side writes all its gradients."""
-    asked = dict(zip("qkv", needs, strict=False))
+    grad_out, order = aligned(grad_out), call.longest_first()
+    asked = [letter for letter, need in zip("qkv", needs, strict=False) if need]
     found: dict[str, Tensor] = {}
     for side, letters in SIDES.items():
-        if any(asked[letter] for letter in letters):
-            outputs = {letter: room(config, call, letter) for letter in letters}
-            if all(x.numel() for x in (*call.matrices, *outputs.values())):
-                launch(compiled(config, side), config, call, list(outputs.values()), ctas, stream)
+        if set(asked) & set(letters):
+            outputs = [room(config, call, letter) for letter in letters]
+            if any(x.numel() == 0 for x in (query, key, value, grad_out)) or call.batch == 0:
+                outputs = [x.zero_() for x in outputs]
             else:
-                outputs = {letter: x.zero_() for letter, x in outputs.items()}
-            found |= outputs
-    return [finished(call, letter, found[letter]) if asked[letter] else None for letter in "qkv"]
+                others = (grad_out, *outputs)
+                compiled(config, side)(*call.arguments(config, others, order, ctas, stream))
+            found |= dict(zip(letters, outputs, strict=True))
+    return [finished(call, letter, found[letter]) for letter in asked]
 
 
 def room(config: Config, call: Call, letter: str) -> Tensor:
     """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
     sequence. Rows of a packed operand that take no part have a gradient of zero."""
-    operand = call.operand(letter)
+    operand = _operand(call, letter)
     if letter in config.shared:
         return operand.new_empty(call.batch, *operand.shape[1:], dtype=torch.float32)
     make = operand.new_zeros if operand.dim() == 3 else operand.new_empty
@@ -160,46 +88,20 @@ def room(config: Config, call: Call, letter: str) -> Tensor:
 
 def finished(call: Call, letter: str, grad: Tensor) -> Tensor:
     """Summed over the batch where the operand was shared, always in the same order."""
-    operand = call.operand(letter)
+    operand = _operand(call, letter)
     if grad.shape == operand.shape:
         return grad
     return grad.sum(0, keepdim=True).to(operand.dtype)
+
+
+def _operand(call: Call, letter: str) -> Tensor:
+    return {"q": call.query, "k": call.key, "v": call.value}[letter]
 
 
 @functools.cache
 def compiled(config: Config, side: str, options: str = ARCHITECTURE) -> Any:
     """The kernel of one side, ready to be launched. Needs no GPU."""
     return cute.compile(Backward(config, side), *_example(config, side), options=options)
-
-
-def launch(
-    kernel: Any, config: Config, call: Call, outputs: Sequence[Tensor], ctas: int, stream: int
-) -> None:
-    """One side of the backward, into `outputs`."""
-    tensors = (*call.matrices, *outputs)
-    heads = [x.shape[1] for x in call.matrices[:3]]
-    totals = [x.shape[0] if x.dim() == 3 else x.shape[2] for x in (call.query, call.key)]
-    sizes = (call.batch, *heads, call.rows, call.cols, *totals)
-    operands = (_words(x, spec.access) for x, spec in zip(call.aux, config.mod.aux, strict=True))
-    kernel(
-        Words(c_int64, [x.data_ptr() for x in tensors]),
-        Words(c_int32, sizes),
-        Words(c_int64, [step for x in tensors for step in strides(x)]),
-        *(
-            None if x is None else Words(c_int64, [x.data_ptr()])
-            for x in (call.cu_q, call.cu_k, call.order)
-        ),
-        Words(c_int64, itertools.chain(*operands)) if call.aux else None,
-        Words(c_int64, call.scalars[: config.mod.num_scalars]) if config.mod.num_scalars else None,
-        Words(c_int32, [ctas]),
-        Words(c_int64, [stream]),
-    )
-
-
-def _words(tensor: Tensor, access: Sequence[str]) -> list[int]:
-    """The address and the strides by letter of an operand of the program."""
-    steps = dict(zip(access, tensor.stride(), strict=True))
-    return [tensor.data_ptr(), *(steps.get(letter, 0) for letter in LETTERS)]
 
 
 def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:

@@ -98,7 +98,7 @@ def forward(
         stream = torch.cuda.current_stream(query.device).cuda_stream
     ctas = ctas or torch.cuda.get_device_properties(query.device).multi_processor_count
     order = call.longest_first() if order is None else order
-    compiled(config)(*call.arguments(config, out, order, ctas, stream))
+    compiled(config)(*call.arguments(config, [out], order, ctas, stream))
     return out
 
 
@@ -166,10 +166,15 @@ class Call:
         return torch.argsort(self.offsets[1:] - self.offsets[:-1], descending=True)
 
     def arguments(
-        self, config: Config, out: Tensor, order: Tensor | None, ctas: int, stream: int
+        self,
+        config: Config,
+        others: Sequence[Tensor],
+        order: Tensor | None,
+        ctas: int,
+        stream: int,
     ) -> tuple[Any, ...]:
-        """What the compiled kernel takes."""
-        matrices = [*(aligned(x) for x in (self.query, self.key, self.value)), out]
+        """What a compiled kernel takes. others: its matrices beside query, key and value."""
+        matrices = [*(aligned(x) for x in (self.query, self.key, self.value)), *others]
         totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in matrices[:2]]
         cols = self.key.shape[2] if self.cu_k is None else self.max_k
         heads = [x.shape[1] for x in matrices[:3]]
