@@ -26,6 +26,7 @@ from .suites import SUITES, Selection, Shape
 from .supervise import supervise
 
 Row = dict[str, Any]
+VARIANTS = ("none", "causal", "bias", "layer")
 
 
 def shape(text: str) -> Shape:
@@ -47,7 +48,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
     )
     parser.add_argument("--activations", nargs="+", default=())
-    parser.add_argument("--variants", nargs="+", default=(), choices=("none", "causal", "bias"))
+    parser.add_argument("--variants", nargs="+", default=(), choices=VARIANTS)
     parser.add_argument("--shapes", nargs="+", type=shape, default=(), metavar="BxHxN[xD]")
     parser.add_argument("--dtypes", nargs="+", default=(), help="bfloat16, float32/high, ...")
     parser.add_argument("--seconds", type=float, help="of timing, per contender and measure")

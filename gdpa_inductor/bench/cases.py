@@ -29,7 +29,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One problem. `variant`: "none", "causal" (a mask tensor [N, N]), "bias" (a learned bias
-    [H, N, N] with its gradient), or "model", where `activation` names one of clients.CLIENTS.
+    [H, N, N] with its gradient), "layer" (jagged: a whole layer of HSTU, causal), or "model", where
+    `activation` names one of clients.CLIENTS.
     `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged: lengths
     up to `length`, `fill` of it on average; keys are as many, or `keys` for every sequence."""
 

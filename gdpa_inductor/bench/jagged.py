@@ -5,9 +5,11 @@ Queries, keys and values share offsets, or keys and values are short and dense, 
 variant "causal" is HSTU's: weights are masked and divided by the padded length.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from .cases import ACTIVATIONS, Case, Function, Subject
@@ -80,10 +82,40 @@ def formula(case: Case) -> Function:
     return attend
 
 
+class Layer(torch.nn.Module):
+    """A layer of HSTU on values [L, H·D]: one projection, padded causal attention, the gate."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        width = case.heads * case.head_dim
+        self.heads = case.heads
+        self.before, self.after = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.project = torch.nn.Linear(width, 4 * width, bias=False)
+        self.out = torch.nn.Linear(width, width)
+        self.attend = formula(dataclasses.replace(case, variant="causal"))
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        mixed = F.silu(self.project(self.before(x))).unflatten(-1, (4 * self.heads, -1))
+        gate, value, query, key = mixed.chunk(4, dim=1)
+        found = self.attend(query, key, value, ends).flatten(1)
+        return x + self.out(self.after(found) * gate.flatten(1))
+
+
+def layer_subject(case: Case, ends: Tensor, total: int) -> Subject:
+    dtype = getattr(torch, case.dtype)
+    layer = Layer(case).to(case.device, dtype)
+    shape = (total, case.heads * case.head_dim)
+    x = torch.randn(shape, device=case.device, dtype=dtype, requires_grad=True)
+    direction = torch.randn(shape, device=case.device, dtype=dtype)
+    return Subject(layer, (x, ends), (x, *layer.parameters()), direction)
+
+
 def subject(case: Case) -> Subject:
     dtype = getattr(torch, case.dtype)
     counts = case.lengths()
     ends = offsets(counts).to(case.device, torch.int64)
+    if case.variant == "layer":
+        return layer_subject(case, ends, int(counts.sum()))
     jagged = (int(counts.sum()), case.heads, case.head_dim)
     short = (case.batch, case.keys, case.heads, case.head_dim)
     shapes = (jagged, *([short if case.keys else jagged] * 2))

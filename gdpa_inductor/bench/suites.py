@@ -155,6 +155,10 @@ def jagged(pick: Selection) -> list[Job]:
     found += jobs_of(cases("silu", "causal"), ("hstu",), measures, pick)
     found += jobs_of(cases("silu", "none"), ("gdpa",), measures, pick)
     found += jobs_of(cases("gelu_tanh", "none"), ("gdpa-atomic", "meta-atomic"), measures, pick)
+    if not pick.variants or "layer" in pick.variants:
+        batch, n = (128, 2048) if pick.device == "cuda" else (8, 256)
+        layer = Case("silu", "layer", batch, heads, n, 128, dtype, pick.device, fill=0.3)
+        found += jobs_of([layer], ("gdpa", "inductor"), ("forward", "step"), pick)
     for case in ("gelu_tanh", "none"), ("silu", "causal"):
         found += jobs_of(cases(*case), ("inductor",), ("forward", "step"), pick)
     return found

@@ -115,7 +115,7 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
             found[name].said = what_was_said(heard)
     for name, ms in medians_ms(ready, job.case.device, job.seconds).items():
         found[name].ms = ms
-        if job.case.variant != "model":
+        if job.case.variant not in ("model", "layer"):
             found[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
     for name, call in ready.items():
         peak = peak_extra_bytes(call, job.case.device)

@@ -35,6 +35,7 @@ def test_flops_count_the_scores_that_exist():
         pytest.param(small("silu", "causal"), id="causal"),
         pytest.param(small("gelu_tanh", "none"), id="plain", marks=pytest.mark.slow),
         pytest.param(small("gelu_tanh", "none", 8), id="short keys", marks=pytest.mark.slow),
+        pytest.param(small("silu", "layer"), id="layer", marks=pytest.mark.slow),
     ],
 )
 def test_the_formula_is_found_and_runs_on_the_values(case: Case):
