@@ -3,8 +3,8 @@
 A program pads its values, attends, and unpads the rows (or not). Which sides can run on the values
 alone follows from what was drawn: `sides` of the program. Nothing here knows how they are found.
 
-    padding    fbgemm (packet, keywords, list offsets; exact results by index arithmetic, as fbgemm
-               has no doubles), ATen in inference, ATen in an autograd.Function
+    padding    fbgemm, if it is installed (packet, keywords, overload; exact results by index
+               arithmetic, as it has no doubles), ATen in inference, ATen in an autograd.Function
     offsets    given, or running sums of the lengths in three spellings; int32 and int64; one tensor
                or several
     sides      self-attention, short dense keys, shared seeds, new queries; padded outputs; operands
@@ -12,11 +12,13 @@ alone follows from what was drawn: `sides` of the program. Nothing here knows ho
     lengths    zeros and ones among them; a padded length above, at and (fbgemm) below the longest
 """
 
+import importlib.util
 import random
 from dataclasses import dataclass, field
 
 from tests.fuzz.draft import FUSABLE, REFUSABLE, Program
 
+HAS_FBGEMM = importlib.util.find_spec("fbgemm_gpu") is not None
 FBGEMM = """
 def pad(values, offsets, n, fill=0.0):
     flat = values.reshape(values.shape[0], -1)
@@ -125,6 +127,8 @@ def generate_jagged(seed: int) -> Program:
     """The program of a seed."""
     draw = Sketch(random.Random(f"jagged {seed}"))
     family = draw.pick(["fbgemm", "fbgemm", "fbgemm", "aten", "wrapped"])
+    if family == "fbgemm" and not HAS_FBGEMM:
+        family = "wrapped"
     draw.features.append(f"padding:{family}")
     kind = draw.pick(["self", "self", "self", "short keys", "seeds", "new queries"])
     draw.features.append(f"kind:{kind}")

@@ -66,3 +66,38 @@ def test_the_report_says_what_is_jagged_and_why_a_side_is_not():
     assert "Q [4, 2, 6, 4]  K [10, 2, 4]  V [10, 2, 6]" in lines
     assert "jagged: 4 sequences, keys up to 6" in lines
     assert "stays padded: UNSUPPORTED/JAGGED_OUTPUT" in lines
+
+
+def poisoned(q, k, v, offsets):
+    """Keys that a mask leaves, sigmoid(0) of padding, and a scale for every token."""
+    q, k, v = (torch.ops.gdpa.jagged_to_padded_dense(x, offsets, 8) for x in (q, k, v))
+    at = torch.arange(8)
+    weight = torch.sigmoid(torch.einsum("bnhd,bmhd->bhnm", q, k)) * (at[:, None] >= at)
+    out = torch.einsum("bhnm,bmhe->bnhe", weight, v)
+    return torch.ops.gdpa.dense_to_jagged(out, offsets, LENGTH)
+
+
+LENGTH = 14
+
+
+def test_nothing_leaks_from_neighbours_or_past_the_end():
+    """NaN in one sequence, and in rows that belong to none, stays there, in all gradients too."""
+    recorder = Recorder()
+    compiled = torch.compile(poisoned, backend=recorder, fullgraph=True)
+    offsets = torch.tensor([0, 3, 3, 8, 12])  # 12 and 13 belong to no sequence
+    clean, dirty = [3, 4, 5, 6, 7], [0, 1, 2, 8, 9, 10, 11, 12, 13]
+    leaves = [torch.randn(LENGTH, 2, 4, dtype=torch.float64) for _ in range(3)]
+    wanted = None
+    for bad in ((), dirty):
+        given = [x.clone() for x in leaves]
+        for x in given:
+            x[list(bad)] = torch.nan
+            x.requires_grad_()
+        out = compiled(*given, offsets)
+        grads = torch.autograd.grad(out[clean].sum(), given)
+        found = [out[clean].detach(), *(grad[clean] for grad in grads)]
+        wanted = found if wanted is None else wanted
+        assert all(torch.equal(mine, other) for mine, other in zip(found, wanted))
+        assert not out[12:].any()
+    (match,) = recorder.matches
+    assert match.problem.jagged_query and match.problem.jagged_key
