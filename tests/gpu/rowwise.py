@@ -8,10 +8,10 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
 from gdpa_inductor.kernels.sm100 import launch
-from gdpa_inductor.kernels.sm100.config import COLS, Config
+from gdpa_inductor.kernels.sm100.config import COLS, ROWS, Config
 from gdpa_inductor.kernels.sm100.program import Program, Row
 from gdpa_inductor.kernels.sm100.ranges import Ranges
-from gdpa_inductor.kernels.sm100.values import Pair, choose, pair, smaller
+from gdpa_inductor.kernels.sm100.values import Pair, choose, pair, select, smaller
 from gdpa_inductor.kernels.sm100.work import PAIR, Work
 
 
@@ -33,7 +33,7 @@ class Rowwise:
     def kernel(self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars):
         work = Work(self.config, sizes, (cu_q, cu_k, order))
         program = Program(self.config, aux, scalars)
-        ranges = Ranges(self.config, aux, scalars, PAIR)
+        ranges = Ranges(self.config, aux, scalars)
         cta, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
         thread, _, _ = cute.arch.thread_idx()
@@ -41,7 +41,8 @@ class Rowwise:
         while number < work.tiles:
             tile = work.decode(number)
             if tile.row < tile.q_rows:
-                first, last = ranges.blocks(tile)
+                first, upper, lower = ranges.blocks(tile)
+                last = select(thread < ROWS, upper, lower)
                 n = tile.row + thread
                 if n < tile.q_rows:
                     self.row(program, tile, n, pointers, strides, first, last)
@@ -90,5 +91,5 @@ class Rowwise:
 def compiled(config: Config, architecture: str):
     """In place of `launch.compiled`."""
     return cute.compile(
-        Rowwise(config), *launch._example(config), options=f"--gpu-arch={architecture}"
+        Rowwise(config), *launch.example(config), options=f"--gpu-arch={architecture}"
     )
