@@ -4,6 +4,7 @@ All mutants of a kernel are translated at once, beside the instructions that the
 one runs is `Mutants.selected`. So a mutant costs one run, and no compilation.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -11,6 +12,7 @@ from .emulator.homes import register
 from .emulator.ptx import Instruction, Kernel
 
 SCRATCH = "%mutated"  # a register that no kernel has
+END = "end"  # no mutant, but a question: does anything that matters follow a wait?
 ORDERED = ("lt", "le", "gt", "ge", "lo", "ls", "hi", "hs")
 INTEGERS = ("s32", "u32", "s64", "u64", "s16", "u16")
 
@@ -33,14 +35,17 @@ class Mutant:
 class Mutants:
     """All mutants of the kernels that were added; 0 selects none.
 
-    kinds: the ones to make, all if empty.
+    kinds: the ones to make, all if empty. reached: the numbers of those that stand where execution
+    came by. ends: for each (kernel, line) of a wait the number that ends the warps there.
     """
 
     kinds: tuple[str, ...] = ()
     selected: int = 0
     reached: set[int] = field(default_factory=set)
     all: list[Mutant] = field(default_factory=list)
+    ends: dict[tuple[str, int], int] = field(default_factory=dict)
     _variants: dict[int, list[tuple[int, list[Instruction]]]] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _kept: list[Kernel] = field(default_factory=list)  # the identities stay theirs
 
     def add(self, kernel: Kernel) -> None:
@@ -50,11 +55,15 @@ class Mutants:
         for block in kernel.blocks:
             for instruction in block:
                 for kind, changed in changes(instruction, masks):
-                    if not self.kinds or kind in self.kinds:
+                    if not self.kinds or kind in (*self.kinds, END):
                         self._record(kernel, kind, instruction, changed)
 
     def _record(self, kernel: Kernel, kind: str, old: Instruction, new: list[Instruction]) -> None:
-        number = len(self.all) + 1
+        number = next(self._numbers)
+        if kind == END:
+            self.ends[kernel.name, old.line] = number
+            self._variants.setdefault(id(old), []).append((number, new))
+            return
         text = f"{old.opcode} {', '.join(old.operands)}"
         self.all.append(Mutant(number, kind, kernel.name, old.line, text))
         self._variants.setdefault(id(old), []).append((number, new))
@@ -80,6 +89,7 @@ def changes(i: Instruction, masks: set[int]) -> Iterator[tuple[str, list[Instruc
     if name.startswith("mbarrier.try_wait.parity"):
         yield "wait", [plain("mov.pred", i.operands[0], "-1")]
         yield "phase", moved("xor.b32", 2, "1")
+        yield END, [plain("exit")]
     elif "expect_tx" in name:
         yield "bytes", moved("add.s32", len(i.operands) - 1, "16")
     elif name.startswith("mbarrier.init"):

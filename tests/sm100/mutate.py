@@ -37,7 +37,8 @@ class Outcome:
     seconds: float = 0.0
 
     def share(self, kind: str) -> tuple[int, int]:
-        """(caught, made); not made: what is never reached, waits that never block."""
+        """(caught, made); not made: what is never reached, waits that never block or that only the
+        end follows."""
         caught = sum(mutant.kind == kind for mutant in self.caught)
         left = [why for mutant, why in self.survived.items() if mutant.kind == kind]
         return caught, caught + sum(why == NO_DIFFERENCE for why in left)
@@ -49,6 +50,7 @@ class Outcome:
 
 NEVER_BLOCKS = "never blocks on any schedule at these shapes"
 NEVER_REACHED = "never reached at these shapes"
+ONLY_THE_END = "only the end of its warps follows"
 NO_DIFFERENCE = "changes no bit at these shapes"
 
 
@@ -126,7 +128,11 @@ def examine(
             elif mutant.kind == "wait" and (mutant.kernel, mutant.line) not in blocking:
                 outcome.survived[mutant] = NEVER_BLOCKS
             else:
-                outcome.survived[mutant] = NO_DIFFERENCE
+                mutants.selected = mutants.ends.get((mutant.kernel, mutant.line), 0)
+                last = mutant.kind == "wait" and not any(
+                    fault_of(subject, one, good, patience) for one in schedules
+                )
+                outcome.survived[mutant] = ONLY_THE_END if last else NO_DIFFERENCE
         mutants.selected = 0
         print("\r", end="", file=sys.stderr)
     outcome.seconds = time.perf_counter() - start
@@ -136,7 +142,7 @@ def examine(
 def report(name: str, outcome: Outcome) -> str:
     made = Counter(mutant.kind for mutant in [*outcome.caught, *outcome.survived])
     lines = [f"## {name}: {sum(made.values())} mutants, {outcome.seconds:.0f} s", ""]
-    lines += ["| kind | made | caught | never reached or blocking | left |"]
+    lines += ["| kind | made | caught | never reached or blocking, or last | left |"]
     lines += ["| --- | ---: | ---: | ---: | ---: |"]
     for kind in sorted(made):
         caught, counted = outcome.share(kind)

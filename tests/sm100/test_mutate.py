@@ -93,5 +93,19 @@ def test_every_mutant_of_a_tight_pipeline_is_caught(subject):
             survivors.append(mutant.kind)
     subject.mutants.selected = 0
     assert survivors == []
-    assert subject.mutants.reached == {mutant.number for mutant in subject.mutants.all}
+    numbers = {mutant.number for mutant in subject.mutants.all}
+    assert subject.mutants.reached == numbers | set(subject.mutants.ends.values())
+
+
+def test_only_the_end_follows_no_wait_of_the_pipeline(subject):
+    """To end a warp in place of any of its waits is a fault, or gives another result."""
+    good = subject.run("lazy")
+    for number in subject.mutants.ends.values():
+        subject.mutants.selected = number
+        try:
+            assert subject.run("lazy") != good
+        except EmulatorError:
+            pass
+    subject.mutants.selected = 0
+    assert subject.run("lazy") == good
     assert subject.run("lazy") == good

@@ -20,6 +20,7 @@ from .rules import rule_for
 
 PARAMETER_BASE = 0x7_0000_0000_0000
 SPIN = ("spin",)
+ENDS = ("ret", "exit")
 EMITTERS: dict[str, Callable] = values.EMITTERS | effects.EMITTERS
 NO_EFFECT = {  # here
     "prefetch", "prefetchu", "setmaxnreg", "griddepcontrol", "membar", "applypriority", "discard",
@@ -200,20 +201,19 @@ class Translator:
             if base == "bra":
                 self._branch(instruction, index)
                 return
-            if base in ("ret", "exit"):
-                self._exit(instruction, index)
+            if base in ENDS:
+                self._exit(instruction)
                 return
             self._guarded(instruction)
         last = index + 1 == len(self.kernel.blocks)
         self.line("return" if last else f"pc = {index + 1}")
 
-    def _exit(self, instruction: Instruction, index: int) -> None:
+    def _exit(self, instruction: Instruction) -> None:
         if instruction.guard:
             raise NotImplementedError(
                 f"PTX line {instruction.line}: predicated {instruction.opcode}"
             )
-        self.line("if not pend: return")
-        self.line("pc, m = resume(pend, ALL)")
+        self.instruction(instruction)
 
     def _branch(self, instruction: Instruction, index: int) -> None:
         target, fall = self.kernel.labels[instruction.operands[0]], index + 1
@@ -264,6 +264,10 @@ class Translator:
             if rule := rule_for(parts, len(operands)):
                 sources = [self.read(*pair) for pair in zip(operands[1:], rule.ins, strict=True)]
                 self.write(operands[0], rule.out, f"({rule.text.format(*sources)})")
+            elif parts[0] in ENDS:
+                self.line("if not pend: return")
+                self.line("pc, m = resume(pend, ALL)")
+                self.line("continue")
             elif parts[0] in EMITTERS:
                 EMITTERS[parts[0]](self, parts, operands)
             elif parts[0] in NO_EFFECT:
