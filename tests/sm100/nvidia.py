@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -139,6 +140,38 @@ def masked(scores: torch.Tensor, causal: bool) -> torch.Tensor:
     return scores.masked_fill(~torch.ones(scores.shape[-2:]).tril().bool(), -math.inf)
 
 
+@dataclass(frozen=True)
+class Gradients:
+    """What the backward takes and gives, each matrix as (s, d, h_r, h_k, b), and the leaves of the
+    reference with their gradients."""
+
+    inputs: list[torch.Tensor]  # q, k, v, o
+    grad_out: torch.Tensor
+    lse: torch.Tensor
+    outputs: list[torch.Tensor]  # dq, dk, dv
+    leaves: list[torch.Tensor]
+
+
+def gradients(shape: tuple[int, ...], kind: torch.dtype, causal: bool) -> Gradients:
+    b, n, m, h, hk, d = shape
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(rows: int, heads: int) -> torch.Tensor:
+        drawn = torch.randn(b, rows, hk, heads, d, generator=generator).to(kind)
+        return drawn.permute(1, 4, 3, 2, 0)
+
+    q, k, v, grad_out = draw(n, h // hk), draw(m, 1), draw(m, 1), draw(n, h // hk)
+    leaves = [x.float().requires_grad_() for x in (q, k, v)]
+    products = torch.einsum("qdrhb,kdxhb->bhrqk", *leaves[:2])
+    scores = masked(products / math.sqrt(d), causal)
+    expected = torch.einsum("bhrqk,kdxhb->qdrhb", scores.softmax(-1), leaves[2])
+    expected.backward(grad_out.float())
+    o = draw(n, h // hk).copy_(expected.detach())
+    lse = scores.logsumexp(-1).detach().contiguous().permute(3, 2, 1, 0)
+    outputs = [torch.zeros_like(x) for x in (q, k, v)]
+    return Gradients([q, k, v, o], grad_out, lse, outputs, leaves)
+
+
 def attention_backward(
     root: Path, *, shape: tuple[int, ...], dtype: str = "bfloat16", causal: bool = False
 ) -> Result:
@@ -147,54 +180,40 @@ def attention_backward(
     from cutlass import BFloat16, Float16, Float32, Int32, cute
     from cutlass.cute.runtime import from_dlpack
 
-    module = load(root, "kernel/attention/fmha/fmha_bwd")
-    b, n, m, h, hk, d = shape
-    group = h // hk
-    generator, kind = torch.Generator().manual_seed(0), getattr(torch, dtype)
-    last = (1, 4, 3, 2, 0)  # (b, s, h_k, h_r, d) is passed as (s, d, h_r, h_k, b)
-
-    def draw(rows: int, heads: int) -> torch.Tensor:
-        return torch.randn(b, rows, hk, heads, d, generator=generator).to(kind).permute(last)
-
     def argument(tensor: torch.Tensor) -> Any:
         view = from_dlpack(device(tensor), assumed_align=16).mark_layout_dynamic(leading_dim=1)
         order = {"mode": 1, "stride_order": (4, 0, 3, 2, 1), "divisibility": 64}
         return view.mark_compact_shape_dynamic(**order)
 
-    q, k, v, do = draw(n, group), draw(m, 1), draw(m, 1), draw(n, group)
-    scale = 1 / math.sqrt(d)
-    leaves = [x.float().requires_grad_() for x in (q, k, v)]
-    scores = masked(torch.einsum("qdrhb,kdxhb->bhrqk", *leaves[:2]) * scale, causal)
-    expected = torch.einsum("bhrqk,kdxhb->qdrhb", scores.softmax(-1), leaves[2])
-    expected.backward(do.float())
-    o = draw(n, group).copy_(expected.detach())
-    lse = scores.logsumexp(-1).detach().contiguous().permute(3, 2, 1, 0)
-    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
-
+    module = load(root, "kernel/attention/fmha/fmha_bwd")
+    b, n, m, h, hk, d = shape
+    data = gradients(shape, getattr(torch, dtype), causal)
     cls, masks = module.BlackwellFusedMultiHeadAttentionBackward, module.fmha_utils.MaskEnum
-    whole = causal or n % 128 == 0
-    mask = masks.WINDOW_MASK_BWD if whole else masks.RESIDUAL_MASK_BWD
+    mask = masks.WINDOW_MASK_BWD if causal or n % 128 == 0 else masks.RESIDUAL_MASK_BWD
     numeric = BFloat16 if dtype == "bfloat16" else Float16
     kernel = cls(numeric, Float32, (128, 128, d), False, mask)
     workspace = torch.zeros(cls._get_workspace_size(n, m, d, h, b, Float32), dtype=torch.uint8)
-    sums = from_dlpack(device(lse), assumed_align=16).mark_layout_dynamic(leading_dim=0)
+    matrices = [*data.inputs, *data.outputs, data.grad_out]
     arguments = [
-        (n, m, d, ((group, hk), b)), *map(argument, (q, k, v, o, dq, dk, dv, do)), sums, None, None,
-        scale, None, Int32(0) if causal else None,
+        (n, m, d, ((h // hk, hk), b)), *map(argument, matrices),
+        from_dlpack(device(data.lse), assumed_align=16).mark_layout_dynamic(leading_dim=0),
+        None, None, 1 / math.sqrt(d), None, Int32(0) if causal else None,
         from_dlpack(device(workspace), assumed_align=16).mark_layout_dynamic(), driver.CUstream(0),
     ]  # fmt: skip
     with recording():
         compiled = cute.compile(kernel, *arguments)
-    memory = (q, k, v, o, dq, dk, dv, do, lse, workspace)
-    # dQ is summed over key blocks by bulk reductions, whose order is free: one schedule at a time.
+    return each_schedule(lambda: compiled(*arguments), data, [*matrices, data.lse, workspace])
+
+
+def each_schedule(launch: Callable[[], object], data: Gradients, memory: list) -> Result:
+    """dQ is summed over key blocks by bulk reductions, whose order is free: one schedule at a time,
+    from zeros."""
     reports, error = [], 0.0
     for schedule in ("lazy", "random", "eager"):
-        for tensor in (dq, dk, dv, workspace):
+        for tensor in (*data.outputs, memory[-1]):
             tensor.zero_()
-        reports.append(
-            run(lambda: compiled(*arguments), memory, schedules=[schedule], strict=False)
-        )
-        pairs = zip((dq, dk, dv), leaves, strict=True)
+        reports.append(run(launch, memory, schedules=[schedule], strict=False))
+        pairs = zip(data.outputs, data.leaves, strict=True)
         error = max([error, *(relative(x, leaf.grad) for x, leaf in pairs)])
     return Result(error, merged(reports))
 
