@@ -101,3 +101,31 @@ def test_nothing_leaks_from_neighbours_or_past_the_end():
         assert not out[12:].any()
     (match,) = recorder.matches
     assert match.problem.jagged_query and match.problem.jagged_key
+
+
+def by_longest(q, k, v, offsets):
+    """Padded to the longest sequence of the batch, which is known on the device only."""
+    longest = offsets.diff().max().item()
+    q, k, v = (torch.ops.gdpa.jagged_to_padded_dense(x, offsets, longest) for x in (q, k, v))
+    scores = torch.einsum("bnhd,bmhd->bhnm", q, k)
+    at = torch.arange(longest)
+    out = torch.einsum("bhnm,bmhe->bnhe", torch.tanh(scores) * (at[:, None] >= at) / longest, v)
+    return torch.ops.gdpa.dense_to_jagged(out, offsets, TOTAL)
+
+
+TOTAL = 10
+
+
+def test_a_longest_length_that_is_known_at_run_time_only():
+    recorder = Recorder()
+    specs = {"q": "l h d", "k": "l h d", "v": "l h e", "offsets": "offsets"}
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        compiled = torch.compile(by_longest, backend=recorder, fullgraph=True)
+        for lengths in ((3, 0, 6, 1), (2, 2, 2, 4), (10, 0, 0, 0)):
+            operands = jagged_operands(specs, lengths, SIZES)
+            assert not compare(by_longest, compiled, operands)
+    (graph,) = recorder.graphs
+    assert len(graph.matches) == 1 and not graph.guards_added, recorder.why()
+    problem = graph.matches[0].problem
+    assert problem.jagged_query and problem.jagged_key
+    assert not any("jagged" in name for name in graph.calls_after)
