@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .emulator.homes import register
+from .emulator.homes import choose, register
 from .emulator.ptx import Instruction, Kernel
 
 SCRATCH = "%mutated"  # a register that no kernel has
@@ -113,13 +113,14 @@ def changes(i: Instruction, masks: set[int]) -> Iterator[tuple[str, list[Instruc
 
 
 def masking(kernel: Kernel) -> set[int]:
-    """Identities of the comparisons of integers that guard a value or an access to global memory:
-    tails and masks. A predicate counts that selects a value, guards an access, or guards a branch
-    around one; and so do those that it is made of."""
+    """Identities of the comparisons of integers that guard a number or an access to global memory:
+    tails and masks. A predicate counts that selects an f32 (not an index), guards an access, or
+    guards a branch around one; and so do those that it is made of."""
+    homes = choose(kernel)
     every = [i for block in kernel.blocks for i in block]
     wanted: set[str] = set()
     for i in every:
-        if i.parts[0] == "selp":
+        if i.parts[0] == "selp" and homes.get(register(i.operands[0])) in ("f32", "f32x2"):
             wanted.add(register(i.operands[3]))
         elif i.guard and touches_memory(i):
             wanted.add(i.guard)
