@@ -23,6 +23,7 @@ SILU = "silu(mul(s,0.125))"
 CAUSAL = "where(le(m,n),sigmoid(mul(s,0.125)),0.0)"
 BIASED = "a0:f[b,h,n,m]; a1:b[b,-,-,m]; where(a1,silu(add(mul(s,0.125),a0)),0.0)"
 PER_HEAD = "a0:i[h]; where(lt(m,a0),silu(mul(s,0.125)),0.0)"
+POLE = "where(eq(s,0.0),div(1.0,s),silu(mul(s,0.125)))"  # scores past the end are 0
 TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
 
 
@@ -215,6 +216,7 @@ CASES = {
     ),
     "packed, gates of tokens": Case(TOKENS, rows=(150, 20), keys=(70, 140), key_heads=1),
     "short dense keys": Case("gelu_tanh(mul(s,0.125))", rows=(150, 40, 0), keys=64),
+    "a pole past the end": Case(POLE, key_heads=1, rows=70, keys=140),
     "a mask per head": Case(PER_HEAD, heads=3, key_heads=3, rows=130, keys=400),
     "a mask per head, grouped heads": Case(PER_HEAD, heads=4, rows=130, keys=400),
     "shared seeds": Case(
@@ -224,7 +226,7 @@ CASES = {
 }  # fmt: skip
 FAST = {
     "tails, grouped heads", "fp16, head dims of 96 and 40", "causal sigmoid", "bias and mask",
-    "packed, gates of tokens", "shared seeds",
+    "packed, gates of tokens", "shared seeds", "a pole past the end",
 }  # fmt: skip
 
 

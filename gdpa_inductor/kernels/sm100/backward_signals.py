@@ -7,7 +7,7 @@ completion of slot i % stages, so nobody keeps phases. What each signal of the b
 
 from typing import Any
 
-from cutlass import Constexpr, cute
+from cutlass import Constexpr, Int32, Uint32, cute
 from cutlass.cute.nvgpu import tcgen05
 
 
@@ -23,14 +23,15 @@ class Signal:
             cute.arch.mbarrier_init(self.pointer + stage, self.arrivals)
 
     def index(self, step: Any) -> Any:
-        return step % self.stages if self.stages > 1 else 0
+        """Steps are never negative: an unsigned remainder needs no care for signs."""
+        return Int32(Uint32(step) % self.stages) if self.stages > 1 else 0
 
     def slot(self, step: Any) -> Any:
         """The mbarrier of a step."""
         return self.pointer + self.index(step)
 
     def _parity(self, step: Any) -> Any:
-        return (step // self.stages if self.stages > 1 else step) & 1
+        return Int32(Uint32(step) // self.stages & 1 if self.stages > 1 else step & 1)
 
     def wait(self, step: Any) -> None:
         """Until step `step` has been signalled."""
