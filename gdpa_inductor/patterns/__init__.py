@@ -9,10 +9,14 @@
     frame       the dimension algebra: index variables, and views of them (`views`)
     vocabulary  ATen's point-wise functions as score expressions; sizes as such (`symbolic`)
     matcher     the structural reading of a shadow: product, program, product
+    reading     what a region was read as; `joined`: weights put together from parts
+    padding     what pads and unpads jagged values; `wrapped`: autograd.Functions around it
+    jagged      sides of an attention that can do without; `implied`: masks that vanish there
     layout      the roles of index variables: batch, heads, rows, keys
     canonical   names for programs written out by hand
     profit      whether it pays, as far as that can be said of any device
     recipe      new nodes, tried on fakes first and written afterwards
+    plan        one candidate: from its nodes to what replaces them
     rewrite     all of it in order
 """
 

@@ -16,8 +16,8 @@ from ..expr import Expr, const, postorder
 from ..terms import FALSE, TRUE, substitute
 from . import host
 from .jagged import Side, Sides
-from .matcher import Reading
 from .padding import Padding, summed_lengths
+from .reading import Reading
 
 # What a comparison of a position with the length is; and one of the length with a position.
 _TRUTH = ({"lt": TRUE, "ge": FALSE}, {"gt": TRUE, "le": FALSE})

@@ -23,8 +23,8 @@ from ..rejection import Code
 from . import host
 from .frame import Digits, Index, Size, alike
 from .layout import Layout, roles
-from .matcher import Operand, Reading
 from .padding import Pad, Padding, Sink, length_of
+from .reading import Operand, Reading
 from .result import Refused
 
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from .. import _compat
 from ..rejection import Code
 from .frame import Atom, Digits, Index, Size, atoms, product
-from .matcher import Operand, Reading, flat
+from .reading import Operand, Reading, flat
 from .result import Refused
 
 _REFUSE, _COPY, _EXPAND = (

@@ -9,7 +9,6 @@ must be for one and the same element; else the weights mix scores, and are somet
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +22,7 @@ from . import host, symbolic
 from .exact import fragile_condition
 from .frame import Digits, Index, Size, Space, broadcast
 from .joined import JOINS, Branch, chosen, in_branches, parts_of
+from .reading import Operand, Reading, flat, kind_of
 from .result import Refused
 from .shadow import Shadow
 from .views import tensor_of, through_view
@@ -30,48 +30,11 @@ from .vocabulary import FILLED, MIXING, POINTWISE, REASONS, Unknown, as_kind, re
 
 _PRODUCTS = frozenset(["bmm", "mm", "baddbmm", "addmm"])
 _ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])
-_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 _EXACT = {
     (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float64),
     (torch.float16, torch.float64), (torch.bfloat16, torch.float64),
 }  # fmt: skip
 _ROUNDING = {torch.bfloat16: "bf16", torch.float16: "f16"}
-
-
-@dataclass(frozen=True)
-class Operand:
-    """A tensor from outside, the index it is read at, and the casts that it goes through."""
-
-    leaf: Node
-    index: Index
-    casts: tuple[torch.dtype, ...] = ()
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a region computes: output[output] = sum over `keys` of weight(score, …) · value.
-
-    left, right: operands of the first product; `inner` is what it contracts. `score` is the index
-    of the product in ATen, `scores` that of its result as the user has it, `weights` that of what
-    the second product reads. In `weight`, aux(i) stands for operand i of `aux`, and Expr("index",
-    i) for `positions[i]`.
-    """
-
-    weight: Expr
-    aux: tuple[Operand, ...]
-    scalars: tuple[Size, ...]
-    positions: tuple[Digits, ...]
-    left: Operand
-    right: Operand
-    value: Operand
-    output: Index
-    weights: Index
-    score: Index
-    scores: Index
-    inner: Digits
-    keys: Digits
-    space: Space
-    swapped: bool
 
 
 def read(shadow: Shadow) -> Reading:
@@ -87,19 +50,6 @@ def read(shadow: Shadow) -> Reading:
             raise Refused(Code.ANALYSIS, "the program between the products is too long") from None
         if len(space.splits) == splits:
             return reading
-
-
-def kind_of(dtype: torch.dtype) -> str:
-    """The kind of an element of this dtype. Raises Refused for complex numbers and for formats
-    below 16 bits.
-    """
-    if dtype == torch.bool:
-        return "b"
-    if dtype in _FLOATS:
-        return "f"
-    if dtype.is_floating_point or dtype.is_complex:
-        raise Refused(Code.DTYPE, f"{dtype} operands")
-    return "i"
 
 
 @dataclass
@@ -455,7 +405,3 @@ def _read_number(leaf: Node | None) -> Node | None:
         return None
     (tensor,) = leaf.all_input_nodes
     return tensor if host.tensors(tensor)[0].dim() == 0 else None
-
-
-def flat(index: Index) -> Digits:
-    return tuple(itertools.chain.from_iterable(index))

@@ -27,8 +27,9 @@ from .frame import alike, is_zero, same
 from .implied import without_implied
 from .jagged import Sides, sides
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
-from .matcher import Operand, Reading, read
+from .matcher import read
 from .padding import Padding, Sink
+from .reading import Operand, Reading
 from .recipe import Handle, Recipe, Writer
 from .region import Finder, Region
 from .result import Refused

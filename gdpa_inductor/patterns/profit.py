@@ -10,7 +10,7 @@ from ..expr import SCORE, postorder
 from ..problem import Problem
 from ..rejection import Code
 from ..score_mod import ScoreMod
-from .matcher import Operand, Reading
+from .reading import Operand, Reading
 from .result import Refused
 
 MIN_CHANNELS, MAX_CHANNELS, MIN_SCORES = 16, 256, 32 * 32
