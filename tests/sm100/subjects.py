@@ -13,8 +13,9 @@ from .mutate import Subject
 
 # A tail of P (and of dS) is compared per element, and each comparison is moved and made true.
 PADDING = (272, "past the end P and dS meet rows that TMA filled with zeros")
-# Of two operands that a tile keeps, and that are released together.
-SECOND = (4, "what they wait for, a wait before them has waited for")
+# Two in each kernel of the backward: for the second of two operands that are released together, and
+# for sums whose reader writes the P that is waited for next.
+SECOND = (4, "a wait beside them waits for what comes later")
 
 
 def forward(case: cute_cases.Case, schedules: Sequence[str]) -> list[torch.Tensor]:
