@@ -51,7 +51,7 @@ NAMES = ("rA", "tA", "rB", "tB")
 # name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
 SIGNALS: dict[str, tuple[str | int, int]] = {
     "resident_A": (1, 1), "resident_B": (1, 1),  # loads: the operand of the tile has landed
-    "spent_A": (1, 1), "spent_B": (1, 1),  # products: it is read no more
+    "spent": (1, 1),  # products: both are read no more
     "streamed_A": ("A", 1), "streamed_B": ("B", 1),  # loads: the operand of the step has landed
     "free_A": ("A", 1), "free_B": ("B", 1),  # products: it is read no more
     "scores": ("S", 1), "gradients": (1, 1),  # products: S, dP of the step are there

@@ -41,7 +41,8 @@ class Loads:
     def operands(self, name, tile: Tile, turn, block, tile_step, step, new):
         """The streamed operand of a step, before it the resident one of a new tile."""
         if new:
-            self.signals["spent_" + name].wait_before(tile_step)
+            if name == "A":
+                self.signals["spent"].wait_before(tile_step)
             rows = (tile.start, tile.first, tile.rows)
             self.copy("r" + name, "resident_" + name, rows, tile.head, tile, tile_step)
         self.signals["free_" + name].wait_before(step)

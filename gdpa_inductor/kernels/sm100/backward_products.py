@@ -79,8 +79,7 @@ class Products:
             if const_expr(not self.walk.keys):
                 signals["free_B"].commit(step)
         if i == tile.steps - 1:
-            signals["spent_A"].commit(tile_step)
-            signals["spent_B"].commit(tile_step)
+            signals["spent"].commit(tile_step)
 
     @cute.jit
     def scores(self, tile: Tile, tile_step, step, i):
