@@ -72,7 +72,8 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
     result = rewrite_graph(gm, options=options, supports=lowering_judge(options))
     counters = _compat.counters["gdpa"]
     counters["matched"] += len(result.matches)
-    counters["matched_varlen"] += sum(match.problem.jagged for match in result.matches)
+    if varlen := sum(match.problem.jagged for match in result.matches):
+        counters["matched_varlen"] += varlen
     counters["rejected"] += len(result.rejections)
     for match in result.matches:
         log.info("%s", match)

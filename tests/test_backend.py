@@ -209,8 +209,8 @@ def test_verify_finds_a_wrong_kernel(wrong: str, monkeypatch: pytest.MonkeyPatch
     if wrong == "forward":
         right = kernel.forward
 
-        def off(operands, program, out):
-            right(operands, program, out)
+        def off(operands, program, out, *others, **options):
+            right(operands, program, out, *others, **options)
             out.mul_(1.001)
 
         monkeypatch.setattr(kernel, "forward", off)

@@ -143,7 +143,7 @@ class Padding:
         if not given or self._changes(own):
             return node
         lengths = summed_lengths(node)
-        if lengths is not None:
+        if lengths is not None and not self._changes(host.storages(lengths)):
             return ("offsets of", self._key(lengths))
         if called in _KEEPS_VALUES and _keeps_integers(node):
             return self._key(given[0])

@@ -152,6 +152,17 @@ def offsets_in_several_spellings(q, k, v, lengths, n):
     return unpad(out, second, q.shape[0])
 
 
+@jagged("q", "JAGGED_OFFSETS", q="l h d", k="l h d", v="l h e", lengths="lengths", n="scalar: n")
+def lengths_changed_between_two_offsets(q, k, v, lengths, n):
+    lengths = lengths.clone()
+    first = F.pad(lengths.cumsum(0), (1, 0))
+    lengths[0] += lengths[1]
+    lengths[1] = 0
+    second = F.pad(lengths.cumsum(0), (1, 0))
+    out = attend(pad(q, second, n), pad(k, first, n), pad(v, second, n))
+    return unpad(out, second, q.shape[0])
+
+
 @jagged("qk")
 def offsets_of_another_dtype(q, k, v, offsets, n):
     narrow = offsets.to(torch.int32)
