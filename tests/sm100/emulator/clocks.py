@@ -1,12 +1,12 @@
 """Happens-before checking with vector clocks, nearly independent of the schedule that was run.
 
-Agents: each warp; each warp's unfinished tcgen05.st (joined by tcgen05.wait::st); each warp's bulk
+Actors: each warp; each warp's unfinished tcgen05.st (joined by tcgen05.wait::st); each warp's bulk
 stores (joined by cp.async.bulk.wait_group); the tcgen05 pipe, which works in order; and, for loads
 by TMA, the mbarrier that they complete on, whose epochs are its phases.
 
 A release (arrive, commit, bar) publishes a clock, an acquire (a wait that succeeded, bar.sync)
 joins it. Each 16-byte granule of shared memory and each (lane quarter, column) of tensor memory
-remembers its last write and the last read by each agent; an access that is not ordered after them
+remembers its last write and the last read by each actor; an access that is not ordered after them
 is a race.
 """
 
@@ -20,7 +20,7 @@ from .faults import shared_name
 if TYPE_CHECKING:
     from .gangs import Gang
 
-BARRIER_AGENTS = 96
+BARRIER_ACTORS = 96
 QUARTERS = np.arange(4)
 COLUMNS = 512
 Vector = np.ndarray
@@ -29,26 +29,26 @@ Vector = np.ndarray
 class Shadow:
     """The last write and the last reads of an array of cells."""
 
-    def __init__(self, cells: int, agents: int) -> None:
+    def __init__(self, cells: int, actors: int) -> None:
         self.writer = np.zeros(cells, np.int16)
         self.written = np.zeros(cells, np.int32)
-        self.read_at = np.zeros((cells, agents), np.int32)
+        self.read_at = np.zeros((cells, actors), np.int32)
         self.was_read = np.zeros(cells, bool)
 
     def unordered_writes(self, cells: Vector, clock: Vector, row: Any) -> Vector | None:
-        """The agents whose last write of a cell `clock[row]` does not know."""
+        """The actors whose last write of a cell `clock[row]` does not know."""
         bad = clock[row, self.writer[cells]] < self.written[cells]
         return self.writer[cells][bad] if np.count_nonzero(bad) else None
 
-    def read(self, cells: Vector, clock: Vector, row: Any, agent: Any, epoch: Any) -> Vector | None:
-        """row: of the clock, one or one for each cell; agent and epoch likewise."""
+    def read(self, cells: Vector, clock: Vector, row: Any, actor: Any, epoch: Any) -> Vector | None:
+        """row: of the clock, one or one for each cell; actor and epoch likewise."""
         found = self.unordered_writes(cells, clock, row)
-        self.read_at[cells, agent] = epoch
+        self.read_at[cells, actor] = epoch
         self.was_read[cells] = True
         return found
 
     def write(
-        self, cells: Vector, clock: Vector, row: Any, agent: Any, epoch: Any, record: bool = True
+        self, cells: Vector, clock: Vector, row: Any, actor: Any, epoch: Any, record: bool = True
     ) -> Vector | None:
         found = self.unordered_writes(cells, clock, row)
         if found is None and np.count_nonzero(seen := self.was_read[cells]):
@@ -56,7 +56,7 @@ class Shadow:
             if late.any():
                 found = np.nonzero(late.any(0))[0]
         if record:
-            self.writer[cells], self.written[cells] = agent, epoch
+            self.writer[cells], self.written[cells] = actor, epoch
             self.read_at[cells] = 0
             self.was_read[cells] = False
         return found
@@ -66,14 +66,14 @@ class Clocks:
     def __init__(self, warps: int, granules: int, report: Callable[[str], None]) -> None:
         self.warps, self.report = warps, report
         self.pipe = 3 * warps
-        agents = self.pipe + 1 + BARRIER_AGENTS
-        self.clock = np.zeros((warps + 1, agents), np.int32)  # the last row: the tcgen05 pipe
+        actors = self.pipe + 1 + BARRIER_ACTORS
+        self.clock = np.zeros((warps + 1, actors), np.int32)  # the last row: the tcgen05 pipe
         self.own = np.arange(warps)
         self.clock[self.own, self.own] = 1
         self.stores, self.bulk = np.zeros(warps, np.int32), np.zeros(warps, np.int32)
-        self.shared, self.tensor = Shadow(granules, agents), Shadow(4 * COLUMNS, agents)
+        self.shared, self.tensor = Shadow(granules, actors), Shadow(4 * COLUMNS, actors)
         self.unfenced = np.zeros(granules, np.int16)  # 1 + the warp of a generic write
-        self.barrier_agent: dict[int, int] = {}
+        self.barrier_actor: dict[int, int] = {}
         kinds = ("warp {}", "tcgen05.st of warp {}", "bulk store of warp {}")
         self.names = [kind.format(w) for kind in kinds for w in range(warps)] + ["tcgen05 pipe"]
 
@@ -82,16 +82,16 @@ class Clocks:
 
     def check(self, what: str, found: Vector | None) -> None:
         if found is not None:
-            names = sorted({self.names[agent] for agent in np.unique(found)})
+            names = sorted({self.names[actor] for actor in np.unique(found)})
             self.report(f"race: {what} is not ordered after the access by {', '.join(names)}")
 
-    def agent_of(self, address: int) -> int:
-        if address not in self.barrier_agent:
+    def actor_of(self, address: int) -> int:
+        if address not in self.barrier_actor:
             if len(self.names) == self.clock.shape[1]:
-                raise NotImplementedError(f"loads that complete on over {BARRIER_AGENTS} mbarriers")
-            self.barrier_agent[address] = len(self.names)
+                raise NotImplementedError(f"loads that complete on over {BARRIER_ACTORS} mbarriers")
+            self.barrier_actor[address] = len(self.names)
             self.names.append(f"TMA load signalling mbarrier {shared_name(address)}")
-        return self.barrier_agent[address]
+        return self.barrier_actor[address]
 
     # Synchronisation.
     def release(self, into: Vector, warps: Vector) -> None:
@@ -101,8 +101,8 @@ class Clocks:
     def acquire(self, clock: Vector, warps: Vector) -> None:
         self.clock[warps] = np.maximum(self.clock[warps], clock)
 
-    def knows(self, warp: int, agent: int, epoch: int) -> bool:
-        return bool(self.clock[warp, agent] >= epoch)
+    def knows(self, warp: int, actor: int, epoch: int) -> bool:
+        return bool(self.clock[warp, actor] >= epoch)
 
     def wait_store(self, gang: "Gang", mask: Vector) -> None:
         warps = gang.active(mask)
@@ -110,8 +110,8 @@ class Clocks:
 
     def wait_bulk(self, warp: int, operations: int) -> None:
         """The warp's first bulk operations have been waited for."""
-        agent = 2 * self.warps + warp
-        self.clock[warp, agent] = max(self.clock[warp, agent], operations)
+        actor = 2 * self.warps + warp
+        self.clock[warp, actor] = max(self.clock[warp, actor], operations)
 
     def fence_proxy(self, gang: "Gang", mask: Vector) -> None:
         for warp in gang.active(mask):
@@ -137,35 +137,35 @@ class Clocks:
 
     def load_by_tma(self, cells: Vector, address: int, phase: int, warp: int) -> Vector:
         """What landing must publish on the barrier at `address`, now in `phase`."""
-        agent, epoch = self.agent_of(address), phase + 1
-        found = self.shared.write(cells, self.clock, warp, agent, epoch)
+        actor, epoch = self.actor_of(address), phase + 1
+        found = self.shared.write(cells, self.clock, warp, actor, epoch)
         self.check(f"TMA load issued by warp {warp}", found)
         self.unfenced[cells] = 0
         published = self.clock[warp].copy()
-        published[agent] = max(published[agent], epoch)
+        published[actor] = max(published[actor], epoch)
         return published
 
     def store_by_bulk(self, cells: Vector, warp: int) -> None:
         self.bulk[warp] += 1
         self.read_by_proxy(cells, "a bulk store")
-        agent = 2 * self.warps + warp
-        found = self.shared.read(cells, self.clock, warp, agent, self.bulk[warp])
+        actor = 2 * self.warps + warp
+        found = self.shared.read(cells, self.clock, warp, actor, self.bulk[warp])
         self.check(f"bulk store issued by warp {warp}", found)
 
     # The tensor core; cells of tensor memory are 512 * quarter + column.
     def multiply(self, warp: int, operands: list[Vector], a: Vector | None, d: Vector) -> None:
-        row, agent = self.warps, self.pipe
+        row, actor = self.warps, self.pipe
         np.maximum(self.clock[row], self.clock[warp], out=self.clock[row])
-        self.clock[row, agent] += 1
-        epoch = self.clock[row, agent]
+        self.clock[row, actor] += 1
+        epoch = self.clock[row, actor]
         for cells in operands:
             self.read_by_proxy(cells, "tcgen05.mma")
-            found = self.shared.read(cells, self.clock, row, agent, epoch)
+            found = self.shared.read(cells, self.clock, row, actor, epoch)
             self.check("tcgen05.mma of a shared operand", found)
         if a is not None:
-            found = self.tensor.read(a, self.clock, row, agent, epoch)
+            found = self.tensor.read(a, self.clock, row, actor, epoch)
             self.check("tcgen05.mma of an operand in tensor memory", found)
-        found = self.tensor.write(d, self.clock, row, agent, epoch)
+        found = self.tensor.write(d, self.clock, row, actor, epoch)
         self.check(f"tcgen05.mma into columns from {d[0] % COLUMNS}", found)
 
     def commit(self, warp: int) -> Vector:
@@ -180,8 +180,8 @@ class Clocks:
 
     def store_tensor(self, cells: Vector, warp: Vector) -> None:
         self.stores[np.unique(warp)] += 1
-        agent = self.warps + warp
-        found = self.tensor.write(cells, self.clock, warp, agent, self.stores[warp])
+        actor = self.warps + warp
+        found = self.tensor.write(cells, self.clock, warp, actor, self.stores[warp])
         if found is not None:
             self.check(f"tcgen05.st by {warps_text(warp)}", found)
 
