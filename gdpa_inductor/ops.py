@@ -22,6 +22,7 @@ from .operands import Operands, check, check_offsets, kind_of, output_shape, sco
 from .reference import (
     aux_from_axes,
     aux_on_axes,
+    by_access,
     compute_dtype,
     expand_heads,
     program_leaves,
@@ -36,6 +37,7 @@ __all__ = [
     "Operands",
     "aux_from_axes",
     "aux_on_axes",
+    "by_access",
     "check",
     "check_offsets",
     "compute_dtype",

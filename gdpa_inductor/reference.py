@@ -44,9 +44,13 @@ def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
 def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
     """The inverse of `aux_on_axes`."""
     squeezed = tensor.squeeze([d for d, a in enumerate(AXES) if a not in spec.access])
-    ordered = [a for a in AXES if a in spec.access]
+    return by_access(squeezed, [a for a in AXES if a in spec.access], spec)
+
+
+def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:
+    """A tensor with a dimension for each of `letters`, arranged as the access map of `spec` is."""
     axes = [a for a in spec.access if a != "-"]
-    restored = squeezed.permute([ordered.index(a) for a in axes])
+    restored = tensor.permute([letters.index(a) for a in axes])
     for position, entry in enumerate(spec.access):
         if entry == "-":
             restored = restored.unsqueeze(position)

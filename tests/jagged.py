@@ -28,7 +28,7 @@ class Pad(torch.autograd.Function):
         return aten._padded_dense_to_jagged_forward(grad, [offsets], ctx.length), None, None
 
 
-class PadOnes(torch.autograd.Function):
+class PadOnes(Pad):
     """The same, with ones past the end."""
 
     @staticmethod
@@ -36,11 +36,6 @@ class PadOnes(torch.autograd.Function):
         ctx.save_for_backward(offsets)
         ctx.length = values.shape[0]
         return aten._jagged_to_padded_dense_forward(values, [offsets], [n], 1.0)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (offsets,) = ctx.saved_tensors
-        return aten._padded_dense_to_jagged_forward(grad, [offsets], ctx.length), None, None
 
 
 class Unpad(torch.autograd.Function):

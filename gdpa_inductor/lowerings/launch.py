@@ -31,6 +31,7 @@ Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its pa
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
 # Up to so many sequences are placed by counting (see `tile_order`).
 _FEW = 2048
+Ends = Mapping[str, Expr] | None  # see `bounds.closed`
 _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
 
 
@@ -173,11 +174,12 @@ def run(
     rival: makes a choice to compare it with.
     """
     classes = _classes(outputs, o)
-    planned = _plan(kernel, outputs, classes, o, adds=bool(added), **plan)
+    ends = _ends(kernel, classes) if classes else None
+    planned = _plan(kernel, outputs, classes, ends, o, adds=bool(added), **plan)
     others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
     written = [*others, *added]
     body = {
-        "subgraphs": _subgraphs(planned, outputs, classes, o),
+        "subgraphs": _subgraphs(planned, outputs, classes, ends, o),
         "input_nodes": [
             *(o.matrices[name] for name in planned.operands),
             *(o.offsets[side] for side in planned.measured),
@@ -213,13 +215,13 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     return replace(found, full=const(True), full_terms=tuple(terms)) if masked else found
 
 
-def _ends(kernel: str, classes: TileClasses) -> Mapping[str, Expr] | None:
+def _ends(kernel: str, classes: TileClasses) -> Ends:
     """The ends of a kernel's inner loop; None where its tiles have to be classified."""
     return None if kernel == "tiles" else closed(classes, "n" if kernel == "keys" else "m")
 
 
 def _subgraphs(
-    plan: Plan, outputs: list[Output], classes: TileClasses | None, o: Given
+    plan: Plan, outputs: list[Output], classes: TileClasses | None, ends: Ends, o: Given
 ) -> list[Any]:
     """In the order of `Plan.subgraphs`."""
     device = o.problem.device
@@ -230,18 +232,21 @@ def _subgraphs(
     lengths = [emit.size(o.longest(side), device) for side in plan.measured]
     found = emitted(output.term for output in outputs) + lengths
     if classes:
-        ends = _ends(plan.kernel, classes)
         chosen = [classes.zero, classes.full] if ends is None else ends.values()
         found += emitted([*chosen, *classes.full_terms])
     return found
 
 
 def _plan(
-    kernel: str, outputs: list[Output], classes: TileClasses | None, o: Given, **plan: Any
+    kernel: str,
+    outputs: list[Output],
+    classes: TileClasses | None,
+    ends: Ends,
+    o: Given,
+    **plan: Any,
 ) -> Plan:
     names, terms = [output.name for output in outputs], [output.term for output in outputs]
     whole = classes.full_terms if classes else ()
-    ends = _ends(kernel, classes) if classes else None
 
     def reads(roots: Sequence[Expr]) -> tuple[AuxRead, ...]:
         used = sorted({int(node.value or 0) for node in postorder(roots) if node.op == "aux"})
@@ -260,7 +265,7 @@ def _plan(
         reads=reads(terms),
         flat=flat(terms),
         skips=classes is not None,
-        bounds=None if not classes or ends is None else tuple(ends),
+        bounds=None if ends is None else tuple(ends),
         whole_reads=reads(whole),
         whole_flat=flat(whole),
         shared=o.shared,

@@ -18,7 +18,7 @@ import torch
 from .._compat import size_hint, statically_known_true
 from ..expr import Expr
 from ..operands import Operands
-from ..ops import aux_from_axes, operands_of, reduce_to
+from ..ops import aux_from_axes, by_access, operands_of, reduce_to
 from ..options import KernelOptions
 from ..problem import Problem, Size
 from ..score_mod import AXES, Aux, ScoreMod
@@ -232,11 +232,5 @@ def _aux_gradient(kernel: str, number: int, o: Given) -> Any:
 
 def _per_token(part: torch.Tensor, spec: Aux, letter: str) -> torch.Tensor:
     """[L,H] to the gradient of an operand that is read by the row of the jagged values."""
-    kept = part if "h" in spec.access else part.sum(1)
-    axes = [entry for entry in (letter, "h") if entry in spec.access]
-    read = [entry for entry in spec.access if entry != "-"]
-    restored = kept.permute([axes.index(entry) for entry in read])
-    for position, entry in enumerate(spec.access):
-        if entry == "-":
-            restored = restored.unsqueeze(position)
-    return restored
+    with_heads = "h" in spec.access
+    return by_access(part if with_heads else part.sum(1), (letter, "h")[: 1 + with_heads], spec)

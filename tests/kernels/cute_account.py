@@ -11,6 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -146,18 +147,19 @@ def tables() -> str:
     return "\n".join([*code, "", *unit])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def publish(tables: Callable[[], str], name: str, description: str | None) -> None:
+    """The command line: makes the tables, and puts them between the marks of this name."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCS.name}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     made = tables()
     if arguments.write:
         text = DOCS.read_text()
-        begin, end = "<!-- account -->\n", "<!-- end of account -->"
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         head, rest = text.split(begin)
         DOCS.write_text(head + begin + made + "\n" + end + rest.split(end)[1])
 
 
 if __name__ == "__main__":
-    main()
+    publish(tables, "account", __doc__)

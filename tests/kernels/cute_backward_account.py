@@ -7,14 +7,11 @@ rate of both sides together if the busiest unit were always busy. Arithmetic on 
 instructions, not a measurement: nothing here has run on hardware.
 """
 
-import argparse
 import re
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
 
 from gdpa_inductor.kernels.sm100 import launch
 from gdpa_inductor.kernels.sm100.backward_launch import SIDES, compiled
@@ -24,7 +21,6 @@ from tests.kernels.cute_account import (
     BYTES,
     CLOCK,
     CONFIGS,
-    DOCS,
     FMA,
     MUFU,
     PACKED,
@@ -32,6 +28,7 @@ from tests.kernels.cute_account import (
     SCALAR,
     SCHEDULERS,
     TENSOR,
+    publish,
     tool,
 )
 
@@ -148,18 +145,5 @@ def tables() -> str:
     return "\n".join([*code, "", *unit])
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCS.name}")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    made = tables()
-    if arguments.write:
-        text = DOCS.read_text()
-        begin, end = "<!-- backward account -->\n", "<!-- end of backward account -->"
-        head, rest = text.split(begin)
-        DOCS.write_text(head + begin + made + "\n" + end + rest.split(end)[1])
-
-
 if __name__ == "__main__":
-    main()
+    publish(tables, "backward account", __doc__)

@@ -42,7 +42,7 @@ from .backward_signals import Signal
 from .backward_sums import Sums
 from .backward_tiles import Walk
 from .config import ROWS, TMEM_COLUMNS, Config
-from .operands import Matrix, Tiles
+from .operands import Matrix, Tiles, matrices
 from .program import Program
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
@@ -89,19 +89,7 @@ class Backward:
 
     def matrices(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
         """The operands in global memory, by their part on this side."""
-        c = self.config
-        batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes
-        rows = {
-            "q": (heads, q_rows, c.head_dim, c.jagged_q),
-            "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
-            "v": (value_heads, k_rows, c.value_dim, c.jagged_k),
-            "o": (heads, q_rows, c.value_dim, c.jagged_q),
-        }
-        found = [
-            Matrix(pointer, 1 if name in c.shared else batch, *row[:3], stride, row[3])
-            for (name, row), pointer, stride in zip(rows.items(), pointers, strides, strict=False)
-        ]
-        q, k, v, o = found
+        q, k, v, o = matrices(self.config, pointers, sizes, strides)
         return dict(zip(NAMES, (k, q, v, o) if self.keys else (q, k, o, v), strict=True))
 
     def letter(self, part: str) -> str:

@@ -17,7 +17,7 @@ from ...rejection import GDPAError
 from .backward import Backward
 from .backward_limits import unsupported
 from .config import Config
-from .launch import ALIGNMENT, ARCHITECTURE, Call, aligned
+from .launch import ALIGNMENT, ARCHITECTURE, Call, aligned, place
 from .program import DTYPES, LETTERS
 
 SIDES = {"keys": ("k", "v"), "rows": ("q",)}  # which gradients a side writes
@@ -58,9 +58,7 @@ def backward(
     config = call.config(fast, skip)
     if reason := unsupported(config, needs, key.shape[1], value.shape[1]):
         raise GDPAError(reason)
-    if stream is None:
-        stream = torch.cuda.current_stream(query.device).cuda_stream
-    ctas = ctas or torch.cuda.get_device_properties(query.device).multi_processor_count
+    ctas, stream = place(query.device, ctas, stream)
     grad_out, order = aligned(grad_out), call.longest_first()
     asked = [letter for letter, need in zip("qkv", needs, strict=False) if need]
     found: dict[str, Tensor] = {}

@@ -29,7 +29,7 @@ from .activation import Activation
 from .config import COLS, ROWS, TMEM_COLUMNS, Config
 from .epilogue import Epilogue, Output
 from .loads import Loads
-from .operands import Matrix, Tiles
+from .operands import Tiles, matrices
 from .products import Products
 from .program import Program
 from .ranges import Ranges
@@ -107,7 +107,7 @@ class Forward:
         multiprocessor."""
         self.products_and_layouts()
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
-        q, k, v, _ = self.matrices(pointers, sizes, strides)
+        q, k, v, _ = matrices(self.config, pointers, sizes, strides)
         layouts = [
             cute.select(x, mode=[0, 1, 2]) for x in (self.q_layout, self.k_layout, self.v_layout)
         ]
@@ -129,20 +129,6 @@ class Forward:
         ).launch(
             grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
         )  # fmt: skip
-
-    def matrices(self, pointers, sizes, strides) -> list[Matrix]:
-        c = self.config
-        batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes
-        rows = {
-            "q": (heads, q_rows, c.head_dim, c.jagged_q),
-            "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
-            "v": (value_heads, k_rows, c.value_dim, c.jagged_k),
-            "o": (heads, q_rows, c.value_dim, c.jagged_q),
-        }
-        return [
-            Matrix(pointer, 1 if name in c.shared else batch, *row[:3], stride, row[3])
-            for (name, row), pointer, stride in zip(rows.items(), pointers, strides)
-        ]
 
     @cute.kernel
     def kernel(

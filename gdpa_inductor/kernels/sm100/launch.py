@@ -94,12 +94,17 @@ def forward(
         out = make(call.output_shape, dtype=value.dtype, device=value.device)
     if 0 in (*out.shape, call.batch, key.numel()):
         return out.zero_()
-    if stream is None:
-        stream = torch.cuda.current_stream(query.device).cuda_stream
-    ctas = ctas or torch.cuda.get_device_properties(query.device).multi_processor_count
+    ctas, stream = place(query.device, ctas, stream)
     order = call.longest_first() if order is None else order
     compiled(config)(*call.arguments(config, [out], order, ctas, stream))
     return out
+
+
+def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int]:
+    """ctas and stream as given, or one for each multiprocessor, and the current one."""
+    if stream is None:
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return ctas or torch.cuda.get_device_properties(device).multi_processor_count, stream
 
 
 @dataclass(frozen=True)

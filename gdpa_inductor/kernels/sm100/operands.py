@@ -16,7 +16,7 @@ from typing import Any
 from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from .config import ROWS
+from .config import ROWS, Config
 from .values import Fixed, smaller
 
 
@@ -48,6 +48,22 @@ class Matrix:
                 (rows, self.width, (self.heads, outer)), stride=(sr, 1, (sh, so))
             )
         return cute.make_tensor(pointer, layout)
+
+
+def matrices(config: Config, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
+    """Q, K, V and O, or dO, in global memory; sizes, strides: as the kernels take them."""
+    c = config
+    batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes
+    rows = {
+        "q": (heads, q_rows, c.head_dim, c.jagged_q),
+        "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
+        "v": (value_heads, k_rows, c.value_dim, c.jagged_k),
+        "o": (heads, q_rows, c.value_dim, c.jagged_q),
+    }
+    return [
+        Matrix(pointer, 1 if name in c.shared else batch, *row[:3], stride, row[3])
+        for (name, row), pointer, stride in zip(rows.items(), pointers, strides, strict=False)
+    ]
 
 
 @dataclass
