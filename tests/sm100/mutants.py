@@ -98,7 +98,7 @@ def changes(i: Instruction, masks: set[int]) -> Iterator[tuple[str, list[Instruc
         yield "arrive", []
     elif name.startswith("tcgen05.commit"):
         yield "commit", []
-    elif name.startswith("fence.proxy.async"):
+    elif name.startswith(("fence.proxy.async", "fence.mbarrier_init")):
         yield "fence", []
     elif name.startswith(("bar.sync", "barrier.sync", "barrier.cta.sync", "bar.arrive")):
         yield "barrier", []

@@ -23,6 +23,7 @@ setp.ne.u32 %p1, %r298, 0; @%p1 bra READY;
 mbarrier.init.shared.b64 [%r299], %r3; mbarrier.init.shared.b64 [%r299+8], %r3;
 mbarrier.init.shared.b64 [%r299+16], %r4; mbarrier.init.shared.b64 [%r299+24], %r4;
 mbarrier.init.shared.b64 [%r299+32], %r4;
+fence.mbarrier_init.release.cluster;                     // for TMA
 READY:
 bar.sync 0;                                              // initialised
 mov.b32 %r10, 0;                                         // step
@@ -103,6 +104,10 @@ FAULTS = {
     "too few bytes expected": ("[%r12], 128;", "[%r12], 112;", "race|deadlock|outstanding"),
     "too many bytes expected": ("[%r12], 128;", "[%r12], 144;", "deadlock|outstanding"),
     "no proxy fence": ("fence.proxy.async.shared::cta;", "", "without fence.proxy.async"),
+    "no fence after initialisation": (
+        "fence.mbarrier_init.release.cluster;", "",
+        "signalled by asynchronous work without fence.mbarrier_init",
+    ),
     "no barrier after initialisation": ("bar.sync 0;", "", "no mbarrier was init|before its init"),
 }  # fmt: skip
 
@@ -113,6 +118,32 @@ def test_every_fault_is_found(fault, schedule):
     old, new, message = FAULTS[fault]
     with pytest.raises(EmulatorError, match=message):
         pipeline(changed(old, new), schedule=schedule)
+
+
+ONE_LANE = "setp.eq.u32 %p6, %r2, 0; @%p6 {};"  # each lane fences what it wrote itself
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_one_lane_does_not_fence_for_the_others(schedule):
+    fence = "fence.proxy.async.shared::cta"
+    with pytest.raises(EmulatorError, match="bulk store reads .* without fence.proxy.async"):
+        pipeline(changed(fence + ";", ONE_LANE.format(fence)), schedule=schedule)
+    _, target, expected = pipeline(changed(fence, "fence.proxy.async"), schedule=schedule)
+    assert (target == expected).all()
+    with pytest.raises(EmulatorError, match="without fence.proxy.async"):
+        pipeline(changed(fence, "fence.proxy.async.global"), schedule=schedule)
+
+
+WRITTEN_FIRST = "st.shared.b32 [%r299+1024], %r3; {fence}\nREADY:"
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_load_over_what_threads_wrote_needs_a_fence(schedule):
+    fenced = changed("READY:", WRITTEN_FIRST.format(fence="fence.proxy.async.shared::cta;"))
+    _, target, expected = pipeline(fenced, schedule=schedule)
+    assert (target == expected).all()
+    with pytest.raises(EmulatorError, match="a TMA load overwrites shared memory that warp 0"):
+        pipeline(changed("READY:", WRITTEN_FIRST.format(fence="")), schedule=schedule)
 
 
 @pytest.mark.parametrize("schedule", ["lazy", "random"])

@@ -14,7 +14,7 @@ mov.u32 %r298, %tid.x;
 mov.b32 %r1, 1;
 setp.eq.u32 %p1, %r298, 0;
 @!%p1 bra READY;
-mbarrier.init.shared.b64 [%r299], %r1;
+mbarrier.init.shared.b64 [%r299], %r1; fence.mbarrier_init.release.cluster;
 READY:
 bar.sync 0;
 @!%p1 bra WAIT;

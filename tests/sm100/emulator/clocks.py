@@ -72,7 +72,9 @@ class Clocks:
         self.clock[self.own, self.own] = 1
         self.stores, self.bulk = np.zeros(warps, np.int32), np.zeros(warps, np.int32)
         self.shared, self.tensor = Shadow(granules, actors), Shadow(4 * COLUMNS, actors)
-        self.unfenced = np.zeros(granules, np.int16)  # 1 + the warp of a generic write
+        # Of generic writes that no fence has ordered before the async proxy: 1 + the warp, its lanes.
+        self.unfenced = np.zeros(granules, np.int16)
+        self.unfenced_lanes = np.zeros(granules, np.uint32)
         self.barrier_actor: dict[int, int] = {}
         kinds = ("warp {}", "tcgen05.st of warp {}", "bulk store of warp {}")
         self.names = [kind.format(w) for kind in kinds for w in range(warps)] + ["tcgen05 pipe"]
@@ -114,8 +116,13 @@ class Clocks:
         self.clock[warp, actor] = max(self.clock[warp, actor], operations)
 
     def fence_proxy(self, gang: "Gang", mask: Vector) -> None:
+        """A lane fences what it wrote itself."""
+        lanes = gang.lanes(mask)
         for warp in gang.active(mask):
-            self.unfenced[self.unfenced == warp + 1] = 0
+            bits = lane_bits(lanes[gang.lane_warp[lanes] == warp])
+            cells = np.flatnonzero(self.unfenced == warp + 1)
+            self.unfenced_lanes[cells] &= ~np.bitwise_or.reduce(bits)
+            self.unfenced[cells[self.unfenced_lanes[cells] == 0]] = 0
 
     # Accesses to shared memory; cells are granules.
     def load_shared(self, cells: Vector, warp: Vector) -> None:
@@ -123,16 +130,19 @@ class Clocks:
         if found is not None:
             self.check(f"ld.shared by {warps_text(warp)}", found)
 
-    def store_shared(self, cells: Vector, warp: Vector) -> None:
+    def store_shared(self, cells: Vector, warp: Vector, lanes: Vector) -> None:
+        """lanes: numbers in the gang."""
         found = self.shared.write(cells, self.clock, warp, warp, self.clock[warp, warp])
         if found is not None:
             self.check(f"st.shared by {warps_text(warp)}", found)
+        self.unfenced_lanes[cells[self.unfenced[cells] != warp + 1]] = 0
         self.unfenced[cells] = warp + 1
+        np.bitwise_or.at(self.unfenced_lanes, cells, lane_bits(lanes))
 
-    def read_by_proxy(self, cells: Vector, what: str) -> None:
+    def touch_by_proxy(self, cells: Vector, what: str) -> None:
         if (writer := self.unfenced[cells].max(initial=0)) > 0:
             self.report(
-                f"{what} reads shared memory that warp {writer - 1} wrote without fence.proxy.async"
+                f"{what} shared memory that warp {writer - 1} wrote without fence.proxy.async"
             )
 
     def load_by_tma(self, cells: Vector, address: int, phase: int, warp: int) -> Vector:
@@ -140,6 +150,7 @@ class Clocks:
         actor, epoch = self.actor_of(address), phase + 1
         found = self.shared.write(cells, self.clock, warp, actor, epoch)
         self.check(f"TMA load issued by warp {warp}", found)
+        self.touch_by_proxy(cells, "a TMA load overwrites")
         self.unfenced[cells] = 0
         published = self.clock[warp].copy()
         published[actor] = max(published[actor], epoch)
@@ -147,7 +158,7 @@ class Clocks:
 
     def store_by_bulk(self, cells: Vector, warp: int) -> None:
         self.bulk[warp] += 1
-        self.read_by_proxy(cells, "a bulk store")
+        self.touch_by_proxy(cells, "a bulk store reads")
         actor = 2 * self.warps + warp
         found = self.shared.read(cells, self.clock, warp, actor, self.bulk[warp])
         self.check(f"bulk store issued by warp {warp}", found)
@@ -159,7 +170,7 @@ class Clocks:
         self.clock[row, actor] += 1
         epoch = self.clock[row, actor]
         for cells in operands:
-            self.read_by_proxy(cells, "tcgen05.mma")
+            self.touch_by_proxy(cells, "tcgen05.mma reads")
             found = self.shared.read(cells, self.clock, row, actor, epoch)
             self.check("tcgen05.mma of a shared operand", found)
         if a is not None:
@@ -189,6 +200,11 @@ class Clocks:
         cells = tensor_cells(QUARTERS, np.zeros(4, int) + column, count)
         found = self.tensor.write(cells, self.clock, warp, warp, 0, record=False)
         self.check(f"tcgen05.dealloc of columns [{column}, {column + count}) by warp {warp}", found)
+
+
+def lane_bits(lanes: Vector) -> Vector:
+    """One bit for each lane, by its number in the warp."""
+    return np.uint32(1) << (lanes % 32).astype(np.uint32)
 
 
 def warps_text(warps: Vector) -> str:

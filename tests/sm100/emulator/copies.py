@@ -109,7 +109,7 @@ class Copies:
         """Queues a copy into shared memory; it completes `size` bytes on the mbarrier."""
         cta, shared, warp = self.cta, self.cta.shared, int(gang.lane_warp[lane])
         shared.check(int(cells.min()) * GRANULE, int(cells.max()) * GRANULE + GRANULE)
-        barrier = cta.sync.at(where, warp)
+        barrier = cta.sync.signalled(where, warp)
         if np.count_nonzero(shared.writes[cells]) or np.count_nonzero(shared.reads[cells]):
             place = shared_name(int(cells[0]) * GRANULE)
             raise EmulatorError(f"race: TMA load into {place}, where an access is in flight")
@@ -201,7 +201,7 @@ class Copies:
                 data = self.cta.memory.bytes_at(int(source[lane]), count)
                 shared.bytes[start : start + count] = data
         lanes = gang.lanes(mask)
-        self.cta.clocks.store_shared(target[lanes] >> 4, gang.lane_warp[lanes])
+        self.cta.clocks.store_shared(target[lanes] >> 4, gang.lane_warp[lanes], lanes)
 
 
 def first_of_equal(gang: Gang, lanes: Vector, operands: tuple) -> Vector:

@@ -111,8 +111,11 @@ def sleep(t: "Translator", op: list[str], a: list[str]) -> None:
 
 @emits("fence")
 def fence(t: "Translator", op: list[str], a: list[str]) -> None:
-    # Of the fences only the one between the proxies is modelled; gangs run in order.
-    t.line("C.clocks.fence_proxy(G, m)" if op[1:3] == ["proxy", "async"] else "pass")
+    # Of the fences those towards the async proxy are modelled; gangs run in order.
+    of_shared = op[1:3] == ["proxy", "async"] and "global" not in op
+    t.line("C.clocks.fence_proxy(G, m)" if of_shared else "pass")
+    if of_shared or op[1] == "mbarrier_init":
+        t.line("C.sync.fence(G, m)")
 
 
 # Barriers.

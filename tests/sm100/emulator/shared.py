@@ -61,9 +61,9 @@ class SharedMemory:
         address, granules, warps = self.cells(gang, address, len(data) * size, mask)
         if np.count_nonzero(self.writes[granules]) or np.count_nonzero(self.reads[granules]):
             self.race("st.shared", address, "an asynchronous access to it")
-        self.clocks.store_shared(granules, warps)
-        view = self.bytes.view(UNSIGNED[size])
         lanes = gang.lanes(mask)
+        self.clocks.store_shared(granules, warps, lanes)
+        view = self.bytes.view(UNSIGNED[size])
         places = address[lanes] // np.uint32(size)
         for i, values in enumerate(data):
             view[places + np.uint32(i)] = values[lanes]

@@ -25,6 +25,7 @@ class MBarrier:
         self.pending, self.bytes, self.phase = count, 0, 0
         self.gathered, self.published = clocks.fresh(), clocks.fresh()
         self.made_by = (warp, int(clocks.clock[warp, warp]))
+        self.fenced = False  # may copies and the tensor core signal it?
 
     def settle(self) -> None:
         if self.pending == 0 and self.bytes == 0:
@@ -85,6 +86,22 @@ class Sync:
         if warp >= 0 and not self.clocks.knows(warp, maker, epoch):
             self.cta.report(f"{barrier}: used before its initialisation is visible to warp {warp}")
         return barrier
+
+    def signalled(self, address: int, warp: int) -> MBarrier:
+        """The barrier that asynchronous work of a warp will signal."""
+        barrier = self.at(address, warp)
+        if not barrier.fenced:
+            self.cta.report(
+                f"{barrier}: signalled by asynchronous work without fence.mbarrier_init or "
+                "fence.proxy.async after its initialisation"
+            )
+        return barrier
+
+    def fence(self, gang: Gang, mask: Vector) -> None:
+        """Barriers that these warps initialised are there for asynchronous work too."""
+        warps = set(gang.active(mask).tolist())
+        for barrier in self.barriers.values():
+            barrier.fenced |= barrier.made_by[0] in warps
 
     def groups(self, gang: Gang, address: Vector, mask: Vector):
         """(barrier, active lanes that name it, their warps)."""

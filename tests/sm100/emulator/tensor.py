@@ -172,7 +172,7 @@ class Tensor:
         cta = self.cta
         for lane in gang.lanes(mask):
             warp = int(gang.lane_warp[lane])
-            barrier = cta.sync.at(int(address[lane]), warp)
+            barrier = cta.sync.signalled(int(address[lane]), warp)
             published = cta.clocks.commit(warp)
 
             def complete(barrier=barrier, published=published, warp=warp) -> None:
