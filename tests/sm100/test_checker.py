@@ -126,11 +126,11 @@ ONE_LANE = "setp.eq.u32 %p6, %r2, 0; @%p6 {};"  # each lane fences what it wrote
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_one_lane_does_not_fence_for_the_others(schedule):
     fence = "fence.proxy.async.shared::cta"
-    with pytest.raises(EmulatorError, match="bulk store reads .* without fence.proxy.async"):
+    with pytest.raises(EmulatorError, match=r"bulk store reads .* without fence\.proxy"):
         pipeline(changed(fence + ";", ONE_LANE.format(fence)), schedule=schedule)
     _, target, expected = pipeline(changed(fence, "fence.proxy.async"), schedule=schedule)
     assert (target == expected).all()
-    with pytest.raises(EmulatorError, match="without fence.proxy.async"):
+    with pytest.raises(EmulatorError, match="without fence"):
         pipeline(changed(fence, "fence.proxy.async.global"), schedule=schedule)
 
 

@@ -58,7 +58,6 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
     "weights": ("P", ACTIVATION_WARPS),  # activation: a part of P is written (keys side)
     "slopes": (1, ACTIVATION_WARPS),  # activation: dS of the step is written
     "sums": (1, 1),  # products: the accumulators of the tile are complete
-    "stored": (1, ACTIVATION_WARPS),  # activation: they are read
 }  # fmt: skip
 
 

@@ -46,8 +46,6 @@ class Activation:
                 self.signals["sums"].wait(tile_step)
                 scores_ready()
                 self.sums.write(tile, True)
-                scores_done(stored=False)
-                self.signals["stored"].arrive(tile_step)
                 tile_step += 1
             else:
                 self.sums.write(tile, False)

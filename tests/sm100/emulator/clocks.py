@@ -72,7 +72,7 @@ class Clocks:
         self.clock[self.own, self.own] = 1
         self.stores, self.bulk = np.zeros(warps, np.int32), np.zeros(warps, np.int32)
         self.shared, self.tensor = Shadow(granules, actors), Shadow(4 * COLUMNS, actors)
-        # Of generic writes that no fence has ordered before the async proxy: 1 + the warp, its lanes.
+        # Of generic writes that no fence shows to the async proxy: 1 + the warp, its lanes.
         self.unfenced = np.zeros(granules, np.int16)
         self.unfenced_lanes = np.zeros(granules, np.uint32)
         self.barrier_actor: dict[int, int] = {}
