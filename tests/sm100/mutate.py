@@ -27,15 +27,17 @@ from .mutants import Mutant, Mutants
 Call = Callable[[Sequence[str]], list[torch.Tensor]]
 # The share of each kind that must be caught; waits count where they block on some schedule.
 SHARES = {"mask": 1.0, "bytes": 1.0, "fence": 1.0, "phase": 0.95, "wait": 1.0}
-PATIENCE = 20  # times what the unchanged kernel takes, and some seconds
+PATIENCE = 10  # times what the unchanged kernel takes, and some seconds
 
 
 @dataclass(frozen=True)
 class Subject:
-    """call: runs a kernel on these schedules and gives its outputs. redundant: for a kind how many
-    of its mutants may survive, and why they do no harm."""
+    """call: runs a kernel on these schedules and gives its outputs. tails: the same at other
+    lengths, for masks: that of one column, moved by one, shows at one length only. redundant: for a
+    kind how many of its mutants may survive, and why they do no harm."""
 
     call: Call
+    tails: tuple[Call, ...] = ()
     redundant: dict[str, tuple[int, str]] = field(default_factory=dict)
 
 
@@ -100,16 +102,53 @@ def bits(tensors: list[torch.Tensor]) -> list[bytes]:
     return [t.contiguous().view(torch.uint8).numpy().tobytes() for t in tensors]
 
 
-def fault_of(subject: Call, schedule: str, good: list[bytes], seconds: float) -> str:
-    """How one mutant is noticed on one schedule; "" if it is not."""
-    try:
-        with limited(seconds):
-            found = subject([schedule])
-    except EmulatorError as error:
-        return str(error).partition("\n")[0]
-    except (TimeoutError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
-        return f"{type(error).__name__}: {error}".partition("\n")[0]
-    return "" if bits(found) == good else "another result"
+@dataclass(frozen=True)
+class Trial:
+    """A call of the unchanged kernel, with what it gave."""
+
+    call: Call
+    schedules: Sequence[str]
+    good: list[bytes]
+    patience: float
+
+    @classmethod
+    def of(cls, call: Call, schedules: Sequence[str]) -> "Trial":
+        good = bits(call(schedules))
+        began = time.process_time()
+        call(schedules)
+        return cls(call, schedules, good, 2 + PATIENCE * (time.process_time() - began))
+
+    def fault(self) -> str:
+        """How the mutant that is selected is noticed, on the first schedule that does; else ""."""
+        return next(filter(None, map(self.fault_on, self.schedules)), "")
+
+    def fault_on(self, schedule: str) -> str:
+        try:
+            with limited(self.patience):
+                found = self.call([schedule])
+        except EmulatorError as error:
+            return str(error).partition("\n")[0]
+        except (TimeoutError, ValueError, IndexError, NotImplementedError, OverflowError) as error:
+            return f"{type(error).__name__}: {error}".partition("\n")[0]
+        return "" if bits(found) == self.good else "another result"
+
+
+class Trials:
+    """The trials of a subject."""
+
+    def __init__(self, subject: Subject, schedules: Sequence[str], masks: bool) -> None:
+        self.main = Trial.of(subject.call, schedules)
+        self.tails = [Trial.of(call, schedules[:1]) for call in subject.tails if masks]
+
+    def fault(self, kind: str) -> str:
+        """How a mutant of this kind is noticed."""
+        if kind != "mask":
+            return self.main.fault()
+        for _ in self.tails:
+            if found := self.tails[0].fault():
+                return found
+            self.tails.append(self.tails.pop(0))  # the next mutant is that of the next column
+        return self.main.fault_on(self.main.schedules[0])  # a mask does not depend on them
 
 
 def blocking_lines(kernels: Any) -> set[tuple[str, int]]:
@@ -121,32 +160,23 @@ def examine(
 ) -> Outcome:
     """Runs every mutant of a subject."""
     outcome, start = Outcome(subject.redundant), time.perf_counter()
-    call = subject.call
     mutants = Mutants(tuple(kinds))
     with recording(), translating(mutants) as kernels:
-        good = bits(call(schedules))
-        began = time.process_time()
-        call(schedules)
-        patience = 5 + PATIENCE * (time.process_time() - began)
+        trials = Trials(subject, schedules, not kinds or "mask" in kinds)
         blocking, reached = blocking_lines(kernels), set(mutants.reached)
         for mutant in list(mutants.all):
             print(f"\r{mutant.number} of {len(mutants.all)}", end="", file=sys.stderr, flush=True)
+            place = mutant.kernel, mutant.line
             mutants.selected = mutant.number
-            # A mask does not depend on the schedule.
-            tried = schedules[:1] if mutant.kind == "mask" else schedules
-            faults = (fault_of(call, one, good, patience) for one in tried)
-            fault = next(filter(None, faults), "")
-            if fault:
-                outcome.caught[mutant] = fault
-            elif mutant.number not in reached:
+            if mutant.number not in reached:
                 outcome.survived[mutant] = NEVER_REACHED
-            elif mutant.kind == "wait" and (mutant.kernel, mutant.line) not in blocking:
+            elif fault := trials.fault(mutant.kind):
+                outcome.caught[mutant] = fault
+            elif mutant.kind == "wait" and place not in blocking:
                 outcome.survived[mutant] = NEVER_BLOCKS
             else:
-                mutants.selected = mutants.ends.get((mutant.kernel, mutant.line), 0)
-                last = mutant.kind == "wait" and not any(
-                    fault_of(call, one, good, patience) for one in schedules
-                )
+                mutants.selected = mutants.ends.get(place, 0)
+                last = mutant.kind == "wait" and not trials.main.fault()
                 outcome.survived[mutant] = ONLY_THE_END if last else NO_DIFFERENCE
         mutants.selected = 0
         print("\r", end="", file=sys.stderr)
