@@ -32,11 +32,12 @@ PATIENCE = 10  # times what the unchanged kernel takes, and some seconds
 
 @dataclass(frozen=True)
 class Subject:
-    """call: runs a kernel on these schedules and gives its outputs. tails: the same at other
-    lengths, for masks: that of one column, moved by one, shows at one length only. redundant: for a
-    kind how many of its mutants may survive, and why they do no harm."""
+    """calls: each runs the same kernel on these schedules and gives its outputs; a mutant is tried
+    on one after the other. tails: more, for masks: that of one column, moved by one, shows at one
+    length only. redundant: for a kind how many of its mutants may survive, and why they do no
+    harm."""
 
-    call: Call
+    calls: tuple[Call, ...]
     tails: tuple[Call, ...] = ()
     redundant: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -137,18 +138,19 @@ class Trials:
     """The trials of a subject."""
 
     def __init__(self, subject: Subject, schedules: Sequence[str], masks: bool) -> None:
-        self.main = Trial.of(subject.call, schedules)
+        self.main = [Trial.of(call, schedules) for call in subject.calls]
         self.tails = [Trial.of(call, schedules[:1]) for call in subject.tails if masks]
 
     def fault(self, kind: str) -> str:
-        """How a mutant of this kind is noticed."""
+        """How a mutant of this kind is noticed, at the first shape where it is; else ""."""
         if kind != "mask":
-            return self.main.fault()
+            return next(filter(None, (x.fault() for x in self.main)), "")
         for _ in self.tails:
             if found := self.tails[0].fault():
                 return found
             self.tails.append(self.tails.pop(0))  # the next mutant is that of the next column
-        return self.main.fault_on(self.main.schedules[0])  # a mask does not depend on them
+        # A mask does not depend on the schedule.
+        return next(filter(None, (x.fault_on(x.schedules[0]) for x in self.main)), "")
 
 
 def blocking_lines(kernels: Any) -> set[tuple[str, int]]:
@@ -176,7 +178,7 @@ def examine(
                 outcome.survived[mutant] = NEVER_BLOCKS
             else:
                 mutants.selected = mutants.ends.get(place, 0)
-                last = mutant.kind == "wait" and not trials.main.fault()
+                last = mutant.kind == "wait" and not trials.fault(mutant.kind)
                 outcome.survived[mutant] = ONLY_THE_END if last else NO_DIFFERENCE
         mutants.selected = 0
         print("\r", end="", file=sys.stderr)

@@ -32,53 +32,72 @@ def backward(side: str, case: BackwardCase, schedules: Sequence[str]) -> list[to
 
 
 def of_forward(
-    main: Mapping[str, Any], tails: Iterable[Mapping[str, Any]], **fixed: Any
+    *main: Mapping[str, Any],
+    tails: Iterable[Mapping[str, Any]],
+    redundant: Mapping[str, tuple[int, str]] | None = None,
+    **fixed: Any,
 ) -> Subject:
     """main, tails: lengths. fixed: what the kernel is a function of."""
     fixed = {"name": "mutants", "program": POLE, "d": 64, "ctas": 1, **fixed}
-    made = partial(partial, forward)
-    return Subject(
-        made(ForwardCase(**fixed, **main)), tuple(made(ForwardCase(**fixed, **x)) for x in tails)
+    calls = (
+        tuple(partial(forward, ForwardCase(**fixed, **lengths)) for lengths in row)
+        for row in (main, tails)
     )
+    return Subject(*calls, dict(redundant or {}))
 
 
 def of_backward(
-    side: str, main: tuple[Any, Any], tails: Iterable[tuple[Any, Any]], program: str = POLE
+    side: str,
+    *main: tuple[Any, Any],
+    tails: Iterable[tuple[Any, Any]],
+    redundant: Mapping[str, tuple[int, str]] | None = None,
+    **fixed: Any,
 ) -> Subject:
-    """main, tails: (resident, streamed) lengths of the side."""
+    """main, tails: (resident, streamed) lengths of the side. fixed: what the kernel is a function
+    of."""
 
     def call(resident: Any, streamed: Any) -> Any:
         rows, keys = (streamed, resident) if side == "keys" else (resident, streamed)
-        case = BackwardCase(program, heads=1, key_heads=1, rows=rows, keys=keys, ctas=1)
-        return partial(backward, side, case)
+        options = {"program": POLE, "heads": 1, "key_heads": 1, "ctas": 1, **fixed}
+        return partial(backward, side, BackwardCase(rows=rows, keys=keys, **options))
 
-    return Subject(call(*main), tuple(call(*x) for x in tails))
+    calls = (tuple(call(*lengths) for lengths in row) for row in (main, tails))
+    return Subject(*calls, dict(redundant or {}))
 
 
 COLUMNS = range(1, 128)  # of a tile of scores that are there
 HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on a half
-LONG, SHORT = (1000, 0, 130), (200, 0, 129)
+SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
 SUBJECTS: dict[str, Subject] = {
-    "forward": of_forward({"n": 396, "m": 700, "h": 2}, ({"n": 40, "m": m} for m in COLUMNS)),
+    "forward": of_forward(
+        {"n": 396, "m": 700, "h": 2}, {"n": 640, "m": 100, "h": 2},
+        tails=({"n": 40, "m": m} for m in COLUMNS),
+    ),
     "forward-wide": of_forward(
-        {"n": 396, "m": 400, "h": 2}, ({"n": 40, "m": m} for m in COLUMNS), d=128
+        {"n": 396, "m": 400, "h": 2}, {"n": 640, "m": 100, "h": 2},
+        tails=({"n": 40, "m": m} for m in COLUMNS), d=128,
     ),
     "forward-causal": of_forward(
-        {"n": 520, "m": 520, "h": 2}, ({"n": 130, "m": m} for m in COLUMNS),
-        program=CAUSAL_POLE, dtype=F16,
+        {"n": 520, "m": 520, "h": 2}, {"n": 640, "m": 100, "h": 2},
+        tails=({"n": 130, "m": m} for m in COLUMNS), program=CAUSAL_POLE, dtype=F16,
     ),
     "forward-jagged": of_forward(
         {"q_lengths": (300, 0, 440), "k_lengths": (700, 0, 129)},
-        ({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
+        {"q_lengths": (140, 384, 130), "k_lengths": (0, 80, 100)},
+        tails=({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
     ),
-    **{
-        f"backward{name}-{side}": of_backward(side, main, ((tail, n) for n in HALF), program)
-        for side in ("keys", "rows")
-        for name, main, tail, program in (
-            ("", (200, 1030), 70, POLE),
-            ("-causal", (520, 1030) if side == "keys" else (1030, 1000), 70, CAUSAL_POLE),
-        )
-    },
-    "backward-jagged-keys": of_backward("keys", (SHORT, LONG), (((70,), (n,)) for n in HALF)),
-    "backward-jagged-rows": of_backward("rows", (SHORT, LONG), (((70,), (n,)) for n in HALF)),
 }  # fmt: skip
+for _side in ("keys", "rows"):
+    SUBJECTS |= {
+        f"backward-{_side}": of_backward(
+            _side, (200, 1030), (300, 100), tails=((70, n) for n in HALF)
+        ),
+        f"backward-causal-{_side}": of_backward(
+            _side, (300, 1100) if _side == "keys" else (1100, 1000), (300, 100),
+            tails=((70, n) for n in HALF), program=CAUSAL_POLE, dims=(72, 40), dtype=F16,
+        ),
+        f"backward-jagged-{_side}": of_backward(
+            _side, (SHORT, LONG), ((300, 140), (100, 80)),
+            tails=(((70,), (n,)) for n in HALF),
+        ),
+    }  # fmt: skip

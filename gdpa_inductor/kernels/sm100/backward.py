@@ -144,7 +144,8 @@ class Backward:
         made, rings = {}, self.shapes.rings
         for name, (stages, arrivals) in SIGNALS.items():
             slots = rings[stages] if isinstance(stages, str) else stages
-            made[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
+            if slots:
+                made[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
         return made, shared.allocate_array(Int32, 1)
 
     def initialize(self, signals: dict[str, Signal]) -> None:

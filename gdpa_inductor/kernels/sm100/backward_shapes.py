@@ -37,7 +37,8 @@ class Shapes:
         self.gradients = COLS * self.buffers
         first = self.gradients + COLS
         self.sums = {"A": first, "B": first + self.widths["A"]}
-        self.rings = {**self.stages(), "S": self.buffers, "P": self.buffers * PARTS}
+        weights = self.buffers * PARTS if keys else 0
+        self.rings = {**self.stages(), "S": self.buffers, "P": weights}
 
     def stages(self) -> dict[str, int]:
         """Of the streamed operands, as many as fit beside the resident ones."""

@@ -48,5 +48,8 @@ class Sums:
             for i in range_constexpr(0, PART, VECTOR):
                 if (row < tile.rows) & (column + i < dim):
                     source = cute.make_tensor(found.iterator + i, cute.make_layout(VECTOR))
-                    target = (pointer + place + column + i).align(16)
+                    target = cute.make_ptr(
+                        pointer.dtype, (pointer + place + column + i).toint(),
+                        cute.AddressSpace.gmem, assumed_align=16,
+                    )  # fmt: skip
                     cute.autovec_copy(source, cute.make_tensor(target, cute.make_layout(VECTOR)))

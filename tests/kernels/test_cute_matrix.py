@@ -1,0 +1,52 @@
+"""The Blackwell kernels on the emulator, feature by feature: direction, dense or packed, head dim,
+dtype, program. Tails of rows and keys, and where packed an empty sequence, in each."""
+
+import itertools
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from tests.tolerances import error_of
+
+from . import test_cute_backward, test_cute_forward
+from .cute_cases import BF16, F16, RELU2, eager, exact
+from .cute_cases import Case as ForwardCase
+from .test_cute_backward import Case as BackwardCase
+
+LENGTHS = (200, 0, 130, 1)
+PROGRAMS = {
+    "silu": "silu(mul(s,0.125))",
+    "tanh-gelu": "gelu_tanh(mul(s,0.125))",
+    "relu2": RELU2,
+    "causal sigmoid, bias": "a0:f[h,n,m]; where(ge(n,m),sigmoid(add(mul(s,0.125),a0)),0.0)",
+}
+MATRIX = [
+    pytest.param(*row, id=f"{'packed' if row[0] else 'dense'}, D {row[1]}, {row[2]}, {row[3]}")
+    for row in itertools.product((False, True), (64, 128), (BF16, F16), PROGRAMS)
+]
+every_row = pytest.mark.parametrize("packed, dim, dtype, program", MATRIX)
+
+
+@pytest.mark.slow
+@every_row
+def test_forward(packed: bool, dim: int, dtype: torch.dtype, program: str):
+    lengths = {"q_lengths": LENGTHS, "k_lengths": LENGTHS} if packed else {"n": 300, "m": 200}
+    rows = (max(LENGTHS),) * 2 if packed else (300, 200)
+    aux = (((2, *rows), torch.float32),) if "bias" in program else ()
+    case = ForwardCase("m", PROGRAMS[program], d=dim, h=2, dtype=dtype, aux=aux, **lengths)
+    o = case.operands()
+    wrong = error_of(test_cute_forward.forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+@pytest.mark.slow
+@every_row
+def test_backward(packed: bool, dim: int, dtype: torch.dtype, program: str):
+    sides = {"rows": LENGTHS, "keys": LENGTHS} if packed else {"rows": 200, "keys": 300}
+    case = BackwardCase(PROGRAMS[program], dims=(dim, dim), dtype=dtype, **sides)
+    call = test_cute_backward.make_call(case)
+    truth, theirs = (test_cute_backward.unfused(case, call, x) for x in (torch.float64, case.dtype))
+    for letter, *three in zip("qkv", test_cute_backward.emulated(case, call), theirs, truth):
+        assert not (wrong := error_of(*three, direction="backward")), (letter, wrong)
