@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cutlass import Int64, const_expr, cute, range_constexpr
+from cutlass import Boolean, Int64, const_expr, cute, range_constexpr
 
 from .backward_tiles import Tile, Walk
 from .config import ROWS
@@ -46,10 +46,15 @@ class Sums:
             else:
                 found.fill(0)
             for i in range_constexpr(0, PART, VECTOR):
-                if (row < tile.rows) & (column + i < dim):
+                if (row < tile.rows) & within(column + i, dim, width):
                     source = cute.make_tensor(found.iterator + i, cute.make_layout(VECTOR))
                     target = cute.make_ptr(
                         pointer.dtype, (pointer + place + column + i).toint(),
                         cute.AddressSpace.gmem, assumed_align=16,
                     )  # fmt: skip
                     cute.autovec_copy(source, cute.make_tensor(target, cute.make_layout(VECTOR)))
+
+
+def within(column: Any, dim: int, width: int) -> Any:
+    """Whether a column of a tile of this width is one of the operand."""
+    return column < dim if dim < width else Boolean(True)
