@@ -18,95 +18,22 @@ head of one batch with the rows of all query heads that read it.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from ..expr import Expr, call
 from ..score_mod import AXES, Aux, ScoreMod
-from . import cpu_tiles
+from . import cpu_blocks, cpu_tiles
+from .cpu_blocks import WHOLE, Block, spans, tile
 from .cpu_pass import Pass, Sum, compiled, storable
 
-# 256K scores are 1 MiB in fp32, a core's share of a usual L2. Flat blocks slow the products down: a
-# forward with N = M = 2048, D = 64 takes 113, 89, 75, 65 ms in blocks of 64×1024, 128×1024,
-# 256×512, 512×512 (two cores of an EPYC 9004, torch 2.13).
-_SCORES, _EDGE = 1 << 18, 512
-_MAX_THREADS = 16
-
-
-class Block(NamedTuple):
-    """A span of each axis of the scores."""
-
-    b: slice
-    h: slice
-    n: slice
-    m: slice
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(span.stop - span.start for span in self)
-
-    def cut(self, operand: Tensor) -> Tensor:
-        """The part of a [B|1, H|1, N|1, M|1] operand that the block reads; a view."""
-        sizes = operand.shape
-        return operand[
-            tuple(span if size != 1 else _WHOLE for span, size in zip(self, sizes, strict=True))
-        ]
-
-
-_WHOLE = slice(None)
-
-
-def _spans(size: int, step: int) -> Iterator[slice]:
-    return (slice(start, min(start + step, size)) for start in range(0, size, max(step, 1)))
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """The size of a block along each axis; the last one may be smaller."""
-
-    batch: int
-    heads: int
-    rows: int
-    cols: int
-
-    @property
-    def scores(self) -> int:
-        return self.batch * self.heads * self.rows * self.cols
-
-
-def tile(sizes: tuple[int, int, int, int], groups: Sequence[int], shared: bool) -> Tiling:
-    """Blocks of about _SCORES for each thread.
-
-    groups: query heads per key head, and per value head; a block has whole groups, or lies in one.
-    shared: an operand serves all batches; then a block has one, so that its gradient adds in place.
-    """
-    batch, heads, rows, cols = sizes
-    row_step = _even(rows, _EDGE)
-    col_step = _even(cols, max(_EDGE, _SCORES // max(row_step, 1)))
-    row_step = _even(rows, max(_EDGE, _SCORES // max(col_step, 1)))
-    room = min(torch.get_num_threads(), _MAX_THREADS) * _SCORES // max(row_step * col_step, 1)
-    fitting = [
-        count
-        for count in range(1, heads + 1)
-        if heads % count == 0 and all(count % g == 0 or g % count == 0 for g in groups)
-    ]
-    head_step = max((count for count in fitting if count <= room), default=1)
-    whole = head_step == heads and not shared
-    return Tiling(
-        max(1, min(batch, room // max(heads, 1))) if whole else 1, head_step, row_step, col_step
-    )
-
-
-def _even(size: int, limit: int) -> int:
-    """The smallest step of at most `limit` that needs no more steps, whole vectors long."""
-    if size <= limit:
-        return size
-    return min(limit, math.ceil(math.ceil(size / math.ceil(size / limit)) / 16) * 16)
+_ALIGNED = 64  # bytes, as torch.empty gives them
 
 
 class Scratch:
@@ -152,8 +79,8 @@ class Operands:
         self.only = only
         self._scratch = scratch or Scratch(dtype)
         self.groups = tuple(query.shape[1] // max(t.shape[1], 1) for t in (key, value))
-        shared = batch != 1 and any(t.shape[0] == 1 for t in (query, key, value))
-        self.tiling = tile(self.sizes, self.groups, shared)
+        self._shared = batch != 1 and any(t.shape[0] == 1 for t in (query, key, value))
+        self.tiling = tile(self.sizes, self.groups, self._shared)
         self._zero: Tensor | None = None
 
     def read_by(self, work: Pass) -> list[Tensor]:
@@ -175,38 +102,49 @@ class Operands:
         return index.view([-1 if d == axis else 1 for d in range(4)])
 
     def leave_out(self, work: Pass, aux: tuple[Aux, ...]) -> None:
-        """From here on, `blocks` leaves out those where the terms of `work` are 0. aux: what the
+        """From here on, `blocks` leaves out scores where the terms of `work` are 0. aux: what the
         program declares. A single block is not worth the question.
         """
-        steps = (self.tiling.rows, self.tiling.cols)
         term = cpu_tiles.zero(work.roots, aux)
-        if term is not None and (self.sizes[2] > steps[0] or self.sizes[3] > steps[1]):
+        if term is None or math.prod(self.sizes) <= cpu_blocks.SCORES:
+            return
+        self.tiling = tile(self.sizes, self.groups, self._shared, masked=True)
+        steps = (self.tiling.rows, self.tiling.grain)
+        if self.sizes[2] > steps[0] or self.sizes[3] > steps[1]:
             self._zero = cpu_tiles.verdicts(
                 term, self._index, steps, self._aux, self._scalars, self.dtype
             )
 
-    def _is_zero(self, block: Block) -> bool:
-        if self._zero is None:
-            return False
-        n, m = block.n.start // self.tiling.rows, block.m.start // self.tiling.cols
-        place = Block(block.b, block.h, slice(n, n + 1), slice(m, m + 1))
-        return bool(place.cut(self._zero).all())
-
     def bands(self) -> Iterator[Block]:
         """Blocks over all columns."""
         batch, heads, rows, cols = self.sizes
-        for b in _spans(batch, self.tiling.batch):
-            for h in _spans(heads, self.tiling.heads):
-                for n in _spans(rows, self.tiling.rows):
+        for b in spans(batch, self.tiling.batch):
+            for h in spans(heads, self.tiling.heads):
+                for n in spans(rows, self.tiling.rows):
                     yield Block(b, h, n, slice(0, cols))
 
     def blocks(self, band: Block) -> Iterator[Block]:
-        """Those that a band is made of, without the ones that are left out."""
-        blocks = (band._replace(m=m) for m in _spans(self.sizes[3], self.tiling.cols))
-        return (block for block in blocks if not self._is_zero(block))
+        """Those that a band is made of, without the scores that are left out."""
+        for left in self._left(band):
+            for part in spans(left.stop - left.start, self.tiling.cols):
+                yield band._replace(m=slice(left.start + part.start, left.start + part.stop))
 
-    def scratch(self, number: int) -> Tensor:
-        return self._scratch.take(number, self.tiling.scores)
+    def _left(self, band: Block) -> Iterator[slice]:
+        """The columns of a band that are not left out, in runs."""
+        cells = list(spans(self.sizes[3], self.tiling.grain))
+        zeros = [False] * len(cells)
+        if self._zero is not None:
+            row = band.n.start // self.tiling.rows
+            found = band._replace(n=slice(row, row + 1), m=WHOLE).cut(self._zero)
+            zeros = found.flatten(0, 2).all(0).expand(len(cells)).tolist()
+        for zero, run in itertools.groupby(zip(zeros, cells, strict=True), key=itemgetter(0)):
+            taken = [cell for _, cell in run]
+            if not zero:
+                yield slice(taken[0].start, taken[-1].stop)
+
+    def scratch(self, number: int, size: int | None = None) -> Tensor:
+        """A buffer, of a block of scores unless `size` is given."""
+        return self._scratch.take(number, self.tiling.scores if size is None else size)
 
     def run(self, work: Pass, tensors: list[Tensor]) -> None:
         compiled(work, tensors, lengths_vary=self._numbers is not None)(*tensors)
@@ -230,7 +168,7 @@ def of_rows(operand: Tensor, block: Block, count: int) -> Tensor:
 
 
 def _batches(operand: Tensor, block: Block) -> slice:
-    return block.b if operand.shape[0] != 1 else _WHOLE
+    return block.b if operand.shape[0] != 1 else WHOLE
 
 
 def forward(operands: Operands, program: ScoreMod, out: Tensor, skip: bool = True) -> None:
@@ -241,13 +179,12 @@ def forward(operands: Operands, program: ScoreMod, out: Tensor, skip: bool = Tru
     read = operands.read_by(work)
     scratch = operands.scratch(0)
     for band in operands.bands():
-        target = out[band[:3]]
-        total = torch.zeros(target.shape, dtype=operands.dtype)
+        total = Total(out[band[:3]], operands)
         for block in operands.blocks(band):
             score = _products(operands.query, operands.key, block, operands.groups[0], scratch)
             operands.run(work, [score, *(block.cut(t) for t in read)])
-            _add_product(total, score, of_heads(operands.value, block, operands.groups[1]))
-        target.copy_(total)
+            total.add(score, of_heads(operands.value, block, operands.groups[1]))
+        total.write()
 
 
 @functools.lru_cache(maxsize=256)
@@ -289,10 +226,36 @@ def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Te
     return scores
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """total [b,h,n,D] += left [b,h,n,m] · right [units, columns, D]"""
-    count, columns, size = right.shape
-    total.view(count, -1, size).baddbmm_(left.view(count, -1, columns), right)
+class Total:
+    """A sum of products of a band, which `write` leaves in `target` [b,h,n,D]; the first is written
+    and not added to zeros. onto: add to what is in the target.
+    """
+
+    def __init__(self, target: Tensor, operands: Operands, onto: bool = False) -> None:
+        self._target, self._onto = target, onto
+        # The last bits of a product depend on the alignment of its place.
+        aligned = target.is_contiguous() and target.data_ptr() % _ALIGNED == 0
+        self._direct = aligned and target.dtype == operands.dtype
+        buffer = target if self._direct else operands.scratch(4, target.numel())
+        self._place = buffer.view(target.shape)
+        self._empty = not (self._direct and onto)
+
+    def add(self, left: Tensor, right: Tensor) -> None:
+        """left [b,h,n,m] · right [units, columns, D]"""
+        count, columns, size = right.shape
+        place, left = self._place.view(count, -1, size), left.view(count, -1, columns)
+        if self._empty:
+            torch.bmm(left, right, out=place)
+        else:
+            place.baddbmm_(left, right)
+        self._empty = False
+
+    def write(self) -> None:
+        if self._empty:
+            if not self._onto:
+                self._target.zero_()
+        elif not self._direct:
+            (self._target.add_ if self._onto else self._target.copy_)(self._place)
 
 
 def _add_transposed(total: Tensor, left: Tensor, rows: Tensor, block: Block) -> None:
@@ -344,11 +307,11 @@ class Backward:
             total = None
             if self.grads.query is not None and self.score_grad is not None:
                 target = self.grads.query[_batches(self.grads.query, band), band.h, band.n]
-                total = torch.zeros(target.shape, dtype=self.operands.dtype)
+                total = Total(target, self.operands, onto=True)
             for block in self.operands.blocks(band):
                 self._multiply(block, total, *self._weights(block))
             if total is not None:
-                target.add_(total)
+                total.write()
 
     def _weights(self, block: Block) -> tuple[Tensor | None, Tensor | None]:
         """P and dS of a block, [b,h,n,m]; adds what the block gives to the aux gradients."""
@@ -371,7 +334,7 @@ class Backward:
     def _multiply(
         self,
         block: Block,
-        query_grad: Tensor | None,
+        query_grad: Total | None,
         weight: Tensor | None,
         score_grad: Tensor | None,
     ) -> None:
@@ -386,4 +349,4 @@ class Backward:
                 of_heads(self.grads.key, block, key_group), score_grad, self.operands.query, block
             )
         if score_grad is not None and query_grad is not None:
-            _add_product(query_grad, score_grad, of_heads(self.operands.key, block, key_group))
+            query_grad.add(score_grad, of_heads(self.operands.key, block, key_group))

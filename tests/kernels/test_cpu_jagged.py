@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels import cpu, cpu_pass, cpu_short
+from gdpa_inductor.kernels import cpu, cpu_blocks, cpu_pass, cpu_short
 from gdpa_inductor.lowerings import cpu as lowering
 from gdpa_inductor.rejection import GDPAError
 from tests.jagged_cases import CASES, JaggedCase, poisoned, take
@@ -21,8 +21,8 @@ backward_op = torch.ops.gdpa.attention_cpu_backward.default
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16 rows and columns and at most two heads."""
-    monkeypatch.setattr(cpu, "_EDGE", 16)
-    monkeypatch.setattr(cpu, "_SCORES", 16 * 16)
+    monkeypatch.setattr(cpu_blocks, "EDGE", 16)
+    monkeypatch.setattr(cpu_blocks, "SCORES", 16 * 16)
 
 
 def both(case: JaggedCase, tensors: list[Tensor], cotangent: Tensor) -> list[Tensor]:

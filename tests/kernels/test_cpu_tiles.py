@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels import cpu
+from gdpa_inductor.kernels import cpu, cpu_blocks
 from gdpa_inductor.lowerings import cpu as lowering
 from gdpa_inductor.score_mod import ScoreMod
 from tests import mask_grammar
@@ -37,9 +37,9 @@ MASKS: dict[str, tuple[str, list[Tensor], float]] = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the programs run in plain torch: compiled ones have tests of their own."""
     monkeypatch.setattr(cpu, "compiled", lambda work, tensors, lengths_vary: work)
-    monkeypatch.setattr(cpu, "_EDGE", STEP)
-    monkeypatch.setattr(cpu, "_SCORES", STEP * STEP)
-    monkeypatch.setattr(cpu, "_MAX_THREADS", 1)
+    monkeypatch.setattr(cpu_blocks, "EDGE", STEP)
+    monkeypatch.setattr(cpu_blocks, "SCORES", STEP * STEP)
+    monkeypatch.setattr(cpu_blocks, "MAX_THREADS", 1)
 
 
 @pytest.fixture
@@ -123,7 +123,7 @@ def test_sequences_leave_out_blocks_of_their_own(multiplied: list[int]):
 @pytest.mark.parametrize("threads", [1, 4])  # blocks of one head of one sample, or of several
 def test_random_masks(threads: int, monkeypatch: pytest.MonkeyPatch, multiplied: list[int]):
     """Programs of `tests.mask_grammar`, every gradient, against the reference."""
-    monkeypatch.setattr(cpu, "_MAX_THREADS", threads)
+    monkeypatch.setattr(cpu_blocks, "MAX_THREADS", threads)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     b, h, n, m = 2, 3, 40, 36
     q, k, v, g = (torch.randn(b, h, s, d, dtype=torch.float64) for s, d in

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa_inductor import _compat, lowerings
-from gdpa_inductor.kernels import cpu, cpu_pass
+from gdpa_inductor.kernels import cpu, cpu_blocks, cpu_pass
 from gdpa_inductor.score_mod import ScoreMod
 from tests._judge import Results, difference, results
 
@@ -45,9 +45,9 @@ def canonical(text: str) -> str:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16 rows and columns and at most two heads, so that small sizes have many blocks."""
-    monkeypatch.setattr(cpu, "_EDGE", 16)
-    monkeypatch.setattr(cpu, "_SCORES", 16 * 16)
-    monkeypatch.setattr(cpu, "_MAX_THREADS", 2)
+    monkeypatch.setattr(cpu_blocks, "EDGE", 16)
+    monkeypatch.setattr(cpu_blocks, "SCORES", 16 * 16)
+    monkeypatch.setattr(cpu_blocks, "MAX_THREADS", 2)
 
 
 # name: (eager, program)
@@ -318,16 +318,16 @@ def test_tiling(monkeypatch, threads, groups):
         (2, 12, 8, 100_000),
         (2, 12, 513, 2049),
     ):
-        tiling = cpu.tile(sizes, groups, shared=False)
-        assert tiling.scores <= threads * cpu._SCORES
+        tiling = cpu_blocks.tile(sizes, groups, shared=False)
+        assert tiling.scores <= threads * cpu_blocks.SCORES
         assert sizes[1] % tiling.heads == 0
         assert all(tiling.heads % g == 0 or g % tiling.heads == 0 for g in groups)
         assert tiling.batch == 1 or tiling.heads == sizes[1]
-        assert cpu.tile(sizes, groups, shared=True).batch == 1
+        assert cpu_blocks.tile(sizes, groups, shared=True).batch == 1
         for size, step in zip(
             sizes, (tiling.batch, tiling.heads, tiling.rows, tiling.cols), strict=True
         ):
-            spans = list(cpu._spans(size, step))
+            spans = list(cpu_blocks.spans(size, step))
             assert [i for span in spans for i in range(size)[span]] == list(range(size))
             # As few blocks as the limit allows, and no sliver at the end.
             assert len(spans) == math.ceil(size / step)
