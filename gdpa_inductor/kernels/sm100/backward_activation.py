@@ -50,6 +50,7 @@ class Activation:
             else:
                 self.sums.write(tile, False)
             deal += 1
+        scores_done(stored=False)  # the last sums are read: tensor memory may go
 
     @cute.jit
     def step(self, tile: Tile, turn, block, step):
