@@ -27,7 +27,7 @@ from .mutants import Mutant, Mutants
 Call = Callable[[Sequence[str]], list[torch.Tensor]]
 # The share of each kind that must be caught; waits count where they block on some schedule.
 SHARES = {"mask": 1.0, "bytes": 1.0, "fence": 1.0, "phase": 0.95, "wait": 1.0}
-PATIENCE = 10  # times what the unchanged kernel takes, and some seconds
+PATIENCE = 3  # times what all schedules of the unchanged kernel take, and a second
 
 
 @dataclass(frozen=True)
@@ -114,10 +114,9 @@ class Trial:
 
     @classmethod
     def of(cls, call: Call, schedules: Sequence[str]) -> "Trial":
-        good = bits(call(schedules))
         began = time.process_time()
-        call(schedules)
-        return cls(call, schedules, good, 2 + PATIENCE * (time.process_time() - began))
+        good = bits(call(schedules))
+        return cls(call, schedules, good, 1 + PATIENCE * (time.process_time() - began))
 
     def fault(self) -> str:
         """How the mutant that is selected is noticed, on the first schedule that does; else ""."""
@@ -138,6 +137,7 @@ class Trials:
     """The trials of a subject."""
 
     def __init__(self, subject: Subject, schedules: Sequence[str], masks: bool) -> None:
+        subject.calls[0](schedules[:1])  # compiled and translated
         self.main = [Trial.of(call, schedules) for call in subject.calls]
         self.tails = [Trial.of(call, schedules[:1]) for call in subject.tails if masks]
 

@@ -37,7 +37,7 @@ def of_forward(
     redundant: Mapping[str, tuple[int, str]] | None = None,
     **fixed: Any,
 ) -> Subject:
-    """main, tails: lengths. fixed: what the kernel is a function of."""
+    """main, tails: lengths, the cheapest first. fixed: what the kernel is a function of."""
     fixed = {"name": "mutants", "program": POLE, "d": 64, "ctas": 1, **fixed}
     calls = (
         tuple(partial(forward, ForwardCase(**fixed, **lengths)) for lengths in row)
@@ -53,8 +53,8 @@ def of_backward(
     redundant: Mapping[str, tuple[int, str]] | None = None,
     **fixed: Any,
 ) -> Subject:
-    """main, tails: (resident, streamed) lengths of the side. fixed: what the kernel is a function
-    of."""
+    """main, tails: (resident, streamed) lengths of the side, the cheapest first. fixed: what the
+    kernel is a function of."""
 
     def call(resident: Any, streamed: Any) -> Any:
         rows, keys = (streamed, resident) if side == "keys" else (resident, streamed)
@@ -70,34 +70,34 @@ HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on
 SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
 SUBJECTS: dict[str, Subject] = {
     "forward": of_forward(
-        {"n": 396, "m": 700, "h": 2}, {"n": 640, "m": 100, "h": 2},
+        {"n": 640, "m": 100, "h": 2}, {"n": 396, "m": 700, "h": 2},
         tails=({"n": 40, "m": m} for m in COLUMNS),
     ),
     "forward-wide": of_forward(
-        {"n": 396, "m": 400, "h": 2}, {"n": 640, "m": 100, "h": 2},
+        {"n": 640, "m": 100, "h": 2}, {"n": 396, "m": 400, "h": 2},
         tails=({"n": 40, "m": m} for m in COLUMNS), d=128,
     ),
     "forward-causal": of_forward(
-        {"n": 520, "m": 520, "h": 2}, {"n": 640, "m": 100, "h": 2},
+        {"n": 640, "m": 100, "h": 2}, {"n": 520, "m": 520, "h": 2},
         tails=({"n": 130, "m": m} for m in COLUMNS), program=CAUSAL_POLE, dtype=F16,
     ),
     "forward-jagged": of_forward(
-        {"q_lengths": (300, 0, 440), "k_lengths": (700, 0, 129)},
         {"q_lengths": (140, 384, 130), "k_lengths": (0, 80, 100)},
+        {"q_lengths": (300, 0, 440), "k_lengths": (700, 0, 129)},
         tails=({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
     ),
 }  # fmt: skip
 for _side in ("keys", "rows"):
     SUBJECTS |= {
         f"backward-{_side}": of_backward(
-            _side, (200, 1030), (300, 100), tails=((70, n) for n in HALF)
+            _side, (300, 100), (200, 1030), tails=((70, n) for n in HALF)
         ),
         f"backward-causal-{_side}": of_backward(
-            _side, (300, 1100) if _side == "keys" else (1100, 1000), (300, 100),
+            _side, (300, 100), (300, 1100) if _side == "keys" else (1100, 1000),
             tails=((70, n) for n in HALF), program=CAUSAL_POLE, dims=(72, 40), dtype=F16,
         ),
         f"backward-jagged-{_side}": of_backward(
-            _side, (SHORT, LONG), ((300, 140), (100, 80)),
+            _side, ((300, 140), (100, 80)), (SHORT, LONG),
             tails=(((70,), (n,)) for n in HALF),
         ),
     }  # fmt: skip
