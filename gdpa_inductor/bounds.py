@@ -13,7 +13,7 @@ A kernel then computes two ends instead of classifying every tile of the loop.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from .expr import Expr, const, postorder
@@ -34,12 +34,17 @@ class _Linear:
     rest: Expr
 
 
-def closed(classes: TileClasses, axis: str) -> Mapping[str, Expr] | None:
+def closed(
+    classes: TileClasses, axis: str, inside: Collection[int] = ()
+) -> Mapping[str, Expr] | None:
     """The ends that there are, of `NAMES`; None where the classes are no intervals.
 
-    axis: "m" for a loop over columns, "n" for one over rows. Ends are integers over b, h, scalars,
-    operands and the tile's place on the other axis; "empty" and "mixed" are truth values.
+    axis: "m" for a loop over columns, "n" for one over rows. inside: the numbers of the operands
+    whose bounds differ along it. Ends are integers over b, h, scalars, operands and the tile's
+    place on the other axis; "empty" and "mixed" are truth values.
     """
+    if not set(inside).isdisjoint(classes.bounds):
+        return None
     ends = frozenset((f"{axis}_lo", f"{axis}_hi"))
     found: dict[str, Expr] = {}
     halves = [

@@ -52,8 +52,16 @@ class TileClasses:
     @property
     def reads(self) -> tuple[int, ...]:
         """The numbers of the operands that `zero` and `full` read."""
+        return self._numbers("aux", "aux_lo", "aux_hi")
+
+    @property
+    def bounds(self) -> tuple[int, ...]:
+        """The numbers of those that they read an `aux_bound` of."""
+        return self._numbers("aux_lo", "aux_hi")
+
+    def _numbers(self, *names: str) -> tuple[int, ...]:
         nodes = postorder([self.zero, self.full])
-        return tuple(sorted({int(x.value or 0) for x in nodes if x.op.startswith("aux")}))
+        return tuple(sorted({int(x.value or 0) for x in nodes if x.op in names}))
 
 
 def classify(

@@ -9,6 +9,7 @@ sizes that the caller gives. Kinds:
     positive   in [0.5, 1.5], asks for a gradient: a divisor
     zero_one   floats 0.0 and 1.0, no gradient: a multiplicative mask
     bool       a mask, about two thirds True
+    blocks     a mask, False in every second square of 90 rows and columns
     int        int64 zeros and ones
     count      int64 in [1, 7]: lengths, divisors, numbers of targets
     scalar     a Python int: the value of its one dim
@@ -51,6 +52,9 @@ def make_operand(
         return shape[0]
     if kind == "count":
         return torch.randint(1, 8, shape, generator=generator)
+    if kind == "blocks":
+        places = [torch.arange(size) // 90 for size in shape]
+        return sum(torch.meshgrid(*places, indexing="ij")) % 2 == 0
     if kind in ("bool", "int", "zero_one"):
         drawn = torch.rand(shape, generator=generator) < 0.65
         return drawn.to({"bool": torch.bool, "int": torch.int64, "zero_one": dtype}[kind])

@@ -31,6 +31,10 @@ class AuxRead:
         return f"A{self.number}"
 
     @property
+    def table(self) -> str:
+        return f"T{self.number}"
+
+    @property
     def kind(self) -> str:
         return self.spec.kind
 
@@ -60,7 +64,8 @@ class Plan:
     skips: tiles that are zero are left out; on whole ones the terms need no mask, so that
     `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. adds:
     "keys" also adds dQ, tile by tile, to the fp32 buffer DQ. bounds: the closed ends of the inner
-    loop that there are (see `bounds`); None: its tiles are classified.
+    loop that there are (see `bounds`); None: its tiles are classified. tables: the operands whose
+    bounds tell tiles apart (see `order.grain_bounds`).
     """
 
     kernel: str
@@ -78,6 +83,7 @@ class Plan:
     whole_flat: frozenset[str] = frozenset()
     adds: bool = False
     bounds: tuple[str, ...] | None = None
+    tables: tuple[AuxRead, ...] = ()
 
     @property
     def terms(self) -> Mapping[str, int]:
@@ -121,7 +127,7 @@ class Plan:
     def arguments(self) -> tuple[str, ...]:
         offsets = [f"CU_{side.upper()}" for side in self.measured]
         order = ["ORDER"] if self.listed else []
-        reads = (a.name for a in self.reads)
+        reads = [*(a.name for a in self.reads), *(a.table for a in self.tables)]
         sums = ["DQ"] if self.adds else []
         return (*self.operands, *offsets, *order, *reads, *self.outputs[1:], *sums)
 
@@ -130,6 +136,7 @@ class Plan:
         """What a term calls its inputs, and the variable of the kernel that holds each."""
         leaves = ["s", "b", "h", "n", "m", *(f"a{a.number}" for a in self.reads)]
         bounds = ["n_lo", "n_hi", "m_lo", "m_hi"] if self.skips else []
+        bounds += [f"a{a.number}_{end}" for a in self.tables for end in ("lo", "hi")]
         return {**{leaf: leaf for leaf in (*leaves, *bounds)}, "g": "dp"}
 
     @property

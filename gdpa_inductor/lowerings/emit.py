@@ -256,7 +256,8 @@ def subgraph(
     """The term as a body that a template inlines by `modification`.
 
     Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, n, m and the bounds of a tile
-    (int32), a<i> (as loaded, floats in fp32). scalars: the symbolic or plain integers of the op.
+    (int32), a<i>, a<i>_lo and a<i>_hi (as loaded, floats in fp32). scalars: the symbolic or plain
+    integers of the op.
     """
     index_dtype = I64 if wide([term]) else I32
 
@@ -272,10 +273,9 @@ def subgraph(
             )
         if node.op == "scalar":
             return _compat.symbolic_scalar(scalars[int(node.value or 0)], I64)
-        if node.op == "aux":
-            return _compat.fixed_input(
-                f"a{node.value}", {"f": F32, "i": I64, "b": torch.bool}[node.kind]
-            )
+        if node.op.startswith("aux"):
+            name = f"a{node.value}{node.op.removeprefix('aux')}"
+            return _compat.fixed_input(name, {"f": F32, "i": I64, "b": torch.bool}[node.kind])
         if node.kind == "f":
             return _compat.fixed_input(node.op, F32)
         index = _compat.fixed_input(node.op, I32)

@@ -18,19 +18,21 @@ from .._compat import size_hint, statically_known_true
 from ..bounds import closed
 from ..expr import Expr, const, postorder
 from ..kernels.configs import Config, Shape, configs
+from ..kernels.grains import GRAIN, grain_bounds
 from ..kernels.order import GRANULE, tile_order
 from ..kernels.template import AuxRead, Plan
 from ..masks import TileClasses, classify
 from ..operands import Operands
 from ..options import KernelOptions
 from ..problem import Problem, Size
-from ..score_mod import ScoreMod
+from ..score_mod import AXES, Aux, ScoreMod
 from . import _compat, emit
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
-# Up to so many sequences are placed by counting (see `tile_order`).
-_FEW = 2048
+# Up to so many sequences are placed by counting (see `tile_order`): that costs 35 to 70 µs for 1152
+# of them where a search costs 5, and what the order saves at the end of the grid shrinks.
+_FEW = 256
 Ends = Mapping[str, Expr] | None  # see `bounds.closed`
 _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
 
@@ -174,7 +176,7 @@ def run(
     rival: makes a choice to compare it with.
     """
     classes = _classes(outputs, o)
-    ends = _ends(kernel, classes) if classes else None
+    ends = _ends(kernel, classes, o) if classes else None
     planned = _plan(kernel, outputs, classes, ends, o, adds=bool(added), **plan)
     others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
     written = [*others, *added]
@@ -185,6 +187,7 @@ def run(
             *(o.offsets[side] for side in planned.measured),
             *([_order(planned.listed, o)] if planned.listed else []),
             *(o.aux[a.number] for a in planned.reads),
+            *(_table(a, o) for a in planned.tables),
             *written,
         ],
         "mutated_inputs": written or None,
@@ -208,16 +211,42 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     if not o.options.skip:
         return None
     terms = [output.term for output in outputs]
-    found = classify(terms, o.program.aux)
+    found = classify(terms, o.program.aux, _bounded("bi", o))
+    if not found.skips:
+        found = classify(terms, o.program.aux, _bounded("bif", o))
     if not found.skips:
         return None
     masked = found.full.is_const and not found.full.value  # no tile is known to be without a mask
     return replace(found, full=const(True), full_terms=tuple(terms)) if masked else found
 
 
-def _ends(kernel: str, classes: TileClasses) -> Ends:
+def _bounded(kinds: str, o: Given) -> list[int]:
+    """The operands of these kinds that tables may bound. A real vector that all samples share is
+    a scale, and no mask; one that no (batch, head) shares costs as much to read as it may save.
+    Rows of a jagged operand are in no grain."""
+
+    def is_mask(spec: Aux) -> bool:
+        real = spec.kind == "f"
+        seen = {"n", "m"} <= spec.axes < set(AXES) or "b" in spec.axes < set(AXES)
+        return bool(spec.axes & {"n", "m"}) and (seen or not real)
+
+    return [
+        number
+        for number, (spec, fake) in enumerate(zip(o.program.aux, o.fakes.aux, strict=True))
+        if spec.kind in kinds
+        and is_mask(spec)
+        and not {"q", "k"} & set(spec.access)
+        and all(size_hint(size) for size in fake.shape)
+    ]
+
+
+def _ends(kernel: str, classes: TileClasses, o: Given) -> Ends:
     """The ends of a kernel's inner loop; None where its tiles have to be classified."""
-    return None if kernel == "tiles" else closed(classes, "n" if kernel == "keys" else "m")
+    if kernel == "tiles":
+        return None
+    axis = "n" if kernel == "keys" else "m"
+    inside = [number for number in classes.bounds if axis in o.program.aux[number].axes]
+    return closed(classes, axis, inside)
 
 
 def _subgraphs(
@@ -248,9 +277,11 @@ def _plan(
     names, terms = [output.name for output in outputs], [output.term for output in outputs]
     whole = classes.full_terms if classes else ()
 
+    def read(numbers: Iterable[int]) -> tuple[AuxRead, ...]:
+        return tuple(AuxRead(i, o.program.aux[i]) for i in numbers)
+
     def reads(roots: Sequence[Expr]) -> tuple[AuxRead, ...]:
-        used = sorted({int(node.value or 0) for node in postorder(roots) if node.op == "aux"})
-        return tuple(AuxRead(i, o.program.aux[i]) for i in used)
+        return read(sorted({int(x.value or 0) for x in postorder(roots) if x.op == "aux"}))
 
     def flat(roots: Sequence[Expr]) -> frozenset[str]:
         return frozenset(
@@ -266,6 +297,7 @@ def _plan(
         flat=flat(terms),
         skips=classes is not None,
         bounds=None if ends is None else tuple(ends),
+        tables=read(classes.bounds) if classes else (),
         whole_reads=reads(whole),
         whole_flat=flat(whole),
         shared=o.shared,
@@ -290,6 +322,20 @@ def _order(side: str, o: Given) -> Any:
 
     key = (o.offsets[side].get_name(), *map(str, nodes[1:]), few)
     return _compat.once_per_graph(key, make)
+
+
+def _table(a: AuxRead, o: Given) -> Any:
+    """The bounds of an operand by grains, once for every kernel of the graph that wants them."""
+    rows, columns = (a.access.index(axis) if axis in a.axes else None for axis in "nm")
+
+    def formula(operand: torch.Tensor) -> torch.Tensor:
+        return grain_bounds(operand, rows, columns)
+
+    def make() -> Any:
+        found = _compat.inline_formula(formula, [o.aux[a.number]], [o.fakes.aux[a.number]])
+        return _compat.realized(found, o.problem.device)
+
+    return _compat.once_per_graph((o.aux[a.number].get_name(), rows, columns), make)
 
 
 def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], torch.Tensor]]:
@@ -382,5 +428,6 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         "PRECISION": repr(_compat.float32_precision()),
         "ROUND_TF32": _rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
+        **({"GRAIN": GRAIN} if plan.tables else {}),
         **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
     }

@@ -79,6 +79,10 @@ def _mask(q, k, v, mask):
     return F.silu(q @ k.mT * 0.125).masked_fill(~mask, 0) @ v
 
 
+def _mask_and_bias(q, k, v, mask, bias):
+    return (F.silu(q @ k.mT * 0.125 + bias) * mask) @ v
+
+
 def _learned_mask(q, k, v, mask):
     return torch.sigmoid(q @ k.mT * 0.125) * mask @ v
 
@@ -115,6 +119,12 @@ CASES: dict[str, Case] = {
     "lengths": Case(_lengths, {**HEADS, "lengths": "count: b"}),
     "mask": Case(_mask, {**HEADS, "mask": "bool: n m"}),
     "mask of the batch": Case(_mask, {**HEADS, "mask": "bool: b 1 n m"}),
+    "mask in blocks": Case(_mask, {**HEADS, "mask": "blocks: n m"}),
+    "mask in blocks and bias": Case(
+        _mask_and_bias, {**HEADS, "mask": "blocks: n m", "bias": "h n m"}
+    ),
+    "padding": Case(_mask, {**HEADS, "mask": "blocks: b 1 1 m"}),
+    "rows of no use": Case(_mask, {**HEADS, "mask": "blocks: b 1 n 1"}),
     "learned mask": Case(_learned_mask, {**HEADS, "mask": "n m"}),
     "bias": Case(_bias, {**HEADS, "bias": "h n m"}),
     "bias of the batch": Case(_bias, {**HEADS, "bias": "b 1 n m"}),

@@ -4,13 +4,13 @@ table, one line each.
 A case is judged in fp32: the interpreter's low precision is not to be trusted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from gdpa_inductor.ops import Operands, reference, reference_backward
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.score_mod import Aux, ScoreMod
 
 from . import render
 
@@ -24,7 +24,8 @@ class Case:
 
     view: how the operands lie in memory. needs: the gradients to ask for, "qkv" and the numbers of
     aux operands; "" is inference. choice: which configuration of the table. capability: of the
-    faked device.
+    faked device. blocks: operands are 0 (truth values False, and True elsewhere) in every second
+    square of so many rows and columns.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Case:
     capability: int = 90
     dynamic: bool = False
     wide: bool = False
+    blocks: int = 0
     tolerance: float = 2e-5
     options: str = "kernel=triton,strict=True"
 
@@ -69,9 +71,19 @@ class Case:
         ]
         made = [_laid_out(shape, self.view) for shape in shapes]
         for shape, spec in zip(self.aux, self.mod.aux, strict=True):
-            drawn = torch.randn(shape)
-            made.append({"f": drawn, "b": drawn > 0, "i": (drawn * 4).long()}[spec.kind])
+            made.append(self.aux_operand(spec, shape))
         return made
+
+    def aux_operand(self, spec: Aux, shape: Sequence[int]) -> torch.Tensor:
+        drawn = torch.randn(shape)
+        if self.blocks and spec.axes & {"n", "m"}:
+            squares = torch.zeros(shape, dtype=torch.long)
+            for dim, entry in enumerate(spec.access):
+                if entry in "nm":
+                    places = torch.arange(shape[dim]) // self.blocks
+                    squares += places.view([-1 if d == dim else 1 for d in range(len(shape))])
+            drawn = drawn.abs() * (squares % 2 == 0)
+        return {"f": drawn, "b": drawn > 0, "i": (drawn * 4).long()}[spec.kind]
 
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
@@ -174,6 +186,14 @@ ALL_KINDS = (
     "a0:f[n]; a1:f[m]; a2:f[]; a3:f[b,-,-]; a4:f[h,n]; a5:f[b,h,m]; a6:b[b,-,-,m]; a7:f[n,m];"
     "where(a6,mul(silu(add(mul(s,a2),add(a0,a1))),add(mul(a3,a4),mul(a5,a7))),0.0)"
 )
+# operands whose bounds on a tile say what it is
+BLOCKS = "a0:b[n,m]; a1:f[m]; where(a0,silu(add(s,a1)),0.0)"
+PADDING = "a0:b[b,-,m]; a1:b[b,-,n]; where(and(and(a0,a1),ge(add(n,90),m)),silu(s),0.0)"
+FACTOR = "a0:f[h,n,m]; mul(silu(mul(s,0.25)),a0)"
+IDS = "a0:i[b,n]; a1:i[b,m]; mul(silu(s),float(eq(minimum(a0,1),minimum(a1,1))))"
+HIDDEN = "a0:b[n,m]; mul(silu(s),sub(1.0,float(a0)))"
+TABLED = "a0:b[m,n]; a1:f[n,m]; where(a0,silu(add(s,a1)),0.0)"
+NAN_MASK = "a0:f[n,m]; mul(relu(s),div(a0,a0))"
 ADDED = "deterministic=False,strict=True"
 ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32, 48))
 
@@ -267,6 +287,13 @@ CASES = [
     Case("added_causal", CAUSAL, n=137, m=153, options=ADDED, dynamic=True),
     Case("added_to_seeds", SILU, bq=1, b=3, n=19, options=ADDED),
     Case("added_kinds", ALL_KINDS, aux=ALL_AUX, needs="qkv0123457", options=ADDED),
+    Case("mask_blocks", BLOCKS, n=90, m=119, aux=((90, 119), (119,)), needs="qkv1", blocks=40),
+    Case("mask_padding", PADDING, n=100, m=130, aux=((2, 1, 130), (2, 1, 100)), blocks=66),
+    Case("mask_real", FACTOR, n=70, m=90, aux=((2, 70, 90),), blocks=40),
+    Case("mask_ids", IDS, n=100, m=100, aux=((2, 100), (2, 100)), blocks=40),
+    Case("mask_hidden", HIDDEN, n=70, m=90, aux=((70, 90),), blocks=40, dynamic=True),
+    Case("mask_bias", TABLED, n=90, m=70, aux=((70, 90), (90, 70)), needs="qv1", blocks=40),
+    Case("mask_nan", NAN_MASK, n=70, m=70, aux=((70, 70),), needs="", blocks=40),
     Case("no_keys", "sigmoid(s)", m=0),
     Case("no_rows", "sigmoid(s)", n=0),
     Case("wide", SILU, n=37, m=53, h=4, hk=2, hv=2, wide=True),

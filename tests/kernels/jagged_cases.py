@@ -74,8 +74,7 @@ class JaggedCase(Case):
         if cu_q is None and self.bq == 1:
             made[1] = made[1][:1].clone()
         for shape, spec in zip(self.aux, self.mod.aux, strict=True):
-            drawn = torch.randn([self._extent(size) for size in shape])
-            made.append({"f": drawn, "b": drawn > 0, "i": (drawn * 4).long()}[spec.kind])
+            made.append(self.aux_operand(spec, [self._extent(size) for size in shape]))
         return [*made, *(cu for cu in (cu_q, None if self.same else cu_k) if cu is not None)]
 
     def _extent(self, size: int | str) -> int:
@@ -195,6 +194,10 @@ CASES = [
         "a0:i[b]; a1:f[k]; t0=minimum(n,add(a0,30)); t1=minimum(m,add(a0,30));"
         "where(or(gt(t0,t1),eq(n,m)),mul(silu(mul(s,0.25)),a1),0.0)",
         lengths_q=LENGTHS, same=True, aux=((5,), ("k",)), needs="qkv1",
+    ),
+    JaggedCase(
+        "jagged_mask", "a0:b[n,m]; a1:b[b,m]; where(and(a0,a1),silu(mul(s,0.25)),0.0)",
+        lengths_q=(70, 0, 100), same=True, aux=((100, 100), (3, 100)), blocks=40,
     ),
     JaggedCase(
         "jagged_causal_bias", "a0:f[h,n,m]; where(ge(n,m),silu(add(mul(s,0.25),a0)),0.0)",

@@ -1,0 +1,39 @@
+"""Bounds of an operand between the products, for kernels that tell the tiles of the scores apart.
+
+A mask that comes as a tensor says nothing by its formula; what it holds on a tile has to be looked
+at. The device does so once for each graph: it reads the operand and keeps the smallest and largest
+element of every grain, GRAIN rows and GRAIN columns of it, a thousandth of its size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GRAIN = 32  # no tile that is worth leaving out is smaller
+
+
+def grain_bounds(operand: Tensor, rows: int | None, columns: int | None) -> Tensor:
+    """[2, ...] smallest and largest elements: `operand` with its dimensions `rows` and `columns`,
+    where it has them, in grains; NaN where a grain has one.
+    """
+    found = operand.to(torch.uint8) if operand.dtype == torch.bool else operand
+    for dim in (rows, columns):
+        found = found if dim is None else _filled(found, dim)
+    ends = []
+    for reduce in (torch.amin, torch.amax):
+        bound = found
+        for dim in (rows, columns):
+            if dim is not None:
+                bound = reduce(bound.unflatten(dim, (bound.shape[dim] // GRAIN, GRAIN)), dim + 1)
+        ends.append(bound)
+    return torch.stack(ends).to(operand.dtype)
+
+
+def _filled(operand: Tensor, dim: int) -> Tensor:
+    """The last grain filled up by the last element."""
+    length = operand.shape[dim]
+    count = (length + GRAIN - 1) // GRAIN
+    index = torch.arange(count * GRAIN, device=operand.device).clamp(max=length - 1)
+    found: Tensor = torch.ops.aten.index.Tensor(operand, [None] * dim + [index])
+    return found

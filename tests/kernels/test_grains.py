@@ -1,0 +1,41 @@
+"""Bounds of operands by grains, against every element."""
+
+import itertools
+
+import pytest
+import torch
+
+from gdpa_inductor.kernels.grains import GRAIN, grain_bounds
+
+SHAPES = [(3, 70, 100), (2, 32, 64), (1, 1, 33), (2, 5, 1)]
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.int32, torch.int64, torch.float32, torch.bfloat16]
+)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bounds_are_those_of_the_elements(shape: tuple[int, ...], dtype: torch.dtype):
+    torch.manual_seed(0)
+    operand = (torch.randn(shape) * 9).to(dtype) if dtype != torch.bool else torch.rand(shape) < 0.9
+    found = grain_bounds(operand, 1, 2)
+    assert found.dtype == dtype
+    grains = [range(-(-size // GRAIN)) for size in shape[1:]]
+    assert found.shape == (2, shape[0], *map(len, grains))
+    for i, j in itertools.product(*grains):
+        tile = operand[:, i * GRAIN : (i + 1) * GRAIN, j * GRAIN : (j + 1) * GRAIN].flatten(1)
+        wide = tile.long() if dtype == torch.bool else tile
+        assert torch.equal(found[0, :, i, j], wide.amin(1).to(dtype))
+        assert torch.equal(found[1, :, i, j], wide.amax(1).to(dtype))
+
+
+def test_one_dimension_and_either_order():
+    operand = torch.randn(70, 40)
+    assert grain_bounds(operand, None, 1).shape == (2, 70, 2)
+    assert torch.equal(grain_bounds(operand, 1, 0), grain_bounds(operand, 0, 1))
+
+
+def test_a_nan_makes_its_grain_nan():
+    operand = torch.zeros(40)
+    operand[35] = torch.nan
+    found = grain_bounds(operand, 0, None)
+    assert found[:, 0].eq(0).all() and found[:, 1].isnan().all()
