@@ -51,6 +51,7 @@ def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
         "forward": (rows * shape.head_dim, keys * both + operands),
         "rows": (rows * both + weights, keys * both + operands),
         "keys": (keys * both + 2 * weights, rows * both + operands),
+        "pairs": (keys * both + weights, rows * both + operands),
         "tiles": (rows * both + keys * both + operands, 0),
     }[kernel]
     return resident + config.stages * streamed + _BARRIERS
@@ -76,6 +77,7 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("keys", 2, 256, (Config(64, 64, 8, 2), Config(32, 64, 8, 2))),
     ("keys", 4, 64, (Config(32, 64, 4, 2), Config(64, 32, 4, 2))),
     ("keys", 4, 256, (Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1))),
+    ("pairs", 2, 128, (Config(64, 128, 8, 3), Config(32, 128, 8, 4))),
     ("tiles", 2, 128, (Config(64, 128, 8, 2), Config(64, 64, 4, 3))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),

@@ -53,7 +53,7 @@ class AuxRead:
 
 @dataclass(frozen=True)
 class Plan:
-    """kernel: "forward", "rows", "keys" or "tiles".
+    """kernel: "forward", "rows", "keys", "pairs" or "tiles".
 
     names: the terms to compute, in the order of the outputs: "p" the weight, "ds" its derivative
     with respect to the score, "g<i>" that with respect to operand i. flat: those that do not depend
@@ -114,6 +114,11 @@ class Plan:
         return side if side in self.jagged else ""
 
     @property
+    def ordered(self) -> bool:
+        """Whether a table ORDER says which tiles, or which sequences, a program owns."""
+        return bool(self.listed or (self.kernel == "pairs" and self.jagged))
+
+    @property
     def measured(self) -> tuple[str, ...]:
         """The jagged sides with offsets of their own."""
         return tuple(side for side in "qk" if side in self.jagged)[: 1 if self.alike else 2]
@@ -126,9 +131,9 @@ class Plan:
     @property
     def arguments(self) -> tuple[str, ...]:
         offsets = [f"CU_{side.upper()}" for side in self.measured]
-        order = ["ORDER"] if self.listed else []
+        order = ["ORDER"] if self.ordered else []
         reads = [*(a.name for a in self.reads), *(a.table for a in self.tables)]
-        sums = ["DQ"] if self.adds else []
+        sums = ["SUMS", "DQ"] if self.kernel == "pairs" else ["DQ"] if self.adds else []
         return (*self.operands, *offsets, *order, *reads, *self.outputs[1:], *sums)
 
     @property

@@ -239,9 +239,21 @@ def most_granules(total: Any, longest: Any, batch: Any, granule: int) -> Any:
     return sympy.Min(FloorDiv(total, granule) + batch, batch * each)
 
 
+def smaller(size: Any, limit: int) -> Any:
+    """A size of Inductor, or `limit`."""
+    import sympy
+
+    return sympy.Min(size, limit)
+
+
 def shared_memory(device: torch.device) -> int:
     """Bytes of shared memory that one program may have."""
     return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+
+
+def processors(device: torch.device) -> int:
+    """How many multiprocessors there are."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def capability(device: torch.device) -> int:
@@ -270,8 +282,8 @@ def template(plan: Plan) -> Any:
     """Inductor's template for a plan, which is a global of the jinja source."""
     from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
 
-    extents = {"forward": ("BLOCK_N", None), "rows": ("BLOCK_N", None), "keys": (None, "BLOCK_M")}
-    rows, keys = extents.get(plan.kernel, ("BLOCK_N", "BLOCK_M"))
+    rows = "BLOCK_N" if plan.kernel in ("forward", "rows", "tiles") else None
+    keys = "BLOCK_M" if plan.kernel in ("keys", "tiles") else None
 
     def grid(
         n: Any, m: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]

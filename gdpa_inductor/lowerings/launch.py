@@ -17,6 +17,7 @@ import torch
 from .._compat import size_hint, statically_known_true
 from ..bounds import closed
 from ..expr import Expr, const, postorder
+from ..kernels import pairs
 from ..kernels.configs import Config, Shape, configs
 from ..kernels.grains import GRAIN, grain_bounds
 from ..kernels.order import GRANULE, tile_order
@@ -170,14 +171,17 @@ def run(
     o: Given,
     added: Sequence[Any] = (),
     rival: Rival | None = None,
+    order: Any = None,
     **plan: Any,
 ) -> list[Any]:
-    """Put one kernel into the graph; the buffers of its outputs. added: buffers that it adds to.
-    rival: makes a choice to compare it with.
+    """Put one kernel into the graph; the buffers of its outputs. added: more buffers that it
+    writes to. rival: makes a choice to compare it with. order: the table for a kernel that has
+    whole sequences.
     """
     classes = _classes(outputs, o)
     ends = _ends(kernel, classes, o) if classes else None
-    planned = _plan(kernel, outputs, classes, ends, o, adds=bool(added), **plan)
+    adds = kernel == "keys" and bool(added)
+    planned = _plan(kernel, outputs, classes, ends, o, adds=adds, **plan)
     others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
     written = [*others, *added]
     body = {
@@ -185,7 +189,7 @@ def run(
         "input_nodes": [
             *(o.matrices[name] for name in planned.operands),
             *(o.offsets[side] for side in planned.measured),
-            *([_order(planned.listed, o)] if planned.listed else []),
+            *([order or _order(planned.listed, o)] if planned.ordered else []),
             *(o.aux[a.number] for a in planned.reads),
             *(_table(a, o) for a in planned.tables),
             *written,
@@ -218,6 +222,11 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
         return None
     masked = found.full.is_const and not found.full.value  # no tile is known to be without a mask
     return replace(found, full=const(True), full_terms=tuple(terms)) if masked else found
+
+
+def skips(outputs: list[Output], o: Given) -> bool:
+    """Whether a kernel of these outputs leaves tiles out."""
+    return _classes(outputs, o) is not None
 
 
 def _bounded(kinds: str, o: Given) -> list[int]:
@@ -308,19 +317,24 @@ def _plan(
     )
 
 
+def few(o: Given) -> bool:
+    """Whether the sequences are placed by counting."""
+    hint = size_hint(o.problem.batch)
+    return hint is not None and hint <= _FEW
+
+
 def _order(side: str, o: Given) -> Any:
     """The table of the tiles of a jagged side, once for every kernel of the graph that wants it."""
     nodes, fakes = o.extent(side)
-    hint = size_hint(o.problem.batch)
-    few = hint is not None and hint <= _FEW
+    counted = few(o)
 
     def formula(offsets: torch.Tensor, total: Any, longest: Any) -> torch.Tensor:
-        return tile_order(offsets, total, longest, few)
+        return tile_order(offsets, total, longest, counted)
 
     def make() -> Any:
         return _compat.realized(_compat.inline_formula(formula, nodes, fakes), o.problem.device)
 
-    key = (o.offsets[side].get_name(), *map(str, nodes[1:]), few)
+    key = (o.offsets[side].get_name(), *map(str, nodes[1:]), counted)
     return _compat.once_per_graph(key, make)
 
 
@@ -361,6 +375,8 @@ def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], 
 
     made = {f"CU_{side.upper()}": partial(offsets, side) for side in plan.measured}
     made |= {"ORDER": partial(order, plan.listed)} if plan.listed else {}
+    if plan.ordered and not plan.listed:
+        made["ORDER"] = partial(torch.arange, batch, dtype=torch.int32, device=o.problem.device)
     columns = max(1, _compat.likely_size(_compat.size_expr(o.problem.cols)))
     for a in plan.reads if plan.skips else ():
         if a.kind == "i" and not a.axes & {"n", "m"}:
@@ -378,6 +394,9 @@ def _call_sizes(plan: Plan, output: Output, o: Given) -> list[Any]:
         longest = rows if plan.listed == "q" else cols
         slots = _compat.most_granules(total, longest, batch, GRANULE)
         return [GRANULE, GRANULE, slots * _compat.size_expr(output.size[1])]
+    if plan.kernel == "pairs":
+        programs = _compat.processors(p.device)
+        return [1, 1, _compat.smaller(batch * _compat.size_expr(p.heads), programs)]
     units = output.size[:3] if plan.kernel == "tiles" else output.size[:2]
     return [rows, cols, math.prod(map(_compat.size_expr, units), start=_compat.size_expr(1))]
 
@@ -429,5 +448,6 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         "ROUND_TF32": _rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
         **({"GRAIN": GRAIN} if plan.tables else {}),
+        **({"WARPS": config.warps, "ROWS": pairs.ROWS} if plan.kernel == "pairs" else {}),
         **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
     }

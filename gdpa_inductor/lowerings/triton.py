@@ -2,15 +2,16 @@
 
 Forward is one kernel. The backward is up to three kinds, each with loops of its own, so that every
 sum has one order and no gradient needs an atomic: "rows" (dQ and sums over the keys), "keys" (dK,
-dV and sums over the rows) and one "tiles" per operand that varies along both. What a kernel cannot
-sum by itself (over the batch, over heads) it leaves to Inductor, in fp32. With
-`gdpa.deterministic=False`, "keys" adds up dQ too, by atomics.
+dV and sums over the rows) and one "tiles" per operand that varies along both. Where there are many
+short sequences, "pairs" stands for the first two. What a kernel cannot sum by itself (over the
+batch, over heads) it leaves to Inductor, in fp32. With `gdpa.deterministic=False`, "keys" adds up
+dQ too, by atomics.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,8 +24,10 @@ from ..options import KernelOptions
 from ..problem import Problem, Size
 from ..score_mod import AXES, Aux, ScoreMod
 from ..sequences import Padding, Sequences, padded_program
-from . import _compat
+from . import _compat, pairs
 from .launch import Given, Output, Rival, empty, given, run
+
+Kernel = Callable[[dict[int, Expr], Given], dict[int, Any]]  # finds gradients, by their numbers
 
 
 def lower(operands: Operands[Any], options: KernelOptions, rival: Rival | None = None) -> Any:
@@ -54,14 +57,20 @@ def lower_backward(
             for number, term in _terms(o.program).items()
             if term is not None and needs[number]
         }
-        kernels = (_keys_and_queries, _tiles) if _adds(wanted, o) else (_rows, _keys, _tiles)
-        for kernel in kernels:
+        for kernel in _kernels(wanted, o):
             found.update(kernel(wanted, o))
     return [
         found[i] if i in found else _compat.zeros(tuple(leaf.shape), leaf.dtype, leaf.device)
         for i, leaf in enumerate(leaves)
         if needs[i]
     ]
+
+
+def _kernels(wanted: dict[int, Expr], o: Given) -> tuple[Kernel, ...]:
+    """The kernels that find the wanted gradients."""
+    if _owns(wanted, o):
+        return _pairs, _tiles
+    return (_keys_and_queries, _tiles) if _adds(wanted, o) else (_rows, _keys, _tiles)
 
 
 def _terms(program: ScoreMod) -> dict[int, Expr | None]:
@@ -100,6 +109,12 @@ def _rows(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
 
 def _keys(wanted: dict[int, Expr], o: Given, added: Sequence[Any] = ()) -> dict[int, Any]:
     """dK, dV, and the gradients of operands that vary along the keys only. added: to add dQ to."""
+    outputs, loops_heads = _key_outputs(wanted, o)
+    return _finished("keys", outputs, o, added=added, loops_heads=loops_heads)
+
+
+def _key_outputs(wanted: dict[int, Expr], o: Given) -> tuple[dict[int, Output], bool]:
+    """What the kernel of dK and dV stores, and whether a program runs over the heads of a group."""
     p = o.problem
     columns = [i for i, spec in _aux_wanted(wanted, p) if "m" in spec.axes and "n" not in spec.axes]
     loops_heads = _loops_heads(o) and not columns
@@ -112,7 +127,22 @@ def _keys(wanted: dict[int, Expr], o: Given, added: Sequence[Any] = ()) -> dict[
             outputs[number] = Output(name, wanted[number], _keys_of(o, heads, width), dtype)
     for i in columns:
         outputs[3 + i] = Output(f"g{i}", wanted[3 + i], _keys_of(o, heads), torch.float32)
-    return _finished("keys", outputs, o, added=added, loops_heads=loops_heads)
+    return outputs, loops_heads
+
+
+def _owns(wanted: dict[int, Expr], o: Given) -> bool:
+    """Whether one kernel finds dQ, dK and dV, a program all of a sequence and a head."""
+    rows = any("m" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
+    return {0, 1} <= wanted.keys() and not rows and pairs.taken(_key_outputs(wanted, o)[0], o)
+
+
+def _pairs(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
+    """All that `_keys` finds, and dQ in the order of the keys: five products instead of seven."""
+    p = o.problem
+    query = _compat.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
+    added = [pairs.sums(o), query]
+    found = _finished("pairs", _key_outputs(wanted, o)[0], o, added=added, order=pairs.order(o))
+    return {**found, 0: query}
 
 
 def _adds(wanted: dict[int, Expr], o: Given) -> bool:
@@ -211,8 +241,8 @@ def _aux_gradient(kernel: str, number: int, o: Given) -> Any:
     """From what `kernel` stores to the gradient of an operand: sums over [B,H,·] or [L,H] without
     the other axis, or over [shares,B,H,N,M]. Takes offsets, total and longest per jagged side."""
     spec, padded = o.program.aux[number], padded_program(o.program).aux[number]
-    axis = {"rows": 3, "keys": 2, "tiles": None}[kernel]
-    listed = {"rows": "q", "keys": "k"}.get(kernel, "")
+    axis = {"rows": 3, "keys": 2, "pairs": 2, "tiles": None}[kernel]
+    listed = {"rows": "q", "keys": "k", "pairs": "k"}.get(kernel, "")
 
     def formula(part: torch.Tensor, like: torch.Tensor, *sized: Any) -> torch.Tensor:
         sides = {s: Sequences(*sized[3 * i : 3 * i + 3]) for i, s in enumerate(o.offsets)}

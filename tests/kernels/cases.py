@@ -52,6 +52,8 @@ class Case:
     blocks: int = 0
     tolerance: float = 2e-5
     options: str = "kernel=triton,strict=True"
+    half: bool = False  # fp16
+    processors: int = 0  # of the faked device, see `fake_cuda`
 
     @property
     def mod(self) -> ScoreMod:
@@ -111,10 +113,9 @@ class Case:
     def check(self, call: Callable) -> str:
         """Render, run by `call(source, tensors)`, compare; "" or what is wrong."""
         torch.manual_seed(0)
-        tensors = self.tensors()
-        source = render.wrapper(
-            self.function(), tensors, self.capability, self.choice, self.dynamic, self.wide
-        )
+        tensors = [t.half() if self.half and t.is_floating_point() else t for t in self.tensors()]
+        how = (self.capability, self.choice, self.dynamic, self.wide, self.processors)
+        source = render.wrapper(self.function(), tensors, *how)
         found = call(source, tensors)
         for i, (got, want) in enumerate(zip(found, self.expected(tensors), strict=True)):
             fault = _fault(got, want, self.tolerance)

@@ -41,20 +41,21 @@ class _Driver:
 
 
 @contextlib.contextmanager
-def fake_cuda(capability: int) -> Iterator[None]:
-    """Inside, `cuda:0` is a device of this compute capability (80, 90 or 100)."""
+def fake_cuda(capability: int, processors: int = 0) -> Iterator[None]:
+    """Inside, `cuda:0` is a device of this compute capability (80, 90 or 100). processors: how many
+    multiprocessors it has, 0 for as many as such a device has."""
     import torch._inductor.scheduler
     import triton
     from torch._dynamo.device_interface import CudaInterface
     from torch._inductor.runtime import triton_helpers
     from torch._inductor.runtime.hints import DeviceProperties
 
-    processors, shared = DEVICES[capability]
+    count, shared = DEVICES[capability]
     major, minor = divmod(capability, 10)
     properties = types.SimpleNamespace(
-        name="fake", major=major, minor=minor, multi_processor_count=processors, warp_size=32,
-        shared_memory_per_block=49152, shared_memory_per_block_optin=shared, total_memory=80 << 30,
-        regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
+        name="fake", major=major, minor=minor, multi_processor_count=processors or count,
+        warp_size=32, shared_memory_per_block=49152, shared_memory_per_block_optin=shared,
+        total_memory=80 << 30, regs_per_multiprocessor=65536, max_threads_per_multi_processor=2048,
         max_threads_per_block=1024, L2_cache_size=50 << 20, gcnArchName="",
     )  # fmt: skip
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from . import cases, jagged_cases, render
+from . import cases, jagged_cases, pairs_cases, render
 
 
 class _LibDevice:
@@ -136,7 +136,7 @@ def _poisoned(size, stride, dtype) -> torch.Tensor:
 def main(names: list[str]) -> None:
     _mend_loop_bounds()
     _shuffle_programs()
-    for case in (*cases.CASES, *jagged_cases.CASES):
+    for case in (*cases.CASES, *jagged_cases.CASES, *pairs_cases.CASES):
         if names and case.name not in names:
             continue
         try:

@@ -34,15 +34,20 @@ def wrapper(
     choice: int = 0,
     dynamic: bool = False,
     wide: bool = False,
+    processors: int = 0,
 ) -> str:
     """The Python source of the compiled graph of `function(*tensors)`, all on `cuda:0`.
 
     tensors: only their shapes, strides and dtypes count. choice: which configuration of each
     template is taken (the last if there are fewer). dynamic: every size above 1 is a symbol.
-    wide: index as if an operand had 2³¹ elements.
+    wide: index as if an operand had 2³¹ elements. processors: see `fake_cuda`.
     """
     lowerings.register()
-    with fake_cuda(capability), _one_configuration(choice), config.patch(fx_graph_cache=False):
+    with (
+        fake_cuda(capability, processors),
+        _one_configuration(choice),
+        config.patch(fx_graph_cache=False),
+    ):
         shape_env = ShapeEnv()
         mode = FakeTensorMode(shape_env=shape_env)
         inputs = [_fake(mode, tensor, i, dynamic) for i, tensor in enumerate(tensors)]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from . import cases, jagged_cases
+from . import cases, jagged_cases, pairs_cases
 
-CASES = [*cases.CASES, *jagged_cases.CASES]
+CASES = [*cases.CASES, *jagged_cases.CASES, *pairs_cases.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {
     "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
@@ -20,7 +20,7 @@ QUICK = {
     "mask_read", "mask_learned", "mask_blocks", "mask_padding", "jagged_mask", "prefix_long",
     "jagged_self", "jagged_unowned",
     "jagged_per_token", "jagged_short_keys_tail", "jagged_seeds", "jagged_targets", "jagged_read",
-    "jagged_bias",
+    "jagged_bias", "pairs_columns", "pairs_jagged_0", "pairs_jagged_both", "pairs_jagged_unowned",
 }  # fmt: skip
 
 

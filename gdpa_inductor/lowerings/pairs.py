@@ -1,0 +1,57 @@
+"""The backward in one kernel, "pairs": whether it is taken, and the buffers that it needs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .._compat import size_hint
+from ..kernels.pairs import ALONE, ROWS, Alone, turns
+from ..problem import Problem, Size
+from . import _compat
+from .launch import Given, Output, few, skips
+
+
+def taken(outputs: dict[int, Output], o: Given) -> bool:
+    """Whether programs that own whole pairs are to compute dQ with these `outputs` of "keys"."""
+    whole = not (o.shared or o.grouped) and not skips(list(outputs.values()), o)
+    return whole and any(_fits(rule, o.problem) for rule in ALONE)
+
+
+def _fits(rule: Alone, p: Problem) -> bool:
+    """Sizes count as they were at capture; no guard is added."""
+    dims = [1 << (int(d) - 1).bit_length() for d in (p.head_dim, p.value_dim)]
+    kind = (_compat.capability(p.device), p.dtype.itemsize, *dims)
+    longest = size_hint(p.rows)
+    rows = size_hint(p.total_rows if p.jagged_query else p.batch)
+    if kind != (rule.capability, rule.itemsize, rule.head_dim, rule.head_dim) or not longest:
+        return False
+    pairs = (rows or 0) * (size_hint(p.heads) or 0) // (longest if p.jagged_query else 1)
+    return longest <= rule.longest and pairs >= rule.pairs * _compat.processors(p.device)
+
+
+def sums(o: Given) -> Any:
+    """[programs, rows, D]: where a program adds up the dQ of the pair at hand; not initialized."""
+    p = o.problem
+    width = max(16, 1 << (int(p.head_dim) - 1).bit_length())
+    rows: Size = (p.rows + ROWS - 1) // ROWS * ROWS
+    size = (_compat.processors(p.device), rows, width)
+    return _compat.empty(size, torch.float32, p.device)
+
+
+def order(o: Given) -> Any:
+    """The sequences as `turns` has them; None where no side is jagged."""
+    if not o.offsets:
+        return None
+    nodes, fakes = o.extents
+    counted = few(o)
+
+    def formula(*sized: Any) -> torch.Tensor:
+        work: Any = 1
+        for offsets, longest in zip(sized[::3], sized[2::3], strict=True):
+            taken = (offsets[1:] - offsets[:-1]).to(torch.int64).clamp(max=longest)
+            work = work * taken
+        return turns(work, counted)
+
+    return _compat.realized(_compat.inline_formula(formula, nodes, fakes), o.problem.device)

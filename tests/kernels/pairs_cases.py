@@ -1,0 +1,45 @@
+"""Problems for the backward in one kernel: a table.
+
+Operands are fp16, which the interpreter multiplies exactly, and of a width that the kernel is for;
+the device has one multiprocessor, so that a few pairs are enough for it.
+"""
+
+from typing import Any
+
+from .cases import SILU, Case
+from .jagged_cases import LENGTHS, OTHERS, JaggedCase
+
+ALONE: dict[str, Any] = {
+    "d": 128, "dv": 100, "half": True, "processors": 1, "tolerance": 4e-3,
+    "options": "kernel=triton,fast_math=False,strict=True",
+}  # fmt: skip
+COLUMNS = "a0:f[b,h,m]; mul(sigmoid(mul(s,0.05)),a0)"
+BIAS = "a0:f[n,m]; silu(add(mul(s,0.05),a0))"
+PER_TOKEN = "a0:f[q,h]; a1:f[k]; mul(silu(add(mul(s,0.05),a0)),a1)"
+
+CASES = [
+    *(Case(f"pairs_{i}", SILU, n=150, m=140, choice=i, **ALONE) for i in range(2)),
+    Case("pairs_even", SILU, n=128, m=256, choice=0, **ALONE),
+    Case("pairs_columns", COLUMNS, n=70, m=150, aux=((2, 2, 150),), needs="qkv0", **ALONE),
+    Case("pairs_bias", BIAS, n=70, m=150, aux=((70, 150),), needs="qk0", **ALONE),
+    Case("pairs_wide", "sigmoid(s)", n=70, m=30, dynamic=True, wide=True, **ALONE),
+    *(
+        JaggedCase(f"pairs_jagged_{i}", SILU, lengths_q=LENGTHS, same=True, choice=i, **ALONE)
+        for i in range(2)
+    ),
+    JaggedCase(
+        "pairs_jagged_both", "sigmoid(s)", lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True,
+        **ALONE,
+    ),
+    JaggedCase("pairs_jagged_truncated", SILU, lengths_q=LENGTHS, same=True, max_q=40, **ALONE),
+    JaggedCase("pairs_jagged_keys", SILU, lengths_q=LENGTHS, m=130, view="split", **ALONE),
+    JaggedCase("pairs_jagged_queries", "sigmoid(s)", lengths_k=OTHERS, n=40, **ALONE),
+    JaggedCase(
+        "pairs_jagged_unowned", "sigmoid(s)", lengths_q=(3, 0, 20, 0), lengths_k=(0, 4, 5, 0),
+        before=3, after=300, max_q=16, **ALONE,
+    ),
+    JaggedCase(
+        "pairs_jagged_per_token", PER_TOKEN, lengths_q=LENGTHS, lengths_k=OTHERS,
+        aux=(("q", 2), ("k",)), needs="qkv1", after=3, **ALONE,
+    ),
+]  # fmt: skip

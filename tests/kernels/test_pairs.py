@@ -1,0 +1,98 @@
+"""The backward in one kernel: where it is taken, in which order, and what it compiles to."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gdpa_inductor.kernels.configs import Shape, configs, shared_memory
+from gdpa_inductor.kernels.pairs import ALONE, turns
+
+from . import render
+from .cases import CAUSAL, Case
+from .fake_cuda import DEVICES
+from .jagged_cases import JaggedCase
+from .pairs_cases import CASES
+
+(RULE,) = ALONE
+PLAIN = Case("plain", "silu(mul(s,0.1))", n=512, m=512, b=99, h=4, d=128, dv=128)
+JAGGED = JaggedCase("jagged", PLAIN.program, lengths_q=(512,) * 99, same=True, h=4, d=128, dv=128)
+
+
+def sources(case: Case, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
+    """The kernels of a case whose operands are never filled."""
+    tensors = [t.to(dtype) if t.is_floating_point() else t for t in case.tensors()]
+    how = (case.capability, case.choice, case.dynamic, case.wide, case.processors)
+    return render.kernels(render.wrapper(case.function(), tensors, *how))
+
+
+def alone(case: Case, dtype: torch.dtype = torch.bfloat16) -> bool:
+    return any("SUMS" in text for text in sources(case, dtype).values())
+
+
+def of(case: Case, **changes) -> Case:
+    """The same with few pairs on a device of one multiprocessor, which is as many as it needs."""
+    few = {"b": 2, "h": 2, "n": 40, "m": 40, "processors": 1}
+    return dataclasses.replace(case, **{**few, **changes})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_problems_of_the_interpreter_are_of_this_kernel(case: Case) -> None:
+    assert alone(case, torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(of(PLAIN, d=64), torch.bfloat16, id="head dim"),
+        pytest.param(of(PLAIN, dv=160), torch.bfloat16, id="value dim"),
+        pytest.param(of(PLAIN), torch.float32, id="dtype"),
+        pytest.param(of(PLAIN, capability=80), torch.bfloat16, id="capability"),
+        pytest.param(of(PLAIN, processors=2), torch.bfloat16, id="pairs"),
+        pytest.param(of(PLAIN, n=RULE.longest + 1), torch.bfloat16, id="length"),
+        pytest.param(of(PLAIN, program=CAUSAL), torch.bfloat16, id="mask"),
+        pytest.param(of(PLAIN, hk=1, hv=1), torch.bfloat16, id="heads"),
+        pytest.param(of(PLAIN, bk=1), torch.bfloat16, id="shared"),
+        pytest.param(of(PLAIN, needs="qv"), torch.bfloat16, id="needs"),
+        pytest.param(
+            of(PLAIN, program="a0:f[n]; mul(silu(s),a0)", aux=((40,),), needs="qkv0"),
+            torch.bfloat16,
+            id="row sums",
+        ),
+    ],
+)
+def test_others_keep_their_kernels(case: Case, dtype: torch.dtype) -> None:
+    assert alone(of(PLAIN))
+    assert not alone(case, dtype)
+
+
+def test_pairs_of_the_greatest_length_count() -> None:
+    lengths = {"same": True, "processors": 4, "h": 2, "d": 128, "dv": 128}
+    assert alone(JaggedCase("many", PLAIN.program, lengths_q=(40,) * 6, **lengths))
+    assert not alone(JaggedCase("skewed", PLAIN.program, lengths_q=(70, *(2,) * 9), **lengths))
+
+
+@pytest.mark.parametrize("few", [True, False])
+def test_turns(few: bool) -> None:
+    work = torch.tensor([5, 0, 7, 5, 9, 0, 5])
+    expected = [4, 2, 0, 3, 6, 1, 5] if few else list(range(7))
+    assert turns(work, few).tolist() == expected
+    assert turns(work, few).dtype == torch.int32
+
+
+@pytest.mark.parametrize("case", [PLAIN, JAGGED], ids=lambda case: case.name)
+def test_cubins(case: Case, tmp_path) -> None:
+    """No register of the inner loop spills; what little does are numbers of the pair."""
+    pytest.importorskip("triton")
+    from .test_cubins import compiled, local_bytes
+
+    small = {"b": 2} if case is PLAIN else {"lengths_q": (512, 256), "max_q": 512}
+    case = dataclasses.replace(case, processors=1, **small)
+    found = {name: text for name, text in sources(case).items() if "SUMS" in text}
+    ((name, text),) = found.items()
+    made = compiled(name, text, 90, tmp_path)
+    assert "wgmma.mma_async" in made.asm["ptx"]
+    assert local_bytes(made.asm["cubin"], tmp_path) <= 144
+    shape = Shape(128, 128, 2)
+    best = configs("pairs", shape, DEVICES[90][1], thorough=False)[0]
+    assert made.metadata.shared <= shared_memory("pairs", best, shape)
