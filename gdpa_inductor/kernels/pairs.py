@@ -17,9 +17,8 @@ class Alone:
     """Where one program for a pair is faster than programs for its tiles.
 
     capability, itemsize (bytes), head_dim (rounded up to a power of two): what it was measured on.
-    longest: rows of a sequence, at most; the rows and sums of as many pairs as there are
-    multiprocessors have to stay in the L2 cache. pairs: of the greatest length, for each
-    multiprocessor, at least; with fewer the last ones leave too many of them idle.
+    longest: rows of a sequence, at most. pairs: of the greatest length, for each multiprocessor, at
+    least; with fewer the last ones leave too many of them idle.
     """
 
     capability: int
@@ -29,9 +28,9 @@ class Alone:
     pairs: int
 
 
-# Measured on an H200 (torch 2.11, Triton 3.6), tanh-gelu, 1152 sequences of 4 heads, against the
-# kernels "rows" and "keys": 19% more FLOP/s at 256 rows and keys, 9% at lengths up to 512 and up to
-# 1024, 4% at 1024, none up to 2048. Where masks leave tiles out it gains nothing.
+# Measured on an H200 (torch 2.11, Triton 3.6), tanh-gelu, 1152 sequences of 4 heads, the loop as a
+# kernel of its own against "rows" and "keys": 19% more FLOP/s at 256 rows and keys, 9% at lengths up
+# to 512 and up to 1024, 4% at 1024, none up to 2048. Where masks leave tiles out it gains nothing.
 ALONE = (Alone(capability=90, itemsize=2, head_dim=128, longest=1024, pairs=3),)
 
 

@@ -6,7 +6,6 @@ from torch._inductor.utils import run_and_get_code
 
 from gdpa_inductor import lowerings
 from gdpa_inductor.ops import operands_of, reference_backward
-from gdpa_inductor.score_mod import ScoreMod
 
 pytestmark = [
     pytest.mark.cuda,
@@ -55,7 +54,7 @@ def test_gradients_and_equal_bits(side: str) -> None:
     found, (code,) = run_and_get_code(function, *tensors)
     assert "SUMS" in code
     grad_out, *rest = (t.double() for t in tensors)
-    operands = operands_of(*rest, [], [], ScoreMod.parse(PROGRAM), *sides)
+    operands = operands_of(*rest, [], [], PROGRAM, *sides)
     for got, want in zip(found, reference_backward(grad_out, operands, [True] * 3), strict=True):
         assert (got.double() - want).norm() <= 5e-3 * want.norm()
     for _ in range(50):
