@@ -29,8 +29,9 @@ class Alone:
 
 
 # Measured on an H200 (torch 2.11, Triton 3.6), tanh-gelu, 1152 sequences of 4 heads, the loop as a
-# kernel of its own against "rows" and "keys": 19% more FLOP/s at 256 rows and keys, 9% at lengths up
-# to 512 and up to 1024, 4% at 1024, none up to 2048. Where masks leave tiles out it gains nothing.
+# kernel of its own against "rows" and "keys": 19% more FLOP/s at 256 rows and keys, 9% at lengths
+# up to 512 and up to 1024, 4% at 1024, none up to 2048. Where masks leave tiles out it gains
+# nothing.
 ALONE = (Alone(capability=90, itemsize=2, head_dim=128, longest=1024, pairs=3),)
 
 
