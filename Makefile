@@ -24,6 +24,10 @@ TORCH ?= torch==2.13.0
 TRITON ?= triton==3.7.1
 endif
 
+# The oldest Triton in range compiles and runs the kernels too, where the pair is pinned.
+OLDEST := $(if $(TRITON),$(VENV)/.stamp-oldest)
+KERNELS := tests/kernels/test_cubins.py tests/kernels/test_interpreter.py
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	-c .ci/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
@@ -40,8 +44,9 @@ demo: $(VENV)/.stamp-base
 	$(BIN)/python -m gdpa_inductor demo $(ARGS)
 
 # The CuTe DSL is for the tests of the Blackwell kernels, which need no GPU (docs/emulator.md).
-test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
+test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute $(OLDEST)
 	$(PYTEST) -m "not slow" $(ARGS)
+	$(if $(OLDEST),PYTHONPATH=$(abspath $(VENV)/oldest) $(PYTEST) -m "not slow" $(KERNELS))
 
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) $(ARGS)
@@ -90,4 +95,9 @@ $(VENV)/.stamp-%: $(VENV)/.stamp-base .ci/constraints.txt
 	@touch $@
 
 comma := ,
+# Beside the other one: a folder that goes first on the path.
+$(VENV)/.stamp-oldest: $(VENV)/.stamp-torch
+	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oldest triton==3.6.0
+	@touch $@
+
 .PRECIOUS: $(VENV)/.stamp-%

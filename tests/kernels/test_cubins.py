@@ -41,6 +41,15 @@ CAUSAL = JaggedCase(
     "causal", "where(ge(n,m),silu(mul(s,0.088)),0.0)", lengths_q=(512, 256), same=True, max_q=512,
     d=128, dv=128, h=4,
 )  # fmt: skip
+MASKED = [
+    Case(name, program, n=700, m=700, d=64, dv=64, h=4, aux=aux)
+    for name, program, aux in (
+        ("window", "where(and(ge(n,m),lt(sub(n,m),70)),sigmoid(s),0.0)", ()),
+        ("lengths", "a0:i[b]; where(lt(m,mul(a0,30)),silu(s),0.0)", ((2,),)),
+        ("rows", "a0:b[b,-,n]; where(and(a0,ge(n,m)),silu(s),0.0)", ((2, 1, 700),)),
+        ("tensor", "a0:b[n,m]; where(a0,silu(s),0.0)", ((700, 700),)),
+    )
+]
 
 
 def sources(case: Case, dtype: torch.dtype, capability: int) -> dict[str, str]:
@@ -112,6 +121,18 @@ def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
         # What one loop holds while the other runs; the first configuration of the forward spills.
         allowed = 224 if case is CAUSAL else 0
         assert local_bytes(made.asm["cubin"], tmp_path) <= allowed, "registers spill"
+
+
+@pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
+def test_masked_kernels_compile(case: Case, tmp_path):
+    """Ends of a loop that are blocks of one element end the compiler of Triton 3.6, and with it
+    the process."""
+    found = sources(case, torch.bfloat16, 90)
+    templates = {name: text for name, text in found.items() if "triton_heuristics.template" in text}
+    assert len(templates) == 3
+    for name, text in templates.items():
+        made = compiled(name, text, 90, tmp_path)
+        assert TENSOR_CORE[90] in made.asm["ptx"], "no tensor core"
 
 
 def test_the_forward_of_hopper_compiles_lean(tmp_path):
