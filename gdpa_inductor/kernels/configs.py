@@ -63,7 +63,7 @@ _BARRIERS = 256  # what the asynchronous copies and products of sm_90 and sm_100
 # (kernel, bytes per element, widest head dim up to): configurations, best first
 _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("forward", 2, 64, (Config(64, 64, 4, 3), Config(128, 64, 4, 3))),
-    ("forward", 2, 128, (Config(128, 64, 4, 2), Config(128, 32, 4, 4))),
+    ("forward", 2, 128, (Config(128, 64, 4, 2), Config(128, 32, 8, 4), Config(64, 32, 4, 3))),
     ("forward", 2, 256, (Config(128, 32, 8, 3), Config(128, 64, 8, 2))),
     ("forward", 4, 64, (Config(128, 32, 4, 2), Config(64, 64, 4, 3))),
     ("forward", 4, 256, (Config(32, 32, 4, 2), Config(32, 64, 4, 2))),

@@ -45,3 +45,16 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tenso
     begins, slots = ends - granules, slot[:, None]
     entry = (number << 32) + slots - begins
     return torch.where((begins <= slots) & (slots < ends), entry, -1).amax(1)
+
+
+def likely_offsets(batch: int, total: int, longest: int, device: torch.device | str) -> Tensor:
+    """[batch+1] int64: sequences of the mean length, and as far around it, evenly, as `longest`
+    allows, within `total` rows. For timing, where the lengths to come are not known."""
+    mean = max(1, min(total // batch, longest))
+    places = torch.arange(batch, dtype=torch.float64, device=device)
+    around = 2 * (places * _GOLDEN % 1) - 1
+    lengths = (mean + min(mean, longest - mean) * around).long()
+    return torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).clamp(max=total)
+
+
+_GOLDEN = 0.618034  # its multiples, modulo 1, are spread evenly, however many there are

@@ -99,6 +99,16 @@ class Plan:
         return {name: number for number, name in enumerate(known)}
 
     @property
+    def branches(self) -> bool:
+        """One inner loop of "forward" serves all tiles, with a branch for those that are not whole.
+
+        Nothing may be loaded for these alone, since a branch waits for its loads; and Triton 3.6
+        does not compile a product that only a branch reads.
+        """
+        alike = all(a in self.whole_reads for a in self.reads if "m" in a.axes)
+        return alike and not self.whole_flat
+
+    @property
     def operands(self) -> tuple[str, ...]:
         return ("Q", "K", "V") if self.kernel == "forward" else ("Q", "K", "V", "DO")
 

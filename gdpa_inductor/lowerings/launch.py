@@ -20,7 +20,7 @@ from ..expr import Expr, const, postorder
 from ..kernels import pairs
 from ..kernels.configs import Config, Shape, configs
 from ..kernels.grains import GRAIN, grain_bounds
-from ..kernels.order import GRANULE, tile_order
+from ..kernels.order import GRANULE, likely_offsets, tile_order
 from ..kernels.template import AuxRead, Plan
 from ..masks import TileClasses, classify
 from ..operands import Operands
@@ -31,8 +31,8 @@ from . import _compat, emit
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
-# Up to so many sequences are placed by counting (see `tile_order`): that costs 35 to 70 µs for 1152
-# of them where a search costs 5, and what the order saves at the end of the grid shrinks.
+# Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
+# to 70 µs on an H200 and a search 5, while the order saves the less the more there are.
 _FEW = 256
 Ends = Mapping[str, Expr] | None  # see `bounds.closed`
 _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
@@ -353,8 +353,8 @@ def _table(a: AuxRead, o: Given) -> Any:
 
 
 def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], torch.Tensor]]:
-    """What configurations are timed on: sequences of equal length, and integers of the program
-    between 0 and the number of keys, so that some tiles are left out."""
+    """What configurations are timed on: likely lengths, and integers of the program between 0 and
+    the number of keys, so that some tiles are left out."""
     numbers = {name: number for number, name in enumerate(plan.arguments)}
     batch = max(1, _compat.likely_size(_compat.size_expr(o.problem.batch)))
 
@@ -365,10 +365,8 @@ def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], 
         return total, longest
 
     def offsets(side: str) -> torch.Tensor:
-        total, longest = sizes(side)
-        step = max(1, min(total // batch, longest))
-        starts = torch.arange(batch + 1, device=o.problem.device) * step
-        return starts.clamp(max=total).to(o.offsets[side].get_dtype())
+        found = likely_offsets(batch, *sizes(side), o.problem.device)
+        return found.to(o.offsets[side].get_dtype())
 
     def order(side: str) -> torch.Tensor:
         return tile_order(offsets(side), *sizes(side), False)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gdpa_inductor.kernels.order import GRANULE, tile_order
+from gdpa_inductor.kernels.order import GRANULE, likely_offsets, tile_order
 
 
 def entries(table: torch.Tensor) -> list[tuple[int, int]]:
@@ -38,3 +38,22 @@ def test_every_granule_is_listed_once(before: int, after: int, longest: int, few
 def test_the_tiles_of_a_sequence_are_neighbours():
     table = tile_order(torch.tensor([0, 300, 300, 1000]), 1000, 1000, few=True)
     assert entries(table) == [*((2, t) for t in range(6)), *((0, t) for t in range(3))]
+
+
+@pytest.mark.parametrize(
+    "batch, total, longest",
+    [(1152, 1152 * 256, 512), (100, 100 * 90, 128), (7, 70, 1000), (3, 0, 5)],
+)
+def test_likely_lengths_lie_around_the_mean(batch: int, total: int, longest: int):
+    offsets = likely_offsets(batch, total, longest, "cpu")
+    lengths, mean = offsets.diff(), max(1, total // batch)
+    assert len(lengths) == batch and int(offsets[0]) == 0 and int(offsets[-1]) <= total
+    assert 0 <= int(lengths.min()) and int(lengths.max()) <= longest
+    if batch > 50:
+        spread = min(mean, longest - mean)
+        assert abs(lengths.double().mean() - mean) < 0.02 * mean + 1
+        assert int(lengths.max()) - int(lengths.min()) > 1.9 * spread
+
+
+def test_full_sequences_are_alike():
+    assert (likely_offsets(40, 40 * 256, 256, "cpu").diff() == 256).all()

@@ -33,6 +33,21 @@ def test_dense_kernels_are_what_they_were(case: Case):
     assert rendered(case) == (GOLDEN / f"{case.name}.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    "program, aux, loops",
+    [
+        ("where(ge(n,m),silu(s),0.0)", (), 1),
+        ("a0:f[h,n,m]; where(ge(n,m),silu(add(s,a0)),0.0)", ((2, 19, 53),), 1),
+        ("where(ge(n,m),1.0,0.0)", (), 2),
+    ],
+)
+def test_the_forward_has_a_loop_for_masked_tiles_only_where_it_must(
+    program: str, aux: tuple, loops: int
+):
+    case = Case("masked", program, n=19, m=53, aux=aux, needs="")
+    assert rendered(case).count("s = tl.dot(q, k") == loops
+
+
 if __name__ == "__main__":
     for case in CASES:
         (GOLDEN / f"{case.name}.txt").write_text(rendered(case))

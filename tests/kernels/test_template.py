@@ -45,3 +45,12 @@ def test_arguments_come_in_the_order_of_the_kernel():
     assert plan.arguments == ("Q", "K", "V", "DO", "A0", "OUT1", "OUT2")
     assert dict(plan.terms) == {"p": 0, "ds": 1, "g0": 2}
     assert plan.fixed["g"] == "dp"
+
+
+def test_the_forward_branches_where_nothing_is_loaded_for_some_tiles_alone():
+    assert Plan("forward", ("p",), skips=True).branches
+    assert Plan("forward", ("p",), (BIAS,), skips=True, whole_reads=(BIAS,)).branches
+    assert not Plan("forward", ("p",), (BIAS,), skips=True).branches
+    assert not Plan("forward", ("p",), skips=True, whole_flat=frozenset({"p"})).branches
+    by_row = AuxRead(0, Aux("f", ("h", "n")))
+    assert Plan("forward", ("p",), (by_row,), skips=True).branches
