@@ -18,7 +18,7 @@ from .._compat import size_hint, statically_known_true
 from ..bounds import closed
 from ..expr import Expr, const, postorder
 from ..kernels import pairs
-from ..kernels.configs import Config, Shape, configs
+from ..kernels.configs import SHORT, Config, Shape, configs
 from ..kernels.grains import GRAIN, grain_bounds
 from ..kernels.order import GRANULE, likely_offsets, tile_order
 from ..kernels.template import AuxRead, Plan
@@ -403,7 +403,9 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     dims = [max(16, 1 << (int(d) - 1).bit_length()) for d in (problem.head_dim, problem.value_dim)]
     tiles = [a.number for a in plan.reads if {"n", "m"} <= a.axes]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
-    shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes)
+    cols = size_hint(problem.cols)
+    loop = "skips" if plan.skips else "short" if cols is not None and cols <= SHORT else ""
+    shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
     shared, capability = _compat.shared_memory(problem.device), _compat.capability(problem.device)
     found = configs(plan.kernel, shape, shared, _compat.thorough(), capability)
     return list(dict.fromkeys(_cut(config, problem) for config in found))

@@ -14,8 +14,9 @@ DEVICES = (99 << 10, 163 << 10, 227 << 10)
     "kernel, itemsize, shared", list(itertools.product(KERNELS, (2, 4), DEVICES))
 )
 def test_every_shape_has_configurations_that_fit(kernel: str, itemsize: int, shared: int):
-    for head_dim, value_dim in itertools.product((16, 32, 64, 128, 256), repeat=2):
-        shape = Shape(head_dim, value_dim, itemsize)
+    widths = (16, 32, 64, 128, 256)
+    for head_dim, value_dim, loop in itertools.product(widths, widths, ("", "short", "skips")):
+        shape = Shape(head_dim, value_dim, itemsize, loop=loop)
         found = configs(kernel, shape, shared, thorough=False)
         assert 1 <= len(found) <= 4
         assert all(shared_memory(kernel, config, shape) <= shared for config in found)
@@ -37,3 +38,17 @@ def test_the_wide_search_begins_with_the_best_known():
         known, wide = (configs(kernel, shape, 227 << 10, thorough) for thorough in (False, True))
         assert wide[: len(known)] == known
         assert len(wide) > 10
+
+
+def test_short_and_skipping_loops_have_configurations_of_their_own():
+    found = [
+        configs("forward", Shape(128, 128, 2, loop=loop), 227 << 10, thorough=False)
+        for loop in ("", "short", "skips")
+    ]
+    assert len({config for row in found for config in row}) == 4
+    assert {row[0] for row in found} == {found[0][0]}  # the best known of all
+    ampere = [
+        configs("forward", Shape(128, 128, 2, loop=loop), 163 << 10, False, 80)
+        for loop in ("", "short", "skips")
+    ]
+    assert ampere[0] == ampere[1] == ampere[2]
