@@ -56,6 +56,7 @@ def cta(
     schedule: str = "lazy",
     seed: int = 0,
     strict: bool = True,
+    fences: bool = True,
     exact_fma: bool = True,
 ) -> Cta:
     """A CTA that is ready to run the body."""
@@ -73,6 +74,7 @@ def cta(
         schedule,
         seed,
         strict,
+        fences,
     )
 
 

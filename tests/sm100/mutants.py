@@ -104,6 +104,8 @@ def changes(i: Instruction, masks: set[int]) -> Iterator[tuple[str, list[Instruc
         yield "barrier", []
     elif name.startswith("tcgen05.wait::st"):
         yield "store", []
+    elif name.startswith("tcgen05.fence"):
+        yield "order", []
     elif name.startswith("cp.async.bulk.wait_group"):
         yield "drain", []
     elif id(i) in masks:

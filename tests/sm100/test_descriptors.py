@@ -169,6 +169,7 @@ shr.u32 %r2, %r298, 5;
 shl.b32 %r2, %r2, 21;
 add.s32 %r3, %r1, %r2;
 {body}
+tcgen05.fence::before_thread_sync;
 bar.sync 0;
 @!%p1 bra FREED;
 tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r1, {columns};
@@ -201,6 +202,45 @@ def test_each_warp_stores_and_loads_its_quarter(schedule):
     thread = np.arange(128)
     expected = [thread + 1000, thread + 2000, thread + 2000, thread]
     assert (out == np.stack(expected, 1)).all()
+
+
+HANDED_OVER = """
+setp.lt.u32 %p2, %r298, 128; and.b32 %r3, %r3, 0x7FFFFF;      // warps 0-3 to warps 4-7
+@!%p2 bra WAIT;
+tcgen05.st.sync.aligned.32x32b.x1.b32 [%r3], {%r298};
+tcgen05.wait::st.sync.aligned;
+tcgen05.fence::before_thread_sync;
+WAIT:
+bar.sync 1;
+@%p2 bra READ;
+tcgen05.fence::after_thread_sync;
+tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r20}, [%r3];
+tcgen05.wait::ld.sync.aligned;
+mad.wide.u32 %rd1, %r298, 4, %rd90; st.global.b32 [%rd1], %r20;
+READ:
+"""
+AFTER, BEFORE = "tcgen05.fence::after_thread_sync;", "tcgen05.fence::before_thread_sync;"
+
+
+@pytest.mark.parametrize("schedule", ["lazy", "random", "eager"])
+@pytest.mark.parametrize("missing, message", [
+    ("", ""),
+    (BEFORE, r"tcgen05\.ld .* after the access by tcgen05\.st of warp"),
+    (AFTER, r"tcgen05\.ld .* after the access by tcgen05\.st of warp"),
+    ("tcgen05.wait::st.sync.aligned;", r"tcgen05\.ld .* after the access by tcgen05\.st of warp"),
+    ("tcgen05.wait::ld.sync.aligned;", r"dealloc .* after the access by tcgen05\.ld of warp"),
+])  # fmt: skip
+def test_a_hand_over_in_tensor_memory_is_fenced(missing, message, schedule):
+    out = np.zeros(256, np.uint32)
+    body = HANDED_OVER.replace(missing, "") if missing else HANDED_OVER
+    if missing:
+        with pytest.raises(EmulatorError, match=message):
+            with_tensor_memory(body, [out], threads=256, schedule=schedule)
+    else:
+        with_tensor_memory(body, [out], threads=256, schedule=schedule)
+        assert (out[128:] == np.arange(128)).all()
+    if missing in (BEFORE, AFTER):  # as NVIDIA's kernels do
+        with_tensor_memory(body, [out], threads=256, schedule=schedule, fences=False)
 
 
 @pytest.mark.parametrize("body, message", [

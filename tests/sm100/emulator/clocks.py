@@ -1,13 +1,15 @@
 """Happens-before checking with vector clocks, nearly independent of the schedule that was run.
 
-Actors: each warp; each warp's unfinished tcgen05.st (joined by tcgen05.wait::st); each warp's bulk
-stores (joined by cp.async.bulk.wait_group); the tcgen05 pipe, which works in order; and, for loads
-by TMA, the mbarrier that they complete on, whose epochs are its phases.
+Actors: each warp; each warp's unfinished tcgen05.st and tcgen05.ld (joined by tcgen05.wait) and
+bulk stores (joined by cp.async.bulk.wait_group); the tcgen05 pipe, which works in order; and, for
+loads by TMA, the mbarrier that they complete on, whose epochs are its phases.
 
 A release (arrive, commit, bar) publishes a clock, an acquire (a wait that succeeded, bar.sync)
-joins it. Each 16-byte granule of shared memory and each (lane quarter, column) of tensor memory
-remembers its last write and the last read by each actor; an access that is not ordered after them
-is a race.
+joins it. Accesses of tensor memory have a clock of their own: what was acquired counts for them
+after tcgen05.fence::after_thread_sync, and they are published after ::before_thread_sync.
+
+Each 16-byte granule of shared memory and each (lane quarter, column) of tensor memory remembers its
+last write and the last read by each actor; an access that is not ordered after them is a race.
 """
 
 from collections.abc import Callable
@@ -63,20 +65,30 @@ class Shadow:
 
 
 class Clocks:
-    def __init__(self, warps: int, granules: int, report: Callable[[str], None]) -> None:
-        self.warps, self.report = warps, report
-        self.pipe = 3 * warps
+    """fences: tcgen05.fence is asked for; else every release and acquire has one."""
+
+    def __init__(
+        self, warps: int, granules: int, report: Callable[[str], None], fences: bool
+    ) -> None:
+        self.warps, self.report, self.fences = warps, report, fences
+        self.pipe = 4 * warps
         actors = self.pipe + 1 + BARRIER_ACTORS
         self.clock = np.zeros((warps + 1, actors), np.int32)  # the last row: the tcgen05 pipe
+        self.of_tensor = self.clock.copy()  # what accesses of tensor memory are ordered after
         self.own = np.arange(warps)
         self.clock[self.own, self.own] = 1
-        self.stores, self.bulk = np.zeros(warps, np.int32), np.zeros(warps, np.int32)
+        self.stores, self.loads, self.bulk = (np.zeros(warps, np.int32) for _ in range(3))
         self.shared, self.tensor = Shadow(granules, actors), Shadow(4 * COLUMNS, actors)
         # Of generic writes that no fence shows to the async proxy: 1 + the warp, its lanes.
         self.unfenced = np.zeros(granules, np.int16)
         self.unfenced_lanes = np.zeros(granules, np.uint32)
         self.barrier_actor: dict[int, int] = {}
-        kinds = ("warp {}", "tcgen05.st of warp {}", "bulk store of warp {}")
+        kinds = (
+            "warp {}",
+            "tcgen05.st of warp {}",
+            "bulk store of warp {}",
+            "tcgen05.ld of warp {}",
+        )
         self.names = [kind.format(w) for kind in kinds for w in range(warps)] + ["tcgen05 pipe"]
 
     def fresh(self) -> Vector:
@@ -102,13 +114,32 @@ class Clocks:
 
     def acquire(self, clock: Vector, warps: Vector) -> None:
         self.clock[warps] = np.maximum(self.clock[warps], clock)
+        if not self.fences:
+            self.fence_after(warps)
 
     def knows(self, warp: int, actor: int, epoch: int) -> bool:
         return bool(self.clock[warp, actor] >= epoch)
 
     def wait_store(self, gang: "Gang", mask: Vector) -> None:
         warps = gang.active(mask)
-        self.clock[warps, self.warps + warps] = self.stores[warps]
+        self.of_tensor[warps, self.warps + warps] = self.stores[warps]
+        if not self.fences:
+            self.fence_before(warps)
+
+    def wait_load(self, gang: "Gang", mask: Vector) -> None:
+        warps = gang.active(mask)
+        self.of_tensor[warps, 3 * self.warps + warps] = self.loads[warps]
+        if not self.fences:
+            self.fence_before(warps)
+
+    def fence_before(self, warps: Vector) -> None:
+        """tcgen05.fence::before_thread_sync: finished accesses of tensor memory may be released."""
+        for actors in (self.warps + warps, 3 * self.warps + warps):
+            self.clock[warps, actors] = self.of_tensor[warps, actors]
+
+    def fence_after(self, warps: Vector) -> None:
+        """tcgen05.fence::after_thread_sync: accesses of tensor memory follow what was acquired."""
+        self.of_tensor[warps] = np.maximum(self.of_tensor[warps], self.clock[warps])
 
     def wait_bulk(self, warp: int, operations: int) -> None:
         """The warp's first bulk operations have been waited for."""
@@ -166,17 +197,18 @@ class Clocks:
     # The tensor core; cells of tensor memory are 512 * quarter + column.
     def multiply(self, warp: int, operands: list[Vector], a: Vector | None, d: Vector) -> None:
         row, actor = self.warps, self.pipe
-        np.maximum(self.clock[row], self.clock[warp], out=self.clock[row])
+        for clock in (self.clock, self.of_tensor):
+            np.maximum(clock[row], clock[warp], out=clock[row])
         self.clock[row, actor] += 1
-        epoch = self.clock[row, actor]
+        self.of_tensor[row, actor] = epoch = self.clock[row, actor]
         for cells in operands:
             self.touch_by_proxy(cells, "tcgen05.mma reads")
             found = self.shared.read(cells, self.clock, row, actor, epoch)
             self.check("tcgen05.mma of a shared operand", found)
         if a is not None:
-            found = self.tensor.read(a, self.clock, row, actor, epoch)
+            found = self.tensor.read(a, self.of_tensor, row, actor, epoch)
             self.check("tcgen05.mma of an operand in tensor memory", found)
-        found = self.tensor.write(d, self.clock, row, actor, epoch)
+        found = self.tensor.write(d, self.of_tensor, row, actor, epoch)
         self.check(f"tcgen05.mma into columns from {d[0] % COLUMNS}", found)
 
     def commit(self, warp: int) -> Vector:
@@ -185,20 +217,23 @@ class Clocks:
         return row.copy()
 
     def load_tensor(self, cells: Vector, warp: Vector) -> None:
-        found = self.tensor.read(cells, self.clock, warp, warp, self.clock[warp, warp])
+        self.loads[np.unique(warp)] += 1
+        actor = 3 * self.warps + warp
+        found = self.tensor.read(cells, self.of_tensor, warp, actor, self.loads[warp])
         if found is not None:
             self.check(f"tcgen05.ld by {warps_text(warp)}", found)
 
     def store_tensor(self, cells: Vector, warp: Vector) -> None:
         self.stores[np.unique(warp)] += 1
         actor = self.warps + warp
-        found = self.tensor.write(cells, self.clock, warp, actor, self.stores[warp])
+        found = self.tensor.write(cells, self.of_tensor, warp, actor, self.stores[warp])
         if found is not None:
             self.check(f"tcgen05.st by {warps_text(warp)}", found)
 
     def free_tensor(self, warp: int, column: int, count: int) -> None:
         cells = tensor_cells(QUARTERS, np.zeros(4, int) + column, count)
-        found = self.tensor.write(cells, self.clock, warp, warp, 0, record=False)
+        known = np.maximum(self.clock, self.of_tensor)
+        found = self.tensor.write(cells, known, warp, warp, 0, record=False)
         self.check(f"tcgen05.dealloc of columns [{column}, {column + count}) by warp {warp}", found)
 
 

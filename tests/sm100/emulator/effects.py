@@ -289,7 +289,12 @@ def tensor_core(t: "Translator", op: list[str], a: list[str]) -> None:
 
 
 def tensor_wait(t: "Translator", op: list[str], a: list[str]) -> None:
-    t.line("C.clocks.wait_store(G, m)" if op[1] == "wait::st" else "pass")
+    t.line(f"C.clocks.wait_{'store' if op[1] == 'wait::st' else 'load'}(G, m)")
+
+
+def tensor_fence(t: "Translator", op: list[str], a: list[str]) -> None:
+    side = "before" if op[1] == "fence::before_thread_sync" else "after"
+    t.line(f"C.clocks.fence_{side}(G.active(m))")
 
 
 def allocate(t: "Translator", op: list[str], a: list[str]) -> None:
@@ -342,13 +347,9 @@ def relinquish(t: "Translator", op: list[str], a: list[str]) -> None:
     t.line("C.tensor.relinquish()")
 
 
-def nothing(t: "Translator", op: list[str], a: list[str]) -> None:
-    t.line("pass")
-
-
 TENSOR_CORE: dict[str, Emitter] = {
     "wait": tensor_wait,
-    "fence": nothing,
+    "fence": tensor_fence,
     "alloc": allocate,
     "dealloc": deallocate,
     "relinquish_alloc_permit": relinquish,

@@ -61,7 +61,8 @@ class Cta:
     """Runs one CTA of a translated kernel.
 
     memory: global memory; parameter_bytes: as the .param list lays them out; maps: tensor maps by
-    the bytes that stand for them; strict: what may be harmless on hardware is an error too.
+    the bytes that stand for them; strict: what may be harmless on hardware is an error too; fences:
+    tcgen05.fence must be where the PTX manual asks for it.
     """
 
     translator: Translator
@@ -72,6 +73,7 @@ class Cta:
     schedule: str = "lazy"
     seed: int = 0
     strict: bool = True
+    fences: bool = True
     warnings: list[str] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
 
@@ -83,7 +85,7 @@ class Cta:
         static = max(self.translator.kernel.shared.values(), default=SHARED_BASE) - SHARED_BASE
         size = static + self.block.shared_bytes
         granules = -(-(SHARED_BASE + size) // 128) * 128 // GRANULE
-        self.clocks = Clocks(warps, granules, self.report)
+        self.clocks = Clocks(warps, granules, self.report, self.fences)
         self.shared = SharedMemory(self, self.clocks, size)
         rng = self.rng if self.schedule == "random" else None
         self.sync = Sync(self, self.clocks, 32 * warps, rng)

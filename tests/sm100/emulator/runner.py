@@ -69,6 +69,7 @@ class Execution:
     schedule: str
     seed: int
     strict: bool
+    fences: bool
 
     def __call__(self, launch: Launch) -> None:
         if PROBE in launch.kernel:
@@ -80,7 +81,7 @@ class Execution:
             block = Block((x, y, z), launch.grid, launch.block, launch.shared_bytes)
             cta = Cta(
                 translator, block, self.memory, raw, LEDGER.maps,
-                self.schedule, self.seed, self.strict,
+                self.schedule, self.seed, self.strict, self.fences,
             )  # fmt: skip
             cta.run()
             self.report.warnings += cta.warnings
@@ -112,6 +113,7 @@ def run(
     schedules: Sequence[str] = SCHEDULES,
     seed: int = 0,
     strict: bool = True,
+    fences: bool = True,
     exact_fma: bool = False,
     kernels: Kernels | None = None,
 ) -> Report:
@@ -119,8 +121,9 @@ def run(
 
     tensors: all the memory that kernels may touch. They are restored before each schedule, must end
     with the same bits on every schedule, and hold the result. strict: violations that may be
-    harmless on hardware raise too, else they are warnings of the report. exact_fma: fused
-    multiply-adds round once, which takes longer. Raises EmulatorError for any fault.
+    harmless on hardware raise too, else they are warnings of the report. fences: a missing
+    tcgen05.fence is a race. exact_fma: fused multiply-adds round once, which takes longer. Raises
+    EmulatorError for any fault.
     """
     report, start = Report(), time.perf_counter()
     kernels = kernels or TRANSLATED[exact_fma]
@@ -131,7 +134,7 @@ def run(
     for schedule in schedules:
         for view, saved in zip(views, before, strict=True):
             view[...] = saved
-        launched(launch, Execution(kernels, memory, report, schedule, seed, strict))
+        launched(launch, Execution(kernels, memory, report, schedule, seed, strict, fences))
         if first and any((a != b).any() for a, b in zip(views, first, strict=True)):
             raise EmulatorError(f"schedule {schedule!r} gives other results than {schedules[0]!r}")
         first = first or [view.copy() for view in views]
