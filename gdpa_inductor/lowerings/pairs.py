@@ -10,7 +10,11 @@ from .._compat import size_hint
 from ..kernels.pairs import ALONE, ROWS, Alone, turns
 from ..problem import Problem, Size
 from . import _compat
-from .launch import Given, Output, few, skips
+from .launch import Given, Output, skips
+
+# Up to so many sequences are placed by counting. A program's share is fixed, so the order matters
+# more than for tiles: 1152 sequences of up to 1024 rows as they come take 1.26 times as long.
+_COUNTED = 2048
 
 
 def taken(outputs: dict[int, Output], o: Given) -> bool:
@@ -45,7 +49,8 @@ def order(o: Given) -> Any:
     if not o.offsets:
         return None
     nodes, fakes = o.extents
-    counted = few(o)
+    batch = size_hint(o.problem.batch)
+    counted = batch is not None and batch <= _COUNTED
 
     def formula(*sized: Any) -> torch.Tensor:
         work: Any = 1

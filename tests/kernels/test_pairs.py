@@ -7,6 +7,7 @@ import torch
 
 from gdpa_inductor.kernels.configs import Shape, configs, shared_memory
 from gdpa_inductor.kernels.pairs import ALONE, turns
+from gdpa_inductor.lowerings import pairs
 
 from . import render
 from .cases import CAUSAL, Case
@@ -70,6 +71,20 @@ def test_pairs_of_the_greatest_length_count() -> None:
     lengths = {"same": True, "processors": 4, "h": 2, "d": 128, "dv": 128}
     assert alone(JaggedCase("many", PLAIN.program, lengths_q=(40,) * 6, **lengths))
     assert not alone(JaggedCase("skewed", PLAIN.program, lengths_q=(70, *(2,) * 9), **lengths))
+
+
+@pytest.mark.parametrize(("count", "sorts"), [(1152, True), (3000, False)])
+def test_up_to_so_many_sequences_are_sorted(count: int, sorts: bool, monkeypatch) -> None:
+    asked: list[bool] = []
+
+    def recorded(work: torch.Tensor, few: bool) -> torch.Tensor:
+        asked.append(few)
+        return turns(work, few)
+
+    monkeypatch.setattr(pairs, "turns", recorded)
+    lengths = {"same": True, "h": 1, "d": 128, "dv": 128, "processors": 9}
+    assert alone(JaggedCase("many", PLAIN.program, lengths_q=(2,) * count, **lengths))
+    assert set(asked) == {sorts}
 
 
 @pytest.mark.parametrize("few", [True, False])
