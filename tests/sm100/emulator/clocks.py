@@ -65,7 +65,7 @@ class Shadow:
 
 
 class Clocks:
-    """fences: tcgen05.fence is asked for; else every release and acquire has one."""
+    """fences: tcgen05.fence and wait::ld are asked for; else accesses have them."""
 
     def __init__(
         self, warps: int, granules: int, report: Callable[[str], None], fences: bool
@@ -129,8 +129,6 @@ class Clocks:
     def wait_load(self, gang: "Gang", mask: Vector) -> None:
         warps = gang.active(mask)
         self.of_tensor[warps, 3 * self.warps + warps] = self.loads[warps]
-        if not self.fences:
-            self.fence_before(warps)
 
     def fence_before(self, warps: Vector) -> None:
         """tcgen05.fence::before_thread_sync: finished accesses of tensor memory may be released."""
@@ -217,11 +215,15 @@ class Clocks:
         return row.copy()
 
     def load_tensor(self, cells: Vector, warp: Vector) -> None:
-        self.loads[np.unique(warp)] += 1
+        warps = np.unique(warp)
+        self.loads[warps] += 1
         actor = 3 * self.warps + warp
         found = self.tensor.read(cells, self.of_tensor, warp, actor, self.loads[warp])
         if found is not None:
             self.check(f"tcgen05.ld by {warps_text(warp)}", found)
+        if not self.fences:
+            self.of_tensor[warps, 3 * self.warps + warps] = self.loads[warps]
+            self.fence_before(warps)
 
     def store_tensor(self, cells: Vector, warp: Vector) -> None:
         self.stores[np.unique(warp)] += 1

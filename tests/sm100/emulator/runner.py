@@ -122,8 +122,8 @@ def run(
     tensors: all the memory that kernels may touch. They are restored before each schedule, must end
     with the same bits on every schedule, and hold the result. strict: violations that may be
     harmless on hardware raise too, else they are warnings of the report. fences: a missing
-    tcgen05.fence is a race. exact_fma: fused multiply-adds round once, which takes longer. Raises
-    EmulatorError for any fault.
+    tcgen05.fence or wait::ld is a race. exact_fma: fused multiply-adds round once, which takes
+    longer. Raises EmulatorError for any fault.
     """
     report, start = Report(), time.perf_counter()
     kernels = kernels or TRANSLATED[exact_fma]
