@@ -82,8 +82,8 @@ SUBJECTS: dict[str, Subject] = {
         tails=({"n": 130, "m": m} for m in COLUMNS), program=CAUSAL_POLE, dtype=F16,
     ),
     "forward-jagged": of_forward(
-        {"q_lengths": (140, 384, 130), "k_lengths": (0, 80, 100)},
-        {"q_lengths": (300, 0, 440), "k_lengths": (700, 0, 129)},
+        {"q_lengths": (100, 384, 140, 130), "k_lengths": (0, 80, 0, 100)},
+        {"q_lengths": (500, 0, 440), "k_lengths": (700, 0, 129)},
         tails=({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
     ),
 }  # fmt: skip
