@@ -118,17 +118,15 @@ def _offsets(lengths: object, dtype: torch.dtype) -> torch.Tensor | None:
 def emulated(
     case: Case, call: Problem, schedules=("random",), sides: Sequence[str] = tuple(SIDES)
 ) -> list[torch.Tensor]:
-    """dQ, dK, dV by the kernels, or those of some sides; outputs hold NaN before the launch where
-    the kernel writes all."""
+    """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
     config, found = call.config(case.fast, True), {}
     for side in sides:
         letters = SIDES[side]
         with recording():
             compiled = backward_launch.compiled(config, side)
         outputs = [backward_launch.room(config, call, letter) for letter in letters]
-        for tensor in outputs:
-            if tensor.dim() == 4:
-                tensor.fill_(float("nan"))
+        for letter, tensor in zip(letters, outputs):
+            _owned(call, letter, tensor, float("nan"))
         others = (call.grad_out, *outputs)
         read = [*call.matrices, *call.aux, call.cu_q, call.cu_k, call.order, *outputs]
         run(
@@ -140,6 +138,16 @@ def emulated(
         )
         found |= dict(zip(letters, outputs))
     return [backward_launch.finished(call, x, found[x]) for x in "qkv" if x in found]
+
+
+def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> None:
+    """Fills the rows that kernels write: all of a dense gradient, those of sequences if packed."""
+    cu, most = (call.cu_q, call.rows) if letter == "q" else (call.cu_k, call.cols)
+    if cu is None:
+        tensor.fill_(value)
+        return
+    for start, end in zip(cu.tolist(), cu[1:].tolist()):
+        tensor[start : min(end, start + most)] = value
 
 
 def unfused(case: Case, call: Problem, dtype: torch.dtype) -> list[torch.Tensor]:

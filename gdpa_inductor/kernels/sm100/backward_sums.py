@@ -46,7 +46,7 @@ class Sums:
             else:
                 found.fill(0)
             for i in range_constexpr(0, PART, VECTOR):
-                if (row < tile.rows) & within(column + i, dim, width):
+                if (row < tile.rows) & within(half, part * PART + i, dim, width):
                     source = cute.make_tensor(found.iterator + i, cute.make_layout(VECTOR))
                     target = cute.make_ptr(
                         pointer.dtype, (pointer + place + column + i).toint(),
@@ -55,6 +55,6 @@ class Sums:
                     cute.autovec_copy(source, cute.make_tensor(target, cute.make_layout(VECTOR)))
 
 
-def within(column: Any, dim: int, width: int) -> Any:
-    """Whether a column of a tile of this width is one of the operand."""
-    return column < dim if dim < width else Boolean(True)
+def within(half: Any, offset: int, dim: int, width: int) -> Any:
+    """Whether a column of the operand is there, `offset` columns into either half of the width."""
+    return half + offset < dim if width // 2 + offset >= dim else Boolean(True)
