@@ -15,7 +15,7 @@ pytestmark = [
     ),
 ]
 PROGRAM = "gelu_tanh(mul(s,0.08838834764831845))"
-BATCH, HEADS, LONGEST, KEYS = 110, 4, 400, 200
+BATCH, HEADS, LONGEST, KEYS = 240, 4, 400, 200
 
 
 def made(side: str) -> tuple[list[torch.Tensor], tuple]:
