@@ -180,6 +180,8 @@ CASES = (
     ), Case("both_scales", "div(silu(mul(s,0.088)),float(i0))", d=96, dv=64, n=130, m=70,
     scalars=(70,)), Case("self", CAUSAL.format(SILU), d=64, h=2, q_lengths=SELF, k_lengths=SELF,
     ctas=2), Case("short_keys", d=64, b=4, m=192, q_lengths=OTHER, ctas=1, offsets=torch.int64),
+    Case("rows_without_keys", "sigmoid(s)", d=64, q_lengths=(100, 384, 140, 130, 1, 2), ctas=1,
+         k_lengths=(0, 80, 0, 100, 0, 0)),
     Case("seeds", d=64, b=4, n=32, shared="q", k_lengths=SELF, ctas=1),
 )  # fmt: skip
 

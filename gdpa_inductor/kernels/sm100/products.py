@@ -27,12 +27,13 @@ class Products(Fixed):
     @cute.jit
     def run(self, scheduler):
         """The loop of the warp. pending[t]: a block is scored and not yet added; it is the first of
-        its tile unless `started`, and the last if closing[t]."""
+        its tile unless `started`, and the last if closing[t]. A tile without blocks has its turn
+        as well: the epilogue, which must see it, may be waiting for what is pending."""
         queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
         at, k = scheduler.start(), keys.start()
         q, o = (Each(*(x.start() for x in rings)) for rings in (queries, sums))
         v, p, nothing = k, Each(Cursor(1), Cursor(1)), Each(Boolean(False), Boolean(False))
-        tile, at = scheduler.take_busy(at)
+        tile, at = scheduler.take(at)
         block, held, started, pending, closing = (
             tile.first,
             Boolean(False),
@@ -55,7 +56,7 @@ class Products(Fixed):
                     self.score(t, q[t], k, block == tile.first)
             if held:
                 keys.empty.arrive_when_multiplied(v)
-            held, pending, closing = tile.valid == 1, nothing, nothing
+            held, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
             if held:
                 keys.empty.arrive_when_multiplied(k)
                 v = k.next()
@@ -67,9 +68,9 @@ class Products(Fixed):
                         queries[t].empty.arrive_when_multiplied(q[t])
                         q = q.but(t, q[t].next())
                 block += 1
-                if block == tile.end:
-                    tile, at = scheduler.take_busy(at)
-                    block = tile.first
+            if (tile.valid == 1) & (block >= tile.end):
+                tile, at = scheduler.take(at)
+                block = tile.first
 
     @cute.jit
     def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):
