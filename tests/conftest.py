@@ -4,6 +4,7 @@ The environment is set before torch is imported. The graph caches are off becaus
 the pass, and with it the counters that tests read; tests of the caches switch them on themselves.
 """
 
+import importlib
 import os
 import sys
 import zlib
@@ -49,6 +50,13 @@ def reset_dynamo() -> None:
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture
+def no_cpu_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small regions are rewritten on a CPU too; tests/lowerings/test_choose.py has the rules."""
+    rules = importlib.import_module("gdpa_inductor.lowerings.choose")  # not the function
+    monkeypatch.setitem(rules.PAYS, "cpu", ())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

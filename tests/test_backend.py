@@ -20,6 +20,7 @@ from gdpa_inductor import GDPAError, GDPAPass, gdpa_backend
 from gdpa_inductor.backend import copy_graph, source_hash
 from gdpa_inductor.lowerings import cpu
 
+pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
 SHAPE = (2, 2, 48, 16)
 
 

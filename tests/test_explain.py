@@ -12,6 +12,8 @@ from torch._dynamo.utils import counters
 import gdpa_inductor
 from gdpa_inductor import Code
 
+pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
+
 
 class Block(nn.Module):
     """A region, a softmax, a BatchNorm, a counter, dropout, and whatever `between` does."""

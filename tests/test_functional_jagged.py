@@ -14,6 +14,8 @@ from gdpa_inductor import GDPAError
 from tests._recorder import Recorder
 from tests.jagged_cases import CASES, JaggedCase
 
+pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
+
 SCORES: dict[str, tuple[Callable | None, Callable | None]] = {
     "silu": (lambda s, b, h, n, m: F.silu(s), None),
     "causal": (lambda s, b, h, n, m: F.silu(s), lambda b, h, n, m: n >= m),

@@ -103,10 +103,10 @@ class Operands:
 
     def leave_out(self, work: Pass, aux: tuple[Aux, ...]) -> None:
         """From here on, `blocks` leaves out scores where the terms of `work` are 0. aux: what the
-        program declares. A single block is not worth the question.
+        program declares.
         """
         term = cpu_tiles.zero(work.roots, aux)
-        if term is None or math.prod(self.sizes) <= cpu_blocks.SCORES:
+        if term is None or math.prod(self.sizes) <= cpu_blocks.FEW:
             return
         self.tiling = tile(self.sizes, self.groups, self._shared, masked=True)
         steps = (self.tiling.rows, self.tiling.grain)
@@ -258,10 +258,17 @@ class Total:
             (self._target.add_ if self._onto else self._target.copy_)(self._place)
 
 
-def _add_transposed(total: Tensor, left: Tensor, rows: Tensor, block: Block) -> None:
+def _add_transposed(
+    total: Tensor, left: Tensor, rows: Tensor, block: Block, operands: Operands
+) -> None:
     """total [units, columns, D] += leftᵀ · rows of the block, left [b,h,n,m], rows [B|1,H,N,D]"""
     count, columns, _ = total.shape
-    total.baddbmm_(left.view(count, -1, columns).mT, of_rows(rows, block, count))
+    left, right = left.view(count, -1, columns).mT, of_rows(rows, block, count)
+    if total.is_contiguous():
+        total.baddbmm_(left, right)
+    else:  # which torch.baddbmm multiplies one by one
+        product = operands.scratch(5, total.numel()).view(total.shape)
+        total.add_(torch.bmm(left, right, out=product))
 
 
 @dataclass(frozen=True)
@@ -341,12 +348,10 @@ class Backward:
         """Add what the block gives to dV, dK and, [b,h,n,D], dQ."""
         key_group, value_group = self.operands.groups
         if weight is not None and self.grads.value is not None:
-            _add_transposed(
-                of_heads(self.grads.value, block, value_group), weight, self.grad_out, block
-            )
+            place = of_heads(self.grads.value, block, value_group)
+            _add_transposed(place, weight, self.grad_out, block, self.operands)
         if score_grad is not None and self.grads.key is not None:
-            _add_transposed(
-                of_heads(self.grads.key, block, key_group), score_grad, self.operands.query, block
-            )
+            place = of_heads(self.grads.key, block, key_group)
+            _add_transposed(place, score_grad, self.operands.query, block, self.operands)
         if score_grad is not None and query_grad is not None:
             query_grad.add(score_grad, of_heads(self.operands.key, block, key_group))

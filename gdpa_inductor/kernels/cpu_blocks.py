@@ -13,14 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# 256K scores are 1 MiB in fp32, a core's share of a usual L2. Flat blocks slow the products down: a
-# forward with N = M = 2048, D = 64 takes 113, 89, 75, 65 ms in blocks of 64×1024, 128×1024,
-# 256×512, 512×512 (two cores of an EPYC 9004, torch 2.13).
-SCORES, EDGE = 1 << 18, 512
+# 1M scores are 4 MiB in fp32. The backward has four such buffers for each thread; more than four
+# threads share those of four. Forward / backward in ms with N = M = 768 and 1024, B = 2, H = 4,
+# D = 64, minima on two cores of an EPYC 9004, torch 2.13: 256K scores 12.7 / 32.4 and 18.1 / 56.2,
+# 512K 10.6 / 26.5 and 17.6 / 50.4, 1M 9.6 / 23.2 and 15.8 / 45.1. Flat blocks slow products down.
+SCORES, EDGE, MAX_THREADS = 1 << 20, 512, 4
 # Where masks may leave scores out, bands are narrower, an eighth of the rows: 7/16 of the scores of
 # a causal mask are left out then, 1/2 in the limit. Narrower than FINE, they slow products down.
-FINE, BANDS = 128, 8
-MAX_THREADS = 16
+# FEW scores are not worth the question.
+FINE, BANDS, FEW = 128, 8, 1 << 18
 
 
 class Block(NamedTuple):

@@ -8,12 +8,14 @@ kernel; a refusal is a falsy `Rejection`. Correctness comes first ("supports"), 
 from __future__ import annotations
 
 import importlib.util
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
 from .. import _compat
+from ..kernels import cpu_tiles
 from ..options import Options
 from ..problem import Problem, Size
 from ..rejection import Code, Rejection
@@ -21,6 +23,7 @@ from . import cute
 from ._compat import float32_precision
 
 MAX_HEAD_DIM = 256
+MAX_IEEE_DIM = 128  # fp32 products on the vector units are unrolled: Triton 3.6, many minutes
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _AUX_DTYPES = (
     *_FLOATS, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
@@ -117,6 +120,16 @@ def _head_dims(problem: Problem) -> str:
     return ""
 
 
+def _wide_in_full_precision(problem: Problem) -> str:
+    widest = max(_hint(problem.head_dim), _hint(problem.value_dim))
+    if problem.dtype != torch.float32 or float32_precision() != "ieee" or widest <= MAX_IEEE_DIM:
+        return ""
+    return (
+        f"fp32 without TF32 and a head dim of {widest}: with more than {MAX_IEEE_DIM} Triton takes "
+        "minutes to compile it"
+    )
+
+
 def _hint(size: Size, otherwise: int = 1 << 20) -> int:
     """A size, or what it was at capture; unknown sizes count as large. Adds no guard."""
     known = _compat.size_hint(size)
@@ -162,6 +175,41 @@ def _gain(problem: Problem) -> str:
 
 
 _PRECISIONS = {"half": "16 bits", "tf32": "TF32", "ieee": "fp32 without TF32"}
+
+# From how many MiB of scores on the fused form is chosen on a CPU: for inference, for training;
+# half of that where masks may leave scores out. Two cores of an EPYC 9004, L3 32 MiB, torch 2.13;
+# silu, B = 2, H = 4, D = 64, N = 256, 512, 768, 1024, 2048; stock Inductor's time / ours in fp32:
+# inference .80 .86 .96 1.00 1.62, training .66 .74 .79 1.17 1.29. Smaller scores stay in the cache,
+# larger ones are fresh pages in each call. Ours multiplies fp16 and bf16 in fp32: for bf16 there
+# are instructions (.44 .48 at 512, .75 .55 at 2048, in smaller blocks), and stock's
+# fp16 is slow (8.6 and 9.4 at 256). fp64 is taken to be like fp32.
+_CPU_GAINS: dict[torch.dtype, tuple[int, int]] = {
+    torch.float32: (16, 32),
+    torch.float64: (16, 32),
+    torch.bfloat16: (256, 256),
+}
+_SHORT = 32  # jagged training on a CPU is slower up to this greatest length, else always faster
+
+
+def _cpu_gain(problem: Problem) -> str:
+    step = "training" if problem.training else "inference"
+    longest = max(_hint(problem.rows), _hint(problem.cols))
+    if problem.jagged:
+        short = problem.training and longest <= _SHORT
+        return f"jagged training pays from {_SHORT + 1} rows or keys on" if short else ""
+    least = _CPU_GAINS.get(problem.dtype, (0, 0))[problem.training]
+    if cpu_tiles.zero((problem.program.weight,), problem.program.aux) is not None:
+        least //= 2
+    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
+    taken = math.prod(map(_hint, sizes)) * problem.dtype.itemsize / 2**20
+    if taken >= least:
+        return ""
+    return (
+        f"{step} in {problem.dtype} on a CPU pays from {least} MiB of scores on, these take "
+        f"{taken:.3g}"
+    )
+
+
 # The first that supports the problem runs it: so "cute" that is asked for may still give "triton".
 _BY_DEVICE = {"cuda": ("cute", "triton"), "cpu": ("cpu",)}
 SUPPORTS: dict[str, tuple[Rule, ...]] = {
@@ -176,7 +224,12 @@ SUPPORTS: dict[str, tuple[Rule, ...]] = {
         Rule(Code.DTYPE, _float_dtypes),
         Rule(Code.DTYPE, _aux_dtypes),
         Rule(Code.HEAD_DIM, _head_dims),
+        Rule(Code.HEAD_DIM, _wide_in_full_precision),
     ),
     "cpu": (),
 }
-PAYS: dict[str, tuple[Rule, ...]] = {"cute": (), "triton": (Rule(Code.SLOWER, _gain),), "cpu": ()}
+PAYS: dict[str, tuple[Rule, ...]] = {
+    "cute": (),
+    "triton": (Rule(Code.SLOWER, _gain),),
+    "cpu": (Rule(Code.SLOWER, _cpu_gain),),
+}

@@ -59,7 +59,7 @@ def test_training_stops_in_time(tmp_path: Path, seconds: float, steps: int):
 @pytest.mark.slow
 def test_demo_end_to_end(tmp_path: Path, capsys):
     (tmp_path / "ml-100k.inter").write_text(data.generate(users=40, items=300))
-    arguments = ["--cache", str(tmp_path), "--steps", "12", "--batch", "4", "--length", "256"]
+    arguments = ["--cache", str(tmp_path), "--steps", "12", "--batch", "8", "--length", "512"]
     assert demo.main([*arguments, "--contenders", "eager", "gdpa"]) == 0
     printed = capsys.readouterr().out
     assert "gdpa_inductor/demo/model.py" in printed

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 
 RANKS = 2
+SMALL = {"gdpa.profit": False}
 
 
 def function(q, k, v):
@@ -39,7 +40,7 @@ def train(compiled) -> float:
 
 
 def entry() -> dict:
-    difference = train(torch.compile(function, backend="gdpa", fullgraph=True))
+    difference = train(torch.compile(function, backend="gdpa", fullgraph=True, options=SMALL))
     return {"difference": difference, "gdpa": dict(torch._dynamo.utils.counters["gdpa"])}
 
 
@@ -47,7 +48,7 @@ def cached(version: str) -> dict:
     import gdpa_inductor.backend
 
     gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
-    difference = train(torch.compile(function, backend="gdpa"))
+    difference = train(torch.compile(function, backend="gdpa", options=SMALL))
     counters = torch._dynamo.utils.counters
     return {
         "difference": difference,
@@ -83,7 +84,9 @@ def _rank(rank: int, wrapper: str, folder: str) -> None:
     alone.load_state_dict(model.state_dict())
     shared = DistributedDataParallel(model) if wrapper == "ddp" else fully_shard(model)
     x = torch.randn(2 * RANKS, 32, 32)
-    torch.compile(shared, backend="gdpa")(x.chunk(RANKS)[rank]).square().sum().backward()
+    torch.compile(shared, backend="gdpa", options=SMALL)(
+        x.chunk(RANKS)[rank]
+    ).square().sum().backward()
     alone(x).square().sum().div(RANKS).backward()
     found = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
              for p in model.parameters()]  # fmt: skip

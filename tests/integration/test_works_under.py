@@ -14,6 +14,8 @@ from torch.utils.checkpoint import (
 import gdpa_inductor
 from tests._recorder import Recorder
 
+pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
+
 
 def fused(q, k, v):
     return F.silu(q @ k.transpose(-1, -2) * 0.25) @ v

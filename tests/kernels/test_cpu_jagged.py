@@ -21,6 +21,7 @@ backward_op = torch.ops.gdpa.attention_cpu_backward.default
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16 rows and columns and at most two heads."""
+    monkeypatch.setattr(cpu_blocks, "FEW", 0)
     monkeypatch.setattr(cpu_blocks, "EDGE", 16)
     monkeypatch.setattr(cpu_blocks, "SCORES", 16 * 16)
 

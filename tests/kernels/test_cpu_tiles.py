@@ -37,6 +37,7 @@ MASKS: dict[str, tuple[str, list[Tensor], float]] = {
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of which the programs run in plain torch: compiled ones have tests of their own."""
     monkeypatch.setattr(cpu, "compiled", lambda work, tensors, lengths_vary: work)
+    monkeypatch.setattr(cpu_blocks, "FEW", 0)
     monkeypatch.setattr(cpu_blocks, "EDGE", STEP)
     monkeypatch.setattr(cpu_blocks, "SCORES", STEP * STEP)
     monkeypatch.setattr(cpu_blocks, "MAX_THREADS", 1)

@@ -9,6 +9,8 @@ from gdpa_inductor.problem import Problem
 from gdpa_inductor.rejection import Code
 from gdpa_inductor.score_mod import ScoreMod
 
+CAUSAL = "where(ge(n,m),silu(s),0.0)"
+JAGGED = {"jagged_query": True, "jagged_key": True}
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 
 
@@ -18,12 +20,14 @@ def hopper(monkeypatch: pytest.MonkeyPatch):
 
 
 def problem(
-    dtype=BF16, d=128, dv=None, n=1024, m=1024, device="cuda", training=True, value=None, aux=()
+    dtype=BF16, d=128, dv=None, n=1024, m=1024, device="cuda", training=True, value=None, aux=(),
+    program="silu(s)", **others,
 ):  # fmt: skip
     return Problem(
-        program=ScoreMod.parse("silu(s)"), device=torch.device(device), dtype=dtype,
+        program=ScoreMod.parse(program), device=torch.device(device), dtype=dtype,
         value_dtype=value or dtype, aux_dtypes=tuple(aux), batch=8, heads=4, key_heads=4,
         value_heads=4, rows=n, cols=m, head_dim=d, value_dim=dv or d, training=training,
+        **others,
     )  # fmt: skip
 
 
@@ -33,6 +37,14 @@ ACCEPTED = [
     (problem(d=24, dv=80), "triton"),
     (problem(d=256, training=False), "triton"),
     (problem(device="cpu", dtype=F64), "cpu"),
+    (problem(device="cpu", dtype=torch.float16, n=64, m=64), "cpu"),
+    # Of 8 samples and 4 heads: 32 MiB, 18, of which a causal mask leaves half out, and 512.
+    (problem(device="cpu", dtype=F32, n=512, m=512), "cpu"),
+    (problem(device="cpu", dtype=F32, n=384, m=384, training=False), "cpu"),
+    (problem(device="cpu", dtype=F32, n=384, m=384, program=CAUSAL), "cpu"),
+    (problem(device="cpu", n=2896, m=2912), "cpu"),
+    (problem(device="cpu", dtype=F32, n=33, m=33, **JAGGED), "cpu"),
+    (problem(device="cpu", dtype=F32, n=8, m=8, training=False, **JAGGED), "cpu"),
 ]
 
 
@@ -54,6 +66,13 @@ REFUSED = [
     (problem(d=256), Code.SLOWER, "training with head dim 256"),
     (problem(d=256, training=False, n=64), Code.SLOWER, "256 rows and keys"),
     (problem(F32), Code.SLOWER, "fp32 without TF32"),
+    (problem(F32, d=136), Code.HEAD_DIM, "minutes to compile"),
+    (problem(F32, d=64, dv=256), Code.HEAD_DIM, "a head dim of 256"),
+    (problem(F32, n=511, m=512, device="cpu"), Code.SLOWER, "from 32 MiB of scores on"),
+    (problem(F32, n=256, m=256, device="cpu", training=False), Code.SLOWER, "these take 8"),
+    (problem(F32, n=256, m=256, device="cpu", program=CAUSAL), Code.SLOWER, "from 16 MiB"),
+    (problem(n=2048, m=2047, device="cpu"), Code.SLOWER, "from 256 MiB"),
+    (problem(F32, n=32, m=32, device="cpu", **JAGGED), Code.SLOWER, "from 33 rows"),
 ]
 
 
@@ -68,6 +87,20 @@ def test_refused(given: Problem, code: Code, word: str):
 @pytest.mark.parametrize("given, code, word", [row for row in REFUSED if row[1] is Code.SLOWER])
 def test_profit_off_asks_only_whether_it_is_right(given: Problem, code: Code, word: str):
     assert lowerings.choose(given, Options(profit=False))
+
+
+def test_wide_heads_in_full_precision_are_refused_without_profit_too():
+    """Triton would compile for minutes."""
+    off = Options(profit=False)
+    assert lowerings.choose(problem(F32, d=256), off).code is Code.HEAD_DIM
+    assert lowerings.choose(problem(F32, d=128), off).kernel == "triton"
+    assert lowerings.choose(problem(BF16, d=256), off).kernel == "triton"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        assert lowerings.choose(problem(F32, d=256), off).kernel == "triton"
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def test_tf32_follows_torch():

@@ -45,6 +45,7 @@ def canonical(text: str) -> str:
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of 16 rows and columns and at most two heads, so that small sizes have many blocks."""
+    monkeypatch.setattr(cpu_blocks, "FEW", 0)
     monkeypatch.setattr(cpu_blocks, "EDGE", 16)
     monkeypatch.setattr(cpu_blocks, "SCORES", 16 * 16)
     monkeypatch.setattr(cpu_blocks, "MAX_THREADS", 2)
