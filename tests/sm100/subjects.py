@@ -65,26 +65,29 @@ def of_backward(
     return Subject(*calls, dict(redundant or {}))
 
 
+FIRST = (3, "the first column of a block is there; a query tile without keys has no rows")
 COLUMNS = range(1, 128)  # of a tile of scores that are there
 HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on a half
 SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
 SUBJECTS: dict[str, Subject] = {
     "forward": of_forward(
         {"n": 640, "m": 100, "h": 2}, {"n": 396, "m": 700, "h": 2},
-        tails=({"n": 40, "m": m} for m in COLUMNS),
+        tails=({"n": 40, "m": m} for m in COLUMNS), redundant={"mask": FIRST},
     ),
     "forward-wide": of_forward(
         {"n": 640, "m": 100, "h": 2}, {"n": 396, "m": 400, "h": 2},
-        tails=({"n": 40, "m": m} for m in COLUMNS), d=128,
+        tails=({"n": 40, "m": m} for m in COLUMNS), redundant={"mask": FIRST}, d=128,
     ),
     "forward-causal": of_forward(
         {"n": 640, "m": 100, "h": 2}, {"n": 520, "m": 520, "h": 2},
         tails=({"n": 130, "m": m} for m in COLUMNS), program=CAUSAL_POLE, dtype=F16,
+        redundant={"mask": FIRST},
     ),
     "forward-jagged": of_forward(
         {"q_lengths": (100, 384, 140, 130), "k_lengths": (0, 80, 0, 100)},
         {"q_lengths": (500, 0, 440), "k_lengths": (700, 0, 129)},
         tails=({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
+        redundant={"mask": FIRST},
     ),
 }  # fmt: skip
 for _side in ("keys", "rows"):
