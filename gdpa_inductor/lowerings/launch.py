@@ -23,73 +23,17 @@ from ..kernels.grains import GRAIN, grain_bounds
 from ..kernels.order import GRANULE, likely_offsets, tile_order
 from ..kernels.template import AuxRead, Plan
 from ..masks import TileClasses, classify
-from ..operands import Operands
-from ..options import KernelOptions
 from ..problem import Problem, Size
-from ..score_mod import AXES, Aux, ScoreMod
+from ..score_mod import AXES, Aux
 from . import _compat, emit
+from .given import Given, rounds
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
-_FAST_DTYPES = (torch.float16, torch.bfloat16)
 # Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
 # to 70 µs on an H200 and a search 5, while the order saves the less the more there are.
 _FEW = 256
 Ends = Mapping[str, Expr] | None  # see `bounds.closed`
 _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
-
-
-@dataclass(frozen=True)
-class Given:
-    """The operands of one op as Inductor IR, realized, and what is known of them.
-
-    nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. offsets:
-    cu_seqlens of the jagged sides, by "q" and "k"; alike: one serves both, with one greatest
-    length. shared, grouped: see `Plan`.
-    """
-
-    nodes: Operands[Any]
-    fakes: Operands[Any]
-    problem: Problem
-    options: KernelOptions
-    matrices: dict[str, Any]
-    aux: tuple[Any, ...]
-    scalars: tuple[Any, ...]
-    offsets: dict[str, Any]
-    alike: bool
-    shared: frozenset[str]
-    grouped: frozenset[str]
-
-    @property
-    def program(self) -> ScoreMod:
-        return self.problem.program
-
-    @property
-    def fast(self) -> bool:
-        return (
-            self.options.fast_math
-            and self.problem.dtype in _FAST_DTYPES
-            and torch.version.hip is None
-        )
-
-    def longest(self, side: str) -> Size:
-        return self.problem.rows if side == "q" else self.problem.cols
-
-    def total(self, side: str) -> Size:
-        return self.problem.total_rows if side == "q" else self.problem.total_cols
-
-    def extent(self, side: str) -> tuple[list[Any], list[Any]]:
-        """Offsets, total and longest of a jagged side, as IR and as fakes, for formulas."""
-        sizes = (self.total(side), self.longest(side))
-        node, fake = (
-            x.cu_seqlens_q if side == "q" else x.cu_seqlens_k for x in (self.nodes, self.fakes)
-        )
-        return [node, *map(_compat.size_expr, sizes)], [fake, *sizes]
-
-    @property
-    def extents(self) -> tuple[list[Any], list[Any]]:
-        """The same of all jagged sides, one after the other."""
-        each = [self.extent(side) for side in self.offsets]
-        return [x for nodes, _ in each for x in nodes], [x for _, fakes in each for x in fakes]
 
 
 @dataclass(frozen=True)
@@ -100,69 +44,6 @@ class Output:
     term: Expr
     size: tuple[Size, ...]
     dtype: torch.dtype
-
-
-def given(
-    operands: Operands[Any],
-    fakes: Operands[Any],
-    others: dict[str, Any],
-    options: KernelOptions,
-) -> Given:
-    """others: {} in the forward, {"DO": grad_out} in the backward."""
-    problem = Problem.of(fakes, training=bool(others))
-    problem = replace(problem, head_dim=int(problem.head_dim), value_dim=int(problem.value_dim))
-    rounds = _rounds(problem)
-    matrices = {"Q": operands.query, "K": operands.key, "V": operands.value, **others}
-    offsets = {"q": operands.cu_seqlens_q, "k": operands.cu_seqlens_k}
-    same_offsets = problem.jagged and fakes.cu_seqlens_q is fakes.cu_seqlens_k
-    return Given(
-        nodes=operands,
-        fakes=fakes,
-        problem=problem,
-        options=options,
-        matrices={
-            name: _compat.realized(_compat.rounded_to_tf32(x) if rounds else x, problem.device)
-            for name, x in matrices.items()
-        },
-        aux=tuple(_compat.realized(x, problem.device) for x in operands.aux),
-        scalars=tuple(operands.scalars),
-        offsets={
-            side: _compat.realized(x, problem.device)
-            for side, x in offsets.items()
-            if x is not None
-        },
-        alike=same_offsets and statically_known_true(problem.rows == problem.cols),
-        shared=_smaller(fakes, problem, 0, problem.batch),
-        grouped=_smaller(fakes, problem, 1, problem.heads),
-    )
-
-
-def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> frozenset[str]:
-    """The operands whose dimension is not known to have this size; jagged ones have no batch."""
-    sides = {
-        "Q": (fakes.query, problem.jagged_query),
-        "K": (fakes.key, problem.jagged_key),
-        "V": (fakes.value, problem.jagged_key),
-    }
-    return frozenset(
-        name
-        for name, (tensor, jagged) in sides.items()
-        if not (jagged and dim == 0) and not statically_known_true(tensor.shape[dim] == size)
-    )
-
-
-def _rounds(problem: Problem) -> bool:
-    """The tensor core cuts fp32 to TF32, which shrinks every product; so operands are rounded to
-    nearest before."""
-    return problem.dtype == torch.float32 and _compat.float32_precision() == "tf32"
-
-
-def empty(problem: Problem) -> bool:
-    """Nothing takes part, so that every result is zero."""
-    sizes = [problem.batch, problem.heads, problem.rows, problem.cols]
-    sizes += [problem.total_rows] if problem.jagged_query else []
-    sizes += [problem.total_cols] if problem.jagged_key else []
-    return any(statically_known_true(size == 0) for size in sizes)
 
 
 def run(
@@ -445,7 +326,7 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         "EVEN_V": block_v == value_dim,
         "SPLITS": int(output.size[0]) if plan.kernel == "tiles" else 1,
         "PRECISION": repr(_compat.float32_precision()),
-        "ROUND_TF32": _rounds(problem),
+        "ROUND_TF32": rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
         **({"GRAIN": GRAIN} if plan.tables else {}),
         **({"WARPS": config.warps, "ROWS": pairs.ROWS} if plan.kernel == "pairs" else {}),

@@ -10,7 +10,8 @@ from .._compat import size_hint
 from ..kernels.pairs import ALONE, ROWS, Alone, turns
 from ..problem import Problem, Size
 from . import _compat
-from .launch import Given, Output, skips
+from .given import Given
+from .launch import Output, skips
 
 # Up to so many sequences are placed by counting. A program's share is fixed, so the order matters
 # more than for tiles: 1152 sequences of up to 1024 rows as they come take 1.26 times as long.

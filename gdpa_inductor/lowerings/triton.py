@@ -25,7 +25,8 @@ from ..problem import Problem, Size
 from ..score_mod import AXES, Aux, ScoreMod
 from ..sequences import Padding, Sequences, padded_program
 from . import _compat, pairs
-from .launch import Given, Output, Rival, empty, given, run
+from .given import Given, empty, given
+from .launch import Output, Rival, run
 
 Kernel = Callable[[dict[int, Expr], Given], dict[int, Any]]  # finds gradients, by their numbers
 
