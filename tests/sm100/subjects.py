@@ -87,7 +87,7 @@ SUBJECTS: dict[str, Subject] = {
         {"q_lengths": (100, 384, 140, 130), "k_lengths": (0, 80, 0, 100)},
         {"q_lengths": (500, 0, 440), "k_lengths": (700, 0, 129)},
         tails=({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
-        redundant={"mask": FIRST},
+        redundant={"mask": FIRST, "wait": (1, "both query tiles are released together")},
     ),
 }  # fmt: skip
 for _side in ("keys", "rows"):
