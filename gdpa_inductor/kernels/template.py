@@ -65,7 +65,7 @@ class Plan:
     `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. adds:
     "keys" also adds dQ, tile by tile, to the fp32 buffer DQ. bounds: the closed ends of the inner
     loop that there are (see `bounds`); None: its tiles are classified. tables: the operands whose
-    bounds tell tiles apart (see `order.grain_bounds`).
+    bounds tell tiles apart (see `grains.grain_bounds`).
     """
 
     kernel: str
