@@ -66,6 +66,7 @@ def of_backward(
 
 
 FIRST = (3, "the first column of a block is there; a query tile without keys has no rows")
+TOGETHER = (1, "both query tiles are released together")
 COLUMNS = range(1, 128)  # of a tile of scores that are there
 HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on a half
 SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
@@ -76,18 +77,19 @@ SUBJECTS: dict[str, Subject] = {
     ),
     "forward-wide": of_forward(
         {"n": 640, "m": 100, "h": 2}, {"n": 396, "m": 400, "h": 2},
-        tails=({"n": 40, "m": m} for m in COLUMNS), redundant={"mask": FIRST}, d=128,
+        tails=({"n": 40, "m": m} for m in COLUMNS), d=128,
+        redundant={"mask": FIRST, "wait": TOGETHER},
     ),
     "forward-causal": of_forward(
         {"n": 640, "m": 100, "h": 2}, {"n": 520, "m": 520, "h": 2},
         tails=({"n": 130, "m": m} for m in COLUMNS), program=CAUSAL_POLE, dtype=F16,
-        redundant={"mask": FIRST},
+        redundant={"mask": (4, f"{FIRST[1]}; no row lies above the first column of its blocks")},
     ),
     "forward-jagged": of_forward(
         {"q_lengths": (100, 384, 140, 130), "k_lengths": (0, 80, 0, 100)},
         {"q_lengths": (500, 0, 440), "k_lengths": (700, 0, 129)},
         tails=({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
-        redundant={"mask": FIRST, "wait": (1, "both query tiles are released together")},
+        redundant={"mask": FIRST, "wait": TOGETHER},
     ),
 }  # fmt: skip
 for _side in ("keys", "rows"):
