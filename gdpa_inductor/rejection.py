@@ -51,10 +51,7 @@ class Code(enum.Enum):
     TENSOR_KIND = (Category.UNSUPPORTED, "a sparse, quantised, nested or subclass tensor")
     ANALYSIS = (Category.UNSUPPORTED, "the region could not be traced")
     LOWERING = (Category.UNSUPPORTED, "the lowering refused or failed")
-    JAGGED_OUTPUT = (
-        Category.UNSUPPORTED,
-        "padded rows of the output are used",
-    )
+    JAGGED_OUTPUT = (Category.UNSUPPORTED, "padded rows of the output are used")
     JAGGED_OFFSETS = (Category.UNSUPPORTED, "operands are padded or unpadded by different offsets")
     JAGGED_FILL = (Category.UNSUPPORTED, "jagged values are padded with something else than zero")
     JAGGED_OPERAND = (Category.UNSUPPORTED, "an operand is not made by padding jagged values alone")

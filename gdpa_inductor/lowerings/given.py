@@ -126,6 +126,11 @@ def rounds(problem: Problem) -> bool:
     return problem.dtype == torch.float32 and _compat.float32_precision() == "tf32"
 
 
+def block_dim(dim: Size) -> int:
+    """How many lanes a tile has for a head dim, which is known: a power of two, at least 16."""
+    return max(16, 1 << (int(dim) - 1).bit_length())
+
+
 def empty(problem: Problem) -> bool:
     """Nothing takes part, so that every result is zero."""
     sizes = [problem.batch, problem.heads, problem.rows, problem.cols]

@@ -24,9 +24,9 @@ from ..kernels.order import GRANULE, likely_offsets, tile_order
 from ..kernels.template import AuxRead, Plan
 from ..masks import TileClasses, classify
 from ..problem import Problem, Size
-from ..score_mod import AXES, Aux
+from ..score_mod import AXES
 from . import _compat, emit
-from .given import Given, rounds
+from .given import Given, block_dim, rounds
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 # Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
@@ -96,9 +96,10 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     if not o.options.skip:
         return None
     terms = [output.term for output in outputs]
-    found = classify(terms, o.program.aux, _bounded("bi", o))
-    if not found.skips:
-        found = classify(terms, o.program.aux, _bounded("bif", o))
+    bounded = _bounded("bi", o)
+    found = classify(terms, o.program.aux, bounded)
+    if not found.skips and (reals := _bounded("f", o)):
+        found = classify(terms, o.program.aux, [*bounded, *reals])
     if not found.skips:
         return None
     masked = found.full.is_const and not found.full.value  # no tile is known to be without a mask
@@ -111,20 +112,19 @@ def skips(outputs: list[Output], o: Given) -> bool:
 
 
 def _bounded(kinds: str, o: Given) -> list[int]:
-    """The operands of these kinds that tables may bound. A real vector that all samples share is
-    a scale, and no mask; one that no (batch, head) shares costs as much to read as it may save.
+    """The operands of these kinds that tables may bound. Of reals, a vector that all samples share
+    is a scale, and no mask; one that no (batch, head) shares costs as much to read as it may save.
     Rows of a jagged operand are in no grain."""
 
-    def is_mask(spec: Aux) -> bool:
-        real = spec.kind == "f"
-        seen = {"n", "m"} <= spec.axes < set(AXES) or "b" in spec.axes < set(AXES)
-        return bool(spec.axes & {"n", "m"}) and (seen or not real)
+    def worth_reading(axes: frozenset[str]) -> bool:
+        return axes != set(AXES) and ("b" in axes or {"n", "m"} <= axes)
 
     return [
         number
         for number, (spec, fake) in enumerate(zip(o.program.aux, o.fakes.aux, strict=True))
         if spec.kind in kinds
-        and is_mask(spec)
+        and spec.axes & {"n", "m"}
+        and (spec.kind != "f" or worth_reading(spec.axes))
         and not {"q", "k"} & set(spec.access)
         and all(size_hint(size) for size in fake.shape)
     ]
@@ -198,16 +198,16 @@ def _plan(
     )
 
 
-def few(o: Given) -> bool:
-    """Whether the sequences are placed by counting."""
+def few(o: Given, most: int) -> bool:
+    """Whether there are so few sequences; of an unknown number there are many."""
     hint = size_hint(o.problem.batch)
-    return hint is not None and hint <= _FEW
+    return hint is not None and hint <= most
 
 
 def _order(side: str, o: Given) -> Any:
     """The table of the tiles of a jagged side, once for every kernel of the graph that wants it."""
     nodes, fakes = o.extent(side)
-    counted = few(o)
+    counted = few(o, _FEW)
 
     def formula(offsets: torch.Tensor, total: Any, longest: Any) -> torch.Tensor:
         return tile_order(offsets, total, longest, counted)
@@ -281,7 +281,7 @@ def _call_sizes(plan: Plan, output: Output, o: Given) -> list[Any]:
 
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:
-    dims = [max(16, 1 << (int(d) - 1).bit_length()) for d in (problem.head_dim, problem.value_dim)]
+    dims = [block_dim(d) for d in (problem.head_dim, problem.value_dim)]
     tiles = [a.number for a in plan.reads if {"n", "m"} <= a.axes]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
     cols = size_hint(problem.cols)
@@ -289,6 +289,8 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
     shared, capability = _compat.shared_memory(problem.device), _compat.capability(problem.device)
     found = configs(plan.kernel, shape, shared, _compat.thorough(), capability)
+    if plan.kernel == "pairs":  # its sums lie as the accumulators of these very tiles do
+        return found
     return list(dict.fromkeys(_cut(config, problem) for config in found))
 
 
@@ -308,7 +310,7 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
     """The compile-time names of the templates."""
     problem = o.problem
     head_dim, value_dim = int(problem.head_dim), int(problem.value_dim)
-    block_d, block_v = (max(16, 1 << (d - 1).bit_length()) for d in (head_dim, value_dim))
+    block_d, block_v = block_dim(head_dim), block_dim(value_dim)
 
     def even(side: str, size: Size, block: int) -> bool:
         return side not in plan.jagged and statically_known_true(size % block == 0)

@@ -10,8 +10,8 @@ from .._compat import size_hint
 from ..kernels.pairs import ALONE, ROWS, Alone, turns
 from ..problem import Problem, Size
 from . import _compat
-from .given import Given
-from .launch import Output, skips
+from .given import Given, block_dim
+from .launch import Output, few, skips
 
 # Up to so many sequences are placed by counting. A program's share is fixed, so the order matters
 # more than for tiles: 1152 sequences of up to 1024 rows as they come take 1.26 times as long.
@@ -26,7 +26,7 @@ def taken(outputs: dict[int, Output], o: Given) -> bool:
 
 def _fits(rule: Alone, p: Problem) -> bool:
     """Sizes count as they were at capture; no guard is added."""
-    dims = [1 << (int(d) - 1).bit_length() for d in (p.head_dim, p.value_dim)]
+    dims = [block_dim(d) for d in (p.head_dim, p.value_dim)]
     kind = (_compat.capability(p.device), p.dtype.itemsize, *dims)
     longest = size_hint(p.rows)
     rows = size_hint(p.total_rows if p.jagged_query else p.batch)
@@ -39,9 +39,8 @@ def _fits(rule: Alone, p: Problem) -> bool:
 def sums(o: Given) -> Any:
     """[programs, rows, D]: where a program adds up the dQ of the pair at hand; not initialized."""
     p = o.problem
-    width = max(16, 1 << (int(p.head_dim) - 1).bit_length())
     rows: Size = (p.rows + ROWS - 1) // ROWS * ROWS
-    size = (_compat.processors(p.device), rows, width)
+    size = (_compat.processors(p.device), rows, block_dim(p.head_dim))
     return _compat.empty(size, torch.float32, p.device)
 
 
@@ -50,8 +49,7 @@ def order(o: Given) -> Any:
     if not o.offsets:
         return None
     nodes, fakes = o.extents
-    batch = size_hint(o.problem.batch)
-    counted = batch is not None and batch <= _COUNTED
+    counted = few(o, _COUNTED)
 
     def formula(*sized: Any) -> torch.Tensor:
         work: Any = 1
