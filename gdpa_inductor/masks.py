@@ -14,13 +14,13 @@ the terms of the backward finds that by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .expr import Expr, const, postorder
 from .intervals import Interval, lift, literal, pinned, unknown
 from .score_mod import Aux
-from .terms import FALSE, TRUE, both, substitute
+from .terms import FALSE, TRUE, both, negation, substitute
 
 TILE = {name: Expr(name, (), None, "i") for name in ("n_lo", "n_hi", "m_lo", "m_hi")}
 _INSIDE = frozenset("nmqk")  # entries of an access map that vary inside a tile
@@ -37,12 +37,14 @@ class TileClasses:
     """Truth values over the leaves of `TILE`, b, h, scalars, operands that are constant on a tile
     and `aux_bound`s.
 
-    full_terms: what the terms are on a full tile.
+    full_terms: what the terms are on a full tile. keep: over the elements, as the terms are: each
+    term is its full term where this holds, and else 0; None where no one condition says so.
     """
 
     zero: Expr
     full: Expr
     full_terms: tuple[Expr, ...]
+    keep: Expr | None = None
 
     @property
     def skips(self) -> bool:
@@ -77,7 +79,7 @@ def classify(
         return found
     # A choice of many heads or samples: a tile then has to be zero for all of them.
     alike = _classified(roots, _leaves(aux, bounded, apart=False))
-    return alike if _size(alike) <= _LARGEST else TileClasses(FALSE, TRUE, tuple(roots))
+    return alike if _size(alike) <= _LARGEST else TileClasses(FALSE, TRUE, tuple(roots), TRUE)
 
 
 _LARGEST = 512  # terms that are worth evaluating to leave out a tile
@@ -99,7 +101,18 @@ def _classified(roots: Sequence[Expr], leaf: Leaf) -> TileClasses:
     full = TRUE
     for wanted, found in zip(opened.values(), lift(list(opened), leaf), strict=True):
         full = both(full, found.always if wanted.value else found.never)
-    return TileClasses(zero, full, tuple(substitute(roots, opened)))
+    return TileClasses(zero, full, tuple(substitute(roots, opened)), _keep(opened, roots, leaf))
+
+
+def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr | None:
+    """All the conditions at once, if each of them alone makes every term 0 where it masks."""
+    keep = TRUE
+    for condition, value in opened.items():
+        masked = substitute(roots, {condition: const(not value.value)})
+        if not all(found.zero is TRUE for found in lift(masked, _at_work(leaf, "scalar"))):
+            return None
+        keep = both(keep, condition if value.value else negation(condition))
+    return keep
 
 
 def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) -> Leaf:
@@ -156,14 +169,20 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
 def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | None:
     """The value of a condition that masks nothing; None if neither value makes more terms 0."""
 
-    def at_work(node: Expr) -> Interval:
-        """Sizes and scales taken for 1: whether one is 0 is not what is asked here."""
-        if node.op in ("scalar", "aux") and node.kind != "b" and leaf(node).point is node:
-            return literal(const(1 if node.kind == "i" else 1.0))
-        return leaf(node)
-
+    at_work = _at_work(leaf, "scalar", "aux")
     zeros = {}
     for value in (False, True):
         terms = substitute(roots, {condition: const(value)})
         zeros[value] = sum(found.zero is TRUE for found in lift(terms, at_work))
     return None if zeros[False] == zeros[True] else zeros[False] > zeros[True]
+
+
+def _at_work(leaf: Leaf, *kinds: str) -> Leaf:
+    """Sizes ("scalar") and scales ("aux") taken for 1: whether one is 0 is not what is asked."""
+
+    def at_work(node: Expr) -> Interval:
+        if node.op in kinds and node.kind != "b" and leaf(node).point is node:
+            return literal(const(1 if node.kind == "i" else 1.0))
+        return leaf(node)
+
+    return at_work

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -64,7 +65,18 @@ def check(classes: TileClasses, roots: list[Expr], at: Grid) -> tuple[torch.Tens
     ):
         same = at.tiles((left == value) | (left.isnan() & value.isnan()), "all")
         assert not (full & ~same).any(), f"full is wrong: {formula(classes.full)}: {term}"
+    if classes.keep is not None:
+        check_kept(classes.keep, classes.full_terms, roots, at)
     return zero, full
+
+
+def check_kept(keep: Expr, full_terms: Sequence[Expr], roots: list[Expr], at: Grid) -> None:
+    """Raise where a term is not its full term, or 0 where `keep` fails."""
+    (kept,) = at.elements([keep])
+    for left, value in zip(at.elements(full_terms), at.elements(roots), strict=True):
+        chosen = torch.where(kept, left, 0.0)
+        same = (chosen == value) | (chosen.isnan() & value.isnan())
+        assert same.all(), f"keep is wrong: {formula(keep)}"
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -106,6 +118,22 @@ def test_most_masked_tiles_are_found():
             found["kept"] += int(masked.sum())
     assert found["kept"] > 1000
     assert found["zero"] > 0.98 * found["masked"] > 10_000, found
+
+
+def test_most_masks_are_one_condition():
+    """Of what models write, all that makes a masked score weigh 0, of the weight and its
+    derivative; but where an operand or a rounding tells what counts."""
+    left: Counter[bool] = Counter()
+    for seed in range(SEEDS):
+        name, condition, weight = grammar.Draw(seed, SIZES[3]).program()
+        program = ScoreMod(weight, grammar.AUX)
+        classes = classify([weight, program.gradients.score], grammar.AUX)
+        check(classes, [weight, program.gradients.score], grid(seed))
+        inside = any(x.op in ("n", "m") for x in postorder([condition]))
+        if inside and grammar.SPELLINGS[name].vanishes and classes.skips:
+            assert classes.keep is not None, f"{seed}: {formula(weight)}"
+            left[classes.keep is TRUE] += 1
+    assert left[False] > 0.9 * left.total() > 50, left
 
 
 def test_another_rounding_moves_no_element_out():
@@ -154,38 +182,67 @@ def vanishes(name: str, fill: float, *params: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    "text, zero, full, left",
+    "text, zero, full, left, keep",
     [
-        ("silu(s)", "false", "true", "silu(s)"),
-        ("where(ge(n,m),silu(s),0.0)", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)"),
-        ("mul(silu(s),sub(1.0,float(lt(n,m))))", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)"),
-        ("sigmoid(add(s,where(lt(n,m),-inf,0.0)))", "n_hi < m_lo", "m_hi <= n_lo", "sigmoid(s)"),
+        ("silu(s)", "false", "true", "silu(s)", "true"),
+        ("where(ge(n,m),silu(s),0.0)", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)", "n >= m"),
+        (
+            "mul(silu(s),sub(1.0,float(lt(n,m))))",
+            "n_hi < m_lo",
+            "m_hi <= n_lo",
+            "silu(s)",
+            "m <= n",
+        ),
+        (
+            "sigmoid(add(s,where(lt(n,m),-inf,0.0)))",
+            "n_hi < m_lo",
+            "m_hi <= n_lo",
+            "sigmoid(s)",
+            "m <= n",
+        ),
+        # Two masks, each of which is enough.
+        (
+            "a0:i[b]; where(ge(n,m),mul(silu(s),float(lt(m,a0))),0.0)",
+            "(n_hi < m_lo) | (a0 <= m_lo)",
+            "(m_hi < a0) & (m_hi <= n_lo)",
+            "silu(s)",
+            "(m < a0) & (n >= m)",
+        ),
         (
             "a0:i[b]; div(mul(silu(s),float(lt(m,a0))),float(i0))",
             "(a0 <= m_lo) & (float(i0) != 0.0)",
             "m_hi < a0",
             "silu(s)/float(i0)",
+            "m < a0",
         ),
         # A mask of one operand is its own bound where the operand has one element a tile.
-        ("a0:b[b]; where(a0,relu(s),0.0)", "not(a0)", "a0", "relu(s)"),
+        ("a0:b[b]; where(a0,relu(s),0.0)", "not(a0)", "a0", "relu(s)", "a0"),
         # An operand that varies in the tile stays; the condition beside it is still dropped.
         (
             "a0:b[b,m]; where(and(a0,ge(n,m)),relu(s),0.0)",
             "n_hi < m_lo",
             "m_hi <= n_lo",
             "where(a0, relu(s), 0.0)",
+            "n >= m",
         ),
         # A choice between two functions masks nothing, a scale of exactly 0 is no mask.
-        ("where(lt(h,2),silu(s),relu(s))", "false", "true", "where(h < 2, silu(s), relu(s))"),
-        ("a0:f[h]; mul(silu(s),a0)", "false", "true", "silu(s)*a0"),
-        ("mul(silu(s),float(sub(n,m)))", "false", "true", "silu(s)*float(n - m)"),
+        (
+            "where(lt(h,2),silu(s),relu(s))",
+            "false",
+            "true",
+            "where(h < 2, silu(s), relu(s))",
+            "true",
+        ),
+        ("a0:f[h]; mul(silu(s),a0)", "false", "true", "silu(s)*a0", "true"),
+        ("mul(silu(s),float(sub(n,m)))", "false", "true", "silu(s)*float(n - m)", "true"),
     ],
 )
-def test_classes_read_as_written_by_hand(text: str, zero: str, full: str, left: str):
+def test_classes_read_as_written_by_hand(text: str, zero: str, full: str, left: str, keep: str):
     program = ScoreMod.parse(text)
     classes = classify([program.weight], program.aux)
     assert [formula(classes.zero), formula(classes.full)] == [zero, full]
     assert [formula(term) for term in classes.full_terms] == [left]
+    assert classes.keep is not None and formula(classes.keep) == keep
     assert classes.skips == (zero != "false")
     assert classes.reads == ((0,) if "a0" in zero + full else ())
 
@@ -205,8 +262,16 @@ def test_a_mask_that_learns_is_never_left_out():
     assert not classify([padded.weight, *terms.aux], padded.aux, bounded=[0]).skips
 
 
+def test_masks_that_are_no_one_condition():
+    """0/0 is NaN where the operand is 0; and one of two terms has no mask."""
+    divided = ScoreMod.parse("a0:f[b]; div(where(ge(n,m),silu(s),0.0),a0)")
+    assert classify([divided.weight], divided.aux).keep is None
+    masked = ScoreMod.parse("where(ge(n,m),silu(s),0.0)").weight
+    assert classify([masked, grammar.S], ()).keep is None
+
+
 def test_no_terms_are_no_reason_to_skip():
-    assert classify([], ()) == TileClasses(FALSE, TRUE, ())
+    assert classify([], ()) == TileClasses(FALSE, TRUE, (), TRUE)
 
 
 def test_deep_programs_are_lifted():

@@ -62,7 +62,8 @@ class Plan:
     over the query heads of its key head. summed: axes that "tiles" sums over. jagged: the sides
     whose lengths are read from offsets, of "q" and "k". alike: one set of offsets serves both.
     skips: tiles that are zero are left out; on whole ones the terms need no mask, so that
-    `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. adds:
+    `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. keeps: on
+    the others they are what they are on whole ones where a condition holds, and else 0. adds:
     "keys" also adds dQ, tile by tile, to the fp32 buffer DQ. bounds: the closed ends of the inner
     loop that there are (see `bounds`); None: its tiles are classified. tables: the operands whose
     bounds tell tiles apart (see `grains.grain_bounds`).
@@ -81,6 +82,7 @@ class Plan:
     skips: bool = False
     whole_reads: tuple[AuxRead, ...] = ()
     whole_flat: frozenset[str] = frozenset()
+    keeps: bool = False
     adds: bool = False
     bounds: tuple[str, ...] | None = None
     tables: tuple[AuxRead, ...] = ()
@@ -94,7 +96,7 @@ class Plan:
     def subgraphs(self) -> Mapping[str, int]:
         """The number of every subgraph by what it computes."""
         classes = ("zero", "full") if self.bounds is None else self.bounds
-        skipping = (*classes, *(f"whole_{name}" for name in self.names))
+        skipping = (*classes, *(f"whole_{name}" for name in self.names), *["keep"] * self.keeps)
         known = (*self.names, *self.longest, *(skipping if self.skips else ()))
         return {name: number for number, name in enumerate(known)}
 

@@ -103,7 +103,9 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     if not found.skips:
         return None
     masked = found.full.is_const and not found.full.value  # no tile is known to be without a mask
-    return replace(found, full=const(True), full_terms=tuple(terms)) if masked else found
+    if masked:
+        return replace(found, full=const(True), full_terms=tuple(terms), keep=const(True))
+    return found
 
 
 def skips(outputs: list[Output], o: Given) -> bool:
@@ -152,7 +154,8 @@ def _subgraphs(
     found = emitted(output.term for output in outputs) + lengths
     if classes:
         chosen = [classes.zero, classes.full] if ends is None else ends.values()
-        found += emitted([*chosen, *classes.full_terms])
+        keep = [] if classes.keep is None else [classes.keep]
+        found += emitted([*chosen, *classes.full_terms, *keep])
     return found
 
 
@@ -190,6 +193,7 @@ def _plan(
         tables=read(classes.bounds) if classes else (),
         whole_reads=reads(whole),
         whole_flat=flat(whole),
+        keeps=classes is not None and classes.keep is not None,
         shared=o.shared,
         grouped=o.grouped,
         jagged=frozenset(o.offsets),
