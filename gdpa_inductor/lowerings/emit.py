@@ -4,8 +4,9 @@
 them for fp16 and bf16 operands on NVIDIA devices, by the hardware's approximate functions; each
 obeys |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]. A tanh costs one pass of the
 special-function unit per score where ex2 and rcp cost two, and that unit bounds the forward kernel,
-so silu and tanh-gelu are written with tanh. A sigmoid by itself is not: its negative tail, where
-weights of sigmoid attention live, keeps its relative accuracy only as rcp(1 + ex2(-x)).
+so silu and tanh-gelu are written with tanh (see `gates`). A sigmoid by itself is not: its negative
+tail, where weights of sigmoid attention live, keeps its relative accuracy only as
+rcp(1 + ex2(-x)).
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from ..expr import GELU_ALPHA, GELU_BETA, Expr, fold, postorder
 from . import _compat
+from .gates import gated
 
 Value = Any  # Inductor's OpsValue: a variable of the kernel, with arithmetic operators
 Emit = Callable[..., Value]
@@ -182,12 +184,6 @@ tanh, exp2, log2, reciprocal = (
 largest, smallest = asm("max.NaN.f32"), asm("min.NaN.f32")  # exact, and one instruction
 
 
-def _fast_half(x: Value, argument: Value) -> Value:
-    """x/2 · (1 + tanh(argument)), one multiply-add after the tanh."""
-    half = x * real(0.5)
-    return half * tanh(argument) + half
-
-
 def _fast_softplus(x: Value, beta: float, threshold: float) -> Value:
     scaled = x * real(beta)
     grown = log2(real(1.0) + exp2(scaled * real(LOG2E))) * real(LN2 / beta)
@@ -216,8 +212,6 @@ FAST: Mapping[str, Emit] = {
     "exp": lambda x: exp2(x * real(LOG2E)),
     "exp2": exp2,
     "sigmoid": lambda x: reciprocal(real(1.0) + exp2(x * real(-LOG2E))),
-    "silu": lambda x: _fast_half(x, x * real(0.5)),
-    "gelu_tanh": lambda x: _fast_half(x, _gelu_tanh_argument(x)),
     "softplus": _fast_softplus,
     "mish": _fast_mish,
     "hardswish": lambda x: x * _fast_clamp(x * real(1.0 / 6.0) + real(0.5), 0.0, 1.0),
@@ -225,18 +219,10 @@ FAST: Mapping[str, Emit] = {
 }
 
 
-def _shared_tanh(x: Value) -> Value:
-    """The sigmoid whose tanh a silu of the same x has already paid for."""
-    return real(0.5) * tanh(x * real(0.5)) + real(0.5)
-
-
-def emitter(weight: Expr, fast: bool) -> Callable[[Expr, list[Any]], Value]:
-    """The `apply` that `fold` wants, for terms of the program `weight` or of its derivative."""
-    gated = {node.args[0] for node in postorder([weight]) if node.op == "silu"}
+def emitter(fast: bool) -> Callable[[Expr, list[Any]], Value]:
+    """The `apply` that `fold` wants."""
 
     def apply(node: Expr, values: list[Any]) -> Value:
-        if fast and node.op == "sigmoid" and node.args[0] in gated:
-            return _shared_tanh(values[0])
         if fast and node.op == "div" and node.args[1].is_const and node.args[1].value:
             return values[0] * real(1.0 / float(node.args[1].value))
         is_fast = fast and node.kind == "f" and node.op in FAST  # integers have no fast forms
@@ -259,6 +245,7 @@ def subgraph(
     (int32), a<i>, a<i>_lo and a<i>_hi (as loaded, floats in fp32). scalars: the symbolic or plain
     integers of the op.
     """
+    term = gated(term, weight) if fast else term
     index_dtype = I64 if wide([term]) else I32
 
     def leaf(node: Expr) -> Value:
@@ -282,7 +269,7 @@ def subgraph(
         return ops.to_dtype(index, I64) if index_dtype is I64 else index
 
     def body(_: Any) -> Value:
-        return fold([term], leaf, emitter(weight, fast))[0]
+        return fold([term], leaf, emitter(fast))[0]
 
     dtype = {"b": torch.bool, "i": I64, "f": F32}[term.kind]
     return _compat.computed_scalar(body, device, dtype)

@@ -1,0 +1,91 @@
+"""Silu and tanh-gelu together with the scale of their score, and their slopes: the fast forms for
+fp16 and bf16.
+
+y is the score, x = c·y what the activation takes, h = c/2 · (1 + t):
+
+    silu       t = tanh(c/2 · y)                  p = c/2 · y · t + c/2 · y
+               ∂p/∂y = p · (c - h) + h
+    gelu_tanh  t = tanh(y · (cβ + c³βα · y²))     p = y · h
+               ∂p/∂y = p · (1 - t) · (cβ + 3c³βα · y²) + h
+
+The scale costs nothing, and the slope shares what the weight has computed: with the product by dP,
+6 instructions and a tanh for silu, 10 for gelu, where the forms that differentiation writes take 9
+and 14.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..expr import GELU_ALPHA, GELU_BETA, Expr, call, const, d_gelu_tanh, d_silu, postorder
+
+
+@dataclass(frozen=True)
+class Gate:
+    """An activation of x = c·y. weight: p above; half: h; slope: ∂p/∂y."""
+
+    scale: float
+    weight: Expr
+    half: Expr
+    slope: Expr
+
+
+def _silu(y: Expr, c: float) -> Gate:
+    u = y * (0.5 * c)
+    t = call("tanh", u)
+    weight, h = u * t + u, t * (0.5 * c) + 0.5 * c
+    return Gate(c, weight, h, weight * (c - h) + h)
+
+
+def _gelu_tanh(y: Expr, c: float) -> Gate:
+    beta, alpha, square = c * GELU_BETA, c**3 * GELU_BETA * GELU_ALPHA, y * y
+    t = call("tanh", y * (square * alpha + beta))
+    h = t * (0.5 * c) + 0.5 * c
+    weight = y * h
+    rise = square * (3.0 * alpha) + beta
+    return Gate(c, weight, h, weight * rise * (1.0 - t) + h)
+
+
+_FORMS = {"silu": _silu, "gelu_tanh": _gelu_tanh}
+_SLOPES = {"silu": d_silu, "gelu_tanh": d_gelu_tanh}
+
+
+def gated(term: Expr, weight: Expr) -> Expr:
+    """A term of the program `weight`, or of its derivative, with the activations in these forms."""
+    gates = {node: _scaled(node.args[0]) for node in postorder([weight]) if node.op in _FORMS}
+    slopes = {_SLOPES[node.op](const(1.0), node, *node.args)[0]: node for node in gates}
+    sigmoids = {call("sigmoid", *node.args): node for node in gates if node.op == "silu"}
+    made: dict[Expr, Expr] = {}
+
+    def gate(node: Expr) -> Gate:
+        score, scale = gates[node]
+        return _FORMS[node.op](made[score], scale)
+
+    def rewritten(node: Expr) -> Expr:
+        if node in gates:
+            return gate(node).weight
+        if node in slopes:
+            found = gate(slopes[node])
+            return found.slope * (1.0 / found.scale)
+        if node in sigmoids:  # its tanh is paid for already
+            found = gate(sigmoids[node])
+            return found.half * (1.0 / found.scale)
+        inner, scale = _scaled(node)
+        if inner.op == "mul" and inner.args[1] in slopes:
+            found = gate(slopes[inner.args[1]])
+            if found.scale == scale:
+                return made[inner.args[0]] * found.slope
+        return call(node.op, *(made[a] for a in node.args)) if node.args else node
+
+    for node in postorder([term]):
+        made[node] = rewritten(node)
+    return made[term]
+
+
+def _scaled(x: Expr) -> tuple[Expr, float]:
+    """y and c of c·y, or x and 1."""
+    if x.op in ("mul", "div") and x.args[1].is_const and x.kind == "f":
+        factor = float(x.args[1].value or 0.0)
+        if 2.0**-20 <= abs(factor) <= 2.0**20:  # so that c³ and 1/c are normal numbers
+            return x.args[0], factor if x.op == "mul" else 1.0 / factor
+    return x, 1.0
