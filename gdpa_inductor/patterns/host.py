@@ -208,9 +208,15 @@ def mutated(node: Node) -> list[Node]:
     special = called in _INPLACE_OPERATORS or re.fullmatch(r"__(i\w+|setitem|delitem)__", called)
     if trailing or (special and called != "__invert__") or _asks_inplace(node):
         changed += flat_nodes(node.args[:1] if node.args else list(node.kwargs.values())[:1])
-    if called in _WRITES_BUFFERS:
+    if called in _WRITES_BUFFERS and not _renormalises_nothing(node):
         changed += flat_nodes((node.args[1:], node.kwargs))
     return changed
+
+
+def _renormalises_nothing(node: Node) -> bool:
+    """An `embedding` or `embedding_bag` without `max_norm`, the fourth argument of both."""
+    max_norm = node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")
+    return name(node).startswith("embedding") and max_norm is None
 
 
 def _is_state_change(node: Node) -> bool:

@@ -39,7 +39,10 @@ Supports = Callable[[Problem], object]
 
 @dataclass(frozen=True)
 class Plan:
-    """A region that can be replaced: how, by what, and how much it should be preferred."""
+    """A region that can be replaced: how, by what, and how much it should be preferred.
+
+    pads: what pads its operands. biases: the operands between the products, where it trains.
+    """
 
     candidate: Candidate
     region: Region
@@ -49,6 +52,7 @@ class Plan:
     choice: object
     rank: int
     pads: tuple[Node, ...] = ()
+    biases: tuple[Node, ...] = ()
     notes: tuple[Rejection, ...] = ()
 
 
@@ -154,7 +158,8 @@ class Analyst:
         choice = self._judged(problem)
         known = self.padding.pads
         pads = tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls)
-        return Plan(candidate, region, recipe, result, problem, choice, rank, pads)
+        biases = tuple(operand.leaf for operand in operands) if problem.training else ()
+        return Plan(candidate, region, recipe, result, problem, choice, rank, pads, biases)
 
     def _judged(self, problem: Problem) -> object:
         choice = True if self.supports is None else self.supports(problem)

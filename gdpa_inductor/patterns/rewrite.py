@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule, Node
 from .. import _compat
 from ..options import Options
 from ..rejection import Rejection
-from . import host
+from . import host, tables
 from .ambient import Ambient, State
 from .candidates import Candidate, HostGraph
 from .padding import Padding
@@ -82,6 +82,7 @@ def _rewrite_one(
             refused.append((candidate, outcome))
     chosen = _compatible(plans, graph)
     matches = [_commit(plan, writer) for plan in chosen]
+    tables.widen(graph, (writer.current(bias) for plan in chosen for bias in plan.biases))
     if matches:
         gm.recompile()
     return Result(tuple(matches), _reported(refused, chosen))
