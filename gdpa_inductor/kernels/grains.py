@@ -18,16 +18,14 @@ def grain_bounds(operand: Tensor, rows: int | None, columns: int | None) -> Tens
     where it has them, in grains; NaN where a grain has one.
     """
     found = operand.to(torch.uint8) if operand.dtype == torch.bool else operand
-    for dim in (rows, columns):
-        found = found if dim is None else _filled(found, dim)
-    ends = []
-    for reduce in (torch.amin, torch.amax):
-        bound = found
-        for dim in (rows, columns):
-            if dim is not None:
-                bound = reduce(bound.unflatten(dim, (bound.shape[dim] // GRAIN, GRAIN)), dim + 1)
-        ends.append(bound)
-    return torch.stack(ends).to(operand.dtype)
+    inside: list[int] = []
+    for dim in sorted(dim for dim in (rows, columns) if dim is not None):
+        at = dim + len(inside)
+        found = _filled(found, at)
+        found = found.unflatten(at, (found.shape[at] // GRAIN, GRAIN))
+        inside.append(at + 1)
+    # One reduction of both dimensions, and the cast before the stack: Inductor makes one kernel.
+    return torch.stack([end(found, inside).to(operand.dtype) for end in (torch.amin, torch.amax)])
 
 
 def _filled(operand: Tensor, dim: int) -> Tensor:

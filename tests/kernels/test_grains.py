@@ -7,6 +7,8 @@ import torch
 
 from gdpa_inductor.kernels.grains import GRAIN, grain_bounds
 
+from .render import kernels, wrapper
+
 SHAPES = [(3, 70, 100), (2, 32, 64), (1, 1, 33), (2, 5, 1)]
 
 
@@ -39,3 +41,15 @@ def test_a_nan_makes_its_grain_nan():
     operand[35] = torch.nan
     found = grain_bounds(operand, 0, None)
     assert found[:, 0].eq(0).all() and found[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("n", [256, 200])
+def test_one_kernel_looks_at_a_mask(n: int):
+    def masked(q, k, v, mask):
+        program = "a0:b[n,m]; where(a0,silu(s),0.0)"
+        return torch.ops.gdpa.attention(q, k, v, [mask], [], program, "")
+
+    q = torch.empty(2, 2, n, 64, dtype=torch.bfloat16)
+    found = kernels(wrapper(masked, [q, q, q, torch.empty(n, n, dtype=torch.bool)]))
+    looking = [name for name in found if not name.startswith("triton_tem")]
+    assert len(found) == 2 and len(looking) == 1
