@@ -1,0 +1,156 @@
+"""Jagged attention on a GPU: what a sequence gives does not depend on its place or its neighbours,
+equal bits in every run, CUDA graphs over batches of other lengths.
+"""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gdpa_inductor import gdpa_backend
+from tests.jagged import pad, unpad
+
+pytestmark = pytest.mark.cuda
+LONGEST, HEADS, DIM, KEYS, BATCH = 400, 4, 128, 192, 240
+
+
+def gelu(score: Tensor) -> Tensor:
+    return F.gelu(score, approximate="tanh")
+
+
+def causal(score: Tensor) -> Tensor:
+    places = torch.arange(score.shape[-1], device=score.device)
+    return torch.where(places[:, None] >= places, F.silu(score) / score.shape[-1], 0.0)
+
+
+def attend(activation: Callable[[Tensor], Tensor], query, key, value, ends) -> Tensor:
+    """Jagged queries; keys and values jagged alike or [B, KEYS, H, D]."""
+    q, *both = (
+        (pad(x, ends, LONGEST) if x.dim() == 3 else x).transpose(1, 2) for x in (query, key, value)
+    )
+    k, v = both
+    out = activation(q @ k.mT * DIM**-0.5) @ v
+    return unpad(out.transpose(1, 2), ends, query.shape[0])
+
+
+def pooled(seeds, key, value, ends) -> Tensor:
+    """Seeds [KEYS, H, D] that the batch shares, over jagged keys: [B, H, KEYS, D]."""
+    k, v = (pad(x, ends, LONGEST).transpose(1, 2) for x in (key, value))
+    return F.silu(seeds.transpose(0, 1) @ k.mT * DIM**-0.5) @ v
+
+
+FORMULAS: dict[str, Callable[..., Tensor]] = {
+    "gelu": lambda *given: attend(gelu, *given),
+    "causal": lambda *given: attend(causal, *given),
+    "short keys": lambda *given: attend(gelu, *given),
+    "seeds": pooled,
+}
+by_formula = pytest.mark.parametrize("name", FORMULAS)
+
+
+def compiled(name: str, mode: str | None = None) -> Callable[..., Tensor]:
+    options = {"gdpa.profit": False, "gdpa.strict": True, "gdpa.expect": 1}
+
+    def backend(gm, inputs):
+        return gdpa_backend(gm, inputs, mode=mode, options=options)
+
+    torch._dynamo.reset()
+    return torch.compile(FORMULAS[name], backend=backend, fullgraph=True)
+
+
+def lengths(seed: int = 0) -> Tensor:
+    """[BATCH], empty ones and whole ones among them; of every seed the same in another order."""
+    found = torch.randint(0, LONGEST + 1, (BATCH,), generator=torch.Generator().manual_seed(0))
+    found[:3] = torch.tensor([0, 1, LONGEST])
+    return found[torch.randperm(BATCH, generator=torch.Generator().manual_seed(seed))]
+
+
+def offsets(counts: Tensor) -> Tensor:
+    return torch.cat([counts.new_zeros(1), counts.cumsum(0)]).cuda()
+
+
+def operands(name: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    total = int(lengths().sum())
+    jagged, short = (total, HEADS, DIM), (BATCH, KEYS, HEADS, DIM)
+    shapes = {"seeds": (short[1:], jagged, jagged), "short keys": (jagged, short, short)}
+    return [
+        torch.randn(shape, generator=generator).bfloat16().cuda()
+        for shape in shapes.get(name, (jagged,) * 3)
+    ]
+
+
+def step(function: Callable[..., Tensor], tensors: list[Tensor], ends: Tensor) -> list[Tensor]:
+    """The output and the gradients of the tensors."""
+    given = [t.detach().requires_grad_() for t in tensors]
+    out = function(*given, ends)
+    out.backward(torch.linspace(-1, 1, out.shape[-1], device="cuda").to(out.dtype).expand_as(out))
+    return [out.detach().clone(), *(t.grad.clone() for t in given)]
+
+
+def moved(x: Tensor, counts: Tensor, order: Tensor) -> Tensor:
+    """The sequences of jagged values, or the samples of a batch, in another order."""
+    if x.shape[0] == len(counts):
+        return x[order.to(x.device)]
+    parts = x.split(counts.tolist())
+    return torch.cat([parts[i] for i in order.tolist()])
+
+
+@by_formula
+def test_a_permuted_batch_keeps_its_bits(name: str) -> None:
+    counts, tensors, function = lengths(), operands(name), compiled(name)
+    order = torch.randperm(BATCH, generator=torch.Generator().manual_seed(7))
+    shared = {0, 1} if name == "seeds" else set()  # the seeds: not moved, and their gradient sums
+    found = step(function, tensors, offsets(counts))
+    given = [t if i + 1 in shared else moved(t, counts, order) for i, t in enumerate(tensors)]
+    again = step(function, given, offsets(counts[order]))
+    for i, (before, after) in enumerate(zip(found, again, strict=True)):
+        if i == 1 and name == "seeds":
+            torch.testing.assert_close(after.float(), before.float(), rtol=2e-2, atol=2e-2)
+        else:
+            assert torch.equal(moved(before, counts, order), after), i
+
+
+@by_formula
+def test_equal_bits_in_1000_runs(name: str) -> None:
+    tensors, function, ends = operands(name), compiled(name), offsets(lengths())
+    first = step(function, tensors, ends)
+    for _ in range(1000):
+        assert all(map(torch.equal, first, step(function, tensors, ends)))
+
+
+@by_formula
+def test_cuda_graphs_over_other_lengths(name: str) -> None:
+    """One recording serves batches of other lengths: they are read on the device."""
+    plain = compiled(name)
+    wanted = [step(plain, operands(name), offsets(lengths(seed))) for seed in range(5)]
+    recorded = compiled(name, mode="reduce-overhead")
+    for seed, want in enumerate(wanted):
+        torch.compiler.cudagraph_mark_step_begin()
+        found = step(recorded, operands(name), offsets(lengths(seed)))
+        assert all(map(torch.equal, want, found))
+    assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+
+
+def _sequences(found: list[Tensor], counts: Tensor) -> Iterator[tuple[int, list[Tensor]]]:
+    split = [x if x.shape[0] == BATCH else x.split(counts.tolist()) for x in found]
+    for b in range(BATCH):
+        yield b, [x[b] for x in split]
+
+
+@pytest.mark.parametrize("name", ["gelu", "causal", "short keys"])
+def test_nan_stays_in_its_sequence(name: str) -> None:
+    counts, tensors, function = lengths(), operands(name), compiled(name)
+    ends = offsets(counts)
+    clean = dict(_sequences(step(function, tensors, ends), counts))
+    bad = int(counts.argmax())
+    poisoned = [t.clone() for t in tensors]
+    for t in poisoned:
+        t[bad if t.shape[0] == BATCH else slice(int(ends[bad]), int(ends[bad + 1]))] = torch.nan
+    for b, found in _sequences(step(function, poisoned, ends), counts):
+        if b != bad:
+            assert all(map(torch.equal, clean[b], found)), b
+        else:
+            assert all(x.isnan().any() for x in found)
