@@ -89,8 +89,9 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 # at the full clock, which favours these also where a loop is long and power is the limit.
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     ("forward", 2, 128, "short", (Config(128, 64, 4, 2), Config(128, 32, 8, 4))),
-    ("forward", 2, 128, "skips", (Config(128, 64, 4, 2), Config(64, 32, 4, 3))),
-)
+    ("forward", 2, 128, "skips",
+     (Config(128, 64, 4, 2), Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
+)  # fmt: skip
 SHORT = 512  # keys
 # Before sm_90 the tensor core takes its operands from registers, so the same tiles need more warps
 # or fewer rows.

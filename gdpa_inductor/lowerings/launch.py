@@ -334,7 +334,18 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         "PRECISION": repr(_compat.float32_precision()),
         "ROUND_TF32": rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
+        **(_halves(config) if plan.kernel == "forward" and plan.jagged else {}),
         **({"GRAIN": GRAIN} if plan.tables else {}),
         **({"WARPS": config.warps, "ROWS": pairs.ROWS} if plan.kernel == "pairs" else {}),
         **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
+    }
+
+
+def _halves(config: Config) -> dict[str, int]:
+    """The tiles at the ends of sequences, where half of the configuration's hold what is left: of a
+    uniform length, a quarter of a tile more would be empty on average. 0: not worth a copy of the
+    loop, or too small for the tensor core."""
+    return {
+        "HALF_N": config.rows // 2 if config.rows >= 128 else 0,
+        "HALF_M": config.keys // 2 if config.keys >= 32 else 0,
     }

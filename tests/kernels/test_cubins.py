@@ -119,9 +119,9 @@ def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
         made = compiled(name, text, capability, tmp_path)
         assert TENSOR_CORE[capability] in made.asm["ptx"], "no tensor core"
         assert made.metadata.shared <= DEVICES[capability][1]
-        # The first configuration of the forward; Triton 3.6 keeps more of the loop at hand.
-        forward = 8 if TRITON >= (3, 7) else 176
-        allowed = forward if case is CAUSAL else 0
+        # The forward has two loops; Triton 3.6 keeps more of a masked one of the backward at hand.
+        masked = 176 if case is CAUSAL and TRITON < (3, 7) else 0
+        allowed = masked if "arg_DO" in text else 8
         assert local_bytes(made.asm["cubin"], tmp_path) <= allowed, "registers spill"
 
 

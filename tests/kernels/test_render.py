@@ -10,6 +10,7 @@ import pytest
 
 from . import render
 from .cases import SILU, Case
+from .jagged_cases import JaggedCase
 
 GOLDEN = Path(__file__).parent / "golden"
 CASES = [
@@ -46,6 +47,26 @@ def test_the_forward_has_a_loop_for_masked_tiles_only_where_it_must(
 ):
     case = Case("masked", program, n=19, m=53, aux=aux, needs="")
     assert rendered(case).count("s = tl.dot(q, k") == loops
+
+
+DENSE = {"d": 64, "dv": 64, "h": 1, "choice": 0, "needs": ""}
+JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
+
+
+@pytest.mark.parametrize(
+    "case, steps",
+    [
+        # Whole and half tiles of rows, times: whole columns, the last ones, at most half of them.
+        (JaggedCase("both", SILU, same=True, **JAGGED), 6),
+        (JaggedCase("causal", "where(ge(n,m),silu(s),0.0)", same=True, **JAGGED), 2),
+        (JaggedCase("rows", SILU, m=64, **JAGGED), 2),
+        (JaggedCase("keys", SILU, n=64, lengths_k=(300, 130), **DENSE), 3),
+        (JaggedCase("small", SILU, same=True, **{**JAGGED, "max_q": 40}), 3),
+    ],
+    ids=lambda value: getattr(value, "name", ""),
+)
+def test_the_forward_has_half_tiles_at_the_ends_of_sequences(case: JaggedCase, steps: int):
+    assert rendered(case).count("s = tl.dot(q, k") == steps
 
 
 if __name__ == "__main__":
