@@ -18,7 +18,8 @@ class Alone:
 
     capability, itemsize (bytes), head_dim (rounded up to a power of two): what it was measured on.
     longest: rows of a sequence, at most. pairs: of the greatest length, for each multiprocessor, at
-    least; with fewer the last ones leave too many of them idle.
+    least; with fewer the last ones leave too many of them idle. skips: for programs whose masks
+    leave tiles of rows out.
     """
 
     capability: int
@@ -26,6 +27,7 @@ class Alone:
     head_dim: int
     longest: int
     pairs: int
+    skips: bool = False
 
 
 # Measured on an H200 (torch 2.11, Triton 3.6), tanh-gelu, 1152 sequences of 4 heads, the loop as a

@@ -66,7 +66,8 @@ class Plan:
     the others they are what they are on whole ones where a condition holds, and else 0. adds:
     "keys" also adds dQ, tile by tile, to the fp32 buffer DQ. bounds: the closed ends of the inner
     loop that there are (see `bounds`); None: its tiles are classified. tables: the operands whose
-    bounds tell tiles apart (see `grains.grain_bounds`).
+    bounds tell tiles apart (see `grains.grain_bounds`). still: the terms that may be summed past
+    the ends of the operands, where these are loaded as zeros.
     """
 
     kernel: str
@@ -86,6 +87,7 @@ class Plan:
     adds: bool = False
     bounds: tuple[str, ...] | None = None
     tables: tuple[AuxRead, ...] = ()
+    still: frozenset[str] = frozenset()
 
     @property
     def terms(self) -> Mapping[str, int]:
@@ -102,13 +104,18 @@ class Plan:
 
     @property
     def branches(self) -> bool:
-        """One inner loop of "forward" serves all tiles, with a branch for those that are not whole.
+        """One inner loop serves all tiles, with a branch for those that are not whole.
 
         Nothing may be loaded for these alone, since a branch waits for its loads; and Triton 3.6
         does not compile a product that only a branch reads.
         """
-        alike = all(a in self.whole_reads for a in self.reads if "m" in a.axes)
+        axis = "n" if self.kernel in ("keys", "pairs") else "m"
+        alike = all(a in self.whole_reads for a in self.reads if axis in a.axes)
         return alike and not self.whole_flat
+
+    def together(self, axis: str) -> bool:
+        """One inner loop along `axis` serves whole tiles and the tail: all loads are masked."""
+        return {"n": "q", "m": "k"}[axis] in self.jagged or self.still >= set(self.names)
 
     @property
     def operands(self) -> tuple[str, ...]:

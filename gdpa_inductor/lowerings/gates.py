@@ -52,7 +52,8 @@ _SLOPES = {"silu": d_silu, "gelu_tanh": d_gelu_tanh}
 
 def gated(term: Expr, weight: Expr) -> Expr:
     """A term of the program `weight`, or of its derivative, with the activations in these forms."""
-    gates = {node: _scaled(node.args[0]) for node in postorder([weight]) if node.op in _FORMS}
+    known = postorder([weight, term])  # a term on whole tiles may have activations of its own
+    gates = {node: _scaled(node.args[0]) for node in known if node.op in _FORMS}
     slopes = {_SLOPES[node.op](const(1.0), node, *node.args)[0]: node for node in gates}
     sigmoids = {call("sigmoid", *node.args): node for node in gates if node.op == "silu"}
     made: dict[Expr, Expr] = {}

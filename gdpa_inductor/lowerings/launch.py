@@ -27,6 +27,7 @@ from ..problem import Problem, Size
 from ..score_mod import AXES
 from . import _compat, emit
 from .given import Given, block_dim, rounds
+from .still import still
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 # Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
@@ -108,9 +109,14 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     return found
 
 
-def skips(outputs: list[Output], o: Given) -> bool:
-    """Whether a kernel of these outputs leaves tiles out."""
-    return _classes(outputs, o) is not None
+def ends_of_rows(outputs: list[Output], o: Given) -> tuple[bool, bool]:
+    """Whether a kernel of these outputs, which loops over rows, leaves tiles out; and then, whether
+    the others are a run of rows whose masks one condition says, with nothing to read for it."""
+    classes = _classes(outputs, o)
+    if classes is None:
+        return False, False
+    closed_ends = _ends("pairs", classes, o) is not None
+    return True, closed_ends and classes.keep is not None and not classes.bounds
 
 
 def _bounded(kinds: str, o: Given) -> list[int]:
@@ -136,7 +142,7 @@ def _ends(kernel: str, classes: TileClasses, o: Given) -> Ends:
     """The ends of a kernel's inner loop; None where its tiles have to be classified."""
     if kernel == "tiles":
         return None
-    axis = "n" if kernel == "keys" else "m"
+    axis = "n" if kernel in ("keys", "pairs") else "m"
     inside = [number for number in classes.bounds if axis in o.program.aux[number].axes]
     return closed(classes, axis, inside)
 
@@ -194,6 +200,7 @@ def _plan(
         whole_reads=reads(whole),
         whole_flat=flat(whole),
         keeps=classes is not None and classes.keep is not None,
+        still=still(names, [terms, whole or terms]),
         shared=o.shared,
         grouped=o.grouped,
         jagged=frozenset(o.offsets),

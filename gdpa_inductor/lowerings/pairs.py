@@ -11,7 +11,7 @@ from ..kernels.pairs import ALONE, ROWS, Alone, turns
 from ..problem import Problem, Size
 from . import _compat
 from .given import Given, block_dim
-from .launch import Output, few, skips
+from .launch import Output, ends_of_rows, few
 
 # Up to so many sequences are placed by counting. A program's share is fixed, so the order matters
 # more than for tiles: 1152 sequences of up to 1024 rows as they come take 1.26 times as long.
@@ -20,8 +20,11 @@ _COUNTED = 2048
 
 def taken(outputs: dict[int, Output], o: Given) -> bool:
     """Whether programs that own whole pairs are to compute dQ with these `outputs` of "keys"."""
-    whole = not (o.shared or o.grouped) and not skips(list(outputs.values()), o)
-    return whole and any(_fits(rule, o.problem) for rule in ALONE)
+    if o.shared or o.grouped:
+        return False
+    skips, bounded = ends_of_rows(list(outputs.values()), o)
+    rules = [rule for rule in ALONE if rule.skips == skips]
+    return skips <= bounded and any(_fits(rule, o.problem) for rule in rules)
 
 
 def _fits(rule: Alone, p: Problem) -> bool:

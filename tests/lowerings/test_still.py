@@ -1,0 +1,74 @@
+"""Which terms do without a mask past the ends of their operands."""
+
+import pytest
+import torch
+
+from gdpa_inductor.expr import fold, torch_apply
+from gdpa_inductor.lowerings.still import still
+from gdpa_inductor.ops import program_leaves
+from gdpa_inductor.score_mod import ScoreMod
+
+STILL = [
+    "s",
+    "silu(mul(s,0.1))",
+    "gelu_tanh(s)",
+    "sigmoid(s)",
+    "exp(s)",
+    "bf16(silu(bf16(s)))",
+    "where(ge(n,m),div(silu(s),9.0),0.0)",
+    "mul(float(ge(n,m)),silu(s))",
+    "a0:i[b]; where(lt(m,a0),silu(s),0.0)",
+    "a0:b[n,m]; where(a0,silu(s),sigmoid(s))",
+    "div(silu(s),float(i0))",
+]
+RESTLESS = [
+    "div(1.0,s)",
+    "log(s)",
+    "exp(add(s,200.0))",
+    "mul(exp(add(s,80.0)),1e-30)",
+    "a0:f[n,m]; silu(add(s,a0))",  # a bias may be infinite
+    "a0:f[m]; mul(silu(s),a0)",
+    "a0:f[m]; where(ge(n,m),silu(s),a0)",
+    "mul(silu(s),float(n))",
+]
+
+
+def found(text: str) -> frozenset[str]:
+    program = ScoreMod.parse(text)
+    terms = [program.weight, program.gradients.score]
+    return still(["p", "ds"], [terms, terms])
+
+
+@pytest.mark.parametrize("text", STILL)
+def test_still(text: str) -> None:
+    assert found(text) == {"p", "ds"}
+    program = ScoreMod.parse(text)
+    zero = torch.zeros(1, 1, 3, 3)
+    operands = [torch.ones([1] * len(a.access)).to(_KINDS[a.kind]) for a in program.aux]
+    leaf = program_leaves(zero, operands, [5] * program.num_scalars, program, zero)
+    for value in fold([program.weight, program.gradients.score], leaf, torch_apply(torch.float32)):
+        assert value.isfinite().all()
+
+
+_KINDS = {"i": torch.int32, "b": torch.bool, "f": torch.float32}
+
+
+@pytest.mark.parametrize("text", RESTLESS)
+def test_restless(text: str) -> None:
+    assert "p" not in found(text)
+
+
+def test_the_slope_alone() -> None:
+    assert found("pow(s,0.5)") == {"p"}  # infinite slope at 0, and 0 · inf is not a number
+
+
+def test_every_variant_counts() -> None:
+    quiet, loud = ScoreMod.parse("silu(s)").weight, ScoreMod.parse("div(1.0,s)").weight
+    assert still(["p"], [[quiet], [loud]]) == frozenset()
+    assert still(["p"], [[quiet], [quiet]]) == {"p"}
+
+
+def test_sums_have_to_be_zero() -> None:
+    """What is summed as it is, and not multiplied by zeros, may not be 1/2 there."""
+    terms = [ScoreMod.parse(text).weight for text in ("sigmoid(s)", "silu(s)")]
+    assert still(["g0", "g1"], [terms, terms]) == {"g1"}
