@@ -1,5 +1,7 @@
 """The backward in one kernel on a GPU: its errors, and equal bits in every run."""
 
+import math
+
 import pytest
 import torch
 from torch._inductor.utils import run_and_get_code
@@ -44,6 +46,35 @@ def made(side: str) -> tuple[list[torch.Tensor], tuple]:
 def gradients(grad_out, query, key, value, *sides):
     leading = (query, key, value, [], [], PROGRAM, [True] * 3, "strict=True")
     return torch.ops.gdpa.attention_backward(grad_out, *leading, *sides)
+
+
+def test_one_compile_serves_other_batches() -> None:
+    """Fewer sequences than at capture, longer ones than are taken, rows of no sequence: no address
+    is past the table of sequences, and what takes no part stays out."""
+    lowerings.register()
+    tensors, (cu, *_) = made("both")
+    given = [*tensors, cu, torch.empty(LONGEST, device="cuda")]
+    for t in given:
+        torch._dynamo.mark_dynamic(t, 0)
+    function = torch.compile(
+        lambda *x: gradients(*x[:4], x[4], x[4], x[5].shape[0], x[5].shape[0]), fullgraph=True
+    )
+    _, (code,) = run_and_get_code(function, *given)
+    assert "SUMS" in code
+    lengths = torch.tensor([300, 0, 1, 129, 64, 511, 37, 250, 0, 128, 700, 65], dtype=torch.int32)
+    cu = torch.nn.functional.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
+    taken = torch.zeros(int(cu[-1]) + 70, dtype=torch.bool, device="cuda")
+    for start, length in zip(cu.tolist(), lengths.tolist()):
+        taken[start : start + min(length, 300)] = True
+    others = [torch.randn(len(taken), HEADS, 128, device="cuda").bfloat16() for _ in range(4)]
+    clean = [torch.where(taken[:, None, None], t, 0.0).double() for t in others]
+    poisoned = [torch.where(taken[:, None, None], t, math.nan) for t in others]
+    cu = cu.cuda()
+    found = function(*poisoned, cu, torch.empty(300, device="cuda"))
+    operands = operands_of(*clean[1:], [], [], PROGRAM, cu, cu, 300, 300)
+    for got, want in zip(found, reference_backward(clean[0], operands, [True] * 3), strict=True):
+        assert (got.double() - want).norm() <= 5e-3 * want.norm()
+        assert (got[~taken] == 0).all()
 
 
 @pytest.mark.parametrize("side", ["dense", "query", "both"])

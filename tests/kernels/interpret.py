@@ -16,6 +16,7 @@ import traceback
 import types
 from unittest import mock
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -58,6 +59,7 @@ class _Kernel:
         self.is_template = "triton_heuristics.template" in source
 
     def run(self, *args, stream=None) -> None:
+        _addresses.own(args)
         if self.is_template:
             self.function[tuple(args[-3:])](*args[:-3])
             return
@@ -85,6 +87,42 @@ def _mend_loop_bounds() -> None:
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
     interpreter._patch_lang_tensor = mended
+
+
+class _Addresses:
+    """What a kernel may touch: the memory of its operands. The interpreter by itself reads past
+    their ends without a word."""
+
+    def __init__(self) -> None:
+        self.known: list[tuple[int, int]] = []
+
+    def own(self, args: tuple) -> None:
+        """Take these operands for all there are."""
+        memory = [t.untyped_storage() for t in args if isinstance(t, torch.Tensor)]
+        self.known = [(m.data_ptr(), m.data_ptr() + m.nbytes()) for m in memory]
+
+    def watch(self) -> None:
+        """Check every load, store and atomic operation of the interpreter."""
+        builder = interpreter.InterpreterBuilder
+        for name, pointers, mask in (
+            ("create_masked_load", 0, 1), ("create_masked_store", 0, 2), ("create_atomic_rmw", 1, 3)
+        ):  # fmt: skip
+            setattr(builder, name, self._watched(getattr(builder, name), pointers, mask))
+
+    def _watched(self, touch, pointers: int, mask: int):
+        def watched(builder, *args, **kwargs):
+            places = args[pointers].data.astype(np.int64)
+            taken = places[np.broadcast_to(args[mask].data, places.shape) != 0]
+            inside = np.zeros(taken.shape, bool)
+            for begin, end in self.known:
+                inside |= (begin <= taken) & (taken < end)
+            assert inside.all(), f"{(~inside).sum()} addresses are in no operand"
+            return touch(builder, *args, **kwargs)
+
+        return watched
+
+
+_addresses = _Addresses()
 
 
 def _shuffle_programs() -> None:
@@ -136,6 +174,7 @@ def _poisoned(size, stride, dtype) -> torch.Tensor:
 def main(names: list[str]) -> None:
     _mend_loop_bounds()
     _shuffle_programs()
+    _addresses.watch()
     for case in (*cases.CASES, *jagged_cases.CASES, *pairs_cases.CASES):
         if names and case.name not in names:
             continue

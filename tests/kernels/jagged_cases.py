@@ -183,6 +183,10 @@ CASES = [
         m=17, aux=((3, 37, 17),), needs="0",
     ),
     JaggedCase(
+        "jagged_bias_all", "a0:f[n,m]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20, 5),
+        same=True, h=3, aux=((37, 37),), needs="qkv0",
+    ),
+    JaggedCase(
         "jagged_causal", "where(ge(n,m),silu(mul(s,0.25)),0.0)", lengths_q=LENGTHS, same=True
     ),
     JaggedCase(

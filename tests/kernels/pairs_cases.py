@@ -31,6 +31,7 @@ CASES = [
         "pairs_jagged_both", "sigmoid(s)", lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True,
         **ALONE,
     ),
+    JaggedCase("pairs_jagged_batch", SILU, lengths_q=LENGTHS, same=True, dynamic=True, **ALONE),
     JaggedCase("pairs_jagged_truncated", SILU, lengths_q=LENGTHS, same=True, max_q=40, **ALONE),
     JaggedCase("pairs_jagged_keys", SILU, lengths_q=LENGTHS, m=130, view="split", **ALONE),
     JaggedCase("pairs_jagged_queries", "sigmoid(s)", lengths_k=OTHERS, n=40, **ALONE),

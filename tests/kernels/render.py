@@ -84,9 +84,8 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, number: int, dynamic: bool
     if not dynamic:
         return empty
     real = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
-    kinds = [
-        DimDynamic.DUCK if i + 1 < tensor.dim() else DimDynamic.STATIC for i in range(tensor.dim())
-    ]
+    last = max(1, tensor.dim() - 1)  # of a matrix, the width is known
+    kinds = [DimDynamic.DUCK if i < last else DimDynamic.STATIC for i in range(tensor.dim())]
     context = StatelessSymbolicContext(kinds)
     symbolic = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
     with mode:
