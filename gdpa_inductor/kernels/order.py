@@ -2,7 +2,8 @@
 
 No length is known on the host, so the grid is an upper bound and what is left over ends at once.
 The tiles of one sequence are neighbours; the longest sequences may come first, so that no long one
-is left at the end while the other multiprocessors are idle.
+is left at the end while the other multiprocessors are idle. Where nearly all sequences have the
+greatest length there is no table: `Plan.direct`.
 """
 
 from __future__ import annotations
@@ -24,21 +25,20 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tenso
     last one.
 
     few: place the sequences by counting, B comparisons for each entry, in three small kernels;
-    then the longest come first. Else by a search, in the order of the sequences.
+    then the longest come first, and what is left over is -1. Else by a search, in the order of the
+    sequences; what is left over are granules behind a sequence's own.
     """
     offsets = cu_seqlens.to(torch.int64)
     batch = offsets.shape[0] - 1
     starts, number = offsets[:-1], torch.arange(batch, device=offsets.device)
+    slot = torch.arange(total // GRANULE + batch, device=offsets.device)
+    if not few:  # from one of these to the next there is room for the granules of any length
+        begins = (starts - offsets[0]) // GRANULE + number
+        place = torch.searchsorted(begins, slot, right=True) - 1
+        return (place << 32) + slot - begins[place]
     owned = torch.where(number == batch - 1, total + offsets[0], offsets[1:]) - starts
     taken = (offsets[1:] - starts).clamp(max=longest)
     granules = torch.maximum((taken + (GRANULE - 1)) // GRANULE, (owned > 0).to(torch.int64))
-    slot = torch.arange(total // GRANULE + batch, device=offsets.device)
-    if not few:
-        ends = granules.cumsum(0)
-        place = torch.searchsorted(ends, slot, right=True)
-        known = place.clamp(max=batch - 1)
-        entry = (known << 32) + slot - (ends - granules)[known]
-        return torch.where(place < batch, entry, -1)
     longer = granules > granules[:, None]
     rank = (longer | ((granules == granules[:, None]) & (number < number[:, None]))).sum(1)
     ends = torch.where(rank <= rank[:, None], granules, 0).sum(1)

@@ -61,6 +61,7 @@ class Plan:
     read. grouped: operands with fewer heads than the query. loops_heads: one program of "keys" runs
     over the query heads of its key head. summed: axes that "tiles" sums over. jagged: the sides
     whose lengths are read from offsets, of "q" and "k". alike: one set of offsets serves both.
+    direct: each sequence has as many programs as the longest, and no table says whose one is.
     skips: tiles that are zero are left out; on whole ones the terms need no mask, so that
     `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. keeps: on
     the others they are what they are on whole ones where a condition holds, and else 0. adds:
@@ -80,6 +81,7 @@ class Plan:
     summed: frozenset[str] = frozenset()
     jagged: frozenset[str] = frozenset()
     alike: bool = False
+    direct: bool = False
     skips: bool = False
     whole_reads: tuple[AuxRead, ...] = ()
     whole_flat: frozenset[str] = frozenset()
@@ -135,7 +137,7 @@ class Plan:
     @property
     def ordered(self) -> bool:
         """Whether a table ORDER says which tiles, or which sequences, a program owns."""
-        return bool(self.listed or (self.kernel == "pairs" and self.jagged))
+        return bool((self.listed and not self.direct) or (self.kernel == "pairs" and self.jagged))
 
     @property
     def measured(self) -> tuple[str, ...]:

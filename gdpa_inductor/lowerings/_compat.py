@@ -230,17 +230,23 @@ def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
 _MADE: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
 
 
-def most_granules(total: Any, longest: Any, batch: Any, granule: int) -> Any:
+def listed_granules(total: Any, batch: Any, granule: int) -> Any:
     """How many granules the sequences of a jagged side have at most, as a size of Inductor."""
+    from torch.utils._sympy.functions import FloorDiv
+
+    return FloorDiv(total, granule) + batch
+
+
+def granules_each(longest: Any, granule: int) -> Any:
+    """How many a sequence of the greatest length has; one of no length has one."""
     import sympy
-    from torch.utils._sympy.functions import CeilDiv, FloorDiv
+    from torch.utils._sympy.functions import CeilDiv
 
-    each = sympy.Max(1, CeilDiv(longest, granule))
-    return sympy.Min(FloorDiv(total, granule) + batch, batch * each)
+    return sympy.Max(1, CeilDiv(longest, granule))
 
 
-def smaller(size: Any, limit: int) -> Any:
-    """A size of Inductor, or `limit`."""
+def smaller(size: Any, limit: Any) -> Any:
+    """The smaller one of two sizes of Inductor."""
     import sympy
 
     return sympy.Min(size, limit)

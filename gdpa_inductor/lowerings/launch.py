@@ -31,7 +31,7 @@ from .still import still
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 # Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
-# to 70 µs on an H200 and a search 5, while the order saves the less the more there are.
+# to 70 µs on an H200, far more than a search, while the order saves the less the more there are.
 _FEW = 256
 Ends = Mapping[str, Expr] | None  # see `bounds.closed`
 _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
@@ -189,7 +189,7 @@ def _plan(
             if not any(node.op in ("s", "g") for node in postorder([root]))
         )
 
-    return Plan(
+    made = Plan(
         kernel=kernel,
         names=tuple(names),
         reads=reads(terms),
@@ -207,12 +207,22 @@ def _plan(
         alike=o.alike,
         **plan,
     )
+    return replace(made, direct=bool(made.listed) and _direct(made.listed, o))
 
 
 def few(o: Given, most: int) -> bool:
     """Whether there are so few sequences; of an unknown number there are many."""
     hint = size_hint(o.problem.batch)
     return hint is not None and hint <= most
+
+
+def _direct(side: str, o: Given) -> bool:
+    """Whether a table would have no fewer granules than if all sequences were of the greatest
+    length: then none is made. Few sequences are sorted by a table, however long they are."""
+    batch, total, longest = map(size_hint, (o.problem.batch, o.total(side), o.longest(side)))
+    if few(o, _FEW) or batch is None or total is None or longest is None:
+        return False
+    return batch * max(1, -(-longest // GRANULE)) <= total // GRANULE + batch
 
 
 def _order(side: str, o: Given) -> Any:
@@ -264,8 +274,9 @@ def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], 
         return tile_order(offsets(side), *sizes(side), False)
 
     made = {f"CU_{side.upper()}": partial(offsets, side) for side in plan.measured}
-    made |= {"ORDER": partial(order, plan.listed)} if plan.listed else {}
-    if plan.ordered and not plan.listed:
+    if plan.ordered and plan.listed:
+        made["ORDER"] = partial(order, plan.listed)
+    elif plan.ordered:
         made["ORDER"] = partial(torch.arange, batch, dtype=torch.int32, device=o.problem.device)
     columns = max(1, _compat.likely_size(_compat.size_expr(o.problem.cols)))
     for a in plan.reads if plan.skips else ():
@@ -280,15 +291,21 @@ def _call_sizes(plan: Plan, output: Output, o: Given) -> list[Any]:
     p = o.problem
     rows, cols, batch = map(_compat.size_expr, (p.rows, p.cols, p.batch))
     if plan.listed:
-        total = _compat.size_expr(o.total(plan.listed))
-        longest = rows if plan.listed == "q" else cols
-        slots = _compat.most_granules(total, longest, batch, GRANULE)
-        return [GRANULE, GRANULE, slots * _compat.size_expr(output.size[1])]
+        return [GRANULE, GRANULE, _granules(plan, o) * _compat.size_expr(output.size[1])]
     if plan.kernel == "pairs":
         programs = _compat.processors(p.device)
         return [1, 1, _compat.smaller(batch * _compat.size_expr(p.heads), programs)]
     units = output.size[:3] if plan.kernel == "tiles" else output.size[:2]
     return [rows, cols, math.prod(map(_compat.size_expr, units), start=_compat.size_expr(1))]
+
+
+def _granules(plan: Plan, o: Given) -> Any:
+    """How many granules of the listed side get programs."""
+    batch = _compat.size_expr(o.problem.batch)
+    listed = _compat.listed_granules(_compat.size_expr(o.total(plan.listed)), batch, GRANULE)
+    longest = _compat.size_expr(o.longest(plan.listed))
+    each = batch * _compat.granules_each(longest, GRANULE)
+    return each if plan.direct else _compat.smaller(listed, each) if few(o, _FEW) else listed
 
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:

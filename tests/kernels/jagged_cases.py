@@ -225,6 +225,15 @@ CASES = [
         "jagged_wide", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, h=4, hk=2, hv=2, wide=True
     ),
     JaggedCase("jagged_dynamic", SILU, lengths_q=LENGTHS, same=True, dynamic=True),
+    # More sequences than are sorted: found by a search, and without a table.
+    JaggedCase(
+        "jagged_many", SILU, lengths_q=(*(i % 3 for i in range(256)), 150, 0), same=True, h=1,
+        max_q=300, before=3,
+    ),
+    JaggedCase(
+        "jagged_many_both", "sigmoid(s)", lengths_q=(*(i % 3 for i in range(257)), 0), h=1,
+        lengths_k=(*(i % 2 for i in range(257)), 0), max_q=100, max_k=100, after=2,
+    ),
     JaggedCase("jagged_read", SILU, lengths_q=LENGTHS, same=True, read=True),
     JaggedCase("jagged_dynamic_both", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True),
 ]  # fmt: skip

@@ -20,6 +20,7 @@ QUICK = {
     "mask_read", "mask_learned", "mask_blocks", "mask_padding", "jagged_mask", "prefix_long",
     "jagged_self", "jagged_unowned",
     "jagged_per_token", "jagged_short_keys_tail", "jagged_seeds", "jagged_targets", "jagged_read",
+    "jagged_many", "jagged_many_both",
     "jagged_bias", "jagged_bias_all", "pairs_columns", "pairs_jagged_0", "pairs_jagged_both",
     "pairs_jagged_batch", "pairs_jagged_unowned",
 }  # fmt: skip
