@@ -234,6 +234,10 @@ CASES = [
         "jagged_many_both", "sigmoid(s)", lengths_q=(*(i % 3 for i in range(257)), 0), h=1,
         lengths_k=(*(i % 2 for i in range(257)), 0), max_q=100, max_k=100, after=2,
     ),
+    JaggedCase(
+        "jagged_many_dynamic", SILU, lengths_q=(*(i % 3 for i in range(257)), 0), same=True, h=1,
+        dynamic=True,
+    ),
     JaggedCase("jagged_read", SILU, lengths_q=LENGTHS, same=True, read=True),
     JaggedCase("jagged_dynamic_both", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, dynamic=True),
 ]  # fmt: skip

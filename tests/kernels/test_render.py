@@ -69,6 +69,23 @@ def test_the_forward_has_half_tiles_at_the_ends_of_sequences(case: JaggedCase, s
     assert rendered(case).count("s = tl.dot(q, k") == steps
 
 
+@pytest.mark.parametrize(
+    "lengths, longest, table",
+    [
+        ((300,) * 8, 300, True),  # few sequences are sorted
+        ((300,) * 300, 300, False),
+        ((250, 300) * 150, 300, False),  # 900 granules, where a table would have 944
+        ((10,) * 300, 300, True),
+    ],
+)
+def test_a_table_says_whose_a_tile_is_where_it_is_short(
+    lengths: tuple[int, ...], longest: int, table: bool
+):
+    sizes = {"lengths_q": lengths, "max_q": longest}
+    case = JaggedCase("placed", SILU, same=True, **{**JAGGED, **sizes})
+    assert ("arg_ORDER" in rendered(case)) == table
+
+
 if __name__ == "__main__":
     for case in CASES:
         (GOLDEN / f"{case.name}.txt").write_text(rendered(case))
