@@ -4,6 +4,10 @@ A kernel loads what lies past the end of Q, K, V or DO as zeros. There the score
 are 0, and what a term gives is multiplied by another such zero; so it needs no mask if it is
 finite, whatever the operands between the products and the masks are. `silu(c·s)` is, a bias may be
 infinite.
+
+Beside a key (row) of infinities a zero is not enough: 0 · inf is not a number, and what comes of it
+is added to the gradient of that key. That gradient must not be finite in the formula either. It is
+not where `silu` meets an infinite score, `sigmoid` gives 1 there.
 """
 
 from __future__ import annotations
@@ -17,11 +21,17 @@ import torch
 
 from ..expr import OPS, Expr, fold
 
-_Values = frozenset[Any] | None  # what a term may be at score 0 and gradient 0; None: anything
+_Values = frozenset[Any] | None  # what a term may be for one score and gradient; None: anything
 _BOTH: _Values = frozenset((False, True))
 _MOST = 16  # values that are followed
 _LARGEST = 2.0**14  # so that neither fp16 nor a sum of products overflows
 _DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
+# (score, gradient) past the end beside an infinity of Q or K, of DO or V: and what the formula has
+# for it inside.
+_BESIDE = (
+    ((math.nan, 0.0), tuple((s, 1.0) for s in (math.inf, -math.inf))),
+    ((0.0, math.nan), tuple((s, math.inf) for s in (-8.0, -1.0, 1.0, 8.0))),
+)
 
 
 def still(names: Sequence[str], variants: Sequence[Sequence[Expr]]) -> frozenset[str]:
@@ -32,21 +42,41 @@ def still(names: Sequence[str], variants: Sequence[Sequence[Expr]]) -> frozenset
     return frozenset(
         name
         for name, *terms in zip(names, *variants, strict=True)
-        if all(_bounded(term, _LARGEST if name in ("p", "ds") else 0.0) for term in terms)
+        if all(_bounded(t, _LARGEST if name in ("p", "ds") else 0.0) and _shows(t) for t in terms)
     )
 
 
 def _bounded(term: Expr, most: float) -> bool:
-    (values,) = fold([term], _leaf, _applied)
+    values = _values(term, 0.0, 0.0)
     return values is not None and all(abs(value) <= most for value in values)
 
 
-def _leaf(node: Expr) -> _Values:
-    if node.is_const:
-        return frozenset((node.value,))
-    if node.op in ("s", "g"):
-        return frozenset((0.0,))
-    return _BOTH if node.kind == "b" else None
+def _shows(term: Expr) -> bool:
+    """Whether the formula is not finite wherever an infinite operand would reach it from a tail."""
+    return all(
+        _finite(term, *past, every=True) or not any(_finite(term, *x) for x in inside)
+        for past, inside in _BESIDE
+    )
+
+
+def _finite(term: Expr, score: float, gradient: float, every: bool = False) -> bool:
+    """Whether a term may be finite there; `every`: whether it always is."""
+    values = _values(term, score, gradient)
+    if values is None:
+        return not every
+    return (all if every else any)(map(math.isfinite, values))
+
+
+def _values(term: Expr, score: float, gradient: float) -> _Values:
+    given = {"s": frozenset((score,)), "g": frozenset((gradient,))}
+
+    def leaf(node: Expr) -> _Values:
+        if node.is_const:
+            return frozenset((node.value,))
+        return given.get(node.op, _BOTH if node.kind == "b" else None)
+
+    (values,) = fold([term], leaf, _applied)
+    return values
 
 
 def _applied(node: Expr, given: list[Any]) -> _Values:
@@ -54,6 +84,8 @@ def _applied(node: Expr, given: list[Any]) -> _Values:
     args, literals = given[: len(given) - params], given[len(given) - params :]
     if node.op == "where" and args[0] is not None:
         ways = [args[1] if condition else args[2] for condition in args[0]]
+        if args[0] == _BOTH:  # a masked element is 0 in the formula as well
+            ways = [way for way in ways if way != frozenset((0.0,))] or ways
         return None if any(way is None for way in ways) else _few(itertools.chain(*ways))
     if node.op == "div" and args[0] is not None and _is_size(node.args[1]):
         return args[0]  # no size is below 1, so the largest values are those of no division
@@ -75,5 +107,7 @@ def _tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _few(values: Iterable[Any]) -> _Values:
-    found = frozenset(itertools.islice(values, _MOST + 1))
-    return found if len(found) <= _MOST and all(map(math.isfinite, found)) else None
+    """One NaN for all: two are never equal."""
+    told = (math.nan if value != value else value for value in values)
+    found = frozenset(itertools.islice(told, _MOST + 1))
+    return found if len(found) <= _MOST else None

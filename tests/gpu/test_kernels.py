@@ -160,6 +160,23 @@ def test_nan_beside_the_operands_is_not_read() -> None:
         torch.testing.assert_close(function(**poisoned), function(**clean), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["silu", "gelu_tanh", "sigmoid", "relu", "hardswish"])
+def test_infinities_are_where_eager_has_them(name: str) -> None:
+    """What the kernels load past the ends as zeros adds nothing, 0 · inf neither."""
+    case = of_activation(name)
+    function = compiled(case.function)
+    for infinite in ("q", "k", "v"):
+        operands = operands_of(case, torch.bfloat16)
+        with torch.no_grad():
+            operands[infinite][:, :, 5, 0] = torch.inf
+        eager = results(case.function, recast(operands, torch.bfloat16))
+        fused = results(function, recast(operands, torch.bfloat16))
+        for of in ("outputs", "gradients"):
+            for key, wanted in getattr(eager, of).items():
+                found = getattr(fused, of)[key]
+                assert torch.equal(found.isfinite(), wanted.isfinite()), (infinite, key)
+
+
 @pytest.mark.parametrize(
     "name", ["silu", "gelu_tanh", "gelu", "sigmoid", "tanh", "mish", "softplus"]
 )
