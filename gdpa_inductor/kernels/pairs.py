@@ -17,24 +17,23 @@ class Alone:
     """Where one program for a pair is faster than programs for its tiles.
 
     capability, itemsize (bytes), head_dim (rounded up to a power of two): what it was measured on.
-    longest: rows of a sequence, at most. pairs: of the greatest length, for each multiprocessor, at
-    least; with fewer the last ones leave too many of them idle. skips: for programs whose masks
-    leave tiles of rows out.
+    rows, keys: of a sequence, at most. pairs: of the greatest length, for each multiprocessor, at
+    least; with fewer the last ones leave too many of them idle.
     """
 
     capability: int
     itemsize: int
     head_dim: int
-    longest: int
+    rows: int
+    keys: int
     pairs: int
-    skips: bool = False
 
 
-# Measured on an H200 (torch 2.11, Triton 3.6), tanh-gelu, 1152 sequences of 4 heads, the loop as a
-# kernel of its own against "rows" and "keys": 19% more FLOP/s at 256 rows and keys, 9% at lengths
-# up to 512 and up to 1024, 4% at 1024, none up to 2048. Where masks leave tiles out it gains
-# nothing.
-ALONE = (Alone(capability=90, itemsize=2, head_dim=128, longest=1024, pairs=3),)
+# Measured on an H200 (torch 2.11, Triton 3.6), tanh-gelu, 1152 sequences of 4 heads, beside "rows"
+# and "keys" with one configuration each: 18% more FLOP/s at 256 rows and keys, 7% at lengths up to
+# 512, none up to 1024, 3 to 4% less at 1024; 8 and 9% more at 1024 and 2048 rows over 256 keys.
+# Where masks leave tiles out it loses 8 to 16%.
+ALONE = (Alone(capability=90, itemsize=2, head_dim=128, rows=2048, keys=512, pairs=3),)
 
 
 def turns(work: Tensor, few: bool) -> Tensor:

@@ -111,7 +111,7 @@ class Plan:
         Nothing may be loaded for these alone, since a branch waits for its loads; and Triton 3.6
         does not compile a product that only a branch reads.
         """
-        axis = "n" if self.kernel in ("keys", "pairs") else "m"
+        axis = "n" if self.kernel == "keys" else "m"
         alike = all(a in self.whole_reads for a in self.reads if axis in a.axes)
         return alike and not self.whole_flat
 

@@ -109,14 +109,9 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     return found
 
 
-def ends_of_rows(outputs: list[Output], o: Given) -> tuple[bool, bool]:
-    """Whether a kernel of these outputs, which loops over rows, leaves tiles out; and then, whether
-    the others are a run of rows whose masks one condition says, with nothing to read for it."""
-    classes = _classes(outputs, o)
-    if classes is None:
-        return False, False
-    closed_ends = _ends("pairs", classes, o) is not None
-    return True, closed_ends and classes.keep is not None and not classes.bounds
+def skips(outputs: list[Output], o: Given) -> bool:
+    """Whether a kernel of these outputs leaves tiles out."""
+    return _classes(outputs, o) is not None
 
 
 def _bounded(kinds: str, o: Given) -> list[int]:
@@ -142,7 +137,7 @@ def _ends(kernel: str, classes: TileClasses, o: Given) -> Ends:
     """The ends of a kernel's inner loop; None where its tiles have to be classified."""
     if kernel == "tiles":
         return None
-    axis = "n" if kernel in ("keys", "pairs") else "m"
+    axis = "n" if kernel == "keys" else "m"
     inside = [number for number in classes.bounds if axis in o.program.aux[number].axes]
     return closed(classes, axis, inside)
 

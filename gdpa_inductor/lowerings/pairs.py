@@ -11,7 +11,7 @@ from ..kernels.pairs import ALONE, ROWS, Alone, turns
 from ..problem import Problem, Size
 from . import _compat
 from .given import Given, block_dim
-from .launch import Output, ends_of_rows, few
+from .launch import Output, few, skips
 
 # Up to so many sequences are placed by counting. A program's share is fixed, so the order matters
 # more than for tiles: 1152 sequences of up to 1024 rows as they come take 1.26 times as long.
@@ -20,23 +20,21 @@ _COUNTED = 2048
 
 def taken(outputs: dict[int, Output], o: Given) -> bool:
     """Whether programs that own whole pairs are to compute dQ with these `outputs` of "keys"."""
-    if o.shared or o.grouped:
-        return False
-    skips, bounded = ends_of_rows(list(outputs.values()), o)
-    rules = [rule for rule in ALONE if rule.skips == skips]
-    return skips <= bounded and any(_fits(rule, o.problem) for rule in rules)
+    whole = not (o.shared or o.grouped) and not skips(list(outputs.values()), o)
+    return whole and any(_fits(rule, o.problem) for rule in ALONE)
 
 
 def _fits(rule: Alone, p: Problem) -> bool:
     """Sizes count as they were at capture; no guard is added."""
     dims = [block_dim(d) for d in (p.head_dim, p.value_dim)]
     kind = (_compat.capability(p.device), p.dtype.itemsize, *dims)
-    longest = size_hint(p.rows)
-    rows = size_hint(p.total_rows if p.jagged_query else p.batch)
-    if kind != (rule.capability, rule.itemsize, rule.head_dim, rule.head_dim) or not longest:
+    rows, keys = size_hint(p.rows), size_hint(p.cols)
+    if kind != (rule.capability, rule.itemsize, rule.head_dim, rule.head_dim) or not rows:
         return False
-    pairs = (rows or 0) * (size_hint(p.heads) or 0) // (longest if p.jagged_query else 1)
-    return longest <= rule.longest and pairs >= rule.pairs * _compat.processors(p.device)
+    of_all = size_hint(p.total_rows if p.jagged_query else p.batch) or 0
+    pairs = of_all * (size_hint(p.heads) or 0) // (rows if p.jagged_query else 1)
+    short = rows <= rule.rows and (keys or rule.keys + 1) <= rule.keys
+    return short and pairs >= rule.pairs * _compat.processors(p.device)
 
 
 def sums(o: Given) -> Any:
