@@ -29,14 +29,15 @@ class Shape:
 
     head_dim, value_dim: rounded up to powers of two. itemsize: bytes of an element.
     score_bytes: bytes per score of the operands between the products that vary along rows and keys.
-    loop: "skips" where tiles are left out of it, else "short" for at most SHORT keys, or "".
+    loop: what is special about the inner loop: "skips" where tiles are left out of it, "short" for
+    at most SHORT keys, "jagged" where sequences end anywhere.
     """
 
     head_dim: int
     value_dim: int
     itemsize: int
     score_bytes: int = 0
-    loop: str = ""
+    loop: frozenset[str] = frozenset()
 
     @property
     def widest(self) -> int:
@@ -86,11 +87,13 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 )
 # Such rows where the inner loop is a special one. Few steps leave their latency bare, so that more
 # warps, stages or programs at a time are worth more loads; configurations are timed in short runs
-# at the full clock, which favours these also where a loop is long and power is the limit.
+# at the full clock, which favours these also where a loop is long and power is the limit. The first
+# row whose words are all among those of the loop counts.
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
+    ("forward", 2, 128, "skips short", (Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
+    ("forward", 2, 128, "skips", (Config(128, 64, 4, 2), Config(128, 32, 8, 4))),
+    ("forward", 2, 128, "short jagged", (Config(128, 32, 8, 4), Config(128, 32, 4, 4))),
     ("forward", 2, 128, "short", (Config(128, 64, 4, 2), Config(128, 32, 8, 4))),
-    ("forward", 2, 128, "skips",
-     (Config(128, 64, 4, 2), Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
     ("rows", 2, 64, "skips", (Config(128, 64, 8, 3), Config(64, 64, 4, 3))),
     ("rows", 2, 128, "skips", (Config(64, 64, 4, 2), Config(128, 64, 8, 3))),
     ("keys", 2, 64, "skips", (Config(32, 64, 4, 3), Config(64, 64, 4, 3), Config(32, 128, 8, 3))),
@@ -123,7 +126,7 @@ def configs(
     kernel: str, shape: Shape, shared: int, thorough: bool, capability: int = 90
 ) -> list[Config]:
     """What to try, best known first, within `shared` bytes; capability: such as 80, 90, 100."""
-    special = tuple((*row[:3], row[4]) for row in _BY_LOOP if row[3] == shape.loop)
+    special = tuple((*row[:3], row[4]) for row in _BY_LOOP if shape.loop.issuperset(row[3].split()))
     table = (*(_BEFORE_WGMMA if capability < 90 else special), *_TABLE)
     known = next(
         row

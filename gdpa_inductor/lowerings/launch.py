@@ -308,7 +308,12 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     tiles = [a.number for a in plan.reads if {"n", "m"} <= a.axes]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
     cols = size_hint(problem.cols)
-    loop = "skips" if plan.skips else "short" if cols is not None and cols <= SHORT else ""
+    kinds = {
+        "skips": plan.skips,
+        "short": cols is not None and cols <= SHORT,
+        "jagged": bool(plan.jagged),
+    }
+    loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
     shared, capability = _compat.shared_memory(problem.device), _compat.capability(problem.device)
     found = configs(plan.kernel, shape, shared, _compat.thorough(), capability)

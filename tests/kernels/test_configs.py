@@ -4,9 +4,11 @@ import itertools
 
 import pytest
 
-from gdpa_inductor.kernels.configs import Shape, configs, shared_memory
+from gdpa_inductor.kernels.configs import Config, Shape, configs, shared_memory
 
 KERNELS = ("forward", "rows", "keys", "tiles")
+WORDS = ("skips", "short", "jagged")
+LOOPS = [frozenset(some) for n in range(4) for some in itertools.combinations(WORDS, n)]
 DEVICES = (99 << 10, 163 << 10, 227 << 10)
 
 
@@ -15,7 +17,7 @@ DEVICES = (99 << 10, 163 << 10, 227 << 10)
 )
 def test_every_shape_has_configurations_that_fit(kernel: str, itemsize: int, shared: int):
     widths = (16, 32, 64, 128, 256)
-    for head_dim, value_dim, loop in itertools.product(widths, widths, ("", "short", "skips")):
+    for head_dim, value_dim, loop in itertools.product(widths, widths, LOOPS):
         shape = Shape(head_dim, value_dim, itemsize, loop=loop)
         found = configs(kernel, shape, shared, thorough=False)
         assert 1 <= len(found) <= 4
@@ -40,15 +42,13 @@ def test_the_wide_search_begins_with_the_best_known():
         assert len(wide) > 10
 
 
-def test_short_and_skipping_loops_have_configurations_of_their_own():
-    found = [
-        configs("forward", Shape(128, 128, 2, loop=loop), 227 << 10, thorough=False)
-        for loop in ("", "short", "skips")
-    ]
-    assert len({config for row in found for config in row}) == 4
-    assert {row[0] for row in found} == {found[0][0]}  # the best known of all
-    ampere = [
-        configs("forward", Shape(128, 128, 2, loop=loop), 163 << 10, False, 80)
-        for loop in ("", "short", "skips")
-    ]
-    assert ampere[0] == ampere[1] == ampere[2]
+def test_special_loops_have_configurations_of_their_own():
+    def found(*loop: str, capability: int = 90) -> list[Config]:
+        shape = Shape(128, 128, 2, loop=frozenset(loop))
+        return configs("forward", shape, 163 << 10, False, capability)
+
+    kinds = [(), ("short",), ("short", "jagged"), ("skips",), ("skips", "short")]
+    assert len({tuple(found(*kind)) for kind in kinds}) == 4  # two of them alike
+    assert found("jagged") == found()
+    assert found("skips", "short", "jagged") == found("skips", "short")
+    assert len({tuple(found(*kind, capability=80)) for kind in kinds}) == 1
