@@ -43,7 +43,8 @@ def versions() -> Finding:
             return None
 
     found: Finding = {"python": platform.python_version(), "platform": platform.platform()}
-    return found | {name: version(name) for name in DISTRIBUTIONS}
+    found |= {name: version(name) for name in DISTRIBUTIONS}
+    return found | {"torch": torch.__version__}  # with the build, such as +cu130
 
 
 def devices() -> Finding:

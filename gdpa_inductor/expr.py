@@ -259,8 +259,8 @@ def d_gelu_tanh(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
 
 
 def d_hardswish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    inner = _where(call("le", x, -3.0), 0.0, x * (1.0 / 3.0) + 0.5)
-    return (g * _where(call("lt", x, 3.0), inner, 1.0),)
+    outer = _where(call("lt", x, 3.0), g * (x * (1.0 / 3.0) + 0.5), g)
+    return (_where(call("le", x, -3.0), 0.0, outer),)  # not g · 0, which g may make NaN
 
 
 def _within(x: Expr, low: Expr | Literal, high: Expr | Literal) -> Expr:

@@ -333,3 +333,14 @@ def test_operands_of_the_wrong_kind_are_refused(
 
 def test_scalars_are_integers() -> None:
     assert scalar(2).kind == "i" and call("float", scalar(2)).kind == "f"
+
+
+@pytest.mark.parametrize("name", ["relu", "hardswish", "hardsigmoid"])
+def test_where_a_slope_is_zero_an_infinite_gradient_leaves_nothing(name: str) -> None:
+    """As autograd has it: not 0 · inf."""
+    (slope,) = differentiate(call(name, SCORE), [SCORE])
+    scores = torch.tensor([-7.0, -3.5], dtype=torch.float64)
+    leaves = {"s": scores, "g": torch.full_like(scores, torch.inf)}
+    leaf = lambda node: leaves[node.op] if node.op in leaves else torch.tensor(node.value)
+    (found,) = fold([slope], leaf, torch_apply(torch.float64))
+    assert torch.equal(found, torch.zeros_like(scores))

@@ -62,10 +62,13 @@ def test_recommender_trains_as_in_eager():
     items, times = batch(3, 31)
     eager = gradients(model, model, items, times)
     mine = gradients(model, compiled(model, 2), items, times)
+    stock = gradients(model, torch.compile(model), items, times)
     truth = gradients(exact, exact, items, times)
     for name in eager:
         direction = "forward" if name == "loss" else "backward"
-        fault = error_of(mine[name], eager[name], truth[name], direction=direction)
+        # Outside of the regions Inductor rounds as it does: it scatters to tables in its own order.
+        noise = (stock[name].double() - truth[name]).abs().max().item()
+        fault = error_of(mine[name], eager[name], truth[name], direction=direction, noise=noise)
         assert not fault, f"{name}: {fault}"
 
 
