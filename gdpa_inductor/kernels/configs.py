@@ -91,13 +91,15 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 # row whose words are all among those of the loop counts.
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     ("forward", 2, 128, "skips short", (Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
-    ("forward", 2, 128, "skips", (Config(128, 64, 4, 2), Config(128, 32, 8, 4))),
+    ("forward", 2, 128, "skips",
+     (Config(128, 64, 4, 2), Config(128, 32, 8, 4), Config(64, 32, 4, 3))),
     ("forward", 2, 128, "short jagged", (Config(128, 32, 8, 4), Config(128, 32, 4, 4))),
     ("forward", 2, 128, "short", (Config(128, 64, 4, 2), Config(128, 32, 8, 4))),
     ("rows", 2, 64, "skips", (Config(128, 64, 8, 3), Config(64, 64, 4, 3))),
     ("rows", 2, 128, "skips", (Config(64, 64, 4, 2), Config(128, 64, 8, 3))),
     ("keys", 2, 64, "skips", (Config(32, 64, 4, 3), Config(64, 64, 4, 3), Config(32, 128, 8, 3))),
-    ("keys", 2, 128, "skips", (Config(64, 64, 4, 2), Config(64, 128, 8, 3))),
+    ("keys", 2, 128, "skips",
+     (Config(64, 64, 4, 2), Config(64, 128, 8, 3), Config(32, 64, 4, 3))),
 )  # fmt: skip
 SHORT = 512  # keys
 # Before sm_90 the tensor core takes its operands from registers, so the same tiles need more warps
