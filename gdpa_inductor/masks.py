@@ -7,9 +7,9 @@ evaluate at run time: `zero`, every term is exactly 0 on the tile, so that it ca
 made, and no length is read on the host.
 
 Scores, the gradient g and operands that vary inside the tile count as finite, and x·0 as 0: the one
-departure from the unfused formula is that NaN and infinities do not spread from tiles that are left
-out. A term whose gradient needs a masked score (that of a learned mask) is not zero there; lifting
-the terms of the backward finds that by itself.
+departure from the unfused formula is that NaN and infinities do not spread from masked elements, be
+their tile left out or not. A term whose gradient needs a masked score (that of a learned mask) is
+not zero there; lifting the terms of the backward finds that by itself.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Exp
     keep = TRUE
     for condition, value in opened.items():
         masked = substitute(roots, {condition: const(not value.value)})
-        if not all(found.zero is TRUE for found in lift(masked, _at_work(leaf, "scalar"))):
+        if not all(found.zero is TRUE for found in lift(masked, _sizes(leaf))):
             return None
         keep = both(keep, condition if value.value else negation(condition))
     return keep
@@ -169,7 +169,12 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
 def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | None:
     """The value of a condition that masks nothing; None if neither value makes more terms 0."""
 
-    at_work = _at_work(leaf, "scalar", "aux")
+    def at_work(node: Expr) -> Interval:
+        """Sizes and scales taken for 1: whether one is 0 is not what is asked here."""
+        if node.op in ("scalar", "aux") and node.kind != "b" and leaf(node).point is node:
+            return literal(const(1 if node.kind == "i" else 1.0))
+        return leaf(node)
+
     zeros = {}
     for value in (False, True):
         terms = substitute(roots, {condition: const(value)})
@@ -177,12 +182,6 @@ def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | No
     return None if zeros[False] == zeros[True] else zeros[False] > zeros[True]
 
 
-def _at_work(leaf: Leaf, *kinds: str) -> Leaf:
-    """Sizes ("scalar") and scales ("aux") taken for 1: whether one is 0 is not what is asked."""
-
-    def at_work(node: Expr) -> Interval:
-        if node.op in kinds and node.kind != "b" and leaf(node).point is node:
-            return literal(const(1 if node.kind == "i" else 1.0))
-        return leaf(node)
-
-    return at_work
+def _sizes(leaf: Leaf) -> Leaf:
+    """Scalars as what they are, sizes: 1 or more, so that one may divide."""
+    return lambda node: Interval(const(1), None) if node.op == "scalar" else leaf(node)

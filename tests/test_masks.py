@@ -270,6 +270,14 @@ def test_masks_that_are_no_one_condition():
     assert classify([masked, grammar.S], ()).keep is None
 
 
+@pytest.mark.parametrize("masked", ["float(floordiv(i0,2))", "float(maximum(sub(i0,8),0))"])
+def test_what_is_0_for_one_size_only_is_kept(masked: str):
+    program = ScoreMod.parse(f"where(le(m,n),silu(s),{masked})")
+    assert classify([program.weight], ()).keep is None
+    divided = ScoreMod.parse("where(le(m,n),div(silu(s),float(i0)),0.0)")
+    assert classify([divided.weight], ()).keep is not None
+
+
 def test_no_terms_are_no_reason_to_skip():
     assert classify([], ()) == TileClasses(FALSE, TRUE, (), TRUE)
 

@@ -7,7 +7,8 @@ infinite.
 
 Beside a key (row) of infinities a zero is not enough: 0 · inf is not a number, and what comes of it
 is added to the gradient of that key. That gradient must not be finite in the formula either. It is
-not where `silu` meets an infinite score, `sigmoid` gives 1 there.
+not where `silu` meets an infinite score; `sigmoid` gives 1 there. Nor is it where an infinite
+gradient is multiplied by a slope, be it 0; it may be where a term chooses by the score.
 """
 
 from __future__ import annotations
@@ -19,19 +20,18 @@ from typing import Any
 
 import torch
 
-from ..expr import OPS, Expr, fold
+from ..expr import OPS, Expr, fold, postorder
 
 _Values = frozenset[Any] | None  # what a term may be for one score and gradient; None: anything
 _BOTH: _Values = frozenset((False, True))
 _MOST = 16  # values that are followed
 _LARGEST = 2.0**14  # so that neither fp16 nor a sum of products overflows
 _DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
-# (score, gradient) past the end beside an infinity of Q or K, of DO or V: and what the formula has
-# for it inside.
-_BESIDE = (
-    ((math.nan, 0.0), tuple((s, 1.0) for s in (math.inf, -math.inf))),
-    ((0.0, math.nan), tuple((s, math.inf) for s in (-8.0, -1.0, 1.0, 8.0))),
-)
+# What a term does to a score and its gradient without choosing between ways.
+_SMOOTH = frozenset(
+    ["s", "g", "add", "sub", "mul", "div", "neg", "exp", "erf", "tanh", "sigmoid", "silu", "gelu",
+     "gelu_tanh", "mish", "softplus", "pow", "bf16", "f16", "where"]
+)  # fmt: skip
 
 
 def still(names: Sequence[str], variants: Sequence[Sequence[Expr]]) -> frozenset[str]:
@@ -53,18 +53,29 @@ def _bounded(term: Expr, most: float) -> bool:
 
 def _shows(term: Expr) -> bool:
     """Whether the formula is not finite wherever an infinite operand would reach it from a tail."""
-    return all(
-        _finite(term, *past, every=True) or not any(_finite(term, *x) for x in inside)
-        for past, inside in _BESIDE
+    scores = _finite(term, math.nan, 0.0) or not any(
+        _finite(term, score, 1.0, some=True) for score in (math.inf, -math.inf)
     )
+    return scores and (_finite(term, 0.0, math.nan) or _is_smooth(term))
 
 
-def _finite(term: Expr, score: float, gradient: float, every: bool = False) -> bool:
-    """Whether a term may be finite there; `every`: whether it always is."""
+def _finite(term: Expr, score: float, gradient: float, some: bool = False) -> bool:
+    """Whether a term is finite there; `some`: whether it may be."""
     values = _values(term, score, gradient)
     if values is None:
-        return not every
-    return (all if every else any)(map(math.isfinite, values))
+        return some
+    return (any if some else all)(map(math.isfinite, values))
+
+
+def _is_smooth(term: Expr) -> bool:
+    """Whether a term never chooses by the score or the gradient."""
+    moving: set[Expr] = set()
+    for node in postorder([term]):
+        if node.op in ("s", "g") or any(arg in moving for arg in node.args):
+            moving.add(node)
+            if node.op not in _SMOOTH or (node.op == "where" and node.args[0] in moving):
+                return False
+    return True
 
 
 def _values(term: Expr, score: float, gradient: float) -> _Values:

@@ -33,6 +33,17 @@ def test_the_same_values(text: str) -> None:
         torch.testing.assert_close(x, y, atol=1e-11, rtol=1e-9)
 
 
+@pytest.mark.parametrize("text", ["silu(s)", "gelu_tanh(s)", "gelu_tanh(mul(s,100.0))"])
+def test_slopes_of_large_scores(text: str) -> None:
+    """In fp32: not infinity times 0."""
+    program = ScoreMod.parse(text)
+    s = torch.tensor([-1e15, -1e13, 1e13, 1e15], dtype=torch.float32).view(1, 1, 1, 4)
+    leaf = program_leaves(s, [], [], program, torch.ones_like(s))
+    terms = [program.gradients.score, gated(program.gradients.score, program.weight)]
+    want, got = fold(terms, leaf, torch_apply(torch.float32))
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("gate, count", [("silu", 10), ("gelu_tanh", 15)])
 @pytest.mark.parametrize("score", ["s", "mul(s,0.0884)", "div(s,11.5)"])
 def test_the_backward_computes_each_part_once(gate: str, count: int, score: str) -> None:

@@ -66,6 +66,15 @@ def test_the_slope_alone() -> None:
     assert found("pow(s,0.5)") == {"p"}  # infinite slope at 0, and 0 · inf is not a number
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["hardswish(mul(s,0.125))", "silu(hardtanh(s,-50.0,50.0))", "where(lt(s,-20.0),0.0,silu(s))"],
+)
+def test_slopes_that_are_zero_somewhere(text: str) -> None:
+    """There the formula has 0 for an infinite gradient, a tail would have NaN."""
+    assert "ds" not in found(text)
+
+
 def test_every_variant_counts() -> None:
     quiet, loud = ScoreMod.parse("silu(s)").weight, ScoreMod.parse("div(1.0,s)").weight
     assert still(["p"], [[quiet], [loud]]) == frozenset()

@@ -147,3 +147,25 @@ def test_one_table_for_two_layers_is_widened_at_each_lookup():
     fused = torch.compile(attention, backend=backend, fullgraph=True)
     fused(*operands(torch.bfloat16), INDEX).sum().backward()
     assert casts(graphs[0]) == 1
+
+
+def test_a_table_that_is_larger_than_the_bias_stays():
+    def attention(q, k, v, table, index):
+        return F.silu(q @ k.mT + table[:, index]) @ v
+
+    q, k, v, _ = operands(torch.bfloat16)
+    table = torch.randn(H, N * N + 1).bfloat16().requires_grad_()
+    fused, graphs = compiled(attention)
+    fused(q, k, v, table, INDEX)
+    assert not casts(graphs[0])
+
+
+def test_a_lookup_in_what_was_looked_up():
+    def attention(q, k, v, table, index):
+        first = table[:, index]
+        return F.silu(q @ k.mT + first[:, PLACE] + first) @ v
+
+    fused, graphs = compiled(attention)
+    fused(*operands(torch.bfloat16), INDEX).sum().backward()
+    graphs[0].graph.lint()
+    assert casts(graphs[0]) == 2
