@@ -195,7 +195,8 @@ def _plan(
         whole_reads=reads(whole),
         whole_flat=flat(whole),
         keeps=classes is not None and classes.keep is not None,
-        still=still(names, [terms, whole or terms]),
+        # The forward keeps its mask at the ends: without it no faster, and its two loops spill.
+        still=frozenset() if kernel == "forward" else still(names, [terms, whole or terms]),
         shared=o.shared,
         grouped=o.grouped,
         jagged=frozenset(o.offsets),

@@ -54,6 +54,10 @@ def casts(gm) -> int:
     return sum(n.target is torch.ops.aten._to_copy.default for n in to_float)
 
 
+def attention(q, k, v, table, index):
+    return F.silu(q @ k.mT + heads_first(table, index)) @ v
+
+
 def operands(dtype, learns=True):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, H, N, 16, generator=generator).to(dtype) for _ in range(3))
@@ -98,9 +102,6 @@ def test_sums_of_many_do_not_stop_at_256():
     ("dtype", "learns"), [(torch.float32, True), (torch.bfloat16, False)], ids=["fp32", "fixed"]
 )
 def test_other_tables_stay(dtype, learns):
-    def attention(q, k, v, table, index):
-        return F.silu(q @ k.mT + table[:, index]) @ v
-
     q, k, v, table = operands(dtype, learns)
     fused, graphs = compiled(attention)
     fused(q.requires_grad_(), k, v, table, INDEX)
@@ -108,9 +109,6 @@ def test_other_tables_stay(dtype, learns):
 
 
 def test_no_grad_leaves_a_table_as_it_is():
-    def attention(q, k, v, table, index):
-        return F.silu(q @ k.mT + table[:, index]) @ v
-
     fused, graphs = compiled(attention)
     with torch.no_grad():
         fused(*operands(torch.bfloat16), INDEX)
@@ -150,9 +148,6 @@ def test_one_table_for_two_layers_is_widened_at_each_lookup():
 
 
 def test_a_table_that_is_larger_than_the_bias_stays():
-    def attention(q, k, v, table, index):
-        return F.silu(q @ k.mT + table[:, index]) @ v
-
     q, k, v, _ = operands(torch.bfloat16)
     table = torch.randn(H, N * N + 1).bfloat16().requires_grad_()
     fused, graphs = compiled(attention)
