@@ -250,8 +250,8 @@ def _log_sigmoid(kind: str, x: Expr) -> Expr:
 
 def _softshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
     x, c = real(x), 0.5 if bound is None else literal(bound)
-    inner = call("where", call("lt", x, -c), x + c, x * 0.0)
-    return call("where", call("gt", x, c), x - c, inner)
+    outer = call("where", call("gt", x, c), x - c, x + c)
+    return call("where", call("le", call("abs", x), c), 0.0, outer)
 
 
 def _hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:

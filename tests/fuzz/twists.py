@@ -133,9 +133,10 @@ ROUNDINGS = [
 
 def fills(draft: Draft, scores: Scores) -> Scores:
     draft.feature("fill", REFUSABLE)
-    fill = draft.pick(
-        ['float("-inf")', "-1e9", f"torch.finfo({scores.name}.dtype).min", 'float("inf")']
-    )
+    # Whether a sum of several of the least number is infinite, NaN or neither is for its order to
+    # say, in eager too. The square of this one overflows; a sum of as many as there are does not.
+    least = f"torch.finfo({scores.name}.dtype).min * 2.0**-20"
+    fill = draft.pick(['float("-inf")', "-1e9", least, 'float("inf")'])
     return assign(
         draft, scores, f"{scores.name}.masked_fill({broadcast(draft, scores, 'bool')}, {fill})"
     )
