@@ -48,15 +48,14 @@ def meta(case: Case, **options: Any) -> Function:
 
 
 def hstu(case: Case) -> Function:
-    """Pointwise attention of HSTU: silu, causal, divided by the greatest length. Tuned for each
-    greatest length; the package's default is to tune once, at whichever comes first."""
+    """Pointwise attention of HSTU: silu, causal, divided by the greatest length. As it comes, it
+    tunes itself once, at the first case; at lengths that vary its tuner may read illegal addresses.
+    """
     if (case.activation, case.variant, case.keys) != ("silu", "causal", 0):
         raise NotImplementedError("measured for causal silu, with offsets in common")
     module: Any = importlib.import_module(
         "generative_recommenders.ops.triton.triton_hstu_attention"
     )
-    common: Any = importlib.import_module("generative_recommenders.common")
-    common.set_use_runtime_max_seq_len(True)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
         found: Tensor = module.triton_hstu_mha(

@@ -142,6 +142,8 @@ def jagged(pick: Selection) -> list[Job]:
     def cases(activation: str, variant: str) -> list[Case]:
         if pick.variants and variant not in pick.variants:
             return []
+        if pick.activations and activation not in pick.activations:
+            return []
         return [
             Case(activation, variant, batch, heads, n, 128, dtype, pick.device, fill=f, keys=m)
             for n, f, m in JAGGED_SIZES
@@ -160,7 +162,7 @@ def jagged(pick: Selection) -> list[Job]:
         layer = Case("silu", "layer", batch, heads, n, 128, dtype, pick.device, fill=0.3)
         found += jobs_of([layer], ("gdpa", "inductor"), ("forward", "step"), pick)
     for case in ("gelu_tanh", "none"), ("silu", "causal"):
-        found += jobs_of(cases(*case), ("inductor",), ("forward", "step"), pick)
+        found += jobs_of(cases(*case), ("inductor",), measures, pick)
     return found
 
 

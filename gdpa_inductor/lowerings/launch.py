@@ -359,18 +359,19 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         "PRECISION": repr(_compat.float32_precision()),
         "ROUND_TF32": rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
-        **(_halves(config) if plan.kernel == "forward" and plan.jagged else {}),
+        **(_halves(plan, config) if plan.kernel == "forward" and plan.jagged else {}),
         **({"GRAIN": GRAIN} if plan.tables else {}),
         **({"WARPS": config.warps, "ROWS": pairs.ROWS} if plan.kernel == "pairs" else {}),
         **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
     }
 
 
-def _halves(config: Config) -> dict[str, int]:
+def _halves(plan: Plan, config: Config) -> dict[str, int]:
     """The tiles at the ends of sequences, where half of the configuration's hold what is left: of a
-    uniform length, a quarter of a tile more would be empty on average. 0: not worth a copy of the
-    loop, or too small for the tensor core."""
+    uniform length, a quarter of a tile more would be empty on average. 0: nearly all sequences are
+    of the greatest length, not worth a copy of the loop, or too small for the tensor core."""
+    keys_alike = plan.direct and plan.alike
     return {
-        "HALF_N": config.rows // 2 if config.rows >= 128 else 0,
-        "HALF_M": config.keys // 2 if config.keys >= 32 else 0,
+        "HALF_N": 0 if plan.direct or config.rows < 128 else config.rows // 2,
+        "HALF_M": 0 if keys_alike or config.keys < 32 else config.keys // 2,
     }

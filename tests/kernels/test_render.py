@@ -62,6 +62,7 @@ JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
         (JaggedCase("rows", SILU, m=64, **JAGGED), 2),
         (JaggedCase("keys", SILU, n=64, lengths_k=(300, 130), **DENSE), 3),
         (JaggedCase("small", SILU, same=True, **{**JAGGED, "max_q": 40}), 3),
+        (JaggedCase("long", SILU, same=True, **{**JAGGED, "lengths_q": (300,) * 300}), 2),
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
