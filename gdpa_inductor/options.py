@@ -35,6 +35,10 @@ class KernelOptions:
     skip: bool = True
     strict: bool = False
 
+    def __post_init__(self) -> None:
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, _convert(type(self), f.name, getattr(self, f.name)))
+
     def __str__(self) -> str:
         fields = dataclasses.fields(self)
         changed = [
@@ -112,9 +116,9 @@ def _convert(cls: type, name: str, value: Any) -> Any:
     if name == "expect":
         if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
             return value
-        if isinstance(value, str) and value.isdigit():
+        if isinstance(value, str) and value.isdecimal():
             return int(value)
-        raise ValueError(f"{PREFIX}expect must be a count of regions, not {value!r}")
+        raise ValueError(f"{PREFIX}expect must be a count of regions or None, not {value!r}")
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUTH:

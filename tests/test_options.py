@@ -43,7 +43,11 @@ def test_values(prefix: str, name: str, given: object, value: object) -> None:
             "gdpa.kernel must be one of auto, cute, triton, cpu, reference, not 'cuda'",
         ),
         ({"expect": -1}, "gdpa.expect must be a count"),
-        ({"expect": True}, "gdpa.expect must be a count"),
+        ({"expect": True}, "gdpa.expect must be a count of regions or None, not True"),
+        ({"expect": "²"}, "gdpa.expect must be a count"),
+        ({"expect": 1.0}, "gdpa.expect must be a count"),
+        ({"strict": 0}, "gdpa.strict must be true or false, not 0"),
+        ({"strict": None}, "gdpa.strict must be true or false, not None"),
         ({"strict": 2}, "gdpa.strict must be true or false, not 2"),
         ({"strict": "perhaps"}, "gdpa.strict must be true or false"),
     ],
@@ -51,6 +55,16 @@ def test_values(prefix: str, name: str, given: object, value: object) -> None:
 def test_mistakes_are_named(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Options.make(given)
+
+
+@pytest.mark.parametrize("cls", [Options, KernelOptions])
+def test_values_are_converted_however_options_are_made(cls: type[KernelOptions]) -> None:
+    assert cls(strict="False", fast_math="0") == cls(strict=False, fast_math=False)
+    assert cls(strict="False").strict is False
+    with pytest.raises(ValueError, match=r"gdpa\.skip must be true or false, not 'perhaps'"):
+        cls(skip="perhaps")
+    with pytest.raises(ValueError, match=r"gdpa\.kernel must be one of auto, .*, not None"):
+        cls(kernel=None)
 
 
 def test_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
