@@ -63,7 +63,8 @@ def attention(
         [B, H, N, Dv]; for a jagged query [Lq, H, Dv], nested if the query is; in value's dtype.
 
     Raises:
-        GDPAError: operands that do not fit each other.
+        GDPAError: operands that do not fit each other. ValueError: a negative bound. TypeError: a
+            `mask_mod` that returns no booleans.
     """
     nested = query.is_nested
     query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
@@ -113,11 +114,18 @@ def _formula(
         score = torch.where(exists, score, 0.0)
     weight = score if score_mod is None else score_mod(score, b, h, n, m)
     if mask_mod is not None:
-        weight = torch.where(mask_mod(b, h, n, m), weight, 0.0)
+        weight = torch.where(_booleans(mask_mod(b, h, n, m)), weight, 0.0)
     for exists in there:
         weight = torch.where(exists, weight, 0.0)
     out = torch.matmul(weight.to(value.dtype), value)
     return out.flatten(1, 2) if groups > 1 else out
+
+
+def _booleans(mask: object) -> Tensor:
+    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
+        return mask
+    found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+    raise TypeError(f"mask_mod must return a tensor of torch.bool, not {found}")
 
 
 def _head_axes(size: Size, groups: int) -> tuple[Size, Size]:
@@ -190,8 +198,12 @@ def _jagged_side(
     if offsets.device != values.device:
         raise GDPAError(f"{cu_name} is on {offsets.device}, {name} on {values.device}")
     total = values.shape[0]
-    if offsets.device.type == "cpu" and not torch.compiler.is_compiling():
-        check_bounds(cu_name, offsets, total)
+    if not torch.compiler.is_compiling():
+        if isinstance(longest, int) and longest < 0:  # in a graph it may be known at run time only
+            bound = cu_name.replace("cu_seqlens", "max_seqlen")
+            raise ValueError(f"{bound} must not be negative, got {longest}")
+        if offsets.device.type == "cpu":
+            check_bounds(cu_name, offsets, total)
     return values, _Side(offsets, _bound(offsets, total) if longest is None else longest, total)
 
 

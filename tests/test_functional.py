@@ -102,6 +102,25 @@ def test_gradients_through_a_closure() -> None:
 
 
 @pytest.mark.parametrize(
+    ("mask_mod", "found"),
+    [
+        (lambda b, h, n, m: (n >= m).double(), "torch.float64"),
+        (lambda b, h, n, m: (n >= m).to(torch.uint8), "torch.uint8"),
+        (lambda b, h, n, m: True, "bool"),
+        (lambda b, h, n, m: None, "NoneType"),
+    ],
+)
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_mask_that_is_not_of_booleans(mask_mod, found: str, compiled: bool) -> None:
+    def function(q, k, v):
+        return gdpa_inductor.attention(q, k, v, mask_mod=mask_mod)
+
+    run = torch.compile(function, backend=Recorder()) if compiled else function
+    with pytest.raises(TypeError, match=f"mask_mod must return a tensor of .*bool, not {found}"):
+        run(Q, K, V)
+
+
+@pytest.mark.parametrize(
     ("operands", "message"),
     [
         ((Q[0], K, V), "query must be a floating-point tensor .batch, heads, length, head dim."),

@@ -279,6 +279,12 @@ FAULTS = {
 }
 
 
+@pytest.mark.parametrize("side", ["q", "k"])
+def test_a_negative_bound(side: str) -> None:
+    with pytest.raises(ValueError, match=f"max_seqlen_{side} must not be negative, got -1"):
+        gdpa_inductor.attention(Q, K, V, **SELF, **{f"max_seqlen_{side}": -1})
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_operands_that_do_not_fit(name: str) -> None:
     operands, given, message = FAULTS[name]
