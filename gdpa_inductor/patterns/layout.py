@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from .. import _compat
 from ..rejection import Code
+from . import host
 from .frame import Atom, Digits, Index, Size, atoms, product
 from .reading import Operand, Reading, flat
 from .result import Refused
@@ -154,9 +155,20 @@ def _grouping(
     if best[0] >= _REFUSE:
         raise Refused(
             Code.OPERAND_EXPANDS,
-            "a mask or bias would have to be expanded over a part of the batch or heads",
+            "a mask or bias would have to be expanded over a part of the batch or heads: "
+            + ", ".join(_partial_matrices(shared, reading, row)),
         )
     return best[1], best[2]
+
+
+def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom) -> Iterator[str]:
+    """The names and shapes of the operands that no one split into batch and heads suits."""
+    for operand in reading.aux:
+        has = atoms(operand.index)
+        partial = _is_partial(has, tuple(shared)) or _is_partial(has, reading.keys)
+        if row in has and has & set(reading.keys) and partial:
+            shape = ", ".join(map(str, host.tensors(operand.leaf)[0].shape))
+            yield f"{host.describe(operand.leaf)} of shape [{shape}]"
 
 
 def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:

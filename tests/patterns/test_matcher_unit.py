@@ -1,6 +1,7 @@
 """What is read: programs, access maps, operands, as text."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -256,6 +257,23 @@ def test_operands_whose_strides_differ_from_their_fakes():
     shapes = {"q": (3, 3, 1, 2, 3), "k": (3, 3, 3, 3, 5), "v": (3, 3, 3, 5, 5)}
     masks = {"x": torch.rand(2, 1, 3, 1) > 0.5, "y": torch.rand(3, 1, 15, 2).double()}
     assert len(recorded(model, **shapes, **masks).matches) == 1
+
+
+def test_operands_that_no_split_into_batch_and_heads_suits_are_named():
+    """Shifted windows: a bias for each head, a mask for each window, and what fits beside them."""
+
+    def model(q, k, v, bias, mask, everywhere):
+        s = (q @ k.mT + bias + everywhere).unflatten(0, (2, 4)) + mask[:, None]
+        return F.silu(s.flatten(0, 1)) @ v
+
+    masks = {"bias": (H, N, M), "mask": (4, N, M), "everywhere": (N, M)}
+    recorder = recorded(model, q=(8, H, N, D), k=(8, H, M, D), v=(8, H, M, E), **masks)
+    (refusal,) = recorder.rejections
+    assert (refusal.code, re.sub(r" \(line \d+\)", "", refusal.reason)) == (
+        Code.OPERAND_EXPANDS,
+        "a mask or bias would have to be expanded over a part of the batch or heads: "
+        f"`l_bias_` of shape [{H}, {N}, {M}], `l_mask_` of shape [4, {N}, {M}]",
+    )
 
 
 @pytest.mark.parametrize("read", ["reshape(s.shape)", "view_as(s)", "expand(s.size())"])
