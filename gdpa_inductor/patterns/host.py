@@ -54,6 +54,8 @@ SHAPES = frozenset([
     "size", "sym_size", "numel", "sym_numel", "dim", "shape", "len", "__len__", "stride",
     "sym_stride",
 ])
+# Functions that take the dtype and device of a tensor, and nothing else of it.
+FACTORIES = frozenset(["new_empty", "new_full", "new_ones", "new_zeros"])
 _RANDOM = re.compile(
     "rand|dropout|bernoulli|normal|uniform|multinomial|poisson|exponential|geometric|cauchy|rrelu"
 )

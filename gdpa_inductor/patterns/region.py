@@ -32,7 +32,8 @@ class Region:
     that `sink` takes. makers: pure calls that lead from leaves to them.
 
     leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a
-    shape only.
+    shape only. factories: calls on the region's tensors that read a dtype and a device only, and
+    whose results others use.
     """
 
     nodes: tuple[Node, ...]
@@ -40,6 +41,7 @@ class Region:
     leaves: tuple[Node, ...]
     dead: tuple[Node, ...]
     sizes: tuple[Node, ...]
+    factories: tuple[Node, ...]
     sink: Sink | None = None
 
     @property
@@ -84,8 +86,9 @@ class Finder:
         self._check_ambient([*nodes, end])
         makers, leaves = self._upstream(nodes, inside, leaves, depth)
         self._check_mutations(inside, makers, leaves, end)
-        dead, sizes = self._escapes(nodes, inside, () if sink is None else sink.unpad)
-        return Region(tuple(nodes), tuple(makers), tuple(leaves), tuple(dead), tuple(sizes), sink)
+        users = self._escapes(nodes, inside, () if sink is None else sink.unpad)
+        dead, sizes, factories = map(tuple, users)
+        return Region(tuple(nodes), tuple(makers), tuple(leaves), dead, sizes, factories, sink)
 
     def _closure(self, first: Node, second: Node) -> set[Node]:
         inside = {first, second}
@@ -213,14 +216,17 @@ class Finder:
 
     def _escapes(
         self, nodes: list[Node], inside: set[Node], unpad: Sequence[Node]
-    ) -> tuple[list[Node], list[Node]]:
-        """Users outside of the region: those that are dead, and those that read a shape. Others are
-        refused. `unpad`: what uses the last node, where this one is replaced too.
+    ) -> tuple[list[Node], list[Node], list[Node]]:
+        """Users outside of the region: those that are dead, those that read a shape, and factories,
+        those inside that others use among them. Others are refused. `unpad`: what uses the last
+        node, where this one is replaced too.
         """
         dead: dict[Node, None] = {}
         sizes: dict[Node, None] = {}
+        shared = [n for n in nodes if n.users.keys() - inside and self._is_factory(n, inside)]
+        factories = dict.fromkeys(shared)
         for node in nodes if unpad else nodes[:-1]:
-            for user in node.users:
+            for user in () if node in factories else node.users:
                 if user in inside or user in dead or user in unpad:
                     continue
                 if (
@@ -230,11 +236,22 @@ class Finder:
                 ):
                     sizes[user] = None
                 elif not self._is_dead(user, inside, dead):
-                    raise Refused(
-                        Code.SCORES_ESCAPE,
-                        f"{host.describe(user)} uses the scores besides the second product",
-                    )
-        return sorted(dead, key=self.host.order.__getitem__), list(sizes)
+                    if not self._is_factory(user, inside):
+                        raise Refused(
+                            Code.SCORES_ESCAPE,
+                            f"{host.describe(user)} uses the scores besides the second product",
+                        )
+                    factories[user] = None
+        return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
+
+    def _is_factory(self, node: Node, inside: set[Node]) -> bool:
+        """It reads the values of no tensor, and no call of the region writes into what it makes."""
+        if host.name(node) not in host.FACTORIES or host.is_opaque(node):
+            return False
+        others = host.flat_nodes((node.args[1:], node.kwargs))
+        mutators = inside & self.host.mutators.keys()
+        written = frozenset().union(*(self.host.mutators[n] for n in mutators))
+        return not any(map(host.tensors, others)) and not written & host.storages(node)
 
     def _is_dead(self, user: Node, inside: set[Node], dead: dict[Node, None]) -> bool:
         """Nothing sees it: every transitive user is pure and none is an output. Adds what it finds

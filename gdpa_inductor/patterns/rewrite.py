@@ -142,7 +142,11 @@ def _commit(plan: Plan, writer: Writer) -> Match:
 def _erase(plan: Plan, writer: Writer) -> None:
     """Take out a region, and what led to it and has no other use."""
     region, order, graph = plan.region, writer.host.order, writer.host.graph
-    gone = {*region.all_nodes, *region.dead}
+    gone = {*region.all_nodes, *region.dead}.difference(region.factories)
+    operand = host.operands(plan.candidate.firsts[0])[0]
+    for node in region.factories:  # an operand is on the same device, maybe of another dtype
+        node.args = (operand, *node.args[1:])
+        node.kwargs = {**node.kwargs, "dtype": host.tensors(node)[0].dtype}
     for node in region.sizes:
         gone.update(writer.replace_size(node, gone))
     bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}

@@ -167,6 +167,83 @@ def test_pure_unused_branches_are_no_escape():
     fused(attention)
 
 
+FACTORIES = {
+    "zero": lambda s, p: s.new_zeros(()),
+    "one for each key": lambda s, p: s.new_ones(s.shape[-1]),
+    "by name": lambda s, p: s.new_zeros(size=(2, 3)),
+    "of integers": lambda s, p: s.new_full((2,), 7, dtype=torch.int32),
+    "filled afterwards": lambda s, p: s.new_empty(2).fill_(3.0),
+    "of the weights": lambda s, p: p.new_ones(()),
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("how", FACTORIES)
+def test_a_new_tensor_of_the_scores_dtype_is_no_escape(how, dynamic):
+    """It reads no score. It is made from an operand then."""
+
+    def attention(q, k, v):
+        s = q @ k.mT
+        p = F.silu(s)
+        return p @ v, FACTORIES[how](s, p)
+
+    with torch._dynamo.config.patch(assume_static_by_default=not dynamic):
+        recorder = fused(attention)
+    assert recorder.graphs[0].products_left == 0
+
+
+def test_a_new_tensor_between_the_products_may_be_used_elsewhere():
+    def attention(q, k, v):
+        s = q @ k.mT
+        zero = s.new_zeros(())
+        out = torch.where(s > 0.1, s, zero) @ v
+        return out, zero.add_(out.mean())
+
+    fused(attention)
+
+
+def test_a_new_tensor_has_the_dtype_that_autocast_gave_the_scores():
+    def attention(q, k, v):
+        with torch.autocast("cpu", torch.bfloat16):
+            s = q @ k.mT
+        return F.silu(s) @ v.bfloat16(), s.new_zeros(3)
+
+    recorder = Recorder()
+    operands = make_operands(HEADS, SIZES, dtype=torch.float32)
+    _, zeros = torch.compile(attention, backend=recorder, fullgraph=True)(**operands)
+    assert len(recorder.matches) == 1, recorder.why()
+    assert zeros.dtype == torch.bfloat16 and zeros.tolist() == [0.0] * 3
+
+
+def written(s, change):
+    made = s.new_zeros(s.shape)
+    change(made, s)
+    return made
+
+
+ESCAPES = {
+    "filled with the scores": lambda s: (s, written(s, lambda x, s: x.copy_(s))),
+    "the weights themselves": lambda s: (written(s, lambda x, s: x.copy_(F.silu(s))),) * 2,
+    "changed between": lambda s: (lambda x: (F.silu(s) + x, x))(
+        written(s, lambda x, s: x.add_(1.0))
+    ),
+    "one score in it": lambda s: (F.silu(s), written(s, lambda x, s: x[0].add_(s.mean()))),
+    "filled with a score": lambda s: (F.silu(s), s.new_full((2,), 1.0) * s.mean()),
+    "a copy": lambda s: (F.silu(s), s.new_tensor(s.detach())),
+    "of the scores' strides": lambda s: (F.silu(s), torch.zeros_like(s)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:To copy construct")
+@pytest.mark.parametrize("how", ESCAPES)
+def test_a_new_tensor_that_scores_enter_is_an_escape(how):
+    def attention(q, k, v):
+        weights, seen = ESCAPES[how](q @ k.mT)
+        return weights @ v, seen
+
+    refused({"SCORES_ESCAPE"}, attention, training=False)
+
+
 def test_use_by_a_mutation_is_an_escape():
     def attention(q, k, v, log):
         s = q @ k.mT
