@@ -139,10 +139,12 @@ def jagged(pick: Selection) -> list[Job]:
     (dtype,) = pick.dtypes or ("bfloat16" if pick.device == "cuda" else "float32",)
     kept = {shape[2] for shape in pick.shapes}
 
+    def wanted(activation: str, variant: str) -> bool:
+        allowed = (pick.activations or (activation,), pick.variants or (variant,))
+        return activation in allowed[0] and variant in allowed[1]
+
     def cases(activation: str, variant: str) -> list[Case]:
-        if pick.variants and variant not in pick.variants:
-            return []
-        if pick.activations and activation not in pick.activations:
+        if not wanted(activation, variant):
             return []
         return [
             Case(activation, variant, batch, heads, n, 128, dtype, pick.device, fill=f, keys=m)
@@ -157,7 +159,7 @@ def jagged(pick: Selection) -> list[Job]:
     found += jobs_of(cases("silu", "causal"), ("hstu",), measures, pick)
     found += jobs_of(cases("silu", "none"), ("gdpa",), measures, pick)
     found += jobs_of(cases("gelu_tanh", "none"), ("gdpa-atomic", "meta-atomic"), measures, pick)
-    if not pick.variants or "layer" in pick.variants:
+    if wanted("silu", "layer"):
         batch, n = (128, 2048) if pick.device == "cuda" else (8, 256)
         layer = Case("silu", "layer", batch, heads, n, 128, dtype, pick.device, fill=0.3)
         found += jobs_of([layer], ("gdpa", "inductor"), ("forward", "step"), pick)

@@ -65,6 +65,14 @@ def test_the_suite_holds_every_bar_and_its_peer():
     assert {job.peers for job in jagged(Selection("cuda", 0.1, peers="folder"))} == {"folder"}
 
 
+def test_the_suite_keeps_the_activations_and_measures_asked_for():
+    pick = Selection("cuda", 0.1, measures=("backward", "step"), activations=("gelu_tanh",))
+    assert {(job.case.activation, job.measures) for job in jagged(pick)} == {
+        ("gelu_tanh", ("backward",))
+    }
+    assert {job.contenders for job in jagged(pick)} >= {("gdpa",), ("meta",), ("inductor",)}
+
+
 def test_a_peer_needs_its_folder(tmp_path: Path):
     case = small("gelu_tanh", "none")
     with pytest.raises(ImportError, match="--peers"):
