@@ -378,7 +378,7 @@ OPS: dict[str, Op] = {
     "erf": Op(_F1, torch.erf, d_erf),
     # activations
     "sigmoid": Op(_F1, torch.sigmoid, d_sigmoid),
-    "relu": Op(_F1, torch.relu, lambda g, y, x: (_keep(g, call("gt", x, 0.0)),)),
+    "relu": Op(_F1, torch.relu, lambda g, y, x: (_where(call("le", x, 0.0), 0.0, g),)),
     "silu": Op(_F1, F.silu, d_silu),
     "gelu": Op(_F1, F.gelu, d_gelu),
     "gelu_tanh": Op(_F1, _gelu_tanh, d_gelu_tanh),

@@ -62,6 +62,27 @@ def test_gradients_that_are_not_finite(name, coming):
     assert recorder.matches
 
 
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if "relu" in name])
+def test_the_slope_of_relu_at_a_score_that_is_no_number(name):
+    """It is 1, so that what is squared behind it stays NaN."""
+    act = ACTIVATIONS[name]
+
+    def attention(q, k, v, bias):
+        return act(q @ k.mT + bias) @ v
+
+    q, k, v = (torch.full((1, 1, 9, 9), 0.1, dtype=torch.float64) for _ in range(3))
+    bias = torch.linspace(-4, 4, 81, dtype=torch.float64).view(9, 9)
+    bias[4, 2] = torch.nan
+    given = [x.requires_grad_() for x in (q, k, v, bias)]
+    direction = torch.ones(1, 1, 9, 9, dtype=torch.float64)
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True)
+    wanted = torch.autograd.grad(attention(*given), given, direction)
+    found = torch.autograd.grad(compiled(*given), given, direction)
+    torch.testing.assert_close(found, wanted, equal_nan=True)
+    assert recorder.matches
+
+
 CORNERS = {
     "maximum of the bias": lambda s, t: torch.maximum(s, t),
     "minimum of the bias": lambda s, t: torch.minimum(s, t),
