@@ -224,7 +224,7 @@ SUPPORTS: dict[str, tuple[Rule, ...]] = {
         Rule(Code.DTYPE, _float_dtypes),
         Rule(Code.DTYPE, _aux_dtypes),
         Rule(Code.HEAD_DIM, _head_dims),
-        Rule(Code.HEAD_DIM, _wide_in_full_precision),
+        Rule(Code.HEAD_DIM_LARGE, _wide_in_full_precision),
     ),
     "cpu": (),
 }

@@ -54,6 +54,8 @@ SHAPES = frozenset([
     "size", "sym_size", "numel", "sym_numel", "dim", "shape", "len", "__len__", "stride",
     "sym_stride",
 ])
+# What export puts before a cast: an assertion of a dtype and a device, as they are known anyway.
+ASSERTIONS = frozenset(["_assert_tensor_metadata"])
 # Functions that take the dtype and device of a tensor, and nothing else of it.
 FACTORIES = frozenset(["new_empty", "new_full", "new_ones", "new_zeros"])
 _RANDOM = re.compile(

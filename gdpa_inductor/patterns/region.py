@@ -282,7 +282,8 @@ def _is_pure(node: Node) -> bool:
         and not host.is_opaque(node)
         and not host.is_random(node)
     )
-    return known and bool(host.tensors(node) or host.name(node) in host.SHAPES)
+    silent = host.name(node) in host.SHAPES | host.ASSERTIONS
+    return known and bool(host.tensors(node) or silent)
 
 
 def _is_upcast(node: Node) -> bool:

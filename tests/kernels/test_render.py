@@ -7,6 +7,7 @@ for jagged or masked kernels must not touch it.
 from pathlib import Path
 
 import pytest
+import torch
 
 from . import render
 from .cases import SILU, Case
@@ -47,6 +48,33 @@ def test_the_forward_has_a_loop_for_masked_tiles_only_where_it_must(
 ):
     case = Case("masked", program, n=19, m=53, aux=aux, needs="")
     assert rendered(case).count("s = tl.dot(q, k") == loops
+
+
+def test_what_follows_the_product_is_computed_by_its_kernel():
+    """Inductor's epilogue fusion: no kernel beside the template's, which stores once."""
+    case = Case("epilogue", SILU, n=128, m=128, d=64, dv=64, choice=0, needs="")
+    _, q, k, v = case.tensors()
+
+    def gated(q, k, v, gate, skip):
+        (out,) = case.function()(None, q, k, v)
+        return torch.relu(out * gate) + skip
+
+    source = render.wrapper(gated, [q, k, v, torch.empty_like(q), torch.empty_like(q)])
+    (kernel,) = render.kernels(source).values()
+    assert "triton_heuristics.template" in kernel and kernel.count("tl.store(") == 1
+
+
+def test_a_scalar_in_fp64_is_an_operand(tmp_path):
+    """Hazard 16: it is read as a tensor, and computed with in fp32."""
+    from .test_cubins import compiled
+
+    case = Case("fp64", "a0:f[]; silu(mul(s,a0))", n=64, m=64, d=64, dv=64, aux=((),), needs="")
+    _, q, k, v, _ = case.tensors()
+    scalar = torch.empty((), dtype=torch.float64)
+    source = render.wrapper(case.function(), [torch.empty_like(q), q, k, v, scalar])
+    ((name, text),) = render.kernels(source).items()
+    assert "*fp64" in text and ".to(tl.float32)" in text
+    assert compiled(name, text, 90, tmp_path).asm["cubin"]
 
 
 DENSE = {"d": 64, "dv": 64, "h": 1, "choice": 0, "needs": ""}

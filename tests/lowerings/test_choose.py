@@ -66,8 +66,8 @@ REFUSED = [
     (problem(d=256), Code.SLOWER, "training with head dim 256"),
     (problem(d=256, training=False, n=64), Code.SLOWER, "256 rows and keys"),
     (problem(F32), Code.SLOWER, "fp32 without TF32"),
-    (problem(F32, d=136), Code.HEAD_DIM, "minutes to compile"),
-    (problem(F32, d=64, dv=256), Code.HEAD_DIM, "a head dim of 256"),
+    (problem(F32, d=136), Code.HEAD_DIM_LARGE, "minutes to compile"),
+    (problem(F32, d=64, dv=256), Code.HEAD_DIM_LARGE, "a head dim of 256"),
     (problem(F32, n=511, m=512, device="cpu"), Code.SLOWER, "from 32 MiB of scores on"),
     (problem(F32, n=256, m=256, device="cpu", training=False), Code.SLOWER, "these take 8"),
     (problem(F32, n=256, m=256, device="cpu", program=CAUSAL), Code.SLOWER, "from 16 MiB"),
@@ -92,7 +92,7 @@ def test_profit_off_asks_only_whether_it_is_right(given: Problem, code: Code, wo
 def test_wide_heads_in_full_precision_are_refused_without_profit_too():
     """Triton would compile for minutes."""
     off = Options(profit=False)
-    assert lowerings.choose(problem(F32, d=256), off).code is Code.HEAD_DIM
+    assert lowerings.choose(problem(F32, d=256), off).code is Code.HEAD_DIM_LARGE
     assert lowerings.choose(problem(F32, d=128), off).kernel == "triton"
     assert lowerings.choose(problem(BF16, d=256), off).kernel == "triton"
     before = torch.get_float32_matmul_precision()

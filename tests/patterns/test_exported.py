@@ -1,0 +1,65 @@
+"""The idiom table as exported programs, and the public function in one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import gdpa_inductor
+from tests.operands import make_operands
+from tests.patterns import test_idioms  # noqa: F401  (it fills the table)
+from tests.patterns.rows import ROWS, SIZES, Row
+
+
+class Model(torch.nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, **operands):
+        return self.function(**operands)
+
+
+def rewritten(function, operands, decomposed=False):
+    program = torch.export.export(Model(function), (), operands)
+    if decomposed:
+        program = program.run_decompositions({})
+    made, report = gdpa_inductor.rewrite(program, profit=False)
+    return made.module(), report
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if row.verdict == "fuse"], ids=lambda row: row.name
+)
+def test_idiom(row: Row) -> None:
+    made_up = make_operands(row.specs, SIZES)
+    operands = {x: t.detach() if torch.is_tensor(t) else t for x, t in made_up.items()}
+    made, report = rewritten(row.function, operands)
+    assert len(report.matches) == row.regions, str(report)
+    torch.testing.assert_close(made(**operands), row.function(**operands))
+
+
+def causal(query, key, value):
+    return gdpa_inductor.attention(
+        query, key, value,
+        score_mod=lambda score, b, h, n, m: F.silu(score), mask_mod=lambda b, h, n, m: n >= m,
+    )  # fmt: skip
+
+
+def cast(query, key, value):
+    return F.silu((query @ key.mT).float()).to(value.dtype) @ value
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("function", [causal, cast])
+def test_an_assertion_beside_a_cast_is_no_escape(function, dtype, decomposed) -> None:
+    """Export writes down of what dtype and device a tensor is before it is cast."""
+    generator = torch.Generator().manual_seed(0)
+    operands = {
+        x: (0.5 * torch.randn(2, 2, 24, 16, generator=generator)).to(dtype)
+        for x in ("query", "key", "value")
+    }
+    made, report = rewritten(function, operands, decomposed)
+    assert len(report.matches) == 1, str(report)
+    bound = 10 * torch.finfo(dtype).eps  # eager rounds scores of 16 bits before they are cast
+    torch.testing.assert_close(made(**operands), function(**operands), rtol=bound, atol=bound)
