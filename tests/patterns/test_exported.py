@@ -27,9 +27,14 @@ def rewritten(function, operands, decomposed=False):
     return made.module(), report
 
 
-@pytest.mark.parametrize(
-    "row", [row for row in ROWS if row.verdict == "fuse"], ids=lambda row: row.name
-)
+def _cases() -> list:
+    """Activations take long, and what export makes of them is what compiling does."""
+    marks = lambda row: [pytest.mark.slow] if row.name.startswith("act_") else []
+    fused = [row for row in ROWS if row.verdict == "fuse"]
+    return [pytest.param(row, id=row.name, marks=marks(row)) for row in fused]
+
+
+@pytest.mark.parametrize("row", _cases())
 def test_idiom(row: Row) -> None:
     made_up = make_operands(row.specs, SIZES)
     operands = {x: t.detach() if torch.is_tensor(t) else t for x, t in made_up.items()}
