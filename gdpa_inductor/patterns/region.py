@@ -235,13 +235,15 @@ class Finder:
                     and _is_readable(user, inside)
                 ):
                     sizes[user] = None
-                elif not self._is_dead(user, inside, dead):
-                    if not self._is_factory(user, inside):
-                        raise Refused(
-                            Code.SCORES_ESCAPE,
-                            f"{host.describe(user)} uses the scores besides the second product",
-                        )
+                elif self._is_dead(user, inside, dead):
+                    continue  # it is in `dead` now
+                elif self._is_factory(user, inside):
                     factories[user] = None
+                else:
+                    raise Refused(
+                        Code.SCORES_ESCAPE,
+                        f"{host.describe(user)} uses the scores besides the second product",
+                    )
         return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
 
     def _is_factory(self, node: Node, inside: set[Node]) -> bool:

@@ -41,23 +41,33 @@ def test_ties_and_thresholds(name, scale):
     assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_gradients_that_are_not_finite(name):
-    """Where the slope of an activation is 0 because it is flat there, nothing comes through."""
+def biased(name):
+    """An attention with a bias that sets its scores, from -4 to 4, and its operands."""
     act = ACTIVATIONS[name]
 
     def attention(q, k, v, bias):
         return act(q @ k.mT + bias) @ v
 
-    q, k, v = (torch.full((1, 1, 9, 9), 0.1, dtype=torch.float64) for _ in range(3))
+    matrices = (torch.full((1, 1, 9, 9), 0.1, dtype=torch.float64) for _ in range(3))
     bias = torch.linspace(-4, 4, 81, dtype=torch.float64).view(9, 9)
-    given = [x.requires_grad_() for x in (q, k, v, bias)]
+    return attention, [x.requires_grad_() for x in (*matrices, bias)]
+
+
+def gradients(function, given, coming):
+    """What a gradient of the output that is `coming` everywhere leaves in the operands."""
+    out = function(*given)
+    return torch.autograd.grad(out, given, torch.full_like(out, coming))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_gradients_that_are_not_finite(name):
+    """Where the slope of an activation is 0 because it is flat there, nothing comes through."""
+    attention, given = biased(name)
     recorder = Recorder()
     compiled = torch.compile(attention, backend=recorder, fullgraph=True)
     for coming in (torch.inf, torch.nan):
-        direction = torch.full((1, 1, 9, 9), coming, dtype=torch.float64)
-        wanted = torch.autograd.grad(attention(*given), given, direction)
-        for want, got in zip(wanted, torch.autograd.grad(compiled(*given), given, direction)):
+        wanted, found = (gradients(function, given, coming) for function in (attention, compiled))
+        for want, got in zip(wanted, found, strict=True):
             assert torch.equal(want.isfinite(), got.isfinite()), (coming, want, got)
     assert recorder.matches
 
@@ -65,20 +75,12 @@ def test_gradients_that_are_not_finite(name):
 @pytest.mark.parametrize("name", [name for name in ACTIVATIONS if "relu" in name])
 def test_the_slope_of_relu_at_a_score_that_is_no_number(name):
     """It is 1, so that what is squared behind it stays NaN."""
-    act = ACTIVATIONS[name]
-
-    def attention(q, k, v, bias):
-        return act(q @ k.mT + bias) @ v
-
-    q, k, v = (torch.full((1, 1, 9, 9), 0.1, dtype=torch.float64) for _ in range(3))
-    bias = torch.linspace(-4, 4, 81, dtype=torch.float64).view(9, 9)
-    bias[4, 2] = torch.nan
-    given = [x.requires_grad_() for x in (q, k, v, bias)]
-    direction = torch.ones(1, 1, 9, 9, dtype=torch.float64)
+    attention, given = biased(name)
+    with torch.no_grad():
+        given[-1][4, 2] = torch.nan
     recorder = Recorder()
     compiled = torch.compile(attention, backend=recorder, fullgraph=True)
-    wanted = torch.autograd.grad(attention(*given), given, direction)
-    found = torch.autograd.grad(compiled(*given), given, direction)
+    wanted, found = (gradients(function, given, 1.0) for function in (attention, compiled))
     torch.testing.assert_close(found, wanted, equal_nan=True)
     assert recorder.matches
 
