@@ -17,7 +17,7 @@ from .rejection import Category, Code, GDPAError, Rejection
 
 if TYPE_CHECKING:
     from .backend import gdpa_backend
-    from .explain import explain
+    from .explaining import explain
     from .export import rewrite
     from .inductor_pass import GDPAPass
     from .report import Report
@@ -41,7 +41,7 @@ _LAZY = {
     "gdpa_backend": "backend",
     "GDPAPass": "inductor_pass",
     "Report": "report",
-    "explain": "explain",
+    "explain": "explaining",
     "rewrite": "export",
 }
 
@@ -50,5 +50,5 @@ def __getattr__(name: str) -> Any:
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
-    globals()[name] = found  # also where a submodule of the same name was bound by the import
+    globals()[name] = found
     return found

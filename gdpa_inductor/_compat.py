@@ -94,7 +94,7 @@ def keep_saved_buffers(on: bool = True) -> Iterator[None]:
         yield
 
 
-# Watching Dynamo (explain.py)
+# Watching Dynamo (explaining.py)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from .backend import apply, copy_graph
-from .explain import listing
+from .explaining import listing
 from .options import Options
 from .patterns import Result
 from .report import Report
