@@ -26,7 +26,7 @@ from .suites import SUITES, Selection, Shape
 from .supervise import supervise
 
 Row = dict[str, Any]
-VARIANTS = ("none", "causal", "bias", "layer")
+VARIANTS = ("none", "causal", "bias", "buckets", "layer")
 
 
 def shape(text: str) -> Shape:

@@ -24,13 +24,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
 }
+BUCKETS = 128
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One problem. `variant`: "none", "causal" (a mask tensor [N, N]), "bias" (a learned bias
-    [H, N, N] with its gradient), "layer" (jagged: a whole layer of HSTU, causal), or "model", where
-    `activation` names one of clients.CLIENTS.
+    [H, N, N] with its gradient), "buckets" (a bias [B, N, N] that is looked up in a learned table
+    by the distance of two time stamps, with the table's gradient), "layer" (jagged: a whole layer
+    of HSTU, causal), or "model", where `activation` names one of clients.CLIENTS.
     `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged: lengths
     up to `length`, `fill` of it on average; keys are as many, or `keys` for every sequence."""
 
@@ -137,7 +139,14 @@ def formula(case: Case) -> Function:
     def biased(q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
         return activation(q @ k.transpose(-2, -1) * scale + bias) @ v
 
-    variants: dict[str, Function] = {"none": plain, "causal": causal, "bias": biased}
+    def bucketed(q: Tensor, k: Tensor, v: Tensor, table: Tensor, times: Tensor) -> Tensor:
+        apart = (times[:, 1:, None] - times[:, None, :-1]).abs().clamp(min=1)
+        bucket = (torch.log(apart) / 0.301).long().clamp(max=BUCKETS)
+        return biased(q, k, v, table[bucket].unsqueeze(1).to(q.dtype))
+
+    variants: dict[str, Function] = {
+        "none": plain, "causal": causal, "bias": biased, "buckets": bucketed,
+    }  # fmt: skip
     return variants[case.variant]
 
 
@@ -151,4 +160,8 @@ def operands(case: Case) -> list[Tensor]:
         found.append(torch.ones(square, device=case.device, dtype=torch.bool).tril())
     if case.variant == "bias":
         found.append(torch.randn(case.heads, *square, device=case.device, dtype=dtype))
+    if case.variant == "buckets":  # of seconds, as HSTU's research model has them
+        found.append(torch.randn(BUCKETS + 1, device=case.device))
+        gaps = torch.randn(case.batch, case.length + 1, device=case.device).mul(2.0).add(6.0).exp()
+        found.append(gaps.long().cumsum(1))
     return [t.requires_grad_(t.is_floating_point()) for t in found]

@@ -60,7 +60,7 @@ def jobs_of(
 
 
 def dense(pick: Selection) -> list[Job]:
-    """Ours against stock Inductor, eager and softmax anchors; silu and tanh-gelu, three
+    """Ours against stock Inductor, eager and softmax anchors; silu and tanh-gelu, four
     variants."""
     activations = pick.activations or ("silu", "gelu_tanh")
     shapes = pick.shapes or DENSE_SHAPES
@@ -79,6 +79,7 @@ def dense(pick: Selection) -> list[Job]:
     found += jobs_of(cases("none", activations[:1]), anchors, every, pick)
     found += jobs_of(cases("causal"), pair, ("forward", "step"), pick)
     found += jobs_of(cases("bias"), pair, ("forward", "step"), pick)
+    found += jobs_of(cases("buckets"), pair, ("forward", "step"), pick)
     found += jobs_of(cases("none"), ("eager",), ("forward", "step"), pick)
     # Asked for by name only.
     for name in ("gdpa-always", "gdpa-atomic", "gdpa-exact"):

@@ -82,7 +82,8 @@ def _rewrite_one(
             refused.append((candidate, outcome))
     chosen = _compatible(plans, graph)
     matches = [_commit(plan, writer) for plan in chosen]
-    tables.widen(graph, (writer.current(bias) for plan in chosen for bias in plan.biases))
+    biases = [writer.current(bias) for plan in chosen for bias in plan.biases]
+    tables.relieve(graph, biases, writer)
     if matches:
         gm.recompile()
     return Result(tuple(matches), _reported(refused, chosen))

@@ -27,7 +27,7 @@ def test_dense_holds_every_shape_activation_variant_and_contender():
     for activation, length in itertools.product(("silu", "gelu_tanh"), lengths):
         for name, measure in itertools.product(("gdpa", "inductor", "eager", "max-autotune"), both):
             assert (activation, "none", length, name, measure) in found
-        for variant, name in itertools.product(("causal", "bias"), ("gdpa", "inductor")):
+        for variant, name in itertools.product(("causal", "bias", "buckets"), ("gdpa", "inductor")):
             assert (activation, variant, length, name, "step") in found
         assert (activation, "none", length, "gdpa", "backward") in found
     for length, name in itertools.product(lengths, ("cudnn", "flex")):
@@ -60,7 +60,7 @@ def test_selection_narrows():
 
 
 def test_operands_fit_the_formula_and_only_floats_want_gradients():
-    for variant, count in (("none", 3), ("causal", 4), ("bias", 4)):
+    for variant, count in (("none", 3), ("causal", 4), ("bias", 4), ("buckets", 5)):
         case = Case("silu", variant, 2, 3, 8, 4, "float32", "cpu")
         given = operands(case)
         assert len(given) == count

@@ -91,6 +91,12 @@ def _bias(q, k, v, bias):
     return F.gelu(q @ k.mT * 0.125 + bias) @ v
 
 
+def _table(q, k, v, table, gaps):
+    times = gaps.cumsum(1)
+    bucket = ((times[:, :, None] - times[:, None, :]).abs() // 60).clamp(max=7)
+    return F.silu(q @ k.mT * 0.125 + table[:, bucket].transpose(0, 1)) @ v
+
+
 def _scaled(q, k, v, scale, weight):
     return F.silu(q @ k.mT * scale) * weight @ v
 
@@ -131,6 +137,7 @@ CASES: dict[str, Case] = {
     "bias of all": Case(_bias, {**HEADS, "bias": "b h n m"}),
     "bias of columns": Case(_bias, {**HEADS, "bias": "m"}),
     "bias of rows": Case(_bias, {**HEADS, "bias": "h n 1"}),
+    "bias of buckets": Case(_table, {**SELF, "table": "h 8", "gaps": "count: b n"}),
     "learned scales": Case(_scaled, {**HEADS, "scale": "h 1 1", "weight": ""}),
     "shared heads": Case(_grouped, {**HEADS, "k": "b g m d", "v": "b g m e"}),
     "shared queries": Case(_seeds, {**HEADS, "q": "h n d"}, {"n": 40, "m": 333}),

@@ -1,4 +1,4 @@
-"""Biases that are looked up in learned 16-bit tables: the same bits, gradients added in fp32."""
+"""Biases that are looked up in learned tables: the same bits, and gradients that add up well."""
 
 import pytest
 import torch
@@ -10,6 +10,7 @@ from gdpa_inductor.patterns import rewrite_graph
 N, H = 24, 2
 PLACE = torch.arange(N)
 INDEX = PLACE[:, None] - PLACE + N - 1
+NEAR = (PLACE[:, None] - PLACE).clamp(-3, 3) + 3  # seven buckets: each is looked at 82 times
 
 
 def heads_first(table, index):
@@ -54,14 +55,18 @@ def casts(gm) -> int:
     return sum(n.target is torch.ops.aten._to_copy.default for n in to_float)
 
 
+def copies(gm) -> int:
+    return sum(n.target is torch.ops.aten.remainder.Scalar for n in gm.graph.nodes)
+
+
 def attention(q, k, v, table, index):
     return F.silu(q @ k.mT + heads_first(table, index)) @ v
 
 
-def operands(dtype, learns=True):
+def operands(dtype, learns=True, size=2 * N - 1):
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(3, H, N, 16, generator=generator).to(dtype) for _ in range(3))
-    table = torch.randn(H, 2 * N - 1, generator=generator).to(dtype).requires_grad_(learns)
+    table = torch.randn(H, size, generator=generator).to(dtype).requires_grad_(learns)
     return q, k, v, table
 
 
@@ -164,3 +169,99 @@ def test_a_lookup_in_what_was_looked_up():
     fused(*operands(torch.bfloat16), INDEX).sum().backward()
     graphs[0].graph.lint()
     assert casts(graphs[0]) == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("lookup", LOOKUPS)
+def test_a_table_that_is_much_looked_at_is_looked_up_in_copies(lookup, dtype):
+    def attention(q, k, v, table, index):
+        bias = lookup(table, index)
+        return F.silu(q @ k.mT + bias) @ v, bias
+
+    q, k, v, table = operands(dtype, size=7)
+    fused, graphs = compiled(attention)
+    out, bias = fused(q, k, v, table, NEAR)
+    assert copies(graphs[0]) == 1
+    assert casts(graphs[0]) == (dtype == torch.bfloat16)
+    assert torch.equal(bias, lookup(table, NEAR)) and bias.dtype == dtype
+    given = torch.randn_like(out)
+    (found,) = torch.autograd.grad(out, table, given)
+    exact = [x.detach().double().requires_grad_() for x in (q, k, v, table)]
+    (wanted,) = torch.autograd.grad(attention(*exact, NEAR)[0], exact[-1], given.double())
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float64: 1e-12}[dtype]
+    assert (found.double() - wanted).norm() <= tolerance * wanted.norm()
+
+
+def test_negative_places_count_from_the_end():
+    fused, graphs = compiled(attention)
+    given = operands(torch.float64, size=7)
+    out = fused(*given, NEAR - 7)
+    assert copies(graphs[0]) == 1
+    torch.testing.assert_close(out, attention(*given, NEAR))
+    wanted = torch.autograd.grad(attention(*given, NEAR).sum(), given[-1])
+    torch.testing.assert_close(torch.autograd.grad(out.sum(), given[-1]), wanted)
+
+
+@pytest.mark.parametrize("place", [7, -8, 1 << 28, -(1 << 28)])
+def test_a_place_outside_of_the_table_is_an_error_still(place):
+    fused, graphs = compiled(attention)
+    index = NEAR.clone()
+    index[3, 5] = place
+    with pytest.raises(IndexError):
+        fused(*operands(torch.float32, size=7), index)
+    assert copies(graphs[0]) == 1
+
+
+def padded(table, index):
+    return F.embedding(index, table.mT, padding_idx=2).permute(2, 0, 1)
+
+
+def in_pairs(table, index):
+    return table[torch.arange(H)[:, None, None], index]
+
+
+def from_the_end(table, index):
+    return table[..., index]
+
+
+@pytest.mark.parametrize("lookup", [padded, in_pairs, from_the_end])
+def test_lookups_that_copies_would_change_have_none(lookup):
+    def attention(q, k, v, table, index):
+        return F.silu(q @ k.mT + lookup(table, index)) @ v
+
+    fused, graphs = compiled(attention)
+    given = operands(torch.float64, size=7)
+    out = fused(*given, NEAR)
+    assert not copies(graphs[0])
+    torch.testing.assert_close(out, attention(*given, NEAR))
+
+
+def test_copies_of_sizes_that_vary():
+    """One graph for all lengths; how many copies there are was settled with the first."""
+
+    def attention(q, k, v, table, times):
+        apart = (times[:, 1:, None] - times[:, None, :-1]).abs() // 60
+        bias = torch.index_select(table, 0, apart.clamp(max=6).view(-1)).view(apart.shape)
+        return F.silu(q @ k.mT + bias.unsqueeze(1)) @ v
+
+    fused, graphs = compiled(attention)
+    for length in (24, 30, 17):
+        q, k, v = (torch.randn(3, H, length, 16, dtype=torch.float64) for _ in range(3))
+        table = torch.randn(7, dtype=torch.float64, requires_grad=True)
+        times = torch.randint(0, 900, (3, length + 1)).cumsum(1)
+        for x in (q, k, v):
+            torch._dynamo.mark_dynamic(x, 2)
+        torch._dynamo.mark_dynamic(times, 1)
+        out, wanted = fused(q, k, v, table, times), attention(q, k, v, table, times)
+        torch.testing.assert_close(out, wanted)
+        given = torch.randn_like(out)
+        found, exact = (torch.autograd.grad(x, table, given) for x in (out, wanted))
+        torch.testing.assert_close(found, exact)
+    assert len(graphs) == 1 and copies(graphs[0]) == 1
+
+
+def test_a_table_in_inference_has_no_copies():
+    fused, graphs = compiled(attention)
+    with torch.no_grad():
+        fused(*operands(torch.float32, size=7), NEAR)
+    assert not copies(graphs[0])
