@@ -71,19 +71,44 @@ def step(model, call, dtype) -> dict[str, torch.Tensor]:
     return {"output": output.detach(), **grads}
 
 
+def exactly(model, monkeypatch) -> dict[str, torch.Tensor]:
+    """The same step in fp64."""
+    exact = copy.deepcopy(model).double()
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.ops, "fbgemm", Slow)
+        return step(exact, exact, torch.float64)
+
+
+def noise_of(model, monkeypatch) -> dict[str, float]:
+    """Eager's largest error over a few models a rounding away: a table of times has nine elements,
+    and how exact eager's sums are there is luck.
+    """
+    found: dict[str, float] = {}
+    for draw in range(4):
+        moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(draw)
+        with torch.no_grad():
+            for p in moved.parameters():
+                sign = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
+                p *= 1 + torch.finfo(p.dtype).eps * sign
+        eager, truth = step(moved, moved, torch.float32), exactly(moved, monkeypatch)
+        for name, value in eager.items():
+            error = (value.double() - truth[name]).abs().max().item()
+            found[name] = max(found.get(name, 0.0), error)
+    return found
+
+
 def test_trains_with_jagged_keys(hstu, monkeypatch):
     torch.manual_seed(0)
     model = layers(hstu)
-    exact = copy.deepcopy(model).double()
     recorder = Recorder()
     mine = step(model, torch.compile(model, backend=recorder), torch.float32)
-    eager = step(model, model, torch.float32)
-    with monkeypatch.context() as patch:
-        patch.setattr(torch.ops, "fbgemm", Slow)
-        truth = step(exact, exact, torch.float64)
+    eager, truth = step(model, model, torch.float32), exactly(model, monkeypatch)
+    noise = noise_of(model, monkeypatch)
     for name in eager:
         direction = "forward" if name == "output" else "backward"
-        fault = error_of(mine[name], eager[name], truth[name], direction=direction)
+        fault = error_of(
+            mine[name], eager[name], truth[name], direction=direction, noise=noise[name]
+        )
         assert not fault, f"{name}: {fault}"
     assert recorder.matches, recorder.why()
     for match in recorder.matches:
