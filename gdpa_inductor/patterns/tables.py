@@ -208,7 +208,7 @@ def _in_copies(node: Node, table: Node, copies: int) -> Lookup | None:
     shape = host.tensors(table)[0].shape
     if copies == 1 or not isinstance(index, Node) or not isinstance(dim, int) or not shape:
         return None
-    if not isinstance(shape[dim], int) or not _counts(index):
+    if not isinstance(shape[dim], int) or not _counts(index) or not host.is_plain(index):
         return None
     return Lookup(node, table, index, dim % len(shape), copies)
 
