@@ -375,13 +375,22 @@ _PLAIN_BODIES = (
     "invoke_subgraph",
     "cond",
 )
+# What `torch.export` makes of `with torch.no_grad()` and `with torch.autocast(...)`.
+_SWITCHED_BODIES = {"wrap_with_set_grad_enabled": "grad", "wrap_with_autocast": "autocast on"}
 
 
 def has_plain_bodies(target: Any) -> bool:
     """A higher-order op that runs the graphs it is given as they are: activation checkpoints,
-    branches.
+    branches, parts of an exported program under other switches.
     """
-    return isinstance(target, torch._ops.HigherOrderOperator) and target.name() in _PLAIN_BODIES
+    if not isinstance(target, torch._ops.HigherOrderOperator):
+        return False
+    return target.name() in _PLAIN_BODIES or target.name() in _SWITCHED_BODIES
+
+
+def body_change(target: Any) -> str:
+    """What is switched for the bodies of such an op, as `state_change` has it."""
+    return _SWITCHED_BODIES.get(target.name(), "") if has_plain_bodies(target) else ""
 
 
 def is_autograd_function(target: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch.fx import Graph, Node
@@ -64,6 +64,15 @@ class Ambient:
 
     def __getitem__(self, node: Node) -> State:
         return self.states[node]
+
+    def inside(self, call: Node) -> State:
+        """The state that the bodies of a higher-order op begin with."""
+        state, change = self[call], _compat.body_change(call.target)
+        if change == "grad":
+            return replace(state, grad=bool(call.args[0]))
+        if change == "autocast on":
+            return replace(state, autocast=(*state.autocast, tuple(call.args[:4])))
+        return state
 
 
 def _step(node: Node, counts: bool) -> int:

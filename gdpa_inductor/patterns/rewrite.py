@@ -55,7 +55,7 @@ def _rewrite(
         return found
     ambient = Ambient.of(gm.graph, start)
     for node, body in calls:
-        found += _rewrite(body, ambient[node], options, supports, seen)
+        found += _rewrite(body, ambient.inside(node), options, supports, seen)
     if worthwhile:
         found += _rewrite_one(gm, HostGraph.of(gm.graph, ambient), options, supports)
     return found

@@ -68,3 +68,36 @@ def test_an_assertion_beside_a_cast_is_no_escape(function, dtype, decomposed) ->
     assert len(report.matches) == 1, str(report)
     bound = 10 * torch.finfo(dtype).eps  # eager rounds scores of 16 bits before they are cast
     torch.testing.assert_close(made(**operands), function(**operands), rtol=bound, atol=bound)
+
+
+def without_gradients(query, key, value):
+    with torch.no_grad():
+        weights = F.silu(query @ key.mT * 0.25)
+        return weights @ value
+
+
+def in_16_bits(query, key, value):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.silu(query @ key.mT * 0.25) @ value
+
+
+def in_16_bits_without_gradients(query, key, value):
+    with torch.no_grad():
+        return in_16_bits(query, key, value)
+
+
+@pytest.mark.parametrize("decomposed", [False, True])
+@pytest.mark.parametrize("function", [without_gradients, in_16_bits, in_16_bits_without_gradients])
+def test_parts_under_other_switches_are_read(function, decomposed) -> None:
+    """Export keeps them as graphs of their own, which higher-order operators run."""
+    generator = torch.Generator().manual_seed(0)
+    operands = {
+        x: torch.randn(2, 2, 40, 16, generator=generator) for x in ("query", "key", "value")
+    }
+    made, report = rewritten(lambda **given: function(**given) * 2.0, operands, decomposed)
+    assert len(report.matches) == 1, str(report)
+    found, wanted = made(**operands), function(**operands) * 2.0
+    assert found.dtype == wanted.dtype
+    exact = without_gradients(**{x: t.double() for x, t in operands.items()}) * 2.0
+    mine, theirs = ((x.double() - exact).norm() / exact.norm() for x in (found, wanted))
+    assert mine <= theirs + 1e-6
