@@ -444,6 +444,7 @@ def compile_graph(
     dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
     """
     from torch._guards import TracingContext, tracing
+    from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._python_dispatch import _disable_current_modes
@@ -456,7 +457,8 @@ def compile_graph(
         traced = make_fx(flat, tracing_mode="symbolic" if dynamic else "fake")(*examples)
         fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
         mode = fakes[0].fake_mode
-        with tracing(TracingContext(mode)):
+        # Else its C++ leaves out a rounding to 16 bits and back.
+        with tracing(TracingContext(mode)), config.patch(emulate_precision_casts=True):
             run = compile_fx(traced, fakes)
 
     guards = mode.shape_env.produce_guards_expression(fakes) if dynamic else None

@@ -138,7 +138,7 @@ class HostGraph:
 
     def _is_spread(self, node: Node) -> bool:
         called = host.name(node)
-        pointwise = called in host.POINTWISE or called in host.CASTS
+        pointwise = called in host.POINTWISE or called in host.CASTS or _cuts_nothing(node)
         if (
             not (pointwise or called in host.CREATIONS)
             or len(host.tensors(node)) != 1
@@ -169,6 +169,12 @@ def _keeps_shape(node: Node) -> bool:
     return len(shapes) == 1 and any(
         len(shape) == len(shapes[0]) and all(map(same, shape, shapes[0])) for shape in given
     )
+
+
+def _cuts_nothing(node: Node) -> bool:
+    """A `detach` of what has no gradient."""
+    given = [t for n in node.all_input_nodes for t in host.tensors(n)]
+    return host.name(node) == "detach" and not any(t.requires_grad for t in given)
 
 
 def _behind_views(node: Node) -> Node:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -31,20 +32,23 @@ class Grade(enum.IntEnum):
 _DECIDES = frozenset(
     ["eq", "ne", "lt", "le", "gt", "ge", "int", "bool", "floor", "ceil", "round", "trunc", "sign"]
 )
-_KEEPS_VALUES = frozenset(
-    ["neg", "abs", "maximum", "minimum", "clamp_min", "clamp_max", "relu", "hardtanh", "detach"]
-)
+_KEEPS_VALUES = frozenset([
+    "neg", "abs", "maximum", "minimum", "clamp_min", "clamp_max", "relu", "hardtanh", "detach",
+    "bf16", "f16",
+])  # fmt: skip
 _KEEPS_WHOLES = _KEEPS_VALUES | {"add", "sub", "mul"}
 
 
-def fragile_condition(weight: Expr) -> Expr | None:
+def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | None:
     """A term of the program that decides by a rounded number without a score; None if there is
-    none.
+    none. rounded: terms that the model has in 16 bits, where whole numbers round too.
     """
     grades: dict[Expr, Grade] = {}
 
     def note(node: Expr, values: list[Any]) -> Grade:
-        grades[node] = _grade(node, [v for v in values if isinstance(v, Grade)])
+        given = [v for v in values if isinstance(v, Grade)]
+        changes = node in rounded and node.op not in _KEEPS_VALUES and node.op != "where"
+        grades[node] = Grade.ROUNDED if changes else _grade(node, given)
         return grades[node]
 
     fold([weight], _leaf, note)

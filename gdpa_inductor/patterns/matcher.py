@@ -9,6 +9,7 @@ must be for one and the same element; else the weights mix scores, and are somet
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -65,7 +66,9 @@ class Reader:
     positions: list[Digits] = field(default_factory=list)
     score: tuple[Node, Index] | None = None
     scores: Index | None = None
-    wide: Node | None = None
+    wide: Node | None = None  # what continues in fp64
+    narrow: Node | None = None  # what rounds integers that may be large to fp32
+    rounded: set[Expr] = field(default_factory=set)  # positions computed with in 16 bits
 
     def region(self, output: Index) -> Reading:
         """Read the whole region; `output` is the index of its result."""
@@ -91,7 +94,7 @@ class Reader:
         weight = real(self.read(sides[1 if swapped else 0], weights_at))
         if SCORE not in set(postorder([weight])) or self.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
-        fragile = fragile_condition(weight)
+        fragile = fragile_condition(weight, self.rounded)
         if fragile is not None:
             raise Refused(
                 Code.POINTWISE_OP,
@@ -145,6 +148,10 @@ class Reader:
         if self.wide is not None and dtype != torch.float64:
             raise Refused(
                 Code.DTYPE, f"{self.describe(self.wide)} continues in fp64 on scores in {dtype}"
+            )
+        if self.narrow is not None and dtype == torch.float64:
+            raise Refused(
+                Code.DTYPE, f"{self.describe(self.narrow)} rounds to fp32 beside scores in {dtype}"
             )
 
     def describe(self, node: Node) -> str:
@@ -261,14 +268,15 @@ class Reader:
         origin = self.shadow.source(node)
         explicit = origin is not None and host.name(origin) in host.CASTS
         exact = old == new or (old, new) in _EXACT or kind_of(old) == "b"
-        own = SCORE in set(postorder([x]))
-        if exact or not explicit or (not own and kind_of(old) == "i"):
+        if exact or not explicit:
             return real(x)
-        if new not in _ROUNDING:
-            if kind_of(old) == "i":
-                return real(x)
+        if new in _ROUNDING:
+            return call(_ROUNDING[new], real(x))
+        if kind_of(old) != "i":
             raise Refused(Code.DTYPE, f"{self.describe(node)} rounds from {old} to {new}")
-        return call(_ROUNDING[new], real(x))
+        if new == torch.float32 and any(leaf.op == "aux" for leaf in postorder([x])):
+            self.narrow = node
+        return real(x)
 
     def _note_width(self, node: Node) -> None:
         if tensor_of(node).dtype == torch.float64:
@@ -331,6 +339,8 @@ class Reader:
         if kind == "f" and result.dtype == torch.float64:
             self.wide = node
         args = [self._pointwise_operand(a, index, result) for a in node.args]
+        if kind == "b" and (narrow := _meets_in(node)) is not None:
+            args = [_rounded(a, narrow) for a in args]
         options = {
             name: given if isinstance(given, str) or given is None else self._argument(given)
             for name, given in node.kwargs.items()
@@ -340,12 +350,16 @@ class Reader:
             found = POINTWISE[host.name(node)](kind, *args, **options)
         except (Unknown, ValueError, TypeError) as error:
             raise Refused(
-                Code.POINTWISE_OP, f"{self.describe(node)} is not in the vocabulary: {error}"
+                Code.POINTWISE_OP,
+                f"{self.describe(node)} is not in the vocabulary: {error}",
+                self.shadow.source(node),
             ) from None
         if found.kind != kind:
             raise Refused(
                 Code.POINTWISE_OP, f"{self.describe(node)} changes kind from {found.kind} to {kind}"
             )
+        if result.dtype in _ROUNDING and _has_places(found):
+            self.rounded.add(found)
         return found
 
     def _pointwise_operand(self, given: Any, index: Index, result: torch.Tensor) -> Any:
@@ -360,7 +374,7 @@ class Reader:
         code = MIXING.get(called, Code.POINTWISE_OP)
         if code is Code.POINTWISE_OP and any(x in str(node.target) for x in ("norm", "softmax")):
             code = Code.NORMALISED
-        return Refused(code, f"{self.describe(node)} {REASONS[code]}")
+        return Refused(code, f"{self.describe(node)} {REASONS[code]}", self.shadow.source(node))
 
     def operand(self, node: Node, index: Index) -> Operand:
         """A factor of a product: views and casts of one tensor from outside."""
@@ -397,6 +411,27 @@ def _depends_on_product(shadow: Shadow) -> set[Node]:
         if fed or host.name(node) in _PRODUCTS:
             found.add(node)
     return found
+
+
+def _has_places(x: Expr) -> bool:
+    """A term of positions, and of no score."""
+    leaves = {leaf.op for leaf in postorder([x]) if not leaf.args}
+    return "index" in leaves and "s" not in leaves
+
+
+def _meets_in(node: Node) -> str | None:
+    """The 16-bit type that integers are brought to by what they are compared with, if one is."""
+    given = [a.meta["val"] for a in node.args if isinstance(a, Node) and "val" in a.meta]
+    reals = [
+        t.dtype for t in given if isinstance(t, torch.Tensor) and t.dim() and t.is_floating_point()
+    ]
+    return _ROUNDING.get(functools.reduce(torch.promote_types, reals)) if reals else None
+
+
+def _rounded(x: Any, narrow: str) -> Any:
+    """Integers as they are compared with reals of 16 bits."""
+    counts = isinstance(x, Expr) and x.kind == "i" and not x.is_const
+    return call(narrow, real(x)) if counts else x
 
 
 def _read_number(leaf: Node | None) -> Node | None:

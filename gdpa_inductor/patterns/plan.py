@@ -6,7 +6,7 @@ of what makes its operands, until it is understood. Nothing of the graph is chan
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from ..score_mod import Aux, ScoreMod
 from . import host, profit, shadow
 from .candidates import Candidate, HostGraph
 from .canonical import canonical
-from .frame import alike, is_zero, same
+from .frame import alike, is_zero, product, same
 from .implied import without_implied
 from .jagged import Sides, sides
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
@@ -61,6 +61,9 @@ _DEPENDS_ON_DEPTH = (
     Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS,
     Code.MUTATED_OPERAND, Code.LOWERING,
 )  # fmt: skip
+
+
+_MOST_CLOSED = 4  # parts of masks and biases that are not read, before none is
 
 
 @dataclass(frozen=True)
@@ -121,10 +124,36 @@ class Analyst:
         yield from map(Attempt, (2, 1, 0))
 
     def _plan(self, candidate: Candidate, attempt: Attempt) -> Plan:
+        """What cannot be read of a mask or bias is taken as the model computes it."""
         if len(candidate.firsts) > 1:
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
+        closed: set[Node] = set()
+        while True:
+            try:
+                return self._planned(candidate, attempt, closed)
+            except Refused as refusal:
+                node = refusal.node
+                if node is None or node in closed or len(closed) == _MOST_CLOSED:
+                    raise
+                if not self._worth_closing(node, candidate):
+                    raise
+                closed.add(node)
+
+    def _worth_closing(self, node: Node, candidate: Candidate) -> bool:
+        """It is made of no scores, and is not an integer for each of them where the mask that is
+        made of it may be one byte.
+        """
+        made, scores = host.tensors(node), host.tensors(candidate.firsts[0])[0]
+        if len(made) != 1 or set(candidate.firsts) & self.graph.reach[node]:
+            return False
+        if made[0].dtype == torch.bool or made[0].dtype.is_floating_point:
+            return True
+        size, square = map(_compat.size_hint, (made[0].numel(), product(scores.shape[-2:])))
+        return size is not None and square is not None and size < square
+
+    def _planned(self, candidate: Candidate, attempt: Attempt, closed: Collection[Node]) -> Plan:
         graph, options = self.graph, self.options
-        region = Finder(graph, self.padding).of(candidate, attempt.depth, attempt.sink)
+        region = Finder(graph, self.padding).of(candidate, attempt.depth, attempt.sink, closed)
         if any(
             is_zero(s)
             for n in (*region.nodes, *region.leaves)

@@ -12,7 +12,7 @@ storages in place on the way. Everything else that enters is a leaf. It is safe 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -62,8 +62,15 @@ class Finder:
     host: HostGraph
     padding: Padding | None = None
 
-    def of(self, candidate: Candidate, depth: int, sink: Sink | None = None) -> Region:
-        """The region of a candidate; `depth` says through what leaves are read (see `_upstream`).
+    def of(
+        self,
+        candidate: Candidate,
+        depth: int,
+        sink: Sink | None = None,
+        closed: Collection[Node] = (),
+    ) -> Region:
+        """The region of a candidate; `depth` says through what leaves are read (see `_upstream`),
+        but for `closed` ones.
 
         Raises Refused where it is not safe to replace.
         """
@@ -84,7 +91,7 @@ class Finder:
         self._check_kinds(nodes, leaves)
         end = nodes[-1] if sink is None else sink.result
         self._check_ambient([*nodes, end])
-        makers, leaves = self._upstream(nodes, inside, leaves, depth)
+        makers, leaves = self._upstream(nodes, inside, leaves, depth, closed)
         self._check_mutations(inside, makers, leaves, end)
         users = self._escapes(nodes, inside, () if sink is None else sink.unpad)
         dead, sizes, factories = map(tuple, users)
@@ -115,8 +122,9 @@ class Finder:
             inside.update(stack)
 
     def _upstream(
-        self, nodes: list[Node], inside: set[Node], leaves: list[Node], depth: int
-    ) -> tuple[list[Node], list[Node]]:
+        self, nodes: list[Node], inside: set[Node], leaves: list[Node], depth: int,
+        closed: Collection[Node],
+    ) -> tuple[list[Node], list[Node]]:  # fmt: skip
         """Read leaves through what they are made by: (the makers, the new leaves).
 
         At depth 1 through views and exact upcasts, so that nothing is seen expanded or widened; at
@@ -133,10 +141,10 @@ class Finder:
                 (leaf.op in ("call_function", "call_method"))
                 and not host.is_opaque(leaf)
                 and leaf not in self.host.mutators
+                and leaf not in closed
             )
-            same_mode = (
-                self.host.ambient[leaf].grad == state.grad
-                and self.host.ambient[leaf].transforms == 0
+            same_mode = self.host.ambient[leaf].transforms == 0 and (
+                self.host.ambient[leaf].grad == state.grad or not _wants_gradients(leaf)
             )
             seen = (depth >= 1 and (host.is_view(leaf) or _is_upcast(leaf))) or (
                 depth >= 2 and self.host.spreads(leaf)
@@ -310,6 +318,11 @@ def _is_readable(user: Node, inside: set[Node]) -> bool:
         return True
     others = [n for n in user.users if n not in inside]
     return all(host.name(n) == "getitem" and isinstance(n.args[1], int) for n in others)
+
+
+def _wants_gradients(node: Node) -> bool:
+    """Whether what it is made from has gradients: else no gradient mode makes a difference."""
+    return any(t.requires_grad for n in node.all_input_nodes for t in host.tensors(n))
 
 
 def _is_size_arithmetic(node: Node) -> bool:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch.fx import Node
+
 from ..problem import Problem
 from ..rejection import Code, Rejection
 from ..score_mod import ScoreMod
@@ -49,9 +51,13 @@ class Result:
 
 
 class Refused(Exception):
-    """Raised inside the analysis of one candidate; it becomes the candidate's `Rejection`."""
+    """Raised inside the analysis of one candidate; it becomes the candidate's `Rejection`.
 
-    def __init__(self, code: Code, reason: str) -> None:
+    node: the one that could not be read, where it is one of the user's.
+    """
+
+    def __init__(self, code: Code, reason: str, node: Node | None = None) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
+        self.node = node

@@ -1,9 +1,11 @@
 """exact: which conditions of a mask are the same in every precision."""
 
 import pytest
+import torch
 
 from gdpa_inductor.patterns.exact import fragile_condition
 from gdpa_inductor.score_mod import ScoreMod, formula
+from tests._recorder import Recorder
 
 DECLARED = "a0:f[b,n]; a1:f[b,m]; a2:i[b]; "
 
@@ -17,6 +19,7 @@ DECLARED = "a0:f[b,n]; a1:f[b,m]; a2:i[b]; "
         ("where(lt(a0,a1),s,0.0)", None),
         ("where(lt(maximum(a0,a1),3.0),s,0.0)", None),
         ("where(lt(floor(mul(float(n),0.25)),2.0),s,0.0)", None),
+        ("where(gt(bf16(float(n)),bf16(float(m))),s,0.0)", None),
         # Numbers that round: the condition is another one in fp64 or with a fused multiply-add.
         ("where(lt(mul(float(n),0.1),0.3),s,0.0)", "float(n)*0.1 < 0.3"),
         ("where(lt(sub(a0,a1),2.0),s,0.0)", "a0 - a1 < 2.0"),
@@ -34,3 +37,78 @@ DECLARED = "a0:f[b,n]; a1:f[b,m]; a2:i[b]; "
 def test_conditions_that_round(text: str, fragile: str | None):
     found = fragile_condition(ScoreMod.parse(DECLARED + text).weight)
     assert (None if found is None else formula(found)) == fragile
+
+
+N = 320  # positions past 256 tie in bf16
+
+
+def later(i, dtype):
+    at = i.to(dtype)
+    return at[:, None] > at
+
+
+def as_far(i, dtype):
+    return (i[:, None] - i).to(dtype) == 260
+
+
+def beside_integers(i, dtype):
+    return i.to(dtype)[:, None] >= i
+
+
+def far_apart(i, dtype):
+    at = i.to(dtype)
+    return (at[:, None] - at) > 256
+
+
+def halves(i, dtype):
+    at = i.to(dtype)
+    return (at[:, None] + 1) * 0.5 > at
+
+
+def attend(mask, given):
+    def attention(q, k, v, i):
+        return torch.sigmoid(q @ k.mT) * mask(i if given else torch.arange(N), q.dtype) @ v
+
+    return attention
+
+
+def is_eagers(mask, function):
+    """Whether the mask is: with a wrong one every row after 256 sums other values."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(1, 1, N, 16, generator=generator).bfloat16() for _ in range(3))
+    i = torch.arange(N)
+    exact = torch.sigmoid(q.double() @ k.double().mT) * mask(i, q.dtype) @ v.double()
+    return (function(q, k, v, i).double() - exact).norm() <= 0.01 * exact.norm()
+
+
+@pytest.mark.parametrize("given", [False, True], ids=["made", "given"])
+@pytest.mark.parametrize("mask", [later, as_far, beside_integers])
+def test_positions_in_16_bits_tie_as_they_do_in_eager(mask, given):
+    torch._dynamo.reset()
+    options = {"gdpa.profit": False, "gdpa.expect": 1}
+    compiled = torch.compile(attend(mask, given), backend="gdpa", options=options)
+    assert is_eagers(mask, compiled)
+
+
+@pytest.mark.parametrize("mask", [far_apart, halves])
+def test_arithmetic_of_positions_in_16_bits_stays_the_models(mask):
+    """The rewritten graph is run eagerly: Inductor itself drops such roundings."""
+    torch._dynamo.reset()
+    recorder = Recorder()
+    assert is_eagers(mask, torch.compile(attend(mask, False), backend=recorder))
+    (match,) = recorder.matches
+    assert "n,m" in str(match.score_mod)
+
+
+def test_large_integers_round_to_fp32_beside_fp64_scores():
+    def attention(q, k, v, at):
+        since = (at[:, :, None] - 0 * at[:, None]).float() >= (at[0, 0] + 300.0).float()
+        return torch.sigmoid(q @ k.mT) * since[:, None] @ v
+
+    q, k, v = (torch.randn(2, 2, 40, 16, dtype=torch.float64) for _ in range(3))
+    at = 1_700_000_000 + torch.randint(0, 60, (2, 40)).cumsum(1)
+    torch._dynamo.reset()
+    recorder = Recorder()
+    found = torch.compile(attention, backend=recorder)(q, k, v, at)
+    assert recorder.matches
+    torch.testing.assert_close(found, attention(q, k, v, at))
