@@ -147,6 +147,8 @@ def _check_layout(name: str, tensor: Tensor, jagged: bool) -> None:
 
 def check_form(name: str, offsets: Tensor) -> None:
     """Raise GDPAError where offsets are no vector of integers."""
+    if not isinstance(offsets, Tensor):
+        raise GDPAError(f"{name} must be a tensor [batch + 1], got {type(offsets).__name__}")
     if offsets.dim() != 1 or offsets.dtype not in (torch.int32, torch.int64):
         raise GDPAError(
             f"{name} must be [batch + 1] of int32 or int64, "

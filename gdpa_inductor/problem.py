@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ._compat import statically_known_true
 from .operands import Operands, Size, score_shape
 from .score_mod import ScoreMod
 
@@ -47,6 +48,19 @@ class Problem:
     @property
     def jagged(self) -> bool:
         return self.jagged_query or self.jagged_key
+
+    @property
+    def unbounded(self) -> bool:
+        """The bound of a jagged side is the number of all its rows: padded to that, the unfused
+        form is out of the question.
+        """
+        sides = (
+            (self.jagged_query, self.rows, self.total_rows),
+            (self.jagged_key, self.cols, self.total_cols),
+        )
+        return any(
+            jagged and statically_known_true(longest == total) for jagged, longest, total in sides
+        )
 
     @staticmethod
     def of(operands: Operands[Tensor], training: bool) -> Problem:

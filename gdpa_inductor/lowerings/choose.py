@@ -65,7 +65,7 @@ def choose(problem: Problem, options: Options) -> Choice | Rejection:
     passed = ""  # why the preferred kernel does not run it, where that is worth a word
     first = 0 if options.kernel == "auto" else kernels.index(options.kernel)
     for kernel in kernels[first:]:
-        rejection = _judge(problem, kernel, options.profit)
+        rejection = _judge(problem, kernel, options.profit and not problem.unbounded)
         if rejection is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
             return Choice(kernel, about + passed)

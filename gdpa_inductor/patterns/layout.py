@@ -83,14 +83,13 @@ def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None
     if not set(others) <= set(flat(reading.output)):
         raise Refused(Code.CONTRACTION, "the second product sums over more than the keys")
     free = [a for a in others if a in in_query and a not in in_key and a not in value]
-    if not free:
-        raise Refused(Code.TOO_SMALL, "the scores have a single row")
-    row = max(free, key=lambda a: ((a,) == rows, _length(a.size), others.index(a)))
+    row = max(free, key=lambda a: ((a,) == rows, _length(a.size), others.index(a)), default=None)
     _check_views(reading, set(free), in_query, in_key, value)
     shared = [a for a in others if a is not row]
     chosen, heads = _grouping(shared, reading, query, key, row, batch)
+    own = () if row is None else (row,)  # one seed or one query has no index of its own
     return Layout(
-        query, key, reading.value, chosen, heads, (row,), reading.keys, reading.inner, channels
+        query, key, reading.value, chosen, heads, own, reading.keys, reading.inner, channels
     )
 
 
@@ -137,7 +136,7 @@ def _length(size: Size) -> int:
 
 
 def _grouping(
-    shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom,
+    shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom | None,
     known: Digits | None,
 ) -> tuple[Digits, Digits]:  # fmt: skip
     """The cheapest split of the shared atoms into batch and heads; ties go to the order in which
@@ -161,7 +160,7 @@ def _grouping(
     return best[1], best[2]
 
 
-def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom) -> Iterator[str]:
+def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom | None) -> Iterator[str]:
     """The names and shapes of the operands that no one split into batch and heads suits."""
     for operand in reading.aux:
         has = atoms(operand.index)
@@ -187,7 +186,7 @@ def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
 
 
 def _cost(
-    batch: Digits, heads: Digits, reading: Reading, query: Operand, key: Operand, row: Atom
+    batch: Digits, heads: Digits, reading: Reading, query: Operand, key: Operand, row: Atom | None
 ) -> int:
     cost = sum(
         a.number > b.number for digits in (batch, heads) for a, b in itertools.pairwise(digits)

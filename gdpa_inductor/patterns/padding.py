@@ -83,15 +83,20 @@ class Sink:
     again: tuple[Node, ...] = ()
 
 
+class NotPadded(Refused):
+    """A side has nothing to do with padding: no note about it."""
+
+
 @dataclass
 class Padding:
     """What one graph pads and unpads. padded: pads, and views and copies of them that nothing
-    changes in place.
+    changes in place. derived: all that is computed from these.
     """
 
     host: HostGraph
     pads: dict[Node, Pad] = field(default_factory=dict)
     padded: set[Node] = field(default_factory=set)
+    derived: set[Node] = field(default_factory=set)
     _keys: dict[Node, Hashable] = field(default_factory=dict)
     _ragged: dict[Hashable, Any] = field(default_factory=dict)
 
@@ -100,7 +105,10 @@ class Padding:
         found = Padding(graph)
         for node in graph.order:
             pad = pad_of(node)
-            view = host.name(node) in READ_THROUGH and found.padded & set(node.all_input_nodes[:1])
+            given = set(node.all_input_nodes)
+            if given & (found.padded | found.derived) and host.name(node) not in UNPADS:
+                found.derived.add(node)
+            view = _reads_through(node) and found.padded & set(node.all_input_nodes[:1])
             if (pad is None and not view) or found._changes(host.storages(node)):
                 continue
             found.padded.add(node)
@@ -179,13 +187,35 @@ class Padding:
         products = (*candidate.firsts, candidate.second)
         return any(n in self.padded for product in products for n in host.operands(product))
 
+    def derives(self, candidate: Candidate) -> bool:
+        """Whether an operand of a product is computed from padded values."""
+        products = (*candidate.firsts, candidate.second)
+        return any(n in self.derived for product in products for n in host.operands(product))
+
+    def pads_rows(self, candidate: Candidate) -> bool:
+        """Whether the rows may be padded: of the first product one operand is the keys, padded as
+        the value is.
+        """
+        made = self.padded | self.derived
+        firsts = [n in made for first in candidate.firsts for n in host.operands(first)]
+        value = any(
+            n in made and not set(candidate.firsts) & {n, *self.host.reach[n]}
+            for n in host.operands(candidate.second)
+        )
+        return sum(firsts) > value
+
     def usable(self, name: str, leaf: Node, end: Node) -> Pad:
         """The pad that makes an operand. Raises Refused where its values, taken at `end`, are not
         what was padded.
         """
         pad = self.pads.get(leaf)
+        if pad is None and leaf not in self.derived:
+            raise NotPadded(Code.JAGGED_OPERAND, f"{name} is not padded")
         if pad is None:
-            raise Refused(Code.JAGGED_OPERAND, f"{name} is not made by padding alone")
+            raise Refused(
+                Code.JAGGED_OPERAND,
+                f"{name} is not made by padding alone: act on the values before they are padded",
+            )
         here, there = self.host.ambient[pad.node], self.host.ambient[end]
         if (here.grad, here.transforms) != (there.grad, there.transforms):
             raise Refused(Code.GRAD_MODE, f"{name} is padded in another gradient mode")
@@ -323,6 +353,13 @@ def _offsets(arguments: Mapping[str, Any]) -> Node | None:
     if isinstance(given, (tuple, list)):
         return given[0] if len(given) == 1 and isinstance(given[0], Node) else None
     return given if isinstance(given, Node) else None
+
+
+def _reads_through(node: Node) -> bool:
+    """A view or a copy; of subscripts those without tensors, which look elements up."""
+    return host.name(node) in READ_THROUGH and not (
+        host.name(node) == "getitem" and any(map(host.tensors, node.all_input_nodes[1:]))
+    )
 
 
 def _reads_shape(node: Node) -> bool:

@@ -28,7 +28,7 @@ from .implied import without_implied
 from .jagged import Sides, sides
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
 from .matcher import read
-from .padding import Padding, Sink
+from .padding import NotPadded, Padding, Sink
 from .reading import Operand, Reading
 from .recipe import Handle, Recipe, Writer
 from .region import Finder, Region
@@ -102,7 +102,8 @@ class Analyst:
                 return replace(self._plan(candidate, attempt), notes=tuple(notes.values()))
             except Refused as refusal:
                 if attempt.jagged:
-                    notes.setdefault(refusal.code, told(refusal))
+                    if not isinstance(refusal, NotPadded):
+                        notes.setdefault(refusal.code, told(refusal))
                     continue
                 refused = refused or refusal
                 if refusal.code not in _DEPENDS_ON_DEPTH:
@@ -119,8 +120,17 @@ class Analyst:
                 sink = self.padding.sink(candidate.second)
                 yield from (Attempt(3, sides, sink) for sides in ("qk", "q"))
             except Refused as refusal:
-                notes[refusal.code] = told(refusal)
+                if self.padding.pads_rows(candidate):
+                    notes[refusal.code] = told(refusal)
             yield Attempt(3, "k")
+        elif self.padding.derives(candidate):
+            notes[Code.JAGGED_OPERAND] = told(
+                Refused(
+                    Code.JAGGED_OPERAND,
+                    "the operands are computed from padded values: act on the values before they "
+                    "are padded",
+                )
+            )
         yield from map(Attempt, (2, 1, 0))
 
     def _plan(self, candidate: Candidate, attempt: Attempt) -> Plan:
@@ -169,6 +179,8 @@ class Analyst:
         reading = without_implied(self.padding, reading, jagged)
         program, operands = _program(reading, layout)
         rank = profit.rank(program, reading)
+        if rank == profit.SCALE and not layout.rows:
+            raise Refused(Code.TOO_SMALL, "three matrices are multiplied, one of them a row")
         recipe, result, problem = _replacement(
             region, graph, reading, layout, jagged, program, operands, options
         )

@@ -64,13 +64,13 @@ def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:
             Code.HEAD_DIM_LARGE,
             f"head dims {problem.head_dim} and {problem.value_dim}, of at most {MAX_CHANNELS}",
         )
-    if not profit:
+    if not profit or problem.unbounded:
         return None
     if min(dim, value_dim) < MIN_CHANNELS:
         return Refused(
             Code.TOO_SMALL, f"head dims {dim} and {value_dim}, of at least {MIN_CHANNELS}"
         )
-    if min(rows, cols) == 1 or rows * cols < MIN_SCORES:
+    if not problem.jagged and (min(rows, cols) == 1 or rows * cols < MIN_SCORES):
         return Refused(Code.TOO_SMALL, f"{rows} rows and {cols} keys")
     if rank == SCALE and cols <= 2 * max(dim, value_dim):
         return Refused(

@@ -179,24 +179,52 @@ def sizes_are_read_on_the_way(q, k, v, offsets, n):
 # One side
 
 
-@jagged(
-    "q", "JAGGED_OPERAND", q="l h d", k="b m h d", v="b m h e", offsets="offsets", n="scalar: n"
-)
+@jagged("q", q="l h d", k="b m h d", v="b m h e", offsets="offsets", n="scalar: n")
 def short_dense_keys(q, k, v, offsets, n):
     """PFFN: two generated matrices for every sequence."""
     return unpad(attend(pad(q, offsets, n), k, v, torch.relu), offsets, q.shape[0])
 
 
-@jagged("k", "JAGGED_OUTPUT", **SEEDS)
+@jagged("k", **SEEDS)
 def shared_seeds(q, k, v, offsets, n):
     """PMA: a few learned queries, the same for the whole batch."""
     scores = torch.einsum("shd,bmhd->bhsm", q, pad(k, offsets, n))
     return torch.einsum("bhsm,bmhe->bshe", F.gelu(scores, approximate="tanh"), pad(v, offsets, n))
 
 
-@jagged("k", "JAGGED_OUTPUT", **{**SEEDS, "q": "b s h d"})
+@jagged("k", **{**SEEDS, "q": "b s h d"})
 def few_new_queries(q, k, v, offsets, n):
     return attend(q, pad(k, offsets, n), pad(v, offsets, n)).flatten(2)
+
+
+@jagged("k", **{**SEEDS, "q": "h d"})
+def one_seed(q, k, v, offsets, n):
+    weights = F.silu(torch.einsum("hd,bmhd->bhm", q, pad(k, offsets, n)))
+    return torch.einsum("bhm,bmhe->bhe", weights, pad(v, offsets, n))
+
+
+@jagged("k", q="b d", k="l d", v="l e", offsets="offsets", n="scalar: n")
+def one_target_for_each_history(q, k, v, offsets, n):
+    """DIN: what is to be ranked attends to what was clicked."""
+    weights = torch.sigmoid(torch.einsum("bd,bmd->bm", q, pad(k, offsets, n)))
+    return torch.einsum("bm,bme->be", weights, pad(v, offsets, n))
+
+
+@jagged("qk", **SELF, times="l")
+def a_padded_operand_that_is_looked_up(q, k, v, offsets, n, times):
+    at = pad(times.unsqueeze(1), offsets, n).squeeze(-1)
+    b, m = torch.arange(at.shape[0])[:, None, None], torch.arange(n)
+    scores = torch.einsum("bnhd,bmhd->bhnm", pad(q, offsets, n), pad(k, offsets, n))
+    out = torch.einsum(
+        "bhnm,bmhe->bnhe", F.silu(scores) * at[b, m].unsqueeze(1), pad(v, offsets, n)
+    )
+    return unpad(out, offsets, q.shape[0])
+
+
+@jagged("", "JAGGED_OPERAND", **{**SELF, "w": "d d"})
+def projected_behind_the_padding(q, k, v, offsets, n, w):
+    q, k, v = pad(q, offsets, n) @ w, pad(k, offsets, n) @ w, torch.tanh(pad(v, offsets, n))
+    return attend(q, k, v)
 
 
 @jagged("k", "JAGGED_OUTPUT")

@@ -11,6 +11,8 @@ from tests.patterns.jagged_table import ROWS, Row
 
 SIZES = {"h": 2, "d": 4, "e": 6, "n": 6, "m": 5, "s": 3}
 LENGTHS = [(3, 0, 6, 1), (1, 5, 2)]
+# An operand between the products is padded there, as the model has it.
+KEPT = ["times_padded_by_other_offsets", "a_padded_operand_that_is_looked_up"]
 MODES = ["static", "dynamic", "no_grad", "int32"]
 
 
@@ -57,7 +59,7 @@ def test_no_padding_is_left(row):
     recorder = judge(row, "static")
     for graph in recorder.graphs:
         padding = [name for name in graph.calls_after if "jagged" in name]
-        other = row.name == "times_padded_by_other_offsets"
+        other = row.name in KEPT
         assert bool(padding) == other, graph.after
 
 
