@@ -147,8 +147,9 @@ def _code_objects(target: Any) -> list[Any]:
 _ADVICE = (  # what a reason says; what to do about it. The first row that applies.
     (
         r"\.item\(\)|\.tolist\(\)|capture_scalar_outputs",
-        "keep the number in a tensor (masks and torch.where instead of slices), or set "
-        "torch._dynamo.config.capture_scalar_outputs = True",
+        "keep the number in a tensor: masks and torch.where instead of slices; for sequences pad, "
+        "attend and unpad, or call gdpa_inductor.attention with cu_seqlens. For a number that is "
+        "no size torch._dynamo.config.capture_scalar_outputs = True will do",
     ),
     (
         r"[Dd]ynamic.shape.operator|capture_dynamic_output_shape_ops",

@@ -290,3 +290,23 @@ def test_operands_that_do_not_fit(name: str) -> None:
     operands, given, message = FAULTS[name]
     with pytest.raises(GDPAError, match=message):
         gdpa_inductor.attention(*operands, **given)
+
+
+@pytest.mark.parametrize(("rows", "head_dim"), [(1, 64), (1, 8), (3, 8)])
+def test_without_a_bound_nothing_is_too_small(rows, head_dim):
+    """Unfused, it would be padded to the number of all rows."""
+
+    def pool(seeds, key, value, cu_seqlens):
+        return attention(
+            seeds, key, value, cu_seqlens_k=cu_seqlens, score_mod=lambda s, b, h, n, m: F.silu(s)
+        )
+
+    offsets = torch.tensor([0, 5, 5, 19, 30])
+    seeds = torch.randn(1, 2, rows, head_dim, dtype=torch.float64, requires_grad=True)
+    key, value = (torch.randn(30, 2, head_dim, dtype=torch.float64) for _ in range(2))
+    torch._dynamo.reset()
+    compiled = torch.compile(pool, backend="gdpa", options={"gdpa.expect": 1})
+    out, wanted = (f(seeds, key, value, offsets) for f in (compiled, pool))
+    torch.testing.assert_close(out, wanted)
+    found, exact = (torch.autograd.grad(x.square().sum(), seeds) for x in (out, wanted))
+    torch.testing.assert_close(found, exact)
