@@ -297,7 +297,7 @@ def test_without_a_bound_nothing_is_too_small(rows, head_dim):
     """Unfused, it would be padded to the number of all rows."""
 
     def pool(seeds, key, value, cu_seqlens):
-        return attention(
+        return gdpa_inductor.attention(
             seeds, key, value, cu_seqlens_k=cu_seqlens, score_mod=lambda s, b, h, n, m: F.silu(s)
         )
 
