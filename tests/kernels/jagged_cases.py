@@ -162,6 +162,8 @@ CASES = [
     JaggedCase("jagged_short_keys", SILU, lengths_q=LENGTHS, m=64),
     JaggedCase("jagged_short_keys_tail", "sigmoid(s)", lengths_q=LENGTHS, m=19, bk=1),
     JaggedCase("jagged_seeds", SILU, lengths_k=LENGTHS, n=8, bq=1),
+    JaggedCase("jagged_seed", SILU, lengths_k=LENGTHS, n=1, bq=1),
+    JaggedCase("jagged_target", SILU, lengths_k=LENGTHS, n=1, h=1),
     JaggedCase("jagged_queries", "sigmoid(s)", lengths_k=LENGTHS, n=3),
     JaggedCase(
         "jagged_per_token", PER_TOKEN, lengths_q=LENGTHS, lengths_k=OTHERS,
