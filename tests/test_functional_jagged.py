@@ -310,3 +310,20 @@ def test_without_a_bound_nothing_is_too_small(rows, head_dim):
     torch.testing.assert_close(out, wanted)
     found, exact = (torch.autograd.grad(x.square().sum(), seeds) for x in (out, wanted))
     torch.testing.assert_close(found, exact)
+
+
+def test_with_a_bound_no_jagged_region_is_too_small():
+    """Measured in docs/benchmarks.md."""
+
+    def pool(seeds, key, value, cu_seqlens):
+        return gdpa_inductor.attention(
+            seeds, key, value, cu_seqlens_k=cu_seqlens, max_seqlen_k=14,
+            score_mod=lambda s, b, h, n, m: F.silu(s),
+        )  # fmt: skip
+
+    offsets, seeds = torch.tensor([0, 5, 5, 19, 30]), torch.randn(1, 2, 1, 16)
+    key, value = torch.randn(30, 2, 16), torch.randn(30, 2, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(pool, backend="gdpa", options={"gdpa.expect": 1})
+    found, wanted = (f(seeds, key, value, offsets) for f in (compiled, pool))
+    torch.testing.assert_close(found, wanted)
