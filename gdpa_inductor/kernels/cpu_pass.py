@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .. import _compat
-from ..expr import GRAD, Expr, fold, postorder, torch_apply
+from ..expr import GRAD, SCORE, Expr, fold, postorder, torch_apply
 from ..score_mod import AXES
 
 log = logging.getLogger("gdpa_inductor")
@@ -57,6 +57,14 @@ class Pass:
     @functools.cached_property
     def reads_grad(self) -> bool:
         return GRAD in postorder(self.roots)
+
+    @functools.cached_property
+    def rounds_places(self) -> bool:
+        """Whether something that no score enters is rounded to 16 bits: most likely for a mask."""
+        return any(
+            node.op in ("bf16", "f16") and not {SCORE, GRAD} & set(postorder([node]))
+            for node in postorder(self.roots)
+        )
 
     @functools.cached_property
     def buffers(self) -> int:
@@ -127,6 +135,8 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
     for rows or columns of one score, and operands that happen to be contiguous are not told apart.
     """
     if lengths_vary and 1 in tensors[0].shape[2:]:
+        return work
+    if work.rounds_places and _compat.drops_roundings():
         return work
     with _lock:
         signature = tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors)

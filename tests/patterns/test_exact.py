@@ -85,6 +85,12 @@ def is_eagers(mask, function):
 @pytest.mark.parametrize("mask", [later, as_far, beside_integers])
 def test_positions_in_16_bits_tie_as_they_do_in_eager(mask, given):
     torch._dynamo.reset()
+    recorder = Recorder()
+    assert is_eagers(mask, torch.compile(attend(mask, given), backend=recorder))
+    (match,) = recorder.matches
+    if "n,m" in str(match.score_mod):  # torch 2.11: it is Inductor's to compute
+        return
+    torch._dynamo.reset()
     options = {"gdpa.profit": False, "gdpa.expect": 1}
     compiled = torch.compile(attend(mask, given), backend="gdpa", options=options)
     assert is_eagers(mask, compiled)
