@@ -184,13 +184,11 @@ class Padding:
 
     def feeds(self, candidate: Candidate) -> bool:
         """Whether an operand of a product is padded."""
-        products = (*candidate.firsts, candidate.second)
-        return any(n in self.padded for product in products for n in host.operands(product))
+        return not self.padded.isdisjoint(_operands(candidate))
 
     def derives(self, candidate: Candidate) -> bool:
         """Whether an operand of a product is computed from padded values."""
-        products = (*candidate.firsts, candidate.second)
-        return any(n in self.derived for product in products for n in host.operands(product))
+        return not self.derived.isdisjoint(_operands(candidate))
 
     def pads_rows(self, candidate: Candidate) -> bool:
         """Whether the rows may be padded: of the first product one operand is the keys, padded as
@@ -353,6 +351,11 @@ def _offsets(arguments: Mapping[str, Any]) -> Node | None:
     if isinstance(given, (tuple, list)):
         return given[0] if len(given) == 1 and isinstance(given[0], Node) else None
     return given if isinstance(given, Node) else None
+
+
+def _operands(candidate: Candidate) -> list[Node]:
+    """Of all its products."""
+    return [n for product in (*candidate.firsts, candidate.second) for n in host.operands(product)]
 
 
 def _reads_through(node: Node) -> bool:

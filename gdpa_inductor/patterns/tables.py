@@ -185,7 +185,7 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
     """A node as a lookup in a table that learns."""
     if host.name(node) not in _LOOKUPS or len(host.tensors(node)) != 1 or node in graph.mutators:
         return None
-    if host.name(node) == "embedding" and _is_sparse(node):
+    if host.name(node) == "embedding" and _given(node, 6, "sparse"):
         return None
     given = [n for n in node.all_input_nodes if host.tensors(n)]
     tables = [n for n in given if host.tensors(n)[0].is_floating_point()]
@@ -222,8 +222,3 @@ def _copies(size: int, count: int) -> int:
     """How many copies a table of `size` elements gets in which `count` are looked up."""
     most = min(_MOST_COPIES, _MOST_ELEMENTS // size, count // (_LEAST_SHARE * size))
     return 1 if most < _FEWEST_COPIES else 1 << (most.bit_length() - 1)
-
-
-def _is_sparse(node: Node) -> bool:
-    """`F.embedding(..., sparse=True)`, by name or as its last argument."""
-    return bool(node.args[6] if len(node.args) > 6 else node.kwargs.get("sparse"))
