@@ -3,10 +3,11 @@
 dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
 against stock. cpu: fp32 on two threads. clients: unmodified models. jagged: sequences of unequal
 length, padded in the formula, also against public kernels. Prints a JSON line per
-measurement and a table last.
+measurement and a table last. ceiling has its own options: see `ceiling --help`.
 """
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -26,6 +27,8 @@ from .suites import SUITES, Selection, Shape
 from .supervise import supervise
 
 Row = dict[str, Any]
+# Commands with options of their own, imported when asked for.
+COMMANDS = {"ceiling": f"{__package__}.ceiling.__main__"}
 VARIANTS = ("none", "causal", "bias", "buckets", "layer")
 
 
@@ -108,6 +111,8 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
 
 def main(argv: Sequence[str] = ()) -> int:
     """Status 1 if a contender of ours failed."""
+    if argv and argv[0] in COMMANDS:
+        return int(importlib.import_module(COMMANDS[argv[0]]).main(argv[1:]))
     arguments = parse_arguments(argv)
     device = "cpu" if arguments.suite == "cpu" else arguments.device
     print(json.dumps({"machine": machine(device)}), flush=True)

@@ -1,0 +1,251 @@
+"""`python -m gdpa_inductor bench ceiling`: on Hopper, attention beside the matmuls it is made of.
+
+Out: a JSON line for each contender and shape, then two tables. The loops of forward.py and
+backward.py are the ceiling: they move and multiply the same tiles as attention and compute nothing
+else. Peers are softmax attention: cuDNN, FlashAttention-3 (package fa3-fwd, its forward) and
+FlashAttention-4 (flash-attn-4). All contenders of a shape take turns in one process. A contender
+that is not installed, or is wrong, is left out with a line on stderr.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import statistics
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ... import _compat, gdpa_backend
+from ..cases import ACTIVATIONS, Case, formula
+from ..contenders import sdpa
+from ..suites import DENSE_SHAPES, Shape
+from ..worker import WEIGHT
+from .load import Call, Sampler, turns_ms, under_load
+
+Row = dict[str, Any]
+SMALL: Shape = (2, 4, 512, 128)  # where everybody is checked
+ALLOWED = 0.02  # relative L2 distance from fp64; what is right in bf16 has 0.002
+SIZE = 8192  # of a plain matrix product
+TURN = 0.03  # seconds
+LOADED = 8192  # the length that is run without a pause as well
+
+
+class Operands:
+    """Random q, k, v, dO of [B, H, N, D], and the same for those that take [B, N, H, D]."""
+
+    def __init__(self, shape: Shape) -> None:
+        torch.manual_seed(0)
+        self.case = Case("silu", "none", *shape, "bfloat16", "cuda")
+        self.heads_first = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in "qkvo"]
+        self.rows_first = [x.transpose(1, 2).contiguous() for x in self.heads_first]
+        for x in (*self.heads_first[:3], *self.rows_first[:3]):
+            x.requires_grad_()
+
+
+def attention(
+    function: Callable[..., Any], on: Operands, measure: str, rows_first: bool = False
+) -> Call:
+    """A call of the forward, or of the backward alone, of a function of q, k, v."""
+    *given, direction = on.rows_first if rows_first else on.heads_first
+
+    def output() -> Tensor:
+        out = function(*given)
+        return out[0] if isinstance(out, tuple) else out
+
+    def forward() -> list[Tensor]:
+        with torch.no_grad():
+            return ordered([output()])
+
+    def ordered(found: Sequence[Tensor]) -> list[Tensor]:
+        return [x.transpose(1, 2) if rows_first else x for x in found]
+
+    if measure == "forward":
+        return forward
+    with _compat.keep_saved_buffers():
+        out = output()
+        call = lambda: ordered(torch.autograd.grad(out, given, direction, retain_graph=True))
+        call()  # compiles, while buffers are kept
+        return call
+
+
+def cudnn(on: Operands, measure: str) -> Call:
+    return attention(sdpa("CUDNN_ATTENTION")(formula(on.case)), on, measure)
+
+
+def flash3(on: Operands, measure: str) -> Call:
+    from fa3_fwd_interface import flash_attn_func
+
+    return attention(flash_attn_func, on, measure, rows_first=True)
+
+
+def flash4(on: Operands, measure: str, deterministic: bool = False) -> Call:
+    from flash_attn.cute.interface import flash_attn_func
+
+    function = functools.partial(flash_attn_func, deterministic=deterministic)
+    return attention(function, on, measure, rows_first=True)
+
+
+def ours(on: Operands, measure: str, activation: str) -> Call:
+    function = formula(dataclasses.replace(on.case, activation=activation))
+    # Two shapes in one process must not make one kernel of dynamic ones.
+    return attention(torch.compile(function, backend=gdpa_backend, dynamic=False), on, measure)
+
+
+Make = Callable[[Operands, str], Call]
+Check = Callable[[Operands, str], float | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """make: the call for a measure, or raises. computes: "softmax" or an activation."""
+
+    make: Make
+    computes: str
+    measures: tuple[str, ...] = ("forward", "backward")
+
+
+CONTENDERS = {
+    "cudnn": Contender(cudnn, "softmax"),
+    "fa3": Contender(flash3, "softmax", ("forward",)),
+    "fa4": Contender(flash4, "softmax"),
+    "fa4 deterministic": Contender(
+        functools.partial(flash4, deterministic=True), "softmax", ("backward",)
+    ),
+    **{
+        f"gdpa {name}": Contender(functools.partial(ours, activation=name), name)
+        for name in ("silu", "gelu_tanh")
+    },
+}
+
+
+def reference(computes: str, on: Operands, measure: str) -> list[Tensor]:
+    """O, or dQ, dK and dV, in fp64."""
+    q, k, v, direction = (x.detach().double() for x in on.heads_first)
+    given = [x.requires_grad_() for x in (q, k, v)]
+    scores = q @ k.mT * on.case.head_dim**-0.5
+    weights = scores.softmax(-1) if computes == "softmax" else ACTIVATIONS[computes](scores)
+    out = weights @ v
+    return [out] if measure == "forward" else list(torch.autograd.grad(out, given, direction))
+
+
+def distance(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The worst relative L2 distance."""
+    pairs = ((g.detach().double(), w.detach().double()) for g, w in zip(got, wanted, strict=True))
+    return max(float((g - w).norm() / w.norm()) for g, w in pairs)
+
+
+def everybody(measure: str) -> Iterator[tuple[str, Make, Check]]:
+    """Name, what makes the call, and what tells how far its results are off (None: unknown)."""
+    from .products import LOOPS, Launch, expected
+
+    def check_products(on: Operands, measure: str, loop: Any) -> float | None:
+        given = [x.detach() for x in on.heads_first]
+        if loop.resident:
+            return None
+        return distance(Launch(loop, *given).results(), expected(loop, *given))
+
+    def check(on: Operands, measure: str, who: Contender) -> float:
+        got: Any = who.make(on, measure)()
+        return distance(got, reference(who.computes, on, measure))
+
+    for name, loop in LOOPS[measure].items():
+        make = lambda on, measure, loop=loop: Launch(loop, *on.heads_first)
+        yield name, make, functools.partial(check_products, loop=loop)
+    for name, who in CONTENDERS.items():
+        if measure in who.measures:
+            yield name, who.make, functools.partial(check, who=who)
+
+
+def calls_of(on: Operands, measure: str) -> Iterator[tuple[str, Call, float | None]]:
+    """Name, call and error of whoever can be had and is right."""
+    small = Operands(SMALL)
+    for name, make, check in everybody(measure):
+        try:
+            error = check(small, measure)
+            if error is not None and error > ALLOWED:
+                raise ValueError(f"off by {error:.3f}")
+            yield name, make(on, measure), error
+        except Exception as why:
+            torch.cuda.synchronize()
+            print(f"{measure} {name}: {type(why).__name__}: {why}"[:600], file=sys.stderr)
+
+
+def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator[Row]:
+    """A row for everybody. spread: the slowest turn over the fastest. load: under steady load."""
+    on = Operands(shape)
+    found = {name: (call, error) for name, call, error in calls_of(on, measure)}
+    calls = {name: call for name, (call, _) in found.items()}
+    flops = on.case.flops * WEIGHT[measure]
+    times = turns_ms(calls, turns, TURN)
+    with Sampler() as sampler:
+        for name, taken in times.items():
+            ms = statistics.median(taken)
+            row = {"measure": measure, "shape": list(shape), "contender": name, "ms": ms}
+            row |= {"tflops": flops / ms / 1e9, "spread": max(taken) / min(taken)}
+            row["off"] = found[name][1]
+            if seconds and shape[2] == LOADED:
+                row["load"] = under_load(calls[name], flops, sampler, seconds)
+            yield row
+
+
+def plain(turns: int, seconds: float) -> Iterator[Row]:
+    """A plain product of torch, which is cuBLAS."""
+    a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    call, flops = (lambda: a @ b), 2.0 * SIZE**3
+    ms = statistics.median(turns_ms({"": call}, turns, TURN)[""])
+    with Sampler() as sampler:
+        load = under_load(call, flops, sampler, seconds) if seconds else {}
+    yield {"measure": "gemm", "shape": [SIZE] * 3, "contender": "cublas", "ms": ms,
+           "tflops": flops / ms / 1e9, "load": load}  # fmt: skip
+
+
+def table(rows: Sequence[Row], field: Callable[[Row], str]) -> str:
+    """Markdown: a line for each contender and measure, a column for each length."""
+    lengths = list(dict.fromkeys(r["shape"][2] for r in rows))
+    cells = {(r["measure"], r["contender"], r["shape"][2]): field(r) for r in rows}
+    names = list(dict.fromkeys((r["measure"], r["contender"]) for r in rows))
+    lines = [["", "", *(f"N = {n}" for n in lengths)], ["---"] * (2 + len(lengths))]
+    lines += [[*name, *(cells.get((*name, n), "–") for n in lengths)] for name in names]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def loaded(row: Row) -> str:
+    """TFLOP/s, MHz, W and the share of the tensor cores' peak under steady load."""
+    found = row.get("load") or {}
+    if "of_peak" not in found:
+        return "–"
+    return "{tflops:.0f}, {mhz:.0f} MHz, {watt:.0f} W, {of_peak:.0%}".format(**found)
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpa_inductor bench ceiling", description=__doc__
+    )
+    parser.add_argument("--measures", nargs="+", default=("forward", "backward"))
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=0.6, help="of load, each; 0: none")
+    chosen = parser.parse_args(argv)
+    rows: list[Row] = []
+
+    def keep(found: Iterator[Row]) -> None:
+        for row in found:
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+
+    keep(plain(chosen.turns, chosen.seconds))
+    for shape in DENSE_SHAPES:
+        for measure in chosen.measures:
+            # Dynamo compiles a function for a few shapes only.
+            torch.compiler.reset()
+            keep(measured(shape, measure, chosen.turns, chosen.seconds))
+    print(table(rows[1:], lambda row: f"{row['tflops']:.0f}"))
+    print(table([r for r in rows if r.get("load")], loaded))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,287 @@
+"""A plain loop of the five products of a backward, 128 keys and `rows` queries to a tile.
+
+    S = Q Kᵀ,  dP = dO Vᵀ,  dV = Pᵀ dO,  dK = dSᵀ Q,  dQ = dS K
+    P = S, dS = dP, or activated:  P = silu(S / √D), dS = silu'(S / √D) dP,  in 16 bits
+
+A tile of the grid is 128 keys. Scores are transposed, so that P and dS are operands from registers;
+dQ takes dS from shared memory. S of the next query tile is issued before dQ of this one.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
+
+from .wgmma import (
+    COLS,
+    MN,
+    REGISTERS,
+    SHARED,
+    THREADS,
+    WARPGROUP,
+    D,
+    K,
+    as_operand,
+    begin,
+    grid,
+    issue,
+    matrix,
+    operand_layout,
+    parted,
+    rings,
+    shared_memory,
+    silu,
+    store,
+    tile_layout,
+    tiled,
+    tma,
+    transposed,
+    view,
+)
+
+BOTH, FULL, EMPTY = 1, 2, 4  # named barriers; the last two one for each warpgroup
+STAGES = (1, 1, 2, 2)  # K, V, Q, dO
+BULK = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};"
+QUAD = "red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
+
+
+@dataclass(frozen=True)
+class Backward:
+    """resident: see Forward. activated: P and dS are silu's.
+
+    dq: "added" by bulk copies out of shared memory, by a warp of its own; "reduced" from registers;
+    "handed" to that warp, which drops it; "dropped". turned: the CTAs of a head begin at different
+    query tiles, so that they do not add to the same place."""
+
+    rows: int = 64
+    resident: bool = False
+    activated: bool = False
+    dq: str = "added"
+    turned: bool = True
+    backward = True
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        return COLS, COLS, self.rows, self.rows
+
+    @property
+    def by_hand(self) -> bool:
+        return self.dq in ("added", "handed")
+
+    @cute.jit
+    def __call__(self, inputs, outputs, sums: cute.Pointer, sizes, ctas: Int32, stream):
+        """inputs: pointers to k, v, q, dO. outputs: to dv, dk. sums: dQ in fp32, as registers hold
+        it. sizes: heads, N (a multiple of 128)."""
+        load, write = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        sources = tuple(tma(load, matrix(p, *sizes), h) for p, h in zip(inputs, self.heights))
+        targets = tuple(tma(write, matrix(p, *sizes), 64) for p in outputs)
+        products = (
+            tiled(self.rows, K, K, SHARED), tiled(D, K, MN, REGISTERS),
+            tiled(self.rows, MN, K, SHARED),
+        )  # fmt: skip
+        alone = tiled(D, K, MN, REGISTERS, 1)
+        self.kernel(sources, targets, products, alone, sums, sizes).launch(
+            grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )
+
+    @cute.kernel
+    def kernel(self, sources, targets, products, alone, sums: cute.Pointer, sizes):
+        loaded = sum(s * h for s, h in zip(STAGES, self.heights)) * D
+        stored, handed = 2 * self.rows * D, self.rows * D if self.by_hand else 4
+
+        @cute.struct
+        class Memory:  # out: two stages of dS; at the end of a tile dV, then dK
+            barriers: cute.struct.MemRange[Int64, 16]
+            tiles: cute.struct.Align[cute.struct.MemRange[BFloat16, loaded], 1024]
+            out: cute.struct.Align[cute.struct.MemRange[BFloat16, stored], 1024]
+            sums: cute.struct.Align[cute.struct.MemRange[Float32, handed], 1024]
+
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        shared = shared_memory(Memory)
+        made, buffers = rings(
+            shared.barriers.data_ptr(), shared.tiles.data_ptr(), STAGES, self.heights, self.resident
+        )
+        places = shared.out.data_ptr(), shared.sums.data_ptr(), sums
+        if warp_index == 0:
+            begin(made)
+        cute.arch.barrier()
+        if warp_index >= 8:
+            cute.arch.setmaxregister_decrease(24)
+            if warp_index == 8:
+                self.load([parted(*x) for x in zip(sources, buffers, self.heights)], made, sizes)
+            if const_expr(self.by_hand):  # noqa: SIM102 (decided at compile time)
+                if warp_index == 9:
+                    self.add_up(sums, places[1], sizes)
+        else:
+            cute.arch.setmaxregister_increase(240)
+            self.multiply(targets, products, alone, made, buffers, places, sizes, thread)
+
+    @cute.jit
+    def first(self, tile, tiles, steps):
+        """The query tile with which a tile begins."""
+        if const_expr(self.turned):
+            return tile % tiles * steps // tiles
+        return Int32(0)
+
+    @cute.jit
+    def load(self, parts, made, sizes):
+        """K and V of a tile, then Q and dO by turns."""
+        (heads, length), (cta, ctas) = sizes, grid()
+        tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
+        done, step = Int32(0), Int32(0)
+        for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
+            head, row = tile // tiles, self.first(tile, tiles, steps)
+            for i in cutlass.range_constexpr(2):
+                made[i].fill(done, parts[i], (tile % tiles, head))
+            for _ in cutlass.range(steps, unroll=1):
+                for i in cutlass.range_constexpr(2, 4):
+                    made[i].fill(step, parts[i], (row, head))
+                row = row + 1 if row + 1 < steps else 0
+                step += 1
+            done += 1
+
+    @cute.jit
+    def multiply(self, targets, products, alone, made, buffers, places, sizes, thread):
+        (heads, length), (cta, ctas) = sizes, grid()
+        tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
+        (k, v, q, _), (scores, sums, _) = made, products
+        group, leader = cute.arch.make_warp_uniform(thread // WARPGROUP), thread % 32 == 0
+        mine, mine_kv, mine_q = (x.get_slice(group * WARPGROUP) for x in products)
+        sK, sV, sQ, sdO = buffers
+        sdS = view(places[0], tile_layout(self.rows, 2))
+        tK, tV = (mine.make_fragment_A(mine.partition_A(x)) for x in (sK, sV))
+        tQ, tdO = (mine.make_fragment_B(mine.partition_B(x)) for x in (sQ, sdO))
+        tQt, tdOt = (mine_kv.make_fragment_B(mine_kv.partition_B(transposed(x))) for x in (sQ, sdO))
+        tKt = mine_q.make_fragment_A(mine_q.partition_A(transposed(sK)))
+        tdS = mine_q.make_fragment_B(mine_q.partition_B(sdS))
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), BFloat16)
+        copy = cute.make_tiled_copy_C(atom, scores)
+        part = copy.get_slice(thread)
+        tiles_of = (tK, tV, tQ, tdO, tQt, tdOt, tKt, tdS)
+        operands = products, tiles_of, (copy, part, part.partition_D(transposed(sdS)))
+        dK, dV = (
+            cute.make_rmem_tensor(sums.partition_shape_C((COLS, D)), Float32) for _ in range(2)
+        )
+        S = cute.make_rmem_tensor(scores.partition_shape_C((COLS, self.rows)), Float32)
+        done, step = Int32(0), Int32(0)
+        for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
+            row = self.first(tile, tiles, steps)
+            dK.fill(0.0)
+            dV.fill(0.0)
+            k.wait(done)
+            at = q.wait(step)
+            issue(scores, S, tK[None, None, None, 0], tQ[None, None, None, at], True)
+            v.wait(done)
+            # In flight into the loop, ptxas would serialize all products: its copies read S.
+            warpgroup.wait_group(0)
+            for _ in cutlass.range(steps - 1, unroll=1):
+                place = tile // tiles * steps + row, places, group, thread, sizes
+                self.step(step, S, dK, dV, operands, made, place, False)
+                row = row + 1 if row + 1 < steps else 0
+                step += 1
+            place = tile // tiles * steps + row, places, group, thread, sizes
+            self.step(step, S, dK, dV, operands, made, place, True)
+            step += 1
+            k.free(done, leader)
+            v.free(done, leader)
+            done += 1
+            cute.arch.barrier(barrier_id=BOTH, number_of_threads=2 * WARPGROUP)
+            to = (tile % tiles * 2 + group, tile // tiles)
+            for target, gradient in zip(targets, (dV, dK)):
+                store(gradient, alone, target, places[0], to, group, thread % WARPGROUP)
+            if thread % WARPGROUP < 32:
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+            cute.arch.barrier(barrier_id=BOTH, number_of_threads=2 * WARPGROUP)
+        if thread % WARPGROUP < 32:
+            cute.arch.cp_async_bulk_wait_group(0)
+
+    def step(self, step, S, dK, dV, operands, made, place, last: bool) -> None:
+        """One query tile, whose S is there; S of the next is there at the end."""
+        (scores, sums, queries), tiles, (copy, part, to) = operands
+        tK, tV, tQ, tdO, tQt, tdOt, tKt, tdS = tiles
+        (_, _, q, do), thread = made, place[3]
+        leader, at, turn = thread % 32 == 0, do.wait(step), step % 2
+        dP = cute.make_rmem_tensor(S.layout, Float32)
+        issue(scores, dP, tV[None, None, None, 0], tdO[None, None, None, at], True)
+        if self.activated:
+            weights, slope = silu(S)
+            P = as_operand(S, weights)
+            slope = slope + weights * (1.0 - slope)
+        else:
+            P = as_operand(S)
+        issue(sums, dV, P, tdOt[None, None, None, at], False)
+        warpgroup.wait_group(1)
+        if self.activated:
+            flowing = cute.make_tensor(dP.iterator, operand_layout(dP.layout)).load()
+            dS = as_operand(dP, flowing * slope)
+        else:
+            dS = as_operand(dP)
+        cute.copy(copy, part.retile(dS), to[None, None, None, turn])
+        issue(sums, dK, dS, tQt[None, None, None, turn], False)
+        warpgroup.wait_group(1)
+        do.free(step, leader)
+        if not last:
+            at = q.wait(step + 1)
+            issue(scores, S, tK[None, None, None, 0], tQ[None, None, None, at], True)
+        cute.arch.fence_view_async_shared()
+        cute.arch.barrier(barrier_id=BOTH, number_of_threads=2 * WARPGROUP)
+        if self.rows > 64:  # else registers do not suffice, and ptxas serializes all products
+            warpgroup.wait_group(0 if last else 1)
+        dQ = cute.make_rmem_tensor(queries.partition_shape_C((D, self.rows)), Float32)
+        issue(queries, dQ, tKt[None, None, None, 0], tdS[None, None, None, turn], True)
+        warpgroup.wait_group(0)
+        q.free(step, leader)
+        self.hand_over(dQ, place)
+
+    @cute.jit
+    def hand_over(self, dQ, place):
+        """dQᵀ of the warpgroup, as it lies in registers, four numbers of every thread at a time."""
+        number, (_, pointer, sums), group, thread, sizes = place
+        quads, own = self.rows // 8, thread % WARPGROUP
+        lain = cute.make_layout((4, quads, WARPGROUP, 2), stride=(1, 512, 4, 512 * quads))
+        source = cute.make_tensor(dQ.iterator, cute.make_layout((4, quads)))
+        if const_expr(self.by_hand):
+            target = cute.make_tensor(pointer, lain)[None, None, own, group]
+            cute.arch.barrier(barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32)
+            cute.autovec_copy(source, target)
+            cute.arch.fence_view_async_shared()
+            cute.arch.barrier_arrive(barrier_id=FULL + group, number_of_threads=WARPGROUP + 32)
+        elif const_expr(self.dq == "reduced"):
+            start = sums + Int64(number) * (self.rows * D)
+            for quad in cutlass.range_constexpr(quads):
+                address = (start + (group * quads + quad) * 512 + own * 4).toint()
+                numbers = [source[i, quad] for i in range(4)]
+                cute.arch.inline_ptx(QUAD, read_only_args=[address, *numbers])
+        elif sizes[0] < 0:  # never; keeps the product of a dQ that nobody takes
+            target = cute.make_tensor(sums, lain)[None, None, own, group]
+            cute.autovec_copy(source, target)
+
+    @cute.jit
+    def add_up(self, sums: cute.Pointer, pointer, sizes):
+        """One warp adds what it is handed to dQ in memory, in no fixed order."""
+        (heads, length), (cta, ctas) = sizes, grid()
+        tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
+        half = self.rows * D // 2
+        for group in cutlass.range_constexpr(2):
+            cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32)
+        for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
+            row = self.first(tile, tiles, steps)
+            for _ in cutlass.range(steps, unroll=1):
+                place = sums + Int64(tile // tiles * steps + row) * (2 * half)
+                for group in cutlass.range_constexpr(2):
+                    cute.arch.barrier(barrier_id=FULL + group, number_of_threads=WARPGROUP + 32)
+                    if const_expr(self.dq == "added"):
+                        with cute.arch.elect_one():
+                            given = (place + group * half).toint(), (pointer + group * half).toint()
+                            cute.arch.inline_ptx(BULK, read_only_args=[*given, Int32(half * 4)])
+                    cute.arch.cp_async_bulk_commit_group()
+                for group in cutlass.range_constexpr(2):
+                    cute.arch.cp_async_bulk_wait_group(1 - group, read=True)
+                    cute.arch.sync_warp()
+                    cute.arch.barrier_arrive(
+                        barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32
+                    )
+                row = row + 1 if row + 1 < steps else 0
+        cute.arch.cp_async_bulk_wait_group(0)

@@ -1,0 +1,173 @@
+"""A plain loop of the products of a forward:  S = Q Kᵀ,  O = P V,  P = S or silu(S) in 16 bits.
+
+A tile of the grid is 128 queries. S of the next key tile is issued before P V of this one. With
+`ahead`, the first S of the next tile runs while O is stored.
+"""
+
+from dataclasses import dataclass
+
+import cutlass
+from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute
+from cutlass.cute.nvgpu import cpasync, warpgroup
+
+from .wgmma import (
+    COLS,
+    MN,
+    REGISTERS,
+    SHARED,
+    THREADS,
+    WARPGROUP,
+    D,
+    K,
+    as_operand,
+    begin,
+    grid,
+    issue,
+    matrix,
+    parted,
+    rings,
+    shared_memory,
+    silu,
+    store,
+    tiled,
+    tma,
+    transposed,
+)
+
+ROWS = 128
+STAGES, HEIGHTS = (2, 2, 2), (ROWS, COLS, COLS)  # Q, K, V
+
+
+@dataclass(frozen=True)
+class Forward:
+    """resident: loads each buffer once and multiplies it over and over, so that nothing competes
+    with the tensor core (its results mean nothing). activated: P is silu(S / √D)."""
+
+    resident: bool = False
+    activated: bool = False
+    ahead: bool = True
+    backward = False
+    rows = ROWS
+
+    @cute.jit
+    def __call__(self, inputs, outputs, _sums, sizes, ctas: Int32, stream):
+        """inputs: pointers to q, k, v. outputs: to o. sizes: heads, N (a multiple of 128)."""
+        load, write = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        sources = tuple(tma(load, matrix(p, *sizes), h) for p, h in zip(inputs, HEIGHTS))
+        target = tma(write, matrix(outputs[0], *sizes), 64)
+        products = (tiled(COLS, K, K, SHARED), tiled(D, K, MN, REGISTERS))
+        alone = tiled(D, K, MN, REGISTERS, 1)
+        self.kernel(sources, target, products, alone, sizes).launch(
+            grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )
+
+    @cute.kernel
+    def kernel(self, sources, target, products, alone, sizes):
+        @cute.struct
+        class Memory:
+            barriers: cute.struct.MemRange[Int64, 16]
+            tiles: cute.struct.Align[cute.struct.MemRange[BFloat16, 6 * ROWS * D], 1024]
+            out: cute.struct.Align[cute.struct.MemRange[BFloat16, ROWS * D], 1024]
+
+        warp_index = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        shared = shared_memory(Memory)
+        made, buffers = rings(
+            shared.barriers.data_ptr(), shared.tiles.data_ptr(), STAGES, HEIGHTS, self.resident
+        )
+        out = shared.out.data_ptr()
+        if warp_index == 0:
+            begin(made)
+        cute.arch.barrier()
+        if warp_index >= 8:
+            cute.arch.setmaxregister_decrease(24)
+            if warp_index == 8:
+                self.load([parted(*x) for x in zip(sources, buffers, HEIGHTS)], made, sizes)
+        else:
+            cute.arch.setmaxregister_increase(240)
+            self.multiply(target, products, alone, made, buffers, out, sizes, thread)
+
+    @cute.jit
+    def load(self, parts, made, sizes):
+        """Q of a tile, then K and V by turns; with `ahead`, one Q and K more that nobody needs."""
+        (heads, length), (cta, ctas) = sizes, grid()
+        tiles, steps = length // ROWS, length // COLS
+        done, step = Int32(0), Int32(0)
+        for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
+            head = tile // tiles
+            made[0].fill(done, parts[0], (tile % tiles, head))
+            for col in cutlass.range(steps, unroll=1):
+                made[1].fill(step, parts[1], (col, head))
+                made[2].fill(step, parts[2], (col, head))
+                step += 1
+            done += 1
+        if const_expr(self.ahead):
+            made[0].fill(done, parts[0], (0, 0))
+            made[1].fill(step, parts[1], (0, 0))
+
+    def weights(self, S):
+        return as_operand(S, silu(S)[0] if self.activated else None)
+
+    @cute.jit
+    def multiply(self, target, products, alone, made, buffers, out, sizes, thread):
+        (heads, length), (cta, ctas) = sizes, grid()
+        tiles, steps = length // ROWS, length // COLS
+        (q, k, v), (scores, sums) = made, products
+        group, leader = cute.arch.make_warp_uniform(thread // WARPGROUP), thread % 32 == 0
+        mine, mine_o = (x.get_slice(group * WARPGROUP) for x in products)
+        tQ = mine.make_fragment_A(mine.partition_A(buffers[0]))
+        tK = mine.make_fragment_B(mine.partition_B(buffers[1]))
+        tV = mine_o.make_fragment_B(mine_o.partition_B(transposed(buffers[2])))
+        shape = scores.partition_shape_C((ROWS, COLS))
+        O = cute.make_rmem_tensor(sums.partition_shape_C((ROWS, D)), Float32)
+        done, step = Int32(0), Int32(0)
+        S = cute.make_rmem_tensor(shape, Float32)
+        P = self.weights(S)
+        if const_expr(self.ahead):
+            one, other = q.wait(done), k.wait(step)
+            issue(scores, S, tQ[None, None, None, one], tK[None, None, None, other], True)
+            warpgroup.wait_group(0)
+            k.free(step, leader)
+            P.store(self.weights(S).load())
+        for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
+            at = q.wait(done)
+            O.fill(0.0)
+            if const_expr(not self.ahead):
+                S = cute.make_rmem_tensor(shape, Float32)
+                issue(scores, S, tQ[None, None, None, at], tK[None, None, None, k.wait(step)], True)
+                warpgroup.wait_group(0)
+                k.free(step, leader)
+                P.store(self.weights(S).load())
+            for _ in cutlass.range(steps - 1, unroll=1):
+                S = cute.make_rmem_tensor(shape, Float32)
+                key = k.wait(step + 1)
+                issue(scores, S, tQ[None, None, None, at], tK[None, None, None, key], True)
+                issue(sums, O, P, tV[None, None, None, v.wait(step)], False)
+                warpgroup.wait_group(1)
+                k.free(step + 1, leader)
+                following = self.weights(S)
+                warpgroup.wait_group(0)
+                v.free(step, leader)
+                P.store(following.load())
+                step += 1
+            q.free(done, leader)
+            place = (tile % tiles * 2 + group, tile // tiles)
+            issue(sums, O, P, tV[None, None, None, v.wait(step)], False)
+            if const_expr(self.ahead):
+                S = cute.make_rmem_tensor(shape, Float32)
+                one, other = q.wait(done + 1), k.wait(step + 1)
+                issue(scores, S, tQ[None, None, None, one], tK[None, None, None, other], True)
+                warpgroup.wait_group(1)
+                v.free(step, leader)
+                store(O, alone, target, out, place, group, thread % WARPGROUP)
+                warpgroup.wait_group(0)
+                k.free(step + 1, leader)
+                P.store(self.weights(S).load())
+            else:
+                warpgroup.wait_group(0)
+                v.free(step, leader)
+                store(O, alone, target, out, place, group, thread % WARPGROUP)
+            step += 1
+            done += 1
+        if thread % WARPGROUP < 32:
+            cute.arch.cp_async_bulk_wait_group(0)

@@ -1,0 +1,110 @@
+"""The host's side of the plain wgmma loops (wgmma.py): compiling, launching, and what is right.
+
+In: q, k, v and dO in bf16, contiguous [B, H, N, 128]. Out: what the loop stores. Compiling needs
+no GPU. Importing this module needs nvidia-cutlass-dsl.
+"""
+
+import functools
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import torch
+from cutlass import BFloat16, Float32, Int32, cute
+from torch import Tensor
+
+from .backward import Backward
+from .forward import Forward
+from .wgmma import COLS, D
+
+Loop = Forward | Backward
+ADDED = ("added", "reduced")  # dQ comes out
+# By measure.
+LOOPS: dict[str, dict[str, Loop]] = {
+    "forward": {
+        "products": Forward(),
+        "products, resident": Forward(resident=True),
+        "products and silu": Forward(activated=True),
+    },
+    "backward": {
+        "products, 64": Backward(),
+        "products, 80": Backward(80),
+        "products and silu, 64": Backward(activated=True),
+        "products and silu, 80": Backward(80, activated=True),
+        "products, 80, dQ reduced": Backward(80, dq="reduced"),
+        "products, 80, dQ handed": Backward(80, dq="handed"),
+        "products, 80, dQ dropped": Backward(80, dq="dropped"),
+        "products, 80, dQ dropped, resident": Backward(80, dq="dropped", resident=True),
+        "products, 80, not turned": Backward(80, turned=False),
+    },
+}
+
+
+def pointer(kind: Any, address: int = 1024) -> Any:
+    return cute.runtime.make_ptr(kind, address, cute.AddressSpace.gmem, assumed_align=16)
+
+
+@functools.cache
+def compiled(loop: Loop, options: str = "--gpu-arch=sm_90a") -> Any:
+    inputs, outputs = (4, 2) if loop.backward else (3, 1)
+    example = tuple(pointer(BFloat16) for _ in range(inputs + outputs))
+    sizes = (Int32(1), Int32(1))
+    return cute.compile(
+        loop, example[:inputs], example[inputs:], pointer(Float32), sizes, Int32(1),
+        cuda.CUstream(0), options=options,
+    )  # fmt: skip
+
+
+class Launch:
+    """A loop with its operands; calling it runs the kernel on the current stream."""
+
+    def __init__(self, loop: Loop, q: Tensor, k: Tensor, v: Tensor, direction: Tensor) -> None:
+        batch, heads, length, width = q.shape
+        assert width == D and length % COLS == 0 and all(x.is_contiguous() for x in (q, k, v))
+        self.loop, self.given, self.heads = loop, (q, k, v, direction), batch * heads
+        inputs = (k, v, q, direction) if loop.backward else (q, k, v)
+        self.outputs = [torch.empty_like(q) for _ in range(2 if loop.backward else 1)]
+        self.tiles = -(-length // loop.rows)
+        self.dq = torch.zeros(self.heads * self.tiles * loop.rows * D, device=q.device)
+        self.kernel = compiled(loop)
+        found = torch.cuda.get_device_properties(q.device)
+        self.arguments = (
+            tuple(pointer(BFloat16, x.data_ptr()) for x in inputs),
+            tuple(pointer(BFloat16, x.data_ptr()) for x in self.outputs),
+            pointer(Float32, self.dq.data_ptr()),
+            (Int32(self.heads), Int32(length)),
+            Int32(found.multi_processor_count),
+        )
+
+    def __call__(self) -> None:
+        self.kernel(*self.arguments, cuda.CUstream(torch.cuda.current_stream().cuda_stream))
+
+    def results(self) -> list[Tensor]:
+        """O, or dV, dK and, if it is added up, dQ, of one run."""
+        self.dq.zero_()
+        self()
+        summed = isinstance(self.loop, Backward) and self.loop.dq in ADDED
+        return [*self.outputs, self.rows_of_dq()] if summed else self.outputs
+
+    def rows_of_dq(self) -> Tensor:
+        """dQ out of the order in which the registers of the warps hold it."""
+        q, rows = self.given[0], self.loop.rows
+        # heads, tile, warpgroup, 8 rows, warp, 8 columns, 2 rows, column + 8, row
+        lain = self.dq.view(self.heads, self.tiles, 2, rows // 8, 4, 8, 4, 2, 2)
+        whole = lain.permute(0, 1, 3, 6, 8, 2, 4, 7, 5).reshape(self.heads, self.tiles * rows, D)
+        return whole[:, : q.shape[2]].reshape(q.shape)
+
+
+def expected(loop: Loop, q: Tensor, k: Tensor, v: Tensor, direction: Tensor) -> list[Tensor]:
+    """`Launch.results` in fp64, with P and dS in 16 bits."""
+    q, k, v, direction = (x.double() for x in (q, k, v, direction))
+    scores, slope = q @ k.mT, torch.ones((), dtype=torch.double, device=q.device)
+    if loop.activated:
+        scaled = scores * D**-0.5
+        sigmoid = scaled.sigmoid()
+        scores, slope = scaled * sigmoid, sigmoid * (1 + scaled * (1 - sigmoid))
+    p = scores.bfloat16().double()
+    if not isinstance(loop, Backward):
+        return [p @ v]
+    ds = (direction @ v.mT * slope).bfloat16().double()
+    found = [p.mT @ direction, ds.mT @ q, ds @ k]
+    return found if loop.dq in ADDED else found[:2]

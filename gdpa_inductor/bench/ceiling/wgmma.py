@@ -1,0 +1,197 @@
+"""What the plain loops of wgmma share: rings of tiles, products in flight, weights, stores.
+
+Two warpgroups multiply, one warp loads; the grid is persistent. forward.py and backward.py have the
+loops. All matrices are bf16, contiguous [heads, N, D], D = 128.
+
+Notation: a tile is [rows, D] of a matrix. S is a fragment of scores in fp32, P and dS are operands
+from registers in 16 bits. Names: sX in shared memory, tX a partition of it, X in registers.
+"""
+
+from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute, memory
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
+from cutlass.utils import hopper_helpers
+
+D, COLS, WARPGROUP = 128, 128, 128
+THREADS = 3 * WARPGROUP
+OWN = 6  # the first of two named barriers, of one warpgroup each
+K, MN = OperandMajorMode.K, OperandMajorMode.MN
+SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
+
+
+class Ring:
+    """Buffers that one warp fills by TMA and eight free. Resident ones are filled once."""
+
+    def __init__(self, pointer, stages: int, resident: bool) -> None:
+        self.full, self.empty, self.stages = pointer, pointer + stages, stages
+        self.resident = resident
+
+    def init(self) -> None:
+        for stage in range(self.stages):
+            cute.arch.mbarrier_init(self.full + stage, 1)
+            cute.arch.mbarrier_init(self.empty + stage, 2 * WARPGROUP // 32)
+
+    def wait(self, count):
+        """The buffer of load number `count`, once it has come."""
+        parity = Int32(0) if self.resident else (count // self.stages) % 2
+        cute.arch.mbarrier_wait(self.full + count % self.stages, parity)
+        return count % self.stages
+
+    @cute.jit
+    def free(self, count, leader):
+        if const_expr(not self.resident):  # noqa: SIM102 (decided at compile time)
+            if leader:
+                cute.arch.mbarrier_arrive(self.empty + count % self.stages)
+
+    @cute.jit
+    def fill(self, count, tiles, place):
+        """Load number `count`, tile `place` of (row, head), by one warp."""
+        if const_expr(self.resident):
+            if count < self.stages:
+                self.load(tiles, place, count % self.stages)
+        else:
+            stage = count % self.stages
+            cute.arch.mbarrier_wait(self.empty + stage, (count // self.stages) % 2 ^ 1)
+            self.load(tiles, place, stage)
+
+    def load(self, tiles, place, stage) -> None:
+        atom, source, target, size = tiles
+        barrier, (row, head) = self.full + stage, place
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(barrier, size)
+        cute.copy(atom, source[None, row, 0, head], target[None, stage], tma_bar_ptr=barrier)
+
+    def __extract_mlir_values__(self):
+        return []
+
+    def __new_from_mlir_values__(self, values):
+        return self
+
+
+def tile_layout(rows: int, stages: int):
+    """[rows, D, stages]; the 256 bytes of a row in two swizzled halves."""
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
+    return cute.tile_to_shape(atom, (rows, D, stages), order=(0, 1, 2))
+
+
+def view(pointer, layout):
+    return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, BFloat16), layout.outer)
+
+
+def transposed(x):
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))
+
+
+def matrix(pointer, heads, length):
+    stride = (D, 1, cute.assume(Int64(length) * D, divby=D))
+    return cute.make_tensor(pointer, cute.make_layout((length, D, heads), stride=stride))
+
+
+def tma(op, tensor, rows: int):
+    """(atom, tensor) for tiles of so many rows."""
+    layout = cute.select(tile_layout(rows, 1), mode=[0, 1])
+    atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, layout, (rows, D))
+    return atom, coordinates
+
+
+def parted(source, shared, rows: int):
+    """(atom, tiles in memory by (row, head), buffers, bytes) of a matrix."""
+    atom, tensor = source
+    tiles = cute.flat_divide(tensor, (rows, D))
+    target, tiles = cpasync.tma_partition(
+        atom, 0, cute.make_layout(1), cute.group_modes(shared, 0, 2), cute.group_modes(tiles, 0, 2)
+    )
+    return atom, tiles, target, rows * D * 2
+
+
+def rings(barrier, buffer, stages, rows, resident: bool):
+    """The rings of some matrices and their buffers, one behind the other in shared memory."""
+    made, tiles = [], []
+    for count, height in zip(stages, rows, strict=True):
+        made.append(Ring(barrier, count, resident))
+        tiles.append(view(buffer, tile_layout(height, count)))
+        barrier, buffer = barrier + 2 * count, buffer + count * height * D
+    return made, tiles
+
+
+def begin(made) -> None:
+    """Makes the barriers, before the roles part."""
+    with cute.arch.elect_one():
+        for ring in made:
+            ring.init()
+    cute.arch.mbarrier_init_fence()
+
+
+def tiled(cols: int, a_major, b_major, a_source, groups: int = 2):
+    """A product of 64 rows for each warpgroup."""
+    return hopper_helpers.make_trivial_tiled_mma(
+        BFloat16, BFloat16, a_major, b_major, Float32, (groups, 1, 1), (64, cols), a_source
+    )
+
+
+def issue(product, sums, a, b, fresh: bool) -> None:
+    """sums (+)= a b, in flight."""
+    warpgroup.fence()
+    atom = cute.make_mma_atom(product.op)
+    atom.set(warpgroup.Field.ACCUMULATE, not fresh)
+    for k in range(cute.size(a.shape[2])):
+        cute.gemm(atom, sums, a[None, None, k], b[None, None, k], sums)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+def operand_layout(layout):
+    """The layout of sums as an operand A: the same numbers in the same registers."""
+    halves = cute.logical_divide(layout, ((None, None, 2), None, None))
+    (a, b, (c, d)), m, n = halves.shape
+    (sa, sb, (sc, sd)), sm, sn = halves.stride
+    return cute.make_layout(((a, b, c), m, (d, n)), stride=((sa, sb, sc), sm, (sd, sn)))
+
+
+def as_operand(sums, values=None):
+    """Sums, or values in their place, in 16 bits as an operand A."""
+    layout = operand_layout(sums.layout)
+    out = cute.make_rmem_tensor(layout, BFloat16)
+    values = cute.make_tensor(sums.iterator, layout).load() if values is None else values
+    out.store(values.to(BFloat16))
+    return out
+
+
+def silu(sums):
+    """x σ(x) and σ(x) of x = sums / √D, in the order of an operand A."""
+    layout = operand_layout(sums.layout)
+    half = cute.make_tensor(sums.iterator, layout).load() * (0.5 * D**-0.5)
+    tanh = cute.math.tanh(half, fastmath=True)
+    return half * tanh + half, tanh * 0.5 + 0.5
+
+
+@cute.jit
+def store(sums, alone, target, pointer, place, group, own):
+    """The 64 rows of a warpgroup as tile `place` of (row, head), by way of shared memory. alone:
+    the product of one warpgroup. own: the thread in its warpgroup."""
+    buffers = view(pointer, tile_layout(64, 2))
+    halves = cute.make_rmem_tensor(sums.layout, BFloat16)
+    halves.store(sums.load().to(BFloat16))
+    if own < 32:
+        cute.arch.cp_async_bulk_wait_group(0, read=True)
+    cute.arch.barrier(barrier_id=OWN + group, number_of_threads=WARPGROUP)
+    atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), BFloat16)
+    copy = cute.make_tiled_copy_C(atom, alone)
+    part = copy.get_slice(own)
+    cute.copy(copy, part.retile(halves), part.partition_D(buffers)[None, None, None, group])
+    cute.arch.fence_view_async_shared()
+    cute.arch.barrier(barrier_id=OWN + group, number_of_threads=WARPGROUP)
+    if own < 32:
+        outward, tiles, source, _ = parted(target, buffers, 64)
+        cute.copy(outward, source[None, group], tiles[None, place[0], 0, place[1]])
+        cute.arch.cp_async_bulk_commit_group()
+
+
+def grid():
+    """Number of this CTA, and of all."""
+    cta, _, _ = cute.arch.block_idx()
+    ctas, _, _ = cute.arch.grid_dim()
+    return cta, ctas
+
+
+def shared_memory(kind):
+    return memory.SmemAllocator().allocate(kind)
