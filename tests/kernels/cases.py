@@ -55,6 +55,7 @@ class Case:
     options: str = "kernel=triton,strict=True"
     half: bool = False  # fp16
     processors: int = 0  # of the faked device, see `fake_cuda`
+    integers: torch.dtype = torch.int64  # of integer operands
 
     @property
     def mod(self) -> ScoreMod:
@@ -86,7 +87,7 @@ class Case:
                     places = torch.arange(shape[dim]) // self.blocks
                     squares += places.view([-1 if d == dim else 1 for d in range(len(shape))])
             drawn = drawn.abs() * (squares % 2 == 0)
-        return {"f": drawn, "b": drawn > 0, "i": (drawn * 4).long()}[spec.kind]
+        return {"f": drawn, "b": drawn > 0, "i": (drawn * 4).long().to(self.integers)}[spec.kind]
 
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
@@ -242,6 +243,16 @@ CASES = [
     Case("indices", "mul(s,float(add(add(mul(b,3),h),mod(floordiv(sub(m,n),4),3))))", n=19, m=21),
     Case("mask_before", "a0:b[n,m]; sigmoid(where(a0,s,-inf))", aux=((32, 48),)),
     Case("mask_int", "a0:i[b,-,n,m]; mul(silu(s),float(a0))", aux=((2, 1, 32, 48),)),
+    *(
+        Case(
+            f"integers_{dtype}".replace("torch.", ""),
+            "a0:i[b,m]; a1:i[n]; "
+            "where(lt(sub(a0,a1),0),s,where(lt(add(a1,2147483640),0),0.0,silu(s)))",
+            aux=((2, 48), (32,)),
+            integers=dtype,
+        )
+        for dtype in (torch.uint8, torch.int32)
+    ),
     Case("lengths", "a0:i[b]; where(lt(m,a0),silu(s),0.0)", aux=((2,),)),
     Case("hstu", HSTU, n=40, m=40, aux=((2, 40, 40), (2, 1, 40, 40)), scalars=(40,), needs="qkv01"),
     Case(

@@ -1,5 +1,5 @@
-"""What the templates render for dense operands, word for word: a change of a template that is meant
-for jagged or masked kernels must not touch it.
+"""What the templates render, word for word, for one problem or two of each family of kernels: a
+change of a template that is meant for one family must not touch the others.
 
 `python -m tests.kernels.test_render` writes the files anew.
 """
@@ -10,15 +10,26 @@ import pytest
 import torch
 
 from . import render
-from .cases import SILU, Case
+from .cases import ADDED, SILU, Case
 from .jagged_cases import JaggedCase
+from .pairs_cases import ALONE, PER_TOKEN
 
 GOLDEN = Path(__file__).parent / "golden"
+CAUSAL, GELU = "where(ge(n,m),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
 CASES = [
     Case("even", SILU, n=128, m=128, d=64, dv=64, choice=0),
     Case("tail_gqa", SILU, n=19, m=53, h=4, hk=2, hv=2),
     Case("operands", "a0:f[h,n,m]; a1:f[m]; mul(silu(add(s,a0)),a1)", n=19, m=53,
          aux=((2, 19, 53), (53,)), needs="qkv01"),
+    Case("fast", GELU, n=128, m=128, d=64, dv=64, choice=0, half=True),
+    Case("causal", CAUSAL, n=300, m=300, d=64, dv=64, choice=0),
+    Case("added", SILU, n=128, m=128, d=64, dv=64, choice=0, options=ADDED),
+    JaggedCase("jagged", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
+    JaggedCase("jagged_causal", CAUSAL, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
+    JaggedCase("jagged_operands", PER_TOKEN, lengths_q=(40, 7), lengths_k=(5, 90),
+               aux=(("q", 2), ("k",)), needs="qkv01"),
+    Case("pairs", SILU, n=128, m=256, choice=0, **ALONE),
+    JaggedCase("pairs_jagged", SILU, lengths_q=(300, 130), same=True, choice=0, **ALONE),
 ]  # fmt: skip
 
 
@@ -31,7 +42,7 @@ def rendered(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_dense_kernels_are_what_they_were(case: Case):
+def test_kernels_are_what_they_were(case: Case):
     assert rendered(case) == (GOLDEN / f"{case.name}.txt").read_text()
 
 

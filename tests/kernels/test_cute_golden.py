@@ -1,0 +1,77 @@
+"""The CuTe kernels of Blackwell as PTX: what they were, instruction for instruction.
+
+Golden is the number of each instruction, and a digest of the whole text in which the kernel's own
+name (it holds the path of its module) is "kernel". A change that is none of the kernels' must leave
+both. `python -m tests.kernels.test_cute_golden` writes the file anew.
+"""
+
+import hashlib
+import json
+import re
+from collections import Counter
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from cutlass import cute
+
+from gdpa_inductor.kernels.sm100 import launch
+from gdpa_inductor.kernels.sm100.backward_launch import SIDES, compiled
+from gdpa_inductor.kernels.sm100.config import Config
+from gdpa_inductor.kernels.sm100.forward import Forward
+
+from .cute_account import BIAS, CAUSAL, GELU, SILU
+
+GOLDEN = Path(__file__).parent / "golden" / "cute.json"
+CONFIGS = {
+    "silu": Config("bfloat16", 64, 64, SILU),
+    "gelu packed": Config("bfloat16", 128, 128, GELU, (), True, True),
+    "causal": Config("bfloat16", 64, 64, CAUSAL),
+    "bias": Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
+    "shared fp16": Config("float16", 96, 40, SILU, (), False, True, shared=frozenset("q")),
+}
+KERNELS = ("forward", *SIDES)
+QUICK = ("silu", "causal")
+
+
+def ptx(config: Config, side: str) -> str:
+    options = f"{launch.ARCHITECTURE} --keep-ptx"
+    if side == "forward":
+        made = cute.compile(Forward(config), *launch.example(config), options=options)
+    else:
+        made = compiled(config, side, options)
+    return re.sub(r"kernel_cutlass_\w+", "kernel", made.__ptx__)
+
+
+def account(text: str) -> dict[str, object]:
+    opcodes = re.findall(r"^\s+(?:@!?%p\d+\s+)?([a-z][\w.:]*)\s", text, re.MULTILINE)
+    counts = dict(sorted(Counter(opcodes).items()))
+    return {"digest": hashlib.sha256(text.encode()).hexdigest(), "instructions": counts}
+
+
+def made_with() -> str:
+    return version("nvidia-cutlass-dsl")
+
+
+@pytest.mark.parametrize("side", KERNELS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CONFIGS],
+)
+def test_kernels_are_what_they_were(name: str, side: str):
+    golden = json.loads(GOLDEN.read_text())
+    if golden["nvidia-cutlass-dsl"] != made_with():
+        pytest.skip(f"golden is of nvidia-cutlass-dsl {golden['nvidia-cutlass-dsl']}")
+    found, before = account(ptx(CONFIGS[name], side)), golden[f"{name}, {side}"]
+    assert found["instructions"] == before["instructions"]
+    assert found["digest"] == before["digest"]
+
+
+if __name__ == "__main__":
+    found = {f"{n}, {side}": account(ptx(c, side)) for n, c in CONFIGS.items() for side in KERNELS}
+    lines = {"nvidia-cutlass-dsl": made_with(), **found}.items()
+    text = ",\n".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in lines)
+    GOLDEN.write_text("{" + text + "}\n")
