@@ -7,17 +7,23 @@ inside the functions, so that importing this module costs nothing.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters  # a defaultdict(Counter), reset by torch._dynamo.reset
 from torch._logging import trace_structured  # tlparse artifacts
 
+from ._compat_dynamo import FrameFailure, Observed, backend_of, counters, dynamo_observed
+
 __all__ = [
+    "FrameFailure",
+    "Observed",
+    "backend_of",
     "compile_with_inductor",
     "counters",
+    "dynamo_observed",
     "inductor_config",
     "keep_saved_buffers",
     "trace_artifact",
@@ -94,120 +100,6 @@ def keep_saved_buffers(on: bool = True) -> Iterator[None]:
         yield
 
 
-# Watching Dynamo (explaining.py)
-
-
-@dataclass(frozen=True)
-class FrameFailure:
-    """A frame that Dynamo gave up. `location`: "file:line" of what it failed at, or of the
-    function.
-    """
-
-    name: str
-    location: str
-    reason: str
-
-
-@dataclass
-class Observed:
-    """What Dynamo said in one run. breaks: ("file:line", reason) for each graph break."""
-
-    breaks: list[tuple[str, str]]
-    failures: list[FrameFailure]
-
-
-@contextlib.contextmanager
-def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]:
-    """Watch a run under `backend`, and take back what it leaves in Dynamo: cache entries and
-    counters.
-
-    codes: frames that Dynamo is to try again even if it skipped them before.
-    """
-    from torch._C._dynamo import eval_frame
-    from torch._dynamo import config, convert_frame, utils
-
-    default = eval_frame._FrameExecStrategy(
-        eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.DEFAULT
-    )
-    for code in codes:
-        eval_frame.set_code_exec_strategy(code, default)
-    compiled: dict[Any, None] = {}
-    hook = convert_frame.register_bytecode_hook(lambda code, _: compiled.setdefault(code))
-    counted = {name: counter.copy() for name, counter in counters.items()}
-    breaks_before, metrics_before = (
-        len(utils.graph_break_reasons),
-        {id(m) for m in utils.get_compilation_metrics()},
-    )
-    observed = Observed([], [])
-    try:
-        with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
-            yield observed
-    finally:
-        hook.remove()
-        reasons = utils.graph_break_reasons[breaks_before:]
-        observed.breaks += [(_place(reason.user_stack), reason.reason) for reason in reasons]
-        del utils.graph_break_reasons[breaks_before:]
-        new = [m for m in utils.get_compilation_metrics() if id(m) not in metrics_before]
-        observed.failures += [_failure(m) for m in new if m.fail_type is not None]
-        for code in compiled:
-            _forget(code, backend)
-        counters.clear()
-        counters.update(counted)
-
-
-def _place(stack: Sequence[Any]) -> str:
-    frame = stack[-1] if stack else None
-    return f"{frame.filename}:{frame.lineno}" if frame else ""
-
-
-def _failure(metrics: Any) -> FrameFailure:
-    at = (metrics.fail_user_frame_filename, metrics.fail_user_frame_lineno)
-    file, line = at if at[0] else (metrics.co_filename, metrics.co_firstlineno)
-    return FrameFailure(
-        str(metrics.co_name), f"{file}:{line}", str(metrics.fail_reason or metrics.fail_type)
-    )
-
-
-class _Anchor:
-    """Something that no frame holds, see `_forget`."""
-
-
-_ANCHOR = _Anchor()
-
-
-def _forget(code: Any, backend: object) -> None:
-    """Make the cache entries of `backend` unusable, and not count against the user's recompile
-    limit.
-    """
-    import weakref
-
-    from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
-    from torch._dynamo.guards import DeletedGuardManagerWrapper
-
-    for entry in _debug_get_cache_entry_list(code):
-        manager = entry.guard_manager
-        if (
-            backend_of(entry.backend) is backend
-            and getattr(manager, "cache_entry", None) is not None
-        ):
-            deleted = DeletedGuardManagerWrapper("made by gdpa_inductor.explain, for one run")
-            # The limit counts entries whose identity guards hold in the frame: here one holds in
-            # none.
-            deleted.id_matched_objs = {"<explained>": weakref.ref(_ANCHOR)}
-            manager.extra_state.invalidate(manager.cache_entry, deleted)
-
-
-def backend_of(wrapped: Any) -> Any:
-    """The callable that the user gave, below torch.compile's wrappers."""
-    while True:
-        inner = getattr(wrapped, "_torchdynamo_orig_backend", None) or getattr(
-            wrapped, "compiler_fn", None
-        )
-        if inner is None:
-            return wrapped
-        wrapped = inner
-
-
 # Analysis of graphs (patterns/). Public names that live in private modules, and Dynamo's markers in
 # its graphs.
 
@@ -234,6 +126,13 @@ def size_hint(size: int | torch.SymInt) -> int | None:
         return size
     node = size.node
     return int(node.hint) if node.has_hint() else None
+
+
+def size_bounds(size: torch.SymInt) -> tuple[int | None, int | None]:
+    """The smallest and largest value that a size may have, as far as known. Adds no guard."""
+    found = size.node.shape_env.bound_sympy(size.node.expr)
+    low, high = (int(end) if end.is_Integer else None for end in (found.lower, found.upper))
+    return low, high
 
 
 def guarded_equal(left: Any, right: Any) -> bool:
@@ -273,6 +172,12 @@ def is_fake(tensor: torch.Tensor) -> bool:
 def is_compact_nested(tensor: torch.Tensor) -> bool:
     """A jagged nested tensor [B, j, ...] whose sequences follow each other without gaps."""
     return getattr(tensor, "_ragged_idx", 0) == 1 and getattr(tensor, "_lengths", 0) is None
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a wrapper subclass holds: of a nested tensor values and offsets."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
 
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
@@ -317,14 +222,26 @@ def trace_functional(
         return traced(*inputs)
 
 
-def traced_so_far() -> set[str]:
-    """Names of the nodes that the trace under way has written. To be called inside of
-    `trace_functional`.
+def traced_so_far() -> dict[str, Any]:
+    """What the trace under way has written: what each node calls, by its name. To be called inside
+    of `trace_functional`.
     """
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     mode = get_proxy_mode()
-    return set() if mode is None else {node.name for node in mode.tracer.graph.nodes}
+    return {} if mode is None else {node.name: node.target for node in mode.tracer.graph.nodes}
+
+
+def draws_random(target: Any) -> bool:
+    """Whether an ATen operation draws random numbers, as its tags say."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
+
+
+@functools.cache
+def aten_overloads(name: str) -> tuple[Any, ...]:
+    """ATen's functions of a name."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    return tuple(getattr(packet, overload) for overload in packet.overloads()) if packet else ()
 
 
 _ENTER_AUTOCAST, _EXIT_AUTOCAST = (

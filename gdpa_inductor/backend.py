@@ -7,33 +7,21 @@ Both find and rewrite regions in the Dynamo graph (patterns), judged by what can
 
 from __future__ import annotations
 
-import copy
-import functools
-import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import _compat, lowerings
+from .graphs import copy_graph
 from .options import Options, split
 from .patterns import Result, rewrite_graph
 from .problem import Problem
 from .rejection import Category, GDPAError, Rejection
+from .sources import source_hash
 
 log = logging.getLogger("gdpa_inductor")
-
-
-@functools.cache
-def source_hash() -> str:
-    """A hash of this package's sources: an upgrade must not find what an older version compiled."""
-    root = Path(__file__).parent
-    digest = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".jinja")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return f"gdpa-{digest.hexdigest()[:16]}"
 
 
 def gdpa_backend(
@@ -113,13 +101,3 @@ def _hold_to(result: Result, options: Options) -> None:
 
 def _lines(rejections: Sequence[Rejection]) -> str:
     return "\n".join(f"  {r}" for r in rejections) or "  (no candidate was refused)"
-
-
-def copy_graph(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
-    """The same parameters and modules under a copy of the graph and of the graphs that it calls."""
-    made = torch.fx.GraphModule(gm, copy.deepcopy(gm.graph))
-    made.meta = dict(gm.meta)
-    for name, child in gm.named_children():
-        if isinstance(child, torch.fx.GraphModule):
-            setattr(made, name, copy_graph(child))
-    return made

@@ -17,10 +17,13 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from .expr import Expr, const, postorder
-from .masks import TileClasses
-from .terms import build, either, negation
+from .integers import sums
+from .masks import TileClasses, within
+from .terms import FALSE, TRUE, both, build, either, negation
 
 NAMES = ("upper", "lower", "empty", "whole_lower", "whole_upper", "mixed")
+# Ends that leave nothing out.
+_ALL = {"upper": 1 << 30, "lower": -1, "whole_lower": 1 << 30, "whole_upper": -1}
 _MERGE = {
     "upper": "minimum", "lower": "maximum", "whole_lower": "maximum", "whole_upper": "minimum",
 }  # fmt: skip
@@ -48,8 +51,8 @@ def closed(
     ends = frozenset((f"{axis}_lo", f"{axis}_hi"))
     found: dict[str, Expr] = {}
     halves = [
-        *((atom, "zero") for atom in _parts("or", classes.zero)),
-        *((atom, "full") for atom in _parts("and", classes.full)),
+        *((atom, "zero") for atom in _parts("or", _without(classes.modest, classes.zero))),
+        *((atom, "full") for atom in _parts("and", _without(classes.modest, classes.full))),
     ]
     for atom, kind in halves:
         half = _half(atom, kind, ends)
@@ -58,7 +61,36 @@ def closed(
         name, value = half
         known = found.get(name)
         found[name] = value if known is None else _merged(name, known, value)
-    return found
+    return _guarded(found)
+
+
+def _without(modest: Expr, condition: Expr) -> Expr:
+    """The condition that was joined to `modest`."""
+    joined = condition.op == "and" and modest in condition.args
+    return next(x for x in condition.args if x is not modest) if joined else condition
+
+
+def _guarded(found: dict[str, Expr]) -> dict[str, Expr]:
+    """The ends, and all of the axis where an operand is so large that a sum of them may wrap: a
+    window of the largest int64 is no window.
+    """
+    summed = sums(list(found.values()))
+    modest = TRUE
+    for node in sorted(summed, key=str):
+        if node.op.startswith("aux"):
+            modest = both(modest, within(node, node))
+    if modest is TRUE:
+        return found
+    guarded = {
+        name: build("where", modest, found[name], end)
+        for name, end in _ALL.items()
+        if name in found
+    }
+    if "empty" in found:
+        guarded["empty"] = both(modest, found["empty"])
+    if "mixed" in found or guarded.keys() & {"whole_lower", "whole_upper"}:
+        guarded["mixed"] = either(negation(modest), found.get("mixed", FALSE))
+    return guarded
 
 
 def _parts(name: str, condition: Expr) -> Iterator[Expr]:

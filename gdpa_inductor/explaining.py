@@ -17,7 +17,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from . import _compat
-from .backend import copy_graph, lowering_judge
+from .backend import lowering_judge
+from .graphs import copy_graph
 from .options import Options
 from .patterns import Result, host, rewrite_graph
 from .report import GraphBreak, Line, Listing, Report, SkippedFrame

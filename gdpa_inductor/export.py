@@ -14,8 +14,9 @@ import torch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
-from .backend import apply, copy_graph
+from .backend import apply
 from .explaining import listing
+from .graphs import copy_graph
 from .options import Options
 from .patterns import Result
 from .report import Report

@@ -176,17 +176,36 @@ def _jagged_side(
 ) -> tuple[Tensor, _Side | None]:
     """The values [L,H,D] of a jagged operand and its side; a dense one as it is."""
     if values.is_nested:
-        from . import _compat  # which loads Dynamo
-
-        if offsets is not None:
-            raise GDPAError(f"{name} is nested: its offsets are its own, leave {cu_name} out")
-        if values.layout != torch.jagged or not _compat.is_compact_nested(values):
-            raise GDPAError(f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim]")
-        values, offsets = values.values(), values.offsets()  # type: ignore[attr-defined]
+        values, offsets = _unnested(name, values, cu_name, offsets)
     if offsets is None:
         if longest is not None:
             raise GDPAError(f"{name} is dense: max_seqlen goes with {cu_name}")
         return values, None
+    _check_offsets(name, values, cu_name, offsets)
+    total = values.shape[0]
+    if not torch.compiler.is_compiling():
+        if isinstance(longest, int) and longest < 0:  # in a graph it may be known at run time only
+            bound = cu_name.replace("cu_seqlens", "max_seqlen")
+            raise ValueError(f"{bound} must not be negative, got {longest}")
+        if offsets.device.type == "cpu":
+            check_bounds(cu_name, offsets, total)
+    return values, _Side(offsets, _bound(offsets, total) if longest is None else longest, total)
+
+
+def _unnested(
+    name: str, nested: Tensor, cu_name: str, offsets: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The values and offsets of a nested tensor."""
+    from . import _compat  # which loads Dynamo
+
+    if offsets is not None:
+        raise GDPAError(f"{name} is nested: its offsets are its own, leave {cu_name} out")
+    if nested.layout != torch.jagged or not _compat.is_compact_nested(nested):
+        raise GDPAError(f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim]")
+    return nested.values(), nested.offsets()  # type: ignore[attr-defined]
+
+
+def _check_offsets(name: str, values: Tensor, cu_name: str, offsets: Tensor) -> None:
     if values.dim() != 3:
         raise GDPAError(
             f"{name} must be [total length, heads, head dim] next to {cu_name}, "
@@ -197,14 +216,6 @@ def _jagged_side(
         raise GDPAError(f"{cu_name} is empty: of no sequences it is [0]")
     if offsets.device != values.device:
         raise GDPAError(f"{cu_name} is on {offsets.device}, {name} on {values.device}")
-    total = values.shape[0]
-    if not torch.compiler.is_compiling():
-        if isinstance(longest, int) and longest < 0:  # in a graph it may be known at run time only
-            bound = cu_name.replace("cu_seqlens", "max_seqlen")
-            raise ValueError(f"{bound} must not be negative, got {longest}")
-        if offsets.device.type == "cpu":
-            check_bounds(cu_name, offsets, total)
-    return values, _Side(offsets, _bound(offsets, total) if longest is None else longest, total)
 
 
 def _bound(offsets: Tensor, total: Size) -> Size:

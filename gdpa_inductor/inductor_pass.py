@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from . import _compat
-from .backend import apply, source_hash
+from .backend import apply
 from .options import Options
 from .rejection import GDPAError
+from .sources import source_hash
 
 
 class GDPAPass(_compat.custom_graph_pass()):  # type: ignore[misc]

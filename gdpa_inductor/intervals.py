@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from .expr import OPS, Expr, Literal, const, fold
+from .integers import wrapping
 from .terms import FALSE, TRUE, both, build, either, negation
 
 Bound = Expr | None
@@ -75,8 +76,13 @@ def literal(node: Expr) -> Interval:
 
 
 def lift(roots: Sequence[Expr], leaf: Callable[[Expr], Interval]) -> list[Interval]:
-    """The intervals of terms whose leaves have the given ones."""
-    return fold(roots, leaf, lambda node, values: RULES[node.op](node, *values))
+    """The intervals of terms whose leaves have the given ones, integer operands MODEST ones."""
+    wraps = wrapping(roots)
+
+    def apply(node: Expr, values: list[Any]) -> Interval:
+        return unknown("i") if node in wraps else RULES[node.op](node, *values)
+
+    return fold(roots, leaf, apply)
 
 
 def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
@@ -238,12 +244,27 @@ def _rising(node: Expr, x: Interval, *params: Literal) -> Interval:
     return Interval(lo, hi, zero, x.flat or flat, x.falls)
 
 
+def _sign(node: Expr, x: Interval) -> Interval:
+    """By comparisons: the sign of a NaN is 0 in torch, and a bound may be NaN for inf - inf."""
+    lo = hi = None
+    if x.lo is not None:
+        below = build("where", build("ge", x.lo, 0.0), 0.0, -1.0)
+        lo = build("where", build("gt", x.lo, 0.0), 1.0, below)
+    if x.hi is not None:
+        above = build("where", build("le", x.hi, 0.0), 0.0, 1.0)
+        hi = build("where", build("lt", x.hi, 0.0), -1.0, above)
+    flat = lo is not None and hi is not None
+    return Interval(lo, hi, either(x.zero, pinned(lo, hi, flat)), x.flat or flat)
+
+
 def _vanishing(below: float, at_infinity: bool) -> Rule:
     """Exactly 0 at and below a number, in fp32 and fp64 alike; at_infinity: at -inf too, where
     others are NaN."""
 
     def rule(node: Expr, x: Interval, *params: Literal) -> Interval:
-        limit = below / float(params[0]) if params and float(params[0]) > 0 else below
+        if params and float(params[0]) <= 0:  # softplus of a negative slope falls
+            return _function(node, x, *params)
+        limit = below / float(params[0]) if params else below
         far = FALSE if x.hi is None else build("le", x.hi, limit)
         if not at_infinity:
             far = both(far, FALSE if x.lo is None else build("gt", x.lo, -math.inf))
@@ -355,11 +376,11 @@ RULES: dict[str, Rule] = {
     "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "abs": _abs,
     "maximum": _extremum("maximum"), "minimum": _extremum("minimum"),
     "floordiv": _floordiv, "mod": _mod,
-    **dict.fromkeys(["clamp_min", "clamp_max", "hardtanh", "sign", "floor", "ceil", "round",
+    **dict.fromkeys(["clamp_min", "clamp_max", "hardtanh", "floor", "ceil", "round",
                      "trunc", "bf16", "f16"], _rising),
     **dict.fromkeys(["pow", "sqrt", "rsqrt", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
                      "leaky_relu", "elu"], _function),
-    "relu": _relu,
+    "relu": _relu, "sign": _sign,
     "exp": _vanishing(-1e3, True), "exp2": _vanishing(-2e3, True),
     "sigmoid": _vanishing(-1e3, True), "softplus": _vanishing(-1e3, True),
     "hardsigmoid": _vanishing(-3.0, True), "hardswish": _vanishing(-3.0, False),

@@ -18,9 +18,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from .expr import Expr, const, postorder
+from .integers import MODEST, sums
 from .intervals import Interval, lift, literal, pinned, unknown
 from .score_mod import Aux
-from .terms import FALSE, TRUE, both, negation, substitute
+from .terms import FALSE, TRUE, both, build, negation, substitute
 
 TILE = {name: Expr(name, (), None, "i") for name in ("n_lo", "n_hi", "m_lo", "m_hi")}
 _INSIDE = frozenset("nmqk")  # entries of an access map that vary inside a tile
@@ -39,12 +40,14 @@ class TileClasses:
 
     full_terms: what the terms are on a full tile. keep: over the elements, as the terms are: each
     term is its full term where this holds, and else 0; None where no one condition says so.
+    modest: what `zero` and `full` demand besides, that no integer wraps.
     """
 
     zero: Expr
     full: Expr
     full_terms: tuple[Expr, ...]
     keep: Expr | None = None
+    modest: Expr = TRUE
 
     @property
     def skips(self) -> bool:
@@ -101,7 +104,29 @@ def _classified(roots: Sequence[Expr], leaf: Leaf) -> TileClasses:
     full = TRUE
     for wanted, found in zip(opened.values(), lift(list(opened), leaf), strict=True):
         full = both(full, found.always if wanted.value else found.never)
-    return TileClasses(zero, full, tuple(substitute(roots, opened)), _keep(opened, roots, leaf))
+    modest = _modest([zero, full], roots, leaf)
+    terms = tuple(substitute(roots, opened))
+    zero, full = both(zero, modest), full if full is TRUE else both(full, modest)
+    return TileClasses(zero, full, terms, _keep(opened, roots, leaf), modest)
+
+
+def _modest(classes: Sequence[Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr:
+    """Whether the integers that are added up are so small on a tile that no sum wraps: sentinels
+    like the largest int64 are not.
+    """
+    read = set(postorder(classes))
+    found = TRUE
+    for node in sorted(sums(roots), key=str):
+        bounds = leaf(node) if node.op == "aux" else unknown("i")
+        if bounds.lo in read or bounds.hi in read:
+            found = both(found, within(bounds.lo, bounds.hi))
+    return found
+
+
+def within(lo: Expr | None, hi: Expr | None) -> Expr:
+    """Whether bounds are MODEST."""
+    assert lo is not None and hi is not None
+    return both(build("le", MODEST[0], lo), build("le", hi, MODEST[1]))
 
 
 def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr | None:

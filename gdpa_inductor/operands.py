@@ -4,8 +4,9 @@
     jagged    query [Lq,H,D]       key [Lk,Hk,D]      value [Lk,Hv,Dv]
 
 A side is jagged where its cu_seqlens [B+1] (int32 or int64) is given: sequence b owns the rows
-cu[b]:cu[b+1], of which the first max_seqlen take part; then N (or M) is max_seqlen. `T` is a
-Tensor, or what Inductor has for one while it lowers.
+cu[b]:cu[b+1], of which the first max_seqlen take part; then N (or M) is max_seqlen. `sequences`
+says how offsets count that decrease or leave the rows. `T` is a Tensor, or what Inductor has for
+one while it lowers.
 """
 
 from __future__ import annotations
@@ -104,12 +105,7 @@ def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
 def check(operands: Operands[Tensor]) -> None:
     """Raise GDPAError where operands do not fit each other or the program, saying which and how."""
     o = operands
-    matrices = (
-        ("query", o.query, o.cu_seqlens_q),
-        ("key", o.key, o.cu_seqlens_k),
-        ("value", o.value, o.cu_seqlens_k),
-    )
-    for name, tensor, offsets in matrices:
+    for name, tensor, offsets in _matrices(o):
         _check_layout(name, tensor, offsets is not None)
     for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
@@ -123,18 +119,35 @@ def check(operands: Operands[Tensor]) -> None:
     _fits("head dim of query and key", o.query.shape[-1], o.key.shape[-1])
     length = 2 if o.cu_seqlens_k is None else 0
     _fits("length of key and value", o.key.shape[length], o.value.shape[length])
+    _check_batch(o)
+    _check_heads(o)
+    _check_aux(o)
+
+
+def _matrices(o: Operands[Tensor]) -> tuple[tuple[str, Tensor, Tensor | None], ...]:
+    """Name, tensor and offsets."""
+    return (
+        ("query", o.query, o.cu_seqlens_q),
+        ("key", o.key, o.cu_seqlens_k),
+        ("value", o.value, o.cu_seqlens_k),
+    )
+
+
+def _check_batch(o: Operands[Tensor]) -> None:
     batch = _batch(o)
     if o.cu_seqlens_q is not None and o.cu_seqlens_k is not None:
         _fits("batch of cu_seqlens_k", o.cu_seqlens_k.shape[0] - 1, batch)
-    for name, tensor, offsets in matrices:
+    for name, tensor, offsets in _matrices(o):
         if offsets is None and not _is_one(tensor.shape[0]):
             _fits(f"batch of {name}", tensor.shape[0], batch)
+
+
+def _check_heads(o: Operands[Tensor]) -> None:
     for name, tensor in (("key", o.key), ("value", o.value)):
         if tensor.shape[1] == 0 or o.query.shape[1] % tensor.shape[1] != 0:
             raise GDPAError(
                 f"{o.query.shape[1]} query heads are no multiple of {tensor.shape[1]} {name} heads"
             )
-    _check_aux(o)
 
 
 def _check_layout(name: str, tensor: Tensor, jagged: bool) -> None:
@@ -181,19 +194,21 @@ def _check_aux(o: Operands[Tensor]) -> None:
             _fits(f"dimension {entry} of a{i}", size, sizes.get(entry, 1))
 
 
-def check_offsets(operands: Operands[Tensor]) -> None:
-    """Raise GDPAError where offsets on the CPU decrease or leave the values: the CPU may look."""
-    o = operands
-    sides = (("cu_seqlens_q", o.cu_seqlens_q, o.query), ("cu_seqlens_k", o.cu_seqlens_k, o.key))
-    for name, offsets, values in sides:
-        if offsets is not None and offsets.device.type == "cpu":
-            check_bounds(name, offsets, values.shape[0])
+def in_order(operands: Operands[Tensor]) -> bool:
+    """Whether no row has two owners and none lies outside of the values. Reads the offsets."""
+    sides = ((operands.cu_seqlens_q, operands.query), (operands.cu_seqlens_k, operands.key))
+    return all(cu is None or _rises_within(cu, values.shape[0]) for cu, values in sides)
+
+
+def _rises_within(offsets: Tensor, rows: int) -> bool:
+    rises = bool((offsets[1:] >= offsets[:-1]).all())
+    return rises and int(offsets[0]) >= 0 and int(offsets[-1]) <= rows
 
 
 def check_bounds(name: str, offsets: Tensor, rows: int) -> None:
     """Read offsets; raise GDPAError where they decrease or leave 0..rows."""
-    first, last = int(offsets[0]), int(offsets[-1])
-    if bool((offsets.diff() < 0).any()) or first < 0 or last > rows:
+    if not _rises_within(offsets, rows):
+        first, last = int(offsets[0]), int(offsets[-1])
         raise GDPAError(
             f"{name} must not decrease and must lie in 0..{rows}, the rows that there are; "
             f"it goes from {first} to {last}"

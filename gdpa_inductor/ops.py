@@ -1,4 +1,4 @@
-"""gdpa::attention and gdpa::attention_backward: schemas, shapes and gradients.
+"""gdpa::attention, gdpa::attention_backward and gdpa::kept: schemas, shapes and gradients.
 
 Layout: query [B,H,N,D], key [Bk,Hk,M,D], value [Bv,Hv,M,Dv], output [B,H,N,Dv] contiguous in
 value's dtype. The batch of each operand is B or 1, and H is a multiple of Hk and of Hv: query head
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .operands import Operands, check, check_offsets, kind_of, output_shape, score_shape
+from .operands import Operands, check, in_order, kind_of, output_shape, score_shape
 from .reference import (
     aux_from_axes,
     aux_on_axes,
@@ -39,9 +39,9 @@ __all__ = [
     "aux_on_axes",
     "by_access",
     "check",
-    "check_offsets",
     "compute_dtype",
     "expand_heads",
+    "in_order",
     "kind_of",
     "operands_of",
     "output_shape",
@@ -67,6 +67,11 @@ _LIBRARY.define(
 )
 
 
+# A copy that the backward may rely on. A clone would not do: where a graph is partitioned, the
+# backward may take it again, from a tensor that was changed since.
+_LIBRARY.define("kept(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
 def operands_of(
     query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str,
     *lengths: Any,
@@ -76,6 +81,19 @@ def operands_of(
     return Operands(
         query, key, value, aux or [], scalars or [], ScoreMod.parse(score_mod), *lengths
     )
+
+
+@torch.library.impl(_LIBRARY, "kept", "CompositeExplicitAutograd")
+def _kept(x: Tensor) -> Tensor:
+    return x.clone()
+
+
+@torch.library.register_fake("gdpa::kept", lib=_LIBRARY)
+def _kept_fake(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+torch.library.register_autograd("gdpa::kept", lambda ctx, grad: grad, lib=_LIBRARY)
 
 
 def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
@@ -91,7 +109,6 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
     check(operands)
-    check_offsets(operands)
     with _no_autocast(query.device):
         return reference(operands)
 

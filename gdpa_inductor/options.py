@@ -62,11 +62,13 @@ class Options(KernelOptions):
     strict: also raise when a candidate is refused as UNSAFE or UNSUPPORTED. expect: raise unless
     exactly so many regions were rewritten. verify: compare fused and unfused once on the first real
     inputs. profit: apply the cost model; False rewrites whatever is right, however small.
+    judge: check every rewrite independently before it is applied (docs/judge.md).
     """
 
     expect: int | None = None
     verify: bool = False
     profit: bool = True
+    judge: bool = True
 
     @property
     def kernel_options(self) -> KernelOptions:

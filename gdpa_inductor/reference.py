@@ -85,14 +85,17 @@ def program_leaves(
         if node.op == "aux":
             number = int(node.value or 0)
             placed = aux_on_axes(aux[number], program.aux[number])
-            return placed.to(score.dtype) if node.kind == "f" else placed
+            dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+            return placed.to(dtype)  # int8 would wrap
         if node.op in AXES:
             axis = AXES.index(node.op)
             shape = [score.shape[d] if d == axis else 1 for d in range(4)]
             return torch.arange(score.shape[axis], device=score.device).view(shape)
         literal = scalars[int(node.value or 0)] if node.op == "scalar" else node.value
         dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
-        return torch.full((), literal, dtype=dtype, device=score.device)  # type: ignore[arg-type]
+        # By way of fp64: what is too large for `dtype` is infinite, as in arithmetic with a number.
+        wide = torch.float64 if node.kind == "f" else dtype
+        return torch.full((), literal, dtype=wide, device=score.device).to(dtype)  # type: ignore[arg-type]
 
     return leaf
 

@@ -36,6 +36,10 @@ class Code(enum.Enum):
     )
     GRAD_MODE = (Category.UNSAFE, "the gradient mode changes between the two products")
     OPAQUE_CALL = (Category.UNSAFE, "a call that cannot be analysed touches the scores")
+    INVALID_REWRITE = (
+        Category.UNSAFE,
+        "the planned rewrite was found to compute something else: a bug of the matcher",
+    )
     # UNSUPPORTED
     SCORES_ESCAPE = (
         Category.UNSUPPORTED,
@@ -49,11 +53,17 @@ class Code(enum.Enum):
     DEVICE = (Category.UNSUPPORTED, "no kernel for this device, or operands on several devices")
     HEAD_DIM = (Category.UNSUPPORTED, "a head dim outside the range that the kernels take")
     TENSOR_KIND = (Category.UNSUPPORTED, "a sparse, quantised, nested or subclass tensor")
-    ANALYSIS = (Category.UNSUPPORTED, "the region could not be traced")
+    ANALYSIS = (
+        Category.UNSUPPORTED,
+        "the region could not be traced, or its rewrite could not be judged",
+    )
     LOWERING = (Category.UNSUPPORTED, "the lowering refused or failed")
     JAGGED_OUTPUT = (Category.UNSUPPORTED, "padded rows of the output are used")
     JAGGED_OFFSETS = (Category.UNSUPPORTED, "operands are padded or unpadded by different offsets")
-    JAGGED_FILL = (Category.UNSUPPORTED, "jagged values are padded with something else than zero")
+    JAGGED_FILL = (
+        Category.UNSUPPORTED,
+        "padding is something else than zero, or its weights are infinite",
+    )
     JAGGED_OPERAND = (Category.UNSUPPORTED, "an operand is not made by padding jagged values alone")
     JAGGED_LENGTH = (
         Category.UNSUPPORTED,

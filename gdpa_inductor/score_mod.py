@@ -22,7 +22,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .expr import GRAD, INDEX, SCORE, Expr, aux, call, const, differentiate, postorder, scalar
+from .expr import GRAD, INDEX, SCORE, Expr, aux, call, const, postorder, scalar
+from .slopes import differentiate
 
 AXES = "bhnm"
 # What an entry of an access map varies along.

@@ -3,6 +3,10 @@
 `pad` and `unpad` are each other's transpose, so each is the gradient of the other. Lengths stay on
 the device: no size depends on them. What takes no part (rows past a sequence's end or past N, rows
 that no sequence owns) is never read: its place is filled with zeros, whatever it holds.
+
+Offsets may decrease or leave 0..L. A sequence that ends before it begins is empty, a row outside is
+zero. On a CPU a row of several sequences is padded for each and unpadded from the last, as fbgemm
+does; its gradient is that of the last alone. On a GPU such offsets read and write within bounds.
 """
 
 from __future__ import annotations
@@ -41,20 +45,37 @@ class Sequences:
 
     def pad(self, values: Tensor) -> Tensor:
         """[L, …] to [B, N, …]."""
+        return _with_zero(values)[self._rows]
+
+    @functools.cached_property
+    def _rows(self) -> Tensor:
+        """[B, N]: which row stands at each place, L for none."""
         rows = self.offsets[:-1].unsqueeze(1) + self._arange(self.longest)
         inside = self.valid & (rows >= 0) & (rows < self.total)
-        return _with_zero(values)[torch.where(inside, rows, self.total)]
+        return torch.where(inside, rows, self.total)
 
     def unpad(self, padded: Tensor) -> Tensor:
         """[B, N, …] to [L, …]."""
+        batch = self.offsets.shape[0] - 1
+        index = self._last() if self.offsets.device.type == "cpu" else self._searched()
+        flat = padded.contiguous().view(batch * self.longest, *padded.shape[2:])
+        return _with_zero(flat)[index]
+
+    def _last(self) -> Tensor:
+        """[L]: the last place of each row in the flat padded form, B·N for none."""
+        count = (self.offsets.shape[0] - 1) * self.longest
+        none = self.offsets.new_full((self.total + 1,), -1)
+        found = none.scatter_reduce(0, self._rows.flatten(), self._arange(count), "amax")
+        return torch.where(found < 0, count, found)[:-1]
+
+    def _searched(self) -> Tensor:
+        """The same by a search, for offsets that do not decrease."""
         batch, rows = self.offsets.shape[0] - 1, self._arange(self.total)
         ends = self.offsets[1:].clone()  # Inductor of torch 2.11 searches no view
         owner = torch.searchsorted(ends, rows, right=True)
         place = rows - self.offsets[owner]
         inside = (owner < batch) & (place >= 0) & (place < self.longest)
-        index = torch.where(inside, owner * self.longest + place, batch * self.longest)
-        flat = padded.contiguous().view(batch * self.longest, *padded.shape[2:])
-        return _with_zero(flat)[index]
+        return torch.where(inside, owner * self.longest + place, batch * self.longest)
 
 
 def _with_zero(values: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .expr import OPS, Expr, Literal, call, const, fold
+from .expr import OPS, Expr, Literal, call, const, fold, is_ordinary
 
 TRUE, FALSE = const(True), const(False)
 # An operation on one integer twice: its value, or None where it is the integer.
@@ -110,6 +110,8 @@ def _shifted(name: str, x: Expr, y: Expr) -> Expr | None:
         return None
     inner = int(x.args[1].value or 0) * (1 if x.op == "add" else -1)
     total = inner + int(y.value or 0) * (1 if name == "add" else -1)
+    if abs(total) >= 1 << 63:
+        return None
     return build("add" if total > 0 else "sub", x.args[0], abs(total))
 
 
@@ -178,9 +180,12 @@ def _evaluated(name: str, args: Sequence[Expr]) -> Expr | None:
     if op.params:
         tensors[-op.params :] = [a.value for a in args[-op.params :]]
     try:
-        return const(op.torch(*tensors).to(_TORCH[term.kind]).item())
+        value = op.torch(*tensors).to(_TORCH[term.kind]).item()
     except RuntimeError:  # an integer divided by zero
         return None
+    # What overflows or vanishes in fp32 only is left to the kernel.
+    alike = term.kind != "f" or not math.isfinite(value) or is_ordinary(value)
+    return const(value) if alike else None
 
 
 def substitute(roots: Sequence[Expr], known: Mapping[Expr, Expr]) -> list[Expr]:

@@ -137,6 +137,41 @@ def noise_of(
     return found
 
 
+def noise_of_model(
+    model: torch.nn.Module,
+    step: Callable[[], Mapping[str, torch.Tensor]],
+    exactly: Callable[[], Mapping[str, torch.Tensor]],
+    draws: int = 8,
+) -> dict[str, float]:
+    """How exact every result of a training step can be expected to be: its largest error over a few
+    models a rounding away.
+
+    `step` runs `model` as it then is, `exactly` does so in fp64. The model is left as it was.
+    """
+    found: dict[str, float] = {}
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    try:
+        for draw in range(draws):
+            _move(model, before, torch.Generator().manual_seed(draw))
+            mine, truth = step(), exactly()
+            for name, value in mine.items():
+                error = (value.double() - truth[name]).abs().max().item()
+                found[name] = max(found.get(name, 0.0), error)
+    finally:
+        model.load_state_dict(before, strict=False)
+    return found
+
+
+def _move(
+    model: torch.nn.Module, values: Mapping[str, torch.Tensor], generator: torch.Generator
+) -> None:
+    """Set each element of the parameters to that of `values`, one rounding up or down."""
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            sign = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
+            p.copy_(values[name] * (1 + torch.finfo(p.dtype).eps * sign.to(p.device)))
+
+
 def _moved(
     operands: Mapping[str, object], eps: float, generator: torch.Generator
 ) -> dict[str, object]:

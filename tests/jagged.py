@@ -76,7 +76,7 @@ def jagged_operands(
     sizes: Mapping[str, int],
     *,
     dtype: torch.dtype = torch.float64,
-    seed: int = 0,
+    generator: torch.Generator | None = None,
     offsets: torch.dtype = torch.int64,
 ) -> dict[str, object]:
     """Operands of `specs`, in which `l` is the sum of the lengths and `b` their number, and
@@ -89,5 +89,5 @@ def jagged_operands(
         "lengths": torch.tensor(lengths),
     }
     plain = {name: spec for name, spec in specs.items() if spec not in special}
-    made = make_operands(plain, sizes, dtype=dtype, seed=seed)
+    made = make_operands(plain, sizes, dtype=dtype, generator=generator)
     return {name: special[spec] if spec in special else made[name] for name, spec in specs.items()}

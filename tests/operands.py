@@ -13,11 +13,16 @@ sizes that the caller gives. Kinds:
     int        int64 zeros and ones
     count      int64 in [1, 7]: lengths, divisors, numbers of targets
     scalar     a Python int: the value of its one dim
+
+Seeds count from that of the test, which GDPA_SEED overrides.
 """
 
 from collections.abc import Mapping
 
 import torch
+
+# The seed of the test that runs; tests/conftest.py sets it.
+first_seed = 0
 
 DIFFERENTIABLE = ("float", "positive")
 FLOATING = (*DIFFERENTIABLE, "const", "zero_one")
@@ -65,15 +70,21 @@ def make_operand(
     return value.to(dtype).requires_grad_(kind in DIFFERENTIABLE)
 
 
+def generator_of(seed: int = 0) -> torch.Generator:
+    """The same draws whenever the test that runs asks for those of `seed`."""
+    return torch.Generator().manual_seed(first_seed + seed)
+
+
 def make_operands(
     specs: Mapping[str, str],
     sizes: Mapping[str, int],
     *,
     dtype: torch.dtype = torch.float64,
     seed: int = 0,
+    generator: torch.Generator | None = None,
 ) -> dict[str, torch.Tensor | int]:
-    """All operands of a program, by name, from one seed."""
-    generator = torch.Generator().manual_seed(seed)
+    """All operands of a program, by name, from one seed of the test or a generator of its own."""
+    generator = generator or generator_of(seed)
     return {
         name: make_operand(spec, sizes, dtype=dtype, generator=generator)
         for name, spec in specs.items()

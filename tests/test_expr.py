@@ -19,12 +19,12 @@ from gdpa_inductor.expr import (
     aux,
     call,
     const,
-    differentiate,
     fold,
     postorder,
     scalar,
     torch_apply,
 )
+from gdpa_inductor.slopes import differentiate
 
 # Away from kinks, at every kink of the table (0, ±1, ±3, the softplus threshold), and far out.
 REALS = [-40.0, -3.5, -3.0, -1.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 3.5, 20.0, 40.0]
@@ -344,3 +344,44 @@ def test_where_a_slope_is_zero_an_infinite_gradient_leaves_nothing(name: str) ->
     leaf = lambda node: leaves[node.op] if node.op in leaves else torch.tensor(node.value)
     (found,) = fold([slope], leaf, torch_apply(torch.float64))
     assert torch.equal(found, torch.zeros_like(scores))
+
+
+NEIGHBOURS = [0.0, -0.0, 1.0, -2.0, math.inf, -math.inf, math.nan]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_an_extremum_beside_nan_and_at_ties(name: str, dtype: torch.dtype) -> None:
+    """Nobody loses to a NaN: both operands get the whole gradient, as in autograd."""
+    grid = torch.tensor(NEIGHBOURS, dtype=dtype)
+    values = [x.clone() for x in torch.cartesian_prod(grid, grid).unbind(1)]
+    leaves = [x.clone().requires_grad_() for x in values]
+    cotangent = torch.full_like(values[0], 3.0)
+    expected = torch.autograd.grad(OPS[name].torch(*leaves), leaves, cotangent)
+    own = [aux(0), aux(1)]
+    for term, wanted in zip(differentiate(call(name, *own), own), expected):
+        got = evaluate(term, values, cotangent.double())
+        torch.testing.assert_close(got, wanted.double(), rtol=0, atol=0)
+    beside = values[0].isnan() | values[1].isnan()
+    assert all((gradient[beside] == 3.0).all() for gradient in expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "literals"),
+    [
+        ("mul", (1e30, 1e30)),  # infinite in fp32
+        ("mul", (1e-30, 1e-30)),  # 0 in fp32
+        ("div", (1.0, 1e-39)),  # subnormal in fp32
+        ("add", (3e38, 3e38)),
+        ("add", ((1 << 62) + 1, 1 << 62)),  # wraps
+        ("mul", (1 << 40, 1 << 40)),
+    ],
+)
+def test_literals_whose_dtype_matters_are_not_folded(name: str, literals: tuple) -> None:
+    assert call(name, *map(const, literals)).op == name
+
+
+def test_ordinary_literals_are_folded() -> None:
+    assert call("mul", const(0.5), const(3.0)) is const(1.5)
+    assert call("add", const(2), const(3)) is const(5)
+    assert call("neg", const(math.inf)) is const(-math.inf)

@@ -1,5 +1,7 @@
 """jagged_ops: padding and unpadding against loops; gradients, opcheck, one compile."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -73,6 +75,36 @@ def test_what_takes_no_part_is_not_read() -> None:
     assert padded.isfinite().all()
     padded[1] = padded[0, 3:] = float("nan")
     assert unpad(padded, cu, values.shape[0]).isfinite().all()
+
+
+DISORDER = {
+    "decreasing": (2, 3, 1, 6),
+    "a row of two": (0, 5, 2, 7),
+    "all empty": (3, 3, 1, 1),
+    "not from 0": (5, 2, 0, 8),
+    "below the first row": (-2, 3, 4, 8),
+    "behind the last row": (0, 3, 7, 30),
+    "far away": (-(2**40), 2**40, -(2**40), 2),
+}
+
+
+@pytest.mark.parametrize("name", DISORDER)
+def test_offsets_in_disorder(name: str) -> None:
+    """Ends before beginnings are empty sequences; of a row's owners the last one writes it."""
+    cu, total, longest = torch.tensor(DISORDER[name]), 8, 4
+    values = torch.randn(total, 3, dtype=torch.float64, requires_grad=True)
+    dense = torch.randn(3, longest, 3, dtype=torch.float64, requires_grad=True)
+    padded, rows = torch.zeros_like(dense), torch.zeros_like(values)
+    for b, (begin, end) in enumerate(pairwise(DISORDER[name])):
+        for place, row in enumerate(range(begin, min(end, begin + longest))):
+            if 0 <= row < total:
+                padded[b, place], rows[row] = values[row].detach(), dense[b, place].detach()
+    found = pad(values, cu, longest)
+    assert torch.equal(found, padded)
+    assert torch.equal(torch.autograd.grad(found, values, dense.detach())[0], rows)
+    found = unpad(dense, cu, total)
+    assert torch.equal(found, rows)
+    assert torch.equal(torch.autograd.grad(found, dense, values.detach())[0], padded)
 
 
 @EACH

@@ -119,7 +119,7 @@ def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
     if kind == "f":
         return operand.to(dtype)
     # Through int32, because a comparison of bytes is not vectorised either.
-    return operand.to(torch.int32) != 0 if kind == "b" else operand
+    return operand.to(torch.int32) != 0 if kind == "b" else operand.to(torch.int64)
 
 
 Runner = Callable[..., object]

@@ -49,14 +49,17 @@ def verdicts(
             return index(node.op)
         if node.op.startswith("aux"):
             operand = aux[int(node.value or 0)]
-            operand = operand.to(dtype) if node.kind == "f" else operand
+            operand = operand if node.kind == "b" else operand.to(_dtype_of(node, dtype))
             return operand if node.op == "aux" else _per_block(operand, steps, node.op[-2:])
         literal = scalars[int(node.value or 0)] if node.op == "scalar" else node.value
-        kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
-        return torch.tensor(literal, dtype=kind)
+        return torch.tensor(literal, dtype=_dtype_of(node, dtype))
 
     found = fold([term], leaf, torch_apply(dtype))[0]
     return found[(None,) * (len(AXES) - found.dim())]  # of literals alone it has no dimension
+
+
+def _dtype_of(node: Expr, dtype: torch.dtype) -> torch.dtype:
+    return {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
 
 
 def _per_block(operand: Tensor, steps: tuple[int, int], end: str) -> Tensor:

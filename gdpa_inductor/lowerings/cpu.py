@@ -23,10 +23,12 @@ from ..ops import (
     aux_from_axes,
     aux_on_axes,
     check,
-    check_offsets,
     compute_dtype,
+    in_order,
     operands_of,
     output_shape,
+    reference,
+    reference_backward,
 )
 from ..options import KernelOptions
 from ..score_mod import AXES, Aux
@@ -65,8 +67,9 @@ def _attention(
 ) -> Tensor:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
     check(operands)
-    check_offsets(operands)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        if not in_order(operands):  # the kernel relies on it; memory is that of the user's padding
+            return reference(operands)
         placed = _placed(operands)
         if isinstance(placed, jagged.Jagged):
             out = value.new_zeros(output_shape(operands))
@@ -85,6 +88,8 @@ def _attention_backward(
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
     program = operands.program
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        if not in_order(operands):
+            return reference_backward(grad_out, operands, needs)
         placed = _placed(operands)
         query_grad, key_grad, value_grad = (
             torch.zeros(t.shape, dtype=placed.dtype) if need else None

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-from ..expr import GELU_ALPHA, GELU_BETA, Expr, fold, postorder
+from ..expr import GELU_ALPHA, GELU_BETA, Expr, fold, is_ordinary
+from ..integers import wide
 from . import _compat
 from .gates import gated
 
@@ -219,21 +220,22 @@ FAST: Mapping[str, Emit] = {
 }
 
 
+def _has_inverse(divisor: Expr) -> bool:
+    """A literal whose inverse is an ordinary number too."""
+    value = float(divisor.value or 0) if divisor.is_const else 0.0
+    return value != 0.0 and is_ordinary(value) and is_ordinary(1.0 / value)
+
+
 def emitter(fast: bool) -> Callable[[Expr, list[Any]], Value]:
     """The `apply` that `fold` wants."""
 
     def apply(node: Expr, values: list[Any]) -> Value:
-        if fast and node.op == "div" and node.args[1].is_const and node.args[1].value:
-            return values[0] * real(1.0 / float(node.args[1].value))
+        if fast and node.op == "div" and _has_inverse(node.args[1]):
+            return values[0] * real(1.0 / float(node.args[1].value or 1))
         is_fast = fast and node.kind == "f" and node.op in FAST  # integers have no fast forms
         return (FAST if is_fast else PLAIN)[node.op](*values)
 
     return apply
-
-
-def wide(terms: Sequence[Expr]) -> bool:
-    """Integers are multiplied, so 32 bits might not hold them."""
-    return any(node.kind == "i" and node.op in ("mul", "int") for node in postorder(terms))
 
 
 def subgraph(
@@ -246,7 +248,7 @@ def subgraph(
     integers of the op.
     """
     term = gated(term, weight) if fast else term
-    index_dtype = I64 if wide([term]) else I32
+    widened = wide([term])
 
     def leaf(node: Expr) -> Value:
         if node.op == "const":
@@ -262,11 +264,13 @@ def subgraph(
             return _compat.symbolic_scalar(scalars[int(node.value or 0)], I64)
         if node.op.startswith("aux"):
             name = f"a{node.value}{node.op.removeprefix('aux')}"
-            return _compat.fixed_input(name, {"f": F32, "i": I64, "b": torch.bool}[node.kind])
+            value = _compat.fixed_input(name, {"f": F32, "i": I64, "b": torch.bool}[node.kind])
+            # The operand has a dtype of its own: one of 8 bits would wrap.
+            return ops.to_dtype(value, I64) if widened and node.kind == "i" else value
         if node.kind == "f":
             return _compat.fixed_input(node.op, F32)
         index = _compat.fixed_input(node.op, I32)
-        return ops.to_dtype(index, I64) if index_dtype is I64 else index
+        return ops.to_dtype(index, I64) if widened else index
 
     def body(_: Any) -> Value:
         return fold([term], leaf, emitter(fast))[0]

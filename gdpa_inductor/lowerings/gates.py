@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..expr import GELU_ALPHA, GELU_BETA, Expr, call, const, d_gelu_tanh, d_silu, postorder
+from ..expr import GELU_ALPHA, GELU_BETA, Expr, call, const, postorder
+from ..slopes import d_gelu_tanh, d_silu
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ def _scaled(x: Expr) -> tuple[Expr, float]:
     """y and c of c·y, or x and 1."""
     if x.op in ("mul", "div") and x.args[1].is_const and x.kind == "f":
         factor = float(x.args[1].value or 0.0)
-        if 2.0**-10 <= abs(factor) <= 2.0**10:  # so that c³ y² stays far from the ends of fp32
-            return x.args[0], factor if x.op == "mul" else 1.0 / factor
+        scale = factor if x.op == "mul" or not factor else 1.0 / factor
+        # c³ y² stays far from the ends of fp32, and c·y does not overflow where y does not.
+        if 2.0**-10 <= abs(scale) <= 1.0:
+            return x.args[0], scale
     return x, 1.0

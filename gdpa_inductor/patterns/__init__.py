@@ -17,12 +17,13 @@
     profit      whether it pays, as far as that can be said of any device
     recipe      new nodes, tried on fakes first and written afterwards
     plan        one candidate: from its nodes to what replaces them
-    rewrite     all of it in order
+    rewrite     one pass over a graph: all of it in order
+    judged      passes until the judge has no objection
 """
 
 from __future__ import annotations
 
+from .judged import rewrite_graph
 from .result import Match, Result
-from .rewrite import rewrite_graph
 
 __all__ = ["Match", "Result", "rewrite_graph"]

@@ -28,6 +28,11 @@ class State:
     transforms: int = 0
     inference: int = 0
 
+    @property
+    def modes(self) -> tuple[bool, int, int]:
+        """What decides whether a call has a history, and which."""
+        return self.grad, self.transforms, self.inference
+
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Run under this state's autocast."""

@@ -6,7 +6,7 @@ is made from, what changes which storage, and which masks are made of indices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
@@ -42,7 +42,8 @@ class Candidate:
 @dataclass
 class HostGraph:
     """One graph and what is known of it. `reach`: the products that each node's tensors are made
-    from.
+    from. `mutators`: the storages that each in-place call changes. `later`: those that are changed
+    after the graph, where a caller's graph says so.
     """
 
     graph: Graph
@@ -50,18 +51,36 @@ class HostGraph:
     order: dict[Node, int] = field(default_factory=dict)
     reach: dict[Node, frozenset[Node]] = field(default_factory=dict)
     mutators: dict[Node, frozenset[int]] = field(default_factory=dict)
+    later: frozenset[int] = frozenset()
     spread: dict[Node, bool] = field(default_factory=dict)
 
     @staticmethod
-    def of(graph: Graph, ambient: Ambient) -> HostGraph:
-        found = HostGraph(graph, ambient)
+    def of(graph: Graph, ambient: Ambient, later: frozenset[int] = frozenset()) -> HostGraph:
+        found = HostGraph(graph, ambient, later=later)
+        related: dict[int, set[int]] = {}
         for position, node in enumerate(graph.nodes):
             found.order[node] = position
             found.reach[node] = found._reached(node)
             changed = host.mutated(node)
             if changed:
-                found.mutators[node] = frozenset().union(*map(host.storages, changed))
+                found.mutators[node] = frozenset().union(*map(host.written_storages, changed))
+            _relate(node, related)
+        for node, written in found.mutators.items() if related else ():
+            found.mutators[node] = _closure(written, related)
         return found
+
+    def written(
+        self, storages: Collection[int], after: int, before: int | None = None
+    ) -> list[Node]:
+        """The calls between two places that change elements of these storages."""
+        return [
+            m
+            for m, changed in self.mutators.items()
+            if not changed.isdisjoint(storages)
+            and host.name(m) not in host.CUTS
+            and after < self.order[m]
+            and (before is None or self.order[m] < before)
+        ]
 
     def _reached(self, node: Node) -> frozenset[Node]:
         if node.op not in ("call_function", "call_method") or not host.tensors(node):
@@ -90,6 +109,13 @@ class HostGraph:
             if host.name(node) == "einsum" and len(host.operands(node)) > 3:
                 found.append(Candidate(node, (node,)))
         return found
+
+    def is_one_product(self, firsts: Sequence[Node]) -> bool:
+        """Whether products may be one that is written several times: of the same tensors, in the
+        same order. The matcher then compares them element by element.
+        """
+        made = [[host.origin(n) for n in host.operands(first)] for first in firsts]
+        return all(one == made[0] for one in made)
 
     def is_first(self, node: Node) -> bool:
         return host.is_product(node) and not host.is_weight_product(node)
@@ -160,6 +186,29 @@ class HostGraph:
         )
 
 
+def _relate(node: Node, related: dict[int, set[int]]) -> None:
+    """Note storages that may be one at run time, where symbolic strides decide that."""
+    if not host.may_alias(node):
+        return
+    (given,) = host.tensors(node.all_input_nodes[0])
+    if all(isinstance(size, int) for size in (*given.shape, *given.stride())):
+        return
+    for one in host.storages(node.all_input_nodes[0]):
+        for other in host.storages(node):
+            related.setdefault(one, set()).add(other)
+            related.setdefault(other, set()).add(one)
+
+
+def _closure(storages: Iterable[int], related: dict[int, set[int]]) -> frozenset[int]:
+    found = set(storages)
+    stack = list(found)
+    while stack:
+        new = related.get(stack.pop(), set()) - found
+        found |= new
+        stack.extend(new)
+    return frozenset(found)
+
+
 def _keeps_shape(node: Node) -> bool:
     """An opaque call that acts like a point-wise function: one result, shaped as an operand."""
     if node.op == "call_function" and _compat.has_plain_bodies(node.target):
@@ -173,8 +222,9 @@ def _keeps_shape(node: Node) -> bool:
 
 def _cuts_nothing(node: Node) -> bool:
     """A `detach` of what has no gradient."""
-    given = [t for n in node.all_input_nodes for t in host.tensors(n)]
-    return host.name(node) == "detach" and not any(t.requires_grad for t in given)
+    return host.name(node) == "detach" and not any(
+        map(host.may_want_gradients, node.all_input_nodes)
+    )
 
 
 def _behind_views(node: Node) -> Node:

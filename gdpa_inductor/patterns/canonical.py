@@ -16,6 +16,7 @@ from ..expr import OPS, Expr, call, const, fold
 
 X = Expr("any")
 _COMMUTATIVE = ("add", "mul")
+_LEAST = 1e-30  # of a scale: smaller ones are no matter of speed
 
 _ERF = 1.0 + call("erf", X * math.sqrt(0.5))
 _ERF_DIV = 1.0 + call("erf", X / math.sqrt(2.0))
@@ -54,7 +55,7 @@ def _named(node: Expr) -> Expr:
 
 
 def _folded(node: Expr) -> Expr:
-    """x·c·d is x·(c·d), for numbers whose product is an ordinary one; integers lose what adds
+    """x·c·d is x·(c·d) where both overflow and vanish for the same x; integers lose what adds
     nothing.
     """
     if node.kind == "i" and node.op in ("add", "sub"):
@@ -65,10 +66,20 @@ def _folded(node: Expr) -> Expr:
     if node.kind == "f" and node.op == "mul" and node.args[0].op == "mul":
         (x, inner), outer = node.args[0].args, node.args[1]
         if inner.is_const and outer.is_const:
-            factor = float(inner.value or 0) * float(outer.value or 0)
-            if 1e-30 < abs(factor) < 1e30:
-                return call("mul", x, factor)
+            first, second = float(inner.value or 0), float(outer.value or 0)
+            if _same_range(first, second):
+                return call("mul", x, first * second)
     return node
+
+
+def _same_range(first: float, second: float) -> bool:
+    """Whether x·first·second leaves the range of a float exactly where x·(first·second) does: both
+    numbers shrink x or both let it grow, so that what lies between is no further out than the end.
+    """
+    product = abs(first * second)
+    grows = abs(first) >= 1.0 and abs(second) >= 1.0
+    shrinks = abs(first) <= 1.0 and abs(second) <= 1.0
+    return (grows or shrinks) and _LEAST < product < 1.0 / _LEAST
 
 
 @functools.lru_cache(maxsize=4096)

@@ -60,6 +60,35 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
     return None
 
 
+def reworded_decision(weight: Expr, reworded: Collection[Expr]) -> Expr | None:
+    """A term that decides by one of `reworded`, whose last bit is not torch's; None if there is
+    none. Where scores are whole numbers, as those of one-hot keys are, the last bit decides.
+    """
+    inexact = set(reworded)
+    for node in postorder([weight]) if inexact else ():
+        fed = not inexact.isdisjoint(node.args)
+        if fed and node.op in _DECIDES:
+            return node
+        if fed and node.kind == "f":
+            inexact.add(node)
+    return None
+
+
+def rounded_term(weight: Expr, terms: Collection[Expr], large: Collection[Expr]) -> Expr | None:
+    """The outermost of `terms` whose value depends on the precision. large: integers past 2^24."""
+    grades: dict[Expr, Grade] = {}
+
+    def note(node: Expr, values: list[Any]) -> Grade:
+        past = node.op == "float" and node.args[0] in large
+        given = [v for v in values if isinstance(v, Grade)]
+        grades[node] = Grade.ROUNDED if past else _grade(node, given)
+        return grades[node]
+
+    fold([weight], _leaf, note)
+    order = [node for node in postorder([weight]) if node in terms]
+    return next((n for n in reversed(order) if grades.get(n, _leaf(n)) is Grade.ROUNDED), None)
+
+
 def _leaf(node: Expr) -> Grade:
     if node.op in ("s", "g"):
         return Grade.SCORED

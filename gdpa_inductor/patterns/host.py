@@ -24,8 +24,8 @@ from .. import _compat
 # Products by short name. The number of operands follows the leading ones that are added
 # (`baddbmm`).
 PRODUCTS = frozenset([
-    "matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm", "einsum", "linear",
-    "tensordot", "inner",
+    "matmul", "linalg_matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm",
+    "einsum", "linear", "tensordot", "inner", "linalg_multi_dot", "chain_matmul",
 ])
 # Views whose result always shares storage with the first argument, and depends on nothing else but
 # sizes.
@@ -56,16 +56,39 @@ SHAPES = frozenset([
 ])
 # What export puts before a cast: an assertion of a dtype and a device, as they are known anyway.
 ASSERTIONS = frozenset(["_assert_tensor_metadata"])
+# Functions that return their argument itself where its strides allow it, and else a copy.
+MAY_ALIAS = CASTS | {"reshape", "reshape_as", "contiguous", "flatten", "ravel"}
+# Functions whose result is the argument itself without its history: autograd does not see that a
+# write through it changes the argument. Nor does `.data` tell the version counter.
+SILENT = frozenset(["_get_data_attr", "data"])
+DETACHING = SILENT | {"detach"}
+# In-place calls that change no element: those that cut a tensor from its history, those that give
+# it other dims or strides, and those that give it another storage.
+CUTS = frozenset(["detach_", "requires_grad_"])
+RESHAPES = frozenset([
+    "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
+])
+MOVES = frozenset(["set_", "resize_", "resize_as_", "_set_data", "set_data", "swap_tensors"])
+# Calls that see the gradient of what they are given.
+WATCHERS = frozenset([
+    "grad", "backward", "retain_grad", "register_hook", "register_post_accumulate_grad_hook",
+])
 # Functions that take the dtype and device of a tensor, and nothing else of it.
 FACTORIES = frozenset(["new_empty", "new_full", "new_ones", "new_zeros"])
 _RANDOM = re.compile(
     "rand|dropout|bernoulli|normal|uniform|multinomial|poisson|exponential|geometric|cauchy|rrelu"
+    "|fractional|gumbel|multi_head_attention"
 )
 _INPLACE_OPERATORS = frozenset([
     "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
     "ixor", "ilshift", "irshift", "iconcat", "setitem", "delitem",
 ])
-_WRITES_BUFFERS = frozenset(["batch_norm", "instance_norm", "embedding", "embedding_bag"])
+# Functions that write into what they are given after the first argument, whatever a schema says.
+_WRITES_BUFFERS = frozenset([
+    "batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm",
+    "batch_norm_update_stats", "rrelu_with_noise",
+])
+_RENORMALISES = frozenset(["embedding", "embedding_bag"])
 _OPAQUE_MODULES = (
     "torch._dynamo", "torch.distributed", "torch._higher_order_ops", "torch.utils",
     "torch._functorch",
@@ -90,9 +113,18 @@ def tensors(node: Node) -> list[torch.Tensor]:
 
 
 def storages(node: Node) -> set[int]:
-    """Identities of the storages that the node's value lives in."""
+    """Identities of the storages that the node's value lives in, with all parts of a nested one."""
+    return _storages(p for t in tensors(node) for p in (t, *_compat.inner_tensors(t)))
+
+
+def written_storages(node: Node) -> set[int]:
+    """Those that a write into the node's value changes: of a nested tensor its values alone."""
+    return _storages(part for t in tensors(node) for part in (t, _compat.values_of(t)))
+
+
+def _storages(given: Iterable[torch.Tensor]) -> set[int]:
     found: set[int] = set()
-    for tensor in tensors(node):
+    for tensor in given:
         try:
             found.add(tensor.untyped_storage()._cdata)
         except (NotImplementedError, RuntimeError):
@@ -169,7 +201,9 @@ def is_view(node: Node) -> bool:
 
 def is_random(node: Node) -> bool:
     """A call that may draw random numbers."""
-    return bool(_RANDOM.search(name(node)))
+    called = name(node)
+    known = _RANDOM.search(called)
+    return bool(known) or any(map(_compat.draws_random, _compat.aten_overloads(called)))
 
 
 def flat_nodes(arguments: Any) -> list[Node]:
@@ -186,7 +220,7 @@ def mutated(node: Node) -> list[Node]:
         return []
     target: Any = node.target
     if isinstance(target, _compat.OpOverload):
-        return _written(node, target._schema)
+        return _written(node, target._schema) + _silently_written(node)
     if isinstance(target, _compat.OpOverloadPacket) and _is_opaque_target(target):
         schemas = [getattr(target, overload)._schema for overload in target.overloads()]
         return list(dict.fromkeys(n for schema in schemas for n in _written(node, schema)))
@@ -203,7 +237,7 @@ def mutated(node: Node) -> list[Node]:
             return []
         return flat_nodes((node.args, node.kwargs))
     called = name(node)
-    changed = flat_nodes(node.kwargs.get("out"))
+    changed = flat_nodes(node.kwargs.get("out")) + _declared(node)
     trailing = (
         called.endswith("_")
         and not called.endswith("__")
@@ -212,15 +246,56 @@ def mutated(node: Node) -> list[Node]:
     special = called in _INPLACE_OPERATORS or re.fullmatch(r"__(i\w+|setitem|delitem)__", called)
     if trailing or (special and called != "__invert__") or _asks_inplace(node):
         changed += flat_nodes(node.args[:1] if node.args else list(node.kwargs.values())[:1])
-    if called in _WRITES_BUFFERS and not _renormalises_nothing(node):
-        changed += flat_nodes((node.args[1:], node.kwargs))
-    return changed
+    return changed + _silently_written(node)
 
 
-def _renormalises_nothing(node: Node) -> bool:
-    """An `embedding` or `embedding_bag` without `max_norm`, the fourth argument of both."""
+def _declared(node: Node) -> list[Node]:
+    """What ATen's function of that name writes into: of optimizers' and observers', several."""
+    called = name(node)
+    if called in WATCHERS or getattr(node.target, "__module__", "") == "_operator":
+        return []
+    schemas = (overload._schema for overload in _compat.aten_overloads(called))
+    own = (s for s in schemas if not any(argument.is_out for argument in s.arguments))
+    return list(dict.fromkeys(n for schema in own for n in _written(node, schema)))
+
+
+def _silently_written(node: Node) -> list[Node]:
+    """Buffers that a function changes although neither its name nor a schema says so."""
+    called, others = name(node), (node.args[1:], node.kwargs)
+    if called in _WRITES_BUFFERS:
+        return flat_nodes(others)
+    if called not in _RENORMALISES or isinstance(node.target, _compat.OpOverload):
+        return []
     max_norm = node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")
-    return name(node).startswith("embedding") and max_norm is None
+    return [] if max_norm is None else flat_nodes(others)
+
+
+def may_alias(node: Node) -> bool:
+    """Whether it depends on strides if a call returns its argument itself or a copy."""
+    if name(node) not in MAY_ALIAS or is_opaque(node) or not node.all_input_nodes:
+        return False
+    given, made = tensors(node.all_input_nodes[0]), tensors(node)
+    return len(given) == len(made) == 1 and given[0].dtype == made[0].dtype
+
+
+def may_want_gradients(node: Node) -> bool:
+    """Whether a tensor of the node's may have gradients. Of an exported graph nobody knows yet, but
+    of what is made from no tensor.
+    """
+    exported = "val" in node.meta and "example_value" not in node.meta
+    exported = exported and (node.op in ("placeholder", "get_attr") or bool(node.all_input_nodes))
+    return any(t.requires_grad or (exported and t.is_floating_point()) for t in tensors(node))
+
+
+def cuts_history(node: Node) -> bool:
+    """A call that returns its argument itself, without its history."""
+    source = node.all_input_nodes[0] if node.all_input_nodes else None
+    if source is None or not storages(node) & storages(source):
+        return False
+    lost = any(t.requires_grad for t in tensors(source)) and not any(
+        t.requires_grad for t in tensors(node)
+    )
+    return name(node) in DETACHING or lost
 
 
 def _is_state_change(node: Node) -> bool:
@@ -265,8 +340,8 @@ def is_product(node: Node) -> bool:
 def operands(node: Node) -> list[Node]:
     """The tensors that a product multiplies, without what it adds."""
     called, args = name(node), node.args
-    if called == "einsum":
-        found = flat_nodes(args[1:])
+    if called in ("einsum", "chain_matmul"):  # an einsum of lists has no equation
+        found = flat_nodes(args)
     elif called in ("addmm", "baddbmm"):
         found = flat_nodes((args[1:3], node.kwargs))
     elif called == "__rmatmul__":
@@ -288,21 +363,36 @@ def _contracts(node: Node) -> bool:
 
 
 def is_weight_product(node: Node) -> bool:
-    """A product with a 2-D weight: `linear`, `x @ W` of a tensor with more dims or of a weight that
-    enters the graph.
+    """A product with a 2-D weight: `x @ W` of a tensor with more dims or of a weight that enters
+    the graph, `linear` unless its weight is made from a tensor with more dims.
     """
-    if name(node) == "linear":
-        return True
     given = operands(node)
+    if name(node) == "linear":
+        return len(given) < 2 or _is_flat_throughout(given[1])
     flat = [n for n in given if tensors(n)[0].dim() <= 2]
     if name(node) == "einsum":
-        return any(_is_parameter(_origin(n)) for n in flat)
+        return any(_is_parameter(origin(n)) for n in flat)
     return 0 < len(flat) < len(given) or any(
-        _origin(n).op in ("placeholder", "get_attr") for n in flat
+        origin(n).op in ("placeholder", "get_attr") for n in flat
     )
 
 
-def _origin(node: Node) -> Node:
+_FAR = 16  # nodes that a weight is made by: more of them, and it counts as one all the same
+
+
+def _is_flat_throughout(node: Node) -> bool:
+    """Whether a 2-D tensor is made from tensors of at most two dims, as weights are."""
+    seen, stack = {node}, [node]
+    while stack and len(seen) <= _FAR:
+        sources = [n for n in stack.pop().all_input_nodes if n not in seen and tensors(n)]
+        if any(t.dim() > 2 for n in sources for t in tensors(n)):
+            return False
+        seen.update(sources)
+        stack += sources
+    return True
+
+
+def origin(node: Node) -> Node:
     """What a chain of views and casts looks at."""
     while (
         node.op.startswith("call")

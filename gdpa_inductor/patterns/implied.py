@@ -16,7 +16,8 @@ from ..expr import Expr, const, postorder
 from ..terms import FALSE, TRUE, substitute
 from . import host
 from .jagged import Side, Sides
-from .padding import Padding, summed_lengths
+from .padding import Padding
+from .reached import reached
 from .reading import Reading
 
 # What a comparison of a position with the length is; and one of the length with a position.
@@ -50,14 +51,18 @@ def without_implied(padding: Padding, reading: Reading, sides: Sides) -> Reading
                     known[node] = truth[node.op]
     if not known:
         return reading
-    return replace(reading, weight=substitute([reading.weight], known)[0])
+    (weight,) = substitute([reading.weight], known)
+    # What such a condition never chooses has a gradient of zeros all the same.
+    return (
+        replace(reading, weight=weight) if reached(weight) == reached(reading.weight) else reading
+    )
 
 
 def measures(padding: Padding, lengths: Node, offsets: Node) -> bool:
     """Whether `lengths` [B] are the lengths of the sequences between `offsets` [B+1]."""
     if any(padding._changes(host.storages(node)) for node in (lengths, offsets)):
         return False
-    summed = summed_lengths(offsets)
+    summed = padding.summed_lengths(offsets)
     if summed is not None:
         return padding.one(summed, lengths)
     return _differences(padding, lengths, offsets)

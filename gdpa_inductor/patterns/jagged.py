@@ -8,6 +8,10 @@ on the values alone:
     keys   K and V are padded by the same offsets, V with zeros, so padded keys add nothing, and dP
            there, hence every gradient, is zero
 
+Both hold of padding whose weights are finite: zeros times them are zeros. So Q and K are padded
+with ordinary numbers, and a program that makes infinities of scores of zero (1/s, log, the slope of
+a square root) stays padded. What operands do there is not known: docs/jagged.md has what follows.
+
 In: the reading of a region, and the padding of its graph. Out: `Sides`, or Refused with a code of
 JAGGED_*: then that side stays padded.
 """
@@ -17,8 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+from torch import Tensor
 from torch.fx import Node
 
+from ..expr import SCORE, Expr, fold, torch_apply
 from ..rejection import Code
 from . import host
 from .frame import Digits, Index, Size, alike
@@ -97,6 +104,8 @@ class Sides:
 
 def sides(padding: Padding, wanted: str, reading: Reading, sink: Sink | None, end: Node) -> Sides:
     """The jagged sides of a reading: "q", "k" or both. Raises Refused where they are not."""
+    if wanted:
+        _check_padding(reading.weight)
     query, key = roles(reading)
     found = Sides(padding, end=end)
     if "q" in wanted:
@@ -125,6 +134,8 @@ def _side(
     (first, pad), *others = pads.items()
     batch = operands[first].index[0]
     for name, operand in operands.items():
+        if not _is_ordinary(pads[name].fill):
+            raise Refused(Code.JAGGED_FILL, f"{name} is padded with {pads[name].fill}")
         if operand.index[:2] != (batch, *positions) or len(positions[0]) != 1:
             raise Refused(
                 Code.JAGGED_LAYOUT, f"{name} is not padded along the batch and its positions"
@@ -136,6 +147,34 @@ def _side(
             )
     length = length_of(pad)
     return Side(pad, batch, positions[0], reading.space.fresh(length), length)
+
+
+def _check_padding(weight: Expr) -> None:
+    """Scores of zero have finite weights and gradients, whatever ordinary operands are beside."""
+    score = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+
+    def leaf(node: Expr) -> Tensor:
+        if node is SCORE:
+            return score
+        beside = _BESIDE[node.kind]
+        return torch.full_like(beside, node.value) if node.op == "const" else beside  # type: ignore[arg-type]
+
+    (found,) = fold([weight], leaf, torch_apply(torch.float64))
+    slope = torch.autograd.grad(found.sum(), score)[0] if found.requires_grad else score
+    if not bool((found.isfinite() & slope.isfinite()).all()):
+        raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
+
+
+_BESIDE = {
+    "f": torch.tensor([1.0, 0.5, -2.0, 3.0], dtype=torch.float64),
+    "i": torch.tensor([1, 2, 3, 4]),  # sizes among them, which scores are divided by
+    "b": torch.tensor([True, False, True, False]),
+}
+
+
+def _is_ordinary(fill: object) -> bool:
+    """Whether scores of padding are finite, as others are: of 0·NaN a user's NaN would vanish."""
+    return isinstance(fill, (int, float)) and abs(fill) <= 1
 
 
 def _check_sink(padding: Padding, side: Side, reading: Reading, sink: Sink) -> None:

@@ -19,8 +19,8 @@ from torch.fx import Node
 from ..expr import Expr, call
 from . import host
 from .frame import Digits, Index, Space, product, same
+from .kinds import as_kind, where
 from .views import tensor_of
-from .vocabulary import as_kind, where
 
 JOINS = ("cat", "stack")
 

@@ -10,6 +10,7 @@ must be for one and the same element; else the weights mix scores, and are somet
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,17 +18,32 @@ import torch
 from torch.fx import Node
 
 from ..expr import SCORE, Expr, aux, call, const, postorder
+from ..integers import Range
 from ..rejection import Code
 from ..score_mod import formula
 from . import host, symbolic
-from .exact import fragile_condition
+from .exact import fragile_condition, reworded_decision, rounded_term
 from .frame import Digits, Index, Size, Space, broadcast
 from .joined import JOINS, Branch, chosen, in_branches, parts_of
+from .reached import covering, wants_gradients
 from .reading import Operand, Reading, flat, kind_of
 from .result import Refused
 from .shadow import Shadow
 from .views import tensor_of, through_view
-from .vocabulary import FILLED, MIXING, POINTWISE, REASONS, Unknown, as_kind, real, where
+from .vocabulary import FILLED, MIXING, POINTWISE, REASONS, REWORDED, Unknown, as_kind, real, where
+from .widths import (
+    COMPARISONS,
+    ROUNDING,
+    ROUNDS_OPERANDS,
+    decides_in_fp64,
+    fits,
+    in_16_bits,
+    in_fp32,
+    is_small,
+    leaf_ranges,
+    meeting_dtype,
+    rounded_literal,
+)  # fmt: skip
 
 _PRODUCTS = frozenset(["bmm", "mm", "baddbmm", "addmm"])
 _ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])
@@ -35,7 +51,17 @@ _EXACT = {
     (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float64),
     (torch.float16, torch.float64), (torch.bfloat16, torch.float64),
 }  # fmt: skip
-_ROUNDING = {torch.bfloat16: "bf16", torch.float16: "f16"}
+_OVERWRITES = frozenset(["copy", "fill", "zero"])
+_SCATTERS = frozenset(["select_scatter", "slice_scatter"])
+_READERS = {
+    **dict.fromkeys(_PRODUCTS, "_product"),
+    **dict.fromkeys(JOINS, "_joined"),
+    **dict.fromkeys(("tril", "triu"), "_triangle"),
+    **dict.fromkeys(FILLED, "_filled"),
+    **dict.fromkeys(("arange", "eye"), "_indices"),
+    "detach": "_detached",
+    "_to_copy": "_cast",
+}  # the methods of `Reader`
 
 
 def read(shadow: Shadow) -> Reading:
@@ -67,8 +93,9 @@ class Reader:
     score: tuple[Node, Index] | None = None
     scores: Index | None = None
     wide: Node | None = None  # what continues in fp64
-    narrow: Node | None = None  # what rounds integers that may be large to fp32
+    singles: dict[Expr, Node] = field(default_factory=dict)  # what the model has in fp32
     rounded: set[Expr] = field(default_factory=set)  # positions computed with in 16 bits
+    reworded: set[Expr] = field(default_factory=set)  # reals that torch computes in other words
 
     def region(self, output: Index) -> Reading:
         """Read the whole region; `output` is the index of its result."""
@@ -95,6 +122,7 @@ class Reader:
         if SCORE not in set(postorder([weight])) or self.score is None:
             raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
         fragile = fragile_condition(weight, self.rounded)
+        fragile = fragile or reworded_decision(weight, self.reworded)
         if fragile is not None:
             raise Refused(
                 Code.POINTWISE_OP,
@@ -103,10 +131,10 @@ class Reader:
         value = self.operand(sides[0 if swapped else 1], value_at)
         product, at = self.score
         inner = self._contracted(product)
-        first, other = self._factors(product)
-        left = self.operand(first, (*at[:-1], inner))
-        right = self.operand(other, (*at[:-2], inner, at[-1]))
-        self._check_dtypes(first)
+        left, right = self._factor_operands(product, at, inner)
+        self._check_dtypes(self._factors(product)[0], weight)
+        if tensor_of(self._factors(product)[0]).dtype != torch.float64:
+            weight = in_fp32(weight)
         resolve = self.space.resolve_index
         return Reading(
             weight, tuple(self.operands), tuple(self.scalars), tuple(self.positions), left, right,
@@ -141,7 +169,7 @@ class Reader:
             made[product.name] = self.space.fresh(size)
         return self.space.resolve(made[product.name])
 
-    def _check_dtypes(self, factor: Node) -> None:
+    def _check_dtypes(self, factor: Node, weight: Expr) -> None:
         dtype = tensor_of(factor).dtype
         if kind_of(dtype) != "f":
             raise Refused(Code.DTYPE, f"the first product multiplies {dtype} operands")
@@ -149,10 +177,15 @@ class Reader:
             raise Refused(
                 Code.DTYPE, f"{self.describe(self.wide)} continues in fp64 on scores in {dtype}"
             )
-        if self.narrow is not None and dtype == torch.float64:
-            raise Refused(
-                Code.DTYPE, f"{self.describe(self.narrow)} rounds to fp32 beside scores in {dtype}"
-            )
+        if dtype != torch.float64:
+            return
+        large = [node.args[0] for node in self.singles if node.op == "float"]
+        large = [x for x in large if not is_small(x, self._ranges)]
+        rounded = rounded_term(weight, self.singles, large)
+        if rounded is not None:
+            node = self.singles[rounded]
+            reason = f"{self.describe(node)} rounds to fp32 beside scores in {dtype}"
+            raise Refused(Code.DTYPE, reason, self.shadow.source(node))
 
     def describe(self, node: Node) -> str:
         origin = self.shadow.source(node)
@@ -173,40 +206,43 @@ class Reader:
     def _read(self, node: Node, index: Index) -> Expr:
         if node.op == "placeholder":
             return self._outside(self.shadow.leaves[node], index)
-        called = host.name(node)
-        if called in _PRODUCTS:
-            return self._product(node, index)
-        if called == "detach":
-            inner = self.read(node.args[0], index)  # type: ignore[arg-type]
-            return (
-                call("detach", inner)
-                if inner.kind == "f" and SCORE in set(postorder([inner]))
-                else inner
-            )
-        if called == "_to_copy":
-            return self._cast(node, index)
-        seen = through_view(self.space, node, index)
-        if seen is not None:
-            return self.read(*seen)
-        if called in JOINS:
-            return self._joined(node, index)
-        if called in ("tril", "triu"):
-            return self._triangle(node, index)
-        if called in FILLED:
-            return self._filled(node)
-        if called in ("arange", "eye"):
-            return self._indices(node, index)
         if node.op == "get_attr":
             return self._constant(node)
+        called = host.name(node)
+        if called in _READERS:
+            read: Callable[[Node, Index], Expr] = getattr(self, _READERS[called])
+            return read(node, index)
+        seen = through_view(self.space, node, index)
+        if seen is not None:
+            found = self.read(*seen)
+            return self._over(node.args[0], index, found) if called in _SCATTERS else found
         if called == "getitem" and node.args[1] == 0 and host.name(node.args[0]) in POINTWISE:  # type: ignore[arg-type]
             return self._pointwise(node.args[0], index, tensor_of(node))  # type: ignore[arg-type]
         if called in POINTWISE and isinstance(node.meta.get("val"), torch.Tensor):
             return self._pointwise(node, index, tensor_of(node))
         raise self._refusal(node.args[0] if called == "getitem" else node)
 
-    def _outside(self, leaf: Node, index: Index) -> Expr:
+    def _detached(self, node: Node, index: Index) -> Expr:
+        """Without its gradient, where there may be one."""
+        x = self.read(node.args[0], index)  # type: ignore[arg-type]
+        wanted = any(
+            leaf is SCORE
+            or (
+                leaf.op == "aux"
+                and host.may_want_gradients(self.operands[int(leaf.value or 0)].leaf)
+            )
+            for leaf in (postorder([x]) if x.kind == "f" else ())
+        )
+        return call("detach", x) if wanted else x
+
+    def _over(self, covered: Any, index: Index, seen: Expr) -> Expr:
+        """What overwrites an element, with the gradient of zeros that this one has."""
+        wanted = seen.kind == "f" and wants_gradients(covered, self.shadow)
+        return covering(seen, real(self.read(covered, index))) if wanted else seen
+
+    def _outside(self, leaf: Node, index: Index, detached: bool = False) -> Expr:
         """An operand from outside: one auxiliary tensor for each index that it is read at."""
-        operand = Operand(leaf, index)
+        operand = Operand(leaf, index, detached=detached)
         if operand not in self.operands:
             self.operands.append(operand)
         return aux(self.operands.index(operand), kind_of(host.tensors(leaf)[0].dtype))
@@ -226,20 +262,38 @@ class Reader:
     def _product(self, node: Node, index: Index) -> Expr:
         if self.score is None:
             self.score = (node, index)
-        if self.score[0] is not node:
+        if self.score[0] is not node and not self._is_twin(node, index):
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         if self.score[1] != index or any(a.is_fixed or a.part for a in flat(index)):
             raise Refused(Code.CROSS_ELEMENT, "a weight depends on scores of different positions")
         if host.name(node) not in _ADDED_PRODUCTS:
             return SCORE
+        added: Node = node.args[0]  # type: ignore[assignment]
         options = {"beta": const(1.0), "alpha": const(1.0)}
         options.update({name: real(self._argument(given)) for name, given in node.kwargs.items()})
         score = call("mul", SCORE, options["alpha"])
-        if options["beta"].is_const and options["beta"].value == 0:
-            return score  # as BLAS has it: what is added is then not even read
-        added: Node = node.args[0]  # type: ignore[assignment]
         at = broadcast(index, tensor_of(node).shape, tensor_of(added).shape)
+        if options["beta"].is_const and options["beta"].value == 0:
+            return self._over(added, at, score)  # as BLAS has it: what is added is not even read
         return call("add", call("mul", real(self.read(added, at)), options["beta"]), score)
+
+    def _is_twin(self, node: Node, index: Index) -> bool:
+        """Whether a product is the first one, written once more: of the same elements."""
+        assert self.score is not None
+        first, at = self.score
+        if at != index or tensor_of(first).dtype != tensor_of(node).dtype:
+            return False
+        if tensor_of(self._factors(first)[0]).shape != tensor_of(self._factors(node)[0]).shape:
+            return False
+        inner = self._contracted(first)
+        return self._factor_operands(first, at, inner) == self._factor_operands(node, at, inner)
+
+    def _factor_operands(self, product: Node, at: Index, inner: Digits) -> tuple[Operand, Operand]:
+        left, right = self._factors(product)
+        return (
+            self.operand(left, (*at[:-1], inner)),
+            self.operand(right, (*at[:-2], inner, at[-1])),
+        )
 
     def _argument(self, given: Any) -> Expr:
         """A number, literal or symbolic, as an expression."""
@@ -249,7 +303,7 @@ class Reader:
         if isinstance(value, torch.SymFloat) and isinstance(given, Node):
             held = _read_number(self.shadow.leaves.get(given))
             if held is not None:
-                return real(self._outside(held, ()))
+                return real(self._outside(held, (), detached=True))
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return symbolic.expression(value, self.scalars)
         raise Refused(Code.POINTWISE_OP, f"an argument of type {type(value).__name__}")
@@ -261,8 +315,9 @@ class Reader:
             raise Refused(Code.DEVICE, f"{self.describe(node)} moves the scores to another device")
         kind = kind_of(new)
         if kind != "f":
-            if kind == "i" and new not in (torch.int64, torch.int32) and old != torch.bool:
-                raise Refused(Code.DTYPE, f"{self.describe(node)} rounds to {new}")
+            if old == torch.float64:
+                self.wide = source
+            self._check_fit(x, new, node)
             return as_kind(kind, x)
         self._note_width(node)
         origin = self.shadow.source(node)
@@ -270,13 +325,24 @@ class Reader:
         exact = old == new or (old, new) in _EXACT or kind_of(old) == "b"
         if exact or not explicit:
             return real(x)
-        if new in _ROUNDING:
-            return call(_ROUNDING[new], real(x))
+        if new in ROUNDING:
+            return call(ROUNDING[new], real(x))
         if kind_of(old) != "i":
             raise Refused(Code.DTYPE, f"{self.describe(node)} rounds from {old} to {new}")
-        if new == torch.float32 and any(leaf.op == "aux" for leaf in postorder([x])):
-            self.narrow = node
+        if new == torch.float32:
+            self.singles[real(x)] = node
         return real(x)
+
+    @functools.cached_property
+    def _ranges(self) -> Callable[[Expr], Range]:
+        dtype_of = lambda operand: host.tensors(operand.leaf)[0].dtype
+        return leaf_ranges(self.operands, self.scalars, self.positions, dtype_of)
+
+    def _check_fit(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
+        """Integers of a program do not wrap: those of the model must not either."""
+        if not fits(x, dtype, self._ranges):
+            reason = f"{self.describe(node)} may go beyond what {dtype} holds"
+            raise Refused(Code.DTYPE, reason, self.shadow.source(node))
 
     def _note_width(self, node: Node) -> None:
         if tensor_of(node).dtype == torch.float64:
@@ -301,11 +367,15 @@ class Reader:
             return as_kind(kind, call("eq", row, column))
         start = self._argument(node.args[0]) if len(node.args) > 1 else const(0)
         step = self._argument(node.args[2]) if len(node.args) > 2 else const(1)
-        if tensor_of(node).dtype in _ROUNDING:
+        if tensor_of(node).dtype in ROUNDING:
             raise Refused(Code.DTYPE, f"{self.describe(node)} counts in {tensor_of(node).dtype}")
         if start.kind != "i" or step.kind != "i":
             raise Refused(Code.POINTWISE_OP, f"{self.describe(node)} steps through real numbers")
-        return as_kind(kind, call("add", start, call("mul", self._position(index[0]), step)))
+        count = call("add", start, call("mul", self._position(index[0]), step))
+        self._check_fit(count, tensor_of(node).dtype, node)
+        if tensor_of(node).dtype == torch.float32:
+            self.singles[real(count)] = node
+        return as_kind(kind, count)
 
     def _position(self, digits: Digits) -> Expr:
         if not digits:
@@ -314,12 +384,19 @@ class Reader:
             self.positions.append(digits)
         return Expr("index", (), self.positions.index(digits), "i")
 
-    def _filled(self, node: Node) -> Expr:
+    def _filled(self, node: Node, _: Index) -> Expr:
         given = dict(node.kwargs)
         fill = FILLED[host.name(node)](
             *node.args, *([given["fill_value"]] if "fill_value" in given else [])
         )
-        return as_kind(kind_of(tensor_of(node).dtype), self._argument(fill))
+        found, dtype = self._argument(fill), tensor_of(node).dtype
+        self._check_fit(found, dtype, node)
+        found = as_kind(kind_of(dtype), found)
+        if dtype in ROUNDING and found.is_const:
+            found = rounded_literal(float(found.value or 0), dtype)
+        if dtype == torch.float32:
+            self.singles[found] = node
+        return found
 
     def _constant(self, node: Node) -> Expr:
         held: Any = getattr(node.graph.owning_module, str(node.target), None)
@@ -334,13 +411,9 @@ class Reader:
 
     def _pointwise(self, node: Node, index: Index, result: torch.Tensor) -> Expr:
         kind = kind_of(result.dtype)
-        if kind == "i" and result.dtype != torch.int64:
-            raise Refused(Code.DTYPE, f"{self.describe(node)} computes in {result.dtype}")
-        if kind == "f" and result.dtype == torch.float64:
+        if decides_in_fp64(node) if kind != "f" else result.dtype == torch.float64:
             self.wide = node
-        args = [self._pointwise_operand(a, index, result) for a in node.args]
-        if kind == "b" and (narrow := _meets_in(node)) is not None:
-            args = [_rounded(a, narrow) for a in args]
+        args = self._pointwise_operands(node, index, result)
         options = {
             name: given if isinstance(given, str) or given is None else self._argument(given)
             for name, given in node.kwargs.items()
@@ -354,13 +427,44 @@ class Reader:
                 f"{self.describe(node)} is not in the vocabulary: {error}",
                 self.shadow.source(node),
             ) from None
+        if host.name(node) in _OVERWRITES:
+            found = self._over(node.args[0], index, found)
         if found.kind != kind:
             raise Refused(
                 Code.POINTWISE_OP, f"{self.describe(node)} changes kind from {found.kind} to {kind}"
             )
-        if result.dtype in _ROUNDING and _has_places(found):
+        if result.dtype in ROUNDING and _has_places(found):
             self.rounded.add(found)
+        if host.name(node) in REWORDED and found.op not in ("pow", "exp2"):
+            self.reworded.add(found)
+        self._check_fit(found, result.dtype, node)
+        if result.dtype == torch.float32:
+            self.singles[found] = node
         return found
+
+    def _pointwise_operands(self, node: Node, index: Index, result: torch.Tensor) -> list[Any]:
+        called = host.name(node)
+        given = list(node.args)
+        if called in _OVERWRITES:  # what was there before is not read
+            given[0] = None
+        if called == "nan_to_num" and result.is_floating_point():
+            greatest = torch.finfo(result.dtype).max
+            given += [None] * (4 - len(given))
+            given[1:] = [
+                x if x is not None else y
+                for x, y in zip(given[1:], (0.0, greatest, -greatest), strict=True)
+            ]
+        args = [self._pointwise_operand(a, index, result) for a in given]
+        meets = meeting_dtype(node, called, result.dtype)
+        if meets in ROUNDING and called in ROUNDS_OPERANDS:
+            compared = called in COMPARISONS
+            args = [in_16_bits(x, a, meets, compared) for x, a in zip(args, given, strict=True)]
+        for x in args:
+            if isinstance(x, Expr) and x.kind == "i":
+                self._check_fit(x, meets, node)
+                if meets == torch.float32:
+                    self.singles[real(x)] = node
+        return args
 
     def _pointwise_operand(self, given: Any, index: Index, result: torch.Tensor) -> Any:
         if given is None or isinstance(given, str):
@@ -417,21 +521,6 @@ def _has_places(x: Expr) -> bool:
     """A term of positions, and of no score."""
     leaves = {leaf.op for leaf in postorder([x]) if not leaf.args}
     return "index" in leaves and "s" not in leaves
-
-
-def _meets_in(node: Node) -> str | None:
-    """The 16-bit type that integers are brought to by what they are compared with, if one is."""
-    given = [a.meta["val"] for a in node.args if isinstance(a, Node) and "val" in a.meta]
-    reals = [
-        t.dtype for t in given if isinstance(t, torch.Tensor) and t.dim() and t.is_floating_point()
-    ]
-    return _ROUNDING.get(functools.reduce(torch.promote_types, reals)) if reals else None
-
-
-def _rounded(x: Any, narrow: str) -> Any:
-    """Integers as they are compared with reals of 16 bits."""
-    counts = isinstance(x, Expr) and x.kind == "i" and not x.is_const
-    return call(narrow, real(x)) if counts else x
 
 
 def _read_number(leaf: Node | None) -> Node | None:

@@ -130,6 +130,14 @@ class Padding:
             return keys[0] == keys[1]
         return _compat.guarded_equal(*(self._ragged[key] for key in keys))
 
+    def summed_lengths(self, node: Node) -> Node | None:
+        """The lengths whose running sums, after a zero, a node returns, if it is known to, and
+        nothing on the way is changed in place.
+        """
+        way = _running_sums(node)
+        changed = any(self._changes(host.storages(n)) for n in way)
+        return None if changed or not way else way[-1]
+
     def _key(self, node: Node) -> Hashable:
         if node not in self._keys:
             self._keys[node] = self._made(node)
@@ -150,8 +158,8 @@ class Padding:
             return node
         if not given or self._changes(own):
             return node
-        lengths = summed_lengths(node)
-        if lengths is not None and not self._changes(host.storages(lengths)):
+        lengths = self.summed_lengths(node)
+        if lengths is not None:
             return ("offsets of", self._key(lengths))
         if called in _KEEPS_VALUES and _keeps_integers(node):
             return self._key(given[0])
@@ -215,7 +223,7 @@ class Padding:
                 f"{name} is not made by padding alone: act on the values before they are padded",
             )
         here, there = self.host.ambient[pad.node], self.host.ambient[end]
-        if (here.grad, here.transforms) != (there.grad, there.transforms):
+        if here.modes != there.modes:
             raise Refused(Code.GRAD_MODE, f"{name} is padded in another gradient mode")
         held = host.storages(pad.values) | host.storages(pad.offsets)
         place = self.host.order
@@ -300,32 +308,35 @@ def is_nested(node: Node) -> bool:
     )
 
 
-def summed_lengths(node: Node) -> Node | None:
-    """The lengths whose running sums, after a zero, a node returns, if it is known to."""
+def _running_sums(node: Node) -> list[Node]:
+    """The way from offsets to the lengths that they are the running sums of, after a zero; empty
+    where they are not known to be.
+    """
     called, args = host.name(node), node.args
     if called == "asynchronous_complete_cumsum":
-        return node.all_input_nodes[0]
+        return [node, node.all_input_nodes[0]]
     if called in ("pad", "constant_pad_nd") and tuple(args[1]) == (1, 0):  # type: ignore[arg-type]
         rest = [*args[2:], *node.kwargs.values()]
-        return _summed(args[0]) if all(x in ("constant", None, 0) for x in rest) else None
+        return _summed([node], args[0]) if all(x in ("constant", None, 0) for x in rest) else []
     if called in ("cat", "concat") and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
         zero, sums = args[0]
         if isinstance(zero, Node) and host.name(zero) in ("zeros", "new_zeros", "zeros_like"):
             (made,) = host.tensors(zero) or [torch.empty(0)]
-            return _summed(sums) if same(made.numel(), 1) else None
-    return None
+            return _summed([node, zero], sums) if same(made.numel(), 1) else []
+    return []
 
 
-def _summed(node: Any) -> Node | None:
-    """The lengths that `node` is the cumulative sum of, in integers."""
+def _summed(way: list[Node], node: Any) -> list[Node]:
+    """`way`, and on from a cumulative sum in integers to the lengths that are summed."""
     while isinstance(node, Node) and host.name(node) in _KEEPS_VALUES and _keeps_integers(node):
+        way = [*way, node]
         node = node.all_input_nodes[0]
     if not isinstance(node, Node) or host.name(node) != "cumsum":
-        return None
+        return []
     (made,) = host.tensors(node)
     lengths = node.all_input_nodes[0]
     counted = made.dim() == 1 and made.dtype in (torch.int32, torch.int64)
-    return lengths if counted and host.tensors(lengths)[0].dim() == 1 else None
+    return [*way, node, lengths] if counted and host.tensors(lengths)[0].dim() == 1 else []
 
 
 def _keeps_integers(node: Node) -> bool:

@@ -6,6 +6,7 @@ of what makes its operands, until it is understood. Nothing of the graph is chan
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +21,7 @@ from ..options import Options
 from ..problem import Problem
 from ..rejection import Code, GDPAError, Rejection
 from ..score_mod import Aux, ScoreMod
-from . import host, profit, shadow
+from . import host, profit, saved, shadow
 from .candidates import Candidate, HostGraph
 from .canonical import canonical
 from .frame import alike, is_zero, product, same
@@ -29,11 +30,13 @@ from .jagged import Sides, sides
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
 from .matcher import read
 from .padding import NotPadded, Padding, Sink
+from .reached import with_gradients
 from .reading import Operand, Reading
 from .recipe import Handle, Recipe, Writer
 from .region import Finder, Region
-from .result import Refused
+from .result import Refused, internal_error
 
+log = logging.getLogger("gdpa_inductor")
 Supports = Callable[[Problem], object]
 
 
@@ -91,10 +94,7 @@ class Analyst:
 
     def outcome(self, candidate: Candidate) -> Plan | Rejection:
         """Jagged if it can be, else dense; `Plan.notes` says why a side stays padded."""
-        location = host.location(candidate.second)
-        told = lambda refusal: Rejection(
-            refusal.code, refusal.reason, location, candidate.second.name
-        )
+        told = lambda refusal: rejection(candidate, refusal)
         notes: dict[Code, Rejection] = {}
         refused: Refused | None = None
         for attempt in self._attempts(candidate, notes, told):
@@ -110,6 +110,14 @@ class Analyst:
                     break
         assert refused is not None
         return told(refused)
+
+    def guarded(self, candidate: Candidate) -> Plan | Rejection:
+        """The outcome; an error of ours leaves the candidate as it is."""
+        try:
+            return self.outcome(candidate)
+        except Exception as error:
+            log.warning("a region could not be analysed", exc_info=True)
+            return rejection(candidate, internal_error(error))
 
     def _attempts(
         self, candidate: Candidate, notes: dict[Code, Rejection], told: Callable[..., Rejection]
@@ -135,7 +143,7 @@ class Analyst:
 
     def _plan(self, candidate: Candidate, attempt: Attempt) -> Plan:
         """What cannot be read of a mask or bias is taken as the model computes it."""
-        if len(candidate.firsts) > 1:
+        if not self.graph.is_one_product(candidate.firsts):
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         closed: set[Node] = set()
         while True:
@@ -173,6 +181,7 @@ class Analyst:
             raise Refused(Code.TOO_SMALL, "a dimension has size 0")
         ordered = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
         reading = read(shadow.trace(ordered, candidate.firsts[0], region.leaves, graph.ambient))
+        reading = with_gradients(reading)
         jagged = sides(self.padding, attempt.jagged, reading, attempt.sink, region.end)
         layout = jagged.layout(layout_of(reading, jagged.batch, jagged.rows))
         reading = replace(reading, aux=tuple(map(jagged.operand, reading.aux)))
@@ -214,6 +223,12 @@ class Analyst:
         return choice
 
 
+def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
+    """A refusal as a value, with its place."""
+    second = candidate.second
+    return Rejection(refusal.code, refusal.reason, host.location(second), second.name)
+
+
 def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
     """The program in terms of b, h, n and m, with its operands in the order of their first use."""
     used = [node for node in postorder([reading.weight]) if node.op == "aux"]
@@ -250,7 +265,11 @@ def _replacement(
 ) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
     """The calls that replace a region, tried on its fakes."""
     expected = host.tensors(region.end)[0]
-    recipe = Recipe(graph.ambient[region.end].grad, _compat.fake_mode_of(expected))
+    grad = graph.ambient[region.end].grad
+    leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
+    sides = [side.pad for side in (jagged.query, jagged.key) if side is not None]
+    copied = saved.to_copy(graph, region, leaves, [o.leaf for o in operands], sides) if grad else ()
+    recipe = Recipe(grad, _compat.fake_mode_of(expected), copied)
     try:
         layout = _without_upcasts(layout, expected.dtype)
         query = _operand(recipe, layout.query, query_dims(layout))
@@ -272,6 +291,8 @@ def _replacement(
         if region.sink is not None:
             result = recipe.sized(result, expected.shape)
         result = recipe.with_strides(result, expected)
+        if not grad and any(state.grad for state in graph.ambient.states.values()):
+            result = recipe.own(result)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
     if (
@@ -313,7 +334,9 @@ def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
 
 
 def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
-    handle = recipe.arrange(recipe.leaf(operand.leaf), operand.index, dims)  # type: ignore[arg-type]
+    handle = recipe.leaf(operand.leaf)
+    handle = recipe.detached(handle) if operand.detached else handle
+    handle = recipe.arrange(handle, operand.index, dims)  # type: ignore[arg-type]
     for dtype in operand.casts:
         handle = recipe.cast(handle, dtype)
     return handle

@@ -18,11 +18,15 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor from outside, the index it is read at, and the casts that it goes through."""
+    """A tensor from outside, the index it is read at, and the casts that it goes through.
+
+    detached: it is read as a number, by `.item()`, and so without a gradient.
+    """
 
     leaf: Node
     index: Index
     casts: tuple[torch.dtype, ...] = ()
+    detached: bool = False
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,21 +43,32 @@ class Handle:
 
 @dataclass
 class Recipe:
-    """The calls of one replacement, in order."""
+    """The calls of one replacement, in order. copied: tensors of the user's of which copies are
+    taken, since they change before the backward.
+    """
 
     grad: bool
     fake_mode: Any
+    copied: Collection[Node] = ()
     calls: list[Handle] = field(default_factory=list)
+    _copies: dict[tuple[Node, str], Handle] = field(default_factory=dict)
 
     def leaf(self, node: Node) -> Handle:
         """A tensor of the user's; of a nested one, its values."""
-        held = Handle(host.tensors(node)[0], node)
-        return self.call("values", held) if held.value.is_nested else held
+        return self._held(node, "values")
 
     def offsets(self, node: Node) -> Handle:
         """A tensor of offsets, or those of a nested tensor."""
+        return self._held(node, "offsets")
+
+    def _held(self, node: Node, part: str) -> Handle:
+        if (node, part) in self._copies:
+            return self._copies[node, part]
         held = Handle(host.tensors(node)[0], node)
-        return self.call("offsets", held) if held.value.is_nested else held
+        held = self.call(part, held) if held.value.is_nested else held
+        if node in self.copied:
+            held = self._copies[node, part] = self.call(torch.ops.gdpa.kept.default, held)
+        return held
 
     def call(self, target: Callable[..., Any] | str, *args: Any, **options: Any) -> Handle:
         """Run `target`, a function or a method's name, on fakes and note it. `args` may hold
@@ -91,10 +102,20 @@ class Recipe:
             return self._reshape(source, target)
         if any(len(digits) != 1 for digits in index):
             source = self.call(aten.reshape.default, source, [atom.size for atom in have])
-        wanted = list(itertools.chain.from_iterable(target))
-        kept = [atom for atom in wanted if atom in have]
-        if [have.index(a) for a in kept] != list(range(len(kept))):
-            source = self.call(aten.permute.default, source, [have.index(a) for a in kept])
+        source = self._expanded(self._permuted(source, have, target), have, target)
+        single = all(len(digits) <= 1 for digits in target)
+        return source if single else self._reshape(source, target)
+
+    def _permuted(self, source: Handle, have: Digits, target: Index) -> Handle:
+        """Dims `have`, one atom each, in the order of `target`."""
+        wanted = itertools.chain.from_iterable(target)
+        order = [have.index(atom) for atom in wanted if atom in have]
+        if order == list(range(len(order))):
+            return source
+        return self.call(aten.permute.default, source, order)
+
+    def _expanded(self, source: Handle, have: Digits, target: Index) -> Handle:
+        """A dim for each atom of `target`; those that are not among `have` are expanded."""
         dims: list[Digits] = []
         for digits in target:
             if not digits:
@@ -104,11 +125,9 @@ class Recipe:
                 if atom not in have:
                     source = self.call(aten.unsqueeze.default, source, len(dims))
                 dims.append((atom,))
-        if any(atom not in have for atom in wanted):
-            source = self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
-        return (
-            source if all(len(digits) <= 1 for digits in target) else self._reshape(source, target)
-        )
+        if set(have) >= set(itertools.chain.from_iterable(dims)):
+            return source
+        return self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
 
     def _selected(self, source: Handle, index: Index) -> tuple[Handle, Index]:
         """The tensor without the atoms that are fixed."""
@@ -139,6 +158,15 @@ class Recipe:
     def cast(self, source: Handle, dtype: torch.dtype) -> Handle:
         same_dtype = source.value.dtype == dtype
         return source if same_dtype else self.call(aten._to_copy.default, source, dtype=dtype)
+
+    def own(self, source: Handle) -> Handle:
+        """No view: one made under `no_grad` must not be written into where gradients flow."""
+        made = source.node is None and source.target is not torch.ops.gdpa.attention.default
+        return self.call(aten.detach.default, source) if made else source
+
+    def detached(self, source: Handle) -> Handle:
+        """Without a gradient. Whether an exported graph's operand wants one, nobody knows yet."""
+        return self.call(aten.detach.default, source) if self.grad else source
 
     def moved(self, source: Handle, device: torch.device) -> Handle:
         same_device = source.value.device == device
@@ -190,6 +218,7 @@ class Writer:
     def __init__(self, graph: HostGraph) -> None:
         self.host = graph
         self.replaced: dict[Node, Node] = {}
+        self.erased: set[Node] = set()
 
     def write(self, recipe: Recipe, before: Node, like: Node) -> dict[Handle, Node]:
         """Insert all calls before a node, with the source place of `like`."""

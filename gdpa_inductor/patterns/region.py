@@ -5,8 +5,8 @@ storages in place on the way. Everything else that enters is a leaf. It is safe 
 
     nothing outside sees its values, unless what sees them is pure and reaches no output and no
         mutation;
-    no leaf is changed between its use and the second product, by anyone, through any alias;
-    its values are changed by its own nodes only;
+    its values are changed by its own nodes only, and in-place calls leave its operands, and the
+        gradients of them, as they are (see `effects`);
     the gradient mode is one and the same, and no function transform is open.
 """
 
@@ -19,7 +19,7 @@ import torch
 from torch.fx import Node
 
 from ..rejection import Code
-from . import host
+from . import effects, host
 from .candidates import NO_WEIGHTS, Candidate, HostGraph
 from .padding import Padding, Sink
 from .result import Refused
@@ -74,8 +74,8 @@ class Finder:
 
         Raises Refused where it is not safe to replace.
         """
-        first, second = candidate.firsts[0], candidate.second
-        closure = self._closure(first, second) | set(sink.tail if sink else ())
+        second = candidate.second
+        closure = self._closure(candidate.firsts, second) | set(sink.tail if sink else ())
         nodes = sorted(closure, key=self.host.order.__getitem__)
         inside = set(nodes)
         for node in nodes:
@@ -91,14 +91,16 @@ class Finder:
         self._check_kinds(nodes, leaves)
         end = nodes[-1] if sink is None else sink.result
         self._check_ambient([*nodes, end])
-        makers, leaves = self._upstream(nodes, inside, leaves, depth, closed)
-        self._check_mutations(inside, makers, leaves, end)
+        makers, leaves = self._upstream([*nodes, end], inside, leaves, depth, closed)
+        effects.check(self.host, effects.Extent(nodes, makers, leaves, end))
         users = self._escapes(nodes, inside, () if sink is None else sink.unpad)
         dead, sizes, factories = map(tuple, users)
         return Region(tuple(nodes), tuple(makers), tuple(leaves), dead, sizes, factories, sink)
 
-    def _closure(self, first: Node, second: Node) -> set[Node]:
-        inside = {first, second}
+    def _closure(self, firsts: Sequence[Node], second: Node) -> set[Node]:
+        """firsts: one product, or several nodes that compute the same one."""
+        inside = {*firsts, second}
+        first = firsts[0]
         stack = [second]
         between = [
             m
@@ -110,7 +112,7 @@ class Finder:
                 for source in stack.pop().all_input_nodes:
                     if (
                         source not in inside
-                        and first in self.host.reach[source]
+                        and not self.host.reach[source].isdisjoint(firsts)
                         and not self.host.is_first(source)
                     ):
                         inside.add(source)
@@ -142,9 +144,13 @@ class Finder:
                 and not host.is_opaque(leaf)
                 and leaf not in self.host.mutators
                 and leaf not in closed
+                and not effects.is_overwritten(self.host, leaf, nodes[-1])
+                and not effects.is_watched(leaf)
             )
-            same_mode = self.host.ambient[leaf].transforms == 0 and (
-                self.host.ambient[leaf].grad == state.grad or not _wants_gradients(leaf)
+            here = self.host.ambient[leaf]
+            same_mode = here.transforms == 0 and (
+                (here.grad, here.inference) == (state.grad, state.inference)
+                or not _wants_gradients(leaf)
             )
             seen = (depth >= 1 and (host.is_view(leaf) or _is_upcast(leaf))) or (
                 depth >= 2 and self.host.spreads(leaf)
@@ -191,36 +197,6 @@ class Finder:
                     Code.GRAD_MODE,
                     f"{host.describe(node)} runs in another gradient mode than the second product",
                 )
-
-    def _check_mutations(
-        self, inside: set[Node], makers: list[Node], leaves: list[Node], end: Node
-    ) -> None:
-        uses = self._first_uses(inside, makers)
-        for leaf in leaves:
-            held, used = host.storages(leaf), uses.get(leaf, self.host.order[end])
-            for mutator, changed in self.host.mutators.items():
-                if changed & held and used < self.host.order[mutator] < self.host.order[end]:
-                    place = host.describe(mutator)
-                    raise Refused(
-                        Code.MUTATED_OPERAND,
-                        f"{place} changes an operand between its use and the output",
-                    )
-        outer = frozenset().union(*map(host.storages, leaves))
-        for mutator, changed in self.host.mutators.items():
-            if mutator in inside and changed & outer:
-                raise Refused(
-                    Code.MUTATED_OPERAND, f"{host.describe(mutator)} changes an operand in place"
-                )
-
-    def _first_uses(self, inside: set[Node], makers: list[Node]) -> dict[Node, int]:
-        """Where the contents of each leaf are first read. A view reads nothing: its users do."""
-        uses: dict[Node, int] = {}
-        for node in [*sorted(inside, key=self.host.order.__getitem__), *reversed(makers)]:
-            reads = node in inside or not host.is_view(node)
-            position = self.host.order[node] if reads else uses.get(node, self.host.order[node])
-            for source in node.all_input_nodes:
-                uses[source] = min(uses.get(source, position), position)
-        return uses
 
     def _escapes(
         self, nodes: list[Node], inside: set[Node], unpad: Sequence[Node]
@@ -322,7 +298,7 @@ def _is_readable(user: Node, inside: set[Node]) -> bool:
 
 def _wants_gradients(node: Node) -> bool:
     """Whether what it is made from has gradients: else no gradient mode makes a difference."""
-    return any(t.requires_grad for n in node.all_input_nodes for t in host.tensors(n))
+    return any(map(host.may_want_gradients, node.all_input_nodes))
 
 
 def _is_size_arithmetic(node: Node) -> bool:

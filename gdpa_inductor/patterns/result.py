@@ -12,6 +12,8 @@ from ..problem import Problem
 from ..rejection import Code, Rejection
 from ..score_mod import ScoreMod
 
+INTERNAL = "internal error"  # how the reason of such a refusal begins: always a bug of ours
+
 
 @dataclass(frozen=True)
 class Match:
@@ -20,7 +22,8 @@ class Match:
 
     `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
     `replaced`: the names of the nodes that the op stands for, in program order. `notes`: why a side
-    that is padded in the model stays padded.
+    that is padded in the model stays padded. `stands_for`: the node that returns the result, and
+    the one that returned it before.
     """
 
     problem: Problem
@@ -29,6 +32,7 @@ class Match:
     choice: object = None
     replaced: tuple[str, ...] = ()
     notes: tuple[Rejection, ...] = ()
+    stands_for: tuple[str, str] = ("", "")
 
     @property
     def score_mod(self) -> ScoreMod:
@@ -61,3 +65,9 @@ class Refused(Exception):
         self.code = code
         self.reason = reason
         self.node = node
+
+
+def internal_error(error: Exception) -> Refused:
+    """An error of this package, as a refusal: the model is left as it is."""
+    lines = str(error).strip().splitlines() or [""]
+    return Refused(Code.ANALYSIS, f"{INTERNAL}: {type(error).__name__}: {lines[0]}")

@@ -1,14 +1,16 @@
-"""From a user's graph to the same graph with every region replaced by one call of
-`gdpa::attention`.
+"""One pass over a user's graph: every region is replaced by one call of `gdpa::attention`.
 
 Each candidate is analysed in full before anything is changed; regions that overlap are decided in
 favour of the one with an activation. Then the replacements are written where the second products
-stood. Nodes outside the regions are neither run nor touched.
+stood. Nodes outside the regions are neither run nor touched. `judged` decides whether the result
+stays.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -20,31 +22,51 @@ from . import host, tables
 from .ambient import Ambient, State
 from .candidates import Candidate, HostGraph
 from .padding import Padding
-from .plan import Analyst, Plan, Supports
+from .plan import Analyst, Plan, Supports, rejection
 from .recipe import Writer
-from .result import Match, Result
+from .result import Match, Result, internal_error
+
+log = logging.getLogger("gdpa_inductor")
 
 
-def rewrite_graph(
-    gm: GraphModule, *, options: Options | None = None, supports: Supports | None = None
-) -> Result:
+@dataclass
+class Pass:
+    """What one pass is told. keep: called before the first change of any graph. banned: plans that
+    are not to be written, by the names of the nodes that each replaces.
+    """
+
+    options: Options
+    supports: Supports | None
+    keep: Callable[[], None]
+    banned: Collection[tuple[str, ...]] = ()
+
+
+class Unwritten(Exception):
+    """Plans could not be written; the graph is half changed. plans: what each replaces, and its
+    refusal.
+    """
+
+    def __init__(self, plans: Sequence[tuple[tuple[str, ...], Rejection]]) -> None:
+        super().__init__("regions could not be written")
+        self.plans = plans
+
+
+def rewrite_once(gm: GraphModule, told: Pass) -> Result:
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
-    Args:
-        supports: asked for every region; what it answers is kept as the match's `choice`, and a
-        falsy answer (a
-            Rejection) leaves the region as it is. None supports everything.
+    Raises Unwritten where that fails half-way.
     """
-    return _rewrite(gm, None, options or Options(), supports, set())
+    return _rewrite(gm, None, told, set(), frozenset())
 
 
 def _rewrite(
     gm: GraphModule,
     start: State | None,
-    options: Options,
-    supports: Supports | None,
+    told: Pass,
     seen: set[int],
+    later: frozenset[int],
 ) -> Result:
+    """later: storages that are changed after the graph has run."""
     if id(gm) in seen:
         return Result()
     seen.add(id(gm))
@@ -53,12 +75,37 @@ def _rewrite(
     worthwhile = _worthwhile(gm.graph)
     if not worthwhile and not calls:
         return found
-    ambient = Ambient.of(gm.graph, start)
+    try:
+        ambient = Ambient.of(gm.graph, start)
+        graph = HostGraph.of(gm.graph, ambient, later)
+        changed = [(body, _changed_after(graph, node, body)) for node, body in calls]
+    except Exception as error:
+        return _failed(error)
     for node, body in calls:
-        found += _rewrite(body, ambient.inside(node), options, supports, seen)
+        after = frozenset[int]().union(*(storages for other, storages in changed if other is body))
+        found += _rewrite(body, ambient.inside(node), told, seen, after)
     if worthwhile:
-        found += _rewrite_one(gm, HostGraph.of(gm.graph, ambient), options, supports)
+        found += _rewrite_one(gm, graph, told)
     return found
+
+
+def _failed(error: Exception) -> Result:
+    """A graph that could not be analysed at all."""
+    log.warning("a graph could not be analysed", exc_info=True)
+    refusal = internal_error(error)
+    return Result((), (Rejection(refusal.code, refusal.reason),))
+
+
+def _changed_after(graph: HostGraph, call: Node, body: GraphModule) -> frozenset[int]:
+    """The storages of a body's inputs that are changed after it was called."""
+    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+    given = _compat.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
+    found = set[int]()
+    for inner, outer in zip(inputs, given):
+        held = host.storages(outer) if isinstance(outer, Node) else set[int]()
+        if held & graph.later or graph.written(held, graph.order[call]):
+            found |= host.storages(inner)
+    return frozenset(found)
 
 
 def _worthwhile(graph: Graph) -> bool:
@@ -67,36 +114,53 @@ def _worthwhile(graph: Graph) -> bool:
     return len(products) > 1 or any(len(host.operands(n)) > 3 for n in products)
 
 
-def _rewrite_one(
-    gm: GraphModule, graph: HostGraph, options: Options, supports: Supports | None
-) -> Result:
-    plans: list[Plan] = []
-    refused: list[tuple[Candidate, Rejection]] = []
+def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
     writer = Writer(graph)
-    analyst = Analyst(graph, Padding.of(graph), writer, options, supports)
-    for candidate in graph.candidates():
-        outcome = analyst.outcome(candidate)
-        if isinstance(outcome, Plan):
-            plans.append(outcome)
-        else:
-            refused.append((candidate, outcome))
-    chosen = _compatible(plans, graph)
-    matches = [_commit(plan, writer) for plan in chosen]
-    biases = [writer.current(bias) for plan in chosen for bias in plan.biases]
-    tables.relieve(graph, biases, writer)
-    if matches:
+    try:
+        analyst = Analyst(graph, Padding.of(graph), writer, told.options, told.supports)
+        outcomes = [(candidate, analyst.guarded(candidate)) for candidate in graph.candidates()]
+    except Exception as error:
+        return _failed(error)
+    refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
+    plans = [plan for _, plan in outcomes if isinstance(plan, Plan)]
+    chosen = _compatible([p for p in plans if _replaced(p) not in told.banned], graph)
+    reported = _reported(refused, chosen)
+    if not chosen:
+        return Result((), reported)
+    told.keep()
+    banned = [_replaced(plan) for plan in chosen]
+    try:
+        matches = _written(chosen, writer)
         gm.recompile()
-    return Result(tuple(matches), _reported(refused, chosen))
+    except Exception as error:
+        log.warning("regions could not be written", exc_info=True)
+        blame = internal_error(error)
+        told_why = [rejection(plan.candidate, blame) for plan in chosen]
+        raise Unwritten(list(zip(banned, told_why, strict=True))) from error
+    return Result(tuple(matches), reported)
+
+
+def _written(chosen: Sequence[Plan], writer: Writer) -> list[Match]:
+    """Write all plans into the graph. Bodies go last: until then the graph can be put back."""
+    bodies: dict[Node, None] = {}
+    matches = [_commit(plan, writer, bodies) for plan in chosen]
+    biases = [writer.current(bias) for plan in chosen for bias in plan.biases]
+    tables.relieve(writer.host, biases, writer)
+    for node in bodies:
+        if not node.users:
+            _erase_body(node, writer.host.graph)
+    return matches
 
 
 def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
     """Plans that share no node: an activation before a mask before none, then as they come. In
-    program order.
+    program order. None whose result nobody sees: it vanishes with the scores that it is made of.
     """
     chosen: list[Plan] = []
     taken: set[Node] = set()
+    dead = {node for plan in plans for node in plan.region.dead}
     for plan in sorted(plans, key=lambda p: -p.rank):
-        if not taken & set(plan.region.all_nodes):
+        if plan.region.end not in dead and not taken & set(plan.region.all_nodes):
             chosen.append(plan)
             taken |= set(plan.region.all_nodes)
     return sorted(chosen, key=lambda p: graph.order[p.region.end])
@@ -108,23 +172,23 @@ def _reported(
     """One refusal for each second product; none for products that are part of a match."""
     taken = {node for plan in chosen for node in plan.region.all_nodes}
     found: dict[Node, Rejection] = {}
-    for candidate, rejection in refused:
+    for candidate, refusal in refused:
         inside_one_call = candidate.second in candidate.firsts
         if (
             not inside_one_call
             and candidate.second not in taken
             and not taken & set(candidate.firsts)
         ):
-            found.setdefault(candidate.second, rejection)
+            found.setdefault(candidate.second, refusal)
     return tuple(found.values())
 
 
 # Writing
 
 
-def _commit(plan: Plan, writer: Writer) -> Match:
-    """Write a plan into its graph and take the region out."""
-    end, region = plan.region.end, plan.region
+def _commit(plan: Plan, writer: Writer, bodies: dict[Node, None]) -> Match:
+    """Write a plan into its graph and take the region out, but for the bodies that it called."""
+    end, region, replaced = plan.region.end, plan.region, _replaced(plan)
     written = writer.write(plan.recipe, end, plan.candidate.second)
     result = written[plan.result]
     end.replace_all_uses_with(result)
@@ -132,16 +196,22 @@ def _commit(plan: Plan, writer: Writer) -> Match:
     if region.sink is not None:
         for node in region.sink.again:
             node.replace_all_uses_with(region.sink.offsets)
-    _erase(plan, writer)
+    bodies.update(dict.fromkeys(_erase(plan, writer)))
     name = next(
         written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default
     )
-    replaced = tuple(node.name for node in (*region.all_nodes, *region.dead))
-    return Match(plan.problem, host.location(result), name, plan.choice, replaced, plan.notes)
+    pair = (result.name, end.name)
+    place = host.location(result)
+    return Match(plan.problem, place, name, plan.choice, replaced, plan.notes, pair)
 
 
-def _erase(plan: Plan, writer: Writer) -> None:
-    """Take out a region, and what led to it and has no other use."""
+def _replaced(plan: Plan) -> tuple[str, ...]:
+    """The names of the nodes that a plan takes out."""
+    return tuple(node.name for node in (*plan.region.all_nodes, *plan.region.dead))
+
+
+def _erase(plan: Plan, writer: Writer) -> list[Node]:
+    """Take out a region, and what led to it and has no other use; the bodies that it called."""
     region, order, graph = plan.region, writer.host.order, writer.host.graph
     gone = {*region.all_nodes, *region.dead}.difference(region.factories)
     operand = host.operands(plan.candidate.firsts[0])[0]
@@ -151,13 +221,18 @@ def _erase(plan: Plan, writer: Writer) -> None:
     for node in region.sizes:
         gone.update(writer.replace_size(node, gone))
     bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}
-    for node in sorted(gone, key=order.__getitem__, reverse=True):
+    for node in sorted(gone - writer.erased, key=order.__getitem__, reverse=True):
         graph.erase_node(node)
+    writer.erased |= gone
     for node in sorted({*region.makers, *plan.pads}, key=order.__getitem__, reverse=True):
-        if node not in gone and not node.users:
+        if node not in writer.erased and not node.users:
             graph.erase_node(node)
-    for node in bodies:
-        if not node.users:
-            graph.erase_node(node)
-            if _compat.body_of(node) is not None:
-                delattr(graph.owning_module, str(node.target))
+            writer.erased.add(node)
+    return list(bodies)
+
+
+def _erase_body(node: Node, graph: Graph) -> None:
+    owned = _compat.body_of(node) is not None
+    graph.erase_node(node)
+    if owned:
+        delattr(graph.owning_module, str(node.target))

@@ -19,6 +19,7 @@ from ..rejection import Code
 from . import host
 from .ambient import Ambient
 from .result import Refused
+from .vocabulary import REASONS
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Shadow:
 def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: Ambient) -> Shadow:
     """Trace `nodes`, in program order, the last of which is the result, as a function of `leaves`.
 
-    Raises Refused where that fails.
+    Raises Refused where that fails, and where random numbers are drawn, be they used or not.
     """
     values = [_leaf_value(leaf) for leaf in leaves]
     origin: dict[str, Node] = {}
@@ -55,15 +56,20 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
         known = _compat.traced_so_far()
         for node in nodes:
             with ambient[node].entered():
-                environment[node] = _execute(node, environment)
+                environment[node] = execute(node, environment)
             written = _compat.traced_so_far()
-            origin.update(dict.fromkeys(written - known, node))
+            new = written.keys() - known.keys()
+            if any(_compat.draws_random(written[name]) for name in new):
+                raise Refused(Code.DROPOUT, f"{host.describe(node)} {REASONS[Code.DROPOUT]}")
+            origin.update(dict.fromkeys(new, node))
             known = written
         return environment[nodes[-1]]
 
     sample = next(v for v in values if isinstance(v, torch.Tensor))
     try:
         traced = _compat.trace_functional(run, values, _compat.fake_mode_of(sample))
+    except Refused:
+        raise
     except Exception as error:  # whatever a trace may raise, the model is left as it is
         raise Refused(
             Code.ANALYSIS, f"the region could not be traced: {_first_line(error)}"
@@ -85,7 +91,7 @@ def _leaf_value(leaf: Node) -> Any:
     raise Refused(Code.ANALYSIS, f"{host.describe(leaf)} has no known value")
 
 
-def _execute(node: Node, environment: dict[Node, Any]) -> Any:
+def execute(node: Node, environment: dict[Node, Any]) -> Any:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), environment.__getitem__)
     target: Any = node.target
     if node.op == "call_method":

@@ -14,8 +14,8 @@ import torch
 from ..expr import Expr, call, const, scalar
 from ..rejection import Code
 from .frame import Size
+from .kinds import real
 from .result import Refused
-from .vocabulary import real
 
 
 def expression(value: torch.SymInt | torch.SymFloat, scalars: list[Size]) -> Expr:

@@ -185,7 +185,7 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
     """A node as a lookup in a table that learns."""
     if host.name(node) not in _LOOKUPS or len(host.tensors(node)) != 1 or node in graph.mutators:
         return None
-    if host.name(node) == "embedding" and _given(node, 6, "sparse"):
+    if _is_sparse(node):
         return None
     given = [n for n in node.all_input_nodes if host.tensors(n)]
     tables = [n for n in given if host.tensors(n)[0].is_floating_point()]
@@ -200,6 +200,14 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
     if size is None or count is None or not 0 < size <= count:
         return None  # a copy of the whole table is for those that are much looked at
     return _in_copies(node, tables[0], _copies(size, count)) or Lookup(node, tables[0])
+
+
+def _is_sparse(node: Node) -> bool:
+    """Whether it asks for a sparse gradient, which no copy of the table may have."""
+    if host.name(node) == "gather":
+        return bool(_given(node, 3, "sparse_grad"))
+    position = 4 if isinstance(node.target, _compat.OpOverload) else 6
+    return host.name(node) == "embedding" and bool(_given(node, position, "sparse"))
 
 
 def _in_copies(node: Node, table: Node, copies: int) -> Lookup | None:

@@ -50,14 +50,21 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
     if called == "select":
         dim, at = args[0] % len(shape), args[1]
         return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, at, 1)
-    if called == "slice":
-        if all(map(same, shape, made)) and (len(args) < 4 or args[3] == 1):
-            return source, index
-        dim, start = (args[0] % len(shape) if args else 0), (args[1] if len(args) > 1 else 0)
-        if len(args) > 3 and args[3] != 1:
-            return None
-        return _narrowed(space, source, index, dim, start or 0, made[dim])
-    return None
+    return _through_slice(space, source, index, args, made) if called == "slice" else None
+
+
+def _through_slice(
+    space: Space, source: Node, index: Index, args: Sequence[Any], made: torch.Size
+) -> tuple[Node, Index] | None:
+    """`made`: the shape of the slice."""
+    given = dict(enumerate(args))
+    if given.get(3, 1) != 1:
+        return None
+    shape = tensor_of(source).shape
+    if all(map(same, shape, made)):
+        return source, index
+    dim = given.get(0, 0) % len(shape)
+    return _narrowed(space, source, index, dim, given.get(1) or 0, made[dim])
 
 
 def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:

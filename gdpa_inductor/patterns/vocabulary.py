@@ -14,35 +14,11 @@ from typing import Any
 
 from ..expr import Expr, call, const
 from ..rejection import Code
+from . import activations
+from .kinds import Unknown, as_kind, either, literal, negation, real, where
 
 Rule = Callable[..., Expr]
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
-
-
-class Unknown(ValueError):
-    """The call has no expression: an option or an operand is out of the vocabulary."""
-
-
-def as_kind(kind: str, x: Expr) -> Expr:
-    """Convert as type promotion does: truth values to 0 and 1, integers to reals; to "b" by
-    comparison with zero.
-    """
-    if x.kind == kind:
-        return x
-    if x.is_const and x.value is not None:
-        return const({"f": float, "i": int, "b": bool}[kind](x.value))
-    return call({"f": "float", "i": "int", "b": "bool"}[kind], x)
-
-
-def real(x: Expr) -> Expr:
-    return as_kind("f", x)
-
-
-def literal(x: Expr | None) -> float:
-    """The value of a literal operand."""
-    if x is None or not x.is_const or x.value is None:
-        raise Unknown("an operand that must be a number is a tensor")
-    return float(x.value)
 
 
 def _function(name: str) -> Rule:
@@ -73,6 +49,24 @@ def _reversed_sub(kind: str, x: Expr, y: Expr, alpha: Expr | None = None) -> Exp
 
 def _unary(name: str) -> Rule:
     return lambda kind, x: call(name, as_kind(kind, x))
+
+
+def _rounding(name: str) -> Rule:
+    """Rounding to a whole number: integers are whole."""
+    return lambda kind, x: call(name, real(x)) if kind == "f" else as_kind(kind, x)
+
+
+def _sign(kind: str, x: Expr) -> Expr:
+    if kind == "f":
+        return call("sign", real(x))
+    if kind == "b":
+        return as_kind("b", x)
+    x = as_kind("i", x)
+    return call("where", call("lt", x, 0), -1, as_kind("i", call("gt", x, 0)))
+
+
+def _relu(kind: str, x: Expr) -> Expr:
+    return call("maximum", as_kind("i", x), 0) if kind == "i" else call("relu", real(x))
 
 
 def _compare(name: str) -> Rule:
@@ -122,15 +116,20 @@ def _shift(name: str) -> Rule:
     return rule
 
 
-def _towards_zero(name: str) -> Rule:
-    """Division of integers that rounds towards zero, and what it leaves over."""
+def _towards_zero(quotient: bool) -> Rule:
+    """Division of integers that rounds towards zero, or what it leaves over. No integer is negated:
+    the least one has no opposite.
+    """
 
     def rule(kind: str, x: Expr, y: Expr) -> Expr:
         if kind != "i" or not y.is_const or literal(y) <= 0:
             raise Unknown("division that rounds towards zero, by what is no positive integer")
         x, y = as_kind("i", x), as_kind("i", y)
-        below = call("neg", call(name, call("neg", x), y))
-        return call("where", call("lt", x, 0), below, call(name, x, y))
+        rest = call("mod", x, y)
+        short = call("and", call("lt", x, 0), call("ne", rest, 0))
+        if quotient:
+            return call("add", call("floordiv", x, y), as_kind("i", short))
+        return call("sub", rest, call("where", short, y, 0))
 
     return rule
 
@@ -145,7 +144,7 @@ def _div(kind: str, x: Expr, y: Expr, *, rounding_mode: str | None = None) -> Ex
     if kind == "i" and rounding_mode == "floor":
         return call("floordiv", as_kind("i", x), as_kind("i", y))
     if rounding_mode == "trunc":
-        return _towards_zero("floordiv")(kind, x, y)
+        return _towards_zero(True)(kind, x, y)
     if rounding_mode is not None:
         raise Unknown("division with rounding")
     return call("div", real(x), real(y))
@@ -166,11 +165,18 @@ def _pow(kind: str, x: Expr, y: Expr) -> Expr:
     if y.is_const:
         return call("pow", real(x), literal(y))
     base = literal(x)
+    if base == 1.0:
+        return const(1.0)
     if base == 2.0:
         return call("exp2", real(y))
     if base <= 0.0:
         raise Unknown("a power of a negative number")
     return call("exp", real(y) * math.log(base))
+
+
+def _square(kind: str, x: Expr) -> Expr:
+    x = as_kind(kind, x)
+    return x * x if kind == "i" else call("pow", x, 2.0)
 
 
 def _clamp(
@@ -182,93 +188,58 @@ def _clamp(
         x = x if low is None else call("maximum", x, as_kind("i", low))
         return x if high is None else call("minimum", x, as_kind("i", high))
     x = real(x)
+    if any(bound is not None and not bound.is_const for bound in (low, high)):
+        return _clamp_between(x, low, high)
     if low is not None:
         x = call("clamp_min", x, literal(low))
     return x if high is None else call("clamp_max", x, literal(high))
 
 
-def where(kind: str, condition: Expr, x: Expr, y: Expr) -> Expr:
-    condition = as_kind("b", condition)
-    if kind != "b":
-        return call("where", condition, as_kind(kind, x), as_kind(kind, y))
-    return either(both(condition, as_kind("b", x)), both(negation(condition), as_kind("b", y)))
+def _clamp_between(x: Expr, low: Expr | None, high: Expr | None) -> Expr:
+    """Between bounds that are tensors or sizes, with the gradients that autograd gives.
 
-
-def both(x: Expr, y: Expr) -> Expr:
-    """x and y, literals folded."""
-    if x.is_const or y.is_const:
-        known, other = (x, y) if x.is_const else (y, x)
-        return other if known.value else const(False)
-    return call("and", x, y)
-
-
-def either(x: Expr, y: Expr) -> Expr:
-    """x or y, literals folded."""
-    if x.is_const or y.is_const:
-        known, other = (x, y) if x.is_const else (y, x)
-        return const(True) if known.value else other
-    return call("or", x, y)
-
-
-def negation(x: Expr) -> Expr:
-    if x.is_const:
-        return const(not x.value)
-    return x.args[0] if x.op == "not" else call("not", x)
-
-
-def _gelu(kind: str, x: Expr, *, approximate: str = "none") -> Expr:
-    return call("gelu_tanh" if approximate == "tanh" else "gelu", real(x))
-
-
-def _elu(kind: str, x: Expr, alpha: Any = None, scale: Any = None, slope: Any = None) -> Expr:
-    return call("elu", real(x), *(1.0 if p is None else literal(p) for p in (alpha, scale, slope)))
-
-
-def _celu(kind: str, x: Expr, alpha: Expr | None = None) -> Expr:
-    a = 1.0 if alpha is None else literal(alpha)
-    return call("elu", real(x), a, 1.0, 1.0 / a)
-
-
-def _leaky_relu(kind: str, x: Expr, slope: Expr | None = None) -> Expr:
-    return call("leaky_relu", real(x), 0.01 if slope is None else literal(slope))
-
-
-def _softplus(kind: str, x: Expr, beta: Expr | None = None, threshold: Expr | None = None) -> Expr:
-    b = 1.0 if beta is None else literal(beta)
-    return call("softplus", real(x), b, 20.0 if threshold is None else literal(threshold))
-
-
-def _hardtanh(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
-    lo = -1.0 if low is None else literal(low)
-    return call("hardtanh", real(x), lo, 1.0 if high is None else literal(high))
-
-
-def _log_sigmoid(kind: str, x: Expr) -> Expr:
-    x = real(x)
-    return call("minimum", x, 0.0) - call("log1p", call("exp", -call("abs", x)))
-
-
-def _softshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
-    x, c = real(x), 0.5 if bound is None else literal(bound)
-    outer = call("where", call("gt", x, c), x - c, x + c)
-    return call("where", call("le", call("abs", x), c), 0.0, outer)
-
-
-def _hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
-    x, c = real(x), 0.5 if bound is None else literal(bound)
-    return call("where", call("and", call("ge", x, -c), call("le", x, c)), 0.0, x)
-
-
-def _threshold(kind: str, x: Expr, bound: Expr, value: Expr) -> Expr:
-    return call("where", call("le", real(x), literal(bound)), literal(value), real(x))
-
-
-def _prelu(kind: str, x: Expr, slope: Expr) -> Expr:
-    return call("where", call("gt", real(x), 0.0), real(x), real(slope) * real(x))
+    A bound gets the gradient of the elements that it cuts: `low` only where it is below `high`. A
+    NaN among the three makes a NaN, and takes no gradient.
+    """
+    low, high = (None if bound is None else real(bound) for bound in (low, high))
+    spread = const(False)
+    for term in (x, low, high):
+        if term is not None and not term.is_const and term.op != "float":
+            spread = either(spread, call("isnan", term))
+    found = where("f", spread, const(math.nan), x)
+    if low is not None:
+        own = low if high is None else where("f", call("lt", low, high), low, call("detach", low))
+        found = call("where", call("lt", x, low), own, found)
+    if high is not None:
+        over = call("gt", x, high)
+        over = over if low is None else call("or", over, call("lt", high, low))
+        found = call("where", over, high, found)
+    return found + call("where", spread, math.nan, 0.0)
 
 
 def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
-    return real(x) + real(weight) * (real(y) - real(x))
+    """x + w (y - x) for |w| < 1/2, else y - (1 - w)(y - x), so that both ends are met exactly."""
+    x, y, w = real(x), real(y), real(weight)
+    if w.is_const:
+        near = abs(literal(w)) < 0.5
+        return x + w * (y - x) if near else y - (y - x) * (1.0 - literal(w))
+    near_x = call("lt", call("abs", w), 0.5)
+    return call("where", near_x, x, y) + call("where", near_x, w, w - 1.0) * (y - x)
+
+
+def _nan_to_num(
+    kind: str, x: Expr, nan: Expr | None = None, above: Expr | None = None,
+    below: Expr | None = None, **named: Expr | None,
+) -> Expr:  # fmt: skip
+    """With all three numbers: the greatest of a dtype are for the caller to fill in."""
+    if kind != "f":
+        return as_kind(kind, x)
+    fills = [named.get("nan", nan), named.get("posinf", above), named.get("neginf", below)]
+    zero, high, low = (literal(fill) for fill in (fills[0] or const(0.0), *fills[1:]))
+    x = real(x)
+    found = call("where", call("eq", x, math.inf), high, x)
+    found = call("where", call("eq", x, -math.inf), low, found)
+    return call("where", call("isnan", x), zero, found)
 
 
 def _addcmul(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None) -> Expr:
@@ -276,26 +247,26 @@ def _addcmul(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None)
 
 
 def _addcdiv(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None) -> Expr:
-    return real(x) + (const(1.0) if value is None else real(value)) * real(y) / real(z)
+    raise Unknown("its gradient squares the denominator, which may overflow or vanish")
 
 
 def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
     if decimals is not None and literal(decimals) != 0:
         raise Unknown("rounding to decimals")
-    return call("round", real(x))
+    return _rounding("round")(kind, x)
 
 
 # fmt: off
 POINTWISE: dict[str, Rule] = {
     "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"),
     "rsub": _reversed_sub, "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow,
-    "square": lambda kind, x: as_kind(kind, x) * as_kind(kind, x),
+    "square": _square,
     "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"),
     "minimum": _arithmetic("minimum", "and"), "clamp": _clamp,
     "clamp_min": lambda kind, x, c: _clamp(kind, x, c),
     "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
     "floor_divide": _integers("floordiv"), "remainder": _integers("mod"),
-    "fmod": _towards_zero("mod"), "lerp": _lerp,
+    "fmod": _towards_zero(False), "lerp": _lerp,
     "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
     "sqrt": _function("sqrt"), "rsqrt": _function("rsqrt"), "exp": _function("exp"),
     "exp2": _function("exp2"), "expm1": _function("expm1"), "log": _function("log"),
@@ -305,17 +276,19 @@ POINTWISE: dict[str, Rule] = {
     "sin": _function("sin"), "cos": _function("cos"),
     "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)), "tanh": _function("tanh"),
     "erf": _function("erf"), "special_erf": _function("erf"), "sigmoid": _function("sigmoid"),
-    "relu": _function("relu"), "silu": _function("silu"), "gelu": _gelu,
+    "relu": _relu, "nan_to_num": _nan_to_num,
+    "silu": _function("silu"), "gelu": activations.gelu,
     "hardswish": _function("hardswish"), "hardsigmoid": _function("hardsigmoid"),
-    "leaky_relu": _leaky_relu, "elu": _elu, "celu": _celu,
+    "leaky_relu": activations.leaky_relu, "elu": activations.elu, "celu": activations.celu,
     "selu": lambda kind, x: call("elu", real(x), _SELU_ALPHA, _SELU_SCALE, 1.0),
-    "softplus": _softplus, "mish": _function("mish"), "hardtanh": _hardtanh,
+    "softplus": activations.softplus, "mish": _function("mish"), "hardtanh": activations.hardtanh,
     "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
-    "log_sigmoid_forward": _log_sigmoid, "softshrink": _softshrink, "hardshrink": _hardshrink,
-    "threshold": _threshold, "_prelu_kernel": _prelu,
-    "sign": _function("sign"), "sgn": _function("sign"), "floor": _function("floor"),
-    "ceil": _function("ceil"), "trunc": _function("trunc"), "fix": _function("trunc"),
-    "round": _round, "frac": lambda kind, x: real(x) - call("trunc", real(x)),
+    "log_sigmoid_forward": activations.log_sigmoid,
+    "softshrink": activations.softshrink, "hardshrink": activations.hardshrink,
+    "threshold": activations.threshold, "_prelu_kernel": activations.prelu,
+    "sign": _sign, "sgn": _sign, "floor": _rounding("floor"), "ceil": _rounding("ceil"),
+    "trunc": _rounding("trunc"), "fix": _rounding("trunc"), "round": _round,
+    "frac": lambda kind, x: real(x) - call("trunc", real(x)),
     "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"),
     "gt": _compare("gt"), "ge": _compare("ge"), "logical_and": _logic("and"),
     "logical_or": _logic("or"), "logical_xor": _logic("xor"),
@@ -333,6 +306,9 @@ POINTWISE: dict[str, Rule] = {
     "zero": lambda kind, x: as_kind(kind, const(0)),
     "copy": lambda kind, x, source, *_: as_kind(kind, source),
 }
+
+# Reals that are computed in other words, so that the last bit may differ.
+REWORDED = frozenset(["log2", "log10", "tan", "pow", "lerp", "log_sigmoid_forward"])
 
 # Tensors of one value: how to find it among the arguments of the call.
 FILLED: dict[str, Callable[..., Any]] = {

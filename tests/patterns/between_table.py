@@ -280,3 +280,53 @@ def bias_of_query_and_position(q, k, v, table):
 @either(**HEADS)
 def product_inside_the_value(q, k, v):
     return F.silu(q @ k.mT) @ F.silu(k @ (q.mT @ q) @ k.mT @ v)
+
+
+# Numbers at their ends
+
+
+@fuse(**HEADS, mask="zero_one: n m")
+def lerp_from_a_fill(q, k, v, mask):
+    """A weight of 1 gives the scores themselves, not what is left of them beside -1e9."""
+    s = q @ k.mT
+    return F.relu(torch.lerp(torch.full_like(s, -1e9), s, mask)) @ v
+
+
+@fuse(**HEADS)
+def lerp_by_a_number(q, k, v):
+    s = q @ k.mT
+    return torch.lerp(s, F.relu(s), 0.7) @ v
+
+
+@fuse(**HEADS, low="n m", high="h 1 1")
+def clamp_between_tensors(q, k, v, low, high):
+    return torch.clamp(q @ k.mT, low, high) @ v
+
+
+@fuse(**HEADS, low="n m")
+def clamp_from_a_tensor(q, k, v, low):
+    return torch.clamp(q @ k.mT, min=low) @ v
+
+
+@fuse(**HEADS)
+def clamp_between_sizes(q, k, v):
+    return F.silu(torch.clamp(q @ k.mT, -q.shape[2], k.shape[2])) @ v
+
+
+@fuse(**HEADS)
+def numbers_for_nan_and_infinity(q, k, v):
+    return torch.nan_to_num((q @ k.mT).log(), 0.0, 1.0, -1.0) @ v
+
+
+@fuse(**HEADS)
+def scores_copied_into_an_empty_tensor(q, k, v):
+    s = q @ k.mT
+    return torch.empty_like(s).copy_(F.silu(s)) @ v
+
+
+@fuse(**HEADS)
+def scores_assigned_to_an_empty_tensor(q, k, v):
+    s = q @ k.mT
+    p = torch.empty_like(s)
+    p[:] = F.silu(s)
+    return p @ v

@@ -5,7 +5,7 @@ import math
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, SINGLE, either, fuse, leave
+from tests.patterns.rows import HEADS, SELF, SINGLE, either, fuse, leave, refuse
 
 BNHD = {"q": "b n h d", "k": "b m h d", "v": "b m h e"}
 
@@ -287,3 +287,69 @@ def linear_attention(q, k, v):
 def cross_covariance_attention(q, k, v):
     s = F.normalize(q.mT, dim=-1) @ F.normalize(k, dim=-2)
     return (s.softmax(-1) @ v.mT).mT
+
+
+@fuse(**HEADS)
+def product_of_torch_linalg(q, k, v):
+    return torch.linalg.matmul(F.silu(torch.linalg.matmul(q, k.mT)), v)
+
+
+@fuse(**HEADS)
+def einsum_by_lists_of_dims(q, k, v):
+    p = F.silu(torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4]))
+    return torch.einsum(p, [0, 1, 2, 4], v, [0, 1, 4, 5], [0, 1, 2, 5])
+
+
+@fuse(q="1 n d", k="1 m d", v="1 m e")
+def linear_with_values_for_a_weight(q, k, v):
+    return F.linear(F.silu(q @ k.mT), v[0].mT)
+
+
+@leave(q="1 n d", weight="m d", other="e m")
+def linear_with_a_scaled_weight(q, weight, other):
+    return F.linear(F.silu(F.linear(q, weight * 2)), other * 3)
+
+
+@fuse(**HEADS)
+def same_product_written_twice(q, k, v):
+    return (q @ k.mT) * torch.sigmoid(q @ k.mT) @ v
+
+
+@fuse(**HEADS)
+def same_product_in_two_spellings(q, k, v):
+    return (F.silu(q @ k.mT) + F.relu(torch.matmul(q, k.transpose(-1, -2)) / 2)) @ v
+
+
+@fuse(**HEADS, mask="bool: n m")
+def same_product_three_times(q, k, v, mask):
+    gate = torch.where(mask, torch.sigmoid(q @ k.mT), 0.0)
+    return (gate * F.relu(q @ k.mT) + torch.tanh(q @ k.mT)) @ v
+
+
+@refuse("SEVERAL_SCORES", **SELF)
+def product_and_its_mirror(q, k, v):
+    return (F.silu(q @ k.mT) + F.relu(k @ q.mT)) @ v
+
+
+@refuse("SEVERAL_SCORES", **HEADS)
+def product_and_that_of_other_rows(q, k, v):
+    return (F.silu(q @ k.mT) + F.relu(q.flip(2) @ k.mT)) @ v
+
+
+@refuse(
+    "MUTATED_OPERAND",
+    "SEVERAL_SCORES",
+    q="const: b h n d",
+    k="const: b h m d",
+    v="b h m e",
+)
+def product_again_after_a_write(q, k, v):
+    q = q * 1
+    s = q @ k.mT
+    q.mul_(2)
+    return (F.silu(s) + F.relu(q @ k.mT)) @ v
+
+
+@refuse("LAYOUT", **SINGLE, out="b n e")
+def second_product_added_to_something(q, k, v, out):
+    return torch.baddbmm(out, F.silu(torch.bmm(q, k.mT)), v)

@@ -320,3 +320,33 @@ def bias_with_more_heads_than_scores(q, k, v, bias):
 @refuse("CONTRACTION", "LAYOUT", "REDUCTION", **HEADS)
 def heads_contracted_too(q, k, v):
     return torch.einsum("bhnm,bhme->bne", F.silu(q @ k.mT), v)
+
+
+# Functions that no score program has, by their names
+
+
+@refuse("POINTWISE_OP", **HEADS)
+def complementary_error_function(q, k, v):
+    return torch.erfc(q @ k.mT) @ v
+
+
+@refuse("POINTWISE_OP", **HEADS)
+def arc_tangent(q, k, v):
+    return torch.atan(q @ k.mT) @ v
+
+
+@refuse("POINTWISE_OP", **HEADS)
+def hyperbolic_cosine(q, k, v):
+    return torch.cosh(q @ k.mT) @ v
+
+
+@refuse("POINTWISE_OP", **HEADS, bias="n m")
+def sum_of_exponentials(q, k, v, bias):
+    return torch.logaddexp(q @ k.mT, bias) @ v
+
+
+@refuse("POINTWISE_OP", **HEADS, divisor="positive: n m")
+def quotient_added(q, k, v, divisor):
+    """Its gradient squares the divisor, so that it overflows and vanishes where ours does not."""
+    s = q @ k.mT
+    return torch.addcdiv(s, s, divisor) @ v

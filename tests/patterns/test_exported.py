@@ -101,3 +101,23 @@ def test_parts_under_other_switches_are_read(function, decomposed) -> None:
     exact = without_gradients(**{x: t.double() for x, t in operands.items()}) * 2.0
     mine, theirs = ((x.double() - exact).norm() / exact.norm() for x in (found, wanted))
     assert mine <= theirs + 1e-6
+
+
+def test_frozen_inputs_may_change_before_the_backward() -> None:
+    """Eager keeps neither query nor key, which have no gradients; the op would."""
+
+    def attention(q, k, v, bias):
+        return F.relu(q @ k.mT + bias) ** 2 @ v
+
+    q, k, v = (torch.randn(2, 2, 4, 5) for _ in range(3))
+    given = {"q": q, "k": k, "v": v.requires_grad_(), "bias": torch.randn(4, requires_grad=True)}
+    made, report = rewritten(attention, given)
+    assert len(report.matches) == 1, report
+    trained = [given["v"], given["bias"]]
+    expected = torch.autograd.grad(attention(**given).sum(), trained)
+    out = made(**given)
+    with torch.no_grad():
+        q.zero_()
+        k.zero_()
+    for got, wanted in zip(torch.autograd.grad(out.sum(), trained), expected, strict=True):
+        torch.testing.assert_close(got, wanted)

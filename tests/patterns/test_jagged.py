@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gdpa_inductor.report import match_lines
 from tests._judge import compare
@@ -105,6 +106,62 @@ def test_nothing_leaks_from_neighbours_or_past_the_end():
         assert not out[12:].any()
     (match,) = recorder.matches
     assert match.problem.jagged_query and match.problem.jagged_key
+
+
+@pytest.mark.parametrize("offsets", [(2, 3, 1, 6), (0, 5, 2, 7), (3, 3, 1, 1), (2, 4, 4, 6)])
+def test_offsets_that_fbgemm_takes_do_not_raise(offsets):
+    """They decrease, or do not begin at 0: empty sequences, rows of nobody, rows of two."""
+    pytest.importorskip("fbgemm_gpu", exc_type=ImportError)
+    pad, unpad = torch.ops.fbgemm.jagged_to_padded_dense, torch.ops.fbgemm.dense_to_jagged
+
+    def attend(q, k, v, offsets):
+        q, k, v = (
+            pad(x.flatten(1), [offsets], [4], 0.0).view(-1, 4, 2, 3).transpose(1, 2)
+            for x in (q, k, v)
+        )
+        out = torch.sigmoid(q @ k.mT) @ v
+        return unpad(out.transpose(1, 2).flatten(2), [offsets], 8)[0]
+
+    recorder, cu = Recorder(), torch.tensor(offsets)
+    compiled = torch.compile(attend, backend=recorder)
+    leaves = [torch.randn(8, 2, 3, requires_grad=True) for _ in range(3)]
+    cotangent = torch.randn(8, 6)
+    found = []
+    for function in (attend, compiled):
+        out = function(*leaves, cu)
+        found.append([out, *torch.autograd.grad(out, leaves, cotangent)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5)
+    (match,) = recorder.matches
+    assert match.problem.jagged_query and match.problem.jagged_key
+
+
+@pytest.mark.parametrize("name", ["query", "key"])
+@pytest.mark.parametrize("fill", [float("nan"), float("inf"), -1e30])
+def test_zeros_times_padding_that_is_not_finite_are_no_zeros(name, fill):
+    """Gradients of rows that pads left out; a key's NaN, times zeros of the value."""
+    pytest.importorskip("fbgemm_gpu", exc_type=ImportError)
+    pad, unpad = torch.ops.fbgemm.jagged_to_padded_dense, torch.ops.fbgemm.dense_to_jagged
+
+    def attend(q, k, v, offsets):
+        fills = [fill if name == own else 0.0 for own in ("query", "key", "value")]
+        q, k, v = (
+            pad(x.flatten(1), [offsets], [4], own).view(-1, 4, 2, 3).transpose(1, 2)
+            for x, own in zip((q, k, v), fills)
+        )
+        out = F.silu(q @ k.mT) @ v
+        return unpad(out.transpose(1, 2).flatten(2), [offsets], 5)[0]
+
+    recorder, cu = Recorder(), torch.tensor([0, 2, 5])
+    compiled = torch.compile(attend, backend=recorder)
+    leaves = [torch.randn(5, 2, 3, requires_grad=True) for _ in range(3)]
+    found = []
+    for function in (attend, compiled):
+        out = function(*leaves, cu)
+        found.append([out, *torch.autograd.grad(out.sum(), leaves)])
+    torch.testing.assert_close(found[1], found[0], rtol=1e-4, atol=1e-5, equal_nan=True)
+    (match,) = recorder.matches
+    assert not getattr(match.problem, "jagged_" + name)
+    assert "JAGGED_FILL" in "\n".join(match_lines(match))
 
 
 def by_longest(q, k, v, offsets):

@@ -232,7 +232,15 @@ def test_names_are_not_given_to_what_is_close():
 
 
 def test_scales_are_folded():
-    assert canonical(call("silu", X * 0.5 * 4.0)) is call("silu", X * 2.0)
+    assert canonical(call("silu", X * 0.5 * 0.25)) is call("silu", X * 0.125)
+    assert canonical(call("silu", X * 2.0 * -4.0)) is call("silu", X * -8.0)
+
+
+@pytest.mark.parametrize("scales", [(4.0, 0.5), (1e38, 1e-38), (1e-38, 1e38), (0.5, 4.0)])
+def test_scales_that_overflow_or_vanish_between_are_not(scales):
+    """x·4 may be infinite where x·2 is not, and x/2 may vanish where 2x does not."""
+    written = X * scales[0] * scales[1]
+    assert canonical(written) is written
 
 
 # Found by the fuzzer

@@ -8,7 +8,8 @@ from typing import Any
 
 from cutlass import Int64, cute
 
-from ...expr import SCORE, Expr, call, const, d_silu, differentiate, postorder
+from ...expr import SCORE, Expr, call, const, postorder
+from ...slopes import d_silu, differentiate
 from ...terms import substitute
 from .backward_shapes import PARTS
 from .backward_tiles import Tile, Walk
@@ -72,7 +73,8 @@ class Line(Fixed):
         for letter, place in ((self.runs, there), (self.packed, self.tile.origin + there)):
             if letter in self.program.access(node):
                 offset += Int64(place) * Int64(strides[letter])
-        return of_kind(node, cute.make_tensor(self.lines[node] + offset, cute.make_layout(1))[0])
+        value = cute.make_tensor(self.lines[node] + offset, cute.make_layout(1))[0]
+        return of_kind(node, value, self.program.wide)
 
     def __call__(self, scores: Pair, indices: Pair) -> list[Any]:
         """The roots for two scores at the streamed rows `indices`."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from ...expr import GELU_ALPHA, GELU_BETA, Expr, fold, postorder
+from ...expr import GELU_ALPHA, GELU_BETA, Expr, fold, is_ordinary, postorder
 from .values import (
     Product,
     add,
@@ -218,6 +218,11 @@ PLAIN: dict[str, Callable] = {
 # fmt: on
 
 
+def _has_inverse(y) -> bool:
+    """A literal whose inverse is an ordinary number too."""
+    return is_literal(y) and bool(y) and is_ordinary(y) and is_ordinary(1.0 / y)
+
+
 def _fast_softplus(x, beta: float, threshold: float):
     scaled = multiply(x, float(beta))
     grown = multiply(log2(add(exp2(multiply(scaled, LOG2E)), 1.0)), LN2 / beta)
@@ -232,7 +237,7 @@ def _fast_mish(x):
 
 
 FAST: dict[str, Callable] = {
-    "div": lambda x, y: multiply(x, 1.0 / y) if is_literal(y) and y else PLAIN["div"](x, y),
+    "div": lambda x, y: multiply(x, 1.0 / y) if _has_inverse(y) else PLAIN["div"](x, y),
     "tanh": tanh,
     "exp": lambda x: exp2(multiply(x, LOG2E)),
     "exp2": exp2,

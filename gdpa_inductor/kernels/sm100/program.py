@@ -10,6 +10,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
 from ...expr import Expr, postorder
+from ...integers import wide
 from .config import Config
 from .emit import emit
 from .values import Fixed, Pair, each, smaller
@@ -33,7 +34,7 @@ class Program(Fixed):
         self.vectors = config.vectors
         self.roots = tuple(roots or (self.mod.weight,))
         self.nodes = list(postorder(self.roots))
-        self.wide = any(x.kind == "i" and x.op in ("mul", "int") for x in self.nodes)
+        self.wide = wide(self.roots)
 
     def index(self, value: Any) -> Pair:
         """A position as the program computes with it: 64 bits where integers are multiplied."""
@@ -54,7 +55,8 @@ class Program(Fixed):
 
     def read(self, node: Expr, places: dict[str, Any]) -> Any:
         """The element of an operand at `places`, as the node's kind wants it."""
-        return of_kind(node, cute.make_tensor(self.place(node, places), cute.make_layout(1))[0])
+        value = cute.make_tensor(self.place(node, places), cute.make_layout(1))[0]
+        return of_kind(node, value, self.wide)
 
     def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
         """The roots. leaves: values by name, positions as they are. operand(node): of an
@@ -70,13 +72,13 @@ class Program(Fixed):
         return emit(self.roots, self.mod.weight, leaf, self.fast)
 
 
-def of_kind(node: Expr, value: Any) -> Any:
-    """An element as a program computes with it."""
+def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
+    """An element as a program computes with it. wide: integers in 64 bits."""
     if node.kind == "b":
         return value != 0
     if node.kind == "f":
         return Float32(value)
-    return value if isinstance(value, Int64) else Int32(value)
+    return value if isinstance(value, Int64) else (Int64 if wide else Int32)(value)
 
 
 class Row(Fixed):
@@ -121,7 +123,12 @@ class Row(Fixed):
 
         def operand(node: Expr) -> Pair:
             if fetched and node in fetched:
-                return Pair(*(of_kind(node, fetched[node][at + lane]) for lane in range(2)))
+                return Pair(
+                    *(
+                        of_kind(node, fetched[node][at + lane], self.program.wide)
+                        for lane in range(2)
+                    )
+                )
             return self.loaded.get(node) or Pair(*(one(node, x) for x in m.lanes))
 
         return self.program.evaluate({**self.fixed, "s": s, "m": m}, operand)

@@ -1,0 +1,120 @@
+"""How large the integers of a program can become.
+
+A program's integers are those of torch's int64: a model's narrower integers wrap, and a kernel's
+may. `ranges` bounds every integer of a program from below and above; `wide` says whether a kernel
+needs 64 bits for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from .expr import Expr, postorder
+
+Range = tuple[int, int]
+ANY: Range = (-(1 << 63), (1 << 63) - 1)  # of what is not known
+TRUTH: Range = (0, 1)
+INT32: Range = (-(1 << 31), (1 << 31) - 1)
+# Rows, keys, heads and samples of one call, and its sizes: what a kernel counts in 32 bits, with
+# room for a sum of some of them.
+_PLACE: Range = (-(1 << 28), 1 << 28)
+# Elements of operands as far as sums of a few stay within 64 bits, times in nanoseconds included.
+MODEST: Range = (-(1 << 61), 1 << 61)
+_GIVEN = frozenset(["aux", "aux_lo", "aux_hi", "scalar"])
+_KEEPS = frozenset(["maximum", "minimum", "where"])  # an operand comes out as it is
+
+
+def inside(inner: Range, outer: Range) -> bool:
+    return outer[0] <= inner[0] and inner[1] <= outer[1]
+
+
+def ranges(roots: Sequence[Expr], leaf: Callable[[Expr], Range]) -> dict[Expr, Range]:
+    """The smallest and largest value of every integer term, and of no other. leaf: of a leaf that
+    is no literal.
+    """
+    found: dict[Expr, Range] = {}
+    for node in postorder(roots):
+        if node.kind != "i":
+            continue
+        if node.is_const:
+            known = (int(node.value or 0),) * 2
+        elif not node.args:
+            known = leaf(node)
+        else:
+            rule = _RULES.get(node.op)
+            given = [TRUTH if a.kind == "b" else found.get(a, ANY) for a in node.args]
+            known = ANY if rule is None else rule(*given)
+        found[node] = known if inside(known, ANY) else ANY  # it may wrap, as it does in torch
+    return found
+
+
+def wide(terms: Sequence[Expr]) -> bool:
+    """Whether a kernel must compute the integers of these terms in 64 bits.
+
+    Elements of operands may be as large as their dtype lets them be, so only comparisons and
+    choices of them do without.
+    """
+    found = ranges(terms, lambda node: ANY if node.op.startswith("aux") else _PLACE)
+    return any(
+        node.op in ("mul", "int") or (node.op not in _KEEPS and not inside(known, INT32))
+        for node, known in found.items()
+        if node.args or node.is_const
+    )
+
+
+def wrapping(terms: Sequence[Expr]) -> set[Expr]:
+    """The integer operations that may leave 64 bits, though every operand is MODEST."""
+    found = ranges(terms, lambda node: MODEST if node.op in _GIVEN else _PLACE)
+    return {node for node, known in found.items() if node.args and known == ANY}
+
+
+def sums(terms: Sequence[Expr]) -> set[Expr]:
+    """The integer leaves that enter a sum, a product or a quotient."""
+    made = [x for x in postorder(terms) if x.kind == "i" and x.op in _RULES.keys() - _KEEPS]
+    return {x for x in postorder(made) if not x.args and x.kind == "i"}
+
+
+def _add(x: Range, y: Range) -> Range:
+    return x[0] + y[0], x[1] + y[1]
+
+
+def _neg(x: Range) -> Range:
+    return -x[1], -x[0]
+
+
+def _mul(x: Range, y: Range) -> Range:
+    corners = [a * b for a, b in itertools.product(x, y)]
+    return min(corners), max(corners)
+
+
+def _abs(x: Range) -> Range:
+    return max(x[0], -x[1], 0), max(-x[0], x[1])
+
+
+def _floordiv(x: Range, y: Range) -> Range:
+    if y[0] <= 0 <= y[1]:
+        return ANY
+    corners = [a // b for a, b in itertools.product(x, y)]
+    return min(corners), max(corners)
+
+
+def _mod(x: Range, y: Range) -> Range:
+    if y[0] <= 0 <= y[1]:
+        return ANY
+    if y[0] > 0 and x[0] >= 0 and x[1] < y[0]:
+        return x
+    return min(y[0] + 1, 0), max(y[1] - 1, 0)
+
+
+def _union(_: Range, x: Range, y: Range) -> Range:
+    return min(x[0], y[0]), max(x[1], y[1])
+
+
+_RULES: dict[str, Callable[..., Range]] = {
+    "add": _add, "sub": lambda x, y: _add(x, _neg(y)), "mul": _mul, "neg": _neg, "abs": _abs,
+    "maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
+    "minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
+    "floordiv": _floordiv, "mod": _mod, "where": _union,
+    "int": lambda x: x,  # of a truth value; of a real it is unknown
+}  # fmt: skip

@@ -1,0 +1,59 @@
+"""Autograd functions of the user: whose backward is known to be the derivative of its forward.
+
+What such a function does to gradients is its author's word. The judge knows one pair: padding
+jagged values and taking the padding away, by the same offsets. Each is the other's transpose, where
+the gradient is padded with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Interpreter
+
+from .jagged import padding_of
+from .record import Event, Log, Ref
+
+
+def is_known(
+    log: Log, ran: Sequence[Event], bodies: Sequence[GraphModule], given: Sequence[Any]
+) -> bool:
+    """Whether the two bodies of an autograd function are such a pair, by a run of both on fakes.
+
+    ran: the operations of its call. Bodies that do more than pad or unpad are not run again.
+    """
+    if [padding_of(event) is None for event in ran if event.writes] != [False]:
+        return False
+    forward, backward = bodies
+    with torch.no_grad():
+        (results, *kept), there = _logged(log, lambda: Interpreter(forward).run(*given))
+        flat = results if isinstance(results, (tuple, list)) else [results]
+        coming = [torch.empty_like(x) if isinstance(x, Tensor) else x for x in flat]
+        saved = kept[0] if kept else ()
+        returned, back = _logged(log, lambda: Interpreter(backward).run(*coming, *saved))
+    if len(there) != 1 or len(back) != 1:
+        return False
+    if [isinstance(x, Tensor) for x in flat] != [True, *[False] * (len(flat) - 1)]:
+        return False
+    passed = returned if isinstance(returned, (tuple, list)) else [returned]
+    ends = [(log.ref(given[i]), log.ref(x)) for i, x in enumerate(passed) if isinstance(x, Tensor)]
+    return ends == [(there[0].args[0], back[0].results[0])] and _transposed(
+        there[0], back[0], log.ref(coming[0])
+    )
+
+
+def _logged(log: Log, call: Callable[[], Any]) -> tuple[Any, list[Event]]:
+    """What a call returns, and the operations that it has run, views left out."""
+    first = log.now
+    made = call()
+    return made, [event for event in log.events[first:] if event.writes]
+
+
+def _transposed(forward: Event, backward: Event, coming: Ref) -> bool:
+    there, back = padding_of(forward), padding_of(backward)
+    if there is None or back is None or there.pads == back.pads:
+        return False
+    return back.source == coming and back.offsets == there.offsets and back.fill == 0

@@ -1,0 +1,131 @@
+"""What autograd does on both sides: which values the output reaches, and what is kept for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from . import _compat
+from .interpret import Claim, Edge, Fault, Saved, SideBySide
+from .record import Incomplete
+
+
+def check_reach(whole: SideBySide, claim: Claim) -> None:
+    """Both sides of a claim reach the same operands of the rewritten graph, and no other leaf.
+
+    Raises Fault where they do not.
+    """
+    if not claim.before.requires_grad:
+        return
+    owners: dict[Edge, str] = {
+        edge: name for name in whole.cuts for edge in whole.edges.get(name, ())
+    }
+    after, gained = _reached(claim.after, owners)
+    # Other regions have operands of their own: those are no ends here.
+    owners = {edge: name for edge, name in owners.items() if name in after}
+    before, lost = _reached(claim.before, owners, whole.derived)
+    if lost - gained:
+        raise Fault("an operand would get no gradient", claim.after_node)
+    if after - before:
+        names = ", ".join(sorted(after - before))
+        raise Fault(f"{names} would get a gradient", claim.after_node)
+
+
+def note_view(whole: SideBySide, claim: Claim) -> None:
+    """Remember a result that is a view where it was none: some writes are then an error."""
+    if claim.after._is_view() and not claim.before._is_view():
+        whole.views.append(claim.before)
+    if _compat.is_fragile_view(claim.after) and not _compat.is_fragile_view(claim.before):
+        place = whole.log.ref(claim.before)
+        whole.fragile.append((place.storage, whole.log.now, claim.after_node))
+
+
+def check_views(whole: SideBySide) -> None:
+    """Raises Fault where a view made without gradients is written into while they flow."""
+    for storage, time, node in whole.fragile:
+        for event, _, _ in whole.log.writes[storage]:
+            if event.number >= time and event.grad:
+                raise Fault(f"`{event.name}` writes into a view made without gradients", node)
+
+
+def _reached(
+    tensor: Tensor, owners: dict[Edge, str], derived: Sequence[Any] | None = None
+) -> tuple[set[str], set[int]]:
+    """The values that are reached, be it through others, and leaves behind none of them.
+
+    derived: the functions of the user that may stand before a value; None for all of them.
+    """
+    names: set[str] = set()
+    leaves: set[int] = set()
+    seen: set[tuple[Edge, bool]] = set()
+    stack: list[tuple[Edge, bool]] = [(_compat.gradient_edge(tensor), False)]
+    while stack:
+        edge, behind = stack.pop()
+        if (edge, behind) in seen:
+            continue
+        seen.add((edge, behind))
+        if edge in owners:
+            names.add(owners[edge])
+            behind = True
+        node, number = edge
+        if node is None:
+            if not behind:
+                leaves.add(number)
+            continue
+        if derived is not None and not behind and _is_unknown(node, derived):
+            raise Incomplete("the gradient of an autograd function of the model is not known")
+        leaf = _compat.leaf_of(node)
+        following = [e for e in node.next_functions if e[0] is not None] if leaf is None else [leaf]
+        stack += [(e, behind) for e in following]
+    return names, leaves
+
+
+def _is_unknown(node: Any, derived: Sequence[Any]) -> bool:
+    return _compat.is_of_user(node) and node not in derived
+
+
+def check_saved(whole: SideBySide) -> None:
+    """What the rewritten graph alone keeps for the backward is not written later.
+
+    Raises Fault for a write in the graph, be it one that autograd does not see, and for what the
+    caller holds and may change before the backward.
+    """
+    common = {_version(whole, s) for s in whole.saved if s.side != "after"}
+    held = _held_by_the_caller(whole)
+    for saved in whole.saved:
+        if saved.side == "before" and (silent := _written_silently(whole, saved)):
+            raise Fault(f"the backward is to see the write of `{silent}`")
+    for saved in _own(whole.saved):
+        storage, version = _version(whole, saved)
+        if (storage, version) in common:
+            continue
+        if len(whole.log.writes[storage]) > version:
+            later = whole.log.writes[storage][version][0]
+            raise Fault(f"`{later.name}` changes what is kept for the backward", saved.node)
+        if storage in held:
+            raise Fault("what the caller may change is kept for the backward", saved.node)
+
+
+def _held_by_the_caller(whole: SideBySide) -> set[int]:
+    """The storages of inputs, parameters and results."""
+    return {whole.log.ref(x).storage for x in (*whole.inputs.passed, *whole.results)}
+
+
+def _written_silently(whole: SideBySide, saved: Saved) -> str:
+    """The name of a later write that autograd does not see."""
+    storage, version = _version(whole, saved)
+    later = whole.log.writes[storage][version:]
+    unseen = _compat.version_of(saved.tensor) == saved.version
+    return str(later[0][0].name) if later and unseen else ""
+
+
+def _own(saved: Iterable[Saved]) -> Iterator[Saved]:
+    return (s for s in saved if s.side == "after")
+
+
+def _version(whole: SideBySide, saved: Saved) -> tuple[Any, int]:
+    """The storage of a saved tensor, and how many writes it has seen."""
+    history = whole.log.writes[saved.ref.storage]
+    return saved.ref.storage, sum(event.number < saved.time for event, _, _ in history)

@@ -1,0 +1,258 @@
+"""The weights of recorded operations and of a score program, lane by lane (`gradients`: theirs).
+
+The recorded operations round where the program may leave a rounding out. So they are evaluated as
+they are and in fp64, each with the scores moved by a rounding up and down. The program, in its own
+precision or in fp64, must lie in the range of these results, or be NaN or infinite where one is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..expr import Expr, fold, torch_apply
+from .elements import CASTS, Evaluator
+from .fused import Fused
+from .operations import Index
+from .record import Event, Incomplete, Log, Ref
+from .samples import CASES, COUNT, Lanes
+
+Side = tuple[Ref, int, Index]  # a factor of a product: its place, when, and which elements
+SLACK = 32  # roundings of the narrowest type
+
+
+def apart(left: Tensor, right: Tensor, where: Tensor) -> Tensor:
+    """Lanes in which two values are not the same; NaN is one value."""
+    both_nan = left.isnan() & right.isnan() if left.is_floating_point() else torch.zeros_like(where)
+    return where & (left.double() != right.double()) & ~both_nan
+
+
+@dataclass
+class Recorded:
+    """The weights of one evaluation, from these scores."""
+
+    ev: Evaluator
+    weight: Tensor
+    score: Tensor
+
+
+@dataclass
+class Weights:
+    """One score per lane, at the coordinates `at`. products: the matrix products of the operations.
+
+    training: gradients are compared too. scored: the products that make the scores, and at which
+    index; what follows from them is for after `told_apart`. valid: the lanes in which eager raises
+    no error.
+    """
+
+    log: Log
+    lanes: Lanes
+    products: Sequence[Event]
+    call: Fused
+    at: dict[str, Tensor]
+    training: bool
+    valid: Tensor = field(default_factory=lambda: torch.ones(COUNT, dtype=torch.bool))
+    scored: dict[Event, Index] = field(default_factory=dict)
+    _recorded: list[Recorded] = field(default_factory=list)
+    _programmed: dict[torch.dtype, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.exact = Evaluator(self.log, self.lanes, {})
+        if self.call.cu_key is not None:
+            start, _ = self.call.span(self.exact, self.call.cu_key)
+            self.key_row = start + self.at["m"]
+            self.at["k"] = self.key_row.clamp(0, self.call.key.sizes[0] - 1)
+
+    def exists(self) -> tuple[Tensor, Tensor]:
+        """Lanes whose row exists, and whose key does: those of jagged sides may not."""
+        row = key = torch.ones(COUNT, dtype=torch.bool)
+        if self.call.cu_query is not None:
+            row = self.at["n"] < self.call.span(self.exact, self.call.cu_query)[1]
+        if self.call.cu_key is not None:
+            key = self.at["m"] < self.call.span(self.exact, self.call.cu_key)[1]
+            row = row & (self.at["k"] == self.key_row)  # else no place of the values
+        return row & self.exact.valid, key
+
+    # Operands
+
+    def told_apart(
+        self, sides: Sequence[Side], gaps: list[Tensor] | None = None
+    ) -> tuple[Side, Side]:
+        """(weights, values): the weights are made from products, which are kept in `scored`. Scores
+        that were overwritten are in no weight. gaps: takes how far apart numbers are that are
+        compared on the way.
+        """
+        for weight, value in (sides, sides[::-1]):
+            given = {event: self.drawn(event) for event in self.products}
+            seen: list[Tensor] | None = None if gaps is None else []
+            ev = Evaluator(self.log, self.lanes, given, gaps=seen)
+            ev.element(*weight)
+            if ev.touched:
+                self.scored = ev.touched
+                if gaps is not None:
+                    gaps += seen or ()
+                return weight, value
+        for weight, value in (sides, sides[::-1]):
+            if not bool(self.value_apart(value).any()):
+                return weight, value
+        raise Incomplete("the weights are made from no product")
+
+    def padding(self, side: Side) -> Tensor:
+        """Lanes in which a value is not zero."""
+        return self.exact.element(*side) != 0
+
+    def value_apart(self, side: Side) -> Tensor:
+        before = self.exact.element(*side)
+        after = self._after(self.call.value, self.call.key_at(self.at, self.at["e"], "value"))
+        return apart(before, after, self.exact.valid)
+
+    def factors_apart(self, pair: Sequence[Side], channel: Tensor) -> Tensor:
+        """[2, lanes]: where (A, B) are not (query, key), and where they are not (key, query)."""
+        rows = [self.exact.element(*side) for side in pair]
+        query = self._after(self.call.query, self.call.query_at(self.at, channel))
+        key = self._after(self.call.key, self.call.key_at(self.at, channel))
+        differ = lambda a, b: (
+            apart(rows[0], a, self.exact.valid) | apart(rows[1], b, self.exact.valid)
+        )
+        return torch.stack([differ(query, key), differ(key, query)])
+
+    def _after(self, place: Ref, index: Index) -> Tensor:
+        return self.exact.element(place, self.call.event.number, index)
+
+    # Weights
+
+    @cached_property
+    def narrowest(self) -> torch.dtype:
+        """The dtype whose roundings the comparison allows: casts must be those of the program."""
+        kinds = [self.call.value.dtype, *(event.results[0].dtype for event in self.scored)]
+        kinds += [x.dtype for e in self.log.events if e.side == "before" and e.name not in CASTS
+                  for x in e.results if isinstance(x, Ref) and x.dtype.is_floating_point
+                 ]  # fmt: skip
+        return max(kinds, key=lambda d: torch.finfo(d).eps)
+
+    @cached_property
+    def eps(self) -> float:
+        """A rounding. In fp64 torch uses constants of fp32 here and there."""
+        return max(torch.finfo(self.narrowest).eps, 4e-9)
+
+    @cached_property
+    def scale(self) -> Tensor:
+        """What rounding errors of a term may be as large as, where its value is small."""
+        return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4)
+
+    def drawn(self, product: Event) -> Tensor:
+        """A score for each lane, in the dtype of a product."""
+        return self._drawn(product.results[0].dtype)
+
+    @cached_property
+    def scores(self) -> Tensor:
+        return self._drawn(next((e.results[0].dtype for e in self.scored), self.call.query.dtype))
+
+    def _drawn(self, dtype: torch.dtype) -> Tensor:
+        return self.lanes.reals(self.lanes.hash("score"), dtype, self.lanes.special_scores)
+
+    def recorded(self, side: Side, wide: bool) -> list[Recorded]:
+        """The weights by the recorded operations: as they are, and, if `wide`, in fp64 too."""
+        if not self._recorded:
+            self._recorded.append(self._evaluated(side, wide=False))
+        if wide and len(self._recorded) == 1 and self.scores.dtype != torch.float64:
+            self._recorded.append(self._evaluated(side, wide=True))
+        return self._recorded
+
+    def _evaluated(self, side: Side, wide: bool) -> Recorded:
+        eps = 2 * torch.finfo(self.narrowest).eps
+        moved = torch.tensor([1.0, 1.0 + eps, 1.0 - eps], dtype=torch.float64)
+        score = self.scores.double() * moved.repeat_interleave(CASES)
+        score = (score if wide else score.to(self.scores.dtype)).requires_grad_(self.training)
+        given = dict.fromkeys(self.scored, score)
+        ev = Evaluator(
+            self.log, self.lanes, given, wide=wide, differentiate=self.training,
+            most=torch.finfo(self.narrowest).eps ** 0.5,
+        )  # fmt: skip
+        weight = ev.element(*side)
+        self.valid = self.valid & ev.valid
+        return Recorded(ev, weight, score)
+
+    def leaves(self, ev: Evaluator, score: Tensor, grad: Tensor | None = None) -> Any:
+        kinds = {"f": score.dtype, "i": torch.int64, "b": torch.bool}
+
+        def leaf(node: Expr) -> Tensor:
+            if node.op == "s":
+                return score
+            if node.op == "g":
+                assert grad is not None
+                return grad
+            if node.op == "aux":
+                number = int(node.value or 0)
+                place = self.call.aux[number]
+                found = ev.element(place, self.call.event.number, self.call.aux_at(number, self.at))
+                if node.kind == "f":  # loaded in the dtype that the kernel computes in
+                    found = found.to(self.compute_dtype)
+                return found.to(kinds[node.kind])
+            if node.op in self.at:
+                return self.at[node.op]
+            literal = self.call.scalars[int(node.value or 0)] if node.op == "scalar" else node.value
+            wide = torch.float64 if node.kind == "f" else kinds[node.kind]
+            filled = torch.full((COUNT,), literal, dtype=wide)  # type: ignore[arg-type]
+            return filled.to(kinds[node.kind])
+
+        return leaf
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """The dtype that kernels compute a score program in."""
+        return torch.float64 if self.call.query.dtype == torch.float64 else torch.float32
+
+    def compute_dtypes(self, wide: bool) -> list[torch.dtype]:
+        return list(dict.fromkeys([self.compute_dtype, *[torch.float64] * wide]))
+
+    def programmed(self, wide: bool) -> list[Tensor]:
+        """The weights by the score program: as kernels compute, and, if `wide`, in fp64 too."""
+        dtypes = self.compute_dtypes(wide)
+        for dtype in dtypes:
+            if dtype not in self._programmed:
+                leaf = self.leaves(self.exact, self.scores.to(dtype))
+                (weight,) = fold([self.call.program.weight], leaf, torch_apply(dtype))
+                self._programmed[dtype] = weight.expand(COUNT).double()
+        return [self._programmed[dtype] for dtype in dtypes]
+
+    def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
+        """Lanes with other weights. `wide` finds fewer of them: it looks at more roundings."""
+        expected = [x.weight.detach().double() for x in self.recorded(side, wide)]
+        least = SLACK * self.eps * self.scale
+        return outside(expected, self.programmed(wide), self.eps, least) & valid & self.valid
+
+    def example(self, side: Side, wrong: Tensor) -> str:
+        """One lane in words."""
+        lane = int(wrong.nonzero()[0])
+        place = ", ".join(f"{name}={int(x[lane])}" for name, x in self.at.items() if name in "bhnm")
+        before = self.recorded(side, False)[0].weight.detach()[lane]
+        after = self.programmed(False)[0][lane]
+        values = f"{float(after):.9g} for {float(before):.9g}"
+        return f"{values} at {place}, s={float(self.scores[lane]):.6g}"
+
+
+def outside(
+    expected: Sequence[Tensor], given: Sequence[Tensor], eps: float, least: Tensor
+) -> Tensor:
+    """Lanes whose case no given value answers: it lies in the range of the expected ones, of all
+    variants of the case, or is as special as one of them.
+    """
+    wrong = torch.ones(CASES, dtype=torch.bool)
+    known = torch.stack(list(expected)).view(-1, CASES)
+    finite = known.isfinite()
+    low = torch.where(finite, known, torch.inf).amin(0)
+    high = torch.where(finite, known, -torch.inf).amax(0)
+    spread = torch.where(low <= high, high - low, 0.0)
+    size = torch.where(finite, known.abs(), 0.0).amax(0)
+    slack = SLACK * eps * size + 4 * spread + least[:CASES]
+    for value in (x[:CASES] for x in given):
+        close = (value >= low - slack) & (value <= high + slack)
+        same = (known == value).any(0) | (known.isnan().any(0) & value.isnan())
+        wrong = wrong & ~(close | same)
+    return wrong.repeat(COUNT // CASES)

@@ -1,0 +1,312 @@
+"""Elements of logged tensors, evaluated backwards: one element in each lane.
+
+A tensor is a place in a storage, and a storage has a history of writes. The element at an address
+is found in the last write that covers it. The call that wrote it is evaluated there, from elements
+of its operands as they were then. So views, aliases and in-place calls need no understanding: they
+are addresses and times.
+
+What no rule takes further is a root: an input of the graph, or the result of a call such as a
+matrix product or a sum. Its elements are drawn (`samples`), the same for the same address and lane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .aim import gap
+from .operations import Index, broadcast, loses, rule_of
+from .record import Event, Incomplete, Log, Ref, Write
+from .samples import CASES, COUNT, Lanes
+
+_OVERWRITE = ("fill_", "zero_", "copy_")
+_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Unknown(Incomplete):
+    """An operation between the products whose elements are not known."""
+
+
+class Untracked(Exception):
+    """A tensor was written behind autograd's back, and its gradient is asked for."""
+
+
+class Root(NamedTuple):
+    """Elements that are drawn. name: of the input or the call; address: in its storage."""
+
+    name: Any
+    address: Tensor
+    elements: Tensor
+
+
+class Evaluator:
+    """One evaluation. wide: real numbers are computed in fp64 and rounded by casts only.
+
+    products: calls whose elements are given, with these; `touched` says at which index each was
+    read. differentiate: keep the way of gradients to the roots. most: how far, as a part of it, a
+    number may be moved by a rounding of the score; past that, as in the sine of 1e20, it means
+    nothing. gaps: takes how far apart numbers are that are compared. overwrites: whether an older
+    value of what was read was replaced. valid: the lanes in which the original program raises no
+    error, and numbers mean something.
+    """
+
+    def __init__(
+        self, log: Log, lanes: Lanes, products: dict[Event, Tensor], *, wide: bool = False,
+        differentiate: bool = False, most: float | None = None, gaps: list[Tensor] | None = None,
+    ) -> None:  # fmt: skip
+        self.log, self.lanes, self.products = log, lanes, products
+        self.wide, self.differentiate, self.most = wide, differentiate, most
+        self.gaps, self.overwrites = gaps, False
+        self.zero = torch.zeros(COUNT, dtype=torch.int64)
+        self.true = torch.ones(COUNT, dtype=torch.bool)
+        self.valid = self.live = self.true
+        self._touched: dict[Event, tuple[Index, Tensor]] = {}
+        self.roots: dict[tuple[Any, int], Root] = {}
+        self._memo: dict[Any, Any] = {}
+        self._kept: list[Any] = []  # indices, so that an `id` is that of one object only
+        self._plain: Evaluator | None = None
+
+    # What rules use
+
+    def dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype that elements of a tensor of `dtype` are computed in."""
+        return torch.float64 if self.wide and dtype.is_floating_point else dtype
+
+    def require(self, holds: Tensor) -> None:
+        """Lanes in which eager would raise are left out."""
+        self.valid = self.valid & (holds | ~self.live)
+
+    def note_gap(self, args: Sequence[Any]) -> None:
+        """Two numbers are compared."""
+        found = None if self.gaps is None else gap(args)
+        if self.gaps is not None and found is not None:
+            self.gaps.append(found)
+
+    @contextlib.contextmanager
+    def within(self, lanes: Tensor) -> Iterator[None]:
+        """What is read meanwhile counts in these lanes only."""
+        outer, self.live = self.live, self._one(self.live & lanes)
+        yield
+        self.live = outer
+
+    @property
+    def touched(self) -> dict[Event, Index]:
+        return {event: index for event, (index, _) in self._touched.items()}
+
+    def clamped(self, position: Tensor, size: int) -> Tensor:
+        return position.clamp(0, max(size - 1, 0))
+
+    def number(self, value: float) -> Tensor:
+        """The element that `.item()` read."""
+        place, time = self.log.numbers[value]
+        return self.element(place, time, (self.zero,) * len(place.sizes)).detach().double()
+
+    def stranger(self, dtype: torch.dtype) -> Tensor:
+        """Elements that are nowhere else."""
+        return self.lanes.reals(self.lanes.hash("stranger"), dtype, self.lanes.lane < 0)
+
+    def place(self, event: Event, number: int) -> Ref:
+        """Where result `number` of a call lies, or what it writes."""
+        made = event.results[number] if number < len(event.results) else None
+        return made if isinstance(made, Ref) else event.writes[number][0]
+
+    def unknown(self, event: Event) -> Unknown:
+        return Unknown(f"`{event.name}` is not known to the evaluator")
+
+    # Elements
+
+    def element(self, ref: Ref, time: int, index: Index) -> Tensor:
+        """The elements `index` of a tensor as it was at a time."""
+        history = [w for w in self.log.writes[ref.storage] if w[0].number < time]
+        found = self._held(history, len(history) - 1, ref, index)
+        return found if ref.grad or not found.requires_grad else found.detach()
+
+    def _held(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
+        key = (ref.storage, last, ref.geometry, id(self.live), tuple(map(id, index)))
+        if key not in self._memo:
+            self._kept.append(index)
+            self._memo[key] = self._read(history, last, ref, index)
+        return self._memo[key]
+
+    def _read(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
+        if last < 0 and ref.storage in self.log.constants:
+            value = self.log.constants[ref.storage]
+            return torch.full_like(self.zero, value, dtype=ref.dtype).to(self.dtype(ref.dtype))
+        if last < 0:
+            return self._root(("input", ref.storage), ref, self._address(ref, index))
+        event, place, number = history[last]
+        if place.dtype != ref.dtype:
+            if event.side != "both":
+                raise Unknown("a tensor is read in another dtype than it was written in")
+            return self._root((event.number, ref.storage), ref, self._address(ref, index))
+        covered: Tensor | None = None
+        within = index
+        if place.geometry != ref.geometry:
+            covered, within = self._located(place, self._address(ref, index))
+        if last > 0 and self._is_untracked(event, place, ref):
+            self._check_tracked(event, self._held(history, last - 1, ref, index))
+        self.overwrites |= last > 0 and event.name in _OVERWRITE
+        if covered is None or bool(covered.all()):
+            return self._made(event, place, number, within)
+        with self.within(~covered):
+            older = self._held(history, last - 1, ref, index)
+        if not bool(covered.any()):
+            return older
+        with self.within(covered):
+            return torch.where(covered, self._made(event, place, number, within), older)
+
+    def _check_tracked(self, event: Event, older: Tensor) -> None:
+        if older.requires_grad:
+            raise Untracked(event.name)
+
+    def _is_untracked(self, event: Event, place: Ref, ref: Ref) -> bool:
+        """A write that autograd does not see, of what is read with gradients."""
+        return self.differentiate and ref.grad and not (event.grad and place.grad)
+
+    def _made(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor:
+        """What a call wrote at `index` of a place."""
+        if event in self.products:
+            self._touch(event, index)
+            return self._with_addend(event, place, index)
+        if event.constant is not None:
+            return torch.full_like(self.zero, event.constant, dtype=self.dtype(place.dtype))
+        rule = rule_of(event)
+        if rule is None and event.side != "both":
+            raise self.unknown(event)
+        if rule is None:
+            return self.root(event, place, index)
+        decided = self._decided(event, place, number, index)
+        if decided is not None:
+            return decided
+        entry = number if number is not None else _position(event, place)
+        with torch.set_grad_enabled(self.differentiate and event.grad):
+            made = rule(self, event, entry, index).to(self.dtype(place.dtype))
+        if not place.dtype.is_floating_point:
+            return made
+        if self.most is not None:
+            self.require(~_is_moved(made.detach(), self.most))
+        if not self.wide:
+            return made
+        made = _rounded(made, place.dtype) if narrows(event, place.dtype) else made
+        return self._overflown(made) if place.dtype in _SINGLE else made
+
+    def _decided(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor | None:
+        """Integers and truth values that no score enters: the model's, with all their roundings."""
+        if not self.wide or place.dtype.is_floating_point or place.dtype.is_complex:
+            return None
+        plain = self._plain = self._plain or Evaluator(self.log, self.lanes, {})
+        try:
+            plain.live = self.live
+            made = plain._made(event, place, number, index)
+        except Unknown:
+            return None
+        finally:
+            plain.live = plain.true
+        self.valid = self.valid & plain.valid
+        return made
+
+    def _overflown(self, x: Tensor) -> Tensor:
+        """What is infinite in fp32, which is what single and half precision are computed in.
+
+        Gradients pass as they do in fp32: through x · inf those of all lanes would be NaN.
+        """
+        large = x.abs() > torch.finfo(torch.float32).max
+        return torch.where(large, x + x.detach() * torch.inf, x) if bool(large.any()) else x
+
+    def _with_addend(self, event: Event, place: Ref, index: Index) -> Tensor:
+        """The element of a product, with what `addmm` and `baddbmm` add to it."""
+        product = self.products[event].to(self.dtype(place.dtype))
+        if event.name not in ("addmm", "baddbmm"):
+            return product
+        alpha, beta = (event.kwargs.get(name, 1) for name in ("alpha", "beta"))
+        if beta == 0:  # then the addend is not even read
+            return product * alpha
+        added = event.args[0]
+        at = broadcast(index, place.sizes, added.sizes, self.zero)
+        with torch.set_grad_enabled(self.differentiate and event.grad):
+            made = product * alpha + self.element(added, event.number, at) * beta
+        return made.to(self.dtype(place.dtype))
+
+    def _touch(self, event: Event, index: Index) -> None:
+        known, lanes = self._touched.get(event, (index, self.live))
+        if known is not index and any(
+            bool(((a != b) & lanes & self.live).any()) for a, b in zip(known, index)
+        ):
+            raise Incomplete("a weight depends on scores of several positions")
+        merged = tuple(torch.where(lanes, a, b) for a, b in zip(known, index))
+        self._touched[event] = (index if known is index else merged, lanes | self.live)
+
+    def root(self, event: Event, place: Ref, index: Index) -> Tensor:
+        """The result of a call that is not taken apart."""
+        return self._root((event.number, place.storage), place, self._address(place, index))
+
+    def _root(self, key: tuple[Any, ...], ref: Ref, address: Tensor) -> Tensor:
+        full = (key, id(address))
+        if full not in self.roots:
+            drawn = self.lanes.draw(key, address, ref.dtype).to(self.dtype(ref.dtype))
+            if self.differentiate and drawn.is_floating_point():
+                drawn = drawn.detach().requires_grad_()
+            self.roots[full] = Root(key, address, drawn)
+        return self.roots[full].elements
+
+    # Addresses
+
+    def _address(self, ref: Ref, index: Index) -> Tensor:
+        key = ("address", ref.geometry, tuple(map(id, index)))
+        if key not in self._memo:
+            found = self.zero + ref.offset
+            for position, size, stride in zip(index, ref.sizes, ref.strides):
+                if size != 1 and stride:
+                    found = found + position * stride
+            # One object for equal addresses, whichever view they are reached through.
+            self._memo[key] = self._one(found)
+        return self._memo[key]
+
+    def _one(self, found: Tensor) -> Tensor:
+        return self._memo.setdefault(("lanes", found.numpy().tobytes()), found)
+
+    def _located(self, place: Ref, address: Tensor) -> tuple[Tensor, Index]:
+        """Which addresses lie in a place, and at which index."""
+        key = ("located", place.geometry, id(address))
+        if key not in self._memo:
+            self._kept.append(address)
+            rest, index = address - place.offset, [self.zero] * len(place.sizes)
+            covered = rest >= 0
+            for d in sorted(range(len(index)), key=lambda d: -place.strides[d]):
+                if place.sizes[d] != 1 and place.strides[d]:
+                    index[d] = (rest // place.strides[d]).clamp(0, place.sizes[d] - 1)
+                    rest = rest - index[d] * place.strides[d]
+            self._memo[key] = (covered & (rest == 0), tuple(map(self._one, index)))
+        return self._memo[key]
+
+
+def _is_moved(x: Tensor, most: float) -> Tensor:
+    """Lanes whose case has another result in each variant."""
+    variants = x.view(-1, CASES)
+    low, high = variants.aminmax(dim=0)
+    moved = high - low > most * torch.maximum(low.abs(), high.abs())
+    return moved.repeat(len(variants))
+
+
+CASTS = {"_to_copy": 0, "copy": 1, "copy_": 1}  # and the argument that is cast
+
+
+def narrows(event: Event, dtype: torch.dtype) -> bool:
+    """Whether a call casts numbers to a `dtype` that rounds them, and the model asks for it."""
+    given = event.args[CASTS[event.name]] if event.name in CASTS and not event.implied else None
+    return isinstance(given, Ref) and loses(given.dtype, dtype)
+
+
+def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rounded to `dtype`; gradients pass as they are."""
+    lost = x.detach().to(dtype).to(x.dtype) - x.detach()
+    return x + lost.nan_to_num(nan=0.0, posinf=torch.inf, neginf=-torch.inf)
+
+
+def _position(event: Event, place: Ref) -> int:
+    """The number of a write among those of its call."""
+    return next(i for i, (held, _) in enumerate(event.writes) if held == place)

@@ -1,0 +1,116 @@
+"""The gradients of weights, lane by lane: by the score, and by every root behind the operands.
+
+The recorded operations are differentiated by autograd, the score program by its own derivative. A
+root may be read at several places, by either side. What counts is the sum for each of its elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..expr import Expr, fold, torch_apply
+from .compare import SLACK, Recorded, Side, Weights, outside
+from .elements import Evaluator, Root
+from .samples import CASES, COUNT
+
+SCORE = "score"
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Of the elements of a root at `address`, lane by lane. root: SCORE, or the root's name."""
+
+    root: Any
+    address: Tensor
+    value: Tensor
+
+
+def gradients_apart(weights: Weights, side: Side, valid: Tensor, wide: bool) -> str:
+    """Compare the gradients by the score and by every root: the first fault. `wide` finds fewer."""
+    lanes = weights.lanes
+    grad = lanes.reals(lanes.hash("gradient"), torch.float32, lanes.lane < 0)
+    expected = [_recorded(found, grad) for found in weights.recorded(side, wide)]
+    given = [_programmed(weights, grad, dtype) for dtype in weights.compute_dtypes(wide)]
+    # At NaN torch's vectors and single elements have different slopes.
+    nan = torch.stack([weights.scores, *weights.programmed(wide)]).isnan().any(0)
+    ok = valid & weights.valid & ~nan
+    if any(found.ev.overwrites for found in weights.recorded(side, wide)):
+        # In torch an overwritten value gets a gradient of zeros, which meets infinity on its way.
+        # Here it gets none.
+        ok = ok & ~lanes.special_scores
+    least = SLACK * weights.eps * weights.scale * grad.double().abs()
+    for place in _places([*expected, *given]):
+        theirs, mine = ([_summed(place, found) for found in many] for many in (expected, given))
+        finite = torch.stack(theirs).view(-1, CASES).isfinite().all(0).repeat(COUNT // CASES)
+        wrong = outside(theirs, mine, weights.eps, least) & ok & finite
+        if bool(wrong.any()):
+            lane = int(wrong.nonzero()[0])
+            what = "the scores" if place.root == SCORE else "an operand"
+            values = f"{float(mine[0][lane]):.9g} for {float(theirs[0][lane]):.9g}"
+            return f"another gradient of {what}: {values}"
+    return ""
+
+
+def _places(evaluations: Iterable[Sequence[Gradient]]) -> Iterable[Gradient]:
+    """One gradient for each root and its addresses."""
+    every = (found for gradients in evaluations for found in gradients)
+    return {(x.root, x.address.numpy().tobytes()): x for x in every}.values()
+
+
+def _summed(place: Gradient, gradients: Sequence[Gradient]) -> Tensor:
+    """The gradient of the elements at a place, from all that reads them."""
+    total = torch.zeros(COUNT, dtype=torch.float64)
+    for found in gradients:
+        if found.root == place.root:
+            here = found.address == place.address
+            total = torch.where(here, total + found.value, total)
+    return total
+
+
+def _recorded(found: Recorded, grad: Tensor) -> list[Gradient]:
+    weight, ev = found.weight, found.ev
+    if not weight.requires_grad:
+        return []
+    roots = [Root(SCORE, ev.zero, found.score), *ev.roots.values()]
+    return _pulled([weight], [grad.to(weight.dtype)], roots)
+
+
+def _programmed(weights: Weights, grad: Tensor, dtype: torch.dtype) -> list[Gradient]:
+    """The program's own derivative, and from the operands back to the roots."""
+    program = weights.call.program
+    ev = Evaluator(weights.log, weights.lanes, {}, differentiate=True)
+    leaf = weights.leaves(ev, weights.scores.to(dtype), grad.to(dtype))
+    # Read with gradients, and known from then on.
+    operands = [leaf(Expr("aux", (), n, given.kind)) for n, given in enumerate(program.aux)]
+    wanted = [program.gradients.score, *program.gradients.aux]
+    with torch.no_grad():
+        terms = iter(fold([x for x in wanted if x is not None], leaf, torch_apply(dtype)))
+    by_score, *by_operand = [None if x is None else next(terms).expand(COUNT) for x in wanted]
+    outputs, cotangents = [], []
+    for operand, term in zip(operands, by_operand, strict=True):
+        if term is not None and operand.requires_grad:
+            outputs.append(operand)
+            cotangents.append(term.to(operand.dtype))
+    found = _pulled(outputs, cotangents, ev.roots.values()) if outputs else []
+    if by_score is not None and (weights.call.query.grad or weights.call.key.grad):
+        found.append(Gradient(SCORE, ev.zero, by_score.double()))
+    return found
+
+
+def _pulled(
+    outputs: list[Tensor], cotangents: list[Tensor], roots: Iterable[Root]
+) -> list[Gradient]:
+    """The gradients of those roots that are reached."""
+    leaves = [x for x in roots if x.elements.requires_grad]
+    if not leaves:
+        return []
+    grads = torch.autograd.grad(
+        outputs, [x.elements for x in leaves], cotangents, allow_unused=True,
+        retain_graph=True,  # `wide` asks again
+    )  # fmt: skip
+    return [Gradient(x.name, x.address, g.double()) for x, g in zip(leaves, grads) if g is not None]

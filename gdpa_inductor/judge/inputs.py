@@ -1,0 +1,145 @@
+"""Fake inputs for a captured graph: as they were before the graph ran, sizes at their hints.
+
+The fakes that a capture leaves on its nodes may have been changed by the graph itself, so that the
+real inputs are asked first. Inputs that share a storage share one here too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from . import _compat
+from .record import Incomplete
+
+
+@dataclass
+class Inputs:
+    """Fakes of inputs, parameters and buffers, of one mode.
+
+    passed: what the caller passes, parameters included, and may change later.
+    """
+
+    mode: Any = field(default_factory=_compat.own_fake_mode)
+    passed: list[Tensor] = field(default_factory=list)
+    _bases: dict[Any, Tensor] = field(default_factory=dict)
+    _alone: set[Any] = field(default_factory=set)
+    _shared: set[Any] = field(default_factory=set)
+    _attributes: dict[int, Any] = field(default_factory=dict)
+    _kept: list[Any] = field(default_factory=list)
+
+    def of_graph(self, gm: GraphModule) -> list[Any]:
+        """A value for each placeholder."""
+        nodes = [n for n in gm.graph.nodes if n.op == "placeholder"]
+        given = [_captured(n) for n in nodes]
+        needed: dict[Any, int] = {}
+        for tensor in given:
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                key = _key(tensor)
+                (self._shared if key in needed else self._alone).add(key)
+                needed[key] = max(needed.get(key, 0), _extent(tensor))
+        self._alone -= self._shared
+        found = [
+            self._like(t, needed.get(_key(t), 0)) if isinstance(t, Tensor) else _number(t)
+            for t in given
+        ]
+        tensors = (x for x in found if isinstance(x, Tensor))
+        self.passed += [x for x in tensors if x.layout == torch.strided]
+        return found
+
+    def attribute(self, owner: GraphModule, target: str) -> Any:
+        """A parameter, buffer or body that a graph fetches."""
+        held: Any = owner
+        for part in target.split("."):
+            held = getattr(held, part)
+        if not isinstance(held, Tensor):
+            return held
+        if id(held) not in self._attributes:
+            self._kept.append(held)
+            self._attributes[id(held)] = self._like(held, _extent(held))
+        return self._attributes[id(held)]
+
+    def fresh(self, node: Node, given: Iterable[Any]) -> Any:
+        """New results, as the capture has them, for a call that is not run."""
+        value = node.meta.get("example_value")
+        value = node.meta.get("val") if value is None else value
+        grad = torch.is_grad_enabled() and any(
+            isinstance(x, Tensor) and x.requires_grad for x in given
+        )
+
+        def made(x: Any) -> Any:
+            if not isinstance(x, Tensor):
+                return _number(x)
+            sizes, strides = _sizes(x.shape), _sizes(x.stride())
+            new = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
+            return new.requires_grad_(grad and new.is_floating_point())
+
+        return pytree.tree_map(made, value)
+
+    def _like(self, tensor: Tensor, extent: int) -> Tensor:
+        if tensor.layout != torch.strided:
+            return self._nested(tensor)
+        sizes, strides = _sizes(tensor.shape), _sizes(tensor.stride())
+        start = _compat.hint_of(tensor.storage_offset())
+        if not start and tensor.is_leaf and _key(tensor) in self._alone:
+            made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
+            return made.requires_grad_(tensor.requires_grad)
+        base = self._base(tensor, extent)
+        if tensor.requires_grad and not tensor.is_leaf:
+            base = base.detach().requires_grad_().clone()  # what is no leaf may be written in place
+            return base.as_strided(sizes, strides, start)
+        with torch.no_grad():
+            made = base.as_strided(sizes, strides, start).detach()
+        return made.requires_grad_(tensor.requires_grad)
+
+    def _base(self, tensor: Tensor, extent: int) -> Tensor:
+        key = _key(tensor)
+        if key not in self._bases:
+            self._kept.append(tensor)
+            self._bases[key] = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
+        return self._bases[key]
+
+    def _nested(self, tensor: Tensor) -> Tensor:
+        try:
+            made: Tensor = self.mode.from_tensor(tensor, static_shapes=True)
+        except Exception as error:
+            raise Incomplete(f"an input of layout {tensor.layout}") from error
+        return made
+
+
+def _captured(node: Node) -> Any:
+    real = _compat.real_input(node)
+    if real is not None:
+        return real
+    value = node.meta.get("example_value")
+    return node.meta.get("val") if value is None else value
+
+
+def _key(tensor: Tensor) -> Any:
+    if tensor.layout != torch.strided:
+        return id(tensor)
+    return _compat.storage_address(tensor.untyped_storage()), tensor.dtype
+
+
+def _sizes(sizes: Iterable[Any]) -> list[int]:
+    return [_number(size) for size in sizes]
+
+
+def _number(value: Any) -> Any:
+    """Symbols at their hints; those without one at a small number."""
+    hint = _compat.hint_of(value)
+    if hint is None and isinstance(value, torch.SymInt):
+        return 7
+    return value if hint is None else hint
+
+
+def _extent(tensor: Tensor) -> int:
+    """How many elements of its storage a tensor reaches over."""
+    last = sum((n - 1) * s for n, s in zip(_sizes(tensor.shape), _sizes(tensor.stride())) if n)
+    return last + 1 + int(_number(tensor.storage_offset())) if 0 not in tensor.shape else 0

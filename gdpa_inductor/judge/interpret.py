@@ -1,0 +1,402 @@
+"""Two graphs, before and after a rewrite, run side by side on fakes.
+
+A node that both graphs have is run once, as long as both give it the same values. The others are
+run by each graph for itself. Where a node of both is given different tensors, `agree` is asked
+whether they are equal nevertheless; if so, the rest of the graph is common again. So a rewrite
+claims little: a few pairs of tensors. All else is the same by construction.
+
+A node of both graphs that is given different values is run twice. Then it must not write, and its
+result must be shown to be equal later. Anything that one graph alone writes must lie in storages
+that it has made itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from .. import _compat as captured
+from . import _compat, adjoint
+from .inputs import Inputs
+from .record import Event, Incomplete, Log, Recorder, Ref
+
+
+class Fault(Exception):
+    """The rewritten graph does something else; the message says what. node: where, if known."""
+
+    def __init__(self, reason: str, node: str = "") -> None:
+        super().__init__(reason)
+        self.node = node
+
+
+@dataclass(frozen=True)
+class Claim:
+    """`after` stands for `before`, by the names of the nodes that return them."""
+
+    before: Tensor
+    after: Tensor
+    before_node: str
+    after_node: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor that autograd keeps for the backward: its place, when, and for which graph.
+
+    version: how many writes autograd has seen by then.
+    """
+
+    ref: Ref
+    time: int
+    side: str
+    node: str
+    tensor: Tensor
+    version: int
+
+
+Agree = Callable[["SideBySide", Claim], bool]
+Edge = tuple[Any, int]
+
+
+@dataclass
+class SideBySide:
+    """One run of two graphs. agree: decides a claim; False where it cannot be shown, or it raises.
+    claims: what some nodes of the rewritten graph stand for.
+
+    edges: the places in autograd's graph of each common value, whenever it was used. cuts: the
+    common values that the rewritten graph's own nodes use. saved: what autograd keeps. fragile:
+    storages of results that are views made without gradients, since when, and of which node. views:
+    values that are views in the rewritten graph alone. derived: nodes of autograd functions of
+    the user whose backward is known to be the derivative. results: what the graphs return.
+    """
+
+    agree: Agree
+    claims: Mapping[str, str]
+    log: Log = field(default_factory=Log)
+    inputs: Inputs = field(default_factory=Inputs)
+    edges: dict[str, list[Edge]] = field(default_factory=dict)
+    cuts: dict[str, None] = field(default_factory=dict)
+    saved: list[Saved] = field(default_factory=list)
+    fragile: list[tuple[int, int, str]] = field(default_factory=list)
+    views: list[Tensor] = field(default_factory=list)
+    derived: list[Any] = field(default_factory=list)
+    results: list[Tensor] = field(default_factory=list)
+    node: str = ""
+
+    def run(self, before: GraphModule, after: GraphModule) -> None:
+        """Raises Fault where the graphs differ, Incomplete where that cannot be told."""
+        with _compat.restored_state(), self.inputs.mode:
+            given = self.inputs.of_graph(before)
+            with Recorder(self.log), _hooks(before, self._save):
+                self.log.referred([_compat.parts_of(x) for x in given])
+                results = Bodies(self, before, after, "").run(given)
+        leaves = pytree.tree_leaves(results)
+        self.results = [x for x in leaves if isinstance(x, Tensor) and x.layout == torch.strided]
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        if tensor.layout == torch.strided and type(tensor).__name__ == "FakeTensor":
+            ref = self.log.ref(tensor)
+            seen = _compat.version_of(tensor)
+            self.saved.append(Saved(ref, self.log.now, self.log.side, self.node, tensor, seen))
+        return tensor
+
+
+def _hooks(gm: GraphModule, save: Callable[[Tensor], Tensor]) -> Any:
+    """Watch what autograd saves. A graph with transforms of its own forbids such hooks."""
+    switches = [captured.state_change(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+    if "transform" in switches:
+        return torch.set_grad_enabled(torch.is_grad_enabled())
+    return torch.autograd.graph.saved_tensors_hooks(save, lambda x: x)
+
+
+@dataclass
+class Bodies:
+    """A graph and its rewritten form. path: the calls that lead to it.
+
+    values: what the nodes return; others: where the rewritten graph has something else.
+    """
+
+    whole: SideBySide
+    before: GraphModule
+    after: GraphModule
+    path: str
+    values: dict[str, Any] = field(default_factory=dict)
+    others: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, given: Sequence[Any]) -> Any:
+        """What both return."""
+        self._given = iter(given)
+        result: Any = None
+        for old, new in self._merged():
+            self.whole.node = (old or new).name  # type: ignore[union-attr]
+            if old is None or new is None:
+                self._alone(*((old, "before") if old is not None else (new, "after")))  # type: ignore[arg-type]
+            else:
+                result = self._common(old, new)
+        return result
+
+    def _merged(self) -> Iterator[tuple[Node | None, Node | None]]:
+        """Nodes of both graphs in order, with each graph's own ones between them."""
+        olds, news = list(self.before.graph.nodes), list(self.after.graph.nodes)
+        both = {n.name for n in olds} & {n.name for n in news}
+        if [n.name for n in olds if n.name in both] != [n.name for n in news if n.name in both]:
+            raise Fault("the order of the remaining nodes has changed")
+        rest = iter(news)
+        for old in olds:
+            if old.name not in both:
+                yield old, None
+                continue
+            for new in rest:
+                yield (old if new.name == old.name else None), new
+                if new.name == old.name:
+                    break
+
+    # Values
+
+    def _value(self, node: Node, side: str) -> Any:
+        if side == "after" and node.name in self.others:
+            return self.others[node.name]
+        return self.values[node.name]
+
+    def _arguments(self, node: Node, side: str) -> tuple[Any, Any]:
+        found: tuple[Any, Any] = torch.fx.map_arg(
+            (node.args, node.kwargs), lambda n: self._value(n, side)
+        )
+        return found
+
+    def _alone(self, node: Node, side: str) -> None:
+        """Run a node that one graph alone has: it draws no random numbers, or others shift."""
+        first = self.whole.log.now
+        self._own(node, side)
+        for name, _ in _drawn(self.whole.log.events[first:]):
+            word = "lost" if side == "before" else "added"
+            raise Fault(f"the random numbers of `{name}` are {word}", node.name)
+        if side == "after":
+            self._claimed(node.name)
+
+    def _claimed(self, name: str) -> None:
+        """Decide what a node is said to stand for, before another fused call uses it."""
+        before = self.whole.claims.get(name, "")
+        a, b = self.values.get(before), self.others.get(name)
+        if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _kind(a) != _kind(b):
+            return
+        if self.whole.agree(self.whole, Claim(a, b, before, name)):
+            self.others[name] = a
+            self.whole.log.share(a)
+
+    def _own(self, node: Node, side: str) -> None:
+        """Run a node for one graph."""
+        log = self.whole.log
+        log.side, first = side, log.now
+        try:
+            for given in node.all_input_nodes:
+                self._note_use(given, side)
+            made = self._run(node, side)
+        finally:
+            log.side = "both"
+        (self.values if side == "before" else self.others)[node.name] = made
+        for event in log.events[first:]:
+            for place, _ in event.writes:
+                if log.owner[place.storage] != side:
+                    word = "lost" if side == "before" else "added"
+                    raise Fault(f"the write of `{event.name}` is {word}", node.name)
+
+    def _common(self, old: Node, new: Node) -> Any:
+        """Run a node of both graphs: once if both give it the same, else for each."""
+        if (old.op, old.op != "get_attr" and old.target) != (
+            new.op,
+            new.op != "get_attr" and new.target,
+        ):
+            raise Fault(f"`{old.name}` calls something else", new.name)
+        for given in old.all_input_nodes:
+            self._note_use(given, "before")
+        agreed = self._agreed(old, new)
+        if old.op == "output":
+            if not agreed:
+                raise Fault("the graph returns something else", new.name)
+            return self._arguments(old, "before")[0][0]
+        if agreed:
+            self.values[old.name] = self._run(old, "before", new)
+            if isinstance(self.values[old.name], GraphModule):
+                self.others[new.name] = self._run(new, "after")
+        else:
+            log = self.whole.log
+            first = log.now
+            self._own(old, "before")
+            middle = log.now
+            self._own(new, "after")
+            if _drawn(log.events[first:middle]) != _drawn(log.events[middle:]):
+                raise Fault(f"`{old.name}` draws other random numbers", new.name)
+        return None
+
+    def _agreed(self, old: Node, new: Node) -> bool:
+        """Whether both graphs give a node the same, be it by a claim."""
+        lefts, rights = self._flat(old, "before"), self._flat(new, "after")
+        if len(lefts) != len(rights):
+            return False
+        for (a, before), (b, after) in zip(lefts, rights):
+            if a is b or isinstance(a, GraphModule):
+                continue
+            if not (isinstance(a, Tensor) and isinstance(b, Tensor)):
+                if type(a) is not type(b) or a != b:
+                    return False
+            elif _kind(a) != _kind(b) or not self.whole.agree(
+                self.whole, Claim(a, b, before, after)
+            ):
+                return False
+            else:
+                self.others[after] = self.values[before]
+                self.whole.log.share(a)
+        return True
+
+    def _flat(self, node: Node, side: str) -> list[tuple[Any, str]]:
+        """Every value that a node is given, with the name of the node that it comes from."""
+        found: list[tuple[Any, str]] = []
+
+        def note(given: Node) -> Any:
+            return _Held(self._value(given, side), given.name)
+
+        held = torch.fx.map_arg((node.args, node.kwargs), note)
+        for leaf in pytree.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Held, slice))):
+            if isinstance(leaf, _Held):
+                found += [(value, leaf.name) for value in pytree.tree_leaves(leaf.value)]
+            elif isinstance(leaf, slice):
+                parts = (leaf.start, leaf.stop, leaf.step)
+                found += [(x.value, x.name) if isinstance(x, _Held) else (x, "") for x in parts]
+            else:
+                found.append((leaf, ""))
+        return found
+
+    def _note_use(self, node: Node, side: str) -> None:
+        """Where a common value stands in autograd's graph, now that it is used."""
+        if node.name in self.others or node.name not in self.values:
+            return
+        key = self.path + node.name
+        if side == "after":
+            self.whole.cuts[key] = None
+        for tensor in pytree.tree_leaves(self.values[node.name]):
+            if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+                edge = _compat.gradient_edge(tensor)
+                known = self.whole.edges.setdefault(key, [])
+                if edge not in known:
+                    known.append(edge)
+
+    # Running
+
+    def _run(self, node: Node, side: str, other: Node | None = None) -> Any:
+        """Run one node. other: the same node of the rewritten graph, whose bodies may differ."""
+        if node.op == "placeholder":
+            return next(self._given)
+        if node.op == "get_attr":
+            owner = self.before if side == "before" else self.after
+            return self.whole.inputs.attribute(owner, str(node.target))
+        args, kwargs = self._arguments(node, side)
+        target: Any = node.target
+        self.whole.log.grad = torch.is_grad_enabled()
+        self.whole.log.implied = _compat.autocasts() and _compat.op_name(target) not in _CASTS
+        if _compat.op_name(target) == "detach_" and any(x is args[0] for x in self.whole.views):
+            raise Fault(f"`{node.name}` detaches what is a view now", node.name)
+        if node.op == "call_method":
+            return getattr(args[0], target)(*args[1:], **kwargs)
+        if node.op == "call_function" and captured.has_plain_bodies(target):
+            return self._inlined(node, args, other)
+        if node.op == "call_module" or _is_opaque(target):
+            made = self.whole.inputs.fresh(node, pytree.tree_leaves((args, kwargs)))
+            self.whole.log.opaque(target, (args, kwargs), made)
+            return made
+        if captured.is_autograd_function(target):
+            return self._applied(target, args, kwargs)
+        return target(*args, **kwargs)
+
+    def _applied(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run an autograd function. What it keeps, no hook sees: maybe all of it."""
+        whole, bodies, given = self.whole, args[:2], args[2:]
+        for tensor in pytree.tree_leaves((given, kwargs)):
+            if isinstance(tensor, Tensor):
+                whole._save(tensor)
+        first = whole.log.now
+        made = target(*args, **kwargs)
+        ran = whole.log.events[first:]
+        if adjoint.is_known(whole.log, ran, bodies, given):
+            results = [x for x in pytree.tree_leaves(made) if isinstance(x, Tensor)]
+            whole.derived += [x.grad_fn for x in results if x.grad_fn is not None]
+        else:
+            for event in ran:
+                event.grad = False
+        return made
+
+    def _inlined(self, node: Node, args: Sequence[Any], other: Node | None) -> Any:
+        """Run the bodies of a checkpoint or a branch as part of the graph; of branches, all."""
+        if other is None:
+            raise Incomplete(f"`{node.name}` is run by one of the graphs alone")
+        olds, news = (
+            [
+                x
+                for x in pytree.tree_leaves(self._arguments(n, side)[0])
+                if isinstance(x, GraphModule)
+            ]
+            for n, side in ((node, "before"), (other, "after"))
+        )
+        given = args[-1] if isinstance(args[-1], (tuple, list)) else _after_bodies(args)
+        made: list[Any] = []
+        for number, (old, new) in enumerate(zip(olds, news, strict=True)):
+            path = f"{self.path}{node.name}.{number}/"
+            with _switched(node, args):
+                made.append(Bodies(self.whole, old, new, path).run(given))
+        return made[0]
+
+
+@dataclass(frozen=True, eq=False)
+class _Held:
+    value: Any
+    name: str
+
+
+def _drawn(events: Sequence[Event]) -> list[Any]:
+    """The random numbers that calls draw: by their sizes, those after them are others or not."""
+    return [
+        (event.name, [(x.sizes, x.dtype) for x in event.results if isinstance(x, Ref)])
+        for event in events
+        if _compat.is_random(event.op)
+    ]
+
+
+# By these the model asks for a cast; those of any other call are autocast's.
+_CASTS = frozenset(["to", "type", "type_as", "half", "bfloat16", "float", "double", "_to_copy"])
+_OPAQUE = ("torch._dynamo.", "torch.distributed")
+
+
+def _is_opaque(target: Any) -> bool:
+    """A call that is not run: nobody knows what it does, or it does more than compute."""
+    if isinstance(target, _compat.HigherOrderOperator):
+        return not captured.is_autograd_function(target)
+    module = getattr(target, "__module__", None) or ""
+    known = module.split(".")[0] in ("torch", "_operator", "builtins", "math", "")
+    return not captured.state_change(target) and (not known or module.startswith(_OPAQUE))
+
+
+def _after_bodies(args: Sequence[Any]) -> list[Any]:
+    """What follows the last body among the arguments of a call."""
+    last = max(i for i, x in enumerate(args) if isinstance(x, GraphModule))
+    return list(args[last + 1 :])
+
+
+def _switched(node: Node, args: Sequence[Any]) -> Any:
+    """The modes that a call switches for its bodies."""
+    change = captured.body_change(node.target)
+    if change == "autocast on":
+        return captured.autocast_regions([tuple(args[:4])])
+    return torch.set_grad_enabled(bool(args[0]) if change == "grad" else torch.is_grad_enabled())
+
+
+def _kind(tensor: Tensor) -> str:
+    strides = tuple(0 if n == 1 else s for n, s in zip(tensor.shape, tensor.stride()))
+    grad = ", with gradients" if tensor.requires_grad else ""
+    start = f" from {tensor.storage_offset()}" if tensor.storage_offset() else ""
+    return f"{tensor.dtype} {tuple(tensor.shape)} {strides}{start} on {tensor.device}{grad}"

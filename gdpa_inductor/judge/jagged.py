@@ -1,0 +1,122 @@
+"""Elements of padded jagged values, of jagged rows, and of offsets made from lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .record import Event, Ref
+
+if TYPE_CHECKING:
+    from .elements import Evaluator
+    from .operations import Index, Rule
+
+_PADS = frozenset([
+    "jagged_to_padded_dense", "jagged_to_padded_dense_forward", "_jagged_to_padded_dense_forward",
+    "jagged_2d_to_dense", "jagged_1d_to_dense",
+])  # fmt: skip
+_UNPADS = frozenset([
+    "dense_to_jagged", "dense_to_jagged_forward", "_padded_dense_to_jagged_forward",
+])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Padding:
+    """A call that pads jagged values, [L, ...] -> [B, N, ...], or takes their padding away."""
+
+    pads: bool
+    source: Ref
+    offsets: Ref
+    fill: float
+
+
+def padding_of(event: Event) -> Padding | None:
+    """What a call pads or unpads; None where it does neither, or by offsets of several levels."""
+    pads = event.name in _PADS
+    if not event.is_known or not (pads or event.name in _UNPADS):
+        return None
+    offsets = event.given.get("offsets", event.given.get("x_offsets"))
+    if isinstance(offsets, (list, tuple)) and len(offsets) == 1:
+        (offsets,) = offsets
+    if not isinstance(offsets, Ref):
+        return None
+    fill = event.given.get("padding_value", 0.0) if pads else 0.0
+    return Padding(pads, event.args[0], offsets, fill)
+
+
+def _known(ev: Evaluator, event: Event) -> Padding:
+    held = padding_of(event)
+    if held is None:
+        raise ev.unknown(event)
+    return held
+
+
+def span(ev: Evaluator, offsets: Ref, time: int, sequence: Tensor) -> tuple[Tensor, Tensor]:
+    """Where a sequence begins, and how long it is."""
+    with ev.lanes.offsets_named():
+        start, end = (ev.element(offsets, time, (sequence + step,)).long() for step in (0, 1))
+    return start, end - start
+
+
+def _padded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    held = _known(ev, event)
+    start, length = span(ev, held.offsets, event.number, index[0])
+    inside = (index[1] >= 0) & (index[1] < length)
+    with ev.within(inside):
+        value = ev.element(held.source, event.number, (start + index[1], *index[2:]))
+    return torch.where(inside, value, held.fill)
+
+
+def _unpadded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """The lanes say whose row it is."""
+    held = _known(ev, event)
+    longest, sequence = held.source.sizes[1], ev.lanes.sequence
+    if sequence is None:
+        at = (ev.zero, index[0] % longest, *index[1:])
+        return ev.element(held.source, event.number, at)
+    start, length = span(ev, held.offsets, event.number, sequence)
+    row = index[0] - start
+    at = (sequence, ev.clamped(row, longest), *index[1:])
+    made = torch.where(row < longest, ev.element(held.source, event.number, at), 0)
+    # By these offsets the row is one of another sequence: something else stands there.
+    return torch.where((row >= 0) & (row < length), made, ev.stranger(made.dtype))
+
+
+def _running_sum(first: int) -> Callable[[Evaluator, Event, int, Index], Tensor]:
+    """Sums of lengths, at and before the sequence of each lane: what begins there, and its length.
+
+    first: how many zeros the result has in front.
+    """
+
+    def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+        lengths, sequence = event.args[0], ev.lanes.sequence
+        place = ev.place(event, number)
+        if sequence is None or len(lengths.sizes) != 1 or lengths.dtype.is_floating_point:
+            return ev.root(event, place, index)
+        with ev.lanes.offsets_named(False):
+            own, last = (
+                ev.element(lengths, event.number, (position,)).long()
+                for position in (sequence, ev.clamped(sequence - 1, lengths.sizes[0]))
+            )
+        ev.require((own >= 0) & (own <= ev.lanes.total))
+        start = torch.where(sequence > 0, ev.lanes.hash("start", last) % ev.lanes.total, 0)
+        at = index[0] + 1 - first
+        within = torch.where(at == sequence, start, start + own)
+        known = (at == sequence) | (at == sequence + 1)
+        if not bool(known.all()):
+            within = torch.where(known, within, ev.root(event, place, index).long())
+        return within.to(place.dtype)
+
+    return rule
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_PADS, _padded),
+    **dict.fromkeys(_UNPADS, _unpadded),
+    "cumsum": _running_sum(0),
+    "asynchronous_complete_cumsum": _running_sum(1),
+}

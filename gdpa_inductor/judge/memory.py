@@ -1,0 +1,92 @@
+"""Verdicts that were reached before: an empty file for each pair of graphs that was found right.
+
+The files lie beside torch's own compiled graphs and go with them. A name is a hash of all that the
+judge looks at: both graphs node for node, the modes, the versions of torch and of this package, and
+of each input the size at its hint, strides, dtype, aliases and gradients. Faults are not
+remembered.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from ..sources import source_hash
+from . import _compat
+
+
+def place_of(before: GraphModule, after: GraphModule) -> Path | None:
+    """The file of a pair of graphs; None where nothing is to be remembered."""
+    folder = _compat.cache_folder()
+    if folder is None:
+        return None
+    digest = hashlib.sha256()
+    for line in (_surroundings(), *_described(before), "rewritten", *_described(after)):
+        digest.update(line.encode() + b"\n")
+    return Path(folder) / "gdpa_verdicts" / digest.hexdigest()
+
+
+def remember(place: Path) -> None:
+    """Note that the rewrite is right. A folder that cannot be written costs time only."""
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.touch()
+    except OSError:
+        pass
+
+
+def _surroundings() -> str:
+    devices = ("cpu", "cuda")
+    casts = [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+    modes = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), casts)
+    return f"{source_hash()} {torch.__version__} {modes} {torch.get_default_dtype()}"
+
+
+def _described(gm: GraphModule, path: str = "") -> Iterator[str]:
+    """A line for each node of a graph and of the bodies that it holds."""
+    storages: dict[int, int] = {}
+    for node in gm.graph.nodes:
+        given = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{n.name}")
+        value = _compat.real_input(node) if node.op == "placeholder" else None
+        value = node.meta.get("example_value", node.meta.get("val")) if value is None else value
+        if node.op == "get_attr":
+            value = _attribute(gm, str(node.target))
+        found = [_tensor(x, storages) for x in pytree.tree_leaves(value)]
+        yield f"{path}{node.name} {node.op} {_target(node)} {given!r} {found}"
+    for name, child in gm.named_children():
+        if isinstance(child, GraphModule):
+            yield from _described(child, f"{path}{name}/")
+
+
+def _target(node: Node) -> str:
+    target: Any = node.target
+    if isinstance(target, str):
+        return target
+    name = getattr(target, "__qualname__", None) or getattr(target, "__name__", str(target))
+    return f"{getattr(target, '__module__', '')}.{name} {getattr(target, '_overloadname', '')}"
+
+
+def _tensor(value: Any, storages: dict[int, int]) -> str:
+    if not isinstance(value, Tensor):
+        return f"{type(value).__name__} {_compat.hint_of(value)}"
+    if value.layout != torch.strided:
+        return f"{value.layout} {value.dtype} {tuple(value.shape)} {value.requires_grad}"
+    sizes = [_compat.hint_of(n) for n in (*value.shape, *value.stride(), value.storage_offset())]
+    address = _compat.storage_address(value.untyped_storage())
+    group = storages.setdefault(address, len(storages))
+    history = (value.requires_grad, value.is_leaf)
+    return f"{value.dtype} {value.device} {sizes} {group} {history}"
+
+
+def _attribute(gm: GraphModule, target: str) -> Any:
+    held: Any = gm
+    for part in target.split("."):
+        held = getattr(held, part, None)
+    return held if isinstance(held, Tensor) else None

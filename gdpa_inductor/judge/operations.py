@@ -1,0 +1,415 @@
+"""Single elements of ATen operations: an element of a result from elements of the operands.
+
+`RULES[name](evaluator, event, number, index)` gives the elements `index` of result `number` of a
+logged call, one for each lane. Point-wise operations need no rule: they are known by their tag, and
+run as they are on one element per lane. No operation of a score program is mentioned here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from . import _compat, jagged
+from .record import Event, Ref
+
+if TYPE_CHECKING:
+    from .elements import Evaluator
+
+Index = tuple[Tensor, ...]
+Rule = Callable[["Evaluator", Event, int, Index], Tensor]
+
+# Point-wise operations without the tag, in some version of torch.
+UNTAGGED = frozenset([
+    "masked_fill", "masked_fill_", "where", "lerp", "lerp_", "prelu", "_prelu_kernel", "threshold",
+    "threshold_", "hardtanh", "hardtanh_", "softplus", "elu", "elu_", "log_sigmoid_forward",
+    "gelu", "gelu_", "silu", "silu_", "mish", "mish_", "leaky_relu", "leaky_relu_", "hardswish",
+    "hardswish_", "hardsigmoid", "hardsigmoid_", "softshrink", "hardshrink", "nan_to_num",
+    "nan_to_num_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "logit", "logit_", "erfinv",
+    "clamp", "clamp_", "isin", "_conj", "positive", "floor_divide", "floor_divide_",
+])  # fmt: skip
+_DIVISIONS = ("div", "floor_divide", "remainder", "fmod", "__irshift__")
+_NO_VALUE = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "copy")
+
+
+def rule_of(event: Event) -> Rule | None:
+    """How elements of a call are found; None where that is not known."""
+    name = event.name
+    if not event.is_known:
+        return None
+    if name in RULES:
+        return RULES[name]
+    if _compat.is_random(event.op):
+        return None
+    if name.startswith("_foreach_"):
+        return _foreach
+    known = torch.Tag.pointwise in getattr(event.op, "tags", ()) or name in UNTAGGED
+    return pointwise if known else None
+
+
+def broadcast(index: Index, sizes: Sequence[int], given: Sequence[int], zero: Tensor) -> Index:
+    """An index of a result as that of an operand that is broadcast to it."""
+    skipped = len(sizes) - len(given)
+    return tuple(zero if size == 1 else index[skipped + d] for d, size in enumerate(given))
+
+
+# Point-wise
+
+
+def pointwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """Run the call itself on one element per lane."""
+    place = ev.place(event, number)
+    read = lambda given: _operand(ev, event, given, place, index)
+    args = [read(x) for x in event.args]
+    kwargs = {k: read(x) for k, x in event.kwargs.items() if k not in _NO_VALUE}
+    if "dtype" in kwargs and kwargs["dtype"] is not None:
+        kwargs["dtype"] = ev.dtype(kwargs["dtype"])
+    args = _promoted(ev, event.args, args)
+    if ev.wide and place.dtype == torch.bool:
+        args = _meeting(event.args, args)
+    _avoid_errors(ev, event, args)
+    if place.dtype == torch.bool:
+        ev.note_gap(args)
+    if "out" in kwargs:
+        kwargs["out"] = torch.empty_like(kwargs["out"])
+    elif _compat.writes_first(event.op) and isinstance(args[0], Tensor):
+        args[0] = args[0].clone()
+    made = event.op(*args, **kwargs)
+    return made[number] if isinstance(made, (tuple, list)) else made
+
+
+def _operand(ev: Evaluator, event: Event, given: Any, place: Ref, index: Index) -> Any:
+    if isinstance(given, Ref):
+        at = broadcast(index, place.sizes, given.sizes, ev.zero)
+        return ev.element(given, event.number, at)
+    if isinstance(given, float) and given in ev.log.numbers:
+        return ev.number(given)
+    return given
+
+
+def _promoted(ev: Evaluator, refs: Sequence[Any], args: list[Any]) -> list[Any]:
+    """Tensors without dims do not promote those with dims of the same category: cast them first."""
+    held = [r for r in refs if isinstance(r, Ref)]
+    if len(held) < 2 or all(r.sizes for r in held) or not any(r.sizes for r in held):
+        return args
+    samples = [
+        torch.empty([1] * len(r.sizes), dtype=r.dtype) for r in held if r.dtype != torch.bool
+    ]
+    if len(samples) < 2:
+        return args
+    common = samples[0].dtype if len(samples) == 1 else torch.result_type(samples[0], samples[1])
+    lower = lambda r: isinstance(r, Ref) and not r.sizes and r.dtype != torch.bool
+    return [x.to(ev.dtype(common)) if lower(r) else x for r, x in zip(refs, args)]
+
+
+def _meeting(refs: Sequence[Any], args: list[Any]) -> list[Any]:
+    """Two tensors are compared in one dtype. Casting one of them to it may round, and then they are
+    equal which were not: it rounds here too.
+    """
+    held = [r for r in refs if isinstance(r, Ref)]
+    if len(held) != 2 or held[0].dtype == held[1].dtype:
+        return args
+    common = torch.result_type(*(torch.empty([1] * len(r.sizes), dtype=r.dtype) for r in held))
+    rounds = lambda r: isinstance(r, Ref) and loses(r.dtype, common)
+    return [x.to(common).double() if rounds(r) else x for r, x in zip(refs, args)]
+
+
+def loses(old: torch.dtype, new: torch.dtype) -> bool:
+    """Whether a cast to a `new` dtype, of reals, rounds numbers of the old one."""
+    if not new.is_floating_point or old == torch.bool:
+        return False
+    return not old.is_floating_point or torch.finfo(new).eps > torch.finfo(old).eps
+
+
+def _avoid_errors(ev: Evaluator, event: Event, args: list[Any]) -> None:
+    """Lanes in which eager would raise say nothing, nor those where it may fuse or not fuse."""
+    base = event.name.rstrip("_")
+    if base in ("sin", "cos", "tan") and isinstance(args[0], Tensor):  # as of 10²⁰: any number
+        most = 4e7 if event.args[0].dtype == torch.float64 else 8e3
+        ev.require(~(args[0].detach().abs() > most))
+    if base == "addcmul":  # x + c·y·z is x where x is infinite; NaN, if y·z was rounded to infinity
+        factors = [x.detach() for x in args[1:3]]
+        product = factors[0] * factors[1] * event.kwargs.get("value", 1)
+        ev.require(product.isfinite() | ~factors[0].isfinite() | ~factors[1].isfinite())
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if any(x.is_floating_point() for x in tensors) or len(args) < 2:
+        return
+    if base in _DIVISIONS and isinstance(args[1], Tensor) and event.kwargs.get("rounding_mode", 1):
+        ev.require(args[1] != 0)
+        args[1] = torch.where(args[1] == 0, 1, args[1])
+    if base == "pow" and isinstance(args[1], Tensor):
+        ev.require(args[1] >= 0)
+        args[1] = args[1].clamp(min=0)
+
+
+def _foreach(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """One call for each entry of the lists."""
+    entry = number if event.results else _entry(event, ev.place(event, number))
+    pick = lambda given: [given[entry]] if isinstance(given, (list, tuple)) else given
+    place = ev.place(event, number)
+    args = []
+    for given in map(pick, event.args):
+        many = isinstance(given, list)
+        found = [_operand(ev, event, g, place, index) for g in (given if many else [given])]
+        args.append(
+            [x.clone() if isinstance(x, Tensor) else x for x in found] if many else found[0]
+        )
+    made = event.op(*args, **event.kwargs)
+    return (made or args[0])[0]  # type: ignore[no-any-return]
+
+
+def _entry(event: Event, place: Ref) -> int:
+    return list(event.args[0]).index(place)
+
+
+# Copies
+
+
+def _same(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    return ev.element(event.args[0], event.number, index)
+
+
+def _copied(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """`dst.copy_(src)`: the source, broadcast."""
+    target, source = event.args[0], event.args[1]
+    return ev.element(source, event.number, broadcast(index, target.sizes, source.sizes, ev.zero))
+
+
+def _regrouped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """A copy with other sizes: elements in the same order."""
+    place, source = ev.place(event, number), event.args[0]
+    flat = ev.zero
+    for position, size in zip(index, place.sizes):
+        flat = flat * size + position
+    found: list[Tensor] = []
+    for size in reversed(source.sizes):
+        found.append(ev.zero if size == 1 else flat % size)
+        flat = flat // size
+    return ev.element(source, event.number, tuple(reversed(found)))
+
+
+def _repeated(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source = event.args[0]
+    own = index[len(index) - len(source.sizes) :]
+    return ev.element(source, event.number, tuple(i % n for i, n in zip(own, source.sizes)))
+
+
+def _flipped(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source = event.args[0]
+    dims = [d % len(source.sizes) for d in event.args[1]]
+    at = tuple(source.sizes[d] - 1 - i if d in dims else i for d, i in enumerate(index))
+    return ev.element(source, event.number, at)
+
+
+def _dim(event: Event, position: int, rank: int) -> int:
+    given = event.args[position] if len(event.args) > position else event.kwargs.get("dim", 0)
+    return int(given) % rank
+
+
+def _joined(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """cat: the part that the position lies in."""
+    parts = [p for p in event.args[0] if p.sizes != (0,)]
+    dim, start, found = _dim(event, 1, len(index)), 0, None
+    for part in parts:
+        size = part.sizes[dim]
+        at = index[dim] - start
+        held = ev.clamped(at, size)
+        with ev.within((at >= 0) & (at < size)):
+            value = ev.element(part, event.number, (*index[:dim], held, *index[dim + 1 :]))
+        value = value.to(ev.dtype(ev.place(event, number).dtype))
+        found = value if found is None else torch.where(at >= 0, value, found)
+        start += size
+    assert found is not None
+    return found
+
+
+def _stacked(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    dim = _dim(event, 1, len(index))
+    at, found = (*index[:dim], *index[dim + 1 :]), None
+    for position, part in enumerate(event.args[0]):
+        with ev.within(index[dim] == position):
+            value = ev.element(part, event.number, at)
+        found = value if found is None else torch.where(index[dim] == position, value, found)
+    assert found is not None
+    return found
+
+
+def _padded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """constant_pad_nd: widths come in pairs, those of the last dimension first."""
+    source, widths = event.args[0], event.args[1]
+    fill = event.args[2] if len(event.args) > 2 else event.kwargs.get("value", 0)
+    inside, at = ev.true, list(index)
+    for pair in range(len(widths) // 2):
+        d = len(index) - 1 - pair
+        moved = index[d] - widths[2 * pair]
+        inside = inside & (moved >= 0) & (moved < source.sizes[d])
+        at[d] = ev.clamped(moved, source.sizes[d])
+    with ev.within(inside):
+        return torch.where(inside, ev.element(source, event.number, tuple(at)), fill)
+
+
+# Functions of the index
+
+
+def _filled(position: int) -> Rule:
+    def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+        place = ev.place(event, number)
+        given: Any = event.kwargs.get("fill_value", event.kwargs.get("value"))
+        if len(event.args) > position:
+            given = event.args[position]
+        if isinstance(given, Ref):
+            return ev.element(given, event.number, ())
+        if isinstance(given, float) and given in ev.log.numbers:
+            return ev.number(given).to(ev.dtype(place.dtype))
+        return torch.full_like(ev.zero, given, dtype=place.dtype).to(ev.dtype(place.dtype))
+
+    return rule
+
+
+def _constant(value: int) -> Rule:
+    def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+        return torch.full_like(ev.zero, value, dtype=ev.dtype(ev.place(event, number).dtype))
+
+    return rule
+
+
+def _uninitialised(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    return ev.root(event, ev.place(event, number), index).detach()
+
+
+def _counted(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """arange: in the accumulation type, then in its own, as the kernels have it."""
+    given, place = event.args, ev.place(event, number)
+    start = given[0] if len(given) > 1 else 0
+    step = given[2] if len(given) > 2 else 1
+    if place.dtype.is_floating_point or any(isinstance(x, float) for x in (start, step)):
+        made = start + index[0].double() * step
+        return made.to(place.dtype).to(ev.dtype(place.dtype))
+    return (start + index[0] * step).to(place.dtype)
+
+
+def _diagonal(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    return (index[0] == index[1]).to(ev.dtype(ev.place(event, number).dtype))
+
+
+def _triangle(keeps: Callable[[Tensor, int], Tensor]) -> Rule:
+    def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+        shift = event.args[1] if len(event.args) > 1 else event.kwargs.get("diagonal", 0)
+        x = ev.element(event.args[0], event.number, index)
+        return torch.where(keeps(index[-1] - index[-2], shift), x, torch.zeros_like(x))
+
+    return rule
+
+
+# Look-ups
+
+
+def _looked_up(
+    ev: Evaluator, source: Ref, event: Event, at: list[Tensor], dim: int, place: Tensor
+) -> Tensor:
+    size = source.sizes[dim]
+    ev.require((place >= -size) & (place < size))
+    at[dim] = ev.clamped(torch.where(place < 0, place + size, place), size)
+    return ev.element(source, event.number, tuple(at))
+
+
+def _selected(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source, dim, places = event.args[:3]
+    dim %= len(source.sizes)
+    place = ev.element(places, event.number, (index[dim],) if places.sizes else ()).long()
+    return _looked_up(ev, source, event, list(index), dim, place)
+
+
+def _gathered(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source, dim, places = event.args[:3]
+    place = ev.element(places, event.number, index).long()
+    return _looked_up(ev, source, event, list(index), dim % len(source.sizes), place)
+
+
+def _embedded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source, places = event.args[:2]
+    place = ev.element(places, event.number, index[:-1]).long()
+    ev.require(place >= 0)
+    found = _looked_up(ev, source, event, [ev.zero, index[-1]], 0, place)
+    if not found.requires_grad:
+        return found
+    found = torch.where(place == event.given["padding_idx"], found.detach(), found)
+    if event.given["scale_grad_by_freq"]:
+        # By how often a place is among these: some number.
+        often = ev.lanes.hash(("often", places.storage, places.geometry), place) % 5 + 1
+        found.register_hook(lambda grad: grad / often)
+    return found
+
+
+def _taken(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source, places = event.args[:2]
+    place, total = ev.element(places, event.number, index).long(), 1
+    for size in source.sizes:
+        total *= size
+    ev.require((place >= -total) & (place < total))
+    flat, found = ev.clamped(torch.where(place < 0, place + total, place), total), []
+    for size in reversed(source.sizes):
+        found.append(flat % size)
+        flat = flat // size
+    return ev.element(source, event.number, tuple(reversed(found)))
+
+
+def _subscripted(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """aten.index: indices are broadcast; their dims stand first unless they are neighbours."""
+    source, given = event.args[0], list(event.args[1])
+    used = [d for d, x in enumerate(given) if x is not None]
+    shapes = [given[d].sizes for d in used]
+    shape = torch.broadcast_shapes(*shapes)
+    if any(given[d].dtype in (torch.bool, torch.uint8) for d in used):
+        raise ev.unknown(event)
+    neighbours = used == list(range(used[0], used[-1] + 1))
+    first = used[0] if neighbours else 0
+    looked = index[first : first + len(shape)]
+    rest = [*index[:first], *index[first + len(shape) :]]
+    at = []
+    for d, size in enumerate(source.sizes):
+        if d not in used:
+            at.append(rest.pop(0))
+            continue
+        own = broadcast(tuple(looked), shape, given[d].sizes, ev.zero)
+        place = ev.element(given[d], event.number, own).long()
+        ev.require((place >= -size) & (place < size))
+        at.append(ev.clamped(torch.where(place < 0, place + size, place), size))
+    return ev.element(source, event.number, tuple(at))
+
+
+def _select_written(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    source, written, dim, at = event.args[:4]
+    dim %= len(source.sizes)
+    here = index[dim] == at % source.sizes[dim]
+    with ev.within(here):
+        new = ev.element(written, event.number, (*index[:dim], *index[dim + 1 :]))
+    with ev.within(~here):
+        return torch.where(here, new, ev.element(source, event.number, index))
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        ["clone", "_to_copy", "lift_fresh", "lift_fresh_copy", "alias_copy", "detach_copy", "copy",
+         "contiguous", "to", "_conj_physical", "kept"], _same),
+    "copy_": _copied,
+    **dict.fromkeys(["_unsafe_view", "view", "reshape", "view_copy", "_reshape_copy",
+                     "squeeze_copy", "unsqueeze_copy"], _regrouped),
+    "repeat": _repeated, "flip": _flipped, "cat": _joined, "stack": _stacked,
+    "constant_pad_nd": _padded, "select_scatter": _select_written,
+    **dict.fromkeys(["zeros", "zeros_like", "new_zeros", "zero_", "zero"], _constant(0)),
+    **dict.fromkeys(["ones", "ones_like", "new_ones"], _constant(1)),
+    **dict.fromkeys(["full", "full_like", "fill", "fill_"], _filled(1)),
+    "new_full": _filled(2), "scalar_tensor": _filled(0),
+    **dict.fromkeys(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"],
+                    _uninitialised),
+    "arange": _counted, "eye": _diagonal,
+    **dict.fromkeys(["tril", "tril_"], _triangle(lambda apart, k: apart <= k)),
+    **dict.fromkeys(["triu", "triu_"], _triangle(lambda apart, k: apart >= k)),
+    "index_select": _selected, "gather": _gathered, "embedding": _embedded, "take": _taken,
+    "index": _subscripted,
+    **jagged.RULES,
+}  # fmt: skip

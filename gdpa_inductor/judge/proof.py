@@ -1,0 +1,200 @@
+"""A claim is decided: is the result of a fused call that of the operations it stands for?
+
+    before   out[i,j,k] = sum_c W[i,j,c] · V[i,c,k]        W = point-wise operations of S = A · B
+    after    out[b,h,n,e] = sum_m P(s, b,h,n,m, operands) · value[b,h,m,e],    s = query · key
+
+Sampled elements of the output lead to both sums. For sampled c = m the factors must be the same:
+the rows of query and key those of A and B, the values of V, and the weights of the recorded
+operations those of the score program, NaN and infinity included; and so must their gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .aim import aimed
+from .compare import Weights, apart
+from .elements import Evaluator, Untracked
+from .fused import Fused
+from .gradients import gradients_apart
+from .interpret import Claim, Fault, SideBySide
+from .operations import Index
+from .record import Event, Incomplete, Ref
+from .samples import COUNT, Lanes, cases, mixed, near, positions
+
+
+@dataclass
+class Proof:
+    """One claim. before, after: the places of the two tensors; seed: of the samples."""
+
+    whole: SideBySide
+    claim: Claim
+    seed: int = 0
+
+    def decide(self) -> bool:
+        """True if it holds. Raises Fault where it does not; False if no fused call is behind it
+        and it does not hold.
+        """
+        log = self.log = self.whole.log
+        self.before, self.after = log.ref(self.claim.before), log.ref(self.claim.after)
+        if 0 in self.before.sizes:
+            return True
+        self.products = {
+            side: [e for e in log.products if (e.side, e.space) == (side, space)]
+            for side, space in (("before", "aten"), ("after", "gdpa"))
+        }
+        found = self._traced(Lanes(self.seed), self._output_index())
+        if isinstance(found, bool):
+            return found
+        call = Fused(found[1].event)
+        lanes, output, row, key, exists = self._sampled(call, found[1])
+        if call.jagged:  # now the lanes know whose row is read
+            found = self._traced(lanes, output, exists)
+            assert not isinstance(found, bool)
+        second, fused, valid = found
+        at = {**call.coordinates(lanes, fused.index, row), "m": key}
+        training = self.claim.before.requires_grad
+        weights = Weights(log, lanes, self.products["before"], call, at, training)
+        self._decide_weights(second, weights, valid)
+        return True
+
+    # The two sums
+
+    def _output_index(self) -> Index:
+        return tuple(positions(self.before.sizes, self.seed, "output", self._literals()))
+
+    def _traced(
+        self, lanes: Lanes, index: Index, valid: Tensor | None = None
+    ) -> tuple[_Read, _Read, Tensor] | bool:
+        """Where the elements of the output are summed, on both sides, and in which lanes; where no
+        fused call is behind it, whether they are equal.
+        """
+        # Exact in every dtype that the result may be cast to on the way.
+        given = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0)
+        ends: dict[str, _Read] = {}
+        values: dict[str, Tensor] = {}
+        valid = torch.ones(COUNT, dtype=torch.bool) if valid is None else valid
+        for side, place in (("before", self.before), ("after", self.after)):
+            products = dict.fromkeys(self.products[side], given)
+            ev = Evaluator(self.log, lanes, dict.fromkeys(products, given))
+            values[side] = ev.element(place, self.log.now, index)
+            valid = valid & ev.valid
+            if len(ev.touched) > 1:
+                raise Incomplete("the output is made from several products")
+            if ev.touched:
+                ends[side] = _Read(*next(iter(ev.touched.items())))
+        agree = not bool(apart(values["before"], values["after"], valid).any())
+        if "after" not in ends:
+            return agree and "before" not in ends
+        unknown = Fused(ends["after"].event).jagged and lanes.sequence is None  # whose row it is
+        if "before" not in ends or not (agree or unknown):
+            raise Fault("the result of the fused call is used as something else", self._node())
+        return ends["before"], ends["after"], valid
+
+    def _node(self) -> str:
+        return self.claim.after_node
+
+    def _sampled(self, call: Fused, fused: _Read) -> tuple[Lanes, Index, Tensor, Tensor, Tensor]:
+        """Lanes, the output's index in them, row and key of a score, and whether the row exists."""
+        index, known = list(self._output_index()), self._literals()
+        row = positions([call.rows], self.seed, "row", known)[0]
+        if call.cu_query is None:
+            row = fused.index[2]
+        elif not torch.equal(index[0], fused.index[0]):
+            raise Incomplete("the rows of a jagged output are not its first dimension")
+        key = near(row % max(call.keys, 1), call.keys, self.seed, known)
+        sequence = positions([call.batch], self.seed, "sequence", ())[0] if call.jagged else None
+        if call.jagged and call.cu_query is None:
+            sequence = fused.index[0]
+        total = max(call.total, 1)
+        step = max(total // call.batch, 1)
+        lanes = Lanes(self.seed, self._around(call, row, key), sequence, total, step)
+        exists = torch.ones(COUNT, dtype=torch.bool)
+        if call.cu_query is not None:
+            start, length = call.span(Evaluator(self.log, lanes, {}), call.cu_query)
+            index[0] = (start + row).clamp(0, total - 1)
+            exists = (row < length) & (index[0] == start + row)
+        return lanes, tuple(index), row, key, exists
+
+    def _around(self, call: Fused, n: Tensor, m: Tensor) -> Tensor:
+        """Integers near which a mask may change its mind."""
+        named = [0, 1, call.rows, call.keys, *self._literals()]
+        one = torch.tensor(named)[mixed(cases() + 31, self.seed) % len(named)]
+        near = [n, m, n, m, one, one, n + 1, m + 1, n - 1, m - 1, torch.zeros_like(n)]
+        apart = [(n - m).abs(), n - m, m - n, torch.maximum(n, m) + 1]
+        return torch.stack([*near, *apart, one + n, one + m, one - n, one - m], 1)
+
+    def _literals(self) -> list[int]:
+        """Integers that one of the graphs names, sizes among them."""
+        return sorted(self.log.literals)[:64]
+
+    # The factors
+
+    def _decide_weights(self, second: _Read, weights: Weights, valid: Tensor) -> None:
+        call = weights.call
+        left, right = _factors(second.event)
+        *batch, j, k = second.index
+        if left.sizes[-1] != call.keys:
+            raise Fault(f"the sum runs over {call.keys} keys, not {left.sizes[-1]}", self._node())
+        time = second.event.number
+        sides = lambda m: [(left, time, (*batch, j, m)), (right, time, (*batch, m, k))]
+        weights.lanes.settle()
+        gaps: list[Tensor] = []
+        weight, value = weights.told_apart(sides(weights.at["m"]), gaps)
+        if gaps:
+            weights = aimed(weights, gaps)
+            weight, value = weights.told_apart(sides(weights.at["m"]))
+        row, exists = weights.exists()
+        if bool((weights.padding(value) & valid & row & ~exists).any()):
+            raise Fault("keys past the end of a sequence count", self._node())
+        valid = valid & row & exists
+        if bool((weights.value_apart(value) & valid).any()):
+            raise Fault("other values are summed", self._node())
+        for product, index in weights.scored.items():
+            self._decide_scores(weights, product, index, valid)
+        try:
+            wrong = weights.apart(weight, valid, wide=False)
+            wrong = weights.apart(weight, valid, wide=True) if bool(wrong.any()) else wrong
+        except Untracked as write:
+            raise Fault(f"`{write}` writes where autograd does not see it", self._node()) from None
+        if bool(wrong.any()):
+            raise Fault(f"other weights: {weights.example(weight, wrong)}", self._node())
+        reason = gradients_apart(weights, weight, valid, wide=False) if weights.training else ""
+        if reason and (reason := gradients_apart(weights, weight, valid, wide=True)):
+            raise Fault(reason, self._node())
+        # From now on these are results like any other.
+        for event in (second.event, *weights.scored, call.event):
+            event.side = "both"
+        self.log.literals.clear()
+
+    def _decide_scores(self, weights: Weights, product: Event, index: Index, valid: Tensor) -> None:
+        """The scores of both sides are products of the same rows."""
+        left, right = _factors(product)
+        width = left.sizes[-1]
+        if width != weights.call.width:
+            raise Fault(
+                f"the scores are products of {weights.call.width} channels, not {width}",
+                self._node(),
+            )
+        *batch, i, j = index
+        channel = positions([width], self.seed, "channel", ())[0]
+        sides = [(left, (*batch, i, channel)), (right, (*batch, channel, j))]
+        differ = weights.factors_apart([(p, product.number, at) for p, at in sides], channel)
+        if bool((differ[0] & valid).any()) and bool((differ[1] & valid).any()):
+            raise Fault("the scores are products of other rows", self._node())
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A call, and the index at which its result was read."""
+
+    event: Event
+    index: Index
+
+
+def _factors(event: Event) -> tuple[Ref, Ref]:
+    at = 1 if event.name in ("addmm", "baddbmm") else 0
+    return event.args[at], event.args[at + 1]

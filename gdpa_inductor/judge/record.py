@@ -1,0 +1,269 @@
+"""A log of every ATen operation that a graph runs: operands and results as places in storages.
+
+`Recorder` is a dispatch mode. It sees operations below autograd and above the fake kernels, so
+composite functions are taken apart and every spelling of a write is one: in-place methods, `out=`,
+foreach, `set_`, views, `.data` and `detach()` alike. An alias needs no rule of its own: a result
+that lies in a known storage is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from . import _compat
+
+
+class Incomplete(Exception):
+    """The graph cannot be interpreted or evaluated; the message says what stands in the way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A tensor as a place: a storage of the log, and the geometry of the view, in elements.
+
+    grad: the tensor requires gradients, as it was when it was logged. A detached alias does not.
+    """
+
+    storage: int
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+    grad: bool = field(default=False, compare=False)
+
+    @property
+    def geometry(self) -> tuple[Any, ...]:
+        """Sizes and strides; the stride of a dimension of size 1 means nothing."""
+        strides = tuple(0 if n == 1 else s for n, s in zip(self.sizes, self.strides))
+        return self.sizes, strides, self.offset, self.dtype
+
+
+@dataclass(eq=False)
+class Event:
+    """One operation. args, kwargs: as called, tensors as `Ref`. results: `Ref`s and other values.
+
+    writes: the places that it changes, new storages included, each with the number of the result
+    that holds the new contents; None where no result does. side: which graph has it, "both",
+    "before" or "after". grad: gradient mode was on. implied: autocast may have added it. constant:
+    the value of a new one-element tensor, if it is known.
+    """
+
+    number: int
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    side: str
+    grad: bool
+    implied: bool = False
+    results: tuple[Any, ...] = ()
+    writes: list[tuple[Ref, int | None]] = field(default_factory=list)
+    constant: Any = None
+
+    @cached_property
+    def name(self) -> str:
+        """The name of the operation without namespace and overload: "masked_fill_"."""
+        return _compat.op_name(self.op)
+
+    @property
+    def space(self) -> str:
+        """The namespace of the operation: "aten"."""
+        return str(getattr(self.op, "namespace", ""))
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the name says what the operation does: elsewhere a namesake is another one."""
+        return self.space in _KNOWN_SPACES
+
+    @cached_property
+    def given(self) -> dict[str, Any]:
+        """The arguments by name, defaults included."""
+        declared = self.op._schema.arguments
+        defaults = {a.name: a.default_value for a in declared if a.has_default_value()}
+        return {**defaults, **dict(zip((a.name for a in declared), self.args)), **self.kwargs}
+
+
+_KNOWN_SPACES = ("aten", "prims", "fbgemm", "gdpa")
+_SUMS = ("bmm", "mm", "addmm", "baddbmm", "attention")
+Write = tuple[Event, Ref, "int | None"]
+
+
+@dataclass
+class Log:
+    """The events of one interpretation. `writes[s]`: what changed storage s, in order.
+
+    side: which graph runs now. grad: whether gradient mode is on for its node; an operator may
+    switch it off within itself. implied: whether casts are autocast's and not the node's. products:
+    matrix products and fused calls of one graph alone. owner: which graph made a storage.
+    constants: of storages that hold one known element. literals: the whole numbers that one graph
+    alone names, since the last claim. numbers: where `.item()` read a real number, by the number
+    that stands for what it returned. Storages are kept alive, so that an address is that of one
+    storage only.
+    """
+
+    side: str = "both"
+    grad: bool = True
+    implied: bool = False
+    events: list[Event] = field(default_factory=list)
+    products: list[Event] = field(default_factory=list)
+    writes: dict[int, list[Write]] = field(default_factory=dict)
+    owner: dict[int, str] = field(default_factory=dict)
+    constants: dict[int, Any] = field(default_factory=dict)
+    literals: dict[int, None] = field(default_factory=dict)
+    numbers: dict[float, tuple[Ref, int]] = field(default_factory=dict)
+    _known: dict[int, int] = field(default_factory=dict)
+    _alive: list[Any] = field(default_factory=list)
+
+    def ref(self, tensor: Tensor) -> Ref:
+        """The place of a tensor; a storage that was not seen before is added."""
+        if tensor.layout != torch.strided or tensor.is_quantized:
+            raise Incomplete(f"a tensor of layout {tensor.layout}")
+        held = tensor.untyped_storage()
+        address = _compat.storage_address(held)
+        known = self._known.get(address)
+        if known is None:
+            known = self._known[address] = len(self._alive)
+            self._alive.append(held)
+            self.writes[known], self.owner[known] = [], self.side
+            if type(tensor) is Tensor and tensor.numel() == 1:  # a literal of the graph, no fake
+                self.constants[known] = _compat.element_of(tensor)
+        sizes, strides = tuple(tensor.shape), tensor.stride()
+        start: Any = tensor.storage_offset()
+        return Ref(known, sizes, strides, start, tensor.dtype, tensor.device, tensor.requires_grad)
+
+    def share(self, tensor: Tensor) -> None:
+        """From now on the storage of a tensor is one of both graphs."""
+        self.owner[self.ref(tensor).storage] = "both"
+
+    def knows(self, tensor: Tensor) -> bool:
+        """Whether the storage of a tensor was seen before."""
+        return _compat.storage_address(tensor.untyped_storage()) in self._known
+
+    def referred(self, values: Any) -> Any:
+        """Nested values with tensors as `Ref`. Whole numbers of one graph alone are noted."""
+        if isinstance(values, Tensor):
+            return self.ref(values)
+        if isinstance(values, (list, tuple)):
+            made = [self.referred(x) for x in values]
+            return made if isinstance(values, list) else tuple(made)
+        if isinstance(values, dict):
+            return {name: self.referred(x) for name, x in values.items()}
+        whole = type(values) is int or (type(values) is float and values.is_integer())
+        if whole and self.side != "both" and abs(values) < 1 << 20:
+            self.literals[int(values)] = None
+        return values
+
+    def event(self, op: Any, args: Any, kwargs: dict[str, Any] | None = None) -> Event:
+        """A new event, operands as they are now; `add` ends it."""
+        given, named = self.referred(args), self.referred(kwargs or {})
+        return Event(self.now, op, given, named, self.side, self.grad, self.implied)
+
+    def add(self, event: Event) -> None:
+        self.events.append(event)
+        if event.side != "both" and event.name in _SUMS:
+            self.products.append(event)
+        for place, number in event.writes:
+            self.writes[place.storage].append((event, place, number))
+
+    @property
+    def now(self) -> int:
+        """The number of the next event: a time."""
+        return len(self.events)
+
+    def opaque(self, op: Any, given: Any, results: Any) -> None:
+        """Log a call without a schema: it is taken to write all that it is given."""
+        event = self.event(op, (given,))
+        changed = [x for x in pytree.tree_leaves(event.args) if isinstance(x, Ref)]
+        made = [self.ref(x) for x in pytree.tree_leaves(results) if isinstance(x, Tensor)]
+        event.results = tuple(made)
+        event.writes = [(place, None) for place in (*changed, *made)]
+        self.add(event)
+
+
+class Recorder(TorchDispatchMode):
+    """Logs what runs under it. To be entered above a FakeTensorMode."""
+
+    def __init__(self, log: Log) -> None:
+        super().__init__()
+        self.log = log
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.namespace == "prim":  # a question about a tensor
+            return _compat.asked(func, args[0])
+        if torch.is_inference_mode_enabled() and _compat.is_composite(func):
+            with self:
+                made = func.decompose(*args, **kwargs)
+            if made is not NotImplemented:
+                return made
+        if _compat.holds_subclass(types):  # a nested tensor: what it does to its values is logged
+            return NotImplemented
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return self._number(func, args[0])
+        log = self.log
+        event = log.event(func, args, kwargs)
+        known = log.knows
+        event.writes = [(place, None) for place in _written(func, event)]
+        made = func(*args, **kwargs)
+        flat, _ = pytree.tree_flatten(made)
+        fresh = [isinstance(x, Tensor) and not known(x) for x in flat]
+        event.results = tuple(log.ref(x) if isinstance(x, Tensor) else x for x in flat)
+        _note_results(event, fresh)
+        event.constant = _compat.constant_of(flat[0]) if len(flat) == 1 else None
+        log.add(event)
+        return made
+
+    def _number(self, func: Any, tensor: Tensor) -> Any:
+        """`.item()`: a number that no program would write, so that it is known again."""
+        place, log = self.log.ref(tensor), self.log
+        event = log.event(func, (tensor,))
+        count = sum(known.op is func for known in log.events)
+        if tensor.dtype == torch.bool or tensor.dtype.is_complex:
+            raise Incomplete(f"a number of dtype {tensor.dtype} is read on the host")
+        number = 0.7312890625 + 0.001953125 * count if tensor.is_floating_point() else 5 + count
+        if tensor.is_floating_point():
+            log.numbers[number] = (place, log.now)
+        event.results = (number,)
+        log.add(event)
+        return number
+
+
+def _written(func: Any, event: Event) -> list[Ref]:
+    """The operands that a call changes: by its schema, or by a list of those that keep silent."""
+    silent = SILENT_WRITERS.get(event.name, ())
+    found: list[Ref] = []
+    for argument in func._schema.arguments:
+        declared = argument.alias_info is not None and argument.alias_info.is_write
+        if declared or argument.name in silent:
+            given = pytree.tree_leaves(event.given.get(argument.name))
+            found += [x for x in given if isinstance(x, Ref)]
+    return found
+
+
+# Operations that change an operand which their schema declares to be read only.
+SILENT_WRITERS: dict[str, tuple[str, ...]] = dict.fromkeys(
+    ["native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index",
+     "_batch_norm_with_update", "batch_norm_update_stats", "batch_norm_gather_stats",
+     "batch_norm_gather_stats_with_counts"],
+    ("running_mean", "running_var"),
+)  # fmt: skip
+
+
+def _note_results(event: Event, fresh: list[bool]) -> None:
+    """Say which result holds what was written: the same place as an operand, or a new storage."""
+    results = event.results
+    for number, (place, _) in enumerate(list(event.writes)):
+        same = [i for i, made in enumerate(results) if isinstance(made, Ref) and made == place]
+        event.writes[number] = (place, same[0] if same else None)
+    for number, (made, new) in enumerate(zip(results, fresh)):
+        if new and all(made.storage != place.storage for place, _ in event.writes):
+            event.writes.append((made, number))

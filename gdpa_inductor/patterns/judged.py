@@ -1,0 +1,91 @@
+"""`rewrite_graph`: passes over a graph until the judge has no objection to the result.
+
+A pass is applied to the graph itself, since whoever owns the graph holds on to its nodes. A copy of
+the graph as it came is what the judge compares it with. A rewrite that the judge rejects, or that
+could not be written to its end, is banned; then the graph is put back and passed over once more.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch.fx import GraphModule
+
+from .. import _compat, graphs, judge
+from ..options import Options
+from ..rejection import Code, Rejection
+from .plan import Supports
+from .result import Match, Result
+from .rewrite import Pass, Unwritten, rewrite_once
+
+log = logging.getLogger("gdpa_inductor")
+Ban = tuple[tuple[str, ...], Rejection]
+
+
+def rewrite_graph(
+    gm: GraphModule, *, options: Options | None = None, supports: Supports | None = None
+) -> Result:
+    """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
+
+    Args:
+        supports: asked for every region; its answer is kept as the match's `choice`, and a falsy
+            answer (a Rejection) leaves the region as it is. None supports everything.
+    """
+    chosen = options or Options()
+    held = _Held(gm)
+    dropped: list[Rejection] = []
+    told = Pass(chosen, supports, held.keep, banned=set[tuple[str, ...]]())
+    while True:
+        try:
+            result = rewrite_once(gm, told)
+            bans = list(_objections(held, result)) if chosen.judge and result.matches else []
+        except Unwritten as failure:
+            bans = list(failure.plans)
+        if not bans:
+            return result + Result((), tuple(dropped))
+        held.put_back()
+        dropped += [refusal for _, refusal in bans]
+        banned = {*told.banned, *(names for names, _ in bans)}
+        if banned == set(told.banned):  # another pass would end as this one did
+            return Result((), tuple(dropped))
+        told.banned = banned
+
+
+@dataclass
+class _Held:
+    """A graph, and a copy of it as it came."""
+
+    gm: GraphModule
+    copy: list[GraphModule] = field(default_factory=list)
+
+    def keep(self) -> None:
+        if not self.copy:
+            self.copy.append(graphs.copy_graph(self.gm))
+
+    def put_back(self) -> None:
+        graphs.restore(self.gm, self.copy[0])
+
+
+def _objections(held: _Held, result: Result) -> Iterable[Ban]:
+    """The rewrites that are not to stay: the one at fault, or all where that is not known."""
+    claims = dict(match.stands_for for match in result.matches)
+    verdict = judge.validate(held.copy[0], held.gm, claims)
+    if verdict is None:
+        return
+    code = Code.INVALID_REWRITE if verdict.invalid else Code.ANALYSIS
+    for match in [m for m in result.matches if m.node == verdict.node] or result.matches:
+        _tell(match, verdict, held.copy[0])
+        yield match.replaced, Rejection(code, verdict.reason, match.location, match.node)
+
+
+def _tell(match: Match, verdict: judge.Verdict, graph: GraphModule) -> None:
+    """Count, and log all that is needed to see an invalid rewrite again."""
+    _compat.counters["gdpa"]["invalid" if verdict.invalid else "unjudged"] += 1
+    if verdict.invalid:
+        log.error(
+            "a planned rewrite is invalid and not applied; please report it with these lines\n"
+            "%s\n%s\nprogram: %s\n%s",
+            match, verdict.reason, match.score_mod, graph.print_readable(print_output=False),
+        )  # fmt: skip

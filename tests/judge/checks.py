@@ -1,0 +1,340 @@
+"""The safety checks of the matcher, each with what the matcher does without it.
+
+A check is a function, or an entry of a table, of the matcher; `without` makes its replacement from
+it. One entry removes one check and leaves all others in place.
+"""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from gdpa_inductor import expr, score_mod
+from gdpa_inductor.patterns import (
+    candidates,
+    canonical,
+    effects,
+    host,
+    implied,
+    jagged,
+    layout,
+    matcher,
+    padding,
+    plan,
+    recipe,
+    region,
+    rewrite,
+    saved,
+    tables,
+    views,
+    vocabulary,
+)
+from gdpa_inductor.rejection import Code
+from tests.judge import mutants
+from tests.judge.mutants import (
+    Without,
+    as_given,
+    copies,
+    first_argument,
+    gives,
+    nothing,
+    raised,
+    unless,
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """owner, name: where the check is: a module, a class or a dict. without: the check -> what
+    stands in its place. says: what it is for. decides: whether a call, by its result and its
+    arguments, would be another one without the check; None where the replacement is asked.
+    part: which part of a check that refuses for several reasons.
+    """
+
+    says: str
+    owner: Any
+    name: str
+    without: Without
+    decides: Callable[..., bool] | None = None
+    part: str = ""
+
+    @property
+    def label(self) -> str:
+        if isinstance(self.owner, dict):
+            return f"rule of {self.name}"
+        module = getattr(self.owner, "__module__", None) or self.owner.__name__
+        inner = f"{self.owner.__name__}." if isinstance(self.owner, type) else ""
+        return f"{module.rsplit('.', 1)[-1]}.{inner}{self.name}{self.part and ' ' + self.part}"
+
+    @property
+    def original(self) -> Any:
+        if isinstance(self.owner, dict):
+            return self.owner[self.name]
+        return vars(self.owner)[self.name]
+
+    def probed(self, note: Callable[[], None]) -> Any:
+        """Call `note` where the check decides something: where it raises, or its replacement gives
+        something else.
+        """
+        old = self.original
+        old = old.__func__ if isinstance(old, staticmethod) else old
+        new = self.without(old)
+
+        def probe(*args: Any, **kwargs: Any) -> Any:
+            try:
+                found = old(*args, **kwargs)
+            except Exception:
+                note()
+                raise
+            if self.decides is not None:
+                other = self.decides(found, *args, **kwargs)
+            else:
+                other = not _same(found, new(*args, **kwargs))
+            if other:
+                note()
+            return found
+
+        return self.replaced(probe)
+
+    @property
+    def runs(self) -> bool:
+        """What it removes shows when the rewritten graph runs, not in its text."""
+        return self.owner is expr.OPS
+
+    @property
+    def is_data(self) -> bool:
+        """A table: nobody sees what it decides."""
+        return not callable(self.original) and not isinstance(self.original, staticmethod)
+
+    def concerns(self, text: str) -> bool:
+        """Whether a graph of this text names anything of a table."""
+        names = [self.name, "minimum"] if self.runs else self.original
+        return any(re.search(rf"\b{name}\b", text) for name in names)
+
+    @contextmanager
+    def replaced(self, new: Any) -> Iterator[None]:
+        """`new` in place of the check."""
+        old = self.original
+        if isinstance(old, staticmethod):
+            new = staticmethod(new)
+        put = self.owner.__setitem__ if isinstance(self.owner, dict) else self._set
+        put(self.name, new)
+        try:
+            self._forget()
+            yield
+        finally:
+            put(self.name, old)
+            self._forget()
+
+    def _forget(self) -> None:
+        if self.runs:
+            score_mod._parse.cache_clear()  # a program keeps its gradients
+
+    def _set(self, name: str, new: Any) -> None:
+        setattr(self.owner, name, new)
+
+    def removed(self) -> Any:
+        return self.replaced(self.without(self.original))
+
+
+def _same(left: Any, right: Any) -> bool:
+    try:
+        return left is right or bool(left == right)
+    except Exception:
+        return False
+
+
+CHECKS: list[Check] = [
+    # In-place calls
+    Check("no operand changes between its use and the output", effects, "_check_operands", nothing),
+    Check(
+        "a number is read where `.item()` took it", effects, "_first_reads", mutants.reads_of_leaves
+    ),
+    Check("no dims change in place", effects, "_check_dims", nothing),
+    Check("a copy that may be an alias is not written", effects, "_check_copies", nothing),
+    Check("nothing is written through expanded views", effects, "_check_expanded", nothing),
+    Check("nothing is cut from its history in place", effects, "_check_history", nothing),
+    Check("no write that autograd misses", effects, "_check_silent_writes", nothing),
+    Check("a written copy is an operand of its own", effects, "is_overwritten", gives(False)),
+    Check("a tensor whose gradient is asked for stays", effects, "is_watched", gives(False)),
+    Check("no tensor gets another storage", host, "MOVES", lambda old: frozenset()),
+    Check("`detach_` and `requires_grad_` are seen", host, "CUTS", lambda old: frozenset()),
+    Check("`.data` is an alias without history", host, "SILENT", lambda old: frozenset()),
+    Check("an alias has no history", host, "cuts_history", gives(False)),
+    Check("casts and reshapes may return an alias", host, "may_alias", gives(False)),
+    Check("some functions write without a word", host, "_silently_written", copies(list)),
+    Check("`inplace=True` writes", host, "_asks_inplace", gives(False)),
+    Check(
+        "strides that are symbols decide about aliases",
+        candidates,
+        "_relate",
+        nothing,
+        lambda found, node, related: bool(related),
+    ),
+    # Regions
+    Check("operands are plain and on one device", region.Finder, "_check_kinds", nothing),
+    Check("one gradient mode, no transform", region.Finder, "_check_ambient", nothing),
+    Check(
+        "nobody else uses the scores",
+        region.Finder,
+        "_escapes",
+        unless(Code.SCORES_ESCAPE, mutants.users_as_factories),
+    ),
+    Check("what is dead is pure", region, "_is_pure", gives(True)),
+    Check(
+        "what is dead reaches no write",
+        region.Finder,
+        "_is_dead",
+        mutants.dead_or_not,
+        lambda found, *_: not found,
+    ),
+    Check(
+        "a factory's result is not written",
+        region.Finder,
+        "_is_factory",
+        mutants.names_of_factories,
+    ),
+    Check("of a shape only sizes are read", region, "_is_readable", gives(True)),
+    Check("masks are read in their own gradient mode", region, "_wants_gradients", gives(False)),
+    Check("only exact upcasts are read through", region, "_is_upcast", mutants.any_cast),
+    Check("softmax and dropout are refused at once", region, "NO_WEIGHTS", lambda old: {}),
+    Check("unknown calls are opaque", host, "_is_opaque_target", gives(False)),
+    Check("random calls are no functions", host, "is_random", gives(False)),
+    Check(
+        "a mask that is written is not read through",
+        candidates.HostGraph,
+        "_is_spread",
+        mutants.unwritten,
+    ),
+    Check(
+        "`detach` in a mask cuts its gradient",
+        candidates,
+        "_cuts_nothing",
+        lambda old: lambda node: host.name(node) == "detach",
+    ),
+    Check("several products are one product", candidates.HostGraph, "is_one_product", gives(True)),
+    Check(
+        "of several products one is the scores",
+        candidates.HostGraph,
+        "_scores_of",
+        mutants.first_reach,
+    ),
+    # What is kept for the backward
+    Check(
+        "operands that change before the backward are copied", saved, "to_copy", copies(frozenset)
+    ),
+    Check("a copy hides no change that autograd sees", saved, "_check_later", nothing),
+    Check("a write through `.data` is silent", saved, "_is_silent", gives(False)),
+    Check("callers may change what they gave", saved, "_held_by_the_caller", copies(set)),
+    Check("operands that autograd does not reach are cut", plan, "with_gradients", as_given),
+    Check(
+        "a checkpoint's operands may change after it", rewrite, "_changed_after", copies(frozenset)
+    ),
+    # Replacement
+    Check("a result made under no_grad is no view", recipe.Recipe, "own", first_argument),
+    Check("the result has eager's strides", recipe.Recipe, "with_strides", first_argument),
+    Check("an operand that is cut is detached", recipe.Recipe, "detached", first_argument),
+    Check("no dimension is empty", plan, "is_zero", gives(False)),
+    Check(
+        "sizes can be computed where the op stands", recipe.Writer, "can_write", mutants.any_size
+    ),
+    Check("a dead region is not rewritten", rewrite, "_compatible", mutants.all_compatible),
+    Check(
+        "a looked-up table may scale its gradient",
+        tables._LOOKUPS,
+        "embedding",
+        mutants.index_alone,
+    ),
+    # Reading
+    Check("integers do not wrap", matcher, "fits", gives(True)),
+    Check(
+        "integers of comparisons meet in one dtype",
+        matcher,
+        "meeting_dtype",
+        lambda old: lambda node, name, result: result,
+    ),
+    Check("integers past 2^24 round in fp32", matcher, "is_small", gives(True)),
+    Check("a mask does not depend on rounding", matcher, "fragile_condition", nothing),
+    Check("fp32 beside fp64 rounds", matcher, "rounded_term", nothing),
+    Check("factors are real, fp64 is seen", matcher.Reader, "_check_dtypes", nothing, raised),
+    Check("positions in 16 bits round", matcher, "_has_places", gives(False)),
+    Check("operands that meet 16 bits round", matcher, "in_16_bits", as_given),
+    Check(
+        "casts of scores round",
+        matcher.Reader,
+        "_cast",
+        mutants.rounds_nothing,
+        lambda found, *_: found.op in ("bf16", "f16"),
+    ),
+    Check(
+        "all scores are of one position", matcher.Reader, "_product", mutants.any_positions, raised
+    ),
+    Check("a second product is the first again", matcher.Reader, "_is_twin", gives(True)),
+    Check(
+        "`detach` cuts the gradient",
+        matcher.Reader,
+        "_read",
+        mutants.reads_detached,
+        lambda found, self, node, index: host.name(node) == "detach",
+    ),
+    Check(
+        "a number from `.item()` has no gradient",
+        matcher.Reader,
+        "_outside",
+        mutants.not_detached,
+        lambda found, self, leaf, index, detached=False: detached,
+    ),
+    Check(
+        "all of the second product is used, as it is",
+        matcher.Reader,
+        "_second_product",
+        mutants.part_of_result,
+        raised,
+    ),
+    Check(
+        "a write of a part is no write of the whole",
+        views,
+        "_through_scatter",
+        mutants.whole_scatter,
+    ),
+    Check(
+        "a constant is an index in its branch only", matcher, "in_branches", mutants.all_branches
+    ),
+    Check("views keep the scores' dimensions apart", layout, "_check_views", nothing),
+    Check("constants that overflow are not folded", canonical, "_same_range", mutants.same_range),
+    Check("lerp has two branches", vocabulary.POINTWISE, "lerp", lambda old: mutants.plain_lerp),
+    Check("division rounds towards zero", vocabulary.POINTWISE, "div", mutants.towards_minus),
+    Check("maximum beside a NaN", expr.OPS, "maximum", mutants.loses_to_nan),
+    # Jagged sides
+    Check("padded values are not written", padding.Padding, "_changes", gives(False)),
+    Check("offsets are the same", padding.Padding, "one", gives(True)),
+    Check(
+        "padding in the region's gradient mode",
+        padding.Padding,
+        "usable",
+        unless(Code.GRAD_MODE, mutants.taken),
+        part="GRAD_MODE",
+    ),
+    Check(
+        "padded values stay until the output",
+        padding.Padding,
+        "usable",
+        unless(Code.MUTATED_OPERAND, mutants.taken),
+        part="MUTATED_OPERAND",
+    ),
+    Check(
+        "values are padded with zeros",
+        jagged,
+        "_side",
+        mutants.any_fill,
+        lambda found, *_: found.pad.fill != 0,
+    ),
+    Check("the output is unpadded as the query is padded", jagged, "_check_sink", nothing),
+    Check("jagged lengths agree", jagged, "alike", gives(True)),
+    Check("a wrapped pad has its inverse as backward", padding, "_is_inverse", gives(True)),
+    Check("subscripts with tensors are no views", padding, "_reads_through", mutants.by_type),
+    Check("lengths are those of the offsets", implied, "measures", gives(True)),
+    Check("lengths are differences of the offsets", implied, "_differences", gives(True)),
+    Check("offsets are sums of integers", padding, "_keeps_integers", gives(True)),
+]

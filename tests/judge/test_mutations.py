@@ -1,0 +1,56 @@
+"""No wrong rewrite of a matcher that lacks one of its checks gets past the judge."""
+
+import pytest
+import torch
+
+from tests.judge import corpus
+from tests.judge.checks import CHECKS
+from tests.judge.mutations import Outcome, examine, subjects
+
+SAMPLE = (
+    "first_hour: number_then_write",
+    "first_hour: detach_in_place",
+    "first_hour: write_on_a_cast",
+    "own: random_numbers_drawn_for_nothing",
+    "hunt_numerics: seconds_in_double",  # and two masks that are wrong where a comparison ties
+    "hunt_masks: halves_and_positions",
+)
+
+
+def assert_held(outcome: Outcome) -> None:
+    assert outcome.status != "matcher", outcome.fault
+    assert not outcome.through, f"{outcome.name}: {outcome.through}"
+
+
+def test_labels_are_unique():
+    labels = [check.label for check in CHECKS]
+    assert len(set(labels)) == len(labels)
+
+
+def test_every_check_is_there():
+    """One that has moved would be removed in vain."""
+    for check in CHECKS:
+        held = check.owner if isinstance(check.owner, dict) else dir(check.owner)
+        assert check.name in held, check.label
+
+
+@pytest.mark.refused_by_judge
+@pytest.mark.parametrize("name", SAMPLE)
+def test_sample(name):
+    (subject,) = [s for s in [*corpus.from_programs(), *corpus.from_hunts()] if s.name == name]
+    outcome = examine(subject)
+    assert outcome.wrong, "no check matters here"
+    assert_held(outcome)
+
+
+@pytest.mark.refused_by_judge
+@pytest.mark.slow
+@pytest.mark.parametrize("half", [0, 1])
+def test_all(half):
+    torch.set_num_threads(1)
+    through = {}
+    for subject in subjects(400, half):
+        outcome = examine(subject)
+        if outcome.through:
+            through[outcome.name] = outcome.through
+    assert not through

@@ -1,0 +1,177 @@
+"""Numbers of the model that are narrower than those of a program: they wrap, and they round.
+
+The reader proves that they do not, or leaves them to the model; either way the attention is fused
+and exact. Programs are judged with relu of a product of whole numbers, so a wrong mask is gross.
+"""
+
+import inspect
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests._judge import compare
+from tests._recorder import Recorder
+from tests.operands import make_operands
+from tests.patterns.rows import HEADS, SIZES, fused, refused
+
+DAY = 86_400_000  # in milliseconds: 25 of them are more than 2^31
+NARROW = [torch.uint8, torch.int8, torch.int16, torch.int32]
+
+
+def long_rows(length: int = 300) -> list[torch.Tensor]:
+    seeded = torch.Generator().manual_seed(0)
+    return [torch.randn(1, 1, length, 4, generator=seeded).requires_grad_() for _ in range(3)]
+
+
+def judged(attention, *operands, dynamic: bool | None = None) -> Recorder:
+    """Exact and fused."""
+    recorder = Recorder()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True, dynamic=dynamic)
+    given = dict(zip(inspect.signature(attention).parameters, operands, strict=True))
+    fault = compare(attention, compiled, given)
+    assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
+    assert recorder.matches, recorder.why()
+    return recorder
+
+
+def masked(q, k, v, mask):
+    return torch.where(mask, F.silu(q @ k.mT), 0.0) @ v
+
+
+def test_a_difference_of_times_that_wraps() -> None:
+    def attention(q, k, v, times):
+        apart = (times[:, :, None] - times[:, None, :]).int()
+        return masked(q, k, v, (apart >= 0)[:, None])
+
+    times = (torch.arange(300) * DAY)[None]
+    judged(attention, *long_rows(), times)
+
+
+def test_times_that_wrap_are_left_to_the_model() -> None:
+    """They vary along the rows only, so what is given to the op is the short tensor."""
+
+    def attention(q, k, v, times):
+        narrow = times.int()
+        return masked(q, k, v, narrow[:, None] > narrow)
+
+    times = torch.arange(300) * DAY
+    (match,) = judged(attention, *long_rows(), times).matches
+    assert [spec.access for spec in match.score_mod.aux] == [("n",), ("m",)]
+
+
+def test_a_difference_of_places_does_not_wrap() -> None:
+    def attention(q, k, v):
+        i = torch.arange(q.shape[2])
+        return masked(q, k, v, (i[:, None] - i).int() >= 3)
+
+    (match,) = judged(attention, *long_rows()).matches
+    assert not match.score_mod.aux
+    (match,) = judged(attention, *long_rows(), dynamic=True).matches
+    assert not match.score_mod.aux
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+def test_places_counted_in_few_bits(dtype: torch.dtype) -> None:
+    def attention(q, k, v):
+        i = torch.arange(q.shape[2], dtype=dtype)
+        return masked(q, k, v, i[:, None] >= i)
+
+    (match,) = judged(attention, *long_rows()).matches
+    assert bool(match.score_mod.aux) == (dtype in (torch.uint8, torch.int8))
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize(
+    "arithmetic",
+    [
+        lambda i, j: i + j > 100,
+        lambda i, j: i - j > 100,
+        lambda i, j: i * j > 100,
+        lambda i, j: -i > j,
+        lambda i, j: (i << 3) > j,
+        lambda i, j: i // 3 > j,
+        lambda i, j: i.square() > j,
+        lambda i, j: i.long() * 1000 > j.long(),
+        lambda i, j: i.long() - 5 > j,
+        lambda i, j: (i + 100).long() > j,
+    ],
+    ids=["sum", "difference", "product", "negative", "shift", "quotient", "square", "cast first",
+         "cast one", "cast last"],
+)  # fmt: skip
+def test_arithmetic_of_operands_in_few_bits(dtype: torch.dtype, arithmetic) -> None:
+    """The op reads the operands in their own dtype, and computes with them in 64 bits."""
+
+    def attention(q, k, v, given):
+        return masked(q, k, v, arithmetic(given[:, None], given))
+
+    given = torch.randint(-200, 200, (60,), generator=torch.Generator().manual_seed(1)).to(dtype)
+    judged(attention, *long_rows(60), given)
+
+
+def test_a_square_of_places_in_32_bits() -> None:
+    def attention(q, k, v):
+        i = torch.arange(q.shape[2], dtype=torch.int32) * 1000
+        return masked(q, k, v, i[:, None] * i > 5)
+
+    judged(attention, *long_rows())
+
+
+def test_a_number_past_the_dtype_that_it_is_compared_in() -> None:
+    def attention(q, k, v, given, one):
+        return masked(q, k, v, (given > one)[:, None])
+
+    given = torch.arange(60, dtype=torch.int32) - 30
+    judged(attention, *long_rows(60), given, torch.tensor(1 << 32))
+
+
+def test_lengths_cast_to_32_bits_are_an_operand() -> None:
+    def attention(q, k, v, lengths):
+        valid = torch.arange(k.shape[2]) < lengths.int()[:, None]
+        return masked(q, k, v, valid[:, None, None])
+
+    (match,) = judged(attention, *long_rows(60), torch.tensor([17])).matches
+    assert "a0" in match.score_mod.formula
+
+
+def test_scores_cast_to_integers_are_refused_by_name() -> None:
+    refused({"DTYPE"}, lambda q, k, v: (q @ k.mT * 3).int() * (q @ k.mT) @ v)
+
+
+def test_a_scale_in_fp32_beside_scores_in_fp64() -> None:
+    """The model rounds it to fp32, the program would not."""
+
+    def attention(q, k, v):
+        i = torch.arange(q.shape[2], dtype=torch.float32) * 0.1
+        return F.silu(q @ k.mT + i[:, None]) @ v
+
+    fused(attention)
+
+
+def test_places_past_the_whole_numbers_of_fp32() -> None:
+    def attention(q, k, v):
+        i = (torch.arange(q.shape[2]) + (1 << 24)).float()
+        return F.silu(q @ k.mT + (i[:, None] - (1 << 24))) @ v
+
+    fused(attention)
+
+
+def test_scales_beyond_the_range_of_fp32() -> None:
+    """Eager overflows between them, where their product would not."""
+
+    def attention(q, k, v):
+        return F.silu((q @ k.mT) * 1e38 * 1e-38) @ v
+
+    (match,) = fused(attention, dtype=torch.float32).matches
+    assert match.score_mod.formula == "silu(s*1e+38*1e-38)"
+    operands = make_operands(HEADS, SIZES, dtype=torch.float32)
+    assert not attention(*operands.values()).isfinite().all()
+
+
+def test_a_filled_tensor_in_fp32_beside_scores_in_fp64() -> None:
+    fused(lambda q, k, v: F.silu(q @ k.mT + torch.full((1,), 0.1, dtype=torch.float32)) @ v)
+
+
+def test_widths_change_no_plain_program() -> None:
+    recorder = fused(lambda q, k, v: F.silu(q @ k.mT * 0.5) @ v, HEADS)
+    assert recorder.matches[0].score_mod.formula == "silu(s*0.5)"

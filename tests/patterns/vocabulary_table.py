@@ -1,0 +1,107 @@
+"""How every row of `vocabulary.POINTWISE` is called: kinds of its tensors, then its arguments.
+
+"x" stands for the next tensor; all else is given as it is. Numbers are those at which functions
+bend or end, besides ordinary ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+X = "x"
+_REAL_ROWS = (
+    "neg abs square reciprocal positive sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan "
+    "tanh erf special_erf sigmoid relu silu gelu hardswish hardsigmoid leaky_relu elu celu selu "
+    "softplus mish hardtanh relu6 log_sigmoid_forward softshrink hardshrink sign sgn floor ceil "
+    "trunc fix round frac isnan isinf isfinite logical_not"
+).split()
+_INTEGER_ROWS = (
+    "neg abs square reciprocal positive sqrt exp sigmoid relu sign sgn floor ceil trunc fix round "
+    "isnan isinf isfinite logical_not"
+).split()
+_TRUTH_ROWS = "bitwise_not logical_not sigmoid sign".split()
+_BINARY = "add sub mul div maximum minimum rsub eq ne lt le gt ge".split()
+_LOGIC = "logical_and logical_or logical_xor".split()
+_BITS = "bitwise_and bitwise_or bitwise_xor __and__ __or__ __xor__".split()
+_DIVISION = "remainder floor_divide".split()
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    kinds: str
+    args: tuple[Any, ...] = (X,)
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        given = [*map(str, self.args), *(f"{k}={v}" for k, v in self.options.items())]
+        return f"{self.name}-{self.kinds}-{','.join(given)}"
+
+
+def _cases(names: list[str], *kinds: str, args: tuple[Any, ...] = (X,), **options: Any):
+    return [Case(name, kind, args, options) for name in names for kind in kinds]
+
+
+TWO, THREE = (X, X), (X, X, X)
+CASES: list[Case] = [
+    *_cases(_REAL_ROWS, "f"),
+    *_cases(_INTEGER_ROWS, "i"),
+    *_cases(_TRUTH_ROWS, "b"),
+    *_cases(_BINARY, "ff", "ii", "if", "fi", args=TWO),
+    *_cases([name for name in _BINARY if "sub" not in name], "bi", "ib", "fb", args=TWO),
+    *_cases(["add", "mul", "maximum", "minimum", "eq", "ne", "lt", "ge"], "bb", args=TWO),
+    *_cases(_LOGIC, "ff", "ii", "bb", "fb", args=TWO),
+    *_cases(_BITS, "bb", args=TWO),
+    *_cases(["bitwise_and", "__and__"], "i", args=(X, 7)),
+    *_cases(["bitwise_and", "__and__"], "i", args=(X, 1)),
+    *_cases(_DIVISION, "ii", "ib", args=TWO),
+    *_cases([*_DIVISION, "fmod"], "i", args=(X, 3)),
+    *_cases(_DIVISION, "i", args=(X, -3)),
+    *_cases(["div"], "ii", args=TWO, rounding_mode="floor"),
+    *_cases(["div"], "i", args=(X, 3), rounding_mode="trunc"),
+    *_cases(["add", "sub", "rsub"], "ff", "ii", args=TWO, alpha=-1),
+    *_cases(["clamp_min", "clamp_max"], "f", args=(X, 0.5)),
+    *_cases(["clamp_min", "clamp_max"], "i", args=(X, 2)),
+    *_cases(["clamp_min", "clamp_max"], "ff", "ii", "fi", args=TWO),
+    *_cases(["clamp"], "fff", "iii", "fif", args=THREE),
+    *_cases(["clamp"], "ff", args=(X, None, X)),
+    *_cases(["nan_to_num"], "f", args=(X, 0.0, 3e38, -3e38)),
+    *_cases(["nan_to_num"], "f", args=(X, 2.0, 1.0, -1.0)),
+    *_cases(["nan_to_num"], "i"),
+    *_cases(["lerp"], "fff", args=THREE),
+    *_cases(["addcmul"], "fff", args=THREE),
+    *_cases(["addcmul"], "fff", args=THREE, value=0.5),
+    *_cases(["gelu"], "f", approximate="tanh"),
+    *_cases(["where"], "bff", "bii", "bbb", "bif", args=THREE),
+    *_cases(["masked_fill"], "fb", "ib", args=(X, X, 3)),
+    *_cases(["_prelu_kernel"], "ff", args=TWO),
+    *_cases(["elu"], "f", args=(X, 0.7, 1.3, 2.0)),
+    *_cases(["hardtanh"], "f", args=(X, 0.0, 3.0)),
+    *_cases(["threshold"], "f", args=(X, 0.5, 7.0)),
+    *_cases(["softplus"], "f", args=(X, 2.0, 6.0)),
+    *(Case("lerp", "ff", (X, X, w)) for w in (0.0, 0.3, -0.3, 0.5, -0.5, 1.0, 2.0)),
+    *(Case("clamp", "f", (X, *ends)) for ends in ((0.0, 1.0), (1.0, -1.0), (None, 2.0), (0, 2))),
+    *(Case("clamp", "i", (X, *ends)) for ends in ((0, 2), (2, 0), (None, 3))),
+    *(Case("pow", "f", (X, e)) for e in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, -0.5, -1.0, -2.0, 2)),
+    *(Case("pow", "f", (base, X)) for base in (0.5, 1.0, 2.0, 3.0, 10.0, 2)),
+    *(Case("leaky_relu", "f", (X, slope)) for slope in (0.3, -0.3, 0.0)),
+    *(Case(name, "f", (X, 0.0)) for name in ("softshrink", "hardshrink")),
+    *(Case("celu", "f", (X, alpha)) for alpha in (0.5, 2.0)),
+    *(
+        Case(name, "i", (X, bits))
+        for name in ("bitwise_right_shift", "__rshift__", "bitwise_left_shift", "__lshift__")
+        for bits in (0, 1, 5, 30)
+    ),
+    *(Case(name, "f", (X, by)) for name in _BINARY[:4] + _BINARY[7:] for by in (0, 3, -1.5)),
+    *(
+        Case(name, "i", (X, by))
+        for name in ("add", "mul", "div", "eq", "lt", "ge")
+        for by in (3, 0.5, True)
+    ),
+]  # fmt: skip
+
+# Rows that have no case: what functionalisation makes of `fill_`, `zero_` and `copy_`.
+WRITTEN = {"fill", "zero", "copy"}
+# Refused for every call, so that the refusal has the function's name.
+REFUSED = {"addcdiv"}
