@@ -1,0 +1,57 @@
+"""python -m tests.adversary --seeds N --start S --workers W --judge both --show wrong --json FILE
+
+--print SEED prints the program of a seed and its outcome. --compiled compiles in full, with this
+package and with stock Inductor (slow: 200 programs are a good number).
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from .generator import generate
+from .runner import Outcome, run_range, run_seed
+from .table import report
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.adversary", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1000)
+    parser.add_argument("--start", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--judge", choices=("on", "off", "both"), default="both")
+    parser.add_argument(
+        "--show", choices=("wrong", "none", "all", "eager", "dynamo"), default="wrong"
+    )
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", default="", help="a part of a hostility's name")
+    parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--print", type=int, nargs="*", dest="printed", metavar="SEED")
+    given = parser.parse_args(argv)
+    if given.printed is not None:
+        for seed in given.printed:
+            print(generate(seed), run_seed(seed, given.judge), sep="\n", end="\n\n")
+        return 0
+    one = run_seed
+    if given.compiled:
+        from .compiled import run_compiled as one
+    start = time.time()
+    seeds = list(range(given.start, given.start + given.seeds))
+    if given.only:
+        seeds = [s for s in seeds if any(given.only in name for name in generate(s).hostilities)]
+    outcomes = run_range(
+        seeds, given.judge, given.workers, given.json, lambda x: show(x, given.show), one
+    )
+    print(report(outcomes, time.time() - start))
+    return int(any(x.status in ("wrong", "crash") for x in outcomes))
+
+
+def show(outcome: Outcome, wanted: str) -> None:
+    """Print a program that is wrong (or what was asked for), with its fault."""
+    shown = {"wrong": ("wrong", "crash"), "eager": ("eager",), "dynamo": ("dynamo",), "none": ()}
+    if wanted == "all" or outcome.status in shown.get(wanted, ()):
+        print(f"{outcome.status}: {outcome.fault}\n{generate(outcome.seed)}\n", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

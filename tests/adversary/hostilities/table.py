@@ -1,0 +1,36 @@
+"""What a hostility is."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..draft import Draft
+
+
+@dataclass(frozen=True)
+class Hostility:
+    """One way to be hostile.
+
+    exact: a right rewrite exists and nothing hazardous stands in its way. plan: settles facts of
+    the draft, and hangs callbacks on its stages.
+    """
+
+    name: str
+    exact: bool
+    plan: Callable[[Draft], None]
+
+
+TABLE: list[Hostility] = []
+
+
+def hostility(name: str, *, exact: bool) -> Callable:
+    """Put a plan into the table."""
+
+    def register(plan: Callable[[Draft], None]) -> Callable[[Draft], None]:
+        def settled(draft: Draft) -> None:
+            plan(draft)
+            draft.danger(not exact)
+
+        TABLE.append(Hostility(name, exact, settled))
+        return plan
+
+    return register

@@ -1,0 +1,58 @@
+"""Programs that people wrote to break the package. Every program tried is kept.
+
+A hunt is one file `tests/adversary/hunts/NAME.py` that defines
+
+    CASES: list[tuple[Callable, Callable[[], tuple]]]
+
+Each case is a function of tensors and a function that makes its arguments. Both are plain torch:
+
+    import torch
+
+    def write_on_a_cast(q, k, v):
+        wide = q.float()
+        wide.mul_(0.5)
+        return torch.relu(wide @ k.float().mT) @ v.float()
+
+    def operands():
+        made = (torch.randn(1, 2, 4, 8, dtype=torch.bfloat16) for _ in range(3))
+        return tuple(x.requires_grad_() for x in made)
+
+    CASES = [(write_on_a_cast, operands)]
+
+The arguments are made anew for every run, under one seed. Floating leaves that ask for a gradient
+get one. A function may be a `torch.nn.Module`; its parameters then count as arguments. The first
+item of a case may also be a pair (function, before_backward): the second function gets the
+arguments after the forward, as the caller of a training step does.
+
+`test_hunts.py` runs them all: outputs, arguments afterwards and every gradient of the rewritten
+graph against eager. A case that eager refuses fails, so that no case goes stale.
+"""
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Case:
+    """One program of a hunt."""
+
+    name: str
+    function: Callable
+    make_arguments: Callable[[], tuple]
+    before_backward: Callable | None = None
+
+
+def cases() -> list[Case]:
+    """The cases of every file of this folder, in the order of their names."""
+    found = []
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        if path.stem == "__init__" or path.stem.startswith("test_"):
+            continue
+        module = importlib.import_module(f"{__name__}.{path.stem}")
+        for given, make_arguments in module.CASES:
+            function, before = given if isinstance(given, tuple) else (given, None)
+            name = getattr(function, "__name__", type(function).__name__)
+            found.append(Case(f"{path.stem}: {name}", function, make_arguments, before))
+    return found

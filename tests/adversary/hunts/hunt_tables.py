@@ -1,0 +1,172 @@
+"""Learned tables: padding, negative places, sparse gradients, writes into what was looked up."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def leaves(*shapes, dtype=torch.float32):
+    return tuple(torch.randn(*s, dtype=dtype).requires_grad_() for s in shapes)
+
+
+def tab(dtype=torch.float32):
+    dense = leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (4, 3), dtype=dtype)
+    return (*dense, torch.randint(0, 4, (32, 32)))
+
+
+def wide():
+    return leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8))
+
+
+# Ways to look up.
+
+
+def table_getitem(q, k, v, t, i):
+    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
+
+
+def table_negative(q, k, v, t, i):
+    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
+
+
+def table_gather(q, k, v, t, i):
+    return F.silu(q @ k.mT + torch.gather(t, 1, i)) @ v
+
+
+def table_take(q, k, v, t, i):
+    return F.silu(q @ k.mT + torch.take(t, i)) @ v
+
+
+def table_indexed_by_bool(q, k, v, t, i):
+    m = torch.tensor([True, False, False, False])
+    return F.silu(q @ k.mT + t[m].view(3, 1, 1)) @ v
+
+
+def table_indexed_by_bytes(q, k, v, t, i):
+    return F.silu(q @ k.mT + t[i.long()].permute(2, 0, 1)) @ v
+
+
+def table_hard(q, k, v, t, i):
+    return F.silu(q @ k.mT) * (t[i].permute(2, 0, 1) > 0) @ v
+
+
+def table_double_use(q, k, v, t, i):
+    return F.silu(q @ k.mT + t[i].permute(2, 0, 1) * t[i.T].permute(2, 0, 1) + t.sum()) @ v
+
+
+# Options of embeddings.
+
+
+def table_embedding_padding(q, k, v, t, i):
+    return F.silu(q @ k.mT + F.embedding(i, t, padding_idx=1).permute(2, 0, 1)) @ v
+
+
+def table_embedding_last_padding(q, k, v, t, i):
+    return F.silu(q @ k.mT + F.embedding(i, t, padding_idx=-1).permute(2, 0, 1)) @ v
+
+
+def table_embedding_freq(q, k, v, t, i):
+    return F.silu(q @ k.mT + F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)) @ v
+
+
+def table_embedding_max_norm(q, k, v, t, i):
+    return F.silu(q @ k.mT + F.embedding(i, t.detach().clone(), max_norm=0.5).permute(2, 0, 1)) @ v
+
+
+class Emb(nn.Module):
+    def __init__(s, **k):
+        super().__init__()
+        s.e = nn.Embedding(4, 3, **k)
+        s.register_buffer("i", torch.randint(0, 4, (32, 32)))
+
+    def forward(s, q, k, v):
+        return F.silu(q @ k.mT + s.e(s.i).permute(2, 0, 1)) @ v
+
+
+# Sparse gradients.
+
+
+def table_sparse(q, k, v, t, i):
+    return F.silu(q @ k.mT + F.embedding(i, t, sparse=True).permute(2, 0, 1)) @ v
+
+
+def table_gather_sparse_leaf(q, k, v, t, i):
+    return (
+        F.silu(
+            q @ k.mT
+            + torch.gather(t, 0, i.view(-1, 1).expand(-1, 3), sparse_grad=True)
+            .view(32, 32, 3)
+            .permute(2, 0, 1)
+        )
+        @ v
+    )
+
+
+# Writes into what was looked up.
+
+
+def table_in_place_on_lookup(q, k, v, t, i):
+    b = t[i]
+    b.mul_(2)
+    b[0, 0] = 0
+    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+
+
+def table_in_place_on_lookup_bf16(q, k, v, t, i):
+    b = t[i]
+    b.mul_(2)
+    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+
+
+def table_lookup_resized(q, k, v, t, i):
+    b = t[i]
+    b.transpose_(0, 1)
+    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+
+
+def table_bf16(q, k, v, t, i):
+    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
+
+
+CASES = [
+    # Ways to look up.
+    (table_getitem, tab),
+    (table_negative, lambda: (lambda a: (*a[:4], a[4] - 4))(tab())),
+    (
+        table_gather,
+        lambda: (
+            *leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (32, 4)),
+            torch.randint(0, 4, (32, 32)),
+        ),
+    ),
+    (
+        table_take,
+        lambda: (
+            *leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (4,)),
+            torch.randint(0, 4, (32, 32)),
+        ),
+    ),
+    (table_indexed_by_bool, tab),
+    (
+        table_indexed_by_bytes,
+        lambda: (*tab()[:4], torch.randint(0, 4, (32, 32), dtype=torch.uint8)),
+    ),
+    (table_hard, tab),
+    (table_double_use, tab),
+    # Options of embeddings.
+    (table_embedding_padding, tab),
+    (table_embedding_last_padding, tab),
+    (table_embedding_freq, tab),
+    (table_embedding_max_norm, tab),
+    # Sparse gradients.
+    (table_sparse, tab),
+    (table_gather_sparse_leaf, tab),
+    # Writes into what was looked up.
+    (table_in_place_on_lookup, tab),
+    (table_in_place_on_lookup_bf16, lambda: tab(torch.bfloat16)),
+    (table_lookup_resized, lambda: tab(torch.bfloat16)),
+    (table_bf16, lambda: tab(torch.bfloat16)),
+    (Emb(), wide),
+    (Emb(padding_idx=2), wide),
+    (Emb(sparse=True), wide),
+]

@@ -1,0 +1,102 @@
+"""Masks with sentinels and hashes: what leaves out tiles must not trust sums that wrap."""
+
+import itertools
+
+import pytest
+import torch
+
+from gdpa_inductor.bounds import closed
+from gdpa_inductor.expr import Expr, fold, torch_apply
+from gdpa_inductor.kernels import cpu_tiles
+from gdpa_inductor.masks import classify
+from gdpa_inductor.reference import aux_on_axes, program_leaves
+from gdpa_inductor.score_mod import AXES, ScoreMod
+
+LEAST, MOST = -(2**63), 2**63 - 1
+SIZES, STEP = (1, 1, 64, 64), 16
+# Each makes tiles zero, and has an integer that wraps or a bound that is no number.
+PROGRAMS = {
+    "a hash of the row": "where(lt(mul(n,288230376151711744),0),silu(s),0.0)",
+    "a hash of row and column": (
+        "where(lt(add(mul(n,6364136223846793005),mul(m,288230376151711744)),0),silu(s),0.0)"
+    ),
+    "times apart": "a0:i[n]; a1:i[m]; where(ge(sub(a0,a1),0),silu(s),0.0)",
+    "times near": "a0:i[n]; a1:i[m]; where(le(abs(sub(a0,a1)),5),silu(s),0.0)",
+    "a window without an end": "a0:i[h]; where(lt(m,add(n,a0)),silu(s),0.0)",
+    "a sign of reals apart": "a0:f[n]; a1:f[m]; mul(sign(sub(a0,a1)),s)",
+    "softplus of a negative slope": "softplus(where(ge(n,m),s,-1000000000.0),-1.0,20.0)",
+}
+INTEGERS = [LEAST, MOST, -1, 0, 3, 2**62, -(2**62), 17]
+REALS = [-torch.inf, torch.inf, 0.0, 1.0, -1.0, torch.inf, -torch.inf, 1e38]
+
+
+def operand(kind: str, access: tuple[str, ...], shift: int) -> torch.Tensor:
+    """Groups of four equal elements, so that tiles see few different ones."""
+    values = torch.tensor(INTEGERS if kind == "i" else REALS)
+    count = SIZES[AXES.index(access[0])]
+    return values.roll(shift).repeat_interleave(max(count // 8, 1))[:count]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("shift", range(4))
+def test_what_is_left_out_is_zero(name, shift):
+    program = ScoreMod.parse(PROGRAMS[name])
+    given = [operand(a.kind, a.access, shift * (i + 1)) for i, a in enumerate(program.aux)]
+    term = cpu_tiles.zero((program.weight,), program.aux)
+    if term is None:
+        return  # nothing is left out
+    placed = [aux_on_axes(x, spec) for x, spec in zip(given, program.aux, strict=True)]
+    verdict = cpu_tiles.verdicts(term, index, (STEP, STEP), placed, [], torch.float64)
+    score = torch.linspace(-3, 3, 64 * 64, dtype=torch.float64).view(SIZES)
+    leaf = program_leaves(score, given, [], program)
+    (weight,) = fold([program.weight], leaf, torch_apply(torch.float64))
+    left_out = verdict.expand(1, 1, 4, 4).repeat_interleave(STEP, 2).repeat_interleave(STEP, 3)
+    assert not (left_out & (weight != 0) & ~weight.isnan()).any()
+
+
+def index(name: str) -> torch.Tensor:
+    axis = AXES.index(name)
+    return torch.arange(SIZES[axis]).view([-1 if d == axis else 1 for d in range(4)])
+
+
+WINDOWS = (
+    "a0:i[h]; where(and(lt(sub(n,m),a0),lt(sub(m,n),a0)),silu(s),0.0)",
+    "a0:i[h]; where(lt(m,a0),silu(s),0.0)",
+    "a0:i[b]; a1:i[b]; where(and(lt(m,a0),ge(m,sub(n,a1))),silu(s),0.0)",
+    "a0:i[b]; a1:i[b]; where(lt(add(m,a0),add(n,a1)),silu(s),0.0)",
+)
+
+
+@pytest.mark.parametrize("text", WINDOWS)
+@pytest.mark.parametrize("axis", ["n", "m"])
+def test_a_window_of_the_largest_integer_is_no_window(text, axis):
+    """The ends of a loop hold every tile that counts, and no tile that is masked is whole."""
+    program = ScoreMod.parse(text)
+    (condition, *_) = program.weight.args
+    ends = closed(classify([program.weight], program.aux), axis)
+    other = "n" if axis == "m" else "m"
+    for given in itertools.product([LEAST, MOST, 0, 5, 50, 2**62], repeat=len(program.aux)):
+        for low in (0, 48):
+            place = {f"{other}_lo": low, f"{other}_hi": low + STEP - 1}
+            known = {name: value(term, place, given) for name, term in ends.items()}
+            for first in range(0, 64, STEP):
+                there = {axis: (first, first + STEP - 1), other: (low, low + STEP - 1)}
+                corners = [
+                    value(condition, {"n": n, "m": m, "b": 0, "h": 0}, given)
+                    for n, m in itertools.product(there["n"], there["m"])
+                ]
+                lives = not known.get("empty") and first <= known.get("upper", MOST)
+                lives = lives and first + STEP > known.get("lower", LEAST)
+                whole = not known.get("mixed") and first >= known.get("whole_lower", LEAST)
+                whole = whole and first + STEP <= known.get("whole_upper", MOST - 1) + 1
+                assert lives or not any(corners), (given, first, known)
+                assert not (lives and whole) or all(corners), (given, first, known)
+
+
+def value(term: Expr, leaves: dict[str, int], given: tuple[int, ...]) -> int:
+    def leaf(node: Expr) -> torch.Tensor:
+        if node.op == "aux":
+            return torch.tensor(given[int(node.value or 0)])
+        return torch.tensor(node.value if node.is_const else leaves[node.op])
+
+    return int(fold([term], leaf, torch_apply(torch.float64))[0])

@@ -1,0 +1,286 @@
+"""Runs one program in eager and in a captured form, and compares all that a caller can see.
+
+Outputs, the operands as the call left them, and every leaf's gradient (None and zeros differ).
+fp64 is held against eager within a few roundings. In fp32 and bf16 the error rule of
+tests/tolerances.py decides, with the same source in fp64 as the truth; where the program names a
+precision of its own, and where eager's error is a matter of luck, the noise of eager on operands
+one rounding away stands beside it.
+"""
+
+import linecache
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from tests.tolerances import error_of
+
+from .program import FLOATING, Program, arguments_of, make_operands
+
+Seen = dict[str, object]
+# torch's own gradients of hardsigmoid and celu hold constants that are rounded to fp32.
+FP64 = {"forward": 1e-9, "backward": 1e-7}
+
+
+@dataclass
+class Entry:
+    """A program's callable, and where its parameters and buffers live."""
+
+    function: Callable
+    module: torch.nn.Module | None
+    namespace: dict
+
+
+def enter(program: Program, *, exact: bool = False) -> Entry:
+    """Compile the source. `exact`: every precision that the text names becomes fp64."""
+    source = in_fp64(program.source) if exact else program.source
+    filename = f"<adversary {program.seed}{' exact' if exact else ''}>"
+    linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
+    namespace: dict = {}
+    exec(compile(source, filename, "exec"), namespace)
+    if program.door == "call":
+        return Entry(namespace["f"], None, namespace)
+    module = namespace["Model"]()
+    return Entry(module, module, namespace)
+
+
+def in_fp64(source: str) -> str:
+    """The same program with every floating precision replaced by the widest."""
+    source = re.sub(r"\.(float|bfloat16|half)\(\)", ".double()", source)
+    return re.sub(r"torch\.(float32|bfloat16|float16)\b", "torch.float64", source)
+
+
+def observe(
+    program: Program,
+    function: Callable,
+    operands: dict[str, torch.Tensor],
+    module: torch.nn.Module | None,
+) -> Seen:
+    """Call forward and backward once; everything that the caller can see afterwards."""
+    torch.manual_seed(program.seed)
+    with placed(program, operands, module), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        returned = function(*arguments_of(program, operands))
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        seen: Seen = {}
+        for i, value in enumerate(returned):
+            seen[f"output {i}"] = value.detach().clone() if torch.is_tensor(value) else value
+            if torch.is_tensor(value):
+                seen[f"output {i} requires grad"] = value.requires_grad
+        if program.before_backward:
+            exec(program.before_backward, {"torch": torch, **operands})
+        asked = [x for x in returned if torch.is_tensor(x) and x.requires_grad]
+        if asked:
+            torch.autograd.backward(asked, [_weighting(x, i) for i, x in enumerate(asked)])
+    for operand in program.operands:
+        value = operands[operand.name]
+        seen[f"{operand.name} afterwards"] = value.detach().clone()
+        if operand.grad:
+            seen[f"gradient of {operand.name}"] = value.grad
+    return seen
+
+
+@contextmanager
+def placed(
+    program: Program, operands: dict[str, torch.Tensor], module: torch.nn.Module | None
+) -> Iterator[None]:
+    """The values of parameters and buffers go into the module, and come back changed."""
+    inside = [x for x in program.operands if x.place in ("parameter", "buffer")]
+    for operand in inside:
+        value = operands[operand.name]
+        if operand.place == "parameter":
+            known = module._parameters.get(operand.name)
+            if known is None:
+                made = torch.nn.Parameter(value.detach().clone(), requires_grad=operand.grad)
+                module.register_parameter(operand.name, made)
+            else:
+                known.data.copy_(value.detach())
+                known.grad = None
+        elif module._buffers.get(operand.name) is None:
+            module.register_buffer(operand.name, value.detach().clone())
+        else:
+            module._buffers[operand.name].detach_().copy_(value)
+    yield
+    for operand in inside:
+        operands[operand.name] = getattr(module, operand.name)
+
+
+def _weighting(value: torch.Tensor, index: int) -> torch.Tensor:
+    """The same cotangent in every precision: multiples of 1/8."""
+    count = torch.arange(value.numel(), dtype=torch.float64)
+    return (((count * 7 + 3 * index) % 17 - 8) / 8).reshape(value.shape).to(value.dtype)
+
+
+def reference(program: Program, *, second: bool = False) -> Seen:
+    """What eager gives on fresh operands."""
+    entry = enter(program)
+    operands = make_operands(program, FLOATING[program.dtype], second=second)
+    return observe(program, entry.function, operands, entry.module)
+
+
+def difference(program: Program, mine: Seen, eager: Seen, *, second: bool = False) -> str:
+    """The first thing in which `mine` differs from eager by more than rounding, or ""."""
+    if mine.keys() != eager.keys():
+        return f"{sorted(mine)} where eager has {sorted(eager)}"
+    mine = {
+        name: _without_nan(x, eager[name]) if _may_lack_nan(program, name) else x
+        for name, x in mine.items()
+    }
+    doubtful = []
+    for name, theirs in eager.items():
+        fault = _gross(name, mine[name], theirs)
+        if fault == "?":
+            doubtful.append(name)
+        elif fault:
+            return f"{name}: {fault}"
+    return _by_error_rule(program, mine, eager, doubtful, second) if doubtful else ""
+
+
+# Silu and tanh-gelu from a product: autograd's rule is inf - inf where the function's slope is not.
+BY_HAND = ("{s} * torch.sigmoid({s})", "{s} * 0.5 * (1 + torch.tanh({s}))")
+
+
+def _may_lack_nan(program: Program, name: str) -> bool:
+    """The departures in values: NaN of padded keys, NaN · 0, do not spread (docs/jagged.md), and
+    gradients of a function written by hand are that function's (docs/design.md).
+    """
+    by_hand = any(f"activation {text}" in program.spelling for text in BY_HAND)
+    return program.family == "jagged" or (by_hand and name.startswith("gradient"))
+
+
+def _without_nan(mine: object, eager: object) -> object:
+    if not (torch.is_tensor(mine) and torch.is_tensor(eager)) or mine.shape != eager.shape:
+        return mine
+    return (
+        torch.where(eager.isnan() & ~mine.isnan(), eager, mine)
+        if mine.is_floating_point()
+        else mine
+    )
+
+
+def _gross(name: str, mine: object, eager: object) -> str:
+    """ "" where equal within a few roundings, "?" where the error rule must decide."""
+    if not (torch.is_tensor(mine) and torch.is_tensor(eager)):
+        same = type(mine) is type(eager) and (mine == eager or (mine != mine and eager != eager))
+        return "" if same else f"{_said(mine)}, eager has {_said(eager)}"
+    if mine.shape != eager.shape or mine.dtype != eager.dtype:
+        return f"{_said(mine)}, eager has {_said(eager)}"
+    if not mine.is_floating_point():
+        return "" if torch.equal(mine, eager) else "not equal"
+    if not eager.numel():
+        return ""
+    apart = (mine.double() - eager.double()).abs()
+    apart[(mine == eager) | (mine.isnan() & eager.isnan())] = 0
+    finite = eager[eager.isfinite()]
+    largest = finite.abs().max().double().item() if finite.numel() else 0.0
+    eps = torch.finfo(eager.dtype).eps
+    tight = 1e-11 if eager.dtype == torch.float64 else 2 * eps
+    return "" if bool((apart <= tight * largest).all()) else "?"
+
+
+def _said(value: object) -> str:
+    if torch.is_tensor(value):
+        return f"{value.dtype} {list(value.shape)}"
+    return repr(value)
+
+
+def _by_error_rule(
+    program: Program, mine: Seen, eager: Seen, names: list[str], second: bool
+) -> str:
+    again = reference(program, second=second)
+    truth = eager if program.literal else exact_of(program, eager, second=second)
+    noise: dict[str, float] | None = None
+    for name in names:
+        direction = "backward" if name.startswith("gradient") else "forward"
+        if _gross(name, again[name], eager[name]):
+            continue  # eager itself is not reproducible here
+        arguments = (mine[name], eager[name], truth[name])
+        relative = FP64[direction]
+        if truth is not eager and _specials_of_the_truth(*arguments):
+            continue
+        if not error_of(*arguments, direction=direction, relative=relative):
+            continue
+        if noise is None:
+            noise = noise_of(program, eager, second=second)
+        allowed = noise[name]
+        fault = error_of(*arguments, direction=direction, noise=allowed, relative=relative)
+        if fault and not allowed == float("inf"):
+            if eager[name].dtype == torch.float64 and _within(*arguments[:2], 4 * allowed):
+                continue
+            return f"{name}: {fault}"
+    return ""
+
+
+def _specials_of_the_truth(mine: torch.Tensor, eager: torch.Tensor, truth: torch.Tensor) -> bool:
+    """Infinities differ from eager's and are where fp64 has them: a weight that bf16 rounds to zero
+    beside an infinite value, and the like.
+    """
+    kinds = [torch.where(x.isfinite(), 0.0, x.double()) for x in (mine, eager, truth)]
+    ours, theirs, exact = (x.nan_to_num(nan=7.0) for x in kinds)
+    return not torch.equal(ours, theirs) and torch.equal(ours, exact)
+
+
+def _within(mine: torch.Tensor, eager: torch.Tensor, bound: float) -> bool:
+    apart = (mine - eager).abs()
+    apart[(mine == eager) | (mine.isnan() & eager.isnan())] = 0
+    return bool((apart <= bound).all())
+
+
+def exact_of(program: Program, eager: Seen, *, second: bool = False) -> Seen:
+    """The program in fp64; eager's own results where the text has no such form."""
+    if program.dtype == "float64":
+        return eager
+    try:
+        entry = enter(program, exact=True)
+        operands = make_operands(program, torch.float64, second=second)
+        seen = observe(program, entry.function, operands, entry.module)
+    except Exception:
+        return eager
+    fits = seen.keys() == eager.keys() and all(_comparable(seen[k], eager[k]) for k in eager)
+    return seen if fits else eager
+
+
+def _comparable(one: object, other: object) -> bool:
+    if torch.is_tensor(one) and torch.is_tensor(other):
+        return one.shape == other.shape
+    return torch.is_tensor(one) == torch.is_tensor(other)
+
+
+def noise_of(program: Program, eager: Seen, *, second: bool = False) -> dict[str, float]:
+    """How far eager moves when every operand moves by one rounding, of bf16 where the program runs
+    under autocast; inf where NaN and infinities move too.
+    """
+    dtype = FLOATING[program.dtype]
+    autocast = "autocast" in program.source
+    eps = torch.finfo(torch.bfloat16 if autocast else dtype).eps
+    worst = dict.fromkeys(eager, 0.0)
+    for draw in range(12):
+        entry = enter(program)
+        operands = make_operands(program, dtype, second=second)
+        generator = torch.Generator().manual_seed(draw)
+        for operand in program.operands:
+            value = operands[operand.name]
+            # A mask of zeros and ones is meant exactly; so are numbers that the program lists.
+            exact = operand.values == "zero_one" or isinstance(operand.values, tuple)
+            if value.is_floating_point() and not operand.base and not exact:
+                sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
+                value.data.mul_((1 + eps * sign).to(value.dtype))
+        try:
+            moved = observe(program, entry.function, operands, entry.module)
+        except Exception:
+            continue
+        for name, value in eager.items():
+            if torch.is_tensor(value) and value.is_floating_point() and value.numel():
+                worst[name] = max(worst[name], _apart(moved[name], value))
+    return worst
+
+
+def _apart(one: object, other: torch.Tensor) -> float:
+    if not torch.is_tensor(one):
+        return float("inf")
+    apart = (one.double() - other.double()).abs()
+    apart[(one == other) | (one.isnan() & other.isnan())] = 0
+    return apart.nan_to_num(nan=float("inf")).max().item()

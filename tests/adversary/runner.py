@@ -1,0 +1,289 @@
+"""Many programs: each is run, judged, and becomes one line of a file that a later run resumes.
+
+Status of a program: "right"; "wrong" (a difference to eager, or a broken promise of the pass);
+"crash" (ours raised where eager and Dynamo alone do not); "eager" (eager itself raises: not
+counted); "dynamo" (Dynamo alone differs from eager or raises: not counted).
+"""
+
+import contextlib
+import gc
+import json
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from .capture import PLAIN, Capture, judged_options
+from .generator import generate
+from .judging import difference, enter, observe
+from .program import FLOATING, Program, arguments_of, make_operands
+
+COUNTED = ("right", "wrong", "crash")
+SECONDS_PER_PROGRAM = 60
+
+
+@dataclass
+class Outcome:
+    """One line of the results file. forms: by form of the graph, (status, fault, matches)."""
+
+    seed: int
+    label: str
+    hostilities: tuple[str, ...]
+    family: str
+    dtype: str
+    spelling: str
+    status: str
+    fault: str = ""
+    matches: int = 0
+    codes: list[str] = field(default_factory=list)
+    forms: dict[str, tuple[str, str, int]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+def run_seed(seed: int, judge: str = "both") -> Outcome:
+    return run_program(generate(seed), judge)
+
+
+def run_program(program: Program, judge: str = "both") -> Outcome:
+    """Eager, then every form of the captured graphs."""
+    start = time.time()
+    outcome = Outcome(
+        program.seed,
+        program.label,
+        program.hostilities,
+        program.family,
+        program.dtype,
+        program.spelling,
+        "right",
+    )
+    with settings(program):
+        (_export_door if program.door == "export" else _dynamo_door)(program, judge, outcome)
+    outcome.seconds = round(time.time() - start, 3)
+    return outcome
+
+
+@contextlib.contextmanager
+def settings(program: Program) -> Iterator[None]:
+    """A clean Dynamo, quiet, on one thread."""
+    import torch._dynamo.guards
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    # Collected once in 16 programs: Dynamo makes garbage faster than it is worth looking for.
+    collects = gc.isenabled()
+    gc.disable()
+    # A measurement of guards at every compile, 5 % of a small program's time.
+    torch._dynamo.guards.profile_guard_manager = lambda *_: 0.0
+    torch._dynamo.reset()
+    torch._dynamo.config.capture_scalar_outputs = program.capture_scalars
+    try:
+        yield
+    finally:
+        torch._dynamo.config.capture_scalar_outputs = False
+        torch.set_grad_enabled(True)
+        torch._dynamo.reset()
+        if program.seed % 16 == 0:
+            gc.collect()
+        if collects:
+            gc.enable()
+        torch.set_num_threads(threads)
+
+
+Calls = list[Callable[[Callable], dict]]
+
+
+def _calls(program: Program, module: torch.nn.Module | None) -> Calls:
+    """One call, or two with two sets of sizes."""
+    dtype = FLOATING[program.dtype]
+
+    def call(second: bool) -> Callable[[Callable], dict]:
+        def observed(function: Callable, mark: bool = False) -> dict:
+            operands = make_operands(program, dtype, second=second)
+            if mark:
+                for operand in program.operands:
+                    for axis in operand.dynamic:
+                        torch._dynamo.maybe_mark_dynamic(operands[operand.name], axis)
+            return observe(program, function, operands, module)
+
+        return observed
+
+    return [call(False), call(True)] if program.second else [call(False)]
+
+
+def _dynamo_door(program: Program, judge: str, outcome: Outcome) -> None:
+    entry = enter(program)
+    calls = _calls(program, entry.module)
+    try:
+        eager = [call(entry.function) for call in calls]
+    except Exception as error:
+        outcome.status, outcome.fault = "eager", _said(error)
+        return
+    torch.set_grad_enabled(True)
+    capture = Capture(judged_options(judge))
+    dynamic = None if program.second else False
+    compiled = torch.compile(entry.function, backend=capture, dynamic=dynamic)
+
+    def run(name: str) -> tuple[str, str]:
+        capture.current = name
+        try:
+            mine = [call(compiled, True) for call in calls]
+        except Exception as error:
+            return "crash", _said(error)
+        finally:
+            torch.set_grad_enabled(True)
+        pairs = zip(mine, eager)
+        fault = next((d for i, (m, e) in enumerate(pairs)
+                      if (d := difference(program, m, e, second=i == 1))), "")  # fmt: skip
+        return ("wrong", fault) if fault else ("right", "")
+
+    _judge_forms(capture, run, outcome)
+
+
+def _judge_forms(capture: Capture, run: Callable[[str], tuple[str, str]], outcome: Outcome) -> None:
+    """Run every form that differs from those before; Dynamo alone only where one is not right."""
+    plain: tuple[str, str] | None = None
+    done: list[str] = []
+    for name in capture.options:
+        same = next((x for x in done if capture.same(x, name)), None)
+        status, fault = outcome.forms[same][:2] if same else run(name)
+        promise = capture.fault(name)
+        if status == "right" and promise:
+            status, fault = "wrong" if "raised" not in promise else "crash", promise
+        elif status != "right" and not same:
+            plain = plain or run(PLAIN)
+            if plain[0] != "right" and not promise:
+                status, fault = "dynamo", f"Dynamo alone: {plain[1]}"
+        outcome.forms[name] = (status, fault, capture.matched(name))
+        done.append(name)
+    _summarise(outcome)
+    outcome.codes = capture.codes(done[0])
+
+
+def _summarise(outcome: Outcome) -> None:
+    worst = sorted(
+        outcome.forms.values(), key=lambda f: ("crash", "wrong", "dynamo", "right").index(f[0])
+    )
+    outcome.status, outcome.fault, _ = worst[0]
+    outcome.matches = next(iter(outcome.forms.values()))[2]
+
+
+def _export_door(program: Program, judge: str, outcome: Outcome) -> None:
+    """torch.export, then `rewrite` of the exported program under each option."""
+    from gdpa_inductor import rewrite
+
+    entry = enter(program)
+    (call, *_) = _calls(program, entry.module)
+    try:
+        eager = call(entry.function)
+    except Exception as error:
+        outcome.status, outcome.fault = "eager", _said(error)
+        return
+    operands = make_operands(program, FLOATING[program.dtype])
+    try:
+        exported = torch.export.export(entry.module, tuple(arguments_of(program, operands)))
+        plain = difference(program, call(exported.module()), eager)
+    except Exception as error:
+        plain = _said(error)
+    if plain:
+        outcome.status, outcome.fault = "dynamo", f"export alone: {plain}"
+        return
+    for name, options in judged_options(judge).items():
+        given = {k: v for k, v in asdict(options).items() if v is not None}
+        matches: int = 0
+        try:
+            made, report = rewrite(exported, **given)
+            matches = len(report.matches)
+            outcome.codes = [r.code.name for r in report.rejections]
+            fault = difference(program, call(made.module()), eager)
+            status = "wrong" if fault else "right"
+            if "INVALID_REWRITE" in outcome.codes and not fault:
+                status, fault = "wrong", "INVALID_REWRITE"
+        except Exception as error:
+            status, fault = "crash", _said(error)
+        outcome.forms[name] = (status, fault, matches)
+    _summarise(outcome)
+
+
+def _said(error: BaseException) -> str:
+    text = str(error).strip().splitlines() or [""]
+    return f"{type(error).__name__}: {text[0][:300]}"
+
+
+# Many.
+
+
+def run_range(
+    seeds: list[int], judge: str, workers: int, path: Path | None, show: Callable[[Outcome], None],
+    one: Callable[[int, str], object] = run_seed,
+) -> list[Outcome]:  # fmt: skip
+    """Run the seeds that the file does not have yet; the outcomes of all of them."""
+    known = read(path) if path else {}
+    todo = [seed for seed in seeds if seed not in known]
+    outcomes = [known[seed] for seed in seeds if seed in known]
+    sink = path.open("a") if path else contextlib.nullcontext()
+    with sink as file:
+        for outcome in _outcomes(todo, judge, workers, one):
+            outcomes.append(outcome)
+            if file is not None:
+                file.write(json.dumps(asdict(outcome)) + "\n")
+                file.flush()
+            show(outcome)
+    return outcomes
+
+
+def read(path: Path) -> dict[int, Outcome]:
+    """What a results file holds, by seed. A line that was cut off is left out."""
+    found = {}
+    if path.exists():
+        for line in path.read_text().splitlines():
+            with contextlib.suppress(json.JSONDecodeError, TypeError):
+                outcome = Outcome(**json.loads(line))
+                found[outcome.seed] = outcome
+    return found
+
+
+def _outcomes(todo: list[int], judge: str, workers: int, one: Callable) -> Iterator[Outcome]:
+    jobs = [(seed, judge, one) for seed in todo]
+    if workers <= 1:
+        yield from map(_guarded, jobs)
+        return
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, initializer=_quiet, maxtasksperchild=400) as pool:
+        yield from pool.imap_unordered(_guarded, jobs, chunksize=4)
+
+
+def _quiet() -> None:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    torch.set_num_threads(1)
+
+
+class TooLong(Exception):
+    """A program ran past its time."""
+
+
+def _guarded(job: tuple[int, str, Callable]) -> Outcome:
+    """One seed; a fault of the runner itself is a crash that shows its traceback."""
+    seed, judge, one = job
+
+    def stop(*_: object) -> None:
+        raise TooLong
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(SECONDS_PER_PROGRAM if one is run_seed else 600)
+    try:
+        return one(seed, judge)
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        fault = "runner: " + "".join(traceback.format_exception(error)[-3:])
+        program = generate(seed)
+        return Outcome(seed, program.label, program.hostilities, program.family, program.dtype,
+                       program.spelling, "crash", fault)  # fmt: skip
+    finally:
+        signal.alarm(0)

@@ -1,0 +1,166 @@
+"""The adversary on a fixed range of seeds, and what its generator promises."""
+
+from collections import Counter
+from functools import cache
+
+import pytest
+
+from .generator import generate
+from .hostilities import HOSTILITIES
+from .program import FLOATING, Program, make_operands
+from .runner import COUNTED, Outcome, read, run_program, run_range, run_seed
+from .table import report
+
+CORPUS = range(2000)
+JUDGED = range(60)
+# Every form of the graph that the installed options allow, in chunks that fail on their own.
+CHUNKS = [JUDGED[i : i + 12] for i in range(0, len(JUDGED), 12)]
+
+
+@cache
+def corpus() -> list[Program]:
+    return [generate(seed) for seed in CORPUS]
+
+
+@pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
+def test_nothing_is_wrong(seeds):
+    outcomes = [run_seed(seed) for seed in seeds]
+    faults = [
+        f"{x.status}: {x.fault}\n{generate(x.seed)}"
+        for x in outcomes
+        if x.status in ("wrong", "crash")
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_hostility_is_generated():
+    found = {name for program in corpus() for name in program.hostilities}
+    assert found == {h.name for h in HOSTILITIES}
+
+
+def test_two_fifths_are_exact():
+    exact = Counter(program.label for program in corpus())["exact"]
+    assert exact >= 0.4 * len(corpus())
+
+
+def test_every_hostility_is_frequent():
+    """In 20,000 programs each is drawn 300 times; here in proportion, less what chance takes."""
+    found = Counter(name for program in corpus() for name in program.hostilities)
+    rare = {
+        name: count for name, count in found.items() if count < 0.75 * 300 * len(CORPUS) / 20_000
+    }
+    assert not rare
+
+
+def test_an_exact_program_has_harmless_hostilities_only():
+    harmless = {h.name: h.exact for h in HOSTILITIES}
+    for program in corpus():
+        if program.label == "exact":
+            assert all(harmless[name] for name in program.hostilities)
+
+
+def test_a_seed_is_one_program():
+    """Text and values do not depend on what was generated before."""
+    fresh = generate(1234)
+    assert str(fresh) == str(corpus()[1234])
+    one, other = (make_operands(p, FLOATING[p.dtype]) for p in (fresh, corpus()[1234]))
+    assert all(
+        x.equal(y) or x.isnan().equal(y.isnan()) for x, y in zip(one.values(), other.values())
+    )
+
+
+def test_the_text_of_a_seed_does_not_change(request):
+    """Python's hashing is another one in every process; a seed must not follow it."""
+    import hashlib
+    import subprocess
+    import sys
+
+    code = (
+        "import hashlib; from tests.adversary.generator import generate;"
+        "print(hashlib.sha256(''.join(str(generate(s)) for s in range(200)).encode()).hexdigest())"
+    )
+    digest = hashlib.sha256("".join(map(str, corpus()[:200])).encode()).hexdigest()
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=request.config.rootpath,
+        env={"PYTHONHASHSEED": "7", "PATH": ""}, check=True,
+    )  # fmt: skip
+    assert found.stdout.strip() == digest
+
+
+WRONG = """
+import torch
+
+def f(q, k, v):
+    return torch.relu(q @ k.mT) @ v
+"""
+
+
+def _program(source: str) -> Program:
+    base = generate(0)
+    shape = (1, 2, 4, 4)
+    operands = [type(base.operands[0])(name, shape, grad=True) for name in "qkv"]
+    return Program(0, source, operands, "float64", "exact", (), "heads")
+
+
+def test_a_wrong_rewrite_is_seen(monkeypatch):
+    """The judge of these programs is itself judged: a rewritten graph that loses a factor."""
+    from tests.adversary import capture
+
+    honest = capture.rewrite_graph
+
+    def lying(gm, options):
+        result = honest(gm, options=options)
+        (output,) = [n for n in gm.graph.nodes if n.op == "output"]
+        with gm.graph.inserting_before(output):
+            doubled = gm.graph.call_method("mul", (output.args[0][0], 1.001))
+        output.args = ((doubled,),)
+        return result
+
+    assert run_program(_program(WRONG)).status == "right"
+    monkeypatch.setattr(capture, "rewrite_graph", lying)
+    assert run_program(_program(WRONG)).status == "wrong"
+
+
+def test_a_lost_gradient_is_seen(monkeypatch):
+    """None where eager has a gradient."""
+    from tests.adversary import capture
+
+    def lying(gm, options):
+        result = honest(gm, options=options)
+        (query,) = [n for n in gm.graph.nodes if n.op == "placeholder" and "q" in n.name]
+        with gm.graph.inserting_after(query):
+            cut = gm.graph.call_method("detach", (query,))
+        query.replace_all_uses_with(cut, delete_user_cb=lambda user: user is not cut)
+        return result
+
+    honest = capture.rewrite_graph
+    monkeypatch.setattr(capture, "rewrite_graph", lying)
+    outcome = run_program(_program(WRONG))
+    assert outcome.status == "wrong" and "gradient of q" in outcome.fault
+
+
+def test_a_crash_is_seen(monkeypatch):
+    from tests.adversary import capture
+
+    def raising(gm, options):
+        raise IndexError("a fault of the pass")
+
+    monkeypatch.setattr(capture, "rewrite_graph", raising)
+    outcome = run_program(_program(WRONG))
+    assert outcome.status == "crash" and "IndexError" in outcome.fault
+
+
+def test_a_program_that_eager_refuses_is_not_counted():
+    outcome = run_program(_program(WRONG.replace("k.mT", "k[..., :3]")))
+    assert outcome.status == "eager" and outcome.status not in COUNTED
+
+
+def test_a_range_resumes(tmp_path):
+    path = tmp_path / "results.jsonl"
+    first = run_range([0, 1], "off", 1, path, lambda outcome: None)
+    path.write_text(path.read_text() + '{"seed": 2, "label"')  # cut off in the middle of a line
+    assert sorted(read(path)) == [0, 1]
+    ran: list[Outcome] = []
+    again = run_range([0, 1], "off", 1, path, ran.append)
+    assert not ran and len(again) == len(first) == 2
+    assert "2 programs" in report(again)
