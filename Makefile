@@ -5,12 +5,16 @@
 #   TORCH=...        another torch requirement, e.g. TORCH='torch==2.11.0' TRITON='triton==3.6.0'
 #   TORCH_INDEX=...  an extra package index, e.g. the one of PyTorch's CPU builds
 #   SEEDS=...        how many programs `make fuzz` runs
+#   THREADS=...      torch's threads in each test process (1); `make test CAPABILITY=default` or
+#   CAPABILITY=...   avx2: the instruction set of its CPU kernels. `make test-machines` runs them all
 #   ARGS=...         more arguments for the demo, the tests, the fuzzer or the benchmark
 
 VENV ?= .venv
 SEEDS ?= 1000
 ARGS ?=
 WORKERS ?= 2
+THREADS ?= 1
+CAPABILITY ?=
 PYTHON ?= $(shell for p in python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
 
@@ -32,10 +36,11 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	-c .ci/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One thread a worker: pytest-xdist is the parallelism, and Inductor's own pool would double it.
-SERIAL := OMP_NUM_THREADS=1 TORCHINDUCTOR_COMPILE_THREADS=1
+SERIAL := OMP_NUM_THREADS=$(THREADS) TORCHINDUCTOR_COMPILE_THREADS=1 \
+	$(if $(CAPABILITY),ATEN_CPU_CAPABILITY=$(CAPABILITY))
 PYTEST := $(SERIAL) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-full fuzz bench doctor lint types format docs clean help
+.PHONY: demo test test-full test-machines fuzz bench doctor lint types format docs clean help
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -51,6 +56,10 @@ test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute $(OLDEST)
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) $(ARGS)
 	$(MAKE) fuzz SEEDS=10000
+
+# Instruction sets × threads, and 20 seeds of the tests that judge by the error rule: hours.
+test-machines: $(VENV)/.stamp-clients
+	$(BIN)/python -m tests.machines $(ARGS)
 
 fuzz: $(VENV)/.stamp-test
 	$(SERIAL) $(BIN)/python -m tests.fuzz --seeds $(SEEDS) $(ARGS)

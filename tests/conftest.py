@@ -5,10 +5,12 @@ the pass, and with it the counters that tests read; tests of the caches switch t
 """
 
 import importlib
+import logging
 import os
 import sys
 import zlib
 from collections.abc import Iterator
+from unittest import mock
 
 os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
 os.environ.setdefault("TORCHINDUCTOR_AUTOGRAD_CACHE", "0")
@@ -17,33 +19,104 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import pytest
 import torch
 
+from gdpa_inductor import judge
+from tests import operands
+from tests._failures import shorten
 
-def seed_of(name: str) -> int:
+
+def seed_of(item: pytest.Item) -> int:
     """The seed of one test: of its name, so stable over runs; GDPA_SEED overrides it for all."""
-    return int(os.environ.get("GDPA_SEED", zlib.crc32(name.encode())))
+    params = item.callspec.params if hasattr(item, "callspec") else {}
+    own = params.get("seed_number", zlib.crc32(item.nodeid.encode()))
+    return int(os.environ.get("GDPA_SEED", own))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """GDPA_SEEDS=20 runs every test with the seeds 0 to 19."""
+    count = int(os.environ.get("GDPA_SEEDS", 0))
+    if count:
+        metafunc.fixturenames.append("seed_number")
+        metafunc.parametrize("seed_number", range(count), ids=lambda number: f"seed{number}")
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item):
     outcome = yield
     report = outcome.get_result()
-    if report.when == "call" and report.failed:
-        report.sections.append(("seed", f"GDPA_SEED={seed_of(item.nodeid)}"))
+    if not report.failed:
+        return
+    if item.config.get_verbosity() <= 0:
+        shorten(report)
+    if report.when == "call":
+        report.sections.append(("seed", f"GDPA_SEED={seed_of(item)}"))
 
 
 @pytest.fixture(autouse=True)
 def seeded(request: pytest.FixtureRequest) -> int:
-    seed = seed_of(request.node.nodeid)
+    seed = seed_of(request.node)
     torch.manual_seed(seed)
+    operands.first_seed = seed
     return seed
+
+
+def pytest_sessionstart() -> None:
+    """A run under another number of threads or another instruction set is what it says it is."""
+    threads = os.environ.get("OMP_NUM_THREADS")
+    if threads:
+        torch.set_num_threads(int(threads))  # MKL would have no more than there are cores
+    if threads and torch.get_num_threads() != int(threads):
+        raise pytest.UsageError(f"{threads} threads asked for, torch has {torch.get_num_threads()}")
+    asked = os.environ.get("ATEN_CPU_CAPABILITY")
+    has = torch.backends.cpu.get_cpu_capability()
+    if asked and asked.upper() != has:
+        raise pytest.UsageError(f"the instruction set {asked} was asked for, torch uses {has}")
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """No test changes the number of threads for those after it."""
+    before = torch.get_num_threads()
+    yield
+    assert torch.get_num_threads() == before
+
+
+def no_trace_log() -> None:
+    """pytest 9.2 attaches its capture to every logger that does not propagate, torch's trace log
+    among them. That one makes its texts, every graph as JSON, once it has any handler: tests take
+    nearly twice the time, and a failure prints hundreds of empty lines.
+    """
+    trace = logging.getLogger("torch.__trace")
+    if "TORCH_TRACE" not in os.environ:
+        trace.propagate = True
+        trace.handlers.clear()
 
 
 @pytest.fixture(autouse=True)
 def clean_dynamo() -> Iterator[None]:
     """Each test compiles afresh and counts from zero (untouched if the test never compiles)."""
+    no_trace_log()  # torch.compiler.reset and set_logs bring it back
     reset_dynamo()
     yield
     reset_dynamo()
+
+
+@pytest.fixture(autouse=True)
+def judged_rewrites(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The judge lets every rewrite of a test through. What it would not is a bug of the matcher, or
+    of the judge; tests of such bugs are marked `refused_by_judge`.
+    """
+    refused: list[judge.Verdict] = []
+
+    def validate(*given: object) -> judge.Verdict | None:
+        verdict = real(*given)
+        if verdict is not None:
+            refused.append(verdict)
+        return verdict
+
+    real = judge.validate
+    with mock.patch.object(judge, "validate", validate):
+        yield
+    assert request.node.get_closest_marker("refused_by_judge") or not refused, refused
 
 
 def reset_dynamo() -> None:

@@ -5,6 +5,8 @@ learned bias of positions and of time buckets, with its gradient; silu, a divisi
 and a causal mask of floats after it; the norm and the gate; the residual.
 """
 
+import copy
+
 import torch
 import torch.nn.functional as F
 
@@ -92,3 +94,9 @@ def gradients(model: torch.nn.Module, call, items, times) -> dict[str, torch.Ten
     loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), items[:, 1:].flatten())
     loss.backward()
     return {"loss": loss.detach(), **{n: p.grad.clone() for n, p in model.named_parameters()}}
+
+
+def exactly(model: torch.nn.Module, items, times) -> dict[str, torch.Tensor]:
+    """The same in fp64."""
+    exact = copy.deepcopy(model).double()
+    return gradients(exact, exact, items, times)

@@ -10,6 +10,7 @@ import torch
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published
 from tests.jagged import offsets_of
+from tests.operands import generator_of
 from tests.tolerances import error_of
 
 FILE = "generative_recommenders/ops/pytorch/pt_hstu_attention.py"
@@ -42,12 +43,12 @@ def hstu(tmp_path_factory) -> ModuleType:
 
 def step(function, lengths, options, dtype) -> dict[str, torch.Tensor]:
     """Output and gradients on one batch, the same values in every precision."""
-    torch.manual_seed(sum(lengths))
-    drawn = [torch.randn(sum(lengths), HEADS, WIDTH) for _ in range(3)]
+    generator = generator_of(sum(lengths))
+    drawn = [torch.randn(sum(lengths), HEADS, WIDTH, generator=generator) for _ in range(3)]
     leaves = dict(zip("qkv", (x.to(dtype).requires_grad_() for x in drawn)))
     options = dict(options)
     if isinstance(options.get("attn_scale"), str):
-        leaves["scale"] = torch.rand(sum(lengths)).to(dtype).requires_grad_()
+        leaves["scale"] = torch.rand(sum(lengths), generator=generator).to(dtype).requires_grad_()
         options["attn_scale"] = leaves["scale"]
     offsets = offsets_of(lengths)
     given = (N, 0.25, leaves["q"], leaves["k"], leaves["v"], offsets)

@@ -9,9 +9,11 @@ import copy
 import pytest
 import torch
 
+from tests._judge import noise_of_model
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published
 from tests.jagged import offsets_of
+from tests.operands import generator_of
 from tests.tolerances import error_of
 
 FILE = "generative_recommenders/research/modeling/sequential/hstu.py"
@@ -58,7 +60,7 @@ def layers(hstu) -> torch.nn.Module:
 
 def step(model, call, dtype) -> dict[str, torch.Tensor]:
     """Output and gradients of a training step, the same values in every precision."""
-    generator = torch.Generator().manual_seed(0)
+    generator = generator_of()
     x = torch.randn(sum(LENGTHS), WIDTH, generator=generator).to(dtype)
     times = torch.randint(0, 5000, (len(LENGTHS), N), generator=generator).cumsum(1)
     mask = torch.ones(N, N, dtype=dtype).tril()
@@ -79,31 +81,15 @@ def exactly(model, monkeypatch) -> dict[str, torch.Tensor]:
         return step(exact, exact, torch.float64)
 
 
-def noise_of(model, monkeypatch) -> dict[str, float]:
-    """Eager's largest error over a few models a rounding away: a table of times has nine elements,
-    and how exact eager's sums are there is luck.
-    """
-    found: dict[str, float] = {}
-    for draw in range(4):
-        moved, generator = copy.deepcopy(model), torch.Generator().manual_seed(draw)
-        with torch.no_grad():
-            for p in moved.parameters():
-                sign = torch.randint(0, 2, p.shape, generator=generator) * 2 - 1
-                p *= 1 + torch.finfo(p.dtype).eps * sign
-        eager, truth = step(moved, moved, torch.float32), exactly(moved, monkeypatch)
-        for name, value in eager.items():
-            error = (value.double() - truth[name]).abs().max().item()
-            found[name] = max(found.get(name, 0.0), error)
-    return found
-
-
 def test_trains_with_jagged_keys(hstu, monkeypatch):
-    torch.manual_seed(0)
     model = layers(hstu)
     recorder = Recorder()
     mine = step(model, torch.compile(model, backend=recorder), torch.float32)
     eager, truth = step(model, model, torch.float32), exactly(model, monkeypatch)
-    noise = noise_of(model, monkeypatch)
+    # A table of times has nine elements, and how exact eager's sums are there is luck.
+    noise = noise_of_model(
+        model, lambda: step(model, model, torch.float32), lambda: exactly(model, monkeypatch)
+    )
     for name in eager:
         direction = "forward" if name == "output" else "backward"
         fault = error_of(

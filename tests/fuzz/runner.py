@@ -105,13 +105,15 @@ def _judged_call(
 
 def operands_of(program: Program, number: int) -> dict[str, object]:
     """The operands of call `number`."""
-    seed, dtype = program.seed + number, getattr(torch, program.dtype)
+    dtype = getattr(torch, program.dtype)
+    # Its own seed alone: a program is the same in a test and on the command line.
+    generator = torch.Generator().manual_seed(program.seed + number)
     if program.lengths:
         return jagged_operands(
-            program.specs, program.lengths[number], program.sizes[number], dtype=dtype, seed=seed,
-            offsets=getattr(torch, program.offsets),
+            program.specs, program.lengths[number], program.sizes[number], dtype=dtype,
+            generator=generator, offsets=getattr(torch, program.offsets),
         )  # fmt: skip
-    return make_operands(program.specs, program.sizes[number], dtype=dtype, seed=seed)
+    return make_operands(program.specs, program.sizes[number], dtype=dtype, generator=generator)
 
 
 def _verdict(program: Program, recorder: Recorder) -> Outcome:

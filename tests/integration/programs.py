@@ -9,6 +9,7 @@ The last line of the output is one JSON object.
 """
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -98,6 +99,9 @@ def _rank(rank: int, wrapper: str, folder: str) -> None:
         )
     dist.barrier()
     dist.destroy_process_group()
+    # DDP's reducer is what frees the group. Its destructor then joins gloo's thread while it holds
+    # the GIL, and that thread may be waiting for the GIL (torch 2.13): the process would hang.
+    os._exit(0)
 
 
 class Attention(torch.nn.Module):

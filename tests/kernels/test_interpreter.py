@@ -17,6 +17,7 @@ QUICK = {
     "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
     "view_split", "gqa", "causal_tail", "seeds_shared", "only_kv", "hstu_tail", "bias_reversed",
     "all_kinds", "mask_before", "added_gqa", "lengths", "no_keys", "dynamic_hstu",
+    "integers_uint8", "integers_int32",
     "mask_read", "mask_learned", "mask_blocks", "mask_padding", "jagged_mask", "prefix_long",
     "jagged_self", "jagged_unowned",
     "jagged_per_token", "jagged_short_keys_tail", "jagged_seeds", "jagged_targets", "jagged_read",

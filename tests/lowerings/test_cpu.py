@@ -414,3 +414,14 @@ def test_through_inductor_with_symbolic_lengths():
         check(length)
     counts = _compat.counters["gdpa"]
     assert counts["lowered_cpu"] == 2 and counts["fallback"] == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_narrow_integers_do_not_wrap(dtype: torch.dtype, small_blocks) -> None:
+    """0 - 5 of an operand of 8 bits is no 251."""
+    text = "a0:i[m]; where(lt(sub(a0,5),m),s,0.0)"
+    q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
+    given = torch.arange(40) % 7
+    found = forward_op(q, k, v, [given.to(dtype)], [], canonical(text))
+    mask = given - 5 < torch.arange(40)
+    torch.testing.assert_close(found, torch.where(mask, q @ k.mT, 0.0) @ v)

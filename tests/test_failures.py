@@ -1,0 +1,91 @@
+"""A failing test says why, and with which seed it fails again, in 40 lines at most; and a run is
+under the number of threads and the instruction set that it was asked for.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[1]
+MOST_LINES = 40
+
+PROGRAM = """
+import logging
+import sys
+
+import torch
+import torch.nn.functional as F
+
+from gdpa_inductor import gdpa_backend
+from tests._judge import compare
+from tests.operands import make_operands
+
+
+def attention(q, k, v):
+    return F.silu(q @ k.mT) @ v
+
+
+def test_wrong_value():
+    operands = make_operands(dict.fromkeys("qkv", "b n d"), {"b": 2, "n": 8, "d": 4})
+    def compiled(q, k, v):
+        return torch.compile(attention, backend=gdpa_backend)(q, k, v) * 1.001
+    assert not compare(attention, compiled, operands)
+
+
+def test_refused_by_dynamo():
+    def broken(q):
+        torch._dynamo.graph_break()
+        return attention(q, q, q)
+    torch.compile(broken, backend=gdpa_backend, fullgraph=True)(torch.randn(3, 3))
+
+
+def test_raised_by_inductor(monkeypatch):
+    def broken(*args):
+        raise ArithmeticError("the lowering is broken" + "\\n...of the compiler" * 300)
+    monkeypatch.setattr("torch._inductor.graph.GraphLowering.codegen", broken)
+    for stream in (sys.stdout, sys.stderr):
+        print("\\nprinted" * 300, file=stream)
+    logging.getLogger("gdpa_inductor").warning("\\nlogged" * 300)
+    try:
+        torch.compile(attention, backend=gdpa_backend)(*torch.randn(3, 2, 8, 4))
+    except Exception as error:
+        raise ValueError("second" + "\\n...of the second" * 300) from error
+"""
+REASONS = {
+    "test_wrong_value": "output 0: differs from eager by",
+    "test_refused_by_dynamo": "Call to `torch._dynamo.graph_break()`",
+    "test_raised_by_inductor": "the lowering is broken",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_a_failure_says_why_in_few_lines(name: str, tmp_path: Path):
+    (tmp_path / "test_failing.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", str(REPOSITORY / "pyproject.toml")]
+    command += ["-p", "tests.conftest", f"{tmp_path}/test_failing.py::{name}"]
+    environment = {**os.environ, "CI": "1"}  # pytest prints more there
+    printed = subprocess.run(
+        command, cwd=REPOSITORY, env=environment, capture_output=True, text=True
+    ).stdout
+    assert len(printed.splitlines()) <= MOST_LINES, printed
+    assert REASONS[name] in printed, printed
+    assert "GDPA_SEED=" in printed, printed
+    assert "1 failed" in printed, printed
+
+
+def run_under(**asked: str) -> subprocess.CompletedProcess:
+    """An empty run of pytest in an environment that asks for `asked`."""
+    command = [sys.executable, "-m", "pytest", "-q", "--collect-only", __file__]
+    environment = {**os.environ, **asked}
+    return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
+
+
+def test_threads_and_instruction_set_are_those_asked_for():
+    """More threads than cores too, where MKL alone would have fewer."""
+    assert run_under(OMP_NUM_THREADS=str(2 * (os.cpu_count() or 1))).returncode == 0
+    refused = run_under(ATEN_CPU_CAPABILITY="no-such")
+    assert refused.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "the instruction set no-such was asked for" in refused.stderr
