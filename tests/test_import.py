@@ -2,6 +2,7 @@
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -37,6 +38,26 @@ def test_import_loads_no_compiler():
     assert "gdpa_inductor" in loaded
     heavy = ("triton", "cutlass", "torch._inductor", "torch._dynamo", "sympy")
     assert [name for name in loaded if name.startswith(heavy)] == []
+
+
+WITHOUT_NUMPY = """
+import sys
+sys.modules["numpy"] = None
+import torch
+from gdpa_inductor import gdpa_backend
+from torch._dynamo.utils import counters
+attention = torch.compile(lambda q, k, v: torch.relu(q @ k.mT) @ v, backend=gdpa_backend)
+attention(*torch.randn(3, 1, 1, 64, 32))
+print(counters["gdpa"]["matched"], counters["gdpa"]["unjudged"])
+"""
+
+
+def test_numpy_is_not_needed():
+    """torch does not depend on it. The judge once did, and refused every rewrite without it."""
+    command = [sys.executable, "-c", WITHOUT_NUMPY]
+    environment = {**os.environ, "GDPA_PROFIT": "0"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["1", "0"], done
 
 
 def test_no_module_has_a_public_name():

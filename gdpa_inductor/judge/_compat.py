@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,9 +23,12 @@ def op_name(op: Any) -> str:
 
 def asked(question: OpOverload, tensor: torch.Tensor) -> Any:
     """What a tensor says of itself. A fake knows its device without being dispatched."""
-    if question is torch.ops.prim.device.default and isinstance(tensor, FakeTensor):
-        return tensor.device
-    return question(tensor)
+    return device_of(tensor) if question is torch.ops.prim.device.default else question(tensor)
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """Where a tensor is. Asked for its `device`, a fake would ask the active modes."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
 
 
 @functools.cache
@@ -61,6 +65,12 @@ def element_of(tensor: torch.Tensor) -> Any:
 
     with _disable_current_modes():
         return tensor.item()
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements of a real tensor on the CPU. NumPy would do, but torch needs none."""
+    held = tensor.contiguous()
+    return ctypes.string_at(held.data_ptr(), held.nbytes)
 
 
 def cache_folder() -> str | None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from . import _compat
 from .aim import gap
 from .operations import Index, broadcast, loses, rule_of
 from .record import Event, Incomplete, Log, Ref, Write
@@ -267,7 +268,7 @@ class Evaluator:
         return self._memo[key]
 
     def _one(self, found: Tensor) -> Tensor:
-        return self._memo.setdefault(("lanes", found.numpy().tobytes()), found)
+        return self._memo.setdefault(("lanes", _compat.bytes_of(found)), found)
 
     def _located(self, place: Ref, address: Tensor) -> tuple[Tensor, Index]:
         """Which addresses lie in a place, and at which index."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..expr import Expr, fold, torch_apply
+from . import _compat
 from .compare import SLACK, Recorded, Side, Weights, outside
 from .elements import Evaluator, Root
 from .samples import CASES, COUNT
@@ -59,7 +60,7 @@ def gradients_apart(weights: Weights, side: Side, valid: Tensor, wide: bool) -> 
 def _places(evaluations: Iterable[Sequence[Gradient]]) -> Iterable[Gradient]:
     """One gradient for each root and its addresses."""
     every = (found for gradients in evaluations for found in gradients)
-    return {(x.root, x.address.numpy().tobytes()): x for x in every}.values()
+    return {(x.root, _compat.bytes_of(x.address)): x for x in every}.values()
 
 
 def _summed(place: Gradient, gradients: Sequence[Gradient]) -> Tensor:

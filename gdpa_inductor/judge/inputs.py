@@ -23,7 +23,7 @@ from .record import Incomplete
 class Inputs:
     """Fakes of inputs, parameters and buffers, of one mode.
 
-    passed: what the caller passes, parameters included, and may change later.
+    passed: what the caller passes or the graph holds, parameters included: all may change later.
     """
 
     mode: Any = field(default_factory=_compat.own_fake_mode)
@@ -62,7 +62,8 @@ class Inputs:
             return held
         if id(held) not in self._attributes:
             self._kept.append(held)
-            self._attributes[id(held)] = self._like(held, _extent(held))
+            made = self._attributes[id(held)] = self._like(held, _extent(held))
+            self.passed += [made] if made.layout == torch.strided else []
         return self._attributes[id(held)]
 
     def fresh(self, node: Node, given: Iterable[Any]) -> Any:

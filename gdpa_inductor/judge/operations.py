@@ -15,6 +15,7 @@ from torch import Tensor
 
 from . import _compat, jagged
 from .record import Event, Ref
+from .samples import COUNT
 
 if TYPE_CHECKING:
     from .elements import Evaluator
@@ -77,8 +78,40 @@ def pointwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
         kwargs["out"] = torch.empty_like(kwargs["out"])
     elif _compat.writes_first(event.op) and isinstance(args[0], Tensor):
         args[0] = args[0].clone()
+    if _wants_numbers(ev, event):
+        return _lane_by_lane(ev, event, args, kwargs)
     made = event.op(*args, **kwargs)
     return made[number] if isinstance(made, (tuple, list)) else made
+
+
+def _wants_numbers(ev: Evaluator, event: Event) -> bool:
+    """Whether a number that `.item()` read stands where a call takes no tensor."""
+    declared = {a.name: str(a.type) for a in event.op._schema.arguments}
+    return any(
+        isinstance(given, float) and given in ev.log.numbers and declared[name] != "Tensor"
+        for name, given in event.given.items()
+    )
+
+
+def _lane_by_lane(ev: Evaluator, event: Event, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Run a call once for each lane, with its own number."""
+
+    def pick(given: Any, read: Any, lane: int) -> Any:
+        if not isinstance(read, Tensor):
+            return read
+        return read[lane : lane + 1].clone() if isinstance(given, Ref) else float(read[lane])
+
+    made, runs = [], ev.true.clone()
+    for lane in range(COUNT):
+        own = [pick(given, read, lane) for given, read in zip(event.args, args)]
+        named = {k: pick(event.kwargs[k], read, lane) for k, read in kwargs.items()}
+        try:
+            made.append(event.op(*own, **named))
+        except RuntimeError:  # a number that the dtype does not hold
+            runs[lane] = False
+            made.append(next(x for x in own if isinstance(x, Tensor)))
+    ev.require(runs)
+    return torch.cat(made)
 
 
 def _operand(ev: Evaluator, event: Event, given: Any, place: Ref, index: Index) -> Any:

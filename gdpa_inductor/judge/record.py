@@ -24,7 +24,7 @@ class Incomplete(Exception):
     """The graph cannot be interpreted or evaluated; the message says what stands in the way."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Ref:
     """A tensor as a place: a storage of the log, and the geometry of the view, in elements.
 
@@ -39,7 +39,7 @@ class Ref:
     device: torch.device
     grad: bool = field(default=False, compare=False)
 
-    @property
+    @cached_property
     def geometry(self) -> tuple[Any, ...]:
         """Sizes and strides; the stride of a dimension of size 1 means nothing."""
         strides = tuple(0 if n == 1 else s for n, s in zip(self.sizes, self.strides))
@@ -136,7 +136,8 @@ class Log:
                 self.constants[known] = _compat.element_of(tensor)
         sizes, strides = tuple(tensor.shape), tensor.stride()
         start: Any = tensor.storage_offset()
-        return Ref(known, sizes, strides, start, tensor.dtype, tensor.device, tensor.requires_grad)
+        device = _compat.device_of(tensor)
+        return Ref(known, sizes, strides, start, tensor.dtype, device, tensor.requires_grad)
 
     def share(self, tensor: Tensor) -> None:
         """From now on the storage of a tensor is one of both graphs."""

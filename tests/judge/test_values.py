@@ -1,0 +1,243 @@
+"""The judge on wrong numbers: other programs, masks, operands and gradients, and what rounds."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.judge.rewritten import (
+    D,
+    H,
+    M,
+    N,
+    called,
+    heads,
+    on_operand,
+    plain,
+    program,
+    verdicts,
+    with_argument,
+)
+
+
+def masked(q, k, v, lens, bias):
+    mask = torch.arange(M) < lens[:, None, None, None]
+    return torch.where(mask, F.relu(q @ k.mT + bias), 0.0) @ v
+
+
+def masked_inputs() -> list[torch.Tensor]:
+    return [*heads(), torch.tensor([2, 5]), torch.randn(N, M, requires_grad=True)]
+
+
+def test_right_rewrites_pass():
+    assert verdicts(plain, heads()) == [None]
+    assert verdicts(plain, heads(grad=False)) == [None]
+    assert verdicts(masked, masked_inputs()) == [None]
+
+
+WRONG_PROGRAMS = {
+    "another scale": "silu(mul(s,0.25))",
+    "another activation": "relu(mul(s,0.5))",
+    "a gradient cut": "silu(detach(mul(s,0.5)))",
+    "a mask that is not there": "where(le(m,n),silu(mul(s,0.5)),0.0)",
+    "a mask of one place": "where(and(eq(n,0),eq(m,0)),0.0,silu(mul(s,0.5)))",
+    "rounding": "silu(bf16(mul(s,0.5)))",
+    "zero for NaN": "where(isnan(s),0.0,silu(mul(s,0.5)))",
+}
+
+
+@pytest.mark.parametrize("text", WRONG_PROGRAMS.values(), ids=WRONG_PROGRAMS)
+def test_wrong_programs_are_invalid(text: str):
+    (verdict,) = verdicts(plain, heads(), program(text))
+    assert verdict is not None and verdict.invalid, verdict
+
+
+WRONG_MASKS = {
+    "less or equal": "a0:i[b]; a1:f[n,m]; where(le(m,a0),relu(add(s,a1)),0.0)",
+    "rows for keys": "a0:i[b]; a1:f[n,m]; where(lt(n,a0),relu(add(s,a1)),0.0)",
+    "no bias": "a0:i[b]; a1:f[n,m]; where(lt(m,a0),relu(s),0.0)",
+    "a bias without a gradient in one head": (
+        "a0:i[b]; a1:f[n,m]; where(lt(m,a0),relu(add(s,where(eq(h,1),detach(a1),a1))),0.0)"
+    ),
+    "a bias without a gradient": (
+        "a0:i[b]; a1:f[n,m]; where(lt(m,a0),relu(add(s,detach(a1))),0.0)"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_MASKS.values(), ids=WRONG_MASKS)
+def test_wrong_masks_are_invalid(text: str):
+    (verdict,) = verdicts(masked, masked_inputs(), program(text))
+    assert verdict is not None and verdict.invalid, verdict
+
+
+WRONG_OPERANDS = {
+    "query and key swapped rows": (0, on_operand(torch.ops.aten.flip.default, [2])),
+    "key of other heads": (1, on_operand(torch.ops.aten.flip.default, [1])),
+    "value of another sample": (2, on_operand(torch.ops.aten.flip.default, [0])),
+    "query scaled": (0, on_operand(torch.ops.aten.mul.Tensor, 2.0)),
+    "query rounded": (0, on_operand(torch.ops.aten._to_copy.default)),
+}
+
+
+@pytest.mark.parametrize(("position", "change"), WRONG_OPERANDS.values(), ids=WRONG_OPERANDS)
+def test_wrong_operands_are_invalid(position: int, change: Callable):
+    harmless = change.__closure__[1].cell_contents is torch.ops.aten._to_copy.default
+    (verdict,) = verdicts(plain, heads(), with_argument(position, change))
+    assert (verdict is None) if harmless else (verdict is not None and verdict.invalid), verdict
+
+
+def test_a_whole_number_from_a_tensor_is_one_as_a_real_number_too():
+    def attention(q, k, v, count):
+        return F.silu(q @ k.mT * float(count)) @ v
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert verdicts(attention, [*heads(), torch.tensor(3)]) == [None]
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_numbers_that_a_rounding_moves_anywhere_say_nothing(grad: bool):
+    def attention(q, k, v):
+        half = torch.rand(N, M)
+        scores = torch.lerp(q @ k.mT, q @ k.mT * 1e20, half)  # which the program has in other words
+        return torch.sin(scores).clamp(0.0, 0.3) @ v
+
+    assert verdicts(attention, heads(grad=grad)) == [None]
+
+
+LONG = 600  # past 256, where bfloat16 has no odd numbers
+
+
+def compared(q, k, v, ends):
+    return torch.where(torch.arange(LONG)[:, None] >= ends, F.silu(q @ k.mT), 0.0) @ v
+
+
+def cast(q, k, v, ends):
+    return torch.where(torch.arange(LONG).bfloat16()[:, None] >= ends, F.silu(q @ k.mT), 0.0) @ v
+
+
+@pytest.mark.parametrize("function", [compared, cast])
+def test_places_in_16_bits_round(function):
+    """They meet the ends of the mask in 16 bits, where an odd place is an even one."""
+    inputs = [torch.randn(1, 1, LONG, D, requires_grad=True) for _ in range(3)]
+    inputs.append(torch.arange(LONG).bfloat16())
+    assert verdicts(function, inputs) == [None]
+    exact = program("a0:f[m]; where(ge(float(n),a0),silu(s),0.0)")
+    (verdict,) = verdicts(function, inputs, exact)
+    assert verdict is not None and verdict.invalid
+
+
+def test_overwritten_weights_have_no_gradient():
+    """Not even one of 0 times infinity, which eager gives where a score is infinite."""
+
+    def attention(q, k, v, scale):
+        weights = (q @ k.mT * scale).abs()
+        weights.unsqueeze(0).fill_(0.5)
+        near = (torch.arange(N)[:, None] - torch.arange(M)).abs() <= 1
+        return torch.where(near, weights, 0.0) @ v
+
+    scale = torch.ones((), requires_grad=True)
+    assert verdicts(attention, [*heads(), scale]) == [None]
+
+
+def test_lengths_may_be_real_numbers():
+    """A mask that is another one where a place is the length, but for the first place."""
+
+    def attention(q, k, v, lens):
+        return torch.where(torch.arange(M) < lens[:, None, None, None], q @ k.mT, 0.0) @ v
+
+    inputs = [*heads(), torch.tensor([2.0, 5.0])]
+    assert verdicts(attention, inputs) == [None]
+    tampered = program("a0:f[b]; where(or(lt(float(m),a0),and(ge(m,1),eq(float(m),a0))),s,0.0)")
+    (verdict,) = verdicts(attention, inputs, tampered)
+    assert verdict is not None and verdict.invalid
+
+
+@pytest.mark.parametrize("options", [{"padding_idx": 0}, {"scale_grad_by_freq": True}])
+def test_the_gradient_of_an_embedding(options):
+    """Padding has none, and that of a frequent place is scaled: another index changes both."""
+
+    def attention(q, k, v, index, table):
+        bias = F.embedding(index, table, **options).permute(2, 0, 1)
+        return F.silu(q @ k.mT + bias) @ v
+
+    def tamper(graph: torch.fx.Graph) -> None:
+        """Look up in two copies of the table, even places in the second one."""
+        node = next(n for n in graph.nodes if n.target is F.embedding)
+        index, table = node.args[:2]
+        twice = called(graph, node, torch.cat, [table, table])
+        odd = called(graph, node, torch.ops.aten.bitwise_and.Scalar, index, 1)
+        moved = called(graph, node, torch.sub, index, called(graph, node, torch.mul, odd, 4))
+        node.args = (called(graph, node, torch.add, moved, 4), twice, *node.args[2:])
+
+    table = torch.randn(4, H, requires_grad=True)
+    inputs = [*heads(), torch.randint(0, 4, (N, M)), table]
+    assert verdicts(attention, inputs) == [None]
+    (verdict,) = verdicts(attention, inputs, tamper)
+    assert verdict.invalid and "another gradient" in verdict.reason
+
+
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_cast_of_autocast_is_not_asked_for(asked: bool):
+    """Weights past the range of float16 are infinite there, where the model says so."""
+
+    def attention(q, k, v):
+        s = q @ k.mT
+        with torch.autocast("cpu", torch.float16):
+            return (F.relu(s).half() if asked else F.relu(s)) @ v
+
+    assert verdicts(attention, heads()) == [None]
+    (verdict,) = verdicts(attention, heads(), program("relu(s)"))
+    assert (verdict is not None) == asked
+
+
+def test_scores_that_are_overwritten():
+    """The weights are made from no product: the program's must be the same for all scores."""
+
+    def attention(q, k, v):
+        scores = q @ k.mT
+        scores.zero_()
+        return F.silu(scores + 1.0) @ v
+
+    assert verdicts(attention, heads()) == [None]
+    (verdict,) = verdicts(attention, heads(), program("silu(add(s,1.0))"))
+    assert verdict.invalid and "other weights" in verdict.reason
+
+
+def test_sums_that_torch_may_fuse_say_nothing_where_a_product_overflows():
+    def attention(q, k, v, a, b):
+        return torch.addcmul(q @ k.mT, a, b).clamp(min=0.0) @ v
+
+    inputs = [x.double() for x in heads(grad=False)]
+    inputs += [torch.randn(N, 1, dtype=torch.float64), torch.randn(M, dtype=torch.float64)]
+    assert verdicts(attention, inputs) == [None]
+
+
+def below(q, k, v, bias, x):
+    return F.silu(q @ k.mT).masked_fill(bias < x.item(), 0.0) @ v
+
+
+def filled(q, k, v, bias, x):
+    return F.silu(q @ k.mT).masked_fill(bias < 0, x.item()) @ v
+
+
+def clamped(q, k, v, bias, x):
+    return F.silu(q @ k.mT + bias).clamp(max=x.item()) @ v
+
+
+NUMBERS = {
+    below: "a0:b[n,m]; where(a0,silu(s),0.0)",
+    filled: "a0:b[n,m]; a1:f[]; where(a0,mul(a1,1.5),silu(s))",
+    clamped: "a0:f[n,m]; a1:f[]; minimum(silu(add(s,a0)),mul(a1,1.5))",
+}
+
+
+@pytest.mark.parametrize("function", NUMBERS)
+def test_numbers_that_a_call_takes_as_such(function):
+    """`aten.lt.Scalar` and its like take no tensor of numbers, one for each sample."""
+    inputs = [*heads(), torch.randn(N, M), torch.tensor(0.25)]
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert verdicts(function, inputs) == [None]
+        (verdict,) = verdicts(function, inputs, program(NUMBERS[function]))
+    assert verdict is not None and verdict.invalid
