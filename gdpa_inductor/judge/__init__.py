@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from . import _compat, memory
-from .autograd import check_reach, check_saved, check_views, note_view
+from .autograd import check_reach, check_saved, check_tangent, check_views, note_view
 from .interpret import Claim, Fault, SideBySide
 from .proof import Proof
 from .record import Incomplete
@@ -82,6 +82,7 @@ def judged(
 def _agree(whole: SideBySide, claim: Claim) -> bool:
     with _compat.plain_torch():
         holds = Proof(whole, claim).decide()
+        check_tangent(claim)
     if holds:
         check_reach(whole, claim)
         note_view(whole, claim)

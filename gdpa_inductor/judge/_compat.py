@@ -131,8 +131,8 @@ def real_input(node: torch.fx.Node) -> Any:
 
 @contextlib.contextmanager
 def restored_state() -> Iterator[None]:
-    """Gradient, autocast and inference modes, open transforms and random numbers as before, also
-    where the body raises. Active modes of the caller are set aside meanwhile.
+    """Gradient, autocast, inference and forward modes, open transforms and random numbers as
+    before, also where the body raises. Active modes of the caller are set aside meanwhile.
     """
     from torch._C import _functorch
     from torch.utils._python_dispatch import _disable_current_modes
@@ -141,6 +141,7 @@ def restored_state() -> Iterator[None]:
     grad, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
     casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
     level, generator = _depth(_functorch), torch.get_rng_state()
+    forward = _in_forward_mode()
     nesting = _autocast_nesting()
     try:
         with _disable_current_modes():
@@ -149,6 +150,8 @@ def restored_state() -> Iterator[None]:
     finally:
         while _depth(_functorch) > level:
             _functorch.pop_dynamic_layer_stack()
+        if _in_forward_mode() and not forward:
+            torch._C._exit_dual_level(level=0)
         for device, enabled, dtype in casts:
             torch.set_autocast_enabled(device, enabled)
             torch.set_autocast_dtype(device, dtype)
@@ -184,6 +187,15 @@ def _depth(functorch: Any) -> int:
     return 0 if stack is None else len(stack)
 
 
+def _in_forward_mode() -> bool:
+    """Whether a level of forward-mode differentiation is open; torch has one only."""
+    try:
+        torch._C._exit_dual_level(level=torch._C._enter_dual_level())
+    except RuntimeError:  # "nested"
+        return True
+    return False
+
+
 def _autocast_nesting() -> int:
     count = torch.autocast_increment_nesting() - 1
     torch.autocast_decrement_nesting()
@@ -201,6 +213,11 @@ def leaf_of(node: Any) -> tuple[Any, int] | None:
     """The place of the leaf whose gradient a node of autograd's graph adds to."""
     held = getattr(node, "variable", None)
     return (None, id(held)) if isinstance(held, torch.Tensor) else None
+
+
+def has_tangent(tensor: torch.Tensor) -> bool:
+    """Whether forward-mode differentiation follows a tensor."""
+    return torch._VF._unpack_dual(tensor, level=0).tangent is not None
 
 
 def is_of_user(node: Any) -> bool:

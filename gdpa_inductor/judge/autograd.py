@@ -33,6 +33,12 @@ def check_reach(whole: SideBySide, claim: Claim) -> None:
         raise Fault(f"{names} would get a gradient", claim.after_node)
 
 
+def check_tangent(claim: Claim) -> None:
+    """Raises Fault where forward-mode differentiation has a tangent on one side only."""
+    if _compat.has_tangent(claim.before) != _compat.has_tangent(claim.after):
+        raise Fault("a tangent of forward-mode differentiation is lost", claim.after_node)
+
+
 def note_view(whole: SideBySide, claim: Claim) -> None:
     """Remember a result that is a view where it was none: some writes are then an error."""
     if claim.after._is_view() and not claim.before._is_view():

@@ -47,7 +47,7 @@ class Weights:
 
     training: gradients are compared too. scored: the products that make the scores, and at which
     index; what follows from them is for after `told_apart`. valid: the lanes in which eager raises
-    no error.
+    no error. unsampled: writes that one side alone meets, and into which no lane looks.
     """
 
     log: Log
@@ -58,6 +58,7 @@ class Weights:
     training: bool
     valid: Tensor = field(default_factory=lambda: torch.ones(COUNT, dtype=torch.bool))
     scored: dict[Event, Index] = field(default_factory=dict)
+    unsampled: set[Event] = field(default_factory=set)
     _recorded: list[Recorded] = field(default_factory=list)
     _programmed: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
@@ -107,15 +108,21 @@ class Weights:
         return self.exact.element(*side) != 0
 
     def value_apart(self, side: Side) -> Tensor:
-        before = self.exact.element(*side)
-        after = self._after(self.call.value, self.call.key_at(self.at, self.at["e"], "value"))
+        with self.exact.noting() as theirs:
+            before = self.exact.element(*side)
+        with self.exact.noting() as mine:
+            after = self._after(self.call.value, self.call.key_at(self.at, self.at["e"], "value"))
+        self.unsampled |= theirs ^ mine
         return apart(before, after, self.exact.valid)
 
     def factors_apart(self, pair: Sequence[Side], channel: Tensor) -> Tensor:
         """[2, lanes]: where (A, B) are not (query, key), and where they are not (key, query)."""
-        rows = [self.exact.element(*side) for side in pair]
-        query = self._after(self.call.query, self.call.query_at(self.at, channel))
-        key = self._after(self.call.key, self.call.key_at(self.at, channel))
+        with self.exact.noting() as theirs:
+            rows = [self.exact.element(*side) for side in pair]
+        with self.exact.noting() as mine:
+            query = self._after(self.call.query, self.call.query_at(self.at, channel))
+            key = self._after(self.call.key, self.call.key_at(self.at, channel))
+        self.unsampled |= theirs ^ mine
         differ = lambda a, b: (
             apart(rows[0], a, self.exact.valid) | apart(rows[1], b, self.exact.valid)
         )
@@ -224,8 +231,12 @@ class Weights:
     def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
         """Lanes with other weights. `wide` finds fewer of them: it looks at more roundings."""
         expected = [x.weight.detach().double() for x in self.recorded(side, wide)]
+        with self.exact.noting() as mine:
+            given = self.programmed(wide)
+        if not wide:
+            self.unsampled |= self._recorded[0].ev.missed ^ mine
         least = SLACK * self.eps * self.scale
-        return outside(expected, self.programmed(wide), self.eps, least) & valid & self.valid
+        return outside(expected, given, self.eps, least) & valid & self.valid
 
     def example(self, side: Side, wrong: Tensor) -> str:
         """One lane in words."""

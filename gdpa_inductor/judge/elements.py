@@ -12,6 +12,7 @@ matrix product or a sum. Its elements are drawn (`samples`), the same for the sa
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -51,8 +52,9 @@ class Evaluator:
     read. differentiate: keep the way of gradients to the roots. most: how far, as a part of it, a
     number may be moved by a rounding of the score; past that, as in the sine of 1e20, it means
     nothing. gaps: takes how far apart numbers are that are compared. overwrites: whether an older
-    value of what was read was replaced. valid: the lanes in which the original program raises no
-    error, and numbers mean something.
+    value of what was read was replaced. missed: writes into a part of what was read, in which no
+    lane lies. valid: the lanes in which the original program raises no error, and numbers mean
+    something.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class Evaluator:
     ) -> None:  # fmt: skip
         self.log, self.lanes, self.products = log, lanes, products
         self.wide, self.differentiate, self.most = wide, differentiate, most
-        self.gaps, self.overwrites = gaps, False
+        self.gaps, self.overwrites, self.missed = gaps, False, set[Event]()
         self.zero = torch.zeros(COUNT, dtype=torch.int64)
         self.true = torch.ones(COUNT, dtype=torch.bool)
         self.valid = self.live = self.true
@@ -93,6 +95,16 @@ class Evaluator:
         outer, self.live = self.live, self._one(self.live & lanes)
         yield
         self.live = outer
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[set[Event]]:
+        """The writes that what is read meanwhile misses."""
+        outer, self.missed = self.missed, set()
+        try:
+            yield self.missed
+        finally:
+            outer |= self.missed
+            self.missed = outer
 
     @property
     def touched(self) -> dict[Event, Index]:
@@ -130,8 +142,11 @@ class Evaluator:
         key = (ref.storage, last, ref.geometry, id(self.live), tuple(map(id, index)))
         if key not in self._memo:
             self._kept.append(index)
-            self._memo[key] = self._read(history, last, ref, index)
-        return self._memo[key]
+            with self.noting() as missed:
+                self._memo[key] = self._read(history, last, ref, index), missed
+        found, missed = self._memo[key]
+        self.missed |= missed
+        return found
 
     def _read(self, history: list[Write], last: int, ref: Ref, index: Index) -> Tensor:
         if last < 0 and ref.storage in self.log.constants:
@@ -156,6 +171,8 @@ class Evaluator:
         with self.within(~covered):
             older = self._held(history, last - 1, ref, index)
         if not bool(covered.any()):
+            if overlap(place, ref):
+                self.missed.add(event)
             return older
         with self.within(covered):
             return torch.where(covered, self._made(event, place, number, within), older)
@@ -275,14 +292,34 @@ class Evaluator:
         key = ("located", place.geometry, id(address))
         if key not in self._memo:
             self._kept.append(address)
-            rest, index = address - place.offset, [self.zero] * len(place.sizes)
-            covered = rest >= 0
-            for d in sorted(range(len(index)), key=lambda d: -place.strides[d]):
-                if place.sizes[d] != 1 and place.strides[d]:
-                    index[d] = (rest // place.strides[d]).clamp(0, place.sizes[d] - 1)
-                    rest = rest - index[d] * place.strides[d]
-            self._memo[key] = (covered & (rest == 0), tuple(map(self._one, index)))
+            covered, index = located(place, address)
+            self._memo[key] = covered, tuple(map(self._one, index))
         return self._memo[key]
+
+
+def located(place: Ref, address: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Which addresses lie in a place, and at which index."""
+    rest, index = address - place.offset, [torch.zeros_like(address)] * len(place.sizes)
+    covered = rest >= 0
+    for d in sorted(range(len(index)), key=lambda d: -place.strides[d]):
+        if place.sizes[d] != 1 and place.strides[d]:
+            index[d] = (rest // place.strides[d]).clamp(0, place.sizes[d] - 1)
+            rest = rest - index[d] * place.strides[d]
+    return covered & (rest == 0), index
+
+
+_MOST_ADDRESSES = 4096
+
+
+def overlap(place: Ref, other: Ref) -> bool:
+    """Whether two places have elements in common; of a large place some are looked at."""
+    count = math.prod(place.sizes)
+    flat = torch.arange(0, count, -(-count // _MOST_ADDRESSES) or 1)
+    address = torch.full_like(flat, place.offset)
+    for size, stride in zip(reversed(place.sizes), reversed(place.strides)):
+        address += flat % size * stride
+        flat = flat // size
+    return bool(located(other, address)[0].any())
 
 
 def _is_moved(x: Tensor, most: float) -> Tensor:

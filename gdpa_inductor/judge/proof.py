@@ -165,6 +165,8 @@ class Proof:
         reason = gradients_apart(weights, weight, valid, wide=False) if weights.training else ""
         if reason and (reason := gradients_apart(weights, weight, valid, wide=True)):
             raise Fault(reason, self._node())
+        for missed in weights.unsampled:
+            raise Incomplete(f"no sample lies where `{missed.name}` writes")
         # From now on these are results like any other.
         for event in (second.event, *weights.scored, call.event):
             event.side = "both"

@@ -128,7 +128,7 @@ class Lanes:
         if self._naming:
             self.offsets.add(key)
         if key in self.offsets:  # rising, and 0 at first; the same in all lanes but for jitter
-            jitter = mixed(self.lane, address + 17, self.seed) % (self.step + 1)
+            jitter = self.hash(("jitter", key), address) % (self.step + 1)
             return torch.where(address > 0, address * self.step + jitter, 0).to(dtype)
         return self._integers(drawn).to(dtype)
 

@@ -27,7 +27,8 @@ from tests.adversary.runner import settings
 
 Seen = dict[str, object]
 _PATTERNS = Path(__file__).parents[1] / "patterns"
-# Hunts and tests print figures of their own; here a result is within a few roundings of its dtype.
+# Hunts and tests print figures of their own; here a result is within a few roundings of the
+# narrowest dtype among operands and results.
 _RELATIVE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 6e-2}
 
 
@@ -103,31 +104,35 @@ def _restored(function: Callable) -> Iterator[list[torch.Tensor]]:
     before = [x.detach().clone() for x in held]
     for x in held:
         x.grad = None
-    yield held
-    with torch.no_grad():
-        for x, old in zip(held, before):
-            x.data = old
+    try:
+        yield held
+    finally:
+        with torch.no_grad():
+            for x, old in zip(held, before):
+                x.data = old
 
 
 def unlike(mine: Seen, eager: Seen) -> str:
     """The first thing in which two observations differ, by more than rounding."""
     if mine.keys() != eager.keys():
         return f"{sorted(mine)} where eager has {sorted(eager)}"
+    tensors = [x for x in eager.values() if isinstance(x, torch.Tensor)]
+    relative = max((_RELATIVE.get(x.dtype, 0.0) for x in tensors), default=0.0)
     for name, theirs in eager.items():
         fault = judging._gross(name, mine[name], theirs)
         if fault == "?":
-            fault = _apart(mine[name], theirs)
+            fault = _apart(mine[name], theirs, relative)
         if fault:
             return f"{name}: {fault}"
     return ""
 
 
-def _apart(mine: torch.Tensor, eager: torch.Tensor) -> str:
+def _apart(mine: torch.Tensor, eager: torch.Tensor, relative: float) -> str:
     finite = eager.isfinite()
     if not torch.equal(mine.isfinite(), finite):
         return "NaN or infinity in other places than eager"
     apart = (mine - eager)[finite].abs()
-    bound = _RELATIVE[eager.dtype] * eager[finite].abs().amax() if finite.any() else 0.0
+    bound = relative * eager[finite].abs().amax() if finite.any() else 0.0
     return "" if bool((apart <= bound).all()) else f"off by {apart.amax().item():.3g}"
 
 

@@ -14,6 +14,8 @@ SAMPLE = (
     "own: random_numbers_drawn_for_nothing",
     "hunt_numerics: seconds_in_double",  # and two masks that are wrong where a comparison ties
     "hunt_masks: halves_and_positions",
+    "hunt_fresh: jag_other_offsets_v",
+    "hunt_fresh: forward_ad",
 )
 
 

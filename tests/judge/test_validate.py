@@ -107,6 +107,23 @@ def test_an_added_write_is_invalid():
     assert verdict.invalid and verdict.reason == "the write of `sin_` is added"
 
 
+def test_a_lost_write_of_one_element_is_noticed():
+    """No sample may lie there; then the judge cannot tell, and says so."""
+
+    def attention(q, k, v):
+        query = q.clone()
+        query.view(-1)[0] = 9.0
+        return F.silu(query @ k.mT) @ v
+
+    def before_the_write(old, graph):
+        return next(n for n in graph.nodes if n.name == "l_q_")
+
+    inputs = [torch.randn(2, 4, n, 32) for n in (9, 8, 8)]
+    assert verdicts(attention, inputs) == [None]
+    (verdict,) = verdicts(attention, inputs, with_argument(0, before_the_write))
+    assert verdict is not None
+
+
 def test_writes_in_another_order_are_invalid():
     def tamper(graph: torch.fx.Graph) -> None:
         add, mul = (n for n in graph.nodes if n.target in ("add_", "mul_"))
