@@ -216,7 +216,11 @@ def leaf_of(node: Any) -> tuple[Any, int] | None:
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether forward-mode differentiation follows a tensor."""
+    """Whether forward-mode differentiation follows a tensor. Asked of an inference tensor, torch
+    fails, and dispatches wrongly from then on.
+    """
+    if tensor.is_inference() or not _in_forward_mode():
+        return False
     return torch._VF._unpack_dual(tensor, level=0).tangent is not None
 
 

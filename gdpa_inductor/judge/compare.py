@@ -7,7 +7,7 @@ precision or in fp64, must lie in the range of these results, or be NaN or infin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..expr import Expr, fold, torch_apply
+from ..expr import Expr, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .operations import Index
@@ -224,9 +224,27 @@ class Weights:
         for dtype in dtypes:
             if dtype not in self._programmed:
                 leaf = self.leaves(self.exact, self.scores.to(dtype))
-                (weight,) = fold([self.call.program.weight], leaf, torch_apply(dtype))
+                (weight,) = fold([self.call.program.weight], leaf, self._apply(dtype))
                 self._programmed[dtype] = weight.expand(COUNT).double()
         return [self._programmed[dtype] for dtype in dtypes]
+
+    def _apply(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:
+        """Operations of the program. Where no score enters, kernels do not round less than this:
+        neither integers that become real, nor what decides a mask.
+        """
+        narrow, apply = self.compute_dtype, torch_apply(dtype)
+        if dtype == narrow:
+            return apply
+
+        def as_in_kernels(node: Expr, values: list[Any]) -> Tensor:
+            if node.op == "float" and node.args[0].kind == "i":
+                return values[0].to(narrow).to(dtype)  # type: ignore[no-any-return]
+            if node.kind == "b" and all(term.op != "s" for term in postorder([node])):
+                leaf = self.leaves(self.exact, self.scores.to(narrow))
+                return fold([node], leaf, torch_apply(narrow))[0]
+            return apply(node, values)
+
+        return as_in_kernels
 
     def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
         """Lanes with other weights. `wide` finds fewer of them: it looks at more roundings."""

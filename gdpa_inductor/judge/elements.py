@@ -53,8 +53,8 @@ class Evaluator:
     number may be moved by a rounding of the score; past that, as in the sine of 1e20, it means
     nothing. gaps: takes how far apart numbers are that are compared. overwrites: whether an older
     value of what was read was replaced. missed: writes into a part of what was read, in which no
-    lane lies. valid: the lanes in which the original program raises no error, and numbers mean
-    something.
+    lane lies; of real numbers only, since each side may look at other offsets. valid: the lanes in
+    which the original program raises no error, and numbers mean something.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Evaluator:
         with self.within(~covered):
             older = self._held(history, last - 1, ref, index)
         if not bool(covered.any()):
-            if overlap(place, ref):
+            if ref.dtype.is_floating_point and overlap(place, ref):
                 self.missed.add(event)
             return older
         with self.within(covered):

@@ -110,7 +110,7 @@ class Proof:
         if call.jagged and call.cu_query is None:
             sequence = fused.index[0]
         total = max(call.total, 1)
-        step = max(total // call.batch, 1)
+        step = max(total // call.batch, 1), max(call.rows, call.keys, 1)
         lanes = Lanes(self.seed, self._around(call, row, key), sequence, total, step)
         exists = torch.ones(COUNT, dtype=torch.bool)
         if call.cu_query is not None:

@@ -56,14 +56,15 @@ class Lanes:
 
     around: per lane, integers near which something may change: sizes, positions, literals.
     sequence: per lane, the sequence that jagged rows belong to; None where nothing is jagged.
-    total: how many jagged rows there are, about; step: of each sequence.
+    total: how many jagged rows there are, about; step: of each sequence, as many or, in some lanes,
+    as a sequence may have.
     """
 
     seed: int
     around: Tensor | None = None
     sequence: Tensor | None = None
     total: int = 1
-    step: int = 1
+    step: tuple[int, int] = (1, 1)
     offsets: set[Any] = field(default_factory=set)
     _naming: bool = False
 
@@ -128,8 +129,9 @@ class Lanes:
         if self._naming:
             self.offsets.add(key)
         if key in self.offsets:  # rising, and 0 at first; the same in all lanes but for jitter
-            jitter = self.hash(("jitter", key), address) % (self.step + 1)
-            return torch.where(address > 0, address * self.step + jitter, 0).to(dtype)
+            step = torch.where(self.hash("step") % 4 == 0, *self.step[::-1])
+            jitter = self.hash(("jitter", key), address) % (step + 1)
+            return torch.where(address > 0, address * step + jitter, 0).to(dtype)
         return self._integers(drawn).to(dtype)
 
     def reals(self, drawn: Tensor, dtype: torch.dtype, special: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 
 from ..expr import OPS, Expr, call, const, fold
+from .exact import reworded_decision
 
 X = Expr("any")
 _COMMUTATIVE = ("add", "mul")
@@ -34,15 +35,29 @@ RULES: list[tuple[Expr, Callable[[Expr], Expr]]] = [
 ]
 
 
+# What turns at a value: a last bit that a rule changes may turn it.
+_TURNS = frozenset(
+    ["maximum", "minimum", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid", "hardswish", "fmod",
+     "remainder"]
+)  # fmt: skip
+
+
 def canonical(weight: Expr) -> Expr:
-    """The same program with every term named that a rule names, and scales by numbers folded."""
+    """The same program with every term named that a rule names, and scales by numbers folded; as it
+    is, if a term that would change decides something.
+    """
+    changed = set[Expr]()
 
     def apply(node: Expr, values: list[object]) -> Expr:
         args = [v if isinstance(v, Expr) else const(v) for v in values]  # type: ignore[arg-type]
-        return _named(_folded(call(node.op, *args)))
+        made = call(node.op, *args)
+        rewritten = _named(_folded(made))
+        if rewritten is not made and rewritten.kind == "f":
+            changed.add(rewritten)
+        return rewritten
 
     (result,) = fold([weight], lambda leaf: leaf, apply)
-    return result
+    return weight if reworded_decision(result, changed, _TURNS) is not None else result
 
 
 def _named(node: Expr) -> Expr:

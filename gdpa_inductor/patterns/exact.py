@@ -60,14 +60,17 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
     return None
 
 
-def reworded_decision(weight: Expr, reworded: Collection[Expr]) -> Expr | None:
+def reworded_decision(
+    weight: Expr, reworded: Collection[Expr], turns: Collection[str] = ()
+) -> Expr | None:
     """A term that decides by one of `reworded`, whose last bit is not torch's; None if there is
     none. Where scores are whole numbers, as those of one-hot keys are, the last bit decides.
+    turns: operations that count as deciding too.
     """
     inexact = set(reworded)
     for node in postorder([weight]) if inexact else ():
         fed = not inexact.isdisjoint(node.args)
-        if fed and node.op in _DECIDES:
+        if fed and (node.op in _DECIDES or node.op in turns):
             return node
         if fed and node.kind == "f":
             inexact.add(node)
