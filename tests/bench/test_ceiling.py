@@ -130,12 +130,44 @@ def test_dq_is_found_in_the_order_of_the_registers(rows: int):
     assert torch.equal(launch.rows_of_dq(), flat[:, :, :length])
 
 
+@pytest.mark.parametrize("turned", [True, False])
+@pytest.mark.parametrize("length", [128, 512, 1024, 2048, 8192])
+@pytest.mark.parametrize("rows", [64, 80, 128])
+def test_a_turn_waits_only_for_tiles_that_come_earlier(rows: int, length: int, turned: bool):
+    """Turned, to a query tile in steps of their own: in step with each other they never wait, and
+    no circle of them can. Else the lower key tiles."""
+    loop = products().Backward(rows, dq="ordered", turned=turned)
+    tiles, steps, head = length // 128, -(-length // rows), 3
+    for row in range(steps):
+        numbers = range(head * tiles, (head + 1) * tiles)
+        turns = {tile: loop.turn(tile, row, tiles, steps) for tile in numbers}
+        assert sorted(turns.values()) == list(range(tiles))
+        ordered = sorted(numbers, key=lambda tile: turns[tile])
+        if turned:
+            waits = [(row - loop.first(tile, tiles, steps)) % steps for tile in ordered]
+            assert waits == sorted(set(waits))
+        else:
+            assert ordered == list(numbers)
+
+
+def test_the_tiles_of_a_head_run_at_once_where_they_wait_for_each_other():
+    host = products()
+    ordered = host.Backward(dq="ordered")
+    assert [host.ctas(ordered, 132, tiles) for tiles in (4, 8, 64, 100)] == [132, 128, 128, 100]
+    assert host.ctas(host.Backward(), 132, 8) == 132
+    with pytest.raises(ValueError, match="133 tiles"):
+        host.ctas(ordered, 132, 133)
+
+
 LOOPS = [
     pytest.param(measure, name, marks=pytest.mark.slow)
     for measure, names in {
         "forward": ("products", "products, resident", "products and silu"),
         "backward": (
             "products, 64", "products, 80", "products and silu, 64", "products and silu, 80",
+            "products, 80, ordered", "products, 80, ordered by two warps",
+            "products and silu, 64, ordered", "products and silu, 80, ordered",
+            "products and silu, 80, ordered, not turned",
             "products, 80, dQ reduced", "products, 80, dQ handed", "products, 80, dQ dropped",
             "products, 80, dQ dropped, resident", "products, 80, not turned",
         ),

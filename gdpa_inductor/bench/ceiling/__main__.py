@@ -175,7 +175,8 @@ def calls_of(on: Operands, measure: str) -> Iterator[tuple[str, Call, float | No
 
 
 def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator[Row]:
-    """A row for everybody. spread: the slowest turn over the fastest. load: under steady load."""
+    """A row for everybody. spread: the slowest turn over the fastest. same_bits: of a loop, whether
+    runs agree bit by bit. load: under steady load."""
     on = Operands(shape)
     found = {name: (call, error) for name, call, error in calls_of(on, measure)}
     calls = {name: call for name, (call, _) in found.items()}
@@ -187,6 +188,8 @@ def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator
             row = {"measure": measure, "shape": list(shape), "contender": name, "ms": ms}
             row |= {"tflops": flops / ms / 1e9, "spread": max(taken) / min(taken)}
             row["off"] = found[name][1]
+            if repeated := getattr(calls[name], "same_bits", None):
+                row["same_bits"] = repeated()
             if seconds and shape[2] == LOADED:
                 row["load"] = under_load(calls[name], flops, sampler, seconds)
             yield row

@@ -41,8 +41,10 @@ from .wgmma import (
 )
 
 BOTH, FULL, EMPTY = 1, 2, 4  # named barriers; the last two one for each warpgroup
+OTHER = 6  # from FULL to those of a second warp, behind wgmma.OWN
 STAGES = (1, 1, 2, 2)  # K, V, Q, dO
 BULK = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};"
+PLAIN = "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};"
 QUAD = "red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 
 
@@ -50,15 +52,17 @@ QUAD = "red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 class Backward:
     """resident: see Forward. activated: P and dS are silu's.
 
-    dq: "added" by bulk copies out of shared memory, by a warp of its own; "reduced" from registers;
-    "handed" to that warp, which drops it; "dropped". turned: the CTAs of a head begin at different
-    query tiles, so that they do not add to the same place."""
+    dq: "added" by bulk copies out of shared memory, by a warp of its own; "ordered": the same, the
+    key tiles one after another (see `turn`); "reduced" from registers; "handed" to that warp, which
+    drops it; "dropped". turned: the CTAs of a head begin at different query tiles, so that they do
+    not add to the same place. warps: 2 add by turns, a step each."""
 
     rows: int = 64
     resident: bool = False
     activated: bool = False
     dq: str = "added"
     turned: bool = True
+    warps: int = 1
     backward = True
 
     @property
@@ -67,12 +71,17 @@ class Backward:
 
     @property
     def by_hand(self) -> bool:
-        return self.dq in ("added", "handed")
+        return self.dq in ("added", "ordered", "handed")
+
+    @property
+    def ordered(self) -> bool:
+        return self.dq == "ordered"
 
     @cute.jit
-    def __call__(self, inputs, outputs, sums: cute.Pointer, sizes, ctas: Int32, stream):
-        """inputs: pointers to k, v, q, dO. outputs: to dv, dk. sums: dQ in fp32, as registers hold
-        it. sizes: heads, N (a multiple of 128)."""
+    def __call__(self, inputs, outputs, sums, sizes, ctas: Int32, stream):
+        """inputs: pointers to k, v, q, dO. outputs: to dv, dk. sums: to dQ in fp32, as registers
+        hold it, and to a counter for each query tile of a head. sizes: heads, N (a multiple of
+        128)."""
         load, write = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         sources = tuple(tma(load, matrix(p, *sizes), h) for p, h in zip(inputs, self.heights))
         targets = tuple(tma(write, matrix(p, *sizes), 64) for p in outputs)
@@ -82,11 +91,12 @@ class Backward:
         )  # fmt: skip
         alone = tiled(D, K, MN, REGISTERS, 1)
         self.kernel(sources, targets, products, alone, sums, sizes).launch(
-            grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1
-        )
+            grid=(ctas, 1, 1), block=(THREADS, 1, 1), stream=stream, min_blocks_per_mp=1,
+            cooperative=self.ordered,
+        )  # fmt: skip
 
     @cute.kernel
-    def kernel(self, sources, targets, products, alone, sums: cute.Pointer, sizes):
+    def kernel(self, sources, targets, products, alone, sums, sizes):
         loaded = sum(s * h for s, h in zip(STAGES, self.heights)) * D
         stored, handed = 2 * self.rows * D, self.rows * D if self.by_hand else 4
 
@@ -103,7 +113,7 @@ class Backward:
         made, buffers = rings(
             shared.barriers.data_ptr(), shared.tiles.data_ptr(), STAGES, self.heights, self.resident
         )
-        places = shared.out.data_ptr(), shared.sums.data_ptr(), sums
+        places = shared.out.data_ptr(), shared.sums.data_ptr(), sums[0]
         if warp_index == 0:
             begin(made)
         cute.arch.barrier()
@@ -112,18 +122,23 @@ class Backward:
             if warp_index == 8:
                 self.load([parted(*x) for x in zip(sources, buffers, self.heights)], made, sizes)
             if const_expr(self.by_hand):  # noqa: SIM102 (decided at compile time)
-                if warp_index == 9:
-                    self.add_up(sums, places[1], sizes)
+                if warp_index > 8 and warp_index <= 8 + self.warps:
+                    self.add_up(sums, places[1], sizes, warp_index - 9)
         else:
             cute.arch.setmaxregister_increase(240)
             self.multiply(targets, products, alone, made, buffers, places, sizes, thread)
 
-    @cute.jit
     def first(self, tile, tiles, steps):
         """The query tile with which a tile begins."""
-        if const_expr(self.turned):
-            return tile % tiles * steps // tiles
-        return Int32(0)
+        return tile % tiles * steps // tiles if self.turned else Int32(0)
+
+    def turn(self, tile, row, tiles, steps):
+        """How many tiles of the head add to a query tile before this one, if it is ordered.
+
+        Turned, that which begins nearest before the query tile comes to it first, then the one
+        before that, and so around: in step with each other, no tile finds another at its place."""
+        nearest = ((row + 1) * tiles - 1) // steps
+        return (nearest - tile % tiles + tiles) % tiles if self.turned else tile % tiles
 
     @cute.jit
     def load(self, parts, made, sizes):
@@ -233,10 +248,14 @@ class Backward:
         issue(queries, dQ, tKt[None, None, None, 0], tdS[None, None, None, turn], True)
         warpgroup.wait_group(0)
         q.free(step, leader)
-        self.hand_over(dQ, place)
+        self.hand_over(dQ, place, step)
+
+    def full(self, group, step):
+        """The barrier at which dQ of a warpgroup is handed over."""
+        return FULL + group + (step % 2 * OTHER if self.warps == 2 else 0)
 
     @cute.jit
-    def hand_over(self, dQ, place):
+    def hand_over(self, dQ, place, step):
         """dQᵀ of the warpgroup, as it lies in registers, four numbers of every thread at a time."""
         number, (_, pointer, sums), group, thread, sizes = place
         quads, own = self.rows // 8, thread % WARPGROUP
@@ -247,7 +266,8 @@ class Backward:
             cute.arch.barrier(barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32)
             cute.autovec_copy(source, target)
             cute.arch.fence_view_async_shared()
-            cute.arch.barrier_arrive(barrier_id=FULL + group, number_of_threads=WARPGROUP + 32)
+            full = self.full(group, step)
+            cute.arch.barrier_arrive(barrier_id=full, number_of_threads=WARPGROUP + 32)
         elif const_expr(self.dq == "reduced"):
             start = sums + Int64(number) * (self.rows * D)
             for quad in cutlass.range_constexpr(quads):
@@ -259,29 +279,73 @@ class Backward:
             cute.autovec_copy(source, target)
 
     @cute.jit
-    def add_up(self, sums: cute.Pointer, pointer, sizes):
-        """One warp adds what it is handed to dQ in memory, in no fixed order."""
-        (heads, length), (cta, ctas) = sizes, grid()
+    def add_up(self, sums, pointer, sizes, mine):
+        """One of the warps that add what they are handed to dQ in memory.
+
+        A turn cannot wait forever. It waits for a tile of its head that comes to that query tile in
+        an earlier step of its own, or, not turned, for a lower tile: no circle. All tiles of a head
+        run at once, since a head has at most as many as there are CTAs (`products.ctas`), all CTAs
+        are resident (a cooperative launch), and each takes its tiles in the order of the heads."""
+        (heads, length), (cta, ctas), step = sizes, grid(), Int32(0)
         tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
-        half = self.rows * D // 2
-        for group in cutlass.range_constexpr(2):
-            cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32)
+        if mine == 0:
+            for group in cutlass.range_constexpr(2):
+                cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32)
         for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
             row = self.first(tile, tiles, steps)
             for _ in cutlass.range(steps, unroll=1):
-                place = sums + Int64(tile // tiles * steps + row) * (2 * half)
-                for group in cutlass.range_constexpr(2):
-                    cute.arch.barrier(barrier_id=FULL + group, number_of_threads=WARPGROUP + 32)
-                    if const_expr(self.dq == "added"):
-                        with cute.arch.elect_one():
-                            given = (place + group * half).toint(), (pointer + group * half).toint()
-                            cute.arch.inline_ptx(BULK, read_only_args=[*given, Int32(half * 4)])
-                    cute.arch.cp_async_bulk_commit_group()
-                for group in cutlass.range_constexpr(2):
-                    cute.arch.cp_async_bulk_wait_group(1 - group, read=True)
-                    cute.arch.sync_warp()
-                    cute.arch.barrier_arrive(
-                        barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32
-                    )
+                if step % self.warps == mine:
+                    number, turn = tile // tiles * steps + row, self.turn(tile, row, tiles, steps)
+                    self.add_tile(sums, pointer, number, (turn, tiles), step)
                 row = row + 1 if row + 1 < steps else 0
+                step += 1
         cute.arch.cp_async_bulk_wait_group(0)
+
+    @cute.jit
+    def add_tile(self, sums, pointer, number, turn, step):
+        """Query tile `number` of all; where there is an order, in turn (number of, of so many)."""
+        (dq, counters), half = sums, self.rows * D // 2
+        place, counter = dq + Int64(number) * (2 * half), counters + number
+        if const_expr(self.ordered):  # before dQ comes, when this warp has nothing to do
+            self.await_turn(counter, turn)
+        for group in cutlass.range_constexpr(2):
+            full = self.full(group, step)
+            cute.arch.barrier(barrier_id=full, number_of_threads=WARPGROUP + 32)
+            with cute.arch.elect_one():
+                given = (place + group * half).toint(), (pointer + group * half).toint()
+                self.add([*given, Int32(half * 4)], turn[0])
+            cute.arch.cp_async_bulk_commit_group()
+        for group in cutlass.range_constexpr(2):
+            cute.arch.cp_async_bulk_wait_group(1 - group, read=True)
+            cute.arch.sync_warp()
+            cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32)
+        if const_expr(self.ordered):  # the buffer is free already
+            self.pass_on(counter, turn)
+
+    def add(self, given, turn) -> None:
+        """Where there is an order, the first turn stores: nobody has to clear dQ."""
+        if self.dq == "added":
+            cute.arch.inline_ptx(BULK, read_only_args=given)
+        elif self.ordered:
+            cute.arch.inline_ptx(PLAIN, read_only_args=given, predicate=turn == 0)
+            cute.arch.inline_ptx(BULK, read_only_args=given, predicate=turn != 0)
+
+    @cute.jit
+    def await_turn(self, counter, turn):
+        found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        while found != turn[0]:
+            found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def pass_on(self, counter, turn):
+        """The last turn leaves 0 for the next launch.
+
+        On sm_90a the wait ends once all is read: it is one instruction with and without `.read`,
+        and takes 90 clocks for 16 bytes. The fence of the release (MEMBAR.ALL.GPU) waits until all
+        is added; with relaxed accesses, 20 runs did not agree (docs/benchmarks.md)."""
+        cute.arch.cp_async_bulk_wait_group(0)
+        cute.arch.fence_proxy("async.global")
+        with cute.arch.elect_one():
+            following = (turn[0] + 1) % turn[1]
+            cute.arch.store(counter, following, sem="release", scope="gpu")

@@ -5,6 +5,7 @@ no GPU. Importing this module needs nvidia-cutlass-dsl.
 """
 
 import functools
+import math
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -17,7 +18,7 @@ from .forward import Forward
 from .wgmma import COLS, D
 
 Loop = Forward | Backward
-ADDED = ("added", "reduced")  # dQ comes out
+ADDED = ("added", "ordered", "reduced")  # dQ comes out
 # By measure.
 LOOPS: dict[str, dict[str, Loop]] = {
     "forward": {
@@ -30,6 +31,13 @@ LOOPS: dict[str, dict[str, Loop]] = {
         "products, 80": Backward(80),
         "products and silu, 64": Backward(activated=True),
         "products and silu, 80": Backward(80, activated=True),
+        "products and silu, 64, ordered": Backward(activated=True, dq="ordered"),
+        "products and silu, 80, ordered": Backward(80, activated=True, dq="ordered"),
+        "products and silu, 80, ordered, not turned": Backward(
+            80, activated=True, dq="ordered", turned=False
+        ),
+        "products, 80, ordered": Backward(80, dq="ordered"),
+        "products, 80, ordered by two warps": Backward(80, dq="ordered", warps=2),
         "products, 80, dQ reduced": Backward(80, dq="reduced"),
         "products, 80, dQ handed": Backward(80, dq="handed"),
         "products, 80, dQ dropped": Backward(80, dq="dropped"),
@@ -49,9 +57,19 @@ def compiled(loop: Loop, options: str = "--gpu-arch=sm_90a") -> Any:
     example = tuple(pointer(BFloat16) for _ in range(inputs + outputs))
     sizes = (Int32(1), Int32(1))
     return cute.compile(
-        loop, example[:inputs], example[inputs:], pointer(Float32), sizes, Int32(1),
-        cuda.CUstream(0), options=options,
+        loop, example[:inputs], example[inputs:], (pointer(Float32), pointer(Int32)), sizes,
+        Int32(1), cuda.CUstream(0), options=options,
     )  # fmt: skip
+
+
+def ctas(loop: Loop, multiprocessors: int, tiles: int) -> int:
+    """One CTA on each multiprocessor. Ordered, whole heads of so many tiles, so that no tile waits
+    for one whose CTA is busy with another head, and a turn for none that never comes."""
+    if not (isinstance(loop, Backward) and loop.ordered):
+        return multiprocessors
+    if tiles > multiprocessors:
+        raise ValueError(f"{tiles} tiles of a head do not run at once")
+    return multiprocessors // tiles * tiles
 
 
 class Launch:
@@ -65,14 +83,16 @@ class Launch:
         self.outputs = [torch.empty_like(q) for _ in range(2 if loop.backward else 1)]
         self.tiles = -(-length // loop.rows)
         self.dq = torch.zeros(self.heads * self.tiles * loop.rows * D, device=q.device)
+        # The last turn of a run leaves 0.
+        self.counters = torch.zeros(self.heads * self.tiles, dtype=torch.int32, device=q.device)
         self.kernel = compiled(loop)
         found = torch.cuda.get_device_properties(q.device)
         self.arguments = (
             tuple(pointer(BFloat16, x.data_ptr()) for x in inputs),
             tuple(pointer(BFloat16, x.data_ptr()) for x in self.outputs),
-            pointer(Float32, self.dq.data_ptr()),
+            (pointer(Float32, self.dq.data_ptr()), pointer(Int32, self.counters.data_ptr())),
             (Int32(self.heads), Int32(length)),
-            Int32(found.multi_processor_count),
+            Int32(ctas(loop, found.multi_processor_count, length // COLS)),
         )
 
     def __call__(self) -> None:
@@ -80,10 +100,17 @@ class Launch:
 
     def results(self) -> list[Tensor]:
         """O, or dV, dK and, if it is added up, dQ, of one run."""
-        self.dq.zero_()
+        ordered = isinstance(self.loop, Backward) and self.loop.ordered
+        self.dq.fill_(math.nan if ordered else 0)
         self()
         summed = isinstance(self.loop, Backward) and self.loop.dq in ADDED
         return [*self.outputs, self.rows_of_dq()] if summed else self.outputs
+
+    def same_bits(self, runs: int = 20) -> bool:
+        """Whether the results of so many more runs are those of the first, bit by bit."""
+        first = [x.clone() for x in self.results()]
+        pairs = (pair for _ in range(runs) for pair in zip(first, self.results(), strict=True))
+        return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)
 
     def rows_of_dq(self) -> Tensor:
         """dQ out of the order in which the registers of the warps hold it."""
