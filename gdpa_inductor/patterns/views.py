@@ -91,7 +91,7 @@ def _narrowed(
     total = tensor_of(source).shape[dim]
     if not all(isinstance(size, int) for size in (total, start, length)) or not length:
         return None
-    start = start % total if start < 0 else start
+    start = max(start + total, 0) if start < 0 else start
     within = index[dim]
     if len(within) == 1 and within[0].part is not None and within[0].part[1] == start:
         whole = within[0].part[0]

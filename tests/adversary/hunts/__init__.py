@@ -4,6 +4,8 @@ A hunt is one file `tests/adversary/hunts/NAME.py` that defines
 
     CASES: list[tuple[Callable, Callable[[], tuple]]]
 
+and, if there are many that found nothing, `MORE` of them, which the slow tests run.
+
 Each case is a function of tensors and a function that makes its arguments. Both are plain torch:
 
     import torch
@@ -44,14 +46,14 @@ class Case:
     before_backward: Callable | None = None
 
 
-def cases() -> list[Case]:
-    """The cases of every file of this folder, in the order of their names."""
+def cases(kind: str = "CASES") -> list[Case]:
+    """The cases of every file of this folder, in the order of their names. kind: or "MORE"."""
     found = []
     for path in sorted(Path(__file__).parent.glob("*.py")):
         if path.stem == "__init__" or path.stem.startswith("test_"):
             continue
         module = importlib.import_module(f"{__name__}.{path.stem}")
-        for given, make_arguments in module.CASES:
+        for given, make_arguments in getattr(module, kind, ()):
             function, before = given if isinstance(given, tuple) else (given, None)
             name = getattr(function, "__name__", type(function).__name__)
             found.append(Case(f"{path.stem}: {name}", function, make_arguments, before))

@@ -63,7 +63,10 @@ def unlike(mine: dict, eager: dict) -> str:
     return ""
 
 
-@pytest.mark.parametrize("case", cases(), ids=lambda case: case.name)
+MORE = [pytest.param(case, marks=pytest.mark.slow) for case in cases("MORE")]
+
+
+@pytest.mark.parametrize("case", [*cases(), *MORE], ids=lambda case: case.name)
 @torch._dynamo.config.patch(capture_scalar_outputs=True)
 def test_rewritten_as_in_eager(case):
     function, operands = made(case)
