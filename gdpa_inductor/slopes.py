@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from .expr import GELU_ALPHA, GELU_BETA, GRAD, Expr, Literal, call, postorder
 
 Slope = Callable[..., tuple[Expr | None, ...]]
+_FP32_SIXTH = 11184811 / 2**26
 
 
 def _where(c: Expr, x: Expr | Literal, y: Expr | Literal) -> Expr:
@@ -54,8 +55,9 @@ def d_gelu_tanh(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
 
 
 def d_hardswish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    outer = _where(call("lt", x, 3.0), g * (x * (1.0 / 3.0) + 0.5), g)
-    return (_where(call("le", x, -3.0), 0.0, outer),)  # not g · 0, which g may make NaN
+    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
+    inner = _where(call("ge", x, 3.0), g, g * (x * (1.0 / 3.0) + 0.5))
+    return (_where(call("le", x, -3.0), 0.0, inner),)  # not g · 0, which g may make NaN
 
 
 def _within(x: Expr, low: Expr | Literal, high: Expr | Literal) -> Expr:
@@ -63,7 +65,8 @@ def _within(x: Expr, low: Expr | Literal, high: Expr | Literal) -> Expr:
 
 
 def d_hardsigmoid(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    return (_keep(g * (1.0 / 6.0), _within(x, -3.0, 3.0)),)
+    """torch's sixth is that of fp32 in fp64 too."""
+    return (_keep(g * _FP32_SIXTH, _within(x, -3.0, 3.0)),)
 
 
 def d_hardtanh(g: Expr, _y: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr | None, ...]:
@@ -89,8 +92,9 @@ def _d_clamp(inside: str) -> Callable[..., tuple[Expr | None, ...]]:
 
 
 def d_elu(g: Expr, _y: Expr, x: Expr, alpha: Expr, scale: Expr, slope: Expr) -> tuple[Expr]:
+    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
     a, c, k = _floats(alpha, scale, slope)
-    return (_where(call("le", x, 0.0), g * (a * c * k) * call("exp", x * k), g * c),)
+    return (_where(call("gt", x, 0.0), g * c, g * (a * c * k) * call("exp", x * k)),)
 
 
 def d_softplus(g: Expr, _y: Expr, x: Expr, beta: Expr, threshold: Expr) -> tuple[Expr]:

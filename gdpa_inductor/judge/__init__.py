@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from torch.fx import GraphModule
 
 from . import _compat, memory
-from .autograd import check_reach, check_saved, check_tangent, check_views, note_view
+from .autograd import check_dropped, check_reach, check_saved, check_tangent, check_views, note_view
 from .interpret import Claim, Fault, SideBySide
 from .proof import Proof
 from .record import Incomplete
@@ -70,6 +70,7 @@ def judged(
         whole.run(before, after)
         check_saved(whole)
         check_views(whole)
+        check_dropped(whole)
     except Fault as fault:
         return Verdict(str(fault), fault.node)
     except Incomplete as reason:
@@ -80,10 +81,13 @@ def judged(
 
 
 def _agree(whole: SideBySide, claim: Claim) -> bool:
+    proof = Proof(whole, claim)
     with _compat.plain_torch():
-        holds = Proof(whole, claim).decide()
+        holds = proof.decide()
         check_tangent(claim)
     if holds:
         check_reach(whole, claim)
         note_view(whole, claim)
+        with _compat.plain_torch():
+            proof.check_gradients()
     return holds

@@ -13,7 +13,8 @@ from .record import Incomplete
 
 
 def check_reach(whole: SideBySide, claim: Claim) -> None:
-    """Both sides of a claim reach the same operands of the rewritten graph, and no other leaf.
+    """Both sides of a claim reach the same operands of the rewritten graph, and no other leaf, but
+    for those that the graph makes itself and that nobody sees (`check_dropped`).
 
     Raises Fault where they do not.
     """
@@ -26,11 +27,21 @@ def check_reach(whole: SideBySide, claim: Claim) -> None:
     # Other regions have operands of their own: those are no ends here.
     owners = {edge: name for edge, name in owners.items() if name in after}
     before, lost = _reached(claim.before, owners, whole.derived)
-    if lost - gained:
-        raise Fault("an operand would get no gradient", claim.after_node)
+    for number in lost - gained:
+        if number not in whole.leaves:
+            raise Fault("an operand would get no gradient", claim.after_node)
+        place = whole.log.ref(whole.leaves[number])
+        whole.dropped.append((place.storage, claim.after_node))
     if after - before:
         names = ", ".join(sorted(after - before))
         raise Fault(f"{names} would get a gradient", claim.after_node)
+
+
+def check_dropped(whole: SideBySide) -> None:
+    """Raises Fault where a leaf of the graph that gets no gradient now is used by what remains."""
+    for storage, node in whole.dropped:
+        if storage in whole.shown:
+            raise Fault("an operand would get no gradient", node)
 
 
 def check_tangent(claim: Claim) -> None:

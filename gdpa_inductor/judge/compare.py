@@ -45,9 +45,10 @@ class Recorded:
 class Weights:
     """One score per lane, at the coordinates `at`. products: the matrix products of the operations.
 
-    training: gradients are compared too. scored: the products that make the scores, and at which
-    index; what follows from them is for after `told_apart`. valid: the lanes in which eager raises
-    no error. unsampled: writes that one side alone meets, and into which no lane looks.
+    training: gradients are compared too. scored: the products that make the scores, at which index
+    and in which lanes; what follows from them is for after `told_apart`. valid: the lanes in which
+    eager raises no error; raised: those in which the program does. unsampled: writes that one side
+    alone meets, and into which no lane looks.
     """
 
     log: Log
@@ -57,9 +58,10 @@ class Weights:
     at: dict[str, Tensor]
     training: bool
     valid: Tensor = field(default_factory=lambda: torch.ones(COUNT, dtype=torch.bool))
-    scored: dict[Event, Index] = field(default_factory=dict)
+    raised: Tensor = field(default_factory=lambda: torch.zeros(COUNT, dtype=torch.bool))
+    scored: dict[Event, tuple[Index, Tensor]] = field(default_factory=dict)
     unsampled: set[Event] = field(default_factory=set)
-    _recorded: list[Recorded] = field(default_factory=list)
+    _recorded: dict[bool, Recorded] = field(default_factory=dict)
     _programmed: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -165,11 +167,11 @@ class Weights:
 
     def recorded(self, side: Side, wide: bool) -> list[Recorded]:
         """The weights by the recorded operations: as they are, and, if `wide`, in fp64 too."""
-        if not self._recorded:
-            self._recorded.append(self._evaluated(side, wide=False))
-        if wide and len(self._recorded) == 1 and self.scores.dtype != torch.float64:
-            self._recorded.append(self._evaluated(side, wide=True))
-        return self._recorded
+        wanted = (False, True) if wide else (False,)
+        for width in wanted:
+            if width not in self._recorded:
+                self._recorded[width] = self._evaluated(side, wide=width)
+        return [self._recorded[width] for width in wanted]
 
     def _evaluated(self, side: Side, wide: bool) -> Recorded:
         eps = 2 * torch.finfo(self.narrowest).eps
@@ -232,7 +234,7 @@ class Weights:
         """Operations of the program. Where no score enters, kernels do not round less than this:
         neither integers that become real, nor what decides a mask.
         """
-        narrow, apply = self.compute_dtype, torch_apply(dtype)
+        narrow, apply = self.compute_dtype, self.applied(dtype)
         if dtype == narrow:
             return apply
 
@@ -241,25 +243,42 @@ class Weights:
                 return values[0].to(narrow).to(dtype)  # type: ignore[no-any-return]
             if node.kind == "b" and all(term.op != "s" for term in postorder([node])):
                 leaf = self.leaves(self.exact, self.scores.to(narrow))
-                return fold([node], leaf, torch_apply(narrow))[0]
+                return fold([node], leaf, self.applied(narrow))[0]
             return apply(node, values)
 
         return as_in_kernels
 
+    def applied(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:
+        """Operations of the program; torch divides no integer by zero, so those lanes are noted."""
+        apply = torch_apply(dtype)
+
+        def without_errors(node: Expr, values: list[Any]) -> Tensor:
+            if node.op in ("floordiv", "mod"):
+                zero = values[1] == 0
+                self.raised = self.raised | zero
+                values = [values[0], torch.where(zero, 1, values[1])]
+            return apply(node, values)
+
+        return without_errors
+
     def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
         """Lanes with other weights. `wide` finds fewer of them: it looks at more roundings."""
-        expected = [x.weight.detach().double() for x in self.recorded(side, wide)]
+        # The program is as exact as scores in fp64 are: then nothing is left out.
+        wider = wide and self.scores.dtype != torch.float64
+        expected = [x.weight.detach().double() for x in self.recorded(side, wider)]
         with self.exact.noting() as mine:
             given = self.programmed(wide)
         if not wide:
-            self.unsampled |= self._recorded[0].ev.missed ^ mine
+            self.unsampled |= self._recorded[False].ev.missed ^ mine
         least = SLACK * self.eps * self.scale
-        return outside(expected, given, self.eps, least) & valid & self.valid
+        return (outside(expected, given, self.eps, least) | self.raised) & valid & self.valid
 
     def example(self, side: Side, wrong: Tensor) -> str:
         """One lane in words."""
         lane = int(wrong.nonzero()[0])
         place = ", ".join(f"{name}={int(x[lane])}" for name, x in self.at.items() if name in "bhnm")
+        if self.raised[lane]:
+            return f"an integer is divided by zero at {place}"
         before = self.recorded(side, False)[0].weight.detach()[lane]
         after = self.programmed(False)[0][lane]
         values = f"{float(after):.9g} for {float(before):.9g}"

@@ -49,12 +49,12 @@ class Evaluator:
     """One evaluation. wide: real numbers are computed in fp64 and rounded by casts only.
 
     products: calls whose elements are given, with these; `touched` says at which index each was
-    read. differentiate: keep the way of gradients to the roots. most: how far, as a part of it, a
-    number may be moved by a rounding of the score; past that, as in the sine of 1e20, it means
-    nothing. gaps: takes how far apart numbers are that are compared. overwrites: whether an older
-    value of what was read was replaced. missed: writes into a part of what was read, in which no
-    lane lies; of real numbers only, since each side may look at other offsets. valid: the lanes in
-    which the original program raises no error, and numbers mean something.
+    read, and in which lanes. differentiate: keep the way of gradients to the roots. most: how far,
+    as a part of it, a number may be moved by a rounding of the score; past that, as in the sine of
+    1e20, it means nothing. gaps: takes how far apart numbers are that are compared. overwrites:
+    whether an older value of what was read was replaced. missed: writes into a part of what was
+    read, in which no lane lies; of real numbers only, since each side may look at other offsets.
+    valid: the lanes in which the original program raises no error, and numbers mean something.
     """
 
     def __init__(
@@ -83,6 +83,10 @@ class Evaluator:
         """Lanes in which eager would raise are left out."""
         self.valid = self.valid & (holds | ~self.live)
 
+    def require_everywhere(self, holds: Tensor) -> None:
+        """The same for an error of any element, be it one that is not used in the end."""
+        self.valid = self.valid & holds
+
     def note_gap(self, args: Sequence[Any]) -> None:
         """Two numbers are compared."""
         found = None if self.gaps is None else gap(args)
@@ -107,8 +111,8 @@ class Evaluator:
             self.missed = outer
 
     @property
-    def touched(self) -> dict[Event, Index]:
-        return {event: index for event, (index, _) in self._touched.items()}
+    def touched(self) -> dict[Event, tuple[Index, Tensor]]:
+        return dict(self._touched)
 
     def clamped(self, position: Tensor, size: int) -> Tensor:
         return position.clamp(0, max(size - 1, 0))
@@ -241,12 +245,14 @@ class Evaluator:
         if event.name not in ("addmm", "baddbmm"):
             return product
         alpha, beta = (event.kwargs.get(name, 1) for name in ("alpha", "beta"))
-        if beta == 0:  # then the addend is not even read
-            return product * alpha
         added = event.args[0]
+        if beta == 0 and not (self.differentiate and event.grad and added.grad):
+            return product * alpha  # then the addend is not even read
         at = broadcast(index, place.sizes, added.sizes, self.zero)
         with torch.set_grad_enabled(self.differentiate and event.grad):
-            made = product * alpha + self.element(added, event.number, at) * beta
+            made, other = product * alpha, self.element(added, event.number, at)
+            # Nor here, but it has a gradient: of zeros.
+            made = made + other * beta if beta else torch.where(self.true, made, other)
         return made.to(self.dtype(place.dtype))
 
     def _touch(self, event: Event, index: Index) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..expr import Expr, fold, torch_apply
+from ..expr import Expr, fold
 from . import _compat
 from .compare import SLACK, Recorded, Side, Weights, outside
 from .elements import Evaluator, Root
 from .samples import CASES, COUNT
 
 SCORE = "score"
+_ROUGH = 2.0**-6  # a few roundings of bf16
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,10 @@ class Gradient:
 
 
 def gradients_apart(weights: Weights, side: Side, valid: Tensor, wide: bool) -> str:
-    """Compare the gradients by the score and by every root: the first fault. `wide` finds fewer."""
+    """Compare the gradients by the score and by every root: the first fault. `wide` finds fewer.
+
+    Even where scores are fp64: of a narrower operand, each use rounds its gradient to that dtype.
+    """
     lanes = weights.lanes
     grad = lanes.reals(lanes.hash("gradient"), torch.float32, lanes.lane < 0)
     expected = [_recorded(found, grad) for found in weights.recorded(side, wide)]
@@ -55,6 +59,32 @@ def gradients_apart(weights: Weights, side: Side, valid: Tensor, wide: bool) -> 
             values = f"{float(mine[0][lane]):.9g} for {float(theirs[0][lane]):.9g}"
             return f"another gradient of {what}: {values}"
     return ""
+
+
+def slopes(weights: Weights, side: Side) -> tuple[Tensor, Tensor]:
+    """The recorded weights, and their derivative by the score."""
+    found = weights.recorded(side, wide=False)[0]
+    grad = torch.ones_like(found.weight)
+    by_score = [x.value for x in _recorded(found, grad) if x.root == SCORE]
+    return found.weight.detach(), sum(by_score, torch.zeros(COUNT, dtype=torch.float64))
+
+
+def factors_apart(weights: Weights, theirs: Sequence[Side], mine: Sequence[Side]) -> Tensor:
+    """Lanes in which equal elements, multiplied, have other gradients: as if one was detached."""
+    lanes = weights.lanes
+    grad = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0).double()
+    both, wrong = [], torch.zeros(COUNT, dtype=torch.bool)
+    for sides in (theirs, mine):
+        ev, term = Evaluator(weights.log, lanes, {}, differentiate=True), grad
+        for side in sides:
+            term = term * ev.element(*side).double()
+        roots = ev.roots.values() if term.requires_grad else ()
+        both.append(_pulled([term], [torch.ones_like(term)], roots))
+    for place in _places(both):
+        before, after = (_summed(place, found) for found in both)
+        size = torch.maximum(torch.maximum(before.abs(), after.abs()), grad.abs())
+        wrong |= (size < torch.inf) & ((before - after).abs() > _ROUGH * size)
+    return wrong & ~lanes.special_operands
 
 
 def _places(evaluations: Iterable[Sequence[Gradient]]) -> Iterable[Gradient]:
@@ -90,7 +120,7 @@ def _programmed(weights: Weights, grad: Tensor, dtype: torch.dtype) -> list[Grad
     operands = [leaf(Expr("aux", (), n, given.kind)) for n, given in enumerate(program.aux)]
     wanted = [program.gradients.score, *program.gradients.aux]
     with torch.no_grad():
-        terms = iter(fold([x for x in wanted if x is not None], leaf, torch_apply(dtype)))
+        terms = iter(fold([x for x in wanted if x is not None], leaf, weights.applied(dtype)))
     by_score, *by_operand = [None if x is None else next(terms).expand(COUNT) for x in wanted]
     outputs, cotangents = [], []
     for operand, term in zip(operands, by_operand, strict=True):

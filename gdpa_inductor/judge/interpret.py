@@ -73,7 +73,10 @@ class SideBySide:
     common values that the rewritten graph's own nodes use. saved: what autograd keeps. fragile:
     storages of results that are views made without gradients, since when, and of which node. views:
     values that are views in the rewritten graph alone. derived: nodes of autograd functions of
-    the user whose backward is known to be the derivative. results: what the graphs return.
+    the user whose backward is known to be the derivative. leaves: those that the graph makes.
+    shown: storages that were given to a node of both graphs while there were such leaves. dropped:
+    storages of leaves that the rewritten graph does not reach, and of which node. results: what the
+    graphs return.
     """
 
     agree: Agree
@@ -86,6 +89,9 @@ class SideBySide:
     fragile: list[tuple[int, int, str]] = field(default_factory=list)
     views: list[Tensor] = field(default_factory=list)
     derived: list[Any] = field(default_factory=list)
+    leaves: dict[int, Tensor] = field(default_factory=dict)
+    shown: set[int] = field(default_factory=set)
+    dropped: list[tuple[int, str]] = field(default_factory=list)
     results: list[Tensor] = field(default_factory=list)
     node: str = ""
 
@@ -216,6 +222,7 @@ class Bodies:
             raise Fault(f"`{old.name}` calls something else", new.name)
         for given in old.all_input_nodes:
             self._note_use(given, "before")
+            self._note_shown(given)
         agreed = self._agreed(old, new)
         if old.op == "output":
             if not agreed:
@@ -287,6 +294,12 @@ class Bodies:
                 if edge not in known:
                     known.append(edge)
 
+    def _note_shown(self, node: Node) -> None:
+        """A node of both graphs may return a leaf of the graph, or ask for its gradient."""
+        for tensor in pytree.tree_leaves(self.values[node.name]) if self.whole.leaves else ():
+            if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
+                self.whole.shown.add(self.whole.log.ref(tensor).storage)
+
     # Running
 
     def _run(self, node: Node, side: str, other: Node | None = None) -> Any:
@@ -303,7 +316,8 @@ class Bodies:
         if _compat.op_name(target) == "detach_" and any(x is args[0] for x in self.whole.views):
             raise Fault(f"`{node.name}` detaches what is a view now", node.name)
         if node.op == "call_method":
-            return getattr(args[0], target)(*args[1:], **kwargs)
+            method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
+            return self._called(method, args, kwargs)
         if node.op == "call_function" and captured.has_plain_bodies(target):
             return self._inlined(node, args, other)
         if node.op == "call_module" or _is_opaque(target):
@@ -312,7 +326,17 @@ class Bodies:
             return made
         if captured.is_autograd_function(target):
             return self._applied(target, args, kwargs)
-        return target(*args, **kwargs)
+        return self._called(target, args, kwargs)
+
+    def _called(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a function or a method of torch, which may make a leaf of its own."""
+        made = target(*args, **kwargs)
+        given = list(map(id, pytree.tree_leaves((args, kwargs))))
+        for x in pytree.tree_leaves(made):
+            own = isinstance(x, Tensor) and x.is_leaf and x.requires_grad and id(x) not in given
+            if own and x.layout == torch.strided:
+                self.whole.leaves[id(x)] = x
+        return made
 
     def _applied(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an autograd function. What it keeps, no hook sees: maybe all of it."""

@@ -25,14 +25,14 @@ Rule = Callable[["Evaluator", Event, int, Index], Tensor]
 
 # Point-wise operations without the tag, in some version of torch.
 UNTAGGED = frozenset([
-    "masked_fill", "masked_fill_", "where", "lerp", "lerp_", "prelu", "_prelu_kernel", "threshold",
+    "where", "lerp", "lerp_", "prelu", "_prelu_kernel", "threshold",
     "threshold_", "hardtanh", "hardtanh_", "softplus", "elu", "elu_", "log_sigmoid_forward",
     "gelu", "gelu_", "silu", "silu_", "mish", "mish_", "leaky_relu", "leaky_relu_", "hardswish",
     "hardswish_", "hardsigmoid", "hardsigmoid_", "softshrink", "hardshrink", "nan_to_num",
     "nan_to_num_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "logit", "logit_", "erfinv",
     "clamp", "clamp_", "isin", "_conj", "positive", "floor_divide", "floor_divide_",
 ])  # fmt: skip
-_DIVISIONS = ("div", "floor_divide", "remainder", "fmod", "__irshift__")
+_DIVISIONS = ("floor_divide", "remainder", "fmod")
 _NO_VALUE = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "copy")
 
 
@@ -170,12 +170,22 @@ def _avoid_errors(ev: Evaluator, event: Event, args: list[Any]) -> None:
     tensors = [x for x in args if isinstance(x, Tensor)]
     if any(x.is_floating_point() for x in tensors) or len(args) < 2:
         return
-    if base in _DIVISIONS and isinstance(args[1], Tensor) and event.kwargs.get("rounding_mode", 1):
-        ev.require(args[1] != 0)
+    divides = base in _DIVISIONS or (base == "div" and event.given.get("rounding_mode"))
+    if divides and isinstance(args[1], Tensor):
+        ev.require_everywhere(args[1] != 0)
         args[1] = torch.where(args[1] == 0, 1, args[1])
     if base == "pow" and isinstance(args[1], Tensor):
         ev.require(args[1] >= 0)
         args[1] = args[1].clamp(min=0)
+
+
+def _masked(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """masked_fill: by a tensor without dims too, which has an element for each lane here."""
+    if not isinstance(event.args[2], Ref):
+        return pointwise(ev, event, number, index)
+    place = ev.place(event, number)
+    kept, mask, value = (_operand(ev, event, given, place, index) for given in event.args)
+    return torch.where(mask, value.to(kept.dtype), kept)
 
 
 def _foreach(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
@@ -440,6 +450,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"],
                     _uninitialised),
     "arange": _counted, "eye": _diagonal,
+    "masked_fill": _masked, "masked_fill_": _masked,
     **dict.fromkeys(["tril", "tril_"], _triangle(lambda apart, k: apart <= k)),
     **dict.fromkeys(["triu", "triu_"], _triangle(lambda apart, k: apart >= k)),
     "index_select": _selected, "gather": _gathered, "embedding": _embedded, "take": _taken,

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from .aim import aimed
-from .compare import Weights, apart
+from .compare import Side, Weights, apart
 from .elements import Evaluator, Untracked
 from .fused import Fused
-from .gradients import gradients_apart
+from .gradients import factors_apart, gradients_apart, slopes
 from .interpret import Claim, Fault, SideBySide
 from .operations import Index
 from .record import Event, Incomplete, Ref
@@ -33,6 +33,7 @@ class Proof:
     whole: SideBySide
     claim: Claim
     seed: int = 0
+    _decided: tuple[Weights, Side, Side, Tensor] | None = None
 
     def decide(self) -> bool:
         """True if it holds. Raises Fault where it does not; False if no fused call is behind it
@@ -61,6 +62,30 @@ class Proof:
         self._decide_weights(second, weights, valid)
         return True
 
+    def check_gradients(self) -> None:
+        """Of what was decided: the factors pass their gradients to the same elements, where they
+        have any. Raises Fault where they do not.
+        """
+        if self._decided is None or not self._decided[0].training or self.log.nested:
+            return
+        weights, weight, value, valid = self._decided
+        call, at = weights.call, weights.at
+        time = call.event.number
+        weighed, slope = slopes(weights, weight)
+        mine = [(call.value, time, call.key_at(at, at["e"], "value"))]
+        try:
+            wrong = factors_apart(weights, [value], mine) & (weighed != 0)
+            if len(weights.scored) == 1:  # of several, some may be detached
+                ((product, (index, read)),) = weights.scored.items()
+                sides, channel = self._rows(product, index)
+                mine = [(call.query, time, call.query_at(at, channel))]
+                mine.append((call.key, time, call.key_at(at, channel)))
+                wrong |= factors_apart(weights, sides, mine) & (slope != 0) & read
+        except Untracked:  # the same writes come before both
+            return
+        if bool((wrong & valid & weights.valid).any()):
+            raise Fault("another gradient of a factor", self._node())
+
     # The two sums
 
     def _output_index(self) -> Index:
@@ -85,7 +110,8 @@ class Proof:
             if len(ev.touched) > 1:
                 raise Incomplete("the output is made from several products")
             if ev.touched:
-                ends[side] = _Read(*next(iter(ev.touched.items())))
+                ((event, (read, _)),) = ev.touched.items()
+                ends[side] = _Read(event, read)
         agree = not bool(apart(values["before"], values["after"], valid).any())
         if "after" not in ends:
             return agree and "before" not in ends
@@ -153,8 +179,8 @@ class Proof:
         valid = valid & row & exists
         if bool((weights.value_apart(value) & valid).any()):
             raise Fault("other values are summed", self._node())
-        for product, index in weights.scored.items():
-            self._decide_scores(weights, product, index, valid)
+        for product, (index, read) in weights.scored.items():
+            self._decide_scores(weights, product, index, valid & read)
         try:
             wrong = weights.apart(weight, valid, wide=False)
             wrong = weights.apart(weight, valid, wide=True) if bool(wrong.any()) else wrong
@@ -165,6 +191,7 @@ class Proof:
         reason = gradients_apart(weights, weight, valid, wide=False) if weights.training else ""
         if reason and (reason := gradients_apart(weights, weight, valid, wide=True)):
             raise Fault(reason, self._node())
+        self._decided = weights, weight, value, valid
         for missed in weights.unsampled:
             raise Incomplete(f"no sample lies where `{missed.name}` writes")
         # From now on these are results like any other.
@@ -174,19 +201,24 @@ class Proof:
 
     def _decide_scores(self, weights: Weights, product: Event, index: Index, valid: Tensor) -> None:
         """The scores of both sides are products of the same rows."""
-        left, right = _factors(product)
-        width = left.sizes[-1]
+        width = _factors(product)[0].sizes[-1]
         if width != weights.call.width:
             raise Fault(
                 f"the scores are products of {weights.call.width} channels, not {width}",
                 self._node(),
             )
-        *batch, i, j = index
-        channel = positions([width], self.seed, "channel", ())[0]
-        sides = [(left, (*batch, i, channel)), (right, (*batch, channel, j))]
-        differ = weights.factors_apart([(p, product.number, at) for p, at in sides], channel)
+        sides, channel = self._rows(product, index)
+        differ = weights.factors_apart(sides, channel)
         if bool((differ[0] & valid).any()) and bool((differ[1] & valid).any()):
             raise Fault("the scores are products of other rows", self._node())
+
+    def _rows(self, product: Event, index: Index) -> tuple[list[Side], Tensor]:
+        """One term of each score: an element of either factor, and its channel."""
+        left, right = _factors(product)
+        *batch, i, j = index
+        channel = positions([left.sizes[-1]], self.seed, "channel", ())[0]
+        sides = [(left, (*batch, i, channel)), (right, (*batch, channel, j))]
+        return [(place, product.number, at) for place, at in sides], channel
 
 
 @dataclass(frozen=True)

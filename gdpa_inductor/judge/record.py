@@ -104,7 +104,8 @@ class Log:
     matrix products and fused calls of one graph alone. owner: which graph made a storage.
     constants: of storages that hold one known element. literals: the whole numbers that one graph
     alone names, since the last claim. numbers: where `.item()` read a real number, by the number
-    that stands for what it returned. Storages are kept alive, so that an address is that of one
+    that stands for what it returned. nested: some tensors are made of others, of which nothing says
+    whether they need gradients. Storages are kept alive, so that an address is that of one
     storage only.
     """
 
@@ -118,6 +119,7 @@ class Log:
     constants: dict[int, Any] = field(default_factory=dict)
     literals: dict[int, None] = field(default_factory=dict)
     numbers: dict[float, tuple[Ref, int]] = field(default_factory=dict)
+    nested: bool = False
     _known: dict[int, int] = field(default_factory=dict)
     _alive: list[Any] = field(default_factory=list)
 
@@ -207,6 +209,7 @@ class Recorder(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         if _compat.holds_subclass(types):  # a nested tensor: what it does to its values is logged
+            self.log.nested = True
             return NotImplemented
         if func is torch.ops.aten._local_scalar_dense.default:
             return self._number(func, args[0])

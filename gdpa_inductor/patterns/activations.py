@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..expr import Expr, call
@@ -44,13 +45,21 @@ def log_sigmoid(kind: str, x: Expr) -> Expr:
 
 def softshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
     x, c = real(x), 0.5 if bound is None else literal(bound)
-    outer = call("where", call("gt", x, c), x - c, x + c)
-    return call("where", call("le", call("abs", x), c), 0.0, outer)
+    below = call("where", call("lt", x, -c), x + c, _nothing_but_nan(x))
+    return call("where", call("gt", x, c), x - c, below)
 
 
 def hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
     x, c = real(x), 0.5 if bound is None else literal(bound)
-    return call("where", call("and", call("ge", x, -c), call("le", x, c)), 0.0, x)
+    outside = call("or", call("lt", x, -c), call("gt", x, c))
+    return call("where", outside, x, _nothing_but_nan(x))
+
+
+def _nothing_but_nan(x: Expr) -> Expr:
+    """0, of NaN NaN, without a gradient: torch's vectors shrink that of NaN to 0, its single
+    elements pass all of it.
+    """
+    return call("where", call("isnan", x), math.nan, 0.0)
 
 
 def threshold(kind: str, x: Expr, bound: Expr, value: Expr) -> Expr:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.fx import GraphModule, Node
+from torch.fx import Graph, GraphModule, Node
 
 from .. import _compat
 
@@ -114,12 +114,36 @@ def tensors(node: Node) -> list[torch.Tensor]:
 
 def storages(node: Node) -> set[int]:
     """Identities of the storages that the node's value lives in, with all parts of a nested one."""
-    return _storages(p for t in tensors(node) for p in (t, *_compat.inner_tensors(t)))
+    found = _storages(p for t in tensors(node) for p in (t, *_compat.inner_tensors(t)))
+    return found | _behind_idle_dropouts(node.graph, found)
 
 
 def written_storages(node: Node) -> set[int]:
     """Those that a write into the node's value changes: of a nested tensor its values alone."""
-    return _storages(part for t in tensors(node) for part in (t, _compat.values_of(t)))
+    found = _storages(part for t in tensors(node) for part in (t, _compat.values_of(t)))
+    return found | _behind_idle_dropouts(node.graph, found)
+
+
+def _behind_idle_dropouts(graph: Graph, held: set[int]) -> set[int]:
+    """The storages of arguments that a dropout returns as they are. Its fake is a copy."""
+    found = set(held)
+    calls = [
+        node
+        for target in (torch.nn.functional.dropout, torch.ops.aten.dropout.default)
+        for node in graph.find_nodes(op="call_function", target=target)
+    ]
+    for node in reversed(calls):
+        made, given = _storages(tensors(node)), _storages(tensors(node.all_input_nodes[0]))
+        if not found.isdisjoint(made) and _is_idle(node):
+            found |= given
+    return found
+
+
+def _is_idle(dropout: Node) -> bool:
+    """Whether a dropout drops nothing: p is 0, or it is not in training."""
+    given = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False))
+    given = given | {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
+    return given.get("training", True) is False or bool(given.get("p", 0.5) == 0.0)
 
 
 def _storages(given: Iterable[torch.Tensor]) -> set[int]:

@@ -10,7 +10,8 @@ on the values alone:
 
 Both hold of padding whose weights are finite: zeros times them are zeros. So Q and K are padded
 with ordinary numbers, and a program that makes infinities of scores of zero (1/s, log, the slope of
-a square root) stays padded. What operands do there is not known: docs/jagged.md has what follows.
+a square root), or of the numbers that operands are padded with (s/p), stays padded. What other
+operands do there is not known: docs/jagged.md has what follows.
 
 In: the reading of a region, and the padding of its graph. Out: `Sides`, or Refused with a code of
 JAGGED_*: then that side stays padded.
@@ -29,9 +30,10 @@ from ..expr import SCORE, Expr, fold, torch_apply
 from ..rejection import Code
 from . import host
 from .frame import Digits, Index, Size, alike
+from .host import may_want_gradients
 from .layout import Layout, roles
-from .padding import Pad, Padding, Sink, length_of
-from .reading import Operand, Reading
+from .padding import ORDINARY, Pad, Padding, Sink, length_of
+from .reading import Operand, Reading, flat
 from .result import Refused
 
 
@@ -105,7 +107,7 @@ class Sides:
 def sides(padding: Padding, wanted: str, reading: Reading, sink: Sink | None, end: Node) -> Sides:
     """The jagged sides of a reading: "q", "k" or both. Raises Refused where they are not."""
     if wanted:
-        _check_padding(reading.weight)
+        _check_padding(padding, reading)
     query, key = roles(reading)
     found = Sides(padding, end=end)
     if "q" in wanted:
@@ -149,27 +151,53 @@ def _side(
     return Side(pad, batch, positions[0], reading.space.fresh(length), length)
 
 
-def _check_padding(weight: Expr) -> None:
-    """Scores of zero have finite weights and gradients, whatever ordinary operands are beside."""
-    score = torch.zeros(4, dtype=torch.float64, requires_grad=True)
+def _check_padding(padding: Padding, reading: Reading) -> None:
+    """Scores of zero have finite weights and gradients, whatever ordinary operands are beside, and
+    with what stands in the padding of operands of rows, of keys and of both.
+    """
+    if not _is_finite(reading.weight, {}, set()):
+        raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
+    leaves = {number: operand.leaf for number, operand in enumerate(reading.aux)}
+    known = {n: padding.absent(leaf) for n, leaf in leaves.items()}
+    fills = {n: x for n, x in known.items() if x is not None}
+    keys = {n for n in fills if {*reading.keys} <= {*flat(reading.aux[n].index)}}
+    # What a pad's own values get there is cut off with the padding.
+    asked = {
+        n for n, leaf in leaves.items() if leaf not in padding.pads and may_want_gradients(leaf)
+    }
+    for padded in (keys, fills.keys() - keys, fills.keys()):
+        if not _is_finite(reading.weight, {n: fills[n] for n in padded}, asked):
+            raise Refused(
+                Code.JAGGED_FILL, "the padding of an operand makes an infinite weight or slope"
+            )
+
+
+def _is_finite(weight: Expr, fills: Mapping[int, Tensor], asked: set[int]) -> bool:
+    """Whether scores of zero have finite weights, and finite gradients, those of the operands
+    `asked` too. fills: operands that are no ordinary numbers.
+    """
+    wanted = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
 
     def leaf(node: Expr) -> Tensor:
+        beside = ORDINARY[node.kind]
         if node is SCORE:
-            return score
-        beside = _BESIDE[node.kind]
-        return torch.full_like(beside, node.value) if node.op == "const" else beside  # type: ignore[arg-type]
+            return wanted[0]
+        if node.op == "const":
+            return torch.full_like(beside, node.value)  # type: ignore[arg-type]
+        if node.op != "aux":
+            return beside
+        number = int(node.value or 0)
+        given = fills.get(number, beside).to(beside.dtype).expand(4)
+        if node.kind == "f" and number in asked:
+            wanted.append(given.clone().requires_grad_())
+            return wanted[-1]
+        return given
 
     (found,) = fold([weight], leaf, torch_apply(torch.float64))
-    slope = torch.autograd.grad(found.sum(), score)[0] if found.requires_grad else score
-    if not bool((found.isfinite() & slope.isfinite()).all()):
-        raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
-
-
-_BESIDE = {
-    "f": torch.tensor([1.0, 0.5, -2.0, 3.0], dtype=torch.float64),
-    "i": torch.tensor([1, 2, 3, 4]),  # sizes among them, which scores are divided by
-    "b": torch.tensor([True, False, True, False]),
-}
+    slopes: tuple[Tensor | None, ...] = ()
+    if found.requires_grad:
+        slopes = torch.autograd.grad(found.sum(), wanted, allow_unused=True)
+    return all(bool(x.isfinite().all()) for x in (found, *slopes) if x is not None)
 
 
 def _is_ordinary(fill: object) -> bool:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from ..expr import Expr, call, const
+from ..rejection import Code
+from .result import Refused
 
 
 class Unknown(ValueError):
@@ -12,10 +14,15 @@ class Unknown(ValueError):
 def as_kind(kind: str, x: Expr) -> Expr:
     """Convert as type promotion does: truth values to 0 and 1, integers to reals; to "b" by
     comparison with zero.
+
+    Raises:
+        Refused: a literal that no integer of 64 bits is near: machines differ in what it becomes.
     """
     if x.kind == kind:
         return x
     if x.is_const and x.value is not None:
+        if kind == "i" and not -(2.0**63) <= x.value < 2.0**63:  # nor is NaN
+            raise Refused(Code.DTYPE, f"{x.value} becomes an integer, and none of 64 bits is near")
         return const({"f": float, "i": int, "b": bool}[kind](x.value))
     return call({"f": "float", "i": "int", "b": "bool"}[kind], x)
 

@@ -435,7 +435,7 @@ class Reader:
             )
         if result.dtype in ROUNDING and _has_places(found):
             self.rounded.add(found)
-        if host.name(node) in REWORDED and found.op not in ("pow", "exp2"):
+        if host.name(node) in REWORDED and found.op != "pow":
             self.reworded.add(found)
         self._check_fit(found, result.dtype, node)
         if result.dtype == torch.float32:

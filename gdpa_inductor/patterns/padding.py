@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.fx import Node
 
 from .. import _compat
@@ -21,7 +22,9 @@ from ..rejection import Code
 from . import host
 from .candidates import Candidate, HostGraph
 from .frame import Size, same
+from .reading import kind_of
 from .result import Refused
+from .vocabulary import POINTWISE
 from .wrapped import Wrapped, wrapped
 
 # fmt: off
@@ -47,8 +50,17 @@ LAYOUTS = host.VIEWS | {
     "getitem", "select", "narrow", "unsafe_chunk",
 }
 READ_THROUGH = LAYOUTS | host.CASTS
+_ELEMENTWISE = (host.POINTWISE | POINTWISE.keys()) - {"max", "min", "tril", "triu"}
 _KEEPS_VALUES = frozenset(["contiguous", "clone", "detach", "to", "int", "long", "alias"])
 # fmt: on
+
+
+# Numbers that an element of an operand may be, by its kind.
+ORDINARY = {
+    "f": torch.tensor([1.0, 0.5, -2.0, 3.0], dtype=torch.float64),
+    "i": torch.tensor([1, 2, 3, 4]),  # sizes among them, which scores are divided by
+    "b": torch.tensor([True, False, True, False]),
+}
 
 
 @dataclass(frozen=True)
@@ -166,6 +178,39 @@ class Padding:
         number: Callable[[Any], Any] = lambda given: torch.fx.map_arg(given, self._key)  # type: ignore[arg-type]
         options = sorted((name, repr(number(value))) for name, value in node.kwargs.items())
         return (str(node.target), repr(number(node.args)), repr(options))
+
+    # What stands in the padding
+
+    def absent(self, leaf: Node) -> Tensor | None:
+        """The number in the padding of an operand, or several that it may be; None where it is not
+        padded, or not known what stands there.
+        """
+        if leaf not in self.padded and leaf not in self.derived:
+            return None
+        try:
+            return self._absent(leaf)
+        except Exception:  # whatever the model's function may raise
+            return None
+
+    def _absent(self, node: Any) -> Any:
+        """Of padding and of what is computed from it element by element; else ordinary numbers."""
+        given = host.tensors(node)
+        if not given:
+            return 2  # a size
+        if node in self.pads:
+            return torch.tensor(self.pads[node].fill).to(given[0].dtype)
+        if node not in self.padded and node not in self.derived:
+            return ORDINARY[kind_of(given[0].dtype)].to(given[0].dtype)
+        if _reads_through(node):
+            return self._absent(node.all_input_nodes[0]).to(given[0].dtype)
+        if host.name(node) not in _ELEMENTWISE:
+            raise LookupError(f"{host.name(node)} may mix elements")
+        if self._changes(host.storages(node)):
+            raise LookupError("it is written into")
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._absent)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
 
     # Sinks
 

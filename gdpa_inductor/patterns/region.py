@@ -231,8 +231,12 @@ class Finder:
         return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
 
     def _is_factory(self, node: Node, inside: set[Node]) -> bool:
-        """It reads the values of no tensor, and no call of the region writes into what it makes."""
+        """It reads the values of no tensor, and no call of the region writes into what it makes,
+        which has no gradient.
+        """
         if host.name(node) not in host.FACTORIES or host.is_opaque(node):
+            return False
+        if node.kwargs.get("requires_grad"):
             return False
         others = host.flat_nodes((node.args[1:], node.kwargs))
         mutators = inside & self.host.mutators.keys()

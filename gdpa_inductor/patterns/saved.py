@@ -164,15 +164,15 @@ def _rerun(
 
 
 def _wants(leaf: Node) -> bool:
-    """Whether a leaf may want gradients. Of an exported graph only inputs tell: those behind it."""
+    """Whether a leaf may want gradients. Of an exported graph only inputs tell: those behind it,
+    with nothing in between that has no gradient, such as a cast to integers.
+    """
     if _requires_grad(leaf):
         return True
-    if not host.may_want_gradients(leaf):
-        return False
     behind, stack = set[Node](), [leaf]
     while stack:
         node = stack.pop()
-        if node not in behind:
+        if node not in behind and host.may_want_gradients(node):
             behind.add(node)
             stack += node.all_input_nodes
     return any(_requires_grad(n) for n in behind if n.op in ("placeholder", "get_attr"))

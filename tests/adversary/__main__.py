@@ -1,12 +1,13 @@
 """python -m tests.adversary --seeds N --start S --workers W --judge both --show wrong --json FILE
 
 --print SEED prints the program of a seed and its outcome. --compiled compiles in full, with this
-package and with stock Inductor (slow: 200 programs are a good number).
+package and with stock Inductor (slow: 200 programs are a good number), on a GPU with --device cuda.
 """
 
 import argparse
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from .generator import generate
@@ -26,6 +27,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="", help="a part of a hostility's name")
     parser.add_argument("--compiled", action="store_true")
+    parser.add_argument("--device", default="cpu", help="with --compiled: cpu or cuda")
     parser.add_argument("--print", type=int, nargs="*", dest="printed", metavar="SEED")
     given = parser.parse_args(argv)
     if given.printed is not None:
@@ -34,7 +36,9 @@ def main(argv: list[str]) -> int:
         return 0
     one = run_seed
     if given.compiled:
-        from .compiled import run_compiled as one
+        from .compiled import run_compiled
+
+        one = partial(run_compiled, device=given.device)
     start = time.time()
     seeds = list(range(given.start, given.start + given.seeds))
     if given.only:

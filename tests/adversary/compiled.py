@@ -16,8 +16,9 @@ from .runner import Outcome, _calls, _said, settings
 Verdict = tuple[str, str]
 
 
-def run_compiled(seed: int, judge: str = "both") -> Outcome:
-    """One program through Inductor twice."""
+def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome:
+    """One program through Inductor twice, with all of its tensors on a device."""
+    torch.set_default_device(device)
     program = generate(seed)
     outcome = Outcome(
         seed, program.label, program.hostilities, program.family, program.dtype,

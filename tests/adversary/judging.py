@@ -266,8 +266,8 @@ def noise_of(program: Program, eager: Seen, *, second: bool = False) -> dict[str
             # A mask of zeros and ones is meant exactly; so are numbers that the program lists.
             exact = operand.values == "zero_one" or isinstance(operand.values, tuple)
             if value.is_floating_point() and not operand.base and not exact:
-                sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
-                value.data.mul_((1 + eps * sign).to(value.dtype))
+                sign = torch.randint(0, 2, value.shape, generator=generator, device="cpu") * 2 - 1
+                value.data.mul_((1 + eps * sign.to(value.device)).to(value.dtype))
         try:
             moved = observe(program, entry.function, operands, entry.module)
         except Exception:

@@ -29,6 +29,37 @@ def test_a_detached_operand_is_invalid():
     assert (verdict.invalid and "gradient" in verdict.reason) or "with gradients" in verdict.reason
 
 
+def halved(old, graph):
+    """The same numbers, of which half are detached."""
+    node = fused(graph)
+    part = called(graph, node, torch.ops.aten.mul.Tensor, old, 0.5)
+    rest = called(graph, node, torch.ops.aten.detach.default, part)
+    return called(graph, node, torch.ops.aten.add.Tensor, part, rest)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_an_operand_with_a_part_of_its_gradient_is_invalid(position: int):
+    (verdict,) = verdicts(plain, heads(), with_argument(position, halved))
+    assert verdict.invalid and verdict.reason == "another gradient of a factor"
+
+
+def test_the_factor_that_learns_is_told_from_its_detached_twin():
+    """Their numbers are the same, so that of query and key each may seem to be the other."""
+
+    def attention(x, v):
+        return F.silu(x @ x.detach().mT) @ v
+
+    def swapped(graph: torch.fx.Graph) -> None:
+        node = fused(graph)
+        query, key, *rest = node.args
+        node.args = (key, query, *rest)
+
+    inputs = [torch.randn(2, 3, M, 4, requires_grad=True) for _ in range(2)]
+    assert verdicts(attention, inputs) == [None]
+    (verdict,) = verdicts(attention, inputs, swapped)
+    assert verdict.invalid and verdict.reason == "another gradient of a factor"
+
+
 class Doubled(torch.autograd.Function):
     """A function whose backward is not the derivative of its forward."""
 
@@ -73,6 +104,30 @@ def test_an_operand_that_must_not_learn_is_invalid():
 
     (verdict,) = verdicts(frozen, heads(), thaw)
     assert verdict.invalid and "would get a gradient" in verdict.reason
+
+
+def with_a_leaf(q, k, v):
+    s = q @ k.mT
+    bias = s.new_zeros(M, requires_grad=True)
+    return F.silu(s + bias) @ v
+
+
+def returned_leaf(q, k, v):
+    s = q @ k.mT
+    bias = s.new_zeros(M, requires_grad=True)
+    return F.silu(s + bias) @ v, bias
+
+
+def test_a_leaf_of_the_graph_needs_a_gradient_only_where_it_is_seen():
+    """Both programs have a zero for it; who is given the leaf may ask for its gradient."""
+
+    def with_a_zero(graph: torch.fx.Graph) -> None:
+        with_argument(3, [])(graph)
+        program("silu(add(s,0.0))")(graph)
+
+    assert verdicts(with_a_leaf, heads(), with_a_zero) == [None]
+    (verdict,) = verdicts(returned_leaf, heads(), with_a_zero)
+    assert verdict.invalid and "no gradient" in verdict.reason
 
 
 def written(q, k, v, log):

@@ -241,3 +241,114 @@ def test_numbers_that_a_call_takes_as_such(function):
         assert verdicts(function, inputs) == [None]
         (verdict,) = verdicts(function, inputs, program(NUMBERS[function]))
     assert verdict is not None and verdict.invalid
+
+
+def some_heads_constant(q, k, v):
+    s = q @ k.mT
+    return torch.cat([s[:, :1].relu(), torch.ones_like(s[:, 1:])], 1) @ v
+
+
+WRONG_CONSTANT_HEADS = {
+    "a head more": program("where(lt(h,2),relu(s),1.0)"),
+    "constant by score": program("where(lt(h,1),relu(s),where(ge(s,0.5),2.0,1.0))"),
+    "key of other heads": with_argument(1, on_operand(torch.ops.aten.flip.default, [1])),
+}
+
+
+@pytest.mark.parametrize("tamper", WRONG_CONSTANT_HEADS.values(), ids=WRONG_CONSTANT_HEADS)
+def test_heads_without_scores(tamper: Callable):
+    """There no product is read: which rows would be multiplied says nothing, the weights do."""
+    assert verdicts(some_heads_constant, heads()) == [None]
+    (verdict,) = verdicts(some_heads_constant, heads(), tamper)
+    assert verdict is not None and verdict.invalid
+
+
+def test_an_addend_times_zero_is_not_read():
+    """NaN in it changes no score; its own gradient is made of zeros, which meet NaN behind it."""
+
+    def attention(q, k, v, bias):
+        scores = torch.baddbmm(bias * float("nan"), q, k.mT, beta=0)
+        return torch.bmm(F.silu(scores), v)
+
+    inputs = [torch.randn(2, n, D, requires_grad=True) for n in (N, M, M)]
+    inputs.append(torch.randn(1, 1, M, requires_grad=True))
+    assert verdicts(attention, inputs) == [None]
+    verdict = verdicts(attention, inputs, program("a0:f[-,-,m]; silu(add(s,a0))"))[0]
+    assert verdict is not None and verdict.invalid
+
+
+WRONG_GRADIENTS = {
+    "one use lost": "a0:f[n,m]; mul(sigmoid(add(s,a0)),detach(a0))",
+    "off by a hundredth": (
+        "a0:f[n,m]; mul(sigmoid(add(s,a0)),add(detach(mul(a0,0.01)),mul(a0,0.99)))"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", WRONG_GRADIENTS.values(), ids=WRONG_GRADIENTS)
+def test_the_gradient_of_a_bias_narrower_than_fp64_scores(text: str):
+    """In eager each use of it rounds its gradient to bf16; the program's sum is rounded once."""
+
+    def attention(q, k, v, bias):
+        return (torch.sigmoid(q @ k.mT + bias) * bias) @ v
+
+    inputs = [x.detach().double().requires_grad_() for x in heads()]
+    inputs.append(torch.randn(N, M, dtype=torch.bfloat16, requires_grad=True))
+    assert verdicts(attention, inputs) == [None]
+    (verdict,) = verdicts(attention, inputs, program(text))
+    assert verdict.invalid and "another gradient" in verdict.reason
+
+
+@pytest.mark.parametrize("fill", [torch.Tensor.masked_fill, torch.Tensor.masked_fill_])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_mask_filled_by_a_tensor_without_dims(fill: Callable, dtype: torch.dtype):
+    def attention(q, k, v, mask, x):
+        return fill(F.silu(q @ k.mT), mask, x) @ v
+
+    value = torch.tensor(0.1, dtype=dtype, requires_grad=True)
+    inputs = [*heads(), torch.rand(N, M) > 0.5, value]
+    assert verdicts(attention, inputs) == [None]
+    for wrong in ("mul(a1,1.5)", "detach(a1)"):
+        text = f"a0:b[n,m]; a1:f[]; where(a0,{wrong},silu(s))"
+        (verdict,) = verdicts(attention, inputs, program(text))
+        assert verdict is not None and verdict.invalid
+
+
+def remaining(places, periods):
+    return places % periods
+
+
+def divided(places, periods):
+    return places // periods
+
+
+@pytest.mark.parametrize("divide", [remaining, divided])
+def test_whole_numbers_divided_by_an_operand(divide: Callable):
+    """Samples where it is zero, which is an error in eager, say nothing."""
+
+    def attention(q, k, v, n):
+        apart = torch.arange(N)[:, None] - torch.arange(M)
+        return F.silu(q @ k.mT) * (divide(apart, n[:, None, None, None]) == 0) @ v
+
+    inputs = [*heads(), torch.tensor([2, 3])]
+    assert verdicts(attention, inputs) == [None]
+    name = "mod" if divide is remaining else "floordiv"
+    text = f"a0:i[b]; mul(silu(s),float(eq({name}(sub(m,n),add(a0,3)),0)))"
+    (verdict,) = verdicts(attention, inputs, program(text))
+    assert verdict is not None and verdict.invalid
+
+
+def test_a_division_by_zero_that_eager_avoids_is_invalid():
+    def attention(q, k, v, n):
+        apart = torch.arange(N)[:, None] - torch.arange(M)
+        mask = apart % n.clamp(min=1)[:, None, None, None] == 0
+        return torch.where(mask, F.silu(q @ k.mT), 0.0) @ v
+
+    def unclamped(graph: torch.fx.Graph) -> None:
+        node = next(n for n in graph.nodes if n.target == "clamp")
+        node.replace_all_uses_with(node.args[0])
+
+    inputs = [*heads(), torch.tensor([2, 3])]
+    assert verdicts(attention, inputs) == [None]
+    (verdict,) = verdicts(attention, inputs, unclamped)
+    assert verdict.invalid and "divided by zero" in verdict.reason

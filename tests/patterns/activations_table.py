@@ -6,10 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from tests.patterns.rows import HEADS, fuse
-from tests.tolerances import FP64_RELATIVE
-
-# torch's own fp64 gradient multiplies by an fp32 constant.
-GRADIENT_RELATIVE = {F.hardsigmoid: 1e-7}
 
 
 def _register(name: str, act) -> None:
@@ -17,7 +13,7 @@ def _register(name: str, act) -> None:
         return act(q @ k.mT) @ v
 
     attention.__name__ = name
-    fuse(gradient_relative=GRADIENT_RELATIVE.get(act, FP64_RELATIVE), **HEADS)(attention)
+    fuse(**HEADS)(attention)
 
 
 def silu_inplace(s):

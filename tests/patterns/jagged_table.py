@@ -256,6 +256,50 @@ def values_padded_with_ones(q, k, v, offsets, n):
     return unpad(attend(pad(q, offsets, n), pad(k, offsets, n), ones), offsets, q.shape[0])
 
 
+def _by_tokens(q, k, v, offsets, n, weight):
+    out = attend(*(pad(x, offsets, n) for x in (q, k, v)), weight)
+    return unpad(out, offsets, q.shape[0])
+
+
+@jagged("", "JAGGED_FILL", **SELF, w="l")
+def divided_by_tokens_of_rows(q, k, v, offsets, n, w):
+    """0/0 in rows of padding: zeros that come in there make NaN of every key's gradient."""
+    divisor = pad(w, offsets, n)[:, None, :, None]
+    return _by_tokens(q, k, v, offsets, n, lambda s: F.silu(s / divisor))
+
+
+@jagged("", "JAGGED_FILL", **SELF, w="l")
+def divided_by_tokens_of_keys(q, k, v, offsets, n, w):
+    divisor = pad(w, offsets, n)[:, None, None]
+    return _by_tokens(q, k, v, offsets, n, lambda s: F.silu(s / divisor))
+
+
+@jagged("", "JAGGED_FILL", **SELF, w="l")
+def divided_by_what_tokens_have_in_common(q, k, v, offsets, n, w):
+    """Of two tokens only one must be padding."""
+    w = pad(w, offsets, n)
+    return _by_tokens(q, k, v, offsets, n, lambda s: s / (w[:, None, :, None] * w[:, None, None]))
+
+
+@jagged("qk", **SELF, w="l")
+def divided_by_tokens_above_zero(q, k, v, offsets, n, w):
+    divisor = pad(w, offsets, n).abs()[:, None, :, None] + 1.0
+    return _by_tokens(q, k, v, offsets, n, lambda s: F.silu(s / divisor))
+
+
+@jagged("", "JAGGED_FILL", **SELF, w="l")
+def times_the_inverse_of_tokens(q, k, v, offsets, n, w):
+    """The infinity is made before the scores."""
+    inverse = pad(w, offsets, n).abs().log().neg()[:, None, None].float().double()
+    return _by_tokens(q, k, v, offsets, n, lambda s: F.silu(s * inverse))
+
+
+@jagged("qk", **SELF, w="l")
+def divided_by_tokens_padded_with_ones(q, k, v, offsets, n, w):
+    divisor = PadOnes.apply(w[:, None], offsets, n)[:, None]
+    return _by_tokens(q, k, v, offsets, n, lambda s: F.silu(s / divisor))
+
+
 @jagged("q", "JAGGED_OFFSETS", **SELF, other="other")
 def keys_padded_by_other_offsets(q, k, v, offsets, n, other):
     out = attend(pad(q, offsets, n), pad(k, other, n), pad(v, offsets, n))

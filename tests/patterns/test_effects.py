@@ -388,6 +388,20 @@ def test_copies_of_what_the_caller_holds(name):
     assert len(graph.matches) == 1 and graph.calls_after["kept"] == copies, graph.after
 
 
+def test_an_export_whose_query_and_key_are_cut_from_their_history():
+    """Eager keeps no value for the backward; the op would, and the caller may change it."""
+
+    class Layer(torch.nn.Module):
+        def forward(self, q, k, v):
+            return F.silu(q.long().double() @ k.long().double().mT) @ v
+
+    given = tuple(heads(torch.float64))
+    program, report = gdpa_inductor.rewrite(torch.export.export(Layer(), given), profit=False)
+    assert len(report.matches) == 1 and not report.rejections
+    copies = [n for n in program.graph.nodes if "kept" in str(n.target)]
+    assert len(copies) == 1
+
+
 def test_a_query_that_learns_only_later():
     """Its captured value has a gradient by then, so eager seemed to keep the key for it."""
 

@@ -13,7 +13,11 @@ from tests.patterns.jagged_table import ROWS, Row
 SIZES = {"h": 2, "d": 4, "e": 6, "n": 6, "m": 5, "s": 3}
 LENGTHS = [(3, 0, 6, 1), (1, 5, 2)]
 # An operand between the products is padded there, as the model has it.
-KEPT = ["times_padded_by_other_offsets", "a_padded_operand_that_is_looked_up"]
+KEPT = [
+    "times_padded_by_other_offsets",
+    "a_padded_operand_that_is_looked_up",
+    "divided_by_tokens_above_zero",
+]
 MODES = ["static", "dynamic", "no_grad", "int32"]
 
 

@@ -138,6 +138,16 @@ def test_scores_cast_to_integers_are_refused_by_name() -> None:
     refused({"DTYPE"}, lambda q, k, v: (q @ k.mT * 3).int() * (q @ k.mT) @ v)
 
 
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf"), 1e300])
+def test_a_number_that_no_integer_is_near_is_refused_by_name(number: float) -> None:
+    def attention(q, k, v):
+        s = q @ k.mT
+        return s.sigmoid() * (torch.full_like(s, number).to(torch.int64) < 0) @ v
+
+    (rejection,) = refused({"DTYPE"}, attention).rejections
+    assert rejection.reason == f"{number} becomes an integer, and none of 64 bits is near"
+
+
 def test_a_scale_in_fp32_beside_scores_in_fp64() -> None:
     """The model rounds it to fp32, the program would not."""
 
