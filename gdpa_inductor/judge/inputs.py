@@ -31,6 +31,7 @@ class Inputs:
     _bases: dict[Any, Tensor] = field(default_factory=dict)
     _alone: set[Any] = field(default_factory=set)
     _shared: set[Any] = field(default_factory=set)
+    _learned: set[Any] = field(default_factory=set)
     _attributes: dict[int, Any] = field(default_factory=dict)
     _kept: list[Any] = field(default_factory=list)
 
@@ -43,6 +44,8 @@ class Inputs:
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
                 key = _key(tensor)
                 (self._shared if key in needed else self._alone).add(key)
+                if _is_result(tensor):
+                    self._learned.add(key)
                 needed[key] = max(needed.get(key, 0), _extent(tensor))
         self._alone -= self._shared
         found = [
@@ -62,6 +65,8 @@ class Inputs:
             return held
         if id(held) not in self._attributes:
             self._kept.append(held)
+            if _is_result(held):
+                self._learned.add(_key(held))
             made = self._attributes[id(held)] = self._like(held, _extent(held))
             self.passed += [made] if made.layout == torch.strided else []
         return self._attributes[id(held)]
@@ -92,8 +97,8 @@ class Inputs:
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
             return made.requires_grad_(tensor.requires_grad)
         base = self._base(tensor, extent)
-        if tensor.requires_grad and not tensor.is_leaf:
-            base = base.detach().requires_grad_().clone()  # what is no leaf may be written in place
+        if _is_result(tensor):
+            base = base if base.requires_grad else base.detach().requires_grad_().clone()
             return base.as_strided(sizes, strides, start)
         with torch.no_grad():
             made = base.as_strided(sizes, strides, start).detach()
@@ -103,7 +108,10 @@ class Inputs:
         key = _key(tensor)
         if key not in self._bases:
             self._kept.append(tensor)
-            self._bases[key] = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
+            made = torch.empty(extent, dtype=tensor.dtype, device=tensor.device)
+            if key in self._learned:  # unlike a leaf, the clone may be written in place
+                made = made.requires_grad_().clone()
+            self._bases[key] = made
         return self._bases[key]
 
     def _nested(self, tensor: Tensor) -> Tensor:
@@ -120,6 +128,11 @@ def _captured(node: Node) -> Any:
         return real
     value = node.meta.get("example_value")
     return node.meta.get("val") if value is None else value
+
+
+def _is_result(tensor: Tensor) -> bool:
+    """Whether autograd knows what made it."""
+    return tensor.requires_grad and not tensor.is_leaf
 
 
 def _key(tensor: Tensor) -> Any:

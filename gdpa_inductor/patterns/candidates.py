@@ -43,7 +43,8 @@ class Candidate:
 class HostGraph:
     """One graph and what is known of it. `reach`: the products that each node's tensors are made
     from. `mutators`: the storages that each in-place call changes. `later`: those that are changed
-    after the graph, where a caller's graph says so.
+    after the graph, where a caller's graph says so. `learns`: the inputs that want gradients, by
+    themselves or by the caller's graph.
     """
 
     graph: Graph
@@ -52,11 +53,19 @@ class HostGraph:
     reach: dict[Node, frozenset[Node]] = field(default_factory=dict)
     mutators: dict[Node, frozenset[int]] = field(default_factory=dict)
     later: frozenset[int] = frozenset()
+    learns: frozenset[Node] = frozenset()
     spread: dict[Node, bool] = field(default_factory=dict)
 
     @staticmethod
-    def of(graph: Graph, ambient: Ambient, later: frozenset[int] = frozenset()) -> HostGraph:
-        found = HostGraph(graph, ambient, later=later)
+    def of(
+        graph: Graph,
+        ambient: Ambient,
+        later: frozenset[int] = frozenset(),
+        learns: frozenset[Node] = frozenset(),
+    ) -> HostGraph:
+        inputs = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
+        learns |= {n for n in inputs if any(t.requires_grad for t in host.tensors(n))}
+        found = HostGraph(graph, ambient, later=later, learns=learns)
         related: dict[int, set[int]] = {}
         for position, node in enumerate(graph.nodes):
             found.order[node] = position
@@ -68,6 +77,21 @@ class HostGraph:
         for node, written in found.mutators.items() if related else ():
             found.mutators[node] = _closure(written, related)
         return found
+
+    def wants(self, node: Node) -> bool:
+        """Whether a node may want gradients. Of an exported graph only inputs tell: those behind
+        it, with nothing in between that ends the history, such as a cast to integers.
+        """
+        if any(t.requires_grad for t in host.tensors(node)):
+            return True
+        behind, stack = set[Node](), [node]
+        while stack:
+            node = stack.pop()
+            ends = host.name(node) in host.DETACHING or not host.may_want_gradients(node)
+            if node not in behind and not ends:
+                behind.add(node)
+                stack += node.all_input_nodes
+        return not behind.isdisjoint(self.learns)
 
     def written(
         self, storages: Collection[int], after: int, before: int | None = None

@@ -56,17 +56,22 @@ def rewrite_once(gm: GraphModule, told: Pass) -> Result:
 
     Raises Unwritten where that fails half-way.
     """
-    return _rewrite(gm, None, told, set(), frozenset())
+    return _rewrite(gm, told, set(), Caller())
 
 
-def _rewrite(
-    gm: GraphModule,
-    start: State | None,
-    told: Pass,
-    seen: set[int],
-    later: frozenset[int],
-) -> Result:
-    """later: storages that are changed after the graph has run."""
+@dataclass(frozen=True)
+class Caller:
+    """What is known of the graph that calls a body. start: the modes that the body begins with;
+    later: storages that are changed after it has run; learns: inputs of the body that want
+    gradients.
+    """
+
+    start: State | None = None
+    later: frozenset[int] = frozenset()
+    learns: frozenset[Node] = frozenset()
+
+
+def _rewrite(gm: GraphModule, told: Pass, seen: set[int], caller: Caller) -> Result:
     if id(gm) in seen:
         return Result()
     seen.add(id(gm))
@@ -76,14 +81,16 @@ def _rewrite(
     if not worthwhile and not calls:
         return found
     try:
-        ambient = Ambient.of(gm.graph, start)
-        graph = HostGraph.of(gm.graph, ambient, later)
-        changed = [(body, _changed_after(graph, node, body)) for node, body in calls]
+        ambient = Ambient.of(gm.graph, caller.start)
+        graph = HostGraph.of(gm.graph, ambient, caller.later, caller.learns)
+        callers = [(body, _called_from(graph, node, body)) for node, body in calls]
     except Exception as error:
         return _failed(error)
-    for node, body in calls:
-        after = frozenset[int]().union(*(storages for other, storages in changed if other is body))
-        found += _rewrite(body, ambient.inside(node), told, seen, after)
+    for body, caller in callers:
+        same = [other for called, other in callers if called is body]
+        later = frozenset[int]().union(*(x.later for x in same))
+        learns = frozenset[Node]().union(*(x.learns for x in same))
+        found += _rewrite(body, told, seen, Caller(caller.start, later, learns))
     if worthwhile:
         found += _rewrite_one(gm, graph, told)
     return found
@@ -96,16 +103,20 @@ def _failed(error: Exception) -> Result:
     return Result((), (Rejection(refusal.code, refusal.reason),))
 
 
-def _changed_after(graph: HostGraph, call: Node, body: GraphModule) -> frozenset[int]:
-    """The storages of a body's inputs that are changed after it was called."""
+def _called_from(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
+    """What one call site says of a body."""
     inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
     given = _compat.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
-    found = set[int]()
+    later, learns = set[int](), set[Node]()
     for inner, outer in zip(inputs, given):
-        held = host.storages(outer) if isinstance(outer, Node) else set[int]()
+        if not isinstance(outer, Node):
+            continue
+        held = host.storages(outer)
         if held & graph.later or graph.written(held, graph.order[call]):
-            found |= host.storages(inner)
-    return frozenset(found)
+            later |= host.storages(inner)
+        if graph.wants(outer):
+            learns.add(inner)
+    return Caller(graph.ambient.inside(call), frozenset(later), frozenset(learns))
 
 
 def _worthwhile(graph: Graph) -> bool:

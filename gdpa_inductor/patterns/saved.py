@@ -110,10 +110,8 @@ def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
     """Whether the region may have a backward. Values inside of an exported graph do not tell: there
     one of its inputs decides.
     """
-    inputs = [n for n in graph.order if n.op == "placeholder"]
-    learns = any(map(_requires_grad, inputs))
     return any(map(_requires_grad, operands)) or (
-        learns and any(map(host.may_want_gradients, operands))
+        bool(graph.learns) and any(map(host.may_want_gradients, operands))
     )
 
 
@@ -163,21 +161,6 @@ def _rerun(
     return environment
 
 
-def _wants(leaf: Node) -> bool:
-    """Whether a leaf may want gradients. Of an exported graph only inputs tell: those behind it,
-    with nothing in between that has no gradient, such as a cast to integers.
-    """
-    if _requires_grad(leaf):
-        return True
-    behind, stack = set[Node](), [leaf]
-    while stack:
-        node = stack.pop()
-        if node not in behind and host.may_want_gradients(node):
-            behind.add(node)
-            stack += node.all_input_nodes
-    return any(_requires_grad(n) for n in behind if n.op in ("placeholder", "get_attr"))
-
-
 def _alike(graph: HostGraph, leaf: Node, later: frozenset[int]) -> Any:
     """A fake of its own, of the same strides. later: storages that are changed after the region: by
     then the captured value may want gradients that it did not want before.
@@ -186,5 +169,5 @@ def _alike(graph: HostGraph, leaf: Node, later: frozenset[int]) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    wants = _wants(leaf) and not graph.ambient[leaf].inference
+    wants = graph.wants(leaf) and not graph.ambient[leaf].inference
     return made.requires_grad_(wants and not host.storages(leaf) & later)

@@ -113,9 +113,8 @@ def with_a_leaf(q, k, v):
 
 
 def returned_leaf(q, k, v):
-    s = q @ k.mT
-    bias = s.new_zeros(M, requires_grad=True)
-    return F.silu(s + bias) @ v, bias
+    bias = q.new_zeros(M, requires_grad=True)
+    return F.silu(q @ k.mT + bias) @ v, bias
 
 
 def test_a_leaf_of_the_graph_needs_a_gradient_only_where_it_is_seen():
@@ -335,3 +334,14 @@ def test_random_numbers_of_another_size_are_invalid():
     assert verdicts(attention, heads()) == [None]
     (verdict,) = verdicts(attention, heads(), tamper)
     assert verdict.invalid and "random numbers" in verdict.reason
+
+
+def test_views_of_one_tensor_share_their_storage():
+    """What eager keeps of one view is not kept anew where the op keeps another."""
+
+    def attention(q, k, v):
+        return F.silu(q.detach() @ k.mT) @ v
+
+    base = torch.randn(2, 2, 3, 5, 8, requires_grad=True)
+    q, k, v = base.unbind(2)
+    assert verdicts(attention, [q, k, v]) == [None]

@@ -402,6 +402,32 @@ def test_an_export_whose_query_and_key_are_cut_from_their_history():
     assert len(copies) == 1
 
 
+class Autocast(torch.nn.Module):
+    """Its region lies in a body of the exported graph."""
+
+    def forward(self, q, k, v, lens):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            weights = F.silu(q @ k.mT) * (torch.arange(M) < lens)
+            return weights @ v
+
+
+class Detached(torch.nn.Module):
+    def forward(self, q, k, v, lens):
+        bias = lens.to(q.dtype, copy=True)
+        return F.silu(q.detach() @ k.detach().mT + bias) @ v
+
+
+@pytest.mark.parametrize(("model", "copies"), [(Autocast(), 1), (Detached(), 3)])
+def test_what_exports_keep_and_eager_does_not(model, copies):
+    """The lengths of the first; query, key and value of the second, where only the value learns."""
+    given = (*heads(torch.bfloat16), torch.tensor(2))
+    program, report = gdpa_inductor.rewrite(torch.export.export(model, given), profit=False)
+    assert len(report.matches) == 1 and not report.rejections
+    graphs = [g.graph for g in program.graph_module.modules() if hasattr(g, "graph")]
+    kept = [n for graph in graphs for n in graph.nodes if "kept" in str(n.target)]
+    assert len(kept) == copies, program
+
+
 def test_a_query_that_learns_only_later():
     """Its captured value has a gradient by then, so eager seemed to keep the key for it."""
 
