@@ -293,6 +293,8 @@ def _replacement(
         result = recipe.with_strides(result, expected)
         if not grad and any(state.grad for state in graph.ambient.states.values()):
             result = recipe.own(result)
+        if _meets_foreach(graph, region.end):
+            result = recipe.duplicated(result)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
     if (
@@ -305,6 +307,14 @@ def _replacement(
     fakes = given.filled([getattr(item, "value", item) for item in given.flat()])
     training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
     return recipe, result, Problem.of(fakes, training)
+
+
+def _meets_foreach(graph: HostGraph, result: Node) -> bool:
+    """Whether one of torch._foreach_* writes into the result. In a checkpoint's body torch gives
+    wrong gradients where it writes into a view, which the user's own result is not.
+    """
+    writers = graph.written(host.storages(result), graph.order[result])
+    return any(host.name(writer).startswith("_foreach") for writer in writers)
 
 
 def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:

@@ -164,6 +164,10 @@ class Recipe:
         made = source.node is None and source.target is not torch.ops.gdpa.attention.default
         return self.call(aten.detach.default, source) if made else source
 
+    def duplicated(self, source: Handle) -> Handle:
+        """A tensor of its own, of the same strides."""
+        return self.call(aten.clone.default, source)
+
     def detached(self, source: Handle) -> Handle:
         """Without a gradient. Whether an exported graph's operand wants one, nobody knows yet."""
         return self.call(aten.detach.default, source) if self.grad else source

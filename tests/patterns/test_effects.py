@@ -135,6 +135,18 @@ def test_upcast_that_is_written_into_in_a_checkpoint():
     fused(lambda *x: checkpoint(attention, *x, use_reentrant=False), heads(torch.bfloat16))
 
 
+@pytest.mark.parametrize("written", [lambda out: out, lambda out: out[:]])
+def test_a_foreach_writes_into_the_result_in_a_checkpoint(written):
+    """Of views that a checkpoint's body makes, torch loses the gradient of such a write."""
+
+    def attention(q, k, v):
+        out = F.silu(q @ k.mT) @ v
+        torch._foreach_mul_([written(out)], 0.5)
+        return out
+
+    fused(lambda *x: checkpoint(attention, *x, use_reentrant=False), heads())
+
+
 class Written(torch.nn.Module):
     def forward(self, q, k, v):
         q32 = q.float()
