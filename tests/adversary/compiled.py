@@ -4,9 +4,11 @@ Ours is wrong where stock Inductor agrees with eager, or runs, and ours does not
 stock fails as well is not counted. Ranges resume from their results file like any other.
 """
 
+from collections.abc import Callable
+
 import torch
 
-from gdpa_inductor import rewrite
+from gdpa_inductor import gdpa_backend, rewrite
 
 from .generator import generate
 from .judging import difference, enter
@@ -14,6 +16,7 @@ from .program import FLOATING, Program, arguments_of, make_operands
 from .runner import Outcome, _calls, _said, settings
 
 Verdict = tuple[str, str]
+Backend = str | Callable
 
 
 def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome:
@@ -32,7 +35,7 @@ def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome
         except Exception as error:
             outcome.status, outcome.fault = "eager", _said(error)
             return outcome
-        ours = _verdict(program, eager, "gdpa", {"gdpa.profit": False})
+        ours = _verdict(program, eager, gdpa_backend, {"gdpa.profit": False})
         outcome.matches = torch._dynamo.utils.counters["gdpa"]["matched"]
         torch._dynamo.utils.counters.clear()
         stock = _verdict(program, eager, "inductor", None) if ours[0] != "right" else ("right", "")
@@ -43,13 +46,13 @@ def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome
     return outcome
 
 
-def _verdict(program: Program, eager: list, backend: str, options: dict | None) -> Verdict:
+def _verdict(program: Program, eager: list, backend: Backend, options: dict | None) -> Verdict:
     """How one backend does on fresh operands."""
     torch._dynamo.reset()
     entry = enter(program)
     try:
         if program.door == "export":
-            function = _exported(program, entry.module, backend, options)
+            function = _exported(program, entry.module, backend)
         else:
             dynamic = None if program.second else False
             function = torch.compile(
@@ -66,11 +69,11 @@ def _verdict(program: Program, eager: list, backend: str, options: dict | None) 
     return "right", ""
 
 
-def _exported(program: Program, module: torch.nn.Module, backend: str, options: dict | None):
+def _exported(program: Program, module: torch.nn.Module, backend: Backend):
     """Export, rewrite (ours only), then stock Inductor."""
     operands = make_operands(program, FLOATING[program.dtype])
     exported = torch.export.export(module, tuple(arguments_of(program, operands)))
-    if backend == "gdpa":
+    if backend is gdpa_backend:
         exported, report = rewrite(exported, profit=False)
         torch._dynamo.utils.counters["gdpa"]["matched"] = len(report.matches)
     return torch.compile(exported.module(), backend="inductor", dynamic=False)
