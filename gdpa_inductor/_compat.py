@@ -241,7 +241,9 @@ def draws_random(target: Any) -> bool:
 def aten_overloads(name: str) -> tuple[Any, ...]:
     """ATen's functions of a name."""
     packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
-    return tuple(getattr(packet, overload) for overload in packet.overloads()) if packet else ()
+    if not isinstance(packet, OpOverloadPacket):  # `torch.ops.aten.__eq__` is of the namespace
+        return ()
+    return tuple(getattr(packet, overload) for overload in packet.overloads())
 
 
 _ENTER_AUTOCAST, _EXIT_AUTOCAST = (

@@ -125,10 +125,7 @@ def difference(program: Program, mine: Seen, eager: Seen, *, second: bool = Fals
     """The first thing in which `mine` differs from eager by more than rounding, or ""."""
     if mine.keys() != eager.keys():
         return f"{sorted(mine)} where eager has {sorted(eager)}"
-    mine = {
-        name: _without_nan(x, eager[name]) if _may_lack_nan(program, name) else x
-        for name, x in mine.items()
-    }
+    mine = {name: _departed(program, name, x, eager[name]) for name, x in mine.items()}
     doubtful = []
     for name, theirs in eager.items():
         fault = _gross(name, mine[name], theirs)
@@ -143,22 +140,22 @@ def difference(program: Program, mine: Seen, eager: Seen, *, second: bool = Fals
 BY_HAND = ("{s} * torch.sigmoid({s})", "{s} * 0.5 * (1 + torch.tanh({s}))")
 
 
-def _may_lack_nan(program: Program, name: str) -> bool:
-    """The departures in values: NaN of padded keys, NaN · 0, do not spread (docs/jagged.md), and
-    gradients of a function written by hand are that function's (docs/design.md).
+def _departed(program: Program, name: str, mine: object, eager: object) -> object:
+    """`mine`, with eager's values where one of the documented departures lies: NaN of padded keys,
+    NaN · 0, do not spread (docs/jagged.md); gradients of a function written by hand are that
+    function's, and lerp's are NaN where they are infinite (docs/design.md).
     """
-    by_hand = any(f"activation {text}" in program.spelling for text in BY_HAND)
-    return program.family == "jagged" or (by_hand and name.startswith("gradient"))
-
-
-def _without_nan(mine: object, eager: object) -> object:
     if not (torch.is_tensor(mine) and torch.is_tensor(eager)) or mine.shape != eager.shape:
         return mine
-    return (
-        torch.where(eager.isnan() & ~mine.isnan(), eager, mine)
-        if mine.is_floating_point()
-        else mine
-    )
+    if not mine.is_floating_point():
+        return mine
+    gradient = name.startswith("gradient")
+    by_hand = any(f"activation {text}" in program.spelling for text in BY_HAND)
+    if program.family == "jagged" or (by_hand and gradient):
+        mine = torch.where(eager.isnan() & ~mine.isnan(), eager, mine)
+    if gradient and "lerp(" in program.source:
+        mine = torch.where(mine.isnan() & eager.isinf(), eager, mine)
+    return mine
 
 
 def _gross(name: str, mine: object, eager: object) -> str:
