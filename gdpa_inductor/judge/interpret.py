@@ -313,8 +313,7 @@ class Bodies:
         target: Any = node.target
         self.whole.log.grad = torch.is_grad_enabled()
         self.whole.log.implied = _compat.autocasts() and _compat.op_name(target) not in _CASTS
-        if _compat.op_name(target) == "detach_" and any(x is args[0] for x in self.whole.views):
-            raise Fault(f"`{node.name}` detaches what is a view now", node.name)
+        self._check_views(node, args)
         if node.op == "call_method":
             method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             return self._called(method, args, kwargs)
@@ -327,6 +326,19 @@ class Bodies:
         if captured.is_autograd_function(target):
             return self._applied(target, args, kwargs)
         return self._called(target, args, kwargs)
+
+    def _check_views(self, node: Node, args: Sequence[Any]) -> None:
+        """What torch refuses of views, or does wrongly: detach them in place, and, in bodies of
+        checkpoints, write into several at once.
+        """
+        views, called = self.whole.views, _compat.op_name(node.target)
+        if called == "detach_" and any(x is args[0] for x in views):
+            raise Fault(f"`{node.name}` detaches what is a view now", node.name)
+        if views and called.startswith("_foreach") and called.endswith("_"):
+            storages = {self.whole.log.ref(x).storage for x in views}
+            given = [x for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
+            if any(self.whole.log.ref(x).storage in storages for x in given):
+                raise Fault(f"`{node.name}` writes into what is a view now", node.name)
 
     def _called(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function or a method of torch, which may make a leaf of its own."""

@@ -107,16 +107,27 @@ def _called_from(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
     """What one call site says of a body."""
     inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
     given = _compat.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
-    later, learns = set[int](), set[Node]()
-    for inner, outer in zip(inputs, given):
-        if not isinstance(outer, Node):
-            continue
+    pairs = [(inner, x) for inner, x in zip(inputs, given) if isinstance(x, Node)]
+    return Caller(
+        graph.ambient.inside(call), _changed_after(graph, call, pairs), _learning(graph, pairs)
+    )
+
+
+def _changed_after(
+    graph: HostGraph, call: Node, pairs: Sequence[tuple[Node, Node]]
+) -> frozenset[int]:
+    """The storages of a body's inputs that are changed after it was called."""
+    found = set[int]()
+    for inner, outer in pairs:
         held = host.storages(outer)
         if held & graph.later or graph.written(held, graph.order[call]):
-            later |= host.storages(inner)
-        if graph.wants(outer):
-            learns.add(inner)
-    return Caller(graph.ambient.inside(call), frozenset(later), frozenset(learns))
+            found |= host.storages(inner)
+    return frozenset(found)
+
+
+def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset[Node]:
+    """The inputs of a body that want gradients."""
+    return frozenset(inner for inner, outer in pairs if graph.wants(outer))
 
 
 def _worthwhile(graph: Graph) -> bool:

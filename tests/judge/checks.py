@@ -231,7 +231,15 @@ CHECKS: list[Check] = [
     Check(
         "a checkpoint's operands may change after it", rewrite, "_changed_after", copies(frozenset)
     ),
+    Check("inputs of a body may want gradients", rewrite, "_learning", copies(frozenset)),
+    Check(
+        "a dropout that drops nothing is an alias",
+        host,
+        "_behind_idle_dropouts",
+        lambda old: lambda graph, held: held,
+    ),
     # Replacement
+    Check("a foreach call writes into no view", plan, "_meets_foreach", gives(False)),
     Check("a result made under no_grad is no view", recipe.Recipe, "own", first_argument),
     Check("the result has eager's strides", recipe.Recipe, "with_strides", first_argument),
     Check("an operand that is cut is detached", recipe.Recipe, "detached", first_argument),

@@ -345,3 +345,20 @@ def test_views_of_one_tensor_share_their_storage():
     base = torch.randn(2, 2, 3, 5, 8, requires_grad=True)
     q, k, v = base.unbind(2)
     assert verdicts(attention, [q, k, v]) == [None]
+
+
+def test_a_foreach_call_that_writes_into_a_view_is_invalid():
+    def scaled(q, k, v):
+        out = F.silu(q @ k.mT) @ v
+        torch._foreach_mul_([out], 0.5)
+        return out
+
+    def without_copy(graph: torch.fx.Graph) -> None:
+        (copy,) = graph.find_nodes(op="call_function", target=torch.ops.aten.clone.default)
+        copy.replace_all_uses_with(copy.args[0])
+        graph.erase_node(copy)
+
+    inputs = [torch.randn(2, 5, 8, requires_grad=True) for _ in range(3)]  # without heads
+    assert verdicts(scaled, inputs) == [None]
+    (verdict,) = verdicts(scaled, inputs, without_copy)
+    assert verdict.invalid and "is a view now" in verdict.reason
