@@ -18,7 +18,7 @@ import torch
 
 from tests.tolerances import error_of
 
-from .program import FLOATING, Program, arguments_of, make_operands
+from .program import FLOATING, Program, arguments_of, make_operands, on_device
 
 Seen = dict[str, object]
 # torch's own gradients of hardsigmoid and celu hold constants that are rounded to fp32.
@@ -37,6 +37,7 @@ class Entry:
 def enter(program: Program, *, exact: bool = False) -> Entry:
     """Compile the source. `exact`: every precision that the text names becomes fp64."""
     source = in_fp64(program.source) if exact else program.source
+    source = source if program.device == "cpu" else on_device(source, program.device)
     filename = f"<adversary {program.seed}{' exact' if exact else ''}>"
     linecache.cache[filename] = (len(source), None, source.splitlines(True), filename)
     namespace: dict = {}
@@ -110,7 +111,7 @@ def placed(
 
 def _weighting(value: torch.Tensor, index: int) -> torch.Tensor:
     """The same cotangent in every precision: multiples of 1/8."""
-    count = torch.arange(value.numel(), dtype=torch.float64)
+    count = torch.arange(value.numel(), dtype=torch.float64, device=value.device)
     return (((count * 7 + 3 * index) % 17 - 8) / 8).reshape(value.shape).to(value.dtype)
 
 
@@ -271,7 +272,7 @@ def noise_of(program: Program, eager: Seen, *, second: bool = False) -> dict[str
             # A mask of zeros and ones is meant exactly; so are numbers that the program lists.
             exact = operand.values == "zero_one" or isinstance(operand.values, tuple)
             if value.is_floating_point() and not operand.base and not exact:
-                sign = torch.randint(0, 2, value.shape, generator=generator, device="cpu") * 2 - 1
+                sign = torch.randint(0, 2, value.shape, generator=generator) * 2 - 1
                 value.data.mul_((1 + eps * sign.to(value.device)).to(value.dtype))
         try:
             moved = observe(program, entry.function, operands, entry.module)

@@ -3,6 +3,7 @@
 Values are drawn by `random.Random`, so that a seed means the same program on every machine.
 """
 
+import ast
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -41,8 +42,8 @@ class Program:
 
     door: how the source is entered ("call", "module" or "export"). before_backward: what the caller
     runs between forward and backward. literal: its values depend on the rounding of a precision
-    that it names, so that fp64 is no truth for it. sizes: a second set of shapes, for a second call
-    with symbolic sizes.
+    that it names, so that fp64 is no truth for it. second: a second set of shapes, for a second
+    call with symbolic sizes. device: where its tensors live; the text means the CPU.
     """
 
     seed: int
@@ -58,6 +59,7 @@ class Program:
     capture_scalars: bool = False
     second: dict[str, tuple[int, ...]] = field(default_factory=dict)
     spelling: str = ""
+    device: str = "cpu"
 
     def __str__(self) -> str:
         what = ", ".join(self.hostilities)
@@ -139,8 +141,35 @@ def make_operands(
         value = values_of(operand, shape, program.seed)
         if operand.kind == "float":
             value = value.to(drawn_in).to(dtype)
-        made[operand.name] = value.requires_grad_(operand.grad)
+        made[operand.name] = value.to(program.device).requires_grad_(operand.grad)
     return made
+
+
+def on_device(source: str, device: str) -> str:
+    """The same program with every tensor that it makes, and its autocast, on a device."""
+    return ast.unparse(_OnDevice(device).visit(ast.parse(source)))
+
+
+@dataclass
+class _OnDevice(ast.NodeTransformer):
+    device: str
+
+    MAKERS = frozenset(
+        "arange ones zeros full eye empty tensor scalar_tensor rand randn randint linspace".split()
+    )
+
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        self.generic_visit(node)
+        called = node.func
+        if not isinstance(called, ast.Attribute) or not isinstance(called.value, ast.Name):
+            return node
+        given = {keyword.arg for keyword in node.keywords}
+        if called.value.id == "torch" and called.attr in self.MAKERS and "device" not in given:
+            node.keywords.append(ast.keyword("device", ast.Constant(self.device)))
+        return node
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        return ast.Constant(self.device) if node.value == "cpu" else node
 
 
 def arguments_of(program: Program, operands: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
