@@ -337,15 +337,19 @@ def best_of(
     choices: Sequence[dict[str, Any]],
     body: dict[str, Any],
     examples: dict[int, Callable[[], torch.Tensor]],
+    sizes: Sequence[Any],
     rivals: Sequence[Any] = (),
 ) -> Any:
     """The output of the template under the fastest of `choices`; a single one is not timed.
+
+    sizes: those that the subgraphs name. One that comes from a tensor is computed before.
 
     rivals: other kernels (see `rival`) for the same operands and output.
 
     examples: by the number of the operand what it holds while the choices are timed; else floats
     are random and integers are zero.
     """
+    import sympy
     from torch._inductor.select_algorithm import autotune_select_algorithm
 
     callers: list[Any] = []
@@ -362,4 +366,9 @@ def best_of(
             name, callers, nodes, layout, return_multi_template=False, input_gen_fns=given or None
         )
     log.debug("%s", report.getvalue())
-    return found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone
+    made = found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone
+    node = made.data.data
+    if hasattr(node, "subgraph_inps"):  # where Inductor's own template, flex_attention, has them
+        named = [x if isinstance(x, sympy.Expr) else size_expr(x) for x in sizes]
+        node.subgraph_inps = [x for x in named if x.free_symbols]
+    return made

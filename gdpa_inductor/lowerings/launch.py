@@ -88,7 +88,8 @@ def run(
     ]
     examples = _examples(planned, body["input_nodes"], o)
     rivals = [] if rival is None else [rival(planned, body)]
-    best = _compat.best_of(template, f"gdpa_{kernel}", choices, body, examples, rivals)
+    sizes = [*o.scalars, *(o.longest(side) for side in planned.measured)]
+    best = _compat.best_of(template, f"gdpa_{kernel}", choices, body, examples, sizes, rivals)
     return [best, *others]
 
 

@@ -129,3 +129,14 @@ def test_a_table_says_whose_a_tile_is_where_it_is_short(
 if __name__ == "__main__":
     for case in CASES:
         (GOLDEN / f"{case.name}.txt").write_text(rendered(case))
+
+
+def test_a_number_of_a_tensor_is_read_before_the_kernel():
+    def attention(query, key, value, number):
+        program = "silu(add(s,float(i0)))"
+        scalars, rest = [number.item()], ("", None, None, 0, 0)
+        return torch.ops.gdpa.attention(query, key, value, [], scalars, program, *rest)
+
+    tensors = [torch.empty(2, 2, 64, 64, dtype=torch.bfloat16) for _ in range(3)]
+    source = render.wrapper(attention, [*tensors, torch.tensor(3)])
+    assert source.index("u0 = ") < source.index("triton_tem_fused_0.run(")
