@@ -345,6 +345,9 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
     def even(side: str, size: Size, block: int) -> bool:
         return side not in plan.jagged and statically_known_true(size % block == 0)
 
+    single = all(statically_known_true(size == 1) for size in output.size)
+    if single and plan.jagged:  # several programs would write it
+        raise NotImplementedError("an output of one element of a jagged side")
     return {
         "BLOCK_N": config.rows,
         "BLOCK_M": config.keys,
@@ -364,6 +367,7 @@ def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str
         **({"GRAIN": GRAIN} if plan.tables else {}),
         **({"WARPS": config.warps, "ROWS": pairs.ROWS} if plan.kernel == "pairs" else {}),
         **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
+        **({"SINGLE": True} if single else {}),
     }
 
 
