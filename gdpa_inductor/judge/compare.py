@@ -249,10 +249,14 @@ class Weights:
         return as_in_kernels
 
     def applied(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:
-        """Operations of the program; torch divides no integer by zero, so those lanes are noted."""
-        apply = torch_apply(dtype)
+        """Operations of the program; torch divides no integer by zero, so those lanes are noted.
+        In 16 bits integers that fp32 rounds mean nothing once they are real.
+        """
+        apply, narrow = torch_apply(dtype), self.narrowest.itemsize == 2
 
         def without_errors(node: Expr, values: list[Any]) -> Tensor:
+            if narrow and node.op == "float" and node.args[0].kind == "i":
+                self.valid = self.valid & (values[0].abs() <= 1 << 24)
             if node.op in ("floordiv", "mod"):
                 zero = values[1] == 0
                 self.raised = self.raised | zero

@@ -46,7 +46,8 @@ class Root(NamedTuple):
 
 
 class Evaluator:
-    """One evaluation. wide: real numbers are computed in fp64 and rounded by casts only.
+    """One evaluation. wide: real numbers are computed in fp64 and rounded by casts only, and where
+    both graphs have the same tensor.
 
     products: calls whose elements are given, with these; `touched` says at which index each was
     read, and in which lanes. differentiate: keep the way of gradients to the roots. most: how far,
@@ -213,7 +214,8 @@ class Evaluator:
             self.require(~_is_moved(made.detach(), self.most))
         if not self.wide:
             return made
-        made = _rounded(made, place.dtype) if narrows(event, place.dtype) else made
+        if event.side == "both" or narrows(event, place.dtype):
+            made = _rounded(made, place.dtype)
         return self._overflown(made) if place.dtype in _SINGLE else made
 
     def _decided(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor | None:
