@@ -101,7 +101,7 @@ class Inputs:
             base = base if base.requires_grad else base.detach().requires_grad_().clone()
             return base.as_strided(sizes, strides, start)
         with torch.no_grad():
-            made = base.as_strided(sizes, strides, start).detach()
+            made = base.detach().as_strided(sizes, strides, start).detach()
         return made.requires_grad_(tensor.requires_grad)
 
     def _base(self, tensor: Tensor, extent: int) -> Tensor:

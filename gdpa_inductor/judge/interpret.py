@@ -345,8 +345,10 @@ class Bodies:
         made = target(*args, **kwargs)
         given = list(map(id, pytree.tree_leaves((args, kwargs))))
         for x in pytree.tree_leaves(made):
-            own = isinstance(x, Tensor) and x.is_leaf and x.requires_grad and id(x) not in given
-            if own and x.layout == torch.strided:
+            if not isinstance(x, Tensor) or not x.requires_grad or x.layout != torch.strided:
+                continue
+            # Of a view, whether it is a leaf cannot always be asked.
+            if id(x) not in given and not x._is_view() and x.is_leaf:
                 self.whole.leaves[id(x)] = x
         return made
 
