@@ -64,7 +64,7 @@ class HostGraph:
         learns: frozenset[Node] = frozenset(),
     ) -> HostGraph:
         inputs = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
-        learns |= {n for n in inputs if any(t.requires_grad for t in host.tensors(n))}
+        learns |= set(filter(host.requires_grad, inputs))
         found = HostGraph(graph, ambient, later=later, learns=learns)
         related: dict[int, set[int]] = {}
         for position, node in enumerate(graph.nodes):
@@ -82,7 +82,7 @@ class HostGraph:
         """Whether a node may want gradients. Of an exported graph only inputs tell: those behind
         it, with nothing in between that ends the history, such as a cast to integers.
         """
-        if any(t.requires_grad for t in host.tensors(node)):
+        if host.requires_grad(node):
             return True
         behind, stack = set[Node](), [node]
         while stack:

@@ -37,9 +37,8 @@ RULES: list[tuple[Expr, Callable[[Expr], Expr]]] = [
 
 # What turns at a value: a last bit that a rule changes may turn it.
 _TURNS = frozenset(
-    ["maximum", "minimum", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid", "hardswish", "fmod",
-     "remainder"]
-)  # fmt: skip
+    ["maximum", "minimum", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid", "hardswish"]
+)
 
 
 def canonical(weight: Expr) -> Expr:

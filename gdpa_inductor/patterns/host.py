@@ -302,6 +302,11 @@ def may_alias(node: Node) -> bool:
     return len(given) == len(made) == 1 and given[0].dtype == made[0].dtype
 
 
+def requires_grad(node: Node) -> bool:
+    """Whether a tensor of the node's has gradients, as it was captured."""
+    return any(t.requires_grad for t in tensors(node))
+
+
 def may_want_gradients(node: Node) -> bool:
     """Whether a tensor of the node's may have gradients. Of an exported graph nobody knows yet, but
     of what is made from no tensor.

@@ -45,7 +45,7 @@ def to_copy(
         if host.storages(node) & later or graph.ambient[node].inference > inference:
             _check_later(graph, region, node, most, saved)
             found.add(node)
-    unsaved = [pad.offsets for pad in pads if not _requires_grad(pad.values)]
+    unsaved = [pad.offsets for pad in pads if not host.requires_grad(pad.values)]
     outside = _held_by_the_caller(graph)
     for node in dict.fromkeys((*factors, *others, *unsaved)):
         own = host.storages(node)
@@ -110,13 +110,9 @@ def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
     """Whether the region may have a backward. Values inside of an exported graph do not tell: there
     one of its inputs decides.
     """
-    return any(map(_requires_grad, operands)) or (
+    return any(map(host.requires_grad, operands)) or (
         bool(graph.learns) and any(map(host.may_want_gradients, operands))
     )
-
-
-def _requires_grad(node: Node) -> bool:
-    return any(t.requires_grad for t in host.tensors(node))
 
 
 def _size(node: Node) -> int | None:

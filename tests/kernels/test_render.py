@@ -126,11 +126,6 @@ def test_a_table_says_whose_a_tile_is_where_it_is_short(
     assert ("arg_ORDER" in rendered(case)) == table
 
 
-if __name__ == "__main__":
-    for case in CASES:
-        (GOLDEN / f"{case.name}.txt").write_text(rendered(case))
-
-
 def test_a_number_of_a_tensor_is_read_before_the_kernel():
     def attention(query, key, value, number):
         program = "silu(add(s,float(i0)))"
@@ -140,3 +135,8 @@ def test_a_number_of_a_tensor_is_read_before_the_kernel():
     tensors = [torch.empty(2, 2, 64, 64, dtype=torch.bfloat16) for _ in range(3)]
     source = render.wrapper(attention, [*tensors, torch.tensor(3)])
     assert source.index("u0 = ") < source.index("triton_tem_fused_0.run(")
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        (GOLDEN / f"{case.name}.txt").write_text(rendered(case))
