@@ -199,8 +199,9 @@ _HEAD = """# The judge without the matcher's checks
 The judge must not rely on the matcher. So each safety check of the matcher is removed in turn, all
 others left in place, and the rewrites of a corpus are run with the judge off and on. The corpus:
 {count} programs out of the tests of the patterns, the hunts, and seeds of the adversary that are
-labelled a hazard. A program is wrong where the rewritten graph, run eagerly, differs from eager in
-an output, an operand afterwards or a gradient, or raises.
+labelled a hazard. {left} others say nothing: eager raises, or the captured graph differs from eager
+before a check is removed (hooks, dropout, sparse gradients). A program is wrong where the rewritten
+graph, run eagerly, differs from eager in an output, an operand afterwards or a gradient, or raises.
 
 `python -m tests.judge.mutations` runs the corpus, and writes this page with `--table`. This is the
 run of {date}, torch {torch}, on a CPU ({machine}).
@@ -222,6 +223,8 @@ with 0 in the second has another check behind it, or its removal changes roundin
 
 def table(outcomes: list[Outcome]) -> str:
     right = [outcome for outcome in outcomes if outcome.status == "right"]
+    broken = [o.name for o in outcomes if o.status == "unexamined" or "Mutants" in o.fault]
+    assert not broken, f"not examined: {broken}"
     lines = []
     for check in CHECKS:
         changed, wrong, through = (
@@ -232,7 +235,11 @@ def table(outcomes: list[Outcome]) -> str:
         numbers = f"{changed} | {wrong} | {untold} | {through}"
         lines.append(f"| {check.says} | `{check.label}` | {numbers} |")
     head = _HEAD.format(
-        count=len(right), date=date.today(), torch=torch.__version__, machine=platform.machine()
+        count=len(right),
+        left=len(outcomes) - len(right),
+        date=date.today(),
+        torch=torch.__version__,
+        machine=platform.machine(),
     )
     return head + "\n".join(lines) + "\n" + _TAIL
 

@@ -36,6 +36,12 @@ def test_every_check_is_there():
         assert check.name in held, check.label
 
 
+def test_every_check_can_be_removed():
+    for check in CHECKS:
+        with check.removed():
+            assert check.original is not None, check.label
+
+
 @pytest.mark.refused_by_judge
 @pytest.mark.parametrize("name", SAMPLE)
 def test_sample(name):
