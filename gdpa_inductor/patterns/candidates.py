@@ -87,7 +87,7 @@ class HostGraph:
         behind, stack = set[Node](), [node]
         while stack:
             node = stack.pop()
-            ends = host.name(node) in host.DETACHING or not host.may_want_gradients(node)
+            ends = host.name(node) in host.HISTORYLESS or not host.may_want_gradients(node)
             if node not in behind and not ends:
                 behind.add(node)
                 stack += node.all_input_nodes

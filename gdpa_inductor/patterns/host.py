@@ -65,6 +65,8 @@ DETACHING = SILENT | {"detach"}
 # In-place calls that change no element: those that cut a tensor from its history, those that give
 # it other dims or strides, and those that give it another storage.
 CUTS = frozenset(["detach_", "requires_grad_"])
+# Calls whose result has no history, in whatever graph.
+HISTORYLESS = DETACHING | {"detach_"}
 RESHAPES = frozenset([
     "t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "as_strided_",
 ])

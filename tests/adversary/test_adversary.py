@@ -4,7 +4,9 @@ from collections import Counter
 from functools import cache
 
 import pytest
+import torch
 
+from . import judging
 from .generator import generate
 from .hostilities import HOSTILITIES
 from .program import FLOATING, Program, make_operands
@@ -100,6 +102,24 @@ def _program(source: str) -> Program:
     shape = (1, 2, 4, 4)
     operands = [type(base.operands[0])(name, shape, grad=True) for name in "qkv"]
     return Program(0, source, operands, "float64", "exact", (), "heads")
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_padding_in_fp64_is_fbgemm_s(n):
+    """What stands for FBGEMM where its programs run in fp64: values, gradients, rows cut off."""
+    pytest.importorskip("fbgemm_gpu")
+    values, offsets = torch.randn(9, 2), [torch.tensor([0, 4, 4, 8])]
+    found = []
+    for pad, unpad in (
+        (torch.ops.fbgemm.jagged_to_padded_dense, torch.ops.fbgemm.dense_to_jagged),
+        (judging._padded, judging._unpadded),
+    ):
+        leaf = values.clone().requires_grad_()
+        padded = pad(leaf, offsets, [n], 2.0)
+        out = unpad(padded * padded, offsets, 9)[0]
+        found.append((padded, out, *torch.autograd.grad(out.sum(), leaf)))
+    for theirs, ours in zip(*found):
+        assert torch.equal(theirs, ours)
 
 
 def test_a_wrong_rewrite_is_seen(monkeypatch):

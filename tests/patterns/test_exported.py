@@ -121,3 +121,23 @@ def test_frozen_inputs_may_change_before_the_backward() -> None:
         k.zero_()
     for got, wanted in zip(torch.autograd.grad(out.sum(), trained), expected, strict=True):
         torch.testing.assert_close(got, wanted)
+
+
+def test_the_key_of_a_query_that_was_cut_in_place_may_change_before_the_backward() -> None:
+    """Eager keeps no key, for the query has no gradient; an exported graph does not say so."""
+
+    def attention(q, k, v):
+        q = q * 1.0
+        q.detach_()
+        return F.relu(q @ k.mT) @ v
+
+    given = {x: torch.randn(2, 2, 4, 5).requires_grad_() for x in "qkv"}
+    made, report = rewritten(attention, given)
+    assert len(report.matches) == 1, report
+    trained = [given["k"], given["v"]]
+    expected = torch.autograd.grad(attention(**given).sum(), trained)
+    out = made(**given)
+    with torch.no_grad():
+        given["k"].zero_()
+    for got, wanted in zip(torch.autograd.grad(out.sum(), trained), expected, strict=True):
+        torch.testing.assert_close(got, wanted)
