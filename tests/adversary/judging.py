@@ -246,14 +246,14 @@ def _by_error_rule(
     return ""
 
 
-# A gradient through it is subnormal on its way, where eager has few digits.
-SUBNORMAL = "/ 1e-38 / 1e38"
+# Gradients through such constants are subnormal on their way, where eager has few digits.
+SUBNORMAL = "constants that overflow when folded"
 
 
 def _truths(program: Program, eager: Seen, second: bool) -> dict[str, Seen]:
     """What results and gradients are held against: fp64, or eager where fp64 is no truth."""
-    digits = SUBNORMAL in program.source
-    literal = {"forward": program.literal, "backward": program.literal and not digits}
+    few = SUBNORMAL in program.hostilities
+    literal = {"forward": program.literal, "backward": program.literal and not few}
     exact = eager if all(literal.values()) else exact_of(program, eager, second=second)
     return {direction: eager if as_is else exact for direction, as_is in literal.items()}
 
