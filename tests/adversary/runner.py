@@ -5,6 +5,7 @@ Status of a program: "right"; "wrong" (a difference to eager, or a broken promis
 counted); "dynamo" (Dynamo alone differs from eager or raises: not counted).
 """
 
+import concurrent.futures
 import contextlib
 import gc
 import json
@@ -21,11 +22,12 @@ import torch
 
 from .capture import PLAIN, Capture, judged_options
 from .generator import generate
-from .judging import difference, enter, observe
+from .judging import difference, enter, observe, reference
 from .program import FLOATING, Program, arguments_of, make_operands
 
 COUNTED = ("right", "wrong", "crash")
 SECONDS_PER_PROGRAM = 60
+SECONDS_COMPILED = 600
 
 
 @dataclass
@@ -249,13 +251,44 @@ def read(path: Path) -> dict[int, Outcome]:
 
 
 def _outcomes(todo: list[int], judge: str, workers: int, one: Callable) -> Iterator[Outcome]:
-    jobs = [(seed, judge, one) for seed in todo]
+    jobs = {seed: (seed, judge, one) for seed in todo}
     if workers <= 1:
-        yield from map(_guarded, jobs)
+        yield from map(_guarded, jobs.values())
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, initializer=_quiet, maxtasksperchild=400) as pool:
-        yield from pool.imap_unordered(_guarded, jobs, chunksize=4)
+    with context.Pool(workers, initializer=_quiet, maxtasksperchild=1600) as pool:
+        found = pool.imap_unordered(_guarded, list(jobs.values()))
+        while jobs:
+            try:
+                outcome = found.next(timeout=_patience(one))
+            except multiprocessing.TimeoutError:  # a process died, and its job with it
+                break
+            del jobs[outcome.seed]
+            yield outcome
+    for job in jobs.values():
+        yield _alone(job)
+
+
+def _patience(one: Callable) -> int:
+    """In seconds: longer than any program may take."""
+    return 2 * (SECONDS_PER_PROGRAM if one is run_seed else SECONDS_COMPILED)
+
+
+def _alone(job: tuple[int, str, Callable]) -> Outcome:
+    """A program that may kill its process, in one of its own; first as eager runs it."""
+    program = generate(job[0])
+    context = multiprocessing.get_context("spawn")
+    for status, target, args in (("eager", reference, (program,)), ("crash", _guarded, (job,))):
+        with concurrent.futures.ProcessPoolExecutor(1, context, _quiet) as pool:
+            try:
+                found = pool.submit(target, *args).result()
+            except concurrent.futures.process.BrokenProcessPool:
+                fault = "the process died"
+                return Outcome(program.seed, program.label, program.hostilities, program.family,
+                               program.dtype, program.spelling, status, fault)  # fmt: skip
+            except Exception:  # eager raises: the program itself tells
+                continue
+    return found
 
 
 def _quiet() -> None:
@@ -275,7 +308,7 @@ def _guarded(job: tuple[int, str, Callable]) -> Outcome:
         raise TooLong
 
     signal.signal(signal.SIGALRM, stop)
-    signal.alarm(SECONDS_PER_PROGRAM if one is run_seed else 600)
+    signal.alarm(SECONDS_PER_PROGRAM if one is run_seed else SECONDS_COMPILED)
     try:
         return one(seed, judge)
     except BaseException as error:

@@ -1,12 +1,14 @@
 """The adversary on a fixed range of seeds, and what its generator promises."""
 
+import os
+import signal
 from collections import Counter
 from functools import cache
 
 import pytest
 import torch
 
-from . import judging
+from . import judging, runner
 from .generator import generate
 from .hostilities import HOSTILITIES
 from .program import FLOATING, Program, make_operands
@@ -173,6 +175,20 @@ def test_a_crash_is_seen(monkeypatch):
 def test_a_program_that_eager_refuses_is_not_counted():
     outcome = run_program(_program(WRONG.replace("k.mT", "k[..., :3]")))
     assert outcome.status == "eager" and outcome.status not in COUNTED
+
+
+def _kills(seed: int, judge: str) -> Outcome:
+    if seed == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return run_seed(seed, judge)
+
+
+@pytest.mark.slow
+def test_a_program_that_kills_its_process_is_named(monkeypatch):
+    monkeypatch.setattr(runner, "_patience", lambda one: 30)
+    outcomes = run_range([1, 2, 3], "off", 2, None, lambda outcome: None, one=_kills)
+    assert {x.seed for x in outcomes} == {1, 2, 3}
+    assert [x.seed for x in outcomes if x.status == "crash"] == [1]
 
 
 def test_a_range_resumes(tmp_path):
