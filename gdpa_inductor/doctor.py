@@ -24,7 +24,7 @@ from . import _compat
 from .operands import Operands
 from .options import KERNELS, Options
 from .problem import Problem
-from .score_mod import ScoreMod
+from .program.score_mod import ScoreMod
 
 DISTRIBUTIONS = ("gdpa-inductor", "torch", "triton", "sympy", "numpy", "nvidia-cutlass-dsl")
 CASES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.float16, torch.bfloat16)}

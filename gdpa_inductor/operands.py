@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from .program.score_mod import AXES, ScoreMod
 from .rejection import GDPAError
-from .score_mod import AXES, ScoreMod
 
 T = TypeVar("T")
 Size = int | torch.SymInt

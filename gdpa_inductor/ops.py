@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .operands import Operands, check, in_order, kind_of, output_shape, score_shape
+from .program.score_mod import ScoreMod
 from .reference import (
     aux_from_axes,
     aux_on_axes,
@@ -31,7 +32,6 @@ from .reference import (
     reference_backward,
 )
 from .rejection import GDPAError
-from .score_mod import ScoreMod
 
 __all__ = [
     "Operands",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ._compat import statically_known_true
 from .operands import Operands, Size, score_shape
-from .score_mod import ScoreMod
+from .program.score_mod import ScoreMod
 
 __all__ = ["Problem", "Size"]
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .expr import Expr, fold, torch_apply
 from .operands import Operands, score_shape
-from .score_mod import AXES, Aux, ScoreMod
+from .program.expr import Expr, fold, torch_apply
+from .program.score_mod import AXES, Aux, ScoreMod
 from .sequences import Padding, pad_heads, unpad_heads
 
 

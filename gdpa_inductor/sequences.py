@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .operands import Operands
-from .score_mod import Aux, ScoreMod
+from .program.score_mod import Aux, ScoreMod
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gdpa_inductor.expr import Expr, fold, torch_apply
-from gdpa_inductor.masks import TileClasses
-from gdpa_inductor.score_mod import AXES, Aux
+from gdpa_inductor.program.expr import Expr, fold, torch_apply
+from gdpa_inductor.program.score_mod import AXES, Aux
+from gdpa_inductor.program.tile_classes import TileClasses
 
 
 @dataclass

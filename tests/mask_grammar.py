@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.expr import INDEX, SCORE, Expr, aux, call, const, scalar
-from gdpa_inductor.score_mod import Aux
+from gdpa_inductor.program.expr import INDEX, SCORE, Expr, aux, call, const, scalar
+from gdpa_inductor.program.score_mod import Aux
 
 LENGTHS, OF_HEAD, TIMES, PADDING, WHOLE, SCALE, TABLE = range(7)
 AUX = (

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.expr import INDEX, SCORE, Expr, aux, call
-from gdpa_inductor.masks import TileClasses, classify
-from gdpa_inductor.score_mod import Aux, ScoreMod
-from gdpa_inductor.terms import TRUE
+from gdpa_inductor.program.expr import INDEX, SCORE, Expr, aux, call
+from gdpa_inductor.program.score_mod import Aux, ScoreMod
+from gdpa_inductor.program.simplify import TRUE
+from gdpa_inductor.program.tile_classes import TileClasses, classify
 from tests._tiles import Grid
 
 SIZES, TILE = (8, 4, 2048, 2048), (128, 64)

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa_inductor.ops import aux_from_axes, aux_on_axes, compute_dtype
+from gdpa_inductor.program.score_mod import Aux, ScoreMod
 from gdpa_inductor.rejection import GDPAError
-from gdpa_inductor.score_mod import Aux, ScoreMod
 
 OPCHECKS = (
     "test_schema",

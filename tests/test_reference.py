@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from gdpa_inductor.ops import Operands, operands_of, reference
+from gdpa_inductor.program.score_mod import ScoreMod, ScoreModError
 from gdpa_inductor.rejection import GDPAError
-from gdpa_inductor.score_mod import ScoreMod, ScoreModError
 from tests.jagged_cases import CASES, JaggedCase, poisoned
 from tests.test_ops import OPCHECKS
 

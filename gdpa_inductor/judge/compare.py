@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..expr import Expr, fold, postorder, torch_apply
+from ..program.expr import Expr, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .operations import Index

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..score_mod import ScoreMod
+from ..program.score_mod import ScoreMod
 from . import jagged
 from .elements import Evaluator
 from .operations import Index

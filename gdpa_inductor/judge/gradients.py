@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..expr import Expr, fold
+from ..program.expr import Expr, fold
 from . import _compat
 from .compare import SLACK, Recorded, Side, Weights, outside
 from .elements import Evaluator, Root

@@ -27,8 +27,8 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from ..expr import Expr, call
-from ..score_mod import AXES, Aux, ScoreMod
+from ..program.expr import Expr, call
+from ..program.score_mod import AXES, Aux, ScoreMod
 from . import cpu_blocks, cpu_tiles
 from .cpu_blocks import WHOLE, Block, spans, tile
 from .cpu_pass import Pass, Sum, compiled, storable

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..operands import Operands as Call
 from ..operands import score_shape
-from ..score_mod import Aux
+from ..program.score_mod import Aux
 from . import cpu, cpu_short
 
 _WHOLE = slice(None)

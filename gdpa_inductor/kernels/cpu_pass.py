@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from .. import _compat
-from ..expr import GRAD, SCORE, Expr, fold, postorder, torch_apply
-from ..score_mod import AXES
+from ..program.expr import GRAD, SCORE, Expr, fold, postorder, torch_apply
+from ..program.score_mod import AXES
 
 log = logging.getLogger("gdpa_inductor")
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..expr import INDEX, Expr, aux, call
 from ..operands import Operands as Call
-from ..score_mod import Aux
+from ..program.expr import INDEX, Expr, aux, call
+from ..program.score_mod import Aux
 from . import cpu
 
 _LANES, _SCORES, _MOST = 16, 64 * 64, 256

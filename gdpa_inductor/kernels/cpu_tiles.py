@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ..expr import Expr, fold, torch_apply
-from ..masks import TILE, classify
-from ..score_mod import AXES, Aux
+from ..program.expr import Expr, fold, torch_apply
+from ..program.score_mod import AXES, Aux
+from ..program.tile_classes import TILE, classify
 
 _ENDS: dict[str, Callable[..., Tensor]] = {"lo": torch.amin, "hi": torch.amax}
 

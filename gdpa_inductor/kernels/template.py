@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..score_mod import Aux
+from ..program.score_mod import Aux
 
 _SOURCES = Path(__file__).parent / "templates"
 
@@ -66,9 +66,9 @@ class Plan:
     `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. keeps: on
     the others they are what they are on whole ones where a condition holds, and else 0. adds:
     "keys" also adds dQ, tile by tile, to the fp32 buffer DQ. bounds: the closed ends of the inner
-    loop that there are (see `bounds`); None: its tiles are classified. tables: the operands whose
-    bounds tell tiles apart (see `grains.grain_bounds`). still: the terms that may be summed past
-    the ends of the operands, where these are loaded as zeros.
+    loop that there are (see `loop_bounds`); None: its tiles are classified. tables: the operands
+    whose bounds tell tiles apart (see `grains.grain_bounds`). still: the terms that may be summed
+    past the ends of the operands, where these are loaded as zeros.
     """
 
     kernel: str

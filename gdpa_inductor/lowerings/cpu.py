@@ -31,7 +31,7 @@ from ..ops import (
     reference_backward,
 )
 from ..options import KernelOptions
-from ..score_mod import AXES, Aux
+from ..program.score_mod import AXES, Aux
 from . import _compat
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")

@@ -1,11 +1,11 @@
 """From terms of a score program to Inductor's ops: what stands between the two products.
 
-`PLAIN` gives every operation of `expr.OPS` in full accuracy, one line each. `FAST` replaces some of
-them for fp16 and bf16 operands on NVIDIA devices, by the hardware's approximate functions; each
+`PLAIN` gives every operation of `program.ops` in full accuracy, one line each. `FAST` replaces some
+of them for fp16 and bf16 operands on NVIDIA devices, by the hardware's approximate functions; each
 obeys |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]. A tanh costs one pass of the
 special-function unit per score where ex2 and rcp cost two, and that unit bounds the forward kernel,
-so silu and tanh-gelu are written with tanh (see `gates`). A sigmoid by itself is not: its negative
-tail, where weights of sigmoid attention live, keeps its relative accuracy only as
+so silu and tanh-gelu are written with tanh (see `program.fast`). A sigmoid by itself is not: its
+negative tail, where weights of sigmoid attention live, keeps its relative accuracy only as
 rcp(1 + ex2(-x)).
 """
 
@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from ..expr import GELU_ALPHA, GELU_BETA, Expr, fold, is_ordinary
-from ..integers import wide
+from ..program.expr import Expr, fold, is_ordinary
+from ..program.fast import gated
+from ..program.integers import wide
+from ..program.ops.activations import GELU_ALPHA, GELU_BETA
 from . import _compat
-from .gates import gated
 
 Value = Any  # Inductor's OpsValue: a variable of the kernel, with arithmetic operators
 Emit = Callable[..., Value]

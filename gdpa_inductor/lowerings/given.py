@@ -11,7 +11,7 @@ from .._compat import statically_known_true
 from ..operands import Operands
 from ..options import KernelOptions
 from ..problem import Problem, Size
-from ..score_mod import ScoreMod
+from ..program.score_mod import ScoreMod
 from . import _compat
 
 _FAST_DTYPES = (torch.float16, torch.bfloat16)

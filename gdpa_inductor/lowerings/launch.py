@@ -15,25 +15,25 @@ from typing import Any
 import torch
 
 from .._compat import size_hint, statically_known_true
-from ..bounds import closed
-from ..expr import Expr, const, postorder
 from ..kernels import pairs
 from ..kernels.configs import SHORT, Config, Shape, configs
 from ..kernels.grains import GRAIN, grain_bounds
 from ..kernels.order import GRANULE, likely_offsets, tile_order
 from ..kernels.template import AuxRead, Plan
-from ..masks import TileClasses, classify
 from ..problem import Problem, Size
-from ..score_mod import AXES
+from ..program.expr import Expr, const, postorder
+from ..program.loop_bounds import closed
+from ..program.score_mod import AXES
+from ..program.tails import still
+from ..program.tile_classes import TileClasses, classify
 from . import _compat, emit
 from .given import Given, block_dim, rounds
-from .still import still
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 # Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
 # to 70 µs on an H200, far more than a search, while the order saves the less the more there are.
 _FEW = 256
-Ends = Mapping[str, Expr] | None  # see `bounds.closed`
+Ends = Mapping[str, Expr] | None  # see `loop_bounds.closed`
 _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
 
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from .._compat import size_hint, statically_known_true
-from ..expr import Expr
 from ..operands import Operands
 from ..ops import aux_from_axes, by_access, operands_of, reduce_to
 from ..options import KernelOptions
 from ..problem import Problem, Size
-from ..score_mod import AXES, Aux, ScoreMod
+from ..program.expr import Expr
+from ..program.score_mod import AXES, Aux, ScoreMod
 from ..sequences import Padding, Sequences, padded_program
 from . import _compat, pairs
 from .given import Given, empty, given

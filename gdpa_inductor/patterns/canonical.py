@@ -12,8 +12,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from ..expr import OPS, Expr, call, const, fold
-from .exact import reworded_decision
+from ..program.expr import OPS, Expr, Trait, call, const, fold
+from ..program.rounding import reworded_decision
 
 X = Expr("any")
 _COMMUTATIVE = ("add", "mul")
@@ -35,12 +35,6 @@ RULES: list[tuple[Expr, Callable[[Expr], Expr]]] = [
 ]
 
 
-# What turns at a value: a last bit that a rule changes may turn it.
-_TURNS = frozenset(
-    ["maximum", "minimum", "clamp_min", "clamp_max", "hardtanh", "hardsigmoid", "hardswish"]
-)
-
-
 def canonical(weight: Expr) -> Expr:
     """The same program with every term named that a rule names, and scales by numbers folded; as it
     is, if a term that would change decides something.
@@ -56,7 +50,7 @@ def canonical(weight: Expr) -> Expr:
         return rewritten
 
     (result,) = fold([weight], lambda leaf: leaf, apply)
-    return weight if reworded_decision(result, changed, _TURNS) is not None else result
+    return weight if reworded_decision(result, changed, Trait.TURNS) is not None else result
 
 
 def _named(node: Expr) -> Expr:

@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from ..expr import Expr, const, postorder
-from ..terms import FALSE, TRUE, substitute
+from ..program.expr import Expr, const, postorder
+from ..program.simplify import FALSE, TRUE, substitute
 from . import host
 from .jagged import Side, Sides
 from .padding import Padding

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ..expr import SCORE, Expr, fold, torch_apply
+from ..program.expr import SCORE, Expr, fold, torch_apply
 from ..rejection import Code
 from . import host
 from .frame import Digits, Index, Size, alike

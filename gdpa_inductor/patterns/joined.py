@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..expr import Expr, call
+from ..program.expr import Expr, call
 from . import host
 from .frame import Digits, Index, Space, product, same
 from .kinds import as_kind, where

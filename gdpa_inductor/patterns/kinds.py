@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..expr import Expr, call, const
+from ..program.expr import Expr, call, const
 from ..rejection import Code
 from .result import Refused
 

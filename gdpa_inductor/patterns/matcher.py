@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..expr import SCORE, Expr, aux, call, const, postorder
-from ..integers import Range
+from ..program.expr import SCORE, Expr, aux, call, const, postorder
+from ..program.integers import Range
+from ..program.rounding import fragile_condition, reworded_decision, rounded_term
+from ..program.score_mod import formula
 from ..rejection import Code
-from ..score_mod import formula
 from . import host, symbolic
-from .exact import fragile_condition, reworded_decision, rounded_term
 from .frame import Digits, Index, Size, Space, broadcast
 from .joined import JOINS, Branch, chosen, in_branches, parts_of
 from .reached import covering, wants_gradients

@@ -15,12 +15,12 @@ import torch
 from torch.fx import Node
 
 from .. import _compat
-from ..expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
 from ..operands import Operands
 from ..options import Options
 from ..problem import Problem
+from ..program.expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
+from ..program.score_mod import Aux, ScoreMod
 from ..rejection import Code, GDPAError, Rejection
-from ..score_mod import Aux, ScoreMod
 from . import host, profit, saved, shadow
 from .candidates import Candidate, HostGraph
 from .canonical import canonical

@@ -6,10 +6,10 @@ What the kernels of a device take, and where they win, is for the lowerings to s
 from __future__ import annotations
 
 from .. import _compat
-from ..expr import SCORE, postorder
 from ..problem import Problem
+from ..program.expr import SCORE, postorder
+from ..program.score_mod import ScoreMod
 from ..rejection import Code
-from ..score_mod import ScoreMod
 from .reading import Operand, Reading
 from .result import Refused
 

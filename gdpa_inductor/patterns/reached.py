@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from ..expr import SCORE, Expr, call, const
+from ..program.expr import SCORE, Expr, call, const
 from . import host
 from .reading import Operand, Reading
 from .shadow import Shadow

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from ..expr import Expr
+from ..program.expr import Expr
 from ..rejection import Code
 from .frame import Digits, Index, Size, Space
 from .result import Refused

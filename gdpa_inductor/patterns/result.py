@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from ..problem import Problem
+from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
-from ..score_mod import ScoreMod
 
 INTERNAL = "internal error"  # how the reason of such a refusal begins: always a bug of ours
 

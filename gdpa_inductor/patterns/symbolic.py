@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..expr import Expr, call, const, scalar
+from ..program.expr import Expr, call, const, scalar
 from ..rejection import Code
 from .frame import Size
 from .kinds import real

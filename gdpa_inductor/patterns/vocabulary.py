@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from ..expr import Expr, call, const
+from ..program.expr import Expr, call, const
 from ..rejection import Code
 from . import activations
 from .kinds import Unknown, as_kind, either, literal, negation, real, where

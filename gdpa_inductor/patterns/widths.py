@@ -14,8 +14,8 @@ import torch
 from torch.fx import Node
 
 from .. import _compat
-from ..expr import Expr, call, const, fold, postorder
-from ..integers import ANY, INT32, Range, inside, ranges
+from ..program.expr import Expr, call, const, fold, postorder
+from ..program.integers import ANY, INT32, Range, inside, ranges
 from . import host
 from .frame import Digits, Size, product
 from .reading import Operand

@@ -6,7 +6,7 @@ import functools
 import pytest
 import torch
 
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.score_mod import ScoreMod
 from tests.tolerances import error_of
 
 pytest.importorskip("cutlass")

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor import score_mod, slopes
 from gdpa_inductor.patterns import (
     candidates,
     canonical,
@@ -30,6 +29,7 @@ from gdpa_inductor.patterns import (
     views,
     vocabulary,
 )
+from gdpa_inductor.program import expr, score_mod
 from gdpa_inductor.rejection import Code
 from tests.judge import mutants
 from tests.judge.mutants import (
@@ -100,7 +100,7 @@ class Check:
     @property
     def runs(self) -> bool:
         """What it removes shows when the rewritten graph runs, not in its text."""
-        return self.owner is slopes.SLOPES
+        return self.owner is expr.OPS
 
     @property
     def is_data(self) -> bool:
@@ -313,7 +313,7 @@ CHECKS: list[Check] = [
     Check("constants that overflow are not folded", canonical, "_same_range", mutants.same_range),
     Check("lerp has two branches", vocabulary.POINTWISE, "lerp", lambda old: mutants.plain_lerp),
     Check("division rounds towards zero", vocabulary.POINTWISE, "div", mutants.towards_minus),
-    Check("maximum beside a NaN", slopes.SLOPES, "maximum", mutants.loses_to_nan),
+    Check("maximum beside a NaN", expr.OPS, "maximum", mutants.loses_to_nan),
     # Jagged sides
     Check("padded values are not written", padding.Padding, "_changes", gives(False)),
     Check("offsets are the same", padding.Padding, "one", gives(True)),

@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from gdpa_inductor.expr import SCORE, call
 from gdpa_inductor.patterns import (
     host,
     matcher,
@@ -16,6 +15,7 @@ from gdpa_inductor.patterns import (
 )
 from gdpa_inductor.patterns.jagged import Side
 from gdpa_inductor.patterns.result import Refused
+from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code
 
 Without = Callable[[Any], Any]
@@ -202,7 +202,7 @@ def loses_to_nan(old: Any) -> Any:
         wins = call("ge", x, z)
         return call("where", wins, g, 0.0), call("where", wins, 0.0, g)
 
-    return vjp
+    return replace(old, vjp=vjp)
 
 
 def towards_minus(old: Any) -> Any:

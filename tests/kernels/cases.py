@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gdpa_inductor.ops import Operands, reference, reference_backward
-from gdpa_inductor.score_mod import Aux, ScoreMod
+from gdpa_inductor.program.score_mod import Aux, ScoreMod
 
 from . import render
 

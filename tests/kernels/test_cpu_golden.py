@@ -10,7 +10,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gdpa_inductor.kernels.cpu_pass import Pass, Sum
-from gdpa_inductor.score_mod import AXES, ScoreMod
+from gdpa_inductor.program.score_mod import AXES, ScoreMod
 
 GOLDEN = Path(__file__).parent / "golden"
 PROGRAMS = {

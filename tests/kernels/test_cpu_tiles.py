@@ -6,7 +6,7 @@ from torch import Tensor
 
 from gdpa_inductor.kernels import cpu, cpu_blocks
 from gdpa_inductor.lowerings import cpu as lowering
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.score_mod import ScoreMod
 from tests import mask_grammar
 
 assert lowering  # which registers the ops

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from gdpa_inductor.kernels.template import AuxRead, Plan
-from gdpa_inductor.score_mod import Aux
+from gdpa_inductor.program.score_mod import Aux
 
 BIAS = AuxRead(0, Aux("f", ("h", "n", "m")))
 MADE = (

@@ -6,8 +6,8 @@ import torch
 from gdpa_inductor import lowerings
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
+from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.rejection import Code
-from gdpa_inductor.score_mod import ScoreMod
 
 CAUSAL = "where(ge(n,m),silu(s),0.0)"
 JAGGED = {"jagged_query": True, "jagged_key": True}

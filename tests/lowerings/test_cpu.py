@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gdpa_inductor import _compat, lowerings
 from gdpa_inductor.kernels import cpu, cpu_blocks, cpu_pass
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
 
 forward_op = torch.ops.gdpa.attention_cpu.default

@@ -10,7 +10,7 @@ from gdpa_inductor import lowerings
 from gdpa_inductor.lowerings import cute
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.score_mod import ScoreMod
 from tests.kernels import render
 
 BF16 = torch.bfloat16

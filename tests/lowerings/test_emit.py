@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.expr import INDEX, OPS, call, fold, torch_apply
 from gdpa_inductor.lowerings import _compat, emit
 from gdpa_inductor.ops import program_leaves
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.expr import INDEX, OPS, call, fold, torch_apply
+from gdpa_inductor.program.score_mod import ScoreMod
 
 INSTRUCTIONS = {
     "tanh.approx.f32": torch.tanh,

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from gdpa_inductor.patterns.exact import fragile_condition
-from gdpa_inductor.score_mod import ScoreMod, formula
+from gdpa_inductor.program.rounding import fragile_condition
+from gdpa_inductor.program.score_mod import ScoreMod, formula
 from tests._recorder import Recorder
 
 DECLARED = "a0:f[b,n]; a1:f[b,m]; a2:i[b]; "

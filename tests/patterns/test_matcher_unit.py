@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gdpa_inductor
-from gdpa_inductor.expr import SCORE, call
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns.canonical import canonical
+from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code, Rejection
 from tests._recorder import ALWAYS, Recorder
 

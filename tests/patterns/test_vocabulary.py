@@ -9,9 +9,9 @@ import math
 import pytest
 import torch
 
-from gdpa_inductor.expr import GRAD, Expr, aux, const, fold, torch_apply
 from gdpa_inductor.patterns.vocabulary import POINTWISE, Unknown
-from gdpa_inductor.slopes import differentiate
+from gdpa_inductor.program.derivatives import differentiate
+from gdpa_inductor.program.expr import GRAD, Expr, aux, const, fold, torch_apply
 from tests.patterns.vocabulary_table import CASES, REFUSED, WRITTEN, Case, X
 
 BENDS = [0.0, -0.0, 0.3, -0.3, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 3.0, -3.0, 6.0, 19.9, 20.0]

@@ -8,9 +8,10 @@ from typing import Any
 
 from cutlass import Int64, cute
 
-from ...expr import SCORE, Expr, call, const, postorder
-from ...slopes import d_silu, differentiate
-from ...terms import substitute
+from ...program.derivatives import differentiate
+from ...program.expr import SCORE, Expr, call, const, postorder
+from ...program.ops.activations import d_silu
+from ...program.simplify import substitute
 from .backward_shapes import PARTS
 from .backward_tiles import Tile, Walk
 from .config import Config

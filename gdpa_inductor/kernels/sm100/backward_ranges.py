@@ -1,4 +1,4 @@
-"""Which streamed tiles a resident tile meets: the lifted program of masks.py, on the device.
+"""Which streamed tiles a resident tile meets: the classes of `program.tile_classes`, on the device.
 
 Each role asks when it comes to a tile; its warp classifies 32 streamed tiles at a time, one a lane,
 and takes the hull of those on which some root of the side may be other than zero.
@@ -9,8 +9,8 @@ from typing import Any
 import cutlass
 from cutlass import Int32, cute
 
-from ...expr import postorder
-from ...masks import classify
+from ...program.expr import postorder
+from ...program.tile_classes import classify
 from .backward_program import roots_of
 from .backward_tiles import Tile
 from .config import ROWS, Config

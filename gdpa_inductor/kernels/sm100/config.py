@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ...score_mod import ScoreMod
+from ...program.score_mod import ScoreMod
 
 ROWS = COLS = 128  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 MAX_DIM = 128

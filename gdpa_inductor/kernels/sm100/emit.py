@@ -1,8 +1,8 @@
 """From terms of a score program to CuTe code, inlined while the kernel is traced.
 
-`PLAIN` gives every operation of `expr.OPS` in full accuracy, one line each; `FAST` replaces some of
-them by the hardware's approximate functions, each within |fast - exact| <= 2^-10 max(1, |x|) for x
-in [-30, 30]. Forms and reasons are those of lowerings/emit.py: a tanh is one pass of the
+`PLAIN` gives every operation of `program.ops` in full accuracy, one line each. `FAST` replaces some
+of them by the hardware's approximate functions, each within |fast - exact| <= 2^-10 max(1, |x|) for
+x in [-30, 30]. Forms and reasons are those of lowerings/emit.py: a tanh is one pass of the
 special-function unit per score, where ex2 and rcp are two.
 
     emit([weight, gradients.score], weight, leaf, fast=True)
@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, cute
 
-from ...expr import GELU_ALPHA, GELU_BETA, Expr, fold, is_ordinary, postorder
+from ...program.expr import Expr, fold, is_ordinary, postorder
+from ...program.ops.activations import GELU_ALPHA, GELU_BETA
 from .values import (
     Product,
     add,

@@ -17,8 +17,8 @@ import torch
 from cutlass import Int32, Int64, cute
 from torch import Tensor
 
+from ...program.score_mod import ScoreMod
 from ...rejection import GDPAError
-from ...score_mod import ScoreMod
 from .config import Config, unsupported
 from .forward import Forward
 from .program import DTYPES, LETTERS

@@ -9,8 +9,8 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from ...expr import Expr, postorder
-from ...integers import wide
+from ...program.expr import Expr, postorder
+from ...program.integers import wide
 from .config import Config
 from .emit import emit
 from .values import Fixed, Pair, each, smaller

@@ -1,5 +1,5 @@
-"""Which key blocks of a tile matter, and which need no mask: the lifted program of masks.py,
-evaluated on the device.
+"""Which key blocks of a tile matter, and which need no mask: the classes of
+`program.tile_classes`, evaluated on the device.
 
 The scheduler's warp classifies 32 key blocks at a time, one per lane, and the tile takes the hull
 of those that are not zero. No block mask is made, and nothing is read on the host."""
@@ -9,7 +9,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from ...masks import classify
+from ...program.tile_classes import classify
 from .config import COLS, ROWS, Config
 from .program import Program
 from .values import Fixed, is_literal, larger, pair, select, smaller

@@ -5,12 +5,12 @@ import itertools
 import pytest
 import torch
 
-from gdpa_inductor.bounds import closed
-from gdpa_inductor.expr import Expr, fold, torch_apply
 from gdpa_inductor.kernels import cpu_tiles
-from gdpa_inductor.masks import classify
+from gdpa_inductor.program.expr import Expr, fold, torch_apply
+from gdpa_inductor.program.loop_bounds import closed
+from gdpa_inductor.program.score_mod import AXES, ScoreMod
+from gdpa_inductor.program.tile_classes import classify
 from gdpa_inductor.reference import aux_on_axes, program_leaves
-from gdpa_inductor.score_mod import AXES, ScoreMod
 
 LEAST, MOST = -(2**63), 2**63 - 1
 SIZES, STEP = (1, 1, 64, 64), 16

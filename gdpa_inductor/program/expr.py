@@ -1,23 +1,21 @@
 """Expressions over one attention score: the terms a score program is made of.
 
 An `Expr` is an immutable, interned node of a directed acyclic graph: equal terms are the same
-object, so common subexpressions are shared by construction. `OPS` is the whole vocabulary, one line
-per operation: the kinds it accepts and the plain-torch function that defines it. Nothing outside
-this table can appear in a program. Kernels emit the operations; they do not redefine them.
-Derivatives are in `slopes`.
+object, so common subexpressions are shared by construction. `OPS` is the whole vocabulary, a row
+per operation (`ops`). Nothing outside this table can appear in a program. Kernels emit the
+operations; they do not redefine them.
 
 Kinds: "f" a real number in the compute dtype, "i" an integer, "b" a truth value.
 """
 
 from __future__ import annotations
 
-import math
+import enum
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 import torch
-import torch.nn.functional as F
 
 T = TypeVar("T")
 Literal = bool | int | float
@@ -115,15 +113,45 @@ SCORE, GRAD = Expr("s"), Expr("g")
 INDEX = {name: Expr(name, (), None, "i") for name in "bhnm"}
 
 
+class Trait(enum.Flag):
+    """What analyses ask of an operation.
+
+    DECIDES: a last bit of its operand may turn its result. TURNS: a last bit may turn its gradient.
+    KEEPS_VALUES: its result is one of its operands, a literal, or rounded as every precision does.
+    KEEPS_WHOLES: of whole numbers it makes whole numbers. SMOOTH: it chooses by no score.
+    """
+
+    NONE = 0
+    DECIDES = enum.auto()
+    TURNS = enum.auto()
+    KEEPS_VALUES = enum.auto()
+    KEEPS_WHOLES = enum.auto()
+    SMOOTH = enum.auto()
+
+
 @dataclass(frozen=True)
 class Op:
-    """One operation. `kinds`: accepted signatures such as "ff>f"; `params`: how many trailing
-    arguments are literals. Its derivative is in `slopes`.
+    """One operation: a row of `OPS`, and all that the package knows of it.
+
+    kinds: accepted signatures such as "ff>f". torch: the function that defines it. says: what it
+    is, for people. params: how many trailing arguments are literals.
+
+    vjp: `vjp(g, y, *args)` gives a cotangent per argument, None where it is zero. An operation
+    without one has no gradient. interval, integers: its rules in the modules of these names;
+    without one, nothing is known of its result. literal: its value on Python's numbers, where a
+    program folds it. infix: its sign, and how tightly it binds.
     """
 
     kinds: tuple[str, ...]
     torch: Callable[..., torch.Tensor]
+    says: str
     params: int = 0
+    vjp: Callable[..., tuple[Expr | None, ...]] | None = None
+    interval: Callable[..., Any] | None = None
+    integers: Callable[..., tuple[int, int]] | None = None
+    literal: Callable[..., Literal] | None = None
+    infix: tuple[str, int] | None = None
+    traits: Trait = Trait.NONE
 
     def result_kind(self, given: str) -> str | None:
         for signature in self.kinds:
@@ -154,9 +182,9 @@ def call(name: str, *operands: Expr | Literal) -> Expr:
         return args[0]
     if name == "mul" and args[0].is_const and args[0].value == 1:
         return args[1]
-    if name in _FOLDS and all(a.is_const for a in args):
+    if op.literal is not None and all(a.is_const for a in args):
         try:
-            folded = const(_FOLDS[name](*(a.value for a in args)))
+            folded = const(op.literal(*(a.value for a in args)))
         except (ArithmeticError, ValueError):
             folded = None
         exact = name == "neg" and folded is not None and folded.kind == "f"
@@ -212,100 +240,7 @@ def fold(
     return [values[root] for root in roots]
 
 
-GELU_BETA, GELU_ALPHA = math.sqrt(2.0 / math.pi), 0.044715
-
-
-def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
-    return F.gelu(x, approximate="tanh")
-
-
-def _round_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda x: x.to(dtype).to(x.dtype)
-
-
-_F1, _F2 = ("f>f",), ("ff>f",)
-_ARITH1, _ARITH2 = ("f>f", "i>i"), ("ff>f", "ii>i")
-_COMPARE, _EQUAL = ("ff>b", "ii>b"), ("ff>b", "ii>b", "bb>b")
-_LOGIC = ("bb>b",)
-
-# fmt: off
-OPS: dict[str, Op] = {
-    # arithmetic
-    "add": Op(_ARITH2, torch.add),
-    "sub": Op(_ARITH2, torch.sub),
-    "mul": Op(_ARITH2, torch.mul),
-    "div": Op(_F2, torch.div),
-    "neg": Op(_ARITH1, torch.neg),
-    "abs": Op(_ARITH1, torch.abs),
-    "pow": Op(_F2, torch.pow, params=1),
-    "maximum": Op(_ARITH2, torch.maximum),
-    "minimum": Op(_ARITH2, torch.minimum),
-    "clamp_min": Op(_F2, lambda x, c: x.clamp(min=c), params=1),
-    "clamp_max": Op(_F2, lambda x, c: x.clamp(max=c), params=1),
-    "floordiv": Op(("ii>i",), lambda x, z: torch.div(x, z, rounding_mode="floor")),
-    "mod": Op(("ii>i",), torch.remainder),
-    # elementary functions
-    "sqrt": Op(_F1, torch.sqrt),
-    "rsqrt": Op(_F1, torch.rsqrt),
-    "exp": Op(_F1, torch.exp),
-    "exp2": Op(_F1, torch.exp2),
-    "expm1": Op(_F1, torch.expm1),
-    "log": Op(_F1, torch.log),
-    "log1p": Op(_F1, torch.log1p),
-    "sin": Op(_F1, torch.sin),
-    "cos": Op(_F1, torch.cos),
-    "tanh": Op(_F1, torch.tanh),
-    "erf": Op(_F1, torch.erf),
-    # activations
-    "sigmoid": Op(_F1, torch.sigmoid),
-    "relu": Op(_F1, torch.relu),
-    "silu": Op(_F1, F.silu),
-    "gelu": Op(_F1, F.gelu),
-    "gelu_tanh": Op(_F1, _gelu_tanh),
-    "hardswish": Op(_F1, F.hardswish),
-    "hardsigmoid": Op(_F1, F.hardsigmoid),
-    "leaky_relu": Op(_F2, F.leaky_relu, params=1),
-    "elu": Op(("ffff>f",), torch.ops.aten.elu.default, params=3),
-    "softplus": Op(("fff>f",), F.softplus, params=2),
-    "mish": Op(_F1, F.mish),
-    "hardtanh": Op(("fff>f",), F.hardtanh, params=2),
-    # rounding
-    "sign": Op(_F1, torch.sign),
-    "floor": Op(_F1, torch.floor),
-    "ceil": Op(_F1, torch.ceil),
-    "round": Op(_F1, torch.round),
-    "trunc": Op(_F1, torch.trunc),
-    "bf16": Op(_F1, _round_to(torch.bfloat16)),
-    "f16": Op(_F1, _round_to(torch.float16)),
-    "detach": Op(_F1, torch.Tensor.detach),
-    # comparison, logic, choice
-    "eq": Op(_EQUAL, torch.eq),
-    "ne": Op(_EQUAL, torch.ne),
-    "lt": Op(_COMPARE, torch.lt),
-    "le": Op(_COMPARE, torch.le),
-    "gt": Op(_COMPARE, torch.gt),
-    "ge": Op(_COMPARE, torch.ge),
-    "and": Op(_LOGIC, torch.logical_and),
-    "or": Op(_LOGIC, torch.logical_or),
-    "xor": Op(_LOGIC, torch.logical_xor),
-    "not": Op(("b>b",), torch.logical_not),
-    "isnan": Op(("f>b",), torch.isnan),
-    "where": Op(("bff>f", "bii>i"), torch.where),
-    # change of kind (evaluated by `torch_apply`, which knows the compute dtype)
-    "float": Op(("i>f", "b>f"), torch.Tensor.float),
-    "int": Op(("f>i", "b>i"), torch.Tensor.long),
-    "bool": Op(("f>b", "i>b"), torch.Tensor.bool),
-}
-# fmt: on
-
-_FOLDS: dict[str, Callable[..., Literal]] = {
-    "add": lambda x, y: x + y,
-    "sub": lambda x, y: x - y,
-    "mul": lambda x, y: x * y,
-    "div": lambda x, y: x / y,
-    "neg": lambda x: -x,
-    "float": float,
-}
+OPS: dict[str, Op] = {}  # the rows of `ops`, which fills it
 
 
 def torch_apply(dtype: torch.dtype) -> Callable[[Expr, list[Any]], torch.Tensor]:

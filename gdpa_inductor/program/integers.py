@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from .expr import Expr, postorder
+from .expr import OPS, Expr, postorder
 
 Range = tuple[int, int]
 ANY: Range = (-(1 << 63), (1 << 63) - 1)  # of what is not known
@@ -42,7 +42,7 @@ def ranges(roots: Sequence[Expr], leaf: Callable[[Expr], Range]) -> dict[Expr, R
         elif not node.args:
             known = leaf(node)
         else:
-            rule = _RULES.get(node.op)
+            rule = OPS[node.op].integers
             given = [TRUTH if a.kind == "b" else found.get(a, ANY) for a in node.args]
             known = ANY if rule is None else rule(*given)
         found[node] = known if inside(known, ANY) else ANY  # it may wrap, as it does in torch
@@ -71,35 +71,46 @@ def wrapping(terms: Sequence[Expr]) -> set[Expr]:
 
 def sums(terms: Sequence[Expr]) -> set[Expr]:
     """The integer leaves that enter a sum, a product or a quotient."""
-    made = [x for x in postorder(terms) if x.kind == "i" and x.op in _RULES.keys() - _KEEPS]
+    made = [x for x in postorder(terms) if x.kind == "i" and _computes(x)]
     return {x for x in postorder(made) if not x.args and x.kind == "i"}
 
 
-def _add(x: Range, y: Range) -> Range:
+def _computes(x: Expr) -> bool:
+    return bool(x.args) and OPS[x.op].integers is not None and x.op not in _KEEPS
+
+
+# Rules: from the ranges of the operands to that of the result.
+
+
+def add(x: Range, y: Range) -> Range:
     return x[0] + y[0], x[1] + y[1]
 
 
-def _neg(x: Range) -> Range:
+def sub(x: Range, y: Range) -> Range:
+    return add(x, neg(y))
+
+
+def neg(x: Range) -> Range:
     return -x[1], -x[0]
 
 
-def _mul(x: Range, y: Range) -> Range:
+def mul(x: Range, y: Range) -> Range:
     corners = [a * b for a, b in itertools.product(x, y)]
     return min(corners), max(corners)
 
 
-def _abs(x: Range) -> Range:
+def absolute(x: Range) -> Range:
     return max(x[0], -x[1], 0), max(-x[0], x[1])
 
 
-def _floordiv(x: Range, y: Range) -> Range:
+def floordiv(x: Range, y: Range) -> Range:
     if y[0] <= 0 <= y[1]:
         return ANY
     corners = [a // b for a, b in itertools.product(x, y)]
     return min(corners), max(corners)
 
 
-def _mod(x: Range, y: Range) -> Range:
+def mod(x: Range, y: Range) -> Range:
     if y[0] <= 0 <= y[1]:
         return ANY
     if y[0] > 0 and x[0] >= 0 and x[1] < y[0]:
@@ -107,14 +118,18 @@ def _mod(x: Range, y: Range) -> Range:
     return min(y[0] + 1, 0), max(y[1] - 1, 0)
 
 
-def _union(_: Range, x: Range, y: Range) -> Range:
+def where(_: Range, x: Range, y: Range) -> Range:
     return min(x[0], y[0]), max(x[1], y[1])
 
 
-_RULES: dict[str, Callable[..., Range]] = {
-    "add": _add, "sub": lambda x, y: _add(x, _neg(y)), "mul": _mul, "neg": _neg, "abs": _abs,
-    "maximum": lambda x, y: (max(x[0], y[0]), max(x[1], y[1])),
-    "minimum": lambda x, y: (min(x[0], y[0]), min(x[1], y[1])),
-    "floordiv": _floordiv, "mod": _mod, "where": _union,
-    "int": lambda x: x,  # of a truth value; of a real it is unknown
-}  # fmt: skip
+def maximum(x: Range, y: Range) -> Range:
+    return max(x[0], y[0]), max(x[1], y[1])
+
+
+def minimum(x: Range, y: Range) -> Range:
+    return min(x[0], y[0]), min(x[1], y[1])
+
+
+def of_truth(x: Range) -> Range:
+    """A truth value as an integer. Of a real it is unknown."""
+    return x

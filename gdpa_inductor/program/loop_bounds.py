@@ -18,8 +18,8 @@ from dataclasses import dataclass
 
 from .expr import Expr, const, postorder
 from .integers import sums
-from .masks import TileClasses, within
-from .terms import FALSE, TRUE, both, build, either, negation
+from .simplify import FALSE, TRUE, both, build, either, negation
+from .tile_classes import TileClasses, within
 
 NAMES = ("upper", "lower", "empty", "whole_lower", "whole_upper", "mixed")
 # Ends that leave nothing out.

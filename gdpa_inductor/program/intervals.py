@@ -1,7 +1,7 @@
 """Interval arithmetic on the operations of score programs: from terms over elements to bounds over
 a set of elements, in the same vocabulary.
 
-`RULES` has one rule per operation: it takes the node and the `Interval`s of its operands (and plain
+The rule of an operation (`ops`) takes the node and the `Interval`s of its operands (and plain
 literals for its parameters) and gives that of the result. Bounds are terms themselves, evaluated at
 run time. Integers are exact. Reals are widened by `SLACK`, so that another rounding of the same
 formula (a fused multiply-add) cannot move an element out of its interval. What has no rule to bound
@@ -21,7 +21,7 @@ import torch
 
 from .expr import OPS, Expr, Literal, const, fold
 from .integers import wrapping
-from .terms import FALSE, TRUE, both, build, either, negation
+from .simplify import FALSE, TRUE, both, build, either, negation
 
 Bound = Expr | None
 Rule = Callable[..., "Interval"]
@@ -80,7 +80,8 @@ def lift(roots: Sequence[Expr], leaf: Callable[[Expr], Interval]) -> list[Interv
     wraps = wrapping(roots)
 
     def apply(node: Expr, values: list[Any]) -> Interval:
-        return unknown("i") if node in wraps else RULES[node.op](node, *values)
+        rule = OPS[node.op].interval
+        return unknown(node.kind) if node in wraps or rule is None else rule(node, *values)
 
     return fold(roots, leaf, apply)
 
@@ -119,7 +120,7 @@ def _widened(lo: Bound, hi: Bound, whole: float = math.inf) -> tuple[Bound, Boun
 # Arithmetic
 
 
-def _add(node: Expr, x: Interval, y: Interval) -> Interval:
+def add(node: Expr, x: Interval, y: Interval) -> Interval:
     lo, hi, whole = _do("add", x.lo, y.lo), _do("add", x.hi, y.hi), x.whole + y.whole
     if node.kind == "f":
         lo, hi = _widened(lo, hi, whole)
@@ -132,7 +133,7 @@ def _add(node: Expr, x: Interval, y: Interval) -> Interval:
     return Interval(lo, hi, zero, **flags, whole=whole)
 
 
-def _sub(node: Expr, x: Interval, y: Interval) -> Interval:
+def sub(node: Expr, x: Interval, y: Interval) -> Interval:
     lo, hi, whole = _do("sub", x.lo, y.hi), _do("sub", x.hi, y.lo), x.whole + y.whole
     if node.kind == "f":
         lo, hi = _widened(lo, hi, whole)
@@ -156,11 +157,11 @@ def _corners(name: str, x: Interval, y: Interval) -> tuple[Bound, Bound]:
     return lo, hi
 
 
-def _mul(node: Expr, x: Interval, y: Interval) -> Interval:
+def mul(node: Expr, x: Interval, y: Interval) -> Interval:
     whole = x.whole * y.whole if x.whole and y.whole else 0.0
     zero, flags = either(x.zero, y.zero), _flags(x, y)
     if node.args[0] is node.args[1]:
-        x = y = _abs(node, x)
+        x = y = absolute(node, x)
         lo, hi = _do("mul", x.lo, x.lo), _do("mul", x.hi, x.hi)
     else:
         first_is_literal = x.point is not None and x.point.is_const
@@ -170,7 +171,7 @@ def _mul(node: Expr, x: Interval, y: Interval) -> Interval:
     return Interval(lo, hi, zero, **flags, whole=whole)
 
 
-def _div(node: Expr, x: Interval, y: Interval) -> Interval:
+def div(node: Expr, x: Interval, y: Interval) -> Interval:
     """0 / y is 0 only for a y that is known not to be."""
     lo, hi = _widened(*_corners("div", x, y)) if y.point is not None else (None, None)
     if y.point is not None:
@@ -181,18 +182,18 @@ def _div(node: Expr, x: Interval, y: Interval) -> Interval:
     return Interval(lo, hi, both(x.zero, apart), **_flags(x, y))
 
 
-def _neg(node: Expr, x: Interval) -> Interval:
+def neg(node: Expr, x: Interval) -> Interval:
     return Interval(_do("neg", x.hi), _do("neg", x.lo), x.zero, x.flat, whole=x.whole)
 
 
-def _abs(node: Expr, x: Interval) -> Interval:
+def absolute(node: Expr, x: Interval) -> Interval:
     zero: Literal = 0 if node.kind == "i" else 0.0
     lo = _do("maximum", _do("maximum", x.lo, _do("neg", x.hi)), zero)
     hi = _do("maximum", x.hi, _do("neg", x.lo))
     return Interval(lo, hi, x.zero, x.flat, whole=x.whole)
 
 
-def _extremum(name: str) -> Rule:
+def extremum(name: str) -> Rule:
     def rule(node: Expr, x: Interval, y: Interval) -> Interval:
         ends = {"lo": _do(name, x.lo, y.lo), "hi": _do(name, x.hi, y.hi)}
         if node.kind == "i":  # one operand alone is a bound; of reals the other may be NaN
@@ -205,12 +206,12 @@ def _extremum(name: str) -> Rule:
     return rule
 
 
-def _floordiv(node: Expr, x: Interval, y: Interval) -> Interval:
+def floordiv(node: Expr, x: Interval, y: Interval) -> Interval:
     ends = _corners("floordiv", x, y) if y.point is not None else (None, None)
     return Interval(*ends, flat=True)
 
 
-def _mod(node: Expr, x: Interval, y: Interval) -> Interval:
+def mod(node: Expr, x: Interval, y: Interval) -> Interval:
     """In order as long as no multiple of the divisor lies between."""
     divisor = y.point
     if divisor is None or x.lo is None or x.hi is None:
@@ -231,12 +232,12 @@ def _keeps_zero(node: Expr, params: Sequence[Literal]) -> bool:
     return bool(OPS[node.op].torch(torch.zeros((), dtype=torch.float64), *params) == 0)
 
 
-def _function(node: Expr, x: Interval, *params: Literal) -> Interval:
+def function(node: Expr, x: Interval, *params: Literal) -> Interval:
     """Without bounds, but 0 where it is."""
     return Interval(None, None, x.zero if _keeps_zero(node, params) else FALSE, x.flat)
 
 
-def _rising(node: Expr, x: Interval, *params: Literal) -> Interval:
+def rising(node: Expr, x: Interval, *params: Literal) -> Interval:
     """Monotone and exact."""
     lo, hi = _do(node.op, x.lo, *params), _do(node.op, x.hi, *params)
     flat = lo is not None and hi is not None
@@ -244,7 +245,7 @@ def _rising(node: Expr, x: Interval, *params: Literal) -> Interval:
     return Interval(lo, hi, zero, x.flat or flat, x.falls)
 
 
-def _sign(node: Expr, x: Interval) -> Interval:
+def sign(node: Expr, x: Interval) -> Interval:
     """By comparisons: the sign of a NaN is 0 in torch, and a bound may be NaN for inf - inf."""
     lo = hi = None
     if x.lo is not None:
@@ -257,23 +258,23 @@ def _sign(node: Expr, x: Interval) -> Interval:
     return Interval(lo, hi, either(x.zero, pinned(lo, hi, flat)), x.flat or flat)
 
 
-def _vanishing(below: float, at_infinity: bool) -> Rule:
+def vanishing(below: float, at_infinity: bool) -> Rule:
     """Exactly 0 at and below a number, in fp32 and fp64 alike; at_infinity: at -inf too, where
     others are NaN."""
 
     def rule(node: Expr, x: Interval, *params: Literal) -> Interval:
         if params and float(params[0]) <= 0:  # softplus of a negative slope falls
-            return _function(node, x, *params)
+            return function(node, x, *params)
         limit = below / float(params[0]) if params else below
         far = FALSE if x.hi is None else build("le", x.hi, limit)
         if not at_infinity:
             far = both(far, FALSE if x.lo is None else build("gt", x.lo, -math.inf))
-        return Interval(None, None, either(_function(node, x, *params).zero, far), x.flat)
+        return Interval(None, None, either(function(node, x, *params).zero, far), x.flat)
 
     return rule
 
 
-def _relu(node: Expr, x: Interval) -> Interval:
+def relu(node: Expr, x: Interval) -> Interval:
     low = FALSE if x.hi is None else build("le", x.hi, 0.0)
     lo, hi = _do("relu", x.lo), _do("relu", x.hi)
     return Interval(lo, hi, either(x.zero, low), flat=True)
@@ -282,7 +283,7 @@ def _relu(node: Expr, x: Interval) -> Interval:
 # Truth values
 
 
-def _less(strict: bool, swapped: bool) -> Rule:
+def less(strict: bool, swapped: bool) -> Rule:
     holds, fails = ("lt", "ge") if strict else ("le", "gt")
 
     def rule(node: Expr, x: Interval, y: Interval) -> Interval:
@@ -297,7 +298,7 @@ def _truth(always: Expr, never: Expr) -> Interval:
     return Interval(always, negation(never), flat=True)
 
 
-def _equal(node: Expr, x: Interval, y: Interval) -> Interval:
+def equal(node: Expr, x: Interval, y: Interval) -> Interval:
     if x.lo is None or x.hi is None or y.lo is None or y.hi is None:
         above, below = _do("gt", x.lo, y.hi) or FALSE, _do("lt", x.hi, y.lo) or FALSE
         return _truth(FALSE, either(above, below))
@@ -308,23 +309,23 @@ def _equal(node: Expr, x: Interval, y: Interval) -> Interval:
     return _truth(same, either(build("lt", x.hi, y.lo), build("gt", x.lo, y.hi)))
 
 
-def _unequal(node: Expr, x: Interval, y: Interval) -> Interval:
-    return _not(node, _equal(node, x, y))
+def unequal(node: Expr, x: Interval, y: Interval) -> Interval:
+    return opposite(node, equal(node, x, y))
 
 
-def _not(node: Expr, x: Interval) -> Interval:
+def opposite(node: Expr, x: Interval) -> Interval:
     return _truth(x.never, x.always)
 
 
-def _and(node: Expr, x: Interval, y: Interval) -> Interval:
+def conjunction(node: Expr, x: Interval, y: Interval) -> Interval:
     return _truth(both(x.always, y.always), either(x.never, y.never))
 
 
-def _or(node: Expr, x: Interval, y: Interval) -> Interval:
+def disjunction(node: Expr, x: Interval, y: Interval) -> Interval:
     return _truth(either(x.always, y.always), both(x.never, y.never))
 
 
-def _where(node: Expr, c: Interval, x: Interval, y: Interval) -> Interval:
+def where(node: Expr, c: Interval, x: Interval, y: Interval) -> Interval:
     low, high = (const(-math.inf), const(math.inf)) if node.kind == "f" else (None, None)
     lo = _between(c, x.lo, y.lo, "minimum", low)
     hi = _between(c, x.hi, y.hi, "maximum", high)
@@ -351,46 +352,21 @@ def _between(c: Interval, x: Bound, y: Bound, merge: str, none: Bound) -> Bound:
 # Changes of kind
 
 
-def _float(node: Expr, x: Interval) -> Interval:
+def to_float(node: Expr, x: Interval) -> Interval:
     of_truth = node.args[0].kind == "b"
     zero = x.never if of_truth else pinned(x.lo, x.hi, x.flat)
     whole = 1.0 if of_truth else math.inf
     return Interval(_do("float", x.lo), _do("float", x.hi), zero, x.flat, whole=whole)
 
 
-def _int(node: Expr, x: Interval) -> Interval:
+def to_int(node: Expr, x: Interval) -> Interval:
     """Of a truth value. A real may be too large for an integer, and then is any integer."""
     if node.args[0].kind == "f":
         return unknown("i")
     return Interval(_do("int", x.lo), _do("int", x.hi), flat=True)
 
 
-def _bool(node: Expr, x: Interval) -> Interval:
+def to_bool(node: Expr, x: Interval) -> Interval:
     zero: Literal = 0.0 if node.args[0].kind == "f" else 0
-    found = _unequal(node, x, literal(const(zero)))
+    found = unequal(node, x, literal(const(zero)))
     return _truth(found.always, either(found.never, x.zero))
-
-
-# fmt: off
-RULES: dict[str, Rule] = {
-    "add": _add, "sub": _sub, "mul": _mul, "div": _div, "neg": _neg, "abs": _abs,
-    "maximum": _extremum("maximum"), "minimum": _extremum("minimum"),
-    "floordiv": _floordiv, "mod": _mod,
-    **dict.fromkeys(["clamp_min", "clamp_max", "hardtanh", "floor", "ceil", "round",
-                     "trunc", "bf16", "f16"], _rising),
-    **dict.fromkeys(["pow", "sqrt", "rsqrt", "expm1", "log", "log1p", "sin", "cos", "tanh", "erf",
-                     "leaky_relu", "elu"], _function),
-    "relu": _relu, "sign": _sign,
-    "exp": _vanishing(-1e3, True), "exp2": _vanishing(-2e3, True),
-    "sigmoid": _vanishing(-1e3, True), "softplus": _vanishing(-1e3, True),
-    "hardsigmoid": _vanishing(-3.0, True), "hardswish": _vanishing(-3.0, False),
-    "silu": _vanishing(-1e3, False), "gelu": _vanishing(-1e3, False),
-    "gelu_tanh": _vanishing(-1e3, False), "mish": _vanishing(-1e3, False),
-    "detach": lambda node, x: x,
-    "lt": _less(True, False), "le": _less(False, False),
-    "gt": _less(True, True), "ge": _less(False, True),
-    "eq": _equal, "ne": _unequal, "and": _and, "or": _or, "xor": _unequal, "not": _not,
-    "isnan": lambda node, x: unknown("b"),
-    "where": _where, "float": _float, "int": _int, "bool": _bool,
-}
-# fmt: on

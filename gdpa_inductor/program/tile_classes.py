@@ -21,7 +21,7 @@ from .expr import Expr, const, postorder
 from .integers import MODEST, sums
 from .intervals import Interval, lift, literal, pinned, unknown
 from .score_mod import Aux
-from .terms import FALSE, TRUE, both, build, negation, substitute
+from .simplify import FALSE, TRUE, both, build, negation, substitute
 
 TILE = {name: Expr(name, (), None, "i") for name in ("n_lo", "n_hi", "m_lo", "m_hi")}
 _INSIDE = frozenset("nmqk")  # entries of an access map that vary inside a tile

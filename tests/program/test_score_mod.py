@@ -5,8 +5,19 @@ import random
 
 import pytest
 
-from gdpa_inductor.expr import GRAD, INDEX, OPS, SCORE, Expr, aux, call, const, postorder, scalar
-from gdpa_inductor.score_mod import AXES, Aux, ScoreMod, ScoreModError, terms_text
+from gdpa_inductor.program.expr import (
+    GRAD,
+    INDEX,
+    OPS,
+    SCORE,
+    Expr,
+    aux,
+    call,
+    const,
+    postorder,
+    scalar,
+)
+from gdpa_inductor.program.score_mod import AXES, Aux, ScoreMod, ScoreModError, terms_text
 
 
 def random_program(rng: random.Random) -> ScoreMod:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from gdpa_inductor.expr import (
+from gdpa_inductor.program.derivatives import differentiate
+from gdpa_inductor.program.expr import (
     GRAD,
     INDEX,
     OPS,
@@ -24,7 +25,6 @@ from gdpa_inductor.expr import (
     scalar,
     torch_apply,
 )
-from gdpa_inductor.slopes import differentiate
 
 # Away from kinks, at every kink of the table (0, ±1, ±3, the softplus threshold), and far out.
 REALS = [-40.0, -3.5, -3.0, -1.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 3.5, 20.0, 40.0]

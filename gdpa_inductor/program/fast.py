@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..expr import GELU_ALPHA, GELU_BETA, Expr, call, const, postorder
-from ..slopes import d_gelu_tanh, d_silu
+from .expr import Expr, call, const, postorder
+from .ops.activations import GELU_ALPHA, GELU_BETA, d_gelu_tanh, d_silu
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..expr import Expr, fold, postorder
+from .expr import OPS, Expr, Trait, fold, postorder
 
 
 class Grade(enum.IntEnum):
@@ -29,14 +29,9 @@ class Grade(enum.IntEnum):
     SCORED = 3
 
 
-_DECIDES = frozenset(
-    ["eq", "ne", "lt", "le", "gt", "ge", "int", "bool", "floor", "ceil", "round", "trunc", "sign"]
-)
-_KEEPS_VALUES = frozenset([
-    "neg", "abs", "maximum", "minimum", "clamp_min", "clamp_max", "relu", "hardtanh", "detach",
-    "bf16", "f16",
-])  # fmt: skip
-_KEEPS_WHOLES = _KEEPS_VALUES | {"add", "sub", "mul"}
+def _is(node: Expr, trait: Trait) -> bool:
+    """Whether an operation has one of these traits."""
+    return node.op in OPS and bool(OPS[node.op].traits & trait)
 
 
 def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | None:
@@ -47,13 +42,13 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
 
     def note(node: Expr, values: list[Any]) -> Grade:
         given = [v for v in values if isinstance(v, Grade)]
-        changes = node in rounded and node.op not in _KEEPS_VALUES and node.op != "where"
+        changes = node in rounded and not (_is(node, Trait.KEEPS_VALUES) or node.op == "where")
         grades[node] = Grade.ROUNDED if changes else _grade(node, given)
         return grades[node]
 
     fold([weight], _leaf, note)
     for node in postorder([weight]):
-        if node.op in _DECIDES:
+        if _is(node, Trait.DECIDES):
             given = {grades.get(a, _leaf(a)) for a in node.args if a.kind == "f"}
             if Grade.ROUNDED in given and Grade.SCORED not in given:
                 return node
@@ -61,16 +56,16 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
 
 
 def reworded_decision(
-    weight: Expr, reworded: Collection[Expr], turns: Collection[str] = ()
+    weight: Expr, reworded: Collection[Expr], turns: Trait = Trait.NONE
 ) -> Expr | None:
     """A term that decides by one of `reworded`, whose last bit is not torch's; None if there is
     none. Where scores are whole numbers, as those of one-hot keys are, the last bit decides.
-    turns: operations that count as deciding too.
+    turns: traits that count as deciding too.
     """
     inexact = set(reworded)
     for node in postorder([weight]) if inexact else ():
         fed = not inexact.isdisjoint(node.args)
-        if fed and (node.op in _DECIDES or node.op in turns):
+        if fed and _is(node, Trait.DECIDES | turns):
             return node
         if fed and node.kind == "f":
             inexact.add(node)
@@ -109,11 +104,11 @@ def _grade(node: Expr, given: list[Grade]) -> Grade:
         return Grade.WHOLE
     if Grade.SCORED in given:
         return Grade.SCORED
-    if node.op in _DECIDES or (node.op in _KEEPS_WHOLES and set(given) <= {Grade.WHOLE}):
+    if _is(node, Trait.DECIDES) or (_is(node, Trait.KEEPS_WHOLES) and set(given) <= {Grade.WHOLE}):
         return Grade.WHOLE
     if node.op == "float":
         return Grade.WHOLE
-    if node.op in _KEEPS_VALUES or node.op == "where":
+    if _is(node, Trait.KEEPS_VALUES) or node.op == "where":
         return min(given)
     if node.op in ("mul", "div") and any(_is_power_of_two(a) for a in node.args[-1:]):
         return min(Grade.VALUE, *given)

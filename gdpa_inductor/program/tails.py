@@ -20,18 +20,13 @@ from typing import Any
 
 import torch
 
-from ..expr import OPS, Expr, fold, postorder
+from .expr import OPS, Expr, Trait, fold, postorder
 
 _Values = frozenset[Any] | None  # what a term may be for one score and gradient; None: anything
 _BOTH: _Values = frozenset((False, True))
 _MOST = 16  # values that are followed
 _LARGEST = 2.0**14  # so that neither fp16 nor a sum of products overflows
 _DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
-# What a term does to a score and its gradient without choosing between ways.
-_SMOOTH = frozenset(
-    ["s", "g", "add", "sub", "mul", "div", "neg", "exp", "erf", "tanh", "sigmoid", "silu", "gelu",
-     "gelu_tanh", "mish", "softplus", "pow", "bf16", "f16", "where"]
-)  # fmt: skip
 
 
 def still(names: Sequence[str], variants: Sequence[Sequence[Expr]]) -> frozenset[str]:
@@ -71,9 +66,12 @@ def _is_smooth(term: Expr) -> bool:
     """Whether a term never chooses by the score or the gradient."""
     moving: set[Expr] = set()
     for node in postorder([term]):
-        if node.op in ("s", "g") or any(arg in moving for arg in node.args):
+        if node.op in ("s", "g"):
             moving.add(node)
-            if node.op not in _SMOOTH or (node.op == "where" and node.args[0] in moving):
+        elif any(arg in moving for arg in node.args):
+            moving.add(node)
+            smooth = Trait.SMOOTH in OPS[node.op].traits
+            if not smooth or (node.op == "where" and node.args[0] in moving):
                 return False
     return True
 

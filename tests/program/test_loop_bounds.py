@@ -5,10 +5,10 @@ import itertools
 import pytest
 import torch
 
-from gdpa_inductor.bounds import closed
-from gdpa_inductor.expr import Expr, fold, torch_apply
-from gdpa_inductor.masks import classify
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.expr import Expr, fold, torch_apply
+from gdpa_inductor.program.loop_bounds import closed
+from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.program.tile_classes import classify
 
 LENGTH, TILE = 100, 16
 PROGRAMS = {

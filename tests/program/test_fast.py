@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from gdpa_inductor.expr import fold, postorder, torch_apply
-from gdpa_inductor.lowerings.gates import gated
 from gdpa_inductor.ops import program_leaves
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.expr import fold, postorder, torch_apply
+from gdpa_inductor.program.fast import gated
+from gdpa_inductor.program.score_mod import ScoreMod
 
 PROGRAMS = [
     *(

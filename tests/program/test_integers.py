@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 
-from gdpa_inductor.expr import INDEX, Expr, aux, call, const, fold, scalar, torch_apply
-from gdpa_inductor.integers import ANY, INT32, inside, ranges, wide
-from gdpa_inductor.score_mod import ScoreMod
+from gdpa_inductor.program.expr import INDEX, Expr, aux, call, const, fold, scalar, torch_apply
+from gdpa_inductor.program.integers import ANY, INT32, inside, ranges, wide
+from gdpa_inductor.program.score_mod import ScoreMod
 
 LEAVES = [aux(0, "i"), aux(1, "i"), aux(2, "i")]
 BINARY = ["add", "sub", "mul", "maximum", "minimum", "floordiv", "mod"]

@@ -1,0 +1,10 @@
+"""The operations of score programs: a row each, by families.
+
+A row says all that the package knows of an operation, see `expr.Op`. Adding one is adding a row.
+"""
+
+from ..expr import OPS
+from . import activations, arithmetic, conversions, functions, logic
+
+for family in (arithmetic, functions, activations, conversions, logic):
+    OPS.update(family.ROWS)

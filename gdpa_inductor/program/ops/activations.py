@@ -1,0 +1,142 @@
+"""Activations, by torch's own definitions and slopes."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from .. import intervals
+from ..expr import Expr, Op, Trait, call
+from .arithmetic import VALUES, keep, number, where
+
+REAL = ("f>f",)
+GELU_BETA, GELU_ALPHA = math.sqrt(2.0 / math.pi), 0.044715
+_FP32_SIXTH = 11184811 / 2**26
+
+
+def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _within(x: Expr, low: Expr | float, high: Expr | float) -> Expr:
+    return call("and", call("gt", x, low), call("lt", x, high))
+
+
+def _d_sigmoid(g: Expr, y: Expr, _x: Expr) -> tuple[Expr]:
+    return (g * (y * (1.0 - y)),)
+
+
+def _d_relu(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    return (where(call("le", x, 0.0), 0.0, g),)
+
+
+def d_silu(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    t = call("sigmoid", x)
+    return (g * (t * (1.0 + x * (1.0 - t))),)
+
+
+def _d_gelu(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    cdf = 0.5 * (1.0 + call("erf", x * math.sqrt(0.5)))
+    pdf = call("exp", x * x * -0.5) * (1.0 / math.sqrt(2.0 * math.pi))
+    return (g * (cdf + x * pdf),)
+
+
+def gelu_tanh_argument(x: Expr) -> Expr:
+    """u of gelu_tanh(x) = x/2 · (1 + tanh u)."""
+    return x * (GELU_BETA + (GELU_BETA * GELU_ALPHA) * (x * x))
+
+
+def d_gelu_tanh(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    t = call("tanh", gelu_tanh_argument(x))
+    slope = GELU_BETA + (3.0 * GELU_BETA * GELU_ALPHA) * (x * x)
+    return (g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * slope),)
+
+
+def _d_hardswish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
+    inner = where(call("ge", x, 3.0), g, g * (x * (1.0 / 3.0) + 0.5))
+    return (where(call("le", x, -3.0), 0.0, inner),)  # not g · 0, which g may make NaN
+
+
+def _d_hardsigmoid(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    """torch's sixth is that of fp32 in fp64 too."""
+    return (keep(g * _FP32_SIXTH, _within(x, -3.0, 3.0)),)
+
+
+def _d_hardtanh(g: Expr, _y: Expr, x: Expr, low: Expr, high: Expr) -> tuple[Expr | None, ...]:
+    """None at NaN: torch's vectors have none there, its single elements all of it."""
+    return (keep(g, _within(x, low, high)), None, None)
+
+
+def _d_leaky_relu(g: Expr, _y: Expr, x: Expr, slope: Expr) -> tuple[Expr | None, ...]:
+    return (where(call("gt", x, 0.0), g, g * slope), None)
+
+
+def _d_elu(g: Expr, _y: Expr, x: Expr, alpha: Expr, scale: Expr, slope: Expr) -> tuple[Expr]:
+    """NaN at NaN: so have torch's vectors; its single elements pass all of g there."""
+    a, c, k = number(alpha), number(scale), number(slope)
+    return (where(call("gt", x, 0.0), g * c, g * (a * c * k) * call("exp", x * k)),)
+
+
+def _d_softplus(g: Expr, _y: Expr, x: Expr, beta: Expr, threshold: Expr) -> tuple[Expr]:
+    b, t = number(beta), number(threshold)
+    return (where(call("gt", x * b, t), g, g * call("sigmoid", x * b)),)
+
+
+def _d_mish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    t, s = call("tanh", call("softplus", x, 1.0, 20.0)), call("sigmoid", x)
+    return (g * (t + x * s * (1.0 - t * t)),)
+
+
+ROWS = {
+    "sigmoid": Op(
+        REAL, torch.sigmoid, "1/(1 + e⁻ˣ)", traits=Trait.SMOOTH,
+        vjp=_d_sigmoid, interval=intervals.vanishing(-1e3, True),
+    ),
+    "relu": Op(
+        REAL, torch.relu, "max(x, 0); slope 0 at 0", traits=VALUES,
+        vjp=_d_relu, interval=intervals.relu,
+    ),
+    "silu": Op(
+        REAL, F.silu, "x·sigmoid(x)", traits=Trait.SMOOTH,
+        vjp=d_silu, interval=intervals.vanishing(-1e3, False),
+    ),
+    "gelu": Op(
+        REAL, F.gelu, "x·Φ(x)", traits=Trait.SMOOTH,
+        vjp=_d_gelu, interval=intervals.vanishing(-1e3, False),
+    ),
+    "gelu_tanh": Op(
+        REAL, _gelu_tanh, "gelu in its tanh form", traits=Trait.SMOOTH,
+        vjp=d_gelu_tanh, interval=intervals.vanishing(-1e3, False),
+    ),
+    "hardswish": Op(
+        REAL, F.hardswish, "x·clamp(x + 3, 0, 6)/6", traits=Trait.TURNS,
+        vjp=_d_hardswish, interval=intervals.vanishing(-3.0, False),
+    ),
+    "hardsigmoid": Op(
+        REAL, F.hardsigmoid, "clamp(x + 3, 0, 6)/6", traits=Trait.TURNS,
+        vjp=_d_hardsigmoid, interval=intervals.vanishing(-3.0, True),
+    ),
+    "leaky_relu": Op(
+        ("ff>f",), F.leaky_relu, "x, or literal·x below 0", params=1,
+        vjp=_d_leaky_relu, interval=intervals.function,
+    ),
+    "elu": Op(
+        ("ffff>f",), torch.ops.aten.elu.default, "torch's, literals alpha, scale, input_scale",
+        params=3, vjp=_d_elu, interval=intervals.function,
+    ),
+    "softplus": Op(
+        ("fff>f",), F.softplus, "torch's, literals beta, threshold", params=2,
+        vjp=_d_softplus, interval=intervals.vanishing(-1e3, True), traits=Trait.SMOOTH,
+    ),
+    "mish": Op(
+        REAL, F.mish, "x·tanh(softplus(x))", traits=Trait.SMOOTH,
+        vjp=_d_mish, interval=intervals.vanishing(-1e3, False),
+    ),
+    "hardtanh": Op(
+        ("fff>f",), F.hardtanh, "x between two literals", params=2,
+        vjp=_d_hardtanh, interval=intervals.rising, traits=VALUES | Trait.TURNS,
+    ),
+}  # fmt: skip

@@ -1,0 +1,122 @@
+"""Sums, products, quotients, extremes and bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from .. import integers, intervals
+from ..expr import Expr, Op, Trait, call
+
+ONE, TWO = ("f>f", "i>i"), ("ff>f", "ii>i")
+OF_REALS, OF_INTEGERS = ("ff>f",), ("ii>i",)
+
+VALUES = Trait.KEEPS_VALUES | Trait.KEEPS_WHOLES
+WHOLES = Trait.KEEPS_WHOLES | Trait.SMOOTH
+
+
+def where(condition: Expr, x: Expr | float, y: Expr | float) -> Expr:
+    return call("where", condition, x, y)
+
+
+def keep(g: Expr, condition: Expr) -> Expr:
+    """The cotangent where a condition holds."""
+    return where(condition, g, 0.0)
+
+
+def number(literal: Expr) -> float:
+    """The value of a trailing argument."""
+    return float(literal.value or 0)
+
+
+def _d_clamp(inside: str) -> Callable[..., tuple[Expr | None, ...]]:
+    """torch's clamp passes the gradient at the bound itself."""
+    return lambda g, y, x, bound: (keep(g, call(inside, x, bound)), None)
+
+
+def _d_pow(g: Expr, _y: Expr, x: Expr, exponent: Expr) -> tuple[Expr | None, ...]:
+    e = number(exponent)
+    if e == 0.0:
+        return (None,)
+    return (g * (e * x if e == 2.0 else e * call("pow", x, e - 1.0)),)
+
+
+def _d_extremum(loses: str) -> Callable[..., tuple[Expr, Expr]]:
+    """torch.maximum and minimum: the loser gets no gradient, ties share it equally.
+
+    Beside a NaN nobody loses, so that both operands get all of it.
+    """
+
+    def vjp(g: Expr, _y: Expr, x: Expr, z: Expr) -> tuple[Expr, Expr]:
+        shared = where(call("eq", x, z), g * 0.5, g)
+        return (
+            where(call(loses, x, z), 0.0, shared),
+            where(call(loses, z, x), 0.0, shared),
+        )
+
+    return vjp
+
+
+ROWS = {
+    "add": Op(
+        TWO, torch.add, "x + z",
+        vjp=lambda g, y, x, z: (g, g), literal=lambda x, z: x + z, infix=("+", 2),
+        interval=intervals.add, integers=integers.add, traits=WHOLES,
+    ),
+    "sub": Op(
+        TWO, torch.sub, "x − z",
+        vjp=lambda g, y, x, z: (g, -g), literal=lambda x, z: x - z, infix=("-", 2),
+        interval=intervals.sub, integers=integers.sub, traits=WHOLES,
+    ),
+    "mul": Op(
+        TWO, torch.mul, "x · z",
+        vjp=lambda g, y, x, z: (g * z, g * x), literal=lambda x, z: x * z, infix=("*", 3),
+        interval=intervals.mul, integers=integers.mul, traits=WHOLES,
+    ),
+    "div": Op(
+        OF_REALS, torch.div, "x / z",
+        vjp=lambda g, y, x, z: (g / z, -(g * (y / z))), literal=lambda x, z: x / z, infix=("/", 3),
+        interval=intervals.div, traits=Trait.SMOOTH,
+    ),
+    "neg": Op(
+        ONE, torch.neg, "−x",
+        vjp=lambda g, y, x: (-g,), literal=lambda x: -x,
+        interval=intervals.neg, integers=integers.neg, traits=VALUES | Trait.SMOOTH,
+    ),
+    "abs": Op(
+        ONE, torch.abs, "the absolute value",
+        vjp=lambda g, y, x: (g * call("sign", x),),
+        interval=intervals.absolute, integers=integers.absolute, traits=VALUES,
+    ),
+    "pow": Op(
+        OF_REALS, torch.pow, "x to a literal power", params=1,
+        vjp=_d_pow, interval=intervals.function, traits=Trait.SMOOTH,
+    ),
+    "maximum": Op(
+        TWO, torch.maximum, "the larger; ties share the gradient, beside a NaN both get it",
+        vjp=_d_extremum("lt"), interval=intervals.extremum("maximum"),
+        integers=integers.maximum, traits=VALUES | Trait.TURNS,
+    ),
+    "minimum": Op(
+        TWO, torch.minimum, "the smaller; ties share the gradient, beside a NaN both get it",
+        vjp=_d_extremum("gt"), interval=intervals.extremum("minimum"),
+        integers=integers.minimum, traits=VALUES | Trait.TURNS,
+    ),
+    "clamp_min": Op(
+        OF_REALS, lambda x, c: x.clamp(min=c), "max(x, literal)", params=1,
+        vjp=_d_clamp("ge"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
+    ),
+    "clamp_max": Op(
+        OF_REALS, lambda x, c: x.clamp(max=c), "min(x, literal)", params=1,
+        vjp=_d_clamp("le"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
+    ),
+    "floordiv": Op(
+        OF_INTEGERS, lambda x, z: torch.div(x, z, rounding_mode="floor"), "⌊x / z⌋",
+        infix=("//", 3), interval=intervals.floordiv, integers=integers.floordiv,
+    ),
+    "mod": Op(
+        OF_INTEGERS, torch.remainder, "x − z·⌊x / z⌋",
+        infix=("%", 3), interval=intervals.mod, integers=integers.mod,
+    ),
+}  # fmt: skip

@@ -1,0 +1,64 @@
+"""Elementary functions of a real."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from .. import intervals
+from ..expr import Expr, Op, Trait, call
+
+REAL = ("f>f",)
+
+
+def _d_erf(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
+    return (g * (call("exp", -(x * x)) * (2.0 / math.sqrt(math.pi))),)
+
+
+ROWS = {
+    "sqrt": Op(
+        REAL, torch.sqrt, "√x",
+        vjp=lambda g, y, x: (g / (2.0 * y),), interval=intervals.function,
+    ),
+    "rsqrt": Op(
+        REAL, torch.rsqrt, "1/√x",
+        vjp=lambda g, y, x: (g * (-0.5 * (y * y * y)),), interval=intervals.function,
+    ),
+    "exp": Op(
+        REAL, torch.exp, "eˣ", traits=Trait.SMOOTH,
+        vjp=lambda g, y, x: (g * y,), interval=intervals.vanishing(-1e3, True),
+    ),
+    "exp2": Op(
+        REAL, torch.exp2, "2ˣ",
+        vjp=lambda g, y, x: (g * (y * math.log(2.0)),), interval=intervals.vanishing(-2e3, True),
+    ),
+    "expm1": Op(
+        REAL, torch.expm1, "eˣ − 1",
+        vjp=lambda g, y, x: (g * (y + 1.0),), interval=intervals.function,
+    ),
+    "log": Op(
+        REAL, torch.log, "ln x",
+        vjp=lambda g, y, x: (g / x,), interval=intervals.function,
+    ),
+    "log1p": Op(
+        REAL, torch.log1p, "ln(1 + x)",
+        vjp=lambda g, y, x: (g / (x + 1.0),), interval=intervals.function,
+    ),
+    "sin": Op(
+        REAL, torch.sin, "sin x",
+        vjp=lambda g, y, x: (g * call("cos", x),), interval=intervals.function,
+    ),
+    "cos": Op(
+        REAL, torch.cos, "cos x",
+        vjp=lambda g, y, x: (-(g * call("sin", x)),), interval=intervals.function,
+    ),
+    "tanh": Op(
+        REAL, torch.tanh, "tanh x", traits=Trait.SMOOTH,
+        vjp=lambda g, y, x: (g * (1.0 - y * y),), interval=intervals.function,
+    ),
+    "erf": Op(
+        REAL, torch.erf, "the error function", traits=Trait.SMOOTH,
+        vjp=_d_erf, interval=intervals.function,
+    ),
+}  # fmt: skip

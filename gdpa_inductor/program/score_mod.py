@@ -1,0 +1,294 @@
+"""ScoreMod: the program between the two products, as one canonical line of text.
+
+    a0:b[b,-,n,m]; t0=mul(s,0.125); where(a0,silu(t0),0.0)
+
+Declarations give each auxiliary tensor a kind (f, i, b) and an access map: one entry per dimension
+of that tensor, the score index that reads it, or "-" for a dimension of size 1; "q" and "k" count
+the rows of jagged query and key values, so they stand for b with n and b with m. The last
+expression is the weight P[b,h,n,m] that multiplies V. The text travels as an argument of the op, so
+every cache sees it. It is parsed by the grammar below and the table of operations, and is never
+executed as Python.
+
+    program = { declaration ";" } { name "=" term ";" } term
+    declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"
+    term = name | literal | name "(" term { "," term } ")"
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .derivatives import differentiate
+from .expr import GRAD, INDEX, OPS, SCORE, Expr, aux, call, const, postorder, scalar
+
+AXES = "bhnm"
+# What an entry of an access map varies along.
+_VARIES = {**{axis: axis for axis in AXES}, "q": "bn", "k": "bm", "-": ""}
+_MAX_TEXT = 1 << 16
+_MAX_DEPTH = 64
+_TOKEN = re.compile(
+    r"\s*(?:(?P<number>-?(?:\d+\.?\d*(?:e[+-]?\d+)?|inf|nan)(?![A-Za-z_\d]))"
+    r"|(?P<name>[A-Za-z_][A-Za-z_\d]*)|(?P<mark>[()\[\],;:=-]))"
+)
+
+
+class ScoreModError(ValueError):
+    """The text is not a score program; the message says where and why."""
+
+
+@dataclass(frozen=True)
+class Aux:
+    """How an auxiliary tensor is read. kind: "f", "i" or "b"; access: an entry per dimension."""
+
+    kind: str
+    access: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind}[{','.join(self.access)}]"
+
+    @property
+    def axes(self) -> frozenset[str]:
+        """The score indices that it varies along: of b, h, n, m."""
+        return frozenset("".join(_VARIES.get(entry, "") for entry in self.access))
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Cotangent terms in s, g (the gradient of P) and the aux operands; None where identically
+    zero.
+    """
+
+    score: Expr | None
+    aux: tuple[Expr | None, ...]
+
+
+@dataclass(frozen=True)
+class ScoreMod:
+    """A score program: `weight` over the score, indices, scalars and the aux operands declared in
+    `aux`.
+    """
+
+    weight: Expr
+    aux: tuple[Aux, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.weight.kind != "f":
+            raise ScoreModError("the weight must be a real number")
+        for spec in self.aux:
+            if not set(spec.access) <= set(_VARIES):
+                raise ScoreModError(f"access map {spec} has an entry outside b, h, n, m, q, k, -")
+            if len(spec.axes) != sum(len(_VARIES[entry]) for entry in spec.access):
+                raise ScoreModError(f"access map {spec} reads an index twice")
+        for node in postorder([self.weight]):
+            if node.op == "aux" and (
+                not 0 <= int(node.value or 0) < len(self.aux)
+                or self.aux[int(node.value or 0)].kind != node.kind
+            ):
+                raise ScoreModError(f"a{node.value} is used but not declared with kind {node.kind}")
+            if node is GRAD:
+                raise ScoreModError("g has no meaning in a forward program")
+
+    def __str__(self) -> str:
+        return "; ".join(
+            [*(f"a{i}:{a}" for i, a in enumerate(self.aux)), terms_text([self.weight])]
+        )
+
+    @functools.cached_property
+    def num_scalars(self) -> int:
+        """How many integer arguments the program reads."""
+        used = [int(x.value or 0) for x in postorder([self.weight]) if x.op == "scalar"]
+        return max(used, default=-1) + 1
+
+    @functools.cached_property
+    def gradients(self) -> Gradients:
+        """d/ds and d/da_i of the weight, times g."""
+        leaves = [aux(i, a.kind) for i, a in enumerate(self.aux)]
+        score, *others = differentiate(self.weight, [SCORE, *leaves])
+        return Gradients(score, tuple(others))
+
+    @property
+    def formula(self) -> str:
+        """The weight in ordinary notation, for people."""
+        return formula(self.weight)
+
+    @staticmethod
+    def parse(text: str) -> ScoreMod:
+        """Read a program. Raises ScoreModError with the place of the first fault."""
+        return _parse(text)
+
+
+def terms_text(roots: Sequence[Expr]) -> str:
+    """Statements for terms used more than once or nested deeply, then the roots; by "; "."""
+    uses: Counter[Expr] = Counter()
+    order = list(postorder(roots))
+    for node in order:
+        uses.update(node.args)
+    names: dict[Expr, str] = {}
+    texts: dict[Expr, str] = {}
+    depths: dict[Expr, int] = {}
+    statements: list[str] = []
+    for node in order:
+        texts[node] = leaf_text(node) if not node.args else _call_text(node, texts, names)
+        depths[node] = 1 + max((depths[a] for a in node.args), default=0)
+        if node.args and (uses[node] > 1 or depths[node] >= _MAX_DEPTH // 2):
+            names[node] = f"t{len(names)}"
+            statements.append(f"{names[node]}={texts[node]}")
+            depths[node] = 1
+    return "; ".join([*statements, *(names.get(r, texts[r]) for r in roots)])
+
+
+def _call_text(node: Expr, texts: dict[Expr, str], names: dict[Expr, str]) -> str:
+    return f"{node.op}({','.join(names.get(a, texts[a]) for a in node.args)})"
+
+
+def leaf_text(node: Expr) -> str:
+    """The spelling of a leaf in a program."""
+    if node.op == "aux":
+        return f"a{node.value}"
+    if node.op == "scalar":
+        return f"i{node.value}"
+    if node.op == "const":
+        return repr(node.value).lower() if isinstance(node.value, bool) else repr(node.value)
+    return node.op
+
+
+_MAX_LEAVES = 200  # of a formula that is written out; sharing can make the tree exponentially large
+
+
+def formula(root: Expr) -> str:
+    """Infix notation of a term, e.g. `silu(s*0.125 + a0)/i0`; a large one stays in statements."""
+    leaves: dict[Expr, int] = {}
+    for node in postorder([root]):
+        leaves[node] = sum(leaves[a] for a in node.args) or 1
+    return _infix(root) if leaves[root] <= _MAX_LEAVES else terms_text([root])
+
+
+def _infix(root: Expr) -> str:
+    texts: dict[Expr, tuple[str, int]] = {}
+
+    def wrapped(node: Expr, above: int) -> str:
+        text, level = texts[node]
+        return f"({text})" if level < above else text
+
+    for node in postorder([root]):
+        if not node.args:
+            literal = leaf_text(node)
+            texts[node] = (literal, 2 if literal.startswith("-") else 9)
+        elif (infix := OPS[node.op].infix) is not None:
+            sign, level = infix
+            gap = "" if level == 3 else " "
+            place = max(level, 2)  # comparisons and logic do not nest without parentheses
+            left, right = wrapped(node.args[0], place), wrapped(node.args[1], place + (level > 1))
+            texts[node] = (f"{left}{gap}{sign}{gap}{right}", level)
+        elif node.op == "pow":
+            texts[node] = (f"{wrapped(node.args[0], 5)}**{leaf_text(node.args[1])}", 4)
+        elif node.op == "neg":
+            texts[node] = (f"-{wrapped(node.args[0], 3)}", 2)
+        else:
+            texts[node] = (f"{node.op}({', '.join(texts[a][0] for a in node.args)})", 9)
+    return texts[root][0]
+
+
+class _Reader:
+    """A recursive-descent reader over the tokens of one program."""
+
+    def __init__(self, text: str) -> None:
+        if len(text) > _MAX_TEXT:
+            raise ScoreModError(f"a score program has at most {_MAX_TEXT} characters")
+        self.tokens: list[tuple[str, str]] = []
+        self.at = 0
+        place = 0
+        stripped = text.rstrip()
+        while place < len(stripped):
+            match = _TOKEN.match(stripped, place)
+            if match is None:
+                raise ScoreModError(f"unexpected {stripped[place : place + 10]!r} at {place}")
+            self.tokens.append((str(match.lastgroup), match[str(match.lastgroup)]))
+            place = match.end()
+        self.names: dict[str, Expr] = {"s": SCORE, "g": GRAD, **INDEX}
+        self.aux: list[Aux] = []
+
+    def peek(self, ahead: int = 0) -> str:
+        return self.tokens[self.at + ahead][1] if self.at + ahead < len(self.tokens) else ""
+
+    def take(self, expected: str = "") -> tuple[str, str]:
+        if self.at >= len(self.tokens) or (expected and self.tokens[self.at][1] != expected):
+            raise ScoreModError(
+                f"expected {expected or 'a term'} at token {self.at}, found {self.peek()!r}"
+            )
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def declaration(self) -> None:
+        name, _, kind = self.take()[1], self.take(":"), self.take()[1]
+        if name != f"a{len(self.aux)}" or kind not in ("f", "i", "b"):
+            raise ScoreModError(f"expected a declaration of a{len(self.aux)}, found {name}:{kind}")
+        self.take("[")
+        access: list[str] = []
+        while self.peek() != "]":
+            if access:
+                self.take(",")
+            access.append(self.take()[1])
+        self.take("]")
+        self.names[name] = aux(len(self.aux), kind)
+        self.aux.append(Aux(kind, tuple(access)))
+
+    def term(self, depth: int = 0) -> Expr:
+        if depth > _MAX_DEPTH:
+            raise ScoreModError("a term is nested too deeply")
+        group, text = self.take()
+        if group == "number":
+            return const(self.integer(text) if re.fullmatch(r"-?\d+", text) else float(text))
+        if text in ("true", "false", "inf", "nan"):
+            return const(text == "true" if text[0] in "tf" else float(text))
+        if group != "name":
+            raise ScoreModError(f"expected a term, found {text!r}")
+        if self.peek() != "(":
+            return self.leaf(text)
+        self.take("(")
+        args = [self.term(depth + 1)]
+        while self.peek() == ",":
+            self.take(",")
+            args.append(self.term(depth + 1))
+        self.take(")")
+        try:
+            return call(text, *args)
+        except ValueError as error:
+            raise ScoreModError(str(error)) from None
+
+    def integer(self, text: str) -> int:
+        if len(text) > 20 or not -(1 << 63) <= int(text) < 1 << 63:
+            raise ScoreModError(f"the integer {text[:20]} does not fit 64 bits")
+        return int(text)
+
+    def leaf(self, name: str) -> Expr:
+        if name in self.names:
+            return self.names[name]
+        if re.fullmatch(r"i\d{1,3}", name):
+            return scalar(int(name[1:]))
+        raise ScoreModError(f"unknown name {name!r}")
+
+    def program(self) -> ScoreMod:
+        while self.peek(1) == ":":
+            self.declaration()
+            self.take(";")
+        while self.peek(1) == "=":
+            name = self.take()[1]
+            if not re.fullmatch(r"t\d+", name):
+                raise ScoreModError(f"{name!r} is no name for a statement; use t0, t1, ...")
+            self.take("=")
+            self.names[name] = self.term()
+            self.take(";")
+        weight = self.term()
+        if self.at != len(self.tokens):
+            raise ScoreModError(f"unexpected {self.peek()!r} after the weight")
+        return ScoreMod(weight, tuple(self.aux))
+
+
+@functools.lru_cache(maxsize=1024)
+def _parse(text: str) -> ScoreMod:
+    return _Reader(text).program()

@@ -1,0 +1,31 @@
+"""The operations as the table of a page: `python -m gdpa_inductor.program.table docs/score_programs.md`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+from .expr import OPS
+
+_TABLE = re.compile(r"^\| operation \|.*?(?=^[^|]|\Z)", flags=re.M | re.S)
+
+
+def table() -> str:
+    """A line per row of `OPS`: name, kinds, meaning."""
+    lines = ["| operation | kinds | meaning |", "|---|---|---|"]
+    for name, op in OPS.items():
+        kinds = ", ".join(f"`{signature}`" for signature in op.kinds)
+        lines.append(f"| `{name}` | {kinds} | {op.says} |")
+    return "\n".join(lines) + "\n"
+
+
+def renewed(page: str) -> str:
+    """The page with its table as the rows have it."""
+    return _TABLE.sub(lambda _: table(), page)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        path = Path(name)
+        path.write_text(renewed(path.read_text()))
