@@ -140,6 +140,9 @@ class Op:
     without one has no gradient. interval, integers: its rules in the modules of these names;
     without one, nothing is known of its result. literal: its value on Python's numbers, where a
     program folds it. infix: its sign, and how tightly it binds.
+
+    plain, fast: its forms in other operations, for kernels (`emission`). fast is for 16 bits:
+    |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]. None: it is computed as it is.
     """
 
     kinds: tuple[str, ...]
@@ -151,6 +154,8 @@ class Op:
     integers: Callable[..., tuple[int, int]] | None = None
     literal: Callable[..., Literal] | None = None
     infix: tuple[str, int] | None = None
+    plain: Callable[..., Expr | None] | None = None
+    fast: Callable[..., Expr | None] | None = None
     traits: Trait = Trait.NONE
 
     def result_kind(self, given: str) -> str | None:
@@ -169,7 +174,7 @@ def call(name: str, *operands: Expr | Literal) -> Expr:
         ValueError: unknown operation, or operands of kinds that it does not accept.
     """
     args = tuple(x if isinstance(x, Expr) else const(x) for x in operands)
-    op = OPS.get(name)
+    op = row_of(name)
     if op is None:
         raise ValueError(f"unknown operation {name!r} in a score program")
     kinds = "".join(a.kind for a in args)
@@ -233,14 +238,22 @@ def fold(
         if not node.args:
             values[node] = leaf(node)
             continue
-        params = OPS[node.op].params
+        row = row_of(node.op)
+        params = row.params if row else 0
         plain = node.args[: len(node.args) - params]
         literals = [a.value for a in node.args[len(plain) :]]
         values[node] = apply(node, [values[a] for a in plain] + literals)
     return [values[root] for root in roots]
 
 
-OPS: dict[str, Op] = {}  # the rows of `ops`, which fills it
+# The rows of `ops`, which fills these: what programs are made of, and what only kernels have.
+OPS: dict[str, Op] = {}
+INSTRUCTIONS: dict[str, Op] = {}
+
+
+def row_of(name: str) -> Op | None:
+    """The row of an operation of programs or kernels."""
+    return OPS.get(name) or INSTRUCTIONS.get(name)
 
 
 def torch_apply(dtype: torch.dtype) -> Callable[[Expr, list[Any]], torch.Tensor]:

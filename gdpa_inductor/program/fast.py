@@ -15,9 +15,11 @@ and 14.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from .expr import Expr, call, const, postorder
+from .expr import Expr, call, const, fold, postorder
 from .ops.activations import GELU_ALPHA, GELU_BETA, d_gelu_tanh, d_silu
 
 
@@ -94,3 +96,15 @@ def _scaled(x: Expr) -> tuple[Expr, float]:
         if 2.0**-10 <= abs(scale) <= 1.0:
             return x.args[0], scale
     return x, 1.0
+
+
+def shared(roots: Sequence[Expr], weight: Expr) -> list[Expr]:
+    """The same terms, where a sigmoid of what the weight has a silu of takes the silu's tanh."""
+    paid = {node.args[0] for node in postorder([weight]) if node.op == "silu"}
+
+    def apply(node: Expr, values: list[Any]) -> Expr:
+        if node.op == "sigmoid" and node.args[0] in paid:
+            return call("tanh_approx", values[0] * 0.5) * 0.5 + 0.5
+        return call(node.op, *values)
+
+    return fold(roots, lambda leaf: leaf, apply)

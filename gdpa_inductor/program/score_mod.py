@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .derivatives import differentiate
-from .expr import GRAD, INDEX, OPS, SCORE, Expr, aux, call, const, postorder, scalar
+from .expr import GRAD, INDEX, INSTRUCTIONS, OPS, SCORE, Expr, aux, call, const, postorder, scalar
 
 AXES = "bhnm"
 # What an entry of an access map varies along.
@@ -89,6 +89,8 @@ class ScoreMod:
                 or self.aux[int(node.value or 0)].kind != node.kind
             ):
                 raise ScoreModError(f"a{node.value} is used but not declared with kind {node.kind}")
+            if node.op in INSTRUCTIONS:
+                raise ScoreModError(f"{node.op} is an instruction of kernels")
             if node is GRAD:
                 raise ScoreModError("g has no meaning in a forward program")
 

@@ -1,4 +1,4 @@
-"""The operations as the table of a page: `python -m gdpa_inductor.program.table docs/score_programs.md`."""
+"""The operations as a table of a page: `python -m gdpa_inductor.program.table PAGE`."""
 
 from __future__ import annotations
 

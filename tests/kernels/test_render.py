@@ -35,7 +35,10 @@ CASES = [
 
 def rendered(case: Case) -> str:
     """The bodies of the template kernels of a case, forward and backward."""
-    source = render.wrapper(case.function(), case.tensors(), case.capability, case.choice)
+    tensors = case.tensors()
+    if getattr(case, "half", False):
+        tensors = [t.half() if t.is_floating_point() else t for t in tensors]
+    source = render.wrapper(case.function(), tensors, case.capability, case.choice)
     kernels = render.kernels(source).values()
     bodies = [render.bare(k) for k in kernels if "triton_heuristics.template" in k]
     return "\n".join(body[body.index("@triton.jit") :].rstrip() + "\n" for body in bodies)

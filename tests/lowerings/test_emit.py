@@ -12,7 +12,19 @@ import torch
 from gdpa_inductor import lowerings
 from gdpa_inductor.lowerings import _compat, emit
 from gdpa_inductor.ops import program_leaves
-from gdpa_inductor.program.expr import INDEX, OPS, call, fold, torch_apply
+from gdpa_inductor.program.emission import emitted
+from gdpa_inductor.program.expr import (
+    INDEX,
+    OPS,
+    SCORE,
+    aux,
+    call,
+    fold,
+    torch_apply,
+)
+from gdpa_inductor.program.expr import (
+    INSTRUCTIONS as ROWS_OF_KERNELS,
+)
 from gdpa_inductor.program.score_mod import ScoreMod
 
 INSTRUCTIONS = {
@@ -64,11 +76,24 @@ def operands(kinds: str) -> list[torch.Tensor]:
     return taken
 
 
+def value(name: str, given: list[torch.Tensor], literals: tuple, kinds: str, fast: bool):
+    """One operation on tensors, as a kernel's modification would compute it."""
+    variables = [aux(i, kind) for i, kind in enumerate(kinds[: len(given)])]
+    terms = emitted([call(name, *variables, *literals)], emit.PLAIN, fast)
+
+    def leaf(node):
+        if not node.is_const:
+            return given[node.value]
+        return torch.tensor(node.value, dtype=torch.float32 if node.kind == "f" else None)
+
+    return fold(terms, leaf, emit.emitter(fast))[0]
+
+
 CASES = [
     (form, name, signature.split(">")[0])
-    for form, table in (("plain", emit.PLAIN), ("fast", emit.FAST))
-    for name in table
-    for signature in OPS[name].kinds
+    for form in ("plain", "fast")
+    for name, op in OPS.items()
+    for signature in op.kinds
     if form == "plain" or set(signature.split(">")[0]) == {"f"}
 ]
 
@@ -76,29 +101,31 @@ CASES = [
 @pytest.mark.parametrize("form, name, kinds", CASES, ids=["-".join(case) for case in CASES])
 def test_every_operation(form: str, name: str, kinds: str):
     fast = form == "fast"
-    table = emit.FAST if fast else emit.PLAIN
     literals = LITERALS.get(name, ())
     given = operands(kinds[: len(kinds) - len(literals)])
     if name == "float":
         want = given[0].float()
     else:
         want = OPS[name].torch(*given, *literals)
-    got = table[name](*given, *literals)
+    got = value(name, given, literals, kinds, fast)
     if not want.is_floating_point():
         assert torch.equal(got.to(want.dtype), want)
         return
     allowed = 1e-5 * want.abs().clamp(min=1.0)
-    if (
-        fast
-    ):  # the numerics rule; exp grows beyond it, and is held to fp32's own precision of x·log2(e)
+    if fast:  # exp grows beyond the rule, and is held to fp32's own precision of x·log2(e)
         allowed = 2.0**-10 * given[0].abs().clamp(min=1.0) + 2.0**-18 * want.abs()
     same = (got == want) | (got.isnan() & want.isnan()) | ((got - want).abs() <= allowed)
     assert same.all(), f"at {given[0][~same][:5]}: {got[~same][:5]}, not {want[~same][:5]}"
 
 
-def test_the_vocabulary_is_covered():
-    assert set(emit.PLAIN) == set(OPS)
-    assert set(emit.FAST) < set(OPS)
+def test_what_is_emitted_are_operations():
+    assert set(emit.PLAIN) < {*OPS, *ROWS_OF_KERNELS}
+    assert set(emit.FAST) < set(emit.PLAIN)
+
+
+def test_what_has_no_form_is_named():
+    with pytest.raises(ValueError, match="erf has no form"):
+        emitted([call("gelu", SCORE)], {"mul", "add"}, fast=False)
 
 
 def test_integers_have_no_fast_form(monkeypatch: pytest.MonkeyPatch):
@@ -107,7 +134,7 @@ def test_integers_have_no_fast_form(monkeypatch: pytest.MonkeyPatch):
     index = call("minimum", call("maximum", call("sub", INDEX["n"], 5), 0), INDEX["m"])
     leaves = {INDEX["n"]: torch.arange(9)[:, None], INDEX["m"]: torch.arange(4)}
     leaf = lambda node: torch.tensor(node.value) if node.is_const else leaves[node]
-    (found,) = fold([index], leaf, emit.emitter(fast=True))
+    (found,) = fold(emitted([index], emit.PLAIN, True), leaf, emit.emitter(fast=True))
     want = (leaves[INDEX["n"]] - 5).clamp(min=0).minimum(leaves[INDEX["m"]])
     assert torch.equal(found, want)
 
@@ -116,8 +143,9 @@ def test_not_a_number_passes_through():
     """relu and clamps of NaN are NaN, as torch has it; the machine's own maximum would drop it."""
     nan = torch.tensor([math.nan])
     for name in ("relu", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"):
-        extra = (nan,) if name in ("maximum", "minimum") else LITERALS.get(name, ())
-        assert emit.FAST[name](nan, *extra).isnan().all(), name
+        given = [nan, nan] if name in ("maximum", "minimum") else [nan]
+        for fast in (False, True):
+            assert value(name, given, LITERALS.get(name, ()), "ff", fast).isnan().all(), name
 
 
 FAST_PROGRAMS = {

@@ -3,8 +3,9 @@
 A row says all that the package knows of an operation, see `expr.Op`. Adding one is adding a row.
 """
 
-from ..expr import OPS
-from . import activations, arithmetic, conversions, functions, logic
+from ..expr import INSTRUCTIONS, OPS
+from . import activations, arithmetic, conversions, functions, instructions, logic
 
 for family in (arithmetic, functions, activations, conversions, logic):
     OPS.update(family.ROWS)
+INSTRUCTIONS.update(instructions.ROWS)

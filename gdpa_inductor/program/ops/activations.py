@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from .. import intervals
 from ..expr import Expr, Op, Trait, call
 from .arithmetic import VALUES, keep, number, where
+from .functions import LN2, LOG2E
 
 REAL = ("f>f",)
 GELU_BETA, GELU_ALPHA = math.sqrt(2.0 / math.pi), 0.044715
@@ -90,53 +91,119 @@ def _d_mish(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
     return (g * (t + x * s * (1.0 - t * t)),)
 
 
+# Forms for kernels
+
+
+def _between(x: Expr, low: Expr | float, high: Expr | float) -> Expr:
+    return call("minimum", call("maximum", x, low), high)
+
+
+def _fast_sigmoid(x: Expr) -> Expr:
+    return call("rcp_approx", 1.0 + call("exp2_approx", x * -LOG2E))
+
+
+def _half(x: Expr, function: str, argument: Expr) -> Expr:
+    """x/2 · (1 + function(argument)): one multiply-add after the function."""
+    half = x * 0.5
+    return half * call(function, argument) + half
+
+
+def _sixth(x: Expr) -> Expr:
+    return _between(x + 3.0, 0.0, 6.0)
+
+
+def _fast_sixth(x: Expr) -> Expr:
+    return _between(x * (1.0 / 6.0) + 0.5, 0.0, 1.0)
+
+
+def _elu(x: Expr, alpha: Expr, scale: Expr, slope: Expr) -> Expr:
+    a, c, k = number(alpha), number(scale), number(slope)
+    return where(call("le", x, 0.0), call("expm1", x * k) * (a * c), x * c)
+
+
+def _softplus(x: Expr, beta: Expr, threshold: Expr) -> Expr:
+    scaled = x * beta
+    return where(call("gt", scaled, threshold), x, call("log1p", call("exp", scaled)) / beta)
+
+
+def _fast_softplus(x: Expr, beta: Expr, threshold: Expr) -> Expr:
+    scaled = x * beta
+    grown = call("log2_approx", 1.0 + call("exp2_approx", scaled * LOG2E))
+    return where(call("gt", scaled, threshold), x, grown * (LN2 / number(beta)))
+
+
+def _mish(x: Expr) -> Expr:
+    return x * call("tanh", call("softplus", x, 1.0, 20.0))
+
+
+def _fast_mish(x: Expr) -> Expr:
+    """tanh(log(1+e)) = e(e+2) / (e(e+2) + 2), e = exp(x); it is 1 in fp32 beyond 20."""
+    e = call("exp2_approx", call("minimum", x, 20.0) * LOG2E)
+    grown = e * (e + 2.0)
+    return x * (grown * call("rcp_approx", grown + 2.0))
+
+
 ROWS = {
     "sigmoid": Op(
         REAL, torch.sigmoid, "1/(1 + e⁻ˣ)", traits=Trait.SMOOTH,
         vjp=_d_sigmoid, interval=intervals.vanishing(-1e3, True),
+        plain=lambda x: 1.0 / (1.0 + call("exp", -x)), fast=_fast_sigmoid,
     ),
     "relu": Op(
         REAL, torch.relu, "max(x, 0); slope 0 at 0", traits=VALUES,
         vjp=_d_relu, interval=intervals.relu,
+        plain=lambda x: call("maximum", x, 0.0), fast=lambda x: call("maximum", x, 0.0),
     ),
     "silu": Op(
         REAL, F.silu, "x·sigmoid(x)", traits=Trait.SMOOTH,
         vjp=d_silu, interval=intervals.vanishing(-1e3, False),
+        plain=lambda x: x * call("sigmoid", x),
+        fast=lambda x: _half(x, "tanh_approx", x * 0.5),
     ),
     "gelu": Op(
         REAL, F.gelu, "x·Φ(x)", traits=Trait.SMOOTH,
         vjp=_d_gelu, interval=intervals.vanishing(-1e3, False),
+        plain=lambda x: _half(x, "erf", x * math.sqrt(0.5)),
     ),
     "gelu_tanh": Op(
         REAL, _gelu_tanh, "gelu in its tanh form", traits=Trait.SMOOTH,
         vjp=d_gelu_tanh, interval=intervals.vanishing(-1e3, False),
+        plain=lambda x: _half(x, "tanh", gelu_tanh_argument(x)),
+        fast=lambda x: _half(x, "tanh_approx", gelu_tanh_argument(x)),
     ),
     "hardswish": Op(
         REAL, F.hardswish, "x·clamp(x + 3, 0, 6)/6", traits=Trait.TURNS,
         vjp=_d_hardswish, interval=intervals.vanishing(-3.0, False),
+        plain=lambda x: x * _sixth(x) * (1.0 / 6.0), fast=lambda x: x * _fast_sixth(x),
     ),
     "hardsigmoid": Op(
         REAL, F.hardsigmoid, "clamp(x + 3, 0, 6)/6", traits=Trait.TURNS,
         vjp=_d_hardsigmoid, interval=intervals.vanishing(-3.0, True),
+        plain=lambda x: _sixth(x) * (1.0 / 6.0), fast=_fast_sixth,
     ),
     "leaky_relu": Op(
         ("ff>f",), F.leaky_relu, "x, or literal·x below 0", params=1,
         vjp=_d_leaky_relu, interval=intervals.function,
+        plain=lambda x, slope: where(call("gt", x, 0.0), x, x * slope),
     ),
     "elu": Op(
         ("ffff>f",), torch.ops.aten.elu.default, "torch's, literals alpha, scale, input_scale",
         params=3, vjp=_d_elu, interval=intervals.function,
+        plain=_elu,
     ),
     "softplus": Op(
         ("fff>f",), F.softplus, "torch's, literals beta, threshold", params=2,
         vjp=_d_softplus, interval=intervals.vanishing(-1e3, True), traits=Trait.SMOOTH,
+        plain=_softplus, fast=_fast_softplus,
     ),
     "mish": Op(
         REAL, F.mish, "x·tanh(softplus(x))", traits=Trait.SMOOTH,
         vjp=_d_mish, interval=intervals.vanishing(-1e3, False),
+        plain=_mish, fast=_fast_mish,
     ),
     "hardtanh": Op(
         ("fff>f",), F.hardtanh, "x between two literals", params=2,
         vjp=_d_hardtanh, interval=intervals.rising, traits=VALUES | Trait.TURNS,
+        plain=_between,
     ),
 }  # fmt: skip

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import torch
 
 from .. import integers, intervals
-from ..expr import Expr, Op, Trait, call
+from ..expr import Expr, Op, Trait, call, is_ordinary
 
 ONE, TWO = ("f>f", "i>i"), ("ff>f", "ii>i")
 OF_REALS, OF_INTEGERS = ("ff>f",), ("ii>i",)
@@ -58,6 +59,20 @@ def _d_extremum(loses: str) -> Callable[..., tuple[Expr, Expr]]:
     return vjp
 
 
+def _power(x: Expr, exponent: Expr) -> Expr:
+    e = number(exponent)
+    if e in (1.0, 2.0, 3.0, 4.0):
+        return functools.reduce(lambda y, _: y * x, range(int(e) - 1), x)
+    return call("sqrt", x) if e == 0.5 else call("power", x, e)
+
+
+def _by_inverse(x: Expr, divisor: Expr) -> Expr | None:
+    """By a literal whose inverse is an ordinary number too."""
+    value = number(divisor) if divisor.is_const else 0.0
+    exists = value != 0.0 and is_ordinary(value) and is_ordinary(1.0 / value)
+    return x * (1.0 / value) if exists else None
+
+
 ROWS = {
     "add": Op(
         TWO, torch.add, "x + z",
@@ -77,7 +92,7 @@ ROWS = {
     "div": Op(
         OF_REALS, torch.div, "x / z",
         vjp=lambda g, y, x, z: (g / z, -(g * (y / z))), literal=lambda x, z: x / z, infix=("/", 3),
-        interval=intervals.div, traits=Trait.SMOOTH,
+        interval=intervals.div, traits=Trait.SMOOTH, fast=_by_inverse,
     ),
     "neg": Op(
         ONE, torch.neg, "−x",
@@ -91,7 +106,7 @@ ROWS = {
     ),
     "pow": Op(
         OF_REALS, torch.pow, "x to a literal power", params=1,
-        vjp=_d_pow, interval=intervals.function, traits=Trait.SMOOTH,
+        vjp=_d_pow, interval=intervals.function, traits=Trait.SMOOTH, plain=_power,
     ),
     "maximum": Op(
         TWO, torch.maximum, "the larger; ties share the gradient, beside a NaN both get it",
@@ -106,10 +121,12 @@ ROWS = {
     "clamp_min": Op(
         OF_REALS, lambda x, c: x.clamp(min=c), "max(x, literal)", params=1,
         vjp=_d_clamp("ge"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
+        plain=lambda x, low: call("maximum", x, low),
     ),
     "clamp_max": Op(
         OF_REALS, lambda x, c: x.clamp(max=c), "min(x, literal)", params=1,
         vjp=_d_clamp("le"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
+        plain=lambda x, high: call("minimum", x, high),
     ),
     "floordiv": Op(
         OF_INTEGERS, lambda x, z: torch.div(x, z, rounding_mode="floor"), "⌊x / z⌋",

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 
 from .. import integers, intervals
-from ..expr import Op, Trait, call
-from .arithmetic import VALUES
+from ..expr import Expr, Op, Trait, call
+from .arithmetic import VALUES, where
 
 REAL = ("f>f",)
 
@@ -17,11 +17,16 @@ def _round_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     return lambda x: x.to(dtype).to(x.dtype)
 
 
+def _sign(x: Expr) -> Expr:
+    side = where(call("lt", x, 0.0), -1.0, where(call("gt", x, 0.0), 1.0, 0.0))
+    return where(call("isnan", x), x, side)
+
+
 # Rounding to whole numbers has no gradient. Narrowing casts have one, as autograd has it.
 ROWS = {
     "sign": Op(
         REAL, torch.sign, "−1, 0 or 1; no gradient",
-        interval=intervals.sign, traits=Trait.DECIDES,
+        interval=intervals.sign, traits=Trait.DECIDES, plain=_sign,
     ),
     "floor": Op(
         REAL, torch.floor, "no gradient", interval=intervals.rising, traits=Trait.DECIDES
@@ -48,7 +53,7 @@ ROWS = {
     ),
     "detach": Op(
         REAL, torch.Tensor.detach, "x; no gradient",
-        interval=lambda node, x: x, traits=VALUES,
+        interval=lambda node, x: x, traits=VALUES, plain=lambda x: x,
     ),
     # `torch_apply` evaluates these, for it knows the compute dtype.
     "float": Op(

@@ -10,6 +10,7 @@ from .. import intervals
 from ..expr import Expr, Op, Trait, call
 
 REAL = ("f>f",)
+LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
 
 def _d_erf(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
@@ -28,10 +29,12 @@ ROWS = {
     "exp": Op(
         REAL, torch.exp, "eˣ", traits=Trait.SMOOTH,
         vjp=lambda g, y, x: (g * y,), interval=intervals.vanishing(-1e3, True),
+        fast=lambda x: call("exp2_approx", x * LOG2E),
     ),
     "exp2": Op(
         REAL, torch.exp2, "2ˣ",
-        vjp=lambda g, y, x: (g * (y * math.log(2.0)),), interval=intervals.vanishing(-2e3, True),
+        vjp=lambda g, y, x: (g * (y * LN2),), interval=intervals.vanishing(-2e3, True),
+        fast=lambda x: call("exp2_approx", x),
     ),
     "expm1": Op(
         REAL, torch.expm1, "eˣ − 1",
@@ -56,6 +59,7 @@ ROWS = {
     "tanh": Op(
         REAL, torch.tanh, "tanh x", traits=Trait.SMOOTH,
         vjp=lambda g, y, x: (g * (1.0 - y * y),), interval=intervals.function,
+        fast=lambda x: call("tanh_approx", x),
     ),
     "erf": Op(
         REAL, torch.erf, "the error function", traits=Trait.SMOOTH,

@@ -1,0 +1,53 @@
+"""Terms in the operations that a kernel has: what stands in for all others.
+
+A kernel's emitter lists the operations that it writes by itself. Each other one is replaced by the
+form that its row gives: `plain` in full accuracy, `fast` by approximate instructions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+
+from .expr import OPS, Expr, call, postorder
+
+
+def emitted(roots: Sequence[Expr], own: Container[str], fast: bool) -> list[Expr]:
+    """The same terms in the operations `own` alone. fast: for 16 bits, see `expr.Op`.
+
+    Raises ValueError where an operation is neither among them nor has a form.
+    """
+    found: dict[Expr, Expr] = {}
+
+    def written(root: Expr) -> Expr:
+        for node in postorder([root]):
+            if node not in found:
+                found[node] = replaced(node)
+        return found[root]
+
+    def replaced(node: Expr) -> Expr:
+        if not node.args:
+            return node
+        args = [found[a] for a in node.args]
+        form = _form(node, args, own, fast)
+        result = call(node.op, *args) if form is None else written(form)
+        found[result] = result
+        return result
+
+    return [written(root) for root in roots]
+
+
+def _form(node: Expr, args: Sequence[Expr], own: Container[str], fast: bool) -> Expr | None:
+    """What to write for an operation on `args`; None: itself."""
+    op = OPS.get(node.op)
+    if op is None:  # an instruction
+        return None
+    if fast and op.fast is not None and node.kind == "f":  # integers have no fast forms
+        form = op.fast(*args)
+        if form is not None:
+            return form
+    if node.op in own:
+        return None
+    form = None if op.plain is None else op.plain(*args)
+    if form is None:
+        raise ValueError(f"{node.op} has no form in the operations of this kernel")
+    return form
