@@ -9,10 +9,11 @@ says why a known function that is not point-wise is.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ..program.expr import Expr, call, const
+from ..program.expr import OPS, Expr, call, const
 from ..rejection import Code
 from . import activations
 from .kinds import Unknown, as_kind, either, literal, negation, real, where
@@ -44,7 +45,7 @@ def _arithmetic(name: str, on_truth: str = "") -> Rule:
 
 
 def _reversed_sub(kind: str, x: Expr, y: Expr, alpha: Expr | None = None) -> Expr:
-    return POINTWISE["sub"](kind, y, x, alpha=alpha)
+    return RULES["sub"](kind, y, x, alpha=alpha)
 
 
 def _unary(name: str) -> Rule:
@@ -257,7 +258,8 @@ def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
 
 
 # fmt: off
-POINTWISE: dict[str, Rule] = {
+# Functions whose rows say how ATen names them need no rule here.
+RULES: dict[str, Rule] = {
     "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"),
     "rsub": _reversed_sub, "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow,
     "square": _square,
@@ -268,20 +270,14 @@ POINTWISE: dict[str, Rule] = {
     "floor_divide": _integers("floordiv"), "remainder": _integers("mod"),
     "fmod": _towards_zero(False), "lerp": _lerp,
     "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
-    "sqrt": _function("sqrt"), "rsqrt": _function("rsqrt"), "exp": _function("exp"),
-    "exp2": _function("exp2"), "expm1": _function("expm1"), "log": _function("log"),
-    "log1p": _function("log1p"),
     "log2": lambda kind, x: call("log", real(x)) * (1.0 / math.log(2.0)),
     "log10": lambda kind, x: call("log", real(x)) * (1.0 / math.log(10.0)),
-    "sin": _function("sin"), "cos": _function("cos"),
-    "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)), "tanh": _function("tanh"),
-    "erf": _function("erf"), "special_erf": _function("erf"), "sigmoid": _function("sigmoid"),
+    "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)),
     "relu": _relu, "nan_to_num": _nan_to_num,
-    "silu": _function("silu"), "gelu": activations.gelu,
-    "hardswish": _function("hardswish"), "hardsigmoid": _function("hardsigmoid"),
+    "gelu": activations.gelu,
     "leaky_relu": activations.leaky_relu, "elu": activations.elu, "celu": activations.celu,
     "selu": lambda kind, x: call("elu", real(x), _SELU_ALPHA, _SELU_SCALE, 1.0),
-    "softplus": activations.softplus, "mish": _function("mish"), "hardtanh": activations.hardtanh,
+    "softplus": activations.softplus, "hardtanh": activations.hardtanh,
     "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
     "log_sigmoid_forward": activations.log_sigmoid,
     "softshrink": activations.softshrink, "hardshrink": activations.hardshrink,
@@ -306,10 +302,31 @@ POINTWISE: dict[str, Rule] = {
     "zero": lambda kind, x: as_kind(kind, const(0)),
     "copy": lambda kind, x, source, *_: as_kind(kind, source),
 }
+# fmt: on
+
+
+class _Functions(Mapping[str, Rule]):
+    """ATen's names in the rows of `program.ops`."""
+
+    def __getitem__(self, name: str) -> Rule:
+        for op, row in OPS.items():
+            if name in row.aten:
+                return _function(op)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for row in OPS.values() for name in row.aten)
+
+    def __len__(self) -> int:
+        return sum(len(row.aten) for row in OPS.values())
+
+
+POINTWISE: Mapping[str, Rule] = ChainMap(RULES, _Functions())  # type: ignore[arg-type]
 
 # Reals that are computed in other words, so that the last bit may differ.
 REWORDED = frozenset(["log2", "log10", "tan", "pow", "lerp", "log_sigmoid_forward"])
 
+# fmt: off
 # Tensors of one value: how to find it among the arguments of the call.
 FILLED: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], lambda *args: 0),

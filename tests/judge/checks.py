@@ -311,8 +311,8 @@ CHECKS: list[Check] = [
     ),
     Check("views keep the scores' dimensions apart", layout, "_check_views", nothing),
     Check("constants that overflow are not folded", canonical, "_same_range", mutants.same_range),
-    Check("lerp has two branches", vocabulary.POINTWISE, "lerp", lambda old: mutants.plain_lerp),
-    Check("division rounds towards zero", vocabulary.POINTWISE, "div", mutants.towards_minus),
+    Check("lerp has two branches", vocabulary.RULES, "lerp", lambda old: mutants.plain_lerp),
+    Check("division rounds towards zero", vocabulary.RULES, "div", mutants.towards_minus),
     Check("maximum beside a NaN", expr.OPS, "maximum", mutants.loses_to_nan),
     # Jagged sides
     Check("padded values are not written", padding.Padding, "_changes", gives(False)),

@@ -145,7 +145,7 @@ def _fast_mish(x: Expr) -> Expr:
 
 ROWS = {
     "sigmoid": Op(
-        REAL, torch.sigmoid, "1/(1 + e⁻ˣ)", traits=Trait.SMOOTH,
+        REAL, torch.sigmoid, "1/(1 + e⁻ˣ)", aten=("sigmoid",), traits=Trait.SMOOTH,
         vjp=_d_sigmoid, interval=intervals.vanishing(-1e3, True),
         plain=lambda x: 1.0 / (1.0 + call("exp", -x)), fast=_fast_sigmoid,
     ),
@@ -155,7 +155,7 @@ ROWS = {
         plain=lambda x: call("maximum", x, 0.0), fast=lambda x: call("maximum", x, 0.0),
     ),
     "silu": Op(
-        REAL, F.silu, "x·sigmoid(x)", traits=Trait.SMOOTH,
+        REAL, F.silu, "x·sigmoid(x)", aten=("silu",), traits=Trait.SMOOTH,
         vjp=d_silu, interval=intervals.vanishing(-1e3, False),
         plain=lambda x: x * call("sigmoid", x),
         fast=lambda x: _half(x, "tanh_approx", x * 0.5),
@@ -172,12 +172,12 @@ ROWS = {
         fast=lambda x: _half(x, "tanh_approx", gelu_tanh_argument(x)),
     ),
     "hardswish": Op(
-        REAL, F.hardswish, "x·clamp(x + 3, 0, 6)/6", traits=Trait.TURNS,
+        REAL, F.hardswish, "x·clamp(x + 3, 0, 6)/6", aten=("hardswish",), traits=Trait.TURNS,
         vjp=_d_hardswish, interval=intervals.vanishing(-3.0, False),
         plain=lambda x: x * _sixth(x) * (1.0 / 6.0), fast=lambda x: x * _fast_sixth(x),
     ),
     "hardsigmoid": Op(
-        REAL, F.hardsigmoid, "clamp(x + 3, 0, 6)/6", traits=Trait.TURNS,
+        REAL, F.hardsigmoid, "clamp(x + 3, 0, 6)/6", aten=("hardsigmoid",), traits=Trait.TURNS,
         vjp=_d_hardsigmoid, interval=intervals.vanishing(-3.0, True),
         plain=lambda x: _sixth(x) * (1.0 / 6.0), fast=_fast_sixth,
     ),
@@ -197,7 +197,7 @@ ROWS = {
         plain=_softplus, fast=_fast_softplus,
     ),
     "mish": Op(
-        REAL, F.mish, "x·tanh(softplus(x))", traits=Trait.SMOOTH,
+        REAL, F.mish, "x·tanh(softplus(x))", aten=("mish",), traits=Trait.SMOOTH,
         vjp=_d_mish, interval=intervals.vanishing(-1e3, False),
         plain=_mish, fast=_fast_mish,
     ),

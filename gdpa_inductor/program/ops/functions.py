@@ -19,50 +19,50 @@ def _d_erf(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
 
 ROWS = {
     "sqrt": Op(
-        REAL, torch.sqrt, "√x",
+        REAL, torch.sqrt, "√x", aten=("sqrt",),
         vjp=lambda g, y, x: (g / (2.0 * y),), interval=intervals.function,
     ),
     "rsqrt": Op(
-        REAL, torch.rsqrt, "1/√x",
+        REAL, torch.rsqrt, "1/√x", aten=("rsqrt",),
         vjp=lambda g, y, x: (g * (-0.5 * (y * y * y)),), interval=intervals.function,
     ),
     "exp": Op(
-        REAL, torch.exp, "eˣ", traits=Trait.SMOOTH,
+        REAL, torch.exp, "eˣ", aten=("exp",), traits=Trait.SMOOTH,
         vjp=lambda g, y, x: (g * y,), interval=intervals.vanishing(-1e3, True),
         fast=lambda x: call("exp2_approx", x * LOG2E),
     ),
     "exp2": Op(
-        REAL, torch.exp2, "2ˣ",
+        REAL, torch.exp2, "2ˣ", aten=("exp2",),
         vjp=lambda g, y, x: (g * (y * LN2),), interval=intervals.vanishing(-2e3, True),
         fast=lambda x: call("exp2_approx", x),
     ),
     "expm1": Op(
-        REAL, torch.expm1, "eˣ − 1",
+        REAL, torch.expm1, "eˣ − 1", aten=("expm1",),
         vjp=lambda g, y, x: (g * (y + 1.0),), interval=intervals.function,
     ),
     "log": Op(
-        REAL, torch.log, "ln x",
+        REAL, torch.log, "ln x", aten=("log",),
         vjp=lambda g, y, x: (g / x,), interval=intervals.function,
     ),
     "log1p": Op(
-        REAL, torch.log1p, "ln(1 + x)",
+        REAL, torch.log1p, "ln(1 + x)", aten=("log1p",),
         vjp=lambda g, y, x: (g / (x + 1.0),), interval=intervals.function,
     ),
     "sin": Op(
-        REAL, torch.sin, "sin x",
+        REAL, torch.sin, "sin x", aten=("sin",),
         vjp=lambda g, y, x: (g * call("cos", x),), interval=intervals.function,
     ),
     "cos": Op(
-        REAL, torch.cos, "cos x",
+        REAL, torch.cos, "cos x", aten=("cos",),
         vjp=lambda g, y, x: (-(g * call("sin", x)),), interval=intervals.function,
     ),
     "tanh": Op(
-        REAL, torch.tanh, "tanh x", traits=Trait.SMOOTH,
+        REAL, torch.tanh, "tanh x", aten=("tanh",), traits=Trait.SMOOTH,
         vjp=lambda g, y, x: (g * (1.0 - y * y),), interval=intervals.function,
         fast=lambda x: call("tanh_approx", x),
     ),
     "erf": Op(
-        REAL, torch.erf, "the error function", traits=Trait.SMOOTH,
+        REAL, torch.erf, "the error function", aten=("erf", "special_erf"), traits=Trait.SMOOTH,
         vjp=_d_erf, interval=intervals.function,
     ),
 }  # fmt: skip
