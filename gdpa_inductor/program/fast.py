@@ -15,11 +15,9 @@ and 14.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from .expr import Expr, call, const, fold, postorder
+from .expr import Expr, call, const, postorder
 from .ops.activations import GELU_ALPHA, GELU_BETA, d_gelu_tanh, d_silu
 
 
@@ -76,6 +74,8 @@ def gated(term: Expr, weight: Expr) -> Expr:
             found = gate(sigmoids[node])
             return found.half * (1.0 / found.scale)
         inner, scale = _scaled(node)
+        if inner in slopes and gate(slopes[inner]).scale == scale:
+            return gate(slopes[inner]).slope
         if inner.op == "mul" and inner.args[1] in slopes:
             found = gate(slopes[inner.args[1]])
             if found.scale == scale:
@@ -96,15 +96,3 @@ def _scaled(x: Expr) -> tuple[Expr, float]:
         if 2.0**-10 <= abs(scale) <= 1.0:
             return x.args[0], scale
     return x, 1.0
-
-
-def shared(roots: Sequence[Expr], weight: Expr) -> list[Expr]:
-    """The same terms, where a sigmoid of what the weight has a silu of takes the silu's tanh."""
-    paid = {node.args[0] for node in postorder([weight]) if node.op == "silu"}
-
-    def apply(node: Expr, values: list[Any]) -> Expr:
-        if node.op == "sigmoid" and node.args[0] in paid:
-            return call("tanh_approx", values[0] * 0.5) * 0.5 + 0.5
-        return call(node.op, *values)
-
-    return fold(roots, lambda leaf: leaf, apply)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gdpa_inductor.ops import program_leaves
-from gdpa_inductor.program.expr import fold, postorder, torch_apply
+from gdpa_inductor.program.derivatives import differentiate
+from gdpa_inductor.program.expr import SCORE, const, fold, postorder, torch_apply
 from gdpa_inductor.program.fast import gated
 from gdpa_inductor.program.score_mod import ScoreMod
 
@@ -24,7 +25,8 @@ PROGRAMS = [
 @pytest.mark.parametrize("text", PROGRAMS)
 def test_the_same_values(text: str) -> None:
     program = ScoreMod.parse(text)
-    terms = [program.weight, program.gradients.score]
+    (slope,) = differentiate(program.weight, [SCORE], const(1.0))
+    terms = [program.weight, program.gradients.score, slope]
     s = torch.linspace(-30, 30, 4001, dtype=torch.float64).expand(2, 1, 2, 4001)
     leaf = program_leaves(s, [], [], program, torch.ones_like(s) * 0.7)
     want = fold(terms, leaf, torch_apply(torch.float64))
@@ -53,6 +55,15 @@ def test_the_backward_computes_each_part_once(gate: str, count: int, score: str)
     done = [node.op for node in postorder(terms) if node.args]
     assert done.count("tanh") == 1 and "sigmoid" not in done and gate not in done
     assert len(done) == count
+
+
+@pytest.mark.parametrize("gate, count", [("silu", 10), ("gelu_tanh", 15)])
+def test_a_slope_by_itself_takes_no_more(gate: str, count: int) -> None:
+    """As kernels have it that multiply by dP later: no factor for the scale."""
+    weight = ScoreMod.parse(f"{gate}(mul(s,0.0884))").weight
+    (slope,) = differentiate(weight, [SCORE], const(1.0))
+    terms = [gated(t, weight) for t in (weight, slope)]
+    assert len([node for node in postorder(terms) if node.args]) == count - 1
 
 
 def test_what_is_no_gate_is_left_alone() -> None:

@@ -9,9 +9,7 @@ from typing import Any
 from cutlass import Int64, cute
 
 from ...program.derivatives import differentiate
-from ...program.expr import SCORE, Expr, call, const, postorder
-from ...program.ops.activations import d_silu
-from ...program.simplify import substitute
+from ...program.expr import SCORE, Expr, const
 from .backward_shapes import PARTS
 from .backward_tiles import Tile, Walk
 from .config import Config
@@ -25,20 +23,7 @@ def roots_of(config: Config, keys: bool) -> tuple[Expr, ...]:
     slope = differentiate(weight, [SCORE], const(1.0))[0]
     if slope is None:
         slope = const(0.0)
-    known = {
-        d_silu(const(1.0), node, *node.args)[0]: _silu_slope(node)
-        for node in postorder([weight])
-        if node.op == "silu"
-    }
-    found = (*substitute([slope], known), weight)
-    return found if keys else found[:1]
-
-
-def _silu_slope(silu: Expr) -> Expr:
-    """σ + silu · (1 - σ), which shares what the weight has computed: two instructions fewer than
-    σ · (1 + x (1 - σ))."""
-    sigmoid = call("sigmoid", *silu.args)
-    return sigmoid + silu * (1.0 - sigmoid)
+    return (slope, weight) if keys else (slope,)
 
 
 class Line(Fixed):

@@ -18,7 +18,7 @@ from cutlass import Boolean, Float32, Int32, Int64, cute
 
 from ...program.emission import emitted
 from ...program.expr import Expr, fold
-from ...program.fast import shared
+from ...program.fast import gated
 from .values import (
     Product,
     add,
@@ -144,7 +144,8 @@ def emit(roots: Sequence[Expr], weight: Expr, leaf: Callable, fast: bool) -> lis
 
     leaf(node): the Value of a leaf that is no constant.
     """
-    written = emitted(shared(roots, weight) if fast else roots, PLAIN, fast)
+    forms = [gated(root, weight) for root in roots] if fast else roots
+    written = emitted(forms, PLAIN, fast)
     return fold(
         written,
         lambda node: node.value if node.is_const else leaf(node),
