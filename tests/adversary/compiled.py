@@ -65,20 +65,11 @@ def _verdict(program: Program, eager: list, backend: Backend, options: dict | No
     except Exception as error:
         return "crash", _said(error)
     finally:
-        _restore()
+        torch.set_grad_enabled(True)
     for i, (m, e) in enumerate(zip(mine, eager)):
         if fault := difference(program, m, e, second=i == 1):
             return "wrong", fault
     return "right", ""
-
-
-def _restore() -> None:
-    """Undo what a compilation that raises leaves behind: of inference mode, stock Inductor leaves a
-    dispatch key without which every later operation raises.
-    """
-    torch.set_grad_enabled(True)
-    key = torch._C.DispatchKey.PythonDispatcher
-    torch._C._dispatch_tls_set_dispatch_key_included(key, False)
 
 
 def _exported(program: Program, module: torch.nn.Module, backend: Backend):

@@ -256,7 +256,10 @@ def _outcomes(todo: list[int], judge: str, workers: int, one: Callable) -> Itera
         yield from map(_guarded, jobs.values())
         return
     context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, initializer=_quiet, maxtasksperchild=1600) as pool:
+    # Where a compilation in inference mode fails, stock Inductor leaves its dispatch key on, and
+    # every later operation of the process raises.
+    most = 1600 if one is run_seed else 8
+    with context.Pool(workers, initializer=_quiet, maxtasksperchild=most) as pool:
         found = pool.imap_unordered(_guarded, list(jobs.values()))
         while jobs:
             try:
