@@ -6,7 +6,7 @@ import pytest
 
 from tests import mask_table
 
-DOCS = Path(__file__).parent.parent / "docs" / "masks.md"
+DOCS = Path(__file__).parents[2] / "docs" / "masks.md"
 # Masks whose full tiles are not all found, and why; and those whose zero tiles are not.
 INEXACT = {
     "HSTU, not causal": "the diagonal is open by two conditions, each of which is mixed",
