@@ -9,10 +9,9 @@ import torch.nn.functional as F
 
 from .. import intervals
 from ..expr import Expr, Op, Trait, call
-from .arithmetic import VALUES, keep, number, where
+from .arithmetic import REAL, VALUES, keep, number, where
 from .functions import LN2, LOG2E
 
-REAL = ("f>f",)
 GELU_BETA, GELU_ALPHA = math.sqrt(2.0 / math.pi), 0.044715
 _FP32_SIXTH = 11184811 / 2**26
 

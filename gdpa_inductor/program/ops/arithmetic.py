@@ -10,6 +10,7 @@ import torch
 from .. import integers, intervals
 from ..expr import Expr, Op, Trait, call, is_ordinary
 
+REAL = ("f>f",)
 ONE, TWO = ("f>f", "i>i"), ("ff>f", "ii>i")
 OF_REALS, OF_INTEGERS = ("ff>f",), ("ii>i",)
 

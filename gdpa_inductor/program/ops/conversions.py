@@ -8,9 +8,7 @@ import torch
 
 from .. import integers, intervals
 from ..expr import Expr, Op, Trait, call
-from .arithmetic import VALUES, where
-
-REAL = ("f>f",)
+from .arithmetic import REAL, VALUES, where
 
 
 def _round_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -8,8 +8,8 @@ import torch
 
 from .. import intervals
 from ..expr import Expr, Op, Trait, call
+from .arithmetic import REAL
 
-REAL = ("f>f",)
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
 
 

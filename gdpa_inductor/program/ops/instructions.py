@@ -6,8 +6,7 @@ from __future__ import annotations
 import torch
 
 from ..expr import Op
-
-REAL = ("f>f",)
+from .arithmetic import REAL
 
 ROWS = {
     "power": Op(("ff>f",), torch.pow, "x to any literal power", params=1),
