@@ -26,6 +26,8 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--json", type=Path)
     parser.add_argument("--only", default="", help="a part of a hostility's name")
+    parser.add_argument("--without", nargs="*", default=[], metavar="NAME",
+                        help="parts of hostilities' names and families to leave out")  # fmt: skip
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--device", default="cpu", help="with --compiled: cpu or cuda")
     parser.add_argument("--print", type=int, nargs="*", dest="printed", metavar="SEED")
@@ -41,13 +43,20 @@ def main(argv: list[str]) -> int:
         one = partial(run_compiled, device=given.device)
     start = time.time()
     seeds = list(range(given.start, given.start + given.seeds))
-    if given.only:
-        seeds = [s for s in seeds if any(given.only in name for name in generate(s).hostilities)]
+    if given.only or given.without:
+        seeds = [seed for seed in seeds if chosen(seed, given.only, given.without)]
     outcomes = run_range(
         seeds, given.judge, given.workers, given.json, lambda x: show(x, given.show), one
     )
     print(report(outcomes, time.time() - start))
     return int(any(x.status in ("wrong", "crash") for x in outcomes))
+
+
+def chosen(seed: int, only: str, without: list[str]) -> bool:
+    """Whether a program has a hostility by this name, and none to leave out."""
+    program = generate(seed)
+    names = (*program.hostilities, program.family)
+    return any(only in name for name in names) and not any(w in n for w in without for n in names)
 
 
 def show(outcome: Outcome, wanted: str) -> None:
