@@ -63,8 +63,8 @@ def _remainder(x: Value, y: Value) -> Value:
     return choose(wrong, rest + y, rest)
 
 
-def asm(instruction: str) -> Emit:
-    """One PTX instruction on fp32 registers, free of side effects, so that equal ones are
+def asm(instruction: str, dtype: torch.dtype = F32) -> Emit:
+    """One PTX instruction on registers of 32 bits, free of side effects, so that equal ones are
     merged."""
 
     def emit(*inputs: Value) -> Value:
@@ -74,7 +74,7 @@ def asm(instruction: str) -> Emit:
             *inputs,
             asm=f"{instruction} {places};",
             constraints=registers,
-            dtype=F32,
+            dtype=dtype,
             is_pure=True,
             pack=1,
         )
@@ -139,6 +139,12 @@ PLAIN: Mapping[str, Emit] = {
 FAST: Mapping[str, Emit] = {"maximum": asm("max.NaN.f32"), "minimum": asm("min.NaN.f32")}
 
 
+# What LLVM cannot look into. The rows and columns of a tile are bits of the thread's number. LLVM's
+# vectoriser pairs the arithmetic on them; with Triton 3.6 one half of a pair then spoils the other,
+# and |n - m| <= 3 was decided wrongly in three of four warps.
+hidden = asm("mov.b32", I32)
+
+
 def emitter(fast: bool) -> Callable[[Expr, list[Any]], Value]:
     """The `apply` that `fold` wants."""
 
@@ -160,6 +166,7 @@ def subgraph(
     """
     (term,) = emitted([gated(term, weight) if fast else term], PLAIN, fast)
     widened = wide([term])
+    nvidia = device.type == "cuda" and torch.version.hip is None
 
     def leaf(node: Expr) -> Value:
         if node.op == "const":
@@ -181,6 +188,8 @@ def subgraph(
         if node.kind == "f":
             return _compat.fixed_input(node.op, F32)
         index = _compat.fixed_input(node.op, I32)
+        if nvidia and node.op in ("n", "m"):
+            index = hidden(ops.to_dtype(index, I32))  # 64 bits, where an operand is large
         return ops.to_dtype(index, I64) if widened else index
 
     def body(_: Any) -> Value:

@@ -46,6 +46,23 @@ class _LibDevice:
     nearbyint = staticmethod(lambda x: tl.floor(x + 0.5))
 
 
+INSTRUCTIONS = {
+    "mov.b32": lambda x: x,
+    "max.NaN.f32": lambda x, y: tl.maximum(x, y, propagate_nan=tl.PropagateNan.ALL),
+    "min.NaN.f32": lambda x, y: tl.minimum(x, y, propagate_nan=tl.PropagateNan.ALL),
+    "tanh.approx.f32": _LibDevice.tanh,
+    "ex2.approx.f32": _LibDevice.exp2,
+    "lg2.approx.f32": lambda x: tl.log2(x),
+    "rcp.approx.f32": lambda x: 1.0 / x,
+    "cvt.rna.tf32.f32": lambda x: x,
+}
+
+
+def _instruction(asm: str, constraints: str, args: list, **_):
+    """Stands for `tl.inline_asm_elementwise`, which the interpreter does not have."""
+    return INSTRUCTIONS[asm.split()[0]](*args)
+
+
 class _Kernel:
     """Stands for what `async_compile.triton` returns."""
 
@@ -158,6 +175,7 @@ def call(source: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             (triton_helpers, "set_driver_to_gpu", lambda: None),
             (torch.cuda, "_DeviceGuard", lambda *_: contextlib.nullcontext()),
             (torch.cuda, "set_device", lambda *_: None),
+            (tl, "inline_asm_elementwise", _instruction),
         ]:
             stack.enter_context(mock.patch.object(owner, name, value, create=True))
         module = types.ModuleType("compiled")

@@ -126,6 +126,23 @@ def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
         assert local_bytes(made.asm["cubin"], tmp_path) <= allowed, "registers spill"
 
 
+@pytest.mark.parametrize("warps", [2, 8])
+@pytest.mark.parametrize("capability", [80, 90])
+def test_rows_and_columns_are_not_paired(capability: int, warps: int, tmp_path):
+    """LLVM paired the bits of rows with those of columns. Triton 3.6 compiled such pairs wrongly,
+    and a window of three columns was another one in all warps but the first."""
+    window = "a0:f[n,m]; where(not(le(abs(sub(n,m)),3)),0.0,hardsigmoid(maximum(div(s,9.0),a0)))"
+    case = Case("window", window, n=9, m=9, d=4, dv=4, b=2, h=1, aux=((9, 9),), needs="v",
+                options="skip=False")  # fmt: skip
+    name, text = next((n, t) for n, t in sources(case, torch.bfloat16, capability).items()
+                      if "arg_DO" in t and "triton_heuristics.template" in t)  # fmt: skip
+    text = re.sub(r"num_warps=\d+", f"num_warps={warps}", text)
+    made = compiled(name, text, capability, tmp_path)
+    shifts = re.findall(r"shl (?:nuw |nsw )+<\d+ x i32> %\w+, <(.*?)>", made.asm["llir"])
+    amounts = [int(n) for shift in shifts for n in re.findall(r"i32 (\d+)", shift)]
+    assert not any(n >= 16 for n in amounts), f"a thread's number, shifted by {amounts}"
+
+
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
 def test_masked_kernels_compile(case: Case, tmp_path):
     """Ends of a loop that are blocks of one element end the compiler of Triton 3.6, and with it
