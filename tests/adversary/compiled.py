@@ -4,6 +4,7 @@ Ours is wrong where stock Inductor agrees with eager, or runs, and ours does not
 stock fails as well is not counted. Ranges resume from their results file like any other.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ import torch
 from gdpa_inductor import gdpa_backend, rewrite
 
 from .generator import generate
-from .judging import difference, enter
+from .judging import SUBNORMAL, difference, enter
 from .program import FLOATING, Program, arguments_of, make_operands
 from .runner import Outcome, _calls, _said, settings
 
@@ -36,8 +37,7 @@ def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome
             outcome.status, outcome.fault = "eager", _said(error)
             return outcome
         # What a mask covers may be infinite: left out, it is 0 (docs/masks.md), and NaN in eager.
-        skip = not any(x.values in ("nan", "inf", "specials") for x in program.operands)
-        options = {"gdpa.profit": False, "gdpa.skip": skip}
+        options = {"gdpa.profit": False, "gdpa.skip": not infinite(program)}
         ours = _verdict(program, eager, gdpa_backend, options)
         outcome.matches = torch._dynamo.utils.counters["gdpa"]["matched"]
         torch._dynamo.utils.counters.clear()
@@ -47,6 +47,17 @@ def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome
     if stock[0] != "right":
         outcome.status, outcome.fault = "dynamo", f"stock: {stock[1]}; ours: {ours[1]}"
     return outcome
+
+
+def infinite(program: Program) -> bool:
+    """Whether scores may be NaN or infinite."""
+    kinds = [x.values for x in program.operands]
+    listed = [x for values in kinds if not isinstance(values, str) for x in values]
+    return (
+        SUBNORMAL in program.hostilities
+        or any(kind in ("nan", "inf", "specials") for kind in kinds)
+        or not all(math.isfinite(x) for x in listed)
+    )
 
 
 def _verdict(program: Program, eager: list, backend: Backend, options: dict | None) -> Verdict:

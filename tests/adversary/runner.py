@@ -256,9 +256,7 @@ def _outcomes(todo: list[int], judge: str, workers: int, one: Callable) -> Itera
         yield from map(_guarded, jobs.values())
         return
     context = multiprocessing.get_context("spawn")
-    # Where a compilation in inference mode fails, stock Inductor leaves its dispatch key on, and
-    # every later operation of the process raises.
-    most = 1600 if one is run_seed else 8
+    most = 1600 if one is run_seed else 8 if any(map(_spoils, todo)) else 100
     with context.Pool(workers, initializer=_quiet, maxtasksperchild=most) as pool:
         found = pool.imap_unordered(_guarded, list(jobs.values()))
         while jobs:
@@ -270,6 +268,12 @@ def _outcomes(todo: list[int], judge: str, workers: int, one: Callable) -> Itera
             yield outcome
     for job in jobs.values():
         yield _alone(job)
+
+
+def _spoils(seed: int) -> bool:
+    """Where a compilation in inference mode fails, stock Inductor leaves dispatch keys on, and all
+    later operations of the process raise."""
+    return "inference_mode" in generate(seed).hostilities
 
 
 def _patience(one: Callable) -> int:

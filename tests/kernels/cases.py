@@ -201,6 +201,7 @@ IDS = "a0:i[b,n]; a1:i[b,m]; mul(silu(s),float(eq(minimum(a0,1),minimum(a1,1))))
 HIDDEN = "a0:b[n,m]; mul(silu(s),sub(1.0,float(a0)))"
 TABLED = "a0:b[m,n]; a1:f[n,m]; where(a0,silu(add(s,a1)),0.0)"
 NAN_MASK = "a0:f[n,m]; mul(relu(s),div(a0,a0))"
+ABSOLUTE = "a0:f[n,m]; abs(minimum(s,div(a0,a0)))"
 ADDED = "deterministic=False,strict=True"
 ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32, 48))
 
@@ -326,6 +327,7 @@ CASES = [
     Case("mask_hidden", HIDDEN, n=70, m=90, aux=((70, 90),), blocks=40, dynamic=True),
     Case("mask_bias", TABLED, n=90, m=70, aux=((70, 90), (90, 70)), needs="qv1", blocks=40),
     Case("mask_nan", NAN_MASK, n=70, m=70, aux=((70, 70),), needs="", blocks=40),
+    Case("sign_of_nan", ABSOLUTE, n=70, m=70, aux=((70, 70),), needs="q", blocks=40),
     Case("no_keys", "sigmoid(s)", m=0),
     Case("no_rows", "sigmoid(s)", n=0),
     Case("wide", SILU, n=37, m=53, h=4, hk=2, hv=2, wide=True),

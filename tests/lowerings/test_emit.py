@@ -139,13 +139,25 @@ def test_integers_have_no_fast_form(monkeypatch: pytest.MonkeyPatch):
     assert torch.equal(found, want)
 
 
-def test_not_a_number_passes_through():
-    """relu and clamps of NaN are NaN, as torch has it; the machine's own maximum would drop it."""
-    nan = torch.tensor([math.nan])
-    for name in ("relu", "clamp_min", "clamp_max", "hardtanh", "maximum", "minimum"):
-        given = [nan, nan] if name in ("maximum", "minimum") else [nan]
-        for fast in (False, True):
-            assert value(name, given, LITERALS.get(name, ()), "ff", fast).isnan().all(), name
+SPECIALS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40]
+
+
+@pytest.mark.parametrize("form, name, kinds", [c for c in CASES if set(c[2]) == {"f"}],
+                         ids=["-".join(c) for c in CASES if set(c[2]) == {"f"}])  # fmt: skip
+def test_special_values(form: str, name: str, kinds: str):
+    """NaN and infinities are where torch has them: a relu of NaN is NaN, the sign of NaN is 0."""
+    literals = LITERALS.get(name, ())
+    points = torch.tensor([*SPECIALS, 2.5, -2.5])
+    if name == "gelu":  # torch's own is NaN at infinity on a CPU, and right on a GPU
+        points = points[~points.isinf()]
+    count = len(kinds) - len(literals)
+    given = list(torch.cartesian_prod(*[points] * count).T) if count > 1 else [points]
+    want = OPS[name].torch(*given, *literals)
+    got = value(name, given, literals, kinds, form == "fast")
+    assert torch.equal(got.isnan(), want.isnan()), given[0][got.isnan() != want.isnan()]
+    infinite = want.isinf()
+    assert torch.equal(got[infinite], want[infinite]), given[0][infinite]
+    assert torch.equal(got.isinf(), infinite), given[0][got.isinf() != infinite]
 
 
 FAST_PROGRAMS = {

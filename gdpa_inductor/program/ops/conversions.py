@@ -16,8 +16,8 @@ def _round_to(dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
 
 
 def _sign(x: Expr) -> Expr:
-    side = where(call("lt", x, 0.0), -1.0, where(call("gt", x, 0.0), 1.0, 0.0))
-    return where(call("isnan", x), x, side)
+    """0 for NaN, as torch has it."""
+    return where(call("lt", x, 0.0), -1.0, where(call("gt", x, 0.0), 1.0, 0.0))
 
 
 # Rounding to whole numbers has no gradient. Narrowing casts have one, as autograd has it.
