@@ -260,8 +260,7 @@ def _as_in_fp32(
     return _specials_of_the_truth(mine, eager, in_fp32[name])
 
 
-# Gradients through such constants are subnormal on their way, where eager has few digits; scores
-# may overflow.
+# Gradients through such constants are subnormal on their way, where eager has few digits.
 SUBNORMAL = "constants that overflow when folded"
 
 
