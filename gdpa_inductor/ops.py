@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from .operands import Operands, check, in_order, kind_of, output_shape, score_shape
-from .program.score_mod import ScoreMod
 from .reference import (
     aux_from_axes,
     aux_on_axes,
@@ -32,15 +31,22 @@ from .reference import (
     reference_backward,
 )
 from .rejection import GDPAError
+from .signature import Arguments, Signature, operands_of
 
 __all__ = [
+    "ATTENTION",
+    "BACKWARD",
+    "Arguments",
     "Operands",
+    "Signature",
     "aux_from_axes",
     "aux_on_axes",
     "by_access",
     "check",
     "compute_dtype",
     "expand_heads",
+    "fake_gradients",
+    "fake_output",
     "in_order",
     "kind_of",
     "operands_of",
@@ -52,35 +58,15 @@ __all__ = [
     "score_shape",
 ]
 
-OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor[] aux, SymInt[] scalars, str score_mod"
-LENGTHS = (
-    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
-    "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
-)
 _LIBRARY = torch.library.Library("gdpa", "DEF")
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-_LIBRARY.define(f"attention({OPERANDS}, str kernel_options, {LENGTHS}) -> Tensor", tags=_TAGS)
-_LIBRARY.define(
-    f"attention_backward(Tensor grad_out, {OPERANDS}, bool[] needs, str kernel_options, {LENGTHS}) "
-    "-> Tensor[]",
-    tags=_TAGS,
-)
-
+ATTENTION = Signature("attention")
+BACKWARD = Signature("attention_backward", backward=True)
+for _signature in (ATTENTION, BACKWARD):
+    _signature.define(_LIBRARY)
 
 # A copy that the backward may rely on. A clone would not do: where a graph is partitioned, the
 # backward may take it again, from a tensor that was changed since.
 _LIBRARY.define("kept(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
-
-
-def operands_of(
-    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str,
-    *lengths: Any,
-) -> Operands[Any]:  # fmt: skip
-    """From the arguments of an op; lengths: those after kernel_options, as far as given."""
-    # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
-    return Operands(
-        query, key, value, aux or [], scalars or [], ScoreMod.parse(score_mod), *lengths
-    )
 
 
 @torch.library.impl(_LIBRARY, "kept", "CompositeExplicitAutograd")
@@ -102,67 +88,57 @@ def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
-@torch.library.impl(_LIBRARY, "attention", "CompositeExplicitAutograd")
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, kernel_options: str, *lengths: Any,
-) -> Tensor:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    check(operands)
-    with _no_autocast(query.device):
-        return reference(operands)
+def _attention(given: Arguments[Tensor]) -> Tensor:
+    check(given.operands)
+    with _no_autocast(given.operands.query.device):
+        return reference(given.operands)
 
 
-@torch.library.impl(_LIBRARY, "attention_backward", "CompositeExplicitAutograd")
-def _attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], kernel_options: str, *lengths: Any,
-) -> list[Tensor]:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    with _no_autocast(query.device):
-        return reference_backward(grad_out, operands, needs)
+def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
+    with _no_autocast(given.operands.query.device):
+        return reference_backward(given.grad_out, given.operands, given.needs)
 
 
-@torch.library.register_fake("gdpa::attention", lib=_LIBRARY)
-def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, kernel_options: str, *lengths: Any,
-) -> Tensor:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    check(operands)
-    return value.new_empty(output_shape(operands))
+def fake_output(given: Arguments[Tensor]) -> Tensor:
+    """The output of a forward operator on fake tensors, of whatever device."""
+    check(given.operands)
+    return given.operands.value.new_empty(output_shape(given.operands))
 
 
-@torch.library.register_fake("gdpa::attention_backward", lib=_LIBRARY)
-def _attention_backward_fake(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], kernel_options: str, *lengths: Any,
-) -> list[Tensor]:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    check(operands)  # also where the op is called without the forward: sizes that agree are one
-    leaves = zip(operands.differentiable, needs, strict=True)
+def fake_gradients(given: Arguments[Tensor]) -> list[Tensor]:
+    """The gradients of a backward operator on fake tensors. Checked also where the operator is
+    called without the forward: sizes that agree are one.
+    """
+    check(given.operands)
+    leaves = zip(given.operands.differentiable, given.needs, strict=True)
     return [t.new_empty(t.shape) for t, need in leaves if need]
 
 
+ATTENTION.implement(_LIBRARY, "CompositeExplicitAutograd", _attention)
+BACKWARD.implement(_LIBRARY, "CompositeExplicitAutograd", _attention_backward)
+ATTENTION.implement(_LIBRARY, "", fake_output)
+BACKWARD.implement(_LIBRARY, "", fake_gradients)
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    query, key, value, aux, scalars, ctx.score_mod, ctx.kernel_options, *lengths = inputs
-    ctx.save_for_backward(query, key, value, *lengths[:2], *aux)
-    ctx.scalars, ctx.longest = scalars, lengths[2:]
+    given = ATTENTION.bind(*inputs)
+    o = given.operands
+    ctx.save_for_backward(o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
+    ctx.scalars, ctx.program, ctx.longest = o.scalars, o.program, o.lengths[2:]
+    ctx.options = given.options
 
 
 def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     query, key, value, cu_seqlens_q, cu_seqlens_k, *aux = ctx.saved_tensors
-    needs = [*ctx.needs_input_grad[:3], *_flat_needs(ctx.needs_input_grad[3], len(aux))]
-    found = iter(
-        torch.ops.gdpa.attention_backward(
-            grad_out, query, key, value, aux, ctx.scalars, ctx.score_mod, needs, ctx.kernel_options,
-            cu_seqlens_q, cu_seqlens_k, *ctx.longest,
-        )
-    )  # fmt: skip
+    offsets = (cu_seqlens_q, cu_seqlens_k)
+    operands = Operands(query, key, value, aux, ctx.scalars, ctx.program, *offsets, *ctx.longest)
+    needs = (*ctx.needs_input_grad[:3], *_flat_needs(ctx.needs_input_grad[3], len(aux)))
+    given = Arguments(operands, grad_out, needs, ctx.options)
+    args, kwargs = BACKWARD.call(given)
+    found = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
     grads = [next(found) if need else None for need in needs]
-    no_scalars: list[Any] | None = (
-        None if ctx.scalars else []
-    )  # torch asks for the structure of the inputs
+    # torch asks for the structure of the inputs: a list without tensors is empty or None.
+    no_scalars: list[Any] | None = None if ctx.scalars else []
     # The dispatcher leaves out trailing arguments that have their default values.
     rest = [None] * (len(ctx.needs_input_grad) - 5)
     return (*grads[:3], grads[3:], no_scalars, *rest)

@@ -15,7 +15,10 @@ from collections.abc import Mapping
 from typing import Any
 
 PREFIX = "gdpa."
-KERNELS = ("auto", "cute", "triton", "cpu", "reference")
+# The backends, the preferred first; each is a module of that name in lowerings/.
+BACKENDS = ("cute", "triton", "cpu")
+REFERENCE = "reference"  # the unfused formula
+KERNELS = ("auto", *BACKENDS, REFERENCE)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,8 @@ class Problem:
     value_heads, cols, value_dim].
 
     A jagged side has total_rows (or total_cols) rows in all, and rows (or cols) is its max_seqlen.
+    needs: which gradients a backward is asked for (query, key, value, then the program's operands);
+    empty in a forward, and before the backward is known.
     """
 
     program: ScoreMod
@@ -44,6 +46,7 @@ class Problem:
     jagged_key: bool = False
     total_rows: Size = 0
     total_cols: Size = 0
+    needs: tuple[bool, ...] = ()
 
     @property
     def jagged(self) -> bool:
@@ -63,7 +66,7 @@ class Problem:
         )
 
     @staticmethod
-    def of(operands: Operands[Tensor], training: bool) -> Problem:
+    def of(operands: Operands[Tensor], training: bool, needs: tuple[bool, ...] = ()) -> Problem:
         """From (fake) operands in the op's layout."""
         query, key, value = operands.query, operands.key, operands.value
         jagged_query = operands.cu_seqlens_q is not None
@@ -88,4 +91,5 @@ class Problem:
             jagged_key=jagged_key,
             total_rows=query.shape[0] if jagged_query else 0,
             total_cols=key.shape[0] if jagged_key else 0,
+            needs=needs,
         )

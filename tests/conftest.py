@@ -4,7 +4,7 @@ The environment is set before torch is imported. The graph caches are off becaus
 the pass, and with it the counters that tests read; tests of the caches switch them on themselves.
 """
 
-import importlib
+import dataclasses
 import logging
 import os
 import sys
@@ -128,8 +128,9 @@ def reset_dynamo() -> None:
 @pytest.fixture
 def no_cpu_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small regions are rewritten on a CPU too; tests/lowerings/test_choose.py has the rules."""
-    rules = importlib.import_module("gdpa_inductor.lowerings.choose")  # not the function
-    monkeypatch.setitem(rules.PAYS, "cpu", ())
+    from gdpa_inductor.lowerings import cpu
+
+    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, pays=()))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

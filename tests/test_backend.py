@@ -7,6 +7,7 @@ import copy
 import logging
 import pickle
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -160,8 +161,8 @@ def broken(*args: object) -> object:
 
 
 def test_a_failing_lowering_falls_back(monkeypatch: pytest.MonkeyPatch, caplog) -> None:
-    monkeypatch.setattr(cpu, "lower", broken)
-    monkeypatch.setattr(cpu, "lower_backward", broken)
+    broken_cpu = replace(cpu.BACKEND, lower=broken, lower_backward=broken)
+    monkeypatch.setattr(cpu, "BACKEND", broken_cpu)
     inputs = operands(requires_grad=True)
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
         out = compiled(fused)(*inputs)
@@ -174,7 +175,7 @@ def test_a_failing_lowering_falls_back(monkeypatch: pytest.MonkeyPatch, caplog) 
 
 
 def test_strict_does_not_fall_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu, "lower", broken)
+    monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken))
     with pytest.raises(
         Exception, match=r"fell back to the unfused formula: .*this kernel is broken"
     ):

@@ -8,7 +8,8 @@ Inductor.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,56 +17,86 @@ from torch import Tensor
 
 from ..kernels import cpu as kernel
 from ..kernels import cpu_jagged as jagged
+from ..kernels import cpu_tiles
 from ..ops import (
-    LENGTHS,
-    OPERANDS,
+    Arguments,
     Operands,
+    Signature,
     aux_from_axes,
     aux_on_axes,
     check,
     compute_dtype,
+    fake_gradients,
+    fake_output,
     in_order,
-    operands_of,
     output_shape,
     reference,
     reference_backward,
 )
-from ..options import KernelOptions
+from ..problem import Problem
 from ..program.score_mod import AXES, Aux
+from ..rejection import Code
 from . import _compat
+from .backends import Backend, Rule, hint
+from .call import Call
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-_OPTIONS = "*, bool skip=True"  # leave out blocks of which the masks leave nothing
-_LIBRARY.define(f"attention_cpu({OPERANDS}, {LENGTHS}, {_OPTIONS}) -> Tensor", tags=_TAGS)
-_LIBRARY.define(
-    f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, {_OPTIONS}) "
-    "-> Tensor[]",
-    tags=_TAGS,
-)
+# skip: leave out blocks of which the masks leave nothing
+FORWARD = Signature("attention_cpu", keywords=("skip",))
+BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
+
+# From how many MiB of scores on the fused form is chosen on a CPU: for inference, for training;
+# half of that where masks may leave scores out. Two cores of an EPYC 9004, L3 32 MiB, torch 2.13;
+# silu, B = 2, H = 4, D = 64, N = 256, 512, 768, 1024, 2048; stock Inductor's time / ours in fp32:
+# inference .80 .86 .96 1.00 1.62, training .66 .74 .79 1.17 1.29. Smaller scores stay in the cache,
+# larger ones are fresh pages in each call. Ours multiplies fp16 and bf16 in fp32: for bf16 there
+# are instructions (.44 .48 at 512, .75 .55 at 2048, in smaller blocks), and stock's
+# fp16 is slow (8.6 and 9.4 at 256). fp64 is taken to be like fp32.
+_GAINS: dict[torch.dtype, tuple[int, int]] = {
+    torch.float32: (16, 32),
+    torch.float64: (16, 32),
+    torch.bfloat16: (256, 256),
+}
+_SHORT = 32  # jagged training on a CPU is slower up to this greatest length, else always faster
 
 
-def lower(operands: Operands[Any], options: KernelOptions) -> Any:
+def _gain(problem: Problem) -> str:
+    step = "training" if problem.training else "inference"
+    longest = max(hint(problem.rows), hint(problem.cols))
+    if problem.jagged:
+        short = problem.training and longest <= _SHORT
+        return f"jagged training pays from {_SHORT + 1} rows or keys on" if short else ""
+    least = _GAINS.get(problem.dtype, (0, 0))[problem.training]
+    if cpu_tiles.zero((problem.program.weight,), problem.program.aux) is not None:
+        least //= 2
+    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
+    taken = math.prod(map(hint, sizes)) * problem.dtype.itemsize / 2**20
+    if taken >= least:
+        return ""
+    return (
+        f"{step} in {problem.dtype} on a CPU pays from {least} MiB of scores on, these take "
+        f"{taken:.3g}"
+    )
+
+
+def lower(call: Call) -> Any:
     """The output, contiguous. Inductor IR in and out."""
-    op = torch.ops.gdpa.attention_cpu.default
-    return _compat.extern_call(op, *operands.arguments(), skip=options.skip)
+    args, kwargs = FORWARD.call(_arguments(call))
+    return _compat.extern_call(FORWARD.op, *args, **kwargs)
 
 
-def lower_backward(
-    grad_out: Any, operands: Operands[Any], needs: Sequence[bool], options: KernelOptions
-) -> list[Any]:
+def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    arguments = (grad_out, *operands.arguments(list(needs)))
-    op = torch.ops.gdpa.attention_cpu_backward.default
-    return list(_compat.extern_call(op, *arguments, skip=options.skip))
+    args, kwargs = BACKWARD.call(_arguments(call))
+    return list(_compat.extern_call(BACKWARD.op, *args, **kwargs))
 
 
-@torch.library.impl(_LIBRARY, "attention_cpu", "CPU")
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, *lengths: Any, skip: bool = True,
-) -> Tensor:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
+def _arguments(call: Call) -> Arguments[Any]:
+    return replace(call.nodes, options={"skip": call.options.skip})
+
+
+def _attention(given: Arguments[Tensor]) -> Tensor:
+    operands, value, skip = given.operands, given.operands.value, given.options.get("skip", True)
     check(operands)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if not in_order(operands):  # the kernel relies on it; memory is that of the user's padding
@@ -80,37 +111,39 @@ def _attention(
     return out
 
 
-@torch.library.impl(_LIBRARY, "attention_cpu_backward", "CPU")
-def _attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any, skip: bool = True,
-) -> list[Tensor]:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    program = operands.program
+def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
+    operands, program = given.operands, given.operands.program
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if not in_order(operands):
-            return reference_backward(grad_out, operands, needs)
+            return reference_backward(given.grad_out, operands, given.needs)
         placed = _placed(operands)
-        query_grad, key_grad, value_grad = (
-            torch.zeros(t.shape, dtype=placed.dtype) if need else None
-            for t, need in zip((query, key, value), needs, strict=False)
-        )
-        aux_grads = tuple(
-            _aux_zeros(t, spec, placed.dtype) if need else None
-            for t, spec, need in zip(operands.aux, program.aux, needs[3:], strict=True)
-        )
-        grads = kernel.Grads(query_grad, key_grad, value_grad, aux_grads)
+        grads = _sums(given, placed.dtype)
+        skip = given.options.get("skip", True)
         if isinstance(placed, jagged.Jagged):
-            jagged.backward(placed, grad_out, grads, skip)
+            jagged.backward(placed, given.grad_out, grads, skip)
         else:
-            kernel.Backward(placed, program, grad_out, grads, skip).run()
+            kernel.Backward(placed, program, given.grad_out, grads, skip).run()
     on_operands = [
         None if total is None else aux_from_axes(total, jagged.standing(spec))
-        for total, spec in zip(aux_grads, program.aux, strict=True)
+        for total, spec in zip(grads.aux, program.aux, strict=True)
     ]
-    totals = (query_grad, key_grad, value_grad, *on_operands)
+    totals = (grads.query, grads.key, grads.value, *on_operands)
     found = zip(operands.differentiable, totals, strict=True)
     return [total.to(t.dtype).contiguous() for t, total in found if total is not None]
+
+
+def _sums(given: Arguments[Tensor], dtype: torch.dtype) -> kernel.Grads:
+    """Zeros to add the asked gradients to."""
+    o = given.operands
+    query, key, value = (
+        torch.zeros(t.shape, dtype=dtype) if need else None
+        for t, need in zip((o.query, o.key, o.value), given.needs, strict=False)
+    )
+    aux = tuple(
+        _aux_zeros(t, spec, dtype) if need else None
+        for t, spec, need in zip(o.aux, o.program.aux, given.needs[3:], strict=True)
+    )
+    return kernel.Grads(query, key, value, aux)
 
 
 def _aux_zeros(operand: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
@@ -131,20 +164,19 @@ def _placed(o: Operands[Tensor]) -> kernel.Operands | jagged.Jagged:
     return kernel.Operands(o.query, o.key, o.value, aux, o.scalars, dtype)
 
 
-@torch.library.register_fake("gdpa::attention_cpu", lib=_LIBRARY)
-def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, *lengths: Any, skip: bool = True,
-) -> Tensor:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    check(operands)
-    return value.new_empty(output_shape(operands))
+for _signature, _run, _fake in (
+    (FORWARD, _attention, fake_output),
+    (BACKWARD, _attention_backward, fake_gradients),
+):
+    _signature.define(_LIBRARY)
+    _signature.implement(_LIBRARY, "CPU", _run)
+    _signature.implement(_LIBRARY, "", _fake)
 
-
-@torch.library.register_fake("gdpa::attention_cpu_backward", lib=_LIBRARY)
-def _attention_backward_fake(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any, skip: bool = True,
-) -> list[Tensor]:  # fmt: skip
-    operands = (query, key, value, *aux)
-    return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]
+BACKEND = Backend(
+    name="cpu",
+    devices=("cpu",),
+    refuses=(),
+    pays=(Rule(Code.SLOWER, _gain),),
+    lower=lower,
+    lower_backward=lower_backward,
+)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,25 +20,18 @@ from torch import Tensor
 from .. import _compat as core_compat
 from ..kernels.sm100.config import VERSIONS, unsupported
 from ..kernels.template import Plan
-from ..ops import LENGTHS, OPERANDS, Operands, check, operands_of, output_shape
-from ..options import KernelOptions
+from ..ops import Arguments, Signature, check, fake_gradients, fake_output
 from ..problem import Problem
-from . import _compat
+from ..rejection import Code
+from . import _compat, triton
+from .backends import Backend, Rule
+from .call import Call
 
 PACKAGE = "nvidia-cutlass-dsl"
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
-_OPTIONS = "*, bool fast=True, bool skip=True"
-_LIBRARY.define(f"attention_cute({OPERANDS}, {LENGTHS}, {_OPTIONS}) -> Tensor", tags=_TAGS)
-_LIBRARY.define(
-    f"attention_cute_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, {_OPTIONS}) "
-    "-> Tensor[]",
-    tags=_TAGS,
-)
-
-
-class Unsupported(Exception):
-    """This kernel does not do that; another may. The message says why."""
+_KEYWORDS = ("fast", "skip")
+FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
+BACKWARD = Signature("attention_cute_backward", backward=True, keywords=_KEYWORDS)
 
 
 def not_blackwell(problem: Problem) -> str:
@@ -82,36 +74,43 @@ def not_taken(problem: Problem) -> str:
     )
 
 
-def lower(operands: Operands[Any], options: KernelOptions) -> Any:
+def no_such_gradients(problem: Problem) -> str:
+    """Why the backward does not give what is asked of it, or ""."""
+    if any(problem.needs[3:]):
+        return "the CuTe backward has no gradients of operands between the products"
+    key, value = problem.key_heads, problem.value_heads
+    if problem.needs and not core_compat.statically_known_true(key == value):
+        return f"the CuTe backward takes as many key as value heads, not {key}, {value}"
+    return ""
+
+
+def lower(call: Call) -> Any:
     """The output, contiguous. Inductor IR in and out.
 
     Under max-autotune it is timed beside the Triton template, unless it was asked for by name.
     """
-    placed = _on_device(operands)
+    given = _arguments(call)
+    args, kwargs = FORWARD.call(given)
 
-    def call() -> Any:
-        op = torch.ops.gdpa.attention_cute.default
-        given = {"fast": options.fast_math, "skip": options.skip}
-        return _compat.extern_call(op, *placed.arguments(), **given)
+    def run() -> Any:
+        return _compat.extern_call(FORWARD.op, *args, **kwargs)
 
-    if options.kernel == "cute" or not _compat.thorough():
-        return call()
-    from . import triton
+    if call.options.kernel == "cute" or not _compat.thorough():
+        return run()
 
     def rival(plan: Plan, body: dict[str, Any]) -> Any:
-        digest = hashlib.sha256(repr((str(operands.program), options)).encode()).hexdigest()[:16]
-        kernel = functools.partial(_timed, placed, options, plan)
-        return _compat.rival(f"gdpa_cute_{digest}", kernel, call, body)
+        digest = hashlib.sha256(repr((call.problem.program, call.options)).encode()).hexdigest()
+        kernel = functools.partial(_timed, given, plan)
+        return _compat.rival(f"gdpa_cute_{digest[:16]}", kernel, run, body)
 
-    return triton.lower(operands, options, rival)
+    return triton.lower(call, rival)
 
 
-def _timed(
-    operands: Operands[Any], options: KernelOptions, plan: Plan, *tensors: Tensor, out: Tensor
-) -> None:
+def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
     """The forward on the tensors that the Triton template is timed on, in the template's order."""
     from ..kernels.sm100.launch import forward
 
+    operands = given.operands
     found = dict(zip(plan.arguments, tensors, strict=False))
     sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
     shared = next((found[f"CU_{side}"] for side in sides if f"CU_{side}" in found), None)
@@ -125,76 +124,58 @@ def _timed(
     rows, cols = (_compat.likely_size(x) for x in operands.lengths[2:])
     forward(
         found["Q"], found["K"], found["V"], aux, scalars, str(operands.program),
-        offsets[0], offsets[1], rows, cols,
-        fast=options.fast_math, skip=options.skip, out=out,
+        offsets[0], offsets[1], rows, cols, **given.options, out=out,
     )  # fmt: skip
 
 
-def lower_backward(
-    grad_out: Any, operands: Operands[Any], needs: Sequence[bool], options: KernelOptions
-) -> list[Any]:
-    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out.
-
-    Raises:
-        Unsupported: gradients that the kernels do not give.
-    """
-    if any(needs[3:]):
-        raise Unsupported("the CuTe backward has no gradients of operands between the products")
-    key, value = operands.key.get_size()[1], operands.value.get_size()[1]
-    if not core_compat.statically_known_true(key == value):
-        raise Unsupported(f"the CuTe backward takes as many key as value heads, not {key}, {value}")
-    op = torch.ops.gdpa.attention_cute_backward.default
-    given = {"fast": options.fast_math, "skip": options.skip}
-    arguments = (grad_out, *_on_device(operands).arguments(list(needs)))
-    return list(_compat.extern_call(op, *arguments, **given))
+def lower_backward(call: Call) -> list[Any]:
+    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    args, kwargs = BACKWARD.call(_arguments(call))
+    return list(_compat.extern_call(BACKWARD.op, *args, **kwargs))
 
 
-def _on_device(operands: Operands[Any]) -> Operands[Any]:
+def _arguments(call: Call) -> Arguments[Any]:
     """Operands of no dimension may come from the host."""
-    device = operands.query.get_device()
-    return replace(operands, aux=[_compat.realized(x, device) for x in operands.aux])
+    device = call.operands.query.get_device()
+    aux = [_compat.realized(x, device) for x in call.operands.aux]
+    options = {"fast": call.options.fast_math, "skip": call.options.skip}
+    return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
 
 
-@torch.library.impl(_LIBRARY, "attention_cute", "CUDA")
-def _attention(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, *lengths: Any, fast: bool = True, skip: bool = True,
-) -> Tensor:  # fmt: skip
+def _attention(given: Arguments[Tensor]) -> Tensor:
     from ..kernels.sm100.launch import forward
 
-    check(operands_of(query, key, value, aux, scalars, score_mod, *lengths))
-    return forward(query, key, value, aux, scalars, score_mod, *lengths, fast=fast, skip=skip)
+    check(given.operands)
+    args, kwargs = FORWARD.call(given)
+    return forward(*args, **kwargs)
 
 
-@torch.library.impl(_LIBRARY, "attention_cute_backward", "CUDA")
-def _attention_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any,
-    fast: bool = True, skip: bool = True,
-) -> list[Tensor]:  # fmt: skip
+def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     from ..kernels.sm100.backward_launch import backward
 
-    check(operands_of(query, key, value, aux, scalars, score_mod, *lengths))
-    found = backward(
-        grad_out, query, key, value, aux, scalars, score_mod, needs, *lengths, fast=fast, skip=skip
-    )
-    return [grad for grad in found if grad is not None]
+    check(given.operands)
+    args, kwargs = BACKWARD.call(given)
+    return [grad for grad in backward(*args, **kwargs) if grad is not None]
 
 
-@torch.library.register_fake("gdpa::attention_cute", lib=_LIBRARY)
-def _attention_fake(
-    query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor], scalars: list[int],
-    score_mod: str, *lengths: Any, fast: bool = True, skip: bool = True,
-) -> Tensor:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    return value.new_empty(output_shape(operands))
+for _signature, _run, _fake in (
+    (FORWARD, _attention, fake_output),
+    (BACKWARD, _attention_backward, fake_gradients),
+):
+    _signature.define(_LIBRARY)
+    _signature.implement(_LIBRARY, "CUDA", _run)
+    _signature.implement(_LIBRARY, "", _fake)
 
-
-@torch.library.register_fake("gdpa::attention_cute_backward", lib=_LIBRARY)
-def _attention_backward_fake(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, aux: list[Tensor],
-    scalars: list[int], score_mod: str, needs: list[bool], *lengths: Any,
-    fast: bool = True, skip: bool = True,
-) -> list[Tensor]:  # fmt: skip
-    operands = (query, key, value, *aux)
-    return [t.new_empty(t.shape) for t, need in zip(operands, needs, strict=True) if need]
+BACKEND = Backend(
+    name="cute",
+    devices=("cuda",),
+    refuses=(
+        Rule(Code.DEVICE, not_blackwell, quiet=True),
+        Rule(Code.DEVICE, no_cutlass),
+        Rule(Code.DTYPE, not_taken),
+        Rule(Code.LOWERING, no_such_gradients),
+    ),
+    pays=(),
+    lower=lower,
+    lower_backward=lower_backward,
+)

@@ -1,130 +1,69 @@
 """The Inductor lowerings of gdpa::attention and gdpa::attention_backward.
 
-Each asks `choose` for the kernel of its operands and hands them to that kernel's module; both get
-and give Inductor IR:
-
-    lower(operands, options) -> output
-    lower_backward(grad_out, operands, needs, options) -> the asked gradients
-
-Where there is no kernel, or its lowering fails, the reference formula is traced to ATen and lowered
-in place of the op (or called, where sizes are not known before): slower, with N×M intermediates,
-never wrong. That is counted under `fallback`, with a reason in the log; `strict` raises.
+Each becomes a `Call`, which goes to the backend that `select` names. Where there is none, or its
+lowering fails, the reference formula is lowered in place of the op (`unfused`): slower, with N×M
+intermediates, never wrong. That is counted under `fallback`, with a reason in the log; `strict`
+raises.
 """
 
 from __future__ import annotations
 
-import importlib
+import functools
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
-import torch
-
-from .._compat import counters, size_hint
-from ..ops import Operands, operands_of, reference, reference_backward, score_shape
-from ..options import KernelOptions, Options
-from ..problem import Problem
+from .._compat import counters
+from ..ops import ATTENTION, BACKWARD, Signature
+from ..options import REFERENCE
 from ..rejection import GDPAError
 from . import _compat
-from .choose import choose
-from .cute import Unsupported
+from .backends import backend
+from .call import Call
+from .choose import select
+from .unfused import unfused
 
 log = logging.getLogger("gdpa_inductor")
 
 
 def register() -> None:
     """Install the lowerings; a second call changes nothing."""
-    _compat.register_lowering(torch.ops.gdpa.attention.default, _attention)
-    _compat.register_lowering(torch.ops.gdpa.attention_backward.default, _attention_backward)
+    for signature in (ATTENTION, BACKWARD):
+        _compat.register_lowering(signature.op, _LOWERINGS[signature])
 
 
-def _attention(
-    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any],
-    score_mod: str, kernel_options: str, *lengths: Any,
-) -> Any:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    values = _compat.lowered_node_values()
-    fakes = operands_of(*values[:6], *values[7:])
-
-    def formula(*flat: Any) -> Any:
-        return reference(operands.filled(flat))
-
-    def inline() -> Any:
-        if _unknown(fakes):
-            eager = torch.ops.gdpa.attention.default
-            return _compat.extern_call(eager, *operands.arguments(kernel_options))
-        return _compat.inline_formula(formula, operands.flat(), fakes.flat())
-
-    options = KernelOptions.parse(kernel_options)
-    return _lower("lower", (operands, options), inline, fakes, options)
-
-
-def _attention_backward(
-    grad_out: Any, query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any],
-    score_mod: str, needs: Sequence[bool], kernel_options: str, *lengths: Any,
-) -> Any:  # fmt: skip
-    operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    grad, *values = _compat.lowered_node_values()
-    fakes = operands_of(*values[:6], *values[8:])
-
-    def formula(grad_out: Any, *flat: Any) -> Any:
-        return reference_backward(grad_out, operands.filled(flat), needs)
-
-    def inline() -> Any:
-        if _unknown(fakes):
-            eager = torch.ops.gdpa.attention_backward.default
-            arguments = operands.arguments(list(needs), kernel_options)
-            return list(_compat.extern_call(eager, grad_out, *arguments))
-        flat, fake = [grad_out, *operands.flat()], [grad, *fakes.flat()]
-        return _compat.inline_formula(formula, flat, fake)
-
-    options = KernelOptions.parse(kernel_options)
-    settings = (grad_out, operands, needs, options)
-    return _lower("lower_backward", settings, inline, fakes, options)
-
-
-def _unknown(fakes: Operands[Any]) -> bool:
-    """Sizes that are known at run time only: Inductor has no product of such matrices (2.13)."""
-    return any(size_hint(size) is None for size in score_shape(fakes))
-
-
-def _lower(
-    entry: str,
-    arguments: tuple[Any, ...],
-    inline: Callable[[], Any],
-    fakes: Operands[Any],
-    options: KernelOptions,
-) -> Any:
-    """Run `entry` of the kernel's module, or inline the formula."""
-    problem = Problem.of(fakes, training=entry == "lower_backward")
-    choice = choose(problem, Options(kernel=options.kernel, profit=False))
+def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
+    """Inductor IR of the op's results."""
+    call = Call.of(signature, args, kwargs)
+    choice = select(call.problem, call.options.kernel, profit=False)
     if not choice:
-        return _fall_back(inline, str(choice), options)
-    if options.kernel == "cute" != choice.kernel:
-        log.warning("asked for the CuTe kernel, but got %s", choice)
-    if choice.kernel == "reference":
-        return inline()
+        return _fall_back(call, str(choice))
+    if call.options.kernel not in ("auto", choice.kernel):
+        log.warning("asked for the %s kernel, but got %s", call.options.kernel, choice)
+    if choice.kernel == REFERENCE:
+        return unfused(call)
     try:
-        module = importlib.import_module(f".{choice.kernel}", __package__)
-        result = getattr(module, entry)(*arguments)
-    except Unsupported as refusal:
-        log.info("%s goes to the Triton kernel: %s", entry, refusal)
-        return _lower(entry, arguments, inline, fakes, replace(options, kernel="triton"))
+        result = backend(choice.kernel).run(call)
     except Exception as error:
-        log.debug("the %s lowering of %s failed", choice.kernel, fakes.program, exc_info=True)
-        return _fall_back(inline, f"{type(error).__name__}: {error}", options)
+        log.debug("the %s lowering of %s failed", choice.kernel, call.problem, exc_info=True)
+        return _fall_back(call, f"{type(error).__name__}: {error}")
     counters["gdpa"][f"lowered_{choice.kernel}"] += 1
-    if problem.jagged:
+    if call.problem.jagged:
         counters["gdpa"]["lowered_varlen"] += 1
-    log.info("%s lowered to the %s kernel: %s", entry, choice.kernel, fakes.program)
+    about = (signature.name, choice.kernel, choice.reason, call.problem.program)
+    log.info("%s lowered to the %s kernel (%s): %s", *about)
     return result
 
 
-def _fall_back(inline: Callable[[], Any], reason: str, options: KernelOptions) -> Any:
+# One object each, so that a second registration is seen to be the same.
+_LOWERINGS = {
+    signature: functools.partial(_lower, signature) for signature in (ATTENTION, BACKWARD)
+}
+
+
+def _fall_back(call: Call, reason: str) -> Any:
     """Lower the reference formula in place of the op; say so."""
     counters["gdpa"]["fallback"] += 1
-    if options.strict:
+    if call.options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)
-    return inline()
+    return unfused(call)

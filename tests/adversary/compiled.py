@@ -38,7 +38,7 @@ def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome
         options = {"gdpa.profit": False}
         ours = _verdict(program, eager, gdpa_backend, options)
         if "NaN or infinity" in ours[1]:
-            # What a mask covers may be infinite: left out, it is 0, and NaN in eager (docs/masks.md).
+            # What a mask covers may be infinite: left out it is 0, in eager NaN (docs/masks.md).
             torch._dynamo.utils.counters.clear()
             ours = _verdict(program, eager, gdpa_backend, {**options, "gdpa.skip": False})
         outcome.matches = torch._dynamo.utils.counters["gdpa"]["matched"]

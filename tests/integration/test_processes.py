@@ -47,7 +47,7 @@ def test_the_entry_point(logged) -> None:
 def test_torch_logs_shows_what_was_found(logged) -> None:
     _, stderr, _ = logged
     assert "programs.py:" in stderr and "O = (silu(s*0.25)) V" in stderr
-    assert "lower_backward lowered to the cpu kernel" in stderr
+    assert "attention_backward lowered to the cpu kernel" in stderr
 
 
 def test_the_structured_trace_has_our_artifact(logged) -> None:

@@ -18,7 +18,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.overrides import TorchFunctionMode
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import launch
+from gdpa_inductor.lowerings.triton import launch
 
 from .fake_cuda import fake_cuda
 

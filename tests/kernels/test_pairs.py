@@ -7,7 +7,7 @@ import torch
 
 from gdpa_inductor.kernels.configs import Shape, configs, shared_memory
 from gdpa_inductor.kernels.pairs import ALONE, turns
-from gdpa_inductor.lowerings import pairs
+from gdpa_inductor.lowerings.triton import pairs
 
 from . import render
 from .cases import CAUSAL, Case

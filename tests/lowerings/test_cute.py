@@ -159,7 +159,7 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     from gdpa_inductor.kernels.sm100 import launch
     from gdpa_inductor.kernels.template import AuxRead, Plan
     from gdpa_inductor.operands import Operands
-    from gdpa_inductor.options import KernelOptions
+    from gdpa_inductor.ops import Arguments
 
     calls: list[tuple] = []
     monkeypatch.setattr(cute._compat, "likely_size", int)
@@ -171,11 +171,12 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     )
     sized = type("Node", (), {"get_size": lambda _: [8]})()
     operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
-    cute._timed(operands, KernelOptions(), plan, q, k, v, cu, bias, out=out)
+    call = Arguments(operands, options={"fast": True, "skip": False})
+    cute._timed(call, plan, q, k, v, cu, bias, out=out)
     ((given, named),) = calls
     assert given[:3] == (q, k, v)
     assert given[3][0].shape == (8,)
     assert given[3][1] is bias
     assert given[4:6] == ([7], str(program))
     assert given[6:] == (None, cu, 0, 96)
-    assert named["out"] is out
+    assert named["out"] is out and (named["fast"], named["skip"]) == (True, False)

@@ -1,5 +1,7 @@
 """The lowerings as Inductor meets them: counters, the fallback, strict."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
@@ -53,8 +55,7 @@ def test_a_lowering_that_fails_falls_back(dynamic: bool, monkeypatch: pytest.Mon
     def broken(*_):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(cpu, "lower", broken)
-    monkeypatch.setattr(cpu, "lower_backward", broken)
+    monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken, lower_backward=broken))
     assert_same("", dynamic)
     assert counters["gdpa"] == {"fallback": 2}
     assert "out of luck" in caplog.text
@@ -64,7 +65,7 @@ def test_strict_raises_where_a_lowering_would_fall_back(monkeypatch: pytest.Monk
     def broken(*_):
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(cpu, "lower", broken)
+    monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken))
     with pytest.raises(Exception, match=r"gdpa\.strict.*out of luck"):
         torch.compile(function("strict=True"))(*operands())
 

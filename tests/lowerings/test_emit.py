@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import _compat, emit
+from gdpa_inductor.lowerings import _compat
+from gdpa_inductor.lowerings.triton import emit
 from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.emission import emitted
 from gdpa_inductor.program.expr import (

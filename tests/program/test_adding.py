@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gdpa_inductor.lowerings import emit
+from gdpa_inductor.lowerings.triton import emit
 from gdpa_inductor.program import expr, intervals
 from gdpa_inductor.program.expr import SCORE, Expr, Op, call
 from gdpa_inductor.program.intervals import Interval

@@ -2,7 +2,7 @@
 
 `PLAIN` gives the operations that the DSL has, one line each; for all others their rows have forms.
 Fast forms are for fp16 and bf16. Why silu and tanh-gelu are written with tanh is said in
-lowerings/emit.py.
+lowerings/triton/emit.py.
 
     emit([weight, gradients.score], weight, leaf, fast=True)
 

@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
-from .._compat import statically_known_true
-from ..operands import Operands
-from ..options import KernelOptions
-from ..problem import Problem, Size
-from ..program.score_mod import ScoreMod
-from . import _compat
+from ..._compat import statically_known_true
+from ...operands import Operands
+from ...options import KernelOptions
+from ...problem import Problem, Size
+from ...program.score_mod import ScoreMod
+from .. import _compat
+from ..call import Call
 
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Given:
+class Inputs:
     """The operands of one op as Inductor IR, realized, and what is known of them.
 
     nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. offsets:
@@ -71,24 +72,21 @@ class Given:
         return [x for nodes, _ in each for x in nodes], [x for _, fakes in each for x in fakes]
 
 
-def given(
-    operands: Operands[Any],
-    fakes: Operands[Any],
-    others: dict[str, Any],
-    options: KernelOptions,
-) -> Given:
-    """others: {} in the forward, {"DO": grad_out} in the backward."""
-    problem = Problem.of(fakes, training=bool(others))
+def inputs_of(call: Call) -> Inputs:
+    """Head dims are compiled in; sizes that agree are known to."""
+    operands, fakes, problem = call.operands, call.fakes.operands, call.problem
     problem = replace(problem, head_dim=int(problem.head_dim), value_dim=int(problem.value_dim))
     narrowed = rounds(problem)
-    matrices = {"Q": operands.query, "K": operands.key, "V": operands.value, **others}
+    matrices = {"Q": operands.query, "K": operands.key, "V": operands.value}
+    if call.backward:
+        matrices["DO"] = call.nodes.grad_out
     offsets = {"q": operands.cu_seqlens_q, "k": operands.cu_seqlens_k}
     same_offsets = problem.jagged and fakes.cu_seqlens_q is fakes.cu_seqlens_k
-    return Given(
+    return Inputs(
         nodes=operands,
         fakes=fakes,
         problem=problem,
-        options=options,
+        options=call.options,
         matrices={
             name: _compat.realized(_compat.rounded_to_tf32(x) if narrowed else x, problem.device)
             for name, x in matrices.items()

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from .._compat import size_hint
-from ..kernels.pairs import ALONE, ROWS, Alone, turns
-from ..problem import Problem, Size
-from . import _compat
-from .given import Given, block_dim
+from ..._compat import size_hint
+from ...kernels.pairs import ALONE, ROWS, Alone, turns
+from ...problem import Problem, Size
+from .. import _compat
+from .inputs import Inputs, block_dim
 from .launch import Output, few, skips
 
 # Up to so many sequences are placed by counting. A program's share is fixed, so the order matters
@@ -18,7 +18,7 @@ from .launch import Output, few, skips
 _COUNTED = 2048
 
 
-def taken(outputs: dict[int, Output], o: Given) -> bool:
+def taken(outputs: dict[int, Output], o: Inputs) -> bool:
     """Whether programs that own whole pairs are to compute dQ with these `outputs` of "keys"."""
     whole = not (o.shared or o.grouped) and not skips(list(outputs.values()), o)
     return whole and any(_fits(rule, o.problem) for rule in ALONE)
@@ -37,7 +37,7 @@ def _fits(rule: Alone, p: Problem) -> bool:
     return short and pairs >= rule.pairs * _compat.processors(p.device)
 
 
-def sums(o: Given) -> Any:
+def sums(o: Inputs) -> Any:
     """[programs, rows, D]: where a program adds up the dQ of the pair at hand; not initialized."""
     p = o.problem
     rows: Size = (p.rows + ROWS - 1) // ROWS * ROWS
@@ -45,7 +45,7 @@ def sums(o: Given) -> Any:
     return _compat.empty(size, torch.float32, p.device)
 
 
-def order(o: Given) -> Any:
+def order(o: Inputs) -> Any:
     """The sequences as `turns` has them; None where no side is jagged."""
     if not o.offsets:
         return None

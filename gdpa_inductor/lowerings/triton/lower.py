@@ -16,25 +16,24 @@ from typing import Any
 
 import torch
 
-from .._compat import size_hint, statically_known_true
-from ..operands import Operands
-from ..ops import aux_from_axes, by_access, operands_of, reduce_to
-from ..options import KernelOptions
-from ..problem import Problem, Size
-from ..program.expr import Expr
-from ..program.score_mod import AXES, Aux, ScoreMod
-from ..sequences import Padding, Sequences, padded_program
-from . import _compat, pairs
-from .given import Given, empty, given
+from ..._compat import size_hint, statically_known_true
+from ...ops import aux_from_axes, by_access, reduce_to
+from ...problem import Problem, Size
+from ...program.expr import Expr
+from ...program.score_mod import AXES, Aux, ScoreMod
+from ...sequences import Padding, Sequences, padded_program
+from .. import _compat
+from ..call import Call
+from . import pairs
+from .inputs import Inputs, empty, inputs_of
 from .launch import Output, Rival, run
 
-Kernel = Callable[[dict[int, Expr], Given], dict[int, Any]]  # finds gradients, by their numbers
+Kernel = Callable[[dict[int, Expr], Inputs], dict[int, Any]]  # finds gradients, by their numbers
 
 
-def lower(operands: Operands[Any], options: KernelOptions, rival: Rival | None = None) -> Any:
-    """O, contiguous. Operands are Inductor IR in the op's layout. rival: see `launch.run`."""
-    values = _compat.lowered_node_values()
-    o = given(operands, operands_of(*values[:6], *values[7:]), {}, options)
+def lower(call: Call, rival: Rival | None = None) -> Any:
+    """O, contiguous. Inductor IR in and out. rival: see `launch.run`."""
+    o = inputs_of(call)
     p = o.problem
     size = _rows_of(o, p.value_dim)
     if empty(p):
@@ -44,12 +43,9 @@ def lower(operands: Operands[Any], options: KernelOptions, rival: Rival | None =
     return out
 
 
-def lower_backward(
-    grad_out: Any, operands: Operands[Any], needs: Sequence[bool], options: KernelOptions
-) -> list[Any]:
+def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), each as its operand, contiguous."""
-    _, *values = _compat.lowered_node_values()
-    o = given(operands, operands_of(*values[:6], *values[8:]), {"DO": grad_out}, options)
+    o, needs = inputs_of(call), call.needs
     leaves = o.fakes.differentiable
     found: dict[int, Any] = {}
     if not empty(o.problem):
@@ -67,7 +63,7 @@ def lower_backward(
     ]
 
 
-def _kernels(wanted: dict[int, Expr], o: Given) -> tuple[Kernel, ...]:
+def _kernels(wanted: dict[int, Expr], o: Inputs) -> tuple[Kernel, ...]:
     """The kernels that find the wanted gradients."""
     if _owns(wanted, o):
         return _pairs, _tiles
@@ -80,7 +76,7 @@ def _terms(program: ScoreMod) -> dict[int, Expr | None]:
     return {0: score, 1: score, 2: program.weight, **{3 + i: term for i, term in enumerate(others)}}
 
 
-def _rows_of(o: Given, *width: Size) -> tuple[Size, ...]:
+def _rows_of(o: Inputs, *width: Size) -> tuple[Size, ...]:
     """What a kernel stores per row: [B,H,N,·], or [Lq,H,·] where the query is jagged."""
     p = o.problem
     if p.jagged_query:
@@ -88,14 +84,14 @@ def _rows_of(o: Given, *width: Size) -> tuple[Size, ...]:
     return (p.batch, p.heads, p.rows, *width)
 
 
-def _keys_of(o: Given, heads: Size, *width: Size) -> tuple[Size, ...]:
+def _keys_of(o: Inputs, heads: Size, *width: Size) -> tuple[Size, ...]:
     p = o.problem
     if p.jagged_key:
         return (p.total_cols, heads, *width)
     return (p.batch, heads, p.cols, *width)
 
 
-def _rows(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
+def _rows(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """dQ, and the gradients of operands that do not vary along the keys."""
     p = o.problem
     outputs: dict[int, Output] = {}
@@ -108,13 +104,13 @@ def _rows(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
     return _finished("rows", outputs, o)
 
 
-def _keys(wanted: dict[int, Expr], o: Given, added: Sequence[Any] = ()) -> dict[int, Any]:
+def _keys(wanted: dict[int, Expr], o: Inputs, added: Sequence[Any] = ()) -> dict[int, Any]:
     """dK, dV, and the gradients of operands that vary along the keys only. added: to add dQ to."""
     outputs, loops_heads = _key_outputs(wanted, o)
     return _finished("keys", outputs, o, added=added, loops_heads=loops_heads)
 
 
-def _key_outputs(wanted: dict[int, Expr], o: Given) -> tuple[dict[int, Output], bool]:
+def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output], bool]:
     """What the kernel of dK and dV stores, and whether a program runs over the heads of a group."""
     p = o.problem
     columns = [i for i, spec in _aux_wanted(wanted, p) if "m" in spec.axes and "n" not in spec.axes]
@@ -131,13 +127,13 @@ def _key_outputs(wanted: dict[int, Expr], o: Given) -> tuple[dict[int, Output], 
     return outputs, loops_heads
 
 
-def _owns(wanted: dict[int, Expr], o: Given) -> bool:
+def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
     """Whether one kernel finds dQ, dK and dV, a program all of a sequence and a head."""
     rows = any("m" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
     return {0, 1} <= wanted.keys() and not rows and pairs.taken(_key_outputs(wanted, o)[0], o)
 
 
-def _pairs(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
+def _pairs(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """All that `_keys` finds, and dQ in the order of the keys: five products instead of seven."""
     p = o.problem
     query = _compat.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
@@ -146,14 +142,14 @@ def _pairs(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
     return {**found, 0: query}
 
 
-def _adds(wanted: dict[int, Expr], o: Given) -> bool:
+def _adds(wanted: dict[int, Expr], o: Inputs) -> bool:
     """Whether dQ may be added up by the kernel of dK, in no fixed order: five products instead of
     seven."""
     admitted = not (o.options.deterministic or torch.are_deterministic_algorithms_enabled())
     return admitted and {0, 1} <= wanted.keys() and "Q" not in o.shared
 
 
-def _keys_and_queries(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
+def _keys_and_queries(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """All that `_keys` and `_rows` find, dQ by atomic additions in fp32."""
     p = o.problem
     size = _rows_of(o, p.head_dim)
@@ -168,7 +164,7 @@ def _keys_and_queries(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
     return found
 
 
-def _tiles(wanted: dict[int, Expr], o: Given) -> dict[int, Any]:
+def _tiles(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """The gradients of operands that vary along rows and keys, a kernel each."""
     p = o.problem
     found: dict[int, Any] = {}
@@ -190,7 +186,7 @@ def _aux_wanted(wanted: dict[int, Expr], problem: Problem) -> list[tuple[int, Au
     return [(number - 3, problem.program.aux[number - 3]) for number in wanted if number >= 3]
 
 
-def _loops_heads(o: Given) -> bool:
+def _loops_heads(o: Inputs) -> bool:
     """Key and value heads are the same groups, so one program can sum over the query heads of a
     group."""
     return o.grouped == {"K", "V"} and statically_known_true(
@@ -210,7 +206,7 @@ def _splits(problem: Problem, summed: frozenset[str]) -> int:
     return max(1, min(members, 512 // tiles, room))
 
 
-def _finished(kernel: str, outputs: dict[int, Output], o: Given, **plan: Any) -> dict[int, Any]:
+def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **plan: Any) -> dict[int, Any]:
     """Run a kernel and bring what it stored to the shapes of the gradients."""
     if not outputs:
         return {}
@@ -238,7 +234,7 @@ def _sum_groups(grad: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
     return grad.unflatten(1, (operand.shape[1], -1)).sum(2).to(operand.dtype)
 
 
-def _aux_gradient(kernel: str, number: int, o: Given) -> Any:
+def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
     """From what `kernel` stores to the gradient of an operand: sums over [B,H,·] or [L,H] without
     the other axis, or over [shares,B,H,N,M]. Takes offsets, total and longest per jagged side."""
     spec, padded = o.program.aux[number], padded_program(o.program).aux[number]

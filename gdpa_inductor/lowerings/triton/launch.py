@@ -14,20 +14,21 @@ from typing import Any
 
 import torch
 
-from .._compat import size_hint, statically_known_true
-from ..kernels import pairs
-from ..kernels.configs import SHORT, Config, Shape, configs
-from ..kernels.grains import GRAIN, grain_bounds
-from ..kernels.order import GRANULE, likely_offsets, tile_order
-from ..kernels.template import AuxRead, Plan
-from ..problem import Problem, Size
-from ..program.expr import Expr, const, postorder
-from ..program.loop_bounds import closed
-from ..program.score_mod import AXES
-from ..program.tails import still
-from ..program.tile_classes import TileClasses, classify
-from . import _compat, emit
-from .given import Given, block_dim, rounds
+from ..._compat import size_hint, statically_known_true
+from ...kernels import pairs
+from ...kernels.configs import SHORT, Config, Shape, configs
+from ...kernels.grains import GRAIN, grain_bounds
+from ...kernels.order import GRANULE, likely_offsets, tile_order
+from ...kernels.template import AuxRead, Plan
+from ...problem import Problem, Size
+from ...program.expr import Expr, const, postorder
+from ...program.loop_bounds import closed
+from ...program.score_mod import AXES
+from ...program.tails import still
+from ...program.tile_classes import TileClasses, classify
+from .. import _compat
+from . import emit
+from .inputs import Inputs, block_dim, rounds
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 # Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
@@ -50,7 +51,7 @@ class Output:
 def run(
     kernel: str,
     outputs: list[Output],
-    o: Given,
+    o: Inputs,
     added: Sequence[Any] = (),
     rival: Rival | None = None,
     order: Any = None,
@@ -93,7 +94,7 @@ def run(
     return [best, *others]
 
 
-def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
+def _classes(outputs: list[Output], o: Inputs) -> TileClasses | None:
     """How the tiles of a kernel are told apart; None where all are computed alike."""
     if not o.options.skip:
         return None
@@ -110,12 +111,12 @@ def _classes(outputs: list[Output], o: Given) -> TileClasses | None:
     return found
 
 
-def skips(outputs: list[Output], o: Given) -> bool:
+def skips(outputs: list[Output], o: Inputs) -> bool:
     """Whether a kernel of these outputs leaves tiles out."""
     return _classes(outputs, o) is not None
 
 
-def _bounded(kinds: str, o: Given) -> list[int]:
+def _bounded(kinds: str, o: Inputs) -> list[int]:
     """The operands of these kinds that tables may bound. Of reals, a vector that all samples share
     is a scale, and no mask; one that no (batch, head) shares costs as much to read as it may save.
     Rows of a jagged operand are in no grain."""
@@ -134,7 +135,7 @@ def _bounded(kinds: str, o: Given) -> list[int]:
     ]
 
 
-def _ends(kernel: str, classes: TileClasses, o: Given) -> Ends:
+def _ends(kernel: str, classes: TileClasses, o: Inputs) -> Ends:
     """The ends of a kernel's inner loop; None where its tiles have to be classified."""
     if kernel == "tiles":
         return None
@@ -144,7 +145,7 @@ def _ends(kernel: str, classes: TileClasses, o: Given) -> Ends:
 
 
 def _subgraphs(
-    plan: Plan, outputs: list[Output], classes: TileClasses | None, ends: Ends, o: Given
+    plan: Plan, outputs: list[Output], classes: TileClasses | None, ends: Ends, o: Inputs
 ) -> list[Any]:
     """In the order of `Plan.subgraphs`."""
     device = o.problem.device
@@ -166,7 +167,7 @@ def _plan(
     outputs: list[Output],
     classes: TileClasses | None,
     ends: Ends,
-    o: Given,
+    o: Inputs,
     **plan: Any,
 ) -> Plan:
     names, terms = [output.name for output in outputs], [output.term for output in outputs]
@@ -207,13 +208,13 @@ def _plan(
     return replace(made, direct=bool(made.listed) and _direct(made.listed, o))
 
 
-def few(o: Given, most: int) -> bool:
+def few(o: Inputs, most: int) -> bool:
     """Whether there are so few sequences; of an unknown number there are many."""
     hint = size_hint(o.problem.batch)
     return hint is not None and hint <= most
 
 
-def _direct(side: str, o: Given) -> bool:
+def _direct(side: str, o: Inputs) -> bool:
     """Whether a table would have no fewer granules than if all sequences were of the greatest
     length: then none is made. Few sequences are sorted by a table, however long they are."""
     batch, total, longest = map(size_hint, (o.problem.batch, o.total(side), o.longest(side)))
@@ -222,7 +223,7 @@ def _direct(side: str, o: Given) -> bool:
     return batch * max(1, -(-longest // GRANULE)) <= total // GRANULE + batch
 
 
-def _order(side: str, o: Given) -> Any:
+def _order(side: str, o: Inputs) -> Any:
     """The table of the tiles of a jagged side, once for every kernel of the graph that wants it."""
     nodes, fakes = o.extent(side)
     counted = few(o, _FEW)
@@ -237,7 +238,7 @@ def _order(side: str, o: Given) -> Any:
     return _compat.once_per_graph(key, make)
 
 
-def _table(a: AuxRead, o: Given) -> Any:
+def _table(a: AuxRead, o: Inputs) -> Any:
     """The bounds of an operand by grains, once for every kernel of the graph that wants them."""
     rows, columns = (a.access.index(axis) if axis in a.axes else None for axis in "nm")
 
@@ -251,7 +252,7 @@ def _table(a: AuxRead, o: Given) -> Any:
     return _compat.once_per_graph((o.aux[a.number].get_name(), rows, columns), make)
 
 
-def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], torch.Tensor]]:
+def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[], torch.Tensor]]:
     """What configurations are timed on: likely lengths, and integers of the program between 0 and
     the number of keys, so that some tiles are left out."""
     numbers = {name: number for number, name in enumerate(plan.arguments)}
@@ -282,7 +283,7 @@ def _examples(plan: Plan, nodes: list[Any], o: Given) -> dict[int, Callable[[], 
     return {numbers[name]: make for name, make in made.items()}
 
 
-def _call_sizes(plan: Plan, output: Output, o: Given) -> list[Any]:
+def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
     """What the grid is a function of: rows, keys, and how many units of them there are. A unit is
     a (batch, head), or a (granule, head) of a jagged side."""
     p = o.problem
@@ -296,7 +297,7 @@ def _call_sizes(plan: Plan, output: Output, o: Given) -> list[Any]:
     return [rows, cols, math.prod(map(_compat.size_expr, units), start=_compat.size_expr(1))]
 
 
-def _granules(plan: Plan, o: Given) -> Any:
+def _granules(plan: Plan, o: Inputs) -> Any:
     """How many granules of the listed side get programs."""
     batch = _compat.size_expr(o.problem.batch)
     listed = _compat.listed_granules(_compat.size_expr(o.total(plan.listed)), batch, GRANULE)
@@ -336,7 +337,7 @@ def _cut(config: Config, problem: Problem) -> Config:
     return replace(config, rows=min(config.rows, limits[0]), keys=min(config.keys, limits[1]))
 
 
-def _constants(plan: Plan, config: Config, o: Given, output: Output) -> dict[str, Any]:
+def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str, Any]:
     """The compile-time names of the templates."""
     problem = o.problem
     head_dim, value_dim = int(problem.head_dim), int(problem.value_dim)

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from ..program.emission import emitted
-from ..program.expr import Expr, fold
-from ..program.fast import gated
-from ..program.integers import wide
-from . import _compat
+from ...program.emission import emitted
+from ...program.expr import Expr, fold
+from ...program.fast import gated
+from ...program.integers import wide
+from .. import _compat
 
 Value = Any  # Inductor's OpsValue: a variable of the kernel, with arithmetic operators
 Emit = Callable[..., Value]

@@ -1,0 +1,81 @@
+"""What a backend is, and all that there are.
+
+A backend is a family of kernels: a folder or module under kernels/, and a module here that is named
+like its option value and holds a `BACKEND`. Its name in `options.KERNELS` is what registers it.
+Choice, dispatch, counters, option values and the doctor's table follow from that tuple.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .._compat import size_hint
+from ..options import BACKENDS
+from ..problem import Problem, Size
+from ..rejection import Code, Rejection
+from .call import Call
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`complaint(problem)`: why the backend cannot or should not run it, or "". quiet: no news to
+    who asked for nothing, since all such problems go to another backend.
+    """
+
+    code: Code
+    complaint: Callable[[Problem], str]
+    quiet: bool = False
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The rule that a problem breaks."""
+
+    rule: Rule
+    rejection: Rejection
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One family of kernels.
+
+    devices: torch's device types. refuses: what it cannot run; pays: what it should not. A problem
+    that no rule refuses must lower. lower, lower_backward: Inductor IR in and out; the output, or
+    the asked gradients, contiguous.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    refuses: tuple[Rule, ...]
+    pays: tuple[Rule, ...]
+    lower: Callable[[Call], Any]
+    lower_backward: Callable[[Call], list[Any]]
+
+    def refusal(self, problem: Problem, profit: bool) -> Refusal | None:
+        """The first rule that the problem breaks."""
+        for rule in [*self.refuses, *(self.pays if profit else ())]:
+            complaint = rule.complaint(problem)
+            if complaint:
+                return Refusal(rule, Rejection(rule.code, complaint))
+        return None
+
+    def run(self, call: Call) -> Any:
+        return self.lower_backward(call) if call.backward else self.lower(call)
+
+
+def backend(name: str) -> Backend:
+    return importlib.import_module(f".{name}", __package__).BACKEND
+
+
+def backends() -> tuple[Backend, ...]:
+    """All of them, the preferred first."""
+    return tuple(map(backend, BACKENDS))
+
+
+def hint(size: Size, otherwise: int = 1 << 20) -> int:
+    """A size, or what it was at capture; unknown sizes count as large. Adds no guard."""
+    known = size_hint(size)
+    return otherwise if known is None else known

@@ -1,0 +1,51 @@
+"""Call: one gdpa::attention, or one backward, that Inductor is about to lower."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..ops import Arguments, Operands, Signature
+from ..options import KernelOptions
+from ..problem import Problem
+from . import _compat
+
+
+@dataclass(frozen=True)
+class Call:
+    """nodes, fakes: the arguments as Inductor IR and as fake tensors. problem: what they are,
+    without tensors.
+    """
+
+    signature: Signature
+    nodes: Arguments[Any]
+    fakes: Arguments[Any]
+    problem: Problem
+    options: KernelOptions
+
+    @staticmethod
+    def of(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
+        """From what Inductor hands to a lowering."""
+        nodes = signature.bind(*args, **kwargs)
+        fakes = signature.bind(*_compat.lowered_node_values())
+        return Call(
+            signature=signature,
+            nodes=nodes,
+            fakes=fakes,
+            problem=Problem.of(fakes.operands, signature.backward, fakes.needs),
+            options=KernelOptions.parse(nodes.options["kernel_options"]),
+        )
+
+    @property
+    def backward(self) -> bool:
+        return self.signature.backward
+
+    @property
+    def operands(self) -> Operands[Any]:
+        return self.nodes.operands
+
+    @property
+    def needs(self) -> tuple[bool, ...]:
+        """Of query, key, value and the operands of the program: whose gradients are asked for."""
+        return self.nodes.needs

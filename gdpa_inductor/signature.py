@@ -1,0 +1,143 @@
+"""The signatures of the operators, each written once, and `Arguments`: one call of an operator.
+
+gdpa::attention and gdpa::attention_backward have forms for single devices, such as
+gdpa::attention_cpu. All take the same operands; they differ in how options are given. The order of
+a schema is part of exported programs and must not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import torch
+
+from .operands import Operands
+from .program.score_mod import ScoreMod
+
+T = TypeVar("T")
+OPERANDS = ("query", "key", "value", "aux", "scalars", "score_mod")
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+TYPES: Mapping[str, str] = {
+    "grad_out": "Tensor grad_out",
+    "query": "Tensor query",
+    "key": "Tensor key",
+    "value": "Tensor value",
+    "aux": "Tensor[] aux",
+    "scalars": "SymInt[] scalars",
+    "score_mod": "str score_mod",
+    "needs": "bool[] needs",
+    "kernel_options": "str kernel_options",
+    "cu_seqlens_q": "Tensor? cu_seqlens_q=None",
+    "cu_seqlens_k": "Tensor? cu_seqlens_k=None",
+    "max_seqlen_q": "SymInt max_seqlen_q=0",
+    "max_seqlen_k": "SymInt max_seqlen_k=0",
+    "fast": "bool fast=True",
+    "skip": "bool skip=True",
+}
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
+
+
+@dataclass(frozen=True)
+class Arguments(Generic[T]):
+    """One call of an operator. grad_out, needs: of a backward. options: the rest, by name."""
+
+    operands: Operands[T]
+    grad_out: Any = None
+    needs: tuple[bool, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def tensors(self) -> list[T]:
+        """What gradients may be asked of, after the cotangent of a backward."""
+        leading = [] if self.grad_out is None else [self.grad_out]
+        return [*leading, *self.operands.differentiable]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An operator gdpa::`name`. keywords: its options; without any they are one string,
+    `kernel_options`.
+    """
+
+    name: str
+    backward: bool = False
+    keywords: tuple[str, ...] = ()
+
+    @property
+    def positional(self) -> tuple[str, ...]:
+        cotangent, needs = (("grad_out",), ("needs",)) if self.backward else ((), ())
+        options = () if self.keywords else ("kernel_options",)
+        return (*cotangent, *OPERANDS, *needs, *options, *LENGTHS)
+
+    @property
+    def schema(self) -> str:
+        arguments = ", ".join(TYPES[name] for name in self.positional)
+        keywords = ", ".join(TYPES[name] for name in self.keywords)
+        returns = "Tensor[]" if self.backward else "Tensor"
+        return f"{self.name}({arguments}{', *, ' + keywords if keywords else ''}) -> {returns}"
+
+    @property
+    def op(self) -> Any:
+        return getattr(torch.ops.gdpa, self.name).default
+
+    def bind(self, *args: Any, **kwargs: Any) -> Arguments[Any]:
+        """Arguments as the dispatcher hands them over: trailing defaults are left out."""
+        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
+        operands = operands_of(*_taken(OPERANDS, given), **_known(LENGTHS, given))
+        others = given.keys() - {*OPERANDS, *LENGTHS, "grad_out", "needs"}
+        return Arguments(
+            operands, given.get("grad_out"), tuple(given.get("needs", ())), _known(others, given)
+        )
+
+    def call(self, given: Arguments[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) for the operator."""
+        o = given.operands
+        named: dict[str, Any] = {
+            "grad_out": given.grad_out,
+            "query": o.query,
+            "key": o.key,
+            "value": o.value,
+            "aux": list(o.aux),
+            "scalars": list(o.scalars),
+            "score_mod": str(o.program),
+            "needs": list(given.needs),
+            **dict(zip(LENGTHS, o.lengths, strict=True)),
+            **given.options,
+        }
+        return tuple(_taken(self.positional, named)), _known(self.keywords, named)
+
+    def define(self, library: torch.library.Library) -> None:
+        library.define(self.schema, tags=TAGS)
+
+    def implement(
+        self, library: torch.library.Library, key: str, function: Callable[[Arguments[Any]], Any]
+    ) -> None:
+        """For a dispatch key, or as the fake where it is ""."""
+
+        def bound(*args: Any, **kwargs: Any) -> Any:
+            return function(self.bind(*args, **kwargs))
+
+        if key:
+            torch.library.impl(library, self.name, key)(bound)
+        else:
+            torch.library.register_fake(f"gdpa::{self.name}", bound, lib=library)
+
+
+def operands_of(
+    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str,
+    *lengths: Any, **named: Any,
+) -> Operands[Any]:  # fmt: skip
+    """Operands in the order of a schema; lengths as far as given."""
+    # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
+    program = ScoreMod.parse(score_mod)
+    return Operands(query, key, value, aux or [], scalars or [], program, *lengths, **named)
+
+
+def _taken(names: Iterable[str], given: Mapping[str, Any]) -> list[Any]:
+    return [given[name] for name in names]
+
+
+def _known(names: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given[name] for name in names if name in given}

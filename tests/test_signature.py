@@ -1,0 +1,66 @@
+"""The operators' signatures: what exported programs hold, and calls by name."""
+
+import pytest
+import torch
+
+from gdpa_inductor.lowerings import cpu, cute
+from gdpa_inductor.ops import ATTENTION, BACKWARD
+
+OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor[] aux, SymInt[] scalars, str score_mod"
+LENGTHS = (
+    "Tensor? cu_seqlens_q=None, Tensor? cu_seqlens_k=None, "
+    "SymInt max_seqlen_q=0, SymInt max_seqlen_k=0"
+)
+SCHEMAS = {
+    ATTENTION: f"attention({OPERANDS}, str kernel_options, {LENGTHS}) -> Tensor",
+    BACKWARD: (
+        f"attention_backward(Tensor grad_out, {OPERANDS}, bool[] needs, str kernel_options, "
+        f"{LENGTHS}) -> Tensor[]"
+    ),
+    cpu.FORWARD: f"attention_cpu({OPERANDS}, {LENGTHS}, *, bool skip=True) -> Tensor",
+    cpu.BACKWARD: (
+        f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
+        "bool skip=True) -> Tensor[]"
+    ),
+    cute.FORWARD: (
+        f"attention_cute({OPERANDS}, {LENGTHS}, *, bool fast=True, bool skip=True) -> Tensor"
+    ),
+    cute.BACKWARD: (
+        f"attention_cute_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
+        "bool fast=True, bool skip=True) -> Tensor[]"
+    ),
+}
+each = pytest.mark.parametrize("signature", SCHEMAS, ids=lambda s: s.name)
+
+
+@each
+def test_the_schema_is_what_exported_programs_hold(signature):
+    assert signature.schema == SCHEMAS[signature]
+    assert str(signature.op._schema) == f"gdpa::{SCHEMAS[signature]}"
+
+
+@each
+def test_a_call_by_name_is_the_call_by_position(signature):
+    tensors = [torch.zeros(n) for n in range(1, 7)]
+    grad, query, key, value, aux, offsets = tensors
+    program = "a0:f[h]; mul(silu(s),a0)"
+    leading = [grad] if signature.backward else []
+    needs = [[True, False, True, True]] if signature.backward else []
+    options = [] if signature.keywords else ["kernel=cpu"]
+    args = (*leading, query, key, value, [aux], [7], program, *needs, *options, None, offsets, 0, 9)
+    keywords = dict.fromkeys(signature.keywords, False)
+    given = signature.bind(*args, **keywords)
+    assert given.operands.cu_seqlens_k is offsets and given.operands.max_seqlen_k == 9
+    assert (given.grad_out is grad) == signature.backward
+    found, named = signature.call(given)
+    assert named == keywords
+    assert len(found) == len(args) == len(signature.positional)
+    for x, y in zip(found, args, strict=True):
+        assert x is y or x == y
+
+
+def test_trailing_defaults_may_be_left_out():
+    x = torch.zeros(1)
+    given = ATTENTION.bind(x, x, x, None, None, "silu(s)", "")
+    assert given.operands.lengths == (None, None, 0, 0)
+    assert given.operands.aux == [] and given.options == {"kernel_options": ""}
