@@ -206,7 +206,7 @@ def test_verify_accepts_what_is_right(training: bool) -> None:
 
 @pytest.mark.parametrize("wrong", ["forward", "backward"])
 def test_verify_finds_a_wrong_kernel(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gdpa_inductor.kernels import cpu as kernel
+    from gdpa_inductor.kernels.cpu import dense as kernel
 
     if wrong == "forward":
         right = kernel.forward

@@ -1,1 +1,1 @@
-"""Kernels: the Triton templates, and the table of configurations that are tried for them."""
+"""Kernels by technology: `triton`, `cpu` and `cute`. They know no operator and no Inductor."""

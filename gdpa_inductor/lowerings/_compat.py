@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..kernels.template import Plan
+from ..kernels.triton.template import Plan
 
 log = logging.getLogger("gdpa_inductor")
 

@@ -15,9 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import cpu as kernel
-from ..kernels import cpu_jagged as jagged
-from ..kernels import cpu_tiles
+from ..kernels.cpu import dense as kernel
+from ..kernels.cpu import jagged, tiles
 from ..ops import (
     Arguments,
     Operands,
@@ -67,7 +66,7 @@ def _gain(problem: Problem) -> str:
         short = problem.training and longest <= _SHORT
         return f"jagged training pays from {_SHORT + 1} rows or keys on" if short else ""
     least = _GAINS.get(problem.dtype, (0, 0))[problem.training]
-    if cpu_tiles.zero((problem.program.weight,), problem.program.aux) is not None:
+    if tiles.zero((problem.program.weight,), problem.program.aux) is not None:
         least //= 2
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
     taken = math.prod(map(hint, sizes)) * problem.dtype.itemsize / 2**20

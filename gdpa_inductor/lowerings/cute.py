@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from .. import _compat as core_compat
-from ..kernels.sm100.config import VERSIONS, unsupported
-from ..kernels.template import Plan
+from ..kernels.cute.config import VERSIONS
+from ..kernels.cute.sm100.config import unsupported
+from ..kernels.triton.template import Plan
 from ..ops import Arguments, Signature, check, fake_gradients, fake_output
 from ..problem import Problem
 from ..rejection import Code
@@ -108,7 +109,7 @@ def lower(call: Call) -> Any:
 
 def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
     """The forward on the tensors that the Triton template is timed on, in the template's order."""
-    from ..kernels.sm100.launch import forward
+    from ..kernels.cute.sm100.launch import forward
 
     operands = given.operands
     found = dict(zip(plan.arguments, tensors, strict=False))
@@ -143,7 +144,7 @@ def _arguments(call: Call) -> Arguments[Any]:
 
 
 def _attention(given: Arguments[Tensor]) -> Tensor:
-    from ..kernels.sm100.launch import forward
+    from ..kernels.cute.sm100.launch import forward
 
     check(given.operands)
     args, kwargs = FORWARD.call(given)
@@ -151,7 +152,7 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
-    from ..kernels.sm100.backward_launch import backward
+    from ..kernels.cute.sm100.backward.launch import backward
 
     check(given.operands)
     args, kwargs = BACKWARD.call(given)

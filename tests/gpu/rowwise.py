@@ -7,12 +7,12 @@ order of tiles, their classification, the emission of score programs, operands b
 import cutlass
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
-from gdpa_inductor.kernels.sm100 import launch
-from gdpa_inductor.kernels.sm100.config import COLS, ROWS, Config
-from gdpa_inductor.kernels.sm100.program import Program, Row
-from gdpa_inductor.kernels.sm100.ranges import Ranges
-from gdpa_inductor.kernels.sm100.values import Pair, choose, pair, select, smaller
-from gdpa_inductor.kernels.sm100.work import PAIR, Work
+from gdpa_inductor.kernels.cute.program import Program, Row
+from gdpa_inductor.kernels.cute.sm100 import launch
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Config
+from gdpa_inductor.kernels.cute.sm100.forward.ranges import Ranges
+from gdpa_inductor.kernels.cute.sm100.forward.work import PAIR, Work
+from gdpa_inductor.kernels.cute.values import Pair, choose, pair, select, smaller
 
 
 class Rowwise:

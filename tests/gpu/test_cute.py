@@ -12,7 +12,7 @@ from tests.tolerances import error_of
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
-from gdpa_inductor.kernels.sm100 import launch  # noqa: E402
+from gdpa_inductor.kernels.cute.sm100 import launch  # noqa: E402
 from tests.gpu import rowwise  # noqa: E402
 
 OFFSETS = [0, 0, 300, 301, 556, 1000]

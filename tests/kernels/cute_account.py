@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 from cutlass import cute
 
-from gdpa_inductor.kernels.sm100 import launch
-from gdpa_inductor.kernels.sm100.config import COLS, ROWS, Config
-from gdpa_inductor.kernels.sm100.forward import Forward
+from gdpa_inductor.kernels.cute.sm100 import launch
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Config
+from gdpa_inductor.kernels.cute.sm100.forward.kernel import Forward
 
 DOCS = Path(__file__).parents[2] / "docs" / "blackwell.md"
 SILU, GELU = "silu(mul(s,0.088))", "gelu_tanh(mul(s,0.088))"

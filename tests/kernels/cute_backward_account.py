@@ -13,10 +13,10 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdpa_inductor.kernels.sm100 import launch
-from gdpa_inductor.kernels.sm100.backward_launch import SIDES, compiled
-from gdpa_inductor.kernels.sm100.backward_shapes import Shapes
-from gdpa_inductor.kernels.sm100.config import COLS, ROWS, Config
+from gdpa_inductor.kernels.cute.sm100 import launch
+from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
+from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Config
 from tests.kernels.cute_account import (
     BYTES,
     CLOCK,

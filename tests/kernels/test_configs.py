@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from gdpa_inductor.kernels.configs import Config, Shape, configs, shared_memory
+from gdpa_inductor.kernels.triton.configs import Config, Shape, configs, shared_memory
 
 KERNELS = ("forward", "rows", "keys", "tiles")
 WORDS = ("skips", "short", "jagged")

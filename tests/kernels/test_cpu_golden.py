@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from gdpa_inductor.kernels.cpu_pass import Pass, Sum
+from gdpa_inductor.kernels.cpu.block_pass import Pass, Sum
 from gdpa_inductor.program.score_mod import AXES, ScoreMod
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels import cpu, cpu_blocks, cpu_pass, cpu_short
+from gdpa_inductor.kernels.cpu import block_pass as cpu_pass
+from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
+from gdpa_inductor.kernels.cpu import dense as cpu
+from gdpa_inductor.kernels.cpu import short as cpu_short
 from gdpa_inductor.lowerings import cpu as lowering
 from tests.jagged_cases import CASES, JaggedCase, poisoned, take
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gdpa_inductor.kernels import cpu, cpu_blocks
+from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
+from gdpa_inductor.kernels.cpu import dense as cpu
 from gdpa_inductor.lowerings import cpu as lowering
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests import mask_grammar

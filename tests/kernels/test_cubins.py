@@ -11,7 +11,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from gdpa_inductor.kernels.configs import Shape, configs, shared_memory  # noqa: E402
+from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory  # noqa: E402
 
 from . import render  # noqa: E402
 from .cases import HSTU, Case  # noqa: E402

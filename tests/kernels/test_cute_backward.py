@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.sm100 import backward_launch
-from gdpa_inductor.kernels.sm100.backward_launch import SIDES
-from gdpa_inductor.kernels.sm100.backward_limits import unsupported
-from gdpa_inductor.kernels.sm100.config import Config
-from gdpa_inductor.kernels.sm100.launch import Call
+from gdpa_inductor.kernels.cute.sm100.backward import launch as backward_launch
+from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES
+from gdpa_inductor.kernels.cute.sm100.backward.limits import unsupported
+from gdpa_inductor.kernels.cute.sm100.config import Config
+from gdpa_inductor.kernels.cute.sm100.launch import Call
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import program_leaves

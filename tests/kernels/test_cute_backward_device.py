@@ -7,7 +7,7 @@ from tests.tolerances import error_of
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.sm100.backward_launch import backward
+from gdpa_inductor.kernels.cute.sm100.backward.launch import backward
 
 from .test_cute_backward import CASES, Case, Problem, make_call, unfused
 

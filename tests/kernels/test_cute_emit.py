@@ -7,8 +7,8 @@ pytest.importorskip("cutlass")
 
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
-from gdpa_inductor.kernels.sm100.emit import PLAIN, emit
-from gdpa_inductor.kernels.sm100.values import Pair, pair
+from gdpa_inductor.kernels.cute.emit import PLAIN, emit
+from gdpa_inductor.kernels.cute.values import Pair, pair
 from gdpa_inductor.program.expr import INSTRUCTIONS, OPS, fold, postorder, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests.sm100.emulator import recording, run

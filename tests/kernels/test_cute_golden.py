@@ -18,10 +18,11 @@ pytest.importorskip("cutlass")
 
 from cutlass import cute
 
-from gdpa_inductor.kernels.sm100 import launch
-from gdpa_inductor.kernels.sm100.backward_launch import SIDES, compiled
-from gdpa_inductor.kernels.sm100.config import Config
-from gdpa_inductor.kernels.sm100.forward import Forward
+from gdpa_inductor.kernels.cute.sm100 import launch
+from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
+from gdpa_inductor.kernels.cute.sm100.config import Config
+from gdpa_inductor.kernels.cute.sm100.forward.kernel import Forward
+from tests.sm100.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
 
@@ -39,10 +40,11 @@ QUICK = ("silu", "causal")
 
 def ptx(config: Config, side: str) -> str:
     options = f"{launch.ARCHITECTURE} --keep-ptx"
-    if side == "forward":
-        made = cute.compile(Forward(config), *launch.example(config), options=options)
-    else:
-        made = compiled(config, side, options)
+    with linked():
+        if side == "forward":
+            made = cute.compile(Forward(config), *launch.example(config), options=options)
+        else:
+            made = compiled(config, side, options)
     return re.sub(r"kernel_cutlass_\w+", "kernel", made.__ptx__)
 
 

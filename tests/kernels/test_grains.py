@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from gdpa_inductor.kernels.grains import GRAIN, grain_bounds
+from gdpa_inductor.kernels.triton.grains import GRAIN, grain_bounds
 
 from .render import kernels, wrapper
 

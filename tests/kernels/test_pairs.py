@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 import torch
 
-from gdpa_inductor.kernels.configs import Shape, configs, shared_memory
-from gdpa_inductor.kernels.pairs import ALONE, turns
+from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
+from gdpa_inductor.kernels.triton.pairs import ALONE, turns
 from gdpa_inductor.lowerings.triton import pairs
 
 from . import render

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from gdpa_inductor.kernels.template import AuxRead, Plan
+from gdpa_inductor.kernels.triton.template import AuxRead, Plan
 from gdpa_inductor.program.score_mod import Aux
 
 BIAS = AuxRead(0, Aux("f", ("h", "n", "m")))
@@ -26,7 +26,7 @@ def test_the_name_tells_plans_apart():
 
 
 def test_the_name_is_the_same_in_every_process():
-    program = f"from gdpa_inductor.kernels.template import Plan; print({MADE})"
+    program = f"from gdpa_inductor.kernels.triton.template import Plan; print({MADE})"
     names = {
         subprocess.run(
             [sys.executable, "-c", program],

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa_inductor import _compat, lowerings
-from gdpa_inductor.kernels import cpu, cpu_blocks, cpu_pass
+from gdpa_inductor.kernels.cpu import block_pass as cpu_pass
+from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
+from gdpa_inductor.kernels.cpu import dense as cpu
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
 

@@ -107,7 +107,7 @@ def test_triton_renders_it(name: str):
 @pytest.mark.parametrize("fast", [False, True], ids=["plain", "fast"])
 def test_cute_emits_it(name: str, fast: bool, monkeypatch: pytest.MonkeyPatch):
     pytest.importorskip("cutlass")
-    from gdpa_inductor.kernels.sm100 import emit as cute
+    from gdpa_inductor.kernels.cute import emit as cute
     from tests.kernels.test_cute_emit import GRID, evaluate
 
     monkeypatch.setitem(cute.PLAIN, "atan", cute._unary("atan"))

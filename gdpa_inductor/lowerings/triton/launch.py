@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..._compat import size_hint, statically_known_true
-from ...kernels import pairs
-from ...kernels.configs import SHORT, Config, Shape, configs
-from ...kernels.grains import GRAIN, grain_bounds
-from ...kernels.order import GRANULE, likely_offsets, tile_order
-from ...kernels.template import AuxRead, Plan
+from ...kernels.triton import pairs
+from ...kernels.triton.configs import SHORT, Config, Shape, configs
+from ...kernels.triton.grains import GRAIN, grain_bounds
+from ...kernels.triton.order import GRANULE, likely_offsets, tile_order
+from ...kernels.triton.template import AuxRead, Plan
 from ...problem import Problem, Size
 from ...program.expr import Expr, const, postorder
 from ...program.loop_bounds import closed

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..._compat import size_hint
-from ...kernels.pairs import ALONE, ROWS, Alone, turns
+from ...kernels.triton.pairs import ALONE, ROWS, Alone, turns
 from ...problem import Problem, Size
 from .. import _compat
 from .inputs import Inputs, block_dim

@@ -243,19 +243,30 @@ _active = False
 
 
 @contextmanager
+def linked() -> Iterator[None]:
+    """Host code that is compiled inside is linked to the stand-in runtime. The first library of a
+    process decides for all: after one of CUDA's own, no kernel could be run.
+    """
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    settings = CuTeDSL._get_dsl().envar
+    before, settings.shared_libs = settings.shared_libs, str(standin.path())
+    try:
+        yield
+    finally:
+        settings.shared_libs = before
+
+
+@contextmanager
 def recording() -> Iterator[None]:
     """Compile inside it what `run` shall run. Inside another one it does nothing."""
     global _active
     if _active:
         yield
         return
-    from cutlass.cutlass_dsl import CuTeDSL
-
-    settings = CuTeDSL._get_dsl().envar
-    with tempfile.TemporaryDirectory() as folder, replaced(list(replacements(folder))):
-        before, settings.shared_libs = settings.shared_libs, str(standin.path())
+    with tempfile.TemporaryDirectory() as folder, replaced(list(replacements(folder))), linked():
         _active = True
         try:
             yield
         finally:
-            _active, settings.shared_libs = False, before
+            _active = False

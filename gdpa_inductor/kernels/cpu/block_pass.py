@@ -1,0 +1,220 @@
+"""One pass over a block of scores on the CPU: the score program or its derivative as one loop.
+
+`Pass` is that loop in plain torch, over 4-D tensors [b,h,n,m] of one block. `compiled` has Inductor
+turn it into vectorised C++ that serves every block size (sizes and strides stay symbolic); where
+there is no C++ compiler the torch form itself runs.
+
+What goes in is a flat list: the score, in the backward its gradient, the places for the results,
+the sums, the operands that the program reads (each with the block's size or 1 along an axis). All
+results are written in place.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ... import _compat
+from ...program.expr import GRAD, SCORE, Expr, fold, postorder, torch_apply
+from ...program.score_mod import AXES
+
+log = logging.getLogger("gdpa_inductor")
+
+_LEAVES = ("aux", "scalar", *AXES)
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A term whose sum over the axes that an operand lacks is added to that operand's gradient."""
+
+    term: Expr
+    axes: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What to compute at every score, None where it is not asked.
+
+    in_place: the weight replaces the score; else each result goes to a tensor of its own.
+    """
+
+    weight: Expr | None
+    score_grad: Expr | None = None
+    sums: tuple[Sum, ...] = ()
+    in_place: bool = False
+
+    @functools.cached_property
+    def roots(self) -> tuple[Expr, ...]:
+        terms = (self.weight, self.score_grad, *(s.term for s in self.sums))
+        return tuple(term for term in terms if term is not None)
+
+    @functools.cached_property
+    def reads_grad(self) -> bool:
+        return GRAD in postorder(self.roots)
+
+    @functools.cached_property
+    def rounds_places(self) -> bool:
+        """Whether something that no score enters is rounded to 16 bits: most likely for a mask."""
+        return any(
+            node.op in ("bf16", "f16") and not {SCORE, GRAD} & set(postorder([node]))
+            for node in postorder(self.roots)
+        )
+
+    @functools.cached_property
+    def buffers(self) -> int:
+        """How many of the tensors are contiguous blocks of scores: they come first."""
+        places = 0 if self.in_place else sum(t is not None for t in (self.weight, self.score_grad))
+        return 1 + self.reads_grad + places
+
+    @functools.cached_property
+    def operands(self) -> tuple[Expr, ...]:
+        """The leaves that need a tensor, in the order in which `__call__` takes them."""
+        return tuple(node for node in postorder(self.roots) if node.op in _LEAVES)
+
+    def __call__(self, score: Tensor, *rest: Tensor) -> None:
+        given: Iterator[Tensor] = iter(rest)
+        grad = next(given) if self.reads_grad else None
+        terms = (self.weight, self.score_grad)
+        if self.in_place:
+            places = [score]
+        else:
+            places = [next(given) for term in terms if term is not None]
+        totals = [next(given) for _ in self.sums]
+        leaves = dict(zip(self.operands, given, strict=True))
+
+        def leaf(node: Expr) -> Tensor:
+            if node.op == "s":
+                return score
+            if node is GRAD:
+                assert grad is not None
+                return grad
+            if node.op == "const":
+                dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+                return torch.full((), node.value, dtype=dtype)  # type: ignore[arg-type]
+            return _as_kind(leaves[node], node.kind, score.dtype)
+
+        found = fold(self.roots, leaf, torch_apply(score.dtype))
+        for total, asked, term in zip(totals, self.sums, found[len(places) :], strict=True):
+            missing = [d for d, axis in enumerate(AXES) if axis not in asked.axes]
+            full = term.expand_as(score)
+            total.add_(full.sum(missing, keepdim=True) if missing else full)
+        for place, term in zip(places, found, strict=False):
+            place.copy_(term)
+
+
+def storable(operand: Tensor) -> Tensor:
+    """Truth values as bytes: the vectorised load of bools branches per element (torch 2.13), which
+    makes a pass with a random mask 7 times slower.
+    """
+    return operand.view(torch.uint8) if operand.dtype == torch.bool else operand
+
+
+def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
+    if kind == "f":
+        return operand.to(dtype)
+    # Through int32, because a comparison of bytes is not vectorised either.
+    return operand.to(torch.int32) != 0 if kind == "b" else operand.to(torch.int64)
+
+
+Runner = Callable[..., object]
+Strided = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # with its shape and its strides
+Layout = tuple[torch.dtype, tuple[str, ...]]  # with what `_layout` says of each dimension
+_lock = threading.RLock()
+
+
+def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) -> Runner:
+    """A callable for `tensors`. Each kind of layout is compiled once, whatever its sizes.
+
+    lengths_vary: many sizes are to come. Then nothing is compiled for a single one of them, nor
+    for rows or columns of one score, and operands that happen to be contiguous are not told apart.
+    """
+    if lengths_vary and 1 in tensors[0].shape[2:]:
+        return work
+    if work.rounds_places and _compat.drops_roundings():
+        return work
+    with _lock:
+        signature = tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors)
+        return _runner(work, signature, lengths_vary)
+
+
+@functools.lru_cache(maxsize=4096)
+def _runner(work: Pass, signature: tuple[Strided, ...], lengths_vary: bool) -> Runner:
+    first = work.buffers if lengths_vary else len(signature)
+    try:
+        variant = _variant(
+            work, tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
+        )
+        if variant.fits(_tensors(signature, "meta")):
+            return variant.run
+        if lengths_vary:
+            return work
+        # The compiler assumed more than the layout says: compile for these very sizes.
+        return _compat.compile_graph(work, _tensors(signature, "cpu"), dynamic=False).run
+    except Exception as error:
+        log.warning(
+            "a score program runs uncompiled on the CPU: %s: %s", type(error).__name__, error
+        )
+        return work
+
+
+@functools.lru_cache(maxsize=1024)
+def _variant(work: Pass, layouts: tuple[Layout, ...]) -> _compat.CompiledGraph:
+    signature = tuple(_example(layout, number) for number, layout in enumerate(layouts))
+    return _compat.compile_graph(work, _tensors(signature, "cpu"), dynamic=True)
+
+
+def _tensors(signature: tuple[Strided, ...], device: str) -> list[Tensor]:
+    """Uninitialised tensors: on the CPU they take address space, and no memory until written."""
+    return [
+        torch.empty_strided(shape, stride, dtype=dtype, device=device)
+        for dtype, shape, stride in signature
+    ]
+
+
+def _layout(
+    dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...], loose: bool
+) -> Layout:
+    """What the compiler may rely on, per dimension.
+
+    "single": size 1. "packed": the stride of a contiguous tensor, unless `loose`. "unit", "none":
+    stride 1, 0. "any": another stride.
+    """
+    kinds: list[str] = []
+    packed = 1
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if size == 1:
+            kinds.append("single")
+            continue
+        contiguous = stride == packed and not loose
+        kinds.append("packed" if contiguous else {1: "unit", 0: "none"}.get(stride, "any"))
+        packed = stride * size
+    return dtype, tuple(reversed(kinds))
+
+
+# Sizes that the compiler sees as hints. Distinct primes, so that equal symbols mean equal axes; few
+# heads, so that it spreads the rows over the threads as well.
+_HINTS = {"b": 7, "h": 3, "n": 509, "m": 521}
+
+
+def _example(layout: Layout, number: int) -> Strided:
+    """A shape and strides of this layout, for operand `number`: no other has its "any" strides."""
+    dtype, kinds = layout
+    shape = [
+        1 if kind == "single" else _HINTS[axis] for axis, kind in zip(AXES, kinds, strict=True)
+    ]
+    reach = max((n for n, kind in zip(shape, kinds, strict=True) if kind == "unit"), default=1)
+    strides: list[int] = []
+    packed = 1
+    for size, kind in zip(reversed(shape), reversed(kinds), strict=True):
+        beyond = 2 * max(reach, packed) + 2 * number + 1
+        strides.append({"packed": packed, "none": 0, "any": beyond}.get(kind, 1))
+        if kind != "single":
+            packed = strides[-1] * size
+            reach = max(reach, packed)
+    return dtype, tuple(shape), tuple(reversed(strides))

@@ -1,0 +1,158 @@
+"""Jagged GDPA on the CPU: the blocked kernel of `dense`, one sequence after the other.
+
+A sequence is a dense problem on views of its rows, so nothing is padded, nothing of another
+sequence is read, and what a sequence gives does not depend on its place in the batch. Short ones
+run together (`short`). Offsets are read here, on the CPU, once a call.
+
+Notation: as in `dense`; `o` is the call, with aux operands on four axes: the dimension that counts
+the rows of the query side ("q") stands at n, that of the key side ("k") at m.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...operands import Operands as Call
+from ...operands import score_shape
+from ...program.score_mod import Aux
+from . import dense as cpu
+from . import short
+
+_WHOLE = slice(None)
+
+
+def standing(spec: Aux) -> Aux:
+    """The access map with jagged rows at their score index: where `Jagged` wants the operand."""
+    letters = {"q": "n", "k": "m"}
+    return replace(spec, access=tuple(letters.get(entry, entry) for entry in spec.access))
+
+
+@dataclass(frozen=True)
+class Side:
+    """Which rows of the values are those of a sequence; no spans: the side is dense."""
+
+    spans: tuple[slice, ...] | None
+
+    @staticmethod
+    def of(offsets: Tensor | None, longest: int) -> Side:
+        if offsets is None:
+            return Side(None)
+        cu = offsets.tolist()
+        return Side(tuple(slice(a, a + min(b - a, longest)) for a, b in pairwise(cu)))
+
+    def cut(self, operand: Tensor, b: int) -> Tensor:
+        """[1,H,n,D] of [L,H,D], or of [B|1,H,N,D]; a view."""
+        if self.spans is None:
+            return operand if operand.shape[0] == 1 else operand[b : b + 1]
+        return operand[self.spans[b]].transpose(0, 1).unsqueeze(0)
+
+    def length(self, dense: int, b: int) -> int:
+        return dense if self.spans is None else self.spans[b].stop - self.spans[b].start
+
+    def span(self, letter: str, access: Sequence[str], dense: int, b: int) -> slice:
+        """Of an aux operand along the axis of this side; letter: "q" or "k"."""
+        if self.spans is not None and letter in access:
+            return self.spans[b]
+        present = {"q": "n", "k": "m"}[letter] in access
+        return slice(0, self.length(dense, b)) if present else _WHOLE
+
+
+class One(NamedTuple):
+    """A sequence that has rows and keys: its number, and its operands as a dense problem."""
+
+    b: int
+    operands: cpu.Operands
+
+
+class Jagged:
+    """A call, sequence by sequence: first `grouped`, then `alone`."""
+
+    def __init__(self, o: Call[Tensor], dtype: torch.dtype) -> None:
+        self.o, self.dtype = o, dtype
+        self.batch, _, self.rows, self.cols = score_shape(o)
+        self.query = Side.of(o.cu_seqlens_q, o.max_seqlen_q)
+        self.key = Side.of(o.cu_seqlens_k, o.max_seqlen_k)
+        self._scratch = cpu.Scratch(dtype)
+        self._numbers = torch.arange(self.batch)
+        self.lengths = [
+            (self.query.length(self.rows, b), self.key.length(self.cols, b))
+            for b in range(self.batch)
+        ]
+        self._alone = {b for b, lengths in enumerate(self.lengths) if all(lengths)}
+
+    def grouped(self) -> Iterator[tuple[short.Group, cpu.Operands]]:
+        """The short sequences, together."""
+        for group in short.groups(self.o, (self.query.spans, self.key.spans), self.lengths):
+            self._alone.difference_update(group.numbers.tolist())
+            yield group, group.operands(self.dtype, self._scratch)
+
+    def alone(self) -> Iterator[One]:
+        """The sequences that are left, one by one."""
+        o = self.o
+        for b in sorted(self._alone):
+            aux = [self.cut_aux(t, spec, b) for t, spec in zip(o.aux, o.program.aux, strict=True)]
+            yield One(
+                b,
+                cpu.Operands(
+                    self.query.cut(o.query, b),
+                    self.key.cut(o.key, b),
+                    self.key.cut(o.value, b),
+                    aux,
+                    o.scalars,
+                    self.dtype,
+                    numbers=self._numbers[b : b + 1],
+                    scratch=self._scratch,
+                ),
+            )
+
+    def cut_aux(self, placed: Tensor, spec: Aux, b: int) -> Tensor:
+        """What sequence b reads of an aux operand on four axes; a view."""
+        batch = slice(b, b + 1) if "b" in spec.access else _WHOLE
+        rows = self.query.span("q", spec.access, self.rows, b)
+        return placed[batch, :, rows, self.key.span("k", spec.access, self.cols, b)]
+
+
+def forward(jagged: Jagged, out: Tensor, skip: bool = True) -> None:
+    """Fill `out`, zeros of the output's shape."""
+    for group, together in jagged.grouped():
+        short.forward(group, together, out)
+    for b, operands in jagged.alone():
+        cpu.forward(operands, jagged.o.program, jagged.query.cut(out, b), skip)
+
+
+def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads, skip: bool = True) -> None:
+    """Add to `grads`: zeros in the operands' shapes, those of aux operands on four axes."""
+    program = jagged.o.program
+    for group, together in jagged.grouped():
+        short.backward(group, together, grad_out, grads)
+    for b, operands in jagged.alone():
+        own = cpu.Grads(
+            None if grads.query is None else jagged.query.cut(grads.query, b),
+            _own(grads.key, jagged.key, b),
+            _own(grads.value, jagged.key, b),
+            tuple(
+                None if total is None else jagged.cut_aux(total, spec, b)
+                for total, spec in zip(grads.aux, program.aux, strict=True)
+            ),
+        )
+        cpu.Backward(operands, program, jagged.query.cut(grad_out, b), own, skip).run()
+        for total, part in ((grads.key, own.key), (grads.value, own.value)):
+            if total is not None and part is not None and part is not total:
+                jagged.key.cut(total, b).copy_(part)
+
+
+def _own(total: Tensor | None, side: Side, b: int) -> Tensor | None:
+    """Where to add the products of a sequence: `total` itself where the batch shares it, else a
+    buffer. Matrices have to be contiguous, and the last bits of a product depend on the alignment
+    of what it is added to.
+    """
+    if total is None:
+        return None
+    place = side.cut(total, b)
+    return place if place is total else torch.zeros(place.shape, dtype=place.dtype)

@@ -1,0 +1,193 @@
+"""Short sequences on the CPU: those of about one size are padded to it and run as one problem.
+
+One by one they would be all overhead: a sequence takes some 0.1 ms whatever its length. Lengths are
+rounded up to whole vectors, so a score is computed in the same lane, and matrices are aligned in
+the same way, wherever a sequence stands: its bits depend on that (MKL, torch 2.13).
+
+Notation: as in `jagged`; g is the number of sequences in a group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...operands import Operands as Call
+from ...program.expr import INDEX, Expr, aux, call
+from ...program.score_mod import Aux
+from . import dense as cpu
+
+_LANES, _SCORES, _MOST = 16, 64 * 64, 256
+_SIDES = (("q", "n", 2), ("k", "m", 3))  # letter by row and by place, and the axis of both
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a group on one side. index, valid: [g, length]; no index: the side is dense."""
+
+    numbers: Tensor
+    length: int
+    index: Tensor | None = None
+    valid: Tensor | None = None
+
+    @staticmethod
+    def of(spans: list[slice], numbers: Tensor, length: int) -> Rows:
+        starts, stops = torch.tensor([[s.start, s.stop] for s in spans]).unsqueeze(2).unbind(1)
+        index = starts + torch.arange(length)
+        return Rows(numbers, length, index, index < stops)
+
+    def pad(self, values: Tensor) -> Tensor:
+        """[L, …] to [g, length, …], of a dense side [B, …] to [g, …]."""
+        if self.index is None or self.valid is None:
+            return values[self.numbers]
+        found = values[self.index.clamp(max=values.shape[0] - 1)]
+        missing = ~self.valid.view(*self.valid.shape, *[1] * (values.dim() - 1))
+        return found.masked_fill(missing, 0)
+
+    def put(self, target: Tensor, padded: Tensor) -> None:
+        """The inverse: write what there is."""
+        if self.index is None or self.valid is None:
+            target[self.numbers] = padded
+        else:
+            target[self.index[self.valid]] = padded[self.valid]
+
+    def heads(self, values: Tensor) -> Tensor:
+        """[g,H,length,D] of query, key or value."""
+        return self.pad(values) if self.index is None else self.pad(values).transpose(1, 2)
+
+    def put_heads(self, target: Tensor, padded: Tensor) -> None:
+        self.put(target, padded if self.index is None else padded.transpose(1, 2))
+
+
+class Group:
+    """Sequences as one dense problem."""
+
+    def __init__(self, o: Call[Tensor], numbers: Tensor, query: Rows, key: Rows) -> None:
+        self.o, self.numbers, self.query, self.key = o, numbers, query, key
+
+    def operands(self, dtype: torch.dtype, scratch: cpu.Scratch) -> cpu.Operands:
+        o = self.o
+        given = [self.pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
+        only: Expr | None = None
+        for rows, axis in ((self.query, "n"), (self.key, "m")):
+            if rows.valid is not None:
+                inside = call("lt", INDEX[axis], aux(len(given), "i"))
+                only = inside if only is None else call("and", only, inside)
+                given.append(rows.valid.sum(1).view(-1, 1, 1, 1))
+        return cpu.Operands(
+            self.query.heads(o.query),
+            self.key.heads(o.key),
+            self.key.heads(o.value),
+            given,
+            o.scalars,
+            dtype,
+            numbers=self.numbers,
+            only=only,
+            scratch=scratch,
+        )
+
+    def pad_aux(self, placed: Tensor, spec: Aux) -> Tensor:
+        """What the group reads of an aux operand on four axes."""
+        found = placed[self.numbers] if "b" in spec.access else placed
+        for (letter, place, axis), rows in zip(_SIDES, (self.query, self.key), strict=True):
+            if letter in spec.access:
+                found = rows.pad(found[0].movedim(axis - 1, 0)).movedim(1, axis)
+            elif place in spec.access:
+                found = _fitted(found, axis, rows.length)
+        return found
+
+    def put_aux(self, target: Tensor, grad: Tensor, spec: Aux) -> None:
+        """Add the gradient of `pad_aux` to that of the operand."""
+        for (_, place, axis), rows in zip(_SIDES, (self.query, self.key), strict=True):
+            if place in spec.access:
+                size = min(rows.length, target.shape[axis])
+                target, grad = target.narrow(axis, 0, size), grad.narrow(axis, 0, size)
+        for (letter, _, axis), rows in zip(_SIDES, (self.query, self.key), strict=True):
+            if letter in spec.access:
+                return rows.put(target[0].movedim(axis - 1, 0), grad.movedim(axis, 1))
+        if "b" in spec.access:
+            target[self.numbers] = grad
+        else:
+            target.add_(grad)
+
+
+def _fitted(operand: Tensor, axis: int, size: int) -> Tensor:
+    """Cut or filled up with zeros to `size`."""
+    there = min(size, operand.shape[axis])
+    part = operand.narrow(axis, 0, there)
+    if there == size:
+        return part
+    shape = [size - there if d == axis else n for d, n in enumerate(part.shape)]
+    return torch.cat([part, part.new_zeros(shape)], axis)
+
+
+def groups(
+    o: Call[Tensor], spans: tuple[tuple[slice, ...] | None, ...], lengths: list[tuple[int, int]]
+) -> Iterator[Group]:
+    """Groups of short sequences, two at least; none where a dense side is shared, or has not whole
+    vectors of rows. spans: of the query and of the key side, none where
+    it is dense; lengths: rows and keys of each sequence.
+    """
+    matrices = zip((spans[0], spans[1], spans[1]), (o.query, o.key, o.value), strict=True)
+    if any(own is None and (t.shape[0] == 1 or t.shape[2] % _LANES) for own, t in matrices):
+        return
+    alike: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for b, sizes in enumerate(lengths):
+        rounded = tuple(
+            size if own is None else -(-size // _LANES) * _LANES
+            for own, size in zip(spans, sizes, strict=True)
+        )
+        if 0 < math.prod(rounded) <= _SCORES:
+            alike[rounded].append(b)
+    for rounded, members in alike.items():
+        parts = -(-len(members) // _MOST)
+        for part in range(parts if len(members) > 1 else 0):
+            taken = members[part::parts]
+            numbers = torch.tensor(taken)
+            sides = [
+                Rows(numbers, size)
+                if own is None
+                else Rows.of([own[b] for b in taken], numbers, size)
+                for own, size in zip(spans, rounded, strict=True)
+            ]
+            yield Group(o, numbers, *sides)
+
+
+def forward(group: Group, operands: cpu.Operands, out: Tensor) -> None:
+    """Fill the rows of the group in `out`. So few scores are one block, which no mask skips."""
+    batch, heads, rows, _ = operands.sizes
+    padded = out.new_empty(batch, heads, rows, out.shape[-1])
+    cpu.forward(operands, group.o.program, padded, skip=False)
+    group.query.put_heads(out, padded)
+
+
+def backward(group: Group, operands: cpu.Operands, grad_out: Tensor, grads: cpu.Grads) -> None:
+    """Add what the group gives to `grads`."""
+    o, dtype = group.o, operands.dtype
+    matrices = (
+        (group.query, grads.query, operands.query),
+        (group.key, grads.key, operands.key),
+        (group.key, grads.value, operands.value),
+    )
+    found = [
+        None if total is None else torch.zeros(padded.shape, dtype=dtype)
+        for _, total, padded in matrices
+    ]
+    own = tuple(
+        None if total is None else torch.zeros_like(group.pad_aux(total, spec))
+        for total, spec in zip(grads.aux, o.program.aux, strict=True)
+    )
+    padded_grads = cpu.Grads(found[0], found[1], found[2], own)
+    rows = group.query.heads(grad_out)
+    cpu.Backward(operands, o.program, rows, padded_grads, skip=False).run()
+    for (side, total, _), part in zip(matrices, found, strict=True):
+        if total is not None and part is not None:
+            side.put_heads(total, part)
+    for total, part, spec in zip(grads.aux, own, o.program.aux, strict=True):
+        if total is not None and part is not None:
+            group.put_aux(total, part, spec)

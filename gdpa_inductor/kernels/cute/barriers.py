@@ -1,0 +1,134 @@
+"""Barriers between warps, and the one rule of their phases.
+
+A `Cursor` is a role's place in a ring of buffers: the stage, and the parity of the round. The n-th
+round of a stage is full when its `full` barrier has completed n + 1 phases, and may be filled when
+its `empty` barrier has completed n: hence the inverted parity for producers, which passes at once
+on fresh barriers."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import Constexpr, Int32, cute
+from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
+
+from .values import Fixed, select
+
+
+class Cursor:
+    """A place in a ring: stage and parity, carried through loops. `next()` is the next place."""
+
+    def __init__(self, stages: int, index: Any = None, phase: Any = None) -> None:
+        self.stages = stages
+        self.index = Int32(0) if index is None else index
+        self.phase = Int32(0) if phase is None else phase
+
+    def next(self) -> "Cursor":
+        if self.stages == 1:
+            return Cursor(1, self.index, self.phase ^ 1)
+        index = self.index + 1
+        wraps = index == self.stages
+        phase = select(wraps, self.phase ^ 1, self.phase)
+        return Cursor(self.stages, select(wraps, 0, index), phase)
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [self.index.ir_value(), self.phase.ir_value()]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> "Cursor":
+        return Cursor(self.stages, Int32(values[0]), Int32(values[1]))
+
+    def __get_mlir_types__(self) -> list[Any]:
+        return [x.type for x in self.__extract_mlir_values__()]
+
+
+class Each:
+    """A value for each query tile, carried through loops: cursors, or truth values. Immutable."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __getitem__(self, t: int) -> Any:
+        return self.items[t]
+
+    def but(self, t: int, item: Any) -> "Each":
+        """The same with another item for t."""
+        return Each(*self.items[:t], item, *self.items[t + 1 :])
+
+    def __extract_mlir_values__(self) -> list[Any]:
+        return [value for item in self.items for value in extract_mlir_values(item)]
+
+    def __new_from_mlir_values__(self, values: list[Any]) -> "Each":
+        given = list(values)
+        counts = [len(extract_mlir_values(item)) for item in self.items]
+        parts = [[given.pop(0) for _ in range(count)] for count in counts]
+        return Each(*(new_from_mlir_values(*pair) for pair in zip(self.items, parts, strict=True)))
+
+    def __get_mlir_types__(self) -> list[Any]:
+        return [x.type for x in self.__extract_mlir_values__()]
+
+
+@dataclass(frozen=True)
+class Barriers(Fixed):
+    """One barrier per stage, in shared memory. arrivals: how many complete a phase."""
+
+    pointer: Any
+    stages: int
+    arrivals: int
+
+    def init(self) -> None:
+        """By one thread, before any use."""
+        for stage in range(self.stages):
+            cute.arch.mbarrier_init(self.pointer + stage, self.arrivals)
+
+    def of(self, number: Any) -> "Barriers":
+        """Of several with one stage each, the one with this number."""
+        return Barriers(self.pointer + number, 1, self.arrivals)
+
+    def at(self, cursor: Cursor) -> Any:
+        return self.pointer + cursor.index
+
+    def wait(self, cursor: Cursor) -> None:
+        cute.arch.mbarrier_wait(self.at(cursor), cursor.phase)
+
+    def wait_before(self, cursor: Cursor) -> None:
+        """For the round before this one: what a producer waits for."""
+        cute.arch.mbarrier_wait(self.at(cursor), cursor.phase ^ 1)
+
+    def arrive(self, cursor: Cursor) -> None:
+        cute.arch.mbarrier_arrive(self.at(cursor))
+
+    @cute.jit
+    def arrive_once(self, cursor: Cursor):
+        """One arrival for a whole warp, after what its lanes did before."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive(self.at(cursor))
+
+    @cute.jit
+    def expect(self, cursor: Cursor, size: Constexpr):
+        """The phase completes when so many bytes have come by TMA; by the warp that loads."""
+        with cute.arch.elect_one():
+            cute.arch.mbarrier_arrive_and_expect_tx(self.at(cursor), size)
+
+
+class Ring(Fixed):
+    """Buffers that are filled and freed in turn. barriers: room for 2 per stage."""
+
+    def __init__(self, barriers: Any, stages: int, producers: int, consumers: int) -> None:
+        self.stages = stages
+        self.full = Barriers(barriers, stages, producers)
+        self.empty = Barriers(barriers + stages, stages, consumers)
+
+    def init(self) -> None:
+        self.full.init()
+        self.empty.init()
+
+    def start(self) -> Cursor:
+        return Cursor(self.stages)
+
+    @cute.jit
+    def wait_all(self, cursor: Cursor):
+        """Until every buffer is free: no arrival is on its way when the CTA ends."""
+        for _ in cutlass.range(self.stages, unroll=1):
+            self.empty.wait_before(cursor)
+            cursor = cursor.next()

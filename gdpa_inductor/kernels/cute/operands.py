@@ -1,0 +1,104 @@
+"""Matrices in global memory as TMA sees them: zero fill past every end, whatever lies there.
+
+dense [B, H, N, D]: extents (N, D, (H, B)); a tile that sticks out is filled with zeros.
+
+jagged [L, H, D]: a window that overlaps itself, extents (128, D, (H, L + 1)), strides (s_l, 1,
+(s_h, s_l)), 128 rows before the base. The r ≤ 128 rows that end before row e are the box at row 128
+- r of window e: what follows them falls off the first extent, so a load fills it with zeros and a
+store drops it. No row of a neighbouring sequence is ever read or written, NaN or not.
+
+All strides are in elements; those of TMA tensors are multiples of 8 (16 bytes).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass import Int32, Int64, cute
+from cutlass.cute.nvgpu import cpasync
+
+from .config import BOX, Config
+from .values import Fixed, smaller
+
+
+@dataclass
+class Matrix:
+    """A pointer and what varies at run time. rows: N, or L of a jagged one. strides: (batch, head,
+    row); the batch stride of a jagged one is not used."""
+
+    pointer: Any
+    batch: Any
+    heads: Any
+    rows: Any
+    width: int
+    strides: tuple[Any, Any, Any]
+    jagged: bool
+
+    def tensor(self, transposed: bool = False):
+        """(row, column, (head, batch | end)), or (column, row, ...)."""
+        sb, sh, sr = (cute.assume(Int64(s), divby=8) for s in self.strides)
+        pointer, rows, outer, so = self.pointer, self.rows, self.batch, sb
+        if self.jagged:
+            pointer, rows, outer, so = pointer - sr * BOX, BOX, self.rows + 1, sr
+        if transposed:
+            layout = cute.make_layout(
+                (self.width, rows, (self.heads, outer)), stride=(1, sr, (sh, so))
+            )
+        else:
+            layout = cute.make_layout(
+                (rows, self.width, (self.heads, outer)), stride=(sr, 1, (sh, so))
+            )
+        return cute.make_tensor(pointer, layout)
+
+
+def matrices(config: Config, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
+    """Q, K, V and O, or dO, in global memory; sizes, strides: as the kernels take them."""
+    c = config
+    batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes
+    rows = {
+        "q": (heads, q_rows, c.head_dim, c.jagged_q),
+        "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
+        "v": (value_heads, k_rows, c.value_dim, c.jagged_k),
+        "o": (heads, q_rows, c.value_dim, c.jagged_q),
+    }
+    return [
+        Matrix(pointer, 1 if name in c.shared else batch, *row[:3], stride, row[3])
+        for (name, row), pointer, stride in zip(rows.items(), pointers, strides, strict=False)
+    ]
+
+
+@dataclass
+class Tiles(Fixed):
+    """The tiles of one matrix, and how they get into shared memory.
+
+    mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. partition, tiler: of
+    the product that reads them, for this operand. jagged, shared: is it packed, has it a batch of
+    one."""
+
+    atom: Any
+    mX: Any
+    sX: Any
+    partition: Any
+    tiler: tuple[int, int]
+    size: int
+    jagged: bool
+    shared: bool
+    transposed: bool = False
+
+    def copy(self, start, row, rows, head, batch, stage, barrier) -> None:
+        """Rows [row, row + 128) of a sequence of `rows` rows, zeros past its end, by one warp.
+
+        start: the first row of the sequence in a jagged matrix."""
+        if self.jagged:
+            taken = smaller(rows - row, Int32(BOX))
+            first, outer = BOX - taken, start + row + taken
+        else:
+            first, outer = row, Int32(0) if self.shared else batch
+        offset = (0, first, (0, 0)) if self.transposed else (first, 0, (0, 0))
+        tiles = cute.flat_divide(cute.domain_offset(offset, self.mX), self.tiler)
+        parts = self.partition(tiles)
+        shared, source = cpasync.tma_partition(
+            self.atom, 0, cute.make_layout(1),
+            cute.group_modes(self.sX, 0, 3), cute.group_modes(parts, 0, 3),
+        )  # fmt: skip
+        place = (None, 0, 0, (head, outer))
+        cute.copy(self.atom, source[place], shared[None, stage], tma_bar_ptr=barrier)

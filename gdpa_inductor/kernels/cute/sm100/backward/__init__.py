@@ -1,0 +1,1 @@
+"""The backward kernel (`kernel`), a module for each role of its warps; its protocol (`signals`)."""

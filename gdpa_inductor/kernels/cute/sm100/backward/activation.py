@@ -1,0 +1,150 @@
+"""The activation warps: P and dS from S and dP, and the sums of a finished tile to global memory.
+
+Two warpgroups share the columns of the scores: a thread has one resident row and 64 streamed ones.
+While dP is still being multiplied the program gives P, which goes back into tensor memory, and its
+slope, which stays in registers for dS = dP · slope.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, const_expr, cute, range_constexpr
+from cutlass.cute.nvgpu import tcgen05
+
+from ...program import Program
+from ...values import Pair, pair, select
+from ..config import COLS, ROWS
+from ..tensor_memory import scores_done, scores_ready
+from .program import Line
+from .shapes import HALF, PART, PARTS, Shapes
+from .sums import Sums
+from .tiles import Tile, Walk
+
+
+class Activation:
+    """What each thread of the activation warps does. program: with the roots of the side."""
+
+    def __init__(
+        self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any, sums: Sums
+    ) -> None:
+        self.walk, self.program, self.signals, self.memory = walk, program, signals, memory
+        self.sums = sums
+        self.row = memory.thread % ROWS
+        self.left = cute.arch.make_warp_uniform(memory.thread // ROWS) * HALF
+
+    @cute.jit
+    def run(self):
+        """All tiles of the CTA."""
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            for turn in range(tile.passes):
+                for block in range(tile.begin, tile.end):
+                    self.step(tile, turn, block, step)
+                    step += 1
+            if tile.steps > 0:
+                self.signals["sums"].wait(tile_step)
+                scores_ready()
+                self.sums.write(tile, True)
+                tile_step += 1
+            else:
+                self.sums.write(tile, False)
+            deal += 1
+        scores_done(stored=False)  # the last sums are read: tensor memory may go
+
+    @cute.jit
+    def step(self, tile: Tile, turn, block, step):
+        """P and dS of one tile of scores."""
+        line = Line(self.program, self.walk, tile, turn, tile.first + self.row)
+        slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
+        self.signals["scores"].wait(step)
+        scores_ready()
+        column = step % self.memory.shapes.buffers * COLS + self.left
+        scores = self.fetch(column, line.ahead)
+        for part in range_constexpr(PARTS):
+            self.weigh(line, tile, block, column, part, scores, slopes[part])
+            if const_expr(self.walk.keys):
+                scores_done(stored=True)
+                self.signals["weights"].arrive(step * PARTS + part)
+        self.signals["gradients"].wait(step)
+        scores_ready()
+        column = self.memory.shapes.gradients + self.left
+        gradients = self.fetch(column, PARTS)
+        for part in range_constexpr(PARTS):
+            self.slope(column, part, gradients[part], slopes[part])
+        scores_done(stored=True)
+        self.signals["slopes"].arrive(step)
+
+    def fetch(self, column: Any, parts: int) -> list[Any]:
+        """Columns of S or dP of this thread, by parts."""
+        found = [self.memory.load(column + part * PART, PART) for part in range(parts)]
+        cute.arch.fence_view_async_tmem_load()
+        return found
+
+    def pick(self, fetched: list[Any], column: Any, part: int) -> Any:
+        """A part of what was fetched ahead, or fetched now."""
+        return fetched[part] if fetched else self.fetch(column + part * PART, 1)[0]
+
+    @cute.jit
+    def weigh(self, line: Line, tile: Tile, block, column, part, fetched, slopes):
+        """S -> P and slope, 32 columns; zero past the end of the streamed rows."""
+        scores = self.pick(fetched, column, part)
+        weights = cute.make_rmem_tensor(PART, Float32)
+        first = block * COLS + self.left + part * PART
+        for i in cutlass.range(0, PART, 2, unroll_full=True):
+            found = line(Pair(scores[i], scores[i + 1]), Pair(first + i, first + i + 1))
+            for into, value in zip((slopes, weights), found, strict=False):
+                lanes = pair(value).lanes
+                into[i], into[i + 1] = Float32(lanes[0]), Float32(lanes[1])
+        if (block + 1) * COLS > tile.length:
+            for i in cutlass.range(PART, unroll_full=True):
+                there = first + i < tile.length
+                slopes[i] = select(there, slopes[i], Float32(0.0))
+                weights[i] = select(there, weights[i], Float32(0.0))
+        if const_expr(self.walk.keys):
+            self.memory.store(column + part * (PART // 2), weights)
+
+    @cute.jit
+    def slope(self, column, part, gradients, slopes):
+        """dP -> dS, 32 columns."""
+        for i in cutlass.range(0, PART, 2, unroll_full=True):
+            gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
+                (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
+            )
+        self.memory.store(column + part * (PART // 2), gradients)
+
+
+class TensorMemory:
+    """The row of tensor memory that belongs to a thread, by columns of 32 bits."""
+
+    def __init__(self, pointer: Any, thread: Any, shapes: Shapes) -> None:
+        self.pointer, self.thread, self.shapes = pointer, thread, shapes
+
+    def load(self, column: Any, width: int) -> Any:
+        """fp32 registers, there after `fence_view_async_tmem_load`."""
+        copy, window = self._copy(tcgen05.Ld32x32bOp, column, width)
+        part = copy.get_slice(self.thread % ROWS)
+        rows = part.partition_D(cute.make_identity_tensor((ROWS, width)))
+        registers = cute.make_rmem_tensor(rows.shape, Float32)
+        cute.copy(copy, part.partition_S(window), registers)
+        return cute.make_tensor(registers.iterator, cute.make_layout(width))
+
+    def store(self, column: Any, registers: Any) -> None:
+        """fp32 registers as 16-bit elements, two to a column."""
+        width = cute.size(registers) // 2
+        copy, window = self._copy(tcgen05.St32x32bOp, column, width)
+        part = copy.get_slice(self.thread % ROWS)
+        rows = part.partition_S(cute.make_identity_tensor((ROWS, width)))
+        packed = cute.make_rmem_tensor(rows.shape, Float32)
+        narrow = cute.recast_ptr(packed.iterator, dtype=self.shapes.dtype)
+        cute.make_tensor(narrow, cute.make_layout(2 * width)).store(
+            registers.load().to(self.shapes.dtype)
+        )
+        cute.copy(copy, packed, part.partition_D(window))
+
+    def _copy(self, operation: Any, column: Any, width: int) -> tuple[Any, Any]:
+        """The copy of `width` columns, and the columns of all rows."""
+        atom = cute.make_copy_atom(operation(tcgen05.Repetition(width)), Float32)
+        layout = cute.make_layout((ROWS, width), stride=(1 << 16, 1))
+        window = cute.make_tensor(self.pointer + column, layout)
+        return tcgen05.make_tmem_copy(atom, window), window

@@ -1,0 +1,189 @@
+"""The backward of gdpa::attention on Blackwell: dQ, dK, dV, deterministic by construction.
+
+    S = Q Kᵀ    dP = dO Vᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
+    dV = Pᵀ dO        dK = dSᵀ Q        dQ = dS K
+
+No softmax: no row statistics, and no kernel before this one. One kernel has two sides, which differ
+in what stays in the CTA and what streams past:
+
+    side     a CTA owns                  resident A, B   streamed A, B   sums
+    "keys"   128 keys of a key head      K, V            Q, dO           dK = dSᵀ Q and dV = Pᵀ dO
+    "rows"   128 rows of a query head    Q, dO           K, V            dQ = dS K
+
+On the keys side the scores are transposed, K Qᵀ. On either side a resident row is a lane of tensor
+memory, P and dS are written where the scores were, and the products that sum take them from there:
+nothing between the products passes through shared memory. Heads that share a key head stream past
+one after the other, and are summed in that order.
+
+Notation
+    r, t     a resident row (a lane of tensor memory), a streamed row (a column)
+    A, B     the operands of the score product, Q and K, and of the gradient product, dO and V
+    S        [128 r, 128 t] = rA tAᵀ           dP     [128 r, 128 t] = rB tBᵀ
+    accA     [128 r, head_dim] += dS tA        accB   [128 r, value_dim] += P tB   (keys side)
+    tile     128 resident rows;  step: one streamed tile against them
+
+Warps 0-7 activate, 8 multiplies, 9 loads, two are idle. Compile-time: `Config`, the side. Tuned:
+`MOST_STAGES` and `PART` of backward_shapes.py, the order of backward_products.py.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from ...operands import Matrix, Tiles, matrices
+from ...program import Program
+from ..config import ROWS, TMEM_COLUMNS, Config
+from .activation import Activation, TensorMemory
+from .loads import Loads
+from .products import Products
+from .program import roots_of
+from .ranges import Ranges
+from .shapes import Shapes
+from .signals import Signal
+from .sums import Sums
+from .tiles import Walk
+
+ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
+REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch
+NAMES = ("rA", "tA", "rB", "tB")
+# name: (stages, arrivals); stages are a number, or as many as that ring or buffer has
+SIGNALS: dict[str, tuple[str | int, int]] = {
+    "resident_A": (1, 1), "resident_B": (1, 1),  # loads: the operand of the tile has landed
+    "spent": (1, 1),  # products: both are read no more
+    "streamed_A": ("A", 1), "streamed_B": ("B", 1),  # loads: the operand of the step has landed
+    "free_A": ("A", 1), "free_B": ("B", 1),  # products: it is read no more
+    "scores": ("S", 1), "gradients": (1, 1),  # products: S, dP of the step are there
+    "weights": ("P", ACTIVATION_WARPS),  # activation: a part of P is written (keys side)
+    "slopes": (1, ACTIVATION_WARPS),  # activation: dS of the step is written
+    "sums": (1, 1),  # products: the accumulators of the tile are complete
+}  # fmt: skip
+
+
+class Backward:
+    """One side of one configuration. `__call__` is the host's side, `kernel` the device's."""
+
+    def __init__(self, config: Config, side: str) -> None:
+        self.config, self.keys = config, side == "keys"
+        self.shapes = Shapes(config, self.keys)
+
+    @cute.jit
+    def __call__(
+        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
+    ):
+        """pointers, strides (batch, head, row): of Q, K, V, dO, then of the gradients that this
+        side writes. sizes: batch, heads, key heads, value heads, rows, cols (the most, of a jagged
+        side), rows of Q, rows of K. cu_q, cu_k: offsets of a jagged side; order: of the sequences.
+        aux: (pointer, strides by letter) of the operands of the program. ctas: one for each
+        multiprocessor."""
+        matrices = self.matrices(pointers, sizes, strides)
+        found = [self.atom(name, matrices[name]) for name in NAMES]
+        atoms, tensors = tuple(x[0] for x in found), tuple(x[1] for x in found)
+        self.kernel(
+            atoms, tensors, pointers[4:], strides[4:], sizes, cu_q, cu_k, order, aux, scalars
+        ).launch(
+            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )  # fmt: skip
+
+    def matrices(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
+        """The operands in global memory, by their part on this side."""
+        q, k, v, o = matrices(self.config, pointers, sizes, strides)
+        return dict(zip(NAMES, (k, q, v, o) if self.keys else (q, k, o, v), strict=True))
+
+    def letter(self, part: str) -> str:
+        """Which operand a part is: "q", "k", "v" or "o" (the gradient of the output)."""
+        letters = "kqvo" if self.keys else "qkov"
+        return letters[NAMES.index(part)]
+
+    def atom(self, part: str, matrix: Matrix) -> tuple[Any, Any]:
+        """How TMA loads one tile of an operand, and the operand as TMA sees it."""
+        name, shapes = part[1], self.shapes
+        layout = cute.select(shapes.layout(name, 1), mode=[0, 1, 2])
+        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+        return cute.nvgpu.make_tiled_tma_atom_B(
+            load, matrix.tensor(), layout, shapes.tiler(name), shapes.score(name)
+        )
+
+    @cute.kernel
+    def kernel(
+        self, atoms, tensors, outputs, strides, sizes, cu_q, cu_k, order, aux, scalars
+    ):  # fmt: skip
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        shared = cutlass.memory.SmemAllocator()
+        signals, holder = self.signals(shared)
+        buffers = self.buffers(shared)
+        if warp == LOAD_WARP:
+            self.initialize(signals)
+        if warp == PRODUCT_WARP:
+            cute.arch.alloc_tmem(TMEM_COLUMNS, holder)
+            cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.sync_threads()
+        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
+        work = (sizes, (cu_q, cu_k, order), Ranges(self.config, self.keys, aux, scalars))
+        if warp < ACTIVATION_WARPS:
+            cute.arch.setmaxregister_increase(REGISTERS["activation"])
+            walk, memory = Walk(self.keys, *work), TensorMemory(tmem, thread, self.shapes)
+            program = Program(self.config, aux, scalars, roots_of(self.config, self.keys))
+            sums = Sums(walk, memory, self.outputs(outputs, strides))
+            Activation(walk, program, signals, memory, sums).run()
+        else:
+            cute.arch.setmaxregister_decrease(REGISTERS["others"])
+            if warp == LOAD_WARP:
+                tiles = self.tiles(atoms, tensors, buffers)
+                Loads(Walk(self.keys, *work), signals, tiles).run()
+            if warp == PRODUCT_WARP:
+                Products(Walk(self.keys, *work), self.shapes, signals, buffers, tmem).run()
+        cute.arch.sync_threads()
+        if warp == PRODUCT_WARP:
+            cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
+
+    def signals(self, shared: Any) -> tuple[dict[str, Signal], Any]:
+        """The mbarriers, and the word that receives the address of tensor memory."""
+        made, rings = {}, self.shapes.rings
+        for name, (stages, arrivals) in SIGNALS.items():
+            slots = rings[stages] if isinstance(stages, str) else stages
+            if slots:
+                made[name] = Signal(shared.allocate_array(Int64, slots), slots, arrivals)
+        return made, shared.allocate_array(Int32, 1)
+
+    def initialize(self, signals: dict[str, Signal]) -> None:
+        with cute.arch.elect_one():
+            for signal in signals.values():
+                signal.initialize()
+        cute.arch.mbarrier_init_fence()
+
+    def buffers(self, shared: Any) -> dict[str, Any]:
+        """The tiles in shared memory; those of the streamed operands are rings."""
+        found = {}
+        for part in NAMES:
+            layout = self.shapes.layout(
+                part[1], self.shapes.rings[part[1]] if part[0] == "t" else 1
+            )
+            found[part] = shared.allocate_tensor(
+                self.shapes.dtype, layout.outer, 1024, swizzle=layout.inner
+            )
+        return found
+
+    def tiles(self, atoms: Any, tensors: Any, buffers: dict[str, Any]) -> dict[str, Tiles]:
+        """How the load warp copies each operand."""
+        c, found = self.config, {}
+        for part, atom, tensor in zip(NAMES, atoms, tensors, strict=True):
+            name, letter = part[1], self.letter(part)
+            width = self.shapes.widths[name]
+            found[part] = Tiles(
+                atom=atom, mX=tensor, sX=buffers[part],
+                partition=self.shapes.score(name).get_slice(0).partition_B,
+                tiler=(ROWS, width), size=ROWS * width * self.shapes.dtype.width // 8,
+                jagged=c.jagged_q if letter in "qo" else c.jagged_k, shared=letter in c.shared,
+            )  # fmt: skip
+        return found
+
+    def outputs(self, pointers: Any, strides: Any) -> dict[str, tuple[Any, ...]]:
+        """What `Sums` takes."""
+        shapes = self.shapes
+        return {
+            name: (pointer, stride, shapes.dims[name], shapes.widths[name])
+            for name, pointer, stride in zip(shapes.summed, pointers, strides, strict=True)
+        }

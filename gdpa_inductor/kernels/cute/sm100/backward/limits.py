@@ -1,0 +1,21 @@
+"""What the Blackwell backward cannot do, said before anything is compiled. No cutlass here."""
+
+from collections.abc import Sequence
+
+import torch
+
+from ..config import Config
+from ..config import unsupported as unfit
+
+
+def unsupported(config: Config, needs: Sequence[bool], key_heads: int, value_heads: int) -> str:
+    """Why the kernels cannot give these gradients, or "". needs: of query, key, value, each aux."""
+    dtype = getattr(torch, config.dtype)
+    if reason := unfit((dtype, dtype), (config.head_dim, config.value_dim), config.aux):
+        return reason
+    if any(needs[3:]):
+        return "the CuTe backward has no gradients of operands between the products"
+    if key_heads != value_heads:
+        heads = f"{key_heads} key heads and {value_heads} value heads"
+        return f"the CuTe backward takes as many of both, not {heads}"
+    return ""

@@ -1,0 +1,57 @@
+"""The load warp: TMA of the resident operands once per tile, of the streamed ones once per step."""
+
+from typing import Any
+
+from cutlass import Int32, cute
+from cutlass.cute.nvgpu import cpasync
+
+from ..config import ROWS
+from .tiles import Tile, Walk
+
+
+class Loads:
+    """Fills the buffers rA, tA, rB, tB in the order in which the products want them."""
+
+    def __init__(self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any]) -> None:
+        self.walk, self.signals, self.tiles = walk, signals, tiles
+
+    @cute.jit
+    def run(self):
+        """All tiles of the CTA."""
+        self.announce()
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            for turn in range(tile.passes):
+                for block in range(tile.begin, tile.end):
+                    new = (turn == 0) & (block == tile.begin)
+                    self.operands("A", tile, turn, block, tile_step, step, new)
+                    self.operands("B", tile, turn, block, tile_step, step, new)
+                    step += 1
+            if tile.steps > 0:
+                tile_step += 1
+            deal += 1
+
+    def announce(self) -> None:
+        """The tensor maps, before they are needed."""
+        for tiles in self.tiles.values():
+            cpasync.prefetch_descriptor(tiles.atom)
+
+    @cute.jit
+    def operands(self, name, tile: Tile, turn, block, tile_step, step, new):
+        """The streamed operand of a step, before it the resident one of a new tile."""
+        if new:
+            if name == "A":
+                self.signals["spent"].wait_before(tile_step)
+            rows = (tile.start, tile.first, tile.rows)
+            self.copy("r" + name, "resident_" + name, rows, tile.head, tile, tile_step)
+        self.signals["free_" + name].wait_before(step)
+        rows = (tile.origin, block * ROWS, tile.length)
+        head = self.walk.streamed_head(tile, turn)
+        self.copy("t" + name, "streamed_" + name, rows, head, tile, step)
+
+    def copy(self, name: str, signal: str, rows: Any, head: Any, tile: Tile, step: Any) -> None:
+        """rows: first row of the sequence, row in it, rows of it."""
+        full, tiles = self.signals[signal], self.tiles[name]
+        full.expect(step, tiles.size)
+        tiles.copy(*rows, head, tile.batch, full.index(step), full.slot(step))

@@ -1,0 +1,150 @@
+"""The product warp: issues every tensor-core product of a CTA, in the order that keeps it busy.
+
+    turn i, one buffer of scores:    accB += P(i-1) tB    S(i)    accA += dS(i-1) tA    dP(i)
+    two buffers:                     S(i)    accB += P(i-1) tB    accA += dS(i-1) tA    dP(i)
+
+P lies where S was and dS where dP was. Products complete in the order of issue, so the next S needs
+no signal beyond those that say that P is written. In the first step of a tile these say, too, that
+the sums of the tile before are read: the same warps do both, in this order. With one buffer the
+weights of step i are computed while accA and dP are multiplied, dS while accB and the next S are; P
+is handed over in parts, so that accB begins before all of it is there. With two (tensor memory has
+room for them on the rows side, and on the keys side up to head dims of 64) the activation never
+waits for S, and that dS(i-2) is written says that S(i-2) is read.
+"""
+
+import itertools
+from typing import Any
+
+from cutlass import Int32, const_expr, cute, range_constexpr
+from cutlass.cute.nvgpu import tcgen05
+from cutlass.utils import blackwell_helpers
+
+from ..config import COLS, ROWS
+from ..tensor_memory import scores_ready
+from .shapes import HALF, PART, PARTS, Shapes
+from .tiles import Tile, Walk
+
+STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
+
+
+class Products:
+    """S, dP, accA and, on the keys side, accB of every step."""
+
+    def __init__(
+        self,
+        walk: Walk,
+        shapes: Shapes,
+        signals: dict[str, Any],
+        buffers: dict[str, Any],
+        tmem: Any,
+    ) -> None:
+        self.walk, self.shapes, self.signals, self.tmem = walk, shapes, signals, tmem
+        self.buffers = buffers
+
+    @cute.jit
+    def run(self):
+        """All tiles of the CTA."""
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            if tile.steps > 0:
+                for i in range(tile.steps + 1):
+                    self.turn(tile, tile_step, step + i, i)
+                self.signals["sums"].commit(tile_step)
+                tile_step += 1
+            step += tile.steps
+            deal += 1
+
+    @cute.jit
+    def turn(self, tile: Tile, tile_step, step, i):
+        """The sums of step - 1 and the scores of step; the first and the last turn lack one."""
+        signals, ahead = self.signals, self.shapes.buffers > 1
+        if const_expr(ahead):
+            self.scores(tile, tile_step, step, i)
+        if i > 0:
+            self.sum_weights(step - 1, i == 1)
+        if const_expr(not ahead):
+            self.scores(tile, tile_step, step, i)
+        if i > 0:
+            signals["slopes"].wait(step - 1)
+            scores_ready()
+            for part in range_constexpr(PARTS):
+                self.sum("A", self.shapes.gradients, step - 1, part, (i == 1) & (part == 0))
+            signals["free_A"].commit(step - 1)
+        if i < tile.steps:
+            self.arrived("B", tile_step, step, i)
+            self.score("B", self.shapes.gradients, step)
+            signals["gradients"].commit(step)
+            if const_expr(not self.walk.keys):
+                signals["free_B"].commit(step)
+        if i == tile.steps - 1:
+            signals["spent"].commit(tile_step)
+
+    @cute.jit
+    def scores(self, tile: Tile, tile_step, step, i):
+        """S of a step."""
+        if i < tile.steps:
+            self.arrived("A", tile_step, step, i)
+            self.score("A", self.column(step), step)
+            self.signals["scores"].commit(step)
+
+    @cute.jit
+    def sum_weights(self, step, first):
+        """accB of a step, part by part; there is none on the rows side."""
+        if const_expr(self.walk.keys):
+            for part in range_constexpr(PARTS):
+                self.signals["weights"].wait(step * PARTS + part)
+                scores_ready()
+                self.sum("B", self.column(step), step, part, first & (part == 0))
+            self.signals["free_B"].commit(step)
+
+    def column(self, step: Any) -> Any:
+        """Where S of a step lies."""
+        return step % self.shapes.buffers * COLS if self.shapes.buffers > 1 else 0
+
+    @cute.jit
+    def arrived(self, name, tile_step, step, i):
+        if i == 0:
+            self.signals["resident_" + name].wait(tile_step)
+        self.signals["streamed_" + name].wait(step)
+
+    @cute.jit
+    def score(self, name, column, step):
+        """rX tXᵀ, 16 of the head dim at a time."""
+        product = self.shapes.score(name)
+        left = product.make_fragment_A(self.buffers["r" + name])
+        right = product.make_fragment_B(self.buffers["t" + name])
+        shape = product.partition_shape_C((ROWS, COLS))
+        out = cute.make_tensor(self.tmem + column, product.make_fragment_C(shape).layout)
+        slot = self.signals["streamed_" + name].index(step)
+        for k in range_constexpr(cute.size(left, mode=[2])):
+            product.set(tcgen05.Field.ACCUMULATE, k > 0)
+            cute.gemm(product, out, left[None, None, k, 0], right[None, None, k, slot], out)
+
+    @cute.jit
+    def sum(self, name, column, step, part, first):
+        """acc (+)= W tX for one part of each half of the streamed rows. A half of W lies at the
+        start of the half of the scores that it replaced."""
+        product, streamed = self.shapes.sum(name), self.signals["streamed_" + name]
+        turned = self.shapes.transposed(name, streamed.stages)
+        pointer = cute.recast_ptr(self.buffers["t" + name].iterator, turned.inner)
+        right = product.make_fragment_B(cute.make_tensor(pointer, turned.outer))
+        shape = product.partition_shape_C((ROWS, self.shapes.widths[name]))
+        layout = product.make_fragment_C(shape).layout
+        out = cute.make_tensor(self.tmem + self.shapes.sums[name], layout)
+        slot = streamed.index(step)
+        for half, i in itertools.product(range(2), range(PART // STEP)):
+            k = part * (PART // STEP) + i
+            left = self.weights(product, name, column + HALF * half)[None, None, k]
+            product.set(tcgen05.Field.ACCUMULATE, True if half or i else ~first)
+            there = half * (HALF // STEP) + k
+            cute.gemm(product, out, left, right[None, None, there, slot], out)
+
+    def weights(self, product: Any, name: str, column: int) -> Any:
+        """The operand [128 r, 64 t] of 16-bit elements at a column of tensor memory."""
+        dtype, tiler = self.shapes.dtype, (ROWS, self.shapes.widths[name], HALF)
+        layout = blackwell_helpers.make_smem_layout_a(product, tiler, dtype, 1)
+        nowhere = cute.make_ptr(dtype, 0, cute.AddressSpace.tmem)
+        fragment = product.make_fragment_A(cute.make_tensor(nowhere, layout.outer))
+        pointer = cute.recast_ptr(self.tmem + column, dtype=dtype)
+        return cute.make_tensor(pointer, fragment.layout)[None, None, None, 0]

@@ -1,0 +1,71 @@
+"""The score program along one resident row: one index is fixed for the thread, the other runs.
+
+The roots are the slope ∂P/∂S and, on the keys side, the weight P, evaluated in one pass, so that
+the derivative shares the terms of the weight, and before dP is there: dS = dP · slope.
+"""
+
+from typing import Any
+
+from cutlass import Int64, cute
+
+from .....program.derivatives import differentiate
+from .....program.expr import SCORE, Expr, const
+from ...program import LETTERS, Program, of_kind
+from ...values import Fixed, Pair, smaller
+from ..config import Config
+from .shapes import PARTS
+from .tiles import Tile, Walk
+
+
+def roots_of(config: Config, keys: bool) -> tuple[Expr, ...]:
+    """What a side evaluates: the slope, and P where it is summed."""
+    weight = config.mod.weight
+    slope = differentiate(weight, [SCORE], const(1.0))[0]
+    if slope is None:
+        slope = const(0.0)
+    return (slope, weight) if keys else (slope,)
+
+
+class Line(Fixed):
+    """The program on resident row `row` of a tile while head `turn` of its group streams past."""
+
+    def __init__(self, program: Program, walk: Walk, tile: Tile, turn: Any, row: Any) -> None:
+        self.program, self.tile = program, tile
+        batch, head = walk.place(tile, turn)
+        fixed, self.runs, self.packed = ("m", "n", "q") if walk.keys else ("n", "m", "k")
+        self.fixed = {"b": batch, "h": head, fixed: row}
+        there = smaller(row, tile.rows - 1)  # past the end it only has to be a readable address
+        places = {**self.fixed, fixed: there, "k" if walk.keys else "q": tile.start + there}
+        self.loaded: dict[Expr, Pair] = {}
+        self.lines: dict[Expr, Any] = {}
+        for node in program.nodes:
+            if node.op == "aux" and {self.runs, self.packed} & set(program.access(node)):
+                self.lines[node] = program.place(node, places)
+            elif node.op == "aux":
+                self.loaded[node] = Pair(program.read(node, places))
+
+    @property
+    def ahead(self) -> int:
+        """How many parts of the scores may wait in registers: none where an operand is read for
+        every score, which needs them."""
+        return 0 if self.lines else PARTS
+
+    def read(self, node: Expr, index: Any) -> Any:
+        """The element of an aux operand at streamed row `index`. The offset is the same for all
+        threads of a warp, and one addition for each."""
+        there = smaller(index, self.tile.length - 1)
+        strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
+        offset = Int64(0)
+        for letter, place in ((self.runs, there), (self.packed, self.tile.origin + there)):
+            if letter in self.program.access(node):
+                offset += Int64(place) * Int64(strides[letter])
+        value = cute.make_tensor(self.lines[node] + offset, cute.make_layout(1))[0]
+        return of_kind(node, value, self.program.wide)
+
+    def __call__(self, scores: Pair, indices: Pair) -> list[Any]:
+        """The roots for two scores at the streamed rows `indices`."""
+
+        def operand(node: Expr) -> Pair:
+            return self.loaded.get(node) or Pair(*(self.read(node, x) for x in indices.lanes))
+
+        return self.program.evaluate({**self.fixed, self.runs: indices, "s": scores}, operand)

@@ -1,0 +1,75 @@
+"""Which streamed tiles a resident tile meets: the classes of `program.tile_classes`, on the device.
+
+Each role asks when it comes to a tile; its warp classifies 32 streamed tiles at a time, one a lane,
+and takes the hull of those on which some root of the side may be other than zero.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, cute
+
+from .....program.expr import postorder
+from .....program.tile_classes import classify
+from ...program import Program
+from ...values import Fixed, is_literal, pair, smaller
+from ..config import ROWS, Config
+from .program import roots_of
+from .tiles import Tile
+
+LANES = 32
+
+
+class Ranges(Fixed):
+    """The range of a tile of one side, as a function of the tile and how many tiles there are."""
+
+    def __init__(self, config: Config, keys: bool, aux: Any, scalars: Any) -> None:
+        self.keys = keys
+        classes = classify(roots_of(config, keys), config.mod.aux)
+        self.skips = config.skip and classes.skips
+        self.zero = Program(config, aux, scalars, [classes.zero])
+        self.per_head = any(
+            node.op == "h" or (node.op == "aux" and "h" in self.zero.access(node))
+            for node in postorder([classes.zero])
+        )
+
+    def dead(self, tile: Tile, head: Any, block: Any) -> Any:
+        """Whether every root is zero on streamed tile `block`; a bool if that is constant."""
+        resident, streamed = ("m", "n") if self.keys else ("n", "m")
+        bounds = {}
+        for letter, first, rows in (
+            (resident, tile.first, tile.rows),
+            (streamed, block * ROWS, tile.length),
+        ):
+            bounds[f"{letter}_lo"] = first
+            bounds[f"{letter}_hi"] = smaller(first + (ROWS - 1), rows - 1)
+        places = {"b": tile.batch, "h": head}
+        (value,) = self.zero.evaluate(
+            {**places, **bounds}, lambda node: pair(self.zero.read(node, places))
+        )
+        return value if is_literal(value) else value.lanes[0]
+
+    @cute.jit
+    def hull(self, tile: Tile, head, group, count):
+        """(begin, end) of the streamed tiles; by a whole warp. A mask that differs from head to
+        head skips nothing where several heads stream past."""
+        begin, end = Int32(0), Int32(count)
+        if cutlass.const_expr(self.skips):
+            begin, end = self.classified(tile, head, count)
+            if cutlass.const_expr(self.per_head):
+                alone = Int32(group == 1)
+                begin, end = begin * alone, count + (end - count) * alone
+        return begin, end
+
+    @cute.jit
+    def classified(self, tile: Tile, head, count):
+        """The hull of the tiles that live; empty if none does."""
+        begin, end = Int32(count), Int32(0)
+        for base in cutlass.range(0, count, LANES, unroll=1):
+            block = base + cute.arch.lane_idx()
+            live = (block < count) & (self.dead(tile, head, block) == 0)
+            found = cute.arch.vote_ballot_sync(live)
+            if found != 0:
+                begin = smaller(begin, base + cute.arch.popc((found & -found) - 1))
+                end = base + (LANES - Int32(cute.arch.clz(found)))
+        return smaller(begin, end), end

@@ -1,0 +1,60 @@
+"""The end of a tile: the accumulators from tensor memory to global memory."""
+
+from typing import Any
+
+from cutlass import Boolean, Int64, const_expr, cute, range_constexpr
+
+from ..config import ROWS
+from .tiles import Tile, Walk
+
+PART = 16  # columns in registers at a time
+VECTOR = 8  # columns that a predicate covers: head dims are multiples of it
+
+
+class Sums:
+    """The gradients that one side writes.
+
+    outputs: by operand, the pointer to [batch, heads, rows, dim] or packed [rows, heads, dim], its
+    strides (batch, head, row), the dim and its width in tensor memory. Rows past the end of a
+    sequence are not written.
+    """
+
+    def __init__(self, walk: Walk, memory: Any, outputs: dict[str, tuple[Any, ...]]) -> None:
+        self.walk, self.memory, self.outputs = walk, memory, outputs
+
+    def write(self, tile: Tile, summed: bool) -> None:
+        """The row of this thread, half of the columns by each warpgroup; zeros if nothing was
+        summed."""
+        for name in self.outputs:
+            self._write(name, tile, summed)
+
+    @cute.jit
+    def _write(self, name, tile: Tile, summed):
+        pointer, strides, dim, width = self.outputs[name]
+        row = tile.first + self.memory.thread % ROWS
+        place = Int64(tile.head) * strides[1] + Int64(tile.start + row) * strides[2]
+        if const_expr(not self.walk.packed):
+            place += Int64(tile.batch) * strides[0]
+        half = self.memory.thread // ROWS * (width // 2)
+        for part in range_constexpr(width // 2 // PART):
+            column = half + part * PART
+            found = cute.make_rmem_tensor(PART, pointer.dtype)
+            if summed:
+                sums = self.memory.load(self.memory.shapes.sums[name] + column, PART)
+                cute.arch.fence_view_async_tmem_load()
+                found.store(sums.load().to(pointer.dtype))
+            else:
+                found.fill(0)
+            for i in range_constexpr(0, PART, VECTOR):
+                if (row < tile.rows) & within(half, part * PART + i, dim, width):
+                    source = cute.make_tensor(found.iterator + i, cute.make_layout(VECTOR))
+                    target = cute.make_ptr(
+                        pointer.dtype, (pointer + place + column + i).toint(),
+                        cute.AddressSpace.gmem, assumed_align=16,
+                    )  # fmt: skip
+                    cute.autovec_copy(source, cute.make_tensor(target, cute.make_layout(VECTOR)))
+
+
+def within(half: Any, offset: int, dim: int, width: int) -> Any:
+    """Whether a column of the operand is there, `offset` columns into either half of the width."""
+    return half + offset < dim if width // 2 + offset >= dim else Boolean(True)

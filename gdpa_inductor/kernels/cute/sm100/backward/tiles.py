@@ -1,0 +1,106 @@
+"""Which resident tiles a CTA owns, in which order, and which streamed tiles each of them meets.
+
+The grid is persistent and static: tiles are dealt to the CTAs back and forth. Every role walks the
+same sequence by itself: a tile is a few integers computed from its number, so nothing is handed
+from role to role. The tiles of one head are neighbours, so that CTAs that run together stream the
+same rows.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from cutlass import Int32, cute
+
+from ...values import select, smaller
+from ..config import ROWS
+
+
+@dataclass
+class Tile:
+    """One resident tile.
+
+    batch, head: of the resident operands. first: its first row, of `rows` in its sequence, which
+    begins at row `start` of a jagged operand. length, origin: the same of the streamed side.
+    passes: how many heads stream past. begin, end: the streamed tiles of one pass.
+    """
+
+    batch: Any
+    head: Any
+    first: Any
+    rows: Any
+    start: Any
+    length: Any
+    origin: Any
+    passes: Any
+    begin: Any = None
+    end: Any = None
+
+    @property
+    def steps(self) -> Any:
+        """The streamed tiles of all passes."""
+        return (self.end - self.begin) * self.passes
+
+
+class Walk:
+    """The tiles of one launch. sizes, offsets: see `Backward.__call__`. ranges: `Ranges`."""
+
+    def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
+        batch, heads, key_heads, _, rows, cols = sizes[:6]
+        cu_q, cu_k, self.order = offsets
+        self.keys, self.ranges = keys, ranges
+        self.group = heads // key_heads
+        self.heads = key_heads if self.keys else heads
+        sides = [(cu_k, cols), (cu_q, rows)]
+        self.resident, self.streamed = sides if self.keys else sides[::-1]
+        self.packed = self.resident[0] is not None
+        self.blocks = (self.resident[1] + (ROWS - 1)) // ROWS
+        self.count = self.blocks * self.heads * batch
+        self.cta = Int32(cute.arch.block_idx()[0])
+        self.ctas = Int32(cute.arch.grid_dim()[0])
+
+    def number(self, turn: Any) -> Any:
+        """The tile that the CTA takes in a turn; there is none from `count` on."""
+        place = select(turn % 2 == 1, self.ctas - 1 - self.cta, self.cta)
+        return turn * self.ctas + place
+
+    def at(self, turn: Any) -> Tile:
+        """The tile of a turn."""
+        number = self.number(turn)
+        block, rest = number % self.blocks, number // self.blocks
+        head, batch = rest % self.heads, rest // self.heads
+        if self.order is not None:
+            batch = _at(self.order, batch)
+        start, rows = _span(*self.resident, batch)
+        origin, length = _span(*self.streamed, batch)
+        passes = self.group if self.keys else 1
+        tile = Tile(batch, head, block * ROWS, rows, start, length, origin, passes)
+        tile.begin, tile.end = self.range(tile)
+        return tile
+
+    def range(self, tile: Tile) -> tuple[Any, Any]:
+        """The streamed tiles that it meets: none past the end of its sequence, else those that the
+        mask leaves."""
+        there = Int32(tile.first < tile.rows)
+        count = (tile.length + (ROWS - 1)) // ROWS * there
+        head = self.streamed_head(tile, 0) if self.keys else tile.head
+        return self.ranges.hull(tile, head, self.group, count)
+
+    def streamed_head(self, tile: Tile, turn: Any) -> Any:
+        """keys side: the turn-th query head of the group; rows side: the key head of the query."""
+        return tile.head * self.group + turn if self.keys else tile.head // self.group
+
+    def place(self, tile: Tile, turn: Any) -> tuple[Any, Any]:
+        """(batch, query head) of a score."""
+        return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
+
+
+def _span(offsets: Any, most: Any, batch: Any) -> tuple[Any, Any]:
+    """(first row, rows) of one side of a sequence; a jagged one is cut to `most` rows."""
+    if offsets is None:
+        return Int32(0), Int32(most)
+    start = _at(offsets, batch)
+    return start, smaller(_at(offsets, batch + 1) - start, Int32(most))
+
+
+def _at(pointer: Any, place: Any) -> Int32:
+    return Int32(cute.make_tensor(pointer + place, cute.make_layout(1))[0])

@@ -1,0 +1,1 @@
+"""The forward kernel (`kernel`), a module for each role of its warps."""

@@ -1,0 +1,118 @@
+"""Activation: S_t -> P_t, in the registers of one warpgroup per query tile.
+
+A thread owns one query row. Scores come from tensor memory 32 columns at a time; the next 32 are on
+their way while these are computed. Weights go back as 16-bit numbers into the first half of the
+columns of S_t: those of part c take 16 columns from 16c on, which part c / 2 of the scores has
+left.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Float32, cute, range_constexpr
+from cutlass.cute.nvgpu import tcgen05
+
+from ...barriers import Cursor
+from ...program import Program, Row
+from ...values import Fixed, Pair, choose, pair
+from ..config import COLS, ROWS
+from ..tensor_memory import scores_done, scores_ready
+from .ranges import Ranges
+from .roles import HANDED_OVER, Channels, TensorMemory
+
+PART = 32  # columns of S_t in registers at a time
+PARTS = COLS // PART
+
+
+class Scores(Fixed):
+    """S_t and P_t in tensor memory, as thread `thread` of a warpgroup moves them."""
+
+    def __init__(self, tStS: Any, thread: Any, dtype: Any) -> None:
+        self.dtype = dtype
+        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
+        self.load = tcgen05.make_tmem_copy(load, tStS)
+        self.tS = self.load.get_slice(thread).partition_S(tStS)
+        layout = cute.composition(tStS.layout, cute.make_layout((ROWS, COLS // 2)))
+        tP = cute.make_tensor(tStS.iterator, layout)
+        store = cute.make_copy_atom(tcgen05.St32x32bOp(tcgen05.Repetition(PART // 2)), Float32)
+        self.store = tcgen05.make_tmem_copy(store, tP)
+        self.tP = self.store.get_slice(thread).partition_D(tP)
+
+    def fetch(self, part: int) -> Any:
+        """The scores of a part, on their way; there after `fence_view_async_tmem_load`."""
+        scores = cute.make_rmem_tensor(((PART, 1),), Float32)
+        cute.copy(self.load, self.tS[None, part, 0, 0], scores)
+        return scores
+
+    def give(self, part: int, weights: list[Any]) -> None:
+        """Store the weights of a part, on their way as well."""
+        packed = cute.make_rmem_tensor(((PART // 2, 1),), Float32)
+        halves = cute.make_tensor(
+            cute.recast_ptr(packed.iterator, dtype=self.dtype), cute.make_layout(PART)
+        )
+        full = cute.make_rmem_tensor(PART, Float32)
+        for i, weight in enumerate(weights):
+            full[i] = weight
+        halves.store(full.load().to(self.dtype))
+        cute.copy(self.store, packed, self.tP[None, 0, part])
+
+
+def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> list[Any]:
+    """The weights of `PART` scores, the first of which is of column `column`; zero from column
+    `end` on, if there is one: program(0) need not be 0. fetched: operands of the program."""
+    found = []
+    for i in range(0, PART, 2):
+        m = Pair(column + i, column + (i + 1))
+        (weight,) = row(Pair(scores[i], scores[i + 1]), m, fetched, i)
+        if end is not None:
+            weight = choose(Pair(*(x < end for x in m.lanes)), weight, 0.0)
+        found += pair(weight).lanes
+    return found
+
+
+class Activation(Fixed):
+    """plain, careful: the program for blocks without masks and tails, and for all."""
+
+    def __init__(
+        self, channels: Channels, memory: TensorMemory, ranges: Ranges, plain: Program,
+        careful: Program,
+    ) -> None:  # fmt: skip
+        self.channels, self.memory, self.ranges = channels, memory, ranges
+        self.plain, self.careful = plain, careful
+
+    @cute.jit
+    def run(self, scheduler, t, thread):
+        """The loop of thread `thread` of the warpgroup of query tile t."""
+        scores = Scores(self.memory.scores(t), thread, self.memory.dtype)
+        at, s = scheduler.start(), Cursor(1)
+        tile, at = scheduler.take_busy(at)
+        while tile.valid == 1:
+            first = tile.row + t * ROWS
+            plain = Row(self.plain, tile, first + thread)
+            careful = Row(self.careful, tile, first + thread)
+            for block in cutlass.range(tile.first, tile.last(t), unroll=1):
+                column = block * COLS
+                self.channels.scores.of(t).wait(s)
+                scores_ready()
+                if self.ranges.needs_no_mask(tile, first, column):
+                    self.weigh(scores, plain, t, s, column, None)
+                else:
+                    self.weigh(scores, careful, t, s, column, tile.k_rows)
+                s = s.next()
+            tile, at = scheduler.take_busy(at)
+
+    @cute.jit
+    def weigh(self, scores: Scores, row, t, s: Cursor, column, end):
+        """One block: every part of S_t to weights, and these to the tensor core."""
+        following = scores.fetch(0)
+        for part in range_constexpr(PARTS):
+            first = column + part * PART
+            operands = row.fetch(first, PART) if cutlass.const_expr(end is None) else {}
+            cute.arch.fence_view_async_tmem_load()
+            now = following
+            if cutlass.const_expr(part + 1 < PARTS):
+                following = scores.fetch(part + 1)
+            scores.give(part, weights_of(now, row, operands, first, end))
+            if cutlass.const_expr(part + 1 in HANDED_OVER):
+                scores_done(stored=True)
+                self.channels.weights[HANDED_OVER.index(part + 1)].of(t).arrive(s)

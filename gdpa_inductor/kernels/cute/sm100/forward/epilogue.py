@@ -1,0 +1,101 @@
+"""Epilogue: O_t -> global memory, by a warpgroup of its own.
+
+A thread owns one query row; rows past the end of the sequence are not stored. Without key blocks
+nothing was summed, and zeros are stored.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Constexpr, Float32, Int64, cute, range_constexpr
+from cutlass.cute.nvgpu import tcgen05
+
+from ...barriers import Each
+from ...values import Fixed
+from ..config import ROWS, Config
+from ..tensor_memory import scores_done, scores_ready
+from .roles import TILES, Channels, TensorMemory
+
+PART = 32  # columns of O_t in registers at a time
+VECTOR = 8  # 16-bit numbers in one store
+
+
+class Output(Fixed):
+    """The rows of the output. pointer, strides (batch, head, row): of O in global memory."""
+
+    def __init__(self, pointer: Any, strides: Any, width: int, dtype: Any) -> None:
+        self.pointer, self.strides, self.width, self.dtype = pointer, strides, width, dtype
+
+    def row(self, tile: Any, n: Any, jagged: bool) -> Any:
+        """Where row n of the tile's sequence and head begins."""
+        sb, sh, sr = (Int64(s) for s in self.strides)
+        place = sh * tile.head + sr * (tile.q_start + n)
+        if not jagged:
+            place += sb * tile.batch
+        return cute.make_ptr(
+            self.dtype, (self.pointer + place).toint(), cute.AddressSpace.gmem, assumed_align=16
+        )
+
+    def store(self, row: Any, part: int, sums: Any) -> None:
+        """Columns 32·part and on of one row. sums: fp32 registers, or None for zeros."""
+        values = cute.make_rmem_tensor(PART, self.dtype)
+        values.fill(0.0) if sums is None else values.store(sums.load().to(self.dtype))
+        for first in range(0, min(PART, self.width - part * PART), VECTOR):
+            target = cute.make_tensor(row + (part * PART + first), cute.make_layout(VECTOR))
+            source = cute.make_tensor(values.iterator + first, cute.make_layout(VECTOR))
+            cute.autovec_copy(source, target)
+
+
+class Sums(Fixed):
+    """O_t in tensor memory, as thread `thread` of a warpgroup reads it."""
+
+    def __init__(self, tO: Any, thread: Any) -> None:
+        load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
+        self.load = tcgen05.make_tmem_copy(load, tO)
+        self.tO = self.load.get_slice(thread).partition_S(tO)
+
+    def fetch(self, part: int) -> Any:
+        sums = cute.make_rmem_tensor(((PART, 1),), Float32)
+        cute.copy(self.load, self.tO[None, part, 0, 0], sums)
+        cute.arch.fence_view_async_tmem_load()
+        return sums
+
+
+class Epilogue(Fixed):
+    """Drains the sums of every tile."""
+
+    def __init__(
+        self, channels: Channels, memory: TensorMemory, output: Output, config: Config
+    ) -> None:
+        self.channels, self.memory, self.output, self.config = channels, memory, output, config
+
+    @cute.jit
+    def run(self, scheduler, thread):
+        """The loop of thread `thread` of the warpgroup, which sees every tile: one without keys is
+        zero."""
+        sums = self.channels.sums
+        at, o = scheduler.start(), Each(*(x.start() for x in sums))
+        tile, at = scheduler.take(at)
+        while tile.valid == 1:
+            for t in range_constexpr(TILES):
+                if tile.first < tile.last(t):
+                    sums[t].full.wait(o[t])
+                    scores_ready()
+                    self.store(tile, t, o[t], thread, True)
+                    scores_done(stored=False)
+                    sums[t].empty.arrive(o[t])
+                    o = o.but(t, o[t].next())
+                else:
+                    self.store(tile, t, o[t], thread, False)
+            tile, at = scheduler.take(at)
+
+    @cute.jit
+    def store(self, tile, t: Constexpr, o, thread, summed: Constexpr):
+        """One row of O_t, or zeros."""
+        n = tile.row + t * ROWS + thread
+        row = self.output.row(tile, n, self.config.jagged_q)
+        sums = Sums(self.memory.sums(t, o.index), thread)
+        for part in range_constexpr(self.config.padded_value_dim // PART):
+            values = sums.fetch(part) if cutlass.const_expr(summed) else None
+            if n < tile.q_rows:
+                self.output.store(row, part, values)

@@ -1,0 +1,210 @@
+"""The forward kernel:  O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:],  P = program(Q Kᵀ), m < length.
+
+Notation
+    Q, K, V, O      query [.., N, D], key [.., M, D], value [.., M, Dv], output [.., N, Dv] mX  sX
+    tX      in global memory, in shared memory, in tensor memory S_t, P_t, O_t   of query tile t in
+    {0, 1} of the CTA: 128 x 128 scores (fp32), weights (16 bits, in
+                    the first half of the columns of S_t), 128 x Dv sums (fp32)
+    block           128 keys
+
+No softmax: O_t stays in tensor memory over all key blocks, and nothing is rescaled. Roles, by warp:
+
+    0-3, 4-7   activation of t = 0, 1     S_t -> P_t, three quarters first 8-11       epilogue
+    O_t -> global memory 12         products                   per block: O_t += P_t V, then S_t =
+    Q_t Kᵀ of the next block
+    13         loads                      Q tiles, and the ring of K and V tiles
+    14         scheduler
+
+While one query tile is activated the tensor core works on the other. The next tile's first S_t is
+issued before the epilogue has drained this one's O_t: with one or two key blocks that is the
+difference.
+"""
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute, memory
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+from cutlass.utils import blackwell_helpers
+
+from ...operands import Tiles, matrices
+from ...program import Program
+from ..config import COLS, ROWS, TMEM_COLUMNS, Config
+from .activation import Activation
+from .epilogue import Epilogue, Output
+from .loads import Loads
+from .products import Products
+from .ranges import Ranges
+from .roles import (
+    EPILOGUE,
+    LOADS,
+    PRODUCTS,
+    REGISTERS,
+    SCHEDULER,
+    WARPGROUP,
+    WARPS,
+    Channels,
+    TensorMemory,
+)
+from .scheduler import RECORD, STAGES, Scheduler
+from .work import Work
+
+
+class Forward:
+    """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.qk_tiler = (ROWS, COLS, config.padded_head_dim)
+        self.pv_tiler = (ROWS, config.padded_value_dim, COLS)
+
+    def products_and_layouts(self) -> None:
+        """The two tiled products, and how their operands lie in shared memory."""
+        c, dtype, one = self.config, self.dtype, tcgen05.CtaGroup.ONE
+        k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
+        make = blackwell_helpers.make_trivial_tiled_mma
+        self.qk = make(dtype, dtype, k_major, k_major, Float32, one, self.qk_tiler[:2])
+        self.pv = make(
+            dtype, dtype, k_major, mn_major, Float32, one, self.pv_tiler[:2],
+            tcgen05.OperandSource.TMEM,
+        )  # fmt: skip
+        layout_a = blackwell_helpers.make_smem_layout_a
+        layout_b = blackwell_helpers.make_smem_layout_b
+        self.q_layout = layout_a(self.qk, self.qk_tiler, dtype, c.query_stages)
+        self.p_layout = layout_a(self.pv, self.pv_tiler, dtype, 1)
+        k_layout = cute.select(layout_b(self.qk, self.qk_tiler, dtype, 1), mode=[0, 1, 2])
+        v_layout = cute.select(layout_b(self.pv, self.pv_tiler, dtype, 1), mode=[0, 1, 2])
+        self.stage = max(cute.cosize(k_layout), cute.cosize(v_layout))
+        ring = cute.make_layout(c.key_stages, stride=self.stage)
+        self.k_layout, self.v_layout = cute.append(k_layout, ring), cute.append(v_layout, ring)
+
+    def storage(self):
+        """Shared memory: barriers first, then the tiles."""
+        c = self.config
+        count = Channels.count(c)
+
+        @cute.struct
+        class Memory:
+            barriers: cute.struct.MemRange[Int64, count]
+            records: cute.struct.MemRange[Int32, STAGES * RECORD]
+            tmem: Int32
+            sQ: cute.struct.Align[
+                cute.struct.MemRange[self.dtype, cute.cosize(self.q_layout)], 1024
+            ]
+            sKV: cute.struct.Align[
+                cute.struct.MemRange[self.dtype, self.stage * c.key_stages], 1024
+            ]
+
+        return Memory
+
+    @cute.jit
+    def __call__(
+        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
+    ):
+        """pointers: of Q, K, V, O. strides: (batch, head, row) of each. sizes: batch, heads, key
+        heads, value heads, rows, cols (the most, of a jagged side), rows of Q, rows of K. cu_q,
+        cu_k, order: offsets and order of the sequences, or None. aux: (pointer, strides) of each
+        operand of the program, scalars: its integers, or None. ctas: one for each
+        multiprocessor."""
+        self.products_and_layouts()
+        load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
+        q, k, v, _ = matrices(self.config, pointers, sizes, strides)
+        layouts = [
+            cute.select(x, mode=[0, 1, 2]) for x in (self.q_layout, self.k_layout, self.v_layout)
+        ]
+        self.bytes = [cute.size_in_bytes(self.dtype, x) for x in layouts]
+        atom_q, mQ = cute.nvgpu.make_tiled_tma_atom_A(
+            load, q.tensor(), layouts[0], self.qk_tiler, self.qk
+        )
+        atom_k, mK = cute.nvgpu.make_tiled_tma_atom_B(
+            load, k.tensor(), layouts[1], self.qk_tiler, self.qk
+        )
+        atom_v, mV = cute.nvgpu.make_tiled_tma_atom_B(
+            load, v.tensor(transposed=True), layouts[2], self.pv_tiler, self.pv
+        )
+        self.memory = self.storage()
+        self.kernel(
+            self.qk, self.pv, atom_q, mQ, atom_k, mK, atom_v, mV,
+            (self.q_layout, self.k_layout, self.v_layout, self.p_layout), pointers[3], strides[3],
+            sizes, cu_q, cu_k, order, aux, scalars,
+        ).launch(
+            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )  # fmt: skip
+
+    @cute.kernel
+    def kernel(
+        self,
+        qk: cute.TiledMma,
+        pv: cute.TiledMma,
+        atom_q: cute.CopyAtom,
+        mQ: cute.Tensor,
+        atom_k: cute.CopyAtom,
+        mK: cute.Tensor,
+        atom_v: cute.CopyAtom,
+        mV: cute.Tensor,
+        layouts,
+        o: cute.Pointer,
+        o_strides,
+        sizes,
+        cu_q,
+        cu_k,
+        order,
+        aux,
+        scalars,
+    ):
+        c = self.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        buffers = memory.SmemAllocator().allocate(self.memory)
+        sQ, sK, sV = self.shared(buffers, layouts)
+        channels = Channels(c, buffers.barriers.data_ptr())
+        channels.start(warp, buffers.tmem.ptr)
+        tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem.ptr)
+        sums = TensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
+        ranges = Ranges(c, aux, scalars)
+        records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
+        work = Work(c, sizes, (cu_q, cu_k, order))
+        scheduler = Scheduler(channels.tiles, records, work, ranges)
+
+        if warp < EPILOGUE:
+            cute.arch.setmaxregister_increase(REGISTERS["activation"])
+            plain = Program(c, aux, scalars, ranges.classes.full_terms)
+            role = Activation(channels, sums, ranges, plain, Program(c, aux, scalars))
+            role.run(scheduler, warp // 4, thread % WARPGROUP)
+        elif warp < PRODUCTS:
+            cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
+            output = Output(o, o_strides, c.value_dim, self.dtype)
+            Epilogue(channels, sums, output, c).run(scheduler, thread % WARPGROUP)
+            cute.arch.barrier(barrier_id=1, number_of_threads=WARPGROUP)
+            if warp == EPILOGUE:
+                cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
+        else:
+            cute.arch.setmaxregister_decrease(REGISTERS["others"])
+            if warp == PRODUCTS:
+                Products(channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
+            if warp == LOADS:
+                q = self.source("q", atom_q, mQ, sQ, qk)
+                k = self.source("k", atom_k, mK, sK, qk)
+                v = self.source("v", atom_v, mV, sV, pv)
+                Loads(channels, q, k, v).run(scheduler)
+            if warp == SCHEDULER:
+                scheduler.publish()
+
+    def shared(self, buffers, layouts):
+        """sQ, sK, sV; the last two share a ring."""
+        q, k, v, _ = layouts
+        return (
+            buffers.sQ.get_tensor(q.outer, swizzle=q.inner),
+            buffers.sKV.get_tensor(k.outer, swizzle=k.inner),
+            buffers.sKV.get_tensor(v.outer, swizzle=v.inner),
+        )
+
+    def source(self, name: str, atom, mX, sX, product) -> Tiles:
+        """The tiles of Q, K or V."""
+        c, product = self.config, product.get_slice(0)
+        part, tiler, jagged = {
+            "q": (product.partition_A, (ROWS, c.padded_head_dim), c.jagged_q),
+            "k": (product.partition_B, (COLS, c.padded_head_dim), c.jagged_k),
+            "v": (product.partition_B, (c.padded_value_dim, COLS), c.jagged_k),
+        }[name]
+        size, shared = self.bytes["qkv".index(name)], name in c.shared
+        return Tiles(atom, mX, sX, part, tiler, size, jagged, shared, transposed=name == "v")

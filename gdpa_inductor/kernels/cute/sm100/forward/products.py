@@ -1,0 +1,107 @@
+"""Products, by one warp: O_t += P_t V of the block that was scored last, then S_t = Q_t Kᵀ of the
+next.
+
+All tiles are one sequence of blocks, so the next block may be the first of the next tile: its
+scores are there before the epilogue has drained the sums of this one."""
+
+from cutlass import Boolean, Constexpr, cute, range_constexpr
+from cutlass.cute.nvgpu import tcgen05
+
+from ...barriers import Cursor, Each
+from ...values import Fixed
+from ..config import COLS
+from ..tensor_memory import arrive_when_multiplied, scores_ready
+from .activation import PARTS
+from .roles import HANDED_OVER, TILES, Channels, TensorMemory
+
+STEPS = COLS // 16  # tcgen05.mma of O_t += P_t V, 16 keys each
+
+
+class Products(Fixed):
+    """qk, pv: the tiled products. sQ, sK, sV: their operands in shared memory, by stage."""
+
+    def __init__(self, channels: Channels, memory: TensorMemory, qk, pv, sQ, sK, sV) -> None:
+        self.channels, self.memory, self.qk, self.pv = channels, memory, qk, pv
+        self.tQ, self.tK = qk.make_fragment_A(sQ), qk.make_fragment_B(sK)
+        self.tV = pv.make_fragment_B(sV)
+
+    @cute.jit
+    def run(self, scheduler):
+        """The loop of the warp. pending[t]: a block is scored and not yet added; it is the first of
+        its tile unless `started`, and the last if closing[t]. A tile without blocks has its turn
+        as well: the epilogue, which must see it, may be waiting for what is pending."""
+        queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
+        at, k = scheduler.start(), keys.start()
+        q, o = (Each(*(x.start() for x in rings)) for rings in (queries, sums))
+        v, p, nothing = k, Each(Cursor(1), Cursor(1)), Each(Boolean(False), Boolean(False))
+        tile, at = scheduler.take(at)
+        block, held, started, pending, closing = (
+            tile.first,
+            Boolean(False),
+            Boolean(False),
+            nothing,
+            nothing,
+        )
+        while (tile.valid == 1) | held:
+            if held:
+                keys.full.wait(v)
+            for t in range_constexpr(TILES):
+                if pending[t]:
+                    self.add(t, v, p[t], o[t], started)
+                    p = p.but(t, p[t].next())
+                    if closing[t]:
+                        arrive_when_multiplied(sums[t].full, o[t])
+                        o = o.but(t, o[t].next())
+                if (tile.valid == 1) & (block < tile.last(t)):
+                    keys.full.wait(k)
+                    self.score(t, q[t], k, block == tile.first)
+            if held:
+                arrive_when_multiplied(keys.empty, v)
+            held, pending, closing = (tile.valid == 1) & (block < tile.end), nothing, nothing
+            if held:
+                arrive_when_multiplied(keys.empty, k)
+                v = k.next()
+                k, started = v.next(), block != tile.first
+                for t in range_constexpr(TILES):
+                    pending = pending.but(t, block < tile.last(t))
+                    closing = closing.but(t, block + 1 == tile.last(t))
+                    if closing[t]:
+                        arrive_when_multiplied(queries[t].empty, q[t])
+                        q = q.but(t, q[t].next())
+                block += 1
+            if (tile.valid == 1) & (block >= tile.end):
+                tile, at = scheduler.take(at)
+                block = tile.first
+
+    @cute.jit
+    def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):
+        """S_t = Q_t Kᵀ. fresh: Q_t is a new one."""
+        if fresh:
+            self.channels.queries[t].full.wait(q)
+        qk, tS = copied(self.qk), self.memory.scores(t)
+        scores_ready()
+        for step in range_constexpr(cute.size(self.tQ, mode=[2])):
+            qk.set(tcgen05.Field.ACCUMULATE, step != 0)
+            a = self.tQ[None, None, step, q.index * TILES + t]
+            cute.gemm(qk, tS, a, self.tK[None, None, step, k.index], tS)
+        arrive_when_multiplied(self.channels.scores.of(t), Cursor(1))
+
+    @cute.jit
+    def add(self, t: Constexpr, v: Cursor, p: Cursor, o: Cursor, started):
+        """O_t += P_t V, or O_t = P_t V where nothing has been summed yet."""
+        if not started:
+            self.channels.sums[t].empty.wait_before(o)
+        pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(t, o.index)
+        for part in range_constexpr(len(HANDED_OVER)):
+            self.channels.weights[part].of(t).wait(p)
+            scores_ready()
+            steps = [STEPS * x // PARTS for x in (0, *HANDED_OVER)][part : part + 2]
+            for step in range_constexpr(*steps):
+                pv.set(tcgen05.Field.ACCUMULATE, started if step == 0 else True)
+                a, b = tP[None, None, step, 0], self.tV[None, None, step, v.index]
+                cute.gemm(pv, tO, a, b, tO)
+
+
+def copied(product):
+    """Setting `ACCUMULATE` changes the object, which must not leave a branch or loop."""
+    return product.__new_from_mlir_values__(product.__extract_mlir_values__())

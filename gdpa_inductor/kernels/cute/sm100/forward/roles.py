@@ -1,0 +1,101 @@
+"""The roles of the forward: which warps they are, and who waits for whom.
+
+Whatever is not a channel is ordered by the tensor core itself, which multiplies in the order of
+issue: S_t of the next block overwrites P_t only after O_t += P_t V has read it."""
+
+from typing import Any
+
+from cutlass import cute
+
+from ...barriers import Barriers, Ring
+from ...values import Fixed
+from ..config import COLS, TMEM_COLUMNS, Config
+from .scheduler import STAGES
+
+TILES = 2  # query tiles of a CTA
+EPILOGUE, PRODUCTS, LOADS, SCHEDULER, WARPS = 8, 12, 13, 14, 16  # the first warp of each role
+READERS = 14  # warps that read the scheduler's records
+REGISTERS = {"activation": 168, "epilogue": 96, "others": 80}  # 512 threads share 65536
+WARPGROUP = 128  # threads
+HANDED_OVER = (3, 4)  # of 4 parts of P_t: the tensor core gets three, then the last
+SCORES, SUMS = 0, 256  # first columns in tensor memory
+
+
+class Channels(Fixed):
+    """The barriers of a CTA, from `pointer` on; `count(config)` says how many.
+
+    tiles: the scheduler's records. queries[t], keys: shared memory of Q_t, and of K and V in turn.
+    scores, weights[part], sums[t]: S_t, parts of P_t, and O_t in tensor memory.
+    """
+
+    def __init__(self, config: Config, pointer: Any) -> None:
+        self.free, self.all = pointer, []  # type: ignore[var-annotated]
+        c = config
+        self.tiles = self._ring(STAGES, 1, READERS)
+        self.queries = [self._ring(c.query_stages // TILES, 1, 1) for _ in range(TILES)]
+        self.keys = self._ring(c.key_stages, 1, 1)
+        self.sums = [self._ring(c.output_stages, 1, WARPGROUP) for _ in range(TILES)]
+        self.scores = self._barriers(1)
+        self.weights = [self._barriers(WARPGROUP) for _ in HANDED_OVER]
+
+    @staticmethod
+    def count(c: Config) -> int:
+        rings = STAGES + c.query_stages + c.key_stages + TILES * c.output_stages
+        return 2 * rings + (1 + len(HANDED_OVER)) * TILES
+
+    def _ring(self, stages: int, producers: int, consumers: int) -> Ring:
+        made = Ring(self.free, stages, producers, consumers)
+        self.free = self.free + 2 * stages
+        self.all.append(made)
+        return made
+
+    def _barriers(self, arrivals: int) -> Barriers:
+        """One for each query tile."""
+        made = Barriers(self.free, TILES, arrivals)
+        self.free = self.free + TILES
+        self.all.append(made)
+        return made
+
+    @cute.jit
+    def start(self, warp, tmem):
+        """Barriers and tensor memory are there for all warps after this. tmem: where its address
+        goes."""
+        if warp == SCHEDULER:
+            with cute.arch.elect_one():
+                for channel in self.all:
+                    channel.init()
+            cute.arch.mbarrier_init_fence()
+        if warp == EPILOGUE:
+            cute.arch.alloc_tmem(TMEM_COLUMNS, tmem)
+            cute.arch.relinquish_tmem_alloc_permit()
+        cute.arch.sync_threads()
+
+
+class TensorMemory(Fixed):
+    """S_t, P_t and O_t. tmem: the address of column 0; stages: buffers of each O_t."""
+
+    def __init__(self, qk, pv, p_layout, tmem, stages: int, dtype) -> None:
+        self.tmem, self.stages, self.dtype = tmem, stages, dtype
+        self.s_layout = _accumulator(qk)
+        self.o_layout = _accumulator(pv)
+        probe = cute.make_tensor(tmem, p_layout.outer)
+        self.p_layout = pv.make_fragment_A(probe).layout
+
+    def scores(self, t):
+        """S_t. t: a Python number, or one known at run time."""
+        return cute.make_tensor(self.tmem + (SCORES + COLS * t), self.s_layout)
+
+    def weights(self, t):
+        """P_t, in the first half of the columns of S_t."""
+        pointer = cute.recast_ptr(self.scores(t).iterator, dtype=self.dtype)
+        return cute.make_tensor(pointer, self.p_layout)
+
+    def sums(self, t, stage):
+        """O_t."""
+        column = SUMS + COLS * t + COLS // self.stages * stage
+        return cute.make_tensor(self.tmem + column, self.o_layout)
+
+
+def _accumulator(product):
+    shape = product.shape_mnk
+    return product.make_fragment_C(product.partition_shape_C(shape[:2])).layout

@@ -1,0 +1,128 @@
+"""Which tiles a CTA computes, in what order.
+
+A tile is 256 query rows of one head of one sequence against all its keys. One warp decodes the work
+and publishes `Tile`s through a ring in shared memory; the other roles only read them. The grid is
+persistent and static: CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c, ..., dealt back and forth
+so that, with the longest sequences first (`order`, made on the device), every CTA gets its share of
+long ones. Nothing is read on the host.
+"""
+
+from cutlass import Boolean, Int32, cute, range_constexpr
+
+from ...barriers import Cursor, Ring
+from ...values import Fixed, larger, select, smaller
+
+STAGES = 2
+LANES = 32
+FIELDS, RECORD = 13, 16  # integers of a tile, and with padding
+
+
+class Tile:
+    """valid: 0 ends the work. row: first query row. q_start, k_start: first row of the sequence in
+    a jagged matrix. first, last_t: the key blocks of query tile t, half open; none where it has no
+    rows, no keys, or is masked."""
+
+    NAMES = (
+        "valid", "row", "batch", "head", "key_head", "value_head",
+        "q_start", "q_rows", "k_start", "k_rows", "first", "last_0", "last_1",
+    )  # fmt: skip
+
+    def __init__(self, *fields):
+        self.fields = fields
+
+    def __getattr__(self, name: str):
+        if name not in Tile.NAMES:
+            raise AttributeError(name)
+        return self.fields[Tile.NAMES.index(name)]
+
+    def of_lane(self, lane) -> "Tile":
+        """The tile that this lane holds, for all."""
+        return Tile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
+
+    def last(self, t):
+        """last_t; t: a Python number, or one known at run time."""
+        if isinstance(t, int):
+            return self.last_1 if t else self.last_0
+        return select(t == 0, self.last_0, self.last_1)
+
+    @property
+    def end(self):
+        """The last key block of either query tile."""
+        return larger(self.last_0, self.last_1)
+
+    def __extract_mlir_values__(self):
+        return [x.ir_value() for x in self.fields]
+
+    def __new_from_mlir_values__(self, values):
+        return Tile(*(Int32(v) for v in values))
+
+    def __get_mlir_types__(self):
+        return [x.type for x in self.__extract_mlir_values__()]
+
+
+class Scheduler(Fixed):
+    """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, RECORD] in
+    shared memory; work: the `Work` of the kernel; ranges: its `Ranges`."""
+
+    def __init__(self, ring: Ring, records, work, ranges):
+        self.ring, self.records, self.work = ring, records, work
+        self.ranges = ranges
+
+    def start(self) -> Cursor:
+        return self.ring.start()
+
+    @cute.jit
+    def publish(self):
+        """The loop of the scheduler's warp. Each lane decodes a tile of its own, so that lengths
+        are read for 32 tiles at once and tiles past the end of a sequence cost next to nothing."""
+        at, turn = self.ring.start(), Int32(cute.arch.lane_idx())
+        first = Int32(0)
+        while self.number(first) < self.work.tiles:
+            number = self.number(turn)
+            tile = self.work.decode(smaller(number, self.work.tiles - 1))
+            live = (number < self.work.tiles) & (tile.row < tile.q_rows)
+            left = cute.arch.vote_ballot_sync(live)
+            while left != 0:
+                lane = cute.arch.popc((left & -left) - 1)
+                at = self.put(at, tile.of_lane(lane))
+                left = left & (left - 1)
+            first, turn = first + LANES, turn + LANES
+        self.put(at, nothing())
+
+    def number(self, turn):
+        """The tile that this CTA takes in a turn: dealt back and forth. Grows with the turn."""
+        grid, _, _ = cute.arch.grid_dim()
+        cta, _, _ = cute.arch.block_idx()
+        return turn * grid + select(turn % 2 == 1, grid - 1 - cta, cta)
+
+    @cute.jit
+    def put(self, at: Cursor, tile: Tile):
+        self.ring.empty.wait_before(at)
+        fields = (*tile.fields[:-3], *self.ranges.blocks(tile))
+        with cute.arch.elect_one():
+            for i in range_constexpr(FIELDS):
+                self.records[at.index, i] = fields[i]
+            self.ring.full.arrive(at)
+        return at.next()
+
+    @cute.jit
+    def take(self, at: Cursor):
+        """(the tile at `at`, the place after it), for a whole warp of a role."""
+        self.ring.full.wait(at)
+        tile = Tile(*(self.records[at.index, i] for i in range(FIELDS)))
+        self.ring.empty.arrive_once(at)
+        return tile, at.next()
+
+    @cute.jit
+    def take_busy(self, at: Cursor):
+        """The next tile that has key blocks, or the end."""
+        tile, looking = nothing(), Boolean(True)
+        while looking:
+            tile, at = self.take(at)
+            looking = (tile.valid == 1) & (tile.end <= tile.first)
+        return tile, at
+
+
+def nothing() -> Tile:
+    """What ends the work."""
+    return Tile(*(Int32(0) for _ in Tile.NAMES))

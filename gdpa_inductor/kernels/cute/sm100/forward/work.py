@@ -1,0 +1,48 @@
+"""From the number of a tile to what it is: sequence, head, rows, keys.
+
+The numbers of one sequence and head are consecutive, so that CTAs that run together read the same
+keys. Dense: every sequence has the same lengths. Jagged: lengths are read from the offsets on the
+device, and `order` says which sequence comes first (the longest, if the caller wants balance).
+"""
+
+from cutlass import Int32
+
+from ...values import Fixed, select, smaller
+from ..config import ROWS, Config
+from .scheduler import Tile
+
+PAIR = 2 * ROWS  # rows of a tile: two query tiles
+
+
+class Work(Fixed):
+    """sizes, offsets: as the kernels take them. Sizes of the jagged sides are upper bounds."""
+
+    def __init__(self, config: Config, sizes, offsets):
+        self.config, self.offsets = config, offsets
+        self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
+        self.row_tiles = (self.rows + (PAIR - 1)) // PAIR
+        self.tiles = self.row_tiles * self.heads * self.batch
+
+    def decode(self, number) -> Tile:
+        row = number % self.row_tiles
+        unit = number // self.row_tiles
+        head, place = unit % self.heads, unit // self.heads
+        cu_q, cu_k, order = self.offsets
+        batch = place if order is None else Int32(order[place])
+        q_start, q_rows = self.side(cu_q, batch, self.rows)
+        k_start, k_rows = self.side(cu_k, batch, self.cols)
+        key_head = head // (self.heads // self.key_heads)
+        value_head = head // (self.heads // self.value_heads)
+        zero = Int32(0)
+        return Tile(
+            Int32(1), row * PAIR, batch, head, key_head, value_head,
+            q_start, q_rows, k_start, k_rows, zero, zero, zero,
+        )  # fmt: skip
+
+    def side(self, offsets, batch, most):
+        """(first row, rows) of one side of a sequence."""
+        if offsets is None:
+            return Int32(0), Int32(most)
+        start = Int32(offsets[batch])
+        rows = smaller(Int32(offsets[batch + 1]) - start, Int32(most))
+        return start, select(rows < 0, 0, rows)  # offsets that decrease own nothing

@@ -1,0 +1,298 @@
+"""From torch tensors to a launch: checks, the configuration, compiled kernels by configuration.
+
+Kernels take raw pointers, sizes and strides, so that compiling needs no tensors and no GPU, and a
+launch no DLPack. Nothing here reads a length from the device.
+"""
+
+import ctypes
+import functools
+import itertools
+from collections.abc import Iterable, Sequence
+from ctypes import c_int32, c_int64
+from dataclasses import dataclass
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import torch
+from cutlass import Int32, Int64, cute
+from torch import Tensor
+
+from ....program.score_mod import ScoreMod
+from ....rejection import GDPAError
+from ..program import DTYPES, LETTERS
+from .config import Config, unsupported
+from .forward.kernel import Forward
+
+SIZES, MATRICES = 8, 4
+ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
+ARCHITECTURE = "--gpu-arch=sm_100a"
+
+
+class Words:
+    """Numbers of one C type as one argument of a compiled kernel, in place of a tuple of them. CuTe
+    DSL takes any object that says where its words lie; this costs a fifth of what wrapping each
+    number does. keep: what must live as long."""
+
+    __slots__ = ("addresses", "block", "keep")
+
+    def __init__(
+        self, kind: type[c_int32] | type[c_int64], values: Iterable[int], keep: Any = None
+    ) -> None:
+        given = [int(value) for value in values]
+        self.keep = keep
+        self.block = (kind * len(given))(*given)
+        start, size = ctypes.addressof(self.block), ctypes.sizeof(kind)
+        self.addresses = [start + size * i for i in range(len(given))]
+
+    def __c_pointers__(self) -> list[int]:
+        return self.addresses
+
+
+@functools.cache
+def compiled(config: Config, options: str = ARCHITECTURE) -> Any:
+    """The kernel of a configuration, ready to be launched. Needs no GPU."""
+    return cute.compile(Forward(config), *example(config), options=options)
+
+
+def forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    aux: Sequence[Tensor],
+    scalars: Sequence[int],
+    program: str,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    max_seqlen_q: int = 0,
+    max_seqlen_k: int = 0,
+    *,
+    fast: bool = True,
+    skip: bool = True,
+    ctas: int = 0,
+    stream: int | None = None,
+    out: Tensor | None = None,
+    order: Tensor | None = None,
+) -> Tensor:
+    """O of gdpa::attention, in its layout; arguments as those of the op.
+
+    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
+    by default the current one. out: where to store, contiguous; zero where no sequence is. order:
+    int64, in which the sequences are dealt to the CTAs, by default the longest first.
+
+    Raises:
+        GDPAError: what the kernel does not take, and why.
+    """
+    call = Call(
+        query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
+        max_seqlen_k,
+    )  # fmt: skip
+    config = call.config(fast, skip)
+    _check(config, query, key, value, aux)
+    if out is None:
+        # Rows of a packed query that no sequence owns are zero, and no tile covers them.
+        make = torch.zeros if config.jagged_q else torch.empty
+        out = make(call.output_shape, dtype=value.dtype, device=value.device)
+    if 0 in (*out.shape, call.batch, key.numel()):
+        return out.zero_()
+    ctas, stream = place(query.device, ctas, stream)
+    order = call.longest_first() if order is None else order
+    compiled(config)(*call.arguments(config, [out], order, ctas, stream))
+    return out
+
+
+def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int]:
+    """ctas and stream as given, or one for each multiprocessor, and the current one."""
+    if stream is None:
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return ctas or torch.cuda.get_device_properties(device).multi_processor_count, stream
+
+
+@dataclass(frozen=True)
+class Call:
+    """The operands of one call, and what follows from their shapes."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    aux: Sequence[Tensor]
+    scalars: Sequence[int]
+    program: str
+    cu_q: Tensor | None
+    cu_k: Tensor | None
+    max_q: int
+    max_k: int
+
+    @property
+    def offsets(self) -> Tensor | None:
+        return self.cu_q if self.cu_k is None else self.cu_k
+
+    @property
+    def batch(self) -> int:
+        if self.offsets is not None:
+            return self.offsets.shape[0] - 1
+        return max(x.shape[0] for x in (self.query, self.key, self.value))
+
+    @property
+    def rows(self) -> int:
+        return self.query.shape[2] if self.cu_q is None else self.max_q
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        heads, width = self.query.shape[1], self.value.shape[-1]
+        if self.cu_q is not None:
+            return self.query.shape[0], heads, width
+        return self.batch, heads, self.rows, width
+
+    def config(self, fast: bool, skip: bool) -> Config:
+        matrices = {"q": self.query, "k": self.key, "v": self.value}
+        return Config(
+            dtype=name(self.query.dtype),
+            head_dim=self.query.shape[-1],
+            value_dim=self.value.shape[-1],
+            program=self.program,
+            aux=tuple(name(x.dtype) for x in self.aux),
+            jagged_q=self.cu_q is not None,
+            jagged_k=self.cu_k is not None,
+            offsets="int32" if self.offsets is None else name(self.offsets.dtype),
+            shared=frozenset(
+                letter
+                for letter, x in matrices.items()
+                if x.dim() == 4 and x.shape[0] == 1 != self.batch
+            ),
+            fast=fast,
+            skip=skip,
+            vectors=_vectors(self.aux, ScoreMod.parse(self.program)),
+        )
+
+    def longest_first(self) -> Tensor | None:
+        """The order in which sequences are dealt to the CTAs, made on the device."""
+        if self.offsets is None:
+            return None
+        return torch.argsort(self.offsets[1:] - self.offsets[:-1], descending=True)
+
+    def arguments(
+        self,
+        config: Config,
+        others: Sequence[Tensor],
+        order: Tensor | None,
+        ctas: int,
+        stream: int,
+    ) -> tuple[Any, ...]:
+        """What a compiled kernel takes. others: its matrices beside query, key and value."""
+        matrices = [*(aligned(x) for x in (self.query, self.key, self.value)), *others]
+        totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in matrices[:2]]
+        cols = self.key.shape[2] if self.cu_k is None else self.max_k
+        heads = [x.shape[1] for x in matrices[:3]]
+        cu_q, cu_k = self.cu_q, self.cu_k
+        if cu_q is not None and cu_k is not None:
+            cu_q = cu_q.to(cu_k.dtype)
+        specs = config.mod.aux
+        operands = [_operand(x, spec.access) for x, spec in zip(self.aux, specs, strict=True)]
+        used = config.mod.num_scalars
+        return (
+            Words(c_int64, [x.data_ptr() for x in matrices], matrices),
+            Words(c_int32, (self.batch, *heads, self.rows, cols, *totals)),
+            Words(c_int64, [step for x in matrices for step in strides(x)]),
+            *(
+                None if x is None else Words(c_int64, [x.data_ptr()], x)
+                for x in (cu_q, cu_k, None if self.offsets is None else order)
+            ),
+            Words(c_int64, itertools.chain(*operands)) if operands else None,
+            Words(c_int64, self.scalars[:used]) if used else None,
+            Words(c_int32, [ctas]),
+            Words(c_int64, [stream]),
+        )
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def strides(matrix: Tensor) -> tuple[int, int, int]:
+    """(batch, head, row), in elements. That of an extent of one may be anything; TMA wants
+    multiples of 16 bytes."""
+    known = [8 if n == 1 else s for n, s in zip(matrix.shape, matrix.stride(), strict=True)]
+    return (8, known[1], known[0]) if matrix.dim() == 3 else (known[0], known[1], known[2])
+
+
+def aligned(matrix: Tensor) -> Tensor:
+    """The matrix, or a copy of it where TMA could not read it as it lies (expanded, for one)."""
+    unit = ALIGNMENT // matrix.element_size()
+    fits = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
+    if fits and all(s and s % unit == 0 for s in strides(matrix)):
+        return matrix
+    return matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
+    """The operands that can be read 16 bytes at a time along the keys."""
+
+    def side_by_side(tensor: Tensor, access: Sequence[str]) -> bool:
+        unit = ALIGNMENT // tensor.element_size()
+        steps = dict(zip(access, tensor.stride(), strict=True))
+        return (
+            steps.pop("m", 0) == 1
+            and tensor.data_ptr() % ALIGNMENT == 0
+            and all(step % unit == 0 for step in steps.values())
+        )
+
+    found = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
+    return frozenset(number for number, fits in enumerate(found) if fits)
+
+
+def _check(
+    config: Config, query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor]
+) -> None:
+    """Raise GDPAError where the operands do not fit the kernel, the program or each other."""
+    heads, key_heads, value_heads = (x.shape[1] for x in (query, key, value))
+    length = -3 if config.jagged_k else -2
+    complaints = (
+        unsupported((query.dtype, value.dtype), (query.shape[-1], value.shape[-1]), config.aux),
+        key.dtype != query.dtype and f"query is {query.dtype}, key {key.dtype}",
+        key.shape[-1] != query.shape[-1] and "query and key differ in head dim",
+        key.shape[length] != value.shape[length] and "key and value differ in length",
+        (key_heads == 0 or heads % key_heads or value_heads == 0 or heads % value_heads)
+        and f"{heads} query heads are no multiple of {key_heads} key, {value_heads} value heads",
+        len(aux) != len(config.mod.aux) and f"the program declares {len(config.mod.aux)} operands",
+        len({x.device for x in (query, key, value, *aux)}) > 1 and "operands on several devices",
+    )
+    for complaint in complaints:
+        if complaint:
+            raise GDPAError(complaint)
+
+
+def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
+    return cute.runtime.make_ptr(
+        DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align
+    )
+
+
+def _operand(tensor: Tensor, access: Sequence[str]) -> list[int]:
+    """The address and the strides by letter of an operand of the program."""
+    by_letter = dict(zip(access, tensor.stride(), strict=True))
+    return [tensor.data_ptr(), *(by_letter.get(letter, 0) for letter in LETTERS)]
+
+
+def example(config: Config) -> tuple[Any, ...]:
+    """Arguments of the right types for tracing; nothing is read from them."""
+    jagged = config.jagged_q or config.jagged_k
+    width = getattr(torch, config.offsets).itemsize
+    return (
+        tuple(_pointer(config.dtype, ALIGNMENT) for _ in range(MATRICES)),
+        tuple(Int32(1) for _ in range(SIZES)),
+        tuple(tuple(Int64(8) for _ in range(3)) for _ in range(MATRICES)),
+        _pointer(config.offsets, ALIGNMENT, width) if config.jagged_q else None,
+        _pointer(config.offsets, ALIGNMENT, width) if config.jagged_k else None,
+        _pointer("int64", ALIGNMENT, 8) if jagged else None,
+        tuple(
+            (
+                _pointer(dtype, ALIGNMENT, getattr(torch, dtype).itemsize),
+                tuple(Int64(0) for _ in LETTERS),
+            )
+            for dtype in config.aux
+        )
+        or None,
+        tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
+        Int32(1),
+        cuda.CUstream(0),
+    )
