@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import _compat
+from .._compat import shapes
 from ..kernels import cpu_tiles
 from ..options import Options
 from ..problem import Problem, Size
 from ..rejection import Code, Rejection
 from . import cute
-from ._compat import float32_precision
+from .gpu import float32_precision
 
 MAX_HEAD_DIM = 256
 MAX_IEEE_DIM = 128  # fp32 products on the vector units are unrolled: Triton 3.6, many minutes
@@ -112,7 +112,7 @@ def _aux_dtypes(problem: Problem) -> str:
 
 def _head_dims(problem: Problem) -> str:
     for symbol in (problem.head_dim, problem.value_dim):
-        size = _compat.size_hint(symbol)  # a symbolic one becomes a constant when it is lowered
+        size = shapes.size_hint(symbol)  # a symbolic one becomes a constant when it is lowered
         if size is None:
             return "a head dim that is known only at run time"
         if not 1 <= size <= MAX_HEAD_DIM:
@@ -132,7 +132,7 @@ def _wide_in_full_precision(problem: Problem) -> str:
 
 def _hint(size: Size, otherwise: int = 1 << 20) -> int:
     """A size, or what it was at capture; unknown sizes count as large. Adds no guard."""
-    known = _compat.size_hint(size)
+    known = shapes.size_hint(size)
     return otherwise if known is None else known
 
 

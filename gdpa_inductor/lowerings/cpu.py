@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compat import lowering
 from ..kernels import cpu as kernel
 from ..kernels import cpu_jagged as jagged
 from ..ops import (
@@ -32,7 +33,6 @@ from ..ops import (
 )
 from ..options import KernelOptions
 from ..program.score_mod import AXES, Aux
-from . import _compat
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
@@ -48,7 +48,7 @@ _LIBRARY.define(
 def lower(operands: Operands[Any], options: KernelOptions) -> Any:
     """The output, contiguous. Inductor IR in and out."""
     op = torch.ops.gdpa.attention_cpu.default
-    return _compat.extern_call(op, *operands.arguments(), skip=options.skip)
+    return lowering.extern_call(op, *operands.arguments(), skip=options.skip)
 
 
 def lower_backward(
@@ -57,7 +57,7 @@ def lower_backward(
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
     arguments = (grad_out, *operands.arguments(list(needs)))
     op = torch.ops.gdpa.attention_cpu_backward.default
-    return list(_compat.extern_call(op, *arguments, skip=options.skip))
+    return list(lowering.extern_call(op, *arguments, skip=options.skip))
 
 
 @torch.library.impl(_LIBRARY, "attention_cpu", "CPU")

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _compat as core_compat
+from .._compat import inductor, lowering, shapes, templates
 from ..kernels.sm100.config import VERSIONS, unsupported
 from ..kernels.template import Plan
 from ..ops import LENGTHS, OPERANDS, Operands, check, operands_of, output_shape
 from ..options import KernelOptions
 from ..problem import Problem
-from . import _compat
 
 PACKAGE = "nvidia-cutlass-dsl"
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
@@ -72,7 +71,7 @@ def installed() -> str | None:
 
 def not_taken(problem: Problem) -> str:
     """Why the kernels do not take these operands, or ""."""
-    dims = [core_compat.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
+    dims = [shapes.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
     if None in dims:
         return "a head dim that is known only at run time"
     return unsupported(
@@ -92,16 +91,16 @@ def lower(operands: Operands[Any], options: KernelOptions) -> Any:
     def call() -> Any:
         op = torch.ops.gdpa.attention_cute.default
         given = {"fast": options.fast_math, "skip": options.skip}
-        return _compat.extern_call(op, *placed.arguments(), **given)
+        return lowering.extern_call(op, *placed.arguments(), **given)
 
-    if options.kernel == "cute" or not _compat.thorough():
+    if options.kernel == "cute" or not inductor.thorough():
         return call()
     from . import triton
 
     def rival(plan: Plan, body: dict[str, Any]) -> Any:
         digest = hashlib.sha256(repr((str(operands.program), options)).encode()).hexdigest()[:16]
         kernel = functools.partial(_timed, placed, options, plan)
-        return _compat.rival(f"gdpa_cute_{digest}", kernel, call, body)
+        return templates.rival(f"gdpa_cute_{digest}", kernel, call, body)
 
     return triton.lower(operands, options, rival)
 
@@ -121,8 +120,8 @@ def _timed(
         found.get(f"A{i}", unread.as_strided(x.get_size(), [0] * len(x.get_size())))
         for i, x in enumerate(operands.aux)
     ]
-    scalars = [_compat.likely_size(x) for x in operands.scalars]
-    rows, cols = (_compat.likely_size(x) for x in operands.lengths[2:])
+    scalars = [lowering.likely_size(x) for x in operands.scalars]
+    rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
     forward(
         found["Q"], found["K"], found["V"], aux, scalars, str(operands.program),
         offsets[0], offsets[1], rows, cols,
@@ -141,18 +140,18 @@ def lower_backward(
     if any(needs[3:]):
         raise Unsupported("the CuTe backward has no gradients of operands between the products")
     key, value = operands.key.get_size()[1], operands.value.get_size()[1]
-    if not core_compat.statically_known_true(key == value):
+    if not shapes.statically_known_true(key == value):
         raise Unsupported(f"the CuTe backward takes as many key as value heads, not {key}, {value}")
     op = torch.ops.gdpa.attention_cute_backward.default
     given = {"fast": options.fast_math, "skip": options.skip}
     arguments = (grad_out, *_on_device(operands).arguments(list(needs)))
-    return list(_compat.extern_call(op, *arguments, **given))
+    return list(lowering.extern_call(op, *arguments, **given))
 
 
 def _on_device(operands: Operands[Any]) -> Operands[Any]:
     """Operands of no dimension may come from the host."""
     device = operands.query.get_device()
-    return replace(operands, aux=[_compat.realized(x, device) for x in operands.aux])
+    return replace(operands, aux=[lowering.realized(x, device) for x in operands.aux])
 
 
 @torch.library.impl(_LIBRARY, "attention_cute", "CUDA")

@@ -21,12 +21,11 @@ from typing import Any
 
 import torch
 
-from .._compat import counters, size_hint
+from .._compat import dynamo, lowering, shapes
 from ..ops import Operands, operands_of, reference, reference_backward, score_shape
 from ..options import KernelOptions, Options
 from ..problem import Problem
 from ..rejection import GDPAError
-from . import _compat
 from .choose import choose
 from .cute import Unsupported
 
@@ -35,8 +34,8 @@ log = logging.getLogger("gdpa_inductor")
 
 def register() -> None:
     """Install the lowerings; a second call changes nothing."""
-    _compat.register_lowering(torch.ops.gdpa.attention.default, _attention)
-    _compat.register_lowering(torch.ops.gdpa.attention_backward.default, _attention_backward)
+    lowering.register_lowering(torch.ops.gdpa.attention.default, _attention)
+    lowering.register_lowering(torch.ops.gdpa.attention_backward.default, _attention_backward)
 
 
 def _attention(
@@ -44,7 +43,7 @@ def _attention(
     score_mod: str, kernel_options: str, *lengths: Any,
 ) -> Any:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    values = _compat.lowered_node_values()
+    values = lowering.lowered_node_values()
     fakes = operands_of(*values[:6], *values[7:])
 
     def formula(*flat: Any) -> Any:
@@ -53,8 +52,8 @@ def _attention(
     def inline() -> Any:
         if _unknown(fakes):
             eager = torch.ops.gdpa.attention.default
-            return _compat.extern_call(eager, *operands.arguments(kernel_options))
-        return _compat.inline_formula(formula, operands.flat(), fakes.flat())
+            return lowering.extern_call(eager, *operands.arguments(kernel_options))
+        return lowering.inline_formula(formula, operands.flat(), fakes.flat())
 
     options = KernelOptions.parse(kernel_options)
     return _lower("lower", (operands, options), inline, fakes, options)
@@ -65,7 +64,7 @@ def _attention_backward(
     score_mod: str, needs: Sequence[bool], kernel_options: str, *lengths: Any,
 ) -> Any:  # fmt: skip
     operands = operands_of(query, key, value, aux, scalars, score_mod, *lengths)
-    grad, *values = _compat.lowered_node_values()
+    grad, *values = lowering.lowered_node_values()
     fakes = operands_of(*values[:6], *values[8:])
 
     def formula(grad_out: Any, *flat: Any) -> Any:
@@ -75,9 +74,9 @@ def _attention_backward(
         if _unknown(fakes):
             eager = torch.ops.gdpa.attention_backward.default
             arguments = operands.arguments(list(needs), kernel_options)
-            return list(_compat.extern_call(eager, grad_out, *arguments))
+            return list(lowering.extern_call(eager, grad_out, *arguments))
         flat, fake = [grad_out, *operands.flat()], [grad, *fakes.flat()]
-        return _compat.inline_formula(formula, flat, fake)
+        return lowering.inline_formula(formula, flat, fake)
 
     options = KernelOptions.parse(kernel_options)
     settings = (grad_out, operands, needs, options)
@@ -86,7 +85,7 @@ def _attention_backward(
 
 def _unknown(fakes: Operands[Any]) -> bool:
     """Sizes that are known at run time only: Inductor has no product of such matrices (2.13)."""
-    return any(size_hint(size) is None for size in score_shape(fakes))
+    return any(shapes.size_hint(size) is None for size in score_shape(fakes))
 
 
 def _lower(
@@ -114,16 +113,16 @@ def _lower(
     except Exception as error:
         log.debug("the %s lowering of %s failed", choice.kernel, fakes.program, exc_info=True)
         return _fall_back(inline, f"{type(error).__name__}: {error}", options)
-    counters["gdpa"][f"lowered_{choice.kernel}"] += 1
+    dynamo.counters["gdpa"][f"lowered_{choice.kernel}"] += 1
     if problem.jagged:
-        counters["gdpa"]["lowered_varlen"] += 1
+        dynamo.counters["gdpa"]["lowered_varlen"] += 1
     log.info("%s lowered to the %s kernel: %s", entry, choice.kernel, fakes.program)
     return result
 
 
 def _fall_back(inline: Callable[[], Any], reason: str, options: KernelOptions) -> Any:
     """Lower the reference formula in place of the op; say so."""
-    counters["gdpa"]["fallback"] += 1
+    dynamo.counters["gdpa"]["fallback"] += 1
     if options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import _compat, emit
+from gdpa_inductor._compat import lowering
+from gdpa_inductor.lowerings import emit
 from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.emission import emitted
 from gdpa_inductor.program.expr import (
@@ -56,7 +57,7 @@ def ops_by_torch(monkeypatch: pytest.MonkeyPatch):
     def play(name, *args, **kwargs):
         return BY_TORCH.get(name, getattr(torch, name, None))(*args, **kwargs)
 
-    monkeypatch.setattr(_compat, "inductor_op", play)
+    monkeypatch.setattr(lowering, "inductor_op", play)
 
 
 def operands(kinds: str) -> list[torch.Tensor]:
