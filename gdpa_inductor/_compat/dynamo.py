@@ -44,21 +44,14 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
 
     codes: frames that Dynamo is to try again even if it skipped them before.
     """
-    from torch._C._dynamo import eval_frame
     from torch._dynamo import config, convert_frame, utils
 
-    default = eval_frame._FrameExecStrategy(
-        eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.DEFAULT
-    )
-    for code in codes:
-        eval_frame.set_code_exec_strategy(code, default)
+    _retry(codes)
     compiled: dict[Any, None] = {}
     hook = convert_frame.register_bytecode_hook(lambda code, _: compiled.setdefault(code))
     counted = {name: counter.copy() for name, counter in counters.items()}
-    breaks_before, metrics_before = (
-        len(utils.graph_break_reasons),
-        {id(m) for m in utils.get_compilation_metrics()},
-    )
+    breaks_before = len(utils.graph_break_reasons)
+    metrics_before = {id(m) for m in utils.get_compilation_metrics()}
     observed = Observed([], [])
     try:
         with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
@@ -74,6 +67,17 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
             _forget(code, backend)
         counters.clear()
         counters.update(counted)
+
+
+def _retry(codes: Sequence[Any]) -> None:
+    """Let Dynamo try frames again that it has marked as skipped."""
+    from torch._C._dynamo import eval_frame
+
+    default = eval_frame._FrameExecStrategy(
+        eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.DEFAULT
+    )
+    for code in codes:
+        eval_frame.set_code_exec_strategy(code, default)
 
 
 def _place(stack: Sequence[Any]) -> str:

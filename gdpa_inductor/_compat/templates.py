@@ -10,7 +10,7 @@ import contextlib
 import inspect
 import io
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -86,16 +86,22 @@ def best_of(
     callers += rivals
     nodes, layout = body["input_nodes"], body["layout"]
     given = {number: lambda _, make=make: make() for number, make in examples.items()}
-    # Inductor prints a line for each comparison, even where nobody asked for max-autotune.
-    report = io.StringIO()
-    with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
+    with _quiet():
         found = autotune_select_algorithm(
             name, callers, nodes, layout, return_multi_template=False, input_gen_fns=given or None
         )
-    log.debug("%s", report.getvalue())
     made = found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone
     node = made.data.data
     if hasattr(node, "subgraph_inps"):  # where Inductor's own template, flex_attention, has them
         named = [x if isinstance(x, sympy.Expr) else size_expr(x) for x in sizes]
         node.subgraph_inps = [x for x in named if x.free_symbols]
     return made
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inductor prints a line for each comparison, even where nobody asked for max-autotune."""
+    report = io.StringIO()
+    with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
+        yield
+    log.debug("%s", report.getvalue())
