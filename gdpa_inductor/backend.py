@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from . import _compat, lowerings
+from . import lowerings
+from ._compat import dynamo, inductor
 from .graphs import copy_graph
 from .options import Options, split
 from .patterns import Result, rewrite_graph
@@ -42,10 +43,10 @@ def gdpa_backend(
     """
     ours, theirs = split(options)
     chosen = Options.make(ours)
-    settings = _compat.inductor_config(mode, theirs)
+    settings = inductor.inductor_config(mode, theirs)
     original = copy_graph(gm) if chosen.verify else None
     result = apply(gm, chosen)
-    compiled = _compat.compile_with_inductor(gm, example_inputs, settings, source_hash())
+    compiled = inductor.compile_with_inductor(gm, example_inputs, settings, source_hash())
     if original is not None and result.matches:
         from .verify import verified
 
@@ -58,7 +59,7 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
     expect.
     """
     result = rewrite_graph(gm, options=options, supports=lowering_judge(options))
-    counters = _compat.counters["gdpa"]
+    counters = dynamo.counters["gdpa"]
     counters["matched"] += len(result.matches)
     if varlen := sum(match.problem.jagged for match in result.matches):
         counters["matched_varlen"] += varlen
@@ -68,7 +69,7 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
     for rejection in result.rejections:
         log.info("%s", rejection)
     if result.matches or result.rejections:
-        _compat.trace_artifact(
+        inductor.trace_artifact(
             "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))
         )
     _hold_to(result, options)

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _compat
+from ._compat import dynamo
 from .operands import Operands
 from .options import KERNELS, Options
 from .problem import Problem
@@ -137,7 +137,7 @@ def run_patient(
 def self_test(device: str) -> Finding:
     """Compiles `patient`, small as it is, and holds output and gradients against eager and fp64."""
     torch.compiler.reset()
-    _compat.counters.clear()
+    dynamo.counters.clear()
     options: dict[str, Any] = {"gdpa.profit": False}
 
     def compiled(*operands: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ def self_test(device: str) -> Finding:
         return torch.compile(patient, backend=gdpa_backend, options=options)(*operands)
 
     got = guarded(lambda: run_patient(compiled, torch.float32, device))
-    finding: Finding = {"device": device, "counters": dict(_compat.counters["gdpa"])}
+    finding: Finding = {"device": device, "counters": dict(dynamo.counters["gdpa"])}
     if isinstance(got, Exception):
         return finding | {"passed": False, "why": f"{type(got).__name__}: {got}"}
     assert isinstance(got, tuple)

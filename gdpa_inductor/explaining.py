@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from . import _compat
+from ._compat import dynamo
 from .backend import lowering_judge
 from .graphs import copy_graph
 from .options import Options
@@ -40,17 +40,13 @@ def explain(
         A function of the model's own arguments that runs it once and returns the Report.
     """
     chosen = Options.make(options)
-    target = (
-        getattr(target, "_orig_mod", None)
-        or getattr(target, "_torchdynamo_orig_callable", None)
-        or target
-    )
+    target = dynamo.uncompiled(target)
 
     def report(*args: Any, **kwargs: Any) -> Report:
         analyst = _Analyst(chosen)
         with (
             untouched(target, args, kwargs),
-            _compat.dynamo_observed(analyst, _code_objects(target)) as seen,
+            dynamo.dynamo_observed(analyst, _code_objects(target)) as seen,
         ):
             torch.compile(target, backend=analyst, dynamic=dynamic)(*args, **kwargs)
         return Report(
@@ -194,7 +190,7 @@ def _sentence(reason: str) -> str:
     return f"{title}: {explanation[1].strip()}" if explanation else title
 
 
-def _breaks(seen: _compat.Observed) -> tuple[GraphBreak, ...]:
+def _breaks(seen: dynamo.Observed) -> tuple[GraphBreak, ...]:
     """One for each place and reason: a break in an inlined function ends the graphs of its callers
     too.
 
@@ -208,7 +204,7 @@ def _breaks(seen: _compat.Observed) -> tuple[GraphBreak, ...]:
     )
 
 
-def _skipped(failure: _compat.FrameFailure) -> SkippedFrame:
+def _skipped(failure: dynamo.FrameFailure) -> SkippedFrame:
     return SkippedFrame(
         failure.name, failure.location, _sentence(failure.reason), _advice(failure.reason)
     )

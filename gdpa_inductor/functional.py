@@ -196,11 +196,11 @@ def _unnested(
     name: str, nested: Tensor, cu_name: str, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The values and offsets of a nested tensor."""
-    from . import _compat  # which loads Dynamo
+    from ._compat import subclasses
 
     if offsets is not None:
         raise GDPAError(f"{name} is nested: its offsets are its own, leave {cu_name} out")
-    if nested.layout != torch.jagged or not _compat.is_compact_nested(nested):
+    if nested.layout != torch.jagged or not subclasses.is_compact_nested(nested):
         raise GDPAError(f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim]")
     return nested.values(), nested.offsets()  # type: ignore[attr-defined]
 

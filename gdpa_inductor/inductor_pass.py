@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
-from . import _compat
+from ._compat import dynamo, inductor
 from .backend import apply
 from .options import Options
 from .rejection import GDPAError
 from .sources import source_hash
 
 
-class GDPAPass(_compat.custom_graph_pass()):  # type: ignore[misc]
+class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
     """Rewrites GDPA regions in place. Keyword arguments are the options, without their prefix:
     `strict=True`.
 
@@ -34,13 +34,13 @@ class GDPAPass(_compat.custom_graph_pass()):  # type: ignore[misc]
             raise GDPAError(
                 'gdpa.verify runs the compiled graph, which a pass does not see: use backend="gdpa"'
             )
-        _compat.add_cache_key_tag(source_hash())
+        inductor.add_cache_key_tag(source_hash())
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         gm = graph.owning_module
         # Inductor hands over nested bodies first and on their own; the graph that calls them
         # rewrites them with what it knows of their surroundings (autocast, gradient mode).
-        if gm is not None and not _compat.is_dynamo_body(gm):
+        if gm is not None and not dynamo.is_dynamo_body(gm):
             apply(gm, self.options)
 
     def uuid(self) -> Any:
@@ -50,4 +50,4 @@ class GDPAPass(_compat.custom_graph_pass()):  # type: ignore[misc]
     def __setstate__(self, state: dict[str, Any]) -> None:
         """In another process the tag of the caches is not there yet."""
         self.__dict__.update(state)
-        _compat.add_cache_key_tag(source_hash())
+        inductor.add_cache_key_tag(source_hash())

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ._compat import statically_known_true
+from ._compat.shapes import statically_known_true
 from .operands import Operands, Size, score_shape
 from .program.score_mod import ScoreMod
 

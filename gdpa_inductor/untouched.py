@@ -15,7 +15,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+
+from ._compat import fx
 
 
 @contextlib.contextmanager
@@ -62,7 +63,7 @@ def _reachable(target: Any, arguments: Any) -> list[Any]:
     function = getattr(target, "__func__", target)
     cells = getattr(function, "__closure__", None) or ()
     held = [cell.cell_contents for cell in cells if cell != type(cell)()]
-    return [target, getattr(target, "__self__", None), *held, *pytree.tree_leaves(arguments)]
+    return [target, getattr(target, "__self__", None), *held, *fx.tree_leaves(arguments)]
 
 
 def _modules(target: Any, arguments: Any) -> list[nn.Module]:
@@ -71,7 +72,7 @@ def _modules(target: Any, arguments: Any) -> list[nn.Module]:
 
 
 def _tensors(target: Any, arguments: Any, modules: list[nn.Module]) -> list[Tensor]:
-    found = [x for x in pytree.tree_leaves(_reachable(target, arguments)) if isinstance(x, Tensor)]
+    found = [x for x in fx.tree_leaves(_reachable(target, arguments)) if isinstance(x, Tensor)]
     for module in modules:
         found += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
     return list({id(t): t for t in found}.values())

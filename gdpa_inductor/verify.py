@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
+from ._compat import fx
 from .patterns import Result
 from .rejection import GDPAError
 
@@ -75,7 +75,7 @@ def _results(
     devices = {x.device.index for x in args if isinstance(x, Tensor) and x.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         before = _generator_states(devices)
-        outputs = [x for x in pytree.tree_leaves(graph(*copies)) if isinstance(x, Tensor)]
+        outputs = [x for x in fx.tree_leaves(graph(*copies)) if isinstance(x, Tensor)]
         gradients = _gradients(outputs, copies)
         drew = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(devices)))
     found = [(f"output {i}", x.detach()) for i, x in enumerate(outputs)]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa_inductor import _compat
+from gdpa_inductor._compat import autograd, dynamo
 from gdpa_inductor.measure import medians_ms, peak_extra_bytes
 
 from .cases import Case, Function, Subject, subject
@@ -126,11 +126,11 @@ def prepare(
     job: Job, name: str, measure: str, on: Subject, found: Measurement
 ) -> Callable[[], list[Tensor]]:
     """Compiles, runs once, and compares with eager."""
-    _compat.counters.clear()
+    dynamo.counters.clear()
     start = time.perf_counter()
     # A backward that will run again must not give its saved buffers away; the whole job is compiled
     # alike, so that its measures share what is cached.
-    with _compat.keep_saved_buffers("backward" in job.measures):
+    with autograd.keep_saved_buffers("backward" in job.measures):
         call = CALLS[measure](built(job, name, on), on)
         got = call()
     synchronize(job.case.device)
@@ -199,7 +199,7 @@ def listening() -> Iterator[list[str]]:
 
 
 def what_was_said(heard: Sequence[str]) -> str:
-    counted = {name: n for name, n in _compat.counters["gdpa"].items() if n}
+    counted = {name: n for name, n in dynamo.counters["gdpa"].items() if n}
     return "; ".join([*(f"{name}={n}" for name, n in counted.items()), *heard]) if counted else ""
 
 

@@ -23,7 +23,8 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
-from . import _compat, memory
+from .._compat.autograd import plain_torch
+from . import memory
 from .autograd import check_dropped, check_reach, check_saved, check_tangent, check_views, note_view
 from .interpret import Claim, Fault, SideBySide
 from .proof import Proof
@@ -82,12 +83,12 @@ def judged(
 
 def _agree(whole: SideBySide, claim: Claim) -> bool:
     proof = Proof(whole, claim)
-    with _compat.plain_torch():
+    with plain_torch():
         holds = proof.decide()
         check_tangent(claim)
     if holds:
         check_reach(whole, claim)
         note_view(whole, claim)
-        with _compat.plain_torch():
+        with plain_torch():
             proof.check_gradients()
     return holds

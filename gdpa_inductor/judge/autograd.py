@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import _compat
+from .._compat import autograd
 from .interpret import Claim, Edge, Fault, Saved, SideBySide
 from .record import Incomplete
 
@@ -46,15 +46,15 @@ def check_dropped(whole: SideBySide) -> None:
 
 def check_tangent(claim: Claim) -> None:
     """Raises Fault where forward-mode differentiation has a tangent on one side only."""
-    if _compat.has_tangent(claim.before) != _compat.has_tangent(claim.after):
+    if autograd.has_tangent(claim.before) != autograd.has_tangent(claim.after):
         raise Fault("a tangent of forward-mode differentiation is lost", claim.after_node)
 
 
 def note_view(whole: SideBySide, claim: Claim) -> None:
     """Remember a result that is a view where it was none: some writes are then an error."""
-    if claim.after._is_view() and not claim.before._is_view():
+    if autograd.is_view(claim.after) and not autograd.is_view(claim.before):
         whole.views.append(claim.before)
-    if _compat.is_fragile_view(claim.after) and not _compat.is_fragile_view(claim.before):
+    if autograd.is_fragile_view(claim.after) and not autograd.is_fragile_view(claim.before):
         place = whole.log.ref(claim.before)
         whole.fragile.append((place.storage, whole.log.now, claim.after_node))
 
@@ -77,7 +77,7 @@ def _reached(
     names: set[str] = set()
     leaves: set[int] = set()
     seen: set[tuple[Edge, bool]] = set()
-    stack: list[tuple[Edge, bool]] = [(_compat.gradient_edge(tensor), False)]
+    stack: list[tuple[Edge, bool]] = [(autograd.gradient_edge(tensor), False)]
     while stack:
         edge, behind = stack.pop()
         if (edge, behind) in seen:
@@ -93,14 +93,14 @@ def _reached(
             continue
         if derived is not None and not behind and _is_unknown(node, derived):
             raise Incomplete("the gradient of an autograd function of the model is not known")
-        leaf = _compat.leaf_of(node)
+        leaf = autograd.leaf_of(node)
         following = [e for e in node.next_functions if e[0] is not None] if leaf is None else [leaf]
         stack += [(e, behind) for e in following]
     return names, leaves
 
 
 def _is_unknown(node: Any, derived: Sequence[Any]) -> bool:
-    return _compat.is_of_user(node) and node not in derived
+    return autograd.is_of_user(node) and node not in derived
 
 
 def check_saved(whole: SideBySide) -> None:
@@ -134,7 +134,7 @@ def _written_silently(whole: SideBySide, saved: Saved) -> str:
     """The name of a later write that autograd does not see."""
     storage, version = _version(whole, saved)
     later = whole.log.writes[storage][version:]
-    unseen = _compat.version_of(saved.tensor) == saved.version
+    unseen = autograd.version_of(saved.tensor) == saved.version
     return str(later[0][0].name) if later and unseen else ""
 
 

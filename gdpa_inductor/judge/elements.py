@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from . import _compat
 from .aim import gap
 from .operations import Index, broadcast, loses, rule_of
 from .record import Event, Incomplete, Log, Ref, Write
-from .samples import CASES, COUNT, Lanes
+from .samples import CASES, COUNT, Lanes, bytes_of
 
 _OVERWRITE = ("fill_", "zero_", "copy_")
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
@@ -293,7 +292,7 @@ class Evaluator:
         return self._memo[key]
 
     def _one(self, found: Tensor) -> Tensor:
-        return self._memo.setdefault(("lanes", _compat.bytes_of(found)), found)
+        return self._memo.setdefault(("lanes", bytes_of(found)), found)
 
     def _located(self, place: Ref, address: Tensor) -> tuple[Tensor, Index]:
         """Which addresses lie in a place, and at which index."""

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor
 
 from ..program.expr import Expr, fold
-from . import _compat
 from .compare import SLACK, Recorded, Side, Weights, outside
 from .elements import Evaluator, Root
-from .samples import CASES, COUNT
+from .samples import CASES, COUNT, bytes_of
 
 SCORE = "score"
 _ROUGH = 2.0**-6  # a few roundings of bf16
@@ -90,7 +89,7 @@ def factors_apart(weights: Weights, theirs: Sequence[Side], mine: Sequence[Side]
 def _places(evaluations: Iterable[Sequence[Gradient]]) -> Iterable[Gradient]:
     """One gradient for each root and its addresses."""
     every = (found for gradients in evaluations for found in gradients)
-    return {(x.root, _compat.bytes_of(x.address)): x for x in every}.values()
+    return {(x.root, bytes_of(x.address)): x for x in every}.values()
 
 
 def _summed(place: Gradient, gradients: Sequence[Gradient]) -> Tensor:

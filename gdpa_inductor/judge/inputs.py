@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
-from . import _compat
+from .._compat import dynamo, fx, shapes, subclasses
 from .record import Incomplete
 
 
@@ -26,7 +25,7 @@ class Inputs:
     passed: what the caller passes or the graph holds, parameters included: all may change later.
     """
 
-    mode: Any = field(default_factory=_compat.own_fake_mode)
+    mode: Any = field(default_factory=subclasses.own_fake_mode)
     passed: list[Tensor] = field(default_factory=list)
     _bases: dict[Any, Tensor] = field(default_factory=dict)
     _alone: set[Any] = field(default_factory=set)
@@ -86,13 +85,13 @@ class Inputs:
             new = torch.empty_strided(sizes, strides, dtype=x.dtype, device=x.device)
             return new.requires_grad_(grad and new.is_floating_point())
 
-        return pytree.tree_map(made, value)
+        return fx.tree_map(made, value)
 
     def _like(self, tensor: Tensor, extent: int) -> Tensor:
         if tensor.layout != torch.strided:
             return self._nested(tensor)
         sizes, strides = _sizes(tensor.shape), _sizes(tensor.stride())
-        start = _compat.hint_of(tensor.storage_offset())
+        start = shapes.hint_of(tensor.storage_offset())
         if not start and tensor.is_leaf and _key(tensor) in self._alone:
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
             return made.requires_grad_(tensor.requires_grad)
@@ -123,7 +122,7 @@ class Inputs:
 
 
 def _captured(node: Node) -> Any:
-    real = _compat.real_input(node)
+    real = dynamo.real_input(node)
     if real is not None:
         return real
     value = node.meta.get("example_value")
@@ -138,7 +137,7 @@ def _is_result(tensor: Tensor) -> bool:
 def _key(tensor: Tensor) -> Any:
     if tensor.layout != torch.strided:
         return id(tensor)
-    return _compat.storage_address(tensor.untyped_storage()), tensor.dtype
+    return subclasses.storage_address(tensor.untyped_storage()), tensor.dtype
 
 
 def _sizes(sizes: Iterable[Any]) -> list[int]:
@@ -147,7 +146,7 @@ def _sizes(sizes: Iterable[Any]) -> list[int]:
 
 def _number(value: Any) -> Any:
     """Symbols at their hints; those without one at a small number."""
-    hint = _compat.hint_of(value)
+    hint = shapes.hint_of(value)
     if hint is None and isinstance(value, torch.SymInt):
         return 7
     return value if hint is None else hint

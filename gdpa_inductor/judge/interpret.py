@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
-from .. import _compat as captured
-from . import _compat, adjoint
+from .._compat import autograd, fx, operators, subclasses
+from . import adjoint
 from .inputs import Inputs
 from .record import Event, Incomplete, Log, Recorder, Ref
 
@@ -97,25 +96,25 @@ class SideBySide:
 
     def run(self, before: GraphModule, after: GraphModule) -> None:
         """Raises Fault where the graphs differ, Incomplete where that cannot be told."""
-        with _compat.restored_state(), self.inputs.mode:
+        with autograd.restored_state(), self.inputs.mode:
             given = self.inputs.of_graph(before)
             with Recorder(self.log), _hooks(before, self._save):
-                self.log.referred([_compat.parts_of(x) for x in given])
+                self.log.referred([subclasses.parts_of(x) for x in given])
                 results = Bodies(self, before, after, "").run(given)
-        leaves = pytree.tree_leaves(results)
+        leaves = fx.tree_leaves(results)
         self.results = [x for x in leaves if isinstance(x, Tensor) and x.layout == torch.strided]
 
     def _save(self, tensor: Tensor) -> Tensor:
         if tensor.layout == torch.strided and type(tensor).__name__ == "FakeTensor":
             ref = self.log.ref(tensor)
-            seen = _compat.version_of(tensor)
+            seen = autograd.version_of(tensor)
             self.saved.append(Saved(ref, self.log.now, self.log.side, self.node, tensor, seen))
         return tensor
 
 
 def _hooks(gm: GraphModule, save: Callable[[Tensor], Tensor]) -> Any:
     """Watch what autograd saves. A graph with transforms of its own forbids such hooks."""
-    switches = [captured.state_change(n.target) for n in gm.graph.nodes if n.op == "call_function"]
+    switches = [fx.state_change(n.target) for n in gm.graph.nodes if n.op == "call_function"]
     if "transform" in switches:
         return torch.set_grad_enabled(torch.is_grad_enabled())
     return torch.autograd.graph.saved_tensors_hooks(save, lambda x: x)
@@ -270,9 +269,9 @@ class Bodies:
             return _Held(self._value(given, side), given.name)
 
         held = torch.fx.map_arg((node.args, node.kwargs), note)
-        for leaf in pytree.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Held, slice))):
+        for leaf in fx.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Held, slice))):
             if isinstance(leaf, _Held):
-                found += [(value, leaf.name) for value in pytree.tree_leaves(leaf.value)]
+                found += [(value, leaf.name) for value in fx.tree_leaves(leaf.value)]
             elif isinstance(leaf, slice):
                 parts = (leaf.start, leaf.stop, leaf.step)
                 found += [(x.value, x.name) if isinstance(x, _Held) else (x, "") for x in parts]
@@ -287,16 +286,16 @@ class Bodies:
         key = self.path + node.name
         if side == "after":
             self.whole.cuts[key] = None
-        for tensor in pytree.tree_leaves(self.values[node.name]):
+        for tensor in fx.tree_leaves(self.values[node.name]):
             if isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
-                edge = _compat.gradient_edge(tensor)
+                edge = autograd.gradient_edge(tensor)
                 known = self.whole.edges.setdefault(key, [])
                 if edge not in known:
                     known.append(edge)
 
     def _note_shown(self, node: Node) -> None:
         """A node of both graphs may return a leaf of the graph, or ask for its gradient."""
-        for tensor in pytree.tree_leaves(self.values[node.name]) if self.whole.leaves else ():
+        for tensor in fx.tree_leaves(self.values[node.name]) if self.whole.leaves else ():
             if isinstance(tensor, Tensor) and tensor.layout == torch.strided:
                 self.whole.shown.add(self.whole.log.ref(tensor).storage)
 
@@ -312,18 +311,18 @@ class Bodies:
         args, kwargs = self._arguments(node, side)
         target: Any = node.target
         self.whole.log.grad = torch.is_grad_enabled()
-        self.whole.log.implied = _compat.autocasts() and _compat.op_name(target) not in _CASTS
+        self.whole.log.implied = autograd.autocasts() and operators.op_name(target) not in _CASTS
         self._check_views(node, args)
         if node.op == "call_method":
             method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             return self._called(method, args, kwargs)
-        if node.op == "call_function" and captured.has_plain_bodies(target):
+        if node.op == "call_function" and fx.has_plain_bodies(target):
             return self._inlined(node, args, other)
         if node.op == "call_module" or _is_opaque(target):
-            made = self.whole.inputs.fresh(node, pytree.tree_leaves((args, kwargs)))
+            made = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
             self.whole.log.opaque(target, (args, kwargs), made)
             return made
-        if captured.is_autograd_function(target):
+        if fx.is_autograd_function(target):
             return self._applied(target, args, kwargs)
         return self._called(target, args, kwargs)
 
@@ -331,38 +330,38 @@ class Bodies:
         """What torch refuses of views, or does wrongly: detach them in place, and, in bodies of
         checkpoints, write into several at once.
         """
-        views, called = self.whole.views, _compat.op_name(node.target)
+        views, called = self.whole.views, operators.op_name(node.target)
         if called == "detach_" and any(x is args[0] for x in views):
             raise Fault(f"`{node.name}` detaches what is a view now", node.name)
         if views and called.startswith("_foreach") and called.endswith("_"):
             storages = {self.whole.log.ref(x).storage for x in views}
-            given = [x for x in pytree.tree_leaves(args) if isinstance(x, Tensor)]
+            given = [x for x in fx.tree_leaves(args) if isinstance(x, Tensor)]
             if any(self.whole.log.ref(x).storage in storages for x in given):
                 raise Fault(f"`{node.name}` writes into what is a view now", node.name)
 
     def _called(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function or a method of torch, which may make a leaf of its own."""
         made = target(*args, **kwargs)
-        given = list(map(id, pytree.tree_leaves((args, kwargs))))
-        for x in pytree.tree_leaves(made):
+        given = list(map(id, fx.tree_leaves((args, kwargs))))
+        for x in fx.tree_leaves(made):
             if not isinstance(x, Tensor) or not x.requires_grad or x.layout != torch.strided:
                 continue
             # Of a view, whether it is a leaf cannot always be asked.
-            if id(x) not in given and not x._is_view() and x.is_leaf:
+            if id(x) not in given and not autograd.is_view(x) and x.is_leaf:
                 self.whole.leaves[id(x)] = x
         return made
 
     def _applied(self, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run an autograd function. What it keeps, no hook sees: maybe all of it."""
         whole, bodies, given = self.whole, args[:2], args[2:]
-        for tensor in pytree.tree_leaves((given, kwargs)):
+        for tensor in fx.tree_leaves((given, kwargs)):
             if isinstance(tensor, Tensor):
                 whole._save(tensor)
         first = whole.log.now
         made = target(*args, **kwargs)
         ran = whole.log.events[first:]
         if adjoint.is_known(whole.log, ran, bodies, given):
-            results = [x for x in pytree.tree_leaves(made) if isinstance(x, Tensor)]
+            results = [x for x in fx.tree_leaves(made) if isinstance(x, Tensor)]
             whole.derived += [x.grad_fn for x in results if x.grad_fn is not None]
         else:
             for event in ran:
@@ -374,11 +373,7 @@ class Bodies:
         if other is None:
             raise Incomplete(f"`{node.name}` is run by one of the graphs alone")
         olds, news = (
-            [
-                x
-                for x in pytree.tree_leaves(self._arguments(n, side)[0])
-                if isinstance(x, GraphModule)
-            ]
+            [x for x in fx.tree_leaves(self._arguments(n, side)[0]) if isinstance(x, GraphModule)]
             for n, side in ((node, "before"), (other, "after"))
         )
         given = args[-1] if isinstance(args[-1], (tuple, list)) else _after_bodies(args)
@@ -401,7 +396,7 @@ def _drawn(events: Sequence[Event]) -> list[Any]:
     return [
         (event.name, [(x.sizes, x.dtype) for x in event.results if isinstance(x, Ref)])
         for event in events
-        if _compat.is_random(event.op)
+        if operators.is_random(event.op)
     ]
 
 
@@ -412,11 +407,11 @@ _OPAQUE = ("torch._dynamo.", "torch.distributed")
 
 def _is_opaque(target: Any) -> bool:
     """A call that is not run: nobody knows what it does, or it does more than compute."""
-    if isinstance(target, _compat.HigherOrderOperator):
-        return not captured.is_autograd_function(target)
+    if isinstance(target, operators.HigherOrderOperator):
+        return not fx.is_autograd_function(target)
     module = getattr(target, "__module__", None) or ""
     known = module.split(".")[0] in ("torch", "_operator", "builtins", "math", "")
-    return not captured.state_change(target) and (not known or module.startswith(_OPAQUE))
+    return not fx.state_change(target) and (not known or module.startswith(_OPAQUE))
 
 
 def _after_bodies(args: Sequence[Any]) -> list[Any]:
@@ -427,9 +422,9 @@ def _after_bodies(args: Sequence[Any]) -> list[Any]:
 
 def _switched(node: Node, args: Sequence[Any]) -> Any:
     """The modes that a call switches for its bodies."""
-    change = captured.body_change(node.target)
+    change = fx.body_change(node.target)
     if change == "autocast on":
-        return captured.autocast_regions([tuple(args[:4])])
+        return fx.autocast_regions([tuple(args[:4])])
     return torch.set_grad_enabled(bool(args[0]) if change == "grad" else torch.is_grad_enabled())
 
 

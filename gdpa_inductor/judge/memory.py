@@ -16,15 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
+from .._compat import dynamo, fx, inductor, operators, shapes, subclasses
 from ..sources import source_hash
-from . import _compat
 
 
 def place_of(before: GraphModule, after: GraphModule) -> Path | None:
     """The file of a pair of graphs; None where nothing is to be remembered."""
-    folder = _compat.cache_folder()
+    folder = inductor.cache_folder()
     if folder is None:
         return None
     digest = hashlib.sha256()
@@ -54,11 +53,11 @@ def _described(gm: GraphModule, path: str = "") -> Iterator[str]:
     storages: dict[int, int] = {}
     for node in gm.graph.nodes:
         given = torch.fx.map_arg((node.args, node.kwargs), lambda n: f"%{n.name}")
-        value = _compat.real_input(node) if node.op == "placeholder" else None
+        value = dynamo.real_input(node) if node.op == "placeholder" else None
         value = node.meta.get("example_value", node.meta.get("val")) if value is None else value
         if node.op == "get_attr":
             value = _attribute(gm, str(node.target))
-        found = [_tensor(x, storages) for x in pytree.tree_leaves(value)]
+        found = [_tensor(x, storages) for x in fx.tree_leaves(value)]
         yield f"{path}{node.name} {node.op} {_target(node)} {given!r} {found}"
     for name, child in gm.named_children():
         if isinstance(child, GraphModule):
@@ -70,16 +69,16 @@ def _target(node: Node) -> str:
     if isinstance(target, str):
         return target
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", str(target))
-    return f"{getattr(target, '__module__', '')}.{name} {getattr(target, '_overloadname', '')}"
+    return f"{getattr(target, '__module__', '')}.{name} {operators.overload_name(target)}"
 
 
 def _tensor(value: Any, storages: dict[int, int]) -> str:
     if not isinstance(value, Tensor):
-        return f"{type(value).__name__} {_compat.hint_of(value)}"
+        return f"{type(value).__name__} {shapes.hint_of(value)}"
     if value.layout != torch.strided:
         return f"{value.layout} {value.dtype} {tuple(value.shape)} {value.requires_grad}"
-    sizes = [_compat.hint_of(n) for n in (*value.shape, *value.stride(), value.storage_offset())]
-    address = _compat.storage_address(value.untyped_storage())
+    sizes = [shapes.hint_of(n) for n in (*value.shape, *value.stride(), value.storage_offset())]
+    address = subclasses.storage_address(value.untyped_storage())
     group = storages.setdefault(address, len(storages))
     history = (value.requires_grad, value.is_leaf)
     return f"{value.dtype} {value.device} {sizes} {group} {history}"

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from . import _compat, jagged
+from .._compat import operators
+from . import jagged
 from .record import Event, Ref
 from .samples import COUNT
 
@@ -43,7 +44,7 @@ def rule_of(event: Event) -> Rule | None:
         return None
     if name in RULES:
         return RULES[name]
-    if _compat.is_random(event.op):
+    if operators.is_random(event.op):
         return None
     if name.startswith("_foreach_"):
         return _foreach
@@ -76,7 +77,7 @@ def pointwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
         ev.note_gap(args)
     if "out" in kwargs:
         kwargs["out"] = torch.empty_like(kwargs["out"])
-    elif _compat.writes_first(event.op) and isinstance(args[0], Tensor):
+    elif operators.writes_first(event.op) and isinstance(args[0], Tensor):
         args[0] = args[0].clone()
     if _wants_numbers(ev, event):
         return _lane_by_lane(ev, event, args, kwargs)
@@ -86,7 +87,7 @@ def pointwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 def _wants_numbers(ev: Evaluator, event: Event) -> bool:
     """Whether a number that `.item()` read stands where a call takes no tensor."""
-    declared = {a.name: str(a.type) for a in event.op._schema.arguments}
+    declared = {a.name: str(a.type) for a in operators.schema_of(event.op).arguments}
     return any(
         isinstance(given, float) and given in ev.log.numbers and declared[name] != "Tensor"
         for name, given in event.given.items()

@@ -14,10 +14,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from . import _compat
+from .._compat import fx, operators, subclasses
 
 
 class Incomplete(Exception):
@@ -70,7 +68,7 @@ class Event:
     @cached_property
     def name(self) -> str:
         """The name of the operation without namespace and overload: "masked_fill_"."""
-        return _compat.op_name(self.op)
+        return operators.op_name(self.op)
 
     @property
     def space(self) -> str:
@@ -85,7 +83,7 @@ class Event:
     @cached_property
     def given(self) -> dict[str, Any]:
         """The arguments by name, defaults included."""
-        declared = self.op._schema.arguments
+        declared = operators.schema_of(self.op).arguments
         defaults = {a.name: a.default_value for a in declared if a.has_default_value()}
         return {**defaults, **dict(zip((a.name for a in declared), self.args)), **self.kwargs}
 
@@ -128,17 +126,17 @@ class Log:
         if tensor.layout != torch.strided or tensor.is_quantized:
             raise Incomplete(f"a tensor of layout {tensor.layout}")
         held = tensor.untyped_storage()
-        address = _compat.storage_address(held)
+        address = subclasses.storage_address(held)
         known = self._known.get(address)
         if known is None:
             known = self._known[address] = len(self._alive)
             self._alive.append(held)
             self.writes[known], self.owner[known] = [], self.side
             if type(tensor) is Tensor and tensor.numel() == 1:  # a literal of the graph, no fake
-                self.constants[known] = _compat.element_of(tensor)
+                self.constants[known] = subclasses.element_of(tensor)
         sizes, strides = tuple(tensor.shape), tensor.stride()
         start: Any = tensor.storage_offset()
-        device = _compat.device_of(tensor)
+        device = subclasses.device_of(tensor)
         return Ref(known, sizes, strides, start, tensor.dtype, device, tensor.requires_grad)
 
     def share(self, tensor: Tensor) -> None:
@@ -147,7 +145,7 @@ class Log:
 
     def knows(self, tensor: Tensor) -> bool:
         """Whether the storage of a tensor was seen before."""
-        return _compat.storage_address(tensor.untyped_storage()) in self._known
+        return subclasses.storage_address(tensor.untyped_storage()) in self._known
 
     def referred(self, values: Any) -> Any:
         """Nested values with tensors as `Ref`. Whole numbers of one graph alone are noted."""
@@ -183,14 +181,14 @@ class Log:
     def opaque(self, op: Any, given: Any, results: Any) -> None:
         """Log a call without a schema: it is taken to write all that it is given."""
         event = self.event(op, (given,))
-        changed = [x for x in pytree.tree_leaves(event.args) if isinstance(x, Ref)]
-        made = [self.ref(x) for x in pytree.tree_leaves(results) if isinstance(x, Tensor)]
+        changed = [x for x in fx.tree_leaves(event.args) if isinstance(x, Ref)]
+        made = [self.ref(x) for x in fx.tree_leaves(results) if isinstance(x, Tensor)]
         event.results = tuple(made)
         event.writes = [(place, None) for place in (*changed, *made)]
         self.add(event)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(operators.TorchDispatchMode):
     """Logs what runs under it. To be entered above a FakeTensorMode."""
 
     def __init__(self, log: Log) -> None:
@@ -202,13 +200,14 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a question about a tensor
-            return _compat.asked(func, args[0])
-        if torch.is_inference_mode_enabled() and _compat.is_composite(func):
+            return subclasses.asked(func, args[0])
+        if torch.is_inference_mode_enabled() and operators.is_composite(func):
             with self:
                 made = func.decompose(*args, **kwargs)
             if made is not NotImplemented:
                 return made
-        if _compat.holds_subclass(types):  # a nested tensor: what it does to its values is logged
+        # A nested tensor: what it does to its values is logged.
+        if subclasses.holds_subclass(types):
             self.log.nested = True
             return NotImplemented
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -218,11 +217,11 @@ class Recorder(TorchDispatchMode):
         known = log.knows
         event.writes = [(place, None) for place in _written(func, event)]
         made = func(*args, **kwargs)
-        flat, _ = pytree.tree_flatten(made)
+        flat, _ = fx.tree_flatten(made)
         fresh = [isinstance(x, Tensor) and not known(x) for x in flat]
         event.results = tuple(log.ref(x) if isinstance(x, Tensor) else x for x in flat)
         _note_results(event, fresh)
-        event.constant = _compat.constant_of(flat[0]) if len(flat) == 1 else None
+        event.constant = subclasses.constant_of(flat[0]) if len(flat) == 1 else None
         log.add(event)
         return made
 
@@ -245,10 +244,10 @@ def _written(func: Any, event: Event) -> list[Ref]:
     """The operands that a call changes: by its schema, or by a list of those that keep silent."""
     silent = SILENT_WRITERS.get(event.name, ())
     found: list[Ref] = []
-    for argument in func._schema.arguments:
+    for argument in operators.schema_of(func).arguments:
         declared = argument.alias_info is not None and argument.alias_info.is_write
         if declared or argument.name in silent:
-            given = pytree.tree_leaves(event.given.get(argument.name))
+            given = fx.tree_leaves(event.given.get(argument.name))
             found += [x for x in given if isinstance(x, Ref)]
     return found
 

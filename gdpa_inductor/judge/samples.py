@@ -9,6 +9,7 @@ numbers, are chosen among those at which a mask may change its mind.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -215,3 +216,9 @@ def near(row: Tensor, size: int, seed: int, interesting: Iterable[int]) -> Tenso
 def inside(position: Tensor, size: int, otherwise: Tensor) -> Tensor:
     """Positions where they are in a dimension of this size, else others."""
     return torch.where((position >= 0) & (position < size), position, otherwise)
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    """The elements of a real tensor on the CPU. NumPy would do, but torch needs none."""
+    held = tensor.contiguous()
+    return ctypes.string_at(held.data_ptr(), held.nbytes)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from .._compat import size_hint
+from .._compat import shapes
 from ..options import BACKENDS
 from ..problem import Problem, Size
 from ..rejection import Code, Rejection
@@ -77,5 +77,5 @@ def backends() -> tuple[Backend, ...]:
 
 def hint(size: Size, otherwise: int = 1 << 20) -> int:
     """A size, or what it was at capture; unknown sizes count as large. Adds no guard."""
-    known = size_hint(size)
+    known = shapes.size_hint(size)
     return otherwise if known is None else known

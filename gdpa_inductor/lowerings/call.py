@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .._compat import lowering
 from ..ops import Arguments, Operands, Signature
 from ..options import KernelOptions
 from ..problem import Problem
-from . import _compat
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Call:
     def of(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
         """From what Inductor hands to a lowering."""
         nodes = signature.bind(*args, **kwargs)
-        fakes = signature.bind(*_compat.lowered_node_values())
+        fakes = signature.bind(*lowering.lowered_node_values())
         return Call(
             signature=signature,
             nodes=nodes,

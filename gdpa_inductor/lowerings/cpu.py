@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._compat import lowering
 from ..kernels.cpu import dense as kernel
 from ..kernels.cpu import jagged, tiles
 from ..ops import (
@@ -35,7 +36,6 @@ from ..ops import (
 from ..problem import Problem
 from ..program.score_mod import AXES, Aux
 from ..rejection import Code
-from . import _compat
 from .backends import Backend, Rule, hint
 from .call import Call
 
@@ -81,13 +81,13 @@ def _gain(problem: Problem) -> str:
 def lower(call: Call) -> Any:
     """The output, contiguous. Inductor IR in and out."""
     args, kwargs = FORWARD.call(_arguments(call))
-    return _compat.extern_call(FORWARD.op, *args, **kwargs)
+    return lowering.extern_call(FORWARD.op, *args, **kwargs)
 
 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
     args, kwargs = BACKWARD.call(_arguments(call))
-    return list(_compat.extern_call(BACKWARD.op, *args, **kwargs))
+    return list(lowering.extern_call(BACKWARD.op, *args, **kwargs))
 
 
 def _arguments(call: Call) -> Arguments[Any]:

@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import _compat as core_compat
+from .._compat import inductor, lowering, shapes, templates
 from ..kernels.cute.config import VERSIONS
 from ..kernels.cute.sm100.config import unsupported
 from ..kernels.triton.template import Plan
 from ..ops import Arguments, Signature, check, fake_gradients, fake_output
 from ..problem import Problem
 from ..rejection import Code
-from . import _compat, triton
+from . import triton
 from .backends import Backend, Rule
 from .call import Call
 
@@ -65,7 +65,7 @@ def installed() -> str | None:
 
 def not_taken(problem: Problem) -> str:
     """Why the kernels do not take these operands, or ""."""
-    dims = [core_compat.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
+    dims = [shapes.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
     if None in dims:
         return "a head dim that is known only at run time"
     return unsupported(
@@ -80,7 +80,7 @@ def no_such_gradients(problem: Problem) -> str:
     if any(problem.needs[3:]):
         return "the CuTe backward has no gradients of operands between the products"
     key, value = problem.key_heads, problem.value_heads
-    if problem.needs and not core_compat.statically_known_true(key == value):
+    if problem.needs and not shapes.statically_known_true(key == value):
         return f"the CuTe backward takes as many key as value heads, not {key}, {value}"
     return ""
 
@@ -94,15 +94,15 @@ def lower(call: Call) -> Any:
     args, kwargs = FORWARD.call(given)
 
     def run() -> Any:
-        return _compat.extern_call(FORWARD.op, *args, **kwargs)
+        return lowering.extern_call(FORWARD.op, *args, **kwargs)
 
-    if call.options.kernel == "cute" or not _compat.thorough():
+    if call.options.kernel == "cute" or not inductor.thorough():
         return run()
 
     def rival(plan: Plan, body: dict[str, Any]) -> Any:
         digest = hashlib.sha256(repr((call.problem.program, call.options)).encode()).hexdigest()
         kernel = functools.partial(_timed, given, plan)
-        return _compat.rival(f"gdpa_cute_{digest[:16]}", kernel, run, body)
+        return templates.rival(f"gdpa_cute_{digest[:16]}", kernel, run, body)
 
     return triton.lower(call, rival)
 
@@ -121,8 +121,8 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
         found.get(f"A{i}", unread.as_strided(x.get_size(), [0] * len(x.get_size())))
         for i, x in enumerate(operands.aux)
     ]
-    scalars = [_compat.likely_size(x) for x in operands.scalars]
-    rows, cols = (_compat.likely_size(x) for x in operands.lengths[2:])
+    scalars = [lowering.likely_size(x) for x in operands.scalars]
+    rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
     forward(
         found["Q"], found["K"], found["V"], aux, scalars, str(operands.program),
         offsets[0], offsets[1], rows, cols, **given.options, out=out,
@@ -132,13 +132,13 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
     args, kwargs = BACKWARD.call(_arguments(call))
-    return list(_compat.extern_call(BACKWARD.op, *args, **kwargs))
+    return list(lowering.extern_call(BACKWARD.op, *args, **kwargs))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
     """Operands of no dimension may come from the host."""
     device = call.operands.query.get_device()
-    aux = [_compat.realized(x, device) for x in call.operands.aux]
+    aux = [lowering.realized(x, device) for x in call.operands.aux]
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
     return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
 

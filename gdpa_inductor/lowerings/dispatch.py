@@ -12,11 +12,10 @@ import functools
 import logging
 from typing import Any
 
-from .._compat import counters
+from .._compat import dynamo, lowering
 from ..ops import ATTENTION, BACKWARD, Signature
 from ..options import REFERENCE
 from ..rejection import GDPAError
-from . import _compat
 from .backends import backend
 from .call import Call
 from .choose import select
@@ -28,7 +27,7 @@ log = logging.getLogger("gdpa_inductor")
 def register() -> None:
     """Install the lowerings; a second call changes nothing."""
     for signature in (ATTENTION, BACKWARD):
-        _compat.register_lowering(signature.op, _LOWERINGS[signature])
+        lowering.register_lowering(signature.op, _LOWERINGS[signature])
 
 
 def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
@@ -46,9 +45,9 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
     except Exception as error:
         log.debug("the %s lowering of %s failed", choice.kernel, call.problem, exc_info=True)
         return _fall_back(call, f"{type(error).__name__}: {error}")
-    counters["gdpa"][f"lowered_{choice.kernel}"] += 1
+    dynamo.counters["gdpa"][f"lowered_{choice.kernel}"] += 1
     if call.problem.jagged:
-        counters["gdpa"]["lowered_varlen"] += 1
+        dynamo.counters["gdpa"]["lowered_varlen"] += 1
     about = (signature.name, choice.kernel, choice.reason, call.problem.program)
     log.info("%s lowered to the %s kernel (%s): %s", *about)
     return result
@@ -62,7 +61,7 @@ _LOWERINGS = {
 
 def _fall_back(call: Call, reason: str) -> Any:
     """Lower the reference formula in place of the op; say so."""
-    counters["gdpa"]["fallback"] += 1
+    dynamo.counters["gdpa"]["fallback"] += 1
     if call.options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._compat import size_hint
+from .._compat import lowering, shapes
 from ..ops import reference, reference_backward, score_shape
-from . import _compat
 from .call import Call
 
 
 def unfused(call: Call) -> Any:
     """The output, or the asked gradients; the scores are held as a tensor."""
     nodes, fakes = call.nodes, call.fakes
-    if any(size_hint(size) is None for size in score_shape(fakes.operands)):
+    if any(shapes.size_hint(size) is None for size in score_shape(fakes.operands)):
         # Inductor has no product of matrices whose sizes are known at run time only (2.13).
         args, kwargs = call.signature.call(nodes)
-        found = _compat.extern_call(call.signature.op, *args, **kwargs)
+        found = lowering.extern_call(call.signature.op, *args, **kwargs)
         return list(found) if call.backward else found
 
     def forward(*flat: Any) -> Any:
@@ -27,5 +26,5 @@ def unfused(call: Call) -> Any:
 
     flat, fake = nodes.operands.flat(), fakes.operands.flat()
     if call.backward:
-        return _compat.inline_formula(backward, [nodes.grad_out, *flat], [fakes.grad_out, *fake])
-    return _compat.inline_formula(forward, flat, fake)
+        return lowering.inline_formula(backward, [nodes.grad_out, *flat], [fakes.grad_out, *fake])
+    return lowering.inline_formula(forward, flat, fake)

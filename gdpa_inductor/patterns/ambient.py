@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Graph, Node
 
-from .. import _compat
+from .._compat import fx
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class State:
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
         """Run under this state's autocast."""
-        with _compat.autocast_regions(self.autocast):
+        with fx.autocast_regions(self.autocast):
             yield
 
 
@@ -52,7 +52,7 @@ class Ambient:
         entered: list[tuple[Node, tuple[object, ...]]] = [(None, args) for args in state.autocast]  # type: ignore[misc]
         found = Ambient()
         for node in graph.nodes:
-            change = _compat.state_change(node.target) if node.op == "call_function" else ""
+            change = fx.state_change(node.target) if node.op == "call_function" else ""
             if change == "autocast on":
                 entered.append((node, tuple(node.args)))
             elif change == "autocast off":
@@ -72,7 +72,7 @@ class Ambient:
 
     def inside(self, call: Node) -> State:
         """The state that the bodies of a higher-order op begin with."""
-        state, change = self[call], _compat.body_change(call.target)
+        state, change = self[call], fx.body_change(call.target)
         if change == "grad":
             return replace(state, grad=bool(call.args[0]))
         if change == "autocast on":

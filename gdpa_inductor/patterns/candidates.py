@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
 
-from .. import _compat
+from .._compat import fx
 from ..rejection import Code
 from . import host
 from .ambient import Ambient
@@ -235,7 +235,7 @@ def _closure(storages: Iterable[int], related: dict[int, set[int]]) -> frozenset
 
 def _keeps_shape(node: Node) -> bool:
     """An opaque call that acts like a point-wise function: one result, shaped as an operand."""
-    if node.op == "call_function" and _compat.has_plain_bodies(node.target):
+    if node.op == "call_function" and fx.has_plain_bodies(node.target):
         return False
     shapes = [t.shape for t in host.tensors(node)]
     given = [t.shape for n in node.all_input_nodes for t in host.tensors(n)]

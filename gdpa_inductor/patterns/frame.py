@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from .. import _compat
+from .._compat import shapes
 from ..rejection import Code
 from .result import Refused
 
@@ -54,14 +54,14 @@ Index = tuple[Digits, ...]
 
 def same(left: Size, right: Size) -> bool:
     """Statically known to be equal."""
-    return left is right or _compat.statically_known_true(left == right)
+    return left is right or shapes.statically_known_true(left == right)
 
 
 def alike(left: Size, right: Size) -> bool:
     """Equal, statically or in the sizes that the graph was captured with. Whoever relies on the
     second leaves a check in the graph.
     """
-    hints = _compat.size_hint(left), _compat.size_hint(right)
+    hints = shapes.size_hint(left), shapes.size_hint(right)
     return same(left, right) or (hints[0] is not None and hints[0] == hints[1])
 
 
@@ -86,7 +86,7 @@ def _divides(divisor: Size, size: Size) -> bool:
 
 def _quotient(size: Size, divisor: Size) -> Size | None:
     """size / divisor where it is known to be whole."""
-    found = _compat.exact_quotient(size, divisor)
+    found = shapes.exact_quotient(size, divisor)
     if found is None and is_zero(size % divisor):  # type: ignore[operator]  # by what guards say
         return size // divisor
     return found

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from .. import _compat
+from .._compat import fx, operators, subclasses
 
 # fmt: off
 # Products by short name. The number of operands follows the leading ones that are added
@@ -116,13 +116,13 @@ def tensors(node: Node) -> list[torch.Tensor]:
 
 def storages(node: Node) -> set[int]:
     """Identities of the storages that the node's value lives in, with all parts of a nested one."""
-    found = _storages(p for t in tensors(node) for p in (t, *_compat.inner_tensors(t)))
+    found = _storages(p for t in tensors(node) for p in (t, *subclasses.inner_tensors(t)))
     return found | _behind_idle_dropouts(node.graph, found)
 
 
 def written_storages(node: Node) -> set[int]:
     """Those that a write into the node's value changes: of a nested tensor its values alone."""
-    found = _storages(part for t in tensors(node) for part in (t, _compat.values_of(t)))
+    found = _storages(part for t in tensors(node) for part in (t, subclasses.values_of(t)))
     return found | _behind_idle_dropouts(node.graph, found)
 
 
@@ -152,7 +152,7 @@ def _storages(given: Iterable[torch.Tensor]) -> set[int]:
     found: set[int] = set()
     for tensor in given:
         try:
-            found.add(tensor.untyped_storage()._cdata)
+            found.add(subclasses.storage_address(tensor.untyped_storage()))
         except (NotImplementedError, RuntimeError):
             continue
     return found
@@ -161,7 +161,7 @@ def _storages(given: Iterable[torch.Tensor]) -> set[int]:
 def is_plain(node: Node) -> bool:
     """Only strided fake tensors: nothing sparse, quantised, nested or of another subclass."""
     return all(
-        _compat.is_fake(t) and t.layout == torch.strided and not t.is_quantized
+        subclasses.is_fake(t) and t.layout == torch.strided and not t.is_quantized
         for t in tensors(node)
     )
 
@@ -175,8 +175,8 @@ def name(node: Node) -> str:
         return ""
     if target is getattr:
         return str(node.args[1])
-    if isinstance(target, _compat.OpOverload):
-        return str(target._schema.name.split("::")[-1])
+    if isinstance(target, operators.OpOverload):
+        return str(operators.schema_of(target).name.split("::")[-1])
     return str(getattr(target, "__name__", target))
 
 
@@ -191,11 +191,11 @@ def is_opaque(node: Node) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _is_opaque_target(target: Any) -> bool:
-    if isinstance(target, _compat.OpOverload):
+    if isinstance(target, operators.OpOverload):
         return target.namespace not in ("aten", "prims", "prim")
-    if isinstance(target, _compat.OpOverloadPacket):
-        return not target._qualified_op_name.startswith(("aten::", "prims::", "prim::"))
-    if isinstance(target, _compat.HigherOrderOperator):
+    if isinstance(target, operators.OpOverloadPacket):
+        return not operators.qualified_name(target).startswith(("aten::", "prims::", "prim::"))
+    if isinstance(target, operators.HigherOrderOperator):
         return True
     module = getattr(target, "__module__", None) or ""
     known = module in ("torch", "_operator", "builtins", "math") or module.startswith("torch.")
@@ -229,7 +229,7 @@ def is_random(node: Node) -> bool:
     """A call that may draw random numbers."""
     called = name(node)
     known = _RANDOM.search(called)
-    return bool(known) or any(map(_compat.draws_random, _compat.aten_overloads(called)))
+    return bool(known) or any(map(operators.draws_random, operators.aten_overloads(called)))
 
 
 def flat_nodes(arguments: Any) -> list[Node]:
@@ -245,16 +245,14 @@ def mutated(node: Node) -> list[Node]:
     if _is_state_change(node):
         return []
     target: Any = node.target
-    if isinstance(target, _compat.OpOverload):
-        return _written(node, target._schema) + _silently_written(node)
-    if isinstance(target, _compat.OpOverloadPacket) and _is_opaque_target(target):
-        schemas = [getattr(target, overload)._schema for overload in target.overloads()]
+    if isinstance(target, operators.OpOverload):
+        return _written(node, operators.schema_of(target)) + _silently_written(node)
+    if isinstance(target, operators.OpOverloadPacket) and _is_opaque_target(target):
+        schemas = [operators.schema_of(getattr(target, name)) for name in target.overloads()]
         return list(dict.fromkeys(n for schema in schemas for n in _written(node, schema)))
     if node.op == "call_module" or (node.op == "call_function" and _is_opaque_target(target)):
-        bodies = [
-            _compat.body_of(n) for n in flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"
-        ]
-        known = isinstance(target, _compat.HigherOrderOperator) and any(
+        bodies = [fx.body_of(n) for n in flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"]
+        known = isinstance(target, operators.HigherOrderOperator) and any(
             b is not None for b in bodies
         )
         if known and not any(
@@ -280,7 +278,7 @@ def _declared(node: Node) -> list[Node]:
     called = name(node)
     if called in WATCHERS or getattr(node.target, "__module__", "") == "_operator":
         return []
-    schemas = (overload._schema for overload in _compat.aten_overloads(called))
+    schemas = map(operators.schema_of, operators.aten_overloads(called))
     own = (s for s in schemas if not any(argument.is_out for argument in s.arguments))
     return list(dict.fromkeys(n for schema in own for n in _written(node, schema)))
 
@@ -290,7 +288,7 @@ def _silently_written(node: Node) -> list[Node]:
     called, others = name(node), (node.args[1:], node.kwargs)
     if called in _WRITES_BUFFERS:
         return flat_nodes(others)
-    if called not in _RENORMALISES or isinstance(node.target, _compat.OpOverload):
+    if called not in _RENORMALISES or isinstance(node.target, operators.OpOverload):
         return []
     max_norm = node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")
     return [] if max_norm is None else flat_nodes(others)
@@ -330,7 +328,7 @@ def cuts_history(node: Node) -> bool:
 
 
 def _is_state_change(node: Node) -> bool:
-    return node.op == "call_function" and bool(_compat.state_change(node.target))
+    return node.op == "call_function" and bool(fx.state_change(node.target))
 
 
 def _written(node: Node, schema: Any) -> list[Node]:
@@ -466,9 +464,9 @@ def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
     branches.
     """
     for node in gm.graph.nodes:
-        if node.op == "call_function" and _compat.has_plain_bodies(node.target):
+        if node.op == "call_function" and fx.has_plain_bodies(node.target):
             for argument in _get_attrs(node.args):
-                body = _compat.body_of(argument)
+                body = fx.body_of(argument)
                 if body is not None:
                     yield node, body
 

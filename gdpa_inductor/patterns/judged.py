@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
 
-from .. import _compat, graphs, judge
+from .. import graphs, judge
+from .._compat import dynamo
 from ..options import Options
 from ..rejection import Code, Rejection
 from .plan import Supports
@@ -82,7 +83,7 @@ def _objections(held: _Held, result: Result) -> Iterable[Ban]:
 
 def _tell(match: Match, verdict: judge.Verdict, graph: GraphModule) -> None:
     """Count, and log all that is needed to see an invalid rewrite again."""
-    _compat.counters["gdpa"]["invalid" if verdict.invalid else "unjudged"] += 1
+    dynamo.counters["gdpa"]["invalid" if verdict.invalid else "unjudged"] += 1
     if verdict.invalid:
         log.error(
             "a planned rewrite is invalid and not applied; please report it with these lines\n"

@@ -18,7 +18,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .. import _compat
+from .._compat import shapes
 from ..rejection import Code
 from . import host
 from .frame import Atom, Digits, Index, Size, atoms, product
@@ -131,7 +131,7 @@ def _check_views(
 
 
 def _length(size: Size) -> int:
-    hint = _compat.size_hint(size)
+    hint = shapes.size_hint(size)
     return 1 << 60 if hint is None else hint
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .. import _compat
+from .._compat import operators, shapes, subclasses
 from ..rejection import Code
 from . import host
 from .candidates import Candidate, HostGraph
@@ -140,7 +140,7 @@ class Padding:
         keys = self._key(left), self._key(right)
         if keys[0] == keys[1] or not all(key in self._ragged for key in keys):
             return keys[0] == keys[1]
-        return _compat.guarded_equal(*(self._ragged[key] for key in keys))
+        return shapes.guarded_equal(*(self._ragged[key] for key in keys))
 
     def summed_lengths(self, node: Node) -> Node | None:
         """The lengths whose running sums, after a zero, a node returns, if it is known to, and
@@ -339,7 +339,7 @@ def pad_of(node: Node) -> Pad | None:
 
 def length_of(pad: Pad) -> Size:
     """How many rows the jagged values have."""
-    return _compat.values_of(host.tensors(pad.values)[0]).shape[0]
+    return subclasses.values_of(host.tensors(pad.values)[0]).shape[0]
 
 
 def is_nested(node: Node) -> bool:
@@ -349,7 +349,7 @@ def is_nested(node: Node) -> bool:
         isinstance(found, torch.Tensor)
         and found.is_nested
         and found.layout == torch.jagged
-        and _compat.is_compact_nested(found)
+        and subclasses.is_compact_nested(found)
     )
 
 
@@ -394,7 +394,7 @@ def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, An
     called = host.name(node)
     if called not in table or node.op not in ("call_function", "call_method"):
         return None
-    qualified = getattr(node.target, "_qualified_op_name", None)
+    qualified = operators.qualified_name(node.target)
     space = getattr(node.target, "namespace", None) or (qualified or "aten::").split("::")[0]
     if space not in ("aten", "fbgemm", "gdpa"):
         return None

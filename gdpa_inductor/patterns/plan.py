@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _compat
+from .._compat import shapes, subclasses
 from ..operands import Operands
 from ..options import Options
 from ..problem import Problem
@@ -166,7 +166,7 @@ class Analyst:
             return False
         if made[0].dtype == torch.bool or made[0].dtype.is_floating_point:
             return True
-        size, square = map(_compat.size_hint, (made[0].numel(), product(scores.shape[-2:])))
+        size, square = map(shapes.size_hint, (made[0].numel(), product(scores.shape[-2:])))
         return size is not None and square is not None and size < square
 
     def _planned(self, candidate: Candidate, attempt: Attempt, closed: Collection[Node]) -> Plan:
@@ -269,7 +269,7 @@ def _replacement(
     leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
     sides = [side.pad for side in (jagged.query, jagged.key) if side is not None]
     copied = saved.to_copy(graph, region, leaves, [o.leaf for o in operands], sides) if grad else ()
-    recipe = Recipe(grad, _compat.fake_mode_of(expected), copied)
+    recipe = Recipe(grad, subclasses.fake_mode_of(expected), copied)
     try:
         layout = _without_upcasts(layout, expected.dtype)
         query = _operand(recipe, layout.query, query_dims(layout))

@@ -5,7 +5,7 @@ What the kernels of a device take, and where they win, is for the lowerings to s
 
 from __future__ import annotations
 
-from .. import _compat
+from .._compat import shapes
 from ..problem import Problem
 from ..program.expr import SCORE, postorder
 from ..program.score_mod import ScoreMod
@@ -52,7 +52,7 @@ def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:
     only hard limits.
     """
     known = {
-        name: _compat.size_hint(getattr(problem, name))
+        name: shapes.size_hint(getattr(problem, name))
         for name in ("rows", "cols", "head_dim", "value_dim")
     }
     rows, cols, dim, value_dim = (1 << 20 if hint is None else hint for hint in known.values())

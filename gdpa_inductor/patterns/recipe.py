@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _compat
+from .._compat import fx, shapes, subclasses
 from ..rejection import Code
 from . import host
 from .candidates import HostGraph
@@ -77,7 +77,7 @@ class Recipe:
         with (
             self.fake_mode,
             torch.set_grad_enabled(self.grad),
-            _compat.without_guards(self.fake_mode),
+            shapes.without_guards(self.fake_mode),
         ):
             given = _values(args)
             run = getattr(given[0], target) if isinstance(target, str) else target
@@ -184,7 +184,7 @@ class Recipe:
         """Every symbolic size that the calls are given."""
         found: list[Size] = []
         for made in self.calls:
-            for arg in _compat.tree_leaves(list(made.args)):
+            for arg in fx.tree_leaves(list(made.args)):
                 if isinstance(arg, torch.SymInt):
                     found.append(arg)
         return found
@@ -207,7 +207,7 @@ def _values(args: Any) -> Any:
 
 
 def _stride_key(tensor: torch.Tensor, dim: int) -> tuple[int, int]:
-    hint = _compat.size_hint(tensor.stride(dim))
+    hint = shapes.size_hint(tensor.stride(dim))
     return (-(1 << 60 if hint is None else hint), dim)
 
 
@@ -255,13 +255,13 @@ class Writer:
 
     def size(self, size: Size, like: Node) -> Any:
         """A node that computes a symbolic size, at the insertion point."""
-        if isinstance(size, int) or size.node.expr.is_number:
+        if isinstance(size, int) or shapes.expression_of(size).is_number:
             return int(size)
-        expression = size.node.expr
+        expression = shapes.expression_of(size)
         needed = {symbol: self._symbol(symbol, like) for symbol in expression.free_symbols}
         if expression.is_Symbol:
             return needed[expression]
-        node = _compat.write_symbolic(expression, needed, self.host.graph)
+        node = fx.write_symbolic(expression, needed, self.host.graph)
         _evaluate(node, like)
         return node
 
@@ -284,9 +284,9 @@ class Writer:
 
     def can_write(self, size: Size) -> bool:
         """Whether `size` can be computed from the graph's inputs."""
-        if isinstance(size, int) or size.node.expr.is_number:
+        if isinstance(size, int) or shapes.expression_of(size).is_number:
             return True
-        return all(symbol in self._symbols for symbol in size.node.expr.free_symbols)
+        return all(symbol in self._symbols for symbol in shapes.expression_of(size).free_symbols)
 
     def _symbol(self, symbol: Any, like: Node) -> Node:
         node, dim = self._symbols[symbol]
@@ -294,7 +294,7 @@ class Writer:
             return node
         if host.tensors(node)[0].is_nested:
             nested, node = node, self.host.graph.call_method("values", (node,))
-            describe(node, like, _compat.values_of(host.tensors(nested)[0]))
+            describe(node, like, subclasses.values_of(host.tensors(nested)[0]))
         found = self.host.graph.call_function(aten.sym_size.int, (node, dim))
         describe(found, like, host.tensors(node)[0].shape[dim])
         return found
@@ -309,17 +309,17 @@ class Writer:
             value = host.value(node)
             if (
                 isinstance(value, torch.SymInt)
-                and value.node.expr.is_Symbol
+                and shapes.expression_of(value).is_Symbol
                 and host.name(node) not in host.SHAPES
             ):
-                found.setdefault(value.node.expr, (node, None))
+                found.setdefault(shapes.expression_of(value), (node, None))
         for node in self.host.graph.nodes:
             padded = host.name(node) in ("to_padded_tensor", "nested_to_padded_tensor")
             if node.op == "placeholder" or padded:
-                for tensor in map(_compat.values_of, host.tensors(node)):
+                for tensor in map(subclasses.values_of, host.tensors(node)):
                     for dim, size in enumerate(tensor.shape):
-                        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-                            found.setdefault(size.node.expr, (node, dim))
+                        if isinstance(size, torch.SymInt) and shapes.expression_of(size).is_Symbol:
+                            found.setdefault(shapes.expression_of(size), (node, dim))
         return found
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from .. import _compat
+from .._compat import fx
 from ..options import Options
 from ..rejection import Rejection
 from . import host, tables
@@ -106,7 +106,7 @@ def _failed(error: Exception) -> Result:
 def _called_from(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
     """What one call site says of a body."""
     inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-    given = _compat.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
+    given = fx.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
     pairs = [(inner, x) for inner, x in zip(inputs, given) if isinstance(x, Node)]
     return Caller(
         graph.ambient.inside(call), _changed_after(graph, call, pairs), _learning(graph, pairs)
@@ -254,7 +254,7 @@ def _erase(plan: Plan, writer: Writer) -> list[Node]:
 
 
 def _erase_body(node: Node, graph: Graph) -> None:
-    owned = _compat.body_of(node) is not None
+    owned = fx.body_of(node) is not None
     graph.erase_node(node)
     if owned:
         delattr(graph.owning_module, str(node.target))

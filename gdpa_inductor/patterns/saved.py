@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _compat
+from .._compat import shapes, subclasses
 from ..rejection import Code
 from . import host, shadow
 from .candidates import HostGraph
@@ -117,7 +117,7 @@ def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
 
 def _size(node: Node) -> int | None:
     """How many elements a node has; None where nobody knows."""
-    sizes = [_compat.size_hint(_compat.values_of(t).numel()) for t in host.tensors(node)]
+    sizes = [shapes.size_hint(subclasses.values_of(t).numel()) for t in host.tensors(node)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
@@ -128,7 +128,7 @@ def _saved_by_autograd(graph: HostGraph, region: Region, later: frozenset[int]) 
     kept: set[int] = set()
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        kept.add(tensor.untyped_storage()._cdata)
+        kept.add(subclasses.storage_address(tensor.untyped_storage()))
         return tensor
 
     try:
@@ -137,7 +137,8 @@ def _saved_by_autograd(graph: HostGraph, region: Region, later: frozenset[int]) 
         return set()
     own = {leaf: environment[leaf] for leaf in region.leaves}
     tensors = {leaf: x for leaf, x in own.items() if isinstance(x, torch.Tensor)}
-    held = (n for n, x in tensors.items() if x.untyped_storage()._cdata in kept)
+    address = lambda x: subclasses.storage_address(x.untyped_storage())
+    held = (n for n, x in tensors.items() if address(x) in kept)
     return set().union(*map(host.storages, held))
 
 
@@ -147,9 +148,9 @@ def _rerun(
 ) -> dict[Node, Any]:  # fmt: skip
     """Every value of a region, run on fakes of its leaves. `pack` sees what autograd saves."""
     nodes = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
-    mode = _compat.fake_mode_of(host.tensors(region.end)[0])
+    mode = subclasses.fake_mode_of(host.tensors(region.end)[0])
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
-    with mode, _compat.without_guards(mode), torch.enable_grad(), hooks:
+    with mode, shapes.without_guards(mode), torch.enable_grad(), hooks:
         environment: dict[Node, Any] = {x: _alike(graph, x, later) for x in region.leaves}
         for node in nodes:
             with graph.ambient[node].entered():

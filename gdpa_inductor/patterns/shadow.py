@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _compat
+from .._compat import fx, operators, shapes, subclasses
 from ..rejection import Code
 from . import host
 from .ambient import Ambient
@@ -53,13 +53,13 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
 
     def run(*inputs: Any) -> Any:
         environment: dict[Node, Any] = dict(zip(leaves, inputs, strict=True))
-        known = _compat.traced_so_far()
+        known = fx.traced_so_far()
         for node in nodes:
             with ambient[node].entered():
                 environment[node] = execute(node, environment)
-            written = _compat.traced_so_far()
+            written = fx.traced_so_far()
             new = written.keys() - known.keys()
-            if any(_compat.draws_random(written[name]) for name in new):
+            if any(operators.draws_random(written[name]) for name in new):
                 raise Refused(Code.DROPOUT, f"{host.describe(node)} {REASONS[Code.DROPOUT]}")
             origin.update(dict.fromkeys(new, node))
             known = written
@@ -67,7 +67,7 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
 
     sample = next(v for v in values if isinstance(v, torch.Tensor))
     try:
-        traced = _compat.trace_functional(run, values, _compat.fake_mode_of(sample))
+        traced = fx.trace_functional(run, values, subclasses.fake_mode_of(sample))
     except Refused:
         raise
     except Exception as error:  # whatever a trace may raise, the model is left as it is
@@ -83,8 +83,8 @@ def _leaf_value(leaf: Node) -> Any:
     """
     value = host.value(leaf)
     if isinstance(value, torch.Tensor):
-        mode = _compat.fake_mode_of(value)
-        with mode, _compat.without_guards(mode):
+        mode = subclasses.fake_mode_of(value)
+        with mode, shapes.without_guards(mode):
             return torch.empty(value.shape, dtype=value.dtype, device=value.device)
     if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value

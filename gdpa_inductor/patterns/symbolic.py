@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._compat import shapes
 from ..program.expr import Expr, call, const, scalar
 from ..rejection import Code
 from .frame import Size
@@ -22,14 +23,15 @@ def expression(value: torch.SymInt | torch.SymFloat, scalars: list[Size]) -> Exp
     """The expression of a symbolic number; integers that it needs are appended to `scalars`."""
     if isinstance(value, torch.SymInt):
         return _argument(value, scalars)
-    return real(_convert(value.node.expr, value, scalars))
+    return real(_convert(shapes.expression_of(value), value, scalars))
 
 
 def _argument(value: torch.SymInt, scalars: list[Size]) -> Expr:
-    if value.node.is_constant() or value.node.expr.is_number:
-        return const(int(value.node.expr))
+    if shapes.is_constant(value):
+        return const(int(shapes.expression_of(value)))
+    wanted = shapes.expression_of(value)
     for position, known in enumerate(scalars):
-        if isinstance(known, torch.SymInt) and known.node.expr == value.node.expr:
+        if isinstance(known, torch.SymInt) and shapes.expression_of(known) == wanted:
             return scalar(position)
     scalars.append(value)
     return scalar(len(scalars) - 1)
@@ -84,7 +86,7 @@ def _convert(expr: Any, like: torch.SymFloat, scalars: list[Size]) -> Expr:
     if expr.is_Symbol:
         if not expr.is_integer:
             raise Refused(Code.DTYPE, "a real number that is known at run time only")
-        return _argument(like.node.shape_env.create_symintnode(expr, hint=None), scalars)
+        return _argument(shapes.without_hint(expr, like), scalars)
     rule = _RULES.get(type(expr).__name__)
     if rule is None:
         raise Refused(Code.POINTWISE_OP, f"a number computed from sizes as {expr}")

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _compat
+from .._compat import operators, shapes, subclasses
 from . import host
 from .candidates import HostGraph
 from .recipe import Handle, Recipe, Writer, describe
@@ -108,7 +108,7 @@ def relieve(graph: HostGraph, biases: Iterable[Node], writer: Writer) -> None:
         if found is None:  # it looks up in what was looked up, and went through fp32 with that
             continue
         (narrow,) = host.tensors(node)
-        recipe = Recipe(True, _compat.fake_mode_of(narrow))
+        recipe = Recipe(True, subclasses.fake_mode_of(narrow))
         changed = {found.table: recipe.leaf(found.table)}
         if narrow.dtype in _NARROW:
             changed[found.table] = recipe.cast(changed[found.table], torch.float32)
@@ -154,7 +154,7 @@ def _places(recipe: Recipe, index: Handle, found: Lookup) -> Handle:
 
 def _narrowed(graph: HostGraph, node: Node, narrow: torch.Tensor, recipe: Recipe) -> None:
     """Give what is looked up in fp32 back in the dtype that it had."""
-    with recipe.fake_mode, _compat.without_guards(recipe.fake_mode), torch.enable_grad():
+    with recipe.fake_mode, shapes.without_guards(recipe.fake_mode), torch.enable_grad():
         wide = narrow.to(torch.float32)
     users = list(node.users)
     with graph.graph.inserting_after(node):
@@ -196,7 +196,7 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
     copied = not host.storages(node) & host.storages(tables[0])
     if not (held.requires_grad and copied and host.is_plain(tables[0])):
         return None
-    size, count = (_compat.size_hint(host.tensors(n)[0].numel()) for n in (tables[0], node))
+    size, count = (shapes.size_hint(host.tensors(n)[0].numel()) for n in (tables[0], node))
     if size is None or count is None or not 0 < size <= count:
         return None  # a copy of the whole table is for those that are much looked at
     return _in_copies(node, tables[0], _copies(size, count)) or Lookup(node, tables[0])
@@ -206,7 +206,7 @@ def _is_sparse(node: Node) -> bool:
     """Whether it asks for a sparse gradient, which no copy of the table may have."""
     if host.name(node) == "gather":
         return bool(_given(node, 3, "sparse_grad"))
-    position = 4 if isinstance(node.target, _compat.OpOverload) else 6
+    position = 4 if isinstance(node.target, operators.OpOverload) else 6
     return host.name(node) == "embedding" and bool(_given(node, position, "sparse"))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _compat
+from .._compat import shapes
 from ..program.expr import Expr, call, const, fold, postorder
 from ..program.integers import ANY, INT32, Range, inside, ranges
 from . import host
@@ -58,9 +58,10 @@ def size_range(size: Size) -> Range:
     """Kernels count places in 32 bits, so a dimension is no longer than that."""
     if isinstance(size, int):
         return size, size
-    low, high = _compat.size_bounds(size)
+    low, high = shapes.size_bounds(size)
     low, high = ANY[0] if low is None else low, ANY[1] if high is None else high
-    return (low, min(high, INT32[1])) if low >= 0 and size.node.expr.is_Symbol else (low, high)
+    is_length = low >= 0 and shapes.expression_of(size).is_Symbol
+    return (low, min(high, INT32[1])) if is_length else (low, high)
 
 
 def fits(x: Expr, dtype: torch.dtype, leaf: Callable[[Expr], Range]) -> bool:

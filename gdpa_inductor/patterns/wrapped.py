@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _compat
+from .._compat import fx
 from . import host
 
 
@@ -42,9 +42,9 @@ class Wrapped:
 
 def wrapped(node: Node) -> Wrapped | None:
     """What the call of an autograd.Function wraps; None where it does more than one call."""
-    if node.op != "call_function" or not _compat.is_autograd_function(node.target):
+    if node.op != "call_function" or not fx.is_autograd_function(node.target):
         return None
-    bodies = [_compat.body_of(n) for n in node.args[:2] if isinstance(n, Node)]
+    bodies = [fx.body_of(n) for n in node.args[:2] if isinstance(n, Node)]
     if len(bodies) != 2 or bodies[0] is None or bodies[1] is None:
         return None
     forward, backward = (None if body is None else _only_call(body) for body in bodies)
@@ -73,7 +73,7 @@ def _only_call(body: GraphModule) -> Node | None:
 
 def _is_idle(node: Node) -> bool:
     """A switch of modes, or arithmetic of sizes."""
-    if node.op == "call_function" and _compat.state_change(node.target):
+    if node.op == "call_function" and fx.state_change(node.target):
         return True
     return host.value(node) is not None and not host.tensors(node)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gdpa_inductor import gdpa_backend
-from gdpa_inductor._compat import counters
+from gdpa_inductor._compat.dynamo import counters
 from gdpa_inductor.bench.cases import Case, subject
 from gdpa_inductor.bench.peers import PEERS, build
 from gdpa_inductor.bench.suites import JAGGED_SIZES, Selection, jagged

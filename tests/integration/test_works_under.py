@@ -51,7 +51,7 @@ def test_an_op_that_stock_inductor_met_first_is_lowered_all_the_same() -> None:
     """Until we register ours, Inductor's lowering is a call of the eager op."""
     from torch._inductor.lowering import lowerings
 
-    import gdpa_inductor.lowerings._compat as ours
+    import gdpa_inductor._compat.lowering as ours
 
     op = torch.ops.gdpa.attention.default
     lowerings.pop(op, None)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gdpa_inductor.judge import _compat
+from gdpa_inductor._compat import subclasses
 from gdpa_inductor.judge.elements import Evaluator
 from gdpa_inductor.judge.record import Log, Recorder
 from gdpa_inductor.judge.samples import COUNT, Lanes
@@ -80,7 +80,7 @@ PROGRAMS = [slices, aliases, out_and_diagonal, lookups, masks, narrow_integers, 
 def test_elements_are_those_of_the_real_tensor(program: Callable):
     x, i = torch.randn(4, 6), torch.arange(4)
     expected = program(x.clone(), i.clone())
-    mode, log = _compat.own_fake_mode(), Log()
+    mode, log = subclasses.own_fake_mode(), Log()
     with mode, torch.no_grad():
         fakes = [torch.empty(4, 6), torch.empty(4, dtype=torch.int64)]
         with Recorder(log):
@@ -111,7 +111,7 @@ def test_silent_writers_are_known():
 
 def test_writes_of_a_schema_are_seen():
     """In-place, out=, foreach and writes through `.data` bump the storage that is written."""
-    mode, log = _compat.own_fake_mode(), Log()
+    mode, log = subclasses.own_fake_mode(), Log()
     with mode:
         x = torch.empty(3, 3)
         with Recorder(log):

@@ -135,7 +135,7 @@ def test_only_the_rewrite_at_fault_is_dropped(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_a_warm_process_does_not_pay(tmp_path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("gdpa_inductor.judge._compat.cache_folder", lambda: str(tmp_path))
+    monkeypatch.setattr("gdpa_inductor._compat.inductor.cache_folder", lambda: str(tmp_path))
     runs = []
     real = judge.judged
 

@@ -113,13 +113,13 @@ def test_one_compile_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
     together, one those that are alone.
     """
     seen = []
-    original = cpu_pass._compat.compile_graph
+    original = cpu_pass.inductor.compile_graph
 
     def counted(*args, **kwargs):
         seen.append(kwargs["dynamic"])
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(cpu_pass._compat, "compile_graph", counted)
+    monkeypatch.setattr(cpu_pass.inductor, "compile_graph", counted)
     text = "a0:f[h,n,m]; silu(mul(add(mul(s,0.3125),a0),1.75))"
     for _ in range(20):
         lengths = torch.randint(0, 40, (6,)).tolist()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings, options
-from gdpa_inductor.lowerings import _compat
+from gdpa_inductor._compat import lowering
 from gdpa_inductor.lowerings.backends import Backend, Rule, backends
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 from gdpa_inductor.options import BACKENDS, Options
@@ -29,7 +29,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def lower(call):
         asked.append(call.signature.name)
         args, kwargs = call.signature.call(call.nodes)
-        found = _compat.extern_call(call.signature.op, *args, **kwargs)
+        found = lowering.extern_call(call.signature.op, *args, **kwargs)
         return list(found) if call.backward else found
 
     def long(problem: Problem) -> str:

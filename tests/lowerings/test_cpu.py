@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa_inductor import _compat, lowerings
+from gdpa_inductor import lowerings
+from gdpa_inductor._compat import dynamo, inductor
 from gdpa_inductor.kernels.cpu import block_pass as cpu_pass
 from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
 from gdpa_inductor.kernels.cpu import dense as cpu
@@ -295,7 +296,7 @@ def test_layouts_that_the_compiler_tells_apart_are_compiled_apart(monkeypatch):
     ):
         expected = torch.ops.gdpa.attention(*operands, [bias], [], text, "")
         torch.testing.assert_close(forward_op(*operands, [bias], [], text), expected)
-    made = _compat.compile_graph(torch.Tensor.zero_, [torch.empty(5, 7)], dynamic=True)
+    made = inductor.compile_graph(torch.Tensor.zero_, [torch.empty(5, 7)], dynamic=True)
     assert made.fits([torch.empty(9, 11)])
     assert not made.fits([torch.empty(9, 22)[:, ::2]])
 
@@ -304,7 +305,7 @@ def test_without_a_compiler_the_pass_runs_as_it_is(monkeypatch, caplog):
     def broken(*args, **kwargs):
         raise OSError("no C++ compiler")
 
-    monkeypatch.setattr(_compat, "compile_graph", broken)
+    monkeypatch.setattr(inductor, "compile_graph", broken)
     with caplog.at_level("WARNING", logger="gdpa_inductor"):
         same_as_reference("a0:f[h]; silu(mul(mul(s,0.7313),a0))", aux=[_random(4)])
     assert "no C++ compiler" in caplog.text
@@ -414,7 +415,7 @@ def test_through_inductor_with_symbolic_lengths():
     assert not any("bmm" in text for text in code)
     for length in (33, 64, 150):
         check(length)
-    counts = _compat.counters["gdpa"]
+    counts = dynamo.counters["gdpa"]
     assert counts["lowered_cpu"] == 2 and counts["fallback"] == 0
 
 

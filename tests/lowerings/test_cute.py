@@ -162,7 +162,7 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     from gdpa_inductor.ops import Arguments
 
     calls: list[tuple] = []
-    monkeypatch.setattr(cute._compat, "likely_size", int)
+    monkeypatch.setattr(cute.lowering, "likely_size", int)
     monkeypatch.setattr(launch, "forward", lambda *given, **named: calls.append((given, named)))
     program = ScoreMod.parse("a0:f[b]; a1:f[h]; silu(add(s,a1))")
     q, k, v, bias, cu, out = (torch.zeros(n) for n in (1, 2, 3, 4, 5, 6))

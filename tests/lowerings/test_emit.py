@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import _compat
+from gdpa_inductor._compat import lowering
 from gdpa_inductor.lowerings.triton import emit
 from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.emission import emitted
@@ -57,7 +57,7 @@ def ops_by_torch(monkeypatch: pytest.MonkeyPatch):
     def play(name, *args, **kwargs):
         return BY_TORCH.get(name, getattr(torch, name, None))(*args, **kwargs)
 
-    monkeypatch.setattr(_compat, "inductor_op", play)
+    monkeypatch.setattr(lowering, "inductor_op", play)
 
 
 def operands(kinds: str) -> list[torch.Tensor]:

@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import _compat, gdpa_backend
+from ... import gdpa_backend
+from ..._compat import autograd
 from ..cases import ACTIVATIONS, Case, formula
 from ..contenders import sdpa
 from ..suites import DENSE_SHAPES, Shape
@@ -65,7 +66,7 @@ def attention(
 
     if measure == "forward":
         return forward
-    with _compat.keep_saved_buffers():
+    with autograd.keep_saved_buffers():
         out = output()
         call = lambda: ordered(torch.autograd.grad(out, given, direction, retain_graph=True))
         call()  # compiles, while buffers are kept

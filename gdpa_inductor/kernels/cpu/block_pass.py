@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ... import _compat
+from ..._compat import inductor
 from ...program.expr import GRAD, SCORE, Expr, fold, postorder, torch_apply
 from ...program.score_mod import AXES
 
@@ -136,7 +136,7 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
     """
     if lengths_vary and 1 in tensors[0].shape[2:]:
         return work
-    if work.rounds_places and _compat.drops_roundings():
+    if work.rounds_places and inductor.drops_roundings():
         return work
     with _lock:
         signature = tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors)
@@ -155,7 +155,7 @@ def _runner(work: Pass, signature: tuple[Strided, ...], lengths_vary: bool) -> R
         if lengths_vary:
             return work
         # The compiler assumed more than the layout says: compile for these very sizes.
-        return _compat.compile_graph(work, _tensors(signature, "cpu"), dynamic=False).run
+        return inductor.compile_graph(work, _tensors(signature, "cpu"), dynamic=False).run
     except Exception as error:
         log.warning(
             "a score program runs uncompiled on the CPU: %s: %s", type(error).__name__, error
@@ -164,9 +164,9 @@ def _runner(work: Pass, signature: tuple[Strided, ...], lengths_vary: bool) -> R
 
 
 @functools.lru_cache(maxsize=1024)
-def _variant(work: Pass, layouts: tuple[Layout, ...]) -> _compat.CompiledGraph:
+def _variant(work: Pass, layouts: tuple[Layout, ...]) -> inductor.CompiledGraph:
     signature = tuple(_example(layout, number) for number, layout in enumerate(layouts))
-    return _compat.compile_graph(work, _tensors(signature, "cpu"), dynamic=True)
+    return inductor.compile_graph(work, _tensors(signature, "cpu"), dynamic=True)
 
 
 def _tensors(signature: tuple[Strided, ...], device: str) -> list[Tensor]:

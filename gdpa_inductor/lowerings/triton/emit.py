@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
+from ..._compat import lowering, shapes
 from ...program.emission import emitted
 from ...program.expr import Expr, fold
 from ...program.fast import gated
 from ...program.integers import wide
-from .. import _compat
 
 Value = Any  # Inductor's OpsValue: a variable of the kernel, with arithmetic operators
 Emit = Callable[..., Value]
@@ -31,7 +31,7 @@ class _Ops:
     """`ops.name(...)`, looked up at use: the handler exists only while a kernel is written."""
 
     def __getattr__(self, name: str) -> Emit:
-        return functools.partial(_compat.inductor_op, name)
+        return functools.partial(lowering.inductor_op, name)
 
 
 ops = _Ops()
@@ -179,15 +179,15 @@ def subgraph(
                 else ops.constant(bool(value), torch.bool)
             )
         if node.op == "scalar":
-            return _compat.symbolic_scalar(scalars[int(node.value or 0)], I64)
+            return lowering.symbolic_scalar(scalars[int(node.value or 0)], I64)
         if node.op.startswith("aux"):
             name = f"a{node.value}{node.op.removeprefix('aux')}"
-            value = _compat.fixed_input(name, {"f": F32, "i": I64, "b": torch.bool}[node.kind])
+            value = lowering.fixed_input(name, {"f": F32, "i": I64, "b": torch.bool}[node.kind])
             # The operand has a dtype of its own: one of 8 bits would wrap.
             return ops.to_dtype(value, I64) if widened and node.kind == "i" else value
         if node.kind == "f":
-            return _compat.fixed_input(node.op, F32)
-        index = _compat.fixed_input(node.op, I32)
+            return lowering.fixed_input(node.op, F32)
+        index = lowering.fixed_input(node.op, I32)
         if nvidia and node.op in ("n", "m"):
             index = hidden(ops.to_dtype(index, I32))  # 64 bits, where an operand is large
         return ops.to_dtype(index, I64) if widened else index
@@ -196,10 +196,12 @@ def subgraph(
         return fold([term], leaf, emitter(fast))[0]
 
     dtype = {"b": torch.bool, "i": I64, "f": F32}[term.kind]
-    return _compat.computed_scalar(body, device, dtype)
+    return lowering.computed_scalar(body, device, dtype)
 
 
 def size(value: Any, device: torch.device) -> Any:
     """A length of the launch as a body for `modification`: a plain integer of the kernel."""
-    expression = _compat.size_expr(value)
-    return _compat.computed_scalar(lambda _: _compat.plain_integer(expression), device, torch.int32)
+    expression = shapes.size_expr(value)
+    return lowering.computed_scalar(
+        lambda _: lowering.plain_integer(expression), device, torch.int32
+    )

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from ..._compat import statically_known_true
+from ..._compat import lowering, shapes
 from ...operands import Operands
 from ...options import KernelOptions
 from ...problem import Problem, Size
 from ...program.score_mod import ScoreMod
-from .. import _compat
+from .. import gpu
 from ..call import Call
 
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
@@ -63,7 +63,7 @@ class Inputs:
         node, fake = (
             x.cu_seqlens_q if side == "q" else x.cu_seqlens_k for x in (self.nodes, self.fakes)
         )
-        return [node, *map(_compat.size_expr, sizes)], [fake, *sizes]
+        return [node, *map(shapes.size_expr, sizes)], [fake, *sizes]
 
     @property
     def extents(self) -> tuple[list[Any], list[Any]]:
@@ -88,17 +88,17 @@ def inputs_of(call: Call) -> Inputs:
         problem=problem,
         options=call.options,
         matrices={
-            name: _compat.realized(_compat.rounded_to_tf32(x) if narrowed else x, problem.device)
+            name: lowering.realized(lowering.rounded_to_tf32(x) if narrowed else x, problem.device)
             for name, x in matrices.items()
         },
-        aux=tuple(_compat.realized(x, problem.device) for x in operands.aux),
+        aux=tuple(lowering.realized(x, problem.device) for x in operands.aux),
         scalars=tuple(operands.scalars),
         offsets={
-            side: _compat.realized(x, problem.device)
+            side: lowering.realized(x, problem.device)
             for side, x in offsets.items()
             if x is not None
         },
-        alike=same_offsets and statically_known_true(problem.rows == problem.cols),
+        alike=same_offsets and shapes.statically_known_true(problem.rows == problem.cols),
         shared=_smaller(fakes, problem, 0, problem.batch),
         grouped=_smaller(fakes, problem, 1, problem.heads),
     )
@@ -114,14 +114,14 @@ def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> fr
     return frozenset(
         name
         for name, (tensor, jagged) in sides.items()
-        if not (jagged and dim == 0) and not statically_known_true(tensor.shape[dim] == size)
+        if not (jagged and dim == 0) and not shapes.statically_known_true(tensor.shape[dim] == size)
     )
 
 
 def rounds(problem: Problem) -> bool:
     """The tensor core cuts fp32 to TF32, which shrinks every product; so operands are rounded to
     nearest before."""
-    return problem.dtype == torch.float32 and _compat.float32_precision() == "tf32"
+    return problem.dtype == torch.float32 and gpu.float32_precision() == "tf32"
 
 
 def block_dim(dim: Size) -> int:
@@ -134,4 +134,4 @@ def empty(problem: Problem) -> bool:
     sizes = [problem.batch, problem.heads, problem.rows, problem.cols]
     sizes += [problem.total_rows] if problem.jagged_query else []
     sizes += [problem.total_cols] if problem.jagged_key else []
-    return any(statically_known_true(size == 0) for size in sizes)
+    return any(shapes.statically_known_true(size == 0) for size in sizes)

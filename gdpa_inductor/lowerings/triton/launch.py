@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..._compat import size_hint, statically_known_true
+from ..._compat import inductor, lowering, shapes, templates
 from ...kernels.triton import pairs
 from ...kernels.triton.configs import SHORT, Config, Shape, configs
 from ...kernels.triton.grains import GRAIN, grain_bounds
@@ -26,8 +26,8 @@ from ...program.loop_bounds import closed
 from ...program.score_mod import AXES
 from ...program.tails import still
 from ...program.tile_classes import TileClasses, classify
-from .. import _compat
-from . import emit
+from .. import gpu
+from . import emit, grid
 from .inputs import Inputs, block_dim, rounds
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
@@ -65,7 +65,7 @@ def run(
     ends = _ends(kernel, classes, o) if classes else None
     adds = kernel == "keys" and bool(added)
     planned = _plan(kernel, outputs, classes, ends, o, adds=adds, **plan)
-    others = [_compat.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
+    others = [lowering.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
     written = [*others, *added]
     body = {
         "subgraphs": _subgraphs(planned, outputs, classes, ends, o),
@@ -78,10 +78,10 @@ def run(
             *written,
         ],
         "mutated_inputs": written or None,
-        "layout": _compat.contiguous_layout(outputs[0].size, outputs[0].dtype, o.problem.device),
+        "layout": lowering.contiguous_layout(outputs[0].size, outputs[0].dtype, o.problem.device),
         "call_sizes": _call_sizes(planned, outputs[0], o),
     }
-    template = _compat.template(planned)
+    template = grid.template(planned)
     tried = _configs(planned, o.problem)
     choices = [
         {"num_warps": c.warps, "num_stages": c.stages, **_constants(planned, c, o, outputs[0])}
@@ -90,7 +90,7 @@ def run(
     examples = _examples(planned, body["input_nodes"], o)
     rivals = [] if rival is None else [rival(planned, body)]
     sizes = [*o.scalars, *(o.longest(side) for side in planned.measured)]
-    best = _compat.best_of(template, f"gdpa_{kernel}", choices, body, examples, sizes, rivals)
+    best = templates.best_of(template, f"gdpa_{kernel}", choices, body, examples, sizes, rivals)
     return [best, *others]
 
 
@@ -131,7 +131,7 @@ def _bounded(kinds: str, o: Inputs) -> list[int]:
         and spec.axes & {"n", "m"}
         and (spec.kind != "f" or worth_reading(spec.axes))
         and not {"q", "k"} & set(spec.access)
-        and all(size_hint(size) for size in fake.shape)
+        and all(shapes.size_hint(size) for size in fake.shape)
     ]
 
 
@@ -210,14 +210,14 @@ def _plan(
 
 def few(o: Inputs, most: int) -> bool:
     """Whether there are so few sequences; of an unknown number there are many."""
-    hint = size_hint(o.problem.batch)
+    hint = shapes.size_hint(o.problem.batch)
     return hint is not None and hint <= most
 
 
 def _direct(side: str, o: Inputs) -> bool:
     """Whether a table would have no fewer granules than if all sequences were of the greatest
     length: then none is made. Few sequences are sorted by a table, however long they are."""
-    batch, total, longest = map(size_hint, (o.problem.batch, o.total(side), o.longest(side)))
+    batch, total, longest = map(shapes.size_hint, (o.problem.batch, o.total(side), o.longest(side)))
     if few(o, _FEW) or batch is None or total is None or longest is None:
         return False
     return batch * max(1, -(-longest // GRANULE)) <= total // GRANULE + batch
@@ -232,10 +232,10 @@ def _order(side: str, o: Inputs) -> Any:
         return tile_order(offsets, total, longest, counted)
 
     def make() -> Any:
-        return _compat.realized(_compat.inline_formula(formula, nodes, fakes), o.problem.device)
+        return lowering.realized(lowering.inline_formula(formula, nodes, fakes), o.problem.device)
 
     key = (o.offsets[side].get_name(), *map(str, nodes[1:]), counted)
-    return _compat.once_per_graph(key, make)
+    return lowering.once_per_graph(key, make)
 
 
 def _table(a: AuxRead, o: Inputs) -> Any:
@@ -246,21 +246,21 @@ def _table(a: AuxRead, o: Inputs) -> Any:
         return grain_bounds(operand, rows, columns)
 
     def make() -> Any:
-        found = _compat.inline_formula(formula, [o.aux[a.number]], [o.fakes.aux[a.number]])
-        return _compat.realized(found, o.problem.device)
+        found = lowering.inline_formula(formula, [o.aux[a.number]], [o.fakes.aux[a.number]])
+        return lowering.realized(found, o.problem.device)
 
-    return _compat.once_per_graph((o.aux[a.number].get_name(), rows, columns), make)
+    return lowering.once_per_graph((o.aux[a.number].get_name(), rows, columns), make)
 
 
 def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[], torch.Tensor]]:
     """What configurations are timed on: likely lengths, and integers of the program between 0 and
     the number of keys, so that some tiles are left out."""
     numbers = {name: number for number, name in enumerate(plan.arguments)}
-    batch = max(1, _compat.likely_size(_compat.size_expr(o.problem.batch)))
+    batch = max(1, lowering.likely_size(shapes.size_expr(o.problem.batch)))
 
     def sizes(side: str) -> tuple[int, int]:
         total, longest = (
-            _compat.likely_size(_compat.size_expr(x)) for x in (o.total(side), o.longest(side))
+            lowering.likely_size(shapes.size_expr(x)) for x in (o.total(side), o.longest(side))
         )
         return total, longest
 
@@ -276,10 +276,10 @@ def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[],
         made["ORDER"] = partial(order, plan.listed)
     elif plan.ordered:
         made["ORDER"] = partial(torch.arange, batch, dtype=torch.int32, device=o.problem.device)
-    columns = max(1, _compat.likely_size(_compat.size_expr(o.problem.cols)))
+    columns = max(1, lowering.likely_size(shapes.size_expr(o.problem.cols)))
     for a in plan.reads if plan.skips else ():
         if a.kind == "i" and not a.axes & {"n", "m"}:
-            made[a.name] = partial(_compat.random_integers, nodes[numbers[a.name]], columns)
+            made[a.name] = partial(lowering.random_integers, nodes[numbers[a.name]], columns)
     return {numbers[name]: make for name, make in made.items()}
 
 
@@ -287,30 +287,30 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
     """What the grid is a function of: rows, keys, and how many units of them there are. A unit is
     a (batch, head), or a (granule, head) of a jagged side."""
     p = o.problem
-    rows, cols, batch = map(_compat.size_expr, (p.rows, p.cols, p.batch))
+    rows, cols, batch = map(shapes.size_expr, (p.rows, p.cols, p.batch))
     if plan.listed:
-        return [GRANULE, GRANULE, _granules(plan, o) * _compat.size_expr(output.size[1])]
+        return [GRANULE, GRANULE, _granules(plan, o) * shapes.size_expr(output.size[1])]
     if plan.kernel == "pairs":
-        programs = _compat.processors(p.device)
-        return [1, 1, _compat.smaller(batch * _compat.size_expr(p.heads), programs)]
+        programs = gpu.processors(p.device)
+        return [1, 1, shapes.smaller(batch * shapes.size_expr(p.heads), programs)]
     units = output.size[:3] if plan.kernel == "tiles" else output.size[:2]
-    return [rows, cols, math.prod(map(_compat.size_expr, units), start=_compat.size_expr(1))]
+    return [rows, cols, math.prod(map(shapes.size_expr, units), start=shapes.size_expr(1))]
 
 
 def _granules(plan: Plan, o: Inputs) -> Any:
     """How many granules of the listed side get programs."""
-    batch = _compat.size_expr(o.problem.batch)
-    listed = _compat.listed_granules(_compat.size_expr(o.total(plan.listed)), batch, GRANULE)
-    longest = _compat.size_expr(o.longest(plan.listed))
-    each = batch * _compat.granules_each(longest, GRANULE)
-    return each if plan.direct else _compat.smaller(listed, each) if few(o, _FEW) else listed
+    batch = shapes.size_expr(o.problem.batch)
+    listed = shapes.listed_granules(shapes.size_expr(o.total(plan.listed)), batch, GRANULE)
+    longest = shapes.size_expr(o.longest(plan.listed))
+    each = batch * shapes.granules_each(longest, GRANULE)
+    return each if plan.direct else shapes.smaller(listed, each) if few(o, _FEW) else listed
 
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:
     dims = [block_dim(d) for d in (problem.head_dim, problem.value_dim)]
     tiles = [a.number for a in plan.reads if {"n", "m"} <= a.axes]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
-    cols = size_hint(problem.cols)
+    cols = shapes.size_hint(problem.cols)
     kinds = {
         "skips": plan.skips,
         "short": cols is not None and cols <= SHORT,
@@ -318,8 +318,8 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     }
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
-    shared, capability = _compat.shared_memory(problem.device), _compat.capability(problem.device)
-    found = configs(plan.kernel, shape, shared, _compat.thorough(), capability)
+    shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
+    found = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
     if plan.kernel == "pairs":  # its sums lie as the accumulators of these very tiles do
         return found
     return list(dict.fromkeys(_cut(config, problem) for config in found))
@@ -329,7 +329,7 @@ def _cut(config: Config, problem: Problem) -> Config:
     """No tile needs to be longer than the rows or keys that there are."""
     limits = [
         1 << max(4, (hint - 1).bit_length())
-        for hint in (size_hint(problem.rows), size_hint(problem.cols))
+        for hint in (shapes.size_hint(problem.rows), shapes.size_hint(problem.cols))
         if hint
     ]
     if len(limits) < 2:
@@ -344,9 +344,9 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
     block_d, block_v = block_dim(head_dim), block_dim(value_dim)
 
     def even(side: str, size: Size, block: int) -> bool:
-        return side not in plan.jagged and statically_known_true(size % block == 0)
+        return side not in plan.jagged and shapes.statically_known_true(size % block == 0)
 
-    single = all(statically_known_true(size == 1) for size in output.size)
+    single = all(shapes.statically_known_true(size == 1) for size in output.size)
     if single and plan.jagged:  # several programs would write it
         raise NotImplementedError("an output of one element of a jagged side")
     return {
@@ -361,7 +361,7 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         "EVEN_D": block_d == head_dim,
         "EVEN_V": block_v == value_dim,
         "SPLITS": int(output.size[0]) if plan.kernel == "tiles" else 1,
-        "PRECISION": repr(_compat.float32_precision()),
+        "PRECISION": repr(gpu.float32_precision()),
         "ROUND_TF32": rounds(problem),
         **({"GRANULE": GRANULE} if plan.listed else {}),
         **(_halves(plan, config) if plan.kernel == "forward" and plan.jagged else {}),

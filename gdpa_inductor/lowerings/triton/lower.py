@@ -16,13 +16,12 @@ from typing import Any
 
 import torch
 
-from ..._compat import size_hint, statically_known_true
+from ..._compat import lowering, shapes
 from ...ops import aux_from_axes, by_access, reduce_to
 from ...problem import Problem, Size
 from ...program.expr import Expr
 from ...program.score_mod import AXES, Aux, ScoreMod
 from ...sequences import Padding, Sequences, padded_program
-from .. import _compat
 from ..call import Call
 from . import pairs
 from .inputs import Inputs, empty, inputs_of
@@ -37,7 +36,7 @@ def lower(call: Call, rival: Rival | None = None) -> Any:
     p = o.problem
     size = _rows_of(o, p.value_dim)
     if empty(p):
-        return _compat.zeros(size, p.value_dtype, p.device)
+        return lowering.zeros(size, p.value_dtype, p.device)
     output = Output("p", o.program.weight, size, p.value_dtype)
     (out,) = run("forward", [output], o, rival=rival)
     return out
@@ -57,7 +56,7 @@ def lower_backward(call: Call) -> list[Any]:
         for kernel in _kernels(wanted, o):
             found.update(kernel(wanted, o))
     return [
-        found[i] if i in found else _compat.zeros(tuple(leaf.shape), leaf.dtype, leaf.device)
+        found[i] if i in found else lowering.zeros(tuple(leaf.shape), leaf.dtype, leaf.device)
         for i, leaf in enumerate(leaves)
         if needs[i]
     ]
@@ -136,7 +135,7 @@ def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
 def _pairs(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """All that `_keys` finds, and dQ in the order of the keys: five products instead of seven."""
     p = o.problem
-    query = _compat.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
+    query = lowering.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
     added = [pairs.sums(o), query]
     found = _finished("pairs", _key_outputs(wanted, o)[0], o, added=added, order=pairs.order(o))
     return {**found, 0: query}
@@ -153,12 +152,12 @@ def _keys_and_queries(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """All that `_keys` and `_rows` find, dQ by atomic additions in fp32."""
     p = o.problem
     size = _rows_of(o, p.head_dim)
-    sums = _compat.zeroed(size, torch.float32, p.device)
+    sums = lowering.zeroed(size, torch.float32, p.device)
     found = {
         **_rows({number: term for number, term in wanted.items() if number != 0}, o),
         **_keys(wanted, o, [sums]),
     }
-    found[0] = _compat.finish(
+    found[0] = lowering.finish(
         lambda part, like: part.to(like.dtype), sums, size, torch.float32, o.fakes.query
     )
     return found
@@ -189,7 +188,7 @@ def _aux_wanted(wanted: dict[int, Expr], problem: Problem) -> list[tuple[int, Au
 def _loops_heads(o: Inputs) -> bool:
     """Key and value heads are the same groups, so one program can sum over the query heads of a
     group."""
-    return o.grouped == {"K", "V"} and statically_known_true(
+    return o.grouped == {"K", "V"} and shapes.statically_known_true(
         o.problem.key_heads == o.problem.value_heads
     )
 
@@ -198,7 +197,7 @@ def _splits(problem: Problem, summed: frozenset[str]) -> int:
     """Into how many shares to part what "tiles" sums over, so that the device is filled, within 64
     MiB of partial sums."""
     sizes = {"b": problem.batch, "h": problem.heads, "n": problem.rows, "m": problem.cols}
-    hints = {axis: size_hint(size) or 1 for axis, size in sizes.items()}
+    hints = {axis: shapes.size_hint(size) or 1 for axis, size in sizes.items()}
     members = math.prod(hints[axis] for axis in summed)
     own = math.prod(hints[axis] for axis in "bh" if axis not in summed)
     tiles = own * -(-hints["n"] // 64) * -(-hints["m"] // 64)
@@ -218,15 +217,15 @@ def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **plan: Any) -
         if number >= 3:
             formula = _aux_gradient(kernel, number - 3, o)
             extra = o.extents
-            found[number] = _compat.finish(formula, buffer, output.size, output.dtype, leaf, extra)
+            found[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf, extra)
         elif not _same_shape(output.size, leaf.shape):
             formula = reduce_to if len(output.size) == 4 else _sum_groups
-            found[number] = _compat.finish(formula, buffer, output.size, output.dtype, leaf)
+            found[number] = lowering.finish(formula, buffer, output.size, output.dtype, leaf)
     return found
 
 
 def _same_shape(size: Sequence[Size], other: Sequence[Size]) -> bool:
-    return all(statically_known_true(x == y) for x, y in zip(size, other, strict=True))
+    return all(shapes.statically_known_true(x == y) for x, y in zip(size, other, strict=True))
 
 
 def _sum_groups(grad: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:

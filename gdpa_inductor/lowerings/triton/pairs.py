@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
-from ..._compat import size_hint
+from ..._compat import lowering, shapes
 from ...kernels.triton.pairs import ALONE, ROWS, Alone, turns
 from ...problem import Problem, Size
-from .. import _compat
+from .. import gpu
 from .inputs import Inputs, block_dim
 from .launch import Output, few, skips
 
@@ -27,22 +27,22 @@ def taken(outputs: dict[int, Output], o: Inputs) -> bool:
 def _fits(rule: Alone, p: Problem) -> bool:
     """Sizes count as they were at capture; no guard is added."""
     dims = [block_dim(d) for d in (p.head_dim, p.value_dim)]
-    kind = (_compat.capability(p.device), p.dtype.itemsize, *dims)
-    rows, keys = size_hint(p.rows), size_hint(p.cols)
+    kind = (gpu.capability(p.device), p.dtype.itemsize, *dims)
+    rows, keys = shapes.size_hint(p.rows), shapes.size_hint(p.cols)
     if kind != (rule.capability, rule.itemsize, rule.head_dim, rule.head_dim) or not rows:
         return False
-    of_all = size_hint(p.total_rows if p.jagged_query else p.batch) or 0
-    pairs = of_all * (size_hint(p.heads) or 0) // (rows if p.jagged_query else 1)
+    of_all = shapes.size_hint(p.total_rows if p.jagged_query else p.batch) or 0
+    pairs = of_all * (shapes.size_hint(p.heads) or 0) // (rows if p.jagged_query else 1)
     short = rows <= rule.rows and (keys or rule.keys + 1) <= rule.keys
-    return short and pairs >= rule.pairs * _compat.processors(p.device)
+    return short and pairs >= rule.pairs * gpu.processors(p.device)
 
 
 def sums(o: Inputs) -> Any:
     """[programs, rows, D]: where a program adds up the dQ of the pair at hand; not initialized."""
     p = o.problem
     rows: Size = (p.rows + ROWS - 1) // ROWS * ROWS
-    size = (_compat.processors(p.device), rows, block_dim(p.head_dim))
-    return _compat.empty(size, torch.float32, p.device)
+    size = (gpu.processors(p.device), rows, block_dim(p.head_dim))
+    return lowering.empty(size, torch.float32, p.device)
 
 
 def order(o: Inputs) -> Any:
@@ -59,4 +59,4 @@ def order(o: Inputs) -> Any:
             work = work * taken
         return turns(work, counted)
 
-    return _compat.realized(_compat.inline_formula(formula, nodes, fakes), o.problem.device)
+    return lowering.realized(lowering.inline_formula(formula, nodes, fakes), o.problem.device)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from ... import _compat as core_compat
+from ..._compat import shapes
 from ...problem import Problem
 from ...rejection import Code
-from .._compat import float32_precision
+from .. import gpu
 from ..backends import Rule, hint
 
 MAX_HEAD_DIM = 256
@@ -50,7 +50,7 @@ def _aux_dtypes(problem: Problem) -> str:
 
 def _head_dims(problem: Problem) -> str:
     for symbol in (problem.head_dim, problem.value_dim):
-        size = core_compat.size_hint(symbol)  # a symbolic one becomes a constant when it is lowered
+        size = shapes.size_hint(symbol)  # a symbolic one becomes a constant when it is lowered
         if size is None:
             return "a head dim that is known only at run time"
         if not 1 <= size <= MAX_HEAD_DIM:
@@ -60,7 +60,11 @@ def _head_dims(problem: Problem) -> str:
 
 def _wide_in_full_precision(problem: Problem) -> str:
     widest = max(hint(problem.head_dim), hint(problem.value_dim))
-    if problem.dtype != torch.float32 or float32_precision() != "ieee" or widest <= MAX_IEEE_DIM:
+    if (
+        problem.dtype != torch.float32
+        or gpu.float32_precision() != "ieee"
+        or widest <= MAX_IEEE_DIM
+    ):
         return ""
     return (
         f"fp32 without TF32 and a head dim of {widest}: with more than {MAX_IEEE_DIM} Triton takes "
@@ -92,7 +96,7 @@ _GAINS: dict[str, tuple[Gain, ...]] = {
 
 
 def _gain(problem: Problem) -> str:
-    precision = "half" if problem.dtype != torch.float32 else float32_precision()
+    precision = "half" if problem.dtype != torch.float32 else gpu.float32_precision()
     widest = max(hint(problem.head_dim), hint(problem.value_dim))
     gain = next((gain for gain in _GAINS[precision] if widest <= gain.head_dim), None)
     least = None if gain is None else gain.training if problem.training else gain.inference

@@ -1,13 +1,21 @@
-"""Watching Dynamo (explaining.py): a part of `_compat`, which hands it on."""
+"""Dynamo: its counters, what it leaves on a graph's inputs, and watching one run of it.
+
+Importing this module loads Dynamo. `explain` watches a run by `dynamo_observed`, which takes back
+what the run left in Dynamo: cache entries, counters, graph breaks.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch._dynamo.utils import counters  # a defaultdict(Counter), reset by torch._dynamo.reset
+
+__all__ = ["counters"]
 
 
 @dataclass(frozen=True)
@@ -36,21 +44,14 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
 
     codes: frames that Dynamo is to try again even if it skipped them before.
     """
-    from torch._C._dynamo import eval_frame
     from torch._dynamo import config, convert_frame, utils
 
-    default = eval_frame._FrameExecStrategy(
-        eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.DEFAULT
-    )
-    for code in codes:
-        eval_frame.set_code_exec_strategy(code, default)
+    _retry(codes)
     compiled: dict[Any, None] = {}
     hook = convert_frame.register_bytecode_hook(lambda code, _: compiled.setdefault(code))
     counted = {name: counter.copy() for name, counter in counters.items()}
-    breaks_before, metrics_before = (
-        len(utils.graph_break_reasons),
-        {id(m) for m in utils.get_compilation_metrics()},
-    )
+    breaks_before = len(utils.graph_break_reasons)
+    metrics_before = {id(m) for m in utils.get_compilation_metrics()}
     observed = Observed([], [])
     try:
         with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
@@ -66,6 +67,17 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
             _forget(code, backend)
         counters.clear()
         counters.update(counted)
+
+
+def _retry(codes: Sequence[Any]) -> None:
+    """Let Dynamo try frames again that it has marked as skipped."""
+    from torch._C._dynamo import eval_frame
+
+    default = eval_frame._FrameExecStrategy(
+        eval_frame._FrameAction.DEFAULT, eval_frame._FrameAction.DEFAULT
+    )
+    for code in codes:
+        eval_frame.set_code_exec_strategy(code, default)
 
 
 def _place(stack: Sequence[Any]) -> str:
@@ -92,8 +104,6 @@ def _forget(code: Any, backend: object) -> None:
     """Make the cache entries of `backend` unusable, and not count against the user's recompile
     limit.
     """
-    import weakref
-
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo.guards import DeletedGuardManagerWrapper
 
@@ -119,3 +129,32 @@ def backend_of(wrapped: Any) -> Any:
         if inner is None:
             return wrapped
         wrapped = inner
+
+
+def uncompiled(target: Any) -> Any:
+    """The user's function or module, below torch.compile's wrappers."""
+    return (
+        getattr(target, "_orig_mod", None)
+        or getattr(target, "_torchdynamo_orig_callable", None)
+        or target
+    )
+
+
+def is_dynamo_body(gm: torch.fx.GraphModule) -> bool:
+    """A nested graph of Dynamo's (a checkpoint body, a branch): its inputs are no inputs of the
+    user's.
+    """
+    inputs = [node.meta for node in gm.graph.nodes if node.op == "placeholder"]
+    return any("example_value" in meta for meta in inputs) and not any(
+        "grapharg" in meta for meta in inputs
+    )
+
+
+def real_input(node: torch.fx.Node) -> Any:
+    """The value that a placeholder was captured with, if Dynamo still holds it."""
+    graph_input = node.meta.get("grapharg")
+    # Dynamo lets go of it once it has compiled; asked for it then, it raises.
+    try:
+        return None if graph_input is None else graph_input.example
+    except (AssertionError, AttributeError):
+        return None

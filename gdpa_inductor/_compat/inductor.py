@@ -1,0 +1,132 @@
+"""Inductor as a compiler: its settings, caches and passes, and compiling a graph or a function.
+
+Imports of torch._inductor are inside the functions: the CPU kernel and the doctor need few of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._logging import trace_structured  # tlparse artifacts
+
+
+def trace_artifact(name: str, payload: Callable[[], str]) -> None:
+    """Leave a text in the structured trace log; `payload` runs only if someone records it."""
+    trace_structured(
+        "artifact", metadata_fn=lambda: {"name": name, "encoding": "string"}, payload_fn=payload
+    )
+
+
+def inductor_config(mode: str | None, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Inductor's settings for `mode` and `options`, checked as torch.compile checks them."""
+    wrapper = torch._TorchCompileInductorWrapper(mode, dict(options or {}), dynamic=None)
+    return dict(wrapper.config)
+
+
+def thorough() -> bool:
+    """max-autotune was asked for."""
+    from torch._inductor import config
+
+    return bool(config.max_autotune or config.max_autotune_gemm)
+
+
+@contextlib.contextmanager
+def cache_key_tag(tag: str) -> Iterator[None]:
+    """Add `tag` to the keys of FxGraphCache and AOTAutogradCache."""
+    config: Any = torch.compiler.config
+    with config.patch(cache_key_tag=f"{config.cache_key_tag}{tag}"):
+        yield
+
+
+def add_cache_key_tag(tag: str) -> None:
+    """The same for the rest of the process: 2.11 does not ask a pre-grad pass for its uuid."""
+    config: Any = torch.compiler.config
+    if tag not in config.cache_key_tag:
+        config.cache_key_tag = f"{config.cache_key_tag}{tag}"
+
+
+def cache_folder() -> str | None:
+    """Where torch keeps compiled graphs; None where such caches are off."""
+    from torch._inductor import config
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return cache_dir() if config.fx_graph_cache and not config.force_disable_caches else None
+
+
+def custom_graph_pass() -> Any:
+    """The base class that Inductor wants of a pass with a uuid."""
+    from torch._inductor.custom_graph_pass import CustomGraphPass
+
+    return CustomGraphPass
+
+
+def compile_with_inductor(
+    gm: torch.fx.GraphModule, inputs: Sequence[Any], settings: dict[str, Any], tag: str
+) -> Callable[..., Any]:
+    """compile_fx under the cache tag, which also covers a backward that is compiled later."""
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        if tag in torch.compiler.config.cache_key_tag:
+            return compile_fx_inner(*args, **kwargs)
+        with cache_key_tag(tag):
+            return compile_fx_inner(*args, **kwargs)
+
+    with cache_key_tag(tag):
+        return compile_fx(gm, list(inputs), inner_compile=inner, config_patches=settings)
+
+
+def drops_roundings() -> bool:
+    """Whether Inductor's C++ leaves out a rounding to 16 bits and back even where it is told to
+    keep it: torch 2.11 does, 2.13 does not; 2.12 was not checked.
+    """
+    return tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """`run(*tensors)` is the compiled function; `fits(tensors)` says whether it was compiled for
+    their shapes and strides.
+    """
+
+    run: Callable[..., Any]
+    fits: Callable[[Sequence[torch.Tensor]], bool]
+
+
+def compile_graph(
+    function: Callable[..., None], examples: Sequence[torch.Tensor], *, dynamic: bool
+) -> CompiledGraph:
+    """Have Inductor compile `function`, which returns nothing and writes to its arguments; at run
+    time, without Dynamo.
+
+    dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
+    """
+    from torch._guards import TracingContext, tracing
+    from torch._inductor import config
+    from torch._inductor.compile_fx import compile_fx
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    def flat(*tensors: torch.Tensor) -> tuple[()]:
+        function(*tensors)
+        return ()
+
+    with _disable_current_modes(), torch.no_grad(), torch.inference_mode(False):
+        traced = make_fx(flat, tracing_mode="symbolic" if dynamic else "fake")(*examples)
+        fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
+        mode = fakes[0].fake_mode
+        # Else its C++ leaves out a rounding to 16 bits and back.
+        with tracing(TracingContext(mode)), config.patch(emulate_precision_casts=True):
+            run = compile_fx(traced, fakes)
+
+    guards = mode.shape_env.produce_guards_expression(fakes) if dynamic else None
+    code = compile(guards, "<guards>", "eval") if guards else None
+
+    def fits(tensors: Sequence[torch.Tensor]) -> bool:
+        return code is None or bool(mode.shape_env.evaluate_guards_expression(code, tensors))
+
+    return CompiledGraph(run, fits)

@@ -1,0 +1,217 @@
+"""Inductor's lowering: from FX nodes to its IR, and the ops that its templates inline.
+
+Operands and results are nodes of the IR; sizes are sympy expressions. Everything of torch._inductor
+is imported inside the functions: choosing a kernel must not load the compiler.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from .shapes import size_expr
+
+_REGISTERED: set[Any] = set()
+
+
+def register_lowering(op: Any, function: Callable[..., Any]) -> None:
+    """Make `function` the lowering of `op`: from Inductor IR and literals to IR.
+
+    Also where Inductor has met the op before and made a call of its eager form its lowering.
+    """
+    from torch._inductor.lowering import register_lowering
+
+    if op not in _REGISTERED:
+        register_lowering(op, type_promotion_kind=None)(function)
+        _REGISTERED.add(op)
+
+
+def lowered_node_values() -> list[Any]:
+    """The arguments of the node under lowering, as fake tensors, SymInts and literals."""
+    from torch._inductor.virtualized import V
+
+    return list(torch.fx.map_arg(V.graph.current_node.args, lambda node: node.meta["val"]))
+
+
+def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What `make` gave for the key in the graph that is being lowered."""
+    from torch._inductor.virtualized import V
+
+    made = _MADE.setdefault(V.graph, {})
+    if key not in made:
+        made[key] = make()
+    return made[key]
+
+
+_MADE: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
+
+
+def extern_call(op: Any, *args: Any, **options: Any) -> Any:
+    """Call `op` from the generated code; tensors in and out are Inductor IR."""
+    from torch._inductor.lowering import fallback_handler
+
+    return fallback_handler(op, add_to_fallback_set=False)(*args, **options)
+
+
+def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list[Any]) -> Any:
+    """Lower `formula(*operands)` op by op; the results are contiguous.
+
+    operands: IR nodes and symbolic sizes; fakes: the same as fake tensors and SymInts.
+    """
+    from torch._inductor import ir
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.lowering import process_subgraph_nodes
+    from torch._inductor.virtualized import V
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with V.fake_mode, torch.no_grad():
+        traced = make_fx(
+            formula, select_decomp_table(), tracing_mode="real", _allow_non_fake_inputs=True
+        )(*fakes)
+    result = process_subgraph_nodes(traced, operands)
+    if isinstance(result, (list, tuple)):
+        return [ir.ExternKernel.require_contiguous(part) for part in result]
+    return ir.ExternKernel.require_contiguous(result)
+
+
+def finish(
+    formula: Callable[..., Any],
+    buffer: Any,
+    size: Sequence[Any],
+    dtype: torch.dtype,
+    like: torch.Tensor,
+    extra: tuple[list[Any], list[Any]] = ([], []),
+) -> Any:
+    """Lower `formula(buffer, like, *extra)`, with the buffer's size and dtype, and `like` for its
+    own. extra: more operands, as IR and as fakes."""
+    from torch._inductor.virtualized import V
+
+    with V.fake_mode:
+        fake = torch.empty(tuple(size), dtype=dtype, device=like.device)
+    nodes, fakes = extra
+    return inline_formula(
+        lambda part, *rest: formula(part, like, *rest), [buffer, *nodes], [fake, *fakes]
+    )
+
+
+def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:
+    """One of Inductor's ops through the current handler; the result has arithmetic operators."""
+    from torch._inductor.virtualized import ops
+
+    return getattr(ops, name)(*args, **kwargs)
+
+
+def fixed_input(name: str, dtype: torch.dtype) -> Any:
+    """What a template hands to `modification`. 2.11 takes it for fp32, so the dtype is set here."""
+    import sympy
+    from torch._inductor.virtualized import OpsValue, ops
+
+    loaded = ops.load(name, sympy.S.Zero)
+    variable = loaded.value if isinstance(loaded, OpsValue) else loaded
+    variable.dtype = dtype
+    return loaded
+
+
+def symbolic_scalar(value: Any, dtype: torch.dtype) -> Any:
+    """A size of the graph inside of a `modification`; a symbolic one becomes an argument."""
+    import sympy
+
+    expression = sympy.sympify(value)
+    if expression.is_number:
+        return inductor_op("constant", int(expression), dtype)
+    return plain_integer(expression, dtype)
+
+
+def plain_integer(expression: Any, dtype: torch.dtype = torch.int32) -> Any:
+    """The same, never a block, so that it can bound a loop."""
+    from torch._inductor.virtualized import OpsValue, V
+
+    text = V.kernel.kexpr(V.kernel.rename_indexing(expression))
+    return OpsValue(V.kernel.cse.generate(V.kernel.compute, f"({text})", dtype=dtype, shape=()))
+
+
+def computed_scalar(body: Callable[[Any], Any], device: torch.device, dtype: torch.dtype) -> Any:
+    """`body` as a buffer of no dimensions: the form in which a template takes what it inlines."""
+    from torch._inductor import ir
+
+    data = ir.Pointwise(device=device, dtype=dtype, inner_fn=body, ranges=[])
+    layout = ir.FlexibleLayout(device=device, dtype=dtype, size=[])
+    return ir.ComputedBuffer(name=None, layout=layout, data=data)
+
+
+def likely_size(expression: Any) -> int:
+    """A size as it was at capture, or a guess; adds no guard."""
+    from torch._inductor.virtualized import V
+
+    return int(V.graph.sizevars.optimization_hint(expression))
+
+
+def random_integers(node: Any, high: int) -> torch.Tensor:
+    """A contiguous operand like `node`, of integers in 0..high."""
+    size = [likely_size(extent) for extent in node.get_size()]
+    return torch.randint(0, high + 1, size, device=node.get_device()).to(node.get_dtype())
+
+
+def realized(node: Any, device: torch.device) -> Any:
+    """The operand as a buffer, or a strided view of one, on `device`, its layout settled."""
+    from torch._inductor import ir
+    from torch._inductor.lowering import to_device
+
+    if node.get_device() != device:
+        node = to_device(node, device)
+    found = ir.ExternKernel.realize_input(node)
+    if isinstance(found.get_layout(), ir.FlexibleLayout):
+        found.freeze_layout()
+    return found
+
+
+def rounded_to_tf32(node: Any) -> Any:
+    """fp32 rounded to the nearest TF32, still as fp32."""
+    from torch._inductor import ir
+
+    load = node.make_loader()
+
+    def body(index: Any) -> Any:
+        return inductor_op(
+            "inline_asm_elementwise",
+            load(index),
+            asm="cvt.rna.tf32.f32 $0, $1;",
+            constraints="=r,r",
+        )
+
+    return ir.Pointwise.create(
+        device=node.get_device(), dtype=torch.float32, inner_fn=body, ranges=node.get_size()
+    )
+
+
+def contiguous_layout(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """The layout of a contiguous buffer."""
+    from torch._inductor import ir
+
+    return ir.FixedLayout(device, dtype, [size_expr(extent) for extent in size])
+
+
+def empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """A contiguous buffer for a kernel to write to."""
+    from torch._inductor.lowering import empty_strided
+
+    layout = contiguous_layout(size, dtype, device)
+    return empty_strided(layout.size, layout.stride, dtype=dtype, device=device)
+
+
+def zeros(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """Zeros that Inductor may inline; for a buffer see `zeroed`."""
+    from torch._inductor.lowering import full
+
+    return full([size_expr(extent) for extent in size], 0, dtype=dtype, device=device)
+
+
+def zeroed(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
+    """A contiguous buffer of zeros for a kernel to add to."""
+    made = zeros(size, dtype, device)
+    made.realize()
+    made.freeze_layout_with_exact_strides(contiguous_layout(size, dtype, device).stride)
+    return made

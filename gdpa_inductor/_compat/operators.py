@@ -1,0 +1,77 @@
+"""The dispatcher's operators: their classes, names, schemas and tags.
+
+The classes are public in use and private in place. A schema says what an operator writes to, a tag
+whether it draws random numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+__all__ = ["TorchDispatchMode"]
+
+
+OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
+HigherOrderOperator = torch._ops.HigherOrderOperator
+
+
+def op_name(op: Any) -> str:
+    """The short name of an operator: "masked_fill_" of `aten.masked_fill_.Scalar`."""
+    packet = getattr(op, "overloadpacket", op)
+    return str(getattr(packet, "__name__", packet))
+
+
+def schema_of(op: Any) -> Any:
+    """The declaration of an overload: its name, arguments and what it writes to."""
+    return op._schema
+
+
+def qualified_name(packet: Any) -> str:
+    """The "aten::add" of a packet of overloads; "" for anything else."""
+    return str(getattr(packet, "_qualified_op_name", ""))
+
+
+def overload_name(op: Any) -> str:
+    """The "Tensor" of `aten.add.Tensor`; "" for what is no overload."""
+    return str(getattr(op, "_overloadname", ""))
+
+
+@functools.cache
+def aten_overloads(name: str) -> tuple[Any, ...]:
+    """ATen's functions of a name."""
+    packet = getattr(torch.ops.aten, name, None) if name.isidentifier() else None
+    if not isinstance(packet, OpOverloadPacket):  # `torch.ops.aten.__eq__` is of the namespace
+        return ()
+    return tuple(getattr(packet, overload) for overload in packet.overloads())
+
+
+@functools.cache
+def is_composite(op: Any) -> bool:
+    """An operator that is defined by others, below autograd too."""
+    return (
+        isinstance(op, OpOverload)
+        and op.namespace == "aten"
+        and torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    )
+
+
+@functools.cache
+def writes_first(op: Any) -> bool:
+    """Whether an operator changes its first argument."""
+    first = op._schema.arguments[:1]
+    return bool(first) and first[0].alias_info is not None and first[0].alias_info.is_write
+
+
+@functools.cache
+def is_random(op: Any) -> bool:
+    """An operator that draws from a generator."""
+    return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+def draws_random(target: Any) -> bool:
+    """Whether an ATen operation draws random numbers, as its tags say."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

@@ -1,0 +1,134 @@
+"""Symbolic sizes: what is known of them without a guard, and their sympy expressions.
+
+A size is an int or a SymInt. `size_expr` and what follows it work on sizes as Inductor has them,
+which are sympy expressions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def statically_known_true(condition: bool | torch.SymBool) -> bool:
+    """True only if it is known without a guard."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return bool(statically_known_true(condition))
+
+
+def size_hint(size: int | torch.SymInt) -> int | None:
+    """The value that a size had when the graph was captured; None where there is none. Adds no
+    guard.
+    """
+    if isinstance(size, int):
+        return size
+    node = size.node
+    return int(node.hint) if node.has_hint() else None
+
+
+def hint_of(number: Any) -> Any:
+    """A symbolic number at its hint, a plain one as it is; None for a symbol without a hint."""
+    node = getattr(number, "node", None)
+    if node is None or not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return number
+    hint = node.hint if node.has_hint() else None
+    if hint is not None:
+        return hint
+    expression = node.expr
+    return int(expression) if expression.is_number else None
+
+
+def size_bounds(size: torch.SymInt) -> tuple[int | None, int | None]:
+    """The smallest and largest value that a size may have, as far as known. Adds no guard."""
+    found = size.node.shape_env.bound_sympy(size.node.expr)
+    low, high = (int(end) if end.is_Integer else None for end in (found.lower, found.upper))
+    return low, high
+
+
+def guarded_equal(left: Any, right: Any) -> bool:
+    """Whether two ragged sizes of nested tensors are equal now; a guard is added only if so."""
+    hints = [getattr(size.node, "hint", None) for size in (left, right)]
+    if None in hints or not bool(hints[0] == hints[1]):
+        return False
+    return bool(left == right)
+
+
+def exact_quotient(
+    size: int | torch.SymInt, divisor: int | torch.SymInt
+) -> int | torch.SymInt | None:
+    """`size // divisor` where it is known that nothing remains: 5·s-5 by s-1 is 5. No guard."""
+    if isinstance(size, int) and isinstance(divisor, int):
+        return size // divisor if divisor and size % divisor == 0 else None
+    import sympy
+
+    top, bottom = (s if isinstance(s, int) else s.node.expr for s in (size, divisor))
+    found = sympy.cancel(sympy.sympify(top) / sympy.sympify(bottom))
+    if found.is_Integer:
+        return int(found)
+    if sympy.fraction(found)[1] != 1 or not found.is_polynomial():
+        return None
+    whole, part = size_hint(size), size_hint(divisor)
+    hint = None if whole is None or not part else whole // part
+    node: Any = (divisor if isinstance(size, int) else size).node
+    return node.shape_env.create_symintnode(sympy.expand(found), hint=hint)
+
+
+@contextlib.contextmanager
+def without_guards(fake_mode: Any) -> Iterator[None]:
+    """Let the sizes of `fake_mode` be compared without a guard: only for what decides nothing about
+    the program.
+    """
+    with contextlib.ExitStack() as stack:
+        if fake_mode.shape_env is not None:
+            stack.enter_context(fake_mode.shape_env.suppress_guards())
+        yield
+
+
+def expression_of(number: Any) -> Any:
+    """The sympy expression of a symbolic number."""
+    return number.node.expr
+
+
+def is_constant(number: Any) -> bool:
+    """Whether a symbolic number is one number only, whatever the inputs."""
+    return bool(number.node.is_constant() or number.node.expr.is_number)
+
+
+def without_hint(expression: Any, like: Any) -> Any:
+    """An integer expression as a SymInt beside `like`, of no known value."""
+    return like.node.shape_env.create_symintnode(expression, hint=None)
+
+
+def size_expr(size: int | torch.SymInt) -> Any:
+    """A size as Inductor has it."""
+    import sympy
+
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
+
+
+def listed_granules(total: Any, batch: Any, granule: int) -> Any:
+    """How many granules the sequences of a jagged side have at most, as a size of Inductor."""
+    from torch.utils._sympy.functions import FloorDiv
+
+    return FloorDiv(total, granule) + batch
+
+
+def granules_each(longest: Any, granule: int) -> Any:
+    """How many a sequence of the greatest length has; one of no length has one."""
+    import sympy
+    from torch.utils._sympy.functions import CeilDiv
+
+    return sympy.Max(1, CeilDiv(longest, granule))
+
+
+def smaller(size: Any, limit: Any) -> Any:
+    """The smaller one of two sizes of Inductor."""
+    import sympy
+
+    return sympy.Min(size, limit)

@@ -1,0 +1,91 @@
+"""Fake tensors, nested tensors and other wrappers, and the storage behind a tensor.
+
+Fake tensors carry the values of FX nodes. A nested tensor holds values and offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+
+def is_fake(tensor: torch.Tensor) -> bool:
+    """A fake tensor or a fake parameter, and no other subclass."""
+    return type(tensor) in (FakeTensor, torch.nn.Parameter) and isinstance(tensor, FakeTensor)
+
+
+def fake_mode_of(tensor: torch.Tensor) -> Any:
+    """The FakeTensorMode that a fake tensor belongs to."""
+    return tensor.fake_mode  # type: ignore[attr-defined]
+
+
+def own_fake_mode() -> Any:
+    """A fake mode with symbols of its own."""
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+    shapes = ShapeEnv(allow_scalar_outputs=True, allow_dynamic_output_shape_ops=True)
+    return FakeTensorMode(shape_env=shapes, static_shapes=True)
+
+
+def device_of(tensor: torch.Tensor) -> torch.device:
+    """Where a tensor is. Asked for its `device`, a fake would ask the active modes."""
+    return tensor.fake_device if isinstance(tensor, FakeTensor) else tensor.device
+
+
+def asked(question: Any, tensor: torch.Tensor) -> Any:
+    """What a tensor says of itself. A fake knows its device without being dispatched."""
+    return device_of(tensor) if question is torch.ops.prim.device.default else question(tensor)
+
+
+def constant_of(value: Any) -> Any:
+    """The value of a fake tensor of one element that is known to hold a constant, or None."""
+    held = getattr(value, "constant", None)
+    return element_of(held) if isinstance(held, torch.Tensor) and held.numel() == 1 else None
+
+
+def element_of(tensor: torch.Tensor) -> Any:
+    """The element of a real tensor, whatever modes are active."""
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        return tensor.item()
+
+
+def is_compact_nested(tensor: torch.Tensor) -> bool:
+    """A jagged nested tensor [B, j, ...] whose sequences follow each other without gaps."""
+    return getattr(tensor, "_ragged_idx", 0) == 1 and getattr(tensor, "_lengths", 0) is None
+
+
+def values_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a jagged nested tensor; any other as it is."""
+    return tensor._values if tensor.is_nested and tensor.layout == torch.jagged else tensor
+
+
+def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a wrapper subclass holds: of a nested tensor values and offsets."""
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+
+
+def parts_of(value: Any) -> Any:
+    """The tensors that a tensor is made of; anything else as it is."""
+    from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+    if not is_traceable_wrapper_subclass(value):
+        return value
+    names, _ = value.__tensor_flatten__()
+    return [parts_of(getattr(value, name)) for name in names]
+
+
+def holds_subclass(types: Sequence[type]) -> bool:
+    """Whether a call is given tensors that are made of others, such as nested ones."""
+    known = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor)
+    return any(t not in known for t in types)
+
+
+def storage_address(storage: torch.UntypedStorage) -> int:
+    """What tells two living storages apart."""
+    return storage._cdata

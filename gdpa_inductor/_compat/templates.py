@@ -1,0 +1,107 @@
+"""Inductor's Triton templates and its autotuning: one operand list, several ways to compute it.
+
+`triton_template` makes a template, `rival` a kernel that is none, and `best_of` the output of the
+fastest of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import io
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from .inductor import thorough
+from .shapes import size_expr
+
+log = logging.getLogger("gdpa_inductor")
+
+
+def triton_template(
+    name: str, grid: Callable[..., Any], source: str, names: Mapping[str, Any]
+) -> Any:
+    """A template of a jinja source. names: what the source may read besides Inductor's own."""
+    from torch._inductor.select_algorithm import SymbolicGridFn, TritonTemplate
+
+    made = TritonTemplate(name=name, grid=SymbolicGridFn(grid), source=source, **_freeze())
+    made.template.globals.update(names)
+    return made
+
+
+def _freeze() -> dict[str, bool]:
+    """2.13 may defer the layout of an operand; ours are settled before the template sees them."""
+    from torch._inductor.select_algorithm import TritonTemplate
+
+    known = inspect.signature(TritonTemplate.__init__).parameters
+    return {"always_freeze_layout": True} if "always_freeze_layout" in known else {}
+
+
+def rival(
+    name: str, kernel: Callable[..., None], create: Callable[[], Any], body: dict[str, Any]
+) -> Any:
+    """A kernel that is no template, as a choice beside one.
+
+    kernel(*tensors, out): computes it on the template's operands. create(): its node in the graph,
+    should it win. name: the same for kernels that cost the same, in every process.
+    """
+    from torch._inductor.select_algorithm import ExternKernelChoice, extern_kernels
+
+    if hasattr(extern_kernels, name):
+        delattr(extern_kernels, name)
+    choice = ExternKernelChoice(
+        kernel, name=name, kernel_creator=lambda *_, **__: create().data.data
+    )
+    return choice.bind(body["input_nodes"], body["layout"])
+
+
+def best_of(
+    template: Any,
+    name: str,
+    choices: Sequence[dict[str, Any]],
+    body: dict[str, Any],
+    examples: dict[int, Callable[[], torch.Tensor]],
+    sizes: Sequence[Any],
+    rivals: Sequence[Any] = (),
+) -> Any:
+    """The output of the template under the fastest of `choices`; a single one is not timed.
+
+    sizes: those that the subgraphs name. One that comes from a tensor is computed before.
+
+    rivals: other kernels (see `rival`) for the same operands and output.
+
+    examples: by the number of the operand what it holds while the choices are timed; else floats
+    are random and integers are zero.
+    """
+    import sympy
+    from torch._inductor.select_algorithm import autotune_select_algorithm
+
+    callers: list[Any] = []
+    errors = [template.maybe_append_choice(callers, **choice, **body) for choice in choices]
+    if not callers:
+        raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
+    callers += rivals
+    nodes, layout = body["input_nodes"], body["layout"]
+    given = {number: lambda _, make=make: make() for number, make in examples.items()}
+    with _quiet():
+        found = autotune_select_algorithm(
+            name, callers, nodes, layout, return_multi_template=False, input_gen_fns=given or None
+        )
+    made = found[0] if isinstance(found, tuple) else found  # 2.11 returns the node alone
+    node = made.data.data
+    if hasattr(node, "subgraph_inps"):  # where Inductor's own template, flex_attention, has them
+        named = [x if isinstance(x, sympy.Expr) else size_expr(x) for x in sizes]
+        node.subgraph_inps = [x for x in named if x.free_symbols]
+    return made
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Inductor prints a line for each comparison, even where nobody asked for max-autotune."""
+    report = io.StringIO()
+    with contextlib.nullcontext() if thorough() else contextlib.redirect_stderr(report):
+        yield
+    log.debug("%s", report.getvalue())
