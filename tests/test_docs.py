@@ -1,0 +1,54 @@
+"""The pages for readers: links and anchors lead somewhere, and files that are named exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+# A path in backticks that begins at a folder of the repository, or of the package.
+NAMED = re.compile(r"`((?:gdpa_inductor|tests|docs|kernels|lowerings|patterns|program)/[\w./]+)`")
+HISTORY = {"CHANGELOG.md"}  # names what there was
+
+each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+
+
+def text(page: Path) -> str:
+    """Without blocks of code, where brackets are no links."""
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of every heading, as GitHub and MyST make them."""
+    headings = re.findall(r"^#+\s+(.*)$", text(page), re.M)
+    words = (re.sub(r"[^\w\s-]", "", heading.lower()) for heading in headings)
+    return {re.sub(r"\s", "-", heading.strip()) for heading in words}
+
+
+@each
+def test_links_lead_somewhere(page: Path):
+    for link in LINK.findall(text(page)):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name) if name else page
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@each
+def test_files_that_are_named_exist(page: Path):
+    if page.name in HISTORY:
+        return
+    for name in NAMED.findall(page.read_text()):
+        found = [ROOT / name, ROOT / "gdpa_inductor" / name]
+        assert any(path.exists() for path in found), name
+
+
+def test_a_page_has_links_and_names():
+    """The patterns above find something."""
+    pages = [text(page) for page in PAGES]
+    assert sum(len(LINK.findall(page)) for page in pages) > 20
+    assert sum(len(NAMED.findall(page)) for page in pages) > 20
