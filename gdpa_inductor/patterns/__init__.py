@@ -1,7 +1,7 @@
 """Finding: `rewrite_graph` replaces every activation(QKᵀ)V of a graph by one call of
 `gdpa::attention`, in place.
 
-    host        facts about the user's nodes: values, storages, effects, places in the source
+    host/       facts about the user's nodes: values, storages, writes, products, places
     ambient     autocast, gradient mode and transforms along the graph
     candidates  products made from products; what one scan of a graph tells
     region      the nodes between two products, and whether it is safe to replace them

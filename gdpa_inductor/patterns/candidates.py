@@ -13,9 +13,9 @@ from torch.fx import Graph, Node
 
 from .. import _compat
 from ..rejection import Code
-from . import host
 from .ambient import Ambient
 from .frame import same
+from .host import facts, functions, products, writes
 from .vocabulary import MIXING
 
 # What is refused by its name, so that softmax attention costs nothing: a shadow would say the same.
@@ -64,15 +64,15 @@ class HostGraph:
         learns: frozenset[Node] = frozenset(),
     ) -> HostGraph:
         inputs = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
-        learns |= set(filter(host.requires_grad, inputs))
+        learns |= set(filter(facts.requires_grad, inputs))
         found = HostGraph(graph, ambient, later=later, learns=learns)
         related: dict[int, set[int]] = {}
         for position, node in enumerate(graph.nodes):
             found.order[node] = position
             found.reach[node] = found._reached(node)
-            changed = host.mutated(node)
+            changed = writes.mutated(node)
             if changed:
-                found.mutators[node] = frozenset().union(*map(host.written_storages, changed))
+                found.mutators[node] = frozenset().union(*map(facts.written_storages, changed))
             _relate(node, related)
         for node, written in found.mutators.items() if related else ():
             found.mutators[node] = _closure(written, related)
@@ -82,12 +82,12 @@ class HostGraph:
         """Whether a node may want gradients. Of an exported graph only inputs tell: those behind
         it, with nothing in between that ends the history, such as a cast to integers.
         """
-        if host.requires_grad(node):
+        if facts.requires_grad(node):
             return True
         behind, stack = set[Node](), [node]
         while stack:
             node = stack.pop()
-            ends = host.name(node) in host.HISTORYLESS or not host.may_want_gradients(node)
+            ends = facts.name(node) in functions.HISTORYLESS or not facts.may_want_gradients(node)
             if node not in behind and not ends:
                 behind.add(node)
                 stack += node.all_input_nodes
@@ -101,21 +101,21 @@ class HostGraph:
             m
             for m, changed in self.mutators.items()
             if not changed.isdisjoint(storages)
-            and host.name(m) not in host.CUTS
+            and facts.name(m) not in functions.CUTS
             and after < self.order[m]
             and (before is None or self.order[m] < before)
         ]
 
     def _reached(self, node: Node) -> frozenset[Node]:
-        if node.op not in ("call_function", "call_method") or not host.tensors(node):
+        if node.op not in ("call_function", "call_method") or not facts.tensors(node):
             return frozenset()
         found: set[Node] = set()
         for source in node.all_input_nodes:
-            if host.is_product(source):
-                found |= set() if host.is_weight_product(source) else {source}
+            if products.is_product(source):
+                found |= set() if products.is_weight_product(source) else {source}
             else:
                 found |= self.reach[source]
-        if found and host.is_opaque(node) and not _keeps_shape(node):
+        if found and facts.is_opaque(node) and not _keeps_shape(node):
             return frozenset()
         return frozenset(sorted(found, key=self.order.__getitem__)[:_MANY])
 
@@ -123,14 +123,14 @@ class HostGraph:
         """In program order; two for a product whose operands both qualify."""
         found: list[Candidate] = []
         for node in self.graph.nodes:
-            if not host.is_product(node) or host.is_weight_product(node):
+            if not products.is_product(node) or products.is_weight_product(node):
                 continue
-            for operand in host.operands(node):
+            for operand in products.operands(node):
                 firsts = {operand} if self.is_first(operand) else self.reach[operand]
                 firsts = self._scores_of(operand, firsts)
                 if firsts:
                     found.append(Candidate(node, tuple(sorted(firsts, key=self.order.__getitem__))))
-            if host.name(node) == "einsum" and len(host.operands(node)) > 3:
+            if facts.name(node) == "einsum" and len(products.operands(node)) > 3:
                 found.append(Candidate(node, (node,)))
         return found
 
@@ -138,11 +138,11 @@ class HostGraph:
         """Whether products may be one that is written several times: of the same tensors, in the
         same order. The matcher then compares them element by element.
         """
-        made = [[host.origin(n) for n in host.operands(first)] for first in firsts]
+        made = [[products.origin(n) for n in products.operands(first)] for first in firsts]
         return all(one == made[0] for one in made)
 
     def is_first(self, node: Node) -> bool:
-        return host.is_product(node) and not host.is_weight_product(node)
+        return products.is_product(node) and not products.is_weight_product(node)
 
     def _scores_of(self, operand: Node, firsts: Iterable[Node]) -> set[Node]:
         """Of several products behind an operand, the one that is its scores, if there is only one.
@@ -166,7 +166,7 @@ class HostGraph:
             node = stack.pop()
             if self.is_first(node):
                 found.add(node)
-            elif host.name(node) not in NO_WEIGHTS:
+            elif facts.name(node) not in NO_WEIGHTS:
                 stack += [
                     n
                     for n in node.all_input_nodes
@@ -187,22 +187,24 @@ class HostGraph:
         return self.spread[node]
 
     def _is_spread(self, node: Node) -> bool:
-        called = host.name(node)
-        pointwise = called in host.POINTWISE or called in host.CASTS or _cuts_nothing(node)
+        called = facts.name(node)
+        pointwise = (
+            called in functions.POINTWISE or called in functions.CASTS or _cuts_nothing(node)
+        )
         if (
-            not (pointwise or called in host.CREATIONS)
-            or len(host.tensors(node)) != 1
-            or not host.is_plain(node)
+            not (pointwise or called in functions.CREATIONS)
+            or len(facts.tensors(node)) != 1
+            or not facts.is_plain(node)
         ):
             return False
         if any(
-            host.storages(node) & changed for changed in self.mutators.values()
+            facts.storages(node) & changed for changed in self.mutators.values()
         ) or node.kwargs.get("out"):
             return False
-        if called in host.CREATIONS:
-            return not any(host.tensors(n) for n in node.all_input_nodes)
+        if called in functions.CREATIONS:
+            return not any(facts.tensors(n) for n in node.all_input_nodes)
         rank = rank_of(node)
-        given = [n for n in node.all_input_nodes if host.tensors(n)]
+        given = [n for n in node.all_input_nodes if facts.tensors(n)]
         if called in ("max", "min") and len(given) < 2:  # a reduction
             return False
         return bool(given) and all(
@@ -212,13 +214,13 @@ class HostGraph:
 
 def _relate(node: Node, related: dict[int, set[int]]) -> None:
     """Note storages that may be one at run time, where symbolic strides decide that."""
-    if not host.may_alias(node):
+    if not writes.may_alias(node):
         return
-    (given,) = host.tensors(node.all_input_nodes[0])
+    (given,) = facts.tensors(node.all_input_nodes[0])
     if all(isinstance(size, int) for size in (*given.shape, *given.stride())):
         return
-    for one in host.storages(node.all_input_nodes[0]):
-        for other in host.storages(node):
+    for one in facts.storages(node.all_input_nodes[0]):
+        for other in facts.storages(node):
             related.setdefault(one, set()).add(other)
             related.setdefault(other, set()).add(one)
 
@@ -237,8 +239,8 @@ def _keeps_shape(node: Node) -> bool:
     """An opaque call that acts like a point-wise function: one result, shaped as an operand."""
     if node.op == "call_function" and _compat.has_plain_bodies(node.target):
         return False
-    shapes = [t.shape for t in host.tensors(node)]
-    given = [t.shape for n in node.all_input_nodes for t in host.tensors(n)]
+    shapes = [t.shape for t in facts.tensors(node)]
+    given = [t.shape for n in node.all_input_nodes for t in facts.tensors(n)]
     return len(shapes) == 1 and any(
         len(shape) == len(shapes[0]) and all(map(same, shape, shapes[0])) for shape in given
     )
@@ -246,17 +248,17 @@ def _keeps_shape(node: Node) -> bool:
 
 def _cuts_nothing(node: Node) -> bool:
     """A `detach` of what has no gradient."""
-    return host.name(node) == "detach" and not any(
-        map(host.may_want_gradients, node.all_input_nodes)
+    return facts.name(node) == "detach" and not any(
+        map(facts.may_want_gradients, node.all_input_nodes)
     )
 
 
 def _behind_views(node: Node) -> Node:
-    while node.op in ("call_function", "call_method") and host.is_view(node):
+    while node.op in ("call_function", "call_method") and facts.is_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
 def rank_of(node: Node) -> int:
     """How many dims are more than 1 long."""
-    return sum(not (isinstance(size, int) and size == 1) for size in host.tensors(node)[0].shape)
+    return sum(not (isinstance(size, int) and size == 1) for size in facts.tensors(node)[0].shape)

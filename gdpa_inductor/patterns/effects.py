@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from ..rejection import Code
-from . import host
 from .candidates import HostGraph
+from .host import facts, functions, places, writes
 from .result import Refused
 
 _EXPANSIONS = frozenset(["expand", "expand_as", "broadcast_to"])
@@ -45,9 +45,9 @@ class Extent:
 def check(graph: HostGraph, region: Extent) -> None:
     """Raise Refused where an in-place call forbids to replace a region."""
     for mutator in graph.mutators:
-        if host.name(mutator) in host.MOVES:
+        if facts.name(mutator) in functions.MOVES:
             raise Refused(
-                Code.OPAQUE_CALL, f"{host.describe(mutator)} gives a tensor another storage"
+                Code.OPAQUE_CALL, f"{places.describe(mutator)} gives a tensor another storage"
             )
     _check_operands(graph, region)
     _check_dims(graph, region)
@@ -61,14 +61,14 @@ def is_overwritten(graph: HostGraph, maker: Node, end: Node) -> bool:
     """Whether a call makes a copy that is written into before `end`: then it is no longer what the
     call made.
     """
-    own = host.storages(maker)
-    own = own.difference(*map(host.storages, maker.all_input_nodes))
+    own = facts.storages(maker)
+    own = own.difference(*map(facts.storages, maker.all_input_nodes))
     return bool(graph.written(own, -1, graph.order[end]))
 
 
 def is_watched(node: Node) -> bool:
     """Whether somebody asks for the gradient of this very tensor."""
-    return any(host.name(user) in host.WATCHERS for user in node.users)
+    return any(facts.name(user) in functions.WATCHERS for user in node.users)
 
 
 # Values
@@ -77,16 +77,16 @@ def is_watched(node: Node) -> bool:
 def _check_operands(graph: HostGraph, region: Extent) -> None:
     reads, end = _first_reads(graph, region), graph.order[region.end]
     for operand, place in reads.items():
-        for mutator in graph.written(host.storages(operand), place, end):
+        for mutator in graph.written(facts.storages(operand), place, end):
             raise Refused(
                 Code.MUTATED_OPERAND,
-                f"{host.describe(mutator)} changes an operand between its use and the output",
+                f"{places.describe(mutator)} changes an operand between its use and the output",
             )
-    outer = frozenset().union(*map(host.storages, reads))
+    outer = frozenset().union(*map(facts.storages, reads))
     for mutator in region.nodes:
         if not graph.mutators.get(mutator, frozenset()).isdisjoint(outer):
             raise Refused(
-                Code.MUTATED_OPERAND, f"{host.describe(mutator)} changes an operand in place"
+                Code.MUTATED_OPERAND, f"{places.describe(mutator)} changes an operand in place"
             )
 
 
@@ -95,12 +95,12 @@ def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
     order, uses = graph.order, dict[Node, int]()
     inside = set(region.nodes)
     for node in [*region.nodes, *reversed(region.makers)]:
-        reads = node in inside or not host.is_view(node)
+        reads = node in inside or not facts.is_view(node)
         place = order[node] if reads else uses.get(node, order[node])
         for source in node.all_input_nodes:
             uses[source] = min(uses.get(source, place), place)
     found = {leaf: uses.get(leaf, order[region.end]) for leaf in region.leaves}
-    for number in [leaf for leaf in region.leaves if host.name(leaf) == "item"]:
+    for number in [leaf for leaf in region.leaves if facts.name(leaf) == "item"]:
         (tensor,) = number.all_input_nodes
         found[tensor] = min(found.get(tensor, order[number]), order[number])
     return found
@@ -111,12 +111,12 @@ def _check_copies(graph: HostGraph, region: Extent) -> None:
     copy is an alias depends on strides, and the analysis does not know these.
     """
     writers = [n for n in region.nodes if n in graph.mutators]
-    copies = [n for n in region.nodes if host.may_alias(n)] if writers else []
+    copies = [n for n in region.nodes if writes.may_alias(n)] if writers else []
     for copy in copies:
         below = _aliases(region.nodes, [copy], set())
         above = _aliases(region.nodes, _roots(copy), below)
         for writer in writers:
-            targets = set(host.mutated(writer))
+            targets = set(writes.mutated(writer))
             others = above if targets & below else below if targets & above else set[Node]()
             if graph.order[writer] > graph.order[copy] and any(
                 graph.order[n] > graph.order[writer] and others & set(n.all_input_nodes)
@@ -124,8 +124,8 @@ def _check_copies(graph: HostGraph, region: Extent) -> None:
             ):
                 raise Refused(
                     Code.MUTATED_SCORES,
-                    f"{host.describe(writer)} changes scores of which {host.describe(copy)} may be "
-                    "a copy or an alias",
+                    f"{places.describe(writer)} changes scores of which {places.describe(copy)} "
+                    "may be a copy or an alias",
                 )
 
 
@@ -133,14 +133,14 @@ def _check_expanded(graph: HostGraph, region: Extent) -> None:
     """Refuse writes through an expanded view. The functional form of such a write adds differences,
     x + (new - x), which is not `new` where x is infinite.
     """
-    views = [n for n in region.nodes if host.name(n) in _EXPANSIONS]
+    views = [n for n in region.nodes if facts.name(n) in _EXPANSIONS]
     for writer in (n for n in region.nodes if views and n in graph.mutators):
-        targets = set(host.mutated(writer))
+        targets = set(writes.mutated(writer))
         for view in views:
             if targets & _aliases(region.nodes, [view], set()):
                 raise Refused(
                     Code.MUTATED_SCORES,
-                    f"{host.describe(writer)} changes the scores through {host.describe(view)}",
+                    f"{places.describe(writer)} changes the scores through {places.describe(view)}",
                 )
 
 
@@ -163,7 +163,7 @@ def _aliases(nodes: Sequence[Node], start: Iterable[Node], without: set[Node]) -
 
 
 def _is_alias(node: Node, source: Node) -> bool:
-    return bool(host.storages(node) & host.storages(source)) or host.may_alias(node)
+    return bool(facts.storages(node) & facts.storages(source)) or writes.may_alias(node)
 
 
 # Dims, strides and history: a view has those of the place where it is made
@@ -179,41 +179,41 @@ def _first_touches(graph: HostGraph, region: Extent) -> dict[Node, int]:
 
 
 def _calls(graph: HostGraph, names: frozenset[str]) -> dict[Node, frozenset[int]]:
-    return {m: changed for m, changed in graph.mutators.items() if host.name(m) in names}
+    return {m: changed for m, changed in graph.mutators.items() if facts.name(m) in names}
 
 
 def _check_dims(graph: HostGraph, region: Extent) -> None:
     """A node's fake value has the dims that its tensor has in the end."""
-    calls = _calls(graph, host.RESHAPES)
+    calls = _calls(graph, functions.RESHAPES)
     if not calls:
         return
-    own = frozenset().union(*map(host.storages, region.results))
+    own = frozenset().union(*map(facts.storages, region.results))
     touches = _first_touches(graph, region)
     for call, changed in calls.items():
         if changed & own:
             raise Refused(
-                Code.MUTATED_SCORES, f"{host.describe(call)} changes dims of the scores in place"
+                Code.MUTATED_SCORES, f"{places.describe(call)} changes dims of the scores in place"
             )
         for operand, place in touches.items():
-            if changed & host.storages(operand) and graph.order[call] > place:
+            if changed & facts.storages(operand) and graph.order[call] > place:
                 raise Refused(
-                    Code.MUTATED_OPERAND, f"{host.describe(call)} changes dims of an operand"
+                    Code.MUTATED_OPERAND, f"{places.describe(call)} changes dims of an operand"
                 )
 
 
 def _check_history(graph: HostGraph, region: Extent) -> None:
     touches = _first_touches(graph, region)
-    trains = any(map(host.may_want_gradients, (*region.nodes, *region.leaves)))
-    own = frozenset().union(*map(host.storages, region.results)) if trains else frozenset[int]()
-    for call, changed in _calls(graph, host.CUTS).items():
+    trains = any(map(facts.may_want_gradients, (*region.nodes, *region.leaves)))
+    own = frozenset().union(*map(facts.storages, region.results)) if trains else frozenset[int]()
+    for call, changed in _calls(graph, functions.CUTS).items():
         late = [
             operand
             for operand, place in touches.items()
-            if changed & host.storages(operand) and graph.order[call] > place
+            if changed & facts.storages(operand) and graph.order[call] > place
         ]
         if changed & own or late:
             raise Refused(
-                Code.GRAD_MODE, f"{host.describe(call)} cuts a tensor of the region from autograd"
+                Code.GRAD_MODE, f"{places.describe(call)} cuts a tensor of the region from autograd"
             )
     if trains:
         _check_silent_writes(graph, region)
@@ -222,11 +222,11 @@ def _check_history(graph: HostGraph, region: Extent) -> None:
 def _check_silent_writes(graph: HostGraph, region: Extent) -> None:
     """Scores that are changed through an alias without history keep the gradient that they had."""
     writers = [n for n in region.nodes if n in graph.mutators]
-    for alias in filter(host.cuts_history, region.nodes if writers else ()):
+    for alias in filter(writes.cuts_history, region.nodes if writers else ()):
         for writer in writers:
-            if graph.mutators[writer] & host.storages(alias):
+            if graph.mutators[writer] & facts.storages(alias):
                 raise Refused(
                     Code.GRAD_MODE,
-                    f"{host.describe(writer)} changes the scores through {host.describe(alias)}, "
-                    "unseen by autograd",
+                    f"{places.describe(writer)} changes the scores through "
+                    f"{places.describe(alias)}, unseen by autograd",
                 )

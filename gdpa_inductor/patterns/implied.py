@@ -14,7 +14,7 @@ from torch.fx import Node
 
 from ..program.expr import Expr, const, postorder
 from ..program.simplify import FALSE, TRUE, substitute
-from . import host
+from .host import facts
 from .jagged import Side, Sides
 from .padding import Padding
 from .reached import reached
@@ -60,7 +60,7 @@ def without_implied(padding: Padding, reading: Reading, sides: Sides) -> Reading
 
 def measures(padding: Padding, lengths: Node, offsets: Node) -> bool:
     """Whether `lengths` [B] are the lengths of the sequences between `offsets` [B+1]."""
-    if any(padding._changes(host.storages(node)) for node in (lengths, offsets)):
+    if any(padding._changes(facts.storages(node)) for node in (lengths, offsets)):
         return False
     summed = padding.summed_lengths(offsets)
     if summed is not None:
@@ -70,14 +70,14 @@ def measures(padding: Padding, lengths: Node, offsets: Node) -> bool:
 
 def _differences(padding: Padding, lengths: Node, offsets: Node) -> bool:
     given = lengths.all_input_nodes
-    if host.name(lengths) == "diff":
+    if facts.name(lengths) == "diff":
         return len(lengths.args) == 1 and not lengths.kwargs and padding.one(given[0], offsets)
-    if host.name(lengths) != "sub" or len(lengths.args) != 2 or lengths.kwargs:
+    if facts.name(lengths) != "sub" or len(lengths.args) != 2 or lengths.kwargs:
         return False
     parts = (slice(1, None, None), slice(None, -1, None))
     return all(
         isinstance(part, Node)
-        and host.name(part) == "getitem"
+        and facts.name(part) == "getitem"
         and part.args[1] == wanted
         and padding.one(part.all_input_nodes[0], offsets)
         for part, wanted in zip(lengths.args, parts, strict=True)

@@ -28,9 +28,9 @@ from torch.fx import Node
 
 from ..program.expr import SCORE, Expr, fold, torch_apply
 from ..rejection import Code
-from . import host
 from .frame import Digits, Index, Size, alike
-from .host import may_want_gradients
+from .host import facts
+from .host.facts import may_want_gradients
 from .layout import Layout, roles
 from .padding import ORDINARY, Pad, Padding, Sink, length_of
 from .reading import Operand, Reading, flat
@@ -212,7 +212,7 @@ def _check_sink(padding: Padding, side: Side, reading: Reading, sink: Sink) -> N
         raise Refused(
             Code.JAGGED_OFFSETS, "Q is padded and the output unpadded by different offsets"
         )
-    if not alike(host.tensors(sink.result)[0].shape[0], side.length):
+    if not alike(facts.tensors(sink.result)[0].shape[0], side.length):
         raise Refused(
             Code.JAGGED_LENGTH,
             "the length that the output is unpadded to is not known to be that of Q",

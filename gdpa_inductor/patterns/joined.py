@@ -17,8 +17,8 @@ from typing import Any
 from torch.fx import Node
 
 from ..program.expr import Expr, call
-from . import host
 from .frame import Digits, Index, Space, product, same
+from .host import facts
 from .kinds import as_kind, where
 from .views import tensor_of
 
@@ -39,7 +39,7 @@ def parts_of(space: Space, node: Node, index: Index) -> list[tuple[Branch, Node,
     sizes are not known.
     """
     given: Any = node.args[0]
-    stacked = host.name(node) == "stack"
+    stacked = facts.name(node) == "stack"
     dim: Any = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
     dim %= tensor_of(node).dim()
     digits, found, start = index[dim], [], 0

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from .. import _compat
 from ..rejection import Code
-from . import host
 from .frame import Atom, Digits, Index, Size, atoms, product
+from .host import facts, places
 from .reading import Operand, Reading, flat
 from .result import Refused
 
@@ -166,8 +166,8 @@ def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom | None
         has = atoms(operand.index)
         partial = _is_partial(has, tuple(shared)) or _is_partial(has, reading.keys)
         if row in has and has & set(reading.keys) and partial:
-            shape = ", ".join(map(str, host.tensors(operand.leaf)[0].shape))
-            yield f"{host.describe(operand.leaf)} of shape [{shape}]"
+            shape = ", ".join(map(str, facts.tensors(operand.leaf)[0].shape))
+            yield f"{places.describe(operand.leaf)} of shape [{shape}]"
 
 
 def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:

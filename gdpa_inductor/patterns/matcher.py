@@ -22,8 +22,9 @@ from ..program.integers import Range
 from ..program.rounding import fragile_condition, reworded_decision, rounded_term
 from ..program.score_mod import formula
 from ..rejection import Code
-from . import host, symbolic
+from . import symbolic
 from .frame import Digits, Index, Size, Space, broadcast
+from .host import facts, functions, places
 from .joined import JOINS, Branch, chosen, in_branches, parts_of
 from .reached import covering, wants_gradients
 from .reading import Operand, Reading, flat, kind_of
@@ -144,12 +145,12 @@ class Reader:
 
     def _second_product(self, index: Index) -> tuple[Node, Index]:
         node = self.shadow.output
-        while host.name(node) not in _PRODUCTS:
+        while facts.name(node) not in _PRODUCTS:
             seen = through_view(self.space, node, index)
             if seen is None:
                 raise Refused(Code.LAYOUT, f"the second product ends in {self.describe(node)}")
             node, index = seen
-        if host.name(node) in _ADDED_PRODUCTS:
+        if facts.name(node) in _ADDED_PRODUCTS:
             raise Refused(
                 Code.LAYOUT, f"the second product, {self.describe(node)}, adds to its result"
             )
@@ -158,7 +159,7 @@ class Reader:
         return node, index
 
     def _factors(self, product: Node) -> tuple[Node, Node]:
-        at = 1 if host.name(product) in _ADDED_PRODUCTS else 0
+        at = 1 if facts.name(product) in _ADDED_PRODUCTS else 0
         return product.args[at], product.args[at + 1]  # type: ignore[return-value]
 
     def _contracted(self, product: Node) -> Digits:
@@ -189,7 +190,7 @@ class Reader:
 
     def describe(self, node: Node) -> str:
         origin = self.shadow.source(node)
-        return host.describe(origin) if origin is not None else f"`{host.name(node)}`"
+        return places.describe(origin) if origin is not None else f"`{facts.name(node)}`"
 
     # Elements
 
@@ -208,7 +209,7 @@ class Reader:
             return self._outside(self.shadow.leaves[node], index)
         if node.op == "get_attr":
             return self._constant(node)
-        called = host.name(node)
+        called = facts.name(node)
         if called in _READERS:
             read: Callable[[Node, Index], Expr] = getattr(self, _READERS[called])
             return read(node, index)
@@ -216,7 +217,7 @@ class Reader:
         if seen is not None:
             found = self.read(*seen)
             return self._over(node.args[0], index, found) if called in _SCATTERS else found
-        if called == "getitem" and node.args[1] == 0 and host.name(node.args[0]) in POINTWISE:  # type: ignore[arg-type]
+        if called == "getitem" and node.args[1] == 0 and facts.name(node.args[0]) in POINTWISE:  # type: ignore[arg-type]
             return self._pointwise(node.args[0], index, tensor_of(node))  # type: ignore[arg-type]
         if called in POINTWISE and isinstance(node.meta.get("val"), torch.Tensor):
             return self._pointwise(node, index, tensor_of(node))
@@ -229,7 +230,7 @@ class Reader:
             leaf is SCORE
             or (
                 leaf.op == "aux"
-                and host.may_want_gradients(self.operands[int(leaf.value or 0)].leaf)
+                and facts.may_want_gradients(self.operands[int(leaf.value or 0)].leaf)
             )
             for leaf in (postorder([x]) if x.kind == "f" else ())
         )
@@ -245,7 +246,7 @@ class Reader:
         operand = Operand(leaf, index, detached=detached)
         if operand not in self.operands:
             self.operands.append(operand)
-        return aux(self.operands.index(operand), kind_of(host.tensors(leaf)[0].dtype))
+        return aux(self.operands.index(operand), kind_of(facts.tensors(leaf)[0].dtype))
 
     def _joined(self, node: Node, index: Index) -> Expr:
         """Parts side by side: each is read in the branch in which its positions are."""
@@ -266,7 +267,7 @@ class Reader:
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         if self.score[1] != index or any(a.is_fixed or a.part for a in flat(index)):
             raise Refused(Code.CROSS_ELEMENT, "a weight depends on scores of different positions")
-        if host.name(node) not in _ADDED_PRODUCTS:
+        if facts.name(node) not in _ADDED_PRODUCTS:
             return SCORE
         added: Node = node.args[0]  # type: ignore[assignment]
         options = {"beta": const(1.0), "alpha": const(1.0)}
@@ -321,7 +322,7 @@ class Reader:
             return as_kind(kind, x)
         self._note_width(node)
         origin = self.shadow.source(node)
-        explicit = origin is not None and host.name(origin) in host.CASTS
+        explicit = origin is not None and facts.name(origin) in functions.CASTS
         exact = old == new or (old, new) in _EXACT or kind_of(old) == "b"
         if exact or not explicit:
             return real(x)
@@ -335,7 +336,7 @@ class Reader:
 
     @functools.cached_property
     def _ranges(self) -> Callable[[Expr], Range]:
-        dtype_of = lambda operand: host.tensors(operand.leaf)[0].dtype
+        dtype_of = lambda operand: facts.tensors(operand.leaf)[0].dtype
         return leaf_ranges(self.operands, self.scalars, self.positions, dtype_of)
 
     def _check_fit(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
@@ -356,13 +357,13 @@ class Reader:
             self._argument(node.args[1] if len(node.args) > 1 else node.kwargs.get("diagonal", 0)),
         )
         row, column = (self._position(digits) for digits in index[-2:])
-        compare = "le" if host.name(node) == "tril" else "ge"
+        compare = "le" if facts.name(node) == "tril" else "ge"
         return where(x.kind, call(compare, column, call("add", row, diagonal)), x, const(0))
 
     def _indices(self, node: Node, index: Index) -> Expr:
         """arange and eye: functions of their indices."""
         kind = kind_of(tensor_of(node).dtype)
-        if host.name(node) == "eye":
+        if facts.name(node) == "eye":
             row, column = (self._position(digits) for digits in index)
             return as_kind(kind, call("eq", row, column))
         start = self._argument(node.args[0]) if len(node.args) > 1 else const(0)
@@ -386,7 +387,7 @@ class Reader:
 
     def _filled(self, node: Node, _: Index) -> Expr:
         given = dict(node.kwargs)
-        fill = FILLED[host.name(node)](
+        fill = FILLED[facts.name(node)](
             *node.args, *([given["fill_value"]] if "fill_value" in given else [])
         )
         found, dtype = self._argument(fill), tensor_of(node).dtype
@@ -420,14 +421,14 @@ class Reader:
             if name not in ("dtype", "layout", "device", "pin_memory", "memory_format", "inplace")
         }
         try:
-            found = POINTWISE[host.name(node)](kind, *args, **options)
+            found = POINTWISE[facts.name(node)](kind, *args, **options)
         except (Unknown, ValueError, TypeError) as error:
             raise Refused(
                 Code.POINTWISE_OP,
                 f"{self.describe(node)} is not in the vocabulary: {error}",
                 self.shadow.source(node),
             ) from None
-        if host.name(node) in _OVERWRITES:
+        if facts.name(node) in _OVERWRITES:
             found = self._over(node.args[0], index, found)
         if found.kind != kind:
             raise Refused(
@@ -435,7 +436,7 @@ class Reader:
             )
         if result.dtype in ROUNDING and _has_places(found):
             self.rounded.add(found)
-        if host.name(node) in REWORDED and found.op != "pow":
+        if facts.name(node) in REWORDED and found.op != "pow":
             self.reworded.add(found)
         self._check_fit(found, result.dtype, node)
         if result.dtype == torch.float32:
@@ -443,7 +444,7 @@ class Reader:
         return found
 
     def _pointwise_operands(self, node: Node, index: Index, result: torch.Tensor) -> list[Any]:
-        called = host.name(node)
+        called = facts.name(node)
         given = list(node.args)
         if called in _OVERWRITES:  # what was there before is not read
             given[0] = None
@@ -474,7 +475,7 @@ class Reader:
         return self._argument(given)
 
     def _refusal(self, node: Any) -> Refused:
-        called = host.name(node)
+        called = facts.name(node)
         code = MIXING.get(called, Code.POINTWISE_OP)
         if code is Code.POINTWISE_OP and any(x in str(node.target) for x in ("norm", "softmax")):
             code = Code.NORMALISED
@@ -484,7 +485,7 @@ class Reader:
         """A factor of a product: views and casts of one tensor from outside."""
         casts: list[torch.dtype] = []
         while node.op != "placeholder":
-            if host.name(node) == "_to_copy":
+            if facts.name(node) == "_to_copy":
                 source: Node = node.args[0]  # type: ignore[assignment]
                 if tensor_of(source).device != tensor_of(node).device:
                     raise Refused(
@@ -512,7 +513,7 @@ def _depends_on_product(shadow: Shadow) -> set[Node]:
             for n in node.all_input_nodes
             if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list))
         )
-        if fed or host.name(node) in _PRODUCTS:
+        if fed or facts.name(node) in _PRODUCTS:
             found.add(node)
     return found
 
@@ -525,7 +526,7 @@ def _has_places(x: Expr) -> bool:
 
 def _read_number(leaf: Node | None) -> Node | None:
     """The tensor of no dims that `.item()` reads: a float that Dynamo keeps as an input."""
-    if leaf is None or host.name(leaf) != "item":
+    if leaf is None or facts.name(leaf) != "item":
         return None
     (tensor,) = leaf.all_input_nodes
-    return tensor if host.tensors(tensor)[0].dim() == 0 else None
+    return tensor if facts.tensors(tensor)[0].dim() == 0 else None

@@ -19,9 +19,9 @@ from torch.fx import Node
 
 from .. import _compat
 from ..rejection import Code
-from . import host
 from .candidates import Candidate, HostGraph
 from .frame import Size, same
+from .host import facts, functions, places, products
 from .reading import kind_of
 from .result import Refused
 from .vocabulary import POINTWISE
@@ -45,12 +45,12 @@ UNPADS: dict[str, tuple[str, ...]] = {
     "_padded_dense_to_jagged_forward": ("dense", "offsets", "total_L"),
 }
 # Functions between a pad and a product, or a product and an unpad, that a shadow reads through.
-LAYOUTS = host.VIEWS | {
+LAYOUTS = functions.VIEWS | {
     "reshape", "flatten", "contiguous", "clone", "chunk", "split", "split_with_sizes", "unbind",
     "getitem", "select", "narrow", "unsafe_chunk",
 }
-READ_THROUGH = LAYOUTS | host.CASTS
-_ELEMENTWISE = (host.POINTWISE | POINTWISE.keys()) - {"max", "min", "tril", "triu"}
+READ_THROUGH = LAYOUTS | functions.CASTS
+_ELEMENTWISE = (functions.POINTWISE | POINTWISE.keys()) - {"max", "min", "tril", "triu"}
 _KEEPS_VALUES = frozenset(["contiguous", "clone", "detach", "to", "int", "long", "alias"])
 # fmt: on
 
@@ -77,7 +77,7 @@ class Pad:
 
     @property
     def longest(self) -> Size:
-        return host.tensors(self.node)[0].shape[1]
+        return facts.tensors(self.node)[0].shape[1]
 
 
 @dataclass(frozen=True)
@@ -118,10 +118,10 @@ class Padding:
         for node in graph.order:
             pad = pad_of(node)
             given = set(node.all_input_nodes)
-            if given & (found.padded | found.derived) and host.name(node) not in UNPADS:
+            if given & (found.padded | found.derived) and facts.name(node) not in UNPADS:
                 found.derived.add(node)
             view = _reads_through(node) and found.padded & set(node.all_input_nodes[:1])
-            if (pad is None and not view) or found._changes(host.storages(node)):
+            if (pad is None and not view) or found._changes(facts.storages(node)):
                 continue
             found.padded.add(node)
             if pad is not None:
@@ -147,7 +147,7 @@ class Padding:
         nothing on the way is changed in place.
         """
         way = _running_sums(node)
-        changed = any(self._changes(host.storages(n)) for n in way)
+        changed = any(self._changes(facts.storages(n)) for n in way)
         return None if changed or not way else way[-1]
 
     def _key(self, node: Node) -> Hashable:
@@ -157,16 +157,16 @@ class Padding:
 
     def _made(self, node: Node) -> Hashable:
         """A value number: equal for nodes that are equal by what they call on what."""
-        called, given = host.name(node), node.all_input_nodes
+        called, given = facts.name(node), node.all_input_nodes
         if is_nested(node):  # its ragged size stands for its offsets
-            size = host.tensors(node)[0].shape[1]
+            size = facts.tensors(node)[0].shape[1]
             self._ragged[key := ("ragged", str(size))] = size
             return key
         if called == "offsets" and is_nested(given[0]):
             return self._key(given[0])
-        own = set().union(host.storages(node), *map(host.storages, given))
-        opaque = host.is_opaque(node) and called != "asynchronous_complete_cumsum"
-        if node.op not in ("call_function", "call_method") or opaque or host.is_random(node):
+        own = set().union(facts.storages(node), *map(facts.storages, given))
+        opaque = facts.is_opaque(node) and called != "asynchronous_complete_cumsum"
+        if node.op not in ("call_function", "call_method") or opaque or facts.is_random(node):
             return node
         if not given or self._changes(own):
             return node
@@ -194,7 +194,7 @@ class Padding:
 
     def _absent(self, node: Any) -> Any:
         """Of padding and of what is computed from it element by element; else ordinary numbers."""
-        given = host.tensors(node)
+        given = facts.tensors(node)
         if not given:
             return 2  # a size
         if node in self.pads:
@@ -203,9 +203,9 @@ class Padding:
             return ORDINARY[kind_of(given[0].dtype)].to(given[0].dtype)
         if _reads_through(node):
             return self._absent(node.all_input_nodes[0]).to(given[0].dtype)
-        if host.name(node) not in _ELEMENTWISE:
-            raise LookupError(f"{host.name(node)} may mix elements")
-        if self._changes(host.storages(node)):
+        if facts.name(node) not in _ELEMENTWISE:
+            raise LookupError(f"{facts.name(node)} may mix elements")
+        if self._changes(facts.storages(node)):
             raise LookupError("it is written into")
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._absent)
         if node.op == "call_method":
@@ -226,9 +226,10 @@ class Padding:
             found = _sink(tuple(tail), user)
             if found is not None:
                 return found
-            if host.name(user) not in LAYOUTS or user in self.host.mutators:
+            if facts.name(user) not in LAYOUTS or user in self.host.mutators:
                 raise Refused(
-                    Code.JAGGED_OUTPUT, f"{host.describe(user)} uses the padded rows of the output"
+                    Code.JAGGED_OUTPUT,
+                    f"{places.describe(user)} uses the padded rows of the output",
                 )
             tail.append(user)
             node = user
@@ -248,10 +249,10 @@ class Padding:
         the value is.
         """
         made = self.padded | self.derived
-        firsts = [n in made for first in candidate.firsts for n in host.operands(first)]
+        firsts = [n in made for first in candidate.firsts for n in products.operands(first)]
         value = any(
             n in made and not set(candidate.firsts) & {n, *self.host.reach[n]}
-            for n in host.operands(candidate.second)
+            for n in products.operands(candidate.second)
         )
         return sum(firsts) > value
 
@@ -270,13 +271,13 @@ class Padding:
         here, there = self.host.ambient[pad.node], self.host.ambient[end]
         if here.modes != there.modes:
             raise Refused(Code.GRAD_MODE, f"{name} is padded in another gradient mode")
-        held = host.storages(pad.values) | host.storages(pad.offsets)
+        held = facts.storages(pad.values) | facts.storages(pad.offsets)
         place = self.host.order
         for mutator, changed in self.host.mutators.items():
             if changed & held and place[pad.node] < place[mutator] < place[end]:
                 raise Refused(
                     Code.MUTATED_OPERAND,
-                    f"{host.describe(mutator)} changes {name} between its padding and the output",
+                    f"{places.describe(mutator)} changes {name} between its padding and the output",
                 )
         return pad
 
@@ -294,15 +295,15 @@ def call_of(node: Node, table: Mapping[str, tuple[str, ...]]) -> Call | None:
     """The call whose one result `node` is, in the open or in an autograd.Function of its own."""
     given = _arguments(node, table)
     if given is not None:
-        return Call(host.name(node), given, (node,))
-    if host.name(node) != "getitem" or node.args[1] != 0 or not isinstance(node.args[0], Node):
+        return Call(facts.name(node), given, (node,))
+    if facts.name(node) != "getitem" or node.args[1] != 0 or not isinstance(node.args[0], Node):
         return None
     held = wrapped(node.args[0])
     given = None if held is None else _arguments(held.forward, table)
     if held is None or given is None or not _is_inverse(held, table):
         return None
     known = {name: held.outside(value) for name, value in given.items()}
-    return Call(host.name(held.forward), known, (node, node.args[0]))
+    return Call(facts.name(held.forward), known, (node, node.args[0]))
 
 
 def _is_inverse(held: Wrapped, table: Mapping[str, tuple[str, ...]]) -> bool:
@@ -320,8 +321,8 @@ def _is_inverse(held: Wrapped, table: Mapping[str, tuple[str, ...]]) -> bool:
 
 def pad_of(node: Node) -> Pad | None:
     """What a node pads; None where it does not, or in a form of its own (several levels)."""
-    call, made = call_of(node, PADS), host.tensors(node)
-    if call is None or len(made) != 1 or not host.is_plain(node):
+    call, made = call_of(node, PADS), facts.tensors(node)
+    if call is None or len(made) != 1 or not facts.is_plain(node):
         return None
     values = next(iter(call.given.values()))
     if not isinstance(values, Node):
@@ -330,21 +331,21 @@ def pad_of(node: Node) -> Pad | None:
     if "values" not in call.given:
         return Pad(node, values, values, fill, call.nodes) if is_nested(values) else None
     offsets = _offsets(call.given)
-    if offsets is None or len(host.tensors(values)) != 1 or not host.is_plain(values):
+    if offsets is None or len(facts.tensors(values)) != 1 or not facts.is_plain(values):
         return None
-    if made[0].dim() != host.tensors(values)[0].dim() + 1:
+    if made[0].dim() != facts.tensors(values)[0].dim() + 1:
         return None
     return Pad(node, values, offsets, fill, call.nodes)
 
 
 def length_of(pad: Pad) -> Size:
     """How many rows the jagged values have."""
-    return _compat.values_of(host.tensors(pad.values)[0]).shape[0]
+    return _compat.values_of(facts.tensors(pad.values)[0]).shape[0]
 
 
 def is_nested(node: Node) -> bool:
     """A nested tensor of one ragged dimension, the second, whose values lie close together."""
-    found = host.value(node)
+    found = facts.value(node)
     return (
         isinstance(found, torch.Tensor)
         and found.is_nested
@@ -357,7 +358,7 @@ def _running_sums(node: Node) -> list[Node]:
     """The way from offsets to the lengths that they are the running sums of, after a zero; empty
     where they are not known to be.
     """
-    called, args = host.name(node), node.args
+    called, args = facts.name(node), node.args
     if called == "asynchronous_complete_cumsum":
         return [node, node.all_input_nodes[0]]
     if called in ("pad", "constant_pad_nd") and tuple(args[1]) == (1, 0):  # type: ignore[arg-type]
@@ -365,33 +366,33 @@ def _running_sums(node: Node) -> list[Node]:
         return _summed([node], args[0]) if all(x in ("constant", None, 0) for x in rest) else []
     if called in ("cat", "concat") and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
         zero, sums = args[0]
-        if isinstance(zero, Node) and host.name(zero) in ("zeros", "new_zeros", "zeros_like"):
-            (made,) = host.tensors(zero) or [torch.empty(0)]
+        if isinstance(zero, Node) and facts.name(zero) in ("zeros", "new_zeros", "zeros_like"):
+            (made,) = facts.tensors(zero) or [torch.empty(0)]
             return _summed([node, zero], sums) if same(made.numel(), 1) else []
     return []
 
 
 def _summed(way: list[Node], node: Any) -> list[Node]:
     """`way`, and on from a cumulative sum in integers to the lengths that are summed."""
-    while isinstance(node, Node) and host.name(node) in _KEEPS_VALUES and _keeps_integers(node):
+    while isinstance(node, Node) and facts.name(node) in _KEEPS_VALUES and _keeps_integers(node):
         way = [*way, node]
         node = node.all_input_nodes[0]
-    if not isinstance(node, Node) or host.name(node) != "cumsum":
+    if not isinstance(node, Node) or facts.name(node) != "cumsum":
         return []
-    (made,) = host.tensors(node)
+    (made,) = facts.tensors(node)
     lengths = node.all_input_nodes[0]
     counted = made.dim() == 1 and made.dtype in (torch.int32, torch.int64)
-    return [*way, node, lengths] if counted and host.tensors(lengths)[0].dim() == 1 else []
+    return [*way, node, lengths] if counted and facts.tensors(lengths)[0].dim() == 1 else []
 
 
 def _keeps_integers(node: Node) -> bool:
-    kinds = [t.dtype for n in (node, *node.all_input_nodes[:1]) for t in host.tensors(n)]
+    kinds = [t.dtype for n in (node, *node.all_input_nodes[:1]) for t in facts.tensors(n)]
     return len(kinds) == 2 and all(kind in (torch.int32, torch.int64) for kind in kinds)
 
 
 def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, Any] | None:
     """The arguments of a call by name; None where it is none of the table's."""
-    called = host.name(node)
+    called = facts.name(node)
     if called not in table or node.op not in ("call_function", "call_method"):
         return None
     qualified = getattr(node.target, "_qualified_op_name", None)
@@ -411,35 +412,37 @@ def _offsets(arguments: Mapping[str, Any]) -> Node | None:
 
 def _operands(candidate: Candidate) -> list[Node]:
     """Of all its products."""
-    return [n for product in (*candidate.firsts, candidate.second) for n in host.operands(product)]
+    return [
+        n for product in (*candidate.firsts, candidate.second) for n in products.operands(product)
+    ]
 
 
 def _reads_through(node: Node) -> bool:
     """A view or a copy; of subscripts those without tensors, which look elements up."""
-    return host.name(node) in READ_THROUGH and not (
-        host.name(node) == "getitem" and any(map(host.tensors, node.all_input_nodes[1:]))
+    return facts.name(node) in READ_THROUGH and not (
+        facts.name(node) == "getitem" and any(map(facts.tensors, node.all_input_nodes[1:]))
     )
 
 
 def _reads_shape(node: Node) -> bool:
-    return host.name(node) in host.SHAPES and not host.tensors(node)
+    return facts.name(node) in functions.SHAPES and not facts.tensors(node)
 
 
 def _sink(tail: tuple[Node, ...], node: Node) -> Sink | None:
     """The sink that the call of `node` is; None where it is no unpad."""
-    parts = {n: n.args[1] for n in node.users if host.name(n) == "getitem"}
+    parts = {n: n.args[1] for n in node.users if facts.name(n) == "getitem"}
     values = [n for n, number in parts.items() if number == 0]
     call = call_of(node, UNPADS) or (call_of(values[0], UNPADS) if values else None)
     if call is None:
         return None
     offsets = _offsets(call.given)
     if offsets is None:
-        raise Refused(Code.JAGGED_LAYOUT, f"{host.describe(node)} unpads several levels")
-    if isinstance(host.value(node), torch.Tensor):
+        raise Refused(Code.JAGGED_LAYOUT, f"{places.describe(node)} unpads several levels")
+    if isinstance(facts.value(node), torch.Tensor):
         return Sink(tail, (node,), node, offsets)
     lists = [n for n, number in parts.items() if number == 1]
     again = [n for part in lists for n in part.users]
-    known = all(host.name(n) == "getitem" and n.args[1] == 0 for n in again)
+    known = all(facts.name(n) == "getitem" and n.args[1] == 0 for n in again)
     if len(parts) != len(node.users) or len(values) != 1 or not known:
-        raise Refused(Code.JAGGED_OUTPUT, f"{host.describe(node)} returns a list that is used")
+        raise Refused(Code.JAGGED_OUTPUT, f"{places.describe(node)} returns a list that is used")
     return Sink(tail, (node, *values, *lists, *again), values[0], offsets, tuple(again))

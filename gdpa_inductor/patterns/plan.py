@@ -21,10 +21,11 @@ from ..problem import Problem
 from ..program.expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
 from ..program.score_mod import Aux, ScoreMod
 from ..rejection import Code, GDPAError, Rejection
-from . import host, profit, saved, shadow
+from . import profit, saved, shadow
 from .candidates import Candidate, HostGraph
 from .canonical import canonical
 from .frame import alike, is_zero, product, same
+from .host import facts, places
 from .implied import without_implied
 from .jagged import Sides, sides
 from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
@@ -161,7 +162,7 @@ class Analyst:
         """It is made of no scores, and is not an integer for each of them where the mask that is
         made of it may be one byte.
         """
-        made, scores = host.tensors(node), host.tensors(candidate.firsts[0])[0]
+        made, scores = facts.tensors(node), facts.tensors(candidate.firsts[0])[0]
         if len(made) != 1 or set(candidate.firsts) & self.graph.reach[node]:
             return False
         if made[0].dtype == torch.bool or made[0].dtype.is_floating_point:
@@ -175,7 +176,7 @@ class Analyst:
         if any(
             is_zero(s)
             for n in (*region.nodes, *region.leaves)
-            for t in host.tensors(n)
+            for t in facts.tensors(n)
             for s in t.shape
         ):
             raise Refused(Code.TOO_SMALL, "a dimension has size 0")
@@ -226,7 +227,7 @@ class Analyst:
 def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
     """A refusal as a value, with its place."""
     second = candidate.second
-    return Rejection(refusal.code, refusal.reason, host.location(second), second.name)
+    return Rejection(refusal.code, refusal.reason, places.location(second), second.name)
 
 
 def _program(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
@@ -264,7 +265,7 @@ def _replacement(
     program: ScoreMod, operands: Sequence[Operand], options: Options,
 ) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
     """The calls that replace a region, tried on its fakes."""
-    expected = host.tensors(region.end)[0]
+    expected = facts.tensors(region.end)[0]
     grad = graph.ambient[region.end].grad
     leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
     sides = [side.pad for side in (jagged.query, jagged.key) if side is not None]
@@ -313,8 +314,8 @@ def _meets_foreach(graph: HostGraph, result: Node) -> bool:
     """Whether one of torch._foreach_* writes into the result. In a checkpoint's body torch gives
     wrong gradients where it writes into a view, which the user's own result is not.
     """
-    writers = graph.written(host.storages(result), graph.order[result])
-    return any(host.name(writer).startswith("_foreach") for writer in writers)
+    writers = graph.written(facts.storages(result), graph.order[result])
+    return any(facts.name(writer).startswith("_foreach") for writer in writers)
 
 
 def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
@@ -333,7 +334,7 @@ def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
     operands = (layout.query, layout.key)
     upcast = all(
         o.casts == (torch.float32,)
-        and host.tensors(o.leaf)[0].dtype == result
+        and facts.tensors(o.leaf)[0].dtype == result
         and result.itemsize == 2
         for o in operands
     )
@@ -367,7 +368,7 @@ def _is_one(size: int | torch.SymInt) -> bool:
 
 
 def _shape_values(node: Node) -> list[int | torch.SymInt]:
-    value = host.value(node)
+    value = facts.value(node)
     return [
         s
         for s in (value if isinstance(value, (tuple, list)) else [value])

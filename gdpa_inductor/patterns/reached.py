@@ -14,7 +14,7 @@ import torch
 from torch.fx import Node
 
 from ..program.expr import SCORE, Expr, call, const
-from . import host
+from .host import facts
 from .reading import Operand, Reading
 from .shadow import Shadow
 from .vocabulary import FILLED
@@ -50,11 +50,11 @@ def wants_gradients(node: Node, shadow: Shadow) -> bool:
         node = stack.pop()
         value = node.meta.get("val")
         differs = isinstance(value, torch.Tensor) and not value.is_floating_point()
-        if node in known or differs or host.name(node) in _CUTTING:
+        if node in known or differs or facts.name(node) in _CUTTING:
             continue
         known.add(node)
         leaf = shadow.leaves.get(node)
-        if leaf is not None and host.may_want_gradients(leaf):
+        if leaf is not None and facts.may_want_gradients(leaf):
             return True
         stack.extend(node.all_input_nodes)
     return False
@@ -70,6 +70,6 @@ def with_gradients(reading: Reading) -> Reading:
 
 
 def _detached(operand: Operand, is_reached: bool) -> Operand:
-    if is_reached or not host.may_want_gradients(operand.leaf):
+    if is_reached or not facts.may_want_gradients(operand.leaf):
         return operand
     return replace(operand, detached=True)

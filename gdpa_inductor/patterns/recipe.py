@@ -19,9 +19,9 @@ from torch.fx import Node
 
 from .. import _compat
 from ..rejection import Code
-from . import host
 from .candidates import HostGraph
 from .frame import Digits, Index, Size, is_one, same
+from .host import facts, functions
 from .layout import sizes
 from .result import Refused
 
@@ -64,7 +64,7 @@ class Recipe:
     def _held(self, node: Node, part: str) -> Handle:
         if (node, part) in self._copies:
             return self._copies[node, part]
-        held = Handle(host.tensors(node)[0], node)
+        held = Handle(facts.tensors(node)[0], node)
         held = self.call(part, held) if held.value.is_nested else held
         if node in self.copied:
             held = self._copies[node, part] = self.call(torch.ops.gdpa.kept.default, held)
@@ -269,7 +269,7 @@ class Writer:
         """Let users of a node that reads a shape, other than `gone` ones, use the sizes themselves;
         what is then unused.
         """
-        value = host.value(node)
+        value = facts.value(node)
         several = isinstance(value, (tuple, list))
         unused = [node]
         for user in [n for n in node.users if n not in gone]:
@@ -292,11 +292,11 @@ class Writer:
         node, dim = self._symbols[symbol]
         if dim is None:
             return node
-        if host.tensors(node)[0].is_nested:
+        if facts.tensors(node)[0].is_nested:
             nested, node = node, self.host.graph.call_method("values", (node,))
-            describe(node, like, _compat.values_of(host.tensors(nested)[0]))
+            describe(node, like, _compat.values_of(facts.tensors(nested)[0]))
         found = self.host.graph.call_function(aten.sym_size.int, (node, dim))
-        describe(found, like, host.tensors(node)[0].shape[dim])
+        describe(found, like, facts.tensors(node)[0].shape[dim])
         return found
 
     @functools.cached_property
@@ -306,17 +306,17 @@ class Writer:
         """
         found: dict[Any, tuple[Node, int | None]] = {}
         for node in self.host.graph.nodes:
-            value = host.value(node)
+            value = facts.value(node)
             if (
                 isinstance(value, torch.SymInt)
                 and value.node.expr.is_Symbol
-                and host.name(node) not in host.SHAPES
+                and facts.name(node) not in functions.SHAPES
             ):
                 found.setdefault(value.node.expr, (node, None))
         for node in self.host.graph.nodes:
-            padded = host.name(node) in ("to_padded_tensor", "nested_to_padded_tensor")
+            padded = facts.name(node) in ("to_padded_tensor", "nested_to_padded_tensor")
             if node.op == "placeholder" or padded:
-                for tensor in map(_compat.values_of, host.tensors(node)):
+                for tensor in map(_compat.values_of, facts.tensors(node)):
                     for dim, size in enumerate(tensor.shape):
                         if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                             found.setdefault(size.node.expr, (node, dim))
@@ -334,10 +334,10 @@ def _replace_uses(node: Node, user: Node, new: Any) -> None:
 
 def _evaluate(node: Node, like: Node) -> Any:
     """Give values to a chain of new nodes over sizes."""
-    if host.value(node) is None:
+    if facts.value(node) is None:
         args = [_evaluate(a, like) if isinstance(a, Node) else a for a in node.args]
         describe(node, like, node.target(*args))  # type: ignore[operator]
-    return host.value(node)
+    return facts.value(node)
 
 
 def describe(node: Node, like: Node, value: Any) -> None:

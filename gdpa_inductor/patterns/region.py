@@ -19,8 +19,9 @@ import torch
 from torch.fx import Node
 
 from ..rejection import Code
-from . import effects, host
+from . import effects
 from .candidates import NO_WEIGHTS, Candidate, HostGraph
+from .host import facts, functions, places
 from .padding import Padding, Sink
 from .result import Refused
 from .vocabulary import REASONS
@@ -79,14 +80,14 @@ class Finder:
         nodes = sorted(closure, key=self.host.order.__getitem__)
         inside = set(nodes)
         for node in nodes:
-            if host.is_opaque(node):
+            if facts.is_opaque(node):
                 raise Refused(
                     Code.OPAQUE_CALL,
-                    f"{host.describe(node)} acts on the scores and cannot be analysed",
+                    f"{places.describe(node)} acts on the scores and cannot be analysed",
                 )
-            code = NO_WEIGHTS.get(host.name(node))
+            code = NO_WEIGHTS.get(facts.name(node))
             if code is not None:
-                raise Refused(code, f"{host.describe(node)} {REASONS[code]}")
+                raise Refused(code, f"{places.describe(node)} {REASONS[code]}")
         leaves = _leaves(nodes, inside)
         self._check_kinds(nodes, leaves)
         end = nodes[-1] if sink is None else sink.result
@@ -117,7 +118,7 @@ class Finder:
                     ):
                         inside.add(source)
                         stack.append(source)
-            own = frozenset().union(*(host.storages(n) for n in inside if n is not second))
+            own = frozenset().union(*(facts.storages(n) for n in inside if n is not second))
             stack = [m for m in between if m not in inside and self.host.mutators[m] & own]
             if not stack:
                 return inside
@@ -141,7 +142,7 @@ class Finder:
             leaf = stack.pop()
             known = (
                 (leaf.op in ("call_function", "call_method"))
-                and not host.is_opaque(leaf)
+                and not facts.is_opaque(leaf)
                 and leaf not in self.host.mutators
                 and leaf not in closed
                 and not effects.is_overwritten(self.host, leaf, nodes[-1])
@@ -152,7 +153,7 @@ class Finder:
                 (here.grad, here.inference) == (state.grad, state.inference)
                 or not _wants_gradients(leaf)
             )
-            seen = (depth >= 1 and (host.is_view(leaf) or _is_upcast(leaf))) or (
+            seen = (depth >= 1 and (facts.is_view(leaf) or _is_upcast(leaf))) or (
                 depth >= 2 and self.host.spreads(leaf)
             )
             if depth >= 3 and self.padding is not None:
@@ -173,13 +174,13 @@ class Finder:
 
     def _check_kinds(self, nodes: Iterable[Node], leaves: Iterable[Node]) -> None:
         for node in (*nodes, *leaves):
-            if not host.is_plain(node):
-                kinds = {type(t).__name__ for t in host.tensors(node)}
+            if not facts.is_plain(node):
+                kinds = {type(t).__name__ for t in facts.tensors(node)}
                 raise Refused(
                     Code.TENSOR_KIND,
-                    f"{host.describe(node)} is not a plain tensor: {', '.join(kinds)}",
+                    f"{places.describe(node)} is not a plain tensor: {', '.join(kinds)}",
                 )
-        devices = {t.device for n in (*nodes, *leaves) for t in host.tensors(n) if t.dim() > 0}
+        devices = {t.device for n in (*nodes, *leaves) for t in facts.tensors(n) if t.dim() > 0}
         if len(devices) > 1:
             raise Refused(Code.DEVICE, f"operands on {', '.join(sorted(map(str, devices)))}")
 
@@ -190,12 +191,13 @@ class Finder:
             if state.transforms:
                 raise Refused(
                     Code.OPAQUE_CALL,
-                    f"{host.describe(node)} runs inside of a function transform (vmap, grad)",
+                    f"{places.describe(node)} runs inside of a function transform (vmap, grad)",
                 )
             if (state.grad, state.inference) != (last.grad, last.inference):
                 raise Refused(
                     Code.GRAD_MODE,
-                    f"{host.describe(node)} runs in another gradient mode than the second product",
+                    f"{places.describe(node)} runs in another gradient mode than the second "
+                    "product",
                 )
 
     def _escapes(
@@ -214,8 +216,8 @@ class Finder:
                 if user in inside or user in dead or user in unpad:
                     continue
                 if (
-                    host.name(user) in host.SHAPES
-                    and not host.tensors(user)
+                    facts.name(user) in functions.SHAPES
+                    and not facts.tensors(user)
                     and _is_readable(user, inside)
                 ):
                     sizes[user] = None
@@ -226,7 +228,7 @@ class Finder:
                 else:
                     raise Refused(
                         Code.SCORES_ESCAPE,
-                        f"{host.describe(user)} uses the scores besides the second product",
+                        f"{places.describe(user)} uses the scores besides the second product",
                     )
         return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
 
@@ -234,14 +236,14 @@ class Finder:
         """It reads the values of no tensor, and no call of the region writes into what it makes,
         which has no gradient.
         """
-        if host.name(node) not in host.FACTORIES or host.is_opaque(node):
+        if facts.name(node) not in functions.FACTORIES or facts.is_opaque(node):
             return False
         if node.kwargs.get("requires_grad"):
             return False
-        others = host.flat_nodes((node.args[1:], node.kwargs))
+        others = facts.flat_nodes((node.args[1:], node.kwargs))
         mutators = inside & self.host.mutators.keys()
         written = frozenset().union(*(self.host.mutators[n] for n in mutators))
-        return not any(map(host.tensors, others)) and not written & host.storages(node)
+        return not any(map(facts.tensors, others)) and not written & facts.storages(node)
 
     def _is_dead(self, user: Node, inside: set[Node], dead: dict[Node, None]) -> bool:
         """Nothing sees it: every transitive user is pure and none is an output. Adds what it finds
@@ -269,24 +271,24 @@ class Finder:
 def _is_pure(node: Node) -> bool:
     known = (
         node.op in ("call_function", "call_method")
-        and not host.is_opaque(node)
-        and not host.is_random(node)
+        and not facts.is_opaque(node)
+        and not facts.is_random(node)
     )
-    silent = host.name(node) in host.SHAPES | host.ASSERTIONS
-    return known and bool(host.tensors(node) or silent)
+    silent = facts.name(node) in functions.SHAPES | functions.ASSERTIONS
+    return known and bool(facts.tensors(node) or silent)
 
 
 def _is_upcast(node: Node) -> bool:
     """A cast that loses nothing and that kernels do on the fly: 16 bits to 32."""
-    given = [t for n in node.all_input_nodes for t in host.tensors(n)]
-    made = host.tensors(node)
+    given = [t for n in node.all_input_nodes for t in facts.tensors(n)]
+    made = facts.tensors(node)
     return (
-        host.name(node) in host.CASTS
+        facts.name(node) in functions.CASTS
         and len(given) == len(made) == 1
         and given[0].dtype in (torch.float16, torch.bfloat16)
         and made[0].dtype == torch.float32
         and given[0].device == made[0].device
-        and host.is_plain(node)
+        and facts.is_plain(node)
     )
 
 
@@ -294,20 +296,20 @@ def _is_readable(user: Node, inside: set[Node]) -> bool:
     """What it returns is one size, or several of which each is taken by number, as far as others
     see it.
     """
-    if not isinstance(host.value(user), (tuple, list)):
+    if not isinstance(facts.value(user), (tuple, list)):
         return True
     others = [n for n in user.users if n not in inside]
-    return all(host.name(n) == "getitem" and isinstance(n.args[1], int) for n in others)
+    return all(facts.name(n) == "getitem" and isinstance(n.args[1], int) for n in others)
 
 
 def _wants_gradients(node: Node) -> bool:
     """Whether what it is made from has gradients: else no gradient mode makes a difference."""
-    return any(map(host.may_want_gradients, node.all_input_nodes))
+    return any(map(facts.may_want_gradients, node.all_input_nodes))
 
 
 def _is_size_arithmetic(node: Node) -> bool:
     """A call that makes a tuple of sizes."""
-    return isinstance(host.value(node), (tuple, list)) and not host.tensors(node)
+    return isinstance(facts.value(node), (tuple, list)) and not facts.tensors(node)
 
 
 def _leaves(nodes: Iterable[Node], inside: set[Node]) -> list[Node]:

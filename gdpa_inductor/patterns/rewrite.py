@@ -18,9 +18,10 @@ from torch.fx import Graph, GraphModule, Node
 from .. import _compat
 from ..options import Options
 from ..rejection import Rejection
-from . import host, tables
+from . import tables
 from .ambient import Ambient, State
 from .candidates import Candidate, HostGraph
+from .host import facts, places, products
 from .padding import Padding
 from .plan import Analyst, Plan, Supports, rejection
 from .recipe import Writer
@@ -76,7 +77,7 @@ def _rewrite(gm: GraphModule, told: Pass, seen: set[int], caller: Caller) -> Res
         return Result()
     seen.add(id(gm))
     found = Result()
-    calls = list(host.bodies(gm))
+    calls = list(facts.bodies(gm))
     worthwhile = _worthwhile(gm.graph)
     if not worthwhile and not calls:
         return found
@@ -119,9 +120,9 @@ def _changed_after(
     """The storages of a body's inputs that are changed after it was called."""
     found = set[int]()
     for inner, outer in pairs:
-        held = host.storages(outer)
+        held = facts.storages(outer)
         if held & graph.later or graph.written(held, graph.order[call]):
-            found |= host.storages(inner)
+            found |= facts.storages(inner)
     return frozenset(found)
 
 
@@ -132,8 +133,8 @@ def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset
 
 def _worthwhile(graph: Graph) -> bool:
     """Whether there are two products in the graph."""
-    products = [n for n in graph.nodes if host.is_product(n)]
-    return len(products) > 1 or any(len(host.operands(n)) > 3 for n in products)
+    found = [n for n in graph.nodes if products.is_product(n)]
+    return len(found) > 1 or any(len(products.operands(n)) > 3 for n in found)
 
 
 def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
@@ -223,7 +224,7 @@ def _commit(plan: Plan, writer: Writer, bodies: dict[Node, None]) -> Match:
         written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default
     )
     pair = (result.name, end.name)
-    place = host.location(result)
+    place = places.location(result)
     return Match(plan.problem, place, name, plan.choice, replaced, plan.notes, pair)
 
 
@@ -236,10 +237,10 @@ def _erase(plan: Plan, writer: Writer) -> list[Node]:
     """Take out a region, and what led to it and has no other use; the bodies that it called."""
     region, order, graph = plan.region, writer.host.order, writer.host.graph
     gone = {*region.all_nodes, *region.dead}.difference(region.factories)
-    operand = host.operands(plan.candidate.firsts[0])[0]
+    operand = products.operands(plan.candidate.firsts[0])[0]
     for node in region.factories:  # an operand is on the same device, maybe of another dtype
         node.args = (operand, *node.args[1:])
-        node.kwargs = {**node.kwargs, "dtype": host.tensors(node)[0].dtype}
+        node.kwargs = {**node.kwargs, "dtype": facts.tensors(node)[0].dtype}
     for node in region.sizes:
         gone.update(writer.replace_size(node, gone))
     bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}

@@ -18,8 +18,9 @@ from torch.fx import Node
 
 from .. import _compat
 from ..rejection import Code
-from . import host, shadow
+from . import shadow
 from .candidates import HostGraph
+from .host import facts, functions, places, writes
 from .padding import Pad
 from .region import Region
 from .result import Refused
@@ -42,13 +43,13 @@ def to_copy(
     inference = graph.ambient[region.end].inference
     most = max((size for n in factors if (size := _size(n)) is not None), default=0)
     for node in dict.fromkeys((*factors, *others, *offsets)):
-        if host.storages(node) & later or graph.ambient[node].inference > inference:
+        if facts.storages(node) & later or graph.ambient[node].inference > inference:
             _check_later(graph, region, node, most, saved)
             found.add(node)
-    unsaved = [pad.offsets for pad in pads if not host.requires_grad(pad.values)]
+    unsaved = [pad.offsets for pad in pads if not facts.requires_grad(pad.values)]
     outside = _held_by_the_caller(graph)
     for node in dict.fromkeys((*factors, *others, *unsaved)):
-        own = host.storages(node)
+        own = facts.storages(node)
         if own & outside and not own & saved():
             found.add(node)
     return frozenset(found)
@@ -57,7 +58,7 @@ def to_copy(
 def _check_later(
     graph: HostGraph, region: Region, node: Node, most: int, saved: Callable[[], set[int]]
 ) -> None:
-    size, held = _size(node), host.storages(node)
+    size, held = _size(node), facts.storages(node)
     if size is None or size > most:
         raise Refused(
             Code.MUTATED_OPERAND,
@@ -68,21 +69,21 @@ def _check_later(
         if _is_silent(mutator) and held & saved():
             raise Refused(
                 Code.MUTATED_OPERAND,
-                f"{host.describe(mutator)} changes an operand before the backward, unseen by "
+                f"{places.describe(mutator)} changes an operand before the backward, unseen by "
                 "autograd",
             )
 
 
 def _is_silent(mutator: Node) -> bool:
     """A write through `.data`."""
-    stack, seen = host.mutated(mutator), set[Node]()
+    stack, seen = writes.mutated(mutator), set[Node]()
     while stack:
         node = stack.pop()
-        if host.name(node) in host.SILENT:
+        if facts.name(node) in functions.SILENT:
             return True
         seen.add(node)
-        held = host.storages(node)
-        stack += [n for n in node.all_input_nodes if n not in seen and host.storages(n) & held]
+        held = facts.storages(node)
+        stack += [n for n in node.all_input_nodes if n not in seen and facts.storages(n) & held]
     return False
 
 
@@ -92,7 +93,7 @@ def _later(graph: HostGraph, region: Region) -> frozenset[int]:
     changed = (
         written
         for m, written in graph.mutators.items()
-        if graph.order[m] > end and host.name(m) not in host.CUTS
+        if graph.order[m] > end and facts.name(m) not in functions.CUTS
     )
     return graph.later.union(*changed)
 
@@ -103,21 +104,21 @@ def _held_by_the_caller(graph: HostGraph) -> set[int]:
     """
     ends = (n for n in graph.order if n.op in ("placeholder", "get_attr", "output"))
     held = (x for n in ends for x in (n.all_input_nodes if n.op == "output" else [n]))
-    return set().union(*map(host.storages, held))
+    return set().union(*map(facts.storages, held))
 
 
 def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
     """Whether the region may have a backward. Values inside of an exported graph do not tell: there
     one of its inputs decides.
     """
-    return any(map(host.requires_grad, operands)) or (
-        bool(graph.learns) and any(map(host.may_want_gradients, operands))
+    return any(map(facts.requires_grad, operands)) or (
+        bool(graph.learns) and any(map(facts.may_want_gradients, operands))
     )
 
 
 def _size(node: Node) -> int | None:
     """How many elements a node has; None where nobody knows."""
-    sizes = [_compat.size_hint(_compat.values_of(t).numel()) for t in host.tensors(node)]
+    sizes = [_compat.size_hint(_compat.values_of(t).numel()) for t in facts.tensors(node)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
@@ -138,7 +139,7 @@ def _saved_by_autograd(graph: HostGraph, region: Region, later: frozenset[int]) 
     own = {leaf: environment[leaf] for leaf in region.leaves}
     tensors = {leaf: x for leaf, x in own.items() if isinstance(x, torch.Tensor)}
     held = (n for n, x in tensors.items() if x.untyped_storage()._cdata in kept)
-    return set().union(*map(host.storages, held))
+    return set().union(*map(facts.storages, held))
 
 
 def _rerun(
@@ -147,7 +148,7 @@ def _rerun(
 ) -> dict[Node, Any]:  # fmt: skip
     """Every value of a region, run on fakes of its leaves. `pack` sees what autograd saves."""
     nodes = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
-    mode = _compat.fake_mode_of(host.tensors(region.end)[0])
+    mode = _compat.fake_mode_of(facts.tensors(region.end)[0])
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
     with mode, _compat.without_guards(mode), torch.enable_grad(), hooks:
         environment: dict[Node, Any] = {x: _alike(graph, x, later) for x in region.leaves}
@@ -161,9 +162,9 @@ def _alike(graph: HostGraph, leaf: Node, later: frozenset[int]) -> Any:
     """A fake of its own, of the same strides. later: storages that are changed after the region: by
     then the captured value may want gradients that it did not want before.
     """
-    value = host.value(leaf)
+    value = facts.value(leaf)
     if not isinstance(value, torch.Tensor):
         return value
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     wants = graph.wants(leaf) and not graph.ambient[leaf].inference
-    return made.requires_grad_(wants and not host.storages(leaf) & later)
+    return made.requires_grad_(wants and not facts.storages(leaf) & later)

@@ -16,8 +16,8 @@ from torch.fx import GraphModule, Node
 
 from .. import _compat
 from ..rejection import Code
-from . import host
 from .ambient import Ambient
+from .host import facts, places
 from .result import Refused
 from .vocabulary import REASONS
 
@@ -60,7 +60,7 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
             written = _compat.traced_so_far()
             new = written.keys() - known.keys()
             if any(_compat.draws_random(written[name]) for name in new):
-                raise Refused(Code.DROPOUT, f"{host.describe(node)} {REASONS[Code.DROPOUT]}")
+                raise Refused(Code.DROPOUT, f"{places.describe(node)} {REASONS[Code.DROPOUT]}")
             origin.update(dict.fromkeys(new, node))
             known = written
         return environment[nodes[-1]]
@@ -81,14 +81,14 @@ def _leaf_value(leaf: Node) -> Any:
     """A fake of its own for every leaf: tracing takes one object for one input. Strides mean
     nothing to the analysis.
     """
-    value = host.value(leaf)
+    value = facts.value(leaf)
     if isinstance(value, torch.Tensor):
         mode = _compat.fake_mode_of(value)
         with mode, _compat.without_guards(mode):
             return torch.empty(value.shape, dtype=value.dtype, device=value.device)
     if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
         return value
-    raise Refused(Code.ANALYSIS, f"{host.describe(leaf)} has no known value")
+    raise Refused(Code.ANALYSIS, f"{places.describe(leaf)} has no known value")
 
 
 def execute(node: Node, environment: dict[Node, Any]) -> Any:

@@ -9,8 +9,8 @@ import torch
 from torch.fx import Node
 
 from ..rejection import Code
-from . import host
 from .frame import Index, Space, broadcast, is_one, permuted, product, same
+from .host import facts
 from .result import Refused
 
 _REGROUPING = frozenset(
@@ -23,13 +23,13 @@ def tensor_of(node: Node) -> torch.Tensor:
     """The fake tensor of an ATen node."""
     found = node.meta.get("val")
     if not isinstance(found, torch.Tensor):
-        raise Refused(Code.ANALYSIS, f"`{host.name(node)}` returns no tensor")
+        raise Refused(Code.ANALYSIS, f"`{facts.name(node)}` returns no tensor")
     return found
 
 
 def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
     """The source of a view and the index into it; None where `node` is not a view."""
-    called = host.name(node)
+    called = facts.name(node)
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
     if called == "getitem":
         return _through_piece(space, node, space.resolve_index(index))
@@ -70,7 +70,7 @@ def _through_slice(
 def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
     """`x.split(...)[i]`, `x.unbind()[i]`: the element of `x`."""
     pieces: Any = node.args[0]
-    called = host.name(pieces)
+    called = facts.name(pieces)
     if called not in ("split", "split_with_sizes", "unbind"):
         return None
     source: Node = pieces.args[0]
@@ -110,7 +110,7 @@ def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
     shape, dim = tensor_of(source).shape, 0
     if len(node.args) > 2:
         dim = int(node.args[2]) % len(index)  # type: ignore[arg-type, call-overload]
-    if host.name(node) == "select_scatter":
+    if facts.name(node) == "select_scatter":
         return (written, (*index[:dim], *index[dim + 1 :])) if is_one(shape[dim]) else None
     whole = all(map(same, shape, tensor_of(written).shape))
     return (written, index) if whole and (len(node.args) < 6 or node.args[5] == 1) else None

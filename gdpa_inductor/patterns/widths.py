@@ -16,8 +16,8 @@ from torch.fx import Node
 from .. import _compat
 from ..program.expr import Expr, call, const, fold, postorder
 from ..program.integers import ANY, INT32, Range, inside, ranges
-from . import host
 from .frame import Digits, Size, product
+from .host import facts
 from .reading import Operand
 from .vocabulary import real
 
@@ -94,7 +94,7 @@ def decides_in_fp64(node: Node) -> bool:
     """Whether a call that returns no real numbers reads some in fp64: a comparison if its operands
     meet there.
     """
-    called = host.name(node)
+    called = facts.name(node)
     if called in COMPARISONS:
         return meeting_dtype(node, called, torch.bool) == torch.float64
     given = [_sample(argument) for argument in node.args]

@@ -13,7 +13,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from .. import _compat
-from . import host
+from .host import facts
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ def wrapped(node: Node) -> Wrapped | None:
         return None
     inputs, (results, *kept) = _ends(bodies[0])
     gradients, returned = _ends(bodies[1])
-    if results[0] is not forward or any(host.tensors(n) for n in host.flat_nodes(results[1:])):
+    if results[0] is not forward or any(facts.tensors(n) for n in facts.flat_nodes(results[1:])):
         return None
-    source = host.flat_nodes(forward.args + tuple(forward.kwargs.values()))[0]
+    source = facts.flat_nodes(forward.args + tuple(forward.kwargs.values()))[0]
     wanted = [backward if n is source else None for n in inputs]
     if list(returned) != wanted:
         return None
@@ -75,7 +75,7 @@ def _is_idle(node: Node) -> bool:
     """A switch of modes, or arithmetic of sizes."""
     if node.op == "call_function" and _compat.state_change(node.target):
         return True
-    return host.value(node) is not None and not host.tensors(node)
+    return facts.value(node) is not None and not facts.tensors(node)
 
 
 def _ends(body: GraphModule) -> tuple[list[Node], Any]:

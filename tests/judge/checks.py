@@ -14,7 +14,6 @@ from gdpa_inductor.patterns import (
     candidates,
     canonical,
     effects,
-    host,
     implied,
     jagged,
     layout,
@@ -29,6 +28,7 @@ from gdpa_inductor.patterns import (
     views,
     vocabulary,
 )
+from gdpa_inductor.patterns.host import facts, functions, writes
 from gdpa_inductor.program import expr, score_mod
 from gdpa_inductor.rejection import Code
 from tests.judge import mutants
@@ -158,13 +158,13 @@ CHECKS: list[Check] = [
     Check("no write that autograd misses", effects, "_check_silent_writes", nothing),
     Check("a written copy is an operand of its own", effects, "is_overwritten", gives(False)),
     Check("a tensor whose gradient is asked for stays", effects, "is_watched", gives(False)),
-    Check("no tensor gets another storage", host, "MOVES", lambda old: frozenset()),
-    Check("`detach_` and `requires_grad_` are seen", host, "CUTS", lambda old: frozenset()),
-    Check("`.data` is an alias without history", host, "SILENT", lambda old: frozenset()),
-    Check("an alias has no history", host, "cuts_history", gives(False)),
-    Check("casts and reshapes may return an alias", host, "may_alias", gives(False)),
-    Check("some functions write without a word", host, "_silently_written", copies(list)),
-    Check("`inplace=True` writes", host, "_asks_inplace", gives(False)),
+    Check("no tensor gets another storage", functions, "MOVES", lambda old: frozenset()),
+    Check("`detach_` and `requires_grad_` are seen", functions, "CUTS", lambda old: frozenset()),
+    Check("`.data` is an alias without history", functions, "SILENT", lambda old: frozenset()),
+    Check("an alias has no history", writes, "cuts_history", gives(False)),
+    Check("casts and reshapes may return an alias", writes, "may_alias", gives(False)),
+    Check("some functions write without a word", writes, "_silently_written", copies(list)),
+    Check("`inplace=True` writes", writes, "_asks_inplace", gives(False)),
     Check(
         "strides that are symbols decide about aliases",
         candidates,
@@ -199,8 +199,8 @@ CHECKS: list[Check] = [
     Check("masks are read in their own gradient mode", region, "_wants_gradients", gives(False)),
     Check("only exact upcasts are read through", region, "_is_upcast", mutants.any_cast),
     Check("softmax and dropout are refused at once", region, "NO_WEIGHTS", lambda old: {}),
-    Check("unknown calls are opaque", host, "_is_opaque_target", gives(False)),
-    Check("random calls are no functions", host, "is_random", gives(False)),
+    Check("unknown calls are opaque", facts, "_is_opaque_target", gives(False)),
+    Check("random calls are no functions", facts, "is_random", gives(False)),
     Check(
         "a mask that is written is not read through",
         candidates.HostGraph,
@@ -211,7 +211,7 @@ CHECKS: list[Check] = [
         "`detach` in a mask cuts its gradient",
         candidates,
         "_cuts_nothing",
-        lambda old: lambda node: host.name(node) == "detach",
+        lambda old: lambda node: facts.name(node) == "detach",
     ),
     Check("several products are one product", candidates.HostGraph, "is_one_product", gives(True)),
     Check(
@@ -234,7 +234,7 @@ CHECKS: list[Check] = [
     Check("inputs of a body may want gradients", rewrite, "_learning", copies(frozenset)),
     Check(
         "a dropout that drops nothing is an alias",
-        host,
+        facts,
         "_behind_idle_dropouts",
         lambda old: lambda graph, held: held,
     ),
@@ -284,7 +284,7 @@ CHECKS: list[Check] = [
         matcher.Reader,
         "_read",
         mutants.reads_detached,
-        lambda found, self, node, index: host.name(node) == "detach",
+        lambda found, self, node, index: facts.name(node) == "detach",
     ),
     Check(
         "a number from `.item()` has no gradient",
