@@ -21,21 +21,24 @@ from ..problem import Problem
 from ..program.expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
 from ..program.score_mod import Aux, ScoreMod
 from ..rejection import Code, GDPAError, Rejection
-from . import profit, saved, shadow
-from .candidates import Candidate, HostGraph
-from .canonical import canonical
-from .frame import alike, is_zero, product, same
+from . import profit
 from .host import facts, places
-from .implied import without_implied
-from .jagged import Sides, sides
-from .layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
-from .matcher import read
-from .padding import NotPadded, Padding, Sink
-from .reached import with_gradients
-from .reading import Operand, Reading
-from .recipe import Handle, Recipe, Writer
-from .region import Finder, Region
+from .host.candidates import Candidate, HostGraph
+from .host.region import Finder, Region, Sink
+from .host.sizes import alike, is_zero, product, same
+from .jagged.implied import without_implied
+from .jagged.padding import NotPadded, Padding
+from .jagged.sides import Sides, sides
+from .reading import shadow
+from .reading.canonical import canonical
+from .reading.layout import Layout, aux_dims, layout_of, output_dims, query_dims, shared_dims
+from .reading.matcher import read
+from .reading.reached import with_gradients
+from .reading.reading import Operand, Reading
 from .result import Refused, internal_error
+from .writing import saved
+from .writing.recipe import Handle, Recipe
+from .writing.writer import Writer
 
 log = logging.getLogger("gdpa_inductor")
 Supports = Callable[[Problem], object]
@@ -172,7 +175,8 @@ class Analyst:
 
     def _planned(self, candidate: Candidate, attempt: Attempt, closed: Collection[Node]) -> Plan:
         graph, options = self.graph, self.options
-        region = Finder(graph, self.padding).of(candidate, attempt.depth, attempt.sink, closed)
+        finder = Finder(graph, self.padding.padded, self.padding.pads)
+        region = finder.of(candidate, attempt.depth, attempt.sink, closed)
         if any(
             is_zero(s)
             for n in (*region.nodes, *region.leaves)

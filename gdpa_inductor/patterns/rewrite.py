@@ -19,13 +19,13 @@ from .. import _compat
 from ..options import Options
 from ..rejection import Rejection
 from . import tables
-from .ambient import Ambient, State
-from .candidates import Candidate, HostGraph
 from .host import facts, places, products
-from .padding import Padding
+from .host.ambient import Ambient, State
+from .host.candidates import Candidate, HostGraph
+from .jagged.padding import Padding
 from .plan import Analyst, Plan, Supports, rejection
-from .recipe import Writer
 from .result import Match, Result, internal_error
+from .writing.writer import Writer
 
 log = logging.getLogger("gdpa_inductor")
 

@@ -22,9 +22,10 @@ import torch
 from torch.fx import Node
 
 from .. import _compat
-from .candidates import HostGraph
 from .host import facts, functions
-from .recipe import Handle, Recipe, Writer, describe
+from .host.candidates import HostGraph
+from .writing.recipe import Handle, Recipe
+from .writing.writer import Writer, describe
 
 aten = torch.ops.aten
 _NARROW = (torch.float16, torch.bfloat16)

@@ -10,25 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.patterns import (
-    candidates,
-    canonical,
-    effects,
-    implied,
-    jagged,
-    layout,
-    matcher,
-    padding,
-    plan,
-    recipe,
-    region,
-    rewrite,
-    saved,
-    tables,
-    views,
-    vocabulary,
-)
-from gdpa_inductor.patterns.host import facts, functions, writes
+from gdpa_inductor.patterns import plan, rewrite, tables
+from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
+from gdpa_inductor.patterns.jagged import implied, padding, sides
+from gdpa_inductor.patterns.reading import canonical, layout, matcher, views, vocabulary
+from gdpa_inductor.patterns.writing import recipe, saved, writer
 from gdpa_inductor.program import expr, score_mod
 from gdpa_inductor.rejection import Code
 from tests.judge import mutants
@@ -245,7 +231,7 @@ CHECKS: list[Check] = [
     Check("an operand that is cut is detached", recipe.Recipe, "detached", first_argument),
     Check("no dimension is empty", plan, "is_zero", gives(False)),
     Check(
-        "sizes can be computed where the op stands", recipe.Writer, "can_write", mutants.any_size
+        "sizes can be computed where the op stands", writer.Writer, "can_write", mutants.any_size
     ),
     Check("a dead region is not rewritten", rewrite, "_compatible", mutants.all_compatible),
     Check(
@@ -333,13 +319,13 @@ CHECKS: list[Check] = [
     ),
     Check(
         "values are padded with zeros",
-        jagged,
+        sides,
         "_side",
         mutants.any_fill,
         lambda found, *_: found.pad.fill != 0,
     ),
-    Check("the output is unpadded as the query is padded", jagged, "_check_sink", nothing),
-    Check("jagged lengths agree", jagged, "alike", gives(True)),
+    Check("the output is unpadded as the query is padded", sides, "_check_sink", nothing),
+    Check("jagged lengths agree", sides, "alike", gives(True)),
     Check("a wrapped pad has its inverse as backward", padding, "_is_inverse", gives(True)),
     Check("subscripts with tensors are no views", padding, "_reads_through", mutants.by_type),
     Check("lengths are those of the offsets", implied, "measures", gives(True)),

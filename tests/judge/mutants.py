@@ -6,14 +6,10 @@ from typing import Any
 
 import torch
 
-from gdpa_inductor.patterns import (
-    matcher,
-    padding,
-    views,
-    vocabulary,
-)
 from gdpa_inductor.patterns.host import facts, functions
-from gdpa_inductor.patterns.jagged import Side
+from gdpa_inductor.patterns.jagged import padding
+from gdpa_inductor.patterns.jagged.sides import Side
+from gdpa_inductor.patterns.reading import matcher, views, vocabulary
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa_inductor.patterns.ambient import Ambient
-from gdpa_inductor.patterns.candidates import HostGraph
 from gdpa_inductor.patterns.host import facts, places
-from gdpa_inductor.patterns.region import Finder, Region
+from gdpa_inductor.patterns.host.ambient import Ambient
+from gdpa_inductor.patterns.host.candidates import HostGraph
+from gdpa_inductor.patterns.host.region import Finder, Region
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.rejection import Code
 

@@ -17,14 +17,15 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from .. import _compat
-from ..rejection import Code
-from .candidates import Candidate, HostGraph
-from .frame import Size, same
-from .host import facts, functions, places, products
-from .reading import kind_of
-from .result import Refused
-from .vocabulary import POINTWISE
+from ... import _compat
+from ...rejection import Code
+from ..host import facts, functions, places, products
+from ..host.candidates import Candidate, HostGraph
+from ..host.region import Sink
+from ..host.sizes import Size, same
+from ..reading.reading import kind_of
+from ..reading.vocabulary import POINTWISE
+from ..result import Refused
 from .wrapped import Wrapped, wrapped
 
 # fmt: off
@@ -78,21 +79,6 @@ class Pad:
     @property
     def longest(self) -> Size:
         return facts.tensors(self.node)[0].shape[1]
-
-
-@dataclass(frozen=True)
-class Sink:
-    """The way from a second product to an unpad of its rows.
-
-    tail: views of the product's result, the last of which is unpadded. unpad: the call, and what
-    takes its results apart. result: [L, ...]. again: nodes that return the offsets.
-    """
-
-    tail: tuple[Node, ...]
-    unpad: tuple[Node, ...]
-    result: Node
-    offsets: Node
-    again: tuple[Node, ...] = ()
 
 
 class NotPadded(Refused):

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ..program.expr import Expr, call, const, scalar
-from ..rejection import Code
-from .frame import Size
+from ...program.expr import Expr, call, const, scalar
+from ...rejection import Code
+from ..host.sizes import Size
+from ..result import Refused
 from .kinds import real
-from .result import Refused
 
 
 def expression(value: torch.SymInt | torch.SymFloat, scalars: list[Size]) -> Expr:

@@ -13,8 +13,8 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from ..program.expr import SCORE, Expr, call, const
-from .host import facts
+from ...program.expr import SCORE, Expr, call, const
+from ..host import facts
 from .reading import Operand, Reading
 from .shadow import Shadow
 from .vocabulary import FILLED

@@ -16,9 +16,10 @@ from typing import Any
 
 from torch.fx import Node
 
-from ..program.expr import Expr, call
-from .frame import Digits, Index, Space, product, same
-from .host import facts
+from ...program.expr import Expr, call
+from ..host import facts
+from ..host.sizes import product, same
+from .frame import Digits, Index, Space
 from .kinds import as_kind, where
 from .views import tensor_of
 

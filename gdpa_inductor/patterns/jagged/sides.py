@@ -26,15 +26,17 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from ..program.expr import SCORE, Expr, fold, torch_apply
-from ..rejection import Code
-from .frame import Digits, Index, Size, alike
-from .host import facts
-from .host.facts import may_want_gradients
-from .layout import Layout, roles
-from .padding import ORDINARY, Pad, Padding, Sink, length_of
-from .reading import Operand, Reading, flat
-from .result import Refused
+from ...program.expr import SCORE, Expr, fold, torch_apply
+from ...rejection import Code
+from ..host import facts
+from ..host.facts import may_want_gradients
+from ..host.region import Sink
+from ..host.sizes import Size, alike
+from ..reading.frame import Digits, Index
+from ..reading.layout import Layout, roles
+from ..reading.reading import Operand, Reading, flat
+from ..result import Refused
+from .padding import ORDINARY, Pad, Padding, length_of
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _compat
-from ..rejection import Code
-from .ambient import Ambient
-from .host import facts, places
-from .result import Refused
-from .vocabulary import REASONS
+from ... import _compat
+from ...rejection import Code
+from ..host import facts, places
+from ..host.ambient import Ambient
+from ..host.mixing import REASONS
+from ..result import Refused
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _compat
-from ..rejection import Code
-from . import shadow
-from .candidates import HostGraph
-from .host import facts, functions, places, writes
-from .padding import Pad
-from .region import Region
-from .result import Refused
+from ... import _compat
+from ...rejection import Code
+from ..host import facts, functions, places, writes
+from ..host.candidates import HostGraph
+from ..host.region import Region
+from ..jagged.padding import Pad
+from ..reading import shadow
+from ..result import Refused
 
 
 def to_copy(

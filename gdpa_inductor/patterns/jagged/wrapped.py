@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .. import _compat
-from .host import facts
+from ... import _compat
+from ..host import facts
 
 
 @dataclass(frozen=True)

@@ -18,12 +18,13 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .. import _compat
-from ..rejection import Code
-from .frame import Atom, Digits, Index, Size, atoms, product
-from .host import facts, places
+from ... import _compat
+from ...rejection import Code
+from ..host import facts, places
+from ..host.sizes import Size, product
+from ..result import Refused
+from .frame import Atom, Digits, Index, atoms
 from .reading import Operand, Reading, flat
-from .result import Refused
 
 _REFUSE, _COPY, _EXPAND = (
     10_000,

@@ -14,17 +14,14 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
-from .. import _compat
-from ..rejection import Code
-from .result import Refused
-
-Size = int | torch.SymInt
+from ... import _compat
+from ...rejection import Code
+from ..host.sizes import Size, is_one, is_zero, same
+from ..result import Refused
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,34 +47,6 @@ class Atom:
 
 Digits = tuple[Atom, ...]
 Index = tuple[Digits, ...]
-
-
-def same(left: Size, right: Size) -> bool:
-    """Statically known to be equal."""
-    return left is right or _compat.statically_known_true(left == right)
-
-
-def alike(left: Size, right: Size) -> bool:
-    """Equal, statically or in the sizes that the graph was captured with. Whoever relies on the
-    second leaves a check in the graph.
-    """
-    hints = _compat.size_hint(left), _compat.size_hint(right)
-    return same(left, right) or (hints[0] is not None and hints[0] == hints[1])
-
-
-def is_one(size: Size) -> bool:
-    return same(size, 1)
-
-
-def is_zero(size: Size) -> bool:
-    return same(size, 0)
-
-
-def product(sizes: Iterable[Size]) -> Size:
-    result: Size = 1
-    for size in sizes:
-        result = result * size
-    return result
 
 
 def _divides(divisor: Size, size: Size) -> bool:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 
 from torch.fx import Node
 
-from ..rejection import Code
+from ...rejection import Code
+from ..result import Refused
+from . import facts, functions, places, writes
 from .candidates import HostGraph
-from .host import facts, functions, places, writes
-from .result import Refused
 
 _EXPANSIONS = frozenset(["expand", "expand_as", "broadcast_to"])
 

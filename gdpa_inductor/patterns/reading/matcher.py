@@ -17,21 +17,23 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..program.expr import SCORE, Expr, aux, call, const, postorder
-from ..program.integers import Range
-from ..program.rounding import fragile_condition, reworded_decision, rounded_term
-from ..program.score_mod import formula
-from ..rejection import Code
+from ...program.expr import SCORE, Expr, aux, call, const, postorder
+from ...program.integers import Range
+from ...program.rounding import fragile_condition, reworded_decision, rounded_term
+from ...program.score_mod import formula
+from ...rejection import Code
+from ..host import facts, functions, places
+from ..host.mixing import MIXING, REASONS
+from ..host.sizes import Size
+from ..result import Refused
 from . import symbolic
-from .frame import Digits, Index, Size, Space, broadcast
-from .host import facts, functions, places
+from .frame import Digits, Index, Space, broadcast
 from .joined import JOINS, Branch, chosen, in_branches, parts_of
 from .reached import covering, wants_gradients
 from .reading import Operand, Reading, flat, kind_of
-from .result import Refused
 from .shadow import Shadow
 from .views import tensor_of, through_view
-from .vocabulary import FILLED, MIXING, POINTWISE, REASONS, REWORDED, Unknown, as_kind, real, where
+from .vocabulary import FILLED, POINTWISE, REWORDED, Unknown, as_kind, real, where
 from .widths import (
     COMPARISONS,
     ROUNDING,
@@ -44,7 +46,7 @@ from .widths import (
     leaf_ranges,
     meeting_dtype,
     rounded_literal,
-)  # fmt: skip
+)
 
 _PRODUCTS = frozenset(["bmm", "mm", "baddbmm", "addmm"])
 _ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch.fx import Graph, Node
 
-from .. import _compat
+from ... import _compat
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ..program.expr import Expr, call
+from ...program.expr import Expr, call
 from .kinds import literal, real
 
 

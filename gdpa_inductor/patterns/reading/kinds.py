@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..program.expr import Expr, call, const
-from ..rejection import Code
-from .result import Refused
+from ...program.expr import Expr, call, const
+from ...rejection import Code
+from ..result import Refused
 
 
 class Unknown(ValueError):

@@ -11,23 +11,12 @@ from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
 
-from .. import _compat
-from ..rejection import Code
+from ... import _compat
+from . import facts, functions, products, writes
 from .ambient import Ambient
-from .frame import same
-from .host import facts, functions, products, writes
-from .vocabulary import MIXING
+from .mixing import NO_WEIGHTS
+from .sizes import same
 
-# What is refused by its name, so that softmax attention costs nothing: a shadow would say the same.
-NO_WEIGHTS = {
-    **dict.fromkeys(
-        ["softmin", "gumbel_softmax", "normalize", "layer_norm", "group_norm", "rms_norm"],
-        Code.NORMALISED,
-    ),
-    **{name: code for name, code in MIXING.items() if code in (Code.NORMALISED, Code.REDUCTION)},
-}
-for _binary_as_well in ("max", "min"):
-    del NO_WEIGHTS[_binary_as_well]
 _MANY = 4  # more products than this behind one operand are "several" all the same
 
 

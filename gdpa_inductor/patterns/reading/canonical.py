@@ -12,8 +12,8 @@ import functools
 import math
 from collections.abc import Callable
 
-from ..program.expr import OPS, Expr, Trait, call, const, fold
-from ..program.rounding import reworded_decision
+from ...program.expr import OPS, Expr, Trait, call, const, fold
+from ...program.rounding import reworded_decision
 
 X = Expr("any")
 _COMMUTATIVE = ("add", "mul")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from ..program.expr import Expr
-from ..rejection import Code
-from .frame import Digits, Index, Size, Space
-from .result import Refused
+from ...program.expr import Expr
+from ...rejection import Code
+from ..host.sizes import Size
+from ..result import Refused
+from .frame import Digits, Index, Space
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -12,13 +12,13 @@ from dataclasses import replace
 import torch
 from torch.fx import Node
 
-from ..program.expr import Expr, const, postorder
-from ..program.simplify import FALSE, TRUE, substitute
-from .host import facts
-from .jagged import Side, Sides
+from ...program.expr import Expr, const, postorder
+from ...program.simplify import FALSE, TRUE, substitute
+from ..host import facts
+from ..reading.reached import reached
+from ..reading.reading import Reading
 from .padding import Padding
-from .reached import reached
-from .reading import Reading
+from .sides import Side, Sides
 
 # What a comparison of a position with the length is; and one of the length with a position.
 _TRUTH = ({"lt": TRUE, "ge": FALSE}, {"gt": TRUE, "le": FALSE})

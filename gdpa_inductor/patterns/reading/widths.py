@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .. import _compat
-from ..program.expr import Expr, call, const, fold, postorder
-from ..program.integers import ANY, INT32, Range, inside, ranges
-from .frame import Digits, Size, product
-from .host import facts
+from ... import _compat
+from ...program.expr import Expr, call, const, fold, postorder
+from ...program.integers import ANY, INT32, Range, inside, ranges
+from ..host import facts
+from ..host.sizes import Size, product
+from .frame import Digits
 from .reading import Operand
 from .vocabulary import real
 

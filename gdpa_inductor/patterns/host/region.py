@@ -18,13 +18,26 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Node
 
-from ..rejection import Code
-from . import effects
-from .candidates import NO_WEIGHTS, Candidate, HostGraph
-from .host import facts, functions, places
-from .padding import Padding, Sink
-from .result import Refused
-from .vocabulary import REASONS
+from ...rejection import Code
+from ..result import Refused
+from . import effects, facts, functions, places
+from .candidates import Candidate, HostGraph
+from .mixing import NO_WEIGHTS, REASONS
+
+
+@dataclass(frozen=True)
+class Sink:
+    """The way from a second product to an unpad of its rows.
+
+    tail: views of the product's result, the last of which is unpadded. unpad: the call, and what
+    takes its results apart. result: [L, ...]. again: nodes that return the offsets.
+    """
+
+    tail: tuple[Node, ...]
+    unpad: tuple[Node, ...]
+    result: Node
+    offsets: Node
+    again: tuple[Node, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -58,10 +71,13 @@ class Region:
 
 @dataclass(frozen=True)
 class Finder:
-    """Finds the regions of one graph."""
+    """Finds the regions of one graph. padded: what pads, and views and copies of it; pads: what
+    pads.
+    """
 
     host: HostGraph
-    padding: Padding | None = None
+    padded: Collection[Node] = ()
+    pads: Collection[Node] = ()
 
     def of(
         self,
@@ -156,8 +172,8 @@ class Finder:
             seen = (depth >= 1 and (facts.is_view(leaf) or _is_upcast(leaf))) or (
                 depth >= 2 and self.host.spreads(leaf)
             )
-            if depth >= 3 and self.padding is not None:
-                seen = (seen or leaf in self.padding.padded) and leaf not in self.padding.pads
+            if depth >= 3:
+                seen = (seen or leaf in self.padded) and leaf not in self.pads
             if (known and same_mode and seen) or (known and _is_size_arithmetic(leaf)):
                 makers.add(leaf)
             else:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ..rejection import Code
-from .frame import Index, Space, broadcast, is_one, permuted, product, same
-from .host import facts
-from .result import Refused
+from ...rejection import Code
+from ..host import facts
+from ..host.sizes import is_one, product, same
+from ..result import Refused
+from .frame import Index, Space, broadcast, permuted
 
 _REGROUPING = frozenset(
     ["view", "_unsafe_view", "reshape", "_reshape_alias", "unsqueeze", "squeeze", "flatten"]

@@ -1,0 +1,13 @@
+"""Reading one region: from its nodes to the product, program and product that they compute.
+
+shadow      the region traced to functional ATen, for analysis only
+frame       the dimension algebra: index variables; `views`: views of them
+vocabulary  ATen's point-wise functions as score expressions, with `activations` and `kinds`
+symbolic    sizes as score expressions; `widths`: dtypes that a program forgets
+matcher     the structural reading of a shadow: product, program, product
+joined      weights put together from parts
+reached     which operands a gradient reaches
+reading     what a region was read as
+layout      the roles of index variables: batch, heads, rows, keys
+canonical   names for programs written out by hand
+"""
