@@ -13,7 +13,15 @@ from typing import Any
 from gdpa_inductor.patterns import plan, rewrite, tables
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
 from gdpa_inductor.patterns.jagged import implied, padding, sides
-from gdpa_inductor.patterns.reading import canonical, layout, matcher, views, vocabulary
+from gdpa_inductor.patterns.reading import (
+    canonical,
+    layout,
+    matcher,
+    precision,
+    views,
+    vocabulary,
+    weights,
+)
 from gdpa_inductor.patterns.writing import recipe, saved, writer
 from gdpa_inductor.program import expr, score_mod
 from gdpa_inductor.rejection import Code
@@ -241,47 +249,47 @@ CHECKS: list[Check] = [
         mutants.index_alone,
     ),
     # Reading
-    Check("integers do not wrap", matcher, "fits", gives(True)),
+    Check("integers do not wrap", precision, "fits", gives(True)),
     Check(
         "integers of comparisons meet in one dtype",
-        matcher,
+        weights,
         "meeting_dtype",
         lambda old: lambda node, name, result: result,
     ),
-    Check("integers past 2^24 round in fp32", matcher, "is_small", gives(True)),
-    Check("a mask does not depend on rounding", matcher, "fragile_condition", nothing),
-    Check("fp32 beside fp64 rounds", matcher, "rounded_term", nothing),
-    Check("factors are real, fp64 is seen", matcher.Reader, "_check_dtypes", nothing, raised),
-    Check("positions in 16 bits round", matcher, "_has_places", gives(False)),
-    Check("operands that meet 16 bits round", matcher, "in_16_bits", as_given),
+    Check("integers past 2^24 round in fp32", precision, "is_small", gives(True)),
+    Check("a mask does not depend on rounding", precision, "fragile_condition", nothing),
+    Check("fp32 beside fp64 rounds", precision, "rounded_term", nothing),
+    Check("factors are real, fp64 is seen", precision.Precision, "check_dtypes", nothing, raised),
+    Check("positions in 16 bits round", weights, "_has_places", gives(False)),
+    Check("operands that meet 16 bits round", weights, "in_16_bits", as_given),
     Check(
         "casts of scores round",
-        matcher.Reader,
+        weights.Weights,
         "_cast",
         mutants.rounds_nothing,
         lambda found, *_: found.op in ("bf16", "f16"),
     ),
     Check(
-        "all scores are of one position", matcher.Reader, "_product", mutants.any_positions, raised
+        "all scores are of one position", weights.Weights, "_product", mutants.any_positions, raised
     ),
-    Check("a second product is the first again", matcher.Reader, "_is_twin", gives(True)),
+    Check("a second product is the first again", weights.Weights, "_is_twin", gives(True)),
     Check(
         "`detach` cuts the gradient",
-        matcher.Reader,
+        weights.Weights,
         "_read",
         mutants.reads_detached,
         lambda found, self, node, index: facts.name(node) == "detach",
     ),
     Check(
         "a number from `.item()` has no gradient",
-        matcher.Reader,
+        weights.Weights,
         "_outside",
         mutants.not_detached,
         lambda found, self, leaf, index, detached=False: detached,
     ),
     Check(
         "all of the second product is used, as it is",
-        matcher.Reader,
+        matcher.Matcher,
         "_second_product",
         mutants.part_of_result,
         raised,
@@ -293,7 +301,7 @@ CHECKS: list[Check] = [
         mutants.whole_scatter,
     ),
     Check(
-        "a constant is an index in its branch only", matcher, "in_branches", mutants.all_branches
+        "a constant is an index in its branch only", weights, "in_branches", mutants.all_branches
     ),
     Check("views keep the scores' dimensions apart", layout, "_check_views", nothing),
     Check("constants that overflow are not folded", canonical, "_same_range", mutants.same_range),

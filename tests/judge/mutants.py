@@ -9,7 +9,7 @@ import torch
 from gdpa_inductor.patterns.host import facts, functions
 from gdpa_inductor.patterns.jagged import padding
 from gdpa_inductor.patterns.jagged.sides import Side
-from gdpa_inductor.patterns.reading import matcher, views, vocabulary
+from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code
@@ -143,11 +143,11 @@ def any_positions(check: Callable) -> Callable:
 
 def rounds_nothing(check: Callable) -> Callable:
     def cast(self: Any, node: Any, index: Any) -> Any:
-        kind = matcher.kind_of(matcher.tensor_of(node).dtype)
+        kind = weights.kind_of(weights.tensor_of(node).dtype)
         if kind != "f":
             return check(self, node, index)
-        self._note_width(node)
-        return matcher.real(self.read(node.args[0], index))
+        self.precision.note_width(node)
+        return weights.real(self.read(node.args[0], index))
 
     return cast
 
@@ -166,9 +166,9 @@ def part_of_result(check: Callable) -> Callable:
 
     def second(self: Any, index: Any) -> Any:
         node = self.shadow.output
-        while facts.name(node) not in matcher._PRODUCTS:
+        while facts.name(node) not in factors.PRODUCTS:
             node, index = views.through_view(self.space, node, index)
-        if facts.name(node) in matcher._ADDED_PRODUCTS:
+        if facts.name(node) in factors.ADDED_PRODUCTS:
             node = Product(node.name, node.args[1:3], node.meta)
         return node, index
 

@@ -42,6 +42,11 @@ class Shadow:
         """The user's node that an ATen node was traced from."""
         return self.origin.get(node.name)
 
+    def describe(self, node: Node) -> str:
+        """How a reason names an ATen node: as the user's call that it was traced from."""
+        origin = self.source(node)
+        return places.describe(origin) if origin is not None else f"`{facts.name(node)}`"
+
 
 def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: Ambient) -> Shadow:
     """Trace `nodes`, in program order, the last of which is the result, as a function of `leaves`.
