@@ -27,7 +27,7 @@ from .host.candidates import Candidate, HostGraph
 from .host.region import Finder, Region, Sink
 from .host.sizes import alike, is_zero, product, same
 from .jagged.implied import without_implied
-from .jagged.padding import NotPadded, Padding
+from .jagged.padding import GraphPadding, NotPadded
 from .jagged.sides import Sides, sides
 from .reading import shadow
 from .reading.canonical import canonical
@@ -91,7 +91,7 @@ class Analyst:
     """Plans the replacement of candidates of one graph."""
 
     graph: HostGraph
-    padding: Padding
+    padding: GraphPadding
     writer: Writer
     options: Options
     supports: Supports | None

@@ -22,7 +22,7 @@ from . import tables
 from .host import facts, places, products
 from .host.ambient import Ambient, State
 from .host.candidates import Candidate, HostGraph
-from .jagged.padding import Padding
+from .jagged.padding import GraphPadding
 from .plan import Analyst, Plan, Supports, rejection
 from .result import Match, Result, internal_error
 from .writing.writer import Writer
@@ -140,7 +140,7 @@ def _worthwhile(graph: Graph) -> bool:
 def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
     writer = Writer(graph)
     try:
-        analyst = Analyst(graph, Padding.of(graph), writer, told.options, told.supports)
+        analyst = Analyst(graph, GraphPadding.of(graph), writer, told.options, told.supports)
         outcomes = [(candidate, analyst.guarded(candidate)) for candidate in graph.candidates()]
     except Exception as error:
         return _failed(error)

@@ -12,7 +12,7 @@ from typing import Any
 
 from gdpa_inductor.patterns import plan, rewrite, tables
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
-from gdpa_inductor.patterns.jagged import implied, padding, sides
+from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
 from gdpa_inductor.patterns.reading import (
     canonical,
     layout,
@@ -309,18 +309,18 @@ CHECKS: list[Check] = [
     Check("division rounds towards zero", vocabulary.RULES, "div", mutants.towards_minus),
     Check("maximum beside a NaN", expr.OPS, "maximum", mutants.loses_to_nan),
     # Jagged sides
-    Check("padded values are not written", padding.Padding, "_changes", gives(False)),
-    Check("offsets are the same", padding.Padding, "one", gives(True)),
+    Check("padded values are not written", offsets.Offsets, "changes", gives(False)),
+    Check("offsets are the same", offsets.Offsets, "one", gives(True)),
     Check(
         "padding in the region's gradient mode",
-        padding.Padding,
+        padding.GraphPadding,
         "usable",
         unless(Code.GRAD_MODE, mutants.taken),
         part="GRAD_MODE",
     ),
     Check(
         "padded values stay until the output",
-        padding.Padding,
+        padding.GraphPadding,
         "usable",
         unless(Code.MUTATED_OPERAND, mutants.taken),
         part="MUTATED_OPERAND",
@@ -334,9 +334,9 @@ CHECKS: list[Check] = [
     ),
     Check("the output is unpadded as the query is padded", sides, "_check_sink", nothing),
     Check("jagged lengths agree", sides, "alike", gives(True)),
-    Check("a wrapped pad has its inverse as backward", padding, "_is_inverse", gives(True)),
+    Check("a wrapped pad has its inverse as backward", pads, "_is_inverse", gives(True)),
     Check("subscripts with tensors are no views", padding, "_reads_through", mutants.by_type),
     Check("lengths are those of the offsets", implied, "measures", gives(True)),
     Check("lengths are differences of the offsets", implied, "_differences", gives(True)),
-    Check("offsets are sums of integers", padding, "_keeps_integers", gives(True)),
+    Check("offsets are sums of integers", offsets, "_keeps_integers", gives(True)),
 ]

@@ -8,7 +8,7 @@ import torch
 
 from gdpa_inductor.patterns.host import facts, functions
 from gdpa_inductor.patterns.jagged import padding
-from gdpa_inductor.patterns.jagged.sides import Side
+from gdpa_inductor.patterns.jagged.sides import JaggedSide
 from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.program.expr import SCORE, call
@@ -221,7 +221,7 @@ def whole_scatter(check: Callable) -> Callable:
 
 
 def any_fill(check: Callable) -> Callable:
-    def side(*args: Any) -> Side:
+    def side(*args: Any) -> JaggedSide:
         found = check(*args)
         return replace(found, pad=replace(found.pad, fill=0.0))
 

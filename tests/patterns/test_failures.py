@@ -25,7 +25,7 @@ def test_an_error_in_one_analysis_leaves_the_region(monkeypatch):
 
 
 def test_an_error_before_all_analyses_leaves_the_graph(monkeypatch):
-    monkeypatch.setattr(rewriting.Padding, "of", raising)
+    monkeypatch.setattr(rewriting.GraphPadding, "of", raising)
     _left_alone()
 
 

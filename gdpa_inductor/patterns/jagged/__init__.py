@@ -1,6 +1,8 @@
 """One step from a dense reading to a jagged one: without the padding that the model has around it.
 
-padding  what pads and unpads jagged values; `wrapped`: autograd.Functions around it
+pads     calls that pad and unpad; `wrapped`: autograd.Functions around them
+offsets  which offsets are one
+padding  what a graph pads, what stands there, where it is cut off
 sides    the sides of an attention that can do without
 implied  masks that vanish there
 """

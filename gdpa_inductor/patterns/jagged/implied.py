@@ -17,31 +17,32 @@ from ...program.simplify import FALSE, TRUE, substitute
 from ..host import facts
 from ..reading.reached import reached
 from ..reading.reading import Reading
-from .padding import Padding
-from .sides import Side, Sides
+from .offsets import Offsets
+from .padding import GraphPadding
+from .sides import JaggedSide, Sides
 
 # What a comparison of a position with the length is; and one of the length with a position.
 _TRUTH = ({"lt": TRUE, "ge": FALSE}, {"gt": TRUE, "le": FALSE})
 
 
-def without_implied(padding: Padding, reading: Reading, sides: Sides) -> Reading:
+def without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> Reading:
     """The reading, its weight without such conditions."""
     jagged = [side for side in (sides.query, sides.key) if side is not None]
 
-    def is_position(node: Expr, side: Side) -> bool:
+    def is_position(node: Expr, side: JaggedSide) -> bool:
         if node.op == "add" and const(0) in node.args:  # an arange, as it is read
             node = next(a for a in node.args if a is not const(0))
         at = None if node.op != "index" else reading.positions[int(node.value or 0)]
         return at is not None and reading.space.resolve(at) == side.positions
 
-    def is_length(node: Expr, side: Side) -> bool:
+    def is_length(node: Expr, side: JaggedSide) -> bool:
         if node.op != "aux" or node.kind != "i":
             return False
         operand = reading.aux[int(node.value or 0)]
         at = tuple(digits for digits in operand.index if digits)
         whole = all(dtype in (torch.int32, torch.int64) for dtype in operand.casts)
         own = at == (side.batch,) and whole
-        return own and measures(padding, operand.leaf, side.pad.offsets)
+        return own and measures(padding.offsets, operand.leaf, side.pad.offsets)
 
     known: dict[Expr, Expr] = {}
     for node in postorder([reading.weight]):
@@ -58,20 +59,20 @@ def without_implied(padding: Padding, reading: Reading, sides: Sides) -> Reading
     )
 
 
-def measures(padding: Padding, lengths: Node, offsets: Node) -> bool:
+def measures(known: Offsets, lengths: Node, offsets: Node) -> bool:
     """Whether `lengths` [B] are the lengths of the sequences between `offsets` [B+1]."""
-    if any(padding._changes(facts.storages(node)) for node in (lengths, offsets)):
+    if any(known.changes(facts.storages(node)) for node in (lengths, offsets)):
         return False
-    summed = padding.summed_lengths(offsets)
+    summed = known.summed_lengths(offsets)
     if summed is not None:
-        return padding.one(summed, lengths)
-    return _differences(padding, lengths, offsets)
+        return known.one(summed, lengths)
+    return _differences(known, lengths, offsets)
 
 
-def _differences(padding: Padding, lengths: Node, offsets: Node) -> bool:
+def _differences(known: Offsets, lengths: Node, offsets: Node) -> bool:
     given = lengths.all_input_nodes
     if facts.name(lengths) == "diff":
-        return len(lengths.args) == 1 and not lengths.kwargs and padding.one(given[0], offsets)
+        return len(lengths.args) == 1 and not lengths.kwargs and known.one(given[0], offsets)
     if facts.name(lengths) != "sub" or len(lengths.args) != 2 or lengths.kwargs:
         return False
     parts = (slice(1, None, None), slice(None, -1, None))
@@ -79,6 +80,6 @@ def _differences(padding: Padding, lengths: Node, offsets: Node) -> bool:
         isinstance(part, Node)
         and facts.name(part) == "getitem"
         and part.args[1] == wanted
-        and padding.one(part.all_input_nodes[0], offsets)
+        and known.one(part.all_input_nodes[0], offsets)
         for part, wanted in zip(lengths.args, parts, strict=True)
     )

@@ -36,11 +36,12 @@ from ..reading.frame import Digits, Index
 from ..reading.layout import Layout, roles
 from ..reading.reading import Operand, Reading, flat
 from ..result import Refused
-from .padding import ORDINARY, Pad, Padding, length_of
+from .padding import ORDINARY, GraphPadding
+from .pads import Pad, length_of
 
 
 @dataclass(frozen=True)
-class Side:
+class JaggedSide:
     """One jagged side of an attention. tokens: the index variable of its values, which stands for
     `batch` and `positions` together.
     """
@@ -56,9 +57,9 @@ class Side:
 class Sides:
     """The jagged sides of one attention: rows, keys, both or none."""
 
-    padding: Padding | None = None
-    query: Side | None = None
-    key: Side | None = None
+    padding: GraphPadding | None = None
+    query: JaggedSide | None = None
+    key: JaggedSide | None = None
     end: Node | None = None
 
     @property
@@ -74,7 +75,7 @@ class Sides:
     def share_offsets(self) -> bool:
         if self.padding is None or self.query is None or self.key is None:
             return False
-        return self.padding.one(self.query.pad.offsets, self.key.pad.offsets)
+        return self.padding.offsets.one(self.query.pad.offsets, self.key.pad.offsets)
 
     def layout(self, layout: Layout) -> Layout:
         """The operands by their tokens, on the sides that are jagged."""
@@ -96,17 +97,19 @@ class Sides:
                     continue  # it is read with its padding
         return operand
 
-    def _tokens(self, side: Side, operand: Operand) -> Operand:
+    def _tokens(self, side: JaggedSide, operand: Operand) -> Operand:
         assert self.padding is not None and self.end is not None
         pad = self.padding.usable("an operand", operand.leaf, self.end)
-        if not self.padding.one(pad.offsets, side.pad.offsets):
+        if not self.padding.offsets.one(pad.offsets, side.pad.offsets):
             raise Refused(Code.JAGGED_OFFSETS, "an operand is padded by other offsets")
         if not alike(length_of(pad), side.length):  # the op checks it
             raise Refused(Code.JAGGED_LENGTH, "jagged values of one side differ in their number")
         return replace(operand, leaf=pad.values, index=(side.tokens, *operand.index[2:]))
 
 
-def sides(padding: Padding, wanted: str, reading: Reading, sink: Sink | None, end: Node) -> Sides:
+def sides(
+    padding: GraphPadding, wanted: str, reading: Reading, sink: Sink | None, end: Node
+) -> Sides:
     """The jagged sides of a reading: "q", "k" or both. Raises Refused where they are not."""
     if wanted:
         _check_padding(padding, reading)
@@ -130,9 +133,9 @@ def sides(padding: Padding, wanted: str, reading: Reading, sink: Sink | None, en
 
 
 def _side(
-    padding: Padding, operands: Mapping[str, Operand], positions: Index, reading: Reading,
+    padding: GraphPadding, operands: Mapping[str, Operand], positions: Index, reading: Reading,
     end: Node,
-) -> Side:  # fmt: skip
+) -> JaggedSide:  # fmt: skip
     """The side that operands (by their names, for reasons) share. The first counts."""
     pads = {name: padding.usable(name, operand.leaf, end) for name, operand in operands.items()}
     (first, pad), *others = pads.items()
@@ -145,15 +148,15 @@ def _side(
                 Code.JAGGED_LAYOUT, f"{name} is not padded along the batch and its positions"
             )
     for name, other in others:
-        if not padding.one(pad.offsets, other.offsets):
+        if not padding.offsets.one(pad.offsets, other.offsets):
             raise Refused(
                 Code.JAGGED_OFFSETS, f"{first} and {name} are padded by different offsets"
             )
     length = length_of(pad)
-    return Side(pad, batch, positions[0], reading.space.fresh(length), length)
+    return JaggedSide(pad, batch, positions[0], reading.space.fresh(length), length)
 
 
-def _check_padding(padding: Padding, reading: Reading) -> None:
+def _check_padding(padding: GraphPadding, reading: Reading) -> None:
     """Scores of zero have finite weights and gradients, whatever ordinary operands are beside, and
     with what stands in the padding of operands of rows, of keys and of both.
     """
@@ -207,10 +210,10 @@ def _is_ordinary(fill: object) -> bool:
     return isinstance(fill, (int, float)) and abs(fill) <= 1
 
 
-def _check_sink(padding: Padding, side: Side, reading: Reading, sink: Sink) -> None:
+def _check_sink(padding: GraphPadding, side: JaggedSide, reading: Reading, sink: Sink) -> None:
     if reading.output[:2] != (side.batch, side.positions):
         raise Refused(Code.JAGGED_LAYOUT, "the output is unpadded along other dimensions")
-    if not padding.one(side.pad.offsets, sink.offsets):
+    if not padding.offsets.one(side.pad.offsets, sink.offsets):
         raise Refused(
             Code.JAGGED_OFFSETS, "Q is padded and the output unpadded by different offsets"
         )

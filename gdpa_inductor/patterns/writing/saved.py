@@ -21,7 +21,7 @@ from ...rejection import Code
 from ..host import facts, functions, places, writes
 from ..host.candidates import HostGraph
 from ..host.region import Region
-from ..jagged.padding import Pad
+from ..jagged.pads import Pad
 from ..reading import shadow
 from ..result import Refused
 
