@@ -23,7 +23,7 @@ from .host import facts, places, products
 from .host.ambient import Ambient, State
 from .host.candidates import Candidate, HostGraph
 from .jagged.padding import GraphPadding
-from .plan import Analyst, Plan, Supports, rejection
+from .plan import Analyst, RegionPlan, Supports, rejection
 from .result import Match, Result, internal_error
 from .writing.writer import Writer
 
@@ -145,7 +145,7 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
     except Exception as error:
         return _failed(error)
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
-    plans = [plan for _, plan in outcomes if isinstance(plan, Plan)]
+    plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
     chosen = _compatible([p for p in plans if _replaced(p) not in told.banned], graph)
     reported = _reported(refused, chosen)
     if not chosen:
@@ -163,7 +163,7 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
     return Result(tuple(matches), reported)
 
 
-def _written(chosen: Sequence[Plan], writer: Writer) -> list[Match]:
+def _written(chosen: Sequence[RegionPlan], writer: Writer) -> list[Match]:
     """Write all plans into the graph. Bodies go last: until then the graph can be put back."""
     bodies: dict[Node, None] = {}
     matches = [_commit(plan, writer, bodies) for plan in chosen]
@@ -175,11 +175,11 @@ def _written(chosen: Sequence[Plan], writer: Writer) -> list[Match]:
     return matches
 
 
-def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
+def _compatible(plans: Sequence[RegionPlan], graph: HostGraph) -> list[RegionPlan]:
     """Plans that share no node: an activation before a mask before none, then as they come. In
     program order. None whose result nobody sees: it vanishes with the scores that it is made of.
     """
-    chosen: list[Plan] = []
+    chosen: list[RegionPlan] = []
     taken: set[Node] = set()
     dead = {node for plan in plans for node in plan.region.dead}
     for plan in sorted(plans, key=lambda p: -p.rank):
@@ -190,7 +190,7 @@ def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
 
 
 def _reported(
-    refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[Plan]
+    refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[RegionPlan]
 ) -> tuple[Rejection, ...]:
     """One refusal for each second product; none for products that are part of a match."""
     taken = {node for plan in chosen for node in plan.region.all_nodes}
@@ -209,7 +209,7 @@ def _reported(
 # Writing
 
 
-def _commit(plan: Plan, writer: Writer, bodies: dict[Node, None]) -> Match:
+def _commit(plan: RegionPlan, writer: Writer, bodies: dict[Node, None]) -> Match:
     """Write a plan into its graph and take the region out, but for the bodies that it called."""
     end, region, replaced = plan.region.end, plan.region, _replaced(plan)
     written = writer.write(plan.recipe, end, plan.candidate.second)
@@ -228,12 +228,12 @@ def _commit(plan: Plan, writer: Writer, bodies: dict[Node, None]) -> Match:
     return Match(plan.problem, place, name, plan.choice, replaced, plan.notes, pair)
 
 
-def _replaced(plan: Plan) -> tuple[str, ...]:
+def _replaced(plan: RegionPlan) -> tuple[str, ...]:
     """The names of the nodes that a plan takes out."""
     return tuple(node.name for node in (*plan.region.all_nodes, *plan.region.dead))
 
 
-def _erase(plan: Plan, writer: Writer) -> list[Node]:
+def _erase(plan: RegionPlan, writer: Writer) -> list[Node]:
     """Take out a region, and what led to it and has no other use; the bodies that it called."""
     region, order, graph = plan.region, writer.host.order, writer.host.graph
     gone = {*region.all_nodes, *region.dead}.difference(region.factories)

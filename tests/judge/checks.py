@@ -22,7 +22,7 @@ from gdpa_inductor.patterns.reading import (
     vocabulary,
     weights,
 )
-from gdpa_inductor.patterns.writing import recipe, saved, writer
+from gdpa_inductor.patterns.writing import recipe, replacement, saved, writer
 from gdpa_inductor.program import expr, score_mod
 from gdpa_inductor.rejection import Code
 from tests.judge import mutants
@@ -233,7 +233,7 @@ CHECKS: list[Check] = [
         lambda old: lambda graph, held: held,
     ),
     # Replacement
-    Check("a foreach call writes into no view", plan, "_meets_foreach", gives(False)),
+    Check("a foreach call writes into no view", replacement, "_meets_foreach", gives(False)),
     Check("a result made under no_grad is no view", recipe.Recipe, "own", first_argument),
     Check("the result has eager's strides", recipe.Recipe, "with_strides", first_argument),
     Check("an operand that is cut is detached", recipe.Recipe, "detached", first_argument),

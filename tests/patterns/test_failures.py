@@ -20,7 +20,7 @@ def raising(*args, **options):
 
 
 def test_an_error_in_one_analysis_leaves_the_region(monkeypatch):
-    monkeypatch.setattr(planning, "_program", raising)
+    monkeypatch.setattr(planning, "program_of", raising)
     _left_alone()
 
 

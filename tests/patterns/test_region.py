@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from gdpa_inductor.patterns.host import facts, places
 from gdpa_inductor.patterns.host.ambient import Ambient
 from gdpa_inductor.patterns.host.candidates import HostGraph
-from gdpa_inductor.patterns.host.region import Finder, Region
+from gdpa_inductor.patterns.host.region import Finder, Region, Through
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.rejection import Code
 
@@ -27,9 +27,9 @@ def graph_of(function, dynamic: bool = False, **shapes) -> HostGraph:
     return found[0]
 
 
-def region_of(function, depth: int = 2, **shapes) -> Region:
+def region_of(function, through=Through.VIEWS | Through.MASKS, **shapes) -> Region:
     graph = graph_of(function, **shapes)
-    return Finder(graph).of(graph.candidates()[-1], depth)
+    return Finder(graph).of(graph.candidates()[-1], through)
 
 
 def names(nodes) -> list[str]:
@@ -74,14 +74,14 @@ def test_unused_pure_branches_are_dead():
     assert set(names(region.dead)) <= {"abs", "mean"}
 
 
-def test_masks_of_indices_are_read_through_at_depth_two_only():
+def test_masks_of_indices_are_read_through_where_that_is_asked_for():
     def attention(q, k, v):
         keep = torch.arange(5)[:, None] >= torch.arange(7)
         return F.silu(q @ k.mT) * keep @ v
 
-    assert "ge" in names(region_of(attention, depth=2).makers)
-    assert "ge" in names(region_of(attention, depth=1).leaves)
-    assert names(region_of(attention, depth=0).makers) == []
+    assert "ge" in names(region_of(attention).makers)
+    assert "ge" in names(region_of(attention, Through.VIEWS).leaves)
+    assert names(region_of(attention, Through.NOTHING).makers) == []
 
 
 def test_full_sized_masks_are_leaves():

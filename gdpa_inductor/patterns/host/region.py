@@ -12,6 +12,7 @@ storages in place on the way. Everything else that enters is a leaf. It is safe 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -69,6 +70,20 @@ class Region:
         return self.nodes if self.sink is None else (*self.nodes, *self.sink.unpad)
 
 
+class Through(enum.Flag):
+    """What the leaves of a region are read through: what makes them is then a part of it.
+
+    VIEWS: views and exact upcasts, so that nothing is seen expanded or widened. MASKS: point-wise
+    functions too whose result is larger than what they are made from, such as masks of indices and
+    lengths. PADDING: all views of padded values, up to what pads them.
+    """
+
+    NOTHING = 0
+    VIEWS = enum.auto()
+    MASKS = enum.auto()
+    PADDING = enum.auto()
+
+
 @dataclass(frozen=True)
 class Finder:
     """Finds the regions of one graph. padded: what pads, and views and copies of it; pads: what
@@ -82,12 +97,12 @@ class Finder:
     def of(
         self,
         candidate: Candidate,
-        depth: int,
+        through: Through,
         sink: Sink | None = None,
         closed: Collection[Node] = (),
     ) -> Region:
-        """The region of a candidate; `depth` says through what leaves are read (see `_upstream`),
-        but for `closed` ones.
+        """The region of a candidate; `through`: what leaves are read through, but for `closed`
+        ones.
 
         Raises Refused where it is not safe to replace.
         """
@@ -108,7 +123,7 @@ class Finder:
         self._check_kinds(nodes, leaves)
         end = nodes[-1] if sink is None else sink.result
         self._check_ambient([*nodes, end])
-        makers, leaves = self._upstream([*nodes, end], inside, leaves, depth, closed)
+        makers, leaves = self._upstream([*nodes, end], inside, leaves, through, closed)
         effects.check(self.host, effects.Extent(nodes, makers, leaves, end))
         users = self._escapes(nodes, inside, () if sink is None else sink.unpad)
         dead, sizes, factories = map(tuple, users)
@@ -141,15 +156,10 @@ class Finder:
             inside.update(stack)
 
     def _upstream(
-        self, nodes: list[Node], inside: set[Node], leaves: list[Node], depth: int,
+        self, nodes: list[Node], inside: set[Node], leaves: list[Node], through: Through,
         closed: Collection[Node],
     ) -> tuple[list[Node], list[Node]]:  # fmt: skip
-        """Read leaves through what they are made by: (the makers, the new leaves).
-
-        At depth 1 through views and exact upcasts, so that nothing is seen expanded or widened; at
-        depth 2 through point-wise functions too whose result is larger than what they are made
-        from: masks of indices and lengths; at depth 3 through all views of padded values as well.
-        """
+        """Expand leaves into the pure calls that make them: (the makers, the remaining leaves)."""
         makers: set[Node] = set()
         found: dict[Node, None] = {}
         stack = list(reversed(leaves))
@@ -169,12 +179,8 @@ class Finder:
                 (here.grad, here.inference) == (state.grad, state.inference)
                 or not _wants_gradients(leaf)
             )
-            seen = (depth >= 1 and (facts.is_view(leaf) or _is_upcast(leaf))) or (
-                depth >= 2 and self.host.spreads(leaf)
-            )
-            if depth >= 3:
-                seen = (seen or leaf in self.padded) and leaf not in self.pads
-            if (known and same_mode and seen) or (known and _is_size_arithmetic(leaf)):
+            seen = same_mode and self._is_seen(leaf, through)
+            if known and (seen or _is_size_arithmetic(leaf)):
                 makers.add(leaf)
             else:
                 found[leaf] = None
@@ -185,6 +191,14 @@ class Finder:
                 if n not in found and n not in makers and n not in inside
             )
         return sorted(makers, key=self.host.order.__getitem__), list(found)
+
+    def _is_seen(self, leaf: Node, through: Through) -> bool:
+        """Whether what makes a leaf is of the kinds that are read through."""
+        seen = Through.VIEWS in through and (facts.is_view(leaf) or _is_upcast(leaf))
+        seen = seen or (Through.MASKS in through and self.host.spreads(leaf))
+        if Through.PADDING in through:
+            seen = (seen or leaf in self.padded) and leaf not in self.pads
+        return seen
 
     # Safety
 

@@ -5,4 +5,5 @@ offsets  which offsets are one
 padding  what a graph pads, what stands there, where it is cut off
 sides    the sides of an attention that can do without
 implied  masks that vanish there
+step     all of it
 """

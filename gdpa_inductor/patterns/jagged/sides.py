@@ -108,19 +108,20 @@ class Sides:
 
 
 def sides(
-    padding: GraphPadding, wanted: str, reading: Reading, sink: Sink | None, end: Node
+    padding: GraphPadding, reading: Reading, sink: Sink | None, keys: bool, end: Node
 ) -> Sides:
-    """The jagged sides of a reading: "q", "k" or both. Raises Refused where they are not."""
-    if wanted:
+    """The jagged sides of a reading: rows, where `sink` unpads them, and `keys`. Raises Refused
+    where they are not.
+    """
+    if sink is not None or keys:
         _check_padding(padding, reading)
     query, key = roles(reading)
     found = Sides(padding, end=end)
-    if "q" in wanted:
-        assert sink is not None
+    if sink is not None:
         side = _side(padding, {"Q": query}, query.index[1:2], reading, end)
         _check_sink(padding, side, reading, sink)
         found = replace(found, query=side)
-    if "k" in wanted:
+    if keys:
         operands = {"V": reading.value, "K": key}
         side = _side(padding, operands, (reading.keys,), reading, end)
         fill = side.pad.fill
