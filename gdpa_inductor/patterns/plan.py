@@ -105,9 +105,8 @@ _MOST_CLOSED = 4  # parts of masks and biases that are not read, before none is
 class Readings:
     """What the regions of one candidate are read as: each is traced once, whoever tries it.
 
-    Attempts trace anew only where their regions differ. What a region reads through is traced, and
-    a leaf is an input: of one wide trace no narrow one can be cut, since it has merged views with
-    what they look at.
+    A region that reads through less is another function, of other inputs. It is traced anew: the
+    wider trace may have failed at the very call whose result is now a leaf.
     """
 
     graph: HostGraph
@@ -245,15 +244,16 @@ class Analyst:
     def _planned(
         self, candidate: Candidate, region: Region, attempt: Attempt, readings: Readings
     ) -> RegionPlan:
-        reading, layout, jagged = without_padding(
+        understood = without_padding(
             self.padding, readings.of(region), region.sink, attempt.keys, region.end
         )
-        program, operands = program_of(reading, layout)
+        reading = understood.reading
+        program, operands = program_of(reading, understood.layout)
         rank = profit.rank(program, reading)
-        if rank == profit.SCALE and not layout.rows:
+        if rank == profit.SCALE and not understood.layout.rows:
             raise Refused(Code.TOO_SMALL, "three matrices are multiplied, one of them a row")
         recipe, result, problem = replacement(
-            region, self.graph, reading, layout, jagged, program, operands, self.options
+            self.graph, region, understood, program, operands, self.options
         )
         refusal = profit.judge(problem, rank, self.options.profit)
         if refusal is not None:

@@ -31,7 +31,7 @@ log = logging.getLogger("gdpa_inductor")
 
 
 @dataclass
-class Pass:
+class PassOrders:
     """What one pass is told. keep: called before the first change of any graph. banned: plans that
     are not to be written, by the names of the nodes that each replaces.
     """
@@ -52,7 +52,7 @@ class Unwritten(Exception):
         self.plans = plans
 
 
-def rewrite_once(gm: GraphModule, told: Pass) -> Result:
+def rewrite_once(gm: GraphModule, told: PassOrders) -> Result:
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
     Raises Unwritten where that fails half-way.
@@ -72,7 +72,7 @@ class Caller:
     learns: frozenset[Node] = frozenset()
 
 
-def _rewrite(gm: GraphModule, told: Pass, seen: set[int], caller: Caller) -> Result:
+def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) -> Result:
     if id(gm) in seen:
         return Result()
     seen.add(id(gm))
@@ -137,7 +137,7 @@ def _worthwhile(graph: Graph) -> bool:
     return len(found) > 1 or any(len(products.operands(n)) > 3 for n in found)
 
 
-def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
+def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
     writer = Writer(graph)
     try:
         analyst = Analyst(graph, GraphPadding.of(graph), writer, told.options, told.supports)

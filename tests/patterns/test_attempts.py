@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import plan, rewrite_graph
 from gdpa_inductor.rejection import Code
+from tests.jagged import PadOnes, offsets_of, pad, unpad
 from tests.patterns.test_region import SHAPES
 
 ALWAYS = Options(profit=False)
@@ -55,6 +56,7 @@ def test_a_narrower_region_is_traced_again(monkeypatch):
 
 def test_what_cannot_be_read_of_a_mask_is_closed(monkeypatch):
     """A power of integers: one trace shows it, the next has it as a leaf."""
+
     def attention(q, k, v):
         keep = torch.arange(5)[:, None] ** 2 >= torch.arange(7)
         return F.silu(q @ k.mT) * keep @ v
@@ -62,3 +64,21 @@ def test_what_cannot_be_read_of_a_mask_is_closed(monkeypatch):
     result, traced = rewritten(attention, monkeypatch)
     assert len(result.matches) == 1
     assert traced == 2
+
+
+def test_jagged_attempts_share_a_trace(monkeypatch):
+    """Values that are padded with ones: the keys stay padded, and the rows need no other trace."""
+
+    def attention(q, k, v):
+        ones = PadOnes.apply(v.flatten(1), offsets, 6).unflatten(2, (2, 16))
+        rows, keys = pad(q, offsets, 6).transpose(1, 2), pad(k, offsets, 6).transpose(1, 2)
+        out = F.silu(rows @ keys.mT) @ ones.transpose(1, 2)
+        return unpad(out.transpose(1, 2), offsets, 9)
+
+    offsets = offsets_of([4, 0, 5])
+    shape = (9, 2, 16)
+    result, traced = rewritten(attention, monkeypatch, q=shape, k=shape, v=shape)
+    (match,) = result.matches
+    assert [note.code for note in match.notes] == [Code.JAGGED_FILL]
+    assert match.problem.jagged
+    assert traced == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch.fx import Node
 
@@ -14,15 +14,24 @@ from .padding import GraphPadding
 from .sides import Sides, sides
 
 
+@dataclass(frozen=True)
+class Understood:
+    """A region with everything in its role: what it computes, its axes, and its jagged sides."""
+
+    reading: Reading
+    layout: Layout
+    sides: Sides
+
+
 def without_padding(
     padding: GraphPadding, reading: Reading, sink: Sink | None, keys: bool, end: Node
-) -> tuple[Reading, Layout, Sides]:
-    """The reading, its layout and its jagged sides: the rows where `sink` unpads the output, the
-    keys where `keys` says so. With neither it is dense as before.
+) -> Understood:
+    """A reading, its rows jagged where `sink` unpads the output, its keys where `keys` says so.
+    With neither it is dense as before.
 
     Raises Refused where a side that is wanted cannot do without its padding.
     """
     found = sides(padding, reading, sink, keys, end)
     layout = found.layout(layout_of(reading, found.batch, found.rows))
     reading = replace(reading, aux=tuple(map(found.operand, reading.aux)))
-    return without_implied(padding, reading, found), layout, found
+    return Understood(without_implied(padding, reading, found), layout, found)

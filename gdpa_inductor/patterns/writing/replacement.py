@@ -22,49 +22,30 @@ from ..host.candidates import HostGraph
 from ..host.region import Region
 from ..host.sizes import alike, same
 from ..jagged.sides import Sides
+from ..jagged.step import Understood
 from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims
-from ..reading.reading import Operand, Reading
+from ..reading.reading import Operand
 from ..result import Refused
 from . import saved
 from .recipe import Handle, Recipe
 
 
 def replacement(
-    region: Region, graph: HostGraph, reading: Reading, layout: Layout, jagged: Sides,
-    program: ScoreMod, operands: Sequence[Operand], options: Options,
+    graph: HostGraph, region: Region, understood: Understood, program: ScoreMod,
+    operands: Sequence[Operand], options: Options,
 ) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
-    """The calls that replace a region, tried on its fakes."""
+    """The calls that replace a region, tried on its fakes; its result; what is asked of a kernel.
+
+    operands: those of the program. Raises Refused where the calls do not fit.
+    """
     expected = facts.tensors(region.end)[0]
-    grad = graph.ambient[region.end].grad
-    leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
-    sides = [side.pad for side in (jagged.query, jagged.key) if side is not None]
-    copied = saved.to_copy(graph, region, leaves, [o.leaf for o in operands], sides) if grad else ()
-    recipe = Recipe(grad, _compat.fake_mode_of(expected), copied)
+    recipe = _recipe(graph, region, understood, operands)
     try:
-        layout = _without_upcasts(layout, expected.dtype)
-        query = _operand(recipe, layout.query, query_dims(layout))
-        key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
-        value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
-        query = _with_batch(recipe, layout, query, (key, value))
-        tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
-        tensors = [recipe.moved(t, query.value.device) for t in tensors]
-        given: Operands[Handle] = Operands(
-            query, key, value, tensors, reading.scalars, program, *_lengths(recipe, jagged)
-        )
+        given = _given(recipe, understood, program, operands, expected.dtype)
         output = recipe.call(
             torch.ops.gdpa.attention.default, *given.arguments(str(options.kernel_options))
         )
-        wanted = reading.output
-        if layout.query_tokens is not None:
-            wanted = (layout.query_tokens, *reading.output[2:])
-        result = recipe.arrange(output, output_dims(layout), wanted)
-        if region.sink is not None:
-            result = recipe.sized(result, expected.shape)
-        result = recipe.with_strides(result, expected)
-        if not grad and any(state.grad for state in graph.ambient.states.values()):
-            result = recipe.own(result)
-        if _meets_foreach(graph, region.end):
-            result = recipe.duplicated(result)
+        result = _result(graph, region, understood, recipe, output)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
     if (
@@ -77,6 +58,51 @@ def replacement(
     fakes = given.filled([getattr(item, "value", item) for item in given.flat()])
     training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
     return recipe, result, Problem.of(fakes, training)
+
+
+def _recipe(
+    graph: HostGraph, region: Region, understood: Understood, operands: Sequence[Operand]
+) -> Recipe:
+    """An empty recipe, which knows the operands that have to be copied."""
+    layout, sides = understood.layout, understood.sides
+    grad = graph.ambient[region.end].grad
+    leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
+    pads = [side.pad for side in (sides.query, sides.key) if side is not None]
+    copied = saved.to_copy(graph, region, leaves, [o.leaf for o in operands], pads) if grad else ()
+    return Recipe(grad, _compat.fake_mode_of(facts.tensors(region.end)[0]), copied)
+
+
+def _given(
+    recipe: Recipe, understood: Understood, program: ScoreMod, operands: Sequence[Operand],
+    result: torch.dtype,
+) -> Operands[Handle]:  # fmt: skip
+    """The arguments of the operator, in its layout. result: the dtype that the model's has."""
+    layout = _without_upcasts(understood.layout, result)
+    query = _operand(recipe, layout.query, query_dims(layout))
+    key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
+    value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
+    query = _with_batch(recipe, layout, query, (key, value))
+    tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
+    tensors = [recipe.moved(t, query.value.device) for t in tensors]
+    lengths = _lengths(recipe, understood.sides)
+    return Operands(query, key, value, tensors, understood.reading.scalars, program, *lengths)
+
+
+def _result(
+    graph: HostGraph, region: Region, understood: Understood, recipe: Recipe, output: Handle
+) -> Handle:
+    """The operator's output in the dims and strides of the region's result."""
+    expected, layout = facts.tensors(region.end)[0], understood.layout
+    wanted = understood.reading.output
+    if layout.query_tokens is not None:
+        wanted = (layout.query_tokens, *wanted[2:])
+    result = recipe.arrange(output, output_dims(layout), wanted)
+    if region.sink is not None:
+        result = recipe.sized(result, expected.shape)
+    result = recipe.with_strides(result, expected)
+    if not recipe.grad and any(state.grad for state in graph.ambient.states.values()):
+        result = recipe.own(result)
+    return recipe.duplicated(result) if _meets_foreach(graph, region.end) else result
 
 
 def _meets_foreach(graph: HostGraph, result: Node) -> bool:
