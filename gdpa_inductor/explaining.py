@@ -20,7 +20,8 @@ from ._compat import dynamo
 from .backend import lowering_judge
 from .graphs import copy_graph
 from .options import Options
-from .patterns import Result, host, rewrite_graph
+from .patterns import Result, rewrite_graph
+from .patterns.host import facts, places
 from .report import GraphBreak, Line, Listing, Report, SkippedFrame
 from .untouched import untouched
 
@@ -90,8 +91,8 @@ def listing(
         Line(
             name=node.name,
             code=_code(node),
-            value=_value(host.value(node)),
-            location=host.location(node),
+            value=_value(facts.value(node)),
+            location=places.location(node),
             inputs=tuple(n.name for n in node.all_input_nodes),
             match=match_of.get(node.name),
             rejection=rejection_of.get(node.name),
@@ -111,7 +112,7 @@ def _code(node: Node) -> str:
     ]
     if node.op == "output":
         return f"return {', '.join(given)}"
-    called = host.name(node) or str(node.target)
+    called = facts.name(node) or str(node.target)
     return f"{node.name} = {called}({', '.join(given)})"
 
 

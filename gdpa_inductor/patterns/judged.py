@@ -19,7 +19,7 @@ from ..options import Options
 from ..rejection import Code, Rejection
 from .plan import Supports
 from .result import Match, Result
-from .rewrite import Pass, Unwritten, rewrite_once
+from .rewrite import PassOrders, Unwritten, rewrite_once
 
 log = logging.getLogger("gdpa_inductor")
 Ban = tuple[tuple[str, ...], Rejection]
@@ -37,7 +37,7 @@ def rewrite_graph(
     chosen = options or Options()
     held = _Held(gm)
     dropped: list[Rejection] = []
-    told = Pass(chosen, supports, held.keep, banned=set[tuple[str, ...]]())
+    told = PassOrders(chosen, supports, held.keep, banned=set[tuple[str, ...]]())
     while True:
         try:
             result = rewrite_once(gm, told)

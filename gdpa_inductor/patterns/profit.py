@@ -10,7 +10,7 @@ from ..problem import Problem
 from ..program.expr import SCORE, postorder
 from ..program.score_mod import ScoreMod
 from ..rejection import Code
-from .reading import Operand, Reading
+from .reading.reading import Operand, Reading
 from .result import Refused
 
 MIN_CHANNELS, MAX_CHANNELS, MIN_SCORES = 16, 256, 32 * 32

@@ -18,19 +18,20 @@ from torch.fx import Graph, GraphModule, Node
 from .._compat import fx
 from ..options import Options
 from ..rejection import Rejection
-from . import host, tables
-from .ambient import Ambient, State
-from .candidates import Candidate, HostGraph
-from .padding import Padding
-from .plan import Analyst, Plan, Supports, rejection
-from .recipe import Writer
+from . import tables
+from .host import facts, places, products
+from .host.ambient import Ambient, State
+from .host.candidates import Candidate, HostGraph
+from .jagged.padding import GraphPadding
+from .plan import Analyst, RegionPlan, Supports, rejection
 from .result import Match, Result, internal_error
+from .writing.writer import Writer
 
 log = logging.getLogger("gdpa_inductor")
 
 
 @dataclass
-class Pass:
+class PassOrders:
     """What one pass is told. keep: called before the first change of any graph. banned: plans that
     are not to be written, by the names of the nodes that each replaces.
     """
@@ -51,7 +52,7 @@ class Unwritten(Exception):
         self.plans = plans
 
 
-def rewrite_once(gm: GraphModule, told: Pass) -> Result:
+def rewrite_once(gm: GraphModule, told: PassOrders) -> Result:
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
     Raises Unwritten where that fails half-way.
@@ -71,12 +72,12 @@ class Caller:
     learns: frozenset[Node] = frozenset()
 
 
-def _rewrite(gm: GraphModule, told: Pass, seen: set[int], caller: Caller) -> Result:
+def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) -> Result:
     if id(gm) in seen:
         return Result()
     seen.add(id(gm))
     found = Result()
-    calls = list(host.bodies(gm))
+    calls = list(facts.bodies(gm))
     worthwhile = _worthwhile(gm.graph)
     if not worthwhile and not calls:
         return found
@@ -119,9 +120,9 @@ def _changed_after(
     """The storages of a body's inputs that are changed after it was called."""
     found = set[int]()
     for inner, outer in pairs:
-        held = host.storages(outer)
+        held = facts.storages(outer)
         if held & graph.later or graph.written(held, graph.order[call]):
-            found |= host.storages(inner)
+            found |= facts.storages(inner)
     return frozenset(found)
 
 
@@ -132,19 +133,19 @@ def _learning(graph: HostGraph, pairs: Sequence[tuple[Node, Node]]) -> frozenset
 
 def _worthwhile(graph: Graph) -> bool:
     """Whether there are two products in the graph."""
-    products = [n for n in graph.nodes if host.is_product(n)]
-    return len(products) > 1 or any(len(host.operands(n)) > 3 for n in products)
+    found = [n for n in graph.nodes if products.is_product(n)]
+    return len(found) > 1 or any(len(products.operands(n)) > 3 for n in found)
 
 
-def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
+def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
     writer = Writer(graph)
     try:
-        analyst = Analyst(graph, Padding.of(graph), writer, told.options, told.supports)
+        analyst = Analyst(graph, GraphPadding.of(graph), writer, told.options, told.supports)
         outcomes = [(candidate, analyst.guarded(candidate)) for candidate in graph.candidates()]
     except Exception as error:
         return _failed(error)
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
-    plans = [plan for _, plan in outcomes if isinstance(plan, Plan)]
+    plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
     chosen = _compatible([p for p in plans if _replaced(p) not in told.banned], graph)
     reported = _reported(refused, chosen)
     if not chosen:
@@ -162,7 +163,7 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: Pass) -> Result:
     return Result(tuple(matches), reported)
 
 
-def _written(chosen: Sequence[Plan], writer: Writer) -> list[Match]:
+def _written(chosen: Sequence[RegionPlan], writer: Writer) -> list[Match]:
     """Write all plans into the graph. Bodies go last: until then the graph can be put back."""
     bodies: dict[Node, None] = {}
     matches = [_commit(plan, writer, bodies) for plan in chosen]
@@ -174,11 +175,11 @@ def _written(chosen: Sequence[Plan], writer: Writer) -> list[Match]:
     return matches
 
 
-def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
+def _compatible(plans: Sequence[RegionPlan], graph: HostGraph) -> list[RegionPlan]:
     """Plans that share no node: an activation before a mask before none, then as they come. In
     program order. None whose result nobody sees: it vanishes with the scores that it is made of.
     """
-    chosen: list[Plan] = []
+    chosen: list[RegionPlan] = []
     taken: set[Node] = set()
     dead = {node for plan in plans for node in plan.region.dead}
     for plan in sorted(plans, key=lambda p: -p.rank):
@@ -189,7 +190,7 @@ def _compatible(plans: Sequence[Plan], graph: HostGraph) -> list[Plan]:
 
 
 def _reported(
-    refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[Plan]
+    refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[RegionPlan]
 ) -> tuple[Rejection, ...]:
     """One refusal for each second product; none for products that are part of a match."""
     taken = {node for plan in chosen for node in plan.region.all_nodes}
@@ -208,7 +209,7 @@ def _reported(
 # Writing
 
 
-def _commit(plan: Plan, writer: Writer, bodies: dict[Node, None]) -> Match:
+def _commit(plan: RegionPlan, writer: Writer, bodies: dict[Node, None]) -> Match:
     """Write a plan into its graph and take the region out, but for the bodies that it called."""
     end, region, replaced = plan.region.end, plan.region, _replaced(plan)
     written = writer.write(plan.recipe, end, plan.candidate.second)
@@ -223,23 +224,23 @@ def _commit(plan: Plan, writer: Writer, bodies: dict[Node, None]) -> Match:
         written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default
     )
     pair = (result.name, end.name)
-    place = host.location(result)
+    place = places.location(result)
     return Match(plan.problem, place, name, plan.choice, replaced, plan.notes, pair)
 
 
-def _replaced(plan: Plan) -> tuple[str, ...]:
+def _replaced(plan: RegionPlan) -> tuple[str, ...]:
     """The names of the nodes that a plan takes out."""
     return tuple(node.name for node in (*plan.region.all_nodes, *plan.region.dead))
 
 
-def _erase(plan: Plan, writer: Writer) -> list[Node]:
+def _erase(plan: RegionPlan, writer: Writer) -> list[Node]:
     """Take out a region, and what led to it and has no other use; the bodies that it called."""
     region, order, graph = plan.region, writer.host.order, writer.host.graph
     gone = {*region.all_nodes, *region.dead}.difference(region.factories)
-    operand = host.operands(plan.candidate.firsts[0])[0]
+    operand = products.operands(plan.candidate.firsts[0])[0]
     for node in region.factories:  # an operand is on the same device, maybe of another dtype
         node.args = (operand, *node.args[1:])
-        node.kwargs = {**node.kwargs, "dtype": host.tensors(node)[0].dtype}
+        node.kwargs = {**node.kwargs, "dtype": facts.tensors(node)[0].dtype}
     for node in region.sizes:
         gone.update(writer.replace_size(node, gone))
     bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}

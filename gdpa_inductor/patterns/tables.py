@@ -21,10 +21,11 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from .._compat import operators, shapes, subclasses
-from . import host
-from .candidates import HostGraph
-from .recipe import Handle, Recipe, Writer, describe
+from .._compat import fx, operators, shapes, subclasses
+from .host import facts, functions
+from .host.candidates import HostGraph
+from .writing.recipe import Handle, Recipe
+from .writing.writer import Writer, describe
 
 aten = torch.ops.aten
 _NARROW = (torch.float16, torch.bfloat16)
@@ -33,7 +34,7 @@ _MOST_COPIES, _FEWEST_COPIES = 2048, 16
 _MOST_ELEMENTS = 1 << 20  # of all copies: they stay in the cache
 _LEAST_SHARE = 4  # how much more elements are looked up than all copies have
 # What a bias may have gone through since: nothing here depends on what these compute.
-_PASSED = host.POINTWISE | host.CASTS | {f"{name}_" for name in host.POINTWISE} | {
+_PASSED = functions.POINTWISE | functions.CASTS | {f"{name}_" for name in functions.POINTWISE} | {
     "contiguous", "clone", "reshape", "flatten", "repeat", "iadd", "isub", "imul", "itruediv",
 }  # fmt: skip
 
@@ -69,7 +70,7 @@ def _selected(node: Node) -> Place:
 
 def _embedded(node: Node) -> Place:
     """The call by its name, or ATen's, which has the table first. Padding has no gradient."""
-    weight_first = node.args and host.tensors(node.args[0])[0].is_floating_point()  # type: ignore[arg-type]
+    weight_first = node.args and facts.tensors(node.args[0])[0].is_floating_point()  # type: ignore[arg-type]
     index = _given(node, 1, "indices") if weight_first else _given(node, 0, "input")
     pads = _given(node, 2, "padding_idx") not in ((None, -1) if weight_first else (None,))
     scales = _given(node, 3 if weight_first else 5, "scale_grad_by_freq")
@@ -107,7 +108,7 @@ def relieve(graph: HostGraph, biases: Iterable[Node], writer: Writer) -> None:
         found = _lookup(graph, node)
         if found is None:  # it looks up in what was looked up, and went through fp32 with that
             continue
-        (narrow,) = host.tensors(node)
+        (narrow,) = facts.tensors(node)
         recipe = Recipe(True, subclasses.fake_mode_of(narrow))
         changed = {found.table: recipe.leaf(found.table)}
         if narrow.dtype in _NARROW:
@@ -125,7 +126,7 @@ def relieve(graph: HostGraph, biases: Iterable[Node], writer: Writer) -> None:
 
 def _known(index: Node, writer: Writer) -> bool:
     """Whether its sizes can be written into the graph."""
-    return all(writer.can_write(size) for size in host.tensors(index)[0].shape)
+    return all(writer.can_write(size) for size in facts.tensors(index)[0].shape)
 
 
 def _many(recipe: Recipe, table: Handle, found: Lookup) -> Handle:
@@ -143,18 +144,18 @@ def _places(recipe: Recipe, index: Handle, found: Lookup) -> Handle:
     """Where each place is in the copies. The backward keeps them, one for each element of the bias:
     in 32 bits, but for `gather`, which takes no such index.
     """
-    size = host.tensors(found.table)[0].shape[found.dim]
+    size = facts.tensors(found.table)[0].shape[found.dim]
     count = recipe.call(aten.arange.default, index.value.numel(), device=index.value.device)
     count = recipe.call(aten.view.default, count, list(index.value.shape))
     copy = recipe.call(aten.remainder.Scalar, count, found.copies)
     index = recipe.call(aten.clamp.default, index, -size - 1, size)  # no wrong place gets right
     index = recipe.call(aten.add.Tensor, recipe.call(aten.mul.Scalar, index, found.copies), copy)
-    return index if host.name(found.node) == "gather" else recipe.cast(index, torch.int32)
+    return index if facts.name(found.node) == "gather" else recipe.cast(index, torch.int32)
 
 
 def _narrowed(graph: HostGraph, node: Node, narrow: torch.Tensor, recipe: Recipe) -> None:
     """Give what is looked up in fp32 back in the dtype that it had."""
-    with recipe.fake_mode, shapes.without_guards(recipe.fake_mode), torch.enable_grad():
+    with recipe.fake_mode, fx.without_guards(recipe.fake_mode), torch.enable_grad():
         wide = narrow.to(torch.float32)
     users = list(node.users)
     with graph.graph.inserting_after(node):
@@ -172,31 +173,31 @@ def _lookups(graph: HostGraph, biases: Iterable[Node]) -> Iterator[Node]:
     stack, seen = list(biases), set()
     while stack:
         node = stack.pop()
-        if node in seen or not node.op.startswith("call") or host.is_opaque(node):
+        if node in seen or not node.op.startswith("call") or facts.is_opaque(node):
             continue
         seen.add(node)
         if _lookup(graph, node) is not None:
             yield node
-        elif host.is_view(node) or host.name(node) in _PASSED:
+        elif facts.is_view(node) or facts.name(node) in _PASSED:
             stack.extend(node.all_input_nodes)
 
 
 def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
     """A node as a lookup in a table that learns."""
-    if host.name(node) not in _LOOKUPS or len(host.tensors(node)) != 1 or node in graph.mutators:
+    if facts.name(node) not in _LOOKUPS or len(facts.tensors(node)) != 1 or node in graph.mutators:
         return None
     if _is_sparse(node):
         return None
-    given = [n for n in node.all_input_nodes if host.tensors(n)]
-    tables = [n for n in given if host.tensors(n)[0].is_floating_point()]
+    given = [n for n in node.all_input_nodes if facts.tensors(n)]
+    tables = [n for n in given if facts.tensors(n)[0].is_floating_point()]
     state = graph.ambient[node]
     if len(tables) != 1 or len(given) < 2 or not state.grad or state.transforms:
         return None
-    held = host.tensors(tables[0])[0]
-    copied = not host.storages(node) & host.storages(tables[0])
-    if not (held.requires_grad and copied and host.is_plain(tables[0])):
+    held = facts.tensors(tables[0])[0]
+    copied = not facts.storages(node) & facts.storages(tables[0])
+    if not (held.requires_grad and copied and facts.is_plain(tables[0])):
         return None
-    size, count = (shapes.size_hint(host.tensors(n)[0].numel()) for n in (tables[0], node))
+    size, count = (shapes.size_hint(facts.tensors(n)[0].numel()) for n in (tables[0], node))
     if size is None or count is None or not 0 < size <= count:
         return None  # a copy of the whole table is for those that are much looked at
     return _in_copies(node, tables[0], _copies(size, count)) or Lookup(node, tables[0])
@@ -204,26 +205,26 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
 
 def _is_sparse(node: Node) -> bool:
     """Whether it asks for a sparse gradient, which no copy of the table may have."""
-    if host.name(node) == "gather":
+    if facts.name(node) == "gather":
         return bool(_given(node, 3, "sparse_grad"))
     position = 4 if isinstance(node.target, operators.OpOverload) else 6
-    return host.name(node) == "embedding" and bool(_given(node, position, "sparse"))
+    return facts.name(node) == "embedding" and bool(_given(node, position, "sparse"))
 
 
 def _in_copies(node: Node, table: Node, copies: int) -> Lookup | None:
     """The lookup in so many copies, where it is known in which dim it is."""
-    index, dim = _LOOKUPS[host.name(node)](node) or (None, None)
-    shape = host.tensors(table)[0].shape
+    index, dim = _LOOKUPS[facts.name(node)](node) or (None, None)
+    shape = facts.tensors(table)[0].shape
     if copies == 1 or not isinstance(index, Node) or not isinstance(dim, int) or not shape:
         return None
-    if not isinstance(shape[dim], int) or not _counts(index) or not host.is_plain(index):
+    if not isinstance(shape[dim], int) or not _counts(index) or not facts.is_plain(index):
         return None
     return Lookup(node, table, index, dim % len(shape), copies)
 
 
 def _counts(index: Node) -> bool:
     """Its elements are places: truth values would be a choice."""
-    return any(t.dtype in (torch.int32, torch.int64) for t in host.tensors(index))
+    return any(t.dtype in (torch.int32, torch.int64) for t in facts.tensors(index))
 
 
 def _copies(size: int, count: int) -> int:

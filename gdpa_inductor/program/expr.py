@@ -140,7 +140,7 @@ class Op:
     without one has no gradient. interval, integers: its rules in the modules of these names;
     without one, nothing is known of its result. literal: its value on Python's numbers, where a
     program folds it. infix: its sign, and how tightly it binds. aten: ATen's names for it where a
-    call means just this, a function of reals and literals; `patterns.vocabulary` reads the others.
+    call means just this, a function of reals and literals; `vocabulary` reads the others.
 
     plain, fast: its forms in other operations, for kernels (`emission`). fast is for 16 bits:
     |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]. None: it is computed as it is.

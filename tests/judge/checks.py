@@ -10,25 +10,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.patterns import (
-    candidates,
+from gdpa_inductor.patterns import plan, rewrite, tables
+from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
+from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
+from gdpa_inductor.patterns.reading import (
     canonical,
-    effects,
-    host,
-    implied,
-    jagged,
     layout,
     matcher,
-    padding,
-    plan,
-    recipe,
-    region,
-    rewrite,
-    saved,
-    tables,
+    precision,
     views,
     vocabulary,
+    weights,
 )
+from gdpa_inductor.patterns.writing import recipe, replacement, saved, writer
 from gdpa_inductor.program import expr, score_mod
 from gdpa_inductor.rejection import Code
 from tests.judge import mutants
@@ -158,13 +152,13 @@ CHECKS: list[Check] = [
     Check("no write that autograd misses", effects, "_check_silent_writes", nothing),
     Check("a written copy is an operand of its own", effects, "is_overwritten", gives(False)),
     Check("a tensor whose gradient is asked for stays", effects, "is_watched", gives(False)),
-    Check("no tensor gets another storage", host, "MOVES", lambda old: frozenset()),
-    Check("`detach_` and `requires_grad_` are seen", host, "CUTS", lambda old: frozenset()),
-    Check("`.data` is an alias without history", host, "SILENT", lambda old: frozenset()),
-    Check("an alias has no history", host, "cuts_history", gives(False)),
-    Check("casts and reshapes may return an alias", host, "may_alias", gives(False)),
-    Check("some functions write without a word", host, "_silently_written", copies(list)),
-    Check("`inplace=True` writes", host, "_asks_inplace", gives(False)),
+    Check("no tensor gets another storage", functions, "MOVES", lambda old: frozenset()),
+    Check("`detach_` and `requires_grad_` are seen", functions, "CUTS", lambda old: frozenset()),
+    Check("`.data` is an alias without history", functions, "SILENT", lambda old: frozenset()),
+    Check("an alias has no history", writes, "cuts_history", gives(False)),
+    Check("casts and reshapes may return an alias", writes, "may_alias", gives(False)),
+    Check("some functions write without a word", writes, "_silently_written", copies(list)),
+    Check("`inplace=True` writes", writes, "_asks_inplace", gives(False)),
     Check(
         "strides that are symbols decide about aliases",
         candidates,
@@ -199,8 +193,8 @@ CHECKS: list[Check] = [
     Check("masks are read in their own gradient mode", region, "_wants_gradients", gives(False)),
     Check("only exact upcasts are read through", region, "_is_upcast", mutants.any_cast),
     Check("softmax and dropout are refused at once", region, "NO_WEIGHTS", lambda old: {}),
-    Check("unknown calls are opaque", host, "_is_opaque_target", gives(False)),
-    Check("random calls are no functions", host, "is_random", gives(False)),
+    Check("unknown calls are opaque", facts, "_is_opaque_target", gives(False)),
+    Check("random calls are no functions", facts, "is_random", gives(False)),
     Check(
         "a mask that is written is not read through",
         candidates.HostGraph,
@@ -211,7 +205,7 @@ CHECKS: list[Check] = [
         "`detach` in a mask cuts its gradient",
         candidates,
         "_cuts_nothing",
-        lambda old: lambda node: host.name(node) == "detach",
+        lambda old: lambda node: facts.name(node) == "detach",
     ),
     Check("several products are one product", candidates.HostGraph, "is_one_product", gives(True)),
     Check(
@@ -234,18 +228,18 @@ CHECKS: list[Check] = [
     Check("inputs of a body may want gradients", rewrite, "_learning", copies(frozenset)),
     Check(
         "a dropout that drops nothing is an alias",
-        host,
+        facts,
         "_behind_idle_dropouts",
         lambda old: lambda graph, held: held,
     ),
     # Replacement
-    Check("a foreach call writes into no view", plan, "_meets_foreach", gives(False)),
+    Check("a foreach call writes into no view", replacement, "_meets_foreach", gives(False)),
     Check("a result made under no_grad is no view", recipe.Recipe, "own", first_argument),
     Check("the result has eager's strides", recipe.Recipe, "with_strides", first_argument),
     Check("an operand that is cut is detached", recipe.Recipe, "detached", first_argument),
     Check("no dimension is empty", plan, "is_zero", gives(False)),
     Check(
-        "sizes can be computed where the op stands", recipe.Writer, "can_write", mutants.any_size
+        "sizes can be computed where the op stands", writer.Writer, "can_write", mutants.any_size
     ),
     Check("a dead region is not rewritten", rewrite, "_compatible", mutants.all_compatible),
     Check(
@@ -255,47 +249,47 @@ CHECKS: list[Check] = [
         mutants.index_alone,
     ),
     # Reading
-    Check("integers do not wrap", matcher, "fits", gives(True)),
+    Check("integers do not wrap", precision, "fits", gives(True)),
     Check(
         "integers of comparisons meet in one dtype",
-        matcher,
+        weights,
         "meeting_dtype",
         lambda old: lambda node, name, result: result,
     ),
-    Check("integers past 2^24 round in fp32", matcher, "is_small", gives(True)),
-    Check("a mask does not depend on rounding", matcher, "fragile_condition", nothing),
-    Check("fp32 beside fp64 rounds", matcher, "rounded_term", nothing),
-    Check("factors are real, fp64 is seen", matcher.Reader, "_check_dtypes", nothing, raised),
-    Check("positions in 16 bits round", matcher, "_has_places", gives(False)),
-    Check("operands that meet 16 bits round", matcher, "in_16_bits", as_given),
+    Check("integers past 2^24 round in fp32", precision, "is_small", gives(True)),
+    Check("a mask does not depend on rounding", precision, "fragile_condition", nothing),
+    Check("fp32 beside fp64 rounds", precision, "rounded_term", nothing),
+    Check("factors are real, fp64 is seen", precision.Precision, "check_dtypes", nothing, raised),
+    Check("positions in 16 bits round", weights, "_has_places", gives(False)),
+    Check("operands that meet 16 bits round", weights, "in_16_bits", as_given),
     Check(
         "casts of scores round",
-        matcher.Reader,
+        weights.Weights,
         "_cast",
         mutants.rounds_nothing,
         lambda found, *_: found.op in ("bf16", "f16"),
     ),
     Check(
-        "all scores are of one position", matcher.Reader, "_product", mutants.any_positions, raised
+        "all scores are of one position", weights.Weights, "_product", mutants.any_positions, raised
     ),
-    Check("a second product is the first again", matcher.Reader, "_is_twin", gives(True)),
+    Check("a second product is the first again", weights.Weights, "_is_twin", gives(True)),
     Check(
         "`detach` cuts the gradient",
-        matcher.Reader,
+        weights.Weights,
         "_read",
         mutants.reads_detached,
-        lambda found, self, node, index: host.name(node) == "detach",
+        lambda found, self, node, index: facts.name(node) == "detach",
     ),
     Check(
         "a number from `.item()` has no gradient",
-        matcher.Reader,
+        weights.Weights,
         "_outside",
         mutants.not_detached,
         lambda found, self, leaf, index, detached=False: detached,
     ),
     Check(
         "all of the second product is used, as it is",
-        matcher.Reader,
+        matcher.Matcher,
         "_second_product",
         mutants.part_of_result,
         raised,
@@ -307,7 +301,7 @@ CHECKS: list[Check] = [
         mutants.whole_scatter,
     ),
     Check(
-        "a constant is an index in its branch only", matcher, "in_branches", mutants.all_branches
+        "a constant is an index in its branch only", weights, "in_branches", mutants.all_branches
     ),
     Check("views keep the scores' dimensions apart", layout, "_check_views", nothing),
     Check("constants that overflow are not folded", canonical, "_same_range", mutants.same_range),
@@ -315,34 +309,34 @@ CHECKS: list[Check] = [
     Check("division rounds towards zero", vocabulary.RULES, "div", mutants.towards_minus),
     Check("maximum beside a NaN", expr.OPS, "maximum", mutants.loses_to_nan),
     # Jagged sides
-    Check("padded values are not written", padding.Padding, "_changes", gives(False)),
-    Check("offsets are the same", padding.Padding, "one", gives(True)),
+    Check("padded values are not written", offsets.Offsets, "changes", gives(False)),
+    Check("offsets are the same", offsets.Offsets, "one", gives(True)),
     Check(
         "padding in the region's gradient mode",
-        padding.Padding,
+        padding.GraphPadding,
         "usable",
         unless(Code.GRAD_MODE, mutants.taken),
         part="GRAD_MODE",
     ),
     Check(
         "padded values stay until the output",
-        padding.Padding,
+        padding.GraphPadding,
         "usable",
         unless(Code.MUTATED_OPERAND, mutants.taken),
         part="MUTATED_OPERAND",
     ),
     Check(
         "values are padded with zeros",
-        jagged,
+        sides,
         "_side",
         mutants.any_fill,
         lambda found, *_: found.pad.fill != 0,
     ),
-    Check("the output is unpadded as the query is padded", jagged, "_check_sink", nothing),
-    Check("jagged lengths agree", jagged, "alike", gives(True)),
-    Check("a wrapped pad has its inverse as backward", padding, "_is_inverse", gives(True)),
+    Check("the output is unpadded as the query is padded", sides, "_check_sink", nothing),
+    Check("jagged lengths agree", sides, "alike", gives(True)),
+    Check("a wrapped pad has its inverse as backward", pads, "_is_inverse", gives(True)),
     Check("subscripts with tensors are no views", padding, "_reads_through", mutants.by_type),
     Check("lengths are those of the offsets", implied, "measures", gives(True)),
     Check("lengths are differences of the offsets", implied, "_differences", gives(True)),
-    Check("offsets are sums of integers", padding, "_keeps_integers", gives(True)),
+    Check("offsets are sums of integers", offsets, "_keeps_integers", gives(True)),
 ]

@@ -6,14 +6,10 @@ from typing import Any
 
 import torch
 
-from gdpa_inductor.patterns import (
-    host,
-    matcher,
-    padding,
-    views,
-    vocabulary,
-)
-from gdpa_inductor.patterns.jagged import Side
+from gdpa_inductor.patterns.host import facts, functions
+from gdpa_inductor.patterns.jagged import padding
+from gdpa_inductor.patterns.jagged.sides import JaggedSide
+from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code
@@ -77,7 +73,7 @@ def any_size(check: Callable) -> Callable:
     def can_write(self: Any, size: Any) -> bool:
         if not check(self, size):
             inputs = (n for n in self.host.order if n.op == "placeholder")
-            first = next(n for n in inputs if any(t.dim() for t in host.tensors(n)))
+            first = next(n for n in inputs if any(t.dim() for t in facts.tensors(n)))
             for symbol in size.node.expr.free_symbols:
                 self._symbols.setdefault(symbol, (first, 0))
         return True
@@ -86,7 +82,7 @@ def any_size(check: Callable) -> Callable:
 
 
 def names_of_factories(check: Callable) -> Callable:
-    return lambda self, node, inside: host.name(node) in host.FACTORIES
+    return lambda self, node, inside: facts.name(node) in functions.FACTORIES
 
 
 def dead_or_not(check: Callable) -> Callable:
@@ -109,8 +105,8 @@ def dead_or_not(check: Callable) -> Callable:
 
 def any_cast(check: Callable) -> Callable:
     def is_upcast(node: Any) -> bool:
-        dtypes = [t.dtype for n in (*node.all_input_nodes, node) for t in host.tensors(n)]
-        return host.name(node) in host.CASTS and all(d.is_floating_point for d in dtypes)
+        dtypes = [t.dtype for n in (*node.all_input_nodes, node) for t in facts.tensors(n)]
+        return facts.name(node) in functions.CASTS and all(d.is_floating_point for d in dtypes)
 
     return is_upcast
 
@@ -147,18 +143,18 @@ def any_positions(check: Callable) -> Callable:
 
 def rounds_nothing(check: Callable) -> Callable:
     def cast(self: Any, node: Any, index: Any) -> Any:
-        kind = matcher.kind_of(matcher.tensor_of(node).dtype)
+        kind = weights.kind_of(weights.tensor_of(node).dtype)
         if kind != "f":
             return check(self, node, index)
-        self._note_width(node)
-        return matcher.real(self.read(node.args[0], index))
+        self.precision.note_width(node)
+        return weights.real(self.read(node.args[0], index))
 
     return cast
 
 
 def reads_detached(check: Callable) -> Callable:
     def read(self: Any, node: Any, index: Any) -> Any:
-        if host.name(node) == "detach":
+        if facts.name(node) == "detach":
             return self.read(node.args[0], index)
         return check(self, node, index)
 
@@ -170,9 +166,9 @@ def part_of_result(check: Callable) -> Callable:
 
     def second(self: Any, index: Any) -> Any:
         node = self.shadow.output
-        while host.name(node) not in matcher._PRODUCTS:
+        while facts.name(node) not in factors.PRODUCTS:
             node, index = views.through_view(self.space, node, index)
-        if host.name(node) in matcher._ADDED_PRODUCTS:
+        if facts.name(node) in factors.ADDED_PRODUCTS:
             node = Product(node.name, node.args[1:3], node.meta)
         return node, index
 
@@ -217,7 +213,7 @@ def towards_minus(old: Any) -> Any:
 def whole_scatter(check: Callable) -> Callable:
     def through(node: Any, index: Any) -> Any:
         dim = int(node.args[2]) % len(index) if len(node.args) > 2 else 0
-        if host.name(node) == "select_scatter":
+        if facts.name(node) == "select_scatter":
             return node.args[1], (*index[:dim], *index[dim + 1 :])
         return node.args[1], index
 
@@ -225,7 +221,7 @@ def whole_scatter(check: Callable) -> Callable:
 
 
 def any_fill(check: Callable) -> Callable:
-    def side(*args: Any) -> Side:
+    def side(*args: Any) -> JaggedSide:
         found = check(*args)
         return replace(found, pad=replace(found.pad, fill=0.0))
 
@@ -259,12 +255,12 @@ def first_reach(check: Callable) -> Callable:
 
 
 def by_type(check: Callable) -> Callable:
-    return lambda node: host.name(node) in padding.READ_THROUGH
+    return lambda node: facts.name(node) in padding.READ_THROUGH
 
 
 def index_alone(check: Callable) -> Callable:
     def place(node: Any) -> Any:
-        weight_first = host.tensors(node.args[0])[0].is_floating_point()
+        weight_first = facts.tensors(node.args[0])[0].is_floating_point()
         return node.args[1 if weight_first else 0], 0
 
     return place

@@ -20,12 +20,12 @@ def raising(*args, **options):
 
 
 def test_an_error_in_one_analysis_leaves_the_region(monkeypatch):
-    monkeypatch.setattr(planning, "_program", raising)
+    monkeypatch.setattr(planning, "program_of", raising)
     _left_alone()
 
 
 def test_an_error_before_all_analyses_leaves_the_graph(monkeypatch):
-    monkeypatch.setattr(rewriting.Padding, "of", raising)
+    monkeypatch.setattr(rewriting.GraphPadding, "of", raising)
     _left_alone()
 
 

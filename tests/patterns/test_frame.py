@@ -7,7 +7,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from gdpa_inductor.patterns.frame import Space, broadcast, is_one, permuted, product
+from gdpa_inductor.patterns.host.sizes import is_one, product
+from gdpa_inductor.patterns.reading.frame import Space, broadcast, permuted
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.rejection import Code
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa_inductor.patterns import host
-from gdpa_inductor.patterns.ambient import Ambient
-from gdpa_inductor.patterns.candidates import HostGraph
-from gdpa_inductor.patterns.region import Finder, Region
+from gdpa_inductor.patterns.host import facts, places
+from gdpa_inductor.patterns.host.ambient import Ambient
+from gdpa_inductor.patterns.host.candidates import HostGraph
+from gdpa_inductor.patterns.host.region import Finder, Region, Through
 from gdpa_inductor.patterns.result import Refused
 from gdpa_inductor.rejection import Code
 
@@ -27,13 +27,13 @@ def graph_of(function, dynamic: bool = False, **shapes) -> HostGraph:
     return found[0]
 
 
-def region_of(function, depth: int = 2, **shapes) -> Region:
+def region_of(function, through=Through.VIEWS | Through.MASKS, **shapes) -> Region:
     graph = graph_of(function, **shapes)
-    return Finder(graph).of(graph.candidates()[-1], depth)
+    return Finder(graph).of(graph.candidates()[-1], through)
 
 
 def names(nodes) -> list[str]:
-    return [host.name(node) or node.name for node in nodes]
+    return [facts.name(node) or node.name for node in nodes]
 
 
 def refusal(function) -> Code:
@@ -74,14 +74,14 @@ def test_unused_pure_branches_are_dead():
     assert set(names(region.dead)) <= {"abs", "mean"}
 
 
-def test_masks_of_indices_are_read_through_at_depth_two_only():
+def test_masks_of_indices_are_read_through_where_that_is_asked_for():
     def attention(q, k, v):
         keep = torch.arange(5)[:, None] >= torch.arange(7)
         return F.silu(q @ k.mT) * keep @ v
 
-    assert "ge" in names(region_of(attention, depth=2).makers)
-    assert "ge" in names(region_of(attention, depth=1).leaves)
-    assert names(region_of(attention, depth=0).makers) == []
+    assert "ge" in names(region_of(attention).makers)
+    assert "ge" in names(region_of(attention, Through.VIEWS).leaves)
+    assert names(region_of(attention, Through.NOTHING).makers) == []
 
 
 def test_full_sized_masks_are_leaves():
@@ -201,8 +201,8 @@ def test_changes_in_place_are_seen(how):
     graph = graph_of(model, x=(3,), y=(3,))
     assert len(graph.mutators) == 1
     (changed,) = graph.mutators.values()
-    first = next(n for n in graph.graph.nodes if host.name(n) == "mul")
-    assert host.storages(first) == set(changed)
+    first = next(n for n in graph.graph.nodes if facts.name(n) == "mul")
+    assert facts.storages(first) == set(changed)
 
 
 PURE = {
@@ -224,6 +224,6 @@ def test_places_and_opaque_calls():
         return torch.relu(x) + y
 
     nodes = [n for n in graph_of(model, x=(3,), y=(3,)).graph.nodes if n.op == "call_function"]
-    assert all(host.location(n).rpartition(":")[0].endswith("test_region.py") for n in nodes)
-    assert not any(host.is_opaque(n) for n in nodes)
-    assert host.describe(nodes[0]).startswith("`relu` (line ")
+    assert all(places.location(n).rpartition(":")[0].endswith("test_region.py") for n in nodes)
+    assert not any(facts.is_opaque(n) for n in nodes)
+    assert places.describe(nodes[0]).startswith("`relu` (line ")

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from gdpa_inductor.patterns.vocabulary import POINTWISE, Unknown
+from gdpa_inductor.patterns.reading.vocabulary import POINTWISE, Unknown
 from gdpa_inductor.program.derivatives import differentiate
 from gdpa_inductor.program.expr import GRAD, Expr, aux, const, fold, torch_apply
 from tests.patterns.vocabulary_table import CASES, REFUSED, WRITTEN, Case, X

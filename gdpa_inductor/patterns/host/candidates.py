@@ -1,0 +1,253 @@
+"""The candidates of a graph: products one of whose operands is made from another product.
+
+`HostGraph` is one graph and what is known of it from a single scan: program order, what each node
+is made from, what changes which storage, and which masks are made of indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from torch.fx import Graph, Node
+
+from ..._compat import fx
+from . import facts, functions, products, writes
+from .ambient import Ambient
+from .mixing import NO_WEIGHTS
+from .sizes import same
+
+_MANY = 4  # more products than this behind one operand are "several" all the same
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A product `second` and the products that one of its operands is made from."""
+
+    second: Node
+    firsts: tuple[Node, ...]
+
+
+@dataclass
+class HostGraph:
+    """One graph and what is known of it. `reach`: the products that each node's tensors are made
+    from. `mutators`: the storages that each in-place call changes. `later`: those that are changed
+    after the graph, where a caller's graph says so. `learns`: the inputs that want gradients, by
+    themselves or by the caller's graph.
+    """
+
+    graph: Graph
+    ambient: Ambient
+    order: dict[Node, int] = field(default_factory=dict)
+    reach: dict[Node, frozenset[Node]] = field(default_factory=dict)
+    mutators: dict[Node, frozenset[int]] = field(default_factory=dict)
+    later: frozenset[int] = frozenset()
+    learns: frozenset[Node] = frozenset()
+    spread: dict[Node, bool] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        graph: Graph,
+        ambient: Ambient,
+        later: frozenset[int] = frozenset(),
+        learns: frozenset[Node] = frozenset(),
+    ) -> HostGraph:
+        inputs = [n for n in graph.nodes if n.op in ("placeholder", "get_attr")]
+        learns |= set(filter(facts.requires_grad, inputs))
+        found = HostGraph(graph, ambient, later=later, learns=learns)
+        related: dict[int, set[int]] = {}
+        for position, node in enumerate(graph.nodes):
+            found.order[node] = position
+            found.reach[node] = found._reached(node)
+            changed = writes.mutated(node)
+            if changed:
+                found.mutators[node] = frozenset().union(*map(facts.written_storages, changed))
+            _relate(node, related)
+        for node, written in found.mutators.items() if related else ():
+            found.mutators[node] = _closure(written, related)
+        return found
+
+    def wants(self, node: Node) -> bool:
+        """Whether a node may want gradients. Of an exported graph only inputs tell: those behind
+        it, with nothing in between that ends the history, such as a cast to integers.
+        """
+        if facts.requires_grad(node):
+            return True
+        behind, stack = set[Node](), [node]
+        while stack:
+            node = stack.pop()
+            ends = facts.name(node) in functions.HISTORYLESS or not facts.may_want_gradients(node)
+            if node not in behind and not ends:
+                behind.add(node)
+                stack += node.all_input_nodes
+        return not behind.isdisjoint(self.learns)
+
+    def written(
+        self, storages: Collection[int], after: int, before: int | None = None
+    ) -> list[Node]:
+        """The calls between two places that change elements of these storages."""
+        return [
+            m
+            for m, changed in self.mutators.items()
+            if not changed.isdisjoint(storages)
+            and facts.name(m) not in functions.CUTS
+            and after < self.order[m]
+            and (before is None or self.order[m] < before)
+        ]
+
+    def _reached(self, node: Node) -> frozenset[Node]:
+        if node.op not in ("call_function", "call_method") or not facts.tensors(node):
+            return frozenset()
+        found: set[Node] = set()
+        for source in node.all_input_nodes:
+            if products.is_product(source):
+                found |= set() if products.is_weight_product(source) else {source}
+            else:
+                found |= self.reach[source]
+        if found and facts.is_opaque(node) and not _keeps_shape(node):
+            return frozenset()
+        return frozenset(sorted(found, key=self.order.__getitem__)[:_MANY])
+
+    def candidates(self) -> list[Candidate]:
+        """In program order; two for a product whose operands both qualify."""
+        found: list[Candidate] = []
+        for node in self.graph.nodes:
+            if not products.is_product(node) or products.is_weight_product(node):
+                continue
+            for operand in products.operands(node):
+                firsts = {operand} if self.is_first(operand) else self.reach[operand]
+                firsts = self._scores_of(operand, firsts)
+                if firsts:
+                    found.append(Candidate(node, tuple(sorted(firsts, key=self.order.__getitem__))))
+            if facts.name(node) == "einsum" and len(products.operands(node)) > 3:
+                found.append(Candidate(node, (node,)))
+        return found
+
+    def is_one_product(self, firsts: Sequence[Node]) -> bool:
+        """Whether products may be one that is written several times: of the same tensors, in the
+        same order. The matcher then compares them element by element.
+        """
+        made = [[products.origin(n) for n in products.operands(first)] for first in firsts]
+        return all(one == made[0] for one in made)
+
+    def is_first(self, node: Node) -> bool:
+        return products.is_product(node) and not products.is_weight_product(node)
+
+    def _scores_of(self, operand: Node, firsts: Iterable[Node]) -> set[Node]:
+        """Of several products behind an operand, the one that is its scores, if there is only one.
+
+        One that is reached through a reduction only, or has fewer dims, is what a gate or a bias is
+        made from.
+        """
+        given = set(firsts)
+        if len(given) > 1:
+            given = given & self._pointwise_reach(operand) or given
+        ranks = {n: rank_of(n) for n in given}
+        full = {n for n, rank in ranks.items() if rank == max(ranks.values())}
+        return full if len(full) == 1 else given
+
+    def _pointwise_reach(self, operand: Node) -> set[Node]:
+        """The products that an operand is made from by no reduction."""
+        found: set[Node] = set()
+        seen = {operand}
+        stack = [operand]
+        while stack:
+            node = stack.pop()
+            if self.is_first(node):
+                found.add(node)
+            elif facts.name(node) not in NO_WEIGHTS:
+                stack += [
+                    n
+                    for n in node.all_input_nodes
+                    if n not in seen and (self.reach[n] or self.is_first(n))
+                ]
+                seen.update(stack)
+        return found
+
+    # Masks and biases that are made of indices
+
+    def spreads(self, node: Node) -> bool:
+        """A mask or bias that is made element by element from smaller tensors, and that nothing
+        changes afterwards.
+        """
+        if node in self.spread:
+            return self.spread[node]
+        self.spread[node] = self._is_spread(node)
+        return self.spread[node]
+
+    def _is_spread(self, node: Node) -> bool:
+        called = facts.name(node)
+        pointwise = (
+            called in functions.POINTWISE or called in functions.CASTS or _cuts_nothing(node)
+        )
+        if (
+            not (pointwise or called in functions.CREATIONS)
+            or len(facts.tensors(node)) != 1
+            or not facts.is_plain(node)
+        ):
+            return False
+        if any(
+            facts.storages(node) & changed for changed in self.mutators.values()
+        ) or node.kwargs.get("out"):
+            return False
+        if called in functions.CREATIONS:
+            return not any(facts.tensors(n) for n in node.all_input_nodes)
+        rank = rank_of(node)
+        given = [n for n in node.all_input_nodes if facts.tensors(n)]
+        if called in ("max", "min") and len(given) < 2:  # a reduction
+            return False
+        return bool(given) and all(
+            rank_of(n) < rank or self.spreads(_behind_views(n)) for n in given
+        )
+
+
+def _relate(node: Node, related: dict[int, set[int]]) -> None:
+    """Note storages that may be one at run time, where symbolic strides decide that."""
+    if not writes.may_alias(node):
+        return
+    (given,) = facts.tensors(node.all_input_nodes[0])
+    if all(isinstance(size, int) for size in (*given.shape, *given.stride())):
+        return
+    for one in facts.storages(node.all_input_nodes[0]):
+        for other in facts.storages(node):
+            related.setdefault(one, set()).add(other)
+            related.setdefault(other, set()).add(one)
+
+
+def _closure(storages: Iterable[int], related: dict[int, set[int]]) -> frozenset[int]:
+    found = set(storages)
+    stack = list(found)
+    while stack:
+        new = related.get(stack.pop(), set()) - found
+        found |= new
+        stack.extend(new)
+    return frozenset(found)
+
+
+def _keeps_shape(node: Node) -> bool:
+    """An opaque call that acts like a point-wise function: one result, shaped as an operand."""
+    if node.op == "call_function" and fx.has_plain_bodies(node.target):
+        return False
+    shapes = [t.shape for t in facts.tensors(node)]
+    given = [t.shape for n in node.all_input_nodes for t in facts.tensors(n)]
+    return len(shapes) == 1 and any(
+        len(shape) == len(shapes[0]) and all(map(same, shape, shapes[0])) for shape in given
+    )
+
+
+def _cuts_nothing(node: Node) -> bool:
+    """A `detach` of what has no gradient."""
+    return facts.name(node) == "detach" and not any(
+        map(facts.may_want_gradients, node.all_input_nodes)
+    )
+
+
+def _behind_views(node: Node) -> Node:
+    while node.op in ("call_function", "call_method") and facts.is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def rank_of(node: Node) -> int:
+    """How many dims are more than 1 long."""
+    return sum(not (isinstance(size, int) and size == 1) for size in facts.tensors(node)[0].shape)

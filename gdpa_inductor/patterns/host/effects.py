@@ -1,0 +1,232 @@
+"""In-place calls around a region: whether it can be replaced by one call that runs at its end.
+
+The op reads all operands at the end of the region. Every value must then be what it was where the
+region read it, and its gradients must reach what they reached:
+
+    no operand is changed in between, by anyone, through any alias; a number that `.item()` took is
+        read where it was taken;
+    a copy that is written into is an operand of its own, not what it was copied from;
+    the scores are changed by calls that autograd sees, and where no copy may be an alias;
+    no tensor of the region is cut from its history, reshaped in place or given another storage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from ...rejection import Code
+from ..result import Refused
+from . import facts, functions, places, writes
+from .candidates import HostGraph
+
+_EXPANSIONS = frozenset(["expand", "expand_as", "broadcast_to"])
+
+
+@dataclass(frozen=True)
+class Extent:
+    """A region to be checked. nodes: in program order. makers: pure calls between the leaves and
+    the nodes. end: where the op will stand.
+    """
+
+    nodes: Sequence[Node]
+    makers: Sequence[Node]
+    leaves: Sequence[Node]
+    end: Node
+
+    @property
+    def results(self) -> tuple[Node, ...]:
+        """The nodes, with what the op returns in place of."""
+        return (*self.nodes, self.end)
+
+
+def check(graph: HostGraph, region: Extent) -> None:
+    """Raise Refused where an in-place call forbids to replace a region."""
+    for mutator in graph.mutators:
+        if facts.name(mutator) in functions.MOVES:
+            raise Refused(
+                Code.OPAQUE_CALL, f"{places.describe(mutator)} gives a tensor another storage"
+            )
+    _check_operands(graph, region)
+    _check_dims(graph, region)
+    _check_copies(graph, region)
+    _check_expanded(graph, region)
+    if graph.ambient[region.end].grad:
+        _check_history(graph, region)
+
+
+def is_overwritten(graph: HostGraph, maker: Node, end: Node) -> bool:
+    """Whether a call makes a copy that is written into before `end`: then it is no longer what the
+    call made.
+    """
+    own = facts.storages(maker)
+    own = own.difference(*map(facts.storages, maker.all_input_nodes))
+    return bool(graph.written(own, -1, graph.order[end]))
+
+
+def is_watched(node: Node) -> bool:
+    """Whether somebody asks for the gradient of this very tensor."""
+    return any(facts.name(user) in functions.WATCHERS for user in node.users)
+
+
+# Values
+
+
+def _check_operands(graph: HostGraph, region: Extent) -> None:
+    reads, end = _first_reads(graph, region), graph.order[region.end]
+    for operand, place in reads.items():
+        for mutator in graph.written(facts.storages(operand), place, end):
+            raise Refused(
+                Code.MUTATED_OPERAND,
+                f"{places.describe(mutator)} changes an operand between its use and the output",
+            )
+    outer = frozenset().union(*map(facts.storages, reads))
+    for mutator in region.nodes:
+        if not graph.mutators.get(mutator, frozenset()).isdisjoint(outer):
+            raise Refused(
+                Code.MUTATED_OPERAND, f"{places.describe(mutator)} changes an operand in place"
+            )
+
+
+def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
+    """Where the contents of each operand are first read. A view reads nothing: its users do."""
+    order, uses = graph.order, dict[Node, int]()
+    inside = set(region.nodes)
+    for node in [*region.nodes, *reversed(region.makers)]:
+        reads = node in inside or not facts.is_view(node)
+        place = order[node] if reads else uses.get(node, order[node])
+        for source in node.all_input_nodes:
+            uses[source] = min(uses.get(source, place), place)
+    found = {leaf: uses.get(leaf, order[region.end]) for leaf in region.leaves}
+    for number in [leaf for leaf in region.leaves if facts.name(leaf) == "item"]:
+        (tensor,) = number.all_input_nodes
+        found[tensor] = min(found.get(tensor, order[number]), order[number])
+    return found
+
+
+def _check_copies(graph: HostGraph, region: Extent) -> None:
+    """Refuse scores and a copy of them one of which is written and then the other read: whether the
+    copy is an alias depends on strides, and the analysis does not know these.
+    """
+    writers = [n for n in region.nodes if n in graph.mutators]
+    copies = [n for n in region.nodes if writes.may_alias(n)] if writers else []
+    for copy in copies:
+        below = _aliases(region.nodes, [copy], set())
+        above = _aliases(region.nodes, _roots(copy), below)
+        for writer in writers:
+            targets = set(writes.mutated(writer))
+            others = above if targets & below else below if targets & above else set[Node]()
+            if graph.order[writer] > graph.order[copy] and any(
+                graph.order[n] > graph.order[writer] and others & set(n.all_input_nodes)
+                for n in region.nodes
+            ):
+                raise Refused(
+                    Code.MUTATED_SCORES,
+                    f"{places.describe(writer)} changes scores of which {places.describe(copy)} "
+                    "may be a copy or an alias",
+                )
+
+
+def _check_expanded(graph: HostGraph, region: Extent) -> None:
+    """Refuse writes through an expanded view. The functional form of such a write adds differences,
+    x + (new - x), which is not `new` where x is infinite.
+    """
+    views = [n for n in region.nodes if facts.name(n) in _EXPANSIONS]
+    for writer in (n for n in region.nodes if views and n in graph.mutators):
+        targets = set(writes.mutated(writer))
+        for view in views:
+            if targets & _aliases(region.nodes, [view], set()):
+                raise Refused(
+                    Code.MUTATED_SCORES,
+                    f"{places.describe(writer)} changes the scores through {places.describe(view)}",
+                )
+
+
+def _roots(copy: Node) -> list[Node]:
+    """What a copy may be an alias of, up to the call that made it."""
+    found = [copy.all_input_nodes[0]]
+    while found[-1].all_input_nodes and _is_alias(found[-1], found[-1].all_input_nodes[0]):
+        found.append(found[-1].all_input_nodes[0])
+    return found
+
+
+def _aliases(nodes: Sequence[Node], start: Iterable[Node], without: set[Node]) -> set[Node]:
+    found = set(start)
+    for node in nodes:
+        if node not in without and any(
+            source in found and _is_alias(node, source) for source in node.all_input_nodes
+        ):
+            found.add(node)
+    return found
+
+
+def _is_alias(node: Node, source: Node) -> bool:
+    return bool(facts.storages(node) & facts.storages(source)) or writes.may_alias(node)
+
+
+# Dims, strides and history: a view has those of the place where it is made
+
+
+def _first_touches(graph: HostGraph, region: Extent) -> dict[Node, int]:
+    """Where each operand is first used, if only by a view."""
+    users = {*region.nodes, *region.makers}
+    return {
+        leaf: min((graph.order[n] for n in leaf.users if n in users), default=0)
+        for leaf in (*region.leaves, *region.makers)
+    }
+
+
+def _calls(graph: HostGraph, names: frozenset[str]) -> dict[Node, frozenset[int]]:
+    return {m: changed for m, changed in graph.mutators.items() if facts.name(m) in names}
+
+
+def _check_dims(graph: HostGraph, region: Extent) -> None:
+    """A node's fake value has the dims that its tensor has in the end."""
+    calls = _calls(graph, functions.RESHAPES)
+    if not calls:
+        return
+    own = frozenset().union(*map(facts.storages, region.results))
+    touches = _first_touches(graph, region)
+    for call, changed in calls.items():
+        if changed & own:
+            raise Refused(
+                Code.MUTATED_SCORES, f"{places.describe(call)} changes dims of the scores in place"
+            )
+        for operand, place in touches.items():
+            if changed & facts.storages(operand) and graph.order[call] > place:
+                raise Refused(
+                    Code.MUTATED_OPERAND, f"{places.describe(call)} changes dims of an operand"
+                )
+
+
+def _check_history(graph: HostGraph, region: Extent) -> None:
+    touches = _first_touches(graph, region)
+    trains = any(map(facts.may_want_gradients, (*region.nodes, *region.leaves)))
+    own = frozenset().union(*map(facts.storages, region.results)) if trains else frozenset[int]()
+    for call, changed in _calls(graph, functions.CUTS).items():
+        late = [
+            operand
+            for operand, place in touches.items()
+            if changed & facts.storages(operand) and graph.order[call] > place
+        ]
+        if changed & own or late:
+            raise Refused(
+                Code.GRAD_MODE, f"{places.describe(call)} cuts a tensor of the region from autograd"
+            )
+    if trains:
+        _check_silent_writes(graph, region)
+
+
+def _check_silent_writes(graph: HostGraph, region: Extent) -> None:
+    """Scores that are changed through an alias without history keep the gradient that they had."""
+    writers = [n for n in region.nodes if n in graph.mutators]
+    for alias in filter(writes.cuts_history, region.nodes if writers else ()):
+        for writer in writers:
+            if graph.mutators[writer] & facts.storages(alias):
+                raise Refused(
+                    Code.GRAD_MODE,
+                    f"{places.describe(writer)} changes the scores through "
+                    f"{places.describe(alias)}, unseen by autograd",
+                )

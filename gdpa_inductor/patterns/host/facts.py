@@ -1,0 +1,201 @@
+"""Facts about nodes of the user's graph: values, storages, names, and what kind of call they are.
+
+The graph may be Dynamo's (operators, torch functions, Tensor methods; fakes in
+meta["example_value"]) or an exported one (ATen overloads; fakes in meta["val"]). Whatever is not
+known to be a plain torch function is opaque: it is never run again, and is taken to change every
+tensor that it is given.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from ..._compat import fx, operators, subclasses
+from . import functions
+
+# fmt: off
+_RANDOM = re.compile(
+    "rand|dropout|bernoulli|normal|uniform|multinomial|poisson|exponential|geometric|cauchy|rrelu"
+    "|fractional|gumbel|multi_head_attention"
+)
+_OPAQUE_MODULES = (
+    "torch._dynamo", "torch.distributed", "torch._higher_order_ops", "torch.utils",
+    "torch._functorch",
+)
+# fmt: on
+
+
+def value(node: Node) -> Any:
+    """The fake value of a node, or None."""
+    found = node.meta.get("example_value")
+    return node.meta.get("val") if found is None else found
+
+
+def tensors(node: Node) -> list[torch.Tensor]:
+    """The fake tensors that a node returns."""
+    found = value(node)
+    if isinstance(found, torch.Tensor):
+        return [found]
+    if isinstance(found, (tuple, list)):
+        return [x for x in found if isinstance(x, torch.Tensor)]
+    return []
+
+
+def storages(node: Node) -> set[int]:
+    """Identities of the storages that the node's value lives in, with all parts of a nested one."""
+    found = _storages(p for t in tensors(node) for p in (t, *subclasses.inner_tensors(t)))
+    return found | _behind_idle_dropouts(node.graph, found)
+
+
+def written_storages(node: Node) -> set[int]:
+    """Those that a write into the node's value changes: of a nested tensor its values alone."""
+    found = _storages(part for t in tensors(node) for part in (t, subclasses.values_of(t)))
+    return found | _behind_idle_dropouts(node.graph, found)
+
+
+def _behind_idle_dropouts(graph: Graph, held: set[int]) -> set[int]:
+    """The storages of arguments that a dropout returns as they are. Its fake is a copy."""
+    found = set(held)
+    dropouts = [
+        node
+        for target in (torch.nn.functional.dropout, torch.ops.aten.dropout.default)
+        for node in graph.find_nodes(op="call_function", target=target)
+    ]
+    for node in reversed(dropouts):
+        made, given = _storages(tensors(node)), _storages(tensors(node.all_input_nodes[0]))
+        if not found.isdisjoint(made) and _is_idle(node):
+            found |= given
+    return found
+
+
+def _is_idle(dropout: Node) -> bool:
+    """Whether a dropout drops nothing: p is 0, or it is not in training."""
+    given = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False))
+    given = given | {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
+    return given.get("training", True) is False or bool(given.get("p", 0.5) == 0.0)
+
+
+def _storages(given: Iterable[torch.Tensor]) -> set[int]:
+    found: set[int] = set()
+    for tensor in given:
+        try:
+            found.add(subclasses.storage_address(tensor.untyped_storage()))
+        except (NotImplementedError, RuntimeError):
+            continue
+    return found
+
+
+def is_plain(node: Node) -> bool:
+    """Only strided fake tensors: nothing sparse, quantised, nested or of another subclass."""
+    return all(
+        subclasses.is_fake(t) and t.layout == torch.strided and not t.is_quantized
+        for t in tensors(node)
+    )
+
+
+def name(node: Node) -> str:
+    """The short name of what a node calls: "matmul", "mul_", "mT"; "" for what is not a call."""
+    target: Any = node.target
+    if node.op == "call_method":
+        return str(target)
+    if node.op != "call_function":
+        return ""
+    if target is getattr:
+        return str(node.args[1])
+    if isinstance(target, operators.OpOverload):
+        return str(operators.schema_of(target).name.split("::")[-1])
+    return str(getattr(target, "__name__", target))
+
+
+def is_opaque(node: Node) -> bool:
+    """A call that is no plain torch function: a higher-order or custom op, a module, user code."""
+    if node.op == "call_method":
+        return False
+    return node.op == "call_module" or (
+        node.op == "call_function" and _is_opaque_target(node.target)
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_opaque_target(target: Any) -> bool:
+    if isinstance(target, operators.OpOverload):
+        return target.namespace not in ("aten", "prims", "prim")
+    if isinstance(target, operators.OpOverloadPacket):
+        return not operators.qualified_name(target).startswith(("aten::", "prims::", "prim::"))
+    if isinstance(target, operators.HigherOrderOperator):
+        return True
+    module = getattr(target, "__module__", None) or ""
+    known = module in ("torch", "_operator", "builtins", "math") or module.startswith("torch.")
+    return not known or module.startswith(_OPAQUE_MODULES)
+
+
+def is_view(node: Node) -> bool:
+    """A call that looks at its first argument's storage in another shape, whatever the sizes."""
+    if (
+        node.op not in ("call_function", "call_method")
+        or is_opaque(node)
+        or len(tensors(node)) != 1
+    ):
+        return False
+    if name(node) == "getitem":
+        shaping = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        if not all(part is None or part is Ellipsis or part == slice(None) for part in shaping):
+            return False
+    elif name(node) not in functions.VIEWS or any(
+        isinstance(a, torch.dtype) for a in (*node.args, *node.kwargs.values())
+    ):
+        return False
+    return (
+        bool(node.all_input_nodes)
+        and storages(node) <= storages(node.all_input_nodes[0])
+        and is_plain(node)
+    )
+
+
+def is_random(node: Node) -> bool:
+    """A call that may draw random numbers."""
+    called = name(node)
+    known = _RANDOM.search(called)
+    return bool(known) or any(map(operators.draws_random, operators.aten_overloads(called)))
+
+
+def flat_nodes(arguments: Any) -> list[Node]:
+    found: list[Node] = []
+    torch.fx.map_arg(arguments, found.append)
+    return found
+
+
+def requires_grad(node: Node) -> bool:
+    """Whether a tensor of the node's has gradients, as it was captured."""
+    return any(t.requires_grad for t in tensors(node))
+
+
+def may_want_gradients(node: Node) -> bool:
+    """Whether a tensor of the node's may have gradients. Of an exported graph nobody knows yet, but
+    of what is made from no tensor.
+    """
+    exported = "val" in node.meta and "example_value" not in node.meta
+    exported = exported and (node.op in ("placeholder", "get_attr") or bool(node.all_input_nodes))
+    return any(t.requires_grad or (exported and t.is_floating_point()) for t in tensors(node))
+
+
+def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
+    """The plain bodies that the graph calls, with their call sites: activation checkpoints,
+    branches.
+    """
+    for node in gm.graph.nodes:
+        if node.op == "call_function" and fx.has_plain_bodies(node.target):
+            for argument in _get_attrs(node.args):
+                body = fx.body_of(argument)
+                if body is not None:
+                    yield node, body
+
+
+def _get_attrs(arguments: Any) -> Iterable[Node]:
+    return [n for n in flat_nodes(arguments) if n.op == "get_attr"]

@@ -1,0 +1,86 @@
+"""Which nodes multiply matrices, and what they multiply."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from . import facts, functions
+
+
+def is_product(node: Node) -> bool:
+    """Whether a node multiplies matrices: its ATen form contains a contraction of two operands."""
+    called = facts.name(node)
+    if called not in functions.PRODUCTS or facts.is_opaque(node) or len(operands(node)) < 2:
+        return False
+    return called != "einsum" or _contracts(node)
+
+
+def operands(node: Node) -> list[Node]:
+    """The tensors that a product multiplies, without what it adds."""
+    called, args = facts.name(node), node.args
+    if called in ("einsum", "chain_matmul"):  # an einsum of lists has no equation
+        found = facts.flat_nodes(args)
+    elif called in ("addmm", "baddbmm"):
+        found = facts.flat_nodes((args[1:3], node.kwargs))
+    elif called == "__rmatmul__":
+        found = facts.flat_nodes(args[:2])[::-1]
+    else:
+        found = facts.flat_nodes((args[:2], node.kwargs))
+    return [n for n in found if facts.tensors(n)]
+
+
+def _contracts(node: Node) -> bool:
+    """Whether an einsum sums over a letter; unknown forms count as a product."""
+    equation = node.args[0] if node.args else None
+    if not isinstance(equation, str):
+        return True
+    given, arrow, result = equation.replace(" ", "").partition("->")
+    if not arrow:
+        return True
+    return any(letter not in result for letter in given if letter.isalpha())
+
+
+def is_weight_product(node: Node) -> bool:
+    """A product with a 2-D weight: `x @ W` of a tensor with more dims or of a weight that enters
+    the graph, `linear` unless its weight is made from a tensor with more dims.
+    """
+    given = operands(node)
+    if facts.name(node) == "linear":
+        return len(given) < 2 or _is_flat_throughout(given[1])
+    flat = [n for n in given if facts.tensors(n)[0].dim() <= 2]
+    if facts.name(node) == "einsum":
+        return any(_is_parameter(origin(n)) for n in flat)
+    return 0 < len(flat) < len(given) or any(
+        origin(n).op in ("placeholder", "get_attr") for n in flat
+    )
+
+
+_FAR = 16  # nodes that a weight is made by: more of them, and it counts as one all the same
+
+
+def _is_flat_throughout(node: Node) -> bool:
+    """Whether a 2-D tensor is made from tensors of at most two dims, as weights are."""
+    seen, stack = {node}, [node]
+    while stack and len(seen) <= _FAR:
+        sources = [n for n in stack.pop().all_input_nodes if n not in seen and facts.tensors(n)]
+        if any(t.dim() > 2 for n in sources for t in facts.tensors(n)):
+            return False
+        seen.update(sources)
+        stack += sources
+    return True
+
+
+def origin(node: Node) -> Node:
+    """What a chain of views and casts looks at."""
+    while (
+        node.op.startswith("call")
+        and (facts.name(node) in functions.VIEWS or facts.name(node) in functions.CASTS)
+        and node.all_input_nodes
+    ):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _is_parameter(node: Node) -> bool:
+    return any(isinstance(t, torch.nn.Parameter) for t in facts.tensors(node))

@@ -1,0 +1,351 @@
+"""The nodes of a candidate's region, and whether it is safe to replace them.
+
+A region holds the nodes on the way from the first product to the second, and whatever changes their
+storages in place on the way. Everything else that enters is a leaf. It is safe to replace if
+
+    nothing outside sees its values, unless what sees them is pure and reaches no output and no
+        mutation;
+    its values are changed by its own nodes only, and in-place calls leave its operands, and the
+        gradients of them, as they are (see `effects`);
+    the gradient mode is one and the same, and no function transform is open.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ...rejection import Code
+from ..result import Refused
+from . import effects, facts, functions, places
+from .candidates import Candidate, HostGraph
+from .mixing import NO_WEIGHTS, REASONS
+
+
+@dataclass(frozen=True)
+class Sink:
+    """The way from a second product to an unpad of its rows.
+
+    tail: views of the product's result, the last of which is unpadded. unpad: the call, and what
+    takes its results apart. result: [L, ...]. again: nodes that return the offsets.
+    """
+
+    tail: tuple[Node, ...]
+    unpad: tuple[Node, ...]
+    result: Node
+    offsets: Node
+    again: tuple[Node, ...] = ()
+
+
+@dataclass(frozen=True)
+class Region:
+    """nodes: in program order, from the first product to the second, or to the views of its result
+    that `sink` takes. makers: pure calls that lead from leaves to them.
+
+    leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a
+    shape only. factories: calls on the region's tensors that read a dtype and a device only, and
+    whose results others use.
+    """
+
+    nodes: tuple[Node, ...]
+    makers: tuple[Node, ...]
+    leaves: tuple[Node, ...]
+    dead: tuple[Node, ...]
+    sizes: tuple[Node, ...]
+    factories: tuple[Node, ...]
+    sink: Sink | None = None
+
+    @property
+    def end(self) -> Node:
+        """What is replaced: the result of the second product, or of the unpad that follows."""
+        return self.nodes[-1] if self.sink is None else self.sink.result
+
+    @property
+    def all_nodes(self) -> tuple[Node, ...]:
+        """Every node that the replacement stands for."""
+        return self.nodes if self.sink is None else (*self.nodes, *self.sink.unpad)
+
+
+class Through(enum.Flag):
+    """What the leaves of a region are read through: what makes them is then a part of it.
+
+    VIEWS: views and exact upcasts, so that nothing is seen expanded or widened. MASKS: point-wise
+    functions too whose result is larger than what they are made from, such as masks of indices and
+    lengths. PADDING: all views of padded values, up to what pads them.
+    """
+
+    NOTHING = 0
+    VIEWS = enum.auto()
+    MASKS = enum.auto()
+    PADDING = enum.auto()
+
+
+@dataclass(frozen=True)
+class Finder:
+    """Finds the regions of one graph. padded: what pads, and views and copies of it; pads: what
+    pads.
+    """
+
+    host: HostGraph
+    padded: Collection[Node] = ()
+    pads: Collection[Node] = ()
+
+    def of(
+        self,
+        candidate: Candidate,
+        through: Through,
+        sink: Sink | None = None,
+        closed: Collection[Node] = (),
+    ) -> Region:
+        """The region of a candidate; `through`: what leaves are read through, but for `closed`
+        ones.
+
+        Raises Refused where it is not safe to replace.
+        """
+        second = candidate.second
+        closure = self._closure(candidate.firsts, second) | set(sink.tail if sink else ())
+        nodes = sorted(closure, key=self.host.order.__getitem__)
+        inside = set(nodes)
+        for node in nodes:
+            if facts.is_opaque(node):
+                raise Refused(
+                    Code.OPAQUE_CALL,
+                    f"{places.describe(node)} acts on the scores and cannot be analysed",
+                )
+            code = NO_WEIGHTS.get(facts.name(node))
+            if code is not None:
+                raise Refused(code, f"{places.describe(node)} {REASONS[code]}")
+        leaves = _leaves(nodes, inside)
+        self._check_kinds(nodes, leaves)
+        end = nodes[-1] if sink is None else sink.result
+        self._check_ambient([*nodes, end])
+        makers, leaves = self._upstream([*nodes, end], inside, leaves, through, closed)
+        effects.check(self.host, effects.Extent(nodes, makers, leaves, end))
+        users = self._escapes(nodes, inside, () if sink is None else sink.unpad)
+        dead, sizes, factories = map(tuple, users)
+        return Region(tuple(nodes), tuple(makers), tuple(leaves), dead, sizes, factories, sink)
+
+    def _closure(self, firsts: Sequence[Node], second: Node) -> set[Node]:
+        """firsts: one product, or several nodes that compute the same one."""
+        inside = {*firsts, second}
+        first = firsts[0]
+        stack = [second]
+        between = [
+            m
+            for m in self.host.mutators
+            if self.host.order[first] < self.host.order[m] < self.host.order[second]
+        ]
+        while True:
+            while stack:
+                for source in stack.pop().all_input_nodes:
+                    if (
+                        source not in inside
+                        and not self.host.reach[source].isdisjoint(firsts)
+                        and not self.host.is_first(source)
+                    ):
+                        inside.add(source)
+                        stack.append(source)
+            own = frozenset().union(*(facts.storages(n) for n in inside if n is not second))
+            stack = [m for m in between if m not in inside and self.host.mutators[m] & own]
+            if not stack:
+                return inside
+            inside.update(stack)
+
+    def _upstream(
+        self, nodes: list[Node], inside: set[Node], leaves: list[Node], through: Through,
+        closed: Collection[Node],
+    ) -> tuple[list[Node], list[Node]]:  # fmt: skip
+        """Expand leaves into the pure calls that make them: (the makers, the remaining leaves)."""
+        makers: set[Node] = set()
+        found: dict[Node, None] = {}
+        stack = list(reversed(leaves))
+        state = self.host.ambient[nodes[-1]]
+        while stack:
+            leaf = stack.pop()
+            known = (
+                (leaf.op in ("call_function", "call_method"))
+                and not facts.is_opaque(leaf)
+                and leaf not in self.host.mutators
+                and leaf not in closed
+                and not effects.is_overwritten(self.host, leaf, nodes[-1])
+                and not effects.is_watched(leaf)
+            )
+            here = self.host.ambient[leaf]
+            same_mode = here.transforms == 0 and (
+                (here.grad, here.inference) == (state.grad, state.inference)
+                or not _wants_gradients(leaf)
+            )
+            seen = same_mode and self._is_seen(leaf, through)
+            if known and (seen or _is_size_arithmetic(leaf)):
+                makers.add(leaf)
+            else:
+                found[leaf] = None
+                continue
+            stack.extend(
+                n
+                for n in reversed(leaf.all_input_nodes)
+                if n not in found and n not in makers and n not in inside
+            )
+        return sorted(makers, key=self.host.order.__getitem__), list(found)
+
+    def _is_seen(self, leaf: Node, through: Through) -> bool:
+        """Whether what makes a leaf is of the kinds that are read through."""
+        seen = Through.VIEWS in through and (facts.is_view(leaf) or _is_upcast(leaf))
+        seen = seen or (Through.MASKS in through and self.host.spreads(leaf))
+        if Through.PADDING in through:
+            seen = (seen or leaf in self.padded) and leaf not in self.pads
+        return seen
+
+    # Safety
+
+    def _check_kinds(self, nodes: Iterable[Node], leaves: Iterable[Node]) -> None:
+        for node in (*nodes, *leaves):
+            if not facts.is_plain(node):
+                kinds = {type(t).__name__ for t in facts.tensors(node)}
+                raise Refused(
+                    Code.TENSOR_KIND,
+                    f"{places.describe(node)} is not a plain tensor: {', '.join(kinds)}",
+                )
+        devices = {t.device for n in (*nodes, *leaves) for t in facts.tensors(n) if t.dim() > 0}
+        if len(devices) > 1:
+            raise Refused(Code.DEVICE, f"operands on {', '.join(sorted(map(str, devices)))}")
+
+    def _check_ambient(self, nodes: list[Node]) -> None:
+        last = self.host.ambient[nodes[-1]]
+        for node in nodes:
+            state = self.host.ambient[node]
+            if state.transforms:
+                raise Refused(
+                    Code.OPAQUE_CALL,
+                    f"{places.describe(node)} runs inside of a function transform (vmap, grad)",
+                )
+            if (state.grad, state.inference) != (last.grad, last.inference):
+                raise Refused(
+                    Code.GRAD_MODE,
+                    f"{places.describe(node)} runs in another gradient mode than the second "
+                    "product",
+                )
+
+    def _escapes(
+        self, nodes: list[Node], inside: set[Node], unpad: Sequence[Node]
+    ) -> tuple[list[Node], list[Node], list[Node]]:
+        """Users outside of the region: those that are dead, those that read a shape, and factories,
+        those inside that others use among them. Others are refused. `unpad`: what uses the last
+        node, where this one is replaced too.
+        """
+        dead: dict[Node, None] = {}
+        sizes: dict[Node, None] = {}
+        shared = [n for n in nodes if n.users.keys() - inside and self._is_factory(n, inside)]
+        factories = dict.fromkeys(shared)
+        for node in nodes if unpad else nodes[:-1]:
+            for user in () if node in factories else node.users:
+                if user in inside or user in dead or user in unpad:
+                    continue
+                if (
+                    facts.name(user) in functions.SHAPES
+                    and not facts.tensors(user)
+                    and _is_readable(user, inside)
+                ):
+                    sizes[user] = None
+                elif self._is_dead(user, inside, dead):
+                    continue  # it is in `dead` now
+                elif self._is_factory(user, inside):
+                    factories[user] = None
+                else:
+                    raise Refused(
+                        Code.SCORES_ESCAPE,
+                        f"{places.describe(user)} uses the scores besides the second product",
+                    )
+        return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
+
+    def _is_factory(self, node: Node, inside: set[Node]) -> bool:
+        """It reads the values of no tensor, and no call of the region writes into what it makes,
+        which has no gradient.
+        """
+        if facts.name(node) not in functions.FACTORIES or facts.is_opaque(node):
+            return False
+        if node.kwargs.get("requires_grad"):
+            return False
+        others = facts.flat_nodes((node.args[1:], node.kwargs))
+        mutators = inside & self.host.mutators.keys()
+        written = frozenset().union(*(self.host.mutators[n] for n in mutators))
+        return not any(map(facts.tensors, others)) and not written & facts.storages(node)
+
+    def _is_dead(self, user: Node, inside: set[Node], dead: dict[Node, None]) -> bool:
+        """Nothing sees it: every transitive user is pure and none is an output. Adds what it finds
+        to `dead`.
+        """
+        seen: dict[Node, None] = {user: None}
+        stack = [user]
+        while stack:
+            node = stack.pop()
+            if (
+                node in inside
+                or node.op == "output"
+                or not _is_pure(node)
+                or node in self.host.mutators
+            ):
+                return False
+            for next_user in node.users:
+                if next_user not in seen and next_user not in dead:
+                    seen[next_user] = None
+                    stack.append(next_user)
+        dead.update(seen)
+        return True
+
+
+def _is_pure(node: Node) -> bool:
+    known = (
+        node.op in ("call_function", "call_method")
+        and not facts.is_opaque(node)
+        and not facts.is_random(node)
+    )
+    silent = facts.name(node) in functions.SHAPES | functions.ASSERTIONS
+    return known and bool(facts.tensors(node) or silent)
+
+
+def _is_upcast(node: Node) -> bool:
+    """A cast that loses nothing and that kernels do on the fly: 16 bits to 32."""
+    given = [t for n in node.all_input_nodes for t in facts.tensors(n)]
+    made = facts.tensors(node)
+    return (
+        facts.name(node) in functions.CASTS
+        and len(given) == len(made) == 1
+        and given[0].dtype in (torch.float16, torch.bfloat16)
+        and made[0].dtype == torch.float32
+        and given[0].device == made[0].device
+        and facts.is_plain(node)
+    )
+
+
+def _is_readable(user: Node, inside: set[Node]) -> bool:
+    """What it returns is one size, or several of which each is taken by number, as far as others
+    see it.
+    """
+    if not isinstance(facts.value(user), (tuple, list)):
+        return True
+    others = [n for n in user.users if n not in inside]
+    return all(facts.name(n) == "getitem" and isinstance(n.args[1], int) for n in others)
+
+
+def _wants_gradients(node: Node) -> bool:
+    """Whether what it is made from has gradients: else no gradient mode makes a difference."""
+    return any(map(facts.may_want_gradients, node.all_input_nodes))
+
+
+def _is_size_arithmetic(node: Node) -> bool:
+    """A call that makes a tuple of sizes."""
+    return isinstance(facts.value(node), (tuple, list)) and not facts.tensors(node)
+
+
+def _leaves(nodes: Iterable[Node], inside: set[Node]) -> list[Node]:
+    found: dict[Node, None] = {}
+    for node in nodes:
+        for source in node.all_input_nodes:
+            if source not in inside:
+                found[source] = None
+    return list(found)

@@ -1,0 +1,39 @@
+"""Sizes that may be symbolic: only what is statically known is used, and no guard is ever added."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from ..._compat import shapes
+
+Size = int | torch.SymInt
+
+
+def same(left: Size, right: Size) -> bool:
+    """Statically known to be equal."""
+    return left is right or shapes.statically_known_true(left == right)
+
+
+def alike(left: Size, right: Size) -> bool:
+    """Equal, statically or in the sizes that the graph was captured with. Whoever relies on the
+    second leaves a check in the graph.
+    """
+    hints = shapes.size_hint(left), shapes.size_hint(right)
+    return same(left, right) or (hints[0] is not None and hints[0] == hints[1])
+
+
+def is_one(size: Size) -> bool:
+    return same(size, 1)
+
+
+def is_zero(size: Size) -> bool:
+    return same(size, 0)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    result: Size = 1
+    for size in sizes:
+        result = result * size
+    return result

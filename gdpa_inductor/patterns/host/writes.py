@@ -1,0 +1,137 @@
+"""What a call changes in place, and whether its result may be an alias of what it is given."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+from torch.fx import Node
+
+from ..._compat import fx, operators
+from . import facts, functions
+
+# fmt: off
+_INPLACE_OPERATORS = frozenset([
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
+    "ixor", "ilshift", "irshift", "iconcat", "setitem", "delitem",
+])
+# Functions that write into what they are given after the first argument, whatever a schema says.
+_WRITES_BUFFERS = frozenset([
+    "batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm",
+    "batch_norm_update_stats", "rrelu_with_noise",
+])
+_RENORMALISES = frozenset(["embedding", "embedding_bag"])
+# fmt: on
+
+
+def mutated(node: Node) -> list[Node]:
+    """The arguments that a call changes in place; all of them where that is not known."""
+    if node.op not in ("call_function", "call_method", "call_module"):
+        return []
+    if _is_state_change(node):
+        return []
+    target: Any = node.target
+    if isinstance(target, operators.OpOverload):
+        return _written(node, operators.schema_of(target)) + _silently_written(node)
+    if isinstance(target, operators.OpOverloadPacket) and facts.is_opaque(node):
+        schemas = [operators.schema_of(getattr(target, name)) for name in target.overloads()]
+        return list(dict.fromkeys(n for schema in schemas for n in _written(node, schema)))
+    if facts.is_opaque(node):
+        bodies = [
+            fx.body_of(n) for n in facts.flat_nodes((node.args, node.kwargs)) if n.op == "get_attr"
+        ]
+        known = isinstance(target, fx.HigherOrderOperator) and any(b is not None for b in bodies)
+        if known and not any(
+            mutated(inner) for b in bodies if b is not None for inner in b.graph.nodes
+        ):
+            return []
+        return facts.flat_nodes((node.args, node.kwargs))
+    called = facts.name(node)
+    changed = facts.flat_nodes(node.kwargs.get("out")) + _declared(node)
+    trailing = (
+        called.endswith("_")
+        and not called.endswith("__")
+        and getattr(target, "__module__", "") != "_operator"
+    )
+    special = called in _INPLACE_OPERATORS or re.fullmatch(r"__(i\w+|setitem|delitem)__", called)
+    if trailing or (special and called != "__invert__") or _asks_inplace(node):
+        changed += facts.flat_nodes(node.args[:1] if node.args else list(node.kwargs.values())[:1])
+    return changed + _silently_written(node)
+
+
+def _declared(node: Node) -> list[Node]:
+    """What ATen's function of that name writes into: of optimizers' and observers', several."""
+    called = facts.name(node)
+    if called in functions.WATCHERS or getattr(node.target, "__module__", "") == "_operator":
+        return []
+    schemas = (operators.schema_of(overload) for overload in operators.aten_overloads(called))
+    own = (s for s in schemas if not any(argument.is_out for argument in s.arguments))
+    return list(dict.fromkeys(n for schema in own for n in _written(node, schema)))
+
+
+def _silently_written(node: Node) -> list[Node]:
+    """Buffers that a function changes although neither its name nor a schema says so."""
+    called, others = facts.name(node), (node.args[1:], node.kwargs)
+    if called in _WRITES_BUFFERS:
+        return facts.flat_nodes(others)
+    if called not in _RENORMALISES or isinstance(node.target, operators.OpOverload):
+        return []
+    max_norm = node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")
+    return [] if max_norm is None else facts.flat_nodes(others)
+
+
+def may_alias(node: Node) -> bool:
+    """Whether it depends on strides if a call returns its argument itself or a copy."""
+    if (
+        facts.name(node) not in functions.MAY_ALIAS
+        or facts.is_opaque(node)
+        or not node.all_input_nodes
+    ):
+        return False
+    given, made = facts.tensors(node.all_input_nodes[0]), facts.tensors(node)
+    return len(given) == len(made) == 1 and given[0].dtype == made[0].dtype
+
+
+def cuts_history(node: Node) -> bool:
+    """A call that returns its argument itself, without its history."""
+    source = node.all_input_nodes[0] if node.all_input_nodes else None
+    if source is None or not facts.storages(node) & facts.storages(source):
+        return False
+    lost = any(t.requires_grad for t in facts.tensors(source)) and not any(
+        t.requires_grad for t in facts.tensors(node)
+    )
+    return facts.name(node) in functions.DETACHING or lost
+
+
+def _is_state_change(node: Node) -> bool:
+    return node.op == "call_function" and bool(fx.state_change(node.target))
+
+
+def _written(node: Node, schema: Any) -> list[Node]:
+    found: list[Node] = []
+    for position, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = (
+                node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+            )
+            found += facts.flat_nodes(given)
+    return found
+
+
+def _asks_inplace(node: Node) -> bool:
+    """`F.relu(x, inplace=True)`, by name or by position."""
+    if node.kwargs.get("inplace"):
+        return True
+    position = _inplace_position(node.target) if node.op == "call_function" else None
+    return position is not None and position < len(node.args) and bool(node.args[position])
+
+
+@functools.lru_cache(maxsize=4096)
+def _inplace_position(target: Callable[..., Any]) -> int | None:
+    if not inspect.isfunction(target):
+        return None
+    parameters = list(inspect.signature(target).parameters)
+    return parameters.index("inplace") if "inplace" in parameters else None

@@ -1,0 +1,113 @@
+"""Which offsets are one and the same, and which lengths they are the running sums of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..._compat import shapes
+from ..host import facts
+from ..host.candidates import HostGraph
+from ..host.sizes import same
+from . import pads
+
+_KEEPS_VALUES = frozenset(["contiguous", "clone", "detach", "to", "int", "long", "alias"])
+
+
+@dataclass
+class Offsets:
+    """What is known of the offsets of one graph."""
+
+    host: HostGraph
+    _keys: dict[Node, Hashable] = field(default_factory=dict)
+    _ragged: dict[Hashable, Any] = field(default_factory=dict)
+
+    def changes(self, storages: set[int]) -> bool:
+        """Whether any call changes these storages in place."""
+        return any(storages & changed for changed in self.host.mutators.values())
+
+    def one(self, left: Node, right: Node) -> bool:
+        """Whether two offsets are one and the same: by what they are computed from. Those of two
+        nested tensors are, if they are now; then a guard keeps it so.
+        """
+        keys = self._key(left), self._key(right)
+        if keys[0] == keys[1] or not all(key in self._ragged for key in keys):
+            return keys[0] == keys[1]
+        return shapes.guarded_equal(*(self._ragged[key] for key in keys))
+
+    def summed_lengths(self, node: Node) -> Node | None:
+        """The lengths whose running sums, after a zero, a node returns, if it is known to, and
+        nothing on the way is changed in place.
+        """
+        way = _running_sums(node)
+        changed = any(self.changes(facts.storages(n)) for n in way)
+        return None if changed or not way else way[-1]
+
+    def _key(self, node: Node) -> Hashable:
+        if node not in self._keys:
+            self._keys[node] = self._made(node)
+        return self._keys[node]
+
+    def _made(self, node: Node) -> Hashable:
+        """A value number: equal for nodes that are equal by what they call on what."""
+        called, given = facts.name(node), node.all_input_nodes
+        if pads.is_nested(node):  # its ragged size stands for its offsets
+            size = facts.tensors(node)[0].shape[1]
+            self._ragged[key := ("ragged", str(size))] = size
+            return key
+        if called == "offsets" and pads.is_nested(given[0]):
+            return self._key(given[0])
+        own = set().union(facts.storages(node), *map(facts.storages, given))
+        opaque = facts.is_opaque(node) and called != "asynchronous_complete_cumsum"
+        if node.op not in ("call_function", "call_method") or opaque or facts.is_random(node):
+            return node
+        if not given or self.changes(own):
+            return node
+        lengths = self.summed_lengths(node)
+        if lengths is not None:
+            return ("offsets of", self._key(lengths))
+        if called in _KEEPS_VALUES and _keeps_integers(node):
+            return self._key(given[0])
+        number: Callable[[Any], Any] = lambda given: torch.fx.map_arg(given, self._key)  # type: ignore[arg-type]
+        options = sorted((name, repr(number(value))) for name, value in node.kwargs.items())
+        return (str(node.target), repr(number(node.args)), repr(options))
+
+
+def _running_sums(node: Node) -> list[Node]:
+    """The way from offsets to the lengths that they are the running sums of, after a zero; empty
+    where they are not known to be.
+    """
+    called, args = facts.name(node), node.args
+    if called == "asynchronous_complete_cumsum":
+        return [node, node.all_input_nodes[0]]
+    if called in ("pad", "constant_pad_nd") and tuple(args[1]) == (1, 0):  # type: ignore[arg-type]
+        rest = [*args[2:], *node.kwargs.values()]
+        return _summed([node], args[0]) if all(x in ("constant", None, 0) for x in rest) else []
+    if called in ("cat", "concat") and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
+        zero, sums = args[0]
+        if isinstance(zero, Node) and facts.name(zero) in ("zeros", "new_zeros", "zeros_like"):
+            (made,) = facts.tensors(zero) or [torch.empty(0)]
+            return _summed([node, zero], sums) if same(made.numel(), 1) else []
+    return []
+
+
+def _summed(way: list[Node], node: Any) -> list[Node]:
+    """`way`, and on from a cumulative sum in integers to the lengths that are summed."""
+    while isinstance(node, Node) and facts.name(node) in _KEEPS_VALUES and _keeps_integers(node):
+        way = [*way, node]
+        node = node.all_input_nodes[0]
+    if not isinstance(node, Node) or facts.name(node) != "cumsum":
+        return []
+    (made,) = facts.tensors(node)
+    lengths = node.all_input_nodes[0]
+    counted = made.dim() == 1 and made.dtype in (torch.int32, torch.int64)
+    return [*way, node, lengths] if counted and facts.tensors(lengths)[0].dim() == 1 else []
+
+
+def _keeps_integers(node: Node) -> bool:
+    kinds = [t.dtype for n in (node, *node.all_input_nodes[:1]) for t in facts.tensors(n)]
+    return len(kinds) == 2 and all(kind in (torch.int32, torch.int64) for kind in kinds)

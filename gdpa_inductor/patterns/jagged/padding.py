@@ -1,0 +1,189 @@
+"""Padding in a user's graph: what is padded, what stands in the padding, and where it is cut off.
+
+A *pad* makes [B, N, ...] of values [L, ...] and offsets [B+1]: sequence b owns the values
+offsets[b]:offsets[b+1], the first N of them are kept, and what is missing is filled. An *unpad* is
+its inverse; what a pad left out it fills with zeros.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ...rejection import Code
+from ..host import facts, functions, places, products
+from ..host.candidates import Candidate, HostGraph
+from ..host.region import Sink
+from ..reading.reading import kind_of
+from ..reading.vocabulary import POINTWISE
+from ..result import Refused
+from .offsets import Offsets
+from .pads import UNPADS, Pad, pad_of, sink_of
+
+# fmt: off
+# Functions between a pad and a product, or a product and an unpad, that a shadow reads through.
+LAYOUTS = functions.VIEWS | {
+    "reshape", "flatten", "contiguous", "clone", "chunk", "split", "split_with_sizes", "unbind",
+    "getitem", "select", "narrow", "unsafe_chunk",
+}
+READ_THROUGH = LAYOUTS | functions.CASTS
+_ELEMENTWISE = (functions.POINTWISE | POINTWISE.keys()) - {"max", "min", "tril", "triu"}
+# fmt: on
+
+# Numbers that an element of an operand may be, by its kind.
+ORDINARY = {
+    "f": torch.tensor([1.0, 0.5, -2.0, 3.0], dtype=torch.float64),
+    "i": torch.tensor([1, 2, 3, 4]),  # sizes among them, which scores are divided by
+    "b": torch.tensor([True, False, True, False]),
+}
+
+
+class NotPadded(Refused):
+    """A side has nothing to do with padding: no note about it."""
+
+
+@dataclass
+class GraphPadding:
+    """What one graph pads and unpads. padded: pads, and views and copies of them that nothing
+    changes in place. derived: all that is computed from these.
+    """
+
+    host: HostGraph
+    offsets: Offsets
+    pads: dict[Node, Pad] = field(default_factory=dict)
+    padded: set[Node] = field(default_factory=set)
+    derived: set[Node] = field(default_factory=set)
+
+    @staticmethod
+    def of(graph: HostGraph) -> GraphPadding:
+        found = GraphPadding(graph, Offsets(graph))
+        for node in graph.order:
+            pad = pad_of(node)
+            given = set(node.all_input_nodes)
+            if given & (found.padded | found.derived) and facts.name(node) not in UNPADS:
+                found.derived.add(node)
+            view = _reads_through(node) and found.padded & set(node.all_input_nodes[:1])
+            if (pad is None and not view) or found.offsets.changes(facts.storages(node)):
+                continue
+            found.padded.add(node)
+            if pad is not None:
+                found.pads[node] = pad
+        return found
+
+    def absent(self, leaf: Node) -> Tensor | None:
+        """The number in the padding of an operand, or several that it may be; None where it is not
+        padded, or not known what stands there.
+        """
+        if leaf not in self.padded and leaf not in self.derived:
+            return None
+        try:
+            return self._absent(leaf)
+        except Exception:  # whatever the model's function may raise
+            return None
+
+    def _absent(self, node: Any) -> Any:
+        """Of padding and of what is computed from it element by element; else ordinary numbers."""
+        given = facts.tensors(node)
+        if not given:
+            return 2  # a size
+        if node in self.pads:
+            return torch.tensor(self.pads[node].fill).to(given[0].dtype)
+        if node not in self.padded and node not in self.derived:
+            return ORDINARY[kind_of(given[0].dtype)].to(given[0].dtype)
+        if _reads_through(node):
+            return self._absent(node.all_input_nodes[0]).to(given[0].dtype)
+        if facts.name(node) not in _ELEMENTWISE:
+            raise LookupError(f"{facts.name(node)} may mix elements")
+        if self.offsets.changes(facts.storages(node)):
+            raise LookupError("it is written into")
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._absent)
+        if node.op == "call_method":
+            return getattr(args[0], str(node.target))(*args[1:], **kwargs)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def sink(self, second: Node) -> Sink:
+        """Where the rows of a product go. Raises Refused where that is not one unpad alone."""
+        tail: list[Node] = []
+        node = second
+        while True:
+            users = [n for n in node.users if not _reads_shape(n)]
+            if len(users) != 1:
+                raise Refused(Code.JAGGED_OUTPUT, "the padded output is used as such")
+            (user,) = users
+            found = sink_of(tuple(tail), user)
+            if found is not None:
+                return found
+            if facts.name(user) not in LAYOUTS or user in self.host.mutators:
+                raise Refused(
+                    Code.JAGGED_OUTPUT,
+                    f"{places.describe(user)} uses the padded rows of the output",
+                )
+            tail.append(user)
+            node = user
+
+    def feeds(self, candidate: Candidate) -> bool:
+        """Whether an operand of a product is padded."""
+        return not self.padded.isdisjoint(_operands(candidate))
+
+    def derives(self, candidate: Candidate) -> bool:
+        """Whether an operand of a product is computed from padded values."""
+        return not self.derived.isdisjoint(_operands(candidate))
+
+    def pads_rows(self, candidate: Candidate) -> bool:
+        """Whether the rows may be padded: of the first product one operand is the keys, padded as
+        the value is.
+        """
+        made = self.padded | self.derived
+        firsts = [n in made for first in candidate.firsts for n in products.operands(first)]
+        value = any(
+            n in made and not set(candidate.firsts) & {n, *self.host.reach[n]}
+            for n in products.operands(candidate.second)
+        )
+        return sum(firsts) > value
+
+    def usable(self, name: str, leaf: Node, end: Node) -> Pad:
+        """The pad that makes an operand. Raises Refused where its values, taken at `end`, are not
+        what was padded.
+        """
+        pad = self.pads.get(leaf)
+        if pad is None and leaf not in self.derived:
+            raise NotPadded(Code.JAGGED_OPERAND, f"{name} is not padded")
+        if pad is None:
+            raise Refused(
+                Code.JAGGED_OPERAND,
+                f"{name} is not made by padding alone: act on the values before they are padded",
+            )
+        here, there = self.host.ambient[pad.node], self.host.ambient[end]
+        if here.modes != there.modes:
+            raise Refused(Code.GRAD_MODE, f"{name} is padded in another gradient mode")
+        held = facts.storages(pad.values) | facts.storages(pad.offsets)
+        place = self.host.order
+        for mutator, changed in self.host.mutators.items():
+            if changed & held and place[pad.node] < place[mutator] < place[end]:
+                raise Refused(
+                    Code.MUTATED_OPERAND,
+                    f"{places.describe(mutator)} changes {name} between its padding and the output",
+                )
+        return pad
+
+
+def _operands(candidate: Candidate) -> list[Node]:
+    """Of all its products."""
+    return [
+        n for product in (*candidate.firsts, candidate.second) for n in products.operands(product)
+    ]
+
+
+def _reads_through(node: Node) -> bool:
+    """A view or a copy; of subscripts those without tensors, which look elements up."""
+    return facts.name(node) in READ_THROUGH and not (
+        facts.name(node) == "getitem" and any(map(facts.tensors, node.all_input_nodes[1:]))
+    )
+
+
+def _reads_shape(node: Node) -> bool:
+    return facts.name(node) in functions.SHAPES and not facts.tensors(node)

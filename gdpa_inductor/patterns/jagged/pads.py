@@ -1,0 +1,170 @@
+"""The calls that pad and unpad, read by their names: `Pad` and `Sink`.
+
+Nothing of fbgemm is imported. A torch.autograd.Function that only calls one of these functions, and
+whose backward only calls the inverse, is the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..._compat import operators, subclasses
+from ...rejection import Code
+from ..host import facts, places
+from ..host.region import Sink
+from ..host.sizes import Size
+from ..result import Refused
+from .wrapped import Wrapped, wrapped
+
+# fmt: off
+# Functions that pad: the names of their parameters, those that are not there left out. All of them
+# have the values (or the nested tensor) first.
+PADS: dict[str, tuple[str, ...]] = {
+    "jagged_to_padded_dense": ("values", "offsets", "max_lengths", "padding_value"),
+    "jagged_to_padded_dense_forward": ("values", "offsets", "max_lengths", "padding_value"),
+    "_jagged_to_padded_dense_forward": ("values", "offsets", "max_lengths", "padding_value"),
+    "jagged_1d_to_dense": ("values", "offsets", "max_sequence_length", "padding_value"),
+    "jagged_2d_to_dense": ("values", "offsets", "max_sequence_length"),
+    "to_padded_tensor": ("self", "padding"),
+    "nested_to_padded_tensor": ("self", "padding"),
+}
+UNPADS: dict[str, tuple[str, ...]] = {
+    "dense_to_jagged": ("dense", "x_offsets", "total_L"),
+    "dense_to_jagged_forward": ("dense", "x_offsets", "total_L"),
+    "_padded_dense_to_jagged_forward": ("dense", "offsets", "total_L"),
+}
+# fmt: on
+
+
+@dataclass(frozen=True)
+class Pad:
+    """`node` [B, N, ...] holds `values` [L, ...] (or a nested tensor's) by `offsets`; past the end
+    stands `fill`. calls: what makes it, the last first.
+    """
+
+    node: Node
+    values: Node
+    offsets: Node
+    fill: Any
+    calls: tuple[Node, ...]
+
+    @property
+    def longest(self) -> Size:
+        return facts.tensors(self.node)[0].shape[1]
+
+
+@dataclass(frozen=True)
+class PadCall:
+    """A call of one of the tables: its name, its arguments by name, and the nodes that make it."""
+
+    name: str
+    given: dict[str, Any]
+    nodes: tuple[Node, ...]
+
+
+def call_of(node: Node, table: Mapping[str, tuple[str, ...]]) -> PadCall | None:
+    """The call whose one result `node` is, in the open or in an autograd.Function of its own."""
+    given = _arguments(node, table)
+    if given is not None:
+        return PadCall(facts.name(node), given, (node,))
+    if facts.name(node) != "getitem" or node.args[1] != 0 or not isinstance(node.args[0], Node):
+        return None
+    held = wrapped(node.args[0])
+    given = None if held is None else _arguments(held.forward, table)
+    if held is None or given is None or not _is_inverse(held, table):
+        return None
+    known = {name: held.outside(value) for name, value in given.items()}
+    return PadCall(facts.name(held.forward), known, (node, node.args[0]))
+
+
+def _is_inverse(held: Wrapped, table: Mapping[str, tuple[str, ...]]) -> bool:
+    """Whether the backward of a wrapped pad is an unpad of the gradient by the same offsets, or the
+    other way round with zeros.
+    """
+    inverse = UNPADS if table is PADS else PADS
+    given, back = _arguments(held.forward, table), _arguments(held.backward, inverse)
+    if given is None or back is None or next(iter(back.values())) is not held.gradient:
+        return False
+    offsets, others = _offsets(given), _offsets(back)
+    same_offsets = others is not None and held.saved.get(others) is offsets
+    return same_offsets and back.get("padding_value", 0.0) == 0
+
+
+def pad_of(node: Node) -> Pad | None:
+    """What a node pads; None where it does not, or in a form of its own (several levels)."""
+    call, made = call_of(node, PADS), facts.tensors(node)
+    if call is None or len(made) != 1 or not facts.is_plain(node):
+        return None
+    values = next(iter(call.given.values()))
+    if not isinstance(values, Node):
+        return None
+    fill = call.given.get("padding_value", call.given.get("padding", 0.0))
+    if "values" not in call.given:
+        return Pad(node, values, values, fill, call.nodes) if is_nested(values) else None
+    offsets = _offsets(call.given)
+    if offsets is None or len(facts.tensors(values)) != 1 or not facts.is_plain(values):
+        return None
+    if made[0].dim() != facts.tensors(values)[0].dim() + 1:
+        return None
+    return Pad(node, values, offsets, fill, call.nodes)
+
+
+def length_of(pad: Pad) -> Size:
+    """How many rows the jagged values have."""
+    return subclasses.values_of(facts.tensors(pad.values)[0]).shape[0]
+
+
+def is_nested(node: Node) -> bool:
+    """A nested tensor of one ragged dimension, the second, whose values lie close together."""
+    found = facts.value(node)
+    return (
+        isinstance(found, torch.Tensor)
+        and found.is_nested
+        and found.layout == torch.jagged
+        and subclasses.is_compact_nested(found)
+    )
+
+
+def sink_of(tail: tuple[Node, ...], node: Node) -> Sink | None:
+    """The sink that the call of `node` is; None where it is no unpad."""
+    parts = {n: n.args[1] for n in node.users if facts.name(n) == "getitem"}
+    values = [n for n, number in parts.items() if number == 0]
+    call = call_of(node, UNPADS) or (call_of(values[0], UNPADS) if values else None)
+    if call is None:
+        return None
+    offsets = _offsets(call.given)
+    if offsets is None:
+        raise Refused(Code.JAGGED_LAYOUT, f"{places.describe(node)} unpads several levels")
+    if isinstance(facts.value(node), torch.Tensor):
+        return Sink(tail, (node,), node, offsets)
+    lists = [n for n, number in parts.items() if number == 1]
+    again = [n for part in lists for n in part.users]
+    known = all(facts.name(n) == "getitem" and n.args[1] == 0 for n in again)
+    if len(parts) != len(node.users) or len(values) != 1 or not known:
+        raise Refused(Code.JAGGED_OUTPUT, f"{places.describe(node)} returns a list that is used")
+    return Sink(tail, (node, *values, *lists, *again), values[0], offsets, tuple(again))
+
+
+def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, Any] | None:
+    """The arguments of a call by name; None where it is none of the table's."""
+    called = facts.name(node)
+    if called not in table or node.op not in ("call_function", "call_method"):
+        return None
+    qualified = operators.qualified_name(node.target)
+    space = getattr(node.target, "namespace", None) or (qualified or "aten::").split("::")[0]
+    if space not in ("aten", "fbgemm", "gdpa"):
+        return None
+    return {**dict(zip(table[called], node.args, strict=False)), **node.kwargs}
+
+
+def _offsets(arguments: Mapping[str, Any]) -> Node | None:
+    """The offsets of a call, if they are of one level: one tensor, or a list of one."""
+    given = arguments.get("x_offsets", arguments.get("offsets"))
+    if isinstance(given, (tuple, list)):
+        return given[0] if len(given) == 1 and isinstance(given[0], Node) else None
+    return given if isinstance(given, Node) else None

@@ -1,0 +1,225 @@
+"""The jagged sides of an attention, and its operands by their tokens.
+
+Where the rows of an attention lie between a pad and an unpad, or its keys behind pads, it can run
+on the values alone:
+
+    rows   the output is unpadded by the offsets of Q, so padded rows are never seen, and get no
+           gradient
+    keys   K and V are padded by the same offsets, V with zeros, so padded keys add nothing, and dP
+           there, hence every gradient, is zero
+
+Both hold of padding whose weights are finite: zeros times them are zeros. So Q and K are padded
+with ordinary numbers, and a program that makes infinities of scores of zero (1/s, log, the slope of
+a square root), or of the numbers that operands are padded with (s/p), stays padded. What other
+operands do there is not known: docs/jagged.md has what follows.
+
+In: the reading of a region, and the padding of its graph. Out: `Sides`, or Refused with a code of
+JAGGED_*: then that side stays padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ...program.expr import SCORE, Expr, fold, torch_apply
+from ...rejection import Code
+from ..host import facts
+from ..host.facts import may_want_gradients
+from ..host.region import Sink
+from ..host.sizes import Size, alike
+from ..reading.frame import Digits, Index
+from ..reading.layout import Layout, roles
+from ..reading.reading import Operand, Reading, flat
+from ..result import Refused
+from .padding import ORDINARY, GraphPadding
+from .pads import Pad, length_of
+
+
+@dataclass(frozen=True)
+class JaggedSide:
+    """One jagged side of an attention. tokens: the index variable of its values, which stands for
+    `batch` and `positions` together.
+    """
+
+    pad: Pad
+    batch: Digits
+    positions: Digits
+    tokens: Digits
+    length: Size
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The jagged sides of one attention: rows, keys, both or none."""
+
+    padding: GraphPadding | None = None
+    query: JaggedSide | None = None
+    key: JaggedSide | None = None
+    end: Node | None = None
+
+    @property
+    def batch(self) -> Digits | None:
+        side = self.query or self.key
+        return None if side is None else side.batch
+
+    @property
+    def rows(self) -> Digits | None:
+        return None if self.query is None else self.query.positions
+
+    @property
+    def share_offsets(self) -> bool:
+        if self.padding is None or self.query is None or self.key is None:
+            return False
+        return self.padding.offsets.one(self.query.pad.offsets, self.key.pad.offsets)
+
+    def layout(self, layout: Layout) -> Layout:
+        """The operands by their tokens, on the sides that are jagged."""
+        if self.query is not None:
+            query = self._tokens(self.query, layout.query)
+            layout = replace(layout, query=query, query_tokens=self.query.tokens)
+        if self.key is not None:
+            key, value = (self._tokens(self.key, o) for o in (layout.key, layout.value))
+            layout = replace(layout, key=key, value=value, key_tokens=self.key.tokens)
+        return layout
+
+    def operand(self, operand: Operand) -> Operand:
+        """An operand of the program by its tokens, where it is padded as a side is."""
+        for side in (self.query, self.key):
+            if side is not None and operand.index[:2] == (side.batch, side.positions):
+                try:
+                    return self._tokens(side, operand)
+                except Refused:
+                    continue  # it is read with its padding
+        return operand
+
+    def _tokens(self, side: JaggedSide, operand: Operand) -> Operand:
+        assert self.padding is not None and self.end is not None
+        pad = self.padding.usable("an operand", operand.leaf, self.end)
+        if not self.padding.offsets.one(pad.offsets, side.pad.offsets):
+            raise Refused(Code.JAGGED_OFFSETS, "an operand is padded by other offsets")
+        if not alike(length_of(pad), side.length):  # the op checks it
+            raise Refused(Code.JAGGED_LENGTH, "jagged values of one side differ in their number")
+        return replace(operand, leaf=pad.values, index=(side.tokens, *operand.index[2:]))
+
+
+def sides(
+    padding: GraphPadding, reading: Reading, sink: Sink | None, keys: bool, end: Node
+) -> Sides:
+    """The jagged sides of a reading: rows, where `sink` unpads them, and `keys`. Raises Refused
+    where they are not.
+    """
+    if sink is not None or keys:
+        _check_padding(padding, reading)
+    query, key = roles(reading)
+    found = Sides(padding, end=end)
+    if sink is not None:
+        side = _side(padding, {"Q": query}, query.index[1:2], reading, end)
+        _check_sink(padding, side, reading, sink)
+        found = replace(found, query=side)
+    if keys:
+        operands = {"V": reading.value, "K": key}
+        side = _side(padding, operands, (reading.keys,), reading, end)
+        fill = side.pad.fill
+        if not isinstance(fill, (int, float)) or fill != 0:
+            raise Refused(Code.JAGGED_FILL, f"V is padded with {fill}")
+        if found.query is not None and found.query.batch != side.batch:
+            raise Refused(Code.JAGGED_LAYOUT, "Q and K are padded along different dimensions")
+        found = replace(found, key=side)
+    return found
+
+
+def _side(
+    padding: GraphPadding, operands: Mapping[str, Operand], positions: Index, reading: Reading,
+    end: Node,
+) -> JaggedSide:  # fmt: skip
+    """The side that operands (by their names, for reasons) share. The first counts."""
+    pads = {name: padding.usable(name, operand.leaf, end) for name, operand in operands.items()}
+    (first, pad), *others = pads.items()
+    batch = operands[first].index[0]
+    for name, operand in operands.items():
+        if not _is_ordinary(pads[name].fill):
+            raise Refused(Code.JAGGED_FILL, f"{name} is padded with {pads[name].fill}")
+        if operand.index[:2] != (batch, *positions) or len(positions[0]) != 1:
+            raise Refused(
+                Code.JAGGED_LAYOUT, f"{name} is not padded along the batch and its positions"
+            )
+    for name, other in others:
+        if not padding.offsets.one(pad.offsets, other.offsets):
+            raise Refused(
+                Code.JAGGED_OFFSETS, f"{first} and {name} are padded by different offsets"
+            )
+    length = length_of(pad)
+    return JaggedSide(pad, batch, positions[0], reading.space.fresh(length), length)
+
+
+def _check_padding(padding: GraphPadding, reading: Reading) -> None:
+    """Scores of zero have finite weights and gradients, whatever ordinary operands are beside, and
+    with what stands in the padding of operands of rows, of keys and of both.
+    """
+    if not _is_finite(reading.weight, {}, set()):
+        raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
+    leaves = {number: operand.leaf for number, operand in enumerate(reading.aux)}
+    known = {n: padding.absent(leaf) for n, leaf in leaves.items()}
+    fills = {n: x for n, x in known.items() if x is not None}
+    keys = {n for n in fills if {*reading.keys} <= {*flat(reading.aux[n].index)}}
+    # What a pad's own values get there is cut off with the padding.
+    asked = {
+        n for n, leaf in leaves.items() if leaf not in padding.pads and may_want_gradients(leaf)
+    }
+    for padded in (keys, fills.keys() - keys, fills.keys()):
+        if not _is_finite(reading.weight, {n: fills[n] for n in padded}, asked):
+            raise Refused(
+                Code.JAGGED_FILL, "the padding of an operand makes an infinite weight or slope"
+            )
+
+
+def _is_finite(weight: Expr, fills: Mapping[int, Tensor], asked: set[int]) -> bool:
+    """Whether scores of zero have finite weights, and finite gradients, those of the operands
+    `asked` too. fills: operands that are no ordinary numbers.
+    """
+    wanted = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
+
+    def leaf(node: Expr) -> Tensor:
+        beside = ORDINARY[node.kind]
+        if node is SCORE:
+            return wanted[0]
+        if node.op == "const":
+            return torch.full_like(beside, node.value)  # type: ignore[arg-type]
+        if node.op != "aux":
+            return beside
+        number = int(node.value or 0)
+        given = fills.get(number, beside).to(beside.dtype).expand(4)
+        if node.kind == "f" and number in asked:
+            wanted.append(given.clone().requires_grad_())
+            return wanted[-1]
+        return given
+
+    (found,) = fold([weight], leaf, torch_apply(torch.float64))
+    slopes: tuple[Tensor | None, ...] = ()
+    if found.requires_grad:
+        slopes = torch.autograd.grad(found.sum(), wanted, allow_unused=True)
+    return all(bool(x.isfinite().all()) for x in (found, *slopes) if x is not None)
+
+
+def _is_ordinary(fill: object) -> bool:
+    """Whether scores of padding are finite, as others are: of 0·NaN a user's NaN would vanish."""
+    return isinstance(fill, (int, float)) and abs(fill) <= 1
+
+
+def _check_sink(padding: GraphPadding, side: JaggedSide, reading: Reading, sink: Sink) -> None:
+    if reading.output[:2] != (side.batch, side.positions):
+        raise Refused(Code.JAGGED_LAYOUT, "the output is unpadded along other dimensions")
+    if not padding.offsets.one(side.pad.offsets, sink.offsets):
+        raise Refused(
+            Code.JAGGED_OFFSETS, "Q is padded and the output unpadded by different offsets"
+        )
+    if not alike(facts.tensors(sink.result)[0].shape[0], side.length):
+        raise Refused(
+            Code.JAGGED_LENGTH,
+            "the length that the output is unpadded to is not known to be that of Q",
+        )

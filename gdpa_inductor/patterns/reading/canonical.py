@@ -1,0 +1,117 @@
+"""Names for programs written out by hand: `x * sigmoid(x)` is silu.
+
+A rule is a pair of expressions over the wildcard X, one line each. A rule holds for every X,
+infinities and gradients included: it names a program, so that a kernel can have one fast form for
+it, and never decides what is computed. Rules whose sides differ anywhere (a clamp at 0 is not relu:
+their gradients at 0 differ) are not here.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+from ...program.expr import OPS, Expr, Trait, call, const, fold
+from ...program.rounding import reworded_decision
+
+X = Expr("any")
+_COMMUTATIVE = ("add", "mul")
+_LEAST = 1e-30  # of a scale: smaller ones are no matter of speed
+
+_ERF = 1.0 + call("erf", X * math.sqrt(0.5))
+_ERF_DIV = 1.0 + call("erf", X / math.sqrt(2.0))
+_TANH = [
+    1.0 + call("tanh", math.sqrt(2.0 / math.pi) * inner)
+    for inner in (X + 0.044715 * call("pow", X, 3.0), X + 0.044715 * (X * X * X))
+]
+
+RULES: list[tuple[Expr, Callable[[Expr], Expr]]] = [
+    (X * call("sigmoid", X), lambda x: call("silu", x)),
+    *((0.5 * X * cdf, lambda x: call("gelu", x)) for cdf in (_ERF, _ERF_DIV)),
+    *((X * (0.5 * cdf), lambda x: call("gelu", x)) for cdf in (_ERF, _ERF_DIV)),
+    *((0.5 * X * cdf, lambda x: call("gelu_tanh", x)) for cdf in _TANH),
+    *((X * (0.5 * cdf), lambda x: call("gelu_tanh", x)) for cdf in _TANH),
+]
+
+
+def canonical(weight: Expr) -> Expr:
+    """The same program with every term named that a rule names, and scales by numbers folded; as it
+    is, if a term that would change decides something.
+    """
+    changed = set[Expr]()
+
+    def apply(node: Expr, values: list[object]) -> Expr:
+        args = [v if isinstance(v, Expr) else const(v) for v in values]  # type: ignore[arg-type]
+        made = call(node.op, *args)
+        rewritten = _named(_folded(made))
+        if rewritten is not made and rewritten.kind == "f":
+            changed.add(rewritten)
+        return rewritten
+
+    (result,) = fold([weight], lambda leaf: leaf, apply)
+    return weight if reworded_decision(result, changed, Trait.TURNS) is not None else result
+
+
+def _named(node: Expr) -> Expr:
+    if node.op in OPS:
+        for pattern, name in RULES:
+            found = _match(pattern, node)
+            if found is not None:
+                return name(found)
+    return node
+
+
+def _folded(node: Expr) -> Expr:
+    """x·c·d is x·(c·d) where both overflow and vanish for the same x; integers lose what adds
+    nothing.
+    """
+    if node.kind == "i" and node.op in ("add", "sub"):
+        left, right = node.args
+        if right.is_const and right.value == 0:
+            return left
+        return right if node.op == "add" and left.is_const and left.value == 0 else node
+    if node.kind == "f" and node.op == "mul" and node.args[0].op == "mul":
+        (x, inner), outer = node.args[0].args, node.args[1]
+        if inner.is_const and outer.is_const:
+            first, second = float(inner.value or 0), float(outer.value or 0)
+            if _same_range(first, second):
+                return call("mul", x, first * second)
+    return node
+
+
+def _same_range(first: float, second: float) -> bool:
+    """Whether x·first·second leaves the range of a float exactly where x·(first·second) does: both
+    numbers shrink x or both let it grow, so that what lies between is no further out than the end.
+    """
+    product = abs(first * second)
+    grows = abs(first) >= 1.0 and abs(second) >= 1.0
+    shrinks = abs(first) <= 1.0 and abs(second) <= 1.0
+    return (grows or shrinks) and _LEAST < product < 1.0 / _LEAST
+
+
+@functools.lru_cache(maxsize=4096)
+def _match(pattern: Expr, node: Expr) -> Expr | None:
+    """What X is, if `node` is an instance of `pattern`."""
+    if pattern is X:
+        return node
+    if pattern.is_const:
+        return X if node.is_const and _close(pattern, node) else None  # X: no wildcard seen
+    if pattern.op != node.op or len(pattern.args) != len(node.args):
+        return None
+    for args in [node.args, node.args[::-1]] if pattern.op in _COMMUTATIVE else [node.args]:
+        found = X
+        for part, arg in zip(pattern.args, args, strict=True):
+            seen = _match(part, arg)
+            if seen is None or (found is not X and seen is not X and seen is not found):
+                break
+            found = found if seen is X else seen
+        else:
+            return found
+    return None
+
+
+def _close(pattern: Expr, node: Expr) -> bool:
+    return node.kind == "f" and math.isclose(
+        float(pattern.value or 0), float(node.value or 0), rel_tol=1e-12
+    )

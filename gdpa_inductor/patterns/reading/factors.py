@@ -1,0 +1,71 @@
+"""The factors of the two products: which tensors from outside they are, at which index."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ...rejection import Code
+from ..host import facts
+from ..result import Refused
+from .frame import Digits, Index, Space
+from .reading import Operand
+from .shadow import Shadow
+from .views import tensor_of, through_view
+
+PRODUCTS = frozenset(["bmm", "mm", "baddbmm", "addmm"])
+ADDED_PRODUCTS = frozenset(["baddbmm", "addmm"])
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Reads the factors of a shadow's products."""
+
+    shadow: Shadow
+    space: Space
+
+    def of(self, product: Node) -> tuple[Node, Node]:
+        """The two tensors that it multiplies, without what it adds."""
+        at = 1 if facts.name(product) in ADDED_PRODUCTS else 0
+        return product.args[at], product.args[at + 1]  # type: ignore[return-value]
+
+    def contracted(self, product: Node) -> Digits:
+        """The digits that a product sums over: the same ones in every pass."""
+        size = tensor_of(self.of(product)[0]).shape[-1]
+        made: dict[str, Digits] = self.space.contracted
+        if product.name not in made:
+            made[product.name] = self.space.fresh(size)
+        return self.space.resolve(made[product.name])
+
+    def operands(self, product: Node, at: Index, inner: Digits) -> tuple[Operand, Operand]:
+        """Both factors of the product whose element is `at`; `inner` is what it sums over."""
+        left, right = self.of(product)
+        return (
+            self.operand(left, (*at[:-1], inner)),
+            self.operand(right, (*at[:-2], inner, at[-1])),
+        )
+
+    def operand(self, node: Node, index: Index) -> Operand:
+        """A factor of a product: views and casts of one tensor from outside."""
+        casts: list[torch.dtype] = []
+        while node.op != "placeholder":
+            if facts.name(node) == "_to_copy":
+                source: Node = node.args[0]  # type: ignore[assignment]
+                if tensor_of(source).device != tensor_of(node).device:
+                    raise Refused(
+                        Code.DEVICE,
+                        f"{self.shadow.describe(node)} moves an operand to another device",
+                    )
+                if tensor_of(source).dtype != tensor_of(node).dtype:
+                    casts.insert(0, tensor_of(node).dtype)
+                node = source
+                continue
+            seen = through_view(self.space, node, index)
+            if seen is None:
+                raise Refused(
+                    Code.LAYOUT, f"an operand of a product is made by {self.shadow.describe(node)}"
+                )
+            node, index = seen
+        return Operand(self.shadow.leaves[node], self.space.resolve_index(index), tuple(casts))

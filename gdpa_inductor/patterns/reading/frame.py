@@ -1,0 +1,182 @@
+"""Dimension algebra: which element of one tensor an element of another is made from.
+
+An `Atom` is one index variable. The position inside one dimension is a tuple of atoms, the most
+significant first (mixed radix), and an `Index` has one such tuple for each dimension of a tensor; a
+dimension of size 1 has none. Views map the index of their result to the index of their source, so
+that "the element of `x.view(b, h, n, m)` at (b, h, n, m)" becomes "the element of `x` at ((b, h),
+n, m)". An atom that a view cuts through is split in two; the split holds everywhere. An atom may be
+fixed: `x[:, 1]` at (b, n) is `x` at (b, 1, n).
+
+Sizes may be symbolic: only what is statically known is used, and no guard is ever added.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..._compat import shapes
+from ...rejection import Code
+from ..host.sizes import Size, is_one, is_zero, same
+from ..result import Refused
+
+
+@dataclass(frozen=True, eq=False)
+class Atom:
+    """One index variable that runs from 0 to `size` - 1. Atoms are compared by identity.
+
+    value: where it stays, if it does not run. part: it runs over a part of other digits, from the
+    position given with them on.
+    """
+
+    size: Size
+    number: int
+    value: int | None = None
+    part: tuple[Digits, int] | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        return self.value is not None
+
+    def __repr__(self) -> str:
+        return f"x{self.number}:{self.size}" + (f"={self.value}" if self.is_fixed else "")
+
+
+Digits = tuple[Atom, ...]
+Index = tuple[Digits, ...]
+
+
+def _divides(divisor: Size, size: Size) -> bool:
+    return same(divisor, size) or _quotient(size, divisor) is not None
+
+
+def _quotient(size: Size, divisor: Size) -> Size | None:
+    """size / divisor where it is known to be whole."""
+    found = shapes.exact_quotient(size, divisor)
+    if found is None and is_zero(size % divisor):  # type: ignore[operator]  # by what guards say
+        return size // divisor
+    return found
+
+
+@dataclass
+class Space:
+    """The atoms of one analysis, and how they were split. `contracted`: what each product sums
+    over, by its name. `outer`: atoms that views of the second product's result split, not views of
+    the scores.
+    """
+
+    splits: dict[Atom, Digits] = field(default_factory=dict)
+    contracted: dict[str, Digits] = field(default_factory=dict)
+    outer: frozenset[Atom] | None = None
+    _special: dict[tuple[object, ...], Atom] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def fresh(self, size: Size) -> Digits:
+        """The digits of a new dimension."""
+        return () if is_one(size) else (Atom(size, next(self._numbers)),)
+
+    def fixed(self, size: int, value: int) -> Digits:
+        """Position `value` of a dimension of `size`: the same digits each time."""
+        return () if size == 1 else (self._once((size, value), size, value, None),)
+
+    def part(self, digits: Digits, start: int, size: int) -> Digits:
+        """The `size` positions of `digits` from `start` on: the same digits each time."""
+        key = (digits, start, size)
+        return () if size == 1 else (self._once(key, size, None, (digits, start)),)
+
+    def _once(self, key: tuple[object, ...], size: int, *special: Any) -> Atom:
+        if key not in self._special:
+            self._special[key] = Atom(size, next(self._numbers), *special)
+        return self._special[key]
+
+    def resolve(self, digits: Digits) -> Digits:
+        """The same position after all splits."""
+        if not any(atom in self.splits for atom in digits):
+            return digits
+        parts = (self.resolve(self.splits[a]) if a in self.splits else (a,) for a in digits)
+        return tuple(itertools.chain.from_iterable(parts))
+
+    def is_whole(self, digits: Digits) -> bool:
+        """Whether every variable that views of the scores split is here with all of its parts."""
+        have = set(digits)
+        return all(
+            set(self.resolve(parts)) <= have or not set(self.resolve(parts)) & have
+            for atom, parts in self.splits.items()
+            if atom not in (self.outer or ())
+        )
+
+    def resolve_index(self, index: Index) -> Index:
+        return tuple(self.resolve(digits) for digits in index)
+
+    def regroup(self, index: Index, shape: Sequence[Size]) -> Index:
+        """The index into a tensor of `shape` whose elements, in row-major order, are those that
+        `index` runs over.
+
+        Raises Refused where the dimensions do not divide.
+        """
+        left = deque(itertools.chain.from_iterable(self.resolve_index(index)))
+        grouped: list[Digits] = []
+        for size in shape:
+            taken: list[Atom] = []
+            covered: Size = 1
+            while not same(covered, size):
+                if not left:
+                    raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+                atom = left.popleft()
+                if _divides(covered * atom.size, size):
+                    taken.append(atom)
+                    covered = covered * atom.size
+                else:
+                    outer, inner = self._split(atom, covered, size)
+                    taken.append(outer)
+                    left.appendleft(inner)
+                    covered = size
+            grouped.append(tuple(taken))
+        if left:
+            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+        return tuple(grouped)
+
+    def _split(self, atom: Atom, covered: Size, size: Size) -> tuple[Atom, Atom]:
+        """Split `atom` so that its outer part completes a dimension of `size` of which `covered` is
+        there.
+        """
+        outer = _quotient(size, covered)
+        inner = None if outer is None else _quotient(atom.size, outer)
+        if outer is not None and inner is not None and not (atom.is_fixed or atom.part):
+            parts = (Atom(outer, next(self._numbers)), Atom(inner, next(self._numbers)))
+            self.splits[atom] = parts
+            return parts
+        raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+
+
+def broadcast(index: Index, result: Sequence[Size], source: Sequence[Size]) -> Index:
+    """The index into an operand of shape `source` for the element `index` of a broadcast result of
+    shape `result`.
+    """
+    offset = len(result) - len(source)
+    found: list[Digits] = []
+    for dim, size in enumerate(source):
+        if is_one(size):
+            found.append(())
+        elif same(size, result[offset + dim]):
+            found.append(index[offset + dim])
+        else:
+            raise Refused(
+                Code.LAYOUT, f"whether a dimension of size {size} broadcasts is not known"
+            )
+    return tuple(found)
+
+
+def permuted(index: Index, order: Sequence[int]) -> Index:
+    """The index into the source of `permute(order)`."""
+    source: list[Digits] = [()] * len(order)
+    for position, dim in enumerate(order):
+        source[dim % len(order)] = index[position]
+    return tuple(source)
+
+
+def atoms(index: Index) -> set[Atom]:
+    return set(itertools.chain.from_iterable(index))

@@ -1,0 +1,272 @@
+"""The roles of index variables: batch, heads, rows, keys, channels; and operands in the op's
+layout.
+
+Roles follow from membership. With the atoms of the first product's operands (one of which has the
+keys), of the value and of the output:
+
+    keys       what the second product sums over; in exactly one operand of the first product
+    rows       in the other operand and in the output only; of several the longest, others are heads
+    channels   of the value: in the value and the output, not in the weights
+    shared     every other atom, batch or head: an operand either has it or is shared along it
+
+Batch and heads are grouped so that no auxiliary operand has to be expanded.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..._compat import shapes
+from ...rejection import Code
+from ..host import facts, places
+from ..host.sizes import Size, product
+from ..result import Refused
+from .frame import Atom, Digits, Index, atoms
+from .reading import Operand, Reading, flat
+
+_REFUSE, _COPY, _EXPAND = (
+    10_000,
+    20,
+    5,
+)  # costs of a grouping; order of batch and heads costs 1 a step
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which atoms make up each axis. `key`, `query` and `value` are the operands of the products in
+    their roles.
+
+    query_tokens, key_tokens: what runs over the rows of jagged values, on a side that has them.
+    """
+
+    query: Operand
+    key: Operand
+    value: Operand
+    batch: Digits
+    heads: Digits
+    rows: Digits
+    keys: Digits
+    inner: Digits
+    channels: Digits
+    query_tokens: Digits | None = None
+    key_tokens: Digits | None = None
+
+    @property
+    def axes(self) -> dict[str, Digits]:
+        """The digits of each entry of an access map."""
+        found = {"b": self.batch, "h": self.heads, "n": self.rows, "m": self.keys}
+        tokens = {"q": self.query_tokens, "k": self.key_tokens}
+        return {**found, **{axis: digits for axis, digits in tokens.items() if digits is not None}}
+
+
+def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None = None) -> Layout:
+    """Give every atom its role; `batch` and `rows`, where given, are known already.
+
+    Raises Refused where the region is not the operator.
+    """
+    keys, weights = set(reading.keys), atoms(reading.weights)
+    query, key = roles(reading)
+    if not weights <= atoms(reading.score):
+        raise Refused(Code.SCORES_BROADCAST, "an operand broadcasts the scores to more dimensions")
+    value = atoms(reading.value.index)
+    if not keys <= value:
+        raise Refused(
+            Code.CONTRACTION,
+            "the second product sums over keys that its other operand does not have",
+        )
+    channels = tuple(a for a in flat(reading.output) if a not in weights)
+    if not set(channels) <= value:
+        raise Refused(Code.LAYOUT, "the output is expanded within the second product")
+    in_query, in_key = atoms(query.index), atoms(key.index)
+    others = [a for a in flat(reading.weights) if a not in keys]
+    if not set(others) <= set(flat(reading.output)):
+        raise Refused(Code.CONTRACTION, "the second product sums over more than the keys")
+    free = [a for a in others if a in in_query and a not in in_key and a not in value]
+    row = max(free, key=lambda a: ((a,) == rows, _length(a.size), others.index(a)), default=None)
+    _check_views(reading, set(free), in_query, in_key, value)
+    shared = [a for a in others if a is not row]
+    chosen, heads = _grouping(shared, reading, query, key, row, batch)
+    own = () if row is None else (row,)  # one seed or one query has no index of its own
+    return Layout(
+        query, key, reading.value, chosen, heads, own, reading.keys, reading.inner, channels
+    )
+
+
+def roles(reading: Reading) -> tuple[Operand, Operand]:
+    """(query, key): the key operand is the one that has what the second product sums over."""
+    keys, inner = set(reading.keys), set(reading.inner)
+    left, right = atoms(reading.left.index), atoms(reading.right.index)
+    if not keys:
+        raise Refused(Code.TOO_SMALL, "there is a single key")
+    if not inner <= left & right:
+        raise Refused(Code.LAYOUT, "the first product sums over a dimension that an operand lacks")
+    if keys <= left and keys <= right:
+        raise Refused(
+            Code.CROSS_ELEMENT,
+            "the second product sums over a batch or head dimension of the scores",
+        )
+    if keys <= right and not keys & left:
+        return reading.left, reading.right
+    if keys <= left and not keys & right:
+        return reading.right, reading.left
+    raise Refused(Code.CONTRACTION, "the second product sums over something else than the keys")
+
+
+def _check_views(
+    reading: Reading, rows: set[Atom], in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
+) -> None:
+    """A dimension of the scores, as the user has them, is some index variables of the output, whole
+    and of one role.
+
+    `s.view(b, n, h, m)` of scores [b, h, n, m] is legal, and is not what it looks like: it is left
+    alone.
+    """
+    for digits in reading.scores:
+        if len(digits) > 1 and not reading.space.is_whole(digits):
+            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+        kinds = {(a in in_query, a in in_key, a in in_value) for a in digits}
+        if len(kinds) > 1 and set(digits) & (rows | set(reading.keys)):
+            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+
+
+def _length(size: Size) -> int:
+    hint = shapes.size_hint(size)
+    return 1 << 60 if hint is None else hint
+
+
+def _grouping(
+    shared: Sequence[Atom], reading: Reading, query: Operand, key: Operand, row: Atom | None,
+    known: Digits | None,
+) -> tuple[Digits, Digits]:  # fmt: skip
+    """The cheapest split of the shared atoms into batch and heads; ties go to the order in which
+    they come. `known`: what the batch has to be.
+    """
+    best: tuple[int, Digits, Digits] | None = None
+    for batch, heads in _splits(shared):
+        if known is not None and batch != known:
+            continue
+        cost = _cost(batch, heads, reading, query, key, row)
+        if best is None or cost < best[0]:
+            best = (cost, batch, heads)
+    if best is None:
+        raise Refused(Code.JAGGED_LAYOUT, "the batch of the padding is not one of the scores")
+    if best[0] >= _REFUSE:
+        raise Refused(
+            Code.OPERAND_EXPANDS,
+            "a mask or bias would have to be expanded over a part of the batch or heads: "
+            + ", ".join(_partial_matrices(shared, reading, row)),
+        )
+    return best[1], best[2]
+
+
+def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom | None) -> Iterator[str]:
+    """The names and shapes of the operands that no one split into batch and heads suits."""
+    for operand in reading.aux:
+        has = atoms(operand.index)
+        partial = _is_partial(has, tuple(shared)) or _is_partial(has, reading.keys)
+        if row in has and has & set(reading.keys) and partial:
+            shape = ", ".join(map(str, facts.tensors(operand.leaf)[0].shape))
+            yield f"{places.describe(operand.leaf)} of shape [{shape}]"
+
+
+def _splits(shared: Sequence[Atom]) -> Iterator[tuple[Digits, Digits]]:
+    """Natural ones first: leading atoms are batch, trailing ones heads."""
+    count = len(shared)
+    natural = [
+        (tuple(shared[:i]), tuple(shared[i:]))
+        for i in ([count] if count < 2 else range(1, count + 1))
+    ]
+    yield from natural
+    if count > 5:
+        return
+    for order in itertools.permutations(shared):
+        for cut in range(count + 1):
+            yield order[:cut], order[cut:]
+
+
+def _cost(
+    batch: Digits, heads: Digits, reading: Reading, query: Operand, key: Operand, row: Atom | None
+) -> int:
+    cost = sum(
+        a.number > b.number for digits in (batch, heads) for a, b in itertools.pairwise(digits)
+    )
+    for operand in reading.aux:
+        has = atoms(operand.index)
+        partial = _is_partial(has, batch) + _is_partial(has, heads) + _is_partial(has, reading.keys)
+        cost += partial * (_REFUSE if row in has and has & set(reading.keys) else _COPY)
+    query_has = atoms(query.index)
+    cost += _EXPAND * (_is_partial(query_has, batch) + (not set(heads) <= query_has))
+    for operand in (key, reading.value):
+        has = atoms(operand.index)
+        cost += _EXPAND * (_is_partial(has, batch) + (not _is_prefix(has, heads)))
+    return cost
+
+
+def _is_partial(has: set[Atom], axis: Digits) -> bool:
+    return 0 < len(has & set(axis)) < len(axis)
+
+
+def _is_prefix(has: set[Atom], axis: Digits) -> bool:
+    count = len(has & set(axis))
+    return set(axis[:count]) <= has
+
+
+# Operands in the op's layout: what each dim of the arranged tensor is made of
+
+
+def query_dims(layout: Layout) -> Index:
+    if layout.query_tokens is not None:
+        return (layout.query_tokens, layout.heads, layout.inner)
+    return (_all_or_none(layout.query.index, layout.batch), layout.heads, layout.rows, layout.inner)
+
+
+def shared_dims(layout: Layout, operand: Operand, last: Digits) -> Index:
+    """Key or value: heads are shared by groups if the operand has the leading ones only."""
+    has = atoms(operand.index)
+    count = len(has & set(layout.heads))
+    heads = layout.heads[:count] if _is_prefix(has, layout.heads) else layout.heads
+    if layout.key_tokens is not None:
+        return (layout.key_tokens, heads, last)
+    return (_all_or_none(operand.index, layout.batch), heads, layout.keys, last)
+
+
+def _all_or_none(index: Index, axis: Digits) -> Digits:
+    return axis if atoms(index) & set(axis) else ()
+
+
+def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
+    """The dims of an auxiliary operand as it is passed, and its access map.
+
+    A dim that is one whole axis stays where it is, as do dims of size 1; where dims are parts of an
+    axis, these are brought together and those of size 1 go.
+    """
+    simple = all(digits in ((), *layout.axes.values()) for digits in operand.index)
+    names = {atom: axis for axis, digits in layout.axes.items() for atom in digits}
+    dims: list[Digits] = []
+    access: list[str] = []
+    for digits in operand.index:
+        if not digits and simple:
+            dims.append(())
+            access.append("-")
+        for atom in digits:
+            if atom.is_fixed:
+                continue
+            if atom not in names:
+                raise Refused(Code.LAYOUT, "a mask or bias has a dimension that the scores lack")
+            axis = names[atom]
+            if axis not in access:
+                dims.append(layout.axes[axis])
+                access.append(axis)
+    return tuple(dims), tuple(access)
+
+
+def output_dims(layout: Layout) -> Index:
+    if layout.query_tokens is not None:
+        return (layout.query_tokens, layout.heads, layout.channels)
+    return (layout.batch, layout.heads, layout.rows, layout.channels)
+
+
+def sizes(digits: Digits) -> Size:
+    return product(atom.size for atom in digits)

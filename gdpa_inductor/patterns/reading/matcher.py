@@ -1,0 +1,124 @@
+"""The structural reading of a shadow: product, program, product.
+
+From the region's result back: views, the second product, then the weights (`weights`), and the
+first product in them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.fx import Node
+
+from ...program.expr import SCORE, postorder
+from ...rejection import Code
+from ..host import facts
+from ..result import Refused
+from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
+from .frame import Index, Space
+from .kinds import real
+from .reading import Reading, flat
+from .shadow import Shadow
+from .views import tensor_of, through_view
+from .weights import Weights
+from .widths import in_fp32
+
+
+def read(shadow: Shadow) -> Reading:
+    """Read a shadow. Raises Refused where it is not product, point-wise program, product."""
+    space = Space()
+    shape = shadow.output.meta["val"].shape
+    output = tuple(space.fresh(size) for size in shape)
+    while True:  # again after a split: all indices are then in the same atoms
+        splits = len(space.splits)
+        try:
+            reading = Matcher(shadow, space).region(output)
+        except RecursionError:
+            raise Refused(Code.ANALYSIS, "the program between the products is too long") from None
+        if len(space.splits) == splits:
+            return reading
+
+
+@dataclass(frozen=True)
+class Matcher:
+    """One pass over a shadow."""
+
+    shadow: Shadow
+    space: Space
+
+    def region(self, output: Index) -> Reading:
+        """Read the whole region; `output` is the index of its result."""
+        second, index = self._second_product(self.space.resolve_index(output))
+        if self.space.outer is None:
+            self.space.outer = frozenset(self.space.splits)
+        swapped = self._is_swapped(second)
+        factors, weights = Factors(self.shadow, self.space), Weights(self.shadow, self.space)
+        keys = factors.contracted(second)
+        sides: list[Node] = list(second.args[:2])  # type: ignore[arg-type]
+        weights_at, value_at = ((*index[:-1], keys), (*index[:-2], keys, index[-1]))
+        if swapped:
+            weights_at, value_at = value_at, weights_at
+        weight = real(weights.read(sides[1 if swapped else 0], weights_at))
+        if SCORE not in set(postorder([weight])) or weights.score is None:
+            raise Refused(Code.CONTRACTION, "the weights do not depend on the first product")
+        weights.precision.check_conditions(weight)
+        value = factors.operand(sides[0 if swapped else 1], value_at)
+        product, at = weights.score
+        inner = factors.contracted(product)
+        left, right = factors.operands(product, at, inner)
+        dtype = tensor_of(factors.of(product)[0]).dtype
+        weights.precision.check_dtypes(dtype, weight)
+        weight = weight if dtype == torch.float64 else in_fp32(weight)
+        resolve = self.space.resolve_index
+        return Reading(
+            weight, tuple(weights.operands), tuple(weights.scalars), tuple(weights.positions),
+            left, right, value, resolve(output), resolve(weights_at), resolve(at),
+            resolve(weights.scores or at), self.space.resolve(inner), self.space.resolve(keys),
+            self.space, swapped,
+        )  # fmt: skip
+
+    def _is_swapped(self, second: Node) -> bool:
+        """Whether the weights are the right-hand operand of the second product."""
+        depends = _depends_on_product(self.shadow)
+        scored = [side in depends for side in second.args[:2]]
+        if all(scored):
+            raise Refused(
+                Code.CROSS_ELEMENT, "both operands of the second product depend on the scores"
+            )
+        if not any(scored):
+            raise Refused(
+                Code.CONTRACTION, "no operand of the second product is made from the scores"
+            )
+        return scored[1]
+
+    def _second_product(self, index: Index) -> tuple[Node, Index]:
+        node = self.shadow.output
+        while facts.name(node) not in PRODUCTS:
+            seen = through_view(self.space, node, index)
+            if seen is None:
+                raise Refused(
+                    Code.LAYOUT, f"the second product ends in {self.shadow.describe(node)}"
+                )
+            node, index = seen
+        if facts.name(node) in ADDED_PRODUCTS:
+            raise Refused(
+                Code.LAYOUT, f"the second product, {self.shadow.describe(node)}, adds to its result"
+            )
+        if any(a.is_fixed for a in flat(index)):
+            raise Refused(Code.LAYOUT, "a part of the second product's result is used")
+        return node, index
+
+
+def _depends_on_product(shadow: Shadow) -> set[Node]:
+    """Nodes that are made from a product, by the tensors that flow."""
+    found: set[Node] = set()
+    for node in shadow.nodes:
+        fed = any(
+            n in found
+            for n in node.all_input_nodes
+            if isinstance(n.meta.get("val"), (torch.Tensor, tuple, list))
+        )
+        if fed or facts.name(node) in PRODUCTS:
+            found.add(node)
+    return found

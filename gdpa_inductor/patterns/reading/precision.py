@@ -1,0 +1,80 @@
+"""Whether the numbers of a program are those of the model: what a reading notes and refuses.
+
+A program has one kind of integer and one kind of real (`widths`). The model may round or wrap
+where the program does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Node
+
+from ...program.expr import Expr
+from ...program.integers import Range
+from ...program.rounding import fragile_condition, reworded_decision, rounded_term
+from ...program.score_mod import formula
+from ...rejection import Code
+from ..result import Refused
+from .reading import kind_of
+from .shadow import Shadow
+from .views import tensor_of
+from .widths import fits, is_small
+
+
+@dataclass
+class Precision:
+    """What is noted of the numbers of one reading. ranges: of the integer leaves.
+
+    wide: what continues in fp64. singles: what the model has in fp32. rounded: positions computed
+    with in 16 bits. reworded: reals that torch computes in other words.
+    """
+
+    shadow: Shadow
+    ranges: Callable[[Expr], Range]
+    wide: Node | None = None
+    singles: dict[Expr, Node] = field(default_factory=dict)
+    rounded: set[Expr] = field(default_factory=set)
+    reworded: set[Expr] = field(default_factory=set)
+
+    def note_width(self, node: Node) -> None:
+        """A real number of fp64 among the terms."""
+        if tensor_of(node).dtype == torch.float64:
+            self.wide = node
+
+    def check_fit(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
+        """Integers of a program do not wrap: those of the model must not either."""
+        if not fits(x, dtype, self.ranges):
+            reason = f"{self.shadow.describe(node)} may go beyond what {dtype} holds"
+            raise Refused(Code.DTYPE, reason, self.shadow.source(node))
+
+    def check_conditions(self, weight: Expr) -> None:
+        """Refuse a mask that another rounding would change."""
+        fragile = fragile_condition(weight, self.rounded)
+        fragile = fragile or reworded_decision(weight, self.reworded)
+        if fragile is not None:
+            raise Refused(
+                Code.POINTWISE_OP,
+                f"a mask that depends on how its numbers round: {formula(fragile)}",
+            )
+
+    def check_dtypes(self, dtype: torch.dtype, weight: Expr) -> None:
+        """Refuse what is no product of reals, and what rounds elsewhere than the model."""
+        if kind_of(dtype) != "f":
+            raise Refused(Code.DTYPE, f"the first product multiplies {dtype} operands")
+        if self.wide is not None and dtype != torch.float64:
+            raise Refused(
+                Code.DTYPE,
+                f"{self.shadow.describe(self.wide)} continues in fp64 on scores in {dtype}",
+            )
+        if dtype != torch.float64:
+            return
+        large = [node.args[0] for node in self.singles if node.op == "float"]
+        large = [x for x in large if not is_small(x, self.ranges)]
+        rounded = rounded_term(weight, self.singles, large)
+        if rounded is not None:
+            node = self.singles[rounded]
+            reason = f"{self.shadow.describe(node)} rounds to fp32 beside scores in {dtype}"
+            raise Refused(Code.DTYPE, reason, self.shadow.source(node))

@@ -1,0 +1,75 @@
+"""What autograd reaches of a term: an operand that it reaches may have a gradient of zeros, and one
+that it does not reach has none. Optimizers tell None from zeros, so the op has to as well.
+
+A number that is compared, converted to an integer or detached is not reached; a rounded one is.
+What a write covers, and what a product adds zero times, is reached too: such a term stays in the
+program as `where(True, what is seen, what is not)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch.fx import Node
+
+from ...program.expr import SCORE, Expr, call, const
+from ..host import facts
+from .reading import Operand, Reading
+from .shadow import Shadow
+from .vocabulary import FILLED
+
+# Functions of whose tensors nothing but dtype, shape and device counts, or whose history is cut.
+_CUTTING = frozenset(["detach", "empty_like", "new_empty", "new_empty_strided", *FILLED])
+
+
+def reached(term: Expr) -> set[Expr]:
+    """The leaves that the derivative of a term may lead to, be it zero."""
+    found: set[Expr] = set()
+    stack = [term]
+    while stack:
+        node = stack.pop()
+        if node in found or node.kind != "f" or node.op == "detach":
+            continue
+        found.add(node)
+        stack.extend(node.args)
+    return {node for node in found if not node.args and not node.is_const}
+
+
+def covering(seen: Expr, covered: Expr) -> Expr:
+    """`seen` in the place of `covered`, which has a gradient of zeros."""
+    if seen.kind != "f" or reached(covered) <= reached(seen):
+        return seen
+    return call("where", const(True), seen, covered)
+
+
+def wants_gradients(node: Node, shadow: Shadow) -> bool:
+    """Whether autograd may lead from a node of the shadow to what has a gradient."""
+    stack, known = [node], set[Node]()
+    while stack:
+        node = stack.pop()
+        value = node.meta.get("val")
+        differs = isinstance(value, torch.Tensor) and not value.is_floating_point()
+        if node in known or differs or facts.name(node) in _CUTTING:
+            continue
+        known.add(node)
+        leaf = shadow.leaves.get(node)
+        if leaf is not None and facts.may_want_gradients(leaf):
+            return True
+        stack.extend(node.all_input_nodes)
+    return False
+
+
+def with_gradients(reading: Reading) -> Reading:
+    """The reading, detached what has no gradient: one tensor may be several operands."""
+    leaves = reached(reading.weight)
+    numbers = {int(leaf.value or 0) for leaf in leaves if leaf.op == "aux"}
+    aux = tuple(_detached(o, number in numbers) for number, o in enumerate(reading.aux))
+    left, right = (_detached(o, SCORE in leaves) for o in (reading.left, reading.right))
+    return replace(reading, aux=aux, left=left, right=right)
+
+
+def _detached(operand: Operand, is_reached: bool) -> Operand:
+    if is_reached or not facts.may_want_gradients(operand.leaf):
+        return operand
+    return replace(operand, detached=True)

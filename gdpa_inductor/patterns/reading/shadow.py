@@ -1,0 +1,127 @@
+"""The shadow of a region: its nodes traced to functional ATen on fakes, for analysis only.
+
+In the shadow there is one spelling of everything: no in-place call, no composite function, casts of
+autocast in the open. `Shadow.origin` leads from a node of the shadow to the user's node that it was
+traced from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..._compat import fx, operators, subclasses
+from ...rejection import Code
+from ..host import facts, places
+from ..host.ambient import Ambient
+from ..host.mixing import REASONS
+from ..result import Refused
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """`leaves`: user's node of each placeholder. `output`: the ATen node of the region's result.
+
+    `first_result`: name of the ATen node that is the result of the user's first product.
+    """
+
+    leaves: dict[Node, Node]
+    output: Node
+    origin: dict[str, Node]
+    first_result: str
+
+    @property
+    def nodes(self) -> Any:
+        return self.output.graph.nodes
+
+    def source(self, node: Node) -> Node | None:
+        """The user's node that an ATen node was traced from."""
+        return self.origin.get(node.name)
+
+    def describe(self, node: Node) -> str:
+        """How a reason names an ATen node: as the user's call that it was traced from."""
+        origin = self.source(node)
+        return places.describe(origin) if origin is not None else f"`{facts.name(node)}`"
+
+
+def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: Ambient) -> Shadow:
+    """Trace `nodes`, in program order, the last of which is the result, as a function of `leaves`.
+
+    Raises Refused where that fails, and where random numbers are drawn, be they used or not.
+    """
+    values = [_leaf_value(leaf) for leaf in leaves]
+    origin: dict[str, Node] = {}
+
+    def run(*inputs: Any) -> Any:
+        environment: dict[Node, Any] = dict(zip(leaves, inputs, strict=True))
+        known = fx.traced_so_far()
+        for node in nodes:
+            with ambient[node].entered():
+                environment[node] = execute(node, environment)
+            written = fx.traced_so_far()
+            new = written.keys() - known.keys()
+            if any(operators.draws_random(written[name]) for name in new):
+                raise Refused(Code.DROPOUT, f"{places.describe(node)} {REASONS[Code.DROPOUT]}")
+            origin.update(dict.fromkeys(new, node))
+            known = written
+        return environment[nodes[-1]]
+
+    sample = next(v for v in values if isinstance(v, torch.Tensor))
+    try:
+        traced = fx.trace_functional(run, values, subclasses.fake_mode_of(sample))
+    except Refused:
+        raise
+    except Exception as error:  # whatever a trace may raise, the model is left as it is
+        raise Refused(
+            Code.ANALYSIS, f"the region could not be traced: {_first_line(error)}"
+        ) from error
+    return _shadow(traced, first, leaves, origin)
+
+
+def _leaf_value(leaf: Node) -> Any:
+    """A fake of its own for every leaf: tracing takes one object for one input. Strides mean
+    nothing to the analysis.
+    """
+    value = facts.value(leaf)
+    if isinstance(value, torch.Tensor):
+        mode = subclasses.fake_mode_of(value)
+        with mode, fx.without_guards(mode):
+            return torch.empty(value.shape, dtype=value.dtype, device=value.device)
+    if isinstance(value, (int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return value
+    raise Refused(Code.ANALYSIS, f"{places.describe(leaf)} has no known value")
+
+
+def execute(node: Node, environment: dict[Node, Any]) -> Any:
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), environment.__getitem__)
+    target: Any = node.target
+    if node.op == "call_method":
+        return getattr(args[0], target)(*args[1:], **kwargs)
+    return target(*args, **kwargs)
+
+
+def _shadow(
+    traced: GraphModule, first: Node, leaves: Sequence[Node], origin: dict[str, Node]
+) -> Shadow:
+    placeholders = [n for n in traced.graph.nodes if n.op == "placeholder"]
+    (end,) = (n for n in traced.graph.nodes if n.op == "output")
+    result = end.args[0]
+    if not isinstance(result, Node):
+        raise Refused(Code.ANALYSIS, "the region's result is not a tensor of its own")
+    firsts = [
+        n.name
+        for n in traced.graph.nodes
+        if origin.get(n.name) is first and n.op == "call_function"
+    ]
+    return Shadow(
+        dict(zip(placeholders, leaves, strict=True)), result, origin, firsts[-1] if firsts else ""
+    )
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"

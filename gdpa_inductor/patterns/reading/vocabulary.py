@@ -1,0 +1,336 @@
+"""ATen's point-wise functions as score expressions: one line each.
+
+`POINTWISE[name](kind, *operands, **options)` gives the expression for one call of `aten.<name>`,
+any overload: `kind` is that of the call's result ("f", "i", "b"), tensor operands and numbers are
+expressions, all else is as ATen has it. What is not here, or raises `Unknown`, is refused; `MIXING`
+says why a known function that is not point-wise is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ...program.expr import OPS, Expr, call, const
+from . import activations
+from .kinds import Unknown, as_kind, either, literal, negation, real, where
+
+Rule = Callable[..., Expr]
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+
+
+def _function(name: str) -> Rule:
+    """A function of reals. Further operands are literals."""
+    return lambda kind, x, *params: call(name, real(x), *(literal(p) for p in params))
+
+
+def _arithmetic(name: str, on_truth: str = "") -> Rule:
+    """A binary operation in the kind of its result; on truth values the logical operation
+    `on_truth`.
+    """
+
+    def rule(kind: str, x: Expr, y: Expr, *, alpha: Expr | None = None) -> Expr:
+        if kind == "b":
+            if not on_truth or alpha is not None:
+                raise Unknown(f"{name} of truth values")
+            return call(on_truth, x, y)
+        if alpha is not None:
+            y = call("mul", as_kind(kind, y), as_kind(kind, alpha))
+        return call(name, as_kind(kind, x), as_kind(kind, y))
+
+    return rule
+
+
+def _reversed_sub(kind: str, x: Expr, y: Expr, alpha: Expr | None = None) -> Expr:
+    return RULES["sub"](kind, y, x, alpha=alpha)
+
+
+def _unary(name: str) -> Rule:
+    return lambda kind, x: call(name, as_kind(kind, x))
+
+
+def _rounding(name: str) -> Rule:
+    """Rounding to a whole number: integers are whole."""
+    return lambda kind, x: call(name, real(x)) if kind == "f" else as_kind(kind, x)
+
+
+def _sign(kind: str, x: Expr) -> Expr:
+    if kind == "f":
+        return call("sign", real(x))
+    if kind == "b":
+        return as_kind("b", x)
+    x = as_kind("i", x)
+    return call("where", call("lt", x, 0), -1, as_kind("i", call("gt", x, 0)))
+
+
+def _relu(kind: str, x: Expr) -> Expr:
+    return call("maximum", as_kind("i", x), 0) if kind == "i" else call("relu", real(x))
+
+
+def _compare(name: str) -> Rule:
+    """Operands meet in the larger of their kinds."""
+
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        common = max(x.kind, y.kind, key="bif".index)
+        if common == "b" and name not in ("eq", "ne"):
+            common = "i"
+        return call(name, as_kind(common, x), as_kind(common, y))
+
+    return rule
+
+
+def _logic(name: str) -> Rule:
+    return lambda kind, x, y: call(name, as_kind("b", x), as_kind("b", y))
+
+
+def _bitwise(name: str) -> Rule:
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind == "i" and name == "and":
+            return _low_bits(x, y)
+        if kind != "b":
+            raise Unknown("bitwise arithmetic of integers")
+        return call(name, as_kind("b", x), as_kind("b", y))
+
+    return rule
+
+
+def _low_bits(x: Expr, y: Expr) -> Expr:
+    """x & (2^k - 1) is x mod 2^k, of negative numbers too."""
+    x, y = (y, x) if x.is_const else (x, y)
+    bits = int(y.value or 0) + 1
+    if not y.is_const or bits < 1 or bits & (bits - 1):
+        raise Unknown("bitwise arithmetic of integers")
+    return call("mod", as_kind("i", x), bits)
+
+
+def _shift(name: str) -> Rule:
+    """x >> k is the floor of x / 2^k, x << k is x · 2^k."""
+
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind != "i" or not y.is_const or not 0 <= literal(y) < 31:
+            raise Unknown("a shift by what is no small number")
+        return call(name, as_kind("i", x), 1 << int(literal(y)))
+
+    return rule
+
+
+def _towards_zero(quotient: bool) -> Rule:
+    """Division of integers that rounds towards zero, or what it leaves over. No integer is negated:
+    the least one has no opposite.
+    """
+
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind != "i" or not y.is_const or literal(y) <= 0:
+            raise Unknown("division that rounds towards zero, by what is no positive integer")
+        x, y = as_kind("i", x), as_kind("i", y)
+        rest = call("mod", x, y)
+        short = call("and", call("lt", x, 0), call("ne", rest, 0))
+        if quotient:
+            return call("add", call("floordiv", x, y), as_kind("i", short))
+        return call("sub", rest, call("where", short, y, 0))
+
+    return rule
+
+
+def _not(kind: str, x: Expr) -> Expr:
+    if kind != "b":
+        raise Unknown("bitwise arithmetic of integers")
+    return negation(as_kind("b", x))
+
+
+def _div(kind: str, x: Expr, y: Expr, *, rounding_mode: str | None = None) -> Expr:
+    if kind == "i" and rounding_mode == "floor":
+        return call("floordiv", as_kind("i", x), as_kind("i", y))
+    if rounding_mode == "trunc":
+        return _towards_zero(True)(kind, x, y)
+    if rounding_mode is not None:
+        raise Unknown("division with rounding")
+    return call("div", real(x), real(y))
+
+
+def _integers(name: str) -> Rule:
+    def rule(kind: str, x: Expr, y: Expr) -> Expr:
+        if kind != "i":
+            raise Unknown(f"{name} of reals")
+        return call(name, as_kind("i", x), as_kind("i", y))
+
+    return rule
+
+
+def _pow(kind: str, x: Expr, y: Expr) -> Expr:
+    if kind != "f":
+        raise Unknown("a power of integers")
+    if y.is_const:
+        return call("pow", real(x), literal(y))
+    base = literal(x)
+    if base == 1.0:
+        return const(1.0)
+    if base == 2.0:
+        return call("exp2", real(y))
+    if base <= 0.0:
+        raise Unknown("a power of a negative number")
+    return call("exp", real(y) * math.log(base))
+
+
+def _square(kind: str, x: Expr) -> Expr:
+    x = as_kind(kind, x)
+    return x * x if kind == "i" else call("pow", x, 2.0)
+
+
+def _clamp(
+    kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None, **bounds: Expr | None
+) -> Expr:
+    low, high = bounds.get("min", low), bounds.get("max", high)
+    if kind == "i":
+        x = as_kind("i", x)
+        x = x if low is None else call("maximum", x, as_kind("i", low))
+        return x if high is None else call("minimum", x, as_kind("i", high))
+    x = real(x)
+    if any(bound is not None and not bound.is_const for bound in (low, high)):
+        return _clamp_between(x, low, high)
+    if low is not None:
+        x = call("clamp_min", x, literal(low))
+    return x if high is None else call("clamp_max", x, literal(high))
+
+
+def _clamp_between(x: Expr, low: Expr | None, high: Expr | None) -> Expr:
+    """Between bounds that are tensors or sizes, with the gradients that autograd gives.
+
+    A bound gets the gradient of the elements that it cuts: `low` only where it is below `high`. A
+    NaN among the three makes a NaN, and takes no gradient.
+    """
+    low, high = (None if bound is None else real(bound) for bound in (low, high))
+    spread = const(False)
+    for term in (x, low, high):
+        if term is not None and not term.is_const and term.op != "float":
+            spread = either(spread, call("isnan", term))
+    found = where("f", spread, const(math.nan), x)
+    if low is not None:
+        own = low if high is None else where("f", call("lt", low, high), low, call("detach", low))
+        found = call("where", call("lt", x, low), own, found)
+    if high is not None:
+        over = call("gt", x, high)
+        over = over if low is None else call("or", over, call("lt", high, low))
+        found = call("where", over, high, found)
+    return found + call("where", spread, math.nan, 0.0)
+
+
+def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
+    """x + w (y - x) for |w| < 1/2, else y - (1 - w)(y - x), so that both ends are met exactly."""
+    x, y, w = real(x), real(y), real(weight)
+    if w.is_const:
+        near = abs(literal(w)) < 0.5
+        return x + w * (y - x) if near else y - (y - x) * (1.0 - literal(w))
+    near_x = call("lt", call("abs", w), 0.5)
+    return call("where", near_x, x, y) + call("where", near_x, w, w - 1.0) * (y - x)
+
+
+def _nan_to_num(
+    kind: str, x: Expr, nan: Expr | None = None, above: Expr | None = None,
+    below: Expr | None = None, **named: Expr | None,
+) -> Expr:  # fmt: skip
+    """With all three numbers: the greatest of a dtype are for the caller to fill in."""
+    if kind != "f":
+        return as_kind(kind, x)
+    fills = [named.get("nan", nan), named.get("posinf", above), named.get("neginf", below)]
+    zero, high, low = (literal(fill) for fill in (fills[0] or const(0.0), *fills[1:]))
+    x = real(x)
+    found = call("where", call("eq", x, math.inf), high, x)
+    found = call("where", call("eq", x, -math.inf), low, found)
+    return call("where", call("isnan", x), zero, found)
+
+
+def _addcmul(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None) -> Expr:
+    return real(x) + (const(1.0) if value is None else real(value)) * real(y) * real(z)
+
+
+def _addcdiv(kind: str, x: Expr, y: Expr, z: Expr, *, value: Expr | None = None) -> Expr:
+    raise Unknown("its gradient squares the denominator, which may overflow or vanish")
+
+
+def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
+    if decimals is not None and literal(decimals) != 0:
+        raise Unknown("rounding to decimals")
+    return _rounding("round")(kind, x)
+
+
+# fmt: off
+# Functions whose rows say how ATen names them need no rule here.
+RULES: dict[str, Rule] = {
+    "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"),
+    "rsub": _reversed_sub, "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow,
+    "square": _square,
+    "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"),
+    "minimum": _arithmetic("minimum", "and"), "clamp": _clamp,
+    "clamp_min": lambda kind, x, c: _clamp(kind, x, c),
+    "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
+    "floor_divide": _integers("floordiv"), "remainder": _integers("mod"),
+    "fmod": _towards_zero(False), "lerp": _lerp,
+    "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
+    "log2": lambda kind, x: call("log", real(x)) * (1.0 / math.log(2.0)),
+    "log10": lambda kind, x: call("log", real(x)) * (1.0 / math.log(10.0)),
+    "tan": lambda kind, x: call("sin", real(x)) / call("cos", real(x)),
+    "relu": _relu, "nan_to_num": _nan_to_num,
+    "gelu": activations.gelu,
+    "leaky_relu": activations.leaky_relu, "elu": activations.elu, "celu": activations.celu,
+    "selu": lambda kind, x: call("elu", real(x), _SELU_ALPHA, _SELU_SCALE, 1.0),
+    "softplus": activations.softplus, "hardtanh": activations.hardtanh,
+    "relu6": lambda kind, x: call("hardtanh", real(x), 0.0, 6.0),
+    "log_sigmoid_forward": activations.log_sigmoid,
+    "softshrink": activations.softshrink, "hardshrink": activations.hardshrink,
+    "threshold": activations.threshold, "_prelu_kernel": activations.prelu,
+    "sign": _sign, "sgn": _sign, "floor": _rounding("floor"), "ceil": _rounding("ceil"),
+    "trunc": _rounding("trunc"), "fix": _rounding("trunc"), "round": _round,
+    "frac": lambda kind, x: real(x) - call("trunc", real(x)),
+    "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"),
+    "gt": _compare("gt"), "ge": _compare("ge"), "logical_and": _logic("and"),
+    "logical_or": _logic("or"), "logical_xor": _logic("xor"),
+    "logical_not": lambda kind, x: negation(as_kind("b", x)), "bitwise_and": _bitwise("and"),
+    "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"), "bitwise_not": _not,
+    **dict.fromkeys(["bitwise_right_shift", "__rshift__"], _shift("floordiv")),
+    **dict.fromkeys(["bitwise_left_shift", "__lshift__"], _shift("mul")),
+    "__and__": _bitwise("and"), "__or__": _bitwise("or"), "__xor__": _bitwise("xor"),
+    "isnan": lambda kind, x: call("isnan", real(x)),
+    "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),
+    "isfinite": lambda kind, x: call("lt", call("abs", real(x)), math.inf), "where": where,
+    "masked_fill": lambda kind, x, mask, fill: where(kind, mask, fill, x),
+    # What functionalisation makes of `x.fill_(c)`, `x.zero_()` and `x.copy_(y)`.
+    "fill": lambda kind, x, fill: as_kind(kind, fill),
+    "zero": lambda kind, x: as_kind(kind, const(0)),
+    "copy": lambda kind, x, source, *_: as_kind(kind, source),
+}
+# fmt: on
+
+
+class _Functions(Mapping[str, Rule]):
+    """ATen's names in the rows of `program.ops`."""
+
+    def __getitem__(self, name: str) -> Rule:
+        for op, row in OPS.items():
+            if name in row.aten:
+                return _function(op)
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for row in OPS.values() for name in row.aten)
+
+    def __len__(self) -> int:
+        return sum(len(row.aten) for row in OPS.values())
+
+
+POINTWISE: Mapping[str, Rule] = ChainMap(RULES, _Functions())  # type: ignore[arg-type]
+
+# Reals that are computed in other words, so that the last bit may differ.
+REWORDED = frozenset(["log2", "log10", "tan", "pow", "lerp", "log_sigmoid_forward"])
+
+# fmt: off
+# Tensors of one value: how to find it among the arguments of the call.
+FILLED: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["zeros", "zeros_like", "new_zeros"], lambda *args: 0),
+    **dict.fromkeys(["ones", "ones_like", "new_ones"], lambda *args: 1),
+    **dict.fromkeys(["full", "full_like"], lambda shape, fill, *args: fill),
+    "new_full": lambda like, shape, fill, *args: fill, "scalar_tensor": lambda fill, *args: fill,
+}
+# fmt: on

@@ -1,0 +1,213 @@
+"""New calls, tried on fakes: a region's replacement is computed before the graph is touched.
+
+`Recipe.call` runs a function on the operands' fake values and notes it. `writer` puts what was
+noted into the graph.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..._compat import fx, shapes
+from ...rejection import Code
+from ..host import facts
+from ..host.sizes import Size, is_one, same
+from ..reading.frame import Digits, Index
+from ..reading.layout import sizes
+from ..result import Refused
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, eq=False)
+class Handle:
+    """A tensor of the replacement: its fake value, and the call that makes it or the user's node
+    that it is.
+    """
+
+    value: torch.Tensor
+    node: Node | None = None
+    target: Callable[..., Any] | str | None = None
+    args: tuple[Any, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Recipe:
+    """The calls of one replacement, in order. copied: tensors of the user's of which copies are
+    taken, since they change before the backward.
+    """
+
+    grad: bool
+    fake_mode: Any
+    copied: Collection[Node] = ()
+    calls: list[Handle] = field(default_factory=list)
+    _copies: dict[tuple[Node, str], Handle] = field(default_factory=dict)
+
+    def leaf(self, node: Node) -> Handle:
+        """A tensor of the user's; of a nested one, its values."""
+        return self._held(node, "values")
+
+    def offsets(self, node: Node) -> Handle:
+        """A tensor of offsets, or those of a nested tensor."""
+        return self._held(node, "offsets")
+
+    def _held(self, node: Node, part: str) -> Handle:
+        if (node, part) in self._copies:
+            return self._copies[node, part]
+        held = Handle(facts.tensors(node)[0], node)
+        held = self.call(part, held) if held.value.is_nested else held
+        if node in self.copied:
+            held = self._copies[node, part] = self.call(torch.ops.gdpa.kept.default, held)
+        return held
+
+    def call(self, target: Callable[..., Any] | str, *args: Any, **options: Any) -> Handle:
+        """Run `target`, a function or a method's name, on fakes and note it. `args` may hold
+        handles and symbolic sizes.
+        """
+        with (
+            self.fake_mode,
+            torch.set_grad_enabled(self.grad),
+            fx.without_guards(self.fake_mode),
+        ):
+            given = _values(args)
+            run = getattr(given[0], target) if isinstance(target, str) else target
+            value = run(*(given[1:] if isinstance(target, str) else given), **options)
+        made = Handle(value, None, target, args, options)
+        self.calls.append(made)
+        return made
+
+    def arrange(self, source: Handle, index: Index, target: Index) -> Handle:
+        """A tensor whose dims have the digits `index` as one whose dims have those of `target`.
+
+        Digits of `target` that the source lacks are expanded. Copies only where strides leave no
+        other way.
+        """
+        source, index = self._selected(source, index)
+        if index == target:
+            return source
+        have = tuple(itertools.chain.from_iterable(index))
+        if not set(have) <= set(itertools.chain.from_iterable(target)):
+            raise Refused(Code.LAYOUT, "an operand has a dimension that the scores lack")
+        if have == tuple(itertools.chain.from_iterable(target)):
+            return self._reshape(source, target)
+        if any(len(digits) != 1 for digits in index):
+            source = self.call(aten.reshape.default, source, [atom.size for atom in have])
+        source = self._expanded(self._permuted(source, have, target), have, target)
+        single = all(len(digits) <= 1 for digits in target)
+        return source if single else self._reshape(source, target)
+
+    def _permuted(self, source: Handle, have: Digits, target: Index) -> Handle:
+        """Dims `have`, one atom each, in the order of `target`."""
+        wanted = itertools.chain.from_iterable(target)
+        order = [have.index(atom) for atom in wanted if atom in have]
+        if order == list(range(len(order))):
+            return source
+        return self.call(aten.permute.default, source, order)
+
+    def _expanded(self, source: Handle, have: Digits, target: Index) -> Handle:
+        """A dim for each atom of `target`; those that are not among `have` are expanded."""
+        dims: list[Digits] = []
+        for digits in target:
+            if not digits:
+                source = self.call(aten.unsqueeze.default, source, len(dims))
+                dims.append(())
+            for atom in digits:
+                if atom not in have:
+                    source = self.call(aten.unsqueeze.default, source, len(dims))
+                dims.append((atom,))
+        if set(have) >= set(itertools.chain.from_iterable(dims)):
+            return source
+        return self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
+
+    def _selected(self, source: Handle, index: Index) -> tuple[Handle, Index]:
+        """The tensor without the atoms that are fixed."""
+        have = tuple(itertools.chain.from_iterable(index))
+        if not any(atom.is_fixed for atom in have):
+            return source, index
+        if any(len(digits) != 1 for digits in index):
+            source = self.call(aten.reshape.default, source, [atom.size for atom in have])
+        for dim in reversed(range(len(have))):
+            if have[dim].is_fixed:
+                source = self.call(aten.select.int, source, dim, have[dim].value)
+        return source, tuple((atom,) for atom in have if not atom.is_fixed)
+
+    def _reshape(self, source: Handle, target: Index) -> Handle:
+        """The same digits in the same order, in the dims of `target`."""
+        # Not `view`: real strides may differ from a fake's where a dim has size 1.
+        return self.call(aten.reshape.default, source, [sizes(digits) for digits in target])
+
+    def sized(self, source: Handle, shape: Sequence[Size]) -> Handle:
+        """The same tensor in other symbols for the same sizes; wherever it runs, it checks them."""
+        if all(map(same, source.value.shape, shape)):
+            return source
+        return self.call(aten.view.default, source, list(shape))
+
+    def contiguous(self, source: Handle) -> Handle:
+        return self.call(aten.clone.default, source, memory_format=torch.contiguous_format)
+
+    def cast(self, source: Handle, dtype: torch.dtype) -> Handle:
+        same_dtype = source.value.dtype == dtype
+        return source if same_dtype else self.call(aten._to_copy.default, source, dtype=dtype)
+
+    def own(self, source: Handle) -> Handle:
+        """No view: one made under `no_grad` must not be written into where gradients flow."""
+        made = source.node is None and source.target is not torch.ops.gdpa.attention.default
+        return self.call(aten.detach.default, source) if made else source
+
+    def duplicated(self, source: Handle) -> Handle:
+        """A tensor of its own, of the same strides."""
+        return self.call(aten.clone.default, source)
+
+    def detached(self, source: Handle) -> Handle:
+        """Without a gradient. Whether an exported graph's operand wants one, nobody knows yet."""
+        return self.call(aten.detach.default, source) if self.grad else source
+
+    def moved(self, source: Handle, device: torch.device) -> Handle:
+        same_device = source.value.device == device
+        return source if same_device else self.call(aten._to_copy.default, source, device=device)
+
+    def expanded(self, source: Handle, batch: Digits) -> Handle:
+        """[1, ...] expanded to [batch, ...]."""
+        return self.call(aten.expand.default, source, [sizes(batch), *source.value.shape[1:]])
+
+    def sizes(self) -> list[Size]:
+        """Every symbolic size that the calls are given."""
+        found: list[Size] = []
+        for made in self.calls:
+            for arg in fx.tree_leaves(list(made.args)):
+                if isinstance(arg, torch.SymInt):
+                    found.append(arg)
+        return found
+
+    def with_strides(self, source: Handle, wanted: torch.Tensor) -> Handle:
+        """The same tensor with the strides of `wanted`; a copy only if they differ."""
+        if _same_strides(source.value, wanted):
+            return source
+        order = sorted(range(wanted.dim()), key=lambda d: _stride_key(wanted, d))
+        back = [order.index(d) for d in range(wanted.dim())]
+        source = self.contiguous(self.call(aten.permute.default, source, order))
+        return self.call(aten.permute.default, source, back)
+
+
+def _values(args: Any) -> Any:
+    """The fake values of handles in nested arguments."""
+    if isinstance(args, (tuple, list)):
+        return type(args)(_values(a) for a in args)
+    return args.value if isinstance(args, Handle) else args
+
+
+def _stride_key(tensor: torch.Tensor, dim: int) -> tuple[int, int]:
+    hint = shapes.size_hint(tensor.stride(dim))
+    return (-(1 << 60 if hint is None else hint), dim)
+
+
+def _same_strides(left: torch.Tensor, right: torch.Tensor) -> bool:
+    pairs = zip(left.shape, left.stride(), right.stride(), strict=True)
+    return all(is_one(size) or same(a, b) for size, a, b in pairs)

@@ -1,0 +1,162 @@
+"""What replaces one region: the operator, its operands in the operator's layout, and its result in
+the layout that the model's had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..._compat import subclasses
+from ...operands import Operands
+from ...options import Options
+from ...problem import Problem
+from ...program.score_mod import ScoreMod
+from ...rejection import Code, GDPAError
+from ..host import facts
+from ..host.candidates import HostGraph
+from ..host.region import Region
+from ..host.sizes import alike, same
+from ..jagged.sides import Sides
+from ..jagged.step import Understood
+from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims
+from ..reading.reading import Operand
+from ..result import Refused
+from . import saved
+from .recipe import Handle, Recipe
+
+
+def replacement(
+    graph: HostGraph, region: Region, understood: Understood, program: ScoreMod,
+    operands: Sequence[Operand], options: Options,
+) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
+    """The calls that replace a region, tried on its fakes; its result; what is asked of a kernel.
+
+    operands: those of the program. Raises Refused where the calls do not fit.
+    """
+    expected = facts.tensors(region.end)[0]
+    recipe = _recipe(graph, region, understood, operands)
+    try:
+        given = _given(recipe, understood, program, operands, expected.dtype)
+        output = recipe.call(
+            torch.ops.gdpa.attention.default, *given.arguments(str(options.kernel_options))
+        )
+        result = _result(graph, region, understood, recipe, output)
+    except (GDPAError, RuntimeError, ValueError, TypeError) as error:
+        raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
+    if (
+        not all(map(same if region.sink is None else alike, result.value.shape, expected.shape))
+        or result.value.dtype != expected.dtype
+    ):
+        raise Refused(
+            Code.DTYPE, f"the replacement would be {result.value.dtype}, not {expected.dtype}"
+        )
+    fakes = given.filled([getattr(item, "value", item) for item in given.flat()])
+    training = recipe.grad and any(t.requires_grad for t in fakes.differentiable)
+    return recipe, result, Problem.of(fakes, training)
+
+
+def _recipe(
+    graph: HostGraph, region: Region, understood: Understood, operands: Sequence[Operand]
+) -> Recipe:
+    """An empty recipe, which knows the operands that have to be copied."""
+    layout, sides = understood.layout, understood.sides
+    grad = graph.ambient[region.end].grad
+    leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
+    pads = [side.pad for side in (sides.query, sides.key) if side is not None]
+    copied = saved.to_copy(graph, region, leaves, [o.leaf for o in operands], pads) if grad else ()
+    return Recipe(grad, subclasses.fake_mode_of(facts.tensors(region.end)[0]), copied)
+
+
+def _given(
+    recipe: Recipe, understood: Understood, program: ScoreMod, operands: Sequence[Operand],
+    result: torch.dtype,
+) -> Operands[Handle]:  # fmt: skip
+    """The arguments of the operator, in its layout. result: the dtype that the model's has."""
+    layout = _without_upcasts(understood.layout, result)
+    query = _operand(recipe, layout.query, query_dims(layout))
+    key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
+    value = _operand(recipe, layout.value, shared_dims(layout, layout.value, layout.channels))
+    query = _with_batch(recipe, layout, query, (key, value))
+    tensors = [_operand(recipe, operand, aux_dims(layout, operand)[0]) for operand in operands]
+    tensors = [recipe.moved(t, query.value.device) for t in tensors]
+    lengths = _lengths(recipe, understood.sides)
+    return Operands(query, key, value, tensors, understood.reading.scalars, program, *lengths)
+
+
+def _result(
+    graph: HostGraph, region: Region, understood: Understood, recipe: Recipe, output: Handle
+) -> Handle:
+    """The operator's output in the dims and strides of the region's result."""
+    expected, layout = facts.tensors(region.end)[0], understood.layout
+    wanted = understood.reading.output
+    if layout.query_tokens is not None:
+        wanted = (layout.query_tokens, *wanted[2:])
+    result = recipe.arrange(output, output_dims(layout), wanted)
+    if region.sink is not None:
+        result = recipe.sized(result, expected.shape)
+    result = recipe.with_strides(result, expected)
+    if not recipe.grad and any(state.grad for state in graph.ambient.states.values()):
+        result = recipe.own(result)
+    return recipe.duplicated(result) if _meets_foreach(graph, region.end) else result
+
+
+def _meets_foreach(graph: HostGraph, result: Node) -> bool:
+    """Whether one of torch._foreach_* writes into the result. In a checkpoint's body torch gives
+    wrong gradients where it writes into a view, which the user's own result is not.
+    """
+    writers = graph.written(facts.storages(result), graph.order[result])
+    return any(facts.name(writer).startswith("_foreach") for writer in writers)
+
+
+def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
+    """cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k; offsets that are one are one node."""
+    query, key = sides.query, sides.key
+    offsets_q = None if query is None else recipe.offsets(query.pad.offsets)
+    offsets_k = None if key is None else recipe.offsets(key.pad.offsets)
+    if sides.share_offsets:
+        offsets_k = offsets_q
+    longest = (0 if side is None else side.pad.longest for side in (query, key))
+    return offsets_q, offsets_k, *longest
+
+
+def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
+    """Query and key before an exact upcast, where all three factors are then of one 16-bit type."""
+    operands = (layout.query, layout.key)
+    upcast = all(
+        o.casts == (torch.float32,)
+        and facts.tensors(o.leaf)[0].dtype == result
+        and result.itemsize == 2
+        for o in operands
+    )
+    if not upcast:
+        return layout
+    query, key = (replace(o, casts=()) for o in operands)
+    return replace(layout, query=query, key=key)
+
+
+def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
+    handle = recipe.leaf(operand.leaf)
+    handle = recipe.detached(handle) if operand.detached else handle
+    handle = recipe.arrange(handle, operand.index, dims)  # type: ignore[arg-type]
+    for dtype in operand.casts:
+        handle = recipe.cast(handle, dtype)
+    return handle
+
+
+def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:
+    """One of query, key and value must have the batch: where a mask alone has it, the query is
+    expanded.
+    """
+    jagged = layout.query_tokens is not None or layout.key_tokens is not None
+    if jagged or not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):
+        return query
+    return recipe.expanded(query, layout.batch)
+
+
+def _is_one(size: int | torch.SymInt) -> bool:
+    return isinstance(size, int) and size == 1

@@ -1,0 +1,84 @@
+"""The ways in which a candidate is read, one after the other."""
+
+import torch
+import torch.nn.functional as F
+
+from gdpa_inductor.options import Options
+from gdpa_inductor.patterns import plan, rewrite_graph
+from gdpa_inductor.rejection import Code
+from tests.jagged import PadOnes, offsets_of, pad, unpad
+from tests.patterns.test_region import SHAPES
+
+ALWAYS = Options(profit=False)
+
+
+def test_names_are_unique_and_jagged_ones_first():
+    names = [attempt.name for attempt in plan.ATTEMPTS]
+    assert len(set(names)) == len(names)
+    jagged = [attempt.is_jagged for attempt in plan.ATTEMPTS]
+    assert jagged == sorted(jagged, reverse=True)
+    assert not plan.ATTEMPTS[-1].through
+
+
+def rewritten(function, monkeypatch, **shapes):
+    """What a function is rewritten to, and how often a region of it was traced."""
+    traced, found = [], []
+    trace = plan.shadow.trace
+
+    def counted(*args):
+        traced.append(args)
+        return trace(*args)
+
+    def compiler(gm, inputs):
+        found.append(rewrite_graph(gm, options=ALWAYS))
+        return gm.forward
+
+    monkeypatch.setattr(plan.shadow, "trace", counted)
+    operands = {name: torch.randn(shape) for name, shape in (shapes or SHAPES).items()}
+    torch.compile(function, backend=compiler, fullgraph=True)(**operands)
+    return found[0], len(traced)
+
+
+def test_a_region_is_traced_once(monkeypatch):
+    """Every dense attempt has the same region, and refuses it by the one trace."""
+    result, traced = rewritten(lambda q, k, v: torch.special.zeta(q @ k, 1.0) @ v, monkeypatch,
+                               q=(2, 3, 5, 4), k=(2, 3, 4, 7), v=(2, 3, 7, 6))  # fmt: skip
+    assert [refusal.code for refusal in result.rejections] == [Code.POINTWISE_OP]
+    assert traced == 1
+
+
+def test_a_narrower_region_is_traced_again(monkeypatch):
+    """With the view of the keys a part of it, and without."""
+    result, traced = rewritten(lambda q, k, v: torch.special.zeta(q @ k.mT, 1.0) @ v, monkeypatch)
+    assert [refusal.code for refusal in result.rejections] == [Code.POINTWISE_OP]
+    assert traced == 2
+
+
+def test_what_cannot_be_read_of_a_mask_is_closed(monkeypatch):
+    """A power of integers: one trace shows it, the next has it as a leaf."""
+
+    def attention(q, k, v):
+        keep = torch.arange(5)[:, None] ** 2 >= torch.arange(7)
+        return F.silu(q @ k.mT) * keep @ v
+
+    result, traced = rewritten(attention, monkeypatch)
+    assert len(result.matches) == 1
+    assert traced == 2
+
+
+def test_jagged_attempts_share_a_trace(monkeypatch):
+    """Values that are padded with ones: the keys stay padded, and the rows need no other trace."""
+
+    def attention(q, k, v):
+        ones = PadOnes.apply(v.flatten(1), offsets, 6).unflatten(2, (2, 16))
+        rows, keys = pad(q, offsets, 6).transpose(1, 2), pad(k, offsets, 6).transpose(1, 2)
+        out = F.silu(rows @ keys.mT) @ ones.transpose(1, 2)
+        return unpad(out.transpose(1, 2), offsets, 9)
+
+    offsets = offsets_of([4, 0, 5])
+    shape = (9, 2, 16)
+    result, traced = rewritten(attention, monkeypatch, q=shape, k=shape, v=shape)
+    (match,) = result.matches
+    assert [note.code for note in match.notes] == [Code.JAGGED_FILL]
+    assert match.problem.jagged
+    assert traced == 1
