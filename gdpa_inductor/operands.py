@@ -54,11 +54,6 @@ class Operands(Generic[T]):
         """The last four arguments of the ops."""
         return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
 
-    def arguments(self, *rest: Any) -> tuple[Any, ...]:
-        """In the order of the schema, `rest` between the program and the lengths."""
-        leading = (self.query, self.key, self.value, list(self.aux), list(self.scalars))
-        return (*leading, str(self.program), *rest, *self.lengths)
-
     def flat(self) -> list[Any]:
         """Every tensor and size, one after the other; absent ones are left out."""
         given = [*self.differentiable, *self.scalars, *self.lengths]

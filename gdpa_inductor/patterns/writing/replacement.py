@@ -13,6 +13,7 @@ from torch.fx import Node
 
 from ..._compat import subclasses
 from ...operands import Operands
+from ...ops import ATTENTION, Arguments
 from ...options import Options
 from ...problem import Problem
 from ...program.score_mod import ScoreMod
@@ -42,9 +43,9 @@ def replacement(
     recipe = _recipe(graph, region, understood, operands)
     try:
         given = _given(recipe, understood, program, operands, expected.dtype)
-        output = recipe.call(
-            torch.ops.gdpa.attention.default, *given.arguments(str(options.kernel_options))
-        )
+        call = Arguments(given, options={"kernel_options": str(options.kernel_options)})
+        args, _ = ATTENTION.call(call)
+        output = recipe.call(ATTENTION.op, *args)
         result = _result(graph, region, understood, recipe, output)
     except (GDPAError, RuntimeError, ValueError, TypeError) as error:
         raise Refused(Code.ANALYSIS, f"the replacement does not fit: {error}") from error
