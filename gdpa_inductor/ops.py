@@ -61,8 +61,6 @@ __all__ = [
 _LIBRARY = torch.library.Library("gdpa", "DEF")
 ATTENTION = Signature("attention")
 BACKWARD = Signature("attention_backward", backward=True)
-for _signature in (ATTENTION, BACKWARD):
-    _signature.define(_LIBRARY)
 
 # A copy that the backward may rely on. A clone would not do: where a graph is partitioned, the
 # backward may take it again, from a tensor that was changed since.
@@ -114,10 +112,8 @@ def fake_gradients(given: Arguments[Tensor]) -> list[Tensor]:
     return [t.new_empty(t.shape) for t, need in leaves if need]
 
 
-ATTENTION.implement(_LIBRARY, "CompositeExplicitAutograd", _attention)
-BACKWARD.implement(_LIBRARY, "CompositeExplicitAutograd", _attention_backward)
-ATTENTION.implement(_LIBRARY, "", fake_output)
-BACKWARD.implement(_LIBRARY, "", fake_gradients)
+ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, fake_gradients)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -48,11 +48,8 @@ class Arguments(Generic[T]):
     needs: tuple[bool, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def tensors(self) -> list[T]:
-        """What gradients may be asked of, after the cotangent of a backward."""
-        leading = [] if self.grad_out is None else [self.grad_out]
-        return [*leading, *self.operands.differentiable]
+
+Implementation = Callable[[Arguments[Any]], Any]
 
 
 @dataclass(frozen=True)
@@ -108,21 +105,15 @@ class Signature:
         }
         return tuple(_taken(self.positional, named)), _known(self.keywords, named)
 
-    def define(self, library: torch.library.Library) -> None:
-        library.define(self.schema, tags=TAGS)
-
-    def implement(
-        self, library: torch.library.Library, key: str, function: Callable[[Arguments[Any]], Any]
+    def register(
+        self, library: torch.library.Library, key: str, run: Implementation, fake: Implementation
     ) -> None:
-        """For a dispatch key, or as the fake where it is ""."""
-
-        def bound(*args: Any, **kwargs: Any) -> Any:
-            return function(self.bind(*args, **kwargs))
-
-        if key:
-            torch.library.impl(library, self.name, key)(bound)
-        else:
-            torch.library.register_fake(f"gdpa::{self.name}", bound, lib=library)
+        """Define the operator: `run` for a dispatch key, and `fake` on fake tensors."""
+        library.define(self.schema, tags=TAGS)
+        torch.library.impl(library, self.name, key)(lambda *a, **k: run(self.bind(*a, **k)))
+        torch.library.register_fake(
+            f"gdpa::{self.name}", lambda *a, **k: fake(self.bind(*a, **k)), lib=library
+        )
 
 
 def operands_of(

@@ -49,3 +49,10 @@ class Call:
     def needs(self) -> tuple[bool, ...]:
         """Of query, key, value and the operands of the program: whose gradients are asked for."""
         return self.nodes.needs
+
+
+def extern_call(signature: Signature, given: Arguments[Any]) -> Any:
+    """A call of the operator in the generated code; of a backward, the list of its results."""
+    args, kwargs = signature.call(given)
+    found = lowering.extern_call(signature.op, *args, **kwargs)
+    return list(found) if signature.backward else found

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import lowering
 from ..kernels.cpu import dense as kernel
 from ..kernels.cpu import jagged, tiles
 from ..ops import (
@@ -37,7 +36,7 @@ from ..problem import Problem
 from ..program.score_mod import AXES, Aux
 from ..rejection import Code
 from .backends import Backend, Rule, hint
-from .call import Call
+from .call import Call, extern_call
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 # skip: leave out blocks of which the masks leave nothing
@@ -80,14 +79,12 @@ def _gain(problem: Problem) -> str:
 
 def lower(call: Call) -> Any:
     """The output, contiguous. Inductor IR in and out."""
-    args, kwargs = FORWARD.call(_arguments(call))
-    return lowering.extern_call(FORWARD.op, *args, **kwargs)
+    return extern_call(FORWARD, _arguments(call))
 
 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    args, kwargs = BACKWARD.call(_arguments(call))
-    return list(lowering.extern_call(BACKWARD.op, *args, **kwargs))
+    return extern_call(BACKWARD, _arguments(call))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
@@ -163,13 +160,8 @@ def _placed(o: Operands[Tensor]) -> kernel.Operands | jagged.Jagged:
     return kernel.Operands(o.query, o.key, o.value, aux, o.scalars, dtype)
 
 
-for _signature, _run, _fake in (
-    (FORWARD, _attention, fake_output),
-    (BACKWARD, _attention_backward, fake_gradients),
-):
-    _signature.define(_LIBRARY)
-    _signature.implement(_LIBRARY, "CPU", _run)
-    _signature.implement(_LIBRARY, "", _fake)
+FORWARD.register(_LIBRARY, "CPU", _attention, fake_output)
+BACKWARD.register(_LIBRARY, "CPU", _attention_backward, fake_gradients)
 
 BACKEND = Backend(
     name="cpu",

@@ -26,7 +26,7 @@ from ..problem import Problem
 from ..rejection import Code
 from . import triton
 from .backends import Backend, Rule
-from .call import Call
+from .call import Call, extern_call
 
 PACKAGE = "nvidia-cutlass-dsl"
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
@@ -91,10 +91,9 @@ def lower(call: Call) -> Any:
     Under max-autotune it is timed beside the Triton template, unless it was asked for by name.
     """
     given = _arguments(call)
-    args, kwargs = FORWARD.call(given)
 
     def run() -> Any:
-        return lowering.extern_call(FORWARD.op, *args, **kwargs)
+        return extern_call(FORWARD, given)
 
     if call.options.kernel == "cute" or not inductor.thorough():
         return run()
@@ -131,8 +130,7 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    args, kwargs = BACKWARD.call(_arguments(call))
-    return list(lowering.extern_call(BACKWARD.op, *args, **kwargs))
+    return extern_call(BACKWARD, _arguments(call))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
@@ -159,13 +157,8 @@ def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     return [grad for grad in backward(*args, **kwargs) if grad is not None]
 
 
-for _signature, _run, _fake in (
-    (FORWARD, _attention, fake_output),
-    (BACKWARD, _attention_backward, fake_gradients),
-):
-    _signature.define(_LIBRARY)
-    _signature.implement(_LIBRARY, "CUDA", _run)
-    _signature.implement(_LIBRARY, "", _fake)
+FORWARD.register(_LIBRARY, "CUDA", _attention, fake_output)
+BACKWARD.register(_LIBRARY, "CUDA", _attention_backward, fake_gradients)
 
 BACKEND = Backend(
     name="cute",

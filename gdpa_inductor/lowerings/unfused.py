@@ -6,7 +6,7 @@ from typing import Any
 
 from .._compat import lowering, shapes
 from ..ops import reference, reference_backward, score_shape
-from .call import Call
+from .call import Call, extern_call
 
 
 def unfused(call: Call) -> Any:
@@ -14,9 +14,7 @@ def unfused(call: Call) -> Any:
     nodes, fakes = call.nodes, call.fakes
     if any(shapes.size_hint(size) is None for size in score_shape(fakes.operands)):
         # Inductor has no product of matrices whose sizes are known at run time only (2.13).
-        args, kwargs = call.signature.call(nodes)
-        found = lowering.extern_call(call.signature.op, *args, **kwargs)
-        return list(found) if call.backward else found
+        return extern_call(call.signature, nodes)
 
     def forward(*flat: Any) -> Any:
         return reference(nodes.operands.filled(flat))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings, options
-from gdpa_inductor._compat import lowering
 from gdpa_inductor.lowerings.backends import Backend, Rule, backends
+from gdpa_inductor.lowerings.call import extern_call
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 from gdpa_inductor.options import BACKENDS, Options
 from gdpa_inductor.problem import Problem
@@ -28,9 +28,7 @@ def added(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def lower(call):
         asked.append(call.signature.name)
-        args, kwargs = call.signature.call(call.nodes)
-        found = lowering.extern_call(call.signature.op, *args, **kwargs)
-        return list(found) if call.backward else found
+        return extern_call(call.signature, call.nodes)
 
     def long(problem: Problem) -> str:
         return "" if problem.rows <= 64 else "more than 64 rows"

@@ -23,7 +23,7 @@ Notation
     tile     128 resident rows;  step: one streamed tile against them
 
 Warps 0-7 activate, 8 multiplies, 9 loads, two are idle. Compile-time: `Config`, the side. Tuned:
-`MOST_STAGES` and `PART` of backward_shapes.py, the order of backward_products.py.
+`MOST_STAGES` and `PART` of shapes.py, the order of products.py.
 """
 
 from typing import Any

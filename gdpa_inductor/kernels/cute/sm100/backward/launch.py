@@ -1,6 +1,6 @@
 """The gradients of one call: compile the sides that are asked for, allocate, launch. Host only.
 
-What the kernels cannot do is refused before, by `backward_limits.unsupported`. Nothing here reads a
+What the kernels cannot do is refused before, by `limits.unsupported`. Nothing here reads a
 length from the device.
 """
 

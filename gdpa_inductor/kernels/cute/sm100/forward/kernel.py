@@ -1,17 +1,19 @@
 """The forward kernel:  O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:],  P = program(Q Kᵀ), m < length.
 
 Notation
-    Q, K, V, O      query [.., N, D], key [.., M, D], value [.., M, Dv], output [.., N, Dv] mX  sX
-    tX      in global memory, in shared memory, in tensor memory S_t, P_t, O_t   of query tile t in
-    {0, 1} of the CTA: 128 x 128 scores (fp32), weights (16 bits, in
-                    the first half of the columns of S_t), 128 x Dv sums (fp32)
-    block           128 keys
+    Q, K, V, O     query [.., N, D], key [.., M, D], value [.., M, Dv], output [.., N, Dv]
+    mX  sX  tX     in global memory, in shared memory, in tensor memory
+    t              a query tile of the CTA, 0 or 1
+    S_t            its scores, 128 x 128, fp32
+    P_t            its weights, 16 bits, in the first half of the columns of S_t
+    O_t            its sums, 128 x Dv, fp32
+    block          128 keys
 
 No softmax: O_t stays in tensor memory over all key blocks, and nothing is rescaled. Roles, by warp:
 
-    0-3, 4-7   activation of t = 0, 1     S_t -> P_t, three quarters first 8-11       epilogue
-    O_t -> global memory 12         products                   per block: O_t += P_t V, then S_t =
-    Q_t Kᵀ of the next block
+    0-3, 4-7   activation of t = 0, 1     S_t -> P_t, three quarters first
+    8-11       epilogue                   O_t -> global memory
+    12         products                   O_t += P_t V, then S_t = Q_t Kᵀ of the next block
     13         loads                      Q tiles, and the ring of K and V tiles
     14         scheduler
 
