@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .._compat import inductor, lowering, shapes, templates
 from ..kernels.cute.config import VERSIONS
+from ..kernels.cute.sm100.backward import limits
 from ..kernels.cute.sm100.config import unsupported
 from ..kernels.triton.template import Plan
 from ..ops import Arguments, Signature, check, fake_gradients, fake_output
@@ -77,12 +78,9 @@ def not_taken(problem: Problem) -> str:
 
 def no_such_gradients(problem: Problem) -> str:
     """Why the backward does not give what is asked of it, or ""."""
-    if any(problem.needs[3:]):
-        return "the CuTe backward has no gradients of operands between the products"
     key, value = problem.key_heads, problem.value_heads
-    if problem.needs and not shapes.statically_known_true(key == value):
-        return f"the CuTe backward takes as many key as value heads, not {key}, {value}"
-    return ""
+    alike = not problem.needs or shapes.statically_known_true(key == value)
+    return limits.no_such_gradients(problem.needs, key, value, alike)
 
 
 def lower(call: Call) -> Any:
