@@ -26,17 +26,7 @@ from tests._failures import shorten
 
 def seed_of(item: pytest.Item) -> int:
     """The seed of one test: of its name, so stable over runs; GDPA_SEED overrides it for all."""
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    own = params.get("seed_number", zlib.crc32(item.nodeid.encode()))
-    return int(os.environ.get("GDPA_SEED", own))
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """GDPA_SEEDS=20 runs every test with the seeds 0 to 19."""
-    count = int(os.environ.get("GDPA_SEEDS", 0))
-    if count:
-        metafunc.fixturenames.append("seed_number")
-        metafunc.parametrize("seed_number", range(count), ids=lambda number: f"seed{number}")
+    return int(os.environ.get("GDPA_SEED", zlib.crc32(item.nodeid.encode())))
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -1,11 +1,13 @@
 """The tests that hold on every machine, on this one made to look like others: `make test-machines`.
 
     python -m tests.machines                        all that this CPU can be
-    python -m tests.machines --capabilities avx2 --threads 1 4 --seeds 3
+    python -m tests.machines --capabilities avx2 --threads 1 4 --seeds 0 1 2
+    python -m tests.machines --sets judged -n 2 --dist worksteal      the rest goes to pytest
 
 Two sets of tests. `held`: clients, operators, reference and CPU kernels, under each instruction set
-of the CPU and each number of threads. `judged`: those that judge by the error rule, with each seed
-under each instruction set. A run that fails is printed in full; a table of all comes last.
+of the CPU and each number of threads. `judged`: those that judge by the error rule, once for each
+seed; the seeds take the instruction sets in turn, and the numbers of threads. A run that fails is
+printed in full; a table of all comes last.
 """
 
 import argparse
@@ -40,21 +42,22 @@ JUDGES = re.compile(r"^from tests\.(_judge|tolerances) import", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: which tests, and the machine that they see. seeds: 0 is each test's own."""
+    """One run: which tests, and the machine that they see. seed: None is each test's own."""
 
     name: str
     tests: tuple[str, ...]
     capability: str
     threads: int
-    seeds: int = 0
+    seed: int | None = None
 
     def environment(self) -> dict[str, str]:
         asked = {
             "ATEN_CPU_CAPABILITY": self.capability,
             "OMP_NUM_THREADS": str(self.threads),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
-            "GDPA_SEEDS": str(self.seeds),
         }
+        if self.seed is not None:
+            asked["GDPA_SEED"] = str(self.seed)
         return {**os.environ, **asked}
 
 
@@ -77,8 +80,9 @@ def cells(asked: argparse.Namespace) -> Iterator[Cell]:
         for machine in itertools.product(asked.capabilities, asked.threads):
             yield Cell("held", held, *machine)
     if "judged" in asked.sets:
-        for machine in zip(asked.capabilities, itertools.cycle(asked.threads)):
-            yield Cell("judged", judged(), *machine, asked.seeds)
+        machines = zip(itertools.cycle(asked.capabilities), itertools.cycle(asked.threads))
+        for seed, machine in zip(asked.seeds, machines):
+            yield Cell("judged", judged(), *machine, seed)
 
 
 def run(cell: Cell, rest: list[str]) -> tuple[bool, str]:
@@ -91,10 +95,10 @@ def run(cell: Cell, rest: list[str]) -> tuple[bool, str]:
     printed = done.stdout.decode() + done.stderr.decode()
     if done.returncode:
         print(printed, flush=True)
-    seeds = cell.seeds or "own"
+    seed = "own" if cell.seed is None else cell.seed
     counts = re.sub(r" in .*", "", printed.strip().splitlines()[-1]).strip("= ")
     spent = f"{time.monotonic() - started:.0f} s"
-    line = f"{cell.name:8}{cell.capability:9}{cell.threads:>7}  {seeds!s:>5}  {spent:>7}  {counts}"
+    line = f"{cell.name:8}{cell.capability:9}{cell.threads:>7}  {seed!s:>4}  {spent:>7}  {counts}"
     return not done.returncode, line
 
 
@@ -103,10 +107,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("--capabilities", nargs="+", default=capabilities(), choices=CAPABILITIES)
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2, 4])
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", nargs="+", type=int, default=range(20))
     parser.add_argument("--sets", nargs="+", default=["held", "judged"])
     asked, rest = parser.parse_known_args()
-    heading = f"{'tests':8}{'CPU':9}{'threads':>7}  {'seeds':>5}  {'time':>7}  result"
+    heading = f"{'tests':8}{'CPU':9}{'threads':>7}  {'seed':>4}  {'time':>7}  result"
     print(heading, flush=True)
     passed, lines = True, []
     for cell in cells(asked):
