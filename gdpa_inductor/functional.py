@@ -40,8 +40,8 @@ def attention(
     """Softmax-free attention: `O = where(mask_mod, score_mod(scale · q·k), 0) V`.
 
     Args:
-        query: [B, H, N, D], floating point.
-        key, value: [B, H, M, D] and [B, H, M, Dv]; with `enable_gqa` they may have fewer heads that
+        query: [B, H, M, D], floating point.
+        key, value: [B, H, N, D] and [B, H, N, Dv]; with `enable_gqa` they may have fewer heads that
             divide H.
         score_mod: `(score, b, h, q_idx, kv_idx) -> weight`, what multiplies V. `score` is the fp32
             q·k (fp64 for fp64) times `scale`; the indices are integer tensors that broadcast
@@ -60,7 +60,7 @@ def attention(
     Query, key and value may be nested tensors of layout torch.jagged, [B, j, H, D], instead.
 
     Returns:
-        [B, H, N, Dv]; for a jagged query [Lq, H, Dv], nested if the query is; in value's dtype.
+        [B, H, M, Dv]; for a jagged query [Lq, H, Dv], nested if the query is; in value's dtype.
 
     Raises:
         GDPAError: operands that do not fit each other. ValueError: a negative bound. TypeError: a
@@ -106,15 +106,15 @@ def _formula(
         return placed(torch.arange(size, device=query.device), *shape)  # type: ignore[arg-type]
 
     b, h = index(batch, batch, 1, 1, 1), index(heads, 1, heads, 1, 1)
-    n, m = index(rows, 1, 1, rows, 1), index(cols, 1, 1, 1, cols)
+    q_idx, kv_idx = index(rows, 1, 1, rows, 1), index(cols, 1, 1, 1, cols)
     lengths = [None if s is None else placed(torch.diff(s.offsets), batch, 1, 1, 1) for s in sides]
-    there = [i < own for i, own in zip((n, m), lengths, strict=True) if own is not None]
+    there = [i < own for i, own in zip((q_idx, kv_idx), lengths, strict=True) if own is not None]
     # Twice: what is no score has no weight, and what the weight's slope is there does not matter.
     for exists in there:
         score = torch.where(exists, score, 0.0)
-    weight = score if score_mod is None else score_mod(score, b, h, n, m)
+    weight = score if score_mod is None else score_mod(score, b, h, q_idx, kv_idx)
     if mask_mod is not None:
-        weight = torch.where(_booleans(mask_mod(b, h, n, m)), weight, 0.0)
+        weight = torch.where(_booleans(mask_mod(b, h, q_idx, kv_idx)), weight, 0.0)
     for exists in there:
         weight = torch.where(exists, weight, 0.0)
     out = torch.matmul(weight.to(value.dtype), value)
@@ -140,7 +140,7 @@ class _Side(NamedTuple):
     total: Size
 
     def pad(self, values: Tensor) -> Tensor:
-        """[L,H,D] to [B,H,N,D]."""
+        """[L,H,D] to [B,H,M,D]."""
         padded = torch.ops.gdpa.jagged_to_padded_dense(values, self.offsets, self.longest)
         return padded.transpose(1, 2)
 

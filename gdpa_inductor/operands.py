@@ -1,10 +1,10 @@
 """Operands: what one call of gdpa::attention reads, in one value, dense or jagged on each side.
 
-    dense     query [B|1,H,N,D]    key [B|1,Hk,M,D]   value [B|1,Hv,M,Dv]
+    dense     query [B|1,H,M,D]    key [B|1,Hk,N,D]   value [B|1,Hv,N,Dv]
     jagged    query [Lq,H,D]       key [Lk,Hk,D]      value [Lk,Hv,Dv]
 
 A side is jagged where its cu_seqlens [B+1] (int32 or int64) is given: sequence b owns the rows
-cu[b]:cu[b+1], of which the first max_seqlen take part; then N (or M) is max_seqlen. `sequences`
+cu[b]:cu[b+1], of which the first max_seqlen take part; then M (or N) is max_seqlen. `sequences`
 says how offsets count that decrease or leave the rows. `T` is a Tensor, or what Inductor has for
 one while it lowers.
 """
@@ -18,7 +18,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from .program.score_mod import AXES, ScoreMod
+from .program.expr import AXES
+from .program.score_mod import ScoreMod
 from .rejection import GDPAError
 
 T = TypeVar("T")
@@ -74,7 +75,7 @@ class Operands(Generic[T]):
 
 
 def score_shape(operands: Operands[Tensor]) -> tuple[Any, Any, Any, Any]:
-    """[B, H, N, M] of the scores: batches of 1 are shared, jagged sides have their max_seqlen."""
+    """[B, H, M, N] of the scores: batches of 1 are shared, jagged sides have their max_seqlen."""
     o = operands
     rows = o.query.shape[2] if o.cu_seqlens_q is None else o.max_seqlen_q
     cols = o.key.shape[2] if o.cu_seqlens_k is None else o.max_seqlen_k
@@ -89,7 +90,7 @@ def _batch(o: Operands[Tensor]) -> Any:
 
 
 def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
-    """[Lq,H,Dv] for a jagged query, else [B,H,N,Dv]."""
+    """[Lq,H,Dv] for a jagged query, else [B,H,M,Dv]."""
     batch, heads, rows, _ = score_shape(operands)
     width = operands.value.shape[-1]
     if operands.cu_seqlens_q is not None:

@@ -1,6 +1,6 @@
 """The definition of gdpa::attention and of its gradients, in plain torch on any device.
 
-    O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:]        P = program(s, b, h, n, m, aux)        s = q·k
+    O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:]        P = program(s, b, h, i, j, aux)        s = q·k
     in fp32 (fp64 for fp64)
 
 With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
@@ -8,7 +8,7 @@ With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
     dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over
     broadcast dims.
 
-It holds the N×M scores. Jagged sides are padded first and their results unpadded (`sequences`); a
+It holds the M×N scores. Jagged sides are padded first and their results unpadded (`sequences`); a
 score that does not exist has no weight and no gradient, whatever the program makes of it.
 """
 
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from .operands import Operands, score_shape
-from .program.expr import Expr, fold, torch_apply
-from .program.score_mod import AXES, Aux, ScoreMod
+from .program.expr import AXES, Expr, fold, torch_apply
+from .program.score_mod import Aux, ScoreMod
 from .sequences import Padding, pad_heads, unpad_heads
 
 
@@ -31,7 +31,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
-    """View an aux tensor as [B|1, H|1, N|1, M|1]."""
+    """View an aux tensor as [B|1, H|1, M|1, N|1]."""
     squeezed = tensor.squeeze([d for d, a in enumerate(spec.access) if a == "-"])
     axes = [a for a in spec.access if a != "-"]
     ordered = squeezed.permute([axes.index(a) for a in AXES if a in axes])
@@ -58,7 +58,7 @@ def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:
 
 
 def expand_heads(tensor: Tensor, heads: int) -> Tensor:
-    """Repeat each key/value head for its group of query heads: [B,Hk,M,D] -> [B,H,M,D]."""
+    """Repeat each key/value head for its group of query heads: [B,Hk,N,D] -> [B,H,N,D]."""
     own = tensor.shape[1]
     if own == heads:
         return tensor
@@ -74,7 +74,7 @@ def program_leaves(
     program: ScoreMod,
     grad: Tensor | None = None,
 ) -> Callable[[Expr], Tensor]:
-    """What a leaf of the program is in plain torch, for scores [B,H,N,M] in the compute dtype."""
+    """What a leaf of the program is in plain torch, for scores [B,H,M,N] in the compute dtype."""
 
     def leaf(node: Expr) -> Tensor:
         if node.op == "s":
@@ -101,7 +101,7 @@ def program_leaves(
 
 
 def reference(operands: Operands[Tensor]) -> Tensor:
-    """The output, [B,H,N,Dv] or, for a jagged query, [Lq,H,Dv]; contiguous, in value's dtype."""
+    """The output, [B,H,M,Dv] or, for a jagged query, [Lq,H,Dv]; contiguous, in value's dtype."""
     if not operands.jagged:
         return _dense(operands, None)
     padding = Padding.of(operands)
@@ -109,7 +109,7 @@ def reference(operands: Operands[Tensor]) -> Tensor:
 
 
 def _dense(o: Operands[Tensor], mask: Tensor | None) -> Tensor:
-    """mask: which scores there are, broadcastable to [B,H,N,M]; None is all."""
+    """mask: which scores there are, broadcastable to [B,H,M,N]; None is all."""
     score = _scores(o)
     leaf = program_leaves(score, o.aux, o.scalars, o.program)
     (weight,) = fold([o.program.weight], leaf, torch_apply(score.dtype))
@@ -122,7 +122,7 @@ def _masked(term: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def _scores(o: Operands[Tensor]) -> Tensor:
-    """[B,H,N,M], also where only the value has a batch."""
+    """[B,H,M,N], also where only the value has a batch."""
     dtype = compute_dtype(o.query.dtype)
     score = o.query.to(dtype) @ expand_heads(o.key, o.query.shape[1]).to(dtype).mT
     return score.expand(score_shape(o))

@@ -103,7 +103,7 @@ class Padding:
 
     @property
     def mask(self) -> Tensor | None:
-        """[B, 1, N|1, M|1]: is there such a score; None where all are."""
+        """[B, 1, M|1, N|1]: is there such a score; None where all are."""
         rows = None if self.query is None else self.query.valid[:, None, :, None]
         cols = None if self.key is None else self.key.valid[:, None, None, :]
         if rows is None or cols is None:
@@ -158,7 +158,7 @@ def padded_program(program: ScoreMod) -> ScoreMod:
 
 def _padded_spec(spec: Aux) -> Aux:
     axes: Sequence[str] = ()
-    for letter, padded in (("q", ("b", "n")), ("k", ("b", "m"))):
+    for letter, padded in (("q", ("b", "q_idx")), ("k", ("b", "kv_idx"))):
         axes = padded if letter in spec.access else axes
     rest = tuple(entry for entry in spec.access if entry not in "qk")
     return Aux(spec.kind, (*axes, *rest))

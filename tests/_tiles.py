@@ -1,20 +1,20 @@
-"""Tiles by brute force: what `masks.classify` says, and what every element says."""
+"""Tiles by brute force: what `classify` says, and what every element says."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 
-from gdpa_inductor.program.expr import Expr, fold, torch_apply
-from gdpa_inductor.program.score_mod import AXES, Aux
-from gdpa_inductor.program.tile_classes import TileClasses
+from gdpa_inductor.program.expr import AXES, Expr, fold, torch_apply
+from gdpa_inductor.program.score_mod import Aux
+from gdpa_inductor.program.tile_classes import TILE, TileClasses
 
 
 @dataclass
 class Grid:
-    """Scores [B, H, N, M] cut into tiles of some rows and columns, and what programs read there.
+    """Scores [B, H, M, N] cut into tiles of some rows and columns, and what programs read there.
 
-    An aux operand is given on its axes: [B|1, H|1, N|1, M|1].
+    An aux operand is given on its axes: [B|1, H|1, M|1, N|1].
     """
 
     sizes: tuple[int, int, int, int]
@@ -25,7 +25,7 @@ class Grid:
     dtype: torch.dtype = torch.float32
 
     def elements(self, terms: Sequence[Expr]) -> list[torch.Tensor]:
-        """The terms at every element, [B|1, H|1, N|1, M|1]."""
+        """The terms at every element, [B|1, H|1, M|1, N|1]."""
 
         def leaf(node: Expr) -> torch.Tensor:
             if node.op in AXES:
@@ -40,11 +40,11 @@ class Grid:
         """The terms over tile bounds at every tile, [B, H, row tiles, column tiles]."""
 
         def leaf(node: Expr) -> torch.Tensor:
-            if node.op in ("n_lo", "n_hi", "m_lo", "m_hi"):
-                axis = node.op[0]
-                size, step = self.sizes[AXES.index(axis)], self.tile["nm".index(axis)]
+            if node in TILE.values():
+                axis, _, end = node.op.rpartition("_")
+                size, step = self.sizes[AXES.index(axis)], self.tile[AXES.index(axis) - 2]
                 first = torch.arange(0, size, step)
-                ends = first if node.op.endswith("lo") else (first + step).clamp(max=size) - 1
+                ends = first if end == "lo" else (first + step).clamp(max=size) - 1
                 return self._along(ends, axis)
             if node.op in ("b", "h"):
                 return self._along(torch.arange(self.sizes[AXES.index(node.op)]), node.op)
@@ -60,7 +60,7 @@ class Grid:
         return zero, full
 
     def tiles(self, values: torch.Tensor, how: str) -> torch.Tensor:
-        """[.., .., N|1, M|1] over the tiles: "all", "any", "aux_lo" (the smallest), "aux_hi"."""
+        """[.., .., M|1, N|1] over the tiles: "all", "any", "aux_lo" (the smallest), "aux_hi"."""
         reduce = {"all": torch.amin, "any": torch.amax, "aux_lo": torch.amin, "aux_hi": torch.amax}
         values = values[(None,) * (len(AXES) - values.dim())]
         for dim, step in zip((2, 3), self.tile):

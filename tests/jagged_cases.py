@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gdpa_inductor.program.score_mod import Aux, ScoreMod
+
 HEADS, KEY_HEADS, VALUE_HEADS, DIM, VALUE_DIM = 4, 2, 1, 6, 5
 
 # (score [H,n,m] of sequence b, b, h, n, m, blocks of the aux operands) -> weight
@@ -23,8 +25,7 @@ ByHand = Callable[..., Tensor]
 class JaggedCase:
     """rows, cols: lengths of the sequences where the side is jagged, else (batch, length).
 
-    aux: (kind, access letters) per operand. longest: max_seqlen of both sides; None: the exact one.
-    tail: rows past the last offset.
+    longest: max_seqlen of both sides; None: the exact one. tail: rows past the last offset.
     """
 
     program: str
@@ -33,12 +34,16 @@ class JaggedCase:
     cols: tuple[int, ...] | None = (3, 0, 1, 5)
     dense_rows: tuple[int, int] = (4, 3)
     dense_cols: tuple[int, int] = (4, 6)
-    aux: tuple[tuple[str, str], ...] = ()
     longest: tuple[int | None, int | None] = (None, None)
     tail: int = 0
     index: torch.dtype = torch.int64
     same: bool = False
     heads: tuple[int, int, int] = field(default=(HEADS, KEY_HEADS, VALUE_HEADS))
+
+    @property
+    def aux(self) -> tuple[Aux, ...]:
+        """How the operands between the products are read."""
+        return ScoreMod.parse(self.program).aux
 
     @property
     def batch(self) -> int:
@@ -59,8 +64,8 @@ class JaggedCase:
         return {
             "b": self.batch,
             "h": self.heads[0],
-            "n": self.max_q if jagged_q else self.dense_rows[1],
-            "m": self.max_k if jagged_k else self.dense_cols[1],
+            "q_idx": self.max_q if jagged_q else self.dense_rows[1],
+            "kv_idx": self.max_k if jagged_k else self.dense_cols[1],
             "q": sum(self.rows or ()) + self.tail,
             "k": sum(self.cols or ()) + self.tail,
             "-": 1,
@@ -88,10 +93,10 @@ class JaggedCase:
             for own, width in ((key_heads, DIM), (value_heads, VALUE_DIM))
         ]
         made = [query, *keys]
-        for kind, access in self.aux:
-            shape = [sizes[entry] for entry in access]
+        for spec in self.aux:
+            shape = [sizes[entry] for entry in spec.access]
             drawn = torch.randn(shape, dtype=dtype)
-            made.append({"f": drawn, "i": (4 * drawn).long().abs(), "b": drawn > 0}[kind])
+            made.append({"f": drawn, "i": (4 * drawn).long().abs(), "b": drawn > 0}[spec.kind])
         return [t.requires_grad_() if t.is_floating_point() else t for t in made]
 
     def arguments(self, tensors: Sequence[Tensor], *rest: object) -> tuple[object, ...]:
@@ -133,16 +138,16 @@ class JaggedCase:
         )
         score = q @ k.mT
         heads, n, m = score.shape
-        where = {"b": b, "n": slice(0, n), "m": slice(0, m), "h": slice(None), "q": rows,
+        where = {"b": b, "h": slice(None), "q_idx": slice(0, n), "kv_idx": slice(0, m), "q": rows,
                  "k": cols, "-": 0}  # fmt: skip
+        places = {"h": 0, "q_idx": 1, "q": 1, "kv_idx": 2, "k": 2}
         blocks = []
-        for tensor, (_, access) in zip(aux, self.aux, strict=True):
-            block = tensor[tuple(where[entry] for entry in access)]
-            left = ["n" if e in "nq" else "m" if e in "mk" else e for e in access if e not in "b-"]
-            block = block.permute([left.index(e) for e in "hnm" if e in left])
-            for position, entry in enumerate("hnm"):
-                if entry not in left:
-                    block = block.unsqueeze(position)
+        for tensor, spec in zip(aux, self.aux, strict=True):
+            block = tensor[tuple(where[entry] for entry in spec.access)]
+            left = [places[entry] for entry in spec.access if entry not in ("b", "-")]
+            block = block.permute([left.index(place) for place in sorted(left)])
+            for place in {0, 1, 2} - set(left):
+                block = block.unsqueeze(place)
             blocks.append(block)
         index = (torch.arange(heads).view(-1, 1, 1), torch.arange(n).view(-1, 1), torch.arange(m))
         return self.weight(score, b, *index, *blocks).expand_as(score) @ v
@@ -182,10 +187,10 @@ CASES: dict[str, JaggedCase] = {
     "MHA": JaggedCase(SILU, silu, same=True, heads=(3, 3, 3)),
     "act(0) is not 0": JaggedCase("sigmoid(s)", lambda s, *_: s.sigmoid(), cols=(2, 4, 0, 7)),
     "causal": JaggedCase(
-        "where(ge(n,m),silu(s),0.0)", lambda s, b, h, n, m: F.silu(s) * (n >= m), same=True
+        "where(ge(q_idx,kv_idx),silu(s),0.0)", lambda s, b, h, n, m: F.silu(s) * (n >= m), same=True
     ),
     "indices": JaggedCase(
-        "mul(silu(s),float(add(add(b,h),mul(n,m))))",
+        "mul(silu(s),float(add(add(b,h),mul(q_idx,kv_idx))))",
         lambda s, b, h, n, m: F.silu(s) * (b + h + n * m),
         cols=(2, 4, 0, 7),
     ),
@@ -193,52 +198,45 @@ CASES: dict[str, JaggedCase] = {
         "a0:f[q]; a1:f[k]; silu(add(mul(s,a0),a1))",
         lambda s, b, h, n, m, x, y: F.silu(s * x + y),
         cols=(2, 4, 0, 7),
-        aux=(("f", "q"), ("f", "k")),
         tail=2,
     ),
     "token and head": JaggedCase(
         "a0:f[h,q]; a1:f[k,h,-]; silu(add(mul(s,a0),a1))",
         lambda s, b, h, n, m, x, y: F.silu(s * x + y),
-        aux=(("f", "hq"), ("f", "kh-")),
         same=True,
     ),
     "token mask": JaggedCase(
-        "a0:b[q]; a1:i[k]; where(and(a0,ge(a1,m)),s,0.0)",
+        "a0:b[q]; a1:i[k]; where(and(a0,ge(a1,kv_idx)),s,0.0)",
         lambda s, b, h, n, m, x, y: torch.where(x & (y >= m), s, 0.0),
-        aux=(("b", "q"), ("i", "k")),
         same=True,
     ),
     "a row of bias per token": JaggedCase(
-        "a0:f[q,m]; silu(add(s,a0))",
+        "a0:f[q,kv_idx]; silu(add(s,a0))",
         lambda s, b, h, n, m, x: F.silu(s + x),
-        aux=(("f", "qm"),),
         same=True,
     ),
     "dense operands": JaggedCase(
-        "a0:f[h,n,m]; a1:f[b]; a2:f[b,-,n,-]; a3:f[]; mul(silu(add(mul(s,a1),a0)),add(a2,a3))",
+        "a0:f[h,q_idx,kv_idx]; a1:f[b]; a2:f[b,-,q_idx,-]; a3:f[]; "
+        "mul(silu(add(mul(s,a1),a0)),add(a2,a3))",
         lambda s, b, h, n, m, w, x, y, z: F.silu(s * x + w) * (y + z),
-        aux=(("f", "hnm"), ("f", "b"), ("f", "b-n-"), ("f", "")),
         cols=(2, 4, 0, 7),
     ),
     "targets": JaggedCase(
-        "a0:i[b]; where(or(lt(m,a0),eq(n,m)),silu(s),0.0)",
+        "a0:i[b]; where(or(lt(kv_idx,a0),eq(q_idx,kv_idx)),silu(s),0.0)",
         lambda s, b, h, n, m, x: F.silu(s) * ((m < x) | (n == m)),
-        aux=(("i", "b"),),
         same=True,
     ),
     "full bias, truncated": JaggedCase(
-        "a0:f[b,h,n,m]; mul(silu(s),a0)",
+        "a0:f[b,h,q_idx,kv_idx]; mul(silu(s),a0)",
         lambda s, b, h, n, m, x: F.silu(s) * x,
-        aux=(("f", "bhnm"),),
         longest=(4, 2),
         same=True,
     ),
     "PMA with a token operand": JaggedCase(
-        "a0:f[k]; a1:f[n]; silu(mul(add(s,a0),a1))",
+        "a0:f[k]; a1:f[q_idx]; silu(mul(add(s,a0),a1))",
         lambda s, b, h, n, m, x, y: F.silu((s + x) * y),
         rows=None,
         dense_rows=(1, 3),
-        aux=(("f", "k"), ("f", "n")),
     ),
 }  # fmt: skip
 
@@ -252,7 +250,7 @@ def poisoned(
     """
     longest = {"q": case.max_q, "k": case.max_k}
     sides = [("q", 0), ("k", 0), ("k", 0)]
-    sides += [(e, a.index(e)) for _, a in case.aux for e in "qk" if e in a]
+    sides += [(e, a.index(e)) for spec in case.aux for e in "qk" if e in (a := spec.access)]
 
     def owned(side: str, cut: bool) -> slice | None:
         cu = case.offsets()["qk".index(side)]

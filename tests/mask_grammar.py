@@ -2,7 +2,7 @@
 
     condition = index < <= > >= == != index | real < <= > >= real | condition and or xor condition
               | not condition | an operand of truth values | truth(index)
-    index     = n | m | b | h | a literal | i0 | an operand of integers [b] [h] [b,n]
+    index     = b | h | q_idx | kv_idx | a literal | i0 | an operand of integers [b] [h] [b,q_idx]
               | index + - index | index * // % literal | -index | |index|
               | min max (index, index) | where(condition, index, index) | 0 or 1 of a condition
               | the integer part of a real
@@ -21,19 +21,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.program.expr import INDEX, SCORE, Expr, aux, call, const, scalar
+from gdpa_inductor.program.expr import AXES, INDEX, SCORE, Expr, aux, call, const, scalar
 from gdpa_inductor.program.score_mod import Aux
 
 LENGTHS, OF_HEAD, TIMES, PADDING, WHOLE, SCALE, TABLE = range(7)
 AUX = (
     Aux("i", ("b",)),
     Aux("i", ("h",)),
-    Aux("i", ("b", "n")),
-    Aux("b", ("b", "m")),
+    Aux("i", ("b", "q_idx")),
+    Aux("b", ("b", "kv_idx")),
     Aux("b", ("b",)),
     Aux("f", ("h",)),
-    Aux("f", ("n", "m")),
+    Aux("f", ("q_idx", "kv_idx")),
 )
+
+
+INDICES = [INDEX[axis] for axis in (*AXES, *AXES[2:], *AXES[2:])]  # positions more often
 
 
 def where(c: Expr, x: Expr | float, y: Expr | float) -> Expr:
@@ -153,7 +156,7 @@ class Draw:
     def _plain_index(self) -> Expr:
         operands = [aux(LENGTHS, "i"), aux(OF_HEAD, "i"), aux(TIMES, "i"), scalar(0)]
         bounds = [const(self.rng.randint(-4, self.size + 4)) for _ in range(4)]
-        return self.rng.choice([*[INDEX[i] for i in "nmnmnmbh"], *operands, *bounds])
+        return self.rng.choice([*INDICES, *operands, *bounds])
 
     def _indices(self, depth: int) -> tuple[Expr, Expr]:
         return self.index(depth - 1), self.index(depth - 1)

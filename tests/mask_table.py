@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 import torch
 
-from gdpa_inductor.program.expr import INDEX, SCORE, Expr, aux, call
+from gdpa_inductor.program.expr import AXES, INDEX, SCORE, Expr, aux, call
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 from gdpa_inductor.program.simplify import TRUE
 from gdpa_inductor.program.tile_classes import TileClasses, classify
 from tests._tiles import Grid
 
 SIZES, TILE = (8, 4, 2048, 2048), (128, 64)
-B, H, N, M = (INDEX[name] for name in "bhnm")
+B, H, M, N = (INDEX[name] for name in AXES)
 LENGTHS = torch.tensor([2048, 1792, 1537, 1280, 1000, 640, 333, 64])
 TARGETS = torch.tensor([20, 16, 1, 50, 0, 64, 8, 3])
 # Four segments of a row, of other lengths in each sample; the first and last key of each head.
@@ -43,7 +43,7 @@ def hstu(
     window: the longest distance (max_attn_len). context: the length of the prefix that is seen by
     itself in full. tail: how many of the last rows ignore the window (min_full_attn_seq_len).
     """
-    rows, cols, last = N, M, aux(0, "i")
+    rows, cols, last = M, N, aux(0, "i")
     if context:
         rows, cols = (call("maximum", x - (context - 1), 0) for x in (rows, cols))
         last = last - (context - 1)
@@ -53,7 +53,7 @@ def hstu(
     apart = rows - cols
     if not causal:
         apart = call("where", call("gt", apart, 0), apart, -apart)
-    valid = either(call("eq", N, M), call("gt", apart, 0))
+    valid = either(call("eq", M, N), call("gt", apart, 0))
     if window:
         near = call("le", apart, window)
         valid = both(valid, either(near, call("ge", rows, last - tail)) if tail else near)
@@ -97,23 +97,23 @@ ROWS, COLUMNS = SEGMENTS.view(8, 1, -1, 1), SEGMENTS.view(8, 1, 1, -1)
 
 # fmt: off
 MASKS = [
-    Mask("causal", lambda: call("ge", N, M)),
-    Mask("strictly causal", lambda: call("gt", N, M)),
-    Mask("sliding window, 256 back", lambda: both(call("ge", N, M), call("le", N - M, 256))),
-    Mask("window, 128 to both sides", lambda: call("le", call("abs", N - M), 128)),
+    Mask("causal", lambda: call("ge", M, N)),
+    Mask("strictly causal", lambda: call("gt", M, N)),
+    Mask("sliding window, 256 back", lambda: both(call("ge", M, N), call("le", M - N, 256))),
+    Mask("window, 128 to both sides", lambda: call("le", call("abs", M - N), 128)),
     Mask("window and 64 global columns",
-         lambda: both(call("ge", N, M), either(call("le", N - M, 256), call("lt", M, 64)))),
+         lambda: both(call("ge", M, N), either(call("le", M - N, 256), call("lt", N, 64)))),
     Mask("blocks of 256, diagonal",
-         lambda: call("eq", call("floordiv", N, 256), call("floordiv", M, 256))),
+         lambda: call("eq", call("floordiv", M, 256), call("floordiv", N, 256))),
     Mask("blocks of 256, causal",
-         lambda: call("ge", call("floordiv", N, 256), call("floordiv", M, 256))),
-    Mask("every 4th column", lambda: call("eq", call("mod", M, 4), 0)),
-    Mask("lengths of keys", lambda: call("lt", M, aux(0, "i")), OF_HSTU[:1]),
+         lambda: call("ge", call("floordiv", M, 256), call("floordiv", N, 256))),
+    Mask("every 4th column", lambda: call("eq", call("mod", N, 4), 0)),
+    Mask("lengths of keys", lambda: call("lt", N, aux(0, "i")), OF_HSTU[:1]),
     Mask("lengths of both, causal",
-         lambda: both(call("ge", N, M), call("lt", N, aux(0, "i")), call("lt", M, aux(0, "i"))),
+         lambda: both(call("ge", M, N), call("lt", M, aux(0, "i")), call("lt", N, aux(0, "i"))),
          OF_HSTU[:1]),
     Mask("an interval of keys per head",
-         lambda: both(call("ge", M, aux(0, "i")), call("lt", M, aux(1, "i"))),
+         lambda: both(call("ge", N, aux(0, "i")), call("lt", N, aux(1, "i"))),
          (per_head(FIRST), per_head(LAST))),
     Mask("HSTU", hstu, OF_HSTU[:1]),
     Mask("HSTU, not causal", lambda: hstu(causal=False), OF_HSTU[:1]),
@@ -127,12 +127,12 @@ MASKS = [
          lambda: hstu(targets=True, window=256, tail=128), OF_HSTU),
     Mask("HSTU, all of it",
          lambda: hstu(targets=True, window=256, context=10, tail=128), OF_HSTU),
-    Mask("padding, an operand [B, M]", lambda: aux(0, "b"), ((Aux("b", ("b", "m")), PADDED),)),
-    Mask("padding, with bounds", lambda: aux(0, "b"), ((Aux("b", ("b", "m")), PADDED),), (0,)),
-    Mask("segments, operands [B, N]", lambda: call("eq", aux(0, "i"), aux(1, "i")),
-         ((Aux("i", ("b", "n")), ROWS), (Aux("i", ("b", "m")), COLUMNS))),
+    Mask("padding, an operand [B, N]", lambda: aux(0, "b"), ((Aux("b", ("b", "kv_idx")), PADDED),)),
+    Mask("padding, with bounds", lambda: aux(0, "b"), ((Aux("b", ("b", "kv_idx")), PADDED),), (0,)),
+    Mask("segments, operands [B, M]", lambda: call("eq", aux(0, "i"), aux(1, "i")),
+         ((Aux("i", ("b", "q_idx")), ROWS), (Aux("i", ("b", "kv_idx")), COLUMNS))),
     Mask("segments, with bounds", lambda: call("eq", aux(0, "i"), aux(1, "i")),
-         ((Aux("i", ("b", "n")), ROWS), (Aux("i", ("b", "m")), COLUMNS)), (0, 1)),
+         ((Aux("i", ("b", "q_idx")), ROWS), (Aux("i", ("b", "kv_idx")), COLUMNS)), (0, 1)),
 ]
 # fmt: on
 

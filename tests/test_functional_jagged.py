@@ -125,7 +125,7 @@ def test_it_becomes_one_op_without_padding() -> None:
     recorder = Recorder()
     torch.compile(door, backend=recorder, fullgraph=True)(*values(), CU, LONGEST)
     (match,) = recorder.matches
-    assert match.score_mod.formula == "where(m <= n, silu(s*0.25), 0.0)"
+    assert match.score_mod.formula == "where(kv_idx <= q_idx, silu(s*0.25), 0.0)"
     assert match.problem.jagged_query and match.problem.jagged_key
     assert match.problem.total_rows == L
 
@@ -154,7 +154,10 @@ def test_captured_operands_and_their_gradients() -> None:
     recorder = Recorder()
     torch._dynamo.reset()
     torch.compile(run, backend=recorder, fullgraph=True)(*tensors)
-    assert sorted(str(a) for a in recorder.matches[0].score_mod.aux) == ["f[-,h,n,m]", "f[q]"]
+    assert sorted(str(a) for a in recorder.matches[0].score_mod.aux) == [
+        "f[-,h,q_idx,kv_idx]",
+        "f[q]",
+    ]
 
 
 def batches(count: int) -> list[tuple[list[Tensor], Tensor]]:

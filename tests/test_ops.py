@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa_inductor.ops import aux_from_axes, aux_on_axes, compute_dtype
+from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 from gdpa_inductor.rejection import GDPAError
 
@@ -63,26 +64,26 @@ CASES = {
     "shared value": Case("silu(s)", ((3, 4, 5, 6), (3, 4, 7, 6), (1, 2, 7, 3))),
     "no rows": Case("silu(s)", ((2, 4, 0, 6), (2, 4, 7, 6), (2, 4, 7, 3))),
     "no keys": Case("add(silu(s),1.0)", ((2, 4, 5, 6), (2, 4, 0, 6), (2, 4, 0, 3))),
-    "full bias": Case("a0:f[b,h,n,m]; silu(add(s,a0))", aux=(("f", (2, 4, 5, 7)),)),
-    "head bias": Case("a0:f[h,n,m]; silu(add(s,a0))", aux=(("f", (4, 5, 7)),)),
-    "shared bias": Case("a0:f[n,m]; silu(add(s,a0))", aux=(("f", (5, 7)),)),
-    "transposed bias": Case("a0:f[m,n,-,h]; silu(add(s,a0))", aux=(("f", (7, 5, 1, 4)),)),
-    "row scale": Case("a0:f[b,-,n,-]; mul(silu(s),a0)", aux=(("f", (2, 1, 5, 1)),)),
-    "key mask": Case("a0:b[b,-,-,m]; where(a0,silu(s),0.0)", aux=(("b", (2, 1, 1, 7)),)),
-    "float mask": Case("a0:f[b,m]; mul(gelu(s),a0)", aux=(("f", (2, 7)),)),
+    "full bias": Case("a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))", aux=(("f", (2, 4, 5, 7)),)),
+    "head bias": Case("a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", aux=(("f", (4, 5, 7)),)),
+    "shared bias": Case("a0:f[q_idx,kv_idx]; silu(add(s,a0))", aux=(("f", (5, 7)),)),
+    "transposed bias": Case("a0:f[kv_idx,q_idx,-,h]; silu(add(s,a0))", aux=(("f", (7, 5, 1, 4)),)),
+    "row scale": Case("a0:f[b,-,q_idx,-]; mul(silu(s),a0)", aux=(("f", (2, 1, 5, 1)),)),
+    "key mask": Case("a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)", aux=(("b", (2, 1, 1, 7)),)),
+    "float mask": Case("a0:f[b,kv_idx]; mul(gelu(s),a0)", aux=(("f", (2, 7)),)),
     "0-dim scale": Case("a0:f[]; mul(silu(s),a0)", aux=(("f", ()),)),
     "one-element scale": Case("a0:f[-]; silu(mul(s,a0))", aux=(("f", (1,)),)),
-    "lengths": Case("a0:i[b]; where(lt(m,a0),silu(s),0.0)", aux=(("i", (2,)),)),
+    "lengths": Case("a0:i[b]; where(lt(kv_idx,a0),silu(s),0.0)", aux=(("i", (2,)),)),
     "divisor": Case("a0:i[b,-,-,-]; div(silu(s),float(a0))", aux=(("i", (2, 1, 1, 1)),)),
     "scalars": Case("div(silu(s),float(mul(i0,i1)))", scalars=(5, 2)),
-    "indices": Case("where(ge(n,m),mul(silu(s),float(add(h,b))),0.0)"),
+    "indices": Case("where(ge(q_idx,kv_idx),mul(silu(s),float(add(h,b))),0.0)"),
     "several": Case(
-        "a0:f[h]; a1:b[n,m]; a2:f[b,-,n,m]; t0=mul(s,a0); "
+        "a0:f[h]; a1:b[q_idx,kv_idx]; a2:f[b,-,q_idx,kv_idx]; t0=mul(s,a0); "
         "where(a1,add(mul(t0,sigmoid(t0)),a2),0.5)",
         aux=(("f", (4,)), ("b", (5, 7)), ("f", (2, 1, 5, 7))),
     ),
-    "unused operand": Case("a0:f[n]; silu(s)", aux=(("f", (5,)),)),
-    "no score": Case("a0:f[n,m]; relu(a0)", aux=(("f", (5, 7)),)),
+    "unused operand": Case("a0:f[q_idx]; silu(s)", aux=(("f", (5,)),)),
+    "no score": Case("a0:f[q_idx,kv_idx]; relu(a0)", aux=(("f", (5, 7)),)),
     "constant": Case("2.0"),
     "steps": Case("add(round(s),detach(silu(s)))"),
 }
@@ -206,14 +207,23 @@ def test_only_the_asked_gradients_are_computed(asked: int, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    "spec", ["f[b,h,n,m]", "f[m,n,h,b]", "f[-,m,-,h]", "f[n]", "f[]", "f[-,-]", "f[h,-,b]"]
+    "spec",
+    [
+        "f[b,h,q_idx,kv_idx]",
+        "f[kv_idx,q_idx,h,b]",
+        "f[-,kv_idx,-,h]",
+        "f[q_idx]",
+        "f[]",
+        "f[-,-]",
+        "f[h,-,b]",
+    ],
 )
 def test_axes_there_and_back(spec: str) -> None:
     program = ScoreMod.parse(f"a0:{spec}; s")
-    sizes = {"b": 2, "h": 3, "n": 4, "m": 5, "-": 1}
+    sizes = {"b": 2, "h": 3, "q_idx": 4, "kv_idx": 5, "-": 1}
     tensor = torch.randn([sizes[a] for a in program.aux[0].access])
     placed = aux_on_axes(tensor, program.aux[0])
-    assert list(placed.shape) == [sizes[a] if a in program.aux[0].axes else 1 for a in "bhnm"]
+    assert list(placed.shape) == [sizes[a] if a in program.aux[0].axes else 1 for a in AXES]
     assert torch.equal(aux_from_axes(placed, program.aux[0]), tensor)
 
 
@@ -271,15 +281,15 @@ FAULTS = {
     "length": ((Q, K, V[:, :, :3], [], [], "s"), "length of key and value: 7 and 3"),
     "heads": ((Q, K[:, :3], V, [], [], "s"), "4 query heads are no multiple of 3 key heads"),
     "batch": ((Q, torch.randn(3, 4, 7, 6), V, [], [], "s"), "batch of key: 3 and 2"),
-    "missing operand": ((Q, K, V, [], [], "a0:f[n]; mul(s,a0)"), "declares another number"),
+    "missing operand": ((Q, K, V, [], [], "a0:f[q_idx]; mul(s,a0)"), "declares another number"),
     "missing scalar": ((Q, K, V, [], [], "mul(s,float(i0))"), "declares another number"),
-    "operand rank": ((Q, K, V, [Q], [], "a0:f[n]; mul(s,a0)"), "a0 has 4 dimensions"),
+    "operand rank": ((Q, K, V, [Q], [], "a0:f[q_idx]; mul(s,a0)"), "a0 has 4 dimensions"),
     "operand size": (
-        (Q, K, V, [torch.randn(4)], [], "a0:f[n]; mul(s,a0)"),
+        (Q, K, V, [torch.randn(4)], [], "a0:f[q_idx]; mul(s,a0)"),
         "dimension n of a0: 4 and 5",
     ),
     "operand kind": (
-        (Q, K, V, [torch.randn(5)], [], "a0:b[n]; where(a0,s,0.0)"),
+        (Q, K, V, [torch.randn(5)], [], "a0:b[q_idx]; where(a0,s,0.0)"),
         "a0 is torch.float32",
     ),
     "program": ((Q, K, V, [], [], "softmax(s)"), "unknown operation 'softmax'"),
@@ -295,4 +305,4 @@ def test_bad_operands_are_named(name: str) -> None:
 
 
 def test_aux_prints_as_it_is_declared() -> None:
-    assert str(Aux("b", ("b", "-", "n", "m"))) == "b[b,-,n,m]"
+    assert str(Aux("b", ("b", "-", "q_idx", "kv_idx"))) == "b[b,-,q_idx,kv_idx]"

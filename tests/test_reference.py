@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gdpa_inductor.ops import Operands, operands_of, reference
+from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import ScoreMod, ScoreModError
 from gdpa_inductor.rejection import GDPAError
 from tests.jagged_cases import CASES, JaggedCase, poisoned
@@ -165,10 +166,14 @@ def test_access_maps_that_read_an_index_twice(access: str) -> None:
 
 
 def test_access_by_token_is_printed_and_says_what_it_varies_along() -> None:
-    text = "a0:f[q,h]; a1:i[m,-,q]; a2:b[k]; where(a2,mul(add(s,a0),float(a1)),0.0)"
+    text = "a0:f[q,h]; a1:i[kv_idx,-,q]; a2:b[k]; where(a2,mul(add(s,a0),float(a1)),0.0)"
     program = ScoreMod.parse(text)
     assert str(program) == text
-    assert [spec.axes for spec in program.aux] == [{*"bnh"}, {*"bnm"}, {*"bm"}]
+    assert [spec.axes for spec in program.aux] == [
+        {"b", "q_idx", "h"},
+        {"b", *POSITIONS},
+        {"b", "kv_idx"},
+    ]
 
 
 def test_operands_there_and_back() -> None:
@@ -180,7 +185,7 @@ def test_operands_there_and_back() -> None:
     assert dense.filled(dense.flat()) == dense and not dense.jagged
 
 
-NARROW = "a0:i[m]; a1:i[n]; where(lt(sub(a0,5),neg(a1)),s,0.0)"
+NARROW = "a0:i[kv_idx]; a1:i[q_idx]; where(lt(sub(a0,5),neg(a1)),s,0.0)"
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])

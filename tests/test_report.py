@@ -18,7 +18,9 @@ from gdpa_inductor.report import GraphBreak, Line, Listing, SkippedFrame, shorte
 
 DOCS = Path(__file__).parent.parent / "docs"
 
-PROGRAM = ScoreMod.parse("a0:f[h,n,m]; a1:b[b,-,n,m]; where(a1,div(silu(add(s,a0)),float(i0)),0.0)")
+PROGRAM = ScoreMod.parse(
+    "a0:f[h,q_idx,kv_idx]; a1:b[b,-,q_idx,kv_idx]; where(a1,div(silu(add(s,a0)),float(i0)),0.0)"
+)
 PROBLEM = Problem(
     program=PROGRAM,
     device=torch.device("cpu"),
@@ -104,7 +106,7 @@ def test_dict_survives_json() -> None:
     assert match["query"] == [2, 4, 64, 32] and match["value"] == [2, 1, 128, 16]
     assert match["kernel"] == "cpu" and match["why"] == "a reason"
     assert ScoreMod.parse(match["score_mod"]) == PROGRAM
-    assert match["operands"][1] == {"dtype": "bool", "access": ["b", "-", "n", "m"]}
+    assert match["operands"][1] == {"dtype": "bool", "access": ["b", "-", "q_idx", "kv_idx"]}
     (rejection,) = found["rejections"]
     assert (rejection["class"], rejection["code"]) == ("NOT_GDPA", "NORMALISED")
     assert found["graph_breaks"] == [REPORT.graph_breaks[0].to_dict()]

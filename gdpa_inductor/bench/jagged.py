@@ -1,7 +1,7 @@
 """Jagged attention: operands, and the formula as users write it, padded.
 
 Values [L,H,D] are padded by ATen's jagged ops, multiplied, activated, multiplied and unpadded.
-Queries, keys and values share offsets, or keys and values are short and dense, [B,M,H,D]. The
+Queries, keys and values share offsets, or keys and values are short and dense, [B,N,H,D]. The
 variant "causal" is HSTU's: weights are masked and divided by the padded length.
 """
 

@@ -40,7 +40,7 @@ def _is_number(x: Any) -> bool:
 
 def aimed(weights: Weights, gaps: list[Tensor]) -> Weights:
     """The same weights, at samples of which some tie. gaps: what `gap` found of the comparisons."""
-    lanes, key = weights.lanes, weights.at["m"]
+    lanes, key = weights.lanes, weights.at["kv_idx"]
     drawn = lanes.hash("aim")
     one = torch.stack(gaps)[drawn % len(gaps), torch.arange(len(drawn))]
     jitter = torch.where((drawn >> 20) % 2 == 0, 0, (drawn >> 22) % 3 - 1)
@@ -48,6 +48,6 @@ def aimed(weights: Weights, gaps: list[Tensor]) -> Weights:
     kind = (drawn >> 30) % 4
     steps = torch.where(kind == 0, move.round().long(), 0)
     other = inside(key - steps, weights.call.keys, key)
-    at = {**weights.at, "m": inside(key + steps, weights.call.keys, other)}
+    at = {**weights.at, "kv_idx": inside(key + steps, weights.call.keys, other)}
     lanes.draw_again(torch.where(kind == 1, move, 0.0))
     return replace(weights, at=at, scored={})

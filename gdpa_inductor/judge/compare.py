@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..program.expr import Expr, fold, postorder, torch_apply
+from ..program.expr import AXES, Expr, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
 from .operations import Index
@@ -68,16 +68,16 @@ class Weights:
         self.exact = Evaluator(self.log, self.lanes, {})
         if self.call.cu_key is not None:
             start, _ = self.call.span(self.exact, self.call.cu_key)
-            self.key_row = start + self.at["m"]
+            self.key_row = start + self.at["kv_idx"]
             self.at["k"] = self.key_row.clamp(0, self.call.key.sizes[0] - 1)
 
     def exists(self) -> tuple[Tensor, Tensor]:
         """Lanes whose row exists, and whose key does: those of jagged sides may not."""
         row = key = torch.ones(COUNT, dtype=torch.bool)
         if self.call.cu_query is not None:
-            row = self.at["n"] < self.call.span(self.exact, self.call.cu_query)[1]
+            row = self.at["q_idx"] < self.call.span(self.exact, self.call.cu_query)[1]
         if self.call.cu_key is not None:
-            key = self.at["m"] < self.call.span(self.exact, self.call.cu_key)[1]
+            key = self.at["kv_idx"] < self.call.span(self.exact, self.call.cu_key)[1]
             row = row & (self.at["k"] == self.key_row)  # else no place of the values
         return row & self.exact.valid, key
 
@@ -280,7 +280,7 @@ class Weights:
     def example(self, side: Side, wrong: Tensor) -> str:
         """One lane in words."""
         lane = int(wrong.nonzero()[0])
-        place = ", ".join(f"{name}={int(x[lane])}" for name, x in self.at.items() if name in "bhnm")
+        place = ", ".join(f"{name}={int(x[lane])}" for name, x in self.at.items() if name in AXES)
         if self.raised[lane]:
             return f"an integer is divided by zero at {place}"
         before = self.recorded(side, False)[0].weight.detach()[lane]

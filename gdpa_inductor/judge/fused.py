@@ -16,7 +16,7 @@ from .samples import Lanes
 
 
 class Fused:
-    """The call. batch, heads, rows, keys, width: B, H, N, M, D. total: jagged rows."""
+    """The call. batch, heads, rows, keys, width: B, H, M, N, D. total: jagged rows."""
 
     def __init__(self, event: Event) -> None:
         given = event.given
@@ -54,27 +54,27 @@ class Fused:
         return start, length
 
     def coordinates(self, lanes: Lanes, index: Index, row: Tensor) -> dict[str, Tensor]:
-        """b, h, n of the scores that an element of the output sums, and its channel e."""
+        """b, h, q_idx of the scores that an element of the output sums, and its channel e."""
         if self.cu_query is not None:
             assert lanes.sequence is not None
-            return {"b": lanes.sequence, "h": index[1], "n": row, "q": index[0], "e": index[2]}
-        return dict(zip("bhne", index))
+            return {"b": lanes.sequence, "h": index[1], "q_idx": row, "q": index[0], "e": index[2]}
+        return dict(zip(("b", "h", "q_idx", "e"), index))
 
     def query_at(self, at: dict[str, Tensor], channel: Tensor) -> Index:
         if self.cu_query is not None:
             return at["q"], at["h"], channel
-        return self._shared(self.query, at["b"]), at["h"], at["n"], channel
+        return self._shared(self.query, at["b"]), at["h"], at["q_idx"], channel
 
     def key_at(self, at: dict[str, Tensor], channel: Tensor, which: str = "key") -> Index:
         """The index into the key, or into the value, of the key of a score."""
         place = self.key if which == "key" else self.value
         if self.cu_key is not None:
             return at["k"], self._head(place, 1, at["h"]), channel
-        return self._shared(place, at["b"]), self._head(place, 1, at["h"]), at["m"], channel
+        return self._shared(place, at["b"]), self._head(place, 1, at["h"]), at["kv_idx"], channel
 
     def aux_at(self, number: int, at: dict[str, Tensor]) -> Index:
         """The index into an operand of the program, by its access map."""
-        zero = torch.zeros_like(at["m"])
+        zero = torch.zeros_like(at["kv_idx"])
         access, sizes = self.program.aux[number].access, self.aux[number].sizes
         return tuple(
             zero if entry == "-" or n == 1 else at[entry] for entry, n in zip(access, sizes)

@@ -1,9 +1,9 @@
 """A claim is decided: is the result of a fused call that of the operations it stands for?
 
     before   out[i,j,k] = sum_c W[i,j,c] · V[i,c,k]        W = point-wise operations of S = A · B
-    after    out[b,h,n,e] = sum_m P(s, b,h,n,m, operands) · value[b,h,m,e],    s = query · key
+    after    out[b,h,q,e] = sum_c P(s, b,h,q,c, operands) · value[b,h,c,e],    s = query · key
 
-Sampled elements of the output lead to both sums. For sampled c = m the factors must be the same:
+Sampled elements of the output lead to both sums. For sampled c the factors must be the same:
 the rows of query and key those of A and B, the values of V, and the weights of the recorded
 operations those of the score program, NaN and infinity included; and so must their gradients.
 """
@@ -56,7 +56,7 @@ class Proof:
             found = self._traced(lanes, output, exists)
             assert not isinstance(found, bool)
         second, fused, valid = found
-        at = {**call.coordinates(lanes, fused.index, row), "m": key}
+        at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
         training = self.claim.before.requires_grad
         weights = Weights(log, lanes, self.products["before"], call, at, training)
         self._decide_weights(second, weights, valid)
@@ -169,10 +169,10 @@ class Proof:
         sides = lambda m: [(left, time, (*batch, j, m)), (right, time, (*batch, m, k))]
         weights.lanes.settle()
         gaps: list[Tensor] = []
-        weight, value = weights.told_apart(sides(weights.at["m"]), gaps)
+        weight, value = weights.told_apart(sides(weights.at["kv_idx"]), gaps)
         if gaps:
             weights = aimed(weights, gaps)
-            weight, value = weights.told_apart(sides(weights.at["m"]))
+            weight, value = weights.told_apart(sides(weights.at["kv_idx"]))
         row, exists = weights.exists()
         if bool((weights.padding(value) & valid & row & ~exists).any()):
             raise Fault("keys past the end of a sequence count", self._node())

@@ -1,7 +1,7 @@
 """The CPU lowering: one call of a blocked kernel in the generated code, forward and backward.
 
 `gdpa::attention_cpu` and `gdpa::attention_cpu_backward` take and give what the public ops do; they
-differ in that no N×M tensor is ever held. The code that Inductor generates calls them by name, so
+differ in that no M×N tensor is ever held. The code that Inductor generates calls them by name, so
 importing this module must come before loading generated code from a cache; it imports nothing of
 Inductor.
 """
@@ -33,7 +33,8 @@ from ..ops import (
     reference_backward,
 )
 from ..problem import Problem
-from ..program.score_mod import AXES, Aux
+from ..program.expr import AXES
+from ..program.score_mod import Aux
 from ..rejection import Code
 from .backends import Backend, Rule, hint
 from .call import Call, extern_call
@@ -143,7 +144,7 @@ def _sums(given: Arguments[Tensor], dtype: torch.dtype) -> kernel.Grads:
 
 
 def _aux_zeros(operand: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
-    """Where to sum the gradient of an aux operand, [B|1, H|1, N|1, M|1]."""
+    """Where to sum the gradient of an aux operand, [B|1, H|1, M|1, N|1]."""
     # With all four axes nothing is summed: every element is written once, in its own dtype.
     kept = operand.dtype if len(spec.axes) == len(AXES) else dtype
     return torch.zeros(aux_on_axes(operand, jagged.standing(spec)).shape, dtype=kept)

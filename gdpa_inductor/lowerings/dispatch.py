@@ -1,7 +1,7 @@
 """The Inductor lowerings of gdpa::attention and gdpa::attention_backward.
 
 Each becomes a `Call`, which goes to the backend that `select` names. Where there is none, or its
-lowering fails, the reference formula is lowered in place of the op (`unfused`): slower, with N×M
+lowering fails, the reference formula is lowered in place of the op (`unfused`): slower, with M×N
 intermediates, never wrong. That is counted under `fallback`, with a reason in the log; `strict`
 raises.
 """

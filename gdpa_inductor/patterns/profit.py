@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from .._compat import shapes
 from ..problem import Problem
-from ..program.expr import SCORE, postorder
+from ..program.expr import AXES, SCORE, postorder
 from ..program.score_mod import ScoreMod
 from ..rejection import Code
 from .reading.reading import Operand, Reading
@@ -28,7 +28,7 @@ def rank(program: ScoreMod, reading: Reading) -> int:
     if slope is None or SCORE in set(postorder([slope])):
         return ACTIVATION
     if any(spec.axes for spec in program.aux) or any(
-        x.op in "bhnm" for x in postorder([program.weight])
+        x.op in AXES for x in postorder([program.weight])
     ):
         return MASK
     if reading.swapped:

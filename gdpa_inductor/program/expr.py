@@ -22,12 +22,12 @@ Literal = bool | int | float
 
 
 class Expr:
-    """One term. `op` is a leaf ("s", "g", "b", "h", "n", "m", "aux", "scalar", "const") or a name
-    in `OPS`.
+    """One term. `op` is a leaf ("s", "g", "b", "h", "q_idx", "kv_idx", "aux", "scalar", "const") or
+    a name in `OPS`.
 
-    s: the score q·k. g: the gradient of the loss with respect to the weight P[b,h,n,m].
-    b, h, n, m: batch, query head, query row and key column of the score. aux, scalar: `value` is
-    their number.
+    s: the score q·k. g: the gradient of the loss with respect to the weight P[b,h,q_idx,kv_idx].
+    b, h, q_idx, kv_idx: batch, query head, query and key of the score, as in FlexAttention. aux,
+    scalar: `value` is their number.
     """
 
     __slots__ = ("op", "args", "value", "kind", "__weakref__")  # noqa: RUF023 (the constructor)
@@ -110,7 +110,9 @@ def scalar(number: int) -> Expr:
 
 
 SCORE, GRAD = Expr("s"), Expr("g")
-INDEX = {name: Expr(name, (), None, "i") for name in "bhnm"}
+AXES = ("b", "h", "q_idx", "kv_idx")  # of the scores, in the order of their dimensions
+POSITIONS = frozenset(AXES[2:])
+INDEX = {name: Expr(name, (), None, "i") for name in AXES}
 
 
 class Trait(enum.Flag):

@@ -42,9 +42,9 @@ def closed(
 ) -> Mapping[str, Expr] | None:
     """The ends that there are, of `NAMES`; None where the classes are no intervals.
 
-    axis: "m" for a loop over columns, "n" for one over rows. inside: the numbers of the operands
-    whose bounds differ along it. Ends are integers over b, h, scalars, operands and the tile's
-    place on the other axis; "empty" and "mixed" are truth values.
+    axis: "kv_idx" for a loop over keys, "q_idx" for one over queries. inside: the numbers of the
+    operands whose bounds differ along it. Ends are integers over b, h, scalars, operands and the
+    tile's place on the other axis; "empty" and "mixed" are truth values.
     """
     if not set(inside).isdisjoint(classes.bounds):
         return None
@@ -76,7 +76,7 @@ def _guarded(found: dict[str, Expr]) -> dict[str, Expr]:
     """
     summed = sums(list(found.values()))
     modest = TRUE
-    for node in sorted(summed, key=str):
+    for node in sorted(summed, key=lambda node: (node.op, repr(node.value))):
         if node.op.startswith("aux"):
             modest = both(modest, within(node, node))
     if modest is TRUE:

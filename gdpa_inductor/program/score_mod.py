@@ -1,17 +1,19 @@
 """ScoreMod: the program between the two products, as one canonical line of text.
 
-    a0:b[b,-,n,m]; t0=mul(s,0.125); where(a0,silu(t0),0.0)
+    a0:b[b,-,q_idx,kv_idx]; t0=mul(s,0.125); where(a0,silu(t0),0.0)
 
 Declarations give each auxiliary tensor a kind (f, i, b) and an access map: one entry per dimension
 of that tensor, the score index that reads it, or "-" for a dimension of size 1; "q" and "k" count
-the rows of jagged query and key values, so they stand for b with n and b with m. The last
-expression is the weight P[b,h,n,m] that multiplies V. The text travels as an argument of the op, so
-every cache sees it. It is parsed by the grammar below and the table of operations, and is never
-executed as Python.
+the rows of jagged query and key values, so they stand for b with q_idx and b with kv_idx. The last
+expression is the weight P[b,h,q_idx,kv_idx] that multiplies V. The text travels as an argument of
+the op, so every cache sees it. It is parsed by the grammar below and the table of operations, and
+is never executed as Python.
 
     program = { declaration ";" } { name "=" term ";" } term
     declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"
     term = name | literal | name "(" term { "," term } ")"
+
+Texts of versions before 0.2 say n for q_idx and m for kv_idx. They are read with this meaning.
 """
 
 from __future__ import annotations
@@ -23,11 +25,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .derivatives import differentiate
-from .expr import GRAD, INDEX, INSTRUCTIONS, OPS, SCORE, Expr, aux, call, const, postorder, scalar
+from .expr import (
+    AXES,
+    GRAD,
+    INDEX,
+    INSTRUCTIONS,
+    OPS,
+    SCORE,
+    Expr,
+    aux,
+    call,
+    const,
+    postorder,
+    scalar,
+)
 
-AXES = "bhnm"
 # What an entry of an access map varies along.
-_VARIES = {**{axis: axis for axis in AXES}, "q": "bn", "k": "bm", "-": ""}
+_VARIES: dict[str, tuple[str, ...]] = {
+    **{axis: (axis,) for axis in AXES},
+    "q": ("b", "q_idx"),
+    "k": ("b", "kv_idx"),
+    "-": (),
+}
+_BEFORE = {"n": "q_idx", "m": "kv_idx"}  # what indices were called, in texts that were saved then
 _MAX_TEXT = 1 << 16
 _MAX_DEPTH = 64
 _TOKEN = re.compile(
@@ -52,8 +72,8 @@ class Aux:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The score indices that it varies along: of b, h, n, m."""
-        return frozenset("".join(_VARIES.get(entry, "") for entry in self.access))
+        """The score indices that it varies along, of `AXES`."""
+        return frozenset(axis for entry in self.access for axis in _VARIES.get(entry, ()))
 
 
 @dataclass(frozen=True)
@@ -80,7 +100,7 @@ class ScoreMod:
             raise ScoreModError("the weight must be a real number")
         for spec in self.aux:
             if not set(spec.access) <= set(_VARIES):
-                raise ScoreModError(f"access map {spec} has an entry outside b, h, n, m, q, k, -")
+                raise ScoreModError(f"access map {spec} has an entry outside {', '.join(_VARIES)}")
             if len(spec.axes) != sum(len(_VARIES[entry]) for entry in spec.access):
                 raise ScoreModError(f"access map {spec} reads an index twice")
         for node in postorder([self.weight]):
@@ -234,7 +254,8 @@ class _Reader:
         while self.peek() != "]":
             if access:
                 self.take(",")
-            access.append(self.take()[1])
+            entry = self.take()[1]
+            access.append(_BEFORE.get(entry, entry))
         self.take("]")
         self.names[name] = aux(len(self.aux), kind)
         self.aux.append(Aux(kind, tuple(access)))
@@ -268,6 +289,7 @@ class _Reader:
         return int(text)
 
     def leaf(self, name: str) -> Expr:
+        name = _BEFORE.get(name, name)
         if name in self.names:
             return self.names[name]
         if re.fullmatch(r"i\d{1,3}", name):

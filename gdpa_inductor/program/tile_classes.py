@@ -1,10 +1,10 @@
 """Which tiles of the scores cannot matter: score programs lifted from elements to tiles.
 
-A tile is the rows n_lo..n_hi and the columns m_lo..m_hi, both inclusive, of one (batch, head).
-`classify` turns terms over (b, h, n, m) into two programs over those bounds, for a kernel to
-evaluate at run time: `zero`, every term is exactly 0 on the tile, so that it can be left out, and
-`full`, no element of the tile is masked, so that the terms without their masks do. No block mask is
-made, and no length is read on the host.
+A tile is the queries q_idx_lo..q_idx_hi and the keys kv_idx_lo..kv_idx_hi, both inclusive, of one
+(batch, head). `classify` turns terms over (b, h, q_idx, kv_idx) into two programs over those
+bounds, for a kernel to evaluate at run time. `zero`: every term is exactly 0 on the tile, so that
+it can be left out. `full`: no element of the tile is masked, so that the terms without their masks
+do. No block mask is made, and no length is read on the host.
 
 Scores, the gradient g and operands that vary inside the tile count as finite, and x·0 as 0: the one
 departure from the unfused formula is that NaN and infinities do not spread from masked elements, be
@@ -17,14 +17,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .expr import Expr, const, postorder
+from .expr import POSITIONS, Expr, const, postorder
 from .integers import MODEST, sums
 from .intervals import Interval, lift, literal, pinned, unknown
 from .score_mod import Aux
 from .simplify import FALSE, TRUE, both, build, negation, substitute
 
-TILE = {name: Expr(name, (), None, "i") for name in ("n_lo", "n_hi", "m_lo", "m_hi")}
-_INSIDE = frozenset("nmqk")  # entries of an access map that vary inside a tile
+TILE = {
+    name: Expr(name, (), None, "i") for name in ("q_idx_lo", "q_idx_hi", "kv_idx_lo", "kv_idx_hi")
+}
+# The entries of an access map that vary inside a tile.
+_INSIDE = POSITIONS | {"q", "k"}
 Leaf = Callable[[Expr], Interval]
 
 
@@ -146,7 +149,7 @@ def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) ->
     """
 
     def leaf(node: Expr) -> Interval:
-        if node.op in ("n", "m"):
+        if node.op in POSITIONS:
             return Interval(TILE[f"{node.op}_lo"], TILE[f"{node.op}_hi"])
         if node.op == "aux" and not _INSIDE.isdisjoint(aux[int(node.value or 0)].access):
             number = int(node.value or 0)
@@ -176,7 +179,7 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
                 decided.add(node)
         elif all(a in decided for a in node.args):
             decided.add(node)
-        if node.op in ("n", "m", "aux") or any(a in masking for a in node.args):
+        if node.op in (*POSITIONS, "aux") or any(a in masking for a in node.args):
             masking.add(node)
     conditions: dict[Expr, None] = {}
     seen: set[Expr] = set()

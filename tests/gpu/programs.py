@@ -58,8 +58,8 @@ def _plain(q, k, v):
 
 
 def _causal(q, k, v):
-    n = q.shape[2]
-    mask = torch.ones(n, n, device=q.device, dtype=torch.bool).tril()
+    m = q.shape[2]
+    mask = torch.ones(m, m, device=q.device, dtype=torch.bool).tril()
     return torch.where(mask, F.silu(q @ k.mT * 0.125), 0) @ v
 
 
@@ -70,8 +70,8 @@ def _window(q, k, v):
 
 
 def _lengths(q, k, v, lengths):
-    m = torch.arange(k.shape[2], device=q.device)
-    keep = m < 30 * lengths[:, None, None, None]
+    n = torch.arange(k.shape[2], device=q.device)
+    keep = n < 30 * lengths[:, None, None, None]
     return torch.where(keep, F.silu(q @ k.mT * 0.125), 0) @ v
 
 
@@ -147,5 +147,5 @@ CASES: dict[str, Case] = {
     "head dims 96 and 72": _wide(d=96, e=72),
     "head dim 128": _wide(d=128, e=128),
     "head dims 192 and 160": _wide(d=192, e=160),
-    "short": _wide(n=17, m=5),
+    "short": _wide(m=17, n=5),
 }

@@ -23,11 +23,13 @@ PROGRAMS = {
     "mish": ("mish(mul(s,0.125))", []),
     "softplus, scaled": ("mul(softplus(s,1.0,20.0),div(1.0,float(i0)))", []),
     "sigmoid, causal, bias": (
-        "a0:f[h,n,m]; where(ge(n,m),sigmoid(add(mul(s,0.125),a0)),0.0)",
+        "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),sigmoid(add(mul(s,0.125),a0)),0.0)",
         [("float32", (4, 512, 512))],
     ),
     "targets": (
-        "a0:i[b]; where(or(eq(n,m),and(gt(n,m),lt(m,a0))),silu(s),0.0)", [("int64", (5,))]
+        "a0:i[b]; "
+        "where(or(eq(q_idx,kv_idx),and(gt(q_idx,kv_idx),lt(kv_idx,a0))),silu(s),"
+        "0.0)", [("int64", (5,))]
     ),
 }  # fmt: skip
 

@@ -40,8 +40,8 @@ WRONG_PROGRAMS = {
     "another scale": "silu(mul(s,0.25))",
     "another activation": "relu(mul(s,0.5))",
     "a gradient cut": "silu(detach(mul(s,0.5)))",
-    "a mask that is not there": "where(le(m,n),silu(mul(s,0.5)),0.0)",
-    "a mask of one place": "where(and(eq(n,0),eq(m,0)),0.0,silu(mul(s,0.5)))",
+    "a mask that is not there": "where(le(kv_idx,q_idx),silu(mul(s,0.5)),0.0)",
+    "a mask of one place": "where(and(eq(q_idx,0),eq(kv_idx,0)),0.0,silu(mul(s,0.5)))",
     "rounding": "silu(bf16(mul(s,0.5)))",
     "zero for NaN": "where(isnan(s),0.0,silu(mul(s,0.5)))",
 }
@@ -54,14 +54,15 @@ def test_wrong_programs_are_invalid(text: str):
 
 
 WRONG_MASKS = {
-    "less or equal": "a0:i[b]; a1:f[n,m]; where(le(m,a0),relu(add(s,a1)),0.0)",
-    "rows for keys": "a0:i[b]; a1:f[n,m]; where(lt(n,a0),relu(add(s,a1)),0.0)",
-    "no bias": "a0:i[b]; a1:f[n,m]; where(lt(m,a0),relu(s),0.0)",
+    "less or equal": "a0:i[b]; a1:f[q_idx,kv_idx]; where(le(kv_idx,a0),relu(add(s,a1)),0.0)",
+    "rows for keys": "a0:i[b]; a1:f[q_idx,kv_idx]; where(lt(q_idx,a0),relu(add(s,a1)),0.0)",
+    "no bias": "a0:i[b]; a1:f[q_idx,kv_idx]; where(lt(kv_idx,a0),relu(s),0.0)",
     "a bias without a gradient in one head": (
-        "a0:i[b]; a1:f[n,m]; where(lt(m,a0),relu(add(s,where(eq(h,1),detach(a1),a1))),0.0)"
+        "a0:i[b]; a1:f[q_idx,kv_idx]; "
+        "where(lt(kv_idx,a0),relu(add(s,where(eq(h,1),detach(a1),a1))),0.0)"
     ),
     "a bias without a gradient": (
-        "a0:i[b]; a1:f[n,m]; where(lt(m,a0),relu(add(s,detach(a1))),0.0)"
+        "a0:i[b]; a1:f[q_idx,kv_idx]; where(lt(kv_idx,a0),relu(add(s,detach(a1))),0.0)"
     ),
 }
 
@@ -123,7 +124,7 @@ def test_places_in_16_bits_round(function):
     inputs = [torch.randn(1, 1, LONG, D, requires_grad=True) for _ in range(3)]
     inputs.append(torch.arange(LONG).bfloat16())
     assert verdicts(function, inputs) == [None]
-    exact = program("a0:f[m]; where(ge(float(n),a0),silu(s),0.0)")
+    exact = program("a0:f[kv_idx]; where(ge(float(q_idx),a0),silu(s),0.0)")
     (verdict,) = verdicts(function, inputs, exact)
     assert verdict is not None and verdict.invalid
 
@@ -149,7 +150,9 @@ def test_lengths_may_be_real_numbers():
 
     inputs = [*heads(), torch.tensor([2.0, 5.0])]
     assert verdicts(attention, inputs) == [None]
-    tampered = program("a0:f[b]; where(or(lt(float(m),a0),and(ge(m,1),eq(float(m),a0))),s,0.0)")
+    tampered = program(
+        "a0:f[b]; where(or(lt(float(kv_idx),a0),and(ge(kv_idx,1),eq(float(kv_idx),a0))),s,0.0)"
+    )
     (verdict,) = verdicts(attention, inputs, tampered)
     assert verdict is not None and verdict.invalid
 
@@ -227,9 +230,9 @@ def clamped(q, k, v, bias, x):
 
 
 NUMBERS = {
-    below: "a0:b[n,m]; where(a0,silu(s),0.0)",
-    filled: "a0:b[n,m]; a1:f[]; where(a0,mul(a1,1.5),silu(s))",
-    clamped: "a0:f[n,m]; a1:f[]; minimum(silu(add(s,a0)),mul(a1,1.5))",
+    below: "a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)",
+    filled: "a0:b[q_idx,kv_idx]; a1:f[]; where(a0,mul(a1,1.5),silu(s))",
+    clamped: "a0:f[q_idx,kv_idx]; a1:f[]; minimum(silu(add(s,a0)),mul(a1,1.5))",
 }
 
 
@@ -273,14 +276,14 @@ def test_an_addend_times_zero_is_not_read():
     inputs = [torch.randn(2, n, D, requires_grad=True) for n in (N, M, M)]
     inputs.append(torch.randn(1, 1, M, requires_grad=True))
     assert verdicts(attention, inputs) == [None]
-    verdict = verdicts(attention, inputs, program("a0:f[-,-,m]; silu(add(s,a0))"))[0]
+    verdict = verdicts(attention, inputs, program("a0:f[-,-,kv_idx]; silu(add(s,a0))"))[0]
     assert verdict is not None and verdict.invalid
 
 
 WRONG_GRADIENTS = {
-    "one use lost": "a0:f[n,m]; mul(sigmoid(add(s,a0)),detach(a0))",
+    "one use lost": "a0:f[q_idx,kv_idx]; mul(sigmoid(add(s,a0)),detach(a0))",
     "off by a hundredth": (
-        "a0:f[n,m]; mul(sigmoid(add(s,a0)),add(detach(mul(a0,0.01)),mul(a0,0.99)))"
+        "a0:f[q_idx,kv_idx]; mul(sigmoid(add(s,a0)),add(detach(mul(a0,0.01)),mul(a0,0.99)))"
     ),
 }
 
@@ -309,7 +312,7 @@ def test_a_mask_filled_by_a_tensor_without_dims(fill: Callable, dtype: torch.dty
     inputs = [*heads(), torch.rand(N, M) > 0.5, value]
     assert verdicts(attention, inputs) == [None]
     for wrong in ("mul(a1,1.5)", "detach(a1)"):
-        text = f"a0:b[n,m]; a1:f[]; where(a0,{wrong},silu(s))"
+        text = f"a0:b[q_idx,kv_idx]; a1:f[]; where(a0,{wrong},silu(s))"
         (verdict,) = verdicts(attention, inputs, program(text))
         assert verdict is not None and verdict.invalid
 
@@ -333,7 +336,7 @@ def test_whole_numbers_divided_by_an_operand(divide: Callable):
     inputs = [*heads(), torch.tensor([2, 3])]
     assert verdicts(attention, inputs) == [None]
     name = "mod" if divide is remaining else "floordiv"
-    text = f"a0:i[b]; mul(silu(s),float(eq({name}(sub(m,n),add(a0,3)),0)))"
+    text = f"a0:i[b]; mul(silu(s),float(eq({name}(sub(kv_idx,q_idx),add(a0,3)),0)))"
     (verdict,) = verdicts(attention, inputs, program(text))
     assert verdict is not None and verdict.invalid
 

@@ -20,7 +20,7 @@ SILU = "silu(mul(s,0.25))"
 
 @dataclass(frozen=True)
 class Case:
-    """query [b,h,n,d], key [bk,hk,m,d], value [bv,hv,m,dv]; aux: shapes and kinds of the program's
+    """query [b,h,m,d], key [bk,hk,n,d], value [bv,hv,n,dv]; aux: shapes and kinds of the program's
     operands.
 
     view: how the operands lie in memory. needs: the gradients to ask for, "qkv" and the numbers of
@@ -31,8 +31,8 @@ class Case:
 
     name: str
     program: str
-    n: int = 32
-    m: int = 48
+    m: int = 32
+    n: int = 48
     d: int = 16
     dv: int = 16
     b: int = 2
@@ -68,10 +68,10 @@ class Case:
     def tensors(self) -> list[torch.Tensor]:
         """grad_out, query, key, value and the aux operands, fp32."""
         shapes = [
-            (self.b, self.h, self.n, self.dv),
-            (self.bq or self.b, self.h, self.n, self.d),
-            (self.bk or self.b, self.hk or self.h, self.m, self.d),
-            (self.bv or self.b, self.hv or self.h, self.m, self.dv),
+            (self.b, self.h, self.m, self.dv),
+            (self.bq or self.b, self.h, self.m, self.d),
+            (self.bk or self.b, self.hk or self.h, self.n, self.d),
+            (self.bv or self.b, self.hv or self.h, self.n, self.dv),
         ]
         made = [_laid_out(shape, self.view) for shape in shapes]
         for shape, spec in zip(self.aux, self.mod.aux, strict=True):
@@ -80,7 +80,7 @@ class Case:
 
     def aux_operand(self, spec: Aux, shape: Sequence[int]) -> torch.Tensor:
         drawn = torch.randn(shape)
-        if self.blocks and spec.axes & {"n", "m"}:
+        if self.blocks and spec.axes & {"q_idx", "kv_idx"}:
             squares = torch.zeros(shape, dtype=torch.long)
             for dim, entry in enumerate(spec.access):
                 if entry in "nm":
@@ -175,179 +175,209 @@ ACTIVATIONS = {
 HALF: dict[str, Any] = {
     "half": True, "tolerance": 4e-3, "options": "kernel=triton,fast_math=False,strict=True",
 }  # fmt: skip
-CAUSAL = "where(ge(n,m),silu(mul(s,0.25)),0.0)"
+CAUSAL = "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),0.0)"
 # a band of i0; a prefix and a band with a gap between them; heads with masks of their own; blocks
 # of 40 until a length; targets that see the history and themselves, with operands that only some
 # tiles need
-WINDOW = "where(and(le(sub(n,m),i0),ge(n,m)),silu(mul(s,0.25)),0.0)"
-PREFIX = "where(or(lt(m,40),gt(m,add(mul(n,4),200))),silu(mul(s,0.25)),0.0)"
-HEADS = "where(or(eq(mod(h,2),0),ge(n,m)),silu(mul(s,0.25)),0.0)"
-SEGMENTS = "a0:i[b]; where(and(eq(floordiv(n,40),floordiv(m,40)),lt(m,mul(a0,20))),silu(s),0.0)"
-TARGETS = (
-    "a0:i[b]; a1:f[b,n]; a2:f[n,m]; t0=minimum(n,add(a0,60)); t1=minimum(m,add(a0,60));"
-    "where(or(gt(t0,t1),eq(n,m)),mul(silu(add(mul(s,0.25),a2)),a1),0.0)"
+WINDOW = "where(and(le(sub(q_idx,kv_idx),i0),ge(q_idx,kv_idx)),silu(mul(s,0.25)),0.0)"
+PREFIX = "where(or(lt(kv_idx,40),gt(kv_idx,add(mul(q_idx,4),200))),silu(mul(s,0.25)),0.0)"
+HEADS = "where(or(eq(mod(h,2),0),ge(q_idx,kv_idx)),silu(mul(s,0.25)),0.0)"
+SEGMENTS = (
+    "a0:i[b]; "
+    "where(and(eq(floordiv(q_idx,40),floordiv(kv_idx,40)),lt(kv_idx,mul(a0,20))),silu(s),0.0)"
 )
-LEARNED = "a0:f[n,m]; mul(silu(mul(s,0.25)),where(ge(n,m),a0,0.0))"
-HSTU = "a0:f[h,n,m]; a1:f[b,-,n,m]; mul(div(silu(add(mul(s,0.25),a0)),float(i0)),a1)"
+TARGETS = (
+    "a0:i[b]; a1:f[b,q_idx]; a2:f[q_idx,kv_idx]; t0=minimum(q_idx,add(a0,60)); "
+    "t1=minimum(kv_idx,add(a0,60));"
+    "where(or(gt(t0,t1),eq(q_idx,kv_idx)),mul(silu(add(mul(s,0.25),a2)),a1),0.0)"
+)
+LEARNED = "a0:f[q_idx,kv_idx]; mul(silu(mul(s,0.25)),where(ge(q_idx,kv_idx),a0,0.0))"
+HSTU = (
+    "a0:f[h,q_idx,kv_idx]; a1:f[b,-,q_idx,kv_idx]; mul(div(silu(add(mul(s,0.25),a0)),float(i0)),a1)"
+)
 ALL_KINDS = (
-    "a0:f[n]; a1:f[m]; a2:f[]; a3:f[b,-,-]; a4:f[h,n]; a5:f[b,h,m]; a6:b[b,-,-,m]; a7:f[n,m];"
+    "a0:f[q_idx]; a1:f[kv_idx]; a2:f[]; a3:f[b,-,-]; a4:f[h,q_idx]; a5:f[b,h,kv_idx]; "
+    "a6:b[b,-,-,kv_idx]; a7:f[q_idx,kv_idx];"
     "where(a6,mul(silu(add(mul(s,a2),add(a0,a1))),add(mul(a3,a4),mul(a5,a7))),0.0)"
 )
 # operands whose bounds on a tile say what it is
-BLOCKS = "a0:b[n,m]; a1:f[m]; where(a0,silu(add(s,a1)),0.0)"
-PADDING = "a0:b[b,-,m]; a1:b[b,-,n]; where(and(and(a0,a1),ge(add(n,90),m)),silu(s),0.0)"
-FACTOR = "a0:f[h,n,m]; mul(silu(mul(s,0.25)),a0)"
-IDS = "a0:i[b,n]; a1:i[b,m]; mul(silu(s),float(eq(minimum(a0,1),minimum(a1,1))))"
-HIDDEN = "a0:b[n,m]; mul(silu(s),sub(1.0,float(a0)))"
-TABLED = "a0:b[m,n]; a1:f[n,m]; where(a0,silu(add(s,a1)),0.0)"
-NAN_MASK = "a0:f[n,m]; mul(relu(s),div(a0,a0))"
-ABSOLUTE = "a0:f[n,m]; abs(minimum(s,div(a0,a0)))"
+BLOCKS = "a0:b[q_idx,kv_idx]; a1:f[kv_idx]; where(a0,silu(add(s,a1)),0.0)"
+PADDING = (
+    "a0:b[b,-,kv_idx]; a1:b[b,-,q_idx]; where(and(and(a0,a1),ge(add(q_idx,90),kv_idx)),silu(s),0.0)"
+)
+FACTOR = "a0:f[h,q_idx,kv_idx]; mul(silu(mul(s,0.25)),a0)"
+IDS = "a0:i[b,q_idx]; a1:i[b,kv_idx]; mul(silu(s),float(eq(minimum(a0,1),minimum(a1,1))))"
+HIDDEN = "a0:b[q_idx,kv_idx]; mul(silu(s),sub(1.0,float(a0)))"
+TABLED = "a0:b[kv_idx,q_idx]; a1:f[q_idx,kv_idx]; where(a0,silu(add(s,a1)),0.0)"
+NAN_MASK = "a0:f[q_idx,kv_idx]; mul(relu(s),div(a0,a0))"
+ABSOLUTE = "a0:f[q_idx,kv_idx]; abs(minimum(s,div(a0,a0)))"
 ADDED = "deterministic=False,strict=True"
 ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32, 48))
 
 CASES = [
     Case("inference", SILU, needs=""),
     *(Case(f"activation_{name}", program, tolerance=5e-5) for name, program in ACTIVATIONS.items()),
-    *(Case(f"tail_{name}", ACTIVATIONS[name], n=19, m=37) for name in ("sigmoid", "silu", "exp")),
-    Case("tail_short", SILU, n=3, m=5),
-    Case("one_row", SILU, n=1, m=40),
-    Case("one_key", "sigmoid(s)", n=40, m=1),
-    Case("head_dims_odd", SILU, n=33, m=31, d=24, dv=40),
-    Case("one_element", SILU, b=1, h=1, n=1, m=8, d=3, dv=1),
-    Case("one_element_of_query", SILU, b=1, h=1, n=1, m=8, d=1, dv=3),
-    Case("one_element_of_key", SILU, b=1, h=1, n=7, m=1, d=1, dv=1),
+    *(Case(f"tail_{name}", ACTIVATIONS[name], m=19, n=37) for name in ("sigmoid", "silu", "exp")),
+    Case("tail_short", SILU, m=3, n=5),
+    Case("one_row", SILU, m=1, n=40),
+    Case("one_key", "sigmoid(s)", m=40, n=1),
+    Case("head_dims_odd", SILU, m=33, n=31, d=24, dv=40),
+    Case("one_element", SILU, b=1, h=1, m=1, n=8, d=3, dv=1),
+    Case("one_element_of_query", SILU, b=1, h=1, m=1, n=8, d=1, dv=3),
+    Case("one_element_of_key", SILU, b=1, h=1, m=7, n=1, d=1, dv=1),
     Case(
         "one_element_of_operands",
-        "a0:f[h,n,m]; a1:f[n]; a2:f[m]; mul(silu(add(add(s,a0),a1)),a2)",
+        "a0:f[h,q_idx,kv_idx]; a1:f[q_idx]; a2:f[kv_idx]; mul(silu(add(add(s,a0),a1)),a2)",
         b=1,
         h=1,
-        n=1,
         m=1,
+        n=1,
         d=3,
         dv=3,
         aux=((1, 1, 1), (1,), (1,)),
         needs="qkv012",
     ),
     Case("head_dims_tiny", SILU, d=3, dv=5),
-    Case("head_dims_wide", SILU, n=17, m=16, d=96, dv=160, b=1, h=1, choice=0, **HALF),
-    Case("head_dims_256", SILU, n=17, m=33, d=256, dv=256, b=1, h=1, choice=0, **HALF),
-    *(Case(f"view_{view}", SILU, n=19, view=view) for view in ("bnhd", "split", "transposed")),
-    *(Case(f"table_{i}", SILU, n=150, m=140, d=64, dv=64, b=1, h=1, choice=i) for i in range(2)),
-    Case("table_sm80", SILU, n=70, m=130, d=128, dv=128, b=1, h=1, choice=0, capability=80),
-    Case("table_sm100", SILU, n=70, m=130, d=128, dv=128, b=1, h=1, choice=0, capability=100),
-    Case("gqa", SILU, h=4, hk=2, hv=2, n=19),
+    Case("head_dims_wide", SILU, m=17, n=16, d=96, dv=160, b=1, h=1, choice=0, **HALF),
+    Case("head_dims_256", SILU, m=17, n=33, d=256, dv=256, b=1, h=1, choice=0, **HALF),
+    *(Case(f"view_{view}", SILU, m=19, view=view) for view in ("bnhd", "split", "transposed")),
+    *(Case(f"table_{i}", SILU, m=150, n=140, d=64, dv=64, b=1, h=1, choice=i) for i in range(2)),
+    Case("table_sm80", SILU, m=70, n=130, d=128, dv=128, b=1, h=1, choice=0, capability=80),
+    Case("table_sm100", SILU, m=70, n=130, d=128, dv=128, b=1, h=1, choice=0, capability=100),
+    Case("gqa", SILU, h=4, hk=2, hv=2, m=19),
     Case("mqa", SILU, h=4, hk=1, hv=1),
     Case("gqa_uneven", SILU, h=4, hk=2, hv=1),
-    Case("gqa_bias", "a0:f[h,m]; silu(add(s,a0))", h=4, hk=2, hv=2, aux=((4, 48),), needs="qkv0"),
+    Case(
+        "gqa_bias", "a0:f[h,kv_idx]; silu(add(s,a0))", h=4, hk=2, hv=2, aux=((4, 48),), needs="qkv0"
+    ),
     Case(
         "gqa_mask",
-        "a0:f[h,n,m]; mul(silu(s),a0)",
+        "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)",
         h=4,
         hk=2,
         hv=2,
         aux=((4, 32, 48),),
         needs="qkv0",
     ),
-    Case("seeds_shared", SILU, bq=1, b=3, n=19),
-    Case("keys_shared", SILU, bk=1, b=3, m=37),
-    Case("values_shared", SILU, bv=1, b=3, m=37),
+    Case("seeds_shared", SILU, bq=1, b=3, m=19),
+    Case("keys_shared", SILU, bk=1, b=3, n=37),
+    Case("values_shared", SILU, bv=1, b=3, n=37),
     Case("keys_values_shared", SILU, bk=1, bv=1, b=3, hk=1, hv=1),
-    *(Case(f"only_{asked}", SILU, n=19, needs=asked) for asked in ("q", "k", "v", "kv", "qv")),
-    Case("causal", CAUSAL, n=40, m=40),
-    Case("causal_tail", CAUSAL, n=37, m=53),
-    Case("window", "where(le(abs(sub(n,m)),5),relu(s),0.0)", n=40, m=40),
-    Case("indices", "mul(s,float(add(add(mul(b,3),h),mod(floordiv(sub(m,n),4),3))))", n=19, m=21),
-    Case("mask_before", "a0:b[n,m]; sigmoid(where(a0,s,-inf))", aux=((32, 48),)),
-    Case("mask_int", "a0:i[b,-,n,m]; mul(silu(s),float(a0))", aux=((2, 1, 32, 48),)),
+    *(Case(f"only_{asked}", SILU, m=19, needs=asked) for asked in ("q", "k", "v", "kv", "qv")),
+    Case("causal", CAUSAL, m=40, n=40),
+    Case("causal_tail", CAUSAL, m=37, n=53),
+    Case("window", "where(le(abs(sub(q_idx,kv_idx)),5),relu(s),0.0)", m=40, n=40),
+    Case(
+        "indices",
+        "mul(s,float(add(add(mul(b,3),h),mod(floordiv(sub(kv_idx,q_idx),4),3))))",
+        m=19,
+        n=21,
+    ),
+    Case("mask_before", "a0:b[q_idx,kv_idx]; sigmoid(where(a0,s,-inf))", aux=((32, 48),)),
+    Case("mask_int", "a0:i[b,-,q_idx,kv_idx]; mul(silu(s),float(a0))", aux=((2, 1, 32, 48),)),
     *(
         Case(
             f"integers_{dtype}".replace("torch.", ""),
-            "a0:i[b,m]; a1:i[n]; "
+            "a0:i[b,kv_idx]; a1:i[q_idx]; "
             "where(lt(sub(a0,a1),0),s,where(lt(add(a1,2147483640),0),0.0,silu(s)))",
             aux=((2, 48), (32,)),
             integers=dtype,
         )
         for dtype in (torch.uint8, torch.int32)
     ),
-    Case("lengths", "a0:i[b]; where(lt(m,a0),silu(s),0.0)", aux=((2,),)),
-    Case("hstu", HSTU, n=40, m=40, aux=((2, 40, 40), (2, 1, 40, 40)), scalars=(40,), needs="qkv01"),
+    Case("lengths", "a0:i[b]; where(lt(kv_idx,a0),silu(s),0.0)", aux=((2,),)),
+    Case("hstu", HSTU, m=40, n=40, aux=((2, 40, 40), (2, 1, 40, 40)), scalars=(40,), needs="qkv01"),
     Case(
         "hstu_tail",
         HSTU,
-        n=37,
         m=37,
+        n=37,
         aux=((2, 37, 37), (2, 1, 37, 37)),
         scalars=(37,),
         needs="qkv01",
     ),
-    Case("bias_only", "a0:f[n,m]; silu(add(s,a0))", n=37, m=19, aux=((37, 19),), needs="0"),
     Case(
-        "bias_full", "a0:f[b,h,n,m]; silu(add(s,a0))", n=37, m=19, aux=((2, 2, 37, 19),), needs="0"
+        "bias_only", "a0:f[q_idx,kv_idx]; silu(add(s,a0))", m=37, n=19, aux=((37, 19),), needs="0"
+    ),
+    Case(
+        "bias_full",
+        "a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))",
+        m=37,
+        n=19,
+        aux=((2, 2, 37, 19),),
+        needs="0",
     ),
     Case(
         "bias_batch",
-        "a0:f[b,-,n,m]; silu(add(s,a0))",
-        n=37,
-        m=19,
+        "a0:f[b,-,q_idx,kv_idx]; silu(add(s,a0))",
+        m=37,
+        n=19,
         aux=((2, 1, 37, 19),),
         needs="q0",
     ),
-    Case("bias_reversed", "a0:f[m,n]; silu(add(s,a0))", n=37, m=19, aux=((19, 37),), needs="0"),
+    Case(
+        "bias_reversed",
+        "a0:f[kv_idx,q_idx]; silu(add(s,a0))",
+        m=37,
+        n=19,
+        aux=((19, 37),),
+        needs="0",
+    ),
     Case("scale", "a0:f[]; silu(mul(s,a0))", aux=((),), needs="0"),
     Case("scale_one", "a0:f[-,-]; mul(silu(s),a0)", aux=((1, 1),), needs="qkv0"),
-    Case("row_sums_first", "a0:f[n]; mul(silu(s),a0)", n=19, aux=((19,),), needs="0"),
-    Case("column_sums_first", "a0:f[m]; mul(silu(s),a0)", m=19, aux=((19,),), needs="0"),
+    Case("row_sums_first", "a0:f[q_idx]; mul(silu(s),a0)", m=19, aux=((19,),), needs="0"),
+    Case("column_sums_first", "a0:f[kv_idx]; mul(silu(s),a0)", n=19, aux=((19,),), needs="0"),
     Case("all_kinds", ALL_KINDS, aux=ALL_AUX, needs="qkv0123457"),
-    Case("no_score", "a0:f[n,-]; sigmoid(a0)", aux=((32, 1),), needs="qkv0"),
-    Case("constant", "mul(float(m),0.125)", needs="qkv"),
+    Case("no_score", "a0:f[q_idx,-]; sigmoid(a0)", aux=((32, 1),), needs="qkv0"),
+    Case("constant", "mul(float(kv_idx),0.125)", needs="qkv"),
     Case("rounded", "bf16(silu(s))", needs="qv", tolerance=2e-2),
-    Case("nan_kept", "silu(where(ge(n,m),s,-inf))", n=20, m=20),
-    Case("window_long", WINDOW, n=1100, m=1100, d=16, dv=16, b=1, h=1, scalars=(90,), choice=0),
-    Case("prefix_long", PREFIX, n=300, m=1500, b=1, h=1, choice=0, needs="q"),
-    Case("prefix_keys_long", PREFIX, n=1500, m=200, b=1, h=1, choice=0, needs="v"),
-    Case("causal_flat", "where(ge(n,m),1.0,0.0)", n=70, m=70),
-    Case("causal_dynamic", CAUSAL, n=137, m=153, dynamic=True),
-    Case("causal_wide", CAUSAL, n=137, m=153, wide=True),
-    Case("causal_gqa", CAUSAL, n=70, m=70, h=4, hk=2, hv=2),
-    Case("heads_apart", HEADS, n=100, m=100, h=4, hk=2, hv=2),
-    Case("segments", SEGMENTS, n=100, m=100, aux=((2,),), needs="qkv"),
-    Case("mask_read", TARGETS, n=100, m=100, aux=((2,), (2, 100), (100, 100)), needs="qkv12"),
-    Case("mask_learned", LEARNED, n=100, m=100, aux=((100, 100),), needs="qkv0"),
-    Case("nothing", "where(gt(m,1000),silu(s),0.0)", n=40, m=40),
-    Case("added", SILU, n=37, m=53, d=24, options=ADDED),
-    Case("added_gqa", SILU, n=37, m=53, h=4, hk=2, hv=2, options=ADDED),
-    Case("added_gqa_uneven", SILU, n=37, m=53, h=4, hk=2, hv=1, options=ADDED),
-    Case("added_causal", CAUSAL, n=137, m=153, options=ADDED, dynamic=True),
-    Case("added_to_seeds", SILU, bq=1, b=3, n=19, options=ADDED),
+    Case("nan_kept", "silu(where(ge(q_idx,kv_idx),s,-inf))", m=20, n=20),
+    Case("window_long", WINDOW, m=1100, n=1100, d=16, dv=16, b=1, h=1, scalars=(90,), choice=0),
+    Case("prefix_long", PREFIX, m=300, n=1500, b=1, h=1, choice=0, needs="q"),
+    Case("prefix_keys_long", PREFIX, m=1500, n=200, b=1, h=1, choice=0, needs="v"),
+    Case("causal_flat", "where(ge(q_idx,kv_idx),1.0,0.0)", m=70, n=70),
+    Case("causal_dynamic", CAUSAL, m=137, n=153, dynamic=True),
+    Case("causal_wide", CAUSAL, m=137, n=153, wide=True),
+    Case("causal_gqa", CAUSAL, m=70, n=70, h=4, hk=2, hv=2),
+    Case("heads_apart", HEADS, m=100, n=100, h=4, hk=2, hv=2),
+    Case("segments", SEGMENTS, m=100, n=100, aux=((2,),), needs="qkv"),
+    Case("mask_read", TARGETS, m=100, n=100, aux=((2,), (2, 100), (100, 100)), needs="qkv12"),
+    Case("mask_learned", LEARNED, m=100, n=100, aux=((100, 100),), needs="qkv0"),
+    Case("nothing", "where(gt(kv_idx,1000),silu(s),0.0)", m=40, n=40),
+    Case("added", SILU, m=37, n=53, d=24, options=ADDED),
+    Case("added_gqa", SILU, m=37, n=53, h=4, hk=2, hv=2, options=ADDED),
+    Case("added_gqa_uneven", SILU, m=37, n=53, h=4, hk=2, hv=1, options=ADDED),
+    Case("added_causal", CAUSAL, m=137, n=153, options=ADDED, dynamic=True),
+    Case("added_to_seeds", SILU, bq=1, b=3, m=19, options=ADDED),
     Case("added_kinds", ALL_KINDS, aux=ALL_AUX, needs="qkv0123457", options=ADDED),
-    Case("mask_blocks", BLOCKS, n=90, m=119, aux=((90, 119), (119,)), needs="qkv1", blocks=40),
-    Case("mask_padding", PADDING, n=100, m=130, aux=((2, 1, 130), (2, 1, 100)), blocks=66),
-    Case("mask_real", FACTOR, n=70, m=90, aux=((2, 70, 90),), blocks=40),
-    Case("mask_ids", IDS, n=100, m=100, aux=((2, 100), (2, 100)), blocks=40),
-    Case("mask_hidden", HIDDEN, n=70, m=90, aux=((70, 90),), blocks=40, dynamic=True),
-    Case("mask_bias", TABLED, n=90, m=70, aux=((70, 90), (90, 70)), needs="qv1", blocks=40),
-    Case("mask_nan", NAN_MASK, n=70, m=70, aux=((70, 70),), needs="", blocks=40),
-    Case("sign_of_nan", ABSOLUTE, n=70, m=70, aux=((70, 70),), needs="q", blocks=40),
-    Case("no_keys", "sigmoid(s)", m=0),
-    Case("no_rows", "sigmoid(s)", n=0),
-    Case("wide", SILU, n=37, m=53, h=4, hk=2, hv=2, wide=True),
+    Case("mask_blocks", BLOCKS, m=90, n=119, aux=((90, 119), (119,)), needs="qkv1", blocks=40),
+    Case("mask_padding", PADDING, m=100, n=130, aux=((2, 1, 130), (2, 1, 100)), blocks=66),
+    Case("mask_real", FACTOR, m=70, n=90, aux=((2, 70, 90),), blocks=40),
+    Case("mask_ids", IDS, m=100, n=100, aux=((2, 100), (2, 100)), blocks=40),
+    Case("mask_hidden", HIDDEN, m=70, n=90, aux=((70, 90),), blocks=40, dynamic=True),
+    Case("mask_bias", TABLED, m=90, n=70, aux=((70, 90), (90, 70)), needs="qv1", blocks=40),
+    Case("mask_nan", NAN_MASK, m=70, n=70, aux=((70, 70),), needs="", blocks=40),
+    Case("sign_of_nan", ABSOLUTE, m=70, n=70, aux=((70, 70),), needs="q", blocks=40),
+    Case("no_keys", "sigmoid(s)", n=0),
+    Case("no_rows", "sigmoid(s)", m=0),
+    Case("wide", SILU, m=37, n=53, h=4, hk=2, hv=2, wide=True),
     Case(
         "wide_hstu",
         HSTU,
-        n=37,
         m=37,
+        n=37,
         aux=((2, 37, 37), (2, 1, 37, 37)),
         scalars=(37,),
         needs="qkv01",
         wide=True,
     ),
-    Case("dynamic", SILU, n=37, m=53, dynamic=True),
-    Case("dynamic_even", SILU, n=64, m=64, dynamic=True),
+    Case("dynamic", SILU, m=37, n=53, dynamic=True),
+    Case("dynamic_even", SILU, m=64, n=64, dynamic=True),
     Case(
         "dynamic_hstu",
         HSTU,
-        n=37,
         m=37,
+        n=37,
         aux=((2, 37, 37), (2, 1, 37, 37)),
         scalars=(37,),
         needs="qkv01",

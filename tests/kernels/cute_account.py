@@ -25,8 +25,8 @@ from gdpa_inductor.kernels.cute.sm100.forward.kernel import Forward
 DOCS = Path(__file__).parents[2] / "docs" / "blackwell.md"
 SILU, GELU = "silu(mul(s,0.088))", "gelu_tanh(mul(s,0.088))"
 RELU2 = "mul(relu(mul(s,0.088)),relu(mul(s,0.088)))"
-CAUSAL = "where(ge(n,m),sigmoid(s),0.0)"
-BIAS = "a0:f[h,n,m]; silu(add(mul(s,0.088),a0))"
+CAUSAL = "where(ge(q_idx,kv_idx),sigmoid(s),0.0)"
+BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.088),a0))"
 CONFIGS = {
     "silu, D 128": Config("bfloat16", 128, 128, SILU),
     "silu, D 128, fp16": Config("float16", 128, 128, SILU),

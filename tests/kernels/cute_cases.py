@@ -25,8 +25,8 @@ class Case:
 
     name: str
     program: str = SILU
-    n: int = 256
     m: int = 256
+    n: int = 256
     d: int = 128
     dv: int = 0
     b: int = 1
@@ -54,9 +54,9 @@ class Case:
         """On the CPU. Rows that no sequence owns are NaN."""
         torch.manual_seed(len(self.name))
         hk, dv = self.hk or self.h, self.dv or self.d
-        query, cu_q = self._matrix("q", self.h, self.n, self.d, self.q_lengths)
-        key, cu_k = self._matrix("k", hk, self.m, self.d, self.k_lengths)
-        value, _ = self._matrix("v", self.hv or hk, self.m, dv, self.k_lengths)
+        query, cu_q = self._matrix("q", self.h, self.m, self.d, self.q_lengths)
+        key, cu_k = self._matrix("k", hk, self.n, self.d, self.k_lengths)
+        value, _ = self._matrix("v", self.hv or hk, self.n, dv, self.k_lengths)
         aux = [_operand(shape, dtype) for shape, dtype in self.aux]
         most_q = self.most or max(self.q_lengths, default=0)
         most_k = self.most or max(self.k_lengths, default=0)
@@ -140,14 +140,17 @@ def standing(
     operand: torch.Tensor, spec: Aux, o: Operands[torch.Tensor]
 ) -> tuple[torch.Tensor, Aux]:
     """An operand of the program with a row for each packed one, per sequence instead."""
-    sides = {"q": (o.cu_seqlens_q, o.max_seqlen_q, "n"), "k": (o.cu_seqlens_k, o.max_seqlen_k, "m")}
+    sides = {
+        "q": (o.cu_seqlens_q, o.max_seqlen_q, "q_idx"),
+        "k": (o.cu_seqlens_k, o.max_seqlen_k, "kv_idx"),
+    }
     for letter, (offsets, most, axis) in sides.items():
         if letter in spec.access:
             dim = spec.access.index(letter)
             flat = operand.movedim(dim, 0).flatten(1).unsqueeze(1)
             made, _ = padded(flat, offsets, most)
             rest = [entry for entry in spec.access if entry != letter]
-            shape = [n for d, n in enumerate(operand.shape) if d != dim]
+            shape = [size for d, size in enumerate(operand.shape) if d != dim]
             return made.reshape(made.shape[0], most, *shape), Aux(spec.kind, ("b", axis, *rest))
     return operand, spec
 
@@ -161,37 +164,38 @@ def packed(dense: torch.Tensor, rows: torch.Tensor, o: Operands[torch.Tensor]) -
     return made
 
 
-CAUSAL = "where(ge(n,m),{},0.0)"
+CAUSAL = "where(ge(q_idx,kv_idx),{},0.0)"
 RELU2 = "mul(relu(mul(s,0.088)),relu(mul(s,0.088)))"
-BIAS = "a0:f[h,n,m]; a1:b[b,-,-,m]; where(a1,gelu_tanh(add(mul(s,0.1),a0)),0.0)"
+BIAS = "a0:f[h,q_idx,kv_idx]; a1:b[b,-,-,kv_idx]; where(a1,gelu_tanh(add(mul(s,0.1),a0)),0.0)"
 SELF, OTHER = (300, 0, 1, 129), (70, 256, 0, 200)
 
 # One configuration for each feature; a CTA has at least two tiles, and more blocks than stages.
 CASES = (
-    Case("silu", n=600, m=1100, ctas=1),
-    Case("gelu_tanh", "gelu_tanh(mul(s,0.125))", d=64, n=300, m=200, h=3, dtype=F16, ctas=2),
-    Case("relu2_gqa", RELU2, d=64, n=140, m=140, h=4, hk=2, view="bnhd", dtype=F16),
-    Case("sigmoid_causal", CAUSAL.format("sigmoid(s)"), d=64, n=520, m=520, ctas=1),
-    Case("bias_by_vectors", "a0:f[h,n,m]; silu(add(mul(s,0.1),a0))", n=200, m=304, h=2,
+    Case("silu", m=600, n=1100, ctas=1),
+    Case("gelu_tanh", "gelu_tanh(mul(s,0.125))", d=64, m=300, n=200, h=3, dtype=F16, ctas=2),
+    Case("relu2_gqa", RELU2, d=64, m=140, n=140, h=4, hk=2, view="bnhd", dtype=F16),
+    Case("sigmoid_causal", CAUSAL.format("sigmoid(s)"), d=64, m=520, n=520, ctas=1),
+    Case("bias_by_vectors", "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", m=200, n=304, h=2,
          aux=(((2, 200, 304), BF16),)),
     Case(
-        "bias_and_mask", BIAS, d=64, n=200, m=300, b=2, h=2,
+        "bias_and_mask", BIAS, d=64, m=200, n=300, b=2, h=2,
         aux=(((2, 200, 300), torch.float32), ((2, 1, 1, 300), torch.bool)),
-    ), Case("both_scales", "div(silu(mul(s,0.088)),float(i0))", d=96, dv=64, n=130, m=70,
+    ), Case("both_scales", "div(silu(mul(s,0.088)),float(i0))", d=96, dv=64, m=130, n=70,
     scalars=(70,)), Case("self", CAUSAL.format(SILU), d=64, h=2, q_lengths=SELF, k_lengths=SELF,
-    ctas=2), Case("short_keys", d=64, b=4, m=192, q_lengths=OTHER, ctas=1, offsets=torch.int64),
+    ctas=2), Case("short_keys", d=64, b=4, n=192, q_lengths=OTHER, ctas=1, offsets=torch.int64),
     Case("rows_without_keys", "sigmoid(s)", d=64, q_lengths=(100, 384, 140, 130, 1, 2), ctas=1,
          k_lengths=(0, 80, 0, 100, 0, 0)),
-    Case("seeds", d=64, b=4, n=32, shared="q", k_lengths=SELF, ctas=1),
+    Case("seeds", d=64, b=4, m=32, shared="q", k_lengths=SELF, ctas=1),
 )  # fmt: skip
 
 MORE = (
-    Case("exact_functions", "gelu(mul(s,0.125))", d=64, n=300, m=200, fast=False),
-    Case("odd_dims", d=72, dv=40, n=100, m=100),
+    Case("exact_functions", "gelu(mul(s,0.125))", d=64, m=300, n=200, fast=False),
+    Case("odd_dims", d=72, dv=40, m=100, n=100),
     Case("truncated", d=64, q_lengths=SELF, k_lengths=SELF, most=140, ctas=1),
     Case("delta", d=64, h=2, hk=1, q_lengths=(3, 1, 0, 130), k_lengths=OTHER),
-    Case("window", "where(and(ge(n,m),lt(sub(n,m),128)),silu(s),0.0)", d=64, n=700, m=700),
+    Case("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),128)),silu(s),"
+                   "0.0)", d=64, m=700, n=700),
     Case("rows_packed_bias", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=64, h=2, q_lengths=SELF,
          k_lengths=SELF, aux=(((494, 2), BF16),)),
-    Case("long", n=1500, m=1500, d=128, h=2, ctas=3),
+    Case("long", m=1500, n=1500, d=128, h=2, ctas=3),
 )  # fmt: skip

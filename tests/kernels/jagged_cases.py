@@ -63,8 +63,8 @@ class JaggedCase(Case):
     def tensors(self) -> list[torch.Tensor]:
         """grad_out, query, key, value, the aux operands, and the offsets that there are."""
         cu_q, cu_k = self.sides
-        rows = (cu_q, self.lengths_q, self.longest[0], self.batch, self.n)
-        cols = (cu_k, self.keys, self.longest[1], self.bk or self.batch, self.m)
+        rows = (cu_q, self.lengths_q, self.longest[0], self.batch, self.m)
+        cols = (cu_k, self.keys, self.longest[1], self.bk or self.batch, self.n)
         made = [
             self._matrix(*rows, self.h, self.dv),
             self._matrix(*rows, self.h, self.d),
@@ -138,8 +138,8 @@ class JaggedCase(Case):
 LENGTHS = (37, 0, 150, 1, 64)
 OTHERS = (5, 70, 33, 0, 129)
 PER_TOKEN = "a0:f[q,h]; a1:f[k]; a2:f[-,q]; mul(silu(add(mul(s,a2),a0)),a1)"
-SHARED = "a0:f[n]; a1:f[h,m]; a2:f[b,-]; a3:f[]; mul(silu(add(mul(s,a3),add(a0,a1))),a2)"
-FULL = "a0:f[h,n,m]; silu(add(mul(s,0.25),a0))"
+SHARED = "a0:f[q_idx]; a1:f[h,kv_idx]; a2:f[b,-]; a3:f[]; mul(silu(add(mul(s,a3),add(a0,a1))),a2)"
+FULL = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.25),a0))"
 
 CASES = [
     JaggedCase("jagged_inference", SILU, lengths_q=LENGTHS, same=True, needs=""),
@@ -159,12 +159,12 @@ CASES = [
     JaggedCase("jagged_view", SILU, lengths_q=(37, 20), same=True, view="split", d=24, dv=40),
     JaggedCase("jagged_gqa", SILU, lengths_q=(37, 20), same=True, h=4, hk=2, hv=2),
     JaggedCase("jagged_gqa_uneven", SILU, lengths_q=(37, 20), same=True, h=4, hk=2, hv=1),
-    JaggedCase("jagged_short_keys", SILU, lengths_q=LENGTHS, m=64),
-    JaggedCase("jagged_short_keys_tail", "sigmoid(s)", lengths_q=LENGTHS, m=19, bk=1),
-    JaggedCase("jagged_seeds", SILU, lengths_k=LENGTHS, n=8, bq=1),
-    JaggedCase("jagged_seed", SILU, lengths_k=LENGTHS, n=1, bq=1),
-    JaggedCase("jagged_target", SILU, lengths_k=LENGTHS, n=1, h=1),
-    JaggedCase("jagged_queries", "sigmoid(s)", lengths_k=LENGTHS, n=3),
+    JaggedCase("jagged_short_keys", SILU, lengths_q=LENGTHS, n=64),
+    JaggedCase("jagged_short_keys_tail", "sigmoid(s)", lengths_q=LENGTHS, n=19, bk=1),
+    JaggedCase("jagged_seeds", SILU, lengths_k=LENGTHS, m=8, bq=1),
+    JaggedCase("jagged_seed", SILU, lengths_k=LENGTHS, m=1, bq=1),
+    JaggedCase("jagged_target", SILU, lengths_k=LENGTHS, m=1, h=1),
+    JaggedCase("jagged_queries", "sigmoid(s)", lengths_k=LENGTHS, m=3),
     JaggedCase(
         "jagged_per_token", PER_TOKEN, lengths_q=LENGTHS, lengths_k=OTHERS,
         aux=(("q", 2), ("k",), (1, "q")), needs="qkv012", after=3,
@@ -177,41 +177,47 @@ CASES = [
         "jagged_bias", FULL, lengths_q=(37, 0, 20), same=True, aux=((2, 37, 37),), needs="qkv0"
     ),
     JaggedCase(
-        "jagged_bias_token", "a0:f[q,m]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
+        "jagged_bias_token", "a0:f[q,kv_idx]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
         lengths_k=(20, 7, 33), aux=(("q", 33),), needs="q0",
     ),
     JaggedCase(
-        "jagged_bias_short", "a0:f[b,n,m]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
-        m=17, aux=((3, 37, 17),), needs="0",
+        "jagged_bias_short", "a0:f[b,q_idx,kv_idx]; "
+                             "silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
+        n=17, aux=((3, 37, 17),), needs="0",
     ),
     JaggedCase(
-        "jagged_bias_all", "a0:f[n,m]; silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20, 5),
+        "jagged_bias_all", "a0:f[q_idx,kv_idx]; "
+                           "silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20, 5),
         same=True, h=3, aux=((37, 37),), needs="qkv0",
     ),
     JaggedCase(
-        "jagged_causal", "where(ge(n,m),silu(mul(s,0.25)),0.0)", lengths_q=LENGTHS, same=True
+        "jagged_causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),"
+                         "0.0)", lengths_q=LENGTHS, same=True
     ),
     JaggedCase(
-        "jagged_window", "where(and(lt(sub(n,m),20),ge(n,m)),silu(mul(s,0.25)),0.0)",
+        "jagged_window", "where(and(lt(sub(q_idx,kv_idx),20),ge(q_idx,kv_idx)),silu(mul(s,"
+                         "0.25)),0.0)",
         lengths_q=LENGTHS, same=True, max_q=100,
     ),
     JaggedCase(
         "jagged_targets",
-        "a0:i[b]; a1:f[k]; t0=minimum(n,add(a0,30)); t1=minimum(m,add(a0,30));"
-        "where(or(gt(t0,t1),eq(n,m)),mul(silu(mul(s,0.25)),a1),0.0)",
+        "a0:i[b]; a1:f[k]; t0=minimum(q_idx,add(a0,30)); t1=minimum(kv_idx,add(a0,30));"
+        "where(or(gt(t0,t1),eq(q_idx,kv_idx)),mul(silu(mul(s,0.25)),a1),0.0)",
         lengths_q=LENGTHS, same=True, aux=((5,), ("k",)), needs="qkv1",
     ),
     JaggedCase(
-        "jagged_mask", "a0:b[n,m]; a1:b[b,m]; where(and(a0,a1),silu(mul(s,0.25)),0.0)",
+        "jagged_mask", "a0:b[q_idx,kv_idx]; a1:b[b,kv_idx]; "
+                       "where(and(a0,a1),silu(mul(s,0.25)),0.0)",
         lengths_q=(70, 0, 100), same=True, aux=((100, 100), (3, 100)), blocks=40,
     ),
     JaggedCase(
-        "jagged_causal_bias", "a0:f[h,n,m]; where(ge(n,m),silu(add(mul(s,0.25),a0)),0.0)",
+        "jagged_causal_bias", "a0:f[h,q_idx,kv_idx]; "
+                              "where(ge(q_idx,kv_idx),silu(add(mul(s,0.25),a0)),0.0)",
         lengths_q=(37, 0, 20), same=True, aux=((2, 37, 37),), needs="qkv0",
     ),
     JaggedCase(
-        "jagged_lengths", "a0:i[b]; where(lt(m,mul(a0,9)),sigmoid(s),0.0)", lengths_k=OTHERS,
-        n=40, aux=((5,),),
+        "jagged_lengths", "a0:i[b]; where(lt(kv_idx,mul(a0,9)),sigmoid(s),0.0)", lengths_k=OTHERS,
+        m=40, aux=((5,),),
     ),
     JaggedCase(
         "jagged_hstu", HSTU, lengths_q=(37, 20), same=True, scalars=(40,),

@@ -13,16 +13,16 @@ ALONE: dict[str, Any] = {
     "d": 128, "dv": 100, "half": True, "processors": 1, "tolerance": 4e-3,
     "options": "kernel=triton,fast_math=False,strict=True",
 }  # fmt: skip
-COLUMNS = "a0:f[b,h,m]; mul(sigmoid(mul(s,0.05)),a0)"
-BIAS = "a0:f[n,m]; silu(add(mul(s,0.05),a0))"
+COLUMNS = "a0:f[b,h,kv_idx]; mul(sigmoid(mul(s,0.05)),a0)"
+BIAS = "a0:f[q_idx,kv_idx]; silu(add(mul(s,0.05),a0))"
 PER_TOKEN = "a0:f[q,h]; a1:f[k]; mul(silu(add(mul(s,0.05),a0)),a1)"
 
 CASES = [
-    *(Case(f"pairs_{i}", SILU, n=150, m=140, choice=i, **ALONE) for i in range(2)),
-    Case("pairs_even", SILU, n=128, m=256, choice=0, **ALONE),
-    Case("pairs_columns", COLUMNS, n=70, m=150, aux=((2, 2, 150),), needs="qkv0", **ALONE),
-    Case("pairs_bias", BIAS, n=70, m=150, aux=((70, 150),), needs="qk0", **ALONE),
-    Case("pairs_wide", "sigmoid(s)", n=70, m=30, dynamic=True, wide=True, **ALONE),
+    *(Case(f"pairs_{i}", SILU, m=150, n=140, choice=i, **ALONE) for i in range(2)),
+    Case("pairs_even", SILU, m=128, n=256, choice=0, **ALONE),
+    Case("pairs_columns", COLUMNS, m=70, n=150, aux=((2, 2, 150),), needs="qkv0", **ALONE),
+    Case("pairs_bias", BIAS, m=70, n=150, aux=((70, 150),), needs="qk0", **ALONE),
+    Case("pairs_wide", "sigmoid(s)", m=70, n=30, dynamic=True, wide=True, **ALONE),
     *(
         JaggedCase(f"pairs_jagged_{i}", SILU, lengths_q=LENGTHS, same=True, choice=i, **ALONE)
         for i in range(2)
@@ -33,8 +33,8 @@ CASES = [
     ),
     JaggedCase("pairs_jagged_batch", SILU, lengths_q=LENGTHS, same=True, dynamic=True, **ALONE),
     JaggedCase("pairs_jagged_truncated", SILU, lengths_q=LENGTHS, same=True, max_q=40, **ALONE),
-    JaggedCase("pairs_jagged_keys", SILU, lengths_q=LENGTHS, m=130, view="split", **ALONE),
-    JaggedCase("pairs_jagged_queries", "sigmoid(s)", lengths_k=OTHERS, n=40, **ALONE),
+    JaggedCase("pairs_jagged_keys", SILU, lengths_q=LENGTHS, n=130, view="split", **ALONE),
+    JaggedCase("pairs_jagged_queries", "sigmoid(s)", lengths_k=OTHERS, m=40, **ALONE),
     JaggedCase(
         "pairs_jagged_unowned", "sigmoid(s)", lengths_q=(3, 0, 20, 0), lengths_k=(0, 4, 5, 0),
         before=3, after=300, max_q=16, **ALONE,

@@ -10,13 +10,14 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from gdpa_inductor.kernels.cpu.block_pass import Pass, Sum
-from gdpa_inductor.program.score_mod import AXES, ScoreMod
+from gdpa_inductor.program.expr import AXES
+from gdpa_inductor.program.score_mod import ScoreMod
 
 GOLDEN = Path(__file__).parent / "golden"
 PROGRAMS = {
     "silu": "silu(mul(s,0.1))",
-    "causal": "where(ge(n,m),gelu_tanh(s),0.0)",
-    "operands": "a0:f[h,n,m]; a1:b[b,m]; where(a1,sigmoid(add(s,a0)),0.0)",
+    "causal": "where(ge(q_idx,kv_idx),gelu_tanh(s),0.0)",
+    "operands": "a0:f[h,q_idx,kv_idx]; a1:b[b,kv_idx]; where(a1,sigmoid(add(s,a0)),0.0)",
 }
 BLOCK = (2, 2, 8, 16)
 DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.uint8}

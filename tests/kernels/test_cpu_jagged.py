@@ -120,7 +120,7 @@ def test_one_compile_for_all_lengths(monkeypatch: pytest.MonkeyPatch) -> None:
         return original(*args, **kwargs)
 
     monkeypatch.setattr(cpu_pass.inductor, "compile_graph", counted)
-    text = "a0:f[h,n,m]; silu(mul(add(mul(s,0.3125),a0),1.75))"
+    text = "a0:f[h,q_idx,kv_idx]; silu(mul(add(mul(s,0.3125),a0),1.75))"
     for _ in range(20):
         lengths = torch.randint(0, 40, (6,)).tolist()
         cu = torch.tensor([0, *lengths, 1]).cumsum(0)
@@ -221,7 +221,7 @@ def test_offsets_in_disorder(name: str, kernel: str) -> None:
             lambda *given: torch.ops.gdpa.attention_backward(*given[:8], "", *given[8:]),
         ),
     }[kernel]
-    program = "a0:f[q]; a1:f[k]; a2:f[h,n,m]; silu(add(add(mul(s,a0),a1),a2))"
+    program = "a0:f[q]; a1:f[k]; a2:f[h,q_idx,kv_idx]; silu(add(add(mul(s,a0),a1),a2))"
     longest, total = (4, 3), 9
     sides = [rows_of(cu, most) for cu, most in zip(DISORDER[name], longest, strict=True)]
     of_query, of_key = (0, 3), (1, 2, 4)  # which operands have the rows of which side

@@ -21,16 +21,16 @@ KEY_SEGMENTS = torch.arange(M) * 3 // M
 # name: the program, its operands, what share of the blocks is left at most
 MASKS: dict[str, tuple[str, list[Tensor], float]] = {
     "none": ("silu(s)", [], 1.0),
-    "causal": ("where(ge(n,m),silu(s),0.0)", [], 0.5),
-    "window": ("mul(silu(s),float(le(abs(sub(n,m)),8)))", [], 0.5),
-    "before": ("relu(where(le(m,n),s,-inf))", [], 0.5),
-    "lengths": ("a0:i[b]; mul(silu(s),float(lt(m,a0)))", [LENGTHS], 0.8),
-    "padding": ("a0:b[b,m]; where(a0,sigmoid(s),0.0)", [PADDED], 0.8),
-    "float padding": ("a0:f[b,-,-,m]; mul(sigmoid(s),a0)", [PADDED[:, None, None] * 1.0], 0.8),
+    "causal": ("where(ge(q_idx,kv_idx),silu(s),0.0)", [], 0.5),
+    "window": ("mul(silu(s),float(le(abs(sub(q_idx,kv_idx)),8)))", [], 0.5),
+    "before": ("relu(where(le(kv_idx,q_idx),s,-inf))", [], 0.5),
+    "lengths": ("a0:i[b]; mul(silu(s),float(lt(kv_idx,a0)))", [LENGTHS], 0.8),
+    "padding": ("a0:b[b,kv_idx]; where(a0,sigmoid(s),0.0)", [PADDED], 0.8),
+    "float padding": ("a0:f[b,-,-,kv_idx]; mul(sigmoid(s),a0)", [PADDED[:, None, None] * 1.0], 0.8),
     "segments": (
-        "a0:i[n]; a1:i[m]; where(eq(a0,a1),silu(s),0.0)", [SEGMENTS, KEY_SEGMENTS], 0.7,
+        "a0:i[q_idx]; a1:i[kv_idx]; where(eq(a0,a1),silu(s),0.0)", [SEGMENTS, KEY_SEGMENTS], 0.7,
     ),
-    "a mask [N, M]": ("a0:f[n,m]; mul(silu(s),a0)", [torch.ones(N, M).tril()], 0.5),
+    "a mask [N, M]": ("a0:f[q_idx,kv_idx]; mul(silu(s),a0)", [torch.ones(N, M).tril()], 0.5),
 }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_what_is_left_out_spreads_no_nan():
 def test_sequences_leave_out_blocks_of_their_own(multiplied: list[int]):
     cu = torch.tensor([0, 90, 90, 131])
     q, k, v, g = (torch.randn(131, H, d, dtype=torch.float64) for d in (8, 8, 12, 12))
-    text = "a0:i[b]; where(and(ge(n,m),lt(m,a0)),silu(s),0.0)"
+    text = "a0:i[b]; where(and(ge(q_idx,kv_idx),lt(kv_idx,a0)),silu(s),0.0)"
     call = (q, k, v, [torch.tensor([20, 5, 41])], [], text)
     found = forward_op(*call, cu, cu, 90, 90)
     torch.testing.assert_close(found, torch.ops.gdpa.attention(*call, "", cu, cu, 90, 90))

@@ -23,12 +23,12 @@ TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Bytes per thread. sm_80 holds the operands of a product in registers, and some go to local memory;
 # on sm_90 a few addresses of "tiles" may, none in its loop.
 SPILLS = {80: 256, 90: 16, 100: 0}
-PLAIN = Case("plain", "silu(mul(s,0.088))", n=1024, m=1024, d=128, dv=128, h=4)
+PLAIN = Case("plain", "silu(mul(s,0.088))", m=1024, n=1024, d=128, dv=128, h=4)
 BIASED = Case(
     "biased",
     HSTU,
-    n=1000,
     m=1000,
+    n=1000,
     d=64,
     dv=64,
     h=4,
@@ -40,16 +40,17 @@ JAGGED = JaggedCase(
     "jagged", PLAIN.program, lengths_q=(512, 256), same=True, max_q=512, d=128, dv=128, h=4
 )
 CAUSAL = JaggedCase(
-    "causal", "where(ge(n,m),silu(mul(s,0.088)),0.0)", lengths_q=(512, 256), same=True, max_q=512,
+    "causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.088)),"
+              "0.0)", lengths_q=(512, 256), same=True, max_q=512,
     d=128, dv=128, h=4,
 )  # fmt: skip
 MASKED = [
-    Case(name, program, n=700, m=700, d=64, dv=64, h=4, aux=aux)
+    Case(name, program, m=700, n=700, d=64, dv=64, h=4, aux=aux)
     for name, program, aux in (
-        ("window", "where(and(ge(n,m),lt(sub(n,m),70)),sigmoid(s),0.0)", ()),
-        ("lengths", "a0:i[b]; where(lt(m,mul(a0,30)),silu(s),0.0)", ((2,),)),
-        ("rows", "a0:b[b,-,n]; where(and(a0,ge(n,m)),silu(s),0.0)", ((2, 1, 700),)),
-        ("tensor", "a0:b[n,m]; where(a0,silu(s),0.0)", ((700, 700),)),
+        ("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),70)),sigmoid(s),0.0)", ()),
+        ("lengths", "a0:i[b]; where(lt(kv_idx,mul(a0,30)),silu(s),0.0)", ((2,),)),
+        ("rows", "a0:b[b,-,q_idx]; where(and(a0,ge(q_idx,kv_idx)),silu(s),0.0)", ((2, 1, 700),)),
+        ("tensor", "a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)", ((700, 700),)),
     )
 ]
 
@@ -131,16 +132,19 @@ def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
 def test_rows_and_columns_are_not_paired(capability: int, warps: int, tmp_path):
     """LLVM paired the bits of rows with those of columns. Triton 3.6 compiled such pairs wrongly,
     and a window of three columns was another one in all warps but the first."""
-    window = "a0:f[n,m]; where(not(le(abs(sub(n,m)),3)),0.0,hardsigmoid(maximum(div(s,9.0),a0)))"
-    case = Case("window", window, n=9, m=9, d=4, dv=4, b=2, h=1, aux=((9, 9),), needs="v",
+    window = (
+        "a0:f[q_idx,kv_idx]; "
+        "where(not(le(abs(sub(q_idx,kv_idx)),3)),0.0,hardsigmoid(maximum(div(s,9.0),a0)))"
+    )
+    case = Case("window", window, m=9, n=9, d=4, dv=4, b=2, h=1, aux=((9, 9),), needs="v",
                 options="skip=False")  # fmt: skip
-    name, text = next((n, t) for n, t in sources(case, torch.bfloat16, capability).items()
+    name, text = next((m, t) for m, t in sources(case, torch.bfloat16, capability).items()
                       if "arg_DO" in t and "triton_heuristics.template" in t)  # fmt: skip
     text = re.sub(r"num_warps=\d+", f"num_warps={warps}", text)
     made = compiled(name, text, capability, tmp_path)
     shifts = re.findall(r"shl (?:nuw |nsw )+<\d+ x i32> %\w+, <(.*?)>", made.asm["llir"])
-    amounts = [int(n) for shift in shifts for n in re.findall(r"i32 (\d+)", shift)]
-    assert not any(n >= 16 for n in amounts), f"a thread's number, shifted by {amounts}"
+    amounts = [int(m) for shift in shifts for m in re.findall(r"i32 (\d+)", shift)]
+    assert not any(m >= 16 for m in amounts), f"a thread's number, shifted by {amounts}"
 
 
 @pytest.mark.parametrize("case", MASKED, ids=lambda case: case.name)
@@ -157,7 +161,7 @@ def test_masked_kernels_compile(case: Case, tmp_path):
 
 def test_the_forward_of_hopper_compiles_lean(tmp_path):
     """One special-function operation per score, and the loop's products on wgmma."""
-    case = Case("forward", PLAIN.program, n=1024, m=1024, d=128, dv=128, needs="")
+    case = Case("forward", PLAIN.program, m=1024, n=1024, d=128, dv=128, needs="")
     ((name, text),) = sources(case, torch.bfloat16, 90).items()
     made = compiled(name, text, 90, tmp_path)
     best = configs("forward", Shape(128, 128, 2), DEVICES[90][1], thorough=False)[0]

@@ -21,9 +21,9 @@ from tests.sm100.emulator import recording, run
 from tests.tolerances import error_of
 
 SILU = "silu(mul(s,0.125))"
-CAUSAL = "where(le(m,n),sigmoid(mul(s,0.125)),0.0)"
-BIASED = "a0:f[b,h,n,m]; a1:b[b,-,-,m]; where(a1,silu(add(mul(s,0.125),a0)),0.0)"
-PER_HEAD = "a0:i[h]; where(lt(m,a0),silu(mul(s,0.125)),0.0)"
+CAUSAL = "where(le(kv_idx,q_idx),sigmoid(mul(s,0.125)),0.0)"
+BIASED = "a0:f[b,h,q_idx,kv_idx]; a1:b[b,-,-,kv_idx]; where(a1,silu(add(mul(s,0.125),a0)),0.0)"
+PER_HEAD = "a0:i[h]; where(lt(kv_idx,a0),silu(mul(s,0.125)),0.0)"
 POLE = "where(eq(s,0.0),div(1.0,s),silu(mul(s,0.125)))"  # scores past the end are 0
 TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
 
@@ -91,7 +91,7 @@ def make_call(case: Case, integers: bool = False) -> Problem:
     k = matrix("k", case.keys, cu_k, case.key_heads, dim)
     v = matrix("v", case.keys, cu_k, case.key_heads, value_dim)
     grad = matrix("o", case.rows, cu_q, case.heads, value_dim)
-    sizes = {"b": batch, "h": case.heads, "n": rows, "m": cols, "-": 1, "q": 0, "k": 0}
+    sizes = {"b": batch, "h": case.heads, "q_idx": rows, "kv_idx": cols, "-": 1, "q": 0, "k": 0}
     sizes |= {"q": q.shape[0]} if cu_q is not None else {}
     sizes |= {"k": k.shape[0]} if cu_k is not None else {}
     draw = {
@@ -185,7 +185,7 @@ def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Te
     (heads, n, m), aux = score.shape, []
     for tensor, spec in zip(call.aux, program.aux):
         for axis, letter in enumerate(spec.access):
-            size, start = {"n": (n, 0), "m": (m, 0), "b": (1, b)}.get(letter, (None, 0))
+            size, start = {"q_idx": (n, 0), "kv_idx": (m, 0), "b": (1, b)}.get(letter, (None, 0))
             if letter in "qk":
                 cu, size = (call.cu_q, n) if letter == "q" else (call.cu_k, m)
                 start = int(cu[b])
@@ -195,7 +195,9 @@ def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Te
     dense = dataclasses.replace(
         program,
         aux=tuple(
-            dataclasses.replace(x, access=tuple({"q": "n", "k": "m"}.get(a, a) for a in x.access))
+            dataclasses.replace(
+                x, access=tuple({"q": "q_idx", "k": "kv_idx"}.get(a, a) for a in x.access)
+            )
             for x in program.aux
         ),
     )
@@ -341,7 +343,7 @@ def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     ],
 )
 def test_refusals_say_why(needs, heads, dims, reason):
-    config = Config("bfloat16", *dims, "a0:f[n,m]; add(s,a0)", ("float32",))
+    config = Config("bfloat16", *dims, "a0:f[q_idx,kv_idx]; add(s,a0)", ("float32",))
     assert reason in unsupported(config, needs, *heads)
 
 

@@ -18,13 +18,13 @@ GRID = torch.linspace(-30, 30, 2 * THREADS)
 # Programs over s (the grid), m (0..255), n = 2m // 4, b = 1, h = 2, each a use of the operation.
 USES = {
     **{name: f"{name}(s)" for name, op in OPS.items() if "f>f" in op.kinds},
-    **{name: f"{name}(s,float(n))" for name in ("add", "sub", "mul", "maximum", "minimum")},
-    **{name: f"float({name}(sub(m,n),7))" for name in ("floordiv", "mod")},
-    **{name: f"where({name}(m,100),s,0.5)" for name in ("eq", "ne", "lt", "le", "gt", "ge")},
-    **{name: f"where({name}(gt(s,1.0),lt(m,200)),s,2.0)" for name in ("and", "or", "xor")},
+    **{name: f"{name}(s,float(q_idx))" for name in ("add", "sub", "mul", "maximum", "minimum")},
+    **{name: f"float({name}(sub(kv_idx,q_idx),7))" for name in ("floordiv", "mod")},
+    **{name: f"where({name}(kv_idx,100),s,0.5)" for name in ("eq", "ne", "lt", "le", "gt", "ge")},
+    **{name: f"where({name}(gt(s,1.0),lt(kv_idx,200)),s,2.0)" for name in ("and", "or", "xor")},
     **{name: f"{name}(add(abs(s),0.5))" for name in ("sqrt", "rsqrt", "log", "log1p")},
     **{name: f"{name}(mul(s,0.25))" for name in ("exp", "exp2", "expm1", "sin", "cos")},
-    "div": "div(s,add(float(n),1.0))",
+    "div": "div(s,add(float(q_idx),1.0))",
     "pow": "pow(add(abs(s),0.5),1.5)",
     "clamp_min": "clamp_min(s,-3.0)",
     "clamp_max": "clamp_max(s,3.0)",
@@ -33,11 +33,11 @@ USES = {
     "softplus": "softplus(s,1.0,20.0)",
     "hardtanh": "hardtanh(s,-2.0,3.0)",
     "not": "where(not(gt(s,0.0)),s,1.0)",
-    "isnan": "where(isnan(div(s,sub(float(m),float(m)))),1.0,s)",
+    "isnan": "where(isnan(div(s,sub(float(kv_idx),float(kv_idx)))),1.0,s)",
     "where": "where(gt(s,0.0),s,mul(s,2.0))",
-    "float": "float(add(mul(m,1000000),i0))",
+    "float": "float(add(mul(kv_idx,1000000),i0))",
     "int": "float(int(s))",
-    "bool": "where(bool(mod(m,2)),s,0.0)",
+    "bool": "where(bool(mod(kv_idx,2)),s,0.0)",
 }
 # What arithmetic on pairs does with products and constants.
 SHAPES = (
@@ -46,7 +46,7 @@ SHAPES = (
     "sub(s,mul(s,s))",
     "mul(mul(s,s),2.0)",
     "div(silu(add(mul(s,0.125),float(h))),float(i0))",
-    "where(and(ge(m,n),eq(b,1)),silu(s),0.0)",
+    "where(and(ge(kv_idx,q_idx),eq(b,1)),silu(s),0.0)",
     "add(1.5,float(h))",
 )
 
@@ -69,8 +69,8 @@ class Evaluate:
         mOut = cute.make_tensor(out, cute.make_layout(2 * THREADS * len(self.programs)))
         leaves = {
             "s": Pair(mX[place], mX[place + 1]),
-            "m": Pair(place + zero, place + zero + 1),
-            "n": Pair(thread + zero),
+            "kv_idx": Pair(place + zero, place + zero + 1),
+            "q_idx": Pair(thread + zero),
             "b": Pair(Int32(1)),
             "h": Pair(Int32(2)),
             "scalar": Pair(scalar),
@@ -98,8 +98,8 @@ def evaluate(programs: list[ScoreMod], fast: bool) -> torch.Tensor:
 def exact(program: ScoreMod) -> torch.Tensor:
     m = torch.arange(2 * THREADS)
     leaves = {
-        "s": GRID.double(), "m": m, "n": m // 2, "b": torch.tensor(1), "h": torch.tensor(2),
-        "scalar": torch.tensor(9),
+        "s": GRID.double(), "kv_idx": m, "q_idx": m // 2, "b": torch.tensor(1),
+        "h": torch.tensor(2), "scalar": torch.tensor(9),
     }  # fmt: skip
 
     def leaf(node):

@@ -22,7 +22,7 @@ def forward(case: Case, o, schedules=("lazy",)) -> torch.Tensor:
     """O of a case, NaN where nothing was stored; rows that no sequence owns are zero."""
     jagged = o.cu_seqlens_q is not None
     batch = max(case.b, len(case.q_lengths), len(case.k_lengths))
-    shape = (o.query.shape[0], case.h) if jagged else (batch, case.h, case.n)
+    shape = (o.query.shape[0], case.h) if jagged else (batch, case.h, case.m)
     out = torch.full((*shape, case.dv or case.d), 0.0 if jagged else torch.nan, dtype=case.dtype)
     if jagged:
         for start, rows in zip(o.cu_seqlens_q.tolist(), case.q_lengths, strict=False):
@@ -52,7 +52,7 @@ def test_forward(case: Case):
 
 def test_the_schedule_does_not_matter():
     """Copies and products complete late, early or in any order: the same bits (`run` compares)."""
-    case = Case("schedules", d=64, n=520, m=330, ctas=1)
+    case = Case("schedules", d=64, m=520, n=330, ctas=1)
     forward(case, case.operands(), schedules=("lazy", "random", "eager"))
 
 
@@ -69,7 +69,7 @@ def test_neighbours_do_not_leak():
 
 def test_exact_on_integers():
     """Small integers and relu: every product is exact, so a wrong index is a gross error."""
-    case = Case("integers", "relu(s)", d=64, n=300, m=300, h=2, dtype=torch.float16)
+    case = Case("integers", "relu(s)", d=64, m=300, n=300, h=2, dtype=torch.float16)
     o = case.operands()
     for matrix in (o.query, o.key, o.value):
         matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
@@ -91,7 +91,7 @@ def test_what_it_does_not_take(operands: dict, complaint: str):
 
 
 def test_operands_that_do_not_fit():
-    q, k, v = (torch.zeros(1, h, n, 64, dtype=BF16) for h, n in ((4, 8), (2, 8), (2, 9)))
+    q, k, v = (torch.zeros(1, h, m, 64, dtype=BF16) for h, m in ((4, 8), (2, 8), (2, 9)))
 
     def refused(*matrices, aux=(), program="silu(s)"):
         with pytest.raises(GDPAError) as error:

@@ -20,7 +20,8 @@ PROGRAMS = {
     "silu": "silu(mul(s,0.125))",
     "tanh-gelu": "gelu_tanh(mul(s,0.125))",
     "relu2": RELU2,
-    "causal sigmoid, bias": "a0:f[h,n,m]; where(ge(n,m),sigmoid(add(mul(s,0.125),a0)),0.0)",
+    "causal sigmoid, bias": "a0:f[h,q_idx,kv_idx]; "
+    "where(ge(q_idx,kv_idx),sigmoid(add(mul(s,0.125),a0)),0.0)",
 }
 MATRIX = [
     pytest.param(*row, id=f"{'packed' if row[0] else 'dense'}, D {row[1]}, {row[2]}, {row[3]}")
@@ -32,7 +33,7 @@ every_row = pytest.mark.parametrize("packed, dim, dtype, program", MATRIX)
 @pytest.mark.slow
 @every_row
 def test_forward(packed: bool, dim: int, dtype: torch.dtype, program: str):
-    lengths = {"q_lengths": LENGTHS, "k_lengths": LENGTHS} if packed else {"n": 300, "m": 200}
+    lengths = {"q_lengths": LENGTHS, "k_lengths": LENGTHS} if packed else {"m": 300, "n": 200}
     rows = (max(LENGTHS),) * 2 if packed else (300, 200)
     aux = (((2, *rows), torch.float32),) if "bias" in program else ()
     case = ForwardCase("m", PROGRAMS[program], d=dim, h=2, dtype=dtype, aux=aux, **lengths)

@@ -46,7 +46,7 @@ def test_a_nan_makes_its_grain_nan():
 @pytest.mark.parametrize("n", [256, 200])
 def test_one_kernel_looks_at_a_mask(n: int):
     def masked(q, k, v, mask):
-        program = "a0:b[n,m]; where(a0,silu(s),0.0)"
+        program = "a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)"
         return torch.ops.gdpa.attention(q, k, v, [mask], [], program, "")
 
     q = torch.empty(2, 2, n, 64, dtype=torch.bfloat16)

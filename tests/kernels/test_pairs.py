@@ -16,7 +16,7 @@ from .jagged_cases import JaggedCase
 from .pairs_cases import CASES
 
 (RULE,) = ALONE
-PLAIN = Case("plain", "silu(mul(s,0.1))", n=512, m=512, b=99, h=4, d=128, dv=128)
+PLAIN = Case("plain", "silu(mul(s,0.1))", m=512, n=512, b=99, h=4, d=128, dv=128)
 JAGGED = JaggedCase("jagged", PLAIN.program, lengths_q=(512,) * 99, same=True, h=4, d=128, dv=128)
 
 
@@ -33,7 +33,7 @@ def alone(case: Case, dtype: torch.dtype = torch.bfloat16) -> bool:
 
 def of(case: Case, **changes) -> Case:
     """The same with few pairs on a device of one multiprocessor, which is as many as it needs."""
-    few = {"b": 2, "h": 2, "n": 40, "m": 40, "processors": 1}
+    few = {"b": 2, "h": 2, "m": 40, "n": 40, "processors": 1}
     return dataclasses.replace(case, **{**few, **changes})
 
 
@@ -50,14 +50,14 @@ def test_the_problems_of_the_interpreter_are_of_this_kernel(case: Case) -> None:
         pytest.param(of(PLAIN), torch.float32, id="dtype"),
         pytest.param(of(PLAIN, capability=80), torch.bfloat16, id="capability"),
         pytest.param(of(PLAIN, processors=2), torch.bfloat16, id="pairs"),
-        pytest.param(of(PLAIN, n=RULE.rows + 1), torch.bfloat16, id="rows"),
-        pytest.param(of(PLAIN, m=RULE.keys + 1), torch.bfloat16, id="keys"),
+        pytest.param(of(PLAIN, m=RULE.rows + 1), torch.bfloat16, id="rows"),
+        pytest.param(of(PLAIN, n=RULE.keys + 1), torch.bfloat16, id="keys"),
         pytest.param(of(PLAIN, program=CAUSAL), torch.bfloat16, id="mask"),
         pytest.param(of(PLAIN, hk=1, hv=1), torch.bfloat16, id="heads"),
         pytest.param(of(PLAIN, bk=1), torch.bfloat16, id="shared"),
         pytest.param(of(PLAIN, needs="qv"), torch.bfloat16, id="needs"),
         pytest.param(
-            of(PLAIN, program="a0:f[n]; mul(silu(s),a0)", aux=((40,),), needs="qkv0"),
+            of(PLAIN, program="a0:f[q_idx]; mul(silu(s),a0)", aux=((40,),), needs="qkv0"),
             torch.bfloat16,
             id="row sums",
         ),

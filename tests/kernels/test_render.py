@@ -15,20 +15,20 @@ from .jagged_cases import JaggedCase
 from .pairs_cases import ALONE, PER_TOKEN
 
 GOLDEN = Path(__file__).parent / "golden"
-CAUSAL, GELU = "where(ge(n,m),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
+CAUSAL, GELU = "where(ge(q_idx,kv_idx),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
 CASES = [
-    Case("even", SILU, n=128, m=128, d=64, dv=64, choice=0),
-    Case("tail_gqa", SILU, n=19, m=53, h=4, hk=2, hv=2),
-    Case("operands", "a0:f[h,n,m]; a1:f[m]; mul(silu(add(s,a0)),a1)", n=19, m=53,
+    Case("even", SILU, m=128, n=128, d=64, dv=64, choice=0),
+    Case("tail_gqa", SILU, m=19, n=53, h=4, hk=2, hv=2),
+    Case("operands", "a0:f[h,q_idx,kv_idx]; a1:f[kv_idx]; mul(silu(add(s,a0)),a1)", m=19, n=53,
          aux=((2, 19, 53), (53,)), needs="qkv01"),
-    Case("fast", GELU, n=128, m=128, d=64, dv=64, choice=0, half=True),
-    Case("causal", CAUSAL, n=300, m=300, d=64, dv=64, choice=0),
-    Case("added", SILU, n=128, m=128, d=64, dv=64, choice=0, options=ADDED),
+    Case("fast", GELU, m=128, n=128, d=64, dv=64, choice=0, half=True),
+    Case("causal", CAUSAL, m=300, n=300, d=64, dv=64, choice=0),
+    Case("added", SILU, m=128, n=128, d=64, dv=64, choice=0, options=ADDED),
     JaggedCase("jagged", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
     JaggedCase("jagged_causal", CAUSAL, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
     JaggedCase("jagged_operands", PER_TOKEN, lengths_q=(40, 7), lengths_k=(5, 90),
                aux=(("q", 2), ("k",)), needs="qkv01"),
-    Case("pairs", SILU, n=128, m=256, choice=0, **ALONE),
+    Case("pairs", SILU, m=128, n=256, choice=0, **ALONE),
     JaggedCase("pairs_jagged", SILU, lengths_q=(300, 130), same=True, choice=0, **ALONE),
 ]  # fmt: skip
 
@@ -52,21 +52,21 @@ def test_kernels_are_what_they_were(case: Case):
 @pytest.mark.parametrize(
     "program, aux, loops",
     [
-        ("where(ge(n,m),silu(s),0.0)", (), 1),
-        ("a0:f[h,n,m]; where(ge(n,m),silu(add(s,a0)),0.0)", ((2, 19, 53),), 1),
-        ("where(ge(n,m),1.0,0.0)", (), 2),
+        ("where(ge(q_idx,kv_idx),silu(s),0.0)", (), 1),
+        ("a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)", ((2, 19, 53),), 1),
+        ("where(ge(q_idx,kv_idx),1.0,0.0)", (), 2),
     ],
 )
 def test_the_forward_has_a_loop_for_masked_tiles_only_where_it_must(
     program: str, aux: tuple, loops: int
 ):
-    case = Case("masked", program, n=19, m=53, aux=aux, needs="")
+    case = Case("masked", program, m=19, n=53, aux=aux, needs="")
     assert rendered(case).count("s = tl.dot(q, k") == loops
 
 
 def test_what_follows_the_product_is_computed_by_its_kernel():
     """Inductor's epilogue fusion: no kernel beside the template's, which stores once."""
-    case = Case("epilogue", SILU, n=128, m=128, d=64, dv=64, choice=0, needs="")
+    case = Case("epilogue", SILU, m=128, n=128, d=64, dv=64, choice=0, needs="")
     _, q, k, v = case.tensors()
 
     def gated(q, k, v, gate, skip):
@@ -82,7 +82,7 @@ def test_a_scalar_in_fp64_is_an_operand(tmp_path):
     """Hazard 16: it is read as a tensor, and computed with in fp32."""
     from .test_cubins import compiled
 
-    case = Case("fp64", "a0:f[]; silu(mul(s,a0))", n=64, m=64, d=64, dv=64, aux=((),), needs="")
+    case = Case("fp64", "a0:f[]; silu(mul(s,a0))", m=64, n=64, d=64, dv=64, aux=((),), needs="")
     _, q, k, v, _ = case.tensors()
     scalar = torch.empty((), dtype=torch.float64)
     source = render.wrapper(case.function(), [torch.empty_like(q), q, k, v, scalar])
@@ -100,9 +100,9 @@ JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
     [
         # Whole and half tiles of rows, times: whole columns, the last ones, at most half of them.
         (JaggedCase("both", SILU, same=True, **JAGGED), 6),
-        (JaggedCase("causal", "where(ge(n,m),silu(s),0.0)", same=True, **JAGGED), 2),
-        (JaggedCase("rows", SILU, m=64, **JAGGED), 2),
-        (JaggedCase("keys", SILU, n=64, lengths_k=(300, 130), **DENSE), 3),
+        (JaggedCase("causal", "where(ge(q_idx,kv_idx),silu(s),0.0)", same=True, **JAGGED), 2),
+        (JaggedCase("rows", SILU, n=64, **JAGGED), 2),
+        (JaggedCase("keys", SILU, m=64, lengths_k=(300, 130), **DENSE), 3),
         (JaggedCase("small", SILU, same=True, **{**JAGGED, "max_q": 40}), 3),
         (JaggedCase("long", SILU, same=True, **{**JAGGED, "lengths_q": (300,) * 300}), 2),
     ],

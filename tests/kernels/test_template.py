@@ -7,7 +7,7 @@ import sys
 from gdpa_inductor.kernels.triton.template import AuxRead, Plan
 from gdpa_inductor.program.score_mod import Aux
 
-BIAS = AuxRead(0, Aux("f", ("h", "n", "m")))
+BIAS = AuxRead(0, Aux("f", ("h", "q_idx", "kv_idx")))
 MADE = (
     "Plan('rows', ('ds',), grouped=frozenset({'K', 'V'}), shared=frozenset({'Q', 'K', 'V'})).name"
 )
@@ -52,5 +52,5 @@ def test_the_forward_branches_where_nothing_is_loaded_for_some_tiles_alone():
     assert Plan("forward", ("p",), (BIAS,), skips=True, whole_reads=(BIAS,)).branches
     assert not Plan("forward", ("p",), (BIAS,), skips=True).branches
     assert not Plan("forward", ("p",), skips=True, whole_flat=frozenset({"p"})).branches
-    by_row = AuxRead(0, Aux("f", ("h", "n")))
+    by_row = AuxRead(0, Aux("f", ("h", "q_idx")))
     assert Plan("forward", ("p",), (by_row,), skips=True).branches

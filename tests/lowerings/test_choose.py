@@ -9,7 +9,7 @@ from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.rejection import Code
 
-CAUSAL = "where(ge(n,m),silu(s),0.0)"
+CAUSAL = "where(ge(q_idx,kv_idx),silu(s),0.0)"
 JAGGED = {"jagged_query": True, "jagged_key": True}
 BF16, F32, F64 = torch.bfloat16, torch.float32, torch.float64
 
@@ -20,31 +20,31 @@ def hopper(monkeypatch: pytest.MonkeyPatch):
 
 
 def problem(
-    dtype=BF16, d=128, dv=None, n=1024, m=1024, device="cuda", training=True, value=None, aux=(),
+    dtype=BF16, d=128, dv=None, m=1024, n=1024, device="cuda", training=True, value=None, aux=(),
     program="silu(s)", **others,
 ):  # fmt: skip
     return Problem(
         program=ScoreMod.parse(program), device=torch.device(device), dtype=dtype,
         value_dtype=value or dtype, aux_dtypes=tuple(aux), batch=8, heads=4, key_heads=4,
-        value_heads=4, rows=n, cols=m, head_dim=d, value_dim=dv or d, training=training,
+        value_heads=4, rows=m, cols=n, head_dim=d, value_dim=dv or d, training=training,
         **others,
     )  # fmt: skip
 
 
 ACCEPTED = [
     (problem(), "triton"),
-    (problem(torch.float16, n=64, m=64), "triton"),
+    (problem(torch.float16, m=64, n=64), "triton"),
     (problem(d=24, dv=80), "triton"),
     (problem(d=256, training=False), "triton"),
     (problem(device="cpu", dtype=F64), "cpu"),
-    (problem(device="cpu", dtype=torch.float16, n=64, m=64), "cpu"),
+    (problem(device="cpu", dtype=torch.float16, m=64, n=64), "cpu"),
     # Of 8 samples and 4 heads: 32 MiB, 18, of which a causal mask leaves half out, and 512.
-    (problem(device="cpu", dtype=F32, n=512, m=512), "cpu"),
-    (problem(device="cpu", dtype=F32, n=384, m=384, training=False), "cpu"),
-    (problem(device="cpu", dtype=F32, n=384, m=384, program=CAUSAL), "cpu"),
-    (problem(device="cpu", n=2896, m=2912), "cpu"),
-    (problem(device="cpu", dtype=F32, n=33, m=33, **JAGGED), "cpu"),
-    (problem(device="cpu", dtype=F32, n=8, m=8, training=False, **JAGGED), "cpu"),
+    (problem(device="cpu", dtype=F32, m=512, n=512), "cpu"),
+    (problem(device="cpu", dtype=F32, m=384, n=384, training=False), "cpu"),
+    (problem(device="cpu", dtype=F32, m=384, n=384, program=CAUSAL), "cpu"),
+    (problem(device="cpu", m=2896, n=2912), "cpu"),
+    (problem(device="cpu", dtype=F32, m=33, n=33, **JAGGED), "cpu"),
+    (problem(device="cpu", dtype=F32, m=8, n=8, training=False, **JAGGED), "cpu"),
 ]
 
 
@@ -64,15 +64,15 @@ REFUSED = [
     (problem(dv=512), Code.HEAD_DIM, "512"),
     (problem(device="meta"), Code.DEVICE, "meta"),
     (problem(d=256), Code.SLOWER, "training with head dim 256"),
-    (problem(d=256, training=False, n=64), Code.SLOWER, "256 rows and keys"),
+    (problem(d=256, training=False, m=64), Code.SLOWER, "256 rows and keys"),
     (problem(F32), Code.SLOWER, "fp32 without TF32"),
     (problem(F32, d=136), Code.HEAD_DIM_LARGE, "minutes to compile"),
     (problem(F32, d=64, dv=256), Code.HEAD_DIM_LARGE, "a head dim of 256"),
-    (problem(F32, n=511, m=512, device="cpu"), Code.SLOWER, "from 32 MiB of scores on"),
-    (problem(F32, n=256, m=256, device="cpu", training=False), Code.SLOWER, "these take 8"),
-    (problem(F32, n=256, m=256, device="cpu", program=CAUSAL), Code.SLOWER, "from 16 MiB"),
-    (problem(n=2048, m=2047, device="cpu"), Code.SLOWER, "from 256 MiB"),
-    (problem(F32, n=32, m=32, device="cpu", **JAGGED), Code.SLOWER, "from 33 rows"),
+    (problem(F32, m=511, n=512, device="cpu"), Code.SLOWER, "from 32 MiB of scores on"),
+    (problem(F32, m=256, n=256, device="cpu", training=False), Code.SLOWER, "these take 8"),
+    (problem(F32, m=256, n=256, device="cpu", program=CAUSAL), Code.SLOWER, "from 16 MiB"),
+    (problem(m=2048, n=2047, device="cpu"), Code.SLOWER, "from 256 MiB"),
+    (problem(F32, m=32, n=32, device="cpu", **JAGGED), Code.SLOWER, "from 33 rows"),
 ]
 
 

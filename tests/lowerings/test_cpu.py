@@ -188,20 +188,23 @@ def _random(*shape: int) -> Tensor:
 
 MASK = torch.rand(2, 1, 37, 53) < 0.6
 AUX_CASES: dict[str, tuple[str, tuple[Tensor, ...]]] = {
-    "full bias": ("a0:f[b,h,n,m]; silu(add(s,a0))", (_random(2, 4, 37, 53),)),
-    "bias by head": ("a0:f[h,n,m]; silu(add(s,a0))", (_random(4, 37, 53),)),
-    "transposed bias": ("a0:f[m,n]; silu(add(s,a0))", (_random(53, 37),)),
-    "expanded bias": ("a0:f[b,n,m]; silu(add(s,a0))", (_random(1, 37, 53).expand(2, -1, -1),)),
-    "columns": ("a0:f[m]; mul(silu(s),a0)", (_random(53),)),
-    "rows": ("a0:f[b,-,n,-]; silu(mul(s,a0))", (_random(2, 1, 37, 1),)),
+    "full bias": ("a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))", (_random(2, 4, 37, 53),)),
+    "bias by head": ("a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", (_random(4, 37, 53),)),
+    "transposed bias": ("a0:f[kv_idx,q_idx]; silu(add(s,a0))", (_random(53, 37),)),
+    "expanded bias": (
+        "a0:f[b,q_idx,kv_idx]; silu(add(s,a0))",
+        (_random(1, 37, 53).expand(2, -1, -1),),
+    ),
+    "columns": ("a0:f[kv_idx]; mul(silu(s),a0)", (_random(53),)),
+    "rows": ("a0:f[b,-,q_idx,-]; silu(mul(s,a0))", (_random(2, 1, 37, 1),)),
     "heads": ("a0:f[h]; silu(mul(s,a0))", (_random(4),)),
     "learned scale": ("a0:f[]; silu(mul(s,a0))", (_random(),)),
-    "unused": ("a0:f[n,m]; silu(s)", (_random(37, 53),)),
-    "mask": ("a0:b[b,-,n,m]; where(a0,silu(s),0.0)", (MASK,)),
-    "float mask": ("a0:f[b,-,n,m]; mul(silu(s),a0)", (MASK.double(),)),
-    "lengths": ("a0:i[b]; where(lt(m,a0),sigmoid(s),0.0)", (torch.tensor([20, 53]),)),
-    "short ints": ("a0:i[m]; mul(s,float(a0))", (torch.arange(53, dtype=torch.int32),)),
-    "two": ("a0:f[n,m]; a1:f[h]; mul(silu(add(s,a0)),a1)", (_random(37, 53), _random(4))),
+    "unused": ("a0:f[q_idx,kv_idx]; silu(s)", (_random(37, 53),)),
+    "mask": ("a0:b[b,-,q_idx,kv_idx]; where(a0,silu(s),0.0)", (MASK,)),
+    "float mask": ("a0:f[b,-,q_idx,kv_idx]; mul(silu(s),a0)", (MASK.double(),)),
+    "lengths": ("a0:i[b]; where(lt(kv_idx,a0),sigmoid(s),0.0)", (torch.tensor([20, 53]),)),
+    "short ints": ("a0:i[kv_idx]; mul(s,float(a0))", (torch.arange(53, dtype=torch.int32),)),
+    "two": ("a0:f[q_idx,kv_idx]; a1:f[h]; mul(silu(add(s,a0)),a1)", (_random(37, 53), _random(4))),
 }
 
 
@@ -212,7 +215,8 @@ def test_operands_between_the_products(small_blocks, name):
 
 
 @pytest.mark.parametrize(
-    "text", ["where(ge(n,m),silu(s),0.0)", "mul(s,float(add(b,h)))", "1.0", "float(m)"]
+    "text",
+    ["where(ge(q_idx,kv_idx),silu(s),0.0)", "mul(s,float(add(b,h)))", "1.0", "float(kv_idx)"],
 )
 def test_programs_of_indices_alone(small_blocks, text):
     same_as_reference(text)
@@ -226,7 +230,7 @@ def test_only_the_asked_gradients(small_blocks, monkeypatch):
     monkeypatch.setattr(cpu, "compiled", lambda work, tensors, **_: work)
     operands = [torch.randn(2, 2, 33, 8) for _ in range(4)]
     bias = torch.randn(33, 33)
-    text = canonical("a0:f[n,m]; silu(add(s,a0))")
+    text = canonical("a0:f[q_idx,kv_idx]; silu(add(s,a0))")
     everything = backward_op(*operands, [bias], [], text, [True] * 4)
     for asked in ([3], [0], [1], [2], [0, 3], [1, 2], []):
         found = backward_op(*operands, [bias], [], text, [i in asked for i in range(4)])
@@ -236,7 +240,7 @@ def test_only_the_asked_gradients(small_blocks, monkeypatch):
 
 
 def test_equal_bits_from_run_to_run(small_blocks):
-    text = canonical("a0:f[h,n,m]; a1:f[]; a2:f[m]; mul(silu(mul(add(s,a0),a1)),a2)")
+    text = canonical("a0:f[h,q_idx,kv_idx]; a1:f[]; a2:f[kv_idx]; mul(silu(mul(add(s,a0),a1)),a2)")
     aux = [torch.randn(2, 70, 90), torch.randn(()), torch.randn(90)]
     query, key, value, grad_out = (torch.randn(3, 2, n, 16) for n in (70, 90, 90, 70))
     operands = (query, key, value, aux, [], text)
@@ -254,7 +258,7 @@ def test_opcheck(dtype: torch.dtype):
     query, grad_out = (torch.randn(2, 4, 9, 8, dtype=dtype) for _ in range(2))
     key, value = (torch.randn(2, 2, 11, 8, dtype=dtype) for _ in range(2))
     aux = [torch.rand(9, 11) < 0.5, torch.randn(4)]
-    text = canonical("a0:b[n,m]; a1:f[h]; where(a0,silu(mul(s,a1)),0.0)")
+    text = canonical("a0:b[q_idx,kv_idx]; a1:f[h]; where(a0,silu(mul(s,a1)),0.0)")
     operands = (query, key, value, aux, [3], text)
     torch.library.opcheck(forward_op, operands)
     torch.library.opcheck(backward_op, (grad_out, *operands, [True, True, False, False, True]))
@@ -272,7 +276,7 @@ def test_autocast_and_grad_mode_of_the_caller_change_nothing():
 def test_few_compiles_serve_all_lengths():
     """Two batches in a block or one; a mask cut out of a wider one or whole: no more than four."""
     # A program of its own, so that no other test has compiled it.
-    text = canonical("a0:b[n,m]; where(a0,silu(mul(s,0.3217)),0.0)")
+    text = canonical("a0:b[q_idx,kv_idx]; where(a0,silu(mul(s,0.3217)),0.0)")
     before = cpu_pass._variant.cache_info().misses
     for length in range(2, 400, 13):
         operands = [torch.randn(2, 2, n, 8) for n in (length, 2 * length + 1, 2 * length + 1)]
@@ -284,7 +288,7 @@ def test_few_compiles_serve_all_lengths():
 
 def test_layouts_that_the_compiler_tells_apart_are_compiled_apart(monkeypatch):
     """A compiled pass that does not fit is not used."""
-    text = canonical("a0:f[n,m]; silu(mul(add(s,a0),0.4519))")
+    text = canonical("a0:f[q_idx,kv_idx]; silu(mul(add(s,a0),0.4519))")
     operands = [torch.randn(1, 1, 40, 8) for _ in range(3)]
     wide = torch.randn(40, 100)
     for bias in (
@@ -380,7 +384,7 @@ def test_through_inductor_with_symbolic_lengths():
     from torch._inductor.utils import run_and_get_code
 
     lowerings.register()
-    text = "a0:f[h,n,m]; div(silu(add(s,a0)),float(i0))"
+    text = "a0:f[h,q_idx,kv_idx]; div(silu(add(s,a0)),float(i0))"
 
     def model(query, key, value, bias):
         scalars = [query.shape[2]]
@@ -422,7 +426,7 @@ def test_through_inductor_with_symbolic_lengths():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
 def test_narrow_integers_do_not_wrap(dtype: torch.dtype, small_blocks) -> None:
     """0 - 5 of an operand of 8 bits is no 251."""
-    text = "a0:i[m]; where(lt(sub(a0,5),m),s,0.0)"
+    text = "a0:i[kv_idx]; where(lt(sub(a0,5),kv_idx),s,0.0)"
     q, k, v = (torch.randn(1, 2, 40, 8) for _ in range(3))
     given = torch.arange(40) % 7
     found = forward_op(q, k, v, [given.to(dtype)], [], canonical(text))

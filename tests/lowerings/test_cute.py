@@ -119,7 +119,7 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
 
 def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
     monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
-    run = step("", "a0:f[h,n,m]; silu(add(s,a0))")
+    run = step("", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
     with caplog.at_level(logging.INFO, "gdpa_inductor"):
         code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
     assert "torch.ops.gdpa.attention_cute.default(" in code

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 from gdpa_inductor import lowerings
 from gdpa_inductor.lowerings import cpu
 
-PROGRAM = "a0:f[n,m]; div(silu(add(mul(s,0.25),a0)),float(i0))"
+PROGRAM = "a0:f[q_idx,kv_idx]; div(silu(add(mul(s,0.25),a0)),float(i0))"
 
 
 @pytest.fixture(autouse=True)

@@ -132,11 +132,11 @@ def test_what_has_no_form_is_named():
 def test_integers_have_no_fast_form(monkeypatch: pytest.MonkeyPatch):
     """The fast maximum is an instruction on fp32 registers: -1 would be NaN to it."""
     monkeypatch.setattr(emit, "FAST", dict.fromkeys(emit.FAST))
-    index = call("minimum", call("maximum", call("sub", INDEX["n"], 5), 0), INDEX["m"])
-    leaves = {INDEX["n"]: torch.arange(9)[:, None], INDEX["m"]: torch.arange(4)}
+    index = call("minimum", call("maximum", call("sub", INDEX["q_idx"], 5), 0), INDEX["kv_idx"])
+    leaves = {INDEX["q_idx"]: torch.arange(9)[:, None], INDEX["kv_idx"]: torch.arange(4)}
     leaf = lambda node: torch.tensor(node.value) if node.is_const else leaves[node]
     (found,) = fold(emitted([index], emit.PLAIN, True), leaf, emit.emitter(fast=True))
-    want = (leaves[INDEX["n"]] - 5).clamp(min=0).minimum(leaves[INDEX["m"]])
+    want = (leaves[INDEX["q_idx"]] - 5).clamp(min=0).minimum(leaves[INDEX["kv_idx"]])
     assert torch.equal(found, want)
 
 

@@ -98,7 +98,7 @@ def shared_key_heads(q, k, v, offsets, n):
     return unpad(out.flatten(2), offsets, k.shape[0])
 
 
-@jagged("qk", program="lt(n,m)")
+@jagged("qk", program="lt(q_idx,kv_idx)")
 def causal(q, k, v, offsets, n):
     at = torch.arange(n)
     weight = lambda s: F.silu(s).masked_fill(at[:, None] < at, 0.0)

@@ -49,7 +49,7 @@ IMPLIED = {
     "not": (inside(lambda w, i, own: w.masked_fill(~(own > i), 0.0)), "silu(s)"),
     "with more": (
         inside(lambda w, i, own: torch.where((i < own) & (i[:, None] >= i), w, 0.0)),
-        "where(le(m,n),silu(s),0.0)",
+        "where(le(kv_idx,q_idx),silu(s),0.0)",
     ),
     "by slices": (by_slices, "silu(s)"),
     "by what the offsets are the sums of": (by_sums, "silu(s)"),

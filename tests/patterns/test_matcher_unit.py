@@ -40,8 +40,8 @@ PROGRAMS = {
     "silu(mul(s,0.5))": lambda q, k, v: F.silu(q @ k.mT * 0.5) @ v,
     "silu(s)": lambda q, k, v: (lambda s: s * torch.sigmoid(s))(q @ k.mT) @ v,
     "div(relu(s),5.0)": lambda q, k, v: F.relu(q @ k.mT) / q.shape[2] @ v,
-    "where(le(m,n),s,0.0)": lambda q, k, v: (q @ k.mT).tril() @ v,
-    "where(ge(m,add(n,1)),s,0.0)": lambda q, k, v: (q @ k.mT).triu(1) @ v,
+    "where(le(kv_idx,q_idx),s,0.0)": lambda q, k, v: (q @ k.mT).tril() @ v,
+    "where(ge(kv_idx,add(q_idx,1)),s,0.0)": lambda q, k, v: (q @ k.mT).triu(1) @ v,
     "elu(s,1.0,1.0,1.0)": lambda q, k, v: F.elu(q @ k.mT) @ v,
     "detach(s)": lambda q, k, v: (q @ k.mT).detach() @ v,
     "f16(s)": lambda q, k, v: (q @ k.mT).half().to(v.dtype) @ v,
@@ -55,15 +55,15 @@ def test_programs(text):
 
 
 ACCESS = {
-    "f[n,m]": (N, M),
-    "f[-,n,m]": (1, N, M),
-    "f[h,n,m]": (H, N, M),
-    "f[b,-,-,m]": (B, 1, 1, M),
-    "f[m]": (M,),
+    "f[q_idx,kv_idx]": (N, M),
+    "f[-,q_idx,kv_idx]": (1, N, M),
+    "f[h,q_idx,kv_idx]": (H, N, M),
+    "f[b,-,-,kv_idx]": (B, 1, 1, M),
+    "f[kv_idx]": (M,),
     "f[h,-,-]": (H, 1, 1),
     "f[]": (),
     "f[-]": (1,),
-    "f[b,h,n,m]": (B, H, N, M),
+    "f[b,h,q_idx,kv_idx]": (B, H, N, M),
 }
 
 
@@ -78,7 +78,7 @@ def test_expanded_operands_are_read_at_their_own_size():
     def attention(q, k, v, a):
         return F.silu(q @ k.mT + a.unsqueeze(1).expand(B, H, N, M)) @ v
 
-    assert program(attention, **HEADS, a=(B, N, M)).startswith("a0:f[b,n,m]; ")
+    assert program(attention, **HEADS, a=(B, N, M)).startswith("a0:f[b,q_idx,kv_idx]; ")
 
 
 def test_one_operand_read_in_two_ways_is_two():
@@ -87,7 +87,7 @@ def test_one_operand_read_in_two_ways_is_two():
 
     same = {"q": (B, H, N, D), "k": (B, H, N, D), "v": (B, H, N, E)}
     text = program(attention, **same, a=(N, N))
-    assert text == "a0:f[n,m]; a1:f[m,n]; silu(add(add(s,a0),a1))"
+    assert text == "a0:f[q_idx,kv_idx]; a1:f[kv_idx,q_idx]; silu(add(add(s,a0),a1))"
 
 
 def test_scores_in_two_orientations_are_refused():
@@ -106,7 +106,7 @@ def test_masks_of_indices_become_part_of_the_program():
         return torch.where(keep, F.silu(q @ k.mT), 0.0) @ v
 
     text = program(attention, **HEADS, lengths=torch.tensor([3, 5]))
-    assert text == "a0:i[b]; where(and(lt(sub(n,m),3),lt(m,a0)),silu(s),0.0)"
+    assert text == "a0:i[b]; where(and(lt(sub(q_idx,kv_idx),3),lt(kv_idx,a0)),silu(s),0.0)"
 
 
 def test_symbolic_sizes_are_arguments():
@@ -147,7 +147,7 @@ def test_the_public_function_becomes_one_op():
 
     shapes = {"q": (B, 6, N, 16), "k": (B, H, M, 16), "v": (B, H, M, 16)}
     (match,) = recorded(attention, dtype=torch.float32, **shapes).matches
-    assert str(match.score_mod) == "where(ge(n,m),add(silu(mul(s,0.5)),float(h)),0.0)"
+    assert str(match.score_mod) == "where(ge(q_idx,kv_idx),add(silu(mul(s,0.5)),float(h)),0.0)"
     assert (match.problem.heads, match.problem.key_heads) == (6, H)
 
 
@@ -309,7 +309,7 @@ def test_whole_writes_through_a_view_are_followed():
         s[None][0].mul_(a)
         return s @ v
 
-    assert program(model, **HEADS, a=(N, 1)) == "a0:f[n,-]; mul(silu(s),a0)"
+    assert program(model, **HEADS, a=(N, 1)) == "a0:f[q_idx,-]; mul(silu(s),a0)"
 
 
 def test_rows_and_groups_shuffled_by_a_view_are_left():

@@ -57,7 +57,7 @@ def test_times_that_wrap_are_left_to_the_model() -> None:
 
     times = torch.arange(300) * DAY
     (match,) = judged(attention, *long_rows(), times).matches
-    assert [spec.access for spec in match.score_mod.aux] == [("n",), ("m",)]
+    assert [spec.access for spec in match.score_mod.aux] == [("q_idx",), ("kv_idx",)]
 
 
 def test_a_difference_of_places_does_not_wrap() -> None:

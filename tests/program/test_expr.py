@@ -292,7 +292,7 @@ def test_literals_fold_and_exact_identities_drop() -> None:
     assert call("float", const(3)) is const(3.0)
     assert -const(0.5) is const(-0.5)
     assert SCORE * 1.0 is SCORE and 1.0 * SCORE is SCORE and SCORE / 1.0 is SCORE
-    assert INDEX["n"] * 1 is INDEX["n"]
+    assert INDEX["q_idx"] * 1 is INDEX["q_idx"]
     assert const(1.0) / 0.0 is Expr("div", (const(1.0), const(0.0)))
     # Not exact: x + 0 changes the sign of -0, x·0 is NaN at infinity.
     assert SCORE + 0.0 is not SCORE
@@ -311,8 +311,8 @@ def test_postorder_is_iterative_and_visits_once() -> None:
     ("name", "operands", "message"),
     [
         ("sinh", (SCORE,), "unknown operation 'sinh'"),
-        ("silu", (INDEX["n"],), "silu takes f>f, not i"),
-        ("add", (SCORE, INDEX["n"]), "add takes ff>f or ii>i, not fi"),
+        ("silu", (INDEX["q_idx"],), "silu takes f>f, not i"),
+        ("add", (SCORE, INDEX["q_idx"]), "add takes ff>f or ii>i, not fi"),
         ("mul", (SCORE, True), "not fb"),
         ("where", (SCORE, SCORE, SCORE), "where takes bff>f or bii>i, not fff"),
         ("and", (SCORE, SCORE), "and takes bb>b"),

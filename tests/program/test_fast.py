@@ -14,7 +14,7 @@ PROGRAMS = [
         program.format(f"{gate}({score})")
         for gate in ("silu", "gelu_tanh")
         for score in ("s", "mul(s,0.0884)", "div(s,-11.5)", "add(mul(s,0.5),1.0)", "mul(s,0.0)")
-        for program in ("{}", "div({},7.0)", "where(ge(n,m),{},0.0)", "mul({},s)")
+        for program in ("{}", "div({},7.0)", "where(ge(q_idx,kv_idx),{},0.0)", "mul({},s)")
     ),
     "silu(mul(gelu_tanh(mul(silu(s),0.7)),2.0))",
     "mul(silu(mul(s,0.3)),sigmoid(mul(s,0.3)))",
@@ -67,6 +67,6 @@ def test_a_slope_by_itself_takes_no_more(gate: str, count: int) -> None:
 
 
 def test_what_is_no_gate_is_left_alone() -> None:
-    program = ScoreMod.parse("a0:f[h,n,m]; mul(tanh(add(s,a0)),sigmoid(s))")
+    program = ScoreMod.parse("a0:f[h,q_idx,kv_idx]; mul(tanh(add(s,a0)),sigmoid(s))")
     for term in (program.weight, program.gradients.score):
         assert gated(term, program.weight) is term

@@ -56,16 +56,16 @@ def test_what_may_wrap_is_any_integer() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("where(ge(n,m),s,0.0)", False),
-        ("where(ge(sub(n,m),3),s,0.0)", False),
-        ("where(ge(add(n,i0),m),s,0.0)", False),
-        ("where(ge(mul(n,n),m),s,0.0)", True),
-        ("where(ge(add(n,2147483000),m),s,0.0)", True),  # past the ends of 32 bits
-        ("where(ge(mod(n,4294967296),m),s,0.0)", True),
-        ("a0:i[m]; where(lt(m,a0),s,0.0)", False),  # operands that are only compared
-        ("a0:i[m]; where(lt(m,minimum(a0,7)),s,0.0)", False),
-        ("a0:i[m]; where(lt(m,sub(a0,5)),s,0.0)", True),  # of 8 bits it would wrap
-        ("a0:i[m]; where(lt(m,neg(a0)),s,0.0)", True),
+        ("where(ge(q_idx,kv_idx),s,0.0)", False),
+        ("where(ge(sub(q_idx,kv_idx),3),s,0.0)", False),
+        ("where(ge(add(q_idx,i0),kv_idx),s,0.0)", False),
+        ("where(ge(mul(q_idx,q_idx),kv_idx),s,0.0)", True),
+        ("where(ge(add(q_idx,2147483000),kv_idx),s,0.0)", True),  # past the ends of 32 bits
+        ("where(ge(mod(q_idx,4294967296),kv_idx),s,0.0)", True),
+        ("a0:i[kv_idx]; where(lt(kv_idx,a0),s,0.0)", False),  # operands that are only compared
+        ("a0:i[kv_idx]; where(lt(kv_idx,minimum(a0,7)),s,0.0)", False),
+        ("a0:i[kv_idx]; where(lt(kv_idx,sub(a0,5)),s,0.0)", True),  # of 8 bits it would wrap
+        ("a0:i[kv_idx]; where(lt(kv_idx,neg(a0)),s,0.0)", True),
     ],
 )
 def test_programs_that_need_64_bits(text: str, expected: bool) -> None:
@@ -73,4 +73,4 @@ def test_programs_that_need_64_bits(text: str, expected: bool) -> None:
 
 
 def test_positions_fit_together() -> None:
-    assert not wide([call("add", call("add", INDEX["n"], INDEX["m"]), scalar(0))])
+    assert not wide([call("add", call("add", INDEX["q_idx"], INDEX["kv_idx"]), scalar(0))])

@@ -12,22 +12,22 @@ from gdpa_inductor.program.tile_classes import classify
 
 LENGTH, TILE = 100, 16
 PROGRAMS = {
-    "causal": "where(ge(n,m),silu(s),0.0)",
-    "strictly causal": "where(gt(n,m),silu(s),0.0)",
-    "upper": "where(le(n,m),silu(s),0.0)",
-    "shifted": "where(ge(add(n,7),sub(m,30)),silu(s),0.0)",
-    "window": "where(and(le(sub(n,m),i0),ge(n,m)),silu(s),0.0)",
-    "around": "where(and(lt(sub(n,m),i0),lt(sub(m,n),i0)),silu(s),0.0)",
-    "keys": "a0:i[b]; where(lt(m,a0),silu(s),0.0)",
-    "rows": "a0:i[b]; where(lt(n,a0),silu(s),0.0)",
-    "both": "a0:i[b]; where(and(and(lt(n,a0),lt(m,a0)),ge(n,m)),silu(s),0.0)",
-    "multiplied": "mul(silu(s),float(ge(n,m)))",
+    "causal": "where(ge(q_idx,kv_idx),silu(s),0.0)",
+    "strictly causal": "where(gt(q_idx,kv_idx),silu(s),0.0)",
+    "upper": "where(le(q_idx,kv_idx),silu(s),0.0)",
+    "shifted": "where(ge(add(q_idx,7),sub(kv_idx,30)),silu(s),0.0)",
+    "window": "where(and(le(sub(q_idx,kv_idx),i0),ge(q_idx,kv_idx)),silu(s),0.0)",
+    "around": "where(and(lt(sub(q_idx,kv_idx),i0),lt(sub(kv_idx,q_idx),i0)),silu(s),0.0)",
+    "keys": "a0:i[b]; where(lt(kv_idx,a0),silu(s),0.0)",
+    "rows": "a0:i[b]; where(lt(q_idx,a0),silu(s),0.0)",
+    "both": "a0:i[b]; where(and(and(lt(q_idx,a0),lt(kv_idx,a0)),ge(q_idx,kv_idx)),silu(s),0.0)",
+    "multiplied": "mul(silu(s),float(ge(q_idx,kv_idx)))",
     "nothing": "where(gt(0,1),silu(s),0.0)",
 }
 OPEN = {
-    "targets": "a0:i[b]; where(or(lt(m,a0),eq(n,m)),silu(s),0.0)",
-    "segments": "where(eq(floordiv(n,40),floordiv(m,40)),silu(s),0.0)",
-    "steep": "where(ge(mul(n,2),m),silu(s),0.0)",
+    "targets": "a0:i[b]; where(or(lt(kv_idx,a0),eq(q_idx,kv_idx)),silu(s),0.0)",
+    "segments": "where(eq(floordiv(q_idx,40),floordiv(kv_idx,40)),silu(s),0.0)",
+    "steep": "where(ge(mul(q_idx,2),kv_idx),silu(s),0.0)",
 }
 
 
@@ -64,7 +64,7 @@ def ends_of(bounds, place: dict[str, int]) -> tuple[range, range]:
     return range(lo, hi), range(max(first, lo), min(last, hi))
 
 
-@pytest.mark.parametrize("axis", "mn")
+@pytest.mark.parametrize("axis", ["kv_idx", "q_idx"])
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_closed_bounds_are_those_of_the_classes(name: str, axis: str) -> None:
     program = ScoreMod.parse(PROGRAMS[name])
@@ -72,7 +72,7 @@ def test_closed_bounds_are_those_of_the_classes(name: str, axis: str) -> None:
         classes = classify(roots, program.aux)
         bounds = closed(classes, axis)
         assert bounds is not None
-        other = "n" if axis == "m" else "m"
+        other = "q_idx" if axis == "kv_idx" else "kv_idx"
         for first, scalar, length in itertools.product((0, 16, 80), (0, 5, 40), (0, 1, 33, 100)):
             place = {f"{other}_lo": first, f"{other}_hi": min(first + TILE, LENGTH) - 1}
             place |= {"scalar": scalar, "aux": length, "b": 0, "h": 0}
@@ -85,4 +85,4 @@ def test_closed_bounds_are_those_of_the_classes(name: str, axis: str) -> None:
 @pytest.mark.parametrize("name", OPEN)
 def test_classes_that_are_no_intervals_stay_open(name: str) -> None:
     program = ScoreMod.parse(OPEN[name])
-    assert closed(classify([program.weight], program.aux), "n") is None
+    assert closed(classify([program.weight], program.aux), "q_idx") is None

@@ -61,11 +61,13 @@ def test_text_and_program_are_the_same(seed: int) -> None:
 
 
 def test_the_notation() -> None:
-    program = ScoreMod.parse(" a0 : b[b,-,n,m]; t0 = mul( s,0.125 ) ; where(a0,silu(t0),0.0)")
-    assert program.aux == (Aux("b", ("b", "-", "n", "m")),)
-    assert program.aux[0].axes == frozenset("bnm")
+    program = ScoreMod.parse(
+        " a0 : b[b,-,q_idx,kv_idx]; t0 = mul( s,0.125 ) ; where(a0,silu(t0),0.0)"
+    )
+    assert program.aux == (Aux("b", ("b", "-", "q_idx", "kv_idx")),)
+    assert program.aux[0].axes == frozenset(["b", "q_idx", "kv_idx"])
     assert program.weight is call("where", aux(0, "b"), call("silu", SCORE * 0.125), 0.0)
-    assert str(program) == "a0:b[b,-,n,m]; where(a0,silu(mul(s,0.125)),0.0)"
+    assert str(program) == "a0:b[b,-,q_idx,kv_idx]; where(a0,silu(mul(s,0.125)),0.0)"
     assert program.formula == "where(a0, silu(s*0.125), 0.0)"
     assert str(ScoreMod.parse("a0:f[]; mul(s,a0)")) == "a0:f[]; mul(s,a0)"
 
@@ -96,15 +98,21 @@ def test_doubling_chains_stay_short() -> None:
 @pytest.mark.parametrize(
     ("text", "formula"),
     [
-        ("div(silu(add(mul(s,0.125),float(n))),float(i0))", "silu(s*0.125 + float(n))/float(i0)"),
+        (
+            "div(silu(add(mul(s,0.125),float(q_idx))),float(i0))",
+            "silu(s*0.125 + float(q_idx))/float(i0)",
+        ),
         ("mul(add(s,1.0),sub(s,sub(1.0,s)))", "(s + 1.0)*(s - (1.0 - s))"),
         ("div(s,mul(s,div(s,2.0)))", "s/(s*(s/2.0))"),
         ("pow(relu(s),2.0)", "relu(s)**2.0"),
         ("pow(neg(s),3.0)", "(-s)**3.0"),
         ("neg(add(s,s))", "-(s + s)"),
         ("mul(s,-0.5)", "s*(-0.5)"),
-        ("where(and(le(m,n),not(eq(n,0))),s,-inf)", "where((m <= n) & not(n == 0), s, -inf)"),
-        ("where(ge(mod(floordiv(n,i0),3),1),s,0.0)", "where(n//i0%3 >= 1, s, 0.0)"),
+        (
+            "where(and(le(kv_idx,q_idx),not(eq(q_idx,0))),s,-inf)",
+            "where((kv_idx <= q_idx) & not(q_idx == 0), s, -inf)",
+        ),
+        ("where(ge(mod(floordiv(q_idx,i0),3),1),s,0.0)", "where(q_idx//i0%3 >= 1, s, 0.0)"),
     ],
 )
 def test_formula(text: str, formula: str) -> None:
@@ -114,11 +122,13 @@ def test_formula(text: str, formula: str) -> None:
 def test_what_a_program_reads() -> None:
     assert ScoreMod.parse("s").num_scalars == 0
     assert ScoreMod.parse("div(s,float(i2))").num_scalars == 3
-    gradients = ScoreMod.parse("a0:f[n,m]; a1:b[m]; where(a1,mul(silu(s),a0),0.0)").gradients
+    gradients = ScoreMod.parse(
+        "a0:f[q_idx,kv_idx]; a1:b[kv_idx]; where(a1,mul(silu(s),a0),0.0)"
+    ).gradients
     assert gradients.score is not None
     assert gradients.aux[0] is call("where", aux(1, "b"), GRAD, 0.0) * call("silu", SCORE)
     assert gradients.aux[1] is None
-    assert ScoreMod.parse("float(n)").gradients.score is None
+    assert ScoreMod.parse("float(q_idx)").gradients.score is None
     assert terms_text([GRAD * SCORE, SCORE]) == "mul(g,s); s"
 
 
@@ -132,17 +142,17 @@ def test_what_a_program_reads() -> None:
         ("sinh(s)", "unknown operation 'sinh'"),
         ("silu()", "expected a term"),
         ("silu(s,s)", "silu takes f>f, not ff"),
-        ("n", "the weight must be a real number"),
+        ("q_idx", "the weight must be a real number"),
         ("lt(s,0.0)", "the weight must be a real number"),
         ("q", "unknown name 'q'"),
         ("a0", "unknown name 'a0'"),
-        ("a1:f[n]; s", "expected a declaration of a0"),
-        ("a0:f[n]; a0:f[n]; s", "expected a declaration of a1"),
+        ("a1:f[q_idx]; s", "expected a declaration of a0"),
+        ("a0:f[q_idx]; a0:f[q_idx]; s", "expected a declaration of a1"),
         ("a0:x[n]; s", "found a0:x"),
         ("a0:f[n,d]; s", "outside b, h, n, m"),
-        ("a0:f[n,n]; s", "reads an index twice"),
-        ("a0:f[n m]; s", "expected ,"),
-        ("a0:b[n]; mul(s,a0)", "not fb"),
+        ("a0:f[q_idx,q_idx]; s", "reads an index twice"),
+        ("a0:f[q_idx kv_idx]; s", "expected ,"),
+        ("a0:b[q_idx]; mul(s,a0)", "not fb"),
         ("x=s; x", "no name for a statement"),
         ("t0=silu(t0); t0", "unknown name 't0'"),
         ("g", "g has no meaning in a forward program"),
@@ -192,6 +202,8 @@ def test_a_program_may_be_built_only_over_what_it_declares() -> None:
 
 
 def test_every_leaf_of_the_text_is_in_the_term() -> None:
-    program = ScoreMod.parse("a0:i[b]; where(lt(m,a0),add(s,float(sub(sub(n,m),h))),float(b))")
+    program = ScoreMod.parse(
+        "a0:i[b]; where(lt(kv_idx,a0),add(s,float(sub(sub(q_idx,kv_idx),h))),float(b))"
+    )
     leaves = {node.op for node in postorder([program.weight]) if not node.args}
-    assert leaves == {"m", "aux", "s", "n", "h", "b"}
+    assert leaves == {"kv_idx", "aux", "s", "q_idx", "h", "b"}

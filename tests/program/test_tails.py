@@ -14,10 +14,10 @@ STILL = [
     "gelu_tanh(s)",
     "mish(s)",
     "bf16(silu(bf16(s)))",
-    "where(ge(n,m),div(silu(s),9.0),0.0)",
-    "mul(float(ge(n,m)),silu(s))",
-    "a0:i[b]; where(lt(m,a0),silu(s),0.0)",
-    "a0:b[n,m]; where(a0,silu(s),gelu_tanh(s))",
+    "where(ge(q_idx,kv_idx),div(silu(s),9.0),0.0)",
+    "mul(float(ge(q_idx,kv_idx)),silu(s))",
+    "a0:i[b]; where(lt(kv_idx,a0),silu(s),0.0)",
+    "a0:b[q_idx,kv_idx]; where(a0,silu(s),gelu_tanh(s))",
     "div(silu(s),float(i0))",
 ]
 RESTLESS = [
@@ -25,15 +25,15 @@ RESTLESS = [
     "log(s)",
     "exp(add(s,200.0))",
     "mul(exp(add(s,80.0)),1e-30)",
-    "a0:f[n,m]; silu(add(s,a0))",  # a bias may be infinite
-    "a0:f[m]; mul(silu(s),a0)",
-    "a0:f[m]; where(ge(n,m),silu(s),a0)",
-    "mul(silu(s),float(n))",
+    "a0:f[q_idx,kv_idx]; silu(add(s,a0))",  # a bias may be infinite
+    "a0:f[kv_idx]; mul(silu(s),a0)",
+    "a0:f[kv_idx]; where(ge(q_idx,kv_idx),silu(s),a0)",
+    "mul(silu(s),float(q_idx))",
     "sigmoid(s)",  # 1 at infinity: beside a key of infinities the zeros past the end give NaN
     "exp(s)",
     "relu(s)",
     "tanh(s)",
-    "a0:b[n,m]; where(a0,silu(s),sigmoid(s))",
+    "a0:b[q_idx,kv_idx]; where(a0,silu(s),sigmoid(s))",
 ]
 
 

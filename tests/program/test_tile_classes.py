@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from gdpa_inductor.program.expr import OPS, Expr, call, postorder
+from gdpa_inductor.program.expr import OPS, POSITIONS, Expr, call, postorder
 from gdpa_inductor.program.score_mod import ScoreMod, formula
 from gdpa_inductor.program.simplify import FALSE, TRUE
 from gdpa_inductor.program.tile_classes import TileClasses, classify
@@ -128,7 +128,7 @@ def test_most_masks_are_one_condition():
         program = ScoreMod(weight, grammar.AUX)
         classes = classify([weight, program.gradients.score], grammar.AUX)
         check(classes, [weight, program.gradients.score], grid(seed))
-        inside = any(x.op in ("n", "m") for x in postorder([condition]))
+        inside = any(x.op in POSITIONS for x in postorder([condition]))
         if inside and grammar.SPELLINGS[name].vanishes and classes.skips:
             assert classes.keep is not None, f"{seed}: {formula(weight)}"
             left[classes.keep is TRUE] += 1
@@ -178,7 +178,7 @@ def test_what_vanishes_is_exactly_zero(name: str, dtype: torch.dtype):
 
 def vanishes(name: str, fill: float, *params: float) -> bool:
     """Whether `name` of a mask's fill is known to be 0 under the mask."""
-    masked = call("where", call("lt", grammar.INDEX["n"], 8), fill, grammar.S)
+    masked = call("where", call("lt", grammar.INDEX["q_idx"], 8), fill, grammar.S)
     classes = classify([call(name, masked, *params)], ())
     zero, _ = Grid((1, 1, 8, 8), (8, 8)).verdicts(classes)
     return bool(zero)
@@ -188,16 +188,16 @@ def vanishes(name: str, fill: float, *params: float) -> bool:
     "text, zero, full, left, keep",
     [
         ("silu(s)", "false", "true", "silu(s)", "true"),
-        ("where(ge(n,m),silu(s),0.0)", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)", "n >= m"),
+        ("where(ge(q_idx,kv_idx),silu(s),0.0)", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)", "n >= m"),
         (
-            "mul(silu(s),sub(1.0,float(lt(n,m))))",
+            "mul(silu(s),sub(1.0,float(lt(q_idx,kv_idx))))",
             "n_hi < m_lo",
             "m_hi <= n_lo",
             "silu(s)",
             "m <= n",
         ),
         (
-            "sigmoid(add(s,where(lt(n,m),-inf,0.0)))",
+            "sigmoid(add(s,where(lt(q_idx,kv_idx),-inf,0.0)))",
             "n_hi < m_lo",
             "m_hi <= n_lo",
             "sigmoid(s)",
@@ -205,14 +205,14 @@ def vanishes(name: str, fill: float, *params: float) -> bool:
         ),
         # Two masks, each of which is enough.
         (
-            "a0:i[b]; where(ge(n,m),mul(silu(s),float(lt(m,a0))),0.0)",
+            "a0:i[b]; where(ge(q_idx,kv_idx),mul(silu(s),float(lt(kv_idx,a0))),0.0)",
             "(n_hi < m_lo) | (a0 <= m_lo)",
             "(m_hi < a0) & (m_hi <= n_lo)",
             "silu(s)",
             "(m < a0) & (n >= m)",
         ),
         (
-            "a0:i[b]; div(mul(silu(s),float(lt(m,a0))),float(i0))",
+            "a0:i[b]; div(mul(silu(s),float(lt(kv_idx,a0))),float(i0))",
             "(a0 <= m_lo) & (float(i0) != 0.0)",
             "m_hi < a0",
             "silu(s)/float(i0)",
@@ -222,7 +222,7 @@ def vanishes(name: str, fill: float, *params: float) -> bool:
         ("a0:b[b]; where(a0,relu(s),0.0)", "not(a0)", "a0", "relu(s)", "a0"),
         # An operand that varies in the tile stays; the condition beside it is still dropped.
         (
-            "a0:b[b,m]; where(and(a0,ge(n,m)),relu(s),0.0)",
+            "a0:b[b,kv_idx]; where(and(a0,ge(q_idx,kv_idx)),relu(s),0.0)",
             "n_hi < m_lo",
             "m_hi <= n_lo",
             "where(a0, relu(s), 0.0)",
@@ -237,7 +237,13 @@ def vanishes(name: str, fill: float, *params: float) -> bool:
             "true",
         ),
         ("a0:f[h]; mul(silu(s),a0)", "false", "true", "silu(s)*a0", "true"),
-        ("mul(silu(s),float(sub(n,m)))", "false", "true", "silu(s)*float(n - m)", "true"),
+        (
+            "mul(silu(s),float(sub(q_idx,kv_idx)))",
+            "false",
+            "true",
+            "silu(s)*float(q_idx - kv_idx)",
+            "true",
+        ),
     ],
 )
 def test_classes_read_as_written_by_hand(text: str, zero: str, full: str, left: str, keep: str):
@@ -252,14 +258,16 @@ def test_classes_read_as_written_by_hand(text: str, zero: str, full: str, left: 
 
 def test_a_mask_that_learns_is_never_left_out():
     """The gradient of a multiplicative mask needs the score under it."""
-    program = ScoreMod.parse("a0:f[n,m]; mul(silu(s),mul(a0,float(ge(n,m))))")
+    program = ScoreMod.parse("a0:f[q_idx,kv_idx]; mul(silu(s),mul(a0,float(ge(q_idx,kv_idx))))")
     terms = program.gradients
     assert classify([program.weight, terms.score], program.aux).skips
     assert classify([program.weight, terms.score, terms.aux[0]], program.aux).skips  # causal
-    learned = ScoreMod.parse("a0:f[n,m]; a1:f[b]; mul(silu(s),mul(a0,sub(a1,float(lt(n,m)))))")
+    learned = ScoreMod.parse(
+        "a0:f[q_idx,kv_idx]; a1:f[b]; mul(silu(s),mul(a0,sub(a1,float(lt(q_idx,kv_idx)))))"
+    )
     terms = learned.gradients
     assert not classify([learned.weight, *terms.aux], learned.aux).skips
-    padded = ScoreMod.parse("a0:f[m]; mul(silu(s),a0)")
+    padded = ScoreMod.parse("a0:f[kv_idx]; mul(silu(s),a0)")
     terms = padded.gradients
     assert classify([padded.weight, terms.score], padded.aux, bounded=[0]).skips
     assert not classify([padded.weight, *terms.aux], padded.aux, bounded=[0]).skips
@@ -267,17 +275,17 @@ def test_a_mask_that_learns_is_never_left_out():
 
 def test_masks_that_are_no_one_condition():
     """0/0 is NaN where the operand is 0; and one of two terms has no mask."""
-    divided = ScoreMod.parse("a0:f[b]; div(where(ge(n,m),silu(s),0.0),a0)")
+    divided = ScoreMod.parse("a0:f[b]; div(where(ge(q_idx,kv_idx),silu(s),0.0),a0)")
     assert classify([divided.weight], divided.aux).keep is None
-    masked = ScoreMod.parse("where(ge(n,m),silu(s),0.0)").weight
+    masked = ScoreMod.parse("where(ge(q_idx,kv_idx),silu(s),0.0)").weight
     assert classify([masked, grammar.S], ()).keep is None
 
 
 @pytest.mark.parametrize("masked", ["float(floordiv(i0,2))", "float(maximum(sub(i0,8),0))"])
 def test_what_is_0_for_one_size_only_is_kept(masked: str):
-    program = ScoreMod.parse(f"where(le(m,n),silu(s),{masked})")
+    program = ScoreMod.parse(f"where(le(kv_idx,q_idx),silu(s),{masked})")
     assert classify([program.weight], ()).keep is None
-    divided = ScoreMod.parse("where(le(m,n),div(silu(s),float(i0)),0.0)")
+    divided = ScoreMod.parse("where(le(kv_idx,q_idx),div(silu(s),float(i0)),0.0)")
     assert classify([divided.weight], ()).keep is not None
 
 
@@ -287,7 +295,7 @@ def test_no_terms_are_no_reason_to_skip():
 
 def test_deep_programs_are_lifted():
     """Programs are folded, not recursed into; a verdict that costs too much is none."""
-    n, m, index = grammar.INDEX["n"], grammar.INDEX["m"], grammar.INDEX["n"]
+    n, m, index = grammar.INDEX["q_idx"], grammar.INDEX["kv_idx"], grammar.INDEX["q_idx"]
     skips = {}
     for step in range(5000):
         index = call("maximum", index, call("sub", m, step % 7))

@@ -1,8 +1,8 @@
 """One pass over a block of scores on the CPU: the score program or its derivative as one loop.
 
-`Pass` is that loop in plain torch, over 4-D tensors [b,h,n,m] of one block. `compiled` has Inductor
-turn it into vectorised C++ that serves every block size (sizes and strides stay symbolic); where
-there is no C++ compiler the torch form itself runs.
+`Pass` is that loop in plain torch, over 4-D tensors [b,h,q_idx,kv_idx] of one block. `compiled` has
+Inductor turn it into vectorised C++ that serves every block size (sizes and strides stay symbolic);
+where there is no C++ compiler the torch form itself runs.
 
 What goes in is a flat list: the score, in the backward its gradient, the places for the results,
 the sums, the operands that the program reads (each with the block's size or 1 along an axis). All
@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from ..._compat import inductor
-from ...program.expr import GRAD, SCORE, Expr, fold, postorder, torch_apply
-from ...program.score_mod import AXES
+from ...program.expr import AXES, GRAD, SCORE, Expr, fold, postorder, torch_apply
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -199,7 +198,7 @@ def _layout(
 
 # Sizes that the compiler sees as hints. Distinct primes, so that equal symbols mean equal axes; few
 # heads, so that it spreads the rows over the threads as well.
-_HINTS = {"b": 7, "h": 3, "n": 509, "m": 521}
+_HINTS = {"b": 7, "h": 3, "q_idx": 509, "kv_idx": 521}
 
 
 def _example(layout: Layout, number: int) -> Strided:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 # 1M scores are 4 MiB in fp32. The backward has four such buffers for each thread; more than four
-# threads share those of four. Forward / backward in ms with N = M = 768 and 1024, B = 2, H = 4,
+# threads share those of four. Forward / backward in ms with M = N = 768 and 1024, B = 2, H = 4,
 # D = 64, minima on two cores of an EPYC 9004, torch 2.13: 256K scores 12.7 / 32.4 and 18.1 / 56.2,
 # 512K 10.6 / 26.5 and 17.6 / 50.4, 1M 9.6 / 23.2 and 15.8 / 45.1. Flat blocks slow products down.
 SCORES, EDGE, MAX_THREADS = 1 << 20, 512, 4
@@ -29,15 +29,15 @@ class Block(NamedTuple):
 
     b: slice
     h: slice
-    n: slice
-    m: slice
+    rows: slice
+    cols: slice
 
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(span.stop - span.start for span in self)
 
     def cut(self, operand: Tensor) -> Tensor:
-        """The part of a [B|1, H|1, N|1, M|1] operand that the block reads; a view."""
+        """The part of a [B|1, H|1, M|1, N|1] operand that the block reads; a view."""
         sizes = operand.shape
         return operand[
             tuple(span if size != 1 else WHOLE for span, size in zip(self, sizes, strict=True))

@@ -1,4 +1,4 @@
-"""GDPA on the CPU in blocks of scores: beyond the results it takes a few MiB, whatever N and M are.
+"""GDPA on the CPU in blocks of scores: beyond the results it takes a few MiB, whatever M and N are.
 
     forward    S = Q Kᵀ    P = program(S)                                 O += P V
     backward   S = Q Kᵀ    P, dS, Σ da = derivative(S, dP = dO Vᵀ)
@@ -9,9 +9,9 @@ loop (`block_pass`). Blocks of which the program's masks leave nothing are left 
 Sums run in fp32 (fp64 for fp64), in an order that the sizes and the number of threads fix, so equal
 inputs give equal bits.
 
-Notation: B, H, N, M batches, query heads, rows and columns of the scores. A block is a span of
+Notation: B, H, M, N batches, query heads, rows and columns of the scores. A block is a span of
 each. Every tensor has four dimensions; those of query, key and value are as in `ops`, aux tensors
-are [B|1, H|1, N|1, M|1]. A *unit* is what one matrix of a batched product covers: a key (or value)
+are [B|1, H|1, M|1, N|1]. A *unit* is what one matrix of a batched product covers: a key (or value)
 head of one batch with the rows of all query heads that read it.
 """
 
@@ -27,8 +27,8 @@ from operator import itemgetter
 import torch
 from torch import Tensor
 
-from ...program.expr import Expr, call
-from ...program.score_mod import AXES, Aux, ScoreMod
+from ...program.expr import AXES, Expr, call
+from ...program.score_mod import Aux, ScoreMod
 from . import blocks, tiles
 from .block_pass import Pass, Sum, compiled, storable
 from .blocks import WHOLE, Block, spans, tile
@@ -120,22 +120,22 @@ class Operands:
         batch, heads, rows, cols = self.sizes
         for b in spans(batch, self.tiling.batch):
             for h in spans(heads, self.tiling.heads):
-                for n in spans(rows, self.tiling.rows):
-                    yield Block(b, h, n, slice(0, cols))
+                for span in spans(rows, self.tiling.rows):
+                    yield Block(b, h, span, slice(0, cols))
 
     def blocks(self, band: Block) -> Iterator[Block]:
         """Those that a band is made of, without the scores that are left out."""
         for left in self._left(band):
             for part in spans(left.stop - left.start, self.tiling.cols):
-                yield band._replace(m=slice(left.start + part.start, left.start + part.stop))
+                yield band._replace(cols=slice(left.start + part.start, left.start + part.stop))
 
     def _left(self, band: Block) -> Iterator[slice]:
         """The columns of a band that are not left out, in runs."""
         cells = list(spans(self.sizes[3], self.tiling.grain))
         zeros = [False] * len(cells)
         if self._zero is not None:
-            row = band.n.start // self.tiling.rows
-            found = band._replace(n=slice(row, row + 1), m=WHOLE).cut(self._zero)
+            row = band.rows.start // self.tiling.rows
+            found = band._replace(rows=slice(row, row + 1), cols=WHOLE).cut(self._zero)
             zeros = found.flatten(0, 2).all(0).expand(len(cells)).tolist()
         for zero, run in itertools.groupby(zip(zeros, cells, strict=True), key=itemgetter(0)):
             taken = [cell for _, cell in run]
@@ -157,14 +157,16 @@ def multipliable(operand: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def of_heads(operand: Tensor, block: Block, group: int) -> Tensor:
-    """[units, columns, D] of a key-like [B|1, H/group, M, D]; a view, where that is contiguous."""
+    """[units, columns, D] of a key-like [B|1, H/group, N, D]; a view, where that is contiguous."""
     heads = slice(block.h.start // group, (block.h.stop - 1) // group + 1)
-    return operand[_batches(operand, block), heads, block.m].flatten(0, 1)
+    return operand[_batches(operand, block), heads, block.cols].flatten(0, 1)
 
 
 def of_rows(operand: Tensor, block: Block, count: int) -> Tensor:
-    """[units, rows of the unit's query heads, D] of a query-like [B|1, H, N, D]; maybe a copy."""
-    return operand[_batches(operand, block), block.h, block.n].reshape(count, -1, operand.shape[3])
+    """[units, rows of the unit's query heads, D] of a query-like [B|1, H, M, D]; maybe a copy."""
+    return operand[_batches(operand, block), block.h, block.rows].reshape(
+        count, -1, operand.shape[3]
+    )
 
 
 def _batches(operand: Tensor, block: Block) -> slice:
@@ -172,7 +174,7 @@ def _batches(operand: Tensor, block: Block) -> slice:
 
 
 def forward(operands: Operands, program: ScoreMod, out: Tensor, skip: bool = True) -> None:
-    """Fill `out` [B,H,N,Dv]. skip: leave out blocks of which the masks leave nothing."""
+    """Fill `out` [B,H,M,Dv]. skip: leave out blocks of which the masks leave nothing."""
     work = _within(_forward_pass(program), operands.only)
     if skip:
         operands.leave_out(work, program.aux)
@@ -218,7 +220,7 @@ def _within(work: Pass, only: Expr | None) -> Pass:
 
 
 def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Tensor) -> Tensor:
-    """rows · headsᵀ of a block, [b,h,n,m], in the scratch."""
+    """rows · headsᵀ of a block, [b,h,q_idx,kv_idx], in the scratch."""
     right = of_heads(heads, block, group)
     left = of_rows(rows, block, len(right))
     scores = scratch[: math.prod(block.shape)].view(block.shape)
@@ -227,8 +229,9 @@ def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Te
 
 
 class Total:
-    """A sum of products of a band, which `write` leaves in `target` [b,h,n,D]; the first is written
-    and not added to zeros. onto: add to what is in the target.
+    """A sum of products of a band, which `write` leaves in `target` [b,h,q_idx,D].
+
+    The first is written and not added to zeros. onto: add to what is in the target.
     """
 
     def __init__(self, target: Tensor, operands: Operands, onto: bool = False) -> None:
@@ -241,7 +244,7 @@ class Total:
         self._empty = not (self._direct and onto)
 
     def add(self, left: Tensor, right: Tensor) -> None:
-        """left [b,h,n,m] · right [units, columns, D]"""
+        """left [b,h,q_idx,kv_idx] · right [units, columns, D]"""
         count, columns, size = right.shape
         place, left = self._place.view(count, -1, size), left.view(count, -1, columns)
         if self._empty:
@@ -261,7 +264,10 @@ class Total:
 def _add_transposed(
     total: Tensor, left: Tensor, rows: Tensor, block: Block, operands: Operands
 ) -> None:
-    """total [units, columns, D] += leftᵀ · rows of the block, left [b,h,n,m], rows [B|1,H,N,D]"""
+    """total [units, columns, D] += leftᵀ · rows of the block.
+
+    left: [b,h,q_idx,kv_idx]. rows: [B|1,H,M,D].
+    """
     count, columns, _ = total.shape
     left, right = left.view(count, -1, columns).mT, of_rows(rows, block, count)
     if total.is_contiguous():
@@ -282,7 +288,7 @@ class Grads:
 
 
 class Backward:
-    """Adds the gradients that follow from that of the output, [B,H,N,Dv], to `grads`."""
+    """Adds the gradients that follow from that of the output, [B,H,M,Dv], to `grads`."""
 
     def __init__(
         self, operands: Operands, program: ScoreMod, grad_out: Tensor, grads: Grads,
@@ -313,7 +319,7 @@ class Backward:
         for band in self.operands.bands():
             total = None
             if self.grads.query is not None and self.score_grad is not None:
-                target = self.grads.query[_batches(self.grads.query, band), band.h, band.n]
+                target = self.grads.query[_batches(self.grads.query, band), band.h, band.rows]
                 total = Total(target, self.operands, onto=True)
             for block in self.operands.blocks(band):
                 self._multiply(block, total, *self._weights(block))
@@ -321,7 +327,7 @@ class Backward:
                 total.write()
 
     def _weights(self, block: Block) -> tuple[Tensor | None, Tensor | None]:
-        """P and dS of a block, [b,h,n,m]; adds what the block gives to the aux gradients."""
+        """P and dS of a block, [b,h,q_idx,kv_idx]; adds its part of the aux gradients."""
         operands, (key_group, value_group) = self.operands, self.operands.groups
         tensors = [_products(operands.query, operands.key, block, key_group, self.score)]
         if self.weight_grad is not None:
@@ -345,7 +351,7 @@ class Backward:
         weight: Tensor | None,
         score_grad: Tensor | None,
     ) -> None:
-        """Add what the block gives to dV, dK and, [b,h,n,D], dQ."""
+        """Add what the block gives to dV, dK and, [b,h,q_idx,D], dQ."""
         key_group, value_group = self.operands.groups
         if weight is not None and self.grads.value is not None:
             place = of_heads(self.grads.value, block, value_group)

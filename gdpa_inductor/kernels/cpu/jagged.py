@@ -29,7 +29,7 @@ _WHOLE = slice(None)
 
 def standing(spec: Aux) -> Aux:
     """The access map with jagged rows at their score index: where `Jagged` wants the operand."""
-    letters = {"q": "n", "k": "m"}
+    letters = {"q": "q_idx", "k": "kv_idx"}
     return replace(spec, access=tuple(letters.get(entry, entry) for entry in spec.access))
 
 
@@ -47,7 +47,7 @@ class Side:
         return Side(tuple(slice(a, a + min(b - a, longest)) for a, b in pairwise(cu)))
 
     def cut(self, operand: Tensor, b: int) -> Tensor:
-        """[1,H,n,D] of [L,H,D], or of [B|1,H,N,D]; a view."""
+        """[1,H,n,D] of [L,H,D], or of [B|1,H,M,D]; a view."""
         if self.spans is None:
             return operand if operand.shape[0] == 1 else operand[b : b + 1]
         return operand[self.spans[b]].transpose(0, 1).unsqueeze(0)
@@ -59,7 +59,7 @@ class Side:
         """Of an aux operand along the axis of this side; letter: "q" or "k"."""
         if self.spans is not None and letter in access:
             return self.spans[b]
-        present = {"q": "n", "k": "m"}[letter] in access
+        present = {"q": "q_idx", "k": "kv_idx"}[letter] in access
         return slice(0, self.length(dense, b)) if present else _WHOLE
 
 

@@ -23,7 +23,7 @@ from ...program.score_mod import Aux
 from . import dense as cpu
 
 _LANES, _SCORES, _MOST = 16, 64 * 64, 256
-_SIDES = (("q", "n", 2), ("k", "m", 3))  # letter by row and by place, and the axis of both
+_SIDES = (("q", "q_idx", 2), ("k", "kv_idx", 3))  # letter by row and by place, and the axis of both
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Group:
         o = self.o
         given = [self.pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
         only: Expr | None = None
-        for rows, axis in ((self.query, "n"), (self.key, "m")):
+        for rows, axis in ((self.query, "q_idx"), (self.key, "kv_idx")):
             if rows.valid is not None:
                 inside = call("lt", INDEX[axis], aux(len(given), "i"))
                 only = inside if only is None else call("and", only, inside)

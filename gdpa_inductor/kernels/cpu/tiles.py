@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...program.expr import Expr, fold, torch_apply
-from ...program.score_mod import AXES, Aux
+from ...program.expr import AXES, Expr, fold, torch_apply
+from ...program.score_mod import Aux
 from ...program.tile_classes import TILE, classify
 
 _ENDS: dict[str, Callable[..., Tensor]] = {"lo": torch.amin, "hi": torch.amax}
@@ -37,8 +37,8 @@ def verdicts(
 ) -> Tensor:
     """`term` of every block: [B|1, H|1, row blocks | 1, column blocks | 1].
 
-    index: the values of an index ("b", "h", "n" or "m") as a tensor of four dimensions. steps: rows
-    and columns of a block. aux: on four axes.
+    index: the values of an index of `AXES` as a tensor of four dimensions. steps: rows and columns
+    of a block. aux: on four axes.
     """
 
     def leaf(node: Expr) -> Tensor:

@@ -1,6 +1,6 @@
 """Matrices in global memory as TMA sees them: zero fill past every end, whatever lies there.
 
-dense [B, H, N, D]: extents (N, D, (H, B)); a tile that sticks out is filled with zeros.
+dense [B, H, M, D]: extents (M, D, (H, B)); a tile that sticks out is filled with zeros.
 
 jagged [L, H, D]: a window that overlaps itself, extents (128, D, (H, L + 1)), strides (s_l, 1,
 (s_h, s_l)), 128 rows before the base. The r ≤ 128 rows that end before row e are the box at row 128
@@ -22,7 +22,7 @@ from .values import Fixed, smaller
 
 @dataclass
 class Matrix:
-    """A pointer and what varies at run time. rows: N, or L of a jagged one. strides: (batch, head,
+    """A pointer and what varies at run time. rows: M, or L of a jagged one. strides: (batch, head,
     row); the batch stride of a jagged one is not used."""
 
     pointer: Any

@@ -1,7 +1,8 @@
 """The score program where a kernel computes it: its leaves, and where aux operands are read from.
 
-An aux operand is a pointer and a stride for each letter of its access map, "b", "h", "n", "m", and
-"q", "k" (the row of a packed matrix). What does not vary along the keys is read once for a row."""
+An aux operand is a pointer and a stride for each entry of its access map: an index of the score, or
+"q", "k", the row of a packed matrix. What does not vary along the keys is read once for a query.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from ...program.expr import Expr, postorder
+from ...program.expr import AXES, Expr, postorder
 from ...program.integers import wide
 from .config import Config
 from .emit import emit
 from .values import Fixed, Pair, each, smaller
 
-LETTERS = "bhnmqk"
+LETTERS = (*AXES, "q", "k")
 DTYPES = {
     "float32": cutlass.Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16,
     "float64": cutlass.Float64, "bool": cutlass.Uint8, "uint8": cutlass.Uint8,
@@ -86,13 +87,13 @@ class Row(Fixed):
 
     def __init__(self, program: Program, tile: Any, n: Any) -> None:
         self.program, self.tile = program, tile
-        self.fixed = {"b": tile.batch, "h": tile.head, "n": n}
+        self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": n}
         row = smaller(n, tile.q_rows - 1)  # past the end it only has to be a readable address
-        self.places = {**self.fixed, "n": row, "q": tile.q_start + row}
+        self.places = {**self.fixed, "q_idx": row, "q": tile.q_start + row}
         self.loaded = {
             node: Pair(program.read(node, self.places))
             for node in program.nodes
-            if node.op == "aux" and not {"m", "k"} & set(program.access(node))
+            if node.op == "aux" and not {"kv_idx", "k"} & set(program.access(node))
         }
 
     def fetch(self, column: Any, count: int) -> dict[Expr, Any]:
@@ -118,7 +119,7 @@ class Row(Fixed):
         def one(node: Expr, m: Any) -> Any:
             column = smaller(m, self.tile.k_rows - 1)
             return self.program.read(
-                node, {**self.places, "m": column, "k": self.tile.k_start + column}
+                node, {**self.places, "kv_idx": column, "k": self.tile.k_start + column}
             )
 
         def operand(node: Expr) -> Pair:
@@ -131,4 +132,4 @@ class Row(Fixed):
                 )
             return self.loaded.get(node) or Pair(*(one(node, x) for x in m.lanes))
 
-        return self.program.evaluate({**self.fixed, "s": s, "m": m}, operand)
+        return self.program.evaluate({**self.fixed, "s": s, "kv_idx": m}, operand)

@@ -2,7 +2,7 @@
 
 A row's first configuration is the best known; the others are benchmarked beside it, and
 max-autotune tries a wider list. The rows of "forward", "rows" and "keys" are the best of that list
-on an H200 (torch 2.11, Triton 3.6), silu at N = M = 1024 and, for D = 128, at 256 to 8192; those of
+on an H200 (torch 2.11, Triton 3.6), silu at M = N = 1024 and, for D = 128, at 256 to 8192; those of
 "tiles" follow from the shared memory that a tile takes.
 """
 

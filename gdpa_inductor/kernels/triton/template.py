@@ -111,13 +111,13 @@ class Plan:
         Nothing may be loaded for these alone, since a branch waits for its loads; and Triton 3.6
         does not compile a product that only a branch reads.
         """
-        axis = "n" if self.kernel == "keys" else "m"
+        axis = "q_idx" if self.kernel == "keys" else "kv_idx"
         alike = all(a in self.whole_reads for a in self.reads if axis in a.axes)
         return alike and not self.whole_flat
 
     def together(self, axis: str) -> bool:
         """One inner loop along `axis` serves whole tiles and the tail: all loads are masked."""
-        return {"n": "q", "m": "k"}[axis] in self.jagged or self.still >= set(self.names)
+        return {"q_idx": "q", "kv_idx": "k"}[axis] in self.jagged or self.still >= set(self.names)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -147,7 +147,7 @@ class Plan:
     @property
     def longest(self) -> tuple[str, ...]:
         """The greatest lengths of these sides: subgraphs that follow the terms."""
-        return tuple({"q": "max_n", "k": "max_m"}[side] for side in self.measured)
+        return tuple({"q": "max_m", "k": "max_n"}[side] for side in self.measured)
 
     @property
     def arguments(self) -> tuple[str, ...]:
@@ -160,8 +160,8 @@ class Plan:
     @property
     def fixed(self) -> Mapping[str, str]:
         """What a term calls its inputs, and the variable of the kernel that holds each."""
-        leaves = ["s", "b", "h", "n", "m", *(f"a{a.number}" for a in self.reads)]
-        bounds = ["n_lo", "n_hi", "m_lo", "m_hi"] if self.skips else []
+        leaves = ["s", "b", "h", "q_idx", "kv_idx", *(f"a{a.number}" for a in self.reads)]
+        bounds = ["q_idx_lo", "q_idx_hi", "kv_idx_lo", "kv_idx_hi"] if self.skips else []
         bounds += [f"a{a.number}_{end}" for a in self.tables for end in ("lo", "hi")]
         return {**{leaf: leaf for leaf in (*leaves, *bounds)}, "g": "dp"}
 

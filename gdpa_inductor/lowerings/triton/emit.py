@@ -18,7 +18,7 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...program.emission import emitted
-from ...program.expr import Expr, fold
+from ...program.expr import POSITIONS, Expr, fold
 from ...program.fast import gated
 from ...program.integers import wide
 
@@ -141,7 +141,7 @@ FAST: Mapping[str, Emit] = {"maximum": asm("max.NaN.f32"), "minimum": asm("min.N
 
 # What LLVM cannot look into. The rows and columns of a tile are bits of the thread's number. LLVM's
 # vectoriser pairs the arithmetic on them; with Triton 3.6 one half of a pair then spoils the other,
-# and |n - m| <= 3 was decided wrongly in three of four warps.
+# and |q_idx - kv_idx| <= 3 was decided wrongly in three of four warps.
 hidden = asm("mov.b32", I32)
 
 
@@ -160,9 +160,9 @@ def subgraph(
 ) -> Any:
     """The term as a body that a template inlines by `modification`.
 
-    Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, n, m and the bounds of a tile
-    (int32), a<i>, a<i>_lo and a<i>_hi (as loaded, floats in fp32). scalars: the symbolic or plain
-    integers of the op.
+    Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, q_idx, kv_idx and the bounds
+    of a tile (int32), a<i>, a<i>_lo and a<i>_hi (as loaded, floats in fp32). scalars: the symbolic
+    or plain integers of the op.
     """
     (term,) = emitted([gated(term, weight) if fast else term], PLAIN, fast)
     widened = wide([term])
@@ -188,7 +188,7 @@ def subgraph(
         if node.kind == "f":
             return lowering.fixed_input(node.op, F32)
         index = lowering.fixed_input(node.op, I32)
-        if nvidia and node.op in ("n", "m"):
+        if nvidia and node.op in POSITIONS:
             index = hidden(ops.to_dtype(index, I32))  # 64 bits, where an operand is large
         return ops.to_dtype(index, I64) if widened else index
 

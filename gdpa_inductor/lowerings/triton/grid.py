@@ -1,7 +1,7 @@
 """The template of a plan, and the grid that it is launched on.
 
-A `Plan` says which axes a kernel cuts into tiles: rows by BLOCK_N, keys by BLOCK_M. Inductor asks
-the grid for the number of CTAs under each configuration.
+A `Plan` says which axes a kernel cuts into tiles: queries by BLOCK_M, keys by BLOCK_N. Inductor
+asks the grid for the number of CTAs under each configuration.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ...kernels.triton.template import Plan
 @functools.cache
 def template(plan: Plan) -> Any:
     """Inductor's template for a plan, which is a global of the jinja source."""
-    rows = "BLOCK_N" if plan.kernel in ("forward", "rows", "tiles") else None
-    keys = "BLOCK_M" if plan.kernel in ("keys", "tiles") else None
+    block_m = "BLOCK_M" if plan.kernel in ("forward", "rows", "tiles") else None
+    block_n = "BLOCK_N" if plan.kernel in ("keys", "tiles") else None
 
     def grid(
-        n: Any, m: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
+        m: Any, n: Any, units: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]
     ) -> tuple[Any, int, int]:
-        tiles_n = cdiv(n, meta[rows]) if rows else 1
-        tiles_m = cdiv(m, meta[keys]) if keys else 1
-        return tiles_n * tiles_m * units, 1, 1
+        tiles_m = cdiv(m, meta[block_m]) if block_m else 1
+        tiles_n = cdiv(n, meta[block_n]) if block_n else 1
+        return tiles_m * tiles_n * units, 1, 1
 
     return templates.triton_template(plan.name, grid, plan.source, {"plan": plan})

@@ -21,9 +21,8 @@ from ...kernels.triton.grains import GRAIN, grain_bounds
 from ...kernels.triton.order import GRANULE, likely_offsets, tile_order
 from ...kernels.triton.template import AuxRead, Plan
 from ...problem import Problem, Size
-from ...program.expr import Expr, const, postorder
+from ...program.expr import AXES, POSITIONS, Expr, const, postorder
 from ...program.loop_bounds import closed
-from ...program.score_mod import AXES
 from ...program.tails import still
 from ...program.tile_classes import TileClasses, classify
 from .. import gpu
@@ -122,13 +121,13 @@ def _bounded(kinds: str, o: Inputs) -> list[int]:
     Rows of a jagged operand are in no grain."""
 
     def worth_reading(axes: frozenset[str]) -> bool:
-        return axes != set(AXES) and ("b" in axes or {"n", "m"} <= axes)
+        return axes != set(AXES) and ("b" in axes or axes >= POSITIONS)
 
     return [
         number
         for number, (spec, fake) in enumerate(zip(o.program.aux, o.fakes.aux, strict=True))
         if spec.kind in kinds
-        and spec.axes & {"n", "m"}
+        and spec.axes & POSITIONS
         and (spec.kind != "f" or worth_reading(spec.axes))
         and not {"q", "k"} & set(spec.access)
         and all(shapes.size_hint(size) for size in fake.shape)
@@ -139,7 +138,7 @@ def _ends(kernel: str, classes: TileClasses, o: Inputs) -> Ends:
     """The ends of a kernel's inner loop; None where its tiles have to be classified."""
     if kernel == "tiles":
         return None
-    axis = "n" if kernel == "keys" else "m"
+    axis = "q_idx" if kernel == "keys" else "kv_idx"
     inside = [number for number in classes.bounds if axis in o.program.aux[number].axes]
     return closed(classes, axis, inside)
 
@@ -240,7 +239,9 @@ def _order(side: str, o: Inputs) -> Any:
 
 def _table(a: AuxRead, o: Inputs) -> Any:
     """The bounds of an operand by grains, once for every kernel of the graph that wants them."""
-    rows, columns = (a.access.index(axis) if axis in a.axes else None for axis in "nm")
+    rows, columns = (
+        a.access.index(axis) if axis in a.axes else None for axis in ("q_idx", "kv_idx")
+    )
 
     def formula(operand: torch.Tensor) -> torch.Tensor:
         return grain_bounds(operand, rows, columns)
@@ -278,7 +279,7 @@ def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[],
         made["ORDER"] = partial(torch.arange, batch, dtype=torch.int32, device=o.problem.device)
     columns = max(1, lowering.likely_size(shapes.size_expr(o.problem.cols)))
     for a in plan.reads if plan.skips else ():
-        if a.kind == "i" and not a.axes & {"n", "m"}:
+        if a.kind == "i" and not a.axes & POSITIONS:
             made[a.name] = partial(lowering.random_integers, nodes[numbers[a.name]], columns)
     return {numbers[name]: make for name, make in made.items()}
 
@@ -308,7 +309,7 @@ def _granules(plan: Plan, o: Inputs) -> Any:
 
 def _configs(plan: Plan, problem: Problem) -> list[Config]:
     dims = [block_dim(d) for d in (problem.head_dim, problem.value_dim)]
-    tiles = [a.number for a in plan.reads if {"n", "m"} <= a.axes]
+    tiles = [a.number for a in plan.reads if a.axes >= POSITIONS]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
     cols = shapes.size_hint(problem.cols)
     kinds = {
@@ -350,14 +351,14 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
     if single and plan.jagged:  # several programs would write it
         raise NotImplementedError("an output of one element of a jagged side")
     return {
-        "BLOCK_N": config.rows,
-        "BLOCK_M": config.keys,
+        "BLOCK_M": config.rows,
+        "BLOCK_N": config.keys,
         "D": head_dim,
         "DV": value_dim,
         "BLOCK_D": block_d,
         "BLOCK_V": block_v,
-        "EVEN_N": even("q", problem.rows, config.rows),
-        "EVEN_M": even("k", problem.cols, config.keys),
+        "EVEN_M": even("q", problem.rows, config.rows),
+        "EVEN_N": even("k", problem.cols, config.keys),
         "EVEN_D": block_d == head_dim,
         "EVEN_V": block_v == value_dim,
         "SPLITS": int(output.size[0]) if plan.kernel == "tiles" else 1,
@@ -378,6 +379,6 @@ def _halves(plan: Plan, config: Config) -> dict[str, int]:
     of the greatest length, not worth a copy of the loop, or too small for the tensor core."""
     keys_alike = plan.direct and plan.alike
     return {
-        "HALF_N": 0 if plan.direct or config.rows < 128 else config.rows // 2,
-        "HALF_M": 0 if keys_alike or config.keys < 32 else config.keys // 2,
+        "HALF_M": 0 if plan.direct or config.rows < 128 else config.rows // 2,
+        "HALF_N": 0 if keys_alike or config.keys < 32 else config.keys // 2,
     }

@@ -19,8 +19,8 @@ import torch
 from ..._compat import lowering, shapes
 from ...ops import aux_from_axes, by_access, reduce_to
 from ...problem import Problem, Size
-from ...program.expr import Expr
-from ...program.score_mod import AXES, Aux, ScoreMod
+from ...program.expr import AXES, POSITIONS, Expr
+from ...program.score_mod import Aux, ScoreMod
 from ...sequences import Padding, Sequences, padded_program
 from ..call import Call
 from . import pairs
@@ -76,7 +76,7 @@ def _terms(program: ScoreMod) -> dict[int, Expr | None]:
 
 
 def _rows_of(o: Inputs, *width: Size) -> tuple[Size, ...]:
-    """What a kernel stores per row: [B,H,N,·], or [Lq,H,·] where the query is jagged."""
+    """What a kernel stores per row: [B,H,M,·], or [Lq,H,·] where the query is jagged."""
     p = o.problem
     if p.jagged_query:
         return (p.total_rows, p.heads, *width)
@@ -98,7 +98,7 @@ def _rows(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
         dtype = torch.float32 if "Q" in o.shared else p.dtype
         outputs[0] = Output("ds", wanted[0], _rows_of(o, p.head_dim), dtype)
     for i, spec in _aux_wanted(wanted, p):
-        if "m" not in spec.axes:
+        if "kv_idx" not in spec.axes:
             outputs[3 + i] = Output(f"g{i}", wanted[3 + i], _rows_of(o), torch.float32)
     return _finished("rows", outputs, o)
 
@@ -112,7 +112,7 @@ def _keys(wanted: dict[int, Expr], o: Inputs, added: Sequence[Any] = ()) -> dict
 def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output], bool]:
     """What the kernel of dK and dV stores, and whether a program runs over the heads of a group."""
     p = o.problem
-    columns = [i for i, spec in _aux_wanted(wanted, p) if "m" in spec.axes and "n" not in spec.axes]
+    columns = [i for i, spec in _aux_wanted(wanted, p) if spec.axes & POSITIONS == {"kv_idx"}]
     loops_heads = _loops_heads(o) and not columns
     heads = p.key_heads if loops_heads else p.heads
     outputs: dict[int, Output] = {}
@@ -128,7 +128,7 @@ def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output],
 
 def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
     """Whether one kernel finds dQ, dK and dV, a program all of a sequence and a head."""
-    rows = any("m" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
+    rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
     return {0, 1} <= wanted.keys() and not rows and pairs.taken(_key_outputs(wanted, o)[0], o)
 
 
@@ -168,7 +168,7 @@ def _tiles(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     p = o.problem
     found: dict[int, Any] = {}
     for i, spec in _aux_wanted(wanted, p):
-        if not {"n", "m"} <= spec.axes:
+        if not spec.axes >= POSITIONS:
             continue
         own = [
             extent if axis in spec.axes else 1 for axis, extent in (("b", p.batch), ("h", p.heads))
@@ -196,12 +196,12 @@ def _loops_heads(o: Inputs) -> bool:
 def _splits(problem: Problem, summed: frozenset[str]) -> int:
     """Into how many shares to part what "tiles" sums over, so that the device is filled, within 64
     MiB of partial sums."""
-    sizes = {"b": problem.batch, "h": problem.heads, "n": problem.rows, "m": problem.cols}
+    sizes = {"b": problem.batch, "h": problem.heads, "q_idx": problem.rows, "kv_idx": problem.cols}
     hints = {axis: shapes.size_hint(size) or 1 for axis, size in sizes.items()}
     members = math.prod(hints[axis] for axis in summed)
     own = math.prod(hints[axis] for axis in "bh" if axis not in summed)
-    tiles = own * -(-hints["n"] // 64) * -(-hints["m"] // 64)
-    room = (64 << 20) // max(1, 4 * own * hints["n"] * hints["m"])
+    tiles = own * -(-hints["q_idx"] // 64) * -(-hints["kv_idx"] // 64)
+    room = (64 << 20) // max(1, 4 * own * hints["q_idx"] * hints["kv_idx"])
     return max(1, min(members, 512 // tiles, room))
 
 
@@ -235,7 +235,7 @@ def _sum_groups(grad: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
 
 def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
     """From what `kernel` stores to the gradient of an operand: sums over [B,H,·] or [L,H] without
-    the other axis, or over [shares,B,H,N,M]. Takes offsets, total and longest per jagged side."""
+    the other axis, or over [shares,B,H,M,N]. Takes offsets, total and longest per jagged side."""
     spec, padded = o.program.aux[number], padded_program(o.program).aux[number]
     axis = {"rows": 3, "keys": 2, "pairs": 2, "tiles": None}[kernel]
     listed = {"rows": "q", "keys": "k", "pairs": "k"}.get(kernel, "")

@@ -56,7 +56,7 @@ class Layout:
     @property
     def axes(self) -> dict[str, Digits]:
         """The digits of each entry of an access map."""
-        found = {"b": self.batch, "h": self.heads, "n": self.rows, "m": self.keys}
+        found = {"b": self.batch, "h": self.heads, "q_idx": self.rows, "kv_idx": self.keys}
         tokens = {"q": self.query_tokens, "k": self.key_tokens}
         return {**found, **{axis: digits for axis, digits in tokens.items() if digits is not None}}
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.cpu import tiles
-from gdpa_inductor.program.expr import Expr, fold, torch_apply
+from gdpa_inductor.program.expr import AXES, Expr, fold, torch_apply
 from gdpa_inductor.program.loop_bounds import closed
-from gdpa_inductor.program.score_mod import AXES, ScoreMod
+from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.program.tile_classes import classify
 from gdpa_inductor.reference import aux_on_axes, program_leaves
 
@@ -16,15 +16,15 @@ LEAST, MOST = -(2**63), 2**63 - 1
 SIZES, STEP = (1, 1, 64, 64), 16
 # Each makes tiles zero, and has an integer that wraps or a bound that is no number.
 PROGRAMS = {
-    "a hash of the row": "where(lt(mul(n,288230376151711744),0),silu(s),0.0)",
+    "a hash of the row": "where(lt(mul(q_idx,288230376151711744),0),silu(s),0.0)",
     "a hash of row and column": (
-        "where(lt(add(mul(n,6364136223846793005),mul(m,288230376151711744)),0),silu(s),0.0)"
+        "where(lt(add(mul(q_idx,6364136223846793005),mul(kv_idx,288230376151711744)),0),silu(s),0.0)"
     ),
-    "times apart": "a0:i[n]; a1:i[m]; where(ge(sub(a0,a1),0),silu(s),0.0)",
-    "times near": "a0:i[n]; a1:i[m]; where(le(abs(sub(a0,a1)),5),silu(s),0.0)",
-    "a window without an end": "a0:i[h]; where(lt(m,add(n,a0)),silu(s),0.0)",
-    "a sign of reals apart": "a0:f[n]; a1:f[m]; mul(sign(sub(a0,a1)),s)",
-    "softplus of a negative slope": "softplus(where(ge(n,m),s,-1000000000.0),-1.0,20.0)",
+    "times apart": "a0:i[q_idx]; a1:i[kv_idx]; where(ge(sub(a0,a1),0),silu(s),0.0)",
+    "times near": "a0:i[q_idx]; a1:i[kv_idx]; where(le(abs(sub(a0,a1)),5),silu(s),0.0)",
+    "a window without an end": "a0:i[h]; where(lt(kv_idx,add(q_idx,a0)),silu(s),0.0)",
+    "a sign of reals apart": "a0:f[q_idx]; a1:f[kv_idx]; mul(sign(sub(a0,a1)),s)",
+    "softplus of a negative slope": "softplus(where(ge(q_idx,kv_idx),s,-1000000000.0),-1.0,20.0)",
 }
 INTEGERS = [LEAST, MOST, -1, 0, 3, 2**62, -(2**62), 17]
 REALS = [-torch.inf, torch.inf, 0.0, 1.0, -1.0, torch.inf, -torch.inf, 1e38]
@@ -60,10 +60,10 @@ def index(name: str) -> torch.Tensor:
 
 
 WINDOWS = (
-    "a0:i[h]; where(and(lt(sub(n,m),a0),lt(sub(m,n),a0)),silu(s),0.0)",
-    "a0:i[h]; where(lt(m,a0),silu(s),0.0)",
-    "a0:i[b]; a1:i[b]; where(and(lt(m,a0),ge(m,sub(n,a1))),silu(s),0.0)",
-    "a0:i[b]; a1:i[b]; where(lt(add(m,a0),add(n,a1)),silu(s),0.0)",
+    "a0:i[h]; where(and(lt(sub(q_idx,kv_idx),a0),lt(sub(kv_idx,q_idx),a0)),silu(s),0.0)",
+    "a0:i[h]; where(lt(kv_idx,a0),silu(s),0.0)",
+    "a0:i[b]; a1:i[b]; where(and(lt(kv_idx,a0),ge(kv_idx,sub(q_idx,a1))),silu(s),0.0)",
+    "a0:i[b]; a1:i[b]; where(lt(add(kv_idx,a0),add(q_idx,a1)),silu(s),0.0)",
 )
 
 

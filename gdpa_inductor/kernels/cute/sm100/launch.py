@@ -231,7 +231,7 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
         unit = ALIGNMENT // tensor.element_size()
         steps = dict(zip(access, tensor.stride(), strict=True))
         return (
-            steps.pop("m", 0) == 1
+            steps.pop("kv_idx", 0) == 1
             and tensor.data_ptr() % ALIGNMENT == 0
             and all(step % unit == 0 for step in steps.values())
         )

@@ -32,7 +32,9 @@ class Line(Fixed):
     def __init__(self, program: Program, walk: Walk, tile: Tile, turn: Any, row: Any) -> None:
         self.program, self.tile = program, tile
         batch, head = walk.place(tile, turn)
-        fixed, self.runs, self.packed = ("m", "n", "q") if walk.keys else ("n", "m", "k")
+        fixed, self.runs, self.packed = (
+            ("kv_idx", "q_idx", "q") if walk.keys else ("q_idx", "kv_idx", "k")
+        )
         self.fixed = {"b": batch, "h": head, fixed: row}
         there = smaller(row, tile.rows - 1)  # past the end it only has to be a readable address
         places = {**self.fixed, fixed: there, "k" if walk.keys else "q": tile.start + there}

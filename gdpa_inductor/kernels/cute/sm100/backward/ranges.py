@@ -35,7 +35,7 @@ class Ranges(Fixed):
 
     def dead(self, tile: Tile, head: Any, block: Any) -> Any:
         """Whether every root is zero on streamed tile `block`; a bool if that is constant."""
-        resident, streamed = ("m", "n") if self.keys else ("n", "m")
+        resident, streamed = ("kv_idx", "q_idx") if self.keys else ("q_idx", "kv_idx")
         bounds = {}
         for letter, first, rows in (
             (resident, tile.first, tile.rows),

@@ -1,7 +1,7 @@
-"""The forward kernel:  O[b,h,n,:] = sum_m P[b,h,n,m] V[b,h,m,:],  P = program(Q Kᵀ), m < length.
+"""The forward kernel:  O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:],  P = program(Q Kᵀ), j < length.
 
 Notation
-    Q, K, V, O     query [.., N, D], key [.., M, D], value [.., M, Dv], output [.., N, Dv]
+    Q, K, V, O     query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv]
     mX  sX  tX     in global memory, in shared memory, in tensor memory
     t              a query tile of the CTA, 0 or 1
     S_t            its scores, 128 x 128, fp32

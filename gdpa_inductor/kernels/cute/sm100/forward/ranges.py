@@ -30,8 +30,8 @@ class Ranges(Fixed):
     def holds(self, program: Program, tile: Any, row: Any, column: Any) -> Any:
         """A class of one query tile and one block of keys; a bool if it is constant."""
         bounds = {
-            "n_lo": row, "n_hi": smaller(row + (ROWS - 1), tile.q_rows - 1),
-            "m_lo": column, "m_hi": smaller(column + (COLS - 1), tile.k_rows - 1),
+            "q_idx_lo": row, "q_idx_hi": smaller(row + (ROWS - 1), tile.q_rows - 1),
+            "kv_idx_lo": column, "kv_idx_hi": smaller(column + (COLS - 1), tile.k_rows - 1),
         }  # fmt: skip
         places = {"b": tile.batch, "h": tile.head}
         (value,) = program.evaluate(
