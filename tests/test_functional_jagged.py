@@ -73,7 +73,7 @@ def test_without_bounds_nothing_is_cut_off(name: str) -> None:
 
 def test_a_weight_that_is_singular_at_padding() -> None:
     """log|s| and its slope are infinite where padded keys have their zeros."""
-    case = JaggedCase("", lambda s, *_: s.abs().log(), cols=(2, 4, 0, 7), heads=(2, 2, 2))
+    case = JaggedCase("s", lambda s, *_: s.abs().log(), cols=(2, 4, 0, 7), heads=(2, 2, 2))
     tensors = case.tensors()
     cu_q, cu_k = case.offsets()
     log = lambda s, b, h, n, m: s.abs().log()

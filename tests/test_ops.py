@@ -286,7 +286,7 @@ FAULTS = {
     "operand rank": ((Q, K, V, [Q], [], "a0:f[q_idx]; mul(s,a0)"), "a0 has 4 dimensions"),
     "operand size": (
         (Q, K, V, [torch.randn(4)], [], "a0:f[q_idx]; mul(s,a0)"),
-        "dimension n of a0: 4 and 5",
+        "dimension q_idx of a0: 4 and 5",
     ),
     "operand kind": (
         (Q, K, V, [torch.randn(5)], [], "a0:b[q_idx]; where(a0,s,0.0)"),

@@ -71,7 +71,7 @@ Rewritten
   model.py:12
       O = (where(a1, silu(s + a0)/float(i0), 0.0)) V, s = Q Kᵀ
       Q [2, 4, 64, 32]  K [2, 2, 128, 32]  V [2, 1, 128, 16]  bfloat16, V float32, training
-      between the products: a0 float32 [h, n, m], a1 bool [b, -, n, m]
+      between the products: a0 float32 [h, q_idx, kv_idx], a1 bool [b, -, q_idx, kv_idx]
       kernel: cpu (a reason)
 
 Refused

@@ -27,9 +27,8 @@ PROGRAMS = {
         [("float32", (4, 512, 512))],
     ),
     "targets": (
-        "a0:i[b]; "
-        "where(or(eq(q_idx,kv_idx),and(gt(q_idx,kv_idx),lt(kv_idx,a0))),silu(s),"
-        "0.0)", [("int64", (5,))]
+        "a0:i[b]; where(or(eq(q_idx,kv_idx),and(gt(q_idx,kv_idx),lt(kv_idx,a0))),silu(s),0.0)",
+        [("int64", (5,))],
     ),
 }  # fmt: skip
 

@@ -193,8 +193,8 @@ MORE = (
     Case("odd_dims", d=72, dv=40, m=100, n=100),
     Case("truncated", d=64, q_lengths=SELF, k_lengths=SELF, most=140, ctas=1),
     Case("delta", d=64, h=2, hk=1, q_lengths=(3, 1, 0, 130), k_lengths=OTHER),
-    Case("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),128)),silu(s),"
-                   "0.0)", d=64, m=700, n=700),
+    Case("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),128)),silu(s),0.0)", d=64,
+         m=700, n=700),
     Case("rows_packed_bias", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=64, h=2, q_lengths=SELF,
          k_lengths=SELF, aux=(((494, 2), BF16),)),
     Case("long", m=1500, n=1500, d=128, h=2, ctas=3),

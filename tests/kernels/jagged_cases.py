@@ -191,12 +191,12 @@ CASES = [
         same=True, h=3, aux=((37, 37),), needs="qkv0",
     ),
     JaggedCase(
-        "jagged_causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),"
-                         "0.0)", lengths_q=LENGTHS, same=True
+        "jagged_causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),0.0)", lengths_q=LENGTHS,
+        same=True,
     ),
     JaggedCase(
-        "jagged_window", "where(and(lt(sub(q_idx,kv_idx),20),ge(q_idx,kv_idx)),silu(mul(s,"
-                         "0.25)),0.0)",
+        "jagged_window",
+        "where(and(lt(sub(q_idx,kv_idx),20),ge(q_idx,kv_idx)),silu(mul(s,0.25)),0.0)",
         lengths_q=LENGTHS, same=True, max_q=100,
     ),
     JaggedCase(

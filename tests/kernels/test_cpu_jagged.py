@@ -165,7 +165,7 @@ def test_the_place_in_the_batch_changes_no_bit(name: str, keys: int) -> None:
         cols=case.cols and tuple(lengths[b] for b in order),
     )
     sides = [("q", 0), ("k", 0), ("k", 0)]
-    sides += [(e, a.index(e)) for _, a in case.aux for e in "qk" if e in a]
+    sides += [(e, a.index(e)) for spec in case.aux for e in "qk" if e in (a := spec.access)]
     given = [take(case, t, side, order, dim) for t, (side, dim) in zip(tensors, sides, strict=True)]
     after = both(moved, given, take(case, cotangent, "q", order))[:4]
     for got, want, side in zip(after, before, "qqkk", strict=True):

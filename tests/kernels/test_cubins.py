@@ -40,9 +40,8 @@ JAGGED = JaggedCase(
     "jagged", PLAIN.program, lengths_q=(512, 256), same=True, max_q=512, d=128, dv=128, h=4
 )
 CAUSAL = JaggedCase(
-    "causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.088)),"
-              "0.0)", lengths_q=(512, 256), same=True, max_q=512,
-    d=128, dv=128, h=4,
+    "causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.088)),0.0)", lengths_q=(512, 256), same=True,
+    max_q=512, d=128, dv=128, h=4,
 )  # fmt: skip
 MASKED = [
     Case(name, program, m=700, n=700, d=64, dv=64, h=4, aux=aux)
@@ -121,9 +120,10 @@ def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
         made = compiled(name, text, capability, tmp_path)
         assert TENSOR_CORE[capability] in made.asm["ptx"], "no tensor core"
         assert made.metadata.shared <= DEVICES[capability][1]
-        # The forward has two loops; Triton 3.6 keeps more of a masked one of the backward at hand.
-        masked = 176 if case is CAUSAL and TRITON < (3, 7) else 0
-        allowed = masked if "arg_DO" in text else 8
+        # The forward has two loops. Triton 3.6 keeps more of a masked one of the backward at hand;
+        # Triton 3.7 a register more than there are on sm_100.
+        masked = 176 if TRITON < (3, 7) else 8 if capability == 100 else 0
+        allowed = 8 if "arg_DO" not in text else masked if case is CAUSAL else 0
         assert local_bytes(made.asm["cubin"], tmp_path) <= allowed, "registers spill"
 
 

@@ -149,7 +149,7 @@ def test_what_a_program_reads() -> None:
         ("a1:f[q_idx]; s", "expected a declaration of a0"),
         ("a0:f[q_idx]; a0:f[q_idx]; s", "expected a declaration of a1"),
         ("a0:x[n]; s", "found a0:x"),
-        ("a0:f[n,d]; s", "outside b, h, n, m"),
+        ("a0:f[q_idx,d]; s", "outside b, h, q_idx, kv_idx"),
         ("a0:f[q_idx,q_idx]; s", "reads an index twice"),
         ("a0:f[q_idx kv_idx]; s", "expected ,"),
         ("a0:b[q_idx]; mul(s,a0)", "not fb"),

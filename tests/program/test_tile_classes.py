@@ -188,45 +188,51 @@ def vanishes(name: str, fill: float, *params: float) -> bool:
     "text, zero, full, left, keep",
     [
         ("silu(s)", "false", "true", "silu(s)", "true"),
-        ("where(ge(q_idx,kv_idx),silu(s),0.0)", "n_hi < m_lo", "m_hi <= n_lo", "silu(s)", "n >= m"),
+        (
+            "where(ge(q_idx,kv_idx),silu(s),0.0)",
+            "q_idx_hi < kv_idx_lo",
+            "kv_idx_hi <= q_idx_lo",
+            "silu(s)",
+            "q_idx >= kv_idx",
+        ),
         (
             "mul(silu(s),sub(1.0,float(lt(q_idx,kv_idx))))",
-            "n_hi < m_lo",
-            "m_hi <= n_lo",
+            "q_idx_hi < kv_idx_lo",
+            "kv_idx_hi <= q_idx_lo",
             "silu(s)",
-            "m <= n",
+            "kv_idx <= q_idx",
         ),
         (
             "sigmoid(add(s,where(lt(q_idx,kv_idx),-inf,0.0)))",
-            "n_hi < m_lo",
-            "m_hi <= n_lo",
+            "q_idx_hi < kv_idx_lo",
+            "kv_idx_hi <= q_idx_lo",
             "sigmoid(s)",
-            "m <= n",
+            "kv_idx <= q_idx",
         ),
         # Two masks, each of which is enough.
         (
             "a0:i[b]; where(ge(q_idx,kv_idx),mul(silu(s),float(lt(kv_idx,a0))),0.0)",
-            "(n_hi < m_lo) | (a0 <= m_lo)",
-            "(m_hi < a0) & (m_hi <= n_lo)",
+            "(q_idx_hi < kv_idx_lo) | (a0 <= kv_idx_lo)",
+            "(kv_idx_hi < a0) & (kv_idx_hi <= q_idx_lo)",
             "silu(s)",
-            "(m < a0) & (n >= m)",
+            "(kv_idx < a0) & (q_idx >= kv_idx)",
         ),
         (
             "a0:i[b]; div(mul(silu(s),float(lt(kv_idx,a0))),float(i0))",
-            "(a0 <= m_lo) & (float(i0) != 0.0)",
-            "m_hi < a0",
+            "(a0 <= kv_idx_lo) & (float(i0) != 0.0)",
+            "kv_idx_hi < a0",
             "silu(s)/float(i0)",
-            "m < a0",
+            "kv_idx < a0",
         ),
         # A mask of one operand is its own bound where the operand has one element a tile.
         ("a0:b[b]; where(a0,relu(s),0.0)", "not(a0)", "a0", "relu(s)", "a0"),
         # An operand that varies in the tile stays; the condition beside it is still dropped.
         (
             "a0:b[b,kv_idx]; where(and(a0,ge(q_idx,kv_idx)),relu(s),0.0)",
-            "n_hi < m_lo",
-            "m_hi <= n_lo",
+            "q_idx_hi < kv_idx_lo",
+            "kv_idx_hi <= q_idx_lo",
             "where(a0, relu(s), 0.0)",
-            "n >= m",
+            "q_idx >= kv_idx",
         ),
         # A choice between two functions masks nothing, a scale of exactly 0 is no mask.
         (
@@ -310,9 +316,14 @@ def test_a_function_per_head_keeps_the_mask_readable():
     weight, head = grammar.S, grammar.INDEX["h"]
     for number in range(64):
         weight = call("where", call("eq", head, number), grammar.S * float(number + 2), weight)
-    program = ScoreMod(call("where", call("ge", *map(grammar.INDEX.get, "nm")), weight, 0.0))
+    program = ScoreMod(
+        call("where", call("ge", grammar.INDEX["q_idx"], grammar.INDEX["kv_idx"]), weight, 0.0)
+    )
     classes = classify([program.weight, program.gradients.score], ())
-    assert [formula(classes.zero), formula(classes.full)] == ["n_hi < m_lo", "m_hi <= n_lo"]
+    assert [formula(classes.zero), formula(classes.full)] == [
+        "q_idx_hi < kv_idx_lo",
+        "kv_idx_hi <= q_idx_lo",
+    ]
     assert len(list(postorder(classes.full_terms))) < len(
         list(postorder([program.weight, program.gradients.score]))
     )

@@ -15,7 +15,7 @@ INEXACT = {
     "HSTU, targets, window, full tail": "the same",
     "HSTU, all of it": "the same",
 }
-UNBOUNDED = ("padding, an operand [B, M]", "segments, operands [B, N]")
+UNBOUNDED = ("padding, an operand [B, N]", "segments, operands [B, M]")
 
 
 def measured() -> dict[str, mask_table.Shares]:

@@ -43,7 +43,7 @@ def verdicts(
 
     def leaf(node: Expr) -> Tensor:
         if node in TILE.values():
-            axis, end = node.op.split("_")
+            axis, _, end = node.op.rpartition("_")
             return _per_block(index(axis), steps, end)
         if node.op in AXES:
             return index(node.op)
