@@ -1,6 +1,7 @@
 """The op and the backend under the rest of torch: backends, checkpoints, modes, shapes, export."""
 
 import functools
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ import gdpa_inductor
 from tests._recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
+
+SAVED = Path(__file__).parent / "saved"  # exports of earlier versions
 
 
 def fused(q, k, v):
@@ -192,6 +195,19 @@ def test_a_rewritten_program_is_saved_and_loaded(tmp_path) -> None:
     torch.export.save(made, tmp_path / "program.pt2")
     loaded = torch.export.load(tmp_path / "program.pt2")
     torch.testing.assert_close(loaded.module()(X)[0], model(X)[0])
+
+
+def test_a_program_that_was_saved_before_positions_were_renamed() -> None:
+    """Its text says n and m: `a0:f[h,n,m]; mul(silu(...),float(and(ge(n,m),lt(m,5))))`."""
+    loaded = torch.export.load(SAVED / "before_q_idx.pt2")
+    (call,) = (n for n in loaded.graph.nodes if n.target is torch.ops.gdpa.attention.default)
+    assert "[h,n,m]" in call.args[5]
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, size, 8) for size in (6, 7, 7))
+    bias = torch.randn(2, 6, 7)
+    row, column = torch.arange(6)[:, None], torch.arange(7)
+    weight = F.silu(q @ k.mT * 0.25 + bias) * ((row >= column) & (column < 5))
+    torch.testing.assert_close(loaded.module()(q, k, v, bias), weight @ v)
 
 
 def test_rewriting_a_graph_module() -> None:
