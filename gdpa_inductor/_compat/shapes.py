@@ -112,19 +112,19 @@ def size_expr(size: int | torch.SymInt) -> Any:
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
-def listed_granules(total: Any, batch: Any, granule: int) -> Any:
-    """How many granules the sequences of a jagged side have at most, as a size of Inductor."""
+def listed_work_tiles(total: Any, batch: Any, rows: int) -> Any:
+    """How many work tiles the sequences of a jagged side have at most, as a size of Inductor."""
     from torch.utils._sympy.functions import FloorDiv
 
-    return FloorDiv(total, granule) + batch
+    return FloorDiv(total, rows) + batch
 
 
-def granules_each(longest: Any, granule: int) -> Any:
+def work_tiles_each(longest: Any, rows: int) -> Any:
     """How many a sequence of the greatest length has; one of no length has one."""
     import sympy
     from torch.utils._sympy.functions import CeilDiv
 
-    return sympy.Max(1, CeilDiv(longest, granule))
+    return sympy.Max(1, CeilDiv(longest, rows))
 
 
 def smaller(size: Any, limit: Any) -> Any:

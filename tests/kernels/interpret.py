@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from . import cases, jagged_cases, pairs_cases, render
+from . import cases, five_matmul_cases, jagged_cases, render
 
 
 class _LibDevice:
@@ -193,7 +193,7 @@ def main(names: list[str]) -> None:
     _mend_loop_bounds()
     _shuffle_programs()
     _addresses.watch()
-    for case in (*cases.CASES, *jagged_cases.CASES, *pairs_cases.CASES):
+    for case in (*cases.CASES, *jagged_cases.CASES, *five_matmul_cases.CASES):
         if names and case.name not in names:
             continue
         try:

@@ -27,11 +27,11 @@ def test_every_shape_has_configurations_that_fit(kernel: str, itemsize: int, sha
         )
 
 
-def test_pairs_have_configurations_for_what_they_are_taken_for():
+def test_five_matmul_have_configurations_for_what_they_are_taken_for():
     shape = Shape(128, 128, 2)
-    found = configs("pairs", shape, 227 << 10, thorough=False)
+    found = configs("five_matmul", shape, 227 << 10, thorough=False)
     assert len(found) == 2
-    assert all(shared_memory("pairs", config, shape) <= 227 << 10 for config in found)
+    assert all(shared_memory("five_matmul", config, shape) <= 227 << 10 for config in found)
 
 
 def test_the_wide_search_begins_with_the_best_known():

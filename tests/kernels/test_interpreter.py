@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from . import cases, jagged_cases, pairs_cases
+from . import cases, five_matmul_cases, jagged_cases
 
-CASES = [*cases.CASES, *jagged_cases.CASES, *pairs_cases.CASES]
+CASES = [*cases.CASES, *jagged_cases.CASES, *five_matmul_cases.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {
     "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
@@ -23,8 +23,8 @@ QUICK = {
     "jagged_self", "jagged_unowned",
     "jagged_per_token", "jagged_short_keys_tail", "jagged_seeds", "jagged_targets", "jagged_read",
     "jagged_many", "jagged_many_both",
-    "jagged_bias", "jagged_bias_all", "pairs_columns", "pairs_jagged_0", "pairs_jagged_both",
-    "pairs_jagged_batch", "pairs_jagged_unowned",
+    "jagged_bias", "jagged_bias_all", "five_columns", "five_jagged_0", "five_jagged_both",
+    "five_jagged_batch", "five_jagged_unowned",
 }  # fmt: skip
 
 

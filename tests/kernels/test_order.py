@@ -1,9 +1,9 @@
-"""The table of tiles of a jagged side: every granule is listed once, and nothing else."""
+"""The table of tiles of a jagged side: every work tile is listed once, and nothing else."""
 
 import pytest
 import torch
 
-from gdpa_inductor.kernels.triton.order import GRANULE, likely_offsets, tile_order
+from gdpa_inductor.kernels.triton.order import WORK_TILE, likely_offsets, tile_order
 
 
 def entries(table: torch.Tensor) -> list[tuple[int, int]]:
@@ -13,24 +13,24 @@ def entries(table: torch.Tensor) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("few", [False, True])
 @pytest.mark.parametrize("longest", [1 << 20, 300, 1])
 @pytest.mark.parametrize("before, after", [(0, 0), (7, 0), (0, 900)])
-def test_every_granule_is_listed_once(before: int, after: int, longest: int, few: bool):
+def test_every_work_tile_is_listed_once(before: int, after: int, longest: int, few: bool):
     torch.manual_seed(0)
     for _ in range(20):
         lengths = torch.randint(0, 700, (9,)) * (torch.rand(9) > 0.3)
         offsets = torch.cat([torch.tensor([before]), before + lengths.cumsum(0)]).int()
         total = int(offsets[-1]) + after
         table = tile_order(offsets, total, longest, few)
-        assert len(table) == total // GRANULE + 9
+        assert len(table) == total // WORK_TILE + 9
         listed = entries(table)
         wanted = []
         for b, length in enumerate(lengths.tolist()):
             owned = length + (before + after if b == 8 else 0)
-            taken = -(-min(length, longest) // GRANULE)
+            taken = -(-min(length, longest) // WORK_TILE)
             wanted += [(b, tile) for tile in range(max(taken, int(owned > 0)))]
         if not few:  # what is left over begins behind all rows that take part
             assert len(listed) == len(set(listed)) == len(table) and set(listed) >= set(wanted)
             over = set(listed) - set(wanted)
-            assert all(t * GRANULE >= min(lengths[b], longest) for b, t in over)
+            assert all(t * WORK_TILE >= min(lengths[b], longest) for b, t in over)
         else:
             assert sorted(listed) == wanted
             assert (table[len(listed) :] == -1).all()

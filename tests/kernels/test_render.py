@@ -11,8 +11,8 @@ import torch
 
 from . import render
 from .cases import ADDED, SILU, Case
+from .five_matmul_cases import PER_TOKEN, TAKEN
 from .jagged_cases import JaggedCase
-from .pairs_cases import ALONE, PER_TOKEN
 
 GOLDEN = Path(__file__).parent / "golden"
 CAUSAL, GELU = "where(ge(q_idx,kv_idx),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
@@ -28,8 +28,8 @@ CASES = [
     JaggedCase("jagged_causal", CAUSAL, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
     JaggedCase("jagged_operands", PER_TOKEN, lengths_q=(40, 7), lengths_k=(5, 90),
                aux=(("q", 2), ("k",)), needs="qkv01"),
-    Case("pairs", SILU, m=128, n=256, choice=0, **ALONE),
-    JaggedCase("pairs_jagged", SILU, lengths_q=(300, 130), same=True, choice=0, **ALONE),
+    Case("five_matmul", SILU, m=128, n=256, choice=0, **TAKEN),
+    JaggedCase("five_matmul_jagged", SILU, lengths_q=(300, 130), same=True, choice=0, **TAKEN),
 ]  # fmt: skip
 
 
@@ -117,7 +117,7 @@ def test_the_forward_has_half_tiles_at_the_ends_of_sequences(case: JaggedCase, s
     [
         ((300,) * 8, 300, True),  # few sequences are sorted
         ((300,) * 300, 300, False),
-        ((250, 300) * 150, 300, False),  # 900 granules, where a table would have 944
+        ((250, 300) * 150, 300, False),  # 900 work tiles, where a table would have 944
         ((10,) * 300, 300, True),
     ],
 )

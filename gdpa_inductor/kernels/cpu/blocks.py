@@ -55,14 +55,14 @@ def spans(size: int, step: int) -> Iterator[slice]:
 class Tiling:
     """The largest block along each axis; where a row of blocks ends, it may be smaller.
 
-    grain: by how many columns scores are left out.
+    skip_cols: by how many columns scores are left out.
     """
 
     batch: int
     heads: int
     rows: int
     cols: int
-    grain: int
+    skip_cols: int
 
     @property
     def scores(self) -> int:

@@ -109,7 +109,7 @@ class Operands:
         if term is None or math.prod(self.sizes) <= blocks.FEW:
             return
         self.tiling = tile(self.sizes, self.groups, self._shared, masked=True)
-        steps = (self.tiling.rows, self.tiling.grain)
+        steps = (self.tiling.rows, self.tiling.skip_cols)
         if self.sizes[2] > steps[0] or self.sizes[3] > steps[1]:
             self._zero = tiles.verdicts(
                 term, self._index, steps, self._aux, self._scalars, self.dtype
@@ -131,7 +131,7 @@ class Operands:
 
     def _left(self, band: Block) -> Iterator[slice]:
         """The columns of a band that are not left out, in runs."""
-        cells = list(spans(self.sizes[3], self.tiling.grain))
+        cells = list(spans(self.sizes[3], self.tiling.skip_cols))
         zeros = [False] * len(cells)
         if self._zero is not None:
             row = band.rows.start // self.tiling.rows

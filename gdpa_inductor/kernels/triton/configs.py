@@ -54,7 +54,7 @@ def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
         "forward": (rows * shape.head_dim, keys * both + operands),
         "rows": (rows * both + weights, keys * both + operands),
         "keys": (keys * both + 2 * weights, rows * both + operands),
-        "pairs": (keys * both + weights, rows * both + operands),
+        "five_matmul": (keys * both + weights, rows * both + operands),
         "tiles": (rows * both + keys * both + operands, 0),
     }[kernel]
     return resident + config.stages * streamed + _BARRIERS
@@ -80,13 +80,13 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("keys", 2, 256, (Config(64, 64, 8, 2), Config(32, 64, 8, 2))),
     ("keys", 4, 64, (Config(32, 64, 4, 2), Config(64, 32, 4, 2))),
     ("keys", 4, 256, (Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1))),
-    ("pairs", 2, 128, (Config(64, 128, 8, 3), Config(32, 128, 8, 4))),
+    ("five_matmul", 2, 128, (Config(64, 128, 8, 3), Config(32, 128, 8, 4))),
     ("tiles", 2, 128, (Config(64, 128, 8, 2), Config(64, 64, 4, 3))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
 )
 # Such rows where the inner loop is a special one. Few steps leave their latency bare, so that more
-# warps, stages or programs at a time are worth more loads; configurations are timed in short runs
+# warps, stages or CTAs at a time are worth more loads; configurations are timed in short runs
 # at the full clock, which favours these also where a loop is long and power is the limit. The first
 # row whose words are all among those of the loop counts.
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (

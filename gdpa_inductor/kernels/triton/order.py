@@ -1,4 +1,4 @@
-"""Which tile of a jagged side each program owns: a table that the device makes for itself.
+"""Which tile of a jagged side each CTA owns: a table that the device makes for itself.
 
 No length is known on the host, so the grid is an upper bound and what is left over ends at once.
 The tiles of one sequence are neighbours; the longest sequences may come first, so that no long one
@@ -13,36 +13,36 @@ from typing import Any
 import torch
 from torch import Tensor
 
-GRANULE = 128  # rows per entry; tiles are whole parts of it
+WORK_TILE = 128  # rows per entry; the tiles of kernels are whole parts of it
 
 
 def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tensor:
-    """[total // GRANULE + B] int64: 2³² times the sequence, plus the granule in it; -1 for none.
+    """[total // WORK_TILE + B] int64: 2³² times the sequence, plus the work tile in it; or -1.
 
-    cu_seqlens [B+1] over `total` rows, at most `longest` of a sequence take part. The granules of a
-    sequence hold the rows that do; one is listed also where there are only rows that do not, so
-    that these find a program which writes zeros. Rows that no sequence owns count as those of the
-    last one.
+    cu_seqlens [B+1] over `total` rows, at most `longest` of a sequence take part. The work tiles of
+    a sequence hold the rows that do; one is listed also where there are only rows that do not, so
+    that these find a CTA which writes zeros. Rows that no sequence owns count as those of the last
+    one.
 
     few: place the sequences by counting, B comparisons for each entry, in three small kernels;
     then the longest come first, and what is left over is -1. Else by a search, in the order of the
-    sequences; what is left over are granules behind a sequence's own.
+    sequences; what is left over are work_tiles behind a sequence's own.
     """
     offsets = cu_seqlens.to(torch.int64)
     batch = offsets.shape[0] - 1
     starts, number = offsets[:-1], torch.arange(batch, device=offsets.device)
-    slot = torch.arange(total // GRANULE + batch, device=offsets.device)
-    if not few:  # from one of these to the next there is room for the granules of any length
-        begins = (starts - offsets[0]) // GRANULE + number
+    slot = torch.arange(total // WORK_TILE + batch, device=offsets.device)
+    if not few:  # from one of these to the next there is room for the work_tiles of any length
+        begins = (starts - offsets[0]) // WORK_TILE + number
         place = torch.searchsorted(begins, slot, right=True) - 1
         return (place << 32) + slot - begins[place]
     owned = torch.where(number == batch - 1, total + offsets[0], offsets[1:]) - starts
     taken = (offsets[1:] - starts).clamp(max=longest)
-    granules = torch.maximum((taken + (GRANULE - 1)) // GRANULE, (owned > 0).to(torch.int64))
-    longer = granules > granules[:, None]
-    rank = (longer | ((granules == granules[:, None]) & (number < number[:, None]))).sum(1)
-    ends = torch.where(rank <= rank[:, None], granules, 0).sum(1)
-    begins, slots = ends - granules, slot[:, None]
+    work_tiles = torch.maximum((taken + (WORK_TILE - 1)) // WORK_TILE, (owned > 0).to(torch.int64))
+    longer = work_tiles > work_tiles[:, None]
+    rank = (longer | ((work_tiles == work_tiles[:, None]) & (number < number[:, None]))).sum(1)
+    ends = torch.where(rank <= rank[:, None], work_tiles, 0).sum(1)
+    begins, slots = ends - work_tiles, slot[:, None]
     entry = (number << 32) + slots - begins
     return torch.where((begins <= slots) & (slots < ends), entry, -1).amax(1)
 

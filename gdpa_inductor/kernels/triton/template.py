@@ -53,22 +53,29 @@ class AuxRead:
 
 @dataclass(frozen=True)
 class Plan:
-    """kernel: "forward", "rows", "keys", "pairs" or "tiles".
+    """What one kernel reads, computes and stores.
 
-    names: the terms to compute, in the order of the outputs: "p" the weight, "ds" its derivative
-    with respect to the score, "g<i>" that with respect to operand i. flat: those that do not depend
-    on the score. reads: the operands that they need. shared: operands of batch 1 that all batches
-    read. grouped: operands with fewer heads than the query. loops_heads: one program of "keys" runs
-    over the query heads of its key head. summed: axes that "tiles" sums over. jagged: the sides
-    whose lengths are read from offsets, of "q" and "k". alike: one set of offsets serves both.
-    direct: each sequence has as many programs as the longest, and no table says whose one is.
-    skips: tiles that are zero are left out; on whole ones the terms need no mask, so that
-    `whole_reads` are the operands that they need, and `whole_flat` the flat ones of them. keeps: on
-    the others they are what they are on whole ones where a condition holds, and else 0. adds:
-    "keys" also adds dQ, tile by tile, to the fp32 buffer DQ. bounds: the closed ends of the inner
-    loop that there are (see `loop_bounds`); None: its tiles are classified. tables: the operands
-    whose bounds tell tiles apart (see `grains.grain_bounds`). still: the terms that may be summed
-    past the ends of the operands, where these are loaded as zeros.
+    kernel       "forward", "rows" (dQ), "keys" (dK, dV), "five_matmul" (all three) or "tiles" (an
+                 operand's gradient)
+    names        the terms to compute, in the order of the outputs: "p" the weight, "ds" its
+                 derivative with respect to the score, "g<i>" that with respect to operand i
+    flat         the terms that do not depend on the score
+    reads        the operands between the products that the terms need
+    shared       operands of batch 1, which all batches read
+    grouped      operands with fewer heads than the query
+    loops_heads  one CTA of "keys" runs over the query heads of its key head
+    summed       the axes that "tiles" sums over
+    jagged       the sides whose lengths are read from offsets, of "q" and "k"
+    alike        one set of offsets serves both sides
+    direct       each sequence has as many CTAs as the longest, and no table says whose one is
+    skips        tiles that are zero are left out, and whole tiles are computed without the mask
+    whole_reads  the operands that the terms of whole tiles need
+    whole_flat   the terms of whole tiles that do not depend on the score
+    keeps        a mixed tile's term is that of a whole tile where `keep` holds, else 0
+    adds         "keys" also adds dQ, tile by tile, to the fp32 buffer DQ
+    bounds       the closed ends of the inner loop (`loop_bounds`); None: its tiles are classified
+    tables       the operands whose bounds tell tiles apart (`tile_bounds`)
+    still        the terms that may be summed past the ends of the operands, loaded as zeros there
     """
 
     kernel: str
@@ -130,14 +137,16 @@ class Plan:
 
     @property
     def listed(self) -> str:
-        """The jagged side whose tiles the programs own, "" where that side is dense."""
+        """The jagged side whose tiles the CTAs own, "" where that side is dense."""
         side = {"forward": "q", "rows": "q", "keys": "k"}.get(self.kernel, "")
         return side if side in self.jagged else ""
 
     @property
     def ordered(self) -> bool:
-        """Whether a table ORDER says which tiles, or which sequences, a program owns."""
-        return bool((self.listed and not self.direct) or (self.kernel == "pairs" and self.jagged))
+        """Whether a table ORDER says which tiles, or which sequences, a CTA owns."""
+        return bool(
+            (self.listed and not self.direct) or (self.kernel == "five_matmul" and self.jagged)
+        )
 
     @property
     def measured(self) -> tuple[str, ...]:
@@ -154,7 +163,7 @@ class Plan:
         offsets = [f"CU_{side.upper()}" for side in self.measured]
         order = ["ORDER"] if self.ordered else []
         reads = [*(a.name for a in self.reads), *(a.table for a in self.tables)]
-        sums = ["SUMS", "DQ"] if self.kernel == "pairs" else ["DQ"] if self.adds else []
+        sums = ["SUMS", "DQ"] if self.kernel == "five_matmul" else ["DQ"] if self.adds else []
         return (*self.operands, *offsets, *order, *reads, *self.outputs[1:], *sums)
 
     @property

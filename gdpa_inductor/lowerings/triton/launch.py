@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..._compat import inductor, lowering, shapes, templates
-from ...kernels.triton import pairs
+from ...kernels.triton import five_matmul
 from ...kernels.triton.configs import SHORT, Config, Shape, configs
-from ...kernels.triton.grains import GRAIN, grain_bounds
-from ...kernels.triton.order import GRANULE, likely_offsets, tile_order
+from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
 from ...kernels.triton.template import AuxRead, Plan
+from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr, const, postorder
 from ...program.loop_bounds import closed
@@ -118,7 +118,7 @@ def skips(outputs: list[Output], o: Inputs) -> bool:
 def _bounded(kinds: str, o: Inputs) -> list[int]:
     """The operands of these kinds that tables may bound. Of reals, a vector that all samples share
     is a scale, and no mask; one that no (batch, head) shares costs as much to read as it may save.
-    Rows of a jagged operand are in no grain."""
+    Rows of a jagged operand are in no block of bounds."""
 
     def worth_reading(axes: frozenset[str]) -> bool:
         return axes != set(AXES) and ("b" in axes or axes >= POSITIONS)
@@ -214,12 +214,12 @@ def few(o: Inputs, most: int) -> bool:
 
 
 def _direct(side: str, o: Inputs) -> bool:
-    """Whether a table would have no fewer granules than if all sequences were of the greatest
+    """Whether a table would have no fewer work_tiles than if all sequences were of the greatest
     length: then none is made. Few sequences are sorted by a table, however long they are."""
     batch, total, longest = map(shapes.size_hint, (o.problem.batch, o.total(side), o.longest(side)))
     if few(o, _FEW) or batch is None or total is None or longest is None:
         return False
-    return batch * max(1, -(-longest // GRANULE)) <= total // GRANULE + batch
+    return batch * max(1, -(-longest // WORK_TILE)) <= total // WORK_TILE + batch
 
 
 def _order(side: str, o: Inputs) -> Any:
@@ -238,13 +238,13 @@ def _order(side: str, o: Inputs) -> Any:
 
 
 def _table(a: AuxRead, o: Inputs) -> Any:
-    """The bounds of an operand by grains, once for every kernel of the graph that wants them."""
+    """The bounds of an operand by blocks, once for every kernel of the graph that wants them."""
     rows, columns = (
         a.access.index(axis) if axis in a.axes else None for axis in ("q_idx", "kv_idx")
     )
 
     def formula(operand: torch.Tensor) -> torch.Tensor:
-        return grain_bounds(operand, rows, columns)
+        return tile_bounds(operand, rows, columns)
 
     def make() -> Any:
         found = lowering.inline_formula(formula, [o.aux[a.number]], [o.fakes.aux[a.number]])
@@ -286,24 +286,24 @@ def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[],
 
 def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
     """What the grid is a function of: rows, keys, and how many units of them there are. A unit is
-    a (batch, head), or a (granule, head) of a jagged side."""
+    a (batch, head), or a (work tile, head) of a jagged side."""
     p = o.problem
     rows, cols, batch = map(shapes.size_expr, (p.rows, p.cols, p.batch))
     if plan.listed:
-        return [GRANULE, GRANULE, _granules(plan, o) * shapes.size_expr(output.size[1])]
-    if plan.kernel == "pairs":
-        programs = gpu.processors(p.device)
-        return [1, 1, shapes.smaller(batch * shapes.size_expr(p.heads), programs)]
+        return [WORK_TILE, WORK_TILE, _work_tiles(plan, o) * shapes.size_expr(output.size[1])]
+    if plan.kernel == "five_matmul":
+        ctas = gpu.processors(p.device)
+        return [1, 1, shapes.smaller(batch * shapes.size_expr(p.heads), ctas)]
     units = output.size[:3] if plan.kernel == "tiles" else output.size[:2]
     return [rows, cols, math.prod(map(shapes.size_expr, units), start=shapes.size_expr(1))]
 
 
-def _granules(plan: Plan, o: Inputs) -> Any:
-    """How many granules of the listed side get programs."""
+def _work_tiles(plan: Plan, o: Inputs) -> Any:
+    """How many work_tiles of the listed side get programs."""
     batch = shapes.size_expr(o.problem.batch)
-    listed = shapes.listed_granules(shapes.size_expr(o.total(plan.listed)), batch, GRANULE)
+    listed = shapes.listed_work_tiles(shapes.size_expr(o.total(plan.listed)), batch, WORK_TILE)
     longest = shapes.size_expr(o.longest(plan.listed))
-    each = batch * shapes.granules_each(longest, GRANULE)
+    each = batch * shapes.work_tiles_each(longest, WORK_TILE)
     return each if plan.direct else shapes.smaller(listed, each) if few(o, _FEW) else listed
 
 
@@ -321,7 +321,7 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
     shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
     found = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
-    if plan.kernel == "pairs":  # its sums lie as the accumulators of these very tiles do
+    if plan.kernel == "five_matmul":  # its sums lie as the accumulators of these very tiles do
         return found
     return list(dict.fromkeys(_cut(config, problem) for config in found))
 
@@ -348,7 +348,7 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         return side not in plan.jagged and shapes.statically_known_true(size % block == 0)
 
     single = all(shapes.statically_known_true(size == 1) for size in output.size)
-    if single and plan.jagged:  # several programs would write it
+    if single and plan.jagged:  # several CTAs would write it
         raise NotImplementedError("an output of one element of a jagged side")
     return {
         "BLOCK_M": config.rows,
@@ -364,10 +364,14 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         "SPLITS": int(output.size[0]) if plan.kernel == "tiles" else 1,
         "PRECISION": repr(gpu.float32_precision()),
         "ROUND_TF32": rounds(problem),
-        **({"GRANULE": GRANULE} if plan.listed else {}),
+        **({"WORK_TILE": WORK_TILE} if plan.listed else {}),
         **(_halves(plan, config) if plan.kernel == "forward" and plan.jagged else {}),
-        **({"GRAIN": GRAIN} if plan.tables else {}),
-        **({"WARPS": config.warps, "ROWS": pairs.ROWS} if plan.kernel == "pairs" else {}),
+        **({"BOUNDS_TILE": BOUNDS_TILE} if plan.tables else {}),
+        **(
+            {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
+            if plan.kernel == "five_matmul"
+            else {}
+        ),
         **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
         **({"SINGLE": True} if single else {}),
     }

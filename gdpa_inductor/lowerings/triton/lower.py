@@ -3,9 +3,9 @@
 Forward is one kernel. The backward is up to three kinds, each with loops of its own, so that every
 sum has one order and no gradient needs an atomic: "rows" (dQ and sums over the keys), "keys" (dK,
 dV and sums over the rows) and one "tiles" per operand that varies along both. Where there are many
-short sequences, "pairs" stands for the first two. What a kernel cannot sum by itself (over the
-batch, over heads) it leaves to Inductor, in fp32. With `gdpa.deterministic=False`, "keys" adds up
-dQ too, by atomics.
+short sequences, "five_matmul" stands for the first two. What a kernel cannot sum by itself (over
+the batch, over heads) it leaves to Inductor, in fp32. With `gdpa.deterministic=False`, "keys" adds
+up dQ too, by atomics.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
 from ...sequences import Padding, Sequences, padded_program
 from ..call import Call
-from . import pairs
+from . import five_matmul
 from .inputs import Inputs, empty, inputs_of
 from .launch import Output, Rival, run
 
@@ -110,7 +110,7 @@ def _keys(wanted: dict[int, Expr], o: Inputs, added: Sequence[Any] = ()) -> dict
 
 
 def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output], bool]:
-    """What the kernel of dK and dV stores, and whether a program runs over the heads of a group."""
+    """What the kernel of dK and dV stores, and whether a CTA runs over the heads of a group."""
     p = o.problem
     columns = [i for i, spec in _aux_wanted(wanted, p) if spec.axes & POSITIONS == {"kv_idx"}]
     loops_heads = _loops_heads(o) and not columns
@@ -129,15 +129,17 @@ def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output],
 def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
     """Whether one kernel finds dQ, dK and dV, a program all of a sequence and a head."""
     rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
-    return {0, 1} <= wanted.keys() and not rows and pairs.taken(_key_outputs(wanted, o)[0], o)
+    return {0, 1} <= wanted.keys() and not rows and five_matmul.taken(_key_outputs(wanted, o)[0], o)
 
 
 def _pairs(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """All that `_keys` finds, and dQ in the order of the keys: five products instead of seven."""
     p = o.problem
     query = lowering.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
-    added = [pairs.sums(o), query]
-    found = _finished("pairs", _key_outputs(wanted, o)[0], o, added=added, order=pairs.order(o))
+    added = [five_matmul.sums(o), query]
+    found = _finished(
+        "five_matmul", _key_outputs(wanted, o)[0], o, added=added, order=five_matmul.order(o)
+    )
     return {**found, 0: query}
 
 
@@ -186,7 +188,7 @@ def _aux_wanted(wanted: dict[int, Expr], problem: Problem) -> list[tuple[int, Au
 
 
 def _loops_heads(o: Inputs) -> bool:
-    """Key and value heads are the same groups, so one program can sum over the query heads of a
+    """Key and value heads are the same groups, so one CTA can sum over the query heads of a
     group."""
     return o.grouped == {"K", "V"} and shapes.statically_known_true(
         o.problem.key_heads == o.problem.value_heads
@@ -237,8 +239,8 @@ def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
     """From what `kernel` stores to the gradient of an operand: sums over [B,H,·] or [L,H] without
     the other axis, or over [shares,B,H,M,N]. Takes offsets, total and longest per jagged side."""
     spec, padded = o.program.aux[number], padded_program(o.program).aux[number]
-    axis = {"rows": 3, "keys": 2, "pairs": 2, "tiles": None}[kernel]
-    listed = {"rows": "q", "keys": "k", "pairs": "k"}.get(kernel, "")
+    axis = {"rows": 3, "keys": 2, "five_matmul": 2, "tiles": None}[kernel]
+    listed = {"rows": "q", "keys": "k", "five_matmul": "k"}.get(kernel, "")
 
     def formula(part: torch.Tensor, like: torch.Tensor, *sized: Any) -> torch.Tensor:
         sides = {s: Sequences(*sized[3 * i : 3 * i + 3]) for i, s in enumerate(o.offsets)}

@@ -19,7 +19,7 @@ from ..host import facts, places
 from ..host.region import Sink
 from ..host.sizes import Size
 from ..result import Refused
-from .wrapped import Wrapped, wrapped
+from .autograd_functions import AutogradFunction, autograd_function
 
 # fmt: off
 # Functions that pad: the names of their parameters, those that are not there left out. All of them
@@ -74,7 +74,7 @@ def call_of(node: Node, table: Mapping[str, tuple[str, ...]]) -> PadCall | None:
         return PadCall(facts.name(node), given, (node,))
     if facts.name(node) != "getitem" or node.args[1] != 0 or not isinstance(node.args[0], Node):
         return None
-    held = wrapped(node.args[0])
+    held = autograd_function(node.args[0])
     given = None if held is None else _arguments(held.forward, table)
     if held is None or given is None or not _is_inverse(held, table):
         return None
@@ -82,7 +82,7 @@ def call_of(node: Node, table: Mapping[str, tuple[str, ...]]) -> PadCall | None:
     return PadCall(facts.name(held.forward), known, (node, node.args[0]))
 
 
-def _is_inverse(held: Wrapped, table: Mapping[str, tuple[str, ...]]) -> bool:
+def _is_inverse(held: AutogradFunction, table: Mapping[str, tuple[str, ...]]) -> bool:
     """Whether the backward of a wrapped pad is an unpad of the gradient by the same offsets, or the
     other way round with zeros.
     """

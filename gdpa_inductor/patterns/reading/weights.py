@@ -24,8 +24,8 @@ from ..result import Refused
 from . import symbolic
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
 from .frame import Digits, Index, Space, broadcast
-from .joined import JOINS, Branch, chosen, in_branches, parts_of
 from .kinds import Unknown, as_kind, real, where
+from .piecewise import JOINS, Branch, chosen, in_branches, parts_of
 from .precision import Precision
 from .reached import covering, wants_gradients
 from .reading import Operand, flat, kind_of

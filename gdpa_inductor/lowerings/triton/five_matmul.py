@@ -1,4 +1,4 @@
-"""The backward in one kernel, "pairs": whether it is taken, and the buffers that it needs."""
+"""The five-matmul backward: whether it is taken, and the buffers that it needs."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 import torch
 
 from ..._compat import lowering, shapes
-from ...kernels.triton.pairs import ALONE, ROWS, Alone, turns
+from ...kernels.triton.five_matmul import FIVE_MATMUL, ROWS, FiveMatmul, turns
 from ...problem import Problem, Size
 from .. import gpu
 from .inputs import Inputs, block_dim
 from .launch import Output, few, skips
 
-# Up to so many sequences are placed by counting. A program's share is fixed, so the order matters
+# Up to so many sequences are placed by counting. A CTA's share is fixed, so the order matters
 # more than for tiles: 1152 sequences of up to 1024 rows as they come take 1.26 times as long.
 _COUNTED = 2048
 
 
 def taken(outputs: dict[int, Output], o: Inputs) -> bool:
-    """Whether programs that own whole pairs are to compute dQ with these `outputs` of "keys"."""
+    """Whether CTAs that own whole heads are to compute dQ with these `outputs` of "keys"."""
     whole = not (o.shared or o.grouped) and not skips(list(outputs.values()), o)
-    return whole and any(_fits(rule, o.problem) for rule in ALONE)
+    return whole and any(_fits(rule, o.problem) for rule in FIVE_MATMUL)
 
 
-def _fits(rule: Alone, p: Problem) -> bool:
+def _fits(rule: FiveMatmul, p: Problem) -> bool:
     """Sizes count as they were at capture; no guard is added."""
     dims = [block_dim(d) for d in (p.head_dim, p.value_dim)]
     kind = (gpu.capability(p.device), p.dtype.itemsize, *dims)
@@ -32,13 +32,13 @@ def _fits(rule: Alone, p: Problem) -> bool:
     if kind != (rule.capability, rule.itemsize, rule.head_dim, rule.head_dim) or not rows:
         return False
     of_all = shapes.size_hint(p.total_rows if p.jagged_query else p.batch) or 0
-    pairs = of_all * (shapes.size_hint(p.heads) or 0) // (rows if p.jagged_query else 1)
+    units = of_all * (shapes.size_hint(p.heads) or 0) // (rows if p.jagged_query else 1)
     short = rows <= rule.rows and (keys or rule.keys + 1) <= rule.keys
-    return short and pairs >= rule.pairs * gpu.processors(p.device)
+    return short and units >= rule.units * gpu.processors(p.device)
 
 
 def sums(o: Inputs) -> Any:
-    """[programs, rows, D]: where a program adds up the dQ of the pair at hand; not initialized."""
+    """[CTAs, rows, D]: where a CTA adds up the dQ of the head at hand; not initialized."""
     p = o.problem
     rows: Size = (p.rows + ROWS - 1) // ROWS * ROWS
     size = (gpu.processors(p.device), rows, block_dim(p.head_dim))

@@ -1,11 +1,11 @@
-"""Bounds of operands by grains, against every element."""
+"""Bounds of operands by blocks, against every element."""
 
 import itertools
 
 import pytest
 import torch
 
-from gdpa_inductor.kernels.triton.grains import GRAIN, grain_bounds
+from gdpa_inductor.kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
 
 from .render import kernels, wrapper
 
@@ -19,12 +19,14 @@ SHAPES = [(3, 70, 100), (2, 32, 64), (1, 1, 33), (2, 5, 1)]
 def test_bounds_are_those_of_the_elements(shape: tuple[int, ...], dtype: torch.dtype):
     torch.manual_seed(0)
     operand = (torch.randn(shape) * 9).to(dtype) if dtype != torch.bool else torch.rand(shape) < 0.9
-    found = grain_bounds(operand, 1, 2)
+    found = tile_bounds(operand, 1, 2)
     assert found.dtype == dtype
-    grains = [range(-(-size // GRAIN)) for size in shape[1:]]
-    assert found.shape == (2, shape[0], *map(len, grains))
-    for i, j in itertools.product(*grains):
-        tile = operand[:, i * GRAIN : (i + 1) * GRAIN, j * GRAIN : (j + 1) * GRAIN].flatten(1)
+    blocks = [range(-(-size // BOUNDS_TILE)) for size in shape[1:]]
+    assert found.shape == (2, shape[0], *map(len, blocks))
+    for i, j in itertools.product(*blocks):
+        tile = operand[
+            :, i * BOUNDS_TILE : (i + 1) * BOUNDS_TILE, j * BOUNDS_TILE : (j + 1) * BOUNDS_TILE
+        ].flatten(1)
         wide = tile.long() if dtype == torch.bool else tile
         assert torch.equal(found[0, :, i, j], wide.amin(1).to(dtype))
         assert torch.equal(found[1, :, i, j], wide.amax(1).to(dtype))
@@ -32,14 +34,14 @@ def test_bounds_are_those_of_the_elements(shape: tuple[int, ...], dtype: torch.d
 
 def test_one_dimension_and_either_order():
     operand = torch.randn(70, 40)
-    assert grain_bounds(operand, None, 1).shape == (2, 70, 2)
-    assert torch.equal(grain_bounds(operand, 1, 0), grain_bounds(operand, 0, 1))
+    assert tile_bounds(operand, None, 1).shape == (2, 70, 2)
+    assert torch.equal(tile_bounds(operand, 1, 0), tile_bounds(operand, 0, 1))
 
 
-def test_a_nan_makes_its_grain_nan():
+def test_a_nan_makes_its_block_nan():
     operand = torch.zeros(40)
     operand[35] = torch.nan
-    found = grain_bounds(operand, 0, None)
+    found = tile_bounds(operand, 0, None)
     assert found[:, 0].eq(0).all() and found[:, 1].isnan().all()
 
 

@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
-from gdpa_inductor.kernels.triton.pairs import ALONE, turns
-from gdpa_inductor.lowerings.triton import pairs
+from gdpa_inductor.kernels.triton.five_matmul import FIVE_MATMUL, turns
+from gdpa_inductor.lowerings.triton import five_matmul
 
 from . import render
 from .cases import CAUSAL, Case
 from .fake_cuda import DEVICES
+from .five_matmul_cases import CASES
 from .jagged_cases import JaggedCase
-from .pairs_cases import CASES
 
-(RULE,) = ALONE
+(RULE,) = FIVE_MATMUL
 PLAIN = Case("plain", "silu(mul(s,0.1))", m=512, n=512, b=99, h=4, d=128, dv=128)
 JAGGED = JaggedCase("jagged", PLAIN.program, lengths_q=(512,) * 99, same=True, h=4, d=128, dv=128)
 
@@ -49,7 +49,7 @@ def test_the_problems_of_the_interpreter_are_of_this_kernel(case: Case) -> None:
         pytest.param(of(PLAIN, dv=160), torch.bfloat16, id="value dim"),
         pytest.param(of(PLAIN), torch.float32, id="dtype"),
         pytest.param(of(PLAIN, capability=80), torch.bfloat16, id="capability"),
-        pytest.param(of(PLAIN, processors=2), torch.bfloat16, id="pairs"),
+        pytest.param(of(PLAIN, processors=2), torch.bfloat16, id="five_matmul"),
         pytest.param(of(PLAIN, m=RULE.rows + 1), torch.bfloat16, id="rows"),
         pytest.param(of(PLAIN, n=RULE.keys + 1), torch.bfloat16, id="keys"),
         pytest.param(of(PLAIN, program=CAUSAL), torch.bfloat16, id="mask"),
@@ -68,7 +68,7 @@ def test_others_keep_their_kernels(case: Case, dtype: torch.dtype) -> None:
     assert not alone(case, dtype)
 
 
-def test_pairs_of_the_greatest_length_count() -> None:
+def test_five_matmul_of_the_greatest_length_count() -> None:
     lengths = {"same": True, "processors": 4, "h": 2, "d": 128, "dv": 128}
     assert alone(JaggedCase("many", PLAIN.program, lengths_q=(40,) * 6, **lengths))
     assert not alone(JaggedCase("skewed", PLAIN.program, lengths_q=(70, *(2,) * 9), **lengths))
@@ -82,7 +82,7 @@ def test_up_to_so_many_sequences_are_sorted(count: int, sorts: bool, monkeypatch
         asked.append(few)
         return turns(work, few)
 
-    monkeypatch.setattr(pairs, "turns", recorded)
+    monkeypatch.setattr(five_matmul, "turns", recorded)
     lengths = {"same": True, "h": 1, "d": 128, "dv": 128, "processors": 9}
     assert alone(JaggedCase("many", PLAIN.program, lengths_q=(2,) * count, **lengths))
     assert set(asked) == {sorts}
@@ -110,5 +110,5 @@ def test_cubins(case: Case, tmp_path) -> None:
     assert "wgmma.mma_async" in made.asm["ptx"]
     assert local_bytes(made.asm["cubin"], tmp_path) <= 144
     shape = Shape(128, 128, 2)
-    best = configs("pairs", shape, DEVICES[90][1], thorough=False)[0]
-    assert made.metadata.shared <= shared_memory("pairs", best, shape)
+    best = configs("five_matmul", shape, DEVICES[90][1], thorough=False)[0]
+    assert made.metadata.shared <= shared_memory("five_matmul", best, shape)

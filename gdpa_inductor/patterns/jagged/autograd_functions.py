@@ -17,7 +17,7 @@ from ..host import facts
 
 
 @dataclass(frozen=True)
-class Wrapped:
+class AutogradFunction:
     """forward, backward: the one call of each body; the second makes the gradient of the first
     tensor that the first is given. operands: what the caller passes, by the inputs of the forward
     body. saved: inputs of the forward body, by those of the backward body.
@@ -40,7 +40,7 @@ class Wrapped:
         return next(iter(self.backward.graph.nodes))
 
 
-def wrapped(node: Node) -> Wrapped | None:
+def autograd_function(node: Node) -> AutogradFunction | None:
     """What the call of an autograd.Function wraps; None where it does more than one call."""
     if node.op != "call_function" or not fx.is_autograd_function(node.target):
         return None
@@ -62,7 +62,7 @@ def wrapped(node: Node) -> Wrapped | None:
         inner: outer for inner, outer in zip(inputs, node.args[2:]) if isinstance(outer, Node)
     }
     saved = dict(zip(gradients[len(results) :], kept[0] if kept else ()))
-    return Wrapped(forward, backward, operands, saved)
+    return AutogradFunction(forward, backward, operands, saved)
 
 
 def _only_call(body: GraphModule) -> Node | None:
