@@ -218,13 +218,13 @@ def test_verify_finds_a_wrong_kernel(wrong: str, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setattr(kernel, "forward", off)
         message = r"output 0 is off by .*\nrewritten regions:\n.*test_backend.py:\d+: O = \(silu"
     else:
-        run = kernel.Backward.run
+        run = kernel.BackwardPass.run
 
         def off_run(self):
             run(self)
             self.grads.query.mul_(1.001)
 
-        monkeypatch.setattr(kernel.Backward, "run", off_run)
+        monkeypatch.setattr(kernel.BackwardPass, "run", off_run)
         message = r"the gradient of input \d is off by"
     with pytest.raises(GDPAError, match=message):
         compiled(fused, verify=True)(*operands(requires_grad=True))

@@ -82,7 +82,7 @@ def formula(case: Case) -> Function:
     return attend
 
 
-class Layer(torch.nn.Module):
+class JaggedLayer(torch.nn.Module):
     """A layer of HSTU on values [L, H·D]: one projection, padded causal attention, the gate."""
 
     def __init__(self, case: Case) -> None:
@@ -103,7 +103,7 @@ class Layer(torch.nn.Module):
 
 def layer_subject(case: Case, ends: Tensor, total: int) -> Subject:
     dtype = getattr(torch, case.dtype)
-    layer = Layer(case).to(case.device, dtype)
+    layer = JaggedLayer(case).to(case.device, dtype)
     shape = (total, case.heads * case.head_dim)
     x = torch.randn(shape, device=case.device, dtype=dtype, requires_grad=True)
     direction = torch.randn(shape, device=case.device, dtype=dtype)

@@ -20,7 +20,7 @@ import torch
 
 from . import data, metrics
 from .report import Progress, difference, plot, summary
-from .worker import Result, Setting
+from .worker import Run, Setting
 
 CONTENDERS = ("eager", "inductor", "gdpa")
 
@@ -32,7 +32,7 @@ class WorkerFailed(RuntimeError):
     """A training process ended without a result."""
 
 
-def run_worker(setting: Setting) -> Result:
+def run_worker(setting: Setting) -> Run:
     """Trains in a fresh process with a fresh compile cache, showing its progress."""
     progress = Progress(setting.contender, setting.steps)
     progress.update(0, "compiling" if setting.contender != "eager" else "")
@@ -49,7 +49,7 @@ def run_worker(setting: Setting) -> Result:
     return result
 
 
-def run_all(setting: Setting, contenders: Sequence[str], seconds: float) -> list[Result]:
+def run_all(setting: Setting, contenders: Sequence[str], seconds: float) -> list[Run]:
     """All contenders for as many steps as the first one manages in time."""
     first = run_worker(dataclasses.replace(setting, contender=contenders[0], seconds=seconds))
     steps = len(first.losses)
@@ -59,7 +59,7 @@ def run_all(setting: Setting, contenders: Sequence[str], seconds: float) -> list
     return [first, *map(run_worker, others)]
 
 
-def follow(process: subprocess.Popen[str], progress: Progress) -> Result | None:
+def follow(process: subprocess.Popen[str], progress: Progress) -> Run | None:
     """Reads a worker's lines to the end; lines that are not JSON are passed through."""
     assert process.stdout is not None
     result = None
@@ -70,14 +70,14 @@ def follow(process: subprocess.Popen[str], progress: Progress) -> Result | None:
             sys.stderr.write(line)
             continue
         if "result" in message:
-            result = Result(**message["result"])
+            result = Run(**message["result"])
         else:
             progress.update(message["step"], f"loss {message['loss']:.3f}")
     process.wait()
     return result
 
 
-def show(results: Sequence[Result], histories: data.Histories, setting: Setting) -> bool:
+def show(results: Sequence[Run], histories: data.Histories, setting: Setting) -> bool:
     """Prints everything; returns whether gdpa fused something and trained the same model."""
     by_name = {result.contender: result for result in results}
     if "gdpa" in by_name:
@@ -94,7 +94,7 @@ def show(results: Sequence[Result], histories: data.Histories, setting: Setting)
     return verdict(by_name, setting)
 
 
-def verdict(by_name: dict[str, Result], setting: Setting) -> bool:
+def verdict(by_name: dict[str, Run], setting: Setting) -> bool:
     if not {"eager", "gdpa"} <= by_name.keys():
         return True
     apart = difference(by_name["gdpa"], by_name["eager"])

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Sequence
 from typing import TextIO
 
-from .worker import Result
+from .worker import Run
 
 MARKS = {"eager": "e", "inductor": "i", "gdpa": "g"}
 
@@ -64,12 +64,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
-def difference(a: Result, b: Result) -> float:
+def difference(a: Run, b: Run) -> float:
     """The largest relative difference of two loss curves, step by step."""
     return max(abs(x - y) / abs(y) for x, y in zip(a.losses, b.losses, strict=True))
 
 
-def summary(results: Sequence[Result]) -> str:
+def summary(results: Sequence[Run]) -> str:
     """One row per contender; the first is what loss curves are compared with."""
     names = list(results[0].metrics)
     header = ["", "compile s", "step ms", "peak MiB", *names]

@@ -1,7 +1,7 @@
 """Trains the recommender under one contender, in a process of its own, and reports in JSON lines.
 
 In: `Setting` as JSON on the command line. Out on stdout: `{"step": i, "loss": x}` per step, then
-one `{"result": {...}}`, the fields of `Result`. A process each, so that memory and compile time are
+one `{"result": {...}}`, the fields of `Run`. A process each, so that memory and compile time are
 its own.
 """
 
@@ -45,7 +45,7 @@ class Setting:
 
 
 @dataclasses.dataclass
-class Result:
+class Run:
     """What one run found. Errors are relative, against the same model and batch in fp64."""
 
     contender: str
@@ -119,7 +119,7 @@ def train(
     return losses, seconds
 
 
-def run(setting: Setting) -> Result:
+def run(setting: Setting) -> Run:
     """Compiles with the first batch, compares with fp64, trains, weighs a step, ranks."""
     histories = data.load(Path(setting.data))
     torch.manual_seed(setting.seed)
@@ -140,7 +140,7 @@ def run(setting: Setting) -> Result:
     peak = peak_extra_bytes(once, setting.device)
     with torch.no_grad():
         found = metrics.evaluate(histories, model.rank, setting.length, device=setting.device)
-    return Result(
+    return Run(
         contender=setting.contender,
         losses=losses,
         compile_s=max(first_s - step_s, 0.0),

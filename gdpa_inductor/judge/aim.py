@@ -18,7 +18,7 @@ from torch import Tensor
 from .samples import inside
 
 if TYPE_CHECKING:
-    from .compare import Weights
+    from .compare import SampledWeights
 
 _FARTHEST = 2.0**62
 
@@ -38,7 +38,7 @@ def _is_number(x: Any) -> bool:
     return type(x) in (int, float)
 
 
-def aimed(weights: Weights, gaps: list[Tensor]) -> Weights:
+def aimed(weights: SampledWeights, gaps: list[Tensor]) -> SampledWeights:
     """The same weights, at samples of which some tie. gaps: what `gap` found of the comparisons."""
     lanes, key = weights.lanes, weights.at["kv_idx"]
     drawn = lanes.hash("aim")

@@ -42,7 +42,7 @@ class Recorded:
 
 
 @dataclass
-class Weights:
+class SampledWeights:
     """One score per lane, at the coordinates `at`. products: the matrix products of the operations.
 
     training: gradients are compared too. scored: the products that make the scores, at which index
@@ -133,7 +133,7 @@ class Weights:
     def _after(self, place: Ref, index: Index) -> Tensor:
         return self.exact.element(place, self.call.event.number, index)
 
-    # Weights
+    # SampledWeights
 
     @cached_property
     def narrowest(self) -> torch.dtype:

@@ -28,7 +28,7 @@ _OVERWRITE = ("fill_", "zero_", "copy_")
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 
 
-class Unknown(Incomplete):
+class UnknownOperation(Incomplete):
     """An operation between the products whose elements are not known."""
 
 
@@ -131,8 +131,8 @@ class Evaluator:
         made = event.results[number] if number < len(event.results) else None
         return made if isinstance(made, Ref) else event.writes[number][0]
 
-    def unknown(self, event: Event) -> Unknown:
-        return Unknown(f"`{event.name}` is not known to the evaluator")
+    def unknown(self, event: Event) -> UnknownOperation:
+        return UnknownOperation(f"`{event.name}` is not known to the evaluator")
 
     # Elements
 
@@ -161,7 +161,7 @@ class Evaluator:
         event, place, number = history[last]
         if place.dtype != ref.dtype:
             if event.side != "both":
-                raise Unknown("a tensor is read in another dtype than it was written in")
+                raise UnknownOperation("a tensor is read in another dtype than it was written in")
             return self._root((event.number, ref.storage), ref, self._address(ref, index))
         covered: Tensor | None = None
         within = index
@@ -225,7 +225,7 @@ class Evaluator:
         try:
             plain.live = self.live
             made = plain._made(event, place, number, index)
-        except Unknown:
+        except UnknownOperation:
             return None
         finally:
             plain.live = plain.true

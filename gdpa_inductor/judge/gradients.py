@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..program.expr import Expr, fold
-from .compare import SLACK, Recorded, Side, Weights, outside
+from .compare import SLACK, Recorded, SampledWeights, Side, outside
 from .elements import Evaluator, Root
 from .samples import CASES, COUNT, bytes_of
 
@@ -31,7 +31,7 @@ class Gradient:
     value: Tensor
 
 
-def gradients_apart(weights: Weights, side: Side, valid: Tensor, wide: bool) -> str:
+def gradients_apart(weights: SampledWeights, side: Side, valid: Tensor, wide: bool) -> str:
     """Compare the gradients by the score and by every root: the first fault. `wide` finds fewer.
 
     Even where scores are fp64: of a narrower operand, each use rounds its gradient to that dtype.
@@ -60,7 +60,7 @@ def gradients_apart(weights: Weights, side: Side, valid: Tensor, wide: bool) -> 
     return ""
 
 
-def slopes(weights: Weights, side: Side) -> tuple[Tensor, Tensor]:
+def slopes(weights: SampledWeights, side: Side) -> tuple[Tensor, Tensor]:
     """The recorded weights, and their derivative by the score."""
     found = weights.recorded(side, wide=False)[0]
     grad = torch.ones_like(found.weight)
@@ -68,7 +68,7 @@ def slopes(weights: Weights, side: Side) -> tuple[Tensor, Tensor]:
     return found.weight.detach(), sum(by_score, torch.zeros(COUNT, dtype=torch.float64))
 
 
-def factors_apart(weights: Weights, theirs: Sequence[Side], mine: Sequence[Side]) -> Tensor:
+def factors_apart(weights: SampledWeights, theirs: Sequence[Side], mine: Sequence[Side]) -> Tensor:
     """Lanes in which equal elements, multiplied, have other gradients: as if one was detached."""
     lanes = weights.lanes
     grad = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0).double()
@@ -110,7 +110,7 @@ def _recorded(found: Recorded, grad: Tensor) -> list[Gradient]:
     return _pulled([weight], [grad.to(weight.dtype)], roots)
 
 
-def _programmed(weights: Weights, grad: Tensor, dtype: torch.dtype) -> list[Gradient]:
+def _programmed(weights: SampledWeights, grad: Tensor, dtype: torch.dtype) -> list[Gradient]:
     """The program's own derivative, and from the operands back to the roots."""
     program = weights.call.program
     ev = Evaluator(weights.log, weights.lanes, {}, differentiate=True)

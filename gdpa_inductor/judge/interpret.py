@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from .._compat import autograd, fx, operators, subclasses
 from . import adjoint
-from .inputs import Inputs
+from .inputs import GraphInputs
 from .record import Event, Incomplete, Log, Recorder, Ref
 
 
@@ -81,7 +81,7 @@ class SideBySide:
     agree: Agree
     claims: Mapping[str, str]
     log: Log = field(default_factory=Log)
-    inputs: Inputs = field(default_factory=Inputs)
+    inputs: GraphInputs = field(default_factory=GraphInputs)
     edges: dict[str, list[Edge]] = field(default_factory=dict)
     cuts: dict[str, None] = field(default_factory=dict)
     saved: list[Saved] = field(default_factory=list)
@@ -266,15 +266,15 @@ class Bodies:
         found: list[tuple[Any, str]] = []
 
         def note(given: Node) -> Any:
-            return _Held(self._value(given, side), given.name)
+            return _Constant(self._value(given, side), given.name)
 
         held = torch.fx.map_arg((node.args, node.kwargs), note)
-        for leaf in fx.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Held, slice))):
-            if isinstance(leaf, _Held):
+        for leaf in fx.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Constant, slice))):
+            if isinstance(leaf, _Constant):
                 found += [(value, leaf.name) for value in fx.tree_leaves(leaf.value)]
             elif isinstance(leaf, slice):
                 parts = (leaf.start, leaf.stop, leaf.step)
-                found += [(x.value, x.name) if isinstance(x, _Held) else (x, "") for x in parts]
+                found += [(x.value, x.name) if isinstance(x, _Constant) else (x, "") for x in parts]
             else:
                 found.append((leaf, ""))
         return found
@@ -386,7 +386,7 @@ class Bodies:
 
 
 @dataclass(frozen=True, eq=False)
-class _Held:
+class _Constant:
     value: Any
     name: str
 

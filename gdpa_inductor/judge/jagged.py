@@ -25,7 +25,7 @@ _UNPADS = frozenset([
 
 
 @dataclass(frozen=True)
-class Padding:
+class PaddingCall:
     """A call that pads jagged values, [L, ...] -> [B, N, ...], or takes their padding away."""
 
     pads: bool
@@ -34,7 +34,7 @@ class Padding:
     fill: float
 
 
-def padding_of(event: Event) -> Padding | None:
+def padding_of(event: Event) -> PaddingCall | None:
     """What a call pads or unpads; None where it does neither, or by offsets of several levels."""
     pads = event.name in _PADS
     if not event.is_known or not (pads or event.name in _UNPADS):
@@ -45,10 +45,10 @@ def padding_of(event: Event) -> Padding | None:
     if not isinstance(offsets, Ref):
         return None
     fill = event.given.get("padding_value", 0.0) if pads else 0.0
-    return Padding(pads, event.args[0], offsets, fill)
+    return PaddingCall(pads, event.args[0], offsets, fill)
 
 
-def _known(ev: Evaluator, event: Event) -> Padding:
+def _known(ev: Evaluator, event: Event) -> PaddingCall:
     held = padding_of(event)
     if held is None:
         raise ev.unknown(event)

@@ -253,7 +253,7 @@ def _dim(event: Event, position: int, rank: int) -> int:
     return int(given) % rank
 
 
-def _joined(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+def _concatenated(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """cat: the part that the position lies in."""
     parts = [p for p in event.args[0] if p.sizes != (0,)]
     dim, start, found = _dim(event, 1, len(index)), 0, None
@@ -442,7 +442,7 @@ RULES: dict[str, Rule] = {
     "copy_": _copied,
     **dict.fromkeys(["_unsafe_view", "view", "reshape", "view_copy", "_reshape_copy",
                      "squeeze_copy", "unsqueeze_copy"], _regrouped),
-    "repeat": _repeated, "flip": _flipped, "cat": _joined, "stack": _stacked,
+    "repeat": _repeated, "flip": _flipped, "cat": _concatenated, "stack": _stacked,
     "constant_pad_nd": _padded, "select_scatter": _select_written,
     **dict.fromkeys(["zeros", "zeros_like", "new_zeros", "zero_", "zero"], _constant(0)),
     **dict.fromkeys(["ones", "ones_like", "new_ones"], _constant(1)),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .aim import aimed
-from .compare import Side, Weights, apart
+from .compare import SampledWeights, Side, apart
 from .elements import Evaluator, Untracked
 from .fused import Fused
 from .gradients import factors_apart, gradients_apart, slopes
@@ -33,7 +33,7 @@ class Proof:
     whole: SideBySide
     claim: Claim
     seed: int = 0
-    _decided: tuple[Weights, Side, Side, Tensor] | None = None
+    _decided: tuple[SampledWeights, Side, Side, Tensor] | None = None
 
     def decide(self) -> bool:
         """True if it holds. Raises Fault where it does not; False if no fused call is behind it
@@ -58,7 +58,7 @@ class Proof:
         second, fused, valid = found
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
         training = self.claim.before.requires_grad
-        weights = Weights(log, lanes, self.products["before"], call, at, training)
+        weights = SampledWeights(log, lanes, self.products["before"], call, at, training)
         self._decide_weights(second, weights, valid)
         return True
 
@@ -159,7 +159,7 @@ class Proof:
 
     # The factors
 
-    def _decide_weights(self, second: _Read, weights: Weights, valid: Tensor) -> None:
+    def _decide_weights(self, second: _Read, weights: SampledWeights, valid: Tensor) -> None:
         call = weights.call
         left, right = _factors(second.event)
         *batch, j, k = second.index
@@ -199,7 +199,9 @@ class Proof:
             event.side = "both"
         self.log.literals.clear()
 
-    def _decide_scores(self, weights: Weights, product: Event, index: Index, valid: Tensor) -> None:
+    def _decide_scores(
+        self, weights: SampledWeights, product: Event, index: Index, valid: Tensor
+    ) -> None:
         """The scores of both sides are products of the same rows."""
         width = _factors(product)[0].sizes[-1]
         if width != weights.call.width:

@@ -119,7 +119,7 @@ def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
         if isinstance(placed, jagged.Jagged):
             jagged.backward(placed, given.grad_out, grads, skip)
         else:
-            kernel.Backward(placed, program, given.grad_out, grads, skip).run()
+            kernel.BackwardPass(placed, program, given.grad_out, grads, skip).run()
     on_operands = [
         None if total is None else aux_from_axes(total, jagged.standing(spec))
         for total, spec in zip(grads.aux, program.aux, strict=True)
@@ -150,7 +150,7 @@ def _aux_zeros(operand: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
     return torch.zeros(aux_on_axes(operand, jagged.standing(spec)).shape, dtype=kept)
 
 
-def _placed(o: Operands[Tensor]) -> kernel.Operands | jagged.Jagged:
+def _placed(o: Operands[Tensor]) -> kernel.BlockOperands | jagged.Jagged:
     """As the kernel takes them: aux operands on four axes."""
     aux = [
         aux_on_axes(t, jagged.standing(spec)) for t, spec in zip(o.aux, o.program.aux, strict=True)
@@ -158,7 +158,7 @@ def _placed(o: Operands[Tensor]) -> kernel.Operands | jagged.Jagged:
     dtype = compute_dtype(o.query.dtype)
     if o.jagged:
         return jagged.Jagged(o.with_aux(aux), dtype)
-    return kernel.Operands(o.query, o.key, o.value, aux, o.scalars, dtype)
+    return kernel.BlockOperands(o.query, o.key, o.value, aux, o.scalars, dtype)
 
 
 FORWARD.register(_LIBRARY, "CPU", _attention, fake_output)

@@ -35,7 +35,7 @@ def rewrite_graph(
             answer (a Rejection) leaves the region as it is. None supports everything.
     """
     chosen = options or Options()
-    held = _Held(gm)
+    held = _Original(gm)
     dropped: list[Rejection] = []
     told = PassOrders(chosen, supports, held.keep, banned=set[tuple[str, ...]]())
     while True:
@@ -55,7 +55,7 @@ def rewrite_graph(
 
 
 @dataclass
-class _Held:
+class _Original:
     """A graph, and a copy of it as it came."""
 
     gm: GraphModule
@@ -69,7 +69,7 @@ class _Held:
         graphs.restore(self.gm, self.copy[0])
 
 
-def _objections(held: _Held, result: Result) -> Iterable[Ban]:
+def _objections(held: _Original, result: Result) -> Iterable[Ban]:
     """The rewrites that are not to stay: the one at fault, or all where that is not known."""
     claims = dict(match.stands_for for match in result.matches)
     verdict = judge.validate(held.copy[0], held.gm, claims)

@@ -192,7 +192,7 @@ def formula(root: Expr) -> str:
 def _infix(root: Expr) -> str:
     texts: dict[Expr, tuple[str, int]] = {}
 
-    def wrapped(node: Expr, above: int) -> str:
+    def enclosed(node: Expr, above: int) -> str:
         text, level = texts[node]
         return f"({text})" if level < above else text
 
@@ -204,12 +204,12 @@ def _infix(root: Expr) -> str:
             sign, level = infix
             gap = "" if level == 3 else " "
             place = max(level, 2)  # comparisons and logic do not nest without parentheses
-            left, right = wrapped(node.args[0], place), wrapped(node.args[1], place + (level > 1))
+            left, right = enclosed(node.args[0], place), enclosed(node.args[1], place + (level > 1))
             texts[node] = (f"{left}{gap}{sign}{gap}{right}", level)
         elif node.op == "pow":
-            texts[node] = (f"{wrapped(node.args[0], 5)}**{leaf_text(node.args[1])}", 4)
+            texts[node] = (f"{enclosed(node.args[0], 5)}**{leaf_text(node.args[1])}", 4)
         elif node.op == "neg":
-            texts[node] = (f"-{wrapped(node.args[0], 3)}", 2)
+            texts[node] = (f"-{enclosed(node.args[0], 3)}", 2)
         else:
             texts[node] = (f"{node.op}({', '.join(texts[a][0] for a in node.args)})", 9)
     return texts[root][0]

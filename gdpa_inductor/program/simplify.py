@@ -38,7 +38,7 @@ def build(name: str, *operands: Expr | Literal) -> Expr:
     return call(name, *args) if known is None else known
 
 
-def _joined(name: str, x: Expr, y: Expr) -> Expr:
+def _connective(name: str, x: Expr, y: Expr) -> Expr:
     """x and y, or x or y, without what the other says already."""
     for one, other in ((x, y), (y, x)):
         if one.is_const:
@@ -65,12 +65,12 @@ def _parts(name: str, x: Expr) -> set[Expr]:
 
 def both(x: Expr, y: Expr) -> Expr:
     """x and y"""
-    return _joined("and", x, y)
+    return _connective("and", x, y)
 
 
 def either(x: Expr, y: Expr) -> Expr:
     """x or y"""
-    return _joined("or", x, y)
+    return _connective("or", x, y)
 
 
 def negation(x: Expr) -> Expr:
@@ -136,7 +136,7 @@ def _negated(_: str, x: Expr) -> Expr | None:
 
 
 _FOLDS: dict[str, Any] = {
-    "and": _joined, "or": _joined, "not": lambda name, x: negation(x),
+    "and": _connective, "or": _connective, "not": lambda name, x: negation(x),
     "where": lambda name, c, x, y: chosen(c, x, y) if c.is_const or x is y else None,
     "add": _shifted, "sub": _shifted, "neg": _negated,
     "minimum": _extremum, "maximum": _extremum,

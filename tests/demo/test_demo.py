@@ -6,13 +6,13 @@ import pytest
 
 from gdpa_inductor.demo import __main__ as demo
 from gdpa_inductor.demo import data, worker
-from gdpa_inductor.demo.worker import Result, Setting
+from gdpa_inductor.demo.worker import Run, Setting
 
 SETTING = Setting("", "cpu", 3, 2, 16, "")
 
 
-def result(contender: str, losses: list[float], matches: int = 0) -> Result:
-    found = Result(contender, losses, 1.0, 2.0, None, 1e-7, 1e-6, {"HR@10": 0.1})
+def result(contender: str, losses: list[float], matches: int = 0) -> Run:
+    found = Run(contender, losses, 1.0, 2.0, None, 1e-7, 1e-6, {"HR@10": 0.1})
     found.matches = matches
     return found
 
@@ -37,7 +37,7 @@ def test_all_contenders_train_as_many_steps_as_the_first_manages(monkeypatch):
     """The first, given 0 seconds, stops behind its first step."""
     wanted: dict[str, int] = {}
 
-    def fake(setting: Setting) -> Result:
+    def fake(setting: Setting) -> Run:
         wanted[setting.contender] = setting.steps
         steps = 1 if setting.seconds == 0 else setting.steps
         return result(setting.contender, [1.0] * steps)

@@ -5,11 +5,11 @@ import io
 import pytest
 
 from gdpa_inductor.demo import report
-from gdpa_inductor.demo.worker import Result
+from gdpa_inductor.demo.worker import Run
 
 
-def result(contender: str, losses: list[float]) -> Result:
-    return Result(contender, losses, 1.0, 2.0, None, 1e-7, 1e-6, {"HR@10": 0.1})
+def result(contender: str, losses: list[float]) -> Run:
+    return Run(contender, losses, 1.0, 2.0, None, 1e-7, 1e-6, {"HR@10": 0.1})
 
 
 def test_difference_is_the_worst_step_relative():

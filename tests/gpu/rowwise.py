@@ -9,8 +9,8 @@ from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
 from gdpa_inductor.kernels.cute.program import Program, Row
 from gdpa_inductor.kernels.cute.sm100 import launch
-from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Config
-from gdpa_inductor.kernels.cute.sm100.forward.ranges import Ranges
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.forward.ranges import KeyRanges
 from gdpa_inductor.kernels.cute.sm100.forward.work import PAIR, Work
 from gdpa_inductor.kernels.cute.values import Pair, choose, pair, select, smaller
 
@@ -18,7 +18,7 @@ from gdpa_inductor.kernels.cute.values import Pair, choose, pair, select, smalle
 class Rowwise:
     """Takes what `launch` hands to the Blackwell kernel."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Sm100Config) -> None:
         self.config = config
 
     @cute.jit
@@ -33,7 +33,7 @@ class Rowwise:
     def kernel(self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars):
         work = Work(self.config, sizes, (cu_q, cu_k, order))
         program = Program(self.config, aux, scalars)
-        ranges = Ranges(self.config, aux, scalars)
+        ranges = KeyRanges(self.config, aux, scalars)
         cta, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
         thread, _, _ = cute.arch.thread_idx()
@@ -88,7 +88,7 @@ class Rowwise:
             out[d] = sums[d].to(out.element_type)
 
 
-def compiled(config: Config, architecture: str):
+def compiled(config: Sm100Config, architecture: str):
     """In place of `launch.compiled`."""
     return cute.compile(
         Rowwise(config), *launch.example(config), options=f"--gpu-arch={architecture}"

@@ -19,8 +19,8 @@ import torch
 from cutlass import cute
 
 from gdpa_inductor.kernels.cute.sm100 import launch
-from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Config
-from gdpa_inductor.kernels.cute.sm100.forward.kernel import Forward
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.forward.kernel import ForwardKernel
 
 DOCS = Path(__file__).parents[2] / "docs" / "blackwell.md"
 SILU, GELU = "silu(mul(s,0.088))", "gelu_tanh(mul(s,0.088))"
@@ -28,24 +28,24 @@ RELU2 = "mul(relu(mul(s,0.088)),relu(mul(s,0.088)))"
 CAUSAL = "where(ge(q_idx,kv_idx),sigmoid(s),0.0)"
 BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.088),a0))"
 CONFIGS = {
-    "silu, D 128": Config("bfloat16", 128, 128, SILU),
-    "silu, D 128, fp16": Config("float16", 128, 128, SILU),
-    "silu, D 64": Config("bfloat16", 64, 64, SILU),
-    "silu, D 96, Dv 64": Config("bfloat16", 96, 64, SILU),
-    "tanh-gelu, D 128": Config("bfloat16", 128, 128, GELU),
-    "tanh-gelu, D 64": Config("bfloat16", 64, 64, GELU),
-    "relu², D 128": Config("bfloat16", 128, 128, RELU2),
-    "relu², D 64": Config("bfloat16", 64, 64, RELU2),
-    "causal sigmoid, D 128": Config("bfloat16", 128, 128, CAUSAL),
-    "causal sigmoid, D 64": Config("bfloat16", 64, 64, CAUSAL),
-    "silu + bias (bf16), D 128": Config(
+    "silu, D 128": Sm100Config("bfloat16", 128, 128, SILU),
+    "silu, D 128, fp16": Sm100Config("float16", 128, 128, SILU),
+    "silu, D 64": Sm100Config("bfloat16", 64, 64, SILU),
+    "silu, D 96, Dv 64": Sm100Config("bfloat16", 96, 64, SILU),
+    "tanh-gelu, D 128": Sm100Config("bfloat16", 128, 128, GELU),
+    "tanh-gelu, D 64": Sm100Config("bfloat16", 64, 64, GELU),
+    "relu², D 128": Sm100Config("bfloat16", 128, 128, RELU2),
+    "relu², D 64": Sm100Config("bfloat16", 64, 64, RELU2),
+    "causal sigmoid, D 128": Sm100Config("bfloat16", 128, 128, CAUSAL),
+    "causal sigmoid, D 64": Sm100Config("bfloat16", 64, 64, CAUSAL),
+    "silu + bias (bf16), D 128": Sm100Config(
         "bfloat16", 128, 128, BIAS, ("bfloat16",), vectors=frozenset([0])
     ),
-    "silu + bias by elements, D 128": Config("bfloat16", 128, 128, BIAS, ("bfloat16",)),
-    "packed silu, D 128": Config("bfloat16", 128, 128, SILU, (), True, True),
-    "packed silu, D 64": Config("bfloat16", 64, 64, SILU, (), True, True),
-    "short keys, silu, D 128": Config("bfloat16", 128, 128, SILU, (), True, False),
-    "seeds, silu, D 128": Config(
+    "silu + bias by elements, D 128": Sm100Config("bfloat16", 128, 128, BIAS, ("bfloat16",)),
+    "jagged silu, D 128": Sm100Config("bfloat16", 128, 128, SILU, (), True, True),
+    "jagged silu, D 64": Sm100Config("bfloat16", 64, 64, SILU, (), True, True),
+    "short keys, silu, D 128": Sm100Config("bfloat16", 128, 128, SILU, (), True, False),
+    "seeds, silu, D 128": Sm100Config(
         "bfloat16", 128, 128, SILU, (), False, True, shared=frozenset("q")
     ),
 }  # fmt: skip
@@ -80,9 +80,9 @@ def tool(name: str, *arguments: str) -> str:
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def binary(config: Config) -> Binary:
+def binary(config: Sm100Config) -> Binary:
     """Compiled for sm_100a; needs no GPU."""
-    kernel = Forward(config)
+    kernel = ForwardKernel(config)
     options = f"{launch.ARCHITECTURE} --keep-cubin"
     compiled = cute.compile(kernel, *launch.example(config), options=options)
     with tempfile.TemporaryDirectory() as folder:
@@ -106,7 +106,7 @@ def block(sass: list[str]) -> Counter[str]:
     return Counter(x.split(".")[0] for x in min(spans, key=len))
 
 
-def cycles(config: Config, made: Binary) -> dict[str, float]:
+def cycles(config: Sm100Config, made: Binary) -> dict[str, float]:
     """What one key block of both query tiles costs each unit."""
     d, dv = config.padded_head_dim, config.padded_value_dim
     ops, warps = block(made.sass), 8

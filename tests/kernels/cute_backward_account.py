@@ -16,7 +16,7 @@ from pathlib import Path
 from gdpa_inductor.kernels.cute.sm100 import launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
 from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
-from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Config
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
 from tests.kernels.cute_account import (
     BYTES,
     CLOCK,
@@ -58,7 +58,7 @@ class Binary:
         return sum(x.opcode.startswith(opcode) for x in self.code)
 
 
-def binary(config: Config, side: str) -> Binary:
+def binary(config: Sm100Config, side: str) -> Binary:
     """Compiled for sm_100a; needs no GPU."""
     made = compiled(config, side, f"{launch.ARCHITECTURE} --keep-cubin")
     with tempfile.TemporaryDirectory() as folder:
@@ -93,7 +93,7 @@ def step(code: list[Instruction]) -> Counter[str]:
     return found
 
 
-def cycles(config: Config, side: str, code: list[Instruction]) -> dict[str, float]:
+def cycles(config: Sm100Config, side: str, code: list[Instruction]) -> dict[str, float]:
     """What a step costs each unit."""
     a, b, ops = config.padded_head_dim, config.padded_value_dim, step(code)
     lanes = 32 * WARPS
@@ -108,7 +108,7 @@ def cycles(config: Config, side: str, code: list[Instruction]) -> dict[str, floa
     }
 
 
-def shared_memory(config: Config) -> float:
+def shared_memory(config: Sm100Config) -> float:
     """KiB of tiles."""
     shapes = Shapes(config, keys=True)
     return sum(2 * ROWS * (1 + shapes.rings[x]) * shapes.widths[x] for x in "AB") / 1024

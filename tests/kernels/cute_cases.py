@@ -16,7 +16,7 @@ SILU = "silu(mul(s,0.088))"
 
 @dataclass(frozen=True)
 class Case:
-    """query [b,h,n,d], key [b,hk,m,d], value [b,hv,m,dv], or packed: lengths of the sequences of
+    """query [b,h,m,d], key [b,hk,n,d], value [b,hv,n,dv], or jagged: lengths of the sequences of
     one side in q_lengths, k_lengths ("same": those of the queries).
 
     aux: shape and dtype of each operand of the program. shared: matrices with a batch of one. view:
@@ -105,7 +105,7 @@ def widened(operands: Operands[torch.Tensor]) -> Operands[torch.Tensor]:
 
 def eager(o: Operands[torch.Tensor]) -> torch.Tensor:
     """The unfused formula in the precision of the operands: every product rounds, the program is
-    computed on rounded scores and its weights are rounded. A packed side is padded, as models
+    computed on rounded scores and its weights are rounded. A jagged side is padded, as models
     do."""
     query, rows = padded(o.query, o.cu_seqlens_q, o.max_seqlen_q)
     key, cols = padded(o.key, o.cu_seqlens_k, o.max_seqlen_k)
@@ -120,7 +120,7 @@ def eager(o: Operands[torch.Tensor]) -> torch.Tensor:
     weight = weight.to(scores.dtype).expand_as(scores)
     weight = torch.where(cols[:, None, None, :], weight, 0.0)
     found = weight @ expand_heads(value, heads)
-    return found if o.cu_seqlens_q is None else packed(found, rows, o)
+    return found if o.cu_seqlens_q is None else jagged(found, rows, o)
 
 
 def padded(
@@ -139,7 +139,7 @@ def padded(
 def standing(
     operand: torch.Tensor, spec: Aux, o: Operands[torch.Tensor]
 ) -> tuple[torch.Tensor, Aux]:
-    """An operand of the program with a row for each packed one, per sequence instead."""
+    """An operand of the program with a row for each jagged one, per sequence instead."""
     sides = {
         "q": (o.cu_seqlens_q, o.max_seqlen_q, "q_idx"),
         "k": (o.cu_seqlens_k, o.max_seqlen_k, "kv_idx"),
@@ -155,7 +155,7 @@ def standing(
     return operand, spec
 
 
-def packed(dense: torch.Tensor, rows: torch.Tensor, o: Operands[torch.Tensor]) -> torch.Tensor:
+def jagged(dense: torch.Tensor, rows: torch.Tensor, o: Operands[torch.Tensor]) -> torch.Tensor:
     """The rows of a padded output in their places, zeros elsewhere."""
     made = dense.new_zeros(o.query.shape[0], *dense.shape[1::2])
     for b, start in enumerate(o.cu_seqlens_q[:-1].tolist()):
@@ -195,7 +195,7 @@ MORE = (
     Case("delta", d=64, h=2, hk=1, q_lengths=(3, 1, 0, 130), k_lengths=OTHER),
     Case("window", "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),128)),silu(s),0.0)", d=64,
          m=700, n=700),
-    Case("rows_packed_bias", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=64, h=2, q_lengths=SELF,
+    Case("rows_jagged_bias", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=64, h=2, q_lengths=SELF,
          k_lengths=SELF, aux=(((494, 2), BF16),)),
     Case("long", m=1500, n=1500, d=128, h=2, ctas=3),
 )  # fmt: skip

@@ -12,8 +12,8 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.sm100.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES
 from gdpa_inductor.kernels.cute.sm100.backward.limits import unsupported
-from gdpa_inductor.kernels.cute.sm100.config import Config
-from gdpa_inductor.kernels.cute.sm100.launch import Call
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.launch import LaunchCall
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import program_leaves
@@ -30,7 +30,7 @@ TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
 
 @dataclass(frozen=True)
 class Case:
-    """rows, keys: of every sequence, or the lengths of packed ones. shared: operands of batch 1."""
+    """rows, keys: of every sequence, or the lengths of jagged ones. shared: operands of batch 1."""
 
     program: str = SILU
     batch: int = 1
@@ -56,7 +56,7 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Problem(Call):
+class Problem(LaunchCall):
     """A call, the gradient of its output, and the order in which sequences are dealt."""
 
     grad_out: torch.Tensor
@@ -72,7 +72,7 @@ class Problem(Call):
 
 
 def make_call(case: Case, integers: bool = False) -> Problem:
-    """Operands of a case; what lies past the last packed sequence is NaN."""
+    """Operands of a case; what lies past the last jagged sequence is NaN."""
     torch.manual_seed(0)
     (batch, rows, cols), (dim, value_dim) = case.sizes, case.dims
     cu_q, cu_k = (_offsets(side, case.offsets) for side in (case.rows, case.keys))
@@ -141,7 +141,7 @@ def emulated(
 
 
 def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> None:
-    """Fills the rows that kernels write: all of a dense gradient, those of sequences if packed."""
+    """Fills the rows that kernels write: all of a dense gradient, those of sequences if jagged."""
     cu, most = (call.cu_q, call.rows) if letter == "q" else (call.cu_k, call.cols)
     if cu is None:
         tensor.fill_(value)
@@ -221,15 +221,15 @@ CASES = {
     ),
     "bias and mask": Case(BIASED, rows=70, keys=140),
     "full accuracy": Case("gelu(mul(s,0.125))", key_heads=1, rows=64, keys=100, fast=False),
-    "packed": Case(rows=(200, 0, 130, 1), keys=(200, 0, 130, 1), ctas=3),
-    "packed, cut short, grouped heads, 64-bit offsets": Case(
+    "jagged": Case(rows=(200, 0, 130, 1), keys=(200, 0, 130, 1), ctas=3),
+    "jagged, cut short, grouped heads, 64-bit offsets": Case(
         "sigmoid(mul(s,0.125))", heads=4, rows=(150, 40, 0, 300), keys=(100, 0, 50, 129),
         most=(260, 129), offsets=torch.int64, ctas=3,
     ),
-    "packed causal": Case(
+    "jagged causal": Case(
         CAUSAL, heads=1, key_heads=1, rows=(150, 300), keys=(150, 300), dims=(128, 128)
     ),
-    "packed, gates of tokens": Case(TOKENS, rows=(150, 20), keys=(70, 140), key_heads=1),
+    "jagged, gates of tokens": Case(TOKENS, rows=(150, 20), keys=(70, 140), key_heads=1),
     "short dense keys": Case("gelu_tanh(mul(s,0.125))", rows=(150, 40, 0), keys=64),
     "a pole past the end": Case(POLE, key_heads=1, rows=70, keys=140),
     "a mask per head": Case(PER_HEAD, heads=3, key_heads=3, rows=130, keys=400),
@@ -241,7 +241,7 @@ CASES = {
 }  # fmt: skip
 FAST = {
     "tails, grouped heads", "fp16, head dims of 96 and 40", "causal sigmoid", "bias and mask",
-    "packed, gates of tokens", "shared seeds", "a pole past the end",
+    "jagged, gates of tokens", "shared seeds", "a pole past the end",
 }  # fmt: skip
 
 
@@ -343,9 +343,9 @@ def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     ],
 )
 def test_refusals_say_why(needs, heads, dims, reason):
-    config = Config("bfloat16", *dims, "a0:f[q_idx,kv_idx]; add(s,a0)", ("float32",))
+    config = Sm100Config("bfloat16", *dims, "a0:f[q_idx,kv_idx]; add(s,a0)", ("float32",))
     assert reason in unsupported(config, needs, *heads)
 
 
 def test_supported():
-    assert unsupported(Config("bfloat16", 64, 128, SILU), (True, True, False), 2, 2) == ""
+    assert unsupported(Sm100Config("bfloat16", 64, 128, SILU), (True, True, False), 2, 2) == ""

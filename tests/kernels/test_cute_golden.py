@@ -20,29 +20,29 @@ from cutlass import cute
 
 from gdpa_inductor.kernels.cute.sm100 import launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
-from gdpa_inductor.kernels.cute.sm100.config import Config
-from gdpa_inductor.kernels.cute.sm100.forward.kernel import Forward
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.kernels.cute.sm100.forward.kernel import ForwardKernel
 from tests.sm100.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
 
 GOLDEN = Path(__file__).parent / "golden" / "cute.json"
 CONFIGS = {
-    "silu": Config("bfloat16", 64, 64, SILU),
-    "gelu packed": Config("bfloat16", 128, 128, GELU, (), True, True),
-    "causal": Config("bfloat16", 64, 64, CAUSAL),
-    "bias": Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
-    "shared fp16": Config("float16", 96, 40, SILU, (), False, True, shared=frozenset("q")),
+    "silu": Sm100Config("bfloat16", 64, 64, SILU),
+    "gelu jagged": Sm100Config("bfloat16", 128, 128, GELU, (), True, True),
+    "causal": Sm100Config("bfloat16", 64, 64, CAUSAL),
+    "bias": Sm100Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
+    "shared fp16": Sm100Config("float16", 96, 40, SILU, (), False, True, shared=frozenset("q")),
 }
 KERNELS = ("forward", *SIDES)
 QUICK = ("silu", "causal")
 
 
-def ptx(config: Config, side: str) -> str:
+def ptx(config: Sm100Config, side: str) -> str:
     options = f"{launch.ARCHITECTURE} --keep-ptx"
     with linked():
         if side == "forward":
-            made = cute.compile(Forward(config), *launch.example(config), options=options)
+            made = cute.compile(ForwardKernel(config), *launch.example(config), options=options)
         else:
             made = compiled(config, side, options)
     return re.sub(r"kernel_cutlass_\w+", "kernel", made.__ptx__)

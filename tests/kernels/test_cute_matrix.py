@@ -1,5 +1,5 @@
-"""The Blackwell kernels on the emulator, feature by feature: direction, dense or packed, head dim,
-dtype, program. Tails of rows and keys, and where packed an empty sequence, in each."""
+"""The Blackwell kernels on the emulator, feature by feature: direction, dense or jagged, head dim,
+dtype, program. Tails of rows and keys, and where jagged an empty sequence, in each."""
 
 import itertools
 
@@ -24,17 +24,17 @@ PROGRAMS = {
     "where(ge(q_idx,kv_idx),sigmoid(add(mul(s,0.125),a0)),0.0)",
 }
 MATRIX = [
-    pytest.param(*row, id=f"{'packed' if row[0] else 'dense'}, D {row[1]}, {row[2]}, {row[3]}")
+    pytest.param(*row, id=f"{'jagged' if row[0] else 'dense'}, D {row[1]}, {row[2]}, {row[3]}")
     for row in itertools.product((False, True), (64, 128), (BF16, F16), PROGRAMS)
 ]
-every_row = pytest.mark.parametrize("packed, dim, dtype, program", MATRIX)
+every_row = pytest.mark.parametrize("jagged, dim, dtype, program", MATRIX)
 
 
 @pytest.mark.slow
 @every_row
-def test_forward(packed: bool, dim: int, dtype: torch.dtype, program: str):
-    lengths = {"q_lengths": LENGTHS, "k_lengths": LENGTHS} if packed else {"m": 300, "n": 200}
-    rows = (max(LENGTHS),) * 2 if packed else (300, 200)
+def test_forward(jagged: bool, dim: int, dtype: torch.dtype, program: str):
+    lengths = {"q_lengths": LENGTHS, "k_lengths": LENGTHS} if jagged else {"m": 300, "n": 200}
+    rows = (max(LENGTHS),) * 2 if jagged else (300, 200)
     aux = (((2, *rows), torch.float32),) if "bias" in program else ()
     case = ForwardCase("m", PROGRAMS[program], d=dim, h=2, dtype=dtype, aux=aux, **lengths)
     o = case.operands()
@@ -44,8 +44,8 @@ def test_forward(packed: bool, dim: int, dtype: torch.dtype, program: str):
 
 @pytest.mark.slow
 @every_row
-def test_backward(packed: bool, dim: int, dtype: torch.dtype, program: str):
-    sides = {"rows": LENGTHS, "keys": LENGTHS} if packed else {"rows": 200, "keys": 300}
+def test_backward(jagged: bool, dim: int, dtype: torch.dtype, program: str):
+    sides = {"rows": LENGTHS, "keys": LENGTHS} if jagged else {"rows": 200, "keys": 300}
     case = BackwardCase(PROGRAMS[program], dims=(dim, dim), dtype=dtype, **sides)
     call = test_cute_backward.make_call(case)
     truth, theirs = (test_cute_backward.unfused(case, call, x) for x in (torch.float64, case.dtype))

@@ -35,7 +35,7 @@ TURN = 0.03  # seconds
 LOADED = 8192  # the length that is run without a pause as well
 
 
-class Operands:
+class Tensors:
     """Random q, k, v, dO of [B, H, N, D], and the same for those that take [B, N, H, D]."""
 
     def __init__(self, shape: Shape) -> None:
@@ -48,7 +48,7 @@ class Operands:
 
 
 def attention(
-    function: Callable[..., Any], on: Operands, measure: str, rows_first: bool = False
+    function: Callable[..., Any], on: Tensors, measure: str, rows_first: bool = False
 ) -> Call:
     """A call of the forward, or of the backward alone, of a function of q, k, v."""
     *given, direction = on.rows_first if rows_first else on.heads_first
@@ -73,31 +73,31 @@ def attention(
         return call
 
 
-def cudnn(on: Operands, measure: str) -> Call:
+def cudnn(on: Tensors, measure: str) -> Call:
     return attention(sdpa("CUDNN_ATTENTION")(formula(on.case)), on, measure)
 
 
-def flash3(on: Operands, measure: str) -> Call:
+def flash3(on: Tensors, measure: str) -> Call:
     from fa3_fwd_interface import flash_attn_func
 
     return attention(flash_attn_func, on, measure, rows_first=True)
 
 
-def flash4(on: Operands, measure: str, deterministic: bool = False) -> Call:
+def flash4(on: Tensors, measure: str, deterministic: bool = False) -> Call:
     from flash_attn.cute.interface import flash_attn_func
 
     function = functools.partial(flash_attn_func, deterministic=deterministic)
     return attention(function, on, measure, rows_first=True)
 
 
-def ours(on: Operands, measure: str, activation: str) -> Call:
+def ours(on: Tensors, measure: str, activation: str) -> Call:
     function = formula(dataclasses.replace(on.case, activation=activation))
     # Two shapes in one process must not make one kernel of dynamic ones.
     return attention(torch.compile(function, backend=gdpa_backend, dynamic=False), on, measure)
 
 
-Make = Callable[[Operands, str], Call]
-Check = Callable[[Operands, str], float | None]
+Make = Callable[[Tensors, str], Call]
+Check = Callable[[Tensors, str], float | None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +123,7 @@ CONTENDERS = {
 }
 
 
-def reference(computes: str, on: Operands, measure: str) -> list[Tensor]:
+def reference(computes: str, on: Tensors, measure: str) -> list[Tensor]:
     """O, or dQ, dK and dV, in fp64."""
     q, k, v, direction = (x.detach().double() for x in on.heads_first)
     given = [x.requires_grad_() for x in (q, k, v)]
@@ -143,13 +143,13 @@ def everybody(measure: str) -> Iterator[tuple[str, Make, Check]]:
     """Name, what makes the call, and what tells how far its results are off (None: unknown)."""
     from .products import LOOPS, Launch, expected
 
-    def check_products(on: Operands, measure: str, loop: Any) -> float | None:
+    def check_products(on: Tensors, measure: str, loop: Any) -> float | None:
         given = [x.detach() for x in on.heads_first]
         if loop.resident:
             return None
         return distance(Launch(loop, *given).results(), expected(loop, *given))
 
-    def check(on: Operands, measure: str, who: Contender) -> float:
+    def check(on: Tensors, measure: str, who: Contender) -> float:
         got: Any = who.make(on, measure)()
         return distance(got, reference(who.computes, on, measure))
 
@@ -161,9 +161,9 @@ def everybody(measure: str) -> Iterator[tuple[str, Make, Check]]:
             yield name, who.make, functools.partial(check, who=who)
 
 
-def calls_of(on: Operands, measure: str) -> Iterator[tuple[str, Call, float | None]]:
+def calls_of(on: Tensors, measure: str) -> Iterator[tuple[str, Call, float | None]]:
     """Name, call and error of whoever can be had and is right."""
-    small = Operands(SMALL)
+    small = Tensors(SMALL)
     for name, make, check in everybody(measure):
         try:
             error = check(small, measure)
@@ -178,7 +178,7 @@ def calls_of(on: Operands, measure: str) -> Iterator[tuple[str, Call, float | No
 def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator[Row]:
     """A row for everybody. spread: the slowest turn over the fastest. same_bits: of a loop, whether
     runs agree bit by bit. load: under steady load."""
-    on = Operands(shape)
+    on = Tensors(shape)
     found = {name: (call, error) for name, call, error in calls_of(on, measure)}
     calls = {name: call for name, (call, _) in found.items()}
     flops = on.case.flops * WEIGHT[measure]

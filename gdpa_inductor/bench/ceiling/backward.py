@@ -49,7 +49,7 @@ QUAD = "red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 
 
 @dataclass(frozen=True)
-class Backward:
+class BackwardCeiling:
     """resident: see Forward. activated: P and dS are silu's.
 
     dq: "added" by bulk copies out of shared memory, by a warp of its own; "ordered": the same, the

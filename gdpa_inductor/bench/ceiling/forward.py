@@ -39,7 +39,7 @@ STAGES, HEIGHTS = (2, 2, 2), (ROWS, COLS, COLS)  # Q, K, V
 
 
 @dataclass(frozen=True)
-class Forward:
+class ForwardCeiling:
     """resident: loads each buffer once and multiplies it over and over, so that nothing competes
     with the tensor core (its results mean nothing). activated: P is silu(S / √D)."""
 

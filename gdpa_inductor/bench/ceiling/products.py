@@ -13,36 +13,36 @@ import torch
 from cutlass import BFloat16, Float32, Int32, cute
 from torch import Tensor
 
-from .backward import Backward
-from .forward import Forward
+from .backward import BackwardCeiling
+from .forward import ForwardCeiling
 from .wgmma import COLS, D
 
-Loop = Forward | Backward
+Loop = ForwardCeiling | BackwardCeiling
 ADDED = ("added", "ordered", "reduced")  # dQ comes out
 # By measure.
 LOOPS: dict[str, dict[str, Loop]] = {
     "forward": {
-        "products": Forward(),
-        "products, resident": Forward(resident=True),
-        "products and silu": Forward(activated=True),
+        "products": ForwardCeiling(),
+        "products, resident": ForwardCeiling(resident=True),
+        "products and silu": ForwardCeiling(activated=True),
     },
     "backward": {
-        "products, 64": Backward(),
-        "products, 80": Backward(80),
-        "products and silu, 64": Backward(activated=True),
-        "products and silu, 80": Backward(80, activated=True),
-        "products and silu, 64, ordered": Backward(activated=True, dq="ordered"),
-        "products and silu, 80, ordered": Backward(80, activated=True, dq="ordered"),
-        "products and silu, 80, ordered, not turned": Backward(
+        "products, 64": BackwardCeiling(),
+        "products, 80": BackwardCeiling(80),
+        "products and silu, 64": BackwardCeiling(activated=True),
+        "products and silu, 80": BackwardCeiling(80, activated=True),
+        "products and silu, 64, ordered": BackwardCeiling(activated=True, dq="ordered"),
+        "products and silu, 80, ordered": BackwardCeiling(80, activated=True, dq="ordered"),
+        "products and silu, 80, ordered, not turned": BackwardCeiling(
             80, activated=True, dq="ordered", turned=False
         ),
-        "products, 80, ordered": Backward(80, dq="ordered"),
-        "products, 80, ordered by two warps": Backward(80, dq="ordered", warps=2),
-        "products, 80, dQ reduced": Backward(80, dq="reduced"),
-        "products, 80, dQ handed": Backward(80, dq="handed"),
-        "products, 80, dQ dropped": Backward(80, dq="dropped"),
-        "products, 80, dQ dropped, resident": Backward(80, dq="dropped", resident=True),
-        "products, 80, not turned": Backward(80, turned=False),
+        "products, 80, ordered": BackwardCeiling(80, dq="ordered"),
+        "products, 80, ordered by two warps": BackwardCeiling(80, dq="ordered", warps=2),
+        "products, 80, dQ reduced": BackwardCeiling(80, dq="reduced"),
+        "products, 80, dQ handed": BackwardCeiling(80, dq="handed"),
+        "products, 80, dQ dropped": BackwardCeiling(80, dq="dropped"),
+        "products, 80, dQ dropped, resident": BackwardCeiling(80, dq="dropped", resident=True),
+        "products, 80, not turned": BackwardCeiling(80, turned=False),
     },
 }
 
@@ -65,7 +65,7 @@ def compiled(loop: Loop, options: str = "--gpu-arch=sm_90a") -> Any:
 def ctas(loop: Loop, multiprocessors: int, tiles: int) -> int:
     """One CTA on each multiprocessor. Ordered, whole heads of so many tiles, so that no tile waits
     for one whose CTA is busy with another head, and a turn for none that never comes."""
-    if not (isinstance(loop, Backward) and loop.ordered):
+    if not (isinstance(loop, BackwardCeiling) and loop.ordered):
         return multiprocessors
     if tiles > multiprocessors:
         raise ValueError(f"{tiles} tiles of a head do not run at once")
@@ -100,10 +100,10 @@ class Launch:
 
     def results(self) -> list[Tensor]:
         """O, or dV, dK and, if it is added up, dQ, of one run."""
-        ordered = isinstance(self.loop, Backward) and self.loop.ordered
+        ordered = isinstance(self.loop, BackwardCeiling) and self.loop.ordered
         self.dq.fill_(math.nan if ordered else 0)
         self()
-        summed = isinstance(self.loop, Backward) and self.loop.dq in ADDED
+        summed = isinstance(self.loop, BackwardCeiling) and self.loop.dq in ADDED
         return [*self.outputs, self.rows_of_dq()] if summed else self.outputs
 
     def same_bits(self, runs: int = 20) -> bool:
@@ -130,7 +130,7 @@ def expected(loop: Loop, q: Tensor, k: Tensor, v: Tensor, direction: Tensor) -> 
         sigmoid = scaled.sigmoid()
         scores, slope = scaled * sigmoid, sigmoid * (1 + scaled * (1 - sigmoid))
     p = scores.bfloat16().double()
-    if not isinstance(loop, Backward):
+    if not isinstance(loop, BackwardCeiling):
         return [p @ v]
     ds = (direction @ v.mT * slope).bfloat16().double()
     found = [p.mT @ direction, ds.mT @ q, ds @ k]

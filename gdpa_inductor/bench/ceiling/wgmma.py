@@ -18,7 +18,7 @@ K, MN = OperandMajorMode.K, OperandMajorMode.MN
 SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
-class Ring:
+class TileRing:
     """Buffers that one warp fills by TMA and eight free. Resident ones are filled once."""
 
     def __init__(self, pointer, stages: int, resident: bool) -> None:
@@ -107,7 +107,7 @@ def rings(barrier, buffer, stages, rows, resident: bool):
     """The rings of some matrices and their buffers, one behind the other in shared memory."""
     made, tiles = [], []
     for count, height in zip(stages, rows, strict=True):
-        made.append(Ring(barrier, count, resident))
+        made.append(TileRing(barrier, count, resident))
         tiles.append(view(buffer, tile_layout(height, count)))
         barrier, buffer = barrier + 2 * count, buffer + count * height * D
     return made, tiles

@@ -51,7 +51,7 @@ class Scratch:
         return found[:size]
 
 
-class Operands:
+class BlockOperands:
     """Query, key and value in the compute dtype, what the program reads, and the blocks.
 
     numbers: [batch], which sequences of a jagged call these are; then sizes differ from block to
@@ -173,7 +173,7 @@ def _batches(operand: Tensor, block: Block) -> slice:
     return block.b if operand.shape[0] != 1 else WHOLE
 
 
-def forward(operands: Operands, program: ScoreMod, out: Tensor, skip: bool = True) -> None:
+def forward(operands: BlockOperands, program: ScoreMod, out: Tensor, skip: bool = True) -> None:
     """Fill `out` [B,H,M,Dv]. skip: leave out blocks of which the masks leave nothing."""
     work = _within(_forward_pass(program), operands.only)
     if skip:
@@ -234,7 +234,7 @@ class Total:
     The first is written and not added to zeros. onto: add to what is in the target.
     """
 
-    def __init__(self, target: Tensor, operands: Operands, onto: bool = False) -> None:
+    def __init__(self, target: Tensor, operands: BlockOperands, onto: bool = False) -> None:
         self._target, self._onto = target, onto
         # The last bits of a product depend on the alignment of its place.
         aligned = target.is_contiguous() and target.data_ptr() % _ALIGNED == 0
@@ -262,7 +262,7 @@ class Total:
 
 
 def _add_transposed(
-    total: Tensor, left: Tensor, rows: Tensor, block: Block, operands: Operands
+    total: Tensor, left: Tensor, rows: Tensor, block: Block, operands: BlockOperands
 ) -> None:
     """total [units, columns, D] += leftᵀ · rows of the block.
 
@@ -287,11 +287,11 @@ class Grads:
     aux: tuple[Tensor | None, ...]
 
 
-class Backward:
+class BackwardPass:
     """Adds the gradients that follow from that of the output, [B,H,M,Dv], to `grads`."""
 
     def __init__(
-        self, operands: Operands, program: ScoreMod, grad_out: Tensor, grads: Grads,
+        self, operands: BlockOperands, program: ScoreMod, grad_out: Tensor, grads: Grads,
         skip: bool = True,
     ) -> None:  # fmt: skip
         asked = _backward_pass(

@@ -67,7 +67,7 @@ class One(NamedTuple):
     """A sequence that has rows and keys: its number, and its operands as a dense problem."""
 
     b: int
-    operands: cpu.Operands
+    operands: cpu.BlockOperands
 
 
 class Jagged:
@@ -86,7 +86,7 @@ class Jagged:
         ]
         self._alone = {b for b, lengths in enumerate(self.lengths) if all(lengths)}
 
-    def grouped(self) -> Iterator[tuple[short.Group, cpu.Operands]]:
+    def grouped(self) -> Iterator[tuple[short.Group, cpu.BlockOperands]]:
         """The short sequences, together."""
         for group in short.groups(self.o, (self.query.spans, self.key.spans), self.lengths):
             self._alone.difference_update(group.numbers.tolist())
@@ -99,7 +99,7 @@ class Jagged:
             aux = [self.cut_aux(t, spec, b) for t, spec in zip(o.aux, o.program.aux, strict=True)]
             yield One(
                 b,
-                cpu.Operands(
+                cpu.BlockOperands(
                     self.query.cut(o.query, b),
                     self.key.cut(o.key, b),
                     self.key.cut(o.value, b),
@@ -141,7 +141,7 @@ def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads, skip: bool = Tr
                 for total, spec in zip(grads.aux, program.aux, strict=True)
             ),
         )
-        cpu.Backward(operands, program, jagged.query.cut(grad_out, b), own, skip).run()
+        cpu.BackwardPass(operands, program, jagged.query.cut(grad_out, b), own, skip).run()
         for total, part in ((grads.key, own.key), (grads.value, own.value)):
             if total is not None and part is not None and part is not total:
                 jagged.key.cut(total, b).copy_(part)

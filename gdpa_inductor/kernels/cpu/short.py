@@ -70,7 +70,7 @@ class Group:
     def __init__(self, o: Call[Tensor], numbers: Tensor, query: Rows, key: Rows) -> None:
         self.o, self.numbers, self.query, self.key = o, numbers, query, key
 
-    def operands(self, dtype: torch.dtype, scratch: cpu.Scratch) -> cpu.Operands:
+    def operands(self, dtype: torch.dtype, scratch: cpu.Scratch) -> cpu.BlockOperands:
         o = self.o
         given = [self.pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
         only: Expr | None = None
@@ -79,7 +79,7 @@ class Group:
                 inside = call("lt", INDEX[axis], aux(len(given), "i"))
                 only = inside if only is None else call("and", only, inside)
                 given.append(rows.valid.sum(1).view(-1, 1, 1, 1))
-        return cpu.Operands(
+        return cpu.BlockOperands(
             self.query.heads(o.query),
             self.key.heads(o.key),
             self.key.heads(o.value),
@@ -158,7 +158,7 @@ def groups(
             yield Group(o, numbers, *sides)
 
 
-def forward(group: Group, operands: cpu.Operands, out: Tensor) -> None:
+def forward(group: Group, operands: cpu.BlockOperands, out: Tensor) -> None:
     """Fill the rows of the group in `out`. So few scores are one block, which no mask skips."""
     batch, heads, rows, _ = operands.sizes
     padded = out.new_empty(batch, heads, rows, out.shape[-1])
@@ -166,7 +166,7 @@ def forward(group: Group, operands: cpu.Operands, out: Tensor) -> None:
     group.query.put_heads(out, padded)
 
 
-def backward(group: Group, operands: cpu.Operands, grad_out: Tensor, grads: cpu.Grads) -> None:
+def backward(group: Group, operands: cpu.BlockOperands, grad_out: Tensor, grads: cpu.Grads) -> None:
     """Add what the group gives to `grads`."""
     o, dtype = group.o, operands.dtype
     matrices = (
@@ -184,7 +184,7 @@ def backward(group: Group, operands: cpu.Operands, grad_out: Tensor, grads: cpu.
     )
     padded_grads = cpu.Grads(found[0], found[1], found[2], own)
     rows = group.query.heads(grad_out)
-    cpu.Backward(operands, o.program, rows, padded_grads, skip=False).run()
+    cpu.BackwardPass(operands, o.program, rows, padded_grads, skip=False).run()
     for (side, total, _), part in zip(matrices, found, strict=True):
         if total is not None and part is not None:
             side.put_heads(total, part)

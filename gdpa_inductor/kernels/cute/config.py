@@ -1,6 +1,6 @@
 """What a compiled kernel is a function of, whatever the architecture. No cutlass here.
 
-A `Config` is the cache key: everything else (lengths, batch, heads, strides) is read at run time.
+A `KernelConfig` is the cache key: all else (lengths, batch, heads, strides) is read at run time.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ VERSIONS = ((4, 8), (4, 9))  # of nvidia-cutlass-dsl: from, below
 
 
 @dataclass(frozen=True)
-class Config:
+class KernelConfig:
     """dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
 
     program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k:
-    that side is packed, with offsets; then positions count from the beginning of the sequence.
+    that side is jagged, with offsets; then positions count from the beginning of the sequence.
     shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
     skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens. vectors: the
     aux operands whose keys lie side by side, at multiples of 16 bytes."""

@@ -16,7 +16,7 @@ from typing import Any
 from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from .config import BOX, Config
+from .config import BOX, KernelConfig
 from .values import Fixed, smaller
 
 
@@ -50,7 +50,7 @@ class Matrix:
         return cute.make_tensor(pointer, layout)
 
 
-def matrices(config: Config, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
+def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
     """Q, K, V and O, or dO, in global memory; sizes, strides: as the kernels take them."""
     c = config
     batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes
@@ -71,7 +71,7 @@ class Tiles(Fixed):
     """The tiles of one matrix, and how they get into shared memory.
 
     mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. partition, tiler: of
-    the product that reads them, for this operand. jagged, shared: is it packed, has it a batch of
+    the product that reads them, for this operand. jagged, shared: is it jagged, has it a batch of
     one."""
 
     atom: Any

@@ -1,7 +1,7 @@
 """The score program where a kernel computes it: its leaves, and where aux operands are read from.
 
 An aux operand is a pointer and a stride for each entry of its access map: an index of the score, or
-"q", "k", the row of a packed matrix. What does not vary along the keys is read once for a query.
+"q", "k", the row of a jagged matrix. What does not vary along the keys is read once for a query.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from cutlass import Float32, Int32, Int64, cute
 
 from ...program.expr import AXES, Expr, postorder
 from ...program.integers import wide
-from .config import Config
+from .config import KernelConfig
 from .emit import emit
 from .values import Fixed, Pair, each, smaller
 
@@ -29,7 +29,7 @@ class Program(Fixed):
     `LETTERS`) of each operand. scalars: the integers of the op."""
 
     def __init__(
-        self, config: Config, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
+        self, config: KernelConfig, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
     ) -> None:
         self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, aux, scalars
         self.vectors = config.vectors

@@ -65,7 +65,7 @@ def lower_backward(call: Call) -> list[Any]:
 def _kernels(wanted: dict[int, Expr], o: Inputs) -> tuple[Kernel, ...]:
     """The kernels that find the wanted gradients."""
     if _owns(wanted, o):
-        return _pairs, _tiles
+        return _five_matmul, _tiles
     return (_keys_and_queries, _tiles) if _adds(wanted, o) else (_rows, _keys, _tiles)
 
 
@@ -132,7 +132,7 @@ def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
     return {0, 1} <= wanted.keys() and not rows and five_matmul.taken(_key_outputs(wanted, o)[0], o)
 
 
-def _pairs(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
+def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """All that `_keys` finds, and dQ in the order of the keys: five products instead of seven."""
     p = o.problem
     query = lowering.empty(_rows_of(o, p.head_dim), p.dtype, p.device)

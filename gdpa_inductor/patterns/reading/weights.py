@@ -51,7 +51,7 @@ _OVERWRITES = frozenset(["copy", "fill", "zero"])
 _SCATTERS = frozenset(["select_scatter", "slice_scatter"])
 _READERS = {
     **dict.fromkeys(PRODUCTS, "_product"),
-    **dict.fromkeys(JOINS, "_joined"),
+    **dict.fromkeys(JOINS, "_concatenated"),
     **dict.fromkeys(("tril", "triu"), "_triangle"),
     **dict.fromkeys(FILLED, "_filled"),
     **dict.fromkeys(("arange", "eye"), "_indices"),
@@ -140,7 +140,7 @@ class Weights:
             self.operands.append(operand)
         return aux(self.operands.index(operand), kind_of(facts.tensors(leaf)[0].dtype))
 
-    def _joined(self, node: Node, index: Index) -> Expr:
+    def _concatenated(self, node: Node, index: Index) -> Expr:
         """Parts side by side: each is read in the branch in which its positions are."""
         parts, outer = parts_of(self.space, node, index), self.branches
         if parts is None:

@@ -15,7 +15,7 @@ TMEM_COLUMNS = 512
 
 
 @dataclass(frozen=True)
-class Config(config.Config):
+class Sm100Config(config.KernelConfig):
     """The same, with the buffers that there is room for."""
 
     @property

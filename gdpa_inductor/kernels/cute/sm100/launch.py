@@ -20,8 +20,8 @@ from torch import Tensor
 from ....program.score_mod import ScoreMod
 from ....rejection import GDPAError
 from ..program import DTYPES, LETTERS
-from .config import Config, unsupported
-from .forward.kernel import Forward
+from .config import Sm100Config, unsupported
+from .forward.kernel import ForwardKernel
 
 SIZES, MATRICES = 8, 4
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
@@ -49,9 +49,9 @@ class Words:
 
 
 @functools.cache
-def compiled(config: Config, options: str = ARCHITECTURE) -> Any:
+def compiled(config: Sm100Config, options: str = ARCHITECTURE) -> Any:
     """The kernel of a configuration, ready to be launched. Needs no GPU."""
-    return cute.compile(Forward(config), *example(config), options=options)
+    return cute.compile(ForwardKernel(config), *example(config), options=options)
 
 
 def forward(
@@ -82,14 +82,14 @@ def forward(
     Raises:
         GDPAError: what the kernel does not take, and why.
     """
-    call = Call(
+    call = LaunchCall(
         query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k,
     )  # fmt: skip
     config = call.config(fast, skip)
     _check(config, query, key, value, aux)
     if out is None:
-        # Rows of a packed query that no sequence owns are zero, and no tile covers them.
+        # Rows of a jagged query that no sequence owns are zero, and no tile covers them.
         make = torch.zeros if config.jagged_q else torch.empty
         out = make(call.output_shape, dtype=value.dtype, device=value.device)
     if 0 in (*out.shape, call.batch, key.numel()):
@@ -108,7 +108,7 @@ def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int
 
 
 @dataclass(frozen=True)
-class Call:
+class LaunchCall:
     """The operands of one call, and what follows from their shapes."""
 
     query: Tensor
@@ -143,9 +143,9 @@ class Call:
             return self.query.shape[0], heads, width
         return self.batch, heads, self.rows, width
 
-    def config(self, fast: bool, skip: bool) -> Config:
+    def config(self, fast: bool, skip: bool) -> Sm100Config:
         matrices = {"q": self.query, "k": self.key, "v": self.value}
-        return Config(
+        return Sm100Config(
             dtype=name(self.query.dtype),
             head_dim=self.query.shape[-1],
             value_dim=self.value.shape[-1],
@@ -172,7 +172,7 @@ class Call:
 
     def arguments(
         self,
-        config: Config,
+        config: Sm100Config,
         others: Sequence[Tensor],
         order: Tensor | None,
         ctas: int,
@@ -241,7 +241,7 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
 
 
 def _check(
-    config: Config, query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor]
+    config: Sm100Config, query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor]
 ) -> None:
     """Raise GDPAError where the operands do not fit the kernel, the program or each other."""
     heads, key_heads, value_heads = (x.shape[1] for x in (query, key, value))
@@ -273,7 +273,7 @@ def _operand(tensor: Tensor, access: Sequence[str]) -> list[int]:
     return [tensor.data_ptr(), *(by_letter.get(letter, 0) for letter in LETTERS)]
 
 
-def example(config: Config) -> tuple[Any, ...]:
+def example(config: Sm100Config) -> tuple[Any, ...]:
     """Arguments of the right types for tracing; nothing is read from them."""
     jagged = config.jagged_q or config.jagged_k
     width = getattr(torch, config.offsets).itemsize

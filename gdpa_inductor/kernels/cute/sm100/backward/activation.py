@@ -15,17 +15,17 @@ from ...program import Program
 from ...values import Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
-from .program import Line
+from .program import ProgramLine
 from .shapes import HALF, PART, PARTS, Shapes
-from .sums import Sums
-from .tiles import Tile, Walk
+from .sums import GradientSums
+from .tiles import ResidentTile, Walk
 
 
-class Activation:
+class BackwardActivation:
     """What each thread of the activation warps does. program: with the roots of the side."""
 
     def __init__(
-        self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any, sums: Sums
+        self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any, sums: GradientSums
     ) -> None:
         self.walk, self.program, self.signals, self.memory = walk, program, signals, memory
         self.sums = sums
@@ -53,9 +53,9 @@ class Activation:
         scores_done(stored=False)  # the last sums are read: tensor memory may go
 
     @cute.jit
-    def step(self, tile: Tile, turn, block, step):
+    def step(self, tile: ResidentTile, turn, block, step):
         """P and dS of one tile of scores."""
-        line = Line(self.program, self.walk, tile, turn, tile.first + self.row)
+        line = ProgramLine(self.program, self.walk, tile, turn, tile.first + self.row)
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
         scores_ready()
@@ -86,7 +86,7 @@ class Activation:
         return fetched[part] if fetched else self.fetch(column + part * PART, 1)[0]
 
     @cute.jit
-    def weigh(self, line: Line, tile: Tile, block, column, part, fetched, slopes):
+    def weigh(self, line: ProgramLine, tile: ResidentTile, block, column, part, fetched, slopes):
         """S -> P and slope, 32 columns; zero past the end of the streamed rows."""
         scores = self.pick(fetched, column, part)
         weights = cute.make_rmem_tensor(PART, Float32)
@@ -114,7 +114,7 @@ class Activation:
         self.memory.store(column + part * (PART // 2), gradients)
 
 
-class TensorMemory:
+class BackwardTensorMemory:
     """The row of tensor memory that belongs to a thread, by columns of 32 bits."""
 
     def __init__(self, pointer: Any, thread: Any, shapes: Shapes) -> None:

@@ -22,8 +22,8 @@ Notation
     accA     [128 r, head_dim] += dS tA        accB   [128 r, value_dim] += P tB   (keys side)
     tile     128 resident rows;  step: one streamed tile against them
 
-Warps 0-7 activate, 8 multiplies, 9 loads, two are idle. Compile-time: `Config`, the side. Tuned:
-`MOST_STAGES` and `PART` of shapes.py, the order of products.py.
+Warps 0-7 activate, 8 multiplies, 9 loads, two are idle. Compile-time: `Sm100Config`, the side.
+Tuned: `MOST_STAGES` and `PART` of shapes.py, the order of products.py.
 """
 
 from typing import Any
@@ -34,15 +34,15 @@ from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...operands import Matrix, Tiles, matrices
 from ...program import Program
-from ..config import ROWS, TMEM_COLUMNS, Config
-from .activation import Activation, TensorMemory
-from .loads import Loads
-from .products import Products
+from ..config import ROWS, TMEM_COLUMNS, Sm100Config
+from .activation import BackwardActivation, BackwardTensorMemory
+from .loads import BackwardLoads
+from .products import BackwardProducts
 from .program import roots_of
-from .ranges import Ranges
+from .ranges import StreamedRanges
 from .shapes import Shapes
 from .signals import Signal
-from .sums import Sums
+from .sums import GradientSums
 from .tiles import Walk
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
@@ -61,10 +61,10 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
 }  # fmt: skip
 
 
-class Backward:
+class BackwardKernel:
     """One side of one configuration. `__call__` is the host's side, `kernel` the device's."""
 
-    def __init__(self, config: Config, side: str) -> None:
+    def __init__(self, config: Sm100Config, side: str) -> None:
         self.config, self.keys = config, side == "keys"
         self.shapes = Shapes(config, self.keys)
 
@@ -121,20 +121,20 @@ class Backward:
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
-        work = (sizes, (cu_q, cu_k, order), Ranges(self.config, self.keys, aux, scalars))
+        work = (sizes, (cu_q, cu_k, order), StreamedRanges(self.config, self.keys, aux, scalars))
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            walk, memory = Walk(self.keys, *work), TensorMemory(tmem, thread, self.shapes)
+            walk, memory = Walk(self.keys, *work), BackwardTensorMemory(tmem, thread, self.shapes)
             program = Program(self.config, aux, scalars, roots_of(self.config, self.keys))
-            sums = Sums(walk, memory, self.outputs(outputs, strides))
-            Activation(walk, program, signals, memory, sums).run()
+            sums = GradientSums(walk, memory, self.outputs(outputs, strides))
+            BackwardActivation(walk, program, signals, memory, sums).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOAD_WARP:
                 tiles = self.tiles(atoms, tensors, buffers)
-                Loads(Walk(self.keys, *work), signals, tiles).run()
+                BackwardLoads(Walk(self.keys, *work), signals, tiles).run()
             if warp == PRODUCT_WARP:
-                Products(Walk(self.keys, *work), self.shapes, signals, buffers, tmem).run()
+                BackwardProducts(Walk(self.keys, *work), self.shapes, signals, buffers, tmem).run()
         cute.arch.sync_threads()
         if warp == PRODUCT_WARP:
             cute.arch.dealloc_tmem(tmem, TMEM_COLUMNS)
@@ -181,7 +181,7 @@ class Backward:
         return found
 
     def outputs(self, pointers: Any, strides: Any) -> dict[str, tuple[Any, ...]]:
-        """What `Sums` takes."""
+        """What `GradientSums` takes."""
         shapes = self.shapes
         return {
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])

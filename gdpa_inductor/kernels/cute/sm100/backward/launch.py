@@ -15,9 +15,9 @@ from torch import Tensor
 
 from .....rejection import GDPAError
 from ...program import DTYPES, LETTERS
-from ..config import Config
-from ..launch import ALIGNMENT, ARCHITECTURE, Call, aligned, place
-from .kernel import Backward
+from ..config import Sm100Config
+from ..launch import ALIGNMENT, ARCHITECTURE, LaunchCall, aligned, place
+from .kernel import BackwardKernel
 from .limits import unsupported
 
 SIDES = {"keys": ("k", "v"), "rows": ("q",)}  # which gradients a side writes
@@ -51,7 +51,7 @@ def backward(
     Raises:
         GDPAError: what the kernels do not take, and why.
     """
-    call = Call(
+    call = LaunchCall(
         query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
         max_seqlen_k,
     )  # fmt: skip
@@ -74,9 +74,9 @@ def backward(
     return [finished(call, letter, found[letter]) for letter in asked]
 
 
-def room(config: Config, call: Call, letter: str) -> Tensor:
+def room(config: Sm100Config, call: LaunchCall, letter: str) -> Tensor:
     """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
-    sequence. Rows of a packed operand that take no part have a gradient of zero."""
+    sequence. Rows of a jagged operand that take no part have a gradient of zero."""
     operand = _operand(call, letter)
     if letter in config.shared:
         return operand.new_empty(call.batch, *operand.shape[1:], dtype=torch.float32)
@@ -84,7 +84,7 @@ def room(config: Config, call: Call, letter: str) -> Tensor:
     return make(operand.shape)
 
 
-def finished(call: Call, letter: str, grad: Tensor) -> Tensor:
+def finished(call: LaunchCall, letter: str, grad: Tensor) -> Tensor:
     """Summed over the batch where the operand was shared, always in the same order."""
     operand = _operand(call, letter)
     if grad.shape == operand.shape:
@@ -92,14 +92,14 @@ def finished(call: Call, letter: str, grad: Tensor) -> Tensor:
     return grad.sum(0, keepdim=True).to(operand.dtype)
 
 
-def _operand(call: Call, letter: str) -> Tensor:
+def _operand(call: LaunchCall, letter: str) -> Tensor:
     return {"q": call.query, "k": call.key, "v": call.value}[letter]
 
 
 @functools.cache
-def compiled(config: Config, side: str, options: str = ARCHITECTURE) -> Any:
+def compiled(config: Sm100Config, side: str, options: str = ARCHITECTURE) -> Any:
     """The kernel of one side, ready to be launched. Needs no GPU."""
-    return cute.compile(Backward(config, side), *_example(config, side), options=options)
+    return cute.compile(BackwardKernel(config, side), *_example(config, side), options=options)
 
 
 def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
@@ -107,7 +107,7 @@ def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
     return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
 
 
-def _example(config: Config, side: str) -> tuple[Any, ...]:
+def _example(config: Sm100Config, side: str) -> tuple[Any, ...]:
     """Arguments of the right types for tracing; nothing is read from them."""
     outputs = ["float32" if x in config.shared else config.dtype for x in SIDES[side]]
     dtypes = [config.dtype] * 4 + outputs

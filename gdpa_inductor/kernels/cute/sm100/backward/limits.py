@@ -5,11 +5,13 @@ from typing import Any
 
 import torch
 
-from ..config import Config
+from ..config import Sm100Config
 from ..config import unsupported as unfit
 
 
-def unsupported(config: Config, needs: Sequence[bool], key_heads: int, value_heads: int) -> str:
+def unsupported(
+    config: Sm100Config, needs: Sequence[bool], key_heads: int, value_heads: int
+) -> str:
     """Why the kernels cannot give these gradients, or "". needs: of query, key, value, each aux."""
     dtype = getattr(torch, config.dtype)
     if reason := unfit((dtype, dtype), (config.head_dim, config.value_dim), config.aux):

@@ -6,10 +6,10 @@ from cutlass import Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ..config import ROWS
-from .tiles import Tile, Walk
+from .tiles import ResidentTile, Walk
 
 
-class Loads:
+class BackwardLoads:
     """Fills the buffers rA, tA, rB, tB in the order in which the products want them."""
 
     def __init__(self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any]) -> None:
@@ -38,7 +38,7 @@ class Loads:
             cpasync.prefetch_descriptor(tiles.atom)
 
     @cute.jit
-    def operands(self, name, tile: Tile, turn, block, tile_step, step, new):
+    def operands(self, name, tile: ResidentTile, turn, block, tile_step, step, new):
         """The streamed operand of a step, before it the resident one of a new tile."""
         if new:
             if name == "A":
@@ -50,7 +50,9 @@ class Loads:
         head = self.walk.streamed_head(tile, turn)
         self.copy("t" + name, "streamed_" + name, rows, head, tile, step)
 
-    def copy(self, name: str, signal: str, rows: Any, head: Any, tile: Tile, step: Any) -> None:
+    def copy(
+        self, name: str, signal: str, rows: Any, head: Any, tile: ResidentTile, step: Any
+    ) -> None:
         """rows: first row of the sequence, row in it, rows of it."""
         full, tiles = self.signals[signal], self.tiles[name]
         full.expect(step, tiles.size)

@@ -22,12 +22,12 @@ from cutlass.utils import blackwell_helpers
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
-from .tiles import Tile, Walk
+from .tiles import ResidentTile, Walk
 
 STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
 
 
-class Products:
+class BackwardProducts:
     """S, dP, accA and, on the keys side, accB of every step."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Products:
             deal += 1
 
     @cute.jit
-    def turn(self, tile: Tile, tile_step, step, i):
+    def turn(self, tile: ResidentTile, tile_step, step, i):
         """The sums of step - 1 and the scores of step; the first and the last turn lack one."""
         signals, ahead = self.signals, self.shapes.buffers > 1
         if const_expr(ahead):
@@ -81,7 +81,7 @@ class Products:
             signals["spent"].commit(tile_step)
 
     @cute.jit
-    def scores(self, tile: Tile, tile_step, step, i):
+    def scores(self, tile: ResidentTile, tile_step, step, i):
         """S of a step."""
         if i < tile.steps:
             self.arrived("A", tile_step, step, i)

@@ -12,12 +12,12 @@ from .....program.derivatives import differentiate
 from .....program.expr import SCORE, Expr, const
 from ...program import LETTERS, Program, of_kind
 from ...values import Fixed, Pair, smaller
-from ..config import Config
+from ..config import Sm100Config
 from .shapes import PARTS
-from .tiles import Tile, Walk
+from .tiles import ResidentTile, Walk
 
 
-def roots_of(config: Config, keys: bool) -> tuple[Expr, ...]:
+def roots_of(config: Sm100Config, keys: bool) -> tuple[Expr, ...]:
     """What a side evaluates: the slope, and P where it is summed."""
     weight = config.mod.weight
     slope = differentiate(weight, [SCORE], const(1.0))[0]
@@ -26,13 +26,15 @@ def roots_of(config: Config, keys: bool) -> tuple[Expr, ...]:
     return (slope, weight) if keys else (slope,)
 
 
-class Line(Fixed):
+class ProgramLine(Fixed):
     """The program on resident row `row` of a tile while head `turn` of its group streams past."""
 
-    def __init__(self, program: Program, walk: Walk, tile: Tile, turn: Any, row: Any) -> None:
+    def __init__(
+        self, program: Program, walk: Walk, tile: ResidentTile, turn: Any, row: Any
+    ) -> None:
         self.program, self.tile = program, tile
         batch, head = walk.place(tile, turn)
-        fixed, self.runs, self.packed = (
+        fixed, self.runs, self.jagged = (
             ("kv_idx", "q_idx", "q") if walk.keys else ("q_idx", "kv_idx", "k")
         )
         self.fixed = {"b": batch, "h": head, fixed: row}
@@ -41,7 +43,7 @@ class Line(Fixed):
         self.loaded: dict[Expr, Pair] = {}
         self.lines: dict[Expr, Any] = {}
         for node in program.nodes:
-            if node.op == "aux" and {self.runs, self.packed} & set(program.access(node)):
+            if node.op == "aux" and {self.runs, self.jagged} & set(program.access(node)):
                 self.lines[node] = program.place(node, places)
             elif node.op == "aux":
                 self.loaded[node] = Pair(program.read(node, places))
@@ -58,7 +60,7 @@ class Line(Fixed):
         there = smaller(index, self.tile.length - 1)
         strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
         offset = Int64(0)
-        for letter, place in ((self.runs, there), (self.packed, self.tile.origin + there)):
+        for letter, place in ((self.runs, there), (self.jagged, self.tile.origin + there)):
             if letter in self.program.access(node):
                 offset += Int64(place) * Int64(strides[letter])
         value = cute.make_tensor(self.lines[node] + offset, cute.make_layout(1))[0]

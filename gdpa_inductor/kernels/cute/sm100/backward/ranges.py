@@ -13,17 +13,17 @@ from .....program.expr import postorder
 from .....program.tile_classes import classify
 from ...program import Program
 from ...values import Fixed, is_literal, pair, smaller
-from ..config import ROWS, Config
+from ..config import ROWS, Sm100Config
 from .program import roots_of
-from .tiles import Tile
+from .tiles import ResidentTile
 
 LANES = 32
 
 
-class Ranges(Fixed):
+class StreamedRanges(Fixed):
     """The range of a tile of one side, as a function of the tile and how many tiles there are."""
 
-    def __init__(self, config: Config, keys: bool, aux: Any, scalars: Any) -> None:
+    def __init__(self, config: Sm100Config, keys: bool, aux: Any, scalars: Any) -> None:
         self.keys = keys
         classes = classify(roots_of(config, keys), config.mod.aux)
         self.skips = config.skip and classes.skips
@@ -33,7 +33,7 @@ class Ranges(Fixed):
             for node in postorder([classes.zero])
         )
 
-    def dead(self, tile: Tile, head: Any, block: Any) -> Any:
+    def dead(self, tile: ResidentTile, head: Any, block: Any) -> Any:
         """Whether every root is zero on streamed tile `block`; a bool if that is constant."""
         resident, streamed = ("kv_idx", "q_idx") if self.keys else ("q_idx", "kv_idx")
         bounds = {}
@@ -50,7 +50,7 @@ class Ranges(Fixed):
         return value if is_literal(value) else value.lanes[0]
 
     @cute.jit
-    def hull(self, tile: Tile, head, group, count):
+    def hull(self, tile: ResidentTile, head, group, count):
         """(begin, end) of the streamed tiles; by a whole warp. A mask that differs from head to
         head skips nothing where several heads stream past."""
         begin, end = Int32(0), Int32(count)
@@ -62,7 +62,7 @@ class Ranges(Fixed):
         return begin, end
 
     @cute.jit
-    def classified(self, tile: Tile, head, count):
+    def classified(self, tile: ResidentTile, head, count):
         """The hull of the tiles that live; empty if none does."""
         begin, end = Int32(count), Int32(0)
         for base in cutlass.range(0, count, LANES, unroll=1):

@@ -5,16 +5,16 @@ from typing import Any
 from cutlass import Boolean, Int64, const_expr, cute, range_constexpr
 
 from ..config import ROWS
-from .tiles import Tile, Walk
+from .tiles import ResidentTile, Walk
 
 PART = 16  # columns in registers at a time
 VECTOR = 8  # columns that a predicate covers: head dims are multiples of it
 
 
-class Sums:
+class GradientSums:
     """The gradients that one side writes.
 
-    outputs: by operand, the pointer to [batch, heads, rows, dim] or packed [rows, heads, dim], its
+    outputs: by operand, the pointer to [batch, heads, rows, dim] or jagged [rows, heads, dim], its
     strides (batch, head, row), the dim and its width in tensor memory. Rows past the end of a
     sequence are not written.
     """
@@ -22,18 +22,18 @@ class Sums:
     def __init__(self, walk: Walk, memory: Any, outputs: dict[str, tuple[Any, ...]]) -> None:
         self.walk, self.memory, self.outputs = walk, memory, outputs
 
-    def write(self, tile: Tile, summed: bool) -> None:
+    def write(self, tile: ResidentTile, summed: bool) -> None:
         """The row of this thread, half of the columns by each warpgroup; zeros if nothing was
         summed."""
         for name in self.outputs:
             self._write(name, tile, summed)
 
     @cute.jit
-    def _write(self, name, tile: Tile, summed):
+    def _write(self, name, tile: ResidentTile, summed):
         pointer, strides, dim, width = self.outputs[name]
         row = tile.first + self.memory.thread % ROWS
         place = Int64(tile.head) * strides[1] + Int64(tile.start + row) * strides[2]
-        if const_expr(not self.walk.packed):
+        if const_expr(not self.walk.jagged):
             place += Int64(tile.batch) * strides[0]
         half = self.memory.thread // ROWS * (width // 2)
         for part in range_constexpr(width // 2 // PART):

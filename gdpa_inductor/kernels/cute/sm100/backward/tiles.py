@@ -16,7 +16,7 @@ from ..config import ROWS
 
 
 @dataclass
-class Tile:
+class ResidentTile:
     """One resident tile.
 
     batch, head: of the resident operands. first: its first row, of `rows` in its sequence, which
@@ -42,7 +42,10 @@ class Tile:
 
 
 class Walk:
-    """The tiles of one launch. sizes, offsets: see `Backward.__call__`. ranges: `Ranges`."""
+    """The tiles of one launch.
+
+    sizes, offsets: see `BackwardKernel.__call__`. ranges: `StreamedRanges`.
+    """
 
     def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
         batch, heads, key_heads, _, rows, cols = sizes[:6]
@@ -52,7 +55,7 @@ class Walk:
         self.heads = key_heads if self.keys else heads
         sides = [(cu_k, cols), (cu_q, rows)]
         self.resident, self.streamed = sides if self.keys else sides[::-1]
-        self.packed = self.resident[0] is not None
+        self.jagged = self.resident[0] is not None
         self.blocks = (self.resident[1] + (ROWS - 1)) // ROWS
         self.count = self.blocks * self.heads * batch
         self.cta = Int32(cute.arch.block_idx()[0])
@@ -63,7 +66,7 @@ class Walk:
         place = select(turn % 2 == 1, self.ctas - 1 - self.cta, self.cta)
         return turn * self.ctas + place
 
-    def at(self, turn: Any) -> Tile:
+    def at(self, turn: Any) -> ResidentTile:
         """The tile of a turn."""
         number = self.number(turn)
         block, rest = number % self.blocks, number // self.blocks
@@ -73,11 +76,11 @@ class Walk:
         start, rows = _span(*self.resident, batch)
         origin, length = _span(*self.streamed, batch)
         passes = self.group if self.keys else 1
-        tile = Tile(batch, head, block * ROWS, rows, start, length, origin, passes)
+        tile = ResidentTile(batch, head, block * ROWS, rows, start, length, origin, passes)
         tile.begin, tile.end = self.range(tile)
         return tile
 
-    def range(self, tile: Tile) -> tuple[Any, Any]:
+    def range(self, tile: ResidentTile) -> tuple[Any, Any]:
         """The streamed tiles that it meets: none past the end of its sequence, else those that the
         mask leaves."""
         there = Int32(tile.first < tile.rows)
@@ -85,11 +88,11 @@ class Walk:
         head = self.streamed_head(tile, 0) if self.keys else tile.head
         return self.ranges.hull(tile, head, self.group, count)
 
-    def streamed_head(self, tile: Tile, turn: Any) -> Any:
+    def streamed_head(self, tile: ResidentTile, turn: Any) -> Any:
         """keys side: the turn-th query head of the group; rows side: the key head of the query."""
         return tile.head * self.group + turn if self.keys else tile.head // self.group
 
-    def place(self, tile: Tile, turn: Any) -> tuple[Any, Any]:
+    def place(self, tile: ResidentTile, turn: Any) -> tuple[Any, Any]:
         """(batch, query head) of a score."""
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
 

@@ -1,4 +1,4 @@
-"""Activation: S_t -> P_t, in the registers of one warpgroup per query tile.
+"""ForwardActivation: S_t -> P_t, in the registers of one warpgroup per query tile.
 
 A thread owns one query row. Scores come from tensor memory 32 columns at a time; the next 32 are on
 their way while these are computed. Weights go back as 16-bit numbers into the first half of the
@@ -17,8 +17,8 @@ from ...program import Program, Row
 from ...values import Fixed, Pair, choose, pair
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
-from .ranges import Ranges
-from .roles import HANDED_OVER, Channels, TensorMemory
+from .ranges import KeyRanges
+from .roles import HANDED_OVER, Channels, ForwardTensorMemory
 
 PART = 32  # columns of S_t in registers at a time
 PARTS = COLS // PART
@@ -70,11 +70,11 @@ def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> li
     return found
 
 
-class Activation(Fixed):
+class ForwardActivation(Fixed):
     """plain, careful: the program for blocks without masks and tails, and for all."""
 
     def __init__(
-        self, channels: Channels, memory: TensorMemory, ranges: Ranges, plain: Program,
+        self, channels: Channels, memory: ForwardTensorMemory, ranges: KeyRanges, plain: Program,
         careful: Program,
     ) -> None:  # fmt: skip
         self.channels, self.memory, self.ranges = channels, memory, ranges

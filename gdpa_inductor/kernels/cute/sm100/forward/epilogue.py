@@ -12,15 +12,15 @@ from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Each
 from ...values import Fixed
-from ..config import ROWS, Config
+from ..config import ROWS, Sm100Config
 from ..tensor_memory import scores_done, scores_ready
-from .roles import TILES, Channels, TensorMemory
+from .roles import TILES, Channels, ForwardTensorMemory
 
 PART = 32  # columns of O_t in registers at a time
 VECTOR = 8  # 16-bit numbers in one store
 
 
-class Output(Fixed):
+class OutputMatrix(Fixed):
     """The rows of the output. pointer, strides (batch, head, row): of O in global memory."""
 
     def __init__(self, pointer: Any, strides: Any, width: int, dtype: Any) -> None:
@@ -46,7 +46,7 @@ class Output(Fixed):
             cute.autovec_copy(source, target)
 
 
-class Sums(Fixed):
+class OutputSums(Fixed):
     """O_t in tensor memory, as thread `thread` of a warpgroup reads it."""
 
     def __init__(self, tO: Any, thread: Any) -> None:
@@ -65,7 +65,11 @@ class Epilogue(Fixed):
     """Drains the sums of every tile."""
 
     def __init__(
-        self, channels: Channels, memory: TensorMemory, output: Output, config: Config
+        self,
+        channels: Channels,
+        memory: ForwardTensorMemory,
+        output: OutputMatrix,
+        config: Sm100Config,
     ) -> None:
         self.channels, self.memory, self.output, self.config = channels, memory, output, config
 
@@ -94,7 +98,7 @@ class Epilogue(Fixed):
         """One row of O_t, or zeros."""
         n = tile.row + t * ROWS + thread
         row = self.output.row(tile, n, self.config.jagged_q)
-        sums = Sums(self.memory.sums(t, o.index), thread)
+        sums = OutputSums(self.memory.sums(t, o.index), thread)
         for part in range_constexpr(self.config.padded_value_dim // PART):
             values = sums.fetch(part) if cutlass.const_expr(summed) else None
             if n < tile.q_rows:

@@ -29,12 +29,12 @@ from cutlass.utils import blackwell_helpers
 
 from ...operands import Tiles, matrices
 from ...program import Program
-from ..config import COLS, ROWS, TMEM_COLUMNS, Config
-from .activation import Activation
-from .epilogue import Epilogue, Output
-from .loads import Loads
-from .products import Products
-from .ranges import Ranges
+from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
+from .activation import ForwardActivation
+from .epilogue import Epilogue, OutputMatrix
+from .loads import ForwardLoads
+from .products import ForwardProducts
+from .ranges import KeyRanges
 from .roles import (
     EPILOGUE,
     LOADS,
@@ -44,16 +44,16 @@ from .roles import (
     WARPGROUP,
     WARPS,
     Channels,
-    TensorMemory,
+    ForwardTensorMemory,
 )
 from .scheduler import RECORD, STAGES, Scheduler
 from .work import Work
 
 
-class Forward:
+class ForwardKernel:
     """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Sm100Config) -> None:
         self.config = config
         self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
         self.qk_tiler = (ROWS, COLS, config.padded_head_dim)
@@ -161,8 +161,8 @@ class Forward:
         channels = Channels(c, buffers.barriers.data_ptr())
         channels.start(warp, buffers.tmem.ptr)
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, buffers.tmem.ptr)
-        sums = TensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
-        ranges = Ranges(c, aux, scalars)
+        sums = ForwardTensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
+        ranges = KeyRanges(c, aux, scalars)
         records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
         work = Work(c, sizes, (cu_q, cu_k, order))
         scheduler = Scheduler(channels.tiles, records, work, ranges)
@@ -170,11 +170,11 @@ class Forward:
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             plain = Program(c, aux, scalars, ranges.classes.full_terms)
-            role = Activation(channels, sums, ranges, plain, Program(c, aux, scalars))
+            role = ForwardActivation(channels, sums, ranges, plain, Program(c, aux, scalars))
             role.run(scheduler, warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:
             cute.arch.setmaxregister_decrease(REGISTERS["epilogue"])
-            output = Output(o, o_strides, c.value_dim, self.dtype)
+            output = OutputMatrix(o, o_strides, c.value_dim, self.dtype)
             Epilogue(channels, sums, output, c).run(scheduler, thread % WARPGROUP)
             cute.arch.barrier(barrier_id=1, number_of_threads=WARPGROUP)
             if warp == EPILOGUE:
@@ -182,12 +182,12 @@ class Forward:
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == PRODUCTS:
-                Products(channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
+                ForwardProducts(channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
             if warp == LOADS:
                 q = self.source("q", atom_q, mQ, sQ, qk)
                 k = self.source("k", atom_k, mK, sK, qk)
                 v = self.source("v", atom_v, mV, sV, pv)
-                Loads(channels, q, k, v).run(scheduler)
+                ForwardLoads(channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish()
 

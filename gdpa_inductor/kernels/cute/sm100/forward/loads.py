@@ -10,7 +10,7 @@ from ..config import COLS, ROWS
 from .roles import TILES, Channels
 
 
-class Loads(Fixed):
+class ForwardLoads(Fixed):
     """q, k, v: the tiles of the matrices."""
 
     def __init__(self, channels: Channels, q: Tiles, k: Tiles, v: Tiles) -> None:

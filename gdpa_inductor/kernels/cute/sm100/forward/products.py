@@ -12,15 +12,15 @@ from ...values import Fixed
 from ..config import COLS
 from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .activation import PARTS
-from .roles import HANDED_OVER, TILES, Channels, TensorMemory
+from .roles import HANDED_OVER, TILES, Channels, ForwardTensorMemory
 
 STEPS = COLS // 16  # tcgen05.mma of O_t += P_t V, 16 keys each
 
 
-class Products(Fixed):
+class ForwardProducts(Fixed):
     """qk, pv: the tiled products. sQ, sK, sV: their operands in shared memory, by stage."""
 
-    def __init__(self, channels: Channels, memory: TensorMemory, qk, pv, sQ, sK, sV) -> None:
+    def __init__(self, channels: Channels, memory: ForwardTensorMemory, qk, pv, sQ, sK, sV) -> None:
         self.channels, self.memory, self.qk, self.pv = channels, memory, qk, pv
         self.tQ, self.tK = qk.make_fragment_A(sQ), qk.make_fragment_B(sK)
         self.tV = pv.make_fragment_B(sV)

@@ -12,15 +12,15 @@ from cutlass import Boolean, Int32, cute
 from .....program.tile_classes import classify
 from ...program import Program
 from ...values import Fixed, is_literal, larger, pair, select, smaller
-from ..config import COLS, ROWS, Config
+from ..config import COLS, ROWS, Sm100Config
 
 LANES = 32
 
 
-class Ranges(Fixed):
+class KeyRanges(Fixed):
     """The classes of the query tiles of one kernel."""
 
-    def __init__(self, config: Config, aux: Any, scalars: Any) -> None:
+    def __init__(self, config: Sm100Config, aux: Any, scalars: Any) -> None:
         self.classes = classify([config.mod.weight], config.mod.aux)
         self.skips = config.skip and self.classes.skips
         self.zero, self.full = (

@@ -9,7 +9,7 @@ from cutlass import cute
 
 from ...barriers import Barriers, Ring
 from ...values import Fixed
-from ..config import COLS, TMEM_COLUMNS, Config
+from ..config import COLS, TMEM_COLUMNS, Sm100Config
 from .scheduler import STAGES
 
 TILES = 2  # query tiles of a CTA
@@ -28,7 +28,7 @@ class Channels(Fixed):
     scores, weights[part], sums[t]: S_t, parts of P_t, and O_t in tensor memory.
     """
 
-    def __init__(self, config: Config, pointer: Any) -> None:
+    def __init__(self, config: Sm100Config, pointer: Any) -> None:
         self.free, self.all = pointer, []  # type: ignore[var-annotated]
         c = config
         self.tiles = self._ring(STAGES, 1, READERS)
@@ -39,7 +39,7 @@ class Channels(Fixed):
         self.weights = [self._barriers(WARPGROUP) for _ in HANDED_OVER]
 
     @staticmethod
-    def count(c: Config) -> int:
+    def count(c: Sm100Config) -> int:
         rings = STAGES + c.query_stages + c.key_stages + TILES * c.output_stages
         return 2 * rings + (1 + len(HANDED_OVER)) * TILES
 
@@ -71,7 +71,7 @@ class Channels(Fixed):
         cute.arch.sync_threads()
 
 
-class TensorMemory(Fixed):
+class ForwardTensorMemory(Fixed):
     """S_t, P_t and O_t. tmem: the address of column 0; stages: buffers of each O_t."""
 
     def __init__(self, qk, pv, p_layout, tmem, stages: int, dtype) -> None:

@@ -1,10 +1,10 @@
 """Which tiles a CTA computes, in what order.
 
 A tile is 256 query rows of one head of one sequence against all its keys. One warp decodes the work
-and publishes `Tile`s through a ring in shared memory; the other roles only read them. The grid is
-persistent and static: CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c, ..., dealt back and forth
-so that, with the longest sequences first (`order`, made on the device), every CTA gets its share of
-long ones. Nothing is read on the host.
+and publishes `WorkTile`s through a ring in shared memory; the other roles only read them. The grid
+is persistent and static: CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c, ..., dealt back and
+forth so that, with the longest sequences first (`order`, made on the device), every CTA gets its
+share of long ones. Nothing is read on the host.
 """
 
 from cutlass import Boolean, Int32, cute, range_constexpr
@@ -17,7 +17,7 @@ LANES = 32
 FIELDS, RECORD = 13, 16  # integers of a tile, and with padding
 
 
-class Tile:
+class WorkTile:
     """valid: 0 ends the work. row: first query row. q_start, k_start: first row of the sequence in
     a jagged matrix. first, last_t: the key blocks of query tile t, half open; none where it has no
     rows, no keys, or is masked."""
@@ -31,13 +31,13 @@ class Tile:
         self.fields = fields
 
     def __getattr__(self, name: str):
-        if name not in Tile.NAMES:
+        if name not in WorkTile.NAMES:
             raise AttributeError(name)
-        return self.fields[Tile.NAMES.index(name)]
+        return self.fields[WorkTile.NAMES.index(name)]
 
-    def of_lane(self, lane) -> "Tile":
+    def of_lane(self, lane) -> "WorkTile":
         """The tile that this lane holds, for all."""
-        return Tile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
+        return WorkTile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
 
     def last(self, t):
         """last_t; t: a Python number, or one known at run time."""
@@ -54,7 +54,7 @@ class Tile:
         return [x.ir_value() for x in self.fields]
 
     def __new_from_mlir_values__(self, values):
-        return Tile(*(Int32(v) for v in values))
+        return WorkTile(*(Int32(v) for v in values))
 
     def __get_mlir_types__(self):
         return [x.type for x in self.__extract_mlir_values__()]
@@ -96,7 +96,7 @@ class Scheduler(Fixed):
         return turn * grid + select(turn % 2 == 1, grid - 1 - cta, cta)
 
     @cute.jit
-    def put(self, at: Cursor, tile: Tile):
+    def put(self, at: Cursor, tile: WorkTile):
         self.ring.empty.wait_before(at)
         fields = (*tile.fields[:-3], *self.ranges.blocks(tile))
         with cute.arch.elect_one():
@@ -109,7 +109,7 @@ class Scheduler(Fixed):
     def take(self, at: Cursor):
         """(the tile at `at`, the place after it), for a whole warp of a role."""
         self.ring.full.wait(at)
-        tile = Tile(*(self.records[at.index, i] for i in range(FIELDS)))
+        tile = WorkTile(*(self.records[at.index, i] for i in range(FIELDS)))
         self.ring.empty.arrive_once(at)
         return tile, at.next()
 
@@ -123,6 +123,6 @@ class Scheduler(Fixed):
         return tile, at
 
 
-def nothing() -> Tile:
+def nothing() -> WorkTile:
     """What ends the work."""
-    return Tile(*(Int32(0) for _ in Tile.NAMES))
+    return WorkTile(*(Int32(0) for _ in WorkTile.NAMES))

@@ -8,8 +8,8 @@ device, and `order` says which sequence comes first (the longest, if the caller 
 from cutlass import Int32
 
 from ...values import Fixed, select, smaller
-from ..config import ROWS, Config
-from .scheduler import Tile
+from ..config import ROWS, Sm100Config
+from .scheduler import WorkTile
 
 PAIR = 2 * ROWS  # rows of a tile: two query tiles
 
@@ -17,13 +17,13 @@ PAIR = 2 * ROWS  # rows of a tile: two query tiles
 class Work(Fixed):
     """sizes, offsets: as the kernels take them. Sizes of the jagged sides are upper bounds."""
 
-    def __init__(self, config: Config, sizes, offsets):
+    def __init__(self, config: Sm100Config, sizes, offsets):
         self.config, self.offsets = config, offsets
         self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
         self.row_tiles = (self.rows + (PAIR - 1)) // PAIR
         self.tiles = self.row_tiles * self.heads * self.batch
 
-    def decode(self, number) -> Tile:
+    def decode(self, number) -> WorkTile:
         row = number % self.row_tiles
         unit = number // self.row_tiles
         head, place = unit % self.heads, unit // self.heads
@@ -34,7 +34,7 @@ class Work(Fixed):
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         zero = Int32(0)
-        return Tile(
+        return WorkTile(
             Int32(1), row * PAIR, batch, head, key_head, value_head,
             q_start, q_rows, k_start, k_rows, zero, zero, zero,
         )  # fmt: skip

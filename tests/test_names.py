@@ -1,0 +1,45 @@
+"""One word for one thing: names of classes, and the words of docs/terms.md."""
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "gdpa_inductor"
+TERMS = ROOT / "docs" / "terms.md"
+
+
+def classes() -> dict[str, list[str]]:
+    """The modules of each class of the package that stands at the top of its module."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(path.relative_to(ROOT)))
+    return found
+
+
+def test_no_two_classes_have_one_name():
+    found = classes()
+    assert len(found) > 100
+    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+
+
+def avoided() -> list[str]:
+    """The last column of the table: words that the package does not use for these things."""
+    rows = [line.split("|")[1:-1] for line in TERMS.read_text().splitlines() if line[:2] == "| "]
+    return [word for row in rows[1:] for word in re.findall(r"`([^`]+)`", row[-1])]
+
+
+def test_words_that_are_avoided_are_no_names():
+    """As names of modules, classes and functions."""
+    words = {word.lower() for word in avoided()}
+    assert len(words) > 6
+    names = set()
+    for path in PACKAGE.rglob("*.py"):
+        names.add(path.stem)
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+                names.add(node.name)
+    assert sorted(name for name in names if name.lower().strip("_") in words) == []
