@@ -18,7 +18,7 @@ from torch import Tensor
 from ..program.expr import AXES, Expr, fold, postorder, torch_apply
 from .elements import CASTS, Evaluator
 from .fused import Fused
-from .operations import Index
+from .pointwise import Index
 from .record import Event, Incomplete, Log, Ref
 from .samples import CASES, COUNT, Lanes
 

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from .aim import gap
-from .operations import Index, broadcast, loses, rule_of
+from .operations import rule_of
+from .pointwise import Index, broadcast, loses
 from .record import Event, Incomplete, Log, Ref, Write
 from .samples import CASES, COUNT, Lanes, bytes_of
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..program.score_mod import ScoreMod
 from . import jagged
 from .elements import Evaluator
-from .operations import Index
+from .pointwise import Index
 from .record import Event, Ref
 from .samples import Lanes
 

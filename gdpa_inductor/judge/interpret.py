@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from .._compat import autograd, fx, operators, subclasses
-from . import adjoint
+from . import adjoint, calls
 from .inputs import GraphInputs
-from .record import Event, Incomplete, Log, Recorder, Ref
+from .record import Incomplete, Log, Recorder, Ref
 
 
 class Fault(Exception):
@@ -179,7 +179,7 @@ class Bodies:
         """Run a node that one graph alone has: it draws no random numbers, or others shift."""
         first = self.whole.log.now
         self._own(node, side)
-        for name, _ in _drawn(self.whole.log.events[first:]):
+        for name, _ in calls.drawn(self.whole.log.events[first:]):
             word = "lost" if side == "before" else "added"
             raise Fault(f"the random numbers of `{name}` are {word}", node.name)
         if side == "after":
@@ -237,7 +237,7 @@ class Bodies:
             self._own(old, "before")
             middle = log.now
             self._own(new, "after")
-            if _drawn(log.events[first:middle]) != _drawn(log.events[middle:]):
+            if calls.drawn(log.events[first:middle]) != calls.drawn(log.events[middle:]):
                 raise Fault(f"`{old.name}` draws other random numbers", new.name)
         return None
 
@@ -266,15 +266,15 @@ class Bodies:
         found: list[tuple[Any, str]] = []
 
         def note(given: Node) -> Any:
-            return _Constant(self._value(given, side), given.name)
+            return _Named(self._value(given, side), given.name)
 
         held = torch.fx.map_arg((node.args, node.kwargs), note)
-        for leaf in fx.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Constant, slice))):
-            if isinstance(leaf, _Constant):
+        for leaf in fx.tree_leaves(held, is_leaf=lambda x: isinstance(x, (_Named, slice))):
+            if isinstance(leaf, _Named):
                 found += [(value, leaf.name) for value in fx.tree_leaves(leaf.value)]
             elif isinstance(leaf, slice):
                 parts = (leaf.start, leaf.stop, leaf.step)
-                found += [(x.value, x.name) if isinstance(x, _Constant) else (x, "") for x in parts]
+                found += [(x.value, x.name) if isinstance(x, _Named) else (x, "") for x in parts]
             else:
                 found.append((leaf, ""))
         return found
@@ -311,14 +311,14 @@ class Bodies:
         args, kwargs = self._arguments(node, side)
         target: Any = node.target
         self.whole.log.grad = torch.is_grad_enabled()
-        self.whole.log.implied = autograd.autocasts() and operators.op_name(target) not in _CASTS
+        self.whole.log.implied = autograd.autocasts() and not calls.casts(target)
         self._check_views(node, args)
         if node.op == "call_method":
             method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             return self._called(method, args, kwargs)
         if node.op == "call_function" and fx.has_plain_bodies(target):
             return self._inlined(node, args, other)
-        if node.op == "call_module" or _is_opaque(target):
+        if node.op == "call_module" or calls.is_opaque(target):
             made = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
             self.whole.log.opaque(target, (args, kwargs), made)
             return made
@@ -376,56 +376,19 @@ class Bodies:
             [x for x in fx.tree_leaves(self._arguments(n, side)[0]) if isinstance(x, GraphModule)]
             for n, side in ((node, "before"), (other, "after"))
         )
-        given = args[-1] if isinstance(args[-1], (tuple, list)) else _after_bodies(args)
+        given = args[-1] if isinstance(args[-1], (tuple, list)) else calls.after_bodies(args)
         made: list[Any] = []
         for number, (old, new) in enumerate(zip(olds, news, strict=True)):
             path = f"{self.path}{node.name}.{number}/"
-            with _switched(node, args):
+            with calls.switched(node, args):
                 made.append(Bodies(self.whole, old, new, path).run(given))
         return made[0]
 
 
 @dataclass(frozen=True, eq=False)
-class _Constant:
+class _Named:
     value: Any
     name: str
-
-
-def _drawn(events: Sequence[Event]) -> list[Any]:
-    """The random numbers that calls draw: by their sizes, those after them are others or not."""
-    return [
-        (event.name, [(x.sizes, x.dtype) for x in event.results if isinstance(x, Ref)])
-        for event in events
-        if operators.is_random(event.op)
-    ]
-
-
-# By these the model asks for a cast; those of any other call are autocast's.
-_CASTS = frozenset(["to", "type", "type_as", "half", "bfloat16", "float", "double", "_to_copy"])
-_OPAQUE = ("torch._dynamo.", "torch.distributed")
-
-
-def _is_opaque(target: Any) -> bool:
-    """A call that is not run: nobody knows what it does, or it does more than compute."""
-    if isinstance(target, operators.HigherOrderOperator):
-        return not fx.is_autograd_function(target)
-    module = getattr(target, "__module__", None) or ""
-    known = module.split(".")[0] in ("torch", "_operator", "builtins", "math", "")
-    return not fx.state_change(target) and (not known or module.startswith(_OPAQUE))
-
-
-def _after_bodies(args: Sequence[Any]) -> list[Any]:
-    """What follows the last body among the arguments of a call."""
-    last = max(i for i, x in enumerate(args) if isinstance(x, GraphModule))
-    return list(args[last + 1 :])
-
-
-def _switched(node: Node, args: Sequence[Any]) -> Any:
-    """The modes that a call switches for its bodies."""
-    change = fx.body_change(node.target)
-    if change == "autocast on":
-        return fx.autocast_regions([tuple(args[:4])])
-    return torch.set_grad_enabled(bool(args[0]) if change == "grad" else torch.is_grad_enabled())
 
 
 def _kind(tensor: Tensor) -> str:

@@ -13,7 +13,7 @@ from .record import Event, Ref
 
 if TYPE_CHECKING:
     from .elements import Evaluator
-    from .operations import Index, Rule
+    from .pointwise import Index, Rule
 
 _PADS = frozenset([
     "jagged_to_padded_dense", "jagged_to_padded_dense_forward", "_jagged_to_padded_dense_forward",

@@ -21,7 +21,7 @@ from .elements import Evaluator, Untracked
 from .fused import Fused
 from .gradients import factors_apart, gradients_apart, slopes
 from .interpret import Claim, Fault, SideBySide
-from .operations import Index
+from .pointwise import Index
 from .record import Event, Incomplete, Ref
 from .samples import COUNT, Lanes, cases, mixed, near, positions
 
@@ -145,13 +145,15 @@ class Proof:
             exists = (row < length) & (index[0] == start + row)
         return lanes, tuple(index), row, key, exists
 
-    def _around(self, call: Fused, n: Tensor, m: Tensor) -> Tensor:
+    def _around(self, call: Fused, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Integers near which a mask may change its mind."""
         named = [0, 1, call.rows, call.keys, *self._literals()]
         one = torch.tensor(named)[mixed(cases() + 31, self.seed) % len(named)]
-        near = [n, m, n, m, one, one, n + 1, m + 1, n - 1, m - 1, torch.zeros_like(n)]
-        apart = [(n - m).abs(), n - m, m - n, torch.maximum(n, m) + 1]
-        return torch.stack([*near, *apart, one + n, one + m, one - n, one - m], 1)
+        ends = [torch.zeros_like(q_idx), q_idx, kv_idx]  # q_idx and kv_idx twice: often decisive
+        near = [q_idx, kv_idx, one, one, q_idx + 1, kv_idx + 1, q_idx - 1, kv_idx - 1]
+        apart = [(q_idx - kv_idx).abs(), q_idx - kv_idx, kv_idx - q_idx]
+        further = [torch.maximum(q_idx, kv_idx) + 1, one + q_idx, one + kv_idx, one - q_idx]
+        return torch.stack([*ends, *near, *apart, *further, one - kv_idx], 1)
 
     def _literals(self) -> list[int]:
         """Integers that one of the graphs names, sizes among them."""
@@ -173,14 +175,30 @@ class Proof:
         if gaps:
             weights = aimed(weights, gaps)
             weight, value = weights.told_apart(sides(weights.at["kv_idx"]))
+        valid = self._decide_values(weights, value, valid)
+        for product, (index, read) in weights.scored.items():
+            self._decide_scores(weights, product, index, valid & read)
+        self._decide_programs(weights, weight, valid)
+        self._decided = weights, weight, value, valid
+        for missed in weights.unsampled:
+            raise Incomplete(f"no sample lies where `{missed.name}` writes")
+        # From now on these are results like any other.
+        for event in (second.event, *weights.scored, call.event):
+            event.side = "both"
+        self.log.literals.clear()
+
+    def _decide_values(self, weights: SampledWeights, value: Side, valid: Tensor) -> Tensor:
+        """Both sums read the same values. Returns the lanes in which there is a score."""
         row, exists = weights.exists()
         if bool((weights.padding(value) & valid & row & ~exists).any()):
             raise Fault("keys past the end of a sequence count", self._node())
         valid = valid & row & exists
         if bool((weights.value_apart(value) & valid).any()):
             raise Fault("other values are summed", self._node())
-        for product, (index, read) in weights.scored.items():
-            self._decide_scores(weights, product, index, valid & read)
+        return valid
+
+    def _decide_programs(self, weights: SampledWeights, weight: Side, valid: Tensor) -> None:
+        """The recorded operations on a score are the score program, and so are their gradients."""
         try:
             wrong = weights.apart(weight, valid, wide=False)
             wrong = weights.apart(weight, valid, wide=True) if bool(wrong.any()) else wrong
@@ -191,13 +209,6 @@ class Proof:
         reason = gradients_apart(weights, weight, valid, wide=False) if weights.training else ""
         if reason and (reason := gradients_apart(weights, weight, valid, wide=True)):
             raise Fault(reason, self._node())
-        self._decided = weights, weight, value, valid
-        for missed in weights.unsampled:
-            raise Incomplete(f"no sample lies where `{missed.name}` writes")
-        # From now on these are results like any other.
-        for event in (second.event, *weights.scored, call.event):
-            event.side = "both"
-        self.log.literals.clear()
 
     def _decide_scores(
         self, weights: SampledWeights, product: Event, index: Index, valid: Tensor

@@ -1,0 +1,53 @@
+"""What the calls of a graph do, as far as running them side by side must know it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from .._compat import fx, operators
+from .record import Event, Ref
+
+
+def drawn(events: Sequence[Event]) -> list[Any]:
+    """The random numbers that calls draw: by their sizes, those after them are others or not."""
+    return [
+        (event.name, [(x.sizes, x.dtype) for x in event.results if isinstance(x, Ref)])
+        for event in events
+        if operators.is_random(event.op)
+    ]
+
+
+_CASTS = frozenset(["to", "type", "type_as", "half", "bfloat16", "float", "double", "_to_copy"])
+_OPAQUE = ("torch._dynamo.", "torch.distributed")
+
+
+def casts(target: Any) -> bool:
+    """Whether the model asks for a cast; those of any other call are autocast's."""
+    return operators.op_name(target) in _CASTS
+
+
+def is_opaque(target: Any) -> bool:
+    """A call that is not run: nobody knows what it does, or it does more than compute."""
+    if isinstance(target, operators.HigherOrderOperator):
+        return not fx.is_autograd_function(target)
+    module = getattr(target, "__module__", None) or ""
+    known = module.split(".")[0] in ("torch", "_operator", "builtins", "math", "")
+    return not fx.state_change(target) and (not known or module.startswith(_OPAQUE))
+
+
+def after_bodies(args: Sequence[Any]) -> list[Any]:
+    """What follows the last body among the arguments of a call."""
+    last = max(i for i, x in enumerate(args) if isinstance(x, GraphModule))
+    return list(args[last + 1 :])
+
+
+def switched(node: Node, args: Sequence[Any]) -> Any:
+    """The modes that a call switches for its bodies."""
+    change = fx.body_change(node.target)
+    if change == "autocast on":
+        return fx.autocast_regions([tuple(args[:4])])
+    return torch.set_grad_enabled(bool(args[0]) if change == "grad" else torch.is_grad_enabled())

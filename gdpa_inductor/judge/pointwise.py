@@ -1,0 +1,196 @@
+"""Single elements of point-wise operations: the call itself, run on one element per lane.
+
+No operation of a score program is mentioned here: which operations are point-wise, torch says by a
+tag. `RULES` has the few that need more than that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .._compat import operators
+from .record import Event, Ref
+from .samples import COUNT
+
+if TYPE_CHECKING:
+    from .elements import Evaluator
+
+Index = tuple[Tensor, ...]
+Rule = Callable[["Evaluator", Event, int, Index], Tensor]
+
+# Point-wise operations without the tag, in some version of torch.
+UNTAGGED = frozenset([
+    "where", "lerp", "lerp_", "prelu", "_prelu_kernel", "threshold",
+    "threshold_", "hardtanh", "hardtanh_", "softplus", "elu", "elu_", "log_sigmoid_forward",
+    "gelu", "gelu_", "silu", "silu_", "mish", "mish_", "leaky_relu", "leaky_relu_", "hardswish",
+    "hardswish_", "hardsigmoid", "hardsigmoid_", "softshrink", "hardshrink", "nan_to_num",
+    "nan_to_num_", "addcmul", "addcmul_", "addcdiv", "addcdiv_", "logit", "logit_", "erfinv",
+    "clamp", "clamp_", "isin", "_conj", "positive", "floor_divide", "floor_divide_",
+])  # fmt: skip
+_DIVISIONS = ("floor_divide", "remainder", "fmod")
+_NO_VALUE = ("device", "layout", "pin_memory", "memory_format", "non_blocking", "copy")
+
+
+def is_pointwise(event: Event) -> bool:
+    return torch.Tag.pointwise in getattr(event.op, "tags", ()) or event.name in UNTAGGED
+
+
+def broadcast(index: Index, sizes: Sequence[int], given: Sequence[int], zero: Tensor) -> Index:
+    """An index of a result as that of an operand that is broadcast to it."""
+    skipped = len(sizes) - len(given)
+    return tuple(zero if size == 1 else index[skipped + d] for d, size in enumerate(given))
+
+
+def elementwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """Run the call itself on one element per lane."""
+    place = ev.place(event, number)
+    read = lambda given: _operand(ev, event, given, place, index)
+    args = [read(x) for x in event.args]
+    kwargs = {k: read(x) for k, x in event.kwargs.items() if k not in _NO_VALUE}
+    if "dtype" in kwargs and kwargs["dtype"] is not None:
+        kwargs["dtype"] = ev.dtype(kwargs["dtype"])
+    args = _promoted(ev, event.args, args)
+    if ev.wide and place.dtype == torch.bool:
+        args = _meeting(event.args, args)
+    _avoid_errors(ev, event, args)
+    if place.dtype == torch.bool:
+        ev.note_gap(args)
+    if "out" in kwargs:
+        kwargs["out"] = torch.empty_like(kwargs["out"])
+    elif operators.writes_first(event.op) and isinstance(args[0], Tensor):
+        args[0] = args[0].clone()
+    if _wants_numbers(ev, event):
+        return _lane_by_lane(ev, event, args, kwargs)
+    made = event.op(*args, **kwargs)
+    return made[number] if isinstance(made, (tuple, list)) else made
+
+
+def _wants_numbers(ev: Evaluator, event: Event) -> bool:
+    """Whether a number that `.item()` read stands where a call takes no tensor."""
+    declared = {a.name: str(a.type) for a in operators.schema_of(event.op).arguments}
+    return any(
+        isinstance(given, float) and given in ev.log.numbers and declared[name] != "Tensor"
+        for name, given in event.given.items()
+    )
+
+
+def _lane_by_lane(ev: Evaluator, event: Event, args: list[Any], kwargs: dict[str, Any]) -> Tensor:
+    """Run a call once for each lane, with its own number."""
+
+    def pick(given: Any, read: Any, lane: int) -> Any:
+        if not isinstance(read, Tensor):
+            return read
+        return read[lane : lane + 1].clone() if isinstance(given, Ref) else float(read[lane])
+
+    made, runs = [], ev.true.clone()
+    for lane in range(COUNT):
+        own = [pick(given, read, lane) for given, read in zip(event.args, args)]
+        named = {k: pick(event.kwargs[k], read, lane) for k, read in kwargs.items()}
+        try:
+            made.append(event.op(*own, **named))
+        except RuntimeError:  # a number that the dtype does not hold
+            runs[lane] = False
+            made.append(next(x for x in own if isinstance(x, Tensor)))
+    ev.require(runs)
+    return torch.cat(made)
+
+
+def _operand(ev: Evaluator, event: Event, given: Any, place: Ref, index: Index) -> Any:
+    if isinstance(given, Ref):
+        at = broadcast(index, place.sizes, given.sizes, ev.zero)
+        return ev.element(given, event.number, at)
+    if isinstance(given, float) and given in ev.log.numbers:
+        return ev.number(given)
+    return given
+
+
+def _promoted(ev: Evaluator, refs: Sequence[Any], args: list[Any]) -> list[Any]:
+    """Tensors without dims do not promote those with dims of the same category: cast them first."""
+    held = [r for r in refs if isinstance(r, Ref)]
+    if len(held) < 2 or all(r.sizes for r in held) or not any(r.sizes for r in held):
+        return args
+    samples = [
+        torch.empty([1] * len(r.sizes), dtype=r.dtype) for r in held if r.dtype != torch.bool
+    ]
+    if len(samples) < 2:
+        return args
+    common = samples[0].dtype if len(samples) == 1 else torch.result_type(samples[0], samples[1])
+    lower = lambda r: isinstance(r, Ref) and not r.sizes and r.dtype != torch.bool
+    return [x.to(ev.dtype(common)) if lower(r) else x for r, x in zip(refs, args)]
+
+
+def _meeting(refs: Sequence[Any], args: list[Any]) -> list[Any]:
+    """Two tensors are compared in one dtype. Casting one of them to it may round, and then they are
+    equal which were not: it rounds here too.
+    """
+    held = [r for r in refs if isinstance(r, Ref)]
+    if len(held) != 2 or held[0].dtype == held[1].dtype:
+        return args
+    common = torch.result_type(*(torch.empty([1] * len(r.sizes), dtype=r.dtype) for r in held))
+    rounds = lambda r: isinstance(r, Ref) and loses(r.dtype, common)
+    return [x.to(common).double() if rounds(r) else x for r, x in zip(refs, args)]
+
+
+def loses(old: torch.dtype, new: torch.dtype) -> bool:
+    """Whether a cast to a `new` dtype, of reals, rounds numbers of the old one."""
+    if not new.is_floating_point or old == torch.bool:
+        return False
+    return not old.is_floating_point or torch.finfo(new).eps > torch.finfo(old).eps
+
+
+def _avoid_errors(ev: Evaluator, event: Event, args: list[Any]) -> None:
+    """Lanes in which eager would raise say nothing, nor those where it may fuse or not fuse."""
+    base = event.name.rstrip("_")
+    if base in ("sin", "cos", "tan") and isinstance(args[0], Tensor):  # as of 10²⁰: any number
+        most = 4e7 if event.args[0].dtype == torch.float64 else 8e3
+        ev.require(~(args[0].detach().abs() > most))
+    if base == "addcmul":  # x + c·y·z is x where x is infinite; NaN, if y·z was rounded to infinity
+        factors = [x.detach() for x in args[1:3]]
+        product = factors[0] * factors[1] * event.kwargs.get("value", 1)
+        ev.require(product.isfinite() | ~factors[0].isfinite() | ~factors[1].isfinite())
+    tensors = [x for x in args if isinstance(x, Tensor)]
+    if any(x.is_floating_point() for x in tensors) or len(args) < 2:
+        return
+    divides = base in _DIVISIONS or (base == "div" and event.given.get("rounding_mode"))
+    if divides and isinstance(args[1], Tensor):
+        ev.require_everywhere(args[1] != 0)
+        args[1] = torch.where(args[1] == 0, 1, args[1])
+    if base == "pow" and isinstance(args[1], Tensor):
+        ev.require(args[1] >= 0)
+        args[1] = args[1].clamp(min=0)
+
+
+def _masked(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """masked_fill: by a tensor without dims too, which has an element for each lane here."""
+    if not isinstance(event.args[2], Ref):
+        return elementwise(ev, event, number, index)
+    place = ev.place(event, number)
+    kept, mask, value = (_operand(ev, event, given, place, index) for given in event.args)
+    return torch.where(mask, value.to(kept.dtype), kept)
+
+
+def foreach(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """One call for each entry of the lists."""
+    entry = number if event.results else _entry(event, ev.place(event, number))
+    pick = lambda given: [given[entry]] if isinstance(given, (list, tuple)) else given
+    place = ev.place(event, number)
+    args = []
+    for given in map(pick, event.args):
+        many = isinstance(given, list)
+        found = [_operand(ev, event, g, place, index) for g in (given if many else [given])]
+        args.append(
+            [x.clone() if isinstance(x, Tensor) else x for x in found] if many else found[0]
+        )
+    made = event.op(*args, **event.kwargs)
+    return (made or args[0])[0]  # type: ignore[no-any-return]
+
+
+def _entry(event: Event, place: Ref) -> int:
+    return list(event.args[0]).index(place)
+
+
+RULES: dict[str, Rule] = {"masked_fill": _masked, "masked_fill_": _masked}
