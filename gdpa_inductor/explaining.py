@@ -22,7 +22,8 @@ from .graphs import copy_graph
 from .options import Options
 from .patterns import Result, rewrite_graph
 from .patterns.host import facts, places
-from .report import GraphBreak, Line, Listing, Report, SkippedFrame
+from .report import Report
+from .report.entries import GraphBreak, Line, Listing, SkippedFrame
 from .untouched import untouched
 
 

@@ -156,6 +156,41 @@ def test_the_graph_is_acyclic(table: str):
         left = {name: needs for name, needs in left.items() if name not in ready}
 
 
+def modules() -> dict[str, Path]:
+    """Every module by its dotted name; a package by that of its `__init__`."""
+    names = {p.relative_to(PACKAGE.parent).with_suffix(""): p for p in PACKAGE.rglob("*.py")}
+    return {".".join(name.parts).removesuffix(".__init__"): p for name, p in names.items()}
+
+
+def needed(name: str, path: Path, known: dict[str, Path]) -> set[str]:
+    """The modules that one imports when it is loaded or run; not those for type checkers."""
+    package = path.relative_to(PACKAGE.parent).parts[:-1]
+    tree = ast.parse(path.read_text())
+    checked = [
+        node for node in tree.body if isinstance(node, ast.If) and "TYPE" in ast.dump(node.test)
+    ]
+    skipped = {id(inner) for node in checked for inner in ast.walk(node)}
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in skipped:
+            base = [*package[: len(package) - node.level + 1], *filter(None, [node.module])]
+            for alias in node.names:
+                full = ".".join([*base, alias.name])
+                found.add(full if full in known else ".".join(base))
+    return (found & known.keys()) - {name}
+
+
+def test_no_two_modules_need_each_other():
+    """But for the package itself: its public names are imported where they are first asked for."""
+    known = modules()
+    left = {name: needed(name, path, known) for name, path in known.items()}
+    del left["gdpa_inductor"]
+    while left:
+        ready = {name for name, needs in left.items() if not needs & left.keys()}
+        assert ready, f"a circle among {sorted(left)}"
+        left = {name: needs for name, needs in left.items() if name not in ready}
+
+
 # Every stage of the finder, and the stages that it may import: as above, from the bottom up.
 STAGES = {
     "result": set(),

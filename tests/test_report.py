@@ -14,7 +14,7 @@ from gdpa_inductor.lowerings import Choice
 from gdpa_inductor.patterns import Match
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
-from gdpa_inductor.report import GraphBreak, Line, Listing, SkippedFrame, shorten
+from gdpa_inductor.report.entries import GraphBreak, Line, Listing, SkippedFrame, shorten
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -20,9 +20,10 @@ from torch import Tensor
 from gdpa_inductor._compat import autograd, dynamo
 from gdpa_inductor.measure import medians_ms, peak_extra_bytes
 
-from .cases import Case, Function, Subject, subject
+from .cases import Case, Function, Subject
 from .contenders import ANCHORS, CONTENDERS
 from .peers import PEERS, build
+from .subjects import subject
 
 # Operations relative to the forward's: the backward recomputes the scores in its 5 products.
 WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}

@@ -16,68 +16,13 @@ from typing import Any
 from ..patterns import Match
 from ..problem import Problem, Size
 from ..rejection import Rejection
+from .entries import GraphBreak, Listing, SkippedFrame, shorten
+from .page import page
 
 CANDIDATE = (
     "A candidate is a product whose operand is made, by pointwise, view or reduction operations "
     "only, from another product of two activations: activation(Q @ K.T) @ V."
 )
-
-
-@dataclass(frozen=True)
-class GraphBreak:
-    """Where Dynamo ended one graph and began another. `location`: "file:line" of the user;
-    `advice`: what to change.
-    """
-
-    location: str
-    reason: str
-    advice: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"location": self.location, "reason": self.reason, "advice": self.advice}
-
-
-@dataclass(frozen=True)
-class SkippedFrame:
-    """A function that Dynamo ran without capturing anything of it, so that nothing in it can be
-    fused.
-    """
-
-    name: str
-    location: str
-    reason: str
-    advice: str
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "location": self.location,
-            "reason": self.reason,
-            "advice": self.advice,
-        }
-
-
-@dataclass(frozen=True)
-class Line:
-    """One node of a captured graph. `match`, `rejection`: the index in the report of what it
-    belongs to.
-    """
-
-    name: str
-    code: str
-    value: str
-    location: str
-    inputs: tuple[str, ...] = ()
-    match: int | None = None
-    rejection: int | None = None
-
-
-@dataclass(frozen=True)
-class Listing:
-    """One graph as it was captured, before the rewrite."""
-
-    title: str
-    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -141,8 +86,6 @@ class Report:
         """A page in one file, without outside resources: the lists above, and each graph. Written
         to `path` if given.
         """
-        from .page import page
-
         text = page(self)
         if path is not None:
             Path(path).write_text(text, encoding="utf-8")
@@ -247,17 +190,6 @@ def rejection_dict(rejection: Rejection) -> dict[str, Any]:
         "reason": rejection.reason,
         "node": rejection.node,
     }
-
-
-def shorten(location: str) -> str:
-    """A path below the working directory is written from there."""
-    path, colon, line = location.rpartition(":")
-    if not location:
-        return "(no source line)"
-    try:
-        return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
-    except ValueError:
-        return location
 
 
 def _advised(entry: GraphBreak | SkippedFrame) -> list[str]:

@@ -11,9 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 from ..patterns import Match
-from . import Line, Listing, Report, shorten
+from .entries import Line, Listing, shorten
+
+if TYPE_CHECKING:
+    from . import Report
 
 _FOLD = 12  # a stretch of more unmarked nodes than this is folded
 

@@ -101,8 +101,8 @@ def test_what_the_loops_should_store_is_the_gradient_of_the_formula(activated: b
     out = (torch.nn.functional.silu(scores) if activated else scores) @ v
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), direction)
     operands = [x.detach() for x in (q, k, v, direction)]
-    (forward,) = host.expected(host.Forward(activated=activated), *operands)
-    found = host.expected(host.Backward(activated=activated), *operands)
+    (forward,) = host.expected(host.ForwardCeiling(activated=activated), *operands)
+    found = host.expected(host.BackwardCeiling(activated=activated), *operands)
     for got, wanted in zip([forward, *found], [out, dv, dk / scale, dq / scale], strict=True):
         assert (got - wanted).norm() / wanted.norm() < 5e-3  # two roundings to bf16
 
@@ -124,7 +124,7 @@ def test_dq_is_found_in_the_order_of_the_registers(rows: int):
                 part = wanted[:, :, steps[0] :: 8, 64 * group + steps[1]]
                 held[:, :, group, :, thread, number] = part
     launch = object.__new__(host.Launch)
-    launch.loop, launch.heads, launch.tiles = host.Backward(rows), heads, tiles
+    launch.loop, launch.heads, launch.tiles = host.BackwardCeiling(rows), heads, tiles
     launch.given, launch.dq = (torch.empty(1, heads, length, 128),), held.flatten()
     flat = wanted.reshape(1, heads, tiles * rows, 128)
     assert torch.equal(launch.rows_of_dq(), flat[:, :, :length])
@@ -136,7 +136,7 @@ def test_dq_is_found_in_the_order_of_the_registers(rows: int):
 def test_a_turn_waits_only_for_tiles_that_come_earlier(rows: int, length: int, turned: bool):
     """Turned, to a query tile in steps of their own: in step with each other they never wait, and
     no circle of them can. Else the lower key tiles."""
-    loop = products().Backward(rows, dq="ordered", turned=turned)
+    loop = products().BackwardCeiling(rows, dq="ordered", turned=turned)
     tiles, steps, head = length // 128, -(-length // rows), 3
     for row in range(steps):
         numbers = range(head * tiles, (head + 1) * tiles)
@@ -152,9 +152,9 @@ def test_a_turn_waits_only_for_tiles_that_come_earlier(rows: int, length: int, t
 
 def test_the_tiles_of_a_head_run_at_once_where_they_wait_for_each_other():
     host = products()
-    ordered = host.Backward(dq="ordered")
+    ordered = host.BackwardCeiling(dq="ordered")
     assert [host.ctas(ordered, 132, tiles) for tiles in (4, 8, 64, 100)] == [132, 128, 128, 100]
-    assert host.ctas(host.Backward(), 132, 8) == 132
+    assert host.ctas(host.BackwardCeiling(), 132, 8) == 132
     with pytest.raises(ValueError, match="133 tiles"):
         host.ctas(ordered, 132, 133)
 

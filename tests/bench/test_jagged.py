@@ -7,8 +7,9 @@ import torch
 
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat.dynamo import counters
-from gdpa_inductor.bench.cases import Case, subject
+from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.peers import PEERS, build
+from gdpa_inductor.bench.subjects import subject
 from gdpa_inductor.bench.suites import JAGGED_SIZES, Selection, jagged
 
 

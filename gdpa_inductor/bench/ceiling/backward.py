@@ -50,7 +50,7 @@ QUAD = "red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 
 @dataclass(frozen=True)
 class BackwardCeiling:
-    """resident: see Forward. activated: P and dS are silu's.
+    """resident: see ForwardCeiling. activated: P and dS are silu's.
 
     dq: "added" by bulk copies out of shared memory, by a warp of its own; "ordered": the same, the
     key tiles one after another (see `turn`); "reduced" from registers; "handed" to that warp, which
