@@ -4,6 +4,7 @@ expr           terms, and what a row of the table of operations says
 ops            the rows, by families
 score_mod      the text form of a program
 derivatives    gradients, in the same terms
+canonical      names for what models write out by hand
 simplify       terms folded as they are made
 integers       how large integers become
 intervals      bounds of terms over a set of scores

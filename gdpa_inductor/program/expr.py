@@ -144,6 +144,8 @@ class Op:
     program folds it. infix: its sign, and how tightly it binds. aten: ATen's names for it where a
     call means just this, a function of reals and literals; `vocabulary` reads the others.
 
+    spelled: how models write it out in other operations, all of which mean just this (`canonical`).
+
     plain, fast: its forms in other operations, for kernels (`emission`). fast is for 16 bits:
     |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]. None: it is computed as it is.
     """
@@ -158,6 +160,7 @@ class Op:
     literal: Callable[..., Literal] | None = None
     infix: tuple[str, int] | None = None
     aten: tuple[str, ...] = ()
+    spelled: Callable[[Expr], tuple[Expr, ...]] | None = None
     plain: Callable[..., Expr | None] | None = None
     fast: Callable[..., Expr | None] | None = None
     traits: Trait = Trait.NONE

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gdpa_inductor
 from gdpa_inductor.options import Options
-from gdpa_inductor.patterns.reading.canonical import canonical
+from gdpa_inductor.program.canonical import canonical
 from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code, Rejection
 from tests._recorder import ALWAYS, Recorder

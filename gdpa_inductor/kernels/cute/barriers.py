@@ -1,15 +1,19 @@
 """Barriers between warps, and the one rule of their phases.
 
-A `Cursor` is a role's place in a ring of buffers: the stage, and the parity of the round. The n-th
-round of a stage is full when its `full` barrier has completed n + 1 phases, and may be filled when
-its `empty` barrier has completed n: hence the inverted parity for producers, which passes at once
-on fresh barriers."""
+A place in a ring of buffers is a stage and the parity of its round. The n-th round of a stage is
+full when its `full` barrier has completed n + 1 phases, and may be filled when its `empty` barrier
+has completed n. Hence producers wait for the inverted parity, which passes at once on fresh
+barriers. There are two ways to say a place:
+
+    Cursor      the stage and the parity, carried through loops (`Barriers`)
+    a number    of a step, from which stage and parity are computed (`Signal`)
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
-from cutlass import Constexpr, Int32, cute
+from cutlass import Constexpr, Int32, Uint32, cute
 from cutlass.cutlass_dsl import extract_mlir_values, new_from_mlir_values
 
 from .values import Fixed, select
@@ -84,31 +88,52 @@ class Barriers(Fixed):
         """Of several with one stage each, the one with this number."""
         return Barriers(self.pointer + number, 1, self.arrivals)
 
-    def at(self, cursor: Cursor) -> Any:
-        return self.pointer + cursor.index
+    def at(self, place: Any) -> Any:
+        """The barrier of a place."""
+        return self.pointer + place.index
 
-    def wait(self, cursor: Cursor) -> None:
-        cute.arch.mbarrier_wait(self.at(cursor), cursor.phase)
+    def phase(self, place: Any) -> Any:
+        return place.phase
 
-    def wait_before(self, cursor: Cursor) -> None:
+    def wait(self, place: Any) -> None:
+        cute.arch.mbarrier_wait(self.at(place), self.phase(place))
+
+    def wait_before(self, place: Any) -> None:
         """For the round before this one: what a producer waits for."""
-        cute.arch.mbarrier_wait(self.at(cursor), cursor.phase ^ 1)
+        cute.arch.mbarrier_wait(self.at(place), self.phase(place) ^ 1)
 
-    def arrive(self, cursor: Cursor) -> None:
-        cute.arch.mbarrier_arrive(self.at(cursor))
+    def arrive(self, place: Any) -> None:
+        cute.arch.mbarrier_arrive(self.at(place))
 
     @cute.jit
-    def arrive_once(self, cursor: Cursor):
+    def arrive_once(self, place):
         """One arrival for a whole warp, after what its lanes did before."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive(self.at(cursor))
+            cute.arch.mbarrier_arrive(self.at(place))
 
     @cute.jit
-    def expect(self, cursor: Cursor, size: Constexpr):
+    def expect(self, place, size: Constexpr):
         """The phase completes when so many bytes have come by TMA; by the warp that loads."""
         with cute.arch.elect_one():
-            cute.arch.mbarrier_arrive_and_expect_tx(self.at(cursor), size)
+            cute.arch.mbarrier_arrive_and_expect_tx(self.at(place), size)
+
+
+class Signal(Barriers):
+    """Barriers whose places are the numbers of steps, counted from 0.
+
+    Step i is the (i // stages)-th completion of slot i % stages, so nobody carries a parity.
+    """
+
+    def index(self, step: Any) -> Any:
+        """The slot. Steps are never negative: an unsigned remainder needs no care for signs."""
+        return Int32(Uint32(step) % self.stages) if self.stages > 1 else 0
+
+    def at(self, step: Any) -> Any:
+        return self.pointer + self.index(step)
+
+    def phase(self, step: Any) -> Any:
+        return Int32(Uint32(step) // self.stages & 1 if self.stages > 1 else step & 1)
 
 
 class Ring(Fixed):

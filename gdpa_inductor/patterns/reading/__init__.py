@@ -10,5 +10,5 @@ factors     the factors of the products; `precision`: numbers that the model rou
 reached     which operands a gradient reaches
 reading     what a region was read as
 layout      the roles of index variables: batch, heads, rows, keys
-program     the score program of a reading; `canonical`: names for what is written out by hand
+program     the score program of a reading
 """

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ...program.canonical import canonical
 from ...program.expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
 from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..result import Refused
-from .canonical import canonical
 from .layout import Layout, aux_dims
 from .reading import Operand, Reading
 

@@ -142,6 +142,24 @@ def _fast_mish(x: Expr) -> Expr:
     return x * (grown * call("rcp_approx", grown + 2.0))
 
 
+# Spellings by hand
+
+
+def _written_gelu(x: Expr, *functions: Expr) -> tuple[Expr, ...]:
+    """x/2 · (1 + function), grouped either way."""
+    cdfs = [1.0 + function for function in functions]
+    return (*(0.5 * x * cdf for cdf in cdfs), *(x * (0.5 * cdf) for cdf in cdfs))
+
+
+def _erfs(x: Expr) -> tuple[Expr, ...]:
+    return call("erf", x * math.sqrt(0.5)), call("erf", x / math.sqrt(2.0))
+
+
+def _tanhs(x: Expr) -> tuple[Expr, ...]:
+    cubes = call("pow", x, 3.0), x * x * x
+    return tuple(call("tanh", GELU_BETA * (x + GELU_ALPHA * cube)) for cube in cubes)
+
+
 ROWS = {
     "sigmoid": Op(
         REAL, torch.sigmoid, "1/(1 + e⁻ˣ)", aten=("sigmoid",), traits=Trait.SMOOTH,
@@ -156,17 +174,20 @@ ROWS = {
     "silu": Op(
         REAL, F.silu, "x·sigmoid(x)", aten=("silu",), traits=Trait.SMOOTH,
         vjp=d_silu, interval=intervals.vanishing(-1e3, False),
+        spelled=lambda x: (x * call("sigmoid", x),),
         plain=lambda x: x * call("sigmoid", x),
         fast=lambda x: _half(x, "tanh_approx", x * 0.5),
     ),
     "gelu": Op(
         REAL, F.gelu, "x·Φ(x)", traits=Trait.SMOOTH,
         vjp=_d_gelu, interval=intervals.vanishing(-1e3, False),
+        spelled=lambda x: _written_gelu(x, *_erfs(x)),
         plain=lambda x: _half(x, "erf", x * math.sqrt(0.5)),
     ),
     "gelu_tanh": Op(
         REAL, _gelu_tanh, "gelu in its tanh form", traits=Trait.SMOOTH,
         vjp=d_gelu_tanh, interval=intervals.vanishing(-1e3, False),
+        spelled=lambda x: _written_gelu(x, *_tanhs(x)),
         plain=lambda x: _half(x, "tanh", gelu_tanh_argument(x)),
         fast=lambda x: _half(x, "tanh_approx", gelu_tanh_argument(x)),
     ),

@@ -3,14 +3,14 @@
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
-from ..barriers import Barriers, Cursor
+from ..barriers import Barriers
 
 
 @cute.jit
-def arrive_when_multiplied(barriers: Barriers, cursor: Cursor):
+def arrive_when_multiplied(barriers: Barriers, place):
     """One arrival when all products issued so far are done; by the warp of products."""
     with cute.arch.elect_one():
-        tcgen05.commit(barriers.at(cursor))
+        tcgen05.commit(barriers.at(place))
 
 
 def scores_ready() -> None:

@@ -1,1 +1,1 @@
-"""The backward kernel (`kernel`), a module for each role of its warps; its protocol (`signals`)."""
+"""The backward kernel and its protocol (`kernel.SIGNALS`), a module for each role of its warps."""

@@ -65,7 +65,7 @@ class BackwardActivation:
             self.weigh(line, tile, block, column, part, scores, slopes[part])
             if const_expr(self.walk.keys):
                 scores_done(stored=True)
-                self.signals["weights"].arrive(step * PARTS + part)
+                self.signals["weights"].arrive_once(step * PARTS + part)
         self.signals["gradients"].wait(step)
         scores_ready()
         column = self.memory.shapes.gradients + self.left
@@ -73,7 +73,7 @@ class BackwardActivation:
         for part in range_constexpr(PARTS):
             self.slope(column, part, gradients[part], slopes[part])
         scores_done(stored=True)
-        self.signals["slopes"].arrive(step)
+        self.signals["slopes"].arrive_once(step)
 
     def fetch(self, column: Any, parts: int) -> list[Any]:
         """Columns of S or dP of this thread, by parts."""

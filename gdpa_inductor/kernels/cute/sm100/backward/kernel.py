@@ -32,6 +32,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from ...barriers import Signal
 from ...operands import Matrix, Tiles, matrices
 from ...program import Program
 from ..config import ROWS, TMEM_COLUMNS, Sm100Config
@@ -41,7 +42,6 @@ from .products import BackwardProducts
 from .program import roots_of
 from .ranges import StreamedRanges
 from .shapes import Shapes
-from .signals import Signal
 from .sums import GradientSums
 from .tiles import Walk
 
@@ -151,7 +151,7 @@ class BackwardKernel:
     def initialize(self, signals: dict[str, Signal]) -> None:
         with cute.arch.elect_one():
             for signal in signals.values():
-                signal.initialize()
+                signal.init()
         cute.arch.mbarrier_init_fence()
 
     def buffers(self, shared: Any) -> dict[str, Any]:

@@ -56,4 +56,4 @@ class BackwardLoads:
         """rows: first row of the sequence, row in it, rows of it."""
         full, tiles = self.signals[signal], self.tiles[name]
         full.expect(step, tiles.size)
-        tiles.copy(*rows, head, tile.batch, full.index(step), full.slot(step))
+        tiles.copy(*rows, head, tile.batch, full.index(step), full.at(step))

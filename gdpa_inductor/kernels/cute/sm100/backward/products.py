@@ -20,7 +20,7 @@ from cutlass.cute.nvgpu import tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ..config import COLS, ROWS
-from ..tensor_memory import scores_ready
+from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
 from .tiles import ResidentTile, Walk
 
@@ -50,7 +50,7 @@ class BackwardProducts:
             if tile.steps > 0:
                 for i in range(tile.steps + 1):
                     self.turn(tile, tile_step, step + i, i)
-                self.signals["sums"].commit(tile_step)
+                arrive_when_multiplied(self.signals["sums"], tile_step)
                 tile_step += 1
             step += tile.steps
             deal += 1
@@ -70,15 +70,15 @@ class BackwardProducts:
             scores_ready()
             for part in range_constexpr(PARTS):
                 self.sum("A", self.shapes.gradients, step - 1, part, (i == 1) & (part == 0))
-            signals["free_A"].commit(step - 1)
+            arrive_when_multiplied(signals["free_A"], step - 1)
         if i < tile.steps:
             self.arrived("B", tile_step, step, i)
             self.score("B", self.shapes.gradients, step)
-            signals["gradients"].commit(step)
+            arrive_when_multiplied(signals["gradients"], step)
             if const_expr(not self.walk.keys):
-                signals["free_B"].commit(step)
+                arrive_when_multiplied(signals["free_B"], step)
         if i == tile.steps - 1:
-            signals["spent"].commit(tile_step)
+            arrive_when_multiplied(signals["spent"], tile_step)
 
     @cute.jit
     def scores(self, tile: ResidentTile, tile_step, step, i):
@@ -86,7 +86,7 @@ class BackwardProducts:
         if i < tile.steps:
             self.arrived("A", tile_step, step, i)
             self.score("A", self.column(step), step)
-            self.signals["scores"].commit(step)
+            arrive_when_multiplied(self.signals["scores"], step)
 
     @cute.jit
     def sum_weights(self, step, first):
@@ -96,7 +96,7 @@ class BackwardProducts:
                 self.signals["weights"].wait(step * PARTS + part)
                 scores_ready()
                 self.sum("B", self.column(step), step, part, first & (part == 0))
-            self.signals["free_B"].commit(step)
+            arrive_when_multiplied(self.signals["free_B"], step)
 
     def column(self, step: Any) -> Any:
         """Where S of a step lies."""

@@ -35,13 +35,8 @@ class ForwardProducts(Fixed):
         q, o = (Each(*(x.start() for x in rings)) for rings in (queries, sums))
         v, p, nothing = k, Each(Cursor(1), Cursor(1)), Each(Boolean(False), Boolean(False))
         tile, at = scheduler.take(at)
-        block, held, started, pending, closing = (
-            tile.first,
-            Boolean(False),
-            Boolean(False),
-            nothing,
-            nothing,
-        )
+        block, held, started = tile.first, Boolean(False), Boolean(False)
+        pending, closing = nothing, nothing
         while (tile.valid == 1) | held:
             if held:
                 keys.full.wait(v)
@@ -62,16 +57,24 @@ class ForwardProducts(Fixed):
                 arrive_when_multiplied(keys.empty, k)
                 v = k.next()
                 k, started = v.next(), block != tile.first
-                for t in range_constexpr(TILES):
-                    pending = pending.but(t, block < tile.last(t))
-                    closing = closing.but(t, block + 1 == tile.last(t))
-                    if closing[t]:
-                        arrive_when_multiplied(queries[t].empty, q[t])
-                        q = q.but(t, q[t].next())
+                pending, closing, q = self.left_over(tile, block, q)
                 block += 1
             if (tile.valid == 1) & (block >= tile.end):
                 tile, at = scheduler.take(at)
                 block = tile.first
+
+    @cute.jit
+    def left_over(self, tile, block, q: Each):
+        """For each query tile: is the block now scored and not yet added, and is it the last one.
+        Of the last one, Q_t is read no more."""
+        pending, closing = Each(*[Boolean(False)] * TILES), Each(*[Boolean(False)] * TILES)
+        for t in range_constexpr(TILES):
+            pending = pending.but(t, block < tile.last(t))
+            closing = closing.but(t, block + 1 == tile.last(t))
+            if closing[t]:
+                arrive_when_multiplied(self.channels.queries[t].empty, q[t])
+                q = q.but(t, q[t].next())
+        return pending, closing, q
 
     @cute.jit
     def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):

@@ -1,42 +1,25 @@
 """Names for programs written out by hand: `x * sigmoid(x)` is silu.
 
-A rule is a pair of expressions over the wildcard X, one line each. A rule holds for every X,
-infinities and gradients included: it names a program, so that a kernel can have one fast form for
-it, and never decides what is computed. Rules whose sides differ anywhere (a clamp at 0 is not relu:
-their gradients at 0 differ) are not here.
+The spellings of an operation stand in its row (`Op.spelled`). They hold for every x, infinities and
+gradients included: a name lets a kernel have one fast form, and never decides what is computed.
+Spellings that differ anywhere (a clamp at 0 is not relu: their gradients at 0 differ) are none.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 
-from ...program.expr import OPS, Expr, Trait, call, const, fold
-from ...program.rounding import reworded_decision
+from .expr import OPS, Expr, Op, Trait, call, const, fold
+from .rounding import reworded_decision
 
-X = Expr("any")
+X = Expr("any")  # stands for any term in a spelling
 _COMMUTATIVE = ("add", "mul")
 _LEAST = 1e-30  # of a scale: smaller ones are no matter of speed
 
-_ERF = 1.0 + call("erf", X * math.sqrt(0.5))
-_ERF_DIV = 1.0 + call("erf", X / math.sqrt(2.0))
-_TANH = [
-    1.0 + call("tanh", math.sqrt(2.0 / math.pi) * inner)
-    for inner in (X + 0.044715 * call("pow", X, 3.0), X + 0.044715 * (X * X * X))
-]
-
-RULES: list[tuple[Expr, Callable[[Expr], Expr]]] = [
-    (X * call("sigmoid", X), lambda x: call("silu", x)),
-    *((0.5 * X * cdf, lambda x: call("gelu", x)) for cdf in (_ERF, _ERF_DIV)),
-    *((X * (0.5 * cdf), lambda x: call("gelu", x)) for cdf in (_ERF, _ERF_DIV)),
-    *((0.5 * X * cdf, lambda x: call("gelu_tanh", x)) for cdf in _TANH),
-    *((X * (0.5 * cdf), lambda x: call("gelu_tanh", x)) for cdf in _TANH),
-]
-
 
 def canonical(weight: Expr) -> Expr:
-    """The same program with every term named that a rule names, and scales by numbers folded; as it
+    """The same program with every term named that a row spells, and scales by numbers folded; as it
     is, if a term that would change decides something.
     """
     changed = set[Expr]()
@@ -54,12 +37,18 @@ def canonical(weight: Expr) -> Expr:
 
 
 def _named(node: Expr) -> Expr:
-    if node.op in OPS:
-        for pattern, name in RULES:
-            found = _match(pattern, node)
+    """The operation that the term spells out, or the term."""
+    for name, row in OPS.items() if node.op in OPS else ():
+        for spelling in _spellings(row):
+            found = _match(spelling, node)
             if found is not None:
-                return name(found)
+                return call(name, found)
     return node
+
+
+@functools.cache
+def _spellings(row: Op) -> tuple[Expr, ...]:
+    return () if row.spelled is None else row.spelled(X)
 
 
 def _folded(node: Expr) -> Expr:
