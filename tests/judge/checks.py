@@ -14,7 +14,6 @@ from gdpa_inductor.patterns import plan, rewrite, tables
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
 from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
 from gdpa_inductor.patterns.reading import (
-    canonical,
     layout,
     matcher,
     precision,
@@ -23,7 +22,7 @@ from gdpa_inductor.patterns.reading import (
     weights,
 )
 from gdpa_inductor.patterns.writing import recipe, replacement, saved, writer
-from gdpa_inductor.program import expr, score_mod
+from gdpa_inductor.program import canonical, expr, score_mod
 from gdpa_inductor.rejection import Code
 from tests.judge import mutants
 from tests.judge.mutants import (

@@ -17,7 +17,7 @@ from gdpa_inductor.kernels.cute.sm100.launch import LaunchCall
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import program_leaves
-from tests.sm100.emulator import recording, run
+from tests.emulator import recording, run
 from tests.tolerances import error_of
 
 SILU = "silu(mul(s,0.125))"

@@ -11,7 +11,7 @@ from gdpa_inductor.kernels.cute.emit import PLAIN, emit
 from gdpa_inductor.kernels.cute.values import Pair, pair
 from gdpa_inductor.program.expr import INSTRUCTIONS, OPS, fold, postorder, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
-from tests.sm100.emulator import recording, run
+from tests.emulator import recording, run
 
 THREADS = 128
 GRID = torch.linspace(-30, 30, 2 * THREADS)

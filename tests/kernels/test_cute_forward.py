@@ -7,7 +7,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.sm100 import launch
 from gdpa_inductor.rejection import GDPAError
-from tests.sm100.emulator import recording, run
+from tests.emulator import recording, run
 from tests.tolerances import error_of
 
 from .cute_cases import BF16, CASES, MORE, SELF, Case, eager, exact

@@ -22,7 +22,7 @@ from gdpa_inductor.kernels.cute.sm100 import launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.kernels.cute.sm100.forward.kernel import ForwardKernel
-from tests.sm100.emulator.recording import linked
+from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
 

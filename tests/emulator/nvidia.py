@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .emulator import Report, device, recording, run
+from . import Report, device, recording, run
 
 PROCESSORS = 4  # of the GPU that the examples ask about
 BLACKWELL = "cute/blackwell/"

@@ -8,6 +8,6 @@ import pytest
 @pytest.fixture
 def emulate() -> Callable[..., object]:
     pytest.importorskip("cutlass")
-    from .emulator import run
+    from tests.emulator import run
 
     return run

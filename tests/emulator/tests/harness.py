@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .emulator import ptx
-from .emulator.machine import Block, Cta
-from .emulator.memory import GlobalMemory
-from .emulator.tensormap import TOLD_BYTES, TensorMap
-from .emulator.translate import Translator
+from tests.emulator import ptx
+from tests.emulator.machine import Block, Cta
+from tests.emulator.memory import GlobalMemory
+from tests.emulator.tensormap import TOLD_BYTES, TensorMap
+from tests.emulator.translate import Translator
 
 FIRST = 90  # of the registers that hold the addresses
 MAP_BYTES = 128

@@ -6,9 +6,10 @@ import struct
 import numpy as np
 import pytest
 
+from tests.emulator.rules import RULES
+from tests.emulator.rules import THREE as THREE_RULES
+
 from .definitions import DEFINITIONS, THREE, wrap
-from .emulator.rules import RULES
-from .emulator.rules import THREE as THREE_RULES
 from .harness import execute, per_lane
 
 LANES = 128

@@ -1,6 +1,6 @@
 """Mutation: does the emulator notice when an instruction that matters is changed?
 
-    python -m tests.sm100.mutate [subject ...] [--kinds wait,phase,...] [--report FILE]
+    python -m tests.emulator.mutate [subject ...] [--kinds wait,phase,...] [--report FILE]
 
 Runs every mutant (mutants.py) of the kernels of a subject on the schedules in turn, until the
 emulator raises or the output differs by a bit. Prints how many of each kind were caught, and every
@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from .emulator import EmulatorError, recording, runner
-from .emulator.machine import SCHEDULES
+from . import EmulatorError, recording, runner
+from .machine import SCHEDULES
 from .mutants import Mutant, Mutants
 
 Call = Callable[[Sequence[str]], list[torch.Tensor]]
@@ -203,7 +203,7 @@ def report(name: str, outcome: Outcome) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    from .subjects import SUBJECTS
+    from tests.kernels.cute_subjects import SUBJECTS
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("subjects", nargs="*", help=f"of {', '.join(SUBJECTS)}; all if none")

@@ -11,13 +11,12 @@ from typing import Any
 
 import torch
 
+from tests.emulator.mutate import Subject
 from tests.kernels import test_cute_backward, test_cute_forward
 from tests.kernels.cute_cases import CAUSAL, F16
 from tests.kernels.cute_cases import Case as ForwardCase
 from tests.kernels.test_cute_backward import POLE
 from tests.kernels.test_cute_backward import Case as BackwardCase
-
-from .mutate import Subject
 
 CAUSAL_POLE = CAUSAL.format("where(eq(s,0.0),div(1.0,s),sigmoid(s))")
 

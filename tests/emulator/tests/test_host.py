@@ -9,9 +9,10 @@ cutlass = pytest.importorskip("cutlass")
 from cutlass import cute  # noqa: E402
 from cutlass.cute.runtime import from_dlpack  # noqa: E402
 
+from tests.emulator import EmulatorError, device, recording, run, runner  # noqa: E402
+from tests.emulator.recording import LEDGER, leaves, paths  # noqa: E402
+
 from . import copy_kernel  # noqa: E402
-from .emulator import EmulatorError, device, recording, run, runner  # noqa: E402
-from .emulator.recording import LEDGER, leaves, paths  # noqa: E402
 
 
 def argument(tensor: torch.Tensor):

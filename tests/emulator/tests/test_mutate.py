@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 
-from .emulator import EmulatorError, ptx
-from .emulator.machine import SCHEDULES, Block, Cta
-from .emulator.memory import GlobalMemory
-from .emulator.translate import Translator
+from tests.emulator import EmulatorError, ptx
+from tests.emulator.machine import SCHEDULES, Block, Cta
+from tests.emulator.memory import GlobalMemory
+from tests.emulator.mutants import Mutants, masking
+from tests.emulator.translate import Translator
+
 from .harness import MAP_BYTES, kernel_text, map_bytes
-from .mutants import Mutants, masking
 from .test_checker import PIPELINE, STEPS
 from .test_copies import aligned, tensor_map
 

@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from .emulator.descriptors import Form, operand_granules
-from .emulator.faults import EmulatorError
+from tests.emulator.descriptors import Form, operand_granules
+from tests.emulator.faults import EmulatorError
+
 from .harness import cta
 
 SPAN_CODES = {16: 0, 32: 6, 64: 4, 128: 2}  # bytes of the swizzle span; 16: none
@@ -102,7 +103,7 @@ def half(value: float, dtype: str) -> np.ndarray:
 
 def prepared(m: int, n: int):
     """(a CTA whose tensor memory is all allocated, a function that runs one product)."""
-    from .emulator.tensor import Product
+    from tests.emulator.tensor import Product
 
     machine = cta("", shared_bytes=96 * 1024)
     machine.tensor.allocated[:] = True

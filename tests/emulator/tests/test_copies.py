@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
-from .emulator.copies import granules_of
-from .emulator.faults import EmulatorError
-from .emulator.tensormap import Shape, TensorMap, box_of
+from tests.emulator.copies import granules_of
+from tests.emulator.faults import EmulatorError
+from tests.emulator.tensormap import Shape, TensorMap, box_of
+
 from .harness import execute, per_lane
 
 SCHEDULES = ["lazy", "random", "eager"]

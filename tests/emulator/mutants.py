@@ -8,8 +8,8 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from .emulator.homes import choose, register
-from .emulator.ptx import Instruction, Kernel
+from .homes import choose, register
+from .ptx import Instruction, Kernel
 
 SCRATCH = "%mutated"  # a register that no kernel has
 END = "end"  # no mutant, but a question: does anything that matters follow a wait?

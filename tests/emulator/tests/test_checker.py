@@ -6,7 +6,8 @@ A small pipeline by TMA is right as it stands; each fault is one change to it.
 import numpy as np
 import pytest
 
-from .emulator.faults import EmulatorError
+from tests.emulator.faults import EmulatorError
+
 from .harness import execute
 from .test_copies import aligned, tensor_map
 

@@ -1,6 +1,6 @@
 """Validates the emulator on kernels that are known to be right on hardware.
 
-    python -m tests.sm100.validate [--source REPOSITORY] [names ...]
+    python -m tests.emulator.validate [--source REPOSITORY] [names ...]
 
 Fetches NVIDIA's CuTe DSL examples for Blackwell at one commit, compiles them for sm_100a, runs
 their PTX on the emulator on every schedule and compares with plain torch. Nothing of theirs is kept

@@ -4,8 +4,9 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from .mutate import SHARES, examine, report
-from .subjects import SUBJECTS
+from tests.emulator.mutate import SHARES, examine, report
+
+from .cute_subjects import SUBJECTS
 
 
 @pytest.mark.slow
