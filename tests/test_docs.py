@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+PAGES = sorted(page for folder in ("", "docs", "tests") for page in (ROOT / folder).glob("*.md"))
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # A path in backticks that begins at a folder of the repository, or of the package.
 NAMED = re.compile(r"`((?:gdpa_inductor|tests|docs|kernels|lowerings|patterns|program)/[\w./]+)`")
@@ -43,7 +43,7 @@ def test_files_that_are_named_exist(page: Path):
     if page.name in HISTORY:
         return
     for name in NAMED.findall(page.read_text()):
-        found = [ROOT / name, ROOT / "gdpa_inductor" / name]
+        found = [ROOT / name, ROOT / "gdpa_inductor" / name, page.parent / name]
         assert any(path.exists() for path in found), name
 
 
@@ -52,3 +52,14 @@ def test_a_page_has_links_and_names():
     pages = [text(page) for page in PAGES]
     assert sum(len(LINK.findall(page)) for page in pages) > 20
     assert sum(len(NAMED.findall(page)) for page in pages) > 20
+
+
+def test_the_map_of_the_tests_is_complete():
+    """tests/README.md names every folder, and no file that there is not."""
+    tests = ROOT / "tests"
+    rows = re.findall(r"^\| (`[^|]*) \|", (tests / "README.md").read_text(), flags=re.M)
+    named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+    assert len(named) > 15
+    assert [name for name in named if not [*tests.glob(name), *tests.glob(f"*/{name}")]] == []
+    folders = {f"{path.name}/" for path in tests.iterdir() if (path / "__init__.py").exists()}
+    assert folders - set(named) == set()
