@@ -40,7 +40,7 @@ SERIAL := OMP_NUM_THREADS=$(THREADS) TORCHINDUCTOR_COMPILE_THREADS=1 \
 	$(if $(CAPABILITY),ATEN_CPU_CAPABILITY=$(CAPABILITY))
 PYTEST := $(SERIAL) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-full test-machines fuzz bench doctor lint types format docs clean help
+.PHONY: demo test test-full test-oldest-torch test-without-gpu test-machines fuzz bench doctor lint types format docs clean help
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -56,6 +56,14 @@ test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute $(OLDEST)
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) $(ARGS)
 	$(MAKE) fuzz SEEDS=10000
+
+# The oldest torch in range: what is found, the operator, the CPU kernel.
+test-oldest-torch:
+	$(MAKE) VENV=$(VENV)-oldest-torch TORCH=torch==2.11.0 TRITON=triton==3.6.0 test-without-gpu
+
+test-without-gpu: $(VENV)/.stamp-test
+	$(PYTEST) -m "not slow" tests/patterns tests/program tests/lowerings/test_cpu.py \
+		tests/kernels/test_cpu_*.py tests/test_*ops.py tests/test_reference.py tests/test_functional*.py
 
 # Instruction sets × threads, and 20 seeds of the tests that judge by the error rule: hours.
 test-machines: $(VENV)/.stamp-clients
@@ -82,7 +90,7 @@ format: $(VENV)/.stamp-dev
 	$(BIN)/ruff format .
 
 docs: $(VENV)/.stamp-docs
-	$(BIN)/sphinx-build -q -b html docs docs/_build/html
+	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
 
 clean:
 	rm -rf $(VENV) .cache docs/_build build dist *.egg-info
