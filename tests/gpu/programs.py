@@ -5,34 +5,12 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+
+from tests.activations import ACTIVATIONS
 
 SIZES = {"b": 2, "h": 4, "n": 300, "m": 200, "d": 64, "e": 64, "g": 2}
 HEADS = {"q": "b h n d", "k": "b h m d", "v": "b h m e"}
 SELF = {"q": "b h n d", "k": "b h n d", "v": "b h n e"}
-
-# Every activation of the literature on attention without softmax.
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "identity": lambda s: s * 1.5,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda s: F.gelu(s, approximate="tanh"),
-    "silu": F.silu,
-    "relu": F.relu,
-    "relu_squared": lambda s: F.relu(s).square(),
-    "relu6": F.relu6,
-    "leaky_relu": F.leaky_relu,
-    "hardswish": F.hardswish,
-    "hardsigmoid": F.hardsigmoid,
-    "sigmoid": torch.sigmoid,
-    "laplace": lambda s: 0.5 * (1 + torch.erf((s - 0.5) / 0.25)),
-    "tanh": torch.tanh,
-    "elu_plus_1": lambda s: F.elu(s) + 1,
-    "softplus": F.softplus,
-    "exp": torch.exp,
-    "mish": F.mish,
-    "quick_gelu": lambda s: s * torch.sigmoid(1.702 * s),
-    "logsigmoid": F.logsigmoid,
-}
 
 
 @dataclass(frozen=True)
@@ -49,7 +27,7 @@ class Case:
 
 
 def of_activation(name: str) -> Case:
-    act = ACTIVATIONS[name]
+    act = ACTIVATIONS[name].function
     return Case(lambda q, k, v: act(q @ k.mT * 0.125) @ v, HEADS)
 
 

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 
 from gdpa_inductor import gdpa_backend
 from tests._judge import difference, noise_of, results
-from tests.gpu.programs import ACTIVATIONS, CASES, Case, of_activation
+from tests.activations import ACTIVATIONS
+from tests.gpu.programs import CASES, Case, of_activation
 from tests.operands import make_operands, recast
 
 pytestmark = pytest.mark.cuda
@@ -184,7 +185,7 @@ def test_infinities_are_where_eager_has_them(name: str) -> None:
 def test_numerics_rule_of_fast_forms(name: str) -> None:
     """|act - exact| ≤ 2⁻¹⁰ max(1, |x|) on scores in [-30, 30]: q = x, k = 1, v = 1, and a second
     key whose value is zero."""
-    act = ACTIVATIONS[name]
+    act = ACTIVATIONS[name].function
 
     def function(q, k, v):
         return act(q @ k.mT) @ v

@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa_inductor import lowerings
@@ -19,6 +18,7 @@ from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
 from gdpa_inductor.kernels.cpu import dense as cpu
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
+from tests.activations import ACTIVATIONS
 
 forward_op = torch.ops.gdpa.attention_cpu.default
 backward_op = torch.ops.gdpa.attention_cpu_backward.default
@@ -52,31 +52,6 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu_blocks, "EDGE", 16)
     monkeypatch.setattr(cpu_blocks, "SCORES", 16 * 16)
     monkeypatch.setattr(cpu_blocks, "MAX_THREADS", 2)
-
-
-# name: (eager, program)
-ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "identity": (lambda s: s, "s"),
-    "gelu": (F.gelu, "gelu(s)"),
-    "gelu_tanh": (lambda s: F.gelu(s, approximate="tanh"), "gelu_tanh(s)"),
-    "silu": (F.silu, "silu(s)"),
-    "relu": (F.relu, "relu(s)"),
-    "relu_squared": (lambda s: F.relu(s).square(), "pow(relu(s),2.0)"),
-    "leaky_relu": (F.leaky_relu, "leaky_relu(s,0.01)"),
-    "hardswish": (F.hardswish, "hardswish(s)"),
-    "sigmoid": (torch.sigmoid, "sigmoid(s)"),
-    "laplace": (
-        lambda s: 0.5 * (1 + torch.erf((s - 0.5) / 0.25)),
-        "mul(0.5,add(1.0,erf(div(sub(s,0.5),0.25))))",
-    ),
-    "tanh": (torch.tanh, "tanh(s)"),
-    "elu_plus_1": (lambda s: F.elu(s) + 1, "add(elu(s,1.0,1.0,1.0),1.0)"),
-    "softplus": (F.softplus, "softplus(s,1.0,20.0)"),
-    "exp": (torch.exp, "exp(s)"),
-    "mish": (F.mish, "mish(s)"),
-    "hardsigmoid": (F.hardsigmoid, "hardsigmoid(s)"),
-    "quick_gelu": (lambda s: s * torch.sigmoid(1.702 * s), "mul(s,sigmoid(mul(1.702,s)))"),
-}
 
 
 # Each is compiled twice, some seconds each: `make test` takes these, `make test-full` all.
