@@ -22,10 +22,15 @@ SCORES, SUMS = 0, 256  # first columns in tensor memory
 
 
 class Channels(Fixed):
-    """The barriers of a CTA, from `pointer` on; `count(config)` says how many.
+    """All mbarriers of a CTA, from `pointer` on; `count(config)` says how many.
 
-    tiles: the scheduler's records. queries[t], keys: shared memory of Q_t, and of K and V in turn.
-    scores, weights[part], sums[t]: S_t, parts of P_t, and O_t in tensor memory.
+                     what is handed over            who fills it    who reads it
+    tiles            records of the scheduler       scheduler       all other roles
+    queries[t]       Q_t, in shared memory          loads           products
+    keys             K and V in turn, the same      loads           products
+    scores           S_t, in tensor memory          products        activation
+    weights[part]    a part of P_t, the same        activation      products
+    sums[t]          O_t, the same                  products        epilogue
     """
 
     def __init__(self, config: Sm100Config, pointer: Any) -> None:
