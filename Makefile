@@ -93,7 +93,7 @@ docs: $(VENV)/.stamp-docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
 
 clean:
-	rm -rf $(VENV) .cache docs/_build build dist *.egg-info
+	rm -rf $(VENV) $(VENV)-oldest-torch .cache docs/_build build dist *.egg-info
 
 $(VENV)/.stamp-torch:
 	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.10 on PATH; set PYTHON=..." >&2; exit 1; }

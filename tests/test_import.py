@@ -172,8 +172,9 @@ def needed(name: str, path: Path, known: dict[str, Path]) -> set[str]:
     skipped = {id(inner) for node in checked for inner in ast.walk(node)}
     found = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and node.level and id(node) not in skipped:
-            base = [*package[: len(package) - node.level + 1], *filter(None, [node.module])]
+        if isinstance(node, ast.ImportFrom) and id(node) not in skipped:
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = [*above, *filter(None, [node.module])]
             for alias in node.names:
                 full = ".".join([*base, alias.name])
                 found.add(full if full in known else ".".join(base))

@@ -133,7 +133,7 @@ class SampledWeights:
     def _after(self, place: Ref, index: Index) -> Tensor:
         return self.exact.element(place, self.call.event.number, index)
 
-    # SampledWeights
+    # Weights
 
     @cached_property
     def narrowest(self) -> torch.dtype:

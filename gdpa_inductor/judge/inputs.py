@@ -1,7 +1,7 @@
 """Fake inputs for a captured graph: as they were before the graph ran, sizes at their hints.
 
 The fakes that a capture leaves on its nodes may have been changed by the graph itself, so that the
-real inputs are asked first. GraphInputs that share a storage share one here too.
+real inputs are asked first. Inputs that share a storage share one here too.
 """
 
 from __future__ import annotations

@@ -149,11 +149,11 @@ class Proof:
         """Integers near which a mask may change its mind."""
         named = [0, 1, call.rows, call.keys, *self._literals()]
         one = torch.tensor(named)[mixed(cases() + 31, self.seed) % len(named)]
-        ends = [torch.zeros_like(q_idx), q_idx, kv_idx]  # q_idx and kv_idx twice: often decisive
-        near = [q_idx, kv_idx, one, one, q_idx + 1, kv_idx + 1, q_idx - 1, kv_idx - 1]
-        apart = [(q_idx - kv_idx).abs(), q_idx - kv_idx, kv_idx - q_idx]
-        further = [torch.maximum(q_idx, kv_idx) + 1, one + q_idx, one + kv_idx, one - q_idx]
-        return torch.stack([*ends, *near, *apart, *further, one - kv_idx], 1)
+        row, key = q_idx, kv_idx
+        near = [row, key, row, key, one, one, row + 1, key + 1, row - 1, key - 1]
+        apart = [(row - key).abs(), row - key, key - row, torch.maximum(row, key) + 1]
+        sums = [one + row, one + key, one - row, one - key]
+        return torch.stack([*near, torch.zeros_like(row), *apart, *sums], 1)
 
     def _literals(self) -> list[int]:
         """Integers that one of the graphs names, sizes among them."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from .expr import Expr, const, postorder
+from .expr import POSITIONS, Expr, const, postorder
 from .integers import sums
 from .simplify import FALSE, TRUE, both, build, either, negation
 from .tile_classes import TileClasses, within
@@ -46,6 +46,7 @@ def closed(
     operands whose bounds differ along it. Ends are integers over b, h, scalars, operands and the
     tile's place on the other axis; "empty" and "mixed" are truth values.
     """
+    assert axis in POSITIONS, axis
     if not set(inside).isdisjoint(classes.bounds):
         return None
     ends = frozenset((f"{axis}_lo", f"{axis}_hi"))

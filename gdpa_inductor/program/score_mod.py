@@ -13,7 +13,7 @@ is never executed as Python.
     declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"
     term = name | literal | name "(" term { "," term } ")"
 
-Texts of versions before 0.2 say n for q_idx and m for kv_idx. They are read with this meaning.
+Texts that were saved before say n for q_idx and m for kv_idx. They are read with this meaning.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def test_runs_on_the_values_alone(hstu, name, dtype, monkeypatch):
         # Neither padding nor a mask of N x N is left.
         gone = ("jagged_to_padded_dense", "dense_to_jagged", "arange", "eye", "logical_or")
         assert not any(graph.calls_after[call] for call in gone), graph.after
-        assert all("n" not in spec.access for spec in match.problem.program.aux)
+        assert all("q_idx" not in spec.access for spec in match.problem.program.aux)
 
 
 def test_counts_jagged_matches(hstu):

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from tests.activations import ACTIVATIONS
 
-SIZES = {"b": 2, "h": 4, "n": 300, "m": 200, "d": 64, "e": 64, "g": 2}
-HEADS = {"q": "b h n d", "k": "b h m d", "v": "b h m e"}
-SELF = {"q": "b h n d", "k": "b h n d", "v": "b h n e"}
+SIZES = {"b": 2, "h": 4, "m": 300, "n": 200, "d": 64, "e": 64, "g": 2}
+HEADS = {"q": "b h m d", "k": "b h n d", "v": "b h n e"}
+SELF = {"q": "b h m d", "k": "b h m d", "v": "b h m e"}
 
 
 @dataclass(frozen=True)
@@ -99,27 +99,27 @@ def _wide(**sizes: int) -> Case:
 
 CASES: dict[str, Case] = {
     "causal": Case(_causal, SELF),
-    "window": Case(_window, SELF, {"n": 700}),
+    "window": Case(_window, SELF, {"m": 700}),
     "lengths": Case(_lengths, {**HEADS, "lengths": "count: b"}),
-    "mask": Case(_mask, {**HEADS, "mask": "bool: n m"}),
-    "mask of the batch": Case(_mask, {**HEADS, "mask": "bool: b 1 n m"}),
-    "mask in blocks": Case(_mask, {**HEADS, "mask": "blocks: n m"}),
+    "mask": Case(_mask, {**HEADS, "mask": "bool: m n"}),
+    "mask of the batch": Case(_mask, {**HEADS, "mask": "bool: b 1 m n"}),
+    "mask in blocks": Case(_mask, {**HEADS, "mask": "blocks: m n"}),
     "mask in blocks and bias": Case(
-        _mask_and_bias, {**HEADS, "mask": "blocks: n m", "bias": "h n m"}
+        _mask_and_bias, {**HEADS, "mask": "blocks: m n", "bias": "h m n"}
     ),
-    "padding": Case(_mask, {**HEADS, "mask": "blocks: b 1 1 m"}),
-    "rows of no use": Case(_mask, {**HEADS, "mask": "blocks: b 1 n 1"}),
-    "learned mask": Case(_learned_mask, {**HEADS, "mask": "n m"}),
-    "bias": Case(_bias, {**HEADS, "bias": "h n m"}),
-    "bias of the batch": Case(_bias, {**HEADS, "bias": "b 1 n m"}),
-    "bias of all": Case(_bias, {**HEADS, "bias": "b h n m"}),
-    "bias of columns": Case(_bias, {**HEADS, "bias": "m"}),
-    "bias of rows": Case(_bias, {**HEADS, "bias": "h n 1"}),
-    "bias of buckets": Case(_table, {**SELF, "table": "h 8", "gaps": "count: b n"}),
+    "padding": Case(_mask, {**HEADS, "mask": "blocks: b 1 1 n"}),
+    "rows of no use": Case(_mask, {**HEADS, "mask": "blocks: b 1 m 1"}),
+    "learned mask": Case(_learned_mask, {**HEADS, "mask": "m n"}),
+    "bias": Case(_bias, {**HEADS, "bias": "h m n"}),
+    "bias of the batch": Case(_bias, {**HEADS, "bias": "b 1 m n"}),
+    "bias of all": Case(_bias, {**HEADS, "bias": "b h m n"}),
+    "bias of columns": Case(_bias, {**HEADS, "bias": "n"}),
+    "bias of rows": Case(_bias, {**HEADS, "bias": "h m 1"}),
+    "bias of buckets": Case(_table, {**SELF, "table": "h 8", "gaps": "count: b m"}),
     "learned scales": Case(_scaled, {**HEADS, "scale": "h 1 1", "weight": ""}),
-    "shared heads": Case(_grouped, {**HEADS, "k": "b g m d", "v": "b g m e"}),
-    "shared queries": Case(_seeds, {**HEADS, "q": "h n d"}, {"n": 40, "m": 333}),
-    "one projection": Case(_split, {"qkv": "b n 3*h*d"}),
+    "shared heads": Case(_grouped, {**HEADS, "k": "b g n d", "v": "b g n e"}),
+    "shared queries": Case(_seeds, {**HEADS, "q": "h m d"}, {"m": 40, "n": 333}),
+    "one projection": Case(_split, {"qkv": "b m 3*h*d"}),
     "head dim 16": _wide(d=16, e=16),
     "head dim 40": _wide(d=40, e=40),
     "head dims 96 and 72": _wide(d=96, e=72),

@@ -77,7 +77,7 @@ class Rowwise:
                 for d in range_constexpr(dim):
                     score += Float32(query[d]) * Float32(key[d])
                 scores.append(score)
-            (found,) = weights(s=Pair(*scores), m=Pair(m, m + 1))
+            (found,) = weights(s=Pair(*scores), kv_idx=Pair(m, m + 1))
             kept = choose(Pair(m < tile.k_rows, m + 1 < tile.k_rows), found, 0.0)
             for column, weight in zip(at, pair(kept).lanes, strict=True):
                 value = self.line(pointers, strides, 2, tile, tile.value_head, column)

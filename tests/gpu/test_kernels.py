@@ -79,8 +79,8 @@ def test_error_rule_with_tf32(name: str) -> None:
 def test_error_rule_with_varying_sizes(name: str) -> None:
     case = CASES[name]
     function = compiled(case.function, dynamic=True)
-    for n, m in ((300, 200), (128, 256), (515, 77)):
-        sized = Case(case.function, case.specs, {**case.sizes, "n": n, "m": m})
+    for m, n in ((300, 200), (128, 256), (515, 77)):
+        sized = Case(case.function, case.specs, {**case.sizes, "m": m, "n": n})
         assert not breach(sized, function, torch.bfloat16)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from gdpa_inductor.ops import Operands, reference, reference_backward
+from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 
 from . import render
@@ -80,12 +81,13 @@ class Case:
 
     def aux_operand(self, spec: Aux, shape: Sequence[int]) -> torch.Tensor:
         drawn = torch.randn(shape)
-        if self.blocks and spec.axes & {"q_idx", "kv_idx"}:
+        if self.blocks and spec.axes & POSITIONS:
             squares = torch.zeros(shape, dtype=torch.long)
             for dim, entry in enumerate(spec.access):
-                if entry in "nm":
+                if entry in POSITIONS:
                     places = torch.arange(shape[dim]) // self.blocks
                     squares += places.view([-1 if d == dim else 1 for d in range(len(shape))])
+            assert {*(squares % 2).flatten().tolist()} == {0, 1}, "blocks of both kinds"
             drawn = drawn.abs() * (squares % 2 == 0)
         return {"f": drawn, "b": drawn > 0, "i": (drawn * 4).long().to(self.integers)}[spec.kind]
 
@@ -187,8 +189,8 @@ SEGMENTS = (
     "where(and(eq(floordiv(q_idx,40),floordiv(kv_idx,40)),lt(kv_idx,mul(a0,20))),silu(s),0.0)"
 )
 TARGETS = (
-    "a0:i[b]; a1:f[b,q_idx]; a2:f[q_idx,kv_idx]; t0=minimum(q_idx,add(a0,60)); "
-    "t1=minimum(kv_idx,add(a0,60));"
+    "a0:i[b]; a1:f[b,q_idx]; a2:f[q_idx,kv_idx]; "
+    "t0=minimum(q_idx,add(a0,60)); t1=minimum(kv_idx,add(a0,60)); "
     "where(or(gt(t0,t1),eq(q_idx,kv_idx)),mul(silu(add(mul(s,0.25),a2)),a1),0.0)"
 )
 LEARNED = "a0:f[q_idx,kv_idx]; mul(silu(mul(s,0.25)),where(ge(q_idx,kv_idx),a0,0.0))"
@@ -196,8 +198,8 @@ HSTU = (
     "a0:f[h,q_idx,kv_idx]; a1:f[b,-,q_idx,kv_idx]; mul(div(silu(add(mul(s,0.25),a0)),float(i0)),a1)"
 )
 ALL_KINDS = (
-    "a0:f[q_idx]; a1:f[kv_idx]; a2:f[]; a3:f[b,-,-]; a4:f[h,q_idx]; a5:f[b,h,kv_idx]; "
-    "a6:b[b,-,-,kv_idx]; a7:f[q_idx,kv_idx];"
+    "a0:f[q_idx]; a1:f[kv_idx]; a2:f[]; a3:f[b,-,-]; "
+    "a4:f[h,q_idx]; a5:f[b,h,kv_idx]; a6:b[b,-,-,kv_idx]; a7:f[q_idx,kv_idx]; "
     "where(a6,mul(silu(add(mul(s,a2),add(a0,a1))),add(mul(a3,a4),mul(a5,a7))),0.0)"
 )
 # operands whose bounds on a tile say what it is

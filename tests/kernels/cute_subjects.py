@@ -71,23 +71,23 @@ HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on
 SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
 SUBJECTS: dict[str, Subject] = {
     "forward": of_forward(
-        {"n": 640, "m": 100, "h": 2}, {"n": 396, "m": 700, "h": 2},
-        tails=({"n": 40, "m": m} for m in COLUMNS), redundant={"mask": FIRST},
+        {"m": 640, "n": 100, "h": 2}, {"m": 396, "n": 700, "h": 2},
+        tails=({"m": 40, "n": n} for n in COLUMNS), redundant={"mask": FIRST},
     ),
     "forward-wide": of_forward(
-        {"n": 640, "m": 100, "h": 2}, {"n": 396, "m": 400, "h": 2},
-        tails=({"n": 40, "m": m} for m in COLUMNS), d=128,
+        {"m": 640, "n": 100, "h": 2}, {"m": 396, "n": 400, "h": 2},
+        tails=({"m": 40, "n": n} for n in COLUMNS), d=128,
         redundant={"mask": FIRST, "wait": TOGETHER},
     ),
     "forward-causal": of_forward(
-        {"n": 640, "m": 100, "h": 2}, {"n": 520, "m": 520, "h": 2},
-        tails=({"n": 130, "m": m} for m in COLUMNS), program=CAUSAL_POLE, dtype=F16,
+        {"m": 640, "n": 100, "h": 2}, {"m": 520, "n": 520, "h": 2},
+        tails=({"m": 130, "n": n} for n in COLUMNS), program=CAUSAL_POLE, dtype=F16,
         redundant={"mask": (4, f"{FIRST[1]}; no row lies above the first column of its blocks")},
     ),
     "forward-jagged": of_forward(
         {"q_lengths": (100, 384, 140, 130), "k_lengths": (0, 80, 0, 100)},
         {"q_lengths": (500, 0, 440), "k_lengths": (700, 0, 129)},
-        tails=({"q_lengths": (40,), "k_lengths": (m,)} for m in COLUMNS),
+        tails=({"q_lengths": (40,), "k_lengths": (n,)} for n in COLUMNS),
         redundant={"mask": FIRST, "wait": TOGETHER},
     ),
 }  # fmt: skip

@@ -1,7 +1,7 @@
 """Problems for the backward in one kernel: a table.
 
 Operands are fp16, which the interpreter multiplies exactly, and of a width that the kernel is for;
-the device has one multiprocessor, so that a few pairs are enough for it.
+the device has one multiprocessor, so that a few heads are enough for it.
 """
 
 from typing import Any

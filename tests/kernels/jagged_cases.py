@@ -15,7 +15,7 @@ from .cases import ADDED, HSTU, SILU, Case
 
 @dataclass(frozen=True)
 class JaggedCase(Case):
-    """lengths_q, lengths_k: of the sequences; None for a dense side of n rows (m keys). max_q,
+    """lengths_q, lengths_k: of the sequences; None for a dense side of m rows (n keys). max_q,
     max_k: 0 for the longest. before, after: rows that no sequence owns. same: the offsets of the
     query serve the keys. aux: "q" and "k" in a shape stand for the totals. read: the greatest
     length comes from the device, so that it has no hint.
@@ -181,14 +181,12 @@ CASES = [
         lengths_k=(20, 7, 33), aux=(("q", 33),), needs="q0",
     ),
     JaggedCase(
-        "jagged_bias_short", "a0:f[b,q_idx,kv_idx]; "
-                             "silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20),
-        n=17, aux=((3, 37, 17),), needs="0",
+        "jagged_bias_short", "a0:f[b,q_idx,kv_idx]; silu(add(mul(s,0.25),a0))",
+        lengths_q=(37, 0, 20), n=17, aux=((3, 37, 17),), needs="0",
     ),
     JaggedCase(
-        "jagged_bias_all", "a0:f[q_idx,kv_idx]; "
-                           "silu(add(mul(s,0.25),a0))", lengths_q=(37, 0, 20, 5),
-        same=True, h=3, aux=((37, 37),), needs="qkv0",
+        "jagged_bias_all", "a0:f[q_idx,kv_idx]; silu(add(mul(s,0.25),a0))",
+        lengths_q=(37, 0, 20, 5), same=True, h=3, aux=((37, 37),), needs="qkv0",
     ),
     JaggedCase(
         "jagged_causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),0.0)", lengths_q=LENGTHS,
@@ -201,18 +199,18 @@ CASES = [
     ),
     JaggedCase(
         "jagged_targets",
-        "a0:i[b]; a1:f[k]; t0=minimum(q_idx,add(a0,30)); t1=minimum(kv_idx,add(a0,30));"
+        "a0:i[b]; a1:f[k]; t0=minimum(q_idx,add(a0,30)); t1=minimum(kv_idx,add(a0,30)); "
         "where(or(gt(t0,t1),eq(q_idx,kv_idx)),mul(silu(mul(s,0.25)),a1),0.0)",
         lengths_q=LENGTHS, same=True, aux=((5,), ("k",)), needs="qkv1",
     ),
     JaggedCase(
-        "jagged_mask", "a0:b[q_idx,kv_idx]; a1:b[b,kv_idx]; "
-                       "where(and(a0,a1),silu(mul(s,0.25)),0.0)",
+        "jagged_mask",
+        "a0:b[q_idx,kv_idx]; a1:b[b,kv_idx]; where(and(a0,a1),silu(mul(s,0.25)),0.0)",
         lengths_q=(70, 0, 100), same=True, aux=((100, 100), (3, 100)), blocks=40,
     ),
     JaggedCase(
-        "jagged_causal_bias", "a0:f[h,q_idx,kv_idx]; "
-                              "where(ge(q_idx,kv_idx),silu(add(mul(s,0.25),a0)),0.0)",
+        "jagged_causal_bias",
+        "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(mul(s,0.25),a0)),0.0)",
         lengths_q=(37, 0, 20), same=True, aux=((2, 37, 37),), needs="qkv0",
     ),
     JaggedCase(

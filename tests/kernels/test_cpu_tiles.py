@@ -30,7 +30,7 @@ MASKS: dict[str, tuple[str, list[Tensor], float]] = {
     "segments": (
         "a0:i[q_idx]; a1:i[kv_idx]; where(eq(a0,a1),silu(s),0.0)", [SEGMENTS, KEY_SEGMENTS], 0.7,
     ),
-    "a mask [M, N]": ("a0:f[q_idx,kv_idx]; mul(silu(s),a0)", [torch.ones(N, M).tril()], 0.5),
+    "a mask as an operand": ("a0:f[q_idx,kv_idx]; mul(silu(s),a0)", [torch.ones(N, M).tril()], 0.5),
 }  # fmt: skip
 
 
@@ -84,7 +84,7 @@ def test_results_are_those_of_all_blocks(name: str, multiplied: list[int]):
 
 
 def test_a_mask_that_learns_is_computed_everywhere(multiplied: list[int]):
-    text, aux, _ = MASKS["a mask [M, N]"]
+    text, aux, _ = MASKS["a mask as an operand"]
     q, k, v, g = matrices()
     arguments = (g, q, k, v, aux, [], str(ScoreMod.parse(text)), [False] * 3 + [True])
     (found,) = backward_op(*arguments)

@@ -138,12 +138,16 @@ def test_rows_and_columns_are_not_paired(capability: int, warps: int, tmp_path):
     )
     case = Case("window", window, m=9, n=9, d=4, dv=4, b=2, h=1, aux=((9, 9),), needs="v",
                 options="skip=False")  # fmt: skip
-    name, text = next((m, t) for m, t in sources(case, torch.bfloat16, capability).items()
-                      if "arg_DO" in t and "triton_heuristics.template" in t)  # fmt: skip
+    found = sources(case, torch.bfloat16, capability).items()
+    name, text = next(
+        (name, text)
+        for name, text in found
+        if "arg_DO" in text and "triton_heuristics.template" in text
+    )
     text = re.sub(r"num_warps=\d+", f"num_warps={warps}", text)
     made = compiled(name, text, capability, tmp_path)
     shifts = re.findall(r"shl (?:nuw |nsw )+<\d+ x i32> %\w+, <(.*?)>", made.asm["llir"])
-    amounts = [int(m) for shift in shifts for m in re.findall(r"i32 (\d+)", shift)]
+    amounts = [int(n) for shift in shifts for n in re.findall(r"i32 (\d+)", shift)]
     assert not any(m >= 16 for m in amounts), f"a thread's number, shifted by {amounts}"
 
 

@@ -91,7 +91,7 @@ def test_what_it_does_not_take(operands: dict, complaint: str):
 
 
 def test_operands_that_do_not_fit():
-    q, k, v = (torch.zeros(1, h, m, 64, dtype=BF16) for h, m in ((4, 8), (2, 8), (2, 9)))
+    q, k, v = (torch.zeros(1, h, rows, 64, dtype=BF16) for h, rows in ((4, 8), (2, 8), (2, 9)))
 
     def refused(*matrices, aux=(), program="silu(s)"):
         with pytest.raises(GDPAError) as error:

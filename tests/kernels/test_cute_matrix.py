@@ -20,8 +20,9 @@ PROGRAMS = {
     "silu": "silu(mul(s,0.125))",
     "tanh-gelu": "gelu_tanh(mul(s,0.125))",
     "relu2": RELU2,
-    "causal sigmoid, bias": "a0:f[h,q_idx,kv_idx]; "
-    "where(ge(q_idx,kv_idx),sigmoid(add(mul(s,0.125),a0)),0.0)",
+    "causal sigmoid, bias": (
+        "a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),sigmoid(add(mul(s,0.125),a0)),0.0)"
+    ),
 }
 MATRIX = [
     pytest.param(*row, id=f"{'jagged' if row[0] else 'dense'}, D {row[1]}, {row[2]}, {row[3]}")

@@ -32,7 +32,7 @@ def alone(case: Case, dtype: torch.dtype = torch.bfloat16) -> bool:
 
 
 def of(case: Case, **changes) -> Case:
-    """The same with few pairs on a device of one multiprocessor, which is as many as it needs."""
+    """The same with few heads on a device of one multiprocessor, which is as many as it needs."""
     few = {"b": 2, "h": 2, "m": 40, "n": 40, "processors": 1}
     return dataclasses.replace(case, **{**few, **changes})
 
@@ -49,7 +49,7 @@ def test_the_problems_of_the_interpreter_are_of_this_kernel(case: Case) -> None:
         pytest.param(of(PLAIN, dv=160), torch.bfloat16, id="value dim"),
         pytest.param(of(PLAIN), torch.float32, id="dtype"),
         pytest.param(of(PLAIN, capability=80), torch.bfloat16, id="capability"),
-        pytest.param(of(PLAIN, processors=2), torch.bfloat16, id="five_matmul"),
+        pytest.param(of(PLAIN, processors=2), torch.bfloat16, id="too few"),
         pytest.param(of(PLAIN, m=RULE.rows + 1), torch.bfloat16, id="rows"),
         pytest.param(of(PLAIN, n=RULE.keys + 1), torch.bfloat16, id="keys"),
         pytest.param(of(PLAIN, program=CAUSAL), torch.bfloat16, id="mask"),
@@ -68,7 +68,7 @@ def test_others_keep_their_kernels(case: Case, dtype: torch.dtype) -> None:
     assert not alone(case, dtype)
 
 
-def test_five_matmul_of_the_greatest_length_count() -> None:
+def test_heads_of_the_greatest_length_count() -> None:
     lengths = {"same": True, "processors": 4, "h": 2, "d": 128, "dv": 128}
     assert alone(JaggedCase("many", PLAIN.program, lengths_q=(40,) * 6, **lengths))
     assert not alone(JaggedCase("skewed", PLAIN.program, lengths_q=(70, *(2,) * 9), **lengths))

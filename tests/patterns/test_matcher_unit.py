@@ -10,13 +10,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gdpa_inductor
 from gdpa_inductor.options import Options
-from gdpa_inductor.program.canonical import canonical
-from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code, Rejection
 from tests._recorder import ALWAYS, Recorder
 
-B, H, N, M, D, E = 2, 3, 5, 7, 4, 6
-HEADS = {"q": (B, H, N, D), "k": (B, H, M, D), "v": (B, H, M, E)}
+B, H, M, N, D, E = 2, 3, 5, 7, 4, 6
+HEADS = {"q": (B, H, M, D), "k": (B, H, N, D), "v": (B, H, N, E)}
 
 
 def recorded(function, dtype=torch.float64, dynamic=False, **shapes) -> Recorder:
@@ -55,15 +53,15 @@ def test_programs(text):
 
 
 ACCESS = {
-    "f[q_idx,kv_idx]": (N, M),
-    "f[-,q_idx,kv_idx]": (1, N, M),
-    "f[h,q_idx,kv_idx]": (H, N, M),
-    "f[b,-,-,kv_idx]": (B, 1, 1, M),
-    "f[kv_idx]": (M,),
+    "f[q_idx,kv_idx]": (M, N),
+    "f[-,q_idx,kv_idx]": (1, M, N),
+    "f[h,q_idx,kv_idx]": (H, M, N),
+    "f[b,-,-,kv_idx]": (B, 1, 1, N),
+    "f[kv_idx]": (N,),
     "f[h,-,-]": (H, 1, 1),
     "f[]": (),
     "f[-]": (1,),
-    "f[b,h,q_idx,kv_idx]": (B, H, N, M),
+    "f[b,h,q_idx,kv_idx]": (B, H, M, N),
 }
 
 
@@ -76,17 +74,17 @@ def test_operands_are_passed_as_they_are(access):
 
 def test_expanded_operands_are_read_at_their_own_size():
     def attention(q, k, v, a):
-        return F.silu(q @ k.mT + a.unsqueeze(1).expand(B, H, N, M)) @ v
+        return F.silu(q @ k.mT + a.unsqueeze(1).expand(B, H, M, N)) @ v
 
-    assert program(attention, **HEADS, a=(B, N, M)).startswith("a0:f[b,q_idx,kv_idx]; ")
+    assert program(attention, **HEADS, a=(B, M, N)).startswith("a0:f[b,q_idx,kv_idx]; ")
 
 
 def test_one_operand_read_in_two_ways_is_two():
     def attention(q, k, v, a):
         return F.silu(q @ k.mT + a + a.mT) @ v
 
-    same = {"q": (B, H, N, D), "k": (B, H, N, D), "v": (B, H, N, E)}
-    text = program(attention, **same, a=(N, N))
+    same = {"q": (B, H, M, D), "k": (B, H, M, D), "v": (B, H, M, E)}
+    text = program(attention, **same, a=(M, M))
     assert text == "a0:f[q_idx,kv_idx]; a1:f[kv_idx,q_idx]; silu(add(add(s,a0),a1))"
 
 
@@ -95,13 +93,13 @@ def test_scores_in_two_orientations_are_refused():
         s = q @ k.mT
         return F.silu(s + s.mT) @ v
 
-    recorder = recorded(attention, q=(B, N, D), k=(B, N, D), v=(B, N, E))
+    recorder = recorded(attention, q=(B, M, D), k=(B, M, D), v=(B, M, E))
     assert [r.code for r in recorder.rejections] == [Code.CROSS_ELEMENT]
 
 
 def test_masks_of_indices_become_part_of_the_program():
     def attention(q, k, v, lengths):
-        rows, columns = torch.arange(N)[:, None], torch.arange(M)
+        rows, columns = torch.arange(M)[:, None], torch.arange(N)
         keep = (rows - columns < 3) & (columns < lengths[:, None, None, None])
         return torch.where(keep, F.silu(q @ k.mT), 0.0) @ v
 
@@ -124,7 +122,7 @@ def test_symbolic_reals_are_programs_over_sizes():
 def test_shared_operands_keep_their_size():
     """Seeds without a batch; keys and values with fewer heads."""
     (match,) = recorded(
-        lambda q, k, v: F.silu(q @ k.mT) @ v, q=(H, N, D), k=(B, 1, M, D), v=(B, 1, M, E)
+        lambda q, k, v: F.silu(q @ k.mT) @ v, q=(H, M, D), k=(B, 1, N, D), v=(B, 1, N, E)
     ).matches
     assert (match.problem.batch, match.problem.heads) == (B, H)
     assert (match.problem.key_heads, match.problem.value_heads) == (1, 1)
@@ -145,7 +143,7 @@ def test_the_public_function_becomes_one_op():
             mask_mod=lambda b, h, n, m: n >= m,
         )  # fmt: skip
 
-    shapes = {"q": (B, 6, N, 16), "k": (B, H, M, 16), "v": (B, H, M, 16)}
+    shapes = {"q": (B, 6, M, 16), "k": (B, H, N, 16), "v": (B, H, N, 16)}
     (match,) = recorded(attention, dtype=torch.float32, **shapes).matches
     assert str(match.score_mod) == "where(ge(q_idx,kv_idx),add(silu(mul(s,0.5)),float(h)),0.0)"
     assert (match.problem.heads, match.problem.key_heads) == (6, H)
@@ -176,8 +174,8 @@ def test_profit_is_asked_for_small_regions():
 
 
 def test_powers_and_right_hand_products_are_no_attention():
-    power = recorded(lambda x: x @ x @ x, x=(B, N, N))
-    linear = recorded(lambda q, k, v: q @ (k.mT @ v), q=(B, N, D), k=(B, M, D), v=(B, M, E))
+    power = recorded(lambda x: x @ x @ x, x=(B, M, M))
+    linear = recorded(lambda q, k, v: q @ (k.mT @ v), q=(B, M, D), k=(B, N, D), v=(B, N, E))
     assert {r.code for r in (*power.rejections, *linear.rejections)} == {Code.CONTRACTION}
 
 
@@ -202,47 +200,6 @@ def test_nothing_is_executed():
     assert len(recorder.matches) == 1
 
 
-# Names
-
-X, BETA = SCORE + 0.25, math.sqrt(2 / math.pi)
-NAMED = {
-    "silu": (X * call("sigmoid", X), call("sigmoid", X) * X),
-    "gelu": (
-        0.5 * X * (1.0 + call("erf", X / math.sqrt(2))),
-        X * 0.5 * (call("erf", X * math.sqrt(0.5)) + 1.0),
-        X * (0.5 * (1.0 + call("erf", X / math.sqrt(2)))),
-    ),
-    "gelu_tanh": (
-        0.5 * X * (1.0 + call("tanh", BETA * (X + 0.044715 * call("pow", X, 3.0)))),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", NAMED)
-def test_names(name):
-    for spelled in NAMED[name]:
-        assert canonical(spelled) is call(name, X)
-
-
-def test_names_are_not_given_to_what_is_close():
-    near = 0.5 * X * (1.0 + call("erf", X * 0.7071))
-    assert canonical(near).op != "gelu"
-    assert canonical(call("clamp_min", X, 0.0)).op == "clamp_min"
-    assert canonical(X * call("sigmoid", X * 1.702)).op == "mul"
-
-
-def test_scales_are_folded():
-    assert canonical(call("silu", X * 0.5 * 0.25)) is call("silu", X * 0.125)
-    assert canonical(call("silu", X * 2.0 * -4.0)) is call("silu", X * -8.0)
-
-
-@pytest.mark.parametrize("scales", [(4.0, 0.5), (1e38, 1e-38), (1e-38, 1e38), (0.5, 4.0)])
-def test_scales_that_overflow_or_vanish_between_are_not(scales):
-    """x·4 may be infinite where x·2 is not, and x/2 may vanish where 2x does not."""
-    written = X * scales[0] * scales[1]
-    assert canonical(written) is written
-
-
 # Found by the fuzzer
 
 
@@ -251,7 +208,7 @@ def test_a_gate_from_another_region_is_an_operand():
         first = F.silu(q @ k.mT) @ v
         return (F.gelu(q @ k.mT) * torch.sigmoid(first.mean(-1, keepdim=True))) @ w
 
-    assert len(recorded(model, **HEADS, w=(B, H, M, E)).matches) == 2
+    assert len(recorded(model, **HEADS, w=(B, H, N, E)).matches) == 2
 
 
 def test_operands_whose_strides_differ_from_their_fakes():
@@ -274,13 +231,13 @@ def test_operands_that_no_split_into_batch_and_heads_suits_are_named():
         s = (q @ k.mT + bias + everywhere).unflatten(0, (2, 4)) + mask[:, None]
         return F.silu(s.flatten(0, 1)) @ v
 
-    masks = {"bias": (H, N, M), "mask": (4, N, M), "everywhere": (N, M)}
-    recorder = recorded(model, q=(8, H, N, D), k=(8, H, M, D), v=(8, H, M, E), **masks)
+    masks = {"bias": (H, M, N), "mask": (4, M, N), "everywhere": (M, N)}
+    recorder = recorded(model, q=(8, H, M, D), k=(8, H, N, D), v=(8, H, N, E), **masks)
     (refusal,) = recorder.rejections
     assert (refusal.code, re.sub(r" \(line \d+\)", "", refusal.reason)) == (
         Code.OPERAND_EXPANDS,
         "a mask or bias would have to be expanded over a part of the batch or heads: "
-        f"`l_bias_` of shape [{H}, {N}, {M}], `l_mask_` of shape [4, {N}, {M}]",
+        f"`l_bias_` of shape [{H}, {M}, {N}], `l_mask_` of shape [4, {M}, {N}]",
     )
 
 
@@ -309,7 +266,7 @@ def test_whole_writes_through_a_view_are_followed():
         s[None][0].mul_(a)
         return s @ v
 
-    assert program(model, **HEADS, a=(N, 1)) == "a0:f[q_idx,-]; mul(silu(s),a0)"
+    assert program(model, **HEADS, a=(M, 1)) == "a0:f[q_idx,-]; mul(silu(s),a0)"
 
 
 def test_rows_and_groups_shuffled_by_a_view_are_left():
@@ -317,7 +274,7 @@ def test_rows_and_groups_shuffled_by_a_view_are_left():
 
     def model(q, k, v):
         s = torch.einsum("bgnd,bmd->bgnm", q, k)
-        return torch.einsum("bgnm,bme->bgne", s.reshape(B, 6, 3, M).transpose(1, 2).relu(), v)
+        return torch.einsum("bgnm,bme->bgne", s.reshape(B, 6, 3, N).transpose(1, 2).relu(), v)
 
-    recorder = recorded(model, q=(B, 3, 6, D), k=(B, M, D), v=(B, M, E))
+    recorder = recorded(model, q=(B, 3, 6, D), k=(B, N, D), v=(B, N, E))
     assert [r.code for r in recorder.rejections] == [Code.LAYOUT]

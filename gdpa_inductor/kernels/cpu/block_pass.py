@@ -1,6 +1,6 @@
 """One pass over a block of scores on the CPU: the score program or its derivative as one loop.
 
-`Pass` is that loop in plain torch, over 4-D tensors [b,h,q_idx,kv_idx] of one block. `compiled` has
+`Pass` is that loop in plain torch, over 4-D tensors [b,h,rows,cols] of one block. `compiled` has
 Inductor turn it into vectorised C++ that serves every block size (sizes and strides stay symbolic);
 where there is no C++ compiler the torch form itself runs.
 

@@ -220,7 +220,7 @@ def _within(work: Pass, only: Expr | None) -> Pass:
 
 
 def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Tensor) -> Tensor:
-    """rows · headsᵀ of a block, [b,h,q_idx,kv_idx], in the scratch."""
+    """rows · headsᵀ of a block, [b,h,rows,cols], in the scratch."""
     right = of_heads(heads, block, group)
     left = of_rows(rows, block, len(right))
     scores = scratch[: math.prod(block.shape)].view(block.shape)
@@ -229,7 +229,7 @@ def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Te
 
 
 class Total:
-    """A sum of products of a band, which `write` leaves in `target` [b,h,q_idx,D].
+    """A sum of products of a band, which `write` leaves in `target` [b,h,rows,D].
 
     The first is written and not added to zeros. onto: add to what is in the target.
     """
@@ -244,7 +244,7 @@ class Total:
         self._empty = not (self._direct and onto)
 
     def add(self, left: Tensor, right: Tensor) -> None:
-        """left [b,h,q_idx,kv_idx] · right [units, columns, D]"""
+        """left [b,h,rows,cols] · right [units, columns, D]"""
         count, columns, size = right.shape
         place, left = self._place.view(count, -1, size), left.view(count, -1, columns)
         if self._empty:
@@ -266,7 +266,7 @@ def _add_transposed(
 ) -> None:
     """total [units, columns, D] += leftᵀ · rows of the block.
 
-    left: [b,h,q_idx,kv_idx]. rows: [B|1,H,M,D].
+    left: [b,h,rows,cols]. rows: [B|1,H,M,D].
     """
     count, columns, _ = total.shape
     left, right = left.view(count, -1, columns).mT, of_rows(rows, block, count)
@@ -327,7 +327,7 @@ class BackwardPass:
                 total.write()
 
     def _weights(self, block: Block) -> tuple[Tensor | None, Tensor | None]:
-        """P and dS of a block, [b,h,q_idx,kv_idx]; adds its part of the aux gradients."""
+        """P and dS of a block, [b,h,rows,cols]; adds its part of the aux gradients."""
         operands, (key_group, value_group) = self.operands, self.operands.groups
         tensors = [_products(operands.query, operands.key, block, key_group, self.score)]
         if self.weight_grad is not None:
@@ -351,7 +351,7 @@ class BackwardPass:
         weight: Tensor | None,
         score_grad: Tensor | None,
     ) -> None:
-        """Add what the block gives to dV, dK and, [b,h,q_idx,D], dQ."""
+        """Add what the block gives to dV, dK and, [b,h,rows,D], dQ."""
         key_group, value_group = self.operands.groups
         if weight is not None and self.grads.value is not None:
             place = of_heads(self.grads.value, block, value_group)

@@ -5,7 +5,7 @@ sequence is read, and what a sequence gives does not depend on its place in the 
 run together (`short`). Offsets are read here, on the CPU, once a call.
 
 Notation: as in `dense`; `o` is the call, with aux operands on four axes: the dimension that counts
-the rows of the query side ("q") stands at n, that of the key side ("k") at m.
+the rows of the query side ("q") stands at q_idx, that of the key side ("k") at kv_idx.
 """
 
 from __future__ import annotations

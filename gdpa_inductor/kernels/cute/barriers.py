@@ -125,6 +125,12 @@ class Signal(Barriers):
     Step i is the (i // stages)-th completion of slot i % stages, so nobody carries a parity.
     """
 
+    def of(self, number: Any) -> Barriers:
+        raise NotImplementedError("a signal is one ring")
+
+    def arrive(self, place: Any) -> None:
+        raise NotImplementedError("a signal counts warps: `arrive_once`")
+
     def index(self, step: Any) -> Any:
         """The slot. Steps are never negative: an unsigned remainder needs no care for signs."""
         return Int32(Uint32(step) % self.stages) if self.stages > 1 else 0

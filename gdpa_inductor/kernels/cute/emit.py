@@ -7,7 +7,7 @@ lowerings/triton/emit.py.
     emit([weight, gradients.score], weight, leaf, fast=True)
 
 writes several terms in one pass and shares what they have in common. Values are pairs of scores
-(`values.py`); `leaf(node)` gives the value of s, g, b, h, n, m, an aux operand or a scalar.
+(`values.py`); `leaf(node)` gives the value of s, g, an index, an aux operand or a scalar.
 """
 
 import math

@@ -83,12 +83,12 @@ def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
 
 
 class Row(Fixed):
-    """A program on row n of a tile's sequence."""
+    """A program on query q_idx of a tile's sequence."""
 
-    def __init__(self, program: Program, tile: Any, n: Any) -> None:
+    def __init__(self, program: Program, tile: Any, q_idx: Any) -> None:
         self.program, self.tile = program, tile
-        self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": n}
-        row = smaller(n, tile.q_rows - 1)  # past the end it only has to be a readable address
+        self.fixed = {"b": tile.batch, "h": tile.head, "q_idx": q_idx}
+        row = smaller(q_idx, tile.q_rows - 1)  # past the end it only has to be a readable address
         self.places = {**self.fixed, "q_idx": row, "q": tile.q_start + row}
         self.loaded = {
             node: Pair(program.read(node, self.places))
@@ -111,13 +111,13 @@ class Row(Fixed):
         return found
 
     def __call__(
-        self, s: Pair, m: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0
+        self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0
     ) -> list[Any]:
-        """The roots for the scores s of columns m. fetched, at: operands that are there, and the
+        """The roots for the scores s of keys kv_idx. fetched, at: operands that are there, and the
         number of the first column in them."""
 
-        def one(node: Expr, m: Any) -> Any:
-            column = smaller(m, self.tile.k_rows - 1)
+        def one(node: Expr, kv_idx: Any) -> Any:
+            column = smaller(kv_idx, self.tile.k_rows - 1)
             return self.program.read(
                 node, {**self.places, "kv_idx": column, "k": self.tile.k_start + column}
             )
@@ -130,6 +130,6 @@ class Row(Fixed):
                         for lane in range(2)
                     )
                 )
-            return self.loaded.get(node) or Pair(*(one(node, x) for x in m.lanes))
+            return self.loaded.get(node) or Pair(*(one(node, x) for x in kv_idx.lanes))
 
-        return self.program.evaluate({**self.fixed, "s": s, "kv_idx": m}, operand)
+        return self.program.evaluate({**self.fixed, "s": s, "kv_idx": kv_idx}, operand)

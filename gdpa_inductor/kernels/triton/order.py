@@ -26,13 +26,13 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tenso
 
     few: place the sequences by counting, B comparisons for each entry, in three small kernels;
     then the longest come first, and what is left over is -1. Else by a search, in the order of the
-    sequences; what is left over are work_tiles behind a sequence's own.
+    sequences; what is left over are work tiles behind a sequence's own.
     """
     offsets = cu_seqlens.to(torch.int64)
     batch = offsets.shape[0] - 1
     starts, number = offsets[:-1], torch.arange(batch, device=offsets.device)
     slot = torch.arange(total // WORK_TILE + batch, device=offsets.device)
-    if not few:  # from one of these to the next there is room for the work_tiles of any length
+    if not few:  # from one of these to the next there is room for the work tiles of any length
         begins = (starts - offsets[0]) // WORK_TILE + number
         place = torch.searchsorted(begins, slot, right=True) - 1
         return (place << 32) + slot - begins[place]

@@ -214,7 +214,7 @@ def few(o: Inputs, most: int) -> bool:
 
 
 def _direct(side: str, o: Inputs) -> bool:
-    """Whether a table would have no fewer work_tiles than if all sequences were of the greatest
+    """Whether a table would have no fewer work tiles than if all sequences were of the greatest
     length: then none is made. Few sequences are sorted by a table, however long they are."""
     batch, total, longest = map(shapes.size_hint, (o.problem.batch, o.total(side), o.longest(side)))
     if few(o, _FEW) or batch is None or total is None or longest is None:
@@ -299,7 +299,7 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
 
 
 def _work_tiles(plan: Plan, o: Inputs) -> Any:
-    """How many work_tiles of the listed side get programs."""
+    """How many work tiles of the listed side get CTAs."""
     batch = shapes.size_expr(o.problem.batch)
     listed = shapes.listed_work_tiles(shapes.size_expr(o.total(plan.listed)), batch, WORK_TILE)
     longest = shapes.size_expr(o.longest(plan.listed))

@@ -12,7 +12,7 @@ from .reading import Operand, Reading
 
 
 def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand]]:
-    """The program in terms of b, h, n and m, with its operands in the order of their first use."""
+    """The program in terms of the score's indices, with its operands in the order of first use."""
     used = [node for node in postorder([reading.weight]) if node.op == "aux"]
     numbers = {int(leaf.value or 0): position for position, leaf in enumerate(used)}
     axes = {layout.axes[axis]: index for axis, index in INDEX.items() if layout.axes[axis]}

@@ -68,13 +68,13 @@ WINDOWS = (
 
 
 @pytest.mark.parametrize("text", WINDOWS)
-@pytest.mark.parametrize("axis", ["n", "m"])
+@pytest.mark.parametrize("axis", ["q_idx", "kv_idx"])
 def test_a_window_of_the_largest_integer_is_no_window(text, axis):
     """The ends of a loop hold every tile that counts, and no tile that is masked is whole."""
     program = ScoreMod.parse(text)
     (condition, *_) = program.weight.args
     ends = closed(classify([program.weight], program.aux), axis)
-    other = "n" if axis == "m" else "m"
+    other = "q_idx" if axis == "kv_idx" else "kv_idx"
     for given in itertools.product([LEAST, MOST, 0, 5, 50, 2**62], repeat=len(program.aux)):
         for low in (0, 48):
             place = {f"{other}_lo": low, f"{other}_hi": low + STEP - 1}
@@ -82,8 +82,8 @@ def test_a_window_of_the_largest_integer_is_no_window(text, axis):
             for first in range(0, 64, STEP):
                 there = {axis: (first, first + STEP - 1), other: (low, low + STEP - 1)}
                 corners = [
-                    value(condition, {"n": n, "m": m, "b": 0, "h": 0}, given)
-                    for n, m in itertools.product(there["n"], there["m"])
+                    value(condition, {"q_idx": q, "kv_idx": kv, "b": 0, "h": 0}, given)
+                    for q, kv in itertools.product(there["q_idx"], there["kv_idx"])
                 ]
                 lives = not known.get("empty") and first <= known.get("upper", MOST)
                 lives = lives and first + STEP > known.get("lower", LEAST)

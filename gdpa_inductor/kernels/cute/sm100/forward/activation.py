@@ -1,4 +1,4 @@
-"""ForwardActivation: S_t -> P_t, in the registers of one warpgroup per query tile.
+"""Activation: S_t -> P_t, in the registers of one warpgroup per query tile.
 
 A thread owns one query row. Scores come from tensor memory 32 columns at a time; the next 32 are on
 their way while these are computed. Weights go back as 16-bit numbers into the first half of the
@@ -62,10 +62,10 @@ def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> li
     `end` on, if there is one: program(0) need not be 0. fetched: operands of the program."""
     found = []
     for i in range(0, PART, 2):
-        m = Pair(column + i, column + (i + 1))
-        (weight,) = row(Pair(scores[i], scores[i + 1]), m, fetched, i)
+        kv_idx = Pair(column + i, column + (i + 1))
+        (weight,) = row(Pair(scores[i], scores[i + 1]), kv_idx, fetched, i)
         if end is not None:
-            weight = choose(Pair(*(x < end for x in m.lanes)), weight, 0.0)
+            weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
         found += pair(weight).lanes
     return found
 

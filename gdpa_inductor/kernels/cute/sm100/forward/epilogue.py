@@ -26,10 +26,10 @@ class OutputMatrix(Fixed):
     def __init__(self, pointer: Any, strides: Any, width: int, dtype: Any) -> None:
         self.pointer, self.strides, self.width, self.dtype = pointer, strides, width, dtype
 
-    def row(self, tile: Any, n: Any, jagged: bool) -> Any:
-        """Where row n of the tile's sequence and head begins."""
+    def row(self, tile: Any, q_idx: Any, jagged: bool) -> Any:
+        """Where row q_idx of the tile's sequence and head begins."""
         sb, sh, sr = (Int64(s) for s in self.strides)
-        place = sh * tile.head + sr * (tile.q_start + n)
+        place = sh * tile.head + sr * (tile.q_start + q_idx)
         if not jagged:
             place += sb * tile.batch
         return cute.make_ptr(
@@ -96,10 +96,10 @@ class Epilogue(Fixed):
     @cute.jit
     def store(self, tile, t: Constexpr, o, thread, summed: Constexpr):
         """One row of O_t, or zeros."""
-        n = tile.row + t * ROWS + thread
-        row = self.output.row(tile, n, self.config.jagged_q)
+        q_idx = tile.row + t * ROWS + thread
+        row = self.output.row(tile, q_idx, self.config.jagged_q)
         sums = OutputSums(self.memory.sums(t, o.index), thread)
         for part in range_constexpr(self.config.padded_value_dim // PART):
             values = sums.fetch(part) if cutlass.const_expr(summed) else None
-            if n < tile.q_rows:
+            if q_idx < tile.q_rows:
                 self.output.store(row, part, values)

@@ -62,7 +62,7 @@ class WorkTile:
 
 class Scheduler(Fixed):
     """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, RECORD] in
-    shared memory; work: the `Work` of the kernel; ranges: its `Ranges`."""
+    shared memory; work: the `Work` of the kernel; ranges: its `KeyRanges`."""
 
     def __init__(self, ring: Ring, records, work, ranges):
         self.ring, self.records, self.work = ring, records, work
