@@ -27,8 +27,11 @@ def place_of(before: GraphModule, after: GraphModule) -> Path | None:
     if folder is None:
         return None
     digest = hashlib.sha256()
-    for line in (_surroundings(), *_described(before), "rewritten", *_described(after)):
-        digest.update(line.encode() + b"\n")
+    try:
+        for line in (_surroundings(), *_described(before), "rewritten", *_described(after)):
+            digest.update(line.encode() + b"\n")
+    except Exception:  # what cannot be described is judged anew each time
+        return None
     return Path(folder) / "gdpa_verdicts" / digest.hexdigest()
 
 
@@ -80,8 +83,15 @@ def _tensor(value: Any, storages: dict[int, int]) -> str:
     sizes = [shapes.hint_of(n) for n in (*value.shape, *value.stride(), value.storage_offset())]
     address = subclasses.storage_address(value.untyped_storage())
     group = storages.setdefault(address, len(storages))
-    history = (value.requires_grad, value.is_leaf)
-    return f"{value.dtype} {value.device} {sizes} {group} {history}"
+    return f"{value.dtype} {value.device} {sizes} {group} {value.requires_grad} {_leaf(value)}"
+
+
+def _leaf(value: Tensor) -> str:
+    """Of a view whose base was changed in another grad mode torch does not say."""
+    try:
+        return str(value.is_leaf)
+    except RuntimeError:
+        return "a view of what was changed"
 
 
 def _attribute(gm: GraphModule, target: str) -> Any:

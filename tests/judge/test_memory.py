@@ -1,0 +1,54 @@
+"""Verdicts that are remembered in torch's cache folder, which most tests switch off."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gdpa_inductor._compat import inductor
+from gdpa_inductor.judge import memory
+from tests._recorder import ALWAYS, Recorder
+
+SHAPES = ((2, 3, 6, 8), (2, 3, 4, 8), (2, 3, 4, 5))
+
+
+def a_view_that_is_changed(q, k, v):
+    """Dynamo's fakes of such a view raise when they are asked whether they are leaves."""
+    s = q @ k.mT
+    v.select(-1, 0).add_(1.0)
+    return F.silu(s) @ v
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    monkeypatch.setattr(inductor, "cache_folder", lambda: str(tmp_path))
+    return tmp_path / "gdpa_verdicts"
+
+
+def operands() -> list[torch.Tensor]:
+    """They learn, so that a view of one has a history."""
+    return [torch.randn(shape, requires_grad=True) for shape in SHAPES]
+
+
+def recorded(given: list[torch.Tensor]) -> Recorder:
+    torch._dynamo.reset()
+    recorder = Recorder(ALWAYS)
+    with torch.no_grad():
+        expected = a_view_that_is_changed(*(t.detach().clone() for t in given))
+        found = torch.compile(a_view_that_is_changed, backend=recorder)(*given)
+    torch.testing.assert_close(found, expected)
+    return recorder
+
+
+def test_a_view_that_is_changed_is_compiled_and_remembered(folder, monkeypatch):
+    recorder = recorded(operands())
+    assert len(recorder.matches) == 1, recorder.why()
+    assert len(list(folder.iterdir())) == 1
+    # The second time nothing is judged.
+    monkeypatch.setattr("gdpa_inductor.judge.judged", None)
+    assert len(recorded(operands()).matches) == 1
+
+
+def test_what_cannot_be_described_is_judged_anew(folder, monkeypatch):
+    monkeypatch.setattr(memory, "_tensor", lambda *_: 1 / 0)
+    assert len(recorded(operands()).matches) == 1
+    assert not folder.exists()
