@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from .operands import Operands
-from .program.score_mod import Aux, ScoreMod
+from .program.score_mod import JAGGED, Aux, ScoreMod
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ def padded_program(program: ScoreMod) -> ScoreMod:
 
 def _padded_spec(spec: Aux) -> Aux:
     axes: Sequence[str] = ()
-    for letter, padded in (("q", ("b", "q_idx")), ("k", ("b", "kv_idx"))):
-        axes = padded if letter in spec.access else axes
-    rest = tuple(entry for entry in spec.access if entry not in "qk")
+    for letter, position in JAGGED.items():
+        axes = ("b", position) if letter in spec.access else axes
+    rest = tuple(entry for entry in spec.access if entry not in JAGGED)
     return Aux(spec.kind, (*axes, *rest))

@@ -1,7 +1,8 @@
 """Jagged problems in small, with the operator written out one sequence at a time.
 
 `JaggedCase.tensors` draws the operands, `call` runs gdpa::attention on them, and `by_hand` is the
-truth: a loop over sequences of slices and plain torch, which shares nothing with the package.
+truth: a loop over sequences of slices and plain torch. With the package it shares the parser alone,
+which says along what the operands between the products vary.
 """
 
 from __future__ import annotations

@@ -40,11 +40,12 @@ from .expr import (
     scalar,
 )
 
+# Entries that count the rows of jagged values, and the position that each stands for.
+JAGGED = {"q": "q_idx", "k": "kv_idx"}
 # What an entry of an access map varies along.
 _VARIES: dict[str, tuple[str, ...]] = {
     **{axis: (axis,) for axis in AXES},
-    "q": ("b", "q_idx"),
-    "k": ("b", "kv_idx"),
+    **{rows: ("b", position) for rows, position in JAGGED.items()},
     "-": (),
 }
 _BEFORE = {"n": "q_idx", "m": "kv_idx"}  # what indices were called, in texts that were saved then

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...operands import Operands as Call
 from ...operands import score_shape
-from ...program.score_mod import Aux
+from ...program.score_mod import JAGGED, Aux
 from . import dense as cpu
 from . import short
 
@@ -29,8 +29,7 @@ _WHOLE = slice(None)
 
 def standing(spec: Aux) -> Aux:
     """The access map with jagged rows at their score index: where `Jagged` wants the operand."""
-    letters = {"q": "q_idx", "k": "kv_idx"}
-    return replace(spec, access=tuple(letters.get(entry, entry) for entry in spec.access))
+    return replace(spec, access=tuple(JAGGED.get(entry, entry) for entry in spec.access))
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Side:
         """Of an aux operand along the axis of this side; letter: "q" or "k"."""
         if self.spans is not None and letter in access:
             return self.spans[b]
-        present = {"q": "q_idx", "k": "kv_idx"}[letter] in access
+        present = JAGGED[letter] in access
         return slice(0, self.length(dense, b)) if present else _WHOLE
 
 

@@ -72,7 +72,7 @@ class Each:
 
 
 @dataclass(frozen=True)
-class Barriers(Fixed):
+class Mbarriers(Fixed):
     """One barrier per stage, in shared memory. arrivals: how many complete a phase."""
 
     pointer: Any
@@ -84,16 +84,13 @@ class Barriers(Fixed):
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.pointer + stage, self.arrivals)
 
-    def of(self, number: Any) -> "Barriers":
-        """Of several with one stage each, the one with this number."""
-        return Barriers(self.pointer + number, 1, self.arrivals)
-
     def at(self, place: Any) -> Any:
         """The barrier of a place."""
-        return self.pointer + place.index
+        raise NotImplementedError
 
     def phase(self, place: Any) -> Any:
-        return place.phase
+        """The parity of its round."""
+        raise NotImplementedError
 
     def wait(self, place: Any) -> None:
         cute.arch.mbarrier_wait(self.at(place), self.phase(place))
@@ -101,9 +98,6 @@ class Barriers(Fixed):
     def wait_before(self, place: Any) -> None:
         """For the round before this one: what a producer waits for."""
         cute.arch.mbarrier_wait(self.at(place), self.phase(place) ^ 1)
-
-    def arrive(self, place: Any) -> None:
-        cute.arch.mbarrier_arrive(self.at(place))
 
     @cute.jit
     def arrive_once(self, place):
@@ -119,17 +113,29 @@ class Barriers(Fixed):
             cute.arch.mbarrier_arrive_and_expect_tx(self.at(place), size)
 
 
-class Signal(Barriers):
-    """Barriers whose places are the numbers of steps, counted from 0.
+class Barriers(Mbarriers):
+    """Those whose places are cursors."""
+
+    def at(self, place: Cursor) -> Any:
+        return self.pointer + place.index
+
+    def phase(self, place: Cursor) -> Any:
+        return place.phase
+
+    def of(self, number: Any) -> "Barriers":
+        """Of several with one stage each, the one with this number."""
+        return Barriers(self.pointer + number, 1, self.arrivals)
+
+    def arrive(self, place: Cursor) -> None:
+        """One arrival for each lane."""
+        cute.arch.mbarrier_arrive(self.at(place))
+
+
+class Signal(Mbarriers):
+    """Those whose places are the numbers of steps, counted from 0.
 
     Step i is the (i // stages)-th completion of slot i % stages, so nobody carries a parity.
     """
-
-    def of(self, number: Any) -> Barriers:
-        raise NotImplementedError("a signal is one ring")
-
-    def arrive(self, place: Any) -> None:
-        raise NotImplementedError("a signal counts warps: `arrive_once`")
 
     def index(self, step: Any) -> Any:
         """The slot. Steps are never negative: an unsigned remainder needs no care for signs."""

@@ -3,11 +3,11 @@
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
 
-from ..barriers import Barriers
+from ..barriers import Mbarriers
 
 
 @cute.jit
-def arrive_when_multiplied(barriers: Barriers, place):
+def arrive_when_multiplied(barriers: Mbarriers, place):
     """One arrival when all products issued so far are done; by the warp of products."""
     with cute.arch.elect_one():
         tcgen05.commit(barriers.at(place))
