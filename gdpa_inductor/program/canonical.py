@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 
-from .expr import OPS, Expr, Op, Trait, call, const, fold
+from .expr import OPS, Expr, Trait, call, const, fold
 from .rounding import reworded_decision
 
 X = Expr("any")  # stands for any term in a spelling
@@ -38,8 +39,9 @@ def canonical(weight: Expr) -> Expr:
 
 def _named(node: Expr) -> Expr:
     """The operation that the term spells out, or the term."""
-    for name, row in OPS.items() if node.op in OPS else ():
-        for spelling in _spellings(row):
+    spelled = ((name, row.spelled) for name, row in OPS.items() if row.spelled is not None)
+    for name, written in spelled if node.op in OPS else ():
+        for spelling in _spellings(written):
             found = _match(spelling, node)
             if found is not None:
                 return call(name, found)
@@ -47,8 +49,9 @@ def _named(node: Expr) -> Expr:
 
 
 @functools.cache
-def _spellings(row: Op) -> tuple[Expr, ...]:
-    return () if row.spelled is None else row.spelled(X)
+def _spellings(written: Callable[[Expr], tuple[Expr, ...]]) -> tuple[Expr, ...]:
+    """Made once, and not for each term that is compared with them."""
+    return written(X)
 
 
 def _folded(node: Expr) -> Expr:
