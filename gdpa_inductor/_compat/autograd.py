@@ -37,6 +37,16 @@ def is_view(tensor: torch.Tensor) -> bool:
     return tensor._is_view()
 
 
+def is_leaf(tensor: torch.Tensor) -> bool:
+    """`Tensor.is_leaf`, also of a view whose base was changed in another gradient mode: torch raises
+    there. No operation made such a view, but none may be given it either: it counts as a result.
+    """
+    try:
+        return tensor.is_leaf
+    except RuntimeError:
+        return False
+
+
 def is_fragile_view(tensor: torch.Tensor) -> bool:
     """A view made under `no_grad`, which must not be written into where gradients flow."""
     made = torch._C._autograd.CreationMeta
@@ -64,7 +74,9 @@ def autocasts() -> bool:
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """Ordinary tensors, whatever modes the interpretation is in."""
+    """Ordinary tensors and torch's own loops, whatever modes the interpretation is in. oneDNN's
+    activations have other values at infinity, some CPUs' only.
+    """
     from torch.utils._python_dispatch import _disable_current_modes
 
     with contextlib.ExitStack() as stack:
@@ -73,6 +85,8 @@ def plain_torch() -> Iterator[None]:
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
+        stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
         yield
 
 

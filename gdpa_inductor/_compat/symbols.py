@@ -238,6 +238,8 @@ _ROWS: dict[str, _Rows] = {
         "_logging.trace_structured": (_BOTH, "leaves the report for tlparse"),
         "_TorchCompileInductorWrapper": (_BOTH, "checks the options of torch.compile"),
         "_TorchCompileWrapper.compiler_fn": (_BOTH, "the backend below torch.compile's wrapper"),
+        "_C._get_mkldnn_enabled": (_BOTH, "whether activations may be oneDNN's"),
+        "_C._set_mkldnn_enabled": (_BOTH, "`torch.backends.mkldnn.flags` warns of Intel's GPUs"),
         "_VF._unpack_dual": (_BOTH, "the tangent of a tensor, from whatever level"),
         "autograd.grad_mode._enter_inference_mode": (_BOTH, "Dynamo writes it for inference mode"),
         "autograd.grad_mode._exit_inference_mode": (_BOTH, "ends `_enter_inference_mode`"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .._compat import dynamo, fx, shapes, subclasses
+from .._compat import autograd, dynamo, fx, shapes, subclasses
 from .record import Incomplete
 
 
@@ -92,7 +92,7 @@ class GraphInputs:
             return self._nested(tensor)
         sizes, strides = _sizes(tensor.shape), _sizes(tensor.stride())
         start = shapes.hint_of(tensor.storage_offset())
-        if not start and tensor.is_leaf and _key(tensor) in self._alone:
+        if not start and autograd.is_leaf(tensor) and _key(tensor) in self._alone:
             made = torch.empty_strided(sizes, strides, dtype=tensor.dtype, device=tensor.device)
             return made.requires_grad_(tensor.requires_grad)
         base = self._base(tensor, extent)
@@ -131,7 +131,7 @@ def _captured(node: Node) -> Any:
 
 def _is_result(tensor: Tensor) -> bool:
     """Whether autograd knows what made it."""
-    return tensor.requires_grad and not tensor.is_leaf
+    return tensor.requires_grad and not autograd.is_leaf(tensor)
 
 
 def _key(tensor: Tensor) -> Any:

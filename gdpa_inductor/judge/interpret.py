@@ -346,8 +346,7 @@ class Bodies:
         for x in fx.tree_leaves(made):
             if not isinstance(x, Tensor) or not x.requires_grad or x.layout != torch.strided:
                 continue
-            # Of a view, whether it is a leaf cannot always be asked.
-            if id(x) not in given and not autograd.is_view(x) and x.is_leaf:
+            if id(x) not in given and not autograd.is_view(x) and autograd.is_leaf(x):
                 self.whole.leaves[id(x)] = x
         return made
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from .._compat import dynamo, fx, inductor, operators, shapes, subclasses
+from .._compat import autograd, dynamo, fx, inductor, operators, shapes, subclasses
 from ..sources import source_hash
 
 
@@ -83,15 +83,7 @@ def _tensor(value: Any, storages: dict[int, int]) -> str:
     sizes = [shapes.hint_of(n) for n in (*value.shape, *value.stride(), value.storage_offset())]
     address = subclasses.storage_address(value.untyped_storage())
     group = storages.setdefault(address, len(storages))
-    return f"{value.dtype} {value.device} {sizes} {group} {value.requires_grad} {_leaf(value)}"
-
-
-def _leaf(value: Tensor) -> str:
-    """Of a view whose base was changed in another grad mode torch does not say."""
-    try:
-        return str(value.is_leaf)
-    except RuntimeError:
-        return "a view of what was changed"
+    return f"{value.dtype} {value.device} {sizes} {group} {value.requires_grad} {autograd.is_leaf(value)}"
 
 
 def _attribute(gm: GraphModule, target: str) -> Any:

@@ -50,6 +50,7 @@ def state() -> tuple:
         random.getstate(),
         torch._C._functorch.get_interpreter_stack(),
         torch._C._len_torch_dispatch_stack(),
+        torch._C._get_mkldnn_enabled(),
     )
 
 

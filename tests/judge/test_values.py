@@ -1,5 +1,6 @@
 """The judge on wrong numbers: other programs, masks, operands and gradients, and what rounds."""
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -355,3 +356,19 @@ def test_a_division_by_zero_that_eager_avoids_is_invalid():
     assert verdicts(attention, inputs) == [None]
     (verdict,) = verdicts(attention, inputs, unclamped)
     assert verdict.invalid and "divided by zero" in verdict.reason
+
+
+def test_gelu_by_hand_of_scores_that_overflow():
+    """Seed 701255 of the fuzzer, invalid where oneDNN's `F.gelu` has NaN at infinity."""
+
+    def attention(q, k, v, keep):
+        x = F.relu(k @ q.mT).pow(2)
+        w = 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
+        w *= keep
+        return v.mT @ w
+
+    def bf16(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
+
+    inputs = [bf16(6, N, D), bf16(6, M, D), bf16(6, M, D), torch.rand(6, M, N) < 0.5]
+    assert verdicts(attention, inputs) == [None]
