@@ -38,8 +38,8 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """`Tensor.is_leaf`, also of a view whose base was changed in another gradient mode: torch raises
-    there. No operation made such a view, but none may be given it either: it counts as a result.
+    """`Tensor.is_leaf`, also of a view whose base was changed in another gradient mode, where torch
+    raises. No operation made such a view, and none may be given it: it counts as a result.
     """
     try:
         return tensor.is_leaf

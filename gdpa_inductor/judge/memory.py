@@ -83,7 +83,8 @@ def _tensor(value: Any, storages: dict[int, int]) -> str:
     sizes = [shapes.hint_of(n) for n in (*value.shape, *value.stride(), value.storage_offset())]
     address = subclasses.storage_address(value.untyped_storage())
     group = storages.setdefault(address, len(storages))
-    return f"{value.dtype} {value.device} {sizes} {group} {value.requires_grad} {autograd.is_leaf(value)}"
+    learns = value.requires_grad, autograd.is_leaf(value)
+    return f"{value.dtype} {value.device} {sizes} {group} {learns}"
 
 
 def _attribute(gm: GraphModule, target: str) -> Any:

@@ -292,6 +292,15 @@ def test_neighbours_do_not_leak():
         assert not after[end:].any()
 
 
+def test_offsets_that_decrease_own_nothing():
+    """As in the forward. A count of tiles below zero would upset the order of the barriers."""
+    case = Case(heads=1, key_heads=1, rows=70, keys=(0, 300), ctas=1)
+    call = dataclasses.replace(make_call(case), order=torch.arange(2))
+    decreasing = dataclasses.replace(call, cu_k=torch.tensor([300, 0, 300], dtype=torch.int32))
+    for empty, negative in zip(emulated(case, call), emulated(case, decreasing)):
+        assert torch.equal(empty, negative)
+
+
 @pytest.mark.slow
 def test_the_number_of_ctas_changes_no_bit():
     case = Case(batch=2, key_heads=1, rows=140, keys=260)

@@ -1,8 +1,4 @@
-"""Which streamed tiles a resident tile meets: the classes of `program.tile_classes`, on the device.
-
-Each role asks when it comes to a tile; its warp classifies 32 streamed tiles at a time, one a lane,
-and takes the hull of those on which some root of the side may be other than zero.
-"""
+"""Which streamed tiles a resident tile meets. Each role asks when it comes to a tile."""
 
 from typing import Any
 
@@ -11,13 +7,11 @@ from cutlass import Int32, cute
 
 from .....program.expr import postorder
 from .....program.tile_classes import classify
-from ...program import Program
-from ...values import Fixed, is_literal, pair, smaller
+from ...ranges import LANES, TileClass, lowest, past, span
+from ...values import Fixed, smaller
 from ..config import ROWS, Sm100Config
 from .program import roots_of
 from .tiles import ResidentTile
-
-LANES = 32
 
 
 class StreamedRanges(Fixed):
@@ -27,27 +21,18 @@ class StreamedRanges(Fixed):
         self.keys = keys
         classes = classify(roots_of(config, keys), config.mod.aux)
         self.skips = config.skip and classes.skips
-        self.zero = Program(config, aux, scalars, [classes.zero])
+        self.zero = TileClass(classes.zero, config, aux, scalars)
         self.per_head = any(
-            node.op == "h" or (node.op == "aux" and "h" in self.zero.access(node))
+            node.op == "h" or (node.op == "aux" and "h" in self.zero.program.access(node))
             for node in postorder([classes.zero])
         )
 
     def dead(self, tile: ResidentTile, head: Any, block: Any) -> Any:
         """Whether every root is zero on streamed tile `block`; a bool if that is constant."""
-        resident, streamed = ("kv_idx", "q_idx") if self.keys else ("q_idx", "kv_idx")
-        bounds = {}
-        for letter, first, rows in (
-            (resident, tile.first, tile.rows),
-            (streamed, block * ROWS, tile.length),
-        ):
-            bounds[f"{letter}_lo"] = first
-            bounds[f"{letter}_hi"] = smaller(first + (ROWS - 1), rows - 1)
-        places = {"b": tile.batch, "h": head}
-        (value,) = self.zero.evaluate(
-            {**places, **bounds}, lambda node: pair(self.zero.read(node, places))
-        )
-        return value if is_literal(value) else value.lanes[0]
+        resident = span(tile.first, ROWS, tile.rows)
+        streamed = span(block * ROWS, ROWS, tile.length)
+        sides = (streamed, resident) if self.keys else (resident, streamed)
+        return self.zero.holds(tile.batch, head, *sides)
 
     @cute.jit
     def hull(self, tile: ResidentTile, head, group, count):
@@ -70,6 +55,6 @@ class StreamedRanges(Fixed):
             live = (block < count) & (self.dead(tile, head, block) == 0)
             found = cute.arch.vote_ballot_sync(live)
             if found != 0:
-                begin = smaller(begin, base + cute.arch.popc((found & -found) - 1))
-                end = base + (LANES - Int32(cute.arch.clz(found)))
+                begin = smaller(begin, base + lowest(found))
+                end = base + past(found)
         return smaller(begin, end), end

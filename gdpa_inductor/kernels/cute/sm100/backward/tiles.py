@@ -11,7 +11,8 @@ from typing import Any
 
 from cutlass import Int32, cute
 
-from ...values import select, smaller
+from ...values import select
+from ...work import sequence_rows
 from ..config import ROWS
 
 
@@ -72,9 +73,10 @@ class Walk:
         block, rest = number % self.blocks, number // self.blocks
         head, batch = rest % self.heads, rest // self.heads
         if self.order is not None:
-            batch = _at(self.order, batch)
-        start, rows = _span(*self.resident, batch)
-        origin, length = _span(*self.streamed, batch)
+            batch = Int32(self.order[batch])
+        (cu_resident, rows), (cu_streamed, length) = self.resident, self.streamed
+        start, rows = sequence_rows(cu_resident, batch, rows)
+        origin, length = sequence_rows(cu_streamed, batch, length)
         passes = self.group if self.keys else 1
         tile = ResidentTile(batch, head, block * ROWS, rows, start, length, origin, passes)
         tile.begin, tile.end = self.range(tile)
@@ -95,15 +97,3 @@ class Walk:
     def place(self, tile: ResidentTile, turn: Any) -> tuple[Any, Any]:
         """(batch, query head) of a score."""
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
-
-
-def _span(offsets: Any, most: Any, batch: Any) -> tuple[Any, Any]:
-    """(first row, rows) of one side of a sequence; a jagged one is cut to `most` rows."""
-    if offsets is None:
-        return Int32(0), Int32(most)
-    start = _at(offsets, batch)
-    return start, smaller(_at(offsets, batch + 1) - start, Int32(most))
-
-
-def _at(pointer: Any, place: Any) -> Int32:
-    return Int32(cute.make_tensor(pointer + place, cute.make_layout(1))[0])

@@ -169,7 +169,7 @@ class ForwardKernel:
 
         if warp < EPILOGUE:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
-            plain = Program(c, aux, scalars, ranges.classes.full_terms)
+            plain = Program(c, aux, scalars, ranges.full_terms)
             role = ForwardActivation(channels, sums, ranges, plain, Program(c, aux, scalars))
             role.run(scheduler, warp // 4, thread % WARPGROUP)
         elif warp < PRODUCTS:

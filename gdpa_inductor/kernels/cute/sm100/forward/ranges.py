@@ -1,8 +1,7 @@
-"""Which key blocks of a tile matter, and which need no mask: the classes of
-`program.tile_classes`, evaluated on the device.
+"""Which key blocks a pair of query tiles meets, and which of them need no mask.
 
-The scheduler's warp classifies 32 key blocks at a time, one per lane, and the tile takes the hull
-of those that are not zero. No block mask is made, and nothing is read on the host."""
+The scheduler's warp asks, and passes the answer on with the tile.
+"""
 
 from typing import Any
 
@@ -10,34 +9,25 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 
 from .....program.tile_classes import classify
-from ...program import Program
-from ...values import Fixed, is_literal, larger, pair, select, smaller
+from ...ranges import LANES, TileClass, lowest, past, span
+from ...values import Fixed, is_literal, larger, select, smaller
 from ..config import COLS, ROWS, Sm100Config
-
-LANES = 32
 
 
 class KeyRanges(Fixed):
     """The classes of the query tiles of one kernel."""
 
     def __init__(self, config: Sm100Config, aux: Any, scalars: Any) -> None:
-        self.classes = classify([config.mod.weight], config.mod.aux)
-        self.skips = config.skip and self.classes.skips
+        classes = classify([config.mod.weight], config.mod.aux)
+        self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
         self.zero, self.full = (
-            Program(config, aux, scalars, [root]) for root in (self.classes.zero, self.classes.full)
+            TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
         )
 
-    def holds(self, program: Program, tile: Any, row: Any, column: Any) -> Any:
+    def holds(self, found: TileClass, tile: Any, row: Any, column: Any) -> Any:
         """A class of one query tile and one block of keys; a bool if it is constant."""
-        bounds = {
-            "q_idx_lo": row, "q_idx_hi": smaller(row + (ROWS - 1), tile.q_rows - 1),
-            "kv_idx_lo": column, "kv_idx_hi": smaller(column + (COLS - 1), tile.k_rows - 1),
-        }  # fmt: skip
-        places = {"b": tile.batch, "h": tile.head}
-        (value,) = program.evaluate(
-            {**places, **bounds}, lambda node: pair(program.read(node, places))
-        )
-        return value if is_literal(value) else value.lanes[0]
+        rows, columns = span(row, ROWS, tile.q_rows), span(column, COLS, tile.k_rows)
+        return found.holds(tile.batch, tile.head, rows, columns)
 
     def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
         """Whether the full terms do, on one query tile and one block with all its keys."""
@@ -61,7 +51,7 @@ class KeyRanges(Fixed):
                 found_1 = self.live(tile, tile.row + ROWS, base, count)
                 found = found_0 | found_1
                 if found != 0:
-                    first = smaller(first, base + cute.arch.popc((found & -found) - 1))
+                    first = smaller(first, base + lowest(found))
                 last_0 = select(found_0 != 0, base + past(found_0), last_0)
                 last_1 = select(found_1 != 0, base + past(found_1), last_1)
             first = smaller(first, larger(last_0, last_1))
@@ -73,8 +63,3 @@ class KeyRanges(Fixed):
         block = base + cute.arch.lane_idx()
         zero = self.holds(self.zero, tile, row, block * COLS)
         return cute.arch.vote_ballot_sync((block < count) & (row < tile.q_rows) & (zero == 0))
-
-
-def past(bits):
-    """The number of the highest bit, plus one."""
-    return LANES - Int32(cute.arch.clz(bits))

@@ -7,7 +7,8 @@ device, and `order` says which sequence comes first (the longest, if the caller 
 
 from cutlass import Int32
 
-from ...values import Fixed, select, smaller
+from ...values import Fixed
+from ...work import sequence_rows
 from ..config import ROWS, Sm100Config
 from .scheduler import WorkTile
 
@@ -29,8 +30,8 @@ class Work(Fixed):
         head, place = unit % self.heads, unit // self.heads
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
-        q_start, q_rows = self.side(cu_q, batch, self.rows)
-        k_start, k_rows = self.side(cu_k, batch, self.cols)
+        q_start, q_rows = sequence_rows(cu_q, batch, self.rows)
+        k_start, k_rows = sequence_rows(cu_k, batch, self.cols)
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         zero = Int32(0)
@@ -38,11 +39,3 @@ class Work(Fixed):
             Int32(1), row * PAIR, batch, head, key_head, value_head,
             q_start, q_rows, k_start, k_rows, zero, zero, zero,
         )  # fmt: skip
-
-    def side(self, offsets, batch, most):
-        """(first row, rows) of one side of a sequence."""
-        if offsets is None:
-            return Int32(0), Int32(most)
-        start = Int32(offsets[batch])
-        rows = smaller(Int32(offsets[batch + 1]) - start, Int32(most))
-        return start, select(rows < 0, 0, rows)  # offsets that decrease own nothing
