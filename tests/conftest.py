@@ -10,6 +10,7 @@ import os
 import sys
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from unittest import mock
 
 os.environ.setdefault("TORCHINDUCTOR_FX_GRAPH_CACHE", "0")
@@ -20,6 +21,7 @@ import pytest
 import torch
 
 from gdpa_inductor import judge
+from gdpa_inductor._compat import inductor
 from tests import operands
 from tests._failures import shorten
 
@@ -47,6 +49,13 @@ def seeded(request: pytest.FixtureRequest) -> int:
     torch.manual_seed(seed)
     operands.first_seed = seed
     return seed
+
+
+@pytest.fixture
+def verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The judge remembers verdicts, as it does for users, whose caches are on: in this folder."""
+    monkeypatch.setattr(inductor, "cache_folder", lambda: str(tmp_path))
+    return tmp_path / "gdpa_verdicts"
 
 
 def pytest_sessionstart() -> None:

@@ -26,6 +26,7 @@ def corpus() -> list[Program]:
     return [generate(seed) for seed in CORPUS]
 
 
+@pytest.mark.usefixtures("verdicts")
 @pytest.mark.parametrize("seeds", CHUNKS, ids=lambda seeds: f"{seeds.start}-{seeds.stop - 1}")
 def test_nothing_is_wrong(seeds):
     outcomes = [run_seed(seed) for seed in seeds]

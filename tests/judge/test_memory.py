@@ -1,10 +1,8 @@
 """Verdicts that are remembered in torch's cache folder, which most tests switch off."""
 
-import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa_inductor._compat import inductor
 from gdpa_inductor.judge import memory
 from tests._recorder import ALWAYS, Recorder
 
@@ -16,12 +14,6 @@ def a_view_that_is_changed(q, k, v):
     s = q @ k.mT
     v.select(-1, 0).add_(1.0)
     return F.silu(s) @ v
-
-
-@pytest.fixture
-def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(inductor, "cache_folder", lambda: str(tmp_path))
-    return tmp_path / "gdpa_verdicts"
 
 
 def operands() -> list[torch.Tensor]:
@@ -39,16 +31,16 @@ def recorded(given: list[torch.Tensor]) -> Recorder:
     return recorder
 
 
-def test_a_view_that_is_changed_is_compiled_and_remembered(folder, monkeypatch):
+def test_a_view_that_is_changed_is_compiled_and_remembered(verdicts, monkeypatch):
     recorder = recorded(operands())
     assert len(recorder.matches) == 1, recorder.why()
-    assert len(list(folder.iterdir())) == 1
+    assert len(list(verdicts.iterdir())) == 1
     # The second time nothing is judged.
     monkeypatch.setattr("gdpa_inductor.judge.judged", None)
     assert len(recorded(operands()).matches) == 1
 
 
-def test_what_cannot_be_described_is_judged_anew(folder, monkeypatch):
+def test_what_cannot_be_described_is_judged_anew(verdicts, monkeypatch):
     monkeypatch.setattr(memory, "_tensor", lambda *_: 1 / 0)
     assert len(recorded(operands()).matches) == 1
-    assert not folder.exists()
+    assert not verdicts.exists()
