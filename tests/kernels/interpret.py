@@ -3,9 +3,9 @@
 The interpreter must be on (`TRITON_INTERPRET=1`) before Triton is imported, so this is a program of
 its own:
 
-    TRITON_INTERPRET=1 python -m tests.kernels.interpret [NAME ...]
+    echo causal_tail | TRITON_INTERPRET=1 python -m tests.kernels.interpret
 
-runs the cases of `cases.py` and prints one JSON line for each: its name, and "" or what is wrong.
+reads a case's name from each line, runs it and answers with a line of JSON: "" or what is wrong.
 """
 
 import contextlib
@@ -189,19 +189,23 @@ def _poisoned(size, stride, dtype) -> torch.Tensor:
     return empty.fill_(float("nan")) if dtype.is_floating_point else empty.fill_(-7)
 
 
-def main(names: list[str]) -> None:
+def wrong(case: cases.Case) -> str:
+    """What is wrong with the results of a case, or ""."""
+    try:
+        return case.check(call)
+    except Exception:
+        return traceback.format_exc()
+
+
+def main() -> None:
     _mend_loop_bounds()
     _shuffle_programs()
     _addresses.watch()
-    for case in (*cases.CASES, *jagged_cases.CASES, *five_matmul_cases.CASES):
-        if names and case.name not in names:
-            continue
-        try:
-            wrong = case.check(call)
-        except Exception:
-            wrong = traceback.format_exc()
-        print(json.dumps([case.name, wrong]), flush=True)
+    every = (*cases.CASES, *jagged_cases.CASES, *five_matmul_cases.CASES)
+    by_name = {case.name: case for case in every}
+    for line in sys.stdin:
+        print(json.dumps(wrong(by_name[line.strip()])), flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -5,6 +5,8 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,40 +30,52 @@ QUICK = {
 }  # fmt: skip
 
 
+class Interpreter:
+    """A process that has Triton's interpreter on and judges cases as it is asked."""
+
+    def __init__(self) -> None:
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.kernels.interpret"],
+            cwd=ROOT,
+            env={**os.environ, "TRITON_INTERPRET": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.errors,
+            text=True,
+        )
+
+    def judge(self, name: str) -> str:
+        """What is wrong with a case, "" for nothing."""
+        print(name, file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith('"'):  # else a word of torch or Triton
+                return json.loads(line)
+        self.errors.seek(0)
+        pytest.fail(f"{name} ended the interpreter:\n{self.errors.read()[-3000:]}")
+
+    def close(self) -> None:
+        self.process.communicate()
+        self.errors.close()
+
+
 @pytest.fixture(scope="session")
-def verdicts() -> dict[str, str]:
-    """What is wrong with each case, "" for nothing; filled by one process per kind of run."""
-    return {}
-
-
-def judge(names: set[str], verdicts: dict[str, str]) -> None:
-    """Run the cases in one process that has the interpreter on."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpret", *sorted(names)],
-        cwd=ROOT,
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-    )
-    lines = [line for line in done.stdout.splitlines() if line.startswith("[")]
-    verdicts.update(json.loads(line) for line in lines)
-    missing = names - verdicts.keys()
-    assert not missing, f"{sorted(missing)} did not run:\n{done.stderr[-3000:]}"
+def interpreter() -> Iterator[Interpreter]:
+    """One process for all cases of a worker: it takes seconds to begin."""
+    made = Interpreter()
+    yield made
+    made.close()
 
 
 @pytest.mark.parametrize("name", sorted(QUICK))
-def test_kernels_obey_the_reference(name: str, verdicts: dict[str, str]):
-    if name not in verdicts:
-        judge(QUICK, verdicts)
-    assert verdicts[name] == ""
+def test_kernels_obey_the_reference(name: str, interpreter: Interpreter):
+    assert interpreter.judge(name) == ""
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [case.name for case in CASES if case.name not in QUICK])
-def test_kernels_obey_the_reference_at_length(name: str, verdicts: dict[str, str]):
-    if name not in verdicts:
-        judge({case.name for case in CASES} - QUICK, verdicts)
-    assert verdicts[name] == ""
+def test_kernels_obey_the_reference_at_length(name: str, interpreter: Interpreter):
+    assert interpreter.judge(name) == ""
 
 
 def test_the_table_has_each_name_once():
