@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from .._compat import inductor, lowering, shapes, templates
-from ..kernels.cute.config import VERSIONS
+from ..kernels.cute.architectures import CONFIGS, config_of
+from ..kernels.cute.config import VERSIONS, unsupported
 from ..kernels.cute.sm100.backward import limits
-from ..kernels.cute.sm100.config import unsupported
 from ..kernels.triton.template import Plan
 from ..ops import Arguments, Signature, check, fake_gradients, fake_output
 from ..problem import Problem
@@ -36,12 +36,13 @@ FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
 BACKWARD = Signature("attention_cute_backward", backward=True, keywords=_KEYWORDS)
 
 
-def not_blackwell(problem: Problem) -> str:
+def no_kernel(problem: Problem) -> str:
     """Why the device cannot run the kernels, or ""."""
+    if config_of(problem.device):
+        return ""
     major, minor = torch.cuda.get_device_capability(problem.device)
-    if torch.version.hip is not None or major != 10:
-        return f"the CuTe kernel needs compute capability 10.x, this device has {major}.{minor}"
-    return ""
+    known = " or ".join(f"{number}.x" for number in sorted(CONFIGS))
+    return f"the CuTe kernel needs compute capability {known}, this device has {major}.{minor}"
 
 
 def no_cutlass(_: Problem) -> str:
@@ -69,7 +70,10 @@ def not_taken(problem: Problem) -> str:
     dims = [shapes.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
     if None in dims:
         return "a head dim that is known only at run time"
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
     return unsupported(
+        kind,
         (problem.dtype, problem.value_dtype),
         (int(dims[0] or 0), int(dims[1] or 0)),
         [str(dtype).removeprefix("torch.") for dtype in problem.aux_dtypes],
@@ -106,7 +110,7 @@ def lower(call: Call) -> Any:
 
 def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
     """The forward on the tensors that the Triton template is timed on, in the template's order."""
-    from ..kernels.cute.sm100.launch import forward
+    from ..kernels.cute.launch import forward
 
     operands = given.operands
     found = dict(zip(plan.arguments, tensors, strict=False))
@@ -140,7 +144,7 @@ def _arguments(call: Call) -> Arguments[Any]:
 
 
 def _attention(given: Arguments[Tensor]) -> Tensor:
-    from ..kernels.cute.sm100.launch import forward
+    from ..kernels.cute.launch import forward
 
     check(given.operands)
     args, kwargs = FORWARD.call(given)
@@ -162,7 +166,7 @@ BACKEND = Backend(
     name="cute",
     devices=("cuda",),
     refuses=(
-        Rule(Code.DEVICE, not_blackwell, quiet=True),
+        Rule(Code.DEVICE, no_kernel, quiet=True),
         Rule(Code.DEVICE, no_cutlass),
         Rule(Code.DTYPE, not_taken),
         Rule(Code.LOWERING, no_such_gradients),

@@ -7,18 +7,18 @@ order of tiles, their classification, the emission of score programs, operands b
 import cutlass
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
+from gdpa_inductor.kernels.cute import launch
+from gdpa_inductor.kernels.cute.config import KernelConfig
+from gdpa_inductor.kernels.cute.forward.ranges import KeyRanges
+from gdpa_inductor.kernels.cute.forward.work import Work
 from gdpa_inductor.kernels.cute.program import Program, Row
-from gdpa_inductor.kernels.cute.sm100 import launch
-from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
-from gdpa_inductor.kernels.cute.sm100.forward.ranges import KeyRanges
-from gdpa_inductor.kernels.cute.sm100.forward.work import PAIR, Work
 from gdpa_inductor.kernels.cute.values import Pair, choose, pair, select, smaller
 
 
 class Rowwise:
     """Takes what `launch` hands to the Blackwell kernel."""
 
-    def __init__(self, config: Sm100Config) -> None:
+    def __init__(self, config: KernelConfig) -> None:
         self.config = config
 
     @cute.jit
@@ -26,7 +26,7 @@ class Rowwise:
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
         self.kernel(pointers, sizes, strides, cu_q, cu_k, order, aux, scalars).launch(
-            grid=(ctas, 1, 1), block=(PAIR, 1, 1), stream=stream
+            grid=(ctas, 1, 1), block=(2 * self.config.rows, 1, 1), stream=stream
         )
 
     @cute.kernel
@@ -42,7 +42,7 @@ class Rowwise:
             tile = work.decode(number)
             if tile.row < tile.q_rows:
                 first, upper, lower = ranges.blocks(tile)
-                last = select(thread < ROWS, upper, lower)
+                last = select(thread < self.config.rows, upper, lower)
                 n = tile.row + thread
                 if n < tile.q_rows:
                     self.row(program, tile, n, pointers, strides, first, last)
@@ -67,8 +67,8 @@ class Rowwise:
         weights = Row(program, tile, n)
         sums = cute.make_rmem_tensor(width, Float32)
         sums.fill(0.0)
-        end = smaller(last * COLS, tile.k_rows)
-        for m in cutlass.range(first * COLS, end, 2, unroll=1):
+        end = smaller(last * self.config.cols, tile.k_rows)
+        for m in cutlass.range(first * self.config.cols, end, 2, unroll=1):
             at = (m, smaller(m + 1, tile.k_rows - 1))
             scores = []
             for column in at:
@@ -88,7 +88,7 @@ class Rowwise:
             out[d] = sums[d].to(out.element_type)
 
 
-def compiled(config: Sm100Config, architecture: str):
+def compiled(config: KernelConfig, architecture: str):
     """In place of `launch.compiled`."""
     return cute.compile(
         Rowwise(config), *launch.example(config), options=f"--gpu-arch={architecture}"

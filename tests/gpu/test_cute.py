@@ -12,8 +12,11 @@ from tests.tolerances import error_of
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
-from gdpa_inductor.kernels.cute.sm100 import launch  # noqa: E402
+from gdpa_inductor.kernels.cute import launch  # noqa: E402
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config  # noqa: E402
 from tests.gpu import rowwise  # noqa: E402
+
+forward = functools.partial(launch.forward, kind=Sm100Config)
 
 OFFSETS = [0, 0, 300, 301, 556, 1000]
 PROGRAMS = {
@@ -64,7 +67,7 @@ def operands(name: str, jagged: bool, dtype: torch.dtype) -> tuple:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_kernel_of_ours_matches_the_reference(plain_kernel, name, jagged, dtype) -> None:
     given, lengths = operands(name, jagged, dtype)
-    fused = launch.forward(*given, *lengths)
+    fused = forward(*given, *lengths)
     (*matrices, aux, scalars, text) = given
     eager = torch.ops.gdpa.attention(*given, "", *lengths)
     doubled = [x.double() for x in matrices]
@@ -78,15 +81,15 @@ def test_a_kernel_of_ours_matches_the_reference(plain_kernel, name, jagged, dtyp
 def test_a_configuration_is_compiled_once(plain_kernel) -> None:
     for rows in (100, 200):
         q, k, v = (torch.randn(2, 4, rows, 64, device="cuda").bfloat16() for _ in range(3))
-        launch.forward(q, k, v, [], [], "silu(s)")
+        forward(q, k, v, [], [], "silu(s)")
     assert launch.compiled.cache_info().misses == 1
 
 
 def test_nan_of_neighbours_is_not_read(plain_kernel) -> None:
     (q, k, v, *rest), lengths = operands("silu", True, torch.bfloat16)
-    clean = launch.forward(q, k, v, *rest, *lengths)
+    clean = forward(q, k, v, *rest, *lengths)
     for x in (q, k, v):
         x[300:301] = float("nan")  # sequence 2
-    poisoned = launch.forward(q, k, v, *rest, *lengths)
+    poisoned = forward(q, k, v, *rest, *lengths)
     kept = torch.cat([torch.arange(300), torch.arange(301, 1000)]).cuda()
     assert torch.equal(clean[kept], poisoned[kept])

@@ -18,9 +18,8 @@ from pathlib import Path
 import torch
 from cutlass import cute
 
-from gdpa_inductor.kernels.cute.sm100 import launch
+from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
-from gdpa_inductor.kernels.cute.sm100.forward.kernel import ForwardKernel
 
 DOCS = Path(__file__).parents[2] / "docs" / "blackwell.md"
 SILU, GELU = "silu(mul(s,0.088))", "gelu_tanh(mul(s,0.088))"
@@ -82,8 +81,8 @@ def tool(name: str, *arguments: str) -> str:
 
 def binary(config: Sm100Config) -> Binary:
     """Compiled for sm_100a; needs no GPU."""
-    kernel = ForwardKernel(config)
-    options = f"{launch.ARCHITECTURE} --keep-cubin"
+    kernel = launch.forward_kernel(config)
+    options = launch.options(config, "--keep-cubin")
     compiled = cute.compile(kernel, *launch.example(config), options=options)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"

@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from gdpa_inductor.kernels.cute.sm100 import launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
 from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
 from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
@@ -60,7 +59,7 @@ class Binary:
 
 def binary(config: Sm100Config, side: str) -> Binary:
     """Compiled for sm_100a; needs no GPU."""
-    made = compiled(config, side, f"{launch.ARCHITECTURE} --keep-cubin")
+    made = compiled(config, side, "--keep-cubin")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(made.__cubin__)

@@ -9,11 +9,11 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute.launch import LaunchCall
 from gdpa_inductor.kernels.cute.sm100.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES
 from gdpa_inductor.kernels.cute.sm100.backward.limits import unsupported
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.kernels.cute.sm100.launch import LaunchCall
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import program_leaves
@@ -105,7 +105,7 @@ def make_call(case: Case, integers: bool = False) -> Problem:
     ]
     order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
     return Problem(
-        q, k, v, tuple(aux), (64,), case.program, cu_q, cu_k, rows, cols, grad, order
+        q, k, v, tuple(aux), (64,), case.program, cu_q, cu_k, rows, cols, Sm100Config, grad, order
     )  # fmt: skip
 
 

@@ -5,7 +5,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.sm100 import launch
+from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of

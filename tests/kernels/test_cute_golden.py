@@ -16,12 +16,9 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from cutlass import cute
-
-from gdpa_inductor.kernels.cute.sm100 import launch
+from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.kernels.cute.sm100.forward.kernel import ForwardKernel
 from tests.emulator.recording import linked
 
 from .cute_account import BIAS, CAUSAL, GELU, SILU
@@ -39,12 +36,11 @@ QUICK = ("silu", "causal")
 
 
 def ptx(config: Sm100Config, side: str) -> str:
-    options = f"{launch.ARCHITECTURE} --keep-ptx"
     with linked():
         if side == "forward":
-            made = cute.compile(ForwardKernel(config), *launch.example(config), options=options)
+            made = launch.compiled(config, "--keep-ptx")
         else:
-            made = compiled(config, side, options)
+            made = compiled(config, side, "--keep-ptx")
     return re.sub(r"kernel_cutlass_\w+", "kernel", made.__ptx__)
 
 

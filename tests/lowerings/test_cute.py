@@ -156,7 +156,7 @@ def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
 
 def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     pytest.importorskip("cutlass")
-    from gdpa_inductor.kernels.cute.sm100 import launch
+    from gdpa_inductor.kernels.cute import launch
     from gdpa_inductor.kernels.triton.template import AuxRead, Plan
     from gdpa_inductor.operands import Operands
     from gdpa_inductor.ops import Arguments

@@ -3,7 +3,11 @@
 A `KernelConfig` is the cache key: all else (lengths, batch, heads, strides) is read at run time.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
 
 from ...program.score_mod import ScoreMod
 
@@ -16,7 +20,12 @@ VERSIONS = ((4, 8), (4, 9))  # of nvidia-cutlass-dsl: from, below
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
+    """The fields are those of every architecture; the constants are set by its subclass.
+
+    folder: where its kernels are. arch: its name for ptxas. rows, cols: of a score tile. max_dim:
+    the largest head dim.
+
+    dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
 
     program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k:
@@ -24,6 +33,12 @@ class KernelConfig:
     shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
     skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens. vectors: the
     aux operands whose keys lie side by side, at multiples of 16 bytes."""
+
+    folder: ClassVar[str]
+    arch: ClassVar[str]
+    rows: ClassVar[int]
+    cols: ClassVar[int]
+    max_dim: ClassVar[int]
 
     dtype: str
     head_dim: int
@@ -49,6 +64,26 @@ class KernelConfig:
     @property
     def padded_value_dim(self) -> int:
         return _padded(self.value_dim)
+
+
+def unsupported(
+    kind: type[KernelConfig],
+    dtypes: tuple[torch.dtype, torch.dtype],
+    dims: tuple[int, int],
+    aux: Sequence[str],
+) -> str:
+    """Why the kernels of an architecture cannot run this, or "". dtypes, dims: of query and value.
+    aux: dtype names."""
+    if any(dtype not in (torch.bfloat16, torch.float16) for dtype in dtypes):
+        return f"the CuTe kernel takes fp16 and bf16 operands, not {dtypes[0]} and {dtypes[1]}"
+    if dtypes[0] != dtypes[1]:
+        return f"query is {dtypes[0]}, value {dtypes[1]}; the CuTe kernel takes one"
+    for size in dims:
+        if not 8 <= size <= kind.max_dim or size % 8:
+            most = kind.max_dim
+            return f"a head dim of {size}; the CuTe kernel takes multiples of 8 up to {most}"
+    strange = [dtype for dtype in aux if dtype not in AUX_DTYPES]
+    return f"an operand between the products is {strange[0]}" if strange else ""
 
 
 def _padded(size: int) -> int:

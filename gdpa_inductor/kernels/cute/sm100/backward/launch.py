@@ -8,15 +8,13 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import cuda.bindings.driver as cuda
 import torch
-from cutlass import Int32, Int64, cute
+from cutlass import cute
 from torch import Tensor
 
 from .....rejection import GDPAError
-from ...program import DTYPES, LETTERS
+from ...launch import LaunchCall, aligned, example, options, place
 from ..config import Sm100Config
-from ..launch import ALIGNMENT, ARCHITECTURE, LaunchCall, aligned, place
 from .kernel import BackwardKernel
 from .limits import unsupported
 
@@ -53,9 +51,10 @@ def backward(
     """
     call = LaunchCall(
         query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k,
+        max_seqlen_k, Sm100Config,
     )  # fmt: skip
     config = call.config(fast, skip)
+    assert isinstance(config, Sm100Config)
     if reason := unsupported(config, needs, key.shape[1], value.shape[1]):
         raise GDPAError(reason)
     ctas, stream = place(query.device, ctas, stream)
@@ -97,40 +96,8 @@ def _operand(call: LaunchCall, letter: str) -> Tensor:
 
 
 @functools.cache
-def compiled(config: Sm100Config, side: str, options: str = ARCHITECTURE) -> Any:
+def compiled(config: Sm100Config, side: str, more: str = "") -> Any:
     """The kernel of one side, ready to be launched. Needs no GPU."""
-    return cute.compile(BackwardKernel(config, side), *_example(config, side), options=options)
-
-
-def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
-    gmem = cute.AddressSpace.gmem
-    return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
-
-
-def _example(config: Sm100Config, side: str) -> tuple[Any, ...]:
-    """Arguments of the right types for tracing; nothing is read from them."""
-    outputs = ["float32" if x in config.shared else config.dtype for x in SIDES[side]]
-    dtypes = [config.dtype] * 4 + outputs
-    jagged = (config.jagged_q, config.jagged_k)
-    offsets = functools.partial(_pointer, address=ALIGNMENT)
-    width = _width(config.offsets)
-    return (
-        tuple(_pointer(dtype, ALIGNMENT) for dtype in dtypes),
-        tuple(Int32(1) for _ in range(8)),
-        tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
-        *(offsets(config.offsets, align=width) if x else None for x in jagged),
-        offsets("int64", align=8) if any(jagged) else None,
-        tuple(
-            (offsets(dtype, align=_width(dtype)), (Int64(0),) * len(LETTERS))
-            for dtype in config.aux
-        )
-        or None,
-        tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
-        Int32(1),
-        cuda.CUstream(0),
-    )
-
-
-def _width(dtype: str) -> int:
-    size: int = getattr(torch, dtype).itemsize
-    return size
+    outputs = ["float32" if letter in config.shared else config.dtype for letter in SIDES[side]]
+    arguments = example(config, [config.dtype, *outputs])
+    return cute.compile(BackwardKernel(config, side), *arguments, options=options(config, more))

@@ -5,16 +5,16 @@ from typing import Any
 
 import torch
 
+from ...config import unsupported as unfit
 from ..config import Sm100Config
-from ..config import unsupported as unfit
 
 
 def unsupported(
     config: Sm100Config, needs: Sequence[bool], key_heads: int, value_heads: int
 ) -> str:
     """Why the kernels cannot give these gradients, or "". needs: of query, key, value, each aux."""
-    dtype = getattr(torch, config.dtype)
-    if reason := unfit((dtype, dtype), (config.head_dim, config.value_dim), config.aux):
+    dtypes, dims = (getattr(torch, config.dtype),) * 2, (config.head_dim, config.value_dim)
+    if reason := unfit(Sm100Config, dtypes, dims, config.aux):
         return reason
     return no_such_gradients(needs, key_heads, value_heads, key_heads == value_heads)
 

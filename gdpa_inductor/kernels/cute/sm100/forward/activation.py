@@ -13,11 +13,11 @@ from cutlass import Float32, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Cursor
+from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, pair
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
-from .ranges import KeyRanges
 from .roles import HANDED_OVER, Channels, ForwardTensorMemory
 
 PART = 32  # columns of S_t in registers at a time

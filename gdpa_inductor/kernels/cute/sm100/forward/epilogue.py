@@ -11,10 +11,11 @@ from cutlass import Constexpr, Float32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Each
+from ...forward.scheduler import TILES
 from ...values import Fixed
 from ..config import ROWS, Sm100Config
 from ..tensor_memory import scores_done, scores_ready
-from .roles import TILES, Channels, ForwardTensorMemory
+from .roles import Channels, ForwardTensorMemory
 
 PART = 32  # columns of O_t in registers at a time
 VECTOR = 8  # 16-bit numbers in one store

@@ -27,14 +27,16 @@ from cutlass import Float32, Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
 
+from ...forward.loads import ForwardLoads
+from ...forward.ranges import KeyRanges
+from ...forward.scheduler import RECORD, STAGES, Scheduler
+from ...forward.work import Work
 from ...operands import Tiles, matrices
 from ...program import Program
 from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
 from .activation import ForwardActivation
 from .epilogue import Epilogue, OutputMatrix
-from .loads import ForwardLoads
 from .products import ForwardProducts
-from .ranges import KeyRanges
 from .roles import (
     EPILOGUE,
     LOADS,
@@ -46,8 +48,6 @@ from .roles import (
     Channels,
     ForwardTensorMemory,
 )
-from .scheduler import RECORD, STAGES, Scheduler
-from .work import Work
 
 
 class ForwardKernel:
@@ -187,7 +187,7 @@ class ForwardKernel:
                 q = self.source("q", atom_q, mQ, sQ, qk)
                 k = self.source("k", atom_k, mK, sK, qk)
                 v = self.source("v", atom_v, mV, sV, pv)
-                ForwardLoads(channels, q, k, v).run(scheduler)
+                ForwardLoads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish()
 

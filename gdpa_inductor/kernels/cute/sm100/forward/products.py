@@ -8,11 +8,12 @@ from cutlass import Boolean, Constexpr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Cursor, Each
+from ...forward.scheduler import TILES
 from ...values import Fixed
 from ..config import COLS
 from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .activation import PARTS
-from .roles import HANDED_OVER, TILES, Channels, ForwardTensorMemory
+from .roles import HANDED_OVER, Channels, ForwardTensorMemory
 
 STEPS = COLS // 16  # tcgen05.mma of O_t += P_t V, 16 keys each
 

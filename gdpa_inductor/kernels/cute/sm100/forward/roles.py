@@ -8,11 +8,10 @@ from typing import Any
 from cutlass import cute
 
 from ...barriers import Barriers, Ring
+from ...forward.scheduler import STAGES, TILES
 from ...values import Fixed
 from ..config import COLS, TMEM_COLUMNS, Sm100Config
-from .scheduler import STAGES
 
-TILES = 2  # query tiles of a CTA
 EPILOGUE, PRODUCTS, LOADS, SCHEDULER, WARPS = 8, 12, 13, 14, 16  # the first warp of each role
 READERS = 14  # warps that read the scheduler's records
 REGISTERS = {"activation": 168, "epilogue": 96, "others": 80}  # 512 threads share 65536

@@ -6,6 +6,7 @@ launch no DLPack. Nothing here reads a length from the device.
 
 import ctypes
 import functools
+import importlib
 import itertools
 from collections.abc import Iterable, Sequence
 from ctypes import c_int32, c_int64
@@ -17,15 +18,14 @@ import torch
 from cutlass import Int32, Int64, cute
 from torch import Tensor
 
-from ....program.score_mod import ScoreMod
-from ....rejection import GDPAError
-from ..program import DTYPES, LETTERS
-from .config import Sm100Config, unsupported
-from .forward.kernel import ForwardKernel
+from ...program.score_mod import ScoreMod
+from ...rejection import GDPAError
+from .architectures import config_of
+from .config import KernelConfig, unsupported
+from .program import DTYPES, LETTERS
 
-SIZES, MATRICES = 8, 4
+SIZES = 8
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
-ARCHITECTURE = "--gpu-arch=sm_100a"
 
 
 class Words:
@@ -49,9 +49,20 @@ class Words:
 
 
 @functools.cache
-def compiled(config: Sm100Config, options: str = ARCHITECTURE) -> Any:
-    """The kernel of a configuration, ready to be launched. Needs no GPU."""
-    return cute.compile(ForwardKernel(config), *example(config), options=options)
+def compiled(config: KernelConfig, more: str = "") -> Any:
+    """The kernel of a configuration, ready to be launched. Needs no GPU. more: compiler options."""
+    return cute.compile(forward_kernel(config), *example(config), options=options(config, more))
+
+
+def forward_kernel(config: KernelConfig) -> Any:
+    """The forward of a configuration, before it is compiled."""
+    folder = importlib.import_module(f".{config.folder}.forward.kernel", __package__)
+    return folder.ForwardKernel(config)
+
+
+def options(config: KernelConfig, more: str = "") -> str:
+    """Of the compiler."""
+    return f"--gpu-arch={config.arch} {more}".rstrip()
 
 
 def forward(
@@ -72,19 +83,21 @@ def forward(
     stream: int | None = None,
     out: Tensor | None = None,
     order: Tensor | None = None,
+    kind: type[KernelConfig] | None = None,
 ) -> Tensor:
     """O of gdpa::attention, in its layout; arguments as those of the op.
 
     ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
     by default the current one. out: where to store, contiguous; zero where no sequence is. order:
-    int64, in which the sequences are dealt to the CTAs, by default the longest first.
+    int64, in which the sequences are dealt to the CTAs, by default the longest first. kind: for
+    which architecture, by default the device's.
 
     Raises:
         GDPAError: what the kernel does not take, and why.
     """
     call = LaunchCall(
         query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k,
+        max_seqlen_k, kind or config_of(query.device),
     )  # fmt: skip
     config = call.config(fast, skip)
     _check(config, query, key, value, aux)
@@ -121,6 +134,7 @@ class LaunchCall:
     cu_k: Tensor | None
     max_q: int
     max_k: int
+    kind: type[KernelConfig] | None
 
     @property
     def offsets(self) -> Tensor | None:
@@ -143,9 +157,11 @@ class LaunchCall:
             return self.query.shape[0], heads, width
         return self.batch, heads, self.rows, width
 
-    def config(self, fast: bool, skip: bool) -> Sm100Config:
+    def config(self, fast: bool, skip: bool) -> KernelConfig:
+        if self.kind is None:
+            raise GDPAError(f"there is no CuTe kernel for {self.query.device}")
         matrices = {"q": self.query, "k": self.key, "v": self.value}
-        return Sm100Config(
+        return self.kind(
             dtype=name(self.query.dtype),
             head_dim=self.query.shape[-1],
             value_dim=self.value.shape[-1],
@@ -172,7 +188,7 @@ class LaunchCall:
 
     def arguments(
         self,
-        config: Sm100Config,
+        config: KernelConfig,
         others: Sequence[Tensor],
         order: Tensor | None,
         ctas: int,
@@ -241,13 +257,14 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
 
 
 def _check(
-    config: Sm100Config, query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor]
+    config: KernelConfig, query: Tensor, key: Tensor, value: Tensor, aux: Sequence[Tensor]
 ) -> None:
     """Raise GDPAError where the operands do not fit the kernel, the program or each other."""
     heads, key_heads, value_heads = (x.shape[1] for x in (query, key, value))
     length = -3 if config.jagged_k else -2
+    widths = (query.shape[-1], value.shape[-1])
     complaints = (
-        unsupported((query.dtype, value.dtype), (query.shape[-1], value.shape[-1]), config.aux),
+        unsupported(type(config), (query.dtype, value.dtype), widths, config.aux),
         key.dtype != query.dtype and f"query is {query.dtype}, key {key.dtype}",
         key.shape[-1] != query.shape[-1] and "query and key differ in head dim",
         key.shape[length] != value.shape[length] and "key and value differ in length",
@@ -261,10 +278,10 @@ def _check(
             raise GDPAError(complaint)
 
 
-def _pointer(dtype: str, address: int, align: int = ALIGNMENT) -> Any:
-    return cute.runtime.make_ptr(
-        DTYPES[dtype], address, cute.AddressSpace.gmem, assumed_align=align
-    )
+def _pointer(dtype: str, align: int = ALIGNMENT) -> Any:
+    """To global memory. The address is not read."""
+    gmem = cute.AddressSpace.gmem
+    return cute.runtime.make_ptr(DTYPES[dtype], ALIGNMENT, gmem, assumed_align=align)
 
 
 def _operand(tensor: Tensor, access: Sequence[str]) -> list[int]:
@@ -273,22 +290,19 @@ def _operand(tensor: Tensor, access: Sequence[str]) -> list[int]:
     return [tensor.data_ptr(), *(by_letter.get(letter, 0) for letter in LETTERS)]
 
 
-def example(config: Sm100Config) -> tuple[Any, ...]:
-    """Arguments of the right types for tracing; nothing is read from them."""
-    jagged = config.jagged_q or config.jagged_k
-    width = getattr(torch, config.offsets).itemsize
+def example(config: KernelConfig, others: Sequence[str] = ()) -> tuple[Any, ...]:
+    """Arguments of the right types for tracing; nothing is read from them. others: dtypes of the
+    matrices beside query, key and value, by default the output's."""
+    dtypes = [config.dtype] * 3 + list(others or (config.dtype,))
+    jagged = (config.jagged_q, config.jagged_k)
     return (
-        tuple(_pointer(config.dtype, ALIGNMENT) for _ in range(MATRICES)),
+        tuple(_pointer(dtype) for dtype in dtypes),
         tuple(Int32(1) for _ in range(SIZES)),
-        tuple(tuple(Int64(8) for _ in range(3)) for _ in range(MATRICES)),
-        _pointer(config.offsets, ALIGNMENT, width) if config.jagged_q else None,
-        _pointer(config.offsets, ALIGNMENT, width) if config.jagged_k else None,
-        _pointer("int64", ALIGNMENT, 8) if jagged else None,
+        tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
+        *(_pointer(config.offsets, _width(config.offsets)) if side else None for side in jagged),
+        _pointer("int64", 8) if any(jagged) else None,
         tuple(
-            (
-                _pointer(dtype, ALIGNMENT, getattr(torch, dtype).itemsize),
-                tuple(Int64(0) for _ in LETTERS),
-            )
+            (_pointer(dtype, _width(dtype)), tuple(Int64(0) for _ in LETTERS))
             for dtype in config.aux
         )
         or None,
@@ -296,3 +310,8 @@ def example(config: Sm100Config) -> tuple[Any, ...]:
         Int32(1),
         cuda.CUstream(0),
     )
+
+
+def _width(dtype: str) -> int:
+    size: int = getattr(torch, dtype).itemsize
+    return size

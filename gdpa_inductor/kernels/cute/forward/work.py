@@ -7,21 +7,20 @@ device, and `order` says which sequence comes first (the longest, if the caller 
 
 from cutlass import Int32
 
-from ...values import Fixed
-from ...work import sequence_rows
-from ..config import ROWS, Sm100Config
-from .scheduler import WorkTile
-
-PAIR = 2 * ROWS  # rows of a tile: two query tiles
+from ..config import KernelConfig
+from ..values import Fixed
+from ..work import sequence_rows
+from .scheduler import TILES, WorkTile
 
 
 class Work(Fixed):
     """sizes, offsets: as the kernels take them. Sizes of the jagged sides are upper bounds."""
 
-    def __init__(self, config: Sm100Config, sizes, offsets):
+    def __init__(self, config: KernelConfig, sizes, offsets):
         self.config, self.offsets = config, offsets
         self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
-        self.row_tiles = (self.rows + (PAIR - 1)) // PAIR
+        self.height = TILES * config.rows
+        self.row_tiles = (self.rows + (self.height - 1)) // self.height
         self.tiles = self.row_tiles * self.heads * self.batch
 
     def decode(self, number) -> WorkTile:
@@ -36,6 +35,6 @@ class Work(Fixed):
         value_head = head // (self.heads // self.value_heads)
         zero = Int32(0)
         return WorkTile(
-            Int32(1), row * PAIR, batch, head, key_head, value_head,
+            Int32(1), row * self.height, batch, head, key_head, value_head,
             q_start, q_rows, k_start, k_rows, zero, zero, zero,
         )  # fmt: skip

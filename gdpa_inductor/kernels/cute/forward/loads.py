@@ -1,19 +1,23 @@
 """Loads: Q_0 and Q_1 of a tile, then K and V of each of its key blocks, by TMA into rings."""
 
+from typing import Any
+
 import cutlass
 from cutlass import cute, range_constexpr
 
-from ...barriers import Cursor, Each, Ring
-from ...operands import Tiles
-from ...values import Fixed
-from ..config import COLS, ROWS
-from .roles import TILES, Channels
+from ..barriers import Cursor, Each, Ring
+from ..config import KernelConfig
+from ..operands import Tiles
+from ..values import Fixed
+from .scheduler import TILES
 
 
 class ForwardLoads(Fixed):
-    """q, k, v: the tiles of the matrices."""
+    """channels: with the rings `queries` (one for each query tile) and `keys`. q, k, v: the tiles
+    of the matrices."""
 
-    def __init__(self, channels: Channels, q: Tiles, k: Tiles, v: Tiles) -> None:
+    def __init__(self, config: KernelConfig, channels: Any, q: Tiles, k: Tiles, v: Tiles) -> None:
+        self.rows, self.cols = config.rows, config.cols
         self.channels, self.q, self.k, self.v = channels, q, k, v
 
     @cute.jit
@@ -25,12 +29,12 @@ class ForwardLoads(Fixed):
         while tile.valid == 1:
             for t in range_constexpr(TILES):
                 if tile.first < tile.last(t):
-                    rows = (tile.q_start, tile.row + t * ROWS, tile.q_rows)
+                    rows = (tile.q_start, tile.row + t * self.rows, tile.q_rows)
                     stage = q_at[t].index * TILES + t
                     self.fetch(self.q, rows, tile.head, tile.batch, queries[t], q_at[t], stage)
                     q_at = q_at.but(t, q_at[t].next())
             for block in cutlass.range(tile.first, tile.end, unroll=1):
-                rows = (tile.k_start, block * COLS, tile.k_rows)
+                rows = (tile.k_start, block * self.cols, tile.k_rows)
                 self.fetch(self.k, rows, tile.key_head, tile.batch, keys, k_at, k_at.index)
                 k_at = k_at.next()
                 self.fetch(self.v, rows, tile.value_head, tile.batch, keys, k_at, k_at.index)

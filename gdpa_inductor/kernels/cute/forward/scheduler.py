@@ -1,17 +1,18 @@
 """Which tiles a CTA computes, in what order.
 
-A tile is 256 query rows of one head of one sequence against all its keys. One warp decodes the work
-and publishes `WorkTile`s through a ring in shared memory; the other roles only read them. The grid
-is persistent and static: CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c, ..., dealt back and
-forth so that, with the longest sequences first (`order`, made on the device), every CTA gets its
-share of long ones. Nothing is read on the host.
+A tile is two query tiles, neighbours, of one head of one sequence against all its keys. One warp
+decodes the work and publishes `WorkTile`s through a ring in shared memory; the other roles only
+read them. The grid is persistent and static: CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c,
+..., dealt back and forth so that, with the longest sequences first (`order`, made on the device),
+every CTA gets its share of long ones. Nothing is read on the host.
 """
 
 from cutlass import Boolean, Int32, cute, range_constexpr
 
-from ...barriers import Cursor, Ring
-from ...values import Fixed, larger, select, smaller
+from ..barriers import Cursor, Ring
+from ..values import Fixed, larger, select, smaller
 
+TILES = 2  # query tiles of a CTA
 STAGES = 2
 LANES = 32
 FIELDS, RECORD = 13, 16  # integers of a tile, and with padding
