@@ -102,7 +102,7 @@ MAY_IMPORT = {
     # Tools: they stand where a user stands.
     "doctor": {"", "_compat", "backend", "operands", "options", "problem", "program"},
     "measure": set(),
-    "bench": {"", "_compat", "measure", "demo"},
+    "bench": {"", "_compat", "measure", "demo", "kernels"},
     "demo": {"", "measure"},
     "__main__": {"doctor", "bench", "demo"},
 }

@@ -42,9 +42,10 @@ class Refusal:
 class Backend:
     """One family of kernels.
 
-    devices: torch's device types. refuses: what it cannot run; pays: what it should not. A problem
-    that no rule refuses must lower. lower, lower_backward: Inductor IR in and out; the output, or
-    the asked gradients, contiguous.
+    devices: torch's device types. refuses: what it cannot run; pays: what it should not; yields:
+    what a later backend does better. A problem that no rule refuses must lower.
+
+    lower, lower_backward: Inductor IR in and out; the output, or the asked gradients, contiguous.
     """
 
     name: str
@@ -53,10 +54,12 @@ class Backend:
     pays: tuple[Rule, ...]
     lower: Callable[[Call], Any]
     lower_backward: Callable[[Call], list[Any]]
+    yields: tuple[Rule, ...] = ()
 
-    def refusal(self, problem: Problem, profit: bool) -> Refusal | None:
-        """The first rule that the problem breaks."""
-        for rule in [*self.refuses, *(self.pays if profit else ())]:
+    def refusal(self, problem: Problem, profit: bool, asked: bool = False) -> Refusal | None:
+        """The first rule that the problem breaks. asked: for this backend, by name."""
+        rules = [*(() if asked else self.yields), *self.refuses, *(self.pays if profit else ())]
+        for rule in rules:
             complaint = rule.complaint(problem)
             if complaint:
                 return Refusal(rule, Rejection(rule.code, complaint))

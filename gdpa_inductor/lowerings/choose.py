@@ -59,7 +59,7 @@ def _first(
     passed = ""
     refusal: Refusal | None = None
     for backend in candidates:
-        refusal = backend.refusal(problem, profit)
+        refusal = backend.refusal(problem, profit, kernel == backend.name)
         if refusal is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
             return Choice(backend.name, about + passed)

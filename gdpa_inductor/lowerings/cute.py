@@ -1,4 +1,5 @@
-"""The CuTe DSL lowering for Blackwell: one call of a warp-specialised kernel in the generated code.
+"""The CuTe DSL lowering for Hopper and Blackwell: one call of a warp-specialised kernel in the
+generated code.
 
 `gdpa::attention_cute` and `gdpa::attention_cute_backward` take and give what the public ops do. The
 generated code calls them by name, so importing this module must come before loading generated code
@@ -11,6 +12,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,14 +24,15 @@ from ..kernels.cute.architectures import CONFIGS, config_of
 from ..kernels.cute.config import VERSIONS, unsupported
 from ..kernels.cute.sm100.backward import limits
 from ..kernels.triton.template import Plan
-from ..ops import Arguments, Signature, check, fake_gradients, fake_output
+from ..ops import Arguments, Signature, fake_gradients, fake_output
 from ..problem import Problem
 from ..rejection import Code
 from . import triton
-from .backends import Backend, Rule
+from .backends import Backend, Rule, hint
 from .call import Call, extern_call
 
 PACKAGE = "nvidia-cutlass-dsl"
+ENOUGH = 28  # log2 of the scores of a call
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
@@ -78,6 +81,29 @@ def not_taken(problem: Problem) -> str:
         (int(dims[0] or 0), int(dims[1] or 0)),
         [str(dtype).removeprefix("torch.") for dtype in problem.aux_dtypes],
     )
+
+
+def no_backward(problem: Problem) -> str:
+    """Why the device has no kernel for the backward, or ""."""
+    kind = config_of(problem.device)
+    if kind is None or kind.backward or not problem.needs:
+        return ""
+    return f"the CuTe kernels for {kind.arch} have no backward yet"
+
+
+def triton_is_faster(problem: Problem) -> str:
+    """Why the Triton template is the better choice on Hopper, or "" (docs/hopper.md)."""
+    kind = config_of(problem.device)
+    if kind is None or kind.arch != "sm_90a":
+        return ""
+    if problem.jagged:
+        return "on Hopper Triton is as fast on jagged operands, and starts sooner"
+    if min(hint(problem.head_dim), hint(problem.value_dim)) <= 64:
+        return "on Hopper Triton is faster at head dims up to 64"
+    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
+    if math.prod(hint(size) for size in sizes) < 1 << ENOUGH:
+        return f"on Hopper Triton starts sooner, which counts below 2^{ENOUGH} scores"
+    return ""
 
 
 def no_such_gradients(problem: Problem) -> str:
@@ -146,7 +172,6 @@ def _arguments(call: Call) -> Arguments[Any]:
 def _attention(given: Arguments[Tensor]) -> Tensor:
     from ..kernels.cute.launch import forward
 
-    check(given.operands)
     args, kwargs = FORWARD.call(given)
     return forward(*args, **kwargs)
 
@@ -154,7 +179,6 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     from ..kernels.cute.sm100.backward.launch import backward
 
-    check(given.operands)
     args, kwargs = BACKWARD.call(given)
     return [grad for grad in backward(*args, **kwargs) if grad is not None]
 
@@ -169,9 +193,11 @@ BACKEND = Backend(
         Rule(Code.DEVICE, no_kernel, quiet=True),
         Rule(Code.DEVICE, no_cutlass),
         Rule(Code.DTYPE, not_taken),
+        Rule(Code.DEVICE, no_backward, quiet=True),
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(),
+    yields=(Rule(Code.SLOWER, triton_is_faster, quiet=True),),
     lower=lower,
     lower_backward=lower_backward,
 )

@@ -116,6 +116,10 @@ class ScoreMod:
                 raise ScoreModError("g has no meaning in a forward program")
 
     def __str__(self) -> str:
+        return self._text
+
+    @functools.cached_property
+    def _text(self) -> str:
         return "; ".join(
             [*(f"a{i}:{a}" for i, a in enumerate(self.aux)), terms_text([self.weight])]
         )

@@ -43,7 +43,9 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = functools.cache(
         lambda config: rowwise.compiled(config, f"sm_{major}{minor}{suffix}")
     )
+    launcher = functools.cache(lambda config: launch.Launcher(compiled(config)))
     monkeypatch.setattr(launch, "compiled", compiled)
+    monkeypatch.setattr(launch, "launcher", launcher)
 
 
 def operands(name: str, jagged: bool, dtype: torch.dtype) -> tuple:

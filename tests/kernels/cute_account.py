@@ -19,6 +19,7 @@ import torch
 from cutlass import cute
 
 from gdpa_inductor.kernels.cute import launch
+from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
 
 DOCS = Path(__file__).parents[2] / "docs" / "blackwell.md"
@@ -79,8 +80,8 @@ def tool(name: str, *arguments: str) -> str:
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def binary(config: Sm100Config) -> Binary:
-    """Compiled for sm_100a; needs no GPU."""
+def binary(config: KernelConfig) -> Binary:
+    """Compiled for its architecture; needs no GPU."""
     kernel = launch.forward_kernel(config)
     options = launch.options(config, "--keep-cubin")
     compiled = cute.compile(kernel, *launch.example(config), options=options)

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.launch import LaunchCall
+from gdpa_inductor.kernels.cute.launch import LaunchCall, Launcher
 from gdpa_inductor.kernels.cute.sm100.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES
 from gdpa_inductor.kernels.cute.sm100.backward.limits import unsupported
@@ -130,8 +130,8 @@ def emulated(
         others = (call.grad_out, *outputs)
         read = [*call.matrices, *call.aux, call.cu_q, call.cu_k, call.order, *outputs]
         run(
-            lambda compiled=compiled, others=others: compiled(
-                *call.arguments(config, others, call.order, case.ctas, 0)
+            lambda compiled=compiled, others=others: Launcher(compiled)(
+                call.arguments(config, others, call.order, case.ctas, 0)
             ),
             [tensor for tensor in read if tensor is not None],
             schedules=schedules,

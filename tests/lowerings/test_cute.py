@@ -73,12 +73,51 @@ def test_without_a_tested_cutlass_it_is_triton(blackwell, monkeypatch, version, 
     assert reason in choice.reason
 
 
-@pytest.mark.parametrize("kernel", ["auto", "cute"])
-def test_hopper_gets_triton(monkeypatch, kernel: str):
+@pytest.fixture
+def hopper(blackwell, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+
+
+LARGE = {"batch": 16, "heads": 4, "rows": 2048, "cols": 2048, "head_dim": 128, "value_dim": 128}
+
+
+@pytest.mark.usefixtures("hopper")
+def test_it_is_the_choice_of_hopper_for_large_forwards():
+    assert lowerings.choose(problem(**LARGE), Options()).kernel == "cute"
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"head_dim": 64},
+        {"value_dim": 64},
+        {"rows": 1024},
+        {"jagged_query": True, "jagged_key": True},
+    ],
+    ids=str,
+)
+def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
+    given = problem(**{**LARGE, **changes})
+    assert lowerings.choose(given, Options()).kernel == "triton"
+    assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_backwards_of_hopper_go_to_triton():
+    given = problem(**LARGE, needs=(True, True, True))
+    choice = lowerings.choose(given, Options(kernel="cute"))
+    assert choice.kernel == "triton"
+    assert "sm_90a have no backward" in choice.reason
+
+
+@pytest.mark.usefixtures("blackwell")
+@pytest.mark.parametrize("kernel", ["auto", "cute"])
+def test_other_gpus_get_triton(monkeypatch, kernel: str):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     choice = lowerings.choose(problem(), Options(kernel=kernel))
     assert choice.kernel == "triton"
-    assert ("capability 10.x" in choice.reason) == (kernel == "cute")
+    assert ("capability 9.x or 10.x" in choice.reason) == (kernel == "cute")
 
 
 def step(options: str, program: str = "silu(mul(s,0.125))", bias: bool = False):

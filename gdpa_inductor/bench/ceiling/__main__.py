@@ -90,10 +90,12 @@ def flash4(on: Tensors, measure: str, deterministic: bool = False) -> Call:
     return attention(function, on, measure, rows_first=True)
 
 
-def ours(on: Tensors, measure: str, activation: str) -> Call:
+def ours(on: Tensors, measure: str, activation: str, kernel: str) -> Call:
     function = formula(dataclasses.replace(on.case, activation=activation))
     # Two shapes in one process must not make one kernel of dynamic ones.
-    return attention(torch.compile(function, backend=gdpa_backend, dynamic=False), on, measure)
+    options: dict[str, Any] = {"gdpa.kernel": kernel}
+    compiled = torch.compile(function, backend=gdpa_backend, dynamic=False, options=options)
+    return attention(compiled, on, measure)
 
 
 Make = Callable[[Tensors, str], Call]
@@ -117,8 +119,11 @@ CONTENDERS = {
         functools.partial(flash4, deterministic=True), "softmax", ("backward",)
     ),
     **{
-        f"gdpa {name}": Contender(functools.partial(ours, activation=name), name)
+        f"gdpa {name} {kernel}": Contender(
+            functools.partial(ours, activation=name, kernel=kernel), name, measures
+        )
         for name in ("silu", "gelu_tanh")
+        for kernel, measures in (("triton", ("forward", "backward")), ("cute", ("forward",)))
     },
 }
 

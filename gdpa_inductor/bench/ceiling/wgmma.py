@@ -7,15 +7,16 @@ Notation: a tile is [rows, D] of a matrix. S is a fragment of scores in fp32, P 
 from registers in 16 bits. Names: sX in shared memory, tX a partition of it, X in registers.
 """
 
-from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute, memory
-from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warp, warpgroup
-from cutlass.utils import hopper_helpers
+from cutlass import BFloat16, Int32, Int64, const_expr, cute, memory
+from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
-D, COLS, WARPGROUP = 128, 128, 128
+from ...kernels.cute.sm90 import wgmma
+from ...kernels.cute.sm90.wgmma import MN, REGISTERS, SHARED, WARPGROUP, K, issue, operand_layout
+
+D, COLS = 128, 128
 THREADS = 3 * WARPGROUP
 OWN = 6  # the first of two named barriers, of one warpgroup each
-K, MN = OperandMajorMode.K, OperandMajorMode.MN
-SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
+__all__ = ["MN", "REGISTERS", "SHARED", "WARPGROUP", "K", "issue"]  # handed on
 
 
 class TileRing:
@@ -123,28 +124,7 @@ def begin(made) -> None:
 
 def tiled(cols: int, a_major, b_major, a_source, groups: int = 2):
     """A product of 64 rows for each warpgroup."""
-    return hopper_helpers.make_trivial_tiled_mma(
-        BFloat16, BFloat16, a_major, b_major, Float32, (groups, 1, 1), (64, cols), a_source
-    )
-
-
-def issue(product, sums, a, b, fresh: bool) -> None:
-    """sums (+)= a b, in flight."""
-    warpgroup.fence()
-    atom = cute.make_mma_atom(product.op)
-    atom.set(warpgroup.Field.ACCUMULATE, not fresh)
-    for k in range(cute.size(a.shape[2])):
-        cute.gemm(atom, sums, a[None, None, k], b[None, None, k], sums)
-        atom.set(warpgroup.Field.ACCUMULATE, True)
-    warpgroup.commit_group()
-
-
-def operand_layout(layout):
-    """The layout of sums as an operand A: the same numbers in the same registers."""
-    halves = cute.logical_divide(layout, ((None, None, 2), None, None))
-    (a, b, (c, d)), m, n = halves.shape
-    (sa, sb, (sc, sd)), sm, sn = halves.stride
-    return cute.make_layout(((a, b, c), m, (d, n)), stride=((sa, sb, sc), sm, (sd, sn)))
+    return wgmma.tiled(BFloat16, cols, b_major, a_source, a_major, groups)
 
 
 def as_operand(sums, values=None):

@@ -3,9 +3,10 @@
 import torch
 
 from .config import KernelConfig
+from .sm90.config import Sm90Config
 from .sm100.config import Sm100Config
 
-CONFIGS: dict[int, type[KernelConfig]] = {10: Sm100Config}
+CONFIGS: dict[int, type[KernelConfig]] = {9: Sm90Config, 10: Sm100Config}
 
 
 def config_of(device: torch.device) -> type[KernelConfig] | None:

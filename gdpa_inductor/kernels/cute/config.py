@@ -23,7 +23,7 @@ class KernelConfig:
     """The fields are those of every architecture; the constants are set by its subclass.
 
     folder: where its kernels are. arch: its name for ptxas. rows, cols: of a score tile. max_dim:
-    the largest head dim.
+    the largest head dim. backward: whether it has one.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -39,6 +39,7 @@ class KernelConfig:
     rows: ClassVar[int]
     cols: ClassVar[int]
     max_dim: ClassVar[int]
+    backward: ClassVar[bool]
 
     dtype: str
     head_dim: int

@@ -8,7 +8,8 @@ import ctypes
 import functools
 import importlib
 import itertools
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Sequence
 from ctypes import c_int32, c_int64
 from dataclasses import dataclass
 from typing import Any
@@ -30,28 +31,58 @@ ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
 
 class Words:
     """Numbers of one C type as one argument of a compiled kernel, in place of a tuple of them. CuTe
-    DSL takes any object that says where its words lie; this costs a fifth of what wrapping each
-    number does. keep: what must live as long."""
+    DSL takes any object that says where its words lie."""
 
-    __slots__ = ("addresses", "block", "keep")
+    __slots__ = ("addresses", "block")
 
-    def __init__(
-        self, kind: type[c_int32] | type[c_int64], values: Iterable[int], keep: Any = None
-    ) -> None:
-        given = [int(value) for value in values]
-        self.keep = keep
-        self.block = (kind * len(given))(*given)
+    def __init__(self, kind: Any, values: Sequence[int]) -> None:
+        self.block = (kind * len(values))(*values)
         start, size = ctypes.addressof(self.block), ctypes.sizeof(kind)
-        self.addresses = [start + size * i for i in range(len(given))]
+        self.addresses = [start + size * i for i in range(len(values))]
 
     def __c_pointers__(self) -> list[int]:
         return self.addresses
+
+
+# What a compiled kernel takes, in order: see `LaunchCall.arguments`.
+KINDS = (c_int64, c_int32, c_int64, c_int64, c_int64, c_int64, c_int64, c_int64, c_int32, c_int64)
+Values = tuple[Sequence[int] | None, ...]
+
+
+class Launcher:
+    """A compiled kernel and the words of its arguments. CuTe DSL looks at the words once; a launch
+    overwrites them, which costs a tenth of handing them over again."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.lock = kernel, threading.Lock()
+        self.words: list[Words | None] = []
+        self.prepared: list[Any] = []
+
+    def __call__(self, values: Values) -> None:
+        with self.lock:
+            if self.prepared:
+                for words, numbers in zip(self.words, values, strict=True):
+                    if words is not None and numbers is not None:
+                        words.block[:] = numbers
+            else:
+                self.words = [
+                    None if numbers is None else Words(kind, numbers)
+                    for kind, numbers in zip(KINDS, values, strict=True)
+                ]
+                self.prepared, _ = self.kernel.generate_execution_args(*self.words)
+            self.kernel.run_compiled_program(self.prepared)
 
 
 @functools.cache
 def compiled(config: KernelConfig, more: str = "") -> Any:
     """The kernel of a configuration, ready to be launched. Needs no GPU. more: compiler options."""
     return cute.compile(forward_kernel(config), *example(config), options=options(config, more))
+
+
+@functools.cache
+def launcher(config: KernelConfig) -> Launcher:
+    """Of the forward of a configuration."""
+    return Launcher(compiled(config))
 
 
 def forward_kernel(config: KernelConfig) -> Any:
@@ -109,7 +140,7 @@ def forward(
         return out.zero_()
     ctas, stream = place(query.device, ctas, stream)
     order = call.longest_first() if order is None else order
-    compiled(config)(*call.arguments(config, [out], order, ctas, stream))
+    launcher(config)(call.arguments(config, [out], order, ctas, stream))
     return out
 
 
@@ -140,7 +171,7 @@ class LaunchCall:
     def offsets(self) -> Tensor | None:
         return self.cu_q if self.cu_k is None else self.cu_k
 
-    @property
+    @functools.cached_property
     def batch(self) -> int:
         if self.offsets is not None:
             return self.offsets.shape[0] - 1
@@ -149,6 +180,18 @@ class LaunchCall:
     @property
     def rows(self) -> int:
         return self.query.shape[2] if self.cu_q is None else self.max_q
+
+    @functools.cached_property
+    def read(self) -> list[Tensor]:
+        """Query, key and value as TMA reads them; copies live as long as the call."""
+        return [aligned(x) for x in (self.query, self.key, self.value)]
+
+    @functools.cached_property
+    def sides(self) -> tuple[Tensor | None, Tensor | None]:
+        """The offsets of queries and keys, in one dtype."""
+        if self.cu_q is None or self.cu_k is None or self.cu_q.dtype == self.cu_k.dtype:
+            return self.cu_q, self.cu_k
+        return self.cu_q.to(self.cu_k.dtype), self.cu_k
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -193,30 +236,24 @@ class LaunchCall:
         order: Tensor | None,
         ctas: int,
         stream: int,
-    ) -> tuple[Any, ...]:
+    ) -> Values:
         """What a compiled kernel takes. others: its matrices beside query, key and value."""
-        matrices = [*(aligned(x) for x in (self.query, self.key, self.value)), *others]
+        matrices = [*self.read, *others]
         totals = [x.shape[-3] if x.dim() == 3 else x.shape[2] for x in matrices[:2]]
         cols = self.key.shape[2] if self.cu_k is None else self.max_k
         heads = [x.shape[1] for x in matrices[:3]]
-        cu_q, cu_k = self.cu_q, self.cu_k
-        if cu_q is not None and cu_k is not None:
-            cu_q = cu_q.to(cu_k.dtype)
         specs = config.mod.aux
         operands = [_operand(x, spec.access) for x, spec in zip(self.aux, specs, strict=True)]
-        used = config.mod.num_scalars
+        lists = (*self.sides, None if self.offsets is None else order)
         return (
-            Words(c_int64, [x.data_ptr() for x in matrices], matrices),
-            Words(c_int32, (self.batch, *heads, self.rows, cols, *totals)),
-            Words(c_int64, [step for x in matrices for step in strides(x)]),
-            *(
-                None if x is None else Words(c_int64, [x.data_ptr()], x)
-                for x in (cu_q, cu_k, None if self.offsets is None else order)
-            ),
-            Words(c_int64, itertools.chain(*operands)) if operands else None,
-            Words(c_int64, self.scalars[:used]) if used else None,
-            Words(c_int32, [ctas]),
-            Words(c_int64, [stream]),
+            [x.data_ptr() for x in matrices],
+            (self.batch, *heads, self.rows, cols, *totals),
+            [step for x in matrices for step in strides(x)],
+            *(None if x is None else (x.data_ptr(),) for x in lists),
+            list(itertools.chain(*operands)) or None,
+            self.scalars[: config.mod.num_scalars] or None,
+            (ctas,),
+            (stream,),
         )
 
 
@@ -227,15 +264,18 @@ def name(dtype: torch.dtype) -> str:
 def strides(matrix: Tensor) -> tuple[int, int, int]:
     """(batch, head, row), in elements. That of an extent of one may be anything; TMA wants
     multiples of 16 bytes."""
-    known = [8 if n == 1 else s for n, s in zip(matrix.shape, matrix.stride(), strict=True)]
-    return (8, known[1], known[0]) if matrix.dim() == 3 else (known[0], known[1], known[2])
+    known = matrix.stride()
+    if 1 in matrix.shape:
+        known = tuple(8 if n == 1 else s for n, s in zip(matrix.shape, known, strict=True))
+    return (8, known[1], known[0]) if len(known) == 3 else (known[0], known[1], known[2])
 
 
 def aligned(matrix: Tensor) -> Tensor:
     """The matrix, or a copy of it where TMA could not read it as it lies (expanded, for one)."""
     unit = ALIGNMENT // matrix.element_size()
     fits = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
-    if fits and all(s and s % unit == 0 for s in strides(matrix)):
+    batch, head, row = strides(matrix)
+    if fits and batch and head and row and batch % unit == head % unit == row % unit == 0:
         return matrix
     return matrix.clone(memory_format=torch.contiguous_format)
 

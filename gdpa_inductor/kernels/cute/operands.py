@@ -70,9 +70,9 @@ def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> l
 class Tiles(Fixed):
     """The tiles of one matrix, and how they get into shared memory.
 
-    mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. partition, tiler: of
-    the product that reads them, for this operand. jagged, shared: is it jagged, has it a batch of
-    one."""
+    mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. tiler: the tile.
+    partition: to the modes of sX, where a product gives them its own. jagged, shared: is it jagged,
+    has it a batch of one."""
 
     atom: Any
     mX: Any
@@ -85,20 +85,30 @@ class Tiles(Fixed):
     transposed: bool = False
 
     def copy(self, start, row, rows, head, batch, stage, barrier) -> None:
-        """Rows [row, row + 128) of a sequence of `rows` rows, zeros past its end, by one warp.
+        """Load rows [row, row + 128) of a sequence of `rows` rows, zeros past its end, by one warp.
+        A tile may have fewer rows.
 
         start: the first row of the sequence in a jagged matrix."""
+        source, shared = self._ends(start, row, rows, head, batch, stage)
+        cute.copy(self.atom, source, shared, tma_bar_ptr=barrier)
+
+    def store(self, start, row, rows, head, batch, stage) -> None:
+        """The way back: rows past the end of the sequence are dropped."""
+        target, shared = self._ends(start, row, rows, head, batch, stage)
+        cute.copy(self.atom, shared, target)
+
+    def _ends(self, start, row, rows, head, batch, stage) -> tuple[Any, Any]:
+        """A tile in global memory, and its buffer."""
         if self.jagged:
             taken = smaller(rows - row, Int32(BOX))
             first, outer = BOX - taken, start + row + taken
         else:
             first, outer = row, Int32(0) if self.shared else batch
         offset = (0, first, (0, 0)) if self.transposed else (first, 0, (0, 0))
-        tiles = cute.flat_divide(cute.domain_offset(offset, self.mX), self.tiler)
-        parts = self.partition(tiles)
-        shared, source = cpasync.tma_partition(
+        parts = self.partition(cute.flat_divide(cute.domain_offset(offset, self.mX), self.tiler))
+        modes = cute.rank(self.sX) - 1
+        shared, matrix = cpasync.tma_partition(
             self.atom, 0, cute.make_layout(1),
-            cute.group_modes(self.sX, 0, 3), cute.group_modes(parts, 0, 3),
+            cute.group_modes(self.sX, 0, modes), cute.group_modes(parts, 0, modes),
         )  # fmt: skip
-        place = (None, 0, 0, (head, outer))
-        cute.copy(self.atom, source[place], shared[None, stage], tma_bar_ptr=barrier)
+        return matrix[None, 0, 0, (head, outer)], shared[None, stage]

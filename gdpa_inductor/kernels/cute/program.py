@@ -103,8 +103,9 @@ class Row(Fixed):
         for node in self.program.nodes:
             if node.op == "aux" and node.value in self.program.vectors:
                 start = self.program.place(node, self.places) + column
+                align = min(16, count * start.dtype.width // 8)
                 source = cute.make_ptr(
-                    start.dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=16
+                    start.dtype, start.toint(), cute.AddressSpace.gmem, assumed_align=align
                 )
                 found[node] = cute.make_rmem_tensor(count, start.dtype)
                 cute.autovec_copy(cute.make_tensor(source, cute.make_layout(count)), found[node])

@@ -13,7 +13,7 @@ from cutlass import cute
 from torch import Tensor
 
 from .....rejection import GDPAError
-from ...launch import LaunchCall, aligned, example, options, place
+from ...launch import LaunchCall, Launcher, aligned, example, options, place
 from ..config import Sm100Config
 from .kernel import BackwardKernel
 from .limits import unsupported
@@ -68,7 +68,7 @@ def backward(
                 outputs = [x.zero_() for x in outputs]
             else:
                 others = (grad_out, *outputs)
-                compiled(config, side)(*call.arguments(config, others, order, ctas, stream))
+                launcher(config, side)(call.arguments(config, others, order, ctas, stream))
             found |= dict(zip(letters, outputs, strict=True))
     return [finished(call, letter, found[letter]) for letter in asked]
 
@@ -93,6 +93,11 @@ def finished(call: LaunchCall, letter: str, grad: Tensor) -> Tensor:
 
 def _operand(call: LaunchCall, letter: str) -> Tensor:
     return {"q": call.query, "k": call.key, "v": call.value}[letter]
+
+
+@functools.cache
+def launcher(config: Sm100Config, side: str) -> Launcher:
+    return Launcher(compiled(config, side))
 
 
 @functools.cache

@@ -1,0 +1,35 @@
+"""What a kernel for Hopper is a function of. No cutlass here."""
+
+from dataclasses import dataclass
+
+from .. import config
+
+ROWS, COLS = 64, 128  # a score tile: the rows of one warpgroup's product, 64 fp32 registers
+SHARED_MEMORY = 227 << 10
+BARRIERS = 2048  # bytes for mbarriers, records and alignment
+TILES = 2  # query tiles of a CTA
+
+
+@dataclass(frozen=True)
+class Sm90Config(config.KernelConfig):
+    """The same, with the buffers that there is room for."""
+
+    folder = "sm90"
+    arch = "sm_90a"
+    rows = ROWS
+    cols = COLS
+    max_dim = 128
+    backward = False
+
+    @property
+    def query_stages(self) -> int:
+        """Two for each query tile: the next tile's are loaded while this one is multiplied."""
+        return 2 * TILES
+
+    @property
+    def key_stages(self) -> int:
+        """As many as fit beside the query tiles and the output, up to 6."""
+        stage = 2 * COLS * max(self.padded_head_dim, self.padded_value_dim)
+        queries = 2 * ROWS * self.padded_head_dim * self.query_stages
+        output = 2 * ROWS * self.padded_value_dim * TILES
+        return min(6, (SHARED_MEMORY - BARRIERS - queries - output) // stage)

@@ -1,0 +1,1 @@
+"""The forward: `kernel` puts it together."""

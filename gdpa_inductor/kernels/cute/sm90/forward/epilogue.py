@@ -1,0 +1,52 @@
+"""Epilogue: O_t -> global memory, through shared memory, by the warpgroup that has the sums.
+
+TMA drops the rows past the end of the sequence. Without key blocks the sums are zeros.
+"""
+
+from typing import Any
+
+from cutlass import cute
+from cutlass.cute.nvgpu import warp
+
+from ...operands import Tiles
+from ...values import Fixed
+from ..config import ROWS
+from ..wgmma import WARPGROUP
+
+OWN = 1  # the first of the named barriers, one for each warpgroup
+
+
+class Epilogue(Fixed):
+    """pv: the product that makes the sums. o: the tiles of O, with a buffer for each query tile."""
+
+    def __init__(self, pv: Any, o: Tiles, dtype: Any) -> None:
+        self.pv, self.o, self.dtype = pv, o, dtype
+
+    @cute.jit
+    def store(self, tile, t, thread, sums):
+        """All rows of query tile t that there are. The copy is on its way afterwards."""
+        halves = cute.make_rmem_tensor(sums.layout, self.dtype)
+        halves.store(sums.load().to(self.dtype))
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.together(t)
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
+        copy = cute.make_tiled_copy_C(atom, self.pv)
+        part = copy.get_slice(thread)
+        cute.copy(copy, part.retile(halves), part.partition_D(self.o.sX)[None, None, None, t])
+        cute.arch.fence_view_async_shared()
+        self.together(t)
+        row = tile.row + t * ROWS
+        if (thread < 32) & (row < tile.q_rows):
+            self.o.store(tile.q_start, row, tile.q_rows, tile.head, tile.batch, t)
+            cute.arch.cp_async_bulk_commit_group()
+
+    def together(self, t: Any) -> None:
+        """The threads of a warpgroup wait for each other."""
+        cute.arch.barrier(barrier_id=OWN + t, number_of_threads=WARPGROUP)
+
+    @cute.jit
+    def finish(self, thread):
+        """Until all is stored."""
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0)

@@ -1,0 +1,143 @@
+"""The forward kernel:  O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:],  P = program(Q Kᵀ), j < length.
+
+Notation
+    Q, K, V, O     query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv]
+    mX  sX  tX     in global memory, in shared memory, as an operand of a product
+    t              a query tile of the CTA, 0 or 1
+    S              its scores, 64 x 128, fp32, in registers
+    P              its weights, 16 bits, in registers
+    O              its sums, 64 x Dv, fp32, in registers
+    block          128 keys
+
+No softmax: O stays in registers over all key blocks, and nothing is rescaled. Roles, by warp:
+
+    0-3, 4-7   products, activation and epilogue of t = 0, 1
+    8          loads: Q tiles, and the ring of K and V tiles
+    9          scheduler
+
+Each warpgroup has its own products in flight. While one stores its sums, or waits for its first
+scores, the tensor core works for the other.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute, memory
+from cutlass.cute.nvgpu import cpasync
+
+from ...forward.loads import ForwardLoads
+from ...forward.ranges import KeyRanges
+from ...forward.scheduler import RECORD, STAGES, TILES, Scheduler
+from ...forward.work import Work
+from ...operands import Tiles, matrices
+from ...program import Program
+from ..config import COLS, ROWS, Sm90Config
+from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
+from ..wgmma import REGISTERS as FROM_REGISTERS
+from .epilogue import Epilogue
+from .products import ForwardFragments, ForwardProducts
+from .roles import LOADS, REGISTERS, SCHEDULER, WARPS, Channels
+
+
+class ForwardKernel:
+    """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
+
+    def __init__(self, config: Sm90Config) -> None:
+        self.config = config
+        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        width, value_width = config.padded_head_dim, config.padded_value_dim
+        self.tiles = {
+            "q": (ROWS, width), "k": (COLS, width),
+            "v": (COLS, value_width), "o": (ROWS, value_width),
+        }  # fmt: skip
+
+    def storage(self, stages):
+        """Shared memory: barriers first, then the tiles."""
+        count = Channels.count(self.config)
+        queries, keys, values, output = (cute.cosize(stages[name]) for name in "qkvo")
+
+        @cute.struct
+        class Memory:
+            barriers: cute.struct.MemRange[Int64, count]
+            records: cute.struct.MemRange[Int32, STAGES * RECORD]
+            sQ: cute.struct.Align[cute.struct.MemRange[self.dtype, queries], 1024]
+            sO: cute.struct.Align[cute.struct.MemRange[self.dtype, output], 1024]
+            sKV: cute.struct.Align[cute.struct.MemRange[self.dtype, max(keys, values)], 1024]
+
+        return Memory
+
+    @cute.jit
+    def __call__(
+        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
+    ):
+        """The arguments are those of every forward: see `launch.example`."""
+        c = self.config
+        qk = tiled(self.dtype, COLS, K)
+        pv = tiled(self.dtype, c.padded_value_dim, MN, FROM_REGISTERS)
+        given = dict(zip("qkvo", matrices(c, pointers, sizes, strides), strict=True))
+        tiles = {name: tile_layout(self.dtype, *shape) for name, shape in self.tiles.items()}
+        load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
+        copies = {
+            name: cpasync.make_tiled_tma_atom(
+                store if name == "o" else load, matrix.tensor(), tiles[name], self.tiles[name]
+            )
+            for name, matrix in given.items()
+        }
+        self.bytes = {name: cute.size_in_bytes(self.dtype, x) for name, x in tiles.items()}
+        stage = max(cute.cosize(tiles[name]) for name in "kv")
+        ring = cute.make_layout(c.key_stages, stride=stage)
+        stages = {
+            "q": _staged(tiles["q"], c.query_stages), "o": _staged(tiles["o"], TILES),
+            "k": cute.append(tiles["k"], ring), "v": cute.append(tiles["v"], ring),
+        }  # fmt: skip
+        self.memory = self.storage(stages)
+        self.kernel(qk, pv, copies, stages, sizes, cu_q, cu_k, order, aux, scalars).launch(
+            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
+        )
+
+    @cute.kernel
+    def kernel(self, qk, pv, copies, stages, sizes, cu_q, cu_k, order, aux, scalars):
+        c = self.config
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        buffers = memory.SmemAllocator().allocate(self.memory)
+        places = {"q": buffers.sQ, "k": buffers.sKV, "v": buffers.sKV, "o": buffers.sO}
+        shared = {
+            name: place.get_tensor(stages[name].outer, swizzle=stages[name].inner)
+            for name, place in places.items()
+        }
+        q, k, v, o = (self.source(name, copies[name], shared[name]) for name in "qkvo")
+        channels = Channels(c, buffers.barriers.data_ptr())
+        channels.start(warp)
+        ranges = KeyRanges(c, aux, scalars)
+        records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
+        work = Work(c, sizes, (cu_q, cu_k, order))
+        scheduler = Scheduler(channels.tiles, records, work, ranges)
+
+        if warp < LOADS:
+            cute.arch.setmaxregister_increase(REGISTERS["products"])
+            fragments = ForwardFragments(qk, pv, q.sX, k.sX, v.sX, c.padded_value_dim, self.dtype)
+            programs = (Program(c, aux, scalars, ranges.full_terms), Program(c, aux, scalars))
+            epilogue = Epilogue(pv, o, self.dtype)
+            role = ForwardProducts(channels, fragments, epilogue, ranges, programs)
+            role.run(scheduler, warp // 4, thread % WARPGROUP)
+        else:
+            cute.arch.setmaxregister_decrease(REGISTERS["others"])
+            if warp == LOADS:
+                ForwardLoads(c, channels, q, k, v).run(scheduler)
+            if warp == SCHEDULER:
+                scheduler.publish()
+
+    def source(self, name: str, copy, sX) -> Tiles:
+        """The tiles of a matrix."""
+        c, (atom, mX) = self.config, copy
+        jagged = c.jagged_q if name in "qo" else c.jagged_k
+        return Tiles(
+            atom, mX, sX, lambda tiles: tiles, self.tiles[name], self.bytes[name], jagged,
+            name in c.shared,
+        )  # fmt: skip
+
+
+def _staged(layout: Any, stages: int) -> Any:
+    """So many of the same, one behind the other."""
+    return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))

@@ -1,0 +1,155 @@
+"""Products and activation of one query tile, by one warpgroup.
+
+A step issues S of the next key block, then O += P V of this one, and activates S while O is
+multiplied. So the tensor core always has a product that does not wait for this warpgroup. O is
+waited for before the step ends: left in flight over the end of the loop, it would make the compiler
+wait for every product.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+from cutlass import Float32, cute, range_constexpr
+from cutlass.cute.nvgpu import warpgroup
+
+from ...barriers import Cursor
+from ...forward.ranges import KeyRanges
+from ...program import Program, Row
+from ...values import Fixed, Pair, choose, larger, pair
+from ..config import COLS, ROWS
+from ..wgmma import as_operand, issue, replace_operand, transposed
+from .epilogue import Epilogue
+from .roles import Channels
+
+
+class ForwardFragments(Fixed):
+    """Registers and operands of a warpgroup. qk, pv: the products. sQ, sK, sV: buffers."""
+
+    def __init__(self, qk: Any, pv: Any, sQ: Any, sK: Any, sV: Any, width: int, dtype: Any) -> None:
+        self.qk, self.pv, self.dtype = qk, pv, dtype
+        scores, sums = qk.get_slice(0), pv.get_slice(0)
+        self.tQ = scores.make_fragment_A(scores.partition_A(sQ))
+        self.tK = scores.make_fragment_B(scores.partition_B(sK))
+        self.tV = sums.make_fragment_B(sums.partition_B(transposed(sV)))
+        self.O = cute.make_rmem_tensor(pv.partition_shape_C((ROWS, width)), Float32)
+        shape = qk.partition_shape_C((ROWS, COLS))
+        self.P = as_operand(cute.make_rmem_tensor(shape, Float32), dtype)
+
+    def score(self, query: Any, key: Any) -> Any:
+        """S = Q Kᵀ of two buffers, in flight. Registers of their own: what was in them before does
+        not live on."""
+        S = cute.make_rmem_tensor(self.qk.partition_shape_C((ROWS, COLS)), Float32)
+        q, k = self.tQ[None, None, None, query], self.tK[None, None, None, key]
+        issue(self.qk, S, q, k, True)
+        return S
+
+    def sum_up(self, value: Any) -> None:
+        """O += P V of a buffer, in flight."""
+        issue(self.pv, self.O, self.P, self.tV[None, None, None, value], False)
+
+
+class ForwardProducts(Fixed):
+    """programs: for blocks without masks and tails, and for all."""
+
+    def __init__(
+        self, channels: Channels, fragments: ForwardFragments, epilogue: Epilogue,
+        ranges: KeyRanges, programs: Sequence[Program],
+    ) -> None:  # fmt: skip
+        self.channels, self.fragments, self.epilogue = channels, fragments, epilogue
+        self.ranges, self.programs = ranges, programs
+
+    @cute.jit
+    def run(self, scheduler, t, thread):
+        """The loop of thread `thread` of the warpgroup of query tile t."""
+        queries = self.channels.queries_of(t)
+        at, q_at, k_at = scheduler.start(), queries.start(), self.channels.keys.start()
+        tile, at = scheduler.take(at)
+        while tile.valid == 1:
+            self.fragments.O.fill(0.0)
+            if tile.first < tile.last(t):
+                queries.full.wait(q_at)
+                k_at = self.sum_of_blocks(tile, t, thread, q_at, k_at)
+                queries.empty.arrive_once(q_at)
+                q_at = q_at.next()
+            for _ in cutlass.range(larger(tile.last(t), tile.first), tile.end, unroll=1):
+                k_at = self.pass_by(self.pass_by(k_at))
+            self.epilogue.store(tile, t, thread, self.fragments.O)
+            tile, at = scheduler.take(at)
+        self.epilogue.finish(thread)
+
+    @cute.jit
+    def pass_by(self, at: Cursor):
+        """Free a buffer that only the other warpgroup needs."""
+        self.channels.keys.full.wait(at)
+        self.channels.keys.empty.arrive_once(at)
+        return at.next()
+
+    @cute.jit
+    def sum_of_blocks(self, tile, t, thread, q_at: Cursor, at: Cursor):
+        """O of the key blocks of a tile. at: where K of the first is; returns what follows."""
+        keys, x = self.channels.keys, self.fragments
+        query, weigh = q_at.index * 2 + t, self.weights(tile, t, thread)
+        keys.full.wait(at)
+        S = x.score(query, at.index)
+        warpgroup.wait_group(0)
+        keys.empty.arrive_once(at)
+        weigh.run(S, tile.first * COLS)
+        replace_operand(x.P, as_operand(S, x.dtype))
+        for block in cutlass.range(tile.first + 1, tile.last(t), unroll=1):
+            value, at = at.next(), at.next().next()
+            keys.full.wait(at)
+            S = x.score(query, at.index)
+            keys.full.wait(value)
+            x.sum_up(value.index)
+            warpgroup.wait_group(1)
+            keys.empty.arrive_once(at)
+            weigh.run(S, block * COLS)
+            following = as_operand(S, x.dtype)
+            warpgroup.wait_group(0)
+            keys.empty.arrive_once(value)
+            replace_operand(x.P, following)
+        value = at.next()
+        keys.full.wait(value)
+        x.sum_up(value.index)
+        warpgroup.wait_group(0)
+        keys.empty.arrive_once(value)
+        return value.next()
+
+    def weights(self, tile: Any, t: Any, thread: Any) -> "ForwardWeights":
+        return ForwardWeights(self.ranges, self.programs, tile, tile.row + t * ROWS, thread)
+
+
+class ForwardWeights(Fixed):
+    """Scores to weights, in place, in the registers of one thread: two rows, two neighbouring
+    columns of each 8."""
+
+    def __init__(
+        self, ranges: KeyRanges, programs: Sequence[Program], tile: Any, first: Any, thread: Any
+    ) -> None:
+        self.ranges, self.tile, self.first = ranges, tile, first
+        row = first + thread // 32 * 16 + thread % 32 // 4
+        self.plain, self.careful = (
+            [Row(program, tile, row + half) for half in (0, 8)] for program in programs
+        )
+        self.column = thread % 4 * 2
+
+    @cute.jit
+    def run(self, S, column):
+        """column: the first of the block."""
+        if self.ranges.needs_no_mask(self.tile, self.first, column):
+            self.weigh(S, self.plain, column + self.column, None)
+        else:
+            self.weigh(S, self.careful, column + self.column, self.tile.k_rows)
+
+    @cute.jit
+    def weigh(self, S, rows, column, end):
+        """end: the weights from this column on are zero: program(0) need not be 0."""
+        for r in range_constexpr(0, cute.size(S), 2):
+            row, first = rows[r // 2 % 2], column + r // 4 * 8
+            kv_idx = Pair(first, first + 1)
+            operands = row.fetch(first, 2) if cutlass.const_expr(end is None) else {}
+            (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands)
+            if cutlass.const_expr(end is not None):
+                weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
+            S[r], S[r + 1] = pair(weight).lanes

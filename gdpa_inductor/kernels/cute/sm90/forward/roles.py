@@ -1,0 +1,50 @@
+"""The roles of the forward: which warps they are, and who waits for whom."""
+
+from typing import Any
+
+from cutlass import cute
+
+from ...barriers import Ring
+from ...forward.scheduler import STAGES, TILES
+from ...values import Fixed
+from ..config import Sm90Config
+
+LOADS, SCHEDULER, WARPS = 8, 9, 12  # the first warp of each role; 0-7 multiply
+REGISTERS = {"products": 232, "others": 40}  # 384 threads share 65536
+READERS = 9  # warps that read the scheduler's records
+
+
+class Channels(Fixed):
+    """All mbarriers of a CTA, from `pointer` on; `count(config)` says how many.
+
+                     what is handed over            who fills it    who reads it
+    tiles            records of the scheduler       scheduler       all other roles
+    queries[t]       Q_t, in shared memory          loads           warpgroup t
+    keys             K and V in turn, the same      loads           both warpgroups
+    """
+
+    def __init__(self, config: Sm90Config, pointer: Any) -> None:
+        stages = config.query_stages // TILES
+        self.tiles = Ring(pointer, STAGES, 1, READERS)
+        pointer = pointer + 2 * STAGES
+        self._queries, self._stages = pointer, stages
+        self.queries = [self.queries_of(t) for t in range(TILES)]
+        self.keys = Ring(pointer + 2 * stages * TILES, config.key_stages, 1, LOADS)
+
+    def queries_of(self, t: Any) -> Ring:
+        """queries[t]. t: a Python number, or one known at run time."""
+        return Ring(self._queries + 2 * self._stages * t, self._stages, 1, LOADS // TILES)
+
+    @staticmethod
+    def count(c: Sm90Config) -> int:
+        return 2 * (STAGES + c.query_stages + c.key_stages)
+
+    @cute.jit
+    def start(self, warp):
+        """Barriers are there for all warps after this."""
+        if warp == SCHEDULER:
+            with cute.arch.elect_one():
+                for channel in (self.tiles, *self.queries, self.keys):
+                    channel.init()
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()

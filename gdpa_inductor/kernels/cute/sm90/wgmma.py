@@ -1,0 +1,78 @@
+"""Products of one warpgroup: 64 rows, sums in its registers, operands in swizzled shared memory.
+
+Thread i of a warpgroup holds of the sums the rows 16·(i // 32) + i % 32 // 4 and that plus 8, and
+of each 8 columns the two from 2·(i % 4) on. In the order of the registers:
+
+    register r     row + 8·(r // 2 % 2),  column 8·(r // 4) + r % 2
+"""
+
+from typing import Any
+
+from cutlass import Float32, Int32, cute
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+from cutlass.utils import hopper_helpers
+
+WARPGROUP = 128  # threads
+K, MN = OperandMajorMode.K, OperandMajorMode.MN
+SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
+
+
+def tiled(
+    dtype: Any, cols: int, b_major: Any, a_source: Any = SHARED, a_major: Any = K, groups: int = 1
+) -> Any:
+    """The product of [64, k] by [k, cols] for each of `groups` warpgroups."""
+    return hopper_helpers.make_trivial_tiled_mma(
+        dtype, dtype, a_major, b_major, Float32, (groups, 1, 1), (64, cols), a_source
+    )
+
+
+def issue(product: Any, sums: Any, a: Any, b: Any, fresh: bool) -> None:
+    """sums (+)= a b, in flight as one group."""
+    warpgroup.fence()
+    atom = cute.make_mma_atom(product.op)
+    atom.set(warpgroup.Field.ACCUMULATE, not fresh)
+    for k in range(cute.size(a.shape[2])):
+        cute.gemm(atom, sums, a[None, None, k], b[None, None, k], sums)
+        atom.set(warpgroup.Field.ACCUMULATE, True)
+    warpgroup.commit_group()
+
+
+def operand_layout(layout: Any) -> Any:
+    """The layout of sums as an operand A: the same numbers in the same registers."""
+    halves = cute.logical_divide(layout, ((None, None, 2), None, None))
+    (a, b, (c, d)), m, n = halves.shape
+    (sa, sb, (sc, sd)), sm, sn = halves.stride
+    return cute.make_layout(((a, b, c), m, (d, n)), stride=((sa, sb, sc), sm, (sd, sn)))
+
+
+def as_operand(sums: Any, dtype: Any) -> Any:
+    """Sums in 16 bits as an operand A."""
+    layout = operand_layout(sums.layout)
+    out = cute.make_rmem_tensor(layout, dtype)
+    out.store(cute.make_tensor(sums.iterator, layout).load().to(dtype))
+    return out
+
+
+def replace_operand(old: Any, new: Any) -> None:
+    """Overwrite an operand, once no product in flight reads it. The moves are opaque: otherwise the
+    compiler makes `new` in the registers of `old`, sees that a product reads these, and waits for
+    every product."""
+    into, out = (cute.recast_tensor(x, Int32) for x in (old, new))
+    for word in range(cute.size(into)):
+        into[word] = cute.arch.inline_ptx(
+            "mov.b32 {$w0}, {$r0};", write_only_types=[Int32], read_only_args=[out[word]]
+        )
+
+
+def tile_layout(dtype: Any, rows: int, width: int) -> Any:
+    """[rows, width] in shared memory, in the widest swizzle that the rows allow. width: a multiple
+    of 32."""
+    kinds = warpgroup.SmemLayoutAtomKind
+    kind = kinds.K_SW64 if width % 64 else kinds.K_SW128
+    atom = warpgroup.make_smem_layout_atom(kind, dtype)
+    return cute.tile_to_shape(atom, (rows, width), order=(0, 1))
+
+
+def transposed(x: Any) -> Any:
+    """The same buffers with their rows as columns."""
+    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))

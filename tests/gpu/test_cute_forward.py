@@ -1,0 +1,120 @@
+"""The Hopper forward kernel, on the card, against the formula in fp64."""
+
+import pytest
+import torch
+
+from tests.tolerances import error_of
+
+pytest.importorskip("cutlass")
+pytestmark = pytest.mark.cuda
+
+from gdpa_inductor import gdpa_backend  # noqa: E402
+from gdpa_inductor._compat import dynamo  # noqa: E402
+from gdpa_inductor.kernels.cute import launch  # noqa: E402
+from gdpa_inductor.operands import Operands  # noqa: E402
+from tests.kernels.cute_cases import CASES, MORE, SELF, Case, eager, exact  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs compute capability 9.0")
+
+
+def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
+    """O of a case, on the CPU, NaN where nothing was stored; rows that no sequence owns are
+    zero."""
+    x = o.filled([y.cuda() if isinstance(y, torch.Tensor) else y for y in o.flat()])
+    jagged = x.cu_seqlens_q is not None
+    batch = max(case.b, len(case.q_lengths), len(case.k_lengths))
+    shape = (x.query.shape[0], case.h) if jagged else (batch, case.h, case.m)
+    out = torch.full((*shape, case.dv or case.d), torch.nan, dtype=case.dtype, device="cuda")
+    if jagged:
+        owned = torch.zeros(shape[0], dtype=torch.bool)
+        for start, rows in zip(o.cu_seqlens_q.tolist(), case.q_lengths, strict=False):
+            owned[start : start + min(rows, o.max_seqlen_q)] = True
+        out[~owned] = 0.0
+    launch.forward(
+        x.query, x.key, x.value, x.aux, x.scalars, str(x.program), *x.lengths,
+        fast=case.fast, ctas=case.ctas, out=out,
+    )  # fmt: skip
+    return out.cpu()
+
+
+@pytest.mark.parametrize("case", [*CASES, *MORE], ids=lambda case: case.name)
+def test_forward(case: Case) -> None:
+    o = case.operands()
+    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+def test_neighbours_do_not_leak() -> None:
+    """Sequences that are NaN from end to end leave the others as they are."""
+    case = Case("neighbours", d=64, q_lengths=SELF, k_lengths=SELF)
+    clean, poisoned = case.operands(), case.operands()
+    for matrix in (poisoned.query, poisoned.key, poisoned.value):
+        matrix[:300] = torch.nan
+    kept = forward(case, clean)[300:]
+    assert torch.equal(forward(case, poisoned)[300:], kept)
+    assert kept.isfinite().all()
+
+
+@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128])
+def test_exact_on_integers(dim: int) -> None:
+    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
+    case = Case("integers", "relu(s)", d=dim, m=300, n=300, h=2, dtype=torch.float16)
+    o = case.operands()
+    for matrix in (o.query, o.key, o.value):
+        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
+    assert torch.equal(forward(case, o), exact(o).to(torch.float16))
+
+
+def test_the_same_bits_each_time() -> None:
+    case = Case("bits", m=1100, n=1300, h=3, b=2, ctas=0)
+    o = case.operands()
+    first = forward(case, o)
+    assert all(torch.equal(forward(case, o), first) for _ in range(20))
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.silu(q @ k.mT * 0.088) @ v
+
+
+def test_a_training_step() -> None:
+    """Through torch.compile: the forward is this kernel's, the backward is Triton's."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    direction = torch.randn_like(given[0])
+
+    def step(function, tensors: list[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, g)]
+
+    dynamo.counters.clear()
+    compiled = torch.compile(attend, backend=gdpa_backend, options={"gdpa.kernel": "cute"})
+    fused = step(compiled, given, direction)
+    assert dynamo.counters["gdpa"]["lowered_cute"] == 1
+    assert dynamo.counters["gdpa"]["lowered_triton"] == 1
+    plain = step(attend, given, direction)
+    wide = step(attend, [x.double() for x in given], direction.double())
+    for i, found in enumerate(zip(fused, plain, wide, strict=True)):
+        wrong = error_of(*found, direction="backward" if i else "forward")
+        assert wrong is None, wrong
+
+
+def test_in_a_cuda_graph_and_on_a_second_stream() -> None:
+    q, k, v = (torch.randn(1, 2, 300, 64, device="cuda").bfloat16() for _ in range(3))
+    run = lambda: launch.forward(q, k, v, [], [], "silu(s)")
+    expected = run()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        beside = run()
+    stream.synchronize()
+    assert torch.equal(beside, expected)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    captured.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(captured, expected)
