@@ -31,9 +31,9 @@ class Rowwise:
 
     @cute.kernel
     def kernel(self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars):
-        work = Work(self.config, sizes, (cu_q, cu_k, order))
-        program = Program(self.config, aux, scalars)
         ranges = KeyRanges(self.config, aux, scalars)
+        work = Work(self.config, sizes, (cu_q, cu_k, order), ranges.skips)
+        program = Program(self.config, aux, scalars)
         cta, _, _ = cute.arch.block_idx()
         grid, _, _ = cute.arch.grid_dim()
         thread, _, _ = cute.arch.thread_idx()

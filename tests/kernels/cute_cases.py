@@ -197,5 +197,6 @@ MORE = (
          m=700, n=700),
     Case("rows_jagged_bias", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=64, h=2, q_lengths=SELF,
          k_lengths=SELF, aux=(((494, 2), BF16),)),
+    Case("causal_many_units", CAUSAL.format(SILU), d=32, m=260, n=130, h=65, ctas=3),
     Case("long", m=1500, n=1500, d=128, h=2, ctas=3),
 )  # fmt: skip

@@ -1,31 +1,42 @@
 """From the number of a tile to what it is: sequence, head, rows, keys.
 
-The numbers of one sequence and head are consecutive, so that CTAs that run together read the same
-keys. Dense: every sequence has the same lengths. Jagged: lengths are read from the offsets on the
-device, and `order` says which sequence comes first (the longest, if the caller wants balance).
+A unit is one head of one sequence. The numbers of a unit are consecutive, so that CTAs that run
+together read the same keys. Dense: every sequence has the same lengths. Jagged: lengths are read
+from the offsets on the device, and `order` says which sequence comes first (the longest, if the
+caller wants balance).
+
+Dense tiles that skip key blocks differ in cost: under a causal mask the last rows cost most. If
+there are few units, the last rows of all of them come first, so that what is dealt last is small.
+Many units balance by themselves, and would read their keys from memory again and again.
 """
 
 from cutlass import Int32
 
 from ..config import KernelConfig
-from ..values import Fixed
+from ..values import Fixed, select
 from ..work import sequence_rows
 from .scheduler import TILES, WorkTile
 
+FEW = 64  # units
+
 
 class Work(Fixed):
-    """sizes, offsets: as the kernels take them. Sizes of the jagged sides are upper bounds."""
+    """sizes, offsets: as the kernels take them. Sizes of the jagged sides are upper bounds. skips:
+    whether key blocks are skipped."""
 
-    def __init__(self, config: KernelConfig, sizes, offsets):
+    def __init__(self, config: KernelConfig, sizes, offsets, skips: bool):
         self.config, self.offsets = config, offsets
         self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
         self.height = TILES * config.rows
         self.row_tiles = (self.rows + (self.height - 1)) // self.height
-        self.tiles = self.row_tiles * self.heads * self.batch
+        self.units = self.heads * self.batch
+        self.tiles = self.row_tiles * self.units
+        self.last_rows_first = skips and not (config.jagged_q or config.jagged_k)
 
     def decode(self, number) -> WorkTile:
-        row = number % self.row_tiles
-        unit = number // self.row_tiles
+        row, unit = number % self.row_tiles, number // self.row_tiles
+        if self.last_rows_first:
+            row, unit = self._last_rows_first(number)
         head, place = unit % self.heads, unit // self.heads
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
@@ -38,3 +49,11 @@ class Work(Fixed):
             Int32(1), row * self.height, batch, head, key_head, value_head,
             q_start, q_rows, k_start, k_rows, zero, zero, zero,
         )  # fmt: skip
+
+    def _last_rows_first(self, number):
+        """(row tile, unit), where units are few; otherwise the tiles of a unit stay together."""
+        few = self.units <= FEW
+        divisor = select(few, self.units, self.row_tiles)
+        quotient, rest = number // divisor, number % divisor
+        row = select(few, self.row_tiles - 1 - quotient, rest)
+        return row, select(few, rest, quotient)

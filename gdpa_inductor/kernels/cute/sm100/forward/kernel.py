@@ -164,7 +164,7 @@ class ForwardKernel:
         sums = ForwardTensorMemory(qk, pv, layouts[3], tmem, c.output_stages, self.dtype)
         ranges = KeyRanges(c, aux, scalars)
         records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
-        work = Work(c, sizes, (cu_q, cu_k, order))
+        work = Work(c, sizes, (cu_q, cu_k, order), ranges.skips)
         scheduler = Scheduler(channels.tiles, records, work, ranges)
 
         if warp < EPILOGUE:
