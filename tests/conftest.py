@@ -52,6 +52,15 @@ def seeded(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
+def torchs_own_loops() -> Iterator[None]:
+    """Without oneDNN, whose activations have other values at infinity on some CPUs."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    yield
+    torch._C._set_mkldnn_enabled(before)
+
+
+@pytest.fixture
 def verdicts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The judge remembers verdicts, as it does for users, whose caches are on: in this folder."""
     monkeypatch.setattr(inductor, "cache_folder", lambda: str(tmp_path))

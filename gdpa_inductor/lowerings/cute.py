@@ -193,11 +193,11 @@ BACKEND = Backend(
         Rule(Code.DEVICE, no_kernel, quiet=True),
         Rule(Code.DEVICE, no_cutlass),
         Rule(Code.DTYPE, not_taken),
-        Rule(Code.DEVICE, no_backward, quiet=True),
+        Rule(Code.DEVICE, no_backward),
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(),
-    yields=(Rule(Code.SLOWER, triton_is_faster, quiet=True),),
+    yields=(Rule(Code.SLOWER, triton_is_faster),),
     lower=lower,
     lower_backward=lower_backward,
 )

@@ -99,7 +99,9 @@ def test_it_is_the_choice_of_hopper_for_large_forwards():
 )
 def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
     given = problem(**{**LARGE, **changes})
-    assert lowerings.choose(given, Options()).kernel == "triton"
+    choice = lowerings.choose(given, Options())
+    assert choice.kernel == "triton"
+    assert "cute: on Hopper Triton" in choice.reason
     assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
 
 

@@ -14,6 +14,8 @@ from gdpa_inductor.program.derivatives import differentiate
 from gdpa_inductor.program.expr import GRAD, Expr, aux, const, fold, torch_apply
 from tests.patterns.vocabulary_table import CASES, REFUSED, WRITTEN, Case, X
 
+pytestmark = pytest.mark.usefixtures("torchs_own_loops")
+
 BENDS = [0.0, -0.0, 0.3, -0.3, 0.5, -0.5, 1.0, -1.0, 1.5, 2.5, -2.5, 3.0, -3.0, 6.0, 19.9, 20.0]
 FAR = [20.1, -20.0, 88.0, -88.0, 90.0, -90.0, 104.0, -104.0, 800.0, -800.0]
 SMALL = [1e-8, -1e-8, 1e-30, -1e-30, 1e-42, -1e-42]

@@ -88,7 +88,7 @@ def launcher(config: KernelConfig) -> Launcher:
 def forward_kernel(config: KernelConfig) -> Any:
     """The forward of a configuration, before it is compiled."""
     folder = importlib.import_module(f".{config.folder}.forward.kernel", __package__)
-    return folder.ForwardKernel(config)
+    return folder.KERNEL(config)
 
 
 def options(config: KernelConfig, more: str = "") -> str:

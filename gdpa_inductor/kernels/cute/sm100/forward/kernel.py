@@ -210,3 +210,6 @@ class ForwardKernel:
         }[name]
         size, shared = self.bytes["qkv".index(name)], name in c.shared
         return Tiles(atom, mX, sX, part, tiler, size, jagged, shared, transposed=name == "v")
+
+
+KERNEL = ForwardKernel

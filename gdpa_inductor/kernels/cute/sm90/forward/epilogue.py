@@ -16,7 +16,7 @@ from ..wgmma import WARPGROUP
 OWN = 1  # the first of the named barriers, one for each warpgroup
 
 
-class Epilogue(Fixed):
+class HopperEpilogue(Fixed):
     """pv: the product that makes the sums. o: the tiles of O, with a buffer for each query tile."""
 
     def __init__(self, pv: Any, o: Tiles, dtype: Any) -> None:

@@ -34,12 +34,12 @@ from ...program import Program
 from ..config import COLS, ROWS, Sm90Config
 from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
-from .epilogue import Epilogue
-from .products import ForwardFragments, ForwardProducts
-from .roles import LOADS, REGISTERS, SCHEDULER, WARPS, Channels
+from .epilogue import HopperEpilogue
+from .products import HopperFragments, HopperProducts
+from .roles import LOADS, REGISTERS, SCHEDULER, WARPS, HopperChannels
 
 
-class ForwardKernel:
+class HopperForward:
     """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
 
     def __init__(self, config: Sm90Config) -> None:
@@ -53,7 +53,7 @@ class ForwardKernel:
 
     def storage(self, stages):
         """Shared memory: barriers first, then the tiles."""
-        count = Channels.count(self.config)
+        count = HopperChannels.count(self.config)
         queries, keys, values, output = (cute.cosize(stages[name]) for name in "qkvo")
 
         @cute.struct
@@ -107,7 +107,7 @@ class ForwardKernel:
             for name, place in places.items()
         }
         q, k, v, o = (self.source(name, copies[name], shared[name]) for name in "qkvo")
-        channels = Channels(c, buffers.barriers.data_ptr())
+        channels = HopperChannels(c, buffers.barriers.data_ptr())
         channels.start(warp)
         ranges = KeyRanges(c, aux, scalars)
         records = buffers.records.get_tensor(cute.make_layout((STAGES, RECORD), stride=(RECORD, 1)))
@@ -116,10 +116,10 @@ class ForwardKernel:
 
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
-            fragments = ForwardFragments(qk, pv, q.sX, k.sX, v.sX, c.padded_value_dim, self.dtype)
+            fragments = HopperFragments(qk, pv, q.sX, k.sX, v.sX, c.padded_value_dim, self.dtype)
             programs = (Program(c, aux, scalars, ranges.full_terms), Program(c, aux, scalars))
-            epilogue = Epilogue(pv, o, self.dtype)
-            role = ForwardProducts(channels, fragments, epilogue, ranges, programs)
+            epilogue = HopperEpilogue(pv, o, self.dtype)
+            role = HopperProducts(channels, fragments, epilogue, ranges, programs)
             role.run(scheduler, warp // 4, thread % WARPGROUP)
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
@@ -141,3 +141,6 @@ class ForwardKernel:
 def _staged(layout: Any, stages: int) -> Any:
     """So many of the same, one behind the other."""
     return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
+
+
+KERNEL = HopperForward

@@ -19,11 +19,11 @@ from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import COLS, ROWS
 from ..wgmma import as_operand, issue, replace_operand, transposed
-from .epilogue import Epilogue
-from .roles import Channels
+from .epilogue import HopperEpilogue
+from .roles import HopperChannels
 
 
-class ForwardFragments(Fixed):
+class HopperFragments(Fixed):
     """Registers and operands of a warpgroup. qk, pv: the products. sQ, sK, sV: buffers."""
 
     def __init__(self, qk: Any, pv: Any, sQ: Any, sK: Any, sV: Any, width: int, dtype: Any) -> None:
@@ -49,11 +49,11 @@ class ForwardFragments(Fixed):
         issue(self.pv, self.O, self.P, self.tV[None, None, None, value], False)
 
 
-class ForwardProducts(Fixed):
+class HopperProducts(Fixed):
     """programs: for blocks without masks and tails, and for all."""
 
     def __init__(
-        self, channels: Channels, fragments: ForwardFragments, epilogue: Epilogue,
+        self, channels: HopperChannels, fragments: HopperFragments, epilogue: HopperEpilogue,
         ranges: KeyRanges, programs: Sequence[Program],
     ) -> None:  # fmt: skip
         self.channels, self.fragments, self.epilogue = channels, fragments, epilogue
@@ -116,11 +116,11 @@ class ForwardProducts(Fixed):
         keys.empty.arrive_once(value)
         return value.next()
 
-    def weights(self, tile: Any, t: Any, thread: Any) -> "ForwardWeights":
-        return ForwardWeights(self.ranges, self.programs, tile, tile.row + t * ROWS, thread)
+    def weights(self, tile: Any, t: Any, thread: Any) -> "HopperWeights":
+        return HopperWeights(self.ranges, self.programs, tile, tile.row + t * ROWS, thread)
 
 
-class ForwardWeights(Fixed):
+class HopperWeights(Fixed):
     """Scores to weights, in place, in the registers of one thread: two rows, two neighbouring
     columns of each 8."""
 

@@ -14,7 +14,7 @@ REGISTERS = {"products": 232, "others": 40}  # 384 threads share 65536
 READERS = 9  # warps that read the scheduler's records
 
 
-class Channels(Fixed):
+class HopperChannels(Fixed):
     """All mbarriers of a CTA, from `pointer` on; `count(config)` says how many.
 
                      what is handed over            who fills it    who reads it
