@@ -51,7 +51,7 @@ Values = tuple[Sequence[int] | None, ...]
 
 class Launcher:
     """A compiled kernel and the words of its arguments. CuTe DSL looks at the words once; a launch
-    overwrites them, which costs a tenth of handing them over again."""
+    overwrites them."""
 
     def __init__(self, kernel: Any) -> None:
         self.kernel, self.lock = kernel, threading.Lock()
