@@ -24,7 +24,7 @@ from ..kernels.cute.architectures import CONFIGS, config_of
 from ..kernels.cute.config import VERSIONS, unsupported
 from ..kernels.cute.sm100.backward import limits
 from ..kernels.triton.template import Plan
-from ..ops import Arguments, Signature, fake_gradients, fake_output
+from ..ops import Arguments, Signature, check, fake_gradients, fake_output
 from ..problem import Problem
 from ..rejection import Code
 from . import triton
@@ -172,6 +172,7 @@ def _arguments(call: Call) -> Arguments[Any]:
 def _attention(given: Arguments[Tensor]) -> Tensor:
     from ..kernels.cute.launch import forward
 
+    check(given.operands)
     args, kwargs = FORWARD.call(given)
     return forward(*args, **kwargs)
 
@@ -179,6 +180,7 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     from ..kernels.cute.sm100.backward.launch import backward
 
+    check(given.operands)
     args, kwargs = BACKWARD.call(given)
     return [grad for grad in backward(*args, **kwargs) if grad is not None]
 

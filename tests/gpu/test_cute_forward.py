@@ -12,7 +12,7 @@ from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor._compat import dynamo  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
-from tests.kernels.cute_cases import CASES, MORE, SELF, Case, eager, exact  # noqa: E402
+from tests.kernels.cute_cases import CASES, MORE, SELF, Case, eager, exact, unwritten  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -22,18 +22,9 @@ def hopper() -> None:
 
 
 def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
-    """O of a case, on the CPU, NaN where nothing was stored; rows that no sequence owns are
-    zero."""
+    """O of a case, on the CPU, NaN where nothing was stored."""
     x = o.filled([y.cuda() if isinstance(y, torch.Tensor) else y for y in o.flat()])
-    jagged = x.cu_seqlens_q is not None
-    batch = max(case.b, len(case.q_lengths), len(case.k_lengths))
-    shape = (x.query.shape[0], case.h) if jagged else (batch, case.h, case.m)
-    out = torch.full((*shape, case.dv or case.d), torch.nan, dtype=case.dtype, device="cuda")
-    if jagged:
-        owned = torch.zeros(shape[0], dtype=torch.bool)
-        for start, rows in zip(o.cu_seqlens_q.tolist(), case.q_lengths, strict=False):
-            owned[start : start + min(rows, o.max_seqlen_q)] = True
-        out[~owned] = 0.0
+    out = unwritten(case, o).cuda()
     launch.forward(
         x.query, x.key, x.value, x.aux, x.scalars, str(x.program), *x.lengths,
         fast=case.fast, ctas=case.ctas, out=out,

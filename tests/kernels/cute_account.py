@@ -83,9 +83,10 @@ def tool(name: str, *arguments: str) -> str:
 def binary(config: KernelConfig) -> Binary:
     """Compiled for its architecture; needs no GPU."""
     kernel = launch.forward_kernel(config)
-    options = launch.options(config, "--keep-cubin")
-    compiled = cute.compile(kernel, *launch.example(config), options=options)
+    # A folder of its own: names of dumped files are cut, and other tests dump at the same time.
     with tempfile.TemporaryDirectory() as folder:
+        options = launch.options(config, f"--keep-cubin --dump-dir={folder}")
+        compiled = cute.compile(kernel, *launch.example(config), options=options)
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(compiled.__cubin__)
         listing, usage = (

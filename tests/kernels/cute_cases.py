@@ -82,6 +82,18 @@ class Case:
         return (made * self.scale).to(self.dtype), None
 
 
+def unwritten(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
+    """Room for the output: NaN where a kernel has to store; rows that no sequence owns are zero."""
+    jagged = o.cu_seqlens_q is not None
+    batch = max(case.b, len(case.q_lengths), len(case.k_lengths))
+    shape = (o.query.shape[0], case.h) if jagged else (batch, case.h, case.m)
+    out = torch.full((*shape, case.dv or case.d), 0.0 if jagged else torch.nan, dtype=case.dtype)
+    if jagged:
+        for start, rows in zip(o.cu_seqlens_q.tolist(), case.q_lengths, strict=False):
+            out[start : start + min(rows, o.max_seqlen_q)] = torch.nan
+    return out
+
+
 def _operand(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     if dtype == torch.bool:
         return torch.rand(shape) > 0.3

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("cutlass")
 pytest.importorskip("triton")  # its package has the disassembler
 
-from gdpa_inductor.kernels.cute.sm100.config import SHARED_MEMORY
+from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 
 from .cute_account import CONFIGS, binary, block, cycles
 

@@ -10,7 +10,7 @@ from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
 
-from .cute_cases import BF16, CASES, MORE, SELF, Case, eager, exact
+from .cute_cases import BF16, CASES, MORE, SELF, Case, eager, exact, unwritten
 
 ROWS = [
     *(pytest.param(case, id=case.name) for case in CASES),
@@ -20,13 +20,7 @@ ROWS = [
 
 def forward(case: Case, o, schedules=("lazy",)) -> torch.Tensor:
     """O of a case, NaN where nothing was stored; rows that no sequence owns are zero."""
-    jagged = o.cu_seqlens_q is not None
-    batch = max(case.b, len(case.q_lengths), len(case.k_lengths))
-    shape = (o.query.shape[0], case.h) if jagged else (batch, case.h, case.m)
-    out = torch.full((*shape, case.dv or case.d), 0.0 if jagged else torch.nan, dtype=case.dtype)
-    if jagged:
-        for start, rows in zip(o.cu_seqlens_q.tolist(), case.q_lengths, strict=False):
-            out[start : start + min(rows, o.max_seqlen_q)] = torch.nan
+    out = unwritten(case, o)
     offsets = o.cu_seqlens_k if o.cu_seqlens_k is not None else o.cu_seqlens_q
     lengths = torch.zeros(1) if offsets is None else offsets[1:] - offsets[:-1]
     order = torch.argsort(lengths, descending=True)

@@ -7,7 +7,8 @@ import pytest
 pytest.importorskip("cutlass")
 pytest.importorskip("triton")  # its package has the disassembler
 
-from gdpa_inductor.kernels.cute.sm90.config import SHARED_MEMORY, Sm90Config
+from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 
 from .cute_account import CONFIGS, binary
 

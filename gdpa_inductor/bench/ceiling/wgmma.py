@@ -11,12 +11,21 @@ from cutlass import BFloat16, Int32, Int64, const_expr, cute, memory
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from ...kernels.cute.sm90 import wgmma
-from ...kernels.cute.sm90.wgmma import MN, REGISTERS, SHARED, WARPGROUP, K, issue, operand_layout
+from ...kernels.cute.sm90.wgmma import (
+    MN,
+    REGISTERS,
+    SHARED,
+    WARPGROUP,
+    K,
+    issue,
+    operand_layout,
+    transposed,
+)
 
 D, COLS = 128, 128
 THREADS = 3 * WARPGROUP
 OWN = 6  # the first of two named barriers, of one warpgroup each
-__all__ = ["MN", "REGISTERS", "SHARED", "WARPGROUP", "K", "issue"]  # handed on
+__all__ = ["MN", "REGISTERS", "SHARED", "WARPGROUP", "K", "issue", "transposed"]  # handed on
 
 
 class TileRing:
@@ -76,10 +85,6 @@ def tile_layout(rows: int, stages: int):
 
 def view(pointer, layout):
     return cute.make_tensor(cute.recast_ptr(pointer, layout.inner, BFloat16), layout.outer)
-
-
-def transposed(x):
-    return cute.make_tensor(x.iterator, cute.select(x.layout, mode=[1, 0, 2]))
 
 
 def matrix(pointer, heads, length):

@@ -12,6 +12,8 @@ import torch
 from ...program.score_mod import ScoreMod
 
 BOX = 128  # rows of a matrix that one TMA copy brings
+TILES = 2  # query tiles of a CTA in the forward
+SHARED_MEMORY = 227 << 10  # bytes of a CTA, on sm_90 and sm_100
 AUX_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64",
 )  # fmt: skip

@@ -6,10 +6,9 @@ import cutlass
 from cutlass import cute, range_constexpr
 
 from ..barriers import Cursor, Each, Ring
-from ..config import KernelConfig
+from ..config import TILES, KernelConfig
 from ..operands import Tiles
 from ..values import Fixed
-from .scheduler import TILES
 
 
 class ForwardLoads(Fixed):

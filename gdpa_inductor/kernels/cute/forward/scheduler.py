@@ -12,7 +12,6 @@ from cutlass import Boolean, Int32, cute, range_constexpr
 from ..barriers import Cursor, Ring
 from ..values import Fixed, larger, select, smaller
 
-TILES = 2  # query tiles of a CTA
 STAGES = 2
 LANES = 32
 FIELDS, RECORD = 13, 16  # integers of a tile, and with padding

@@ -12,10 +12,10 @@ Many units balance by themselves, and would read their keys from memory again an
 
 from cutlass import Int32
 
-from ..config import KernelConfig
+from ..config import TILES, KernelConfig
 from ..values import Fixed, select
 from ..work import sequence_rows
-from .scheduler import TILES, WorkTile
+from .scheduler import WorkTile
 
 FEW = 64  # units
 

@@ -3,10 +3,9 @@
 from dataclasses import dataclass
 
 from .. import config
-from ..config import BOX
+from ..config import BOX, SHARED_MEMORY
 
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
-SHARED_MEMORY = 227 << 10
 TMEM_COLUMNS = 512
 
 

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from .. import config
+from ..config import SHARED_MEMORY, TILES
 
 ROWS, COLS = 64, 128  # a score tile: the rows of one warpgroup's product, 64 fp32 registers
-SHARED_MEMORY = 227 << 10
 BARRIERS = 2048  # bytes for mbarriers, records and alignment
-TILES = 2  # query tiles of a CTA
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,13 @@ By operand: "A" of the score product and the gradient it gives, "B" of the gradi
 
 from typing import Any
 
-import cutlass
 from cutlass import Float32
 from cutlass.cute.nvgpu import OperandMajorMode, tcgen05
 from cutlass.utils import blackwell_helpers
 
-from ..config import COLS, ROWS, SHARED_MEMORY, TMEM_COLUMNS, Sm100Config
+from ...config import SHARED_MEMORY
+from ...program import DTYPES
+from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
 
 MOST_STAGES = 3  # of streamed B; A, which is read last by the sum of dS, has one more
 BARRIERS = 2048  # bytes, and what aligning the tiles takes
@@ -28,7 +29,7 @@ class Shapes:
     """
 
     def __init__(self, config: Sm100Config, keys: bool) -> None:
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.dtype = DTYPES[config.dtype]
         self.dims = {"A": config.head_dim, "B": config.value_dim}
         self.widths = {"A": config.padded_head_dim, "B": config.padded_value_dim}
         self.summed = ("A", "B") if keys else ("A",)

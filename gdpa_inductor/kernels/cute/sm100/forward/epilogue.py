@@ -11,7 +11,7 @@ from cutlass import Constexpr, Float32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Each
-from ...forward.scheduler import TILES
+from ...config import TILES
 from ...values import Fixed
 from ..config import ROWS, Sm100Config
 from ..tensor_memory import scores_done, scores_ready

@@ -22,7 +22,6 @@ issued before the epilogue has drained this one's O_t: with one or two key block
 difference.
 """
 
-import cutlass
 from cutlass import Float32, Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
@@ -32,7 +31,7 @@ from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
 from ...operands import Tiles, matrices
-from ...program import Program
+from ...program import DTYPES, Program
 from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
 from .activation import ForwardActivation
 from .epilogue import Epilogue, OutputMatrix
@@ -55,7 +54,7 @@ class ForwardKernel:
 
     def __init__(self, config: Sm100Config) -> None:
         self.config = config
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.dtype = DTYPES[config.dtype]
         self.qk_tiler = (ROWS, COLS, config.padded_head_dim)
         self.pv_tiler = (ROWS, config.padded_value_dim, COLS)
 

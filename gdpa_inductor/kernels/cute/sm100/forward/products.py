@@ -8,7 +8,7 @@ from cutlass import Boolean, Constexpr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
 from ...barriers import Cursor, Each
-from ...forward.scheduler import TILES
+from ...config import TILES
 from ...values import Fixed
 from ..config import COLS
 from ..tensor_memory import arrive_when_multiplied, scores_ready

@@ -8,7 +8,8 @@ from typing import Any
 from cutlass import cute
 
 from ...barriers import Barriers, Ring
-from ...forward.scheduler import STAGES, TILES
+from ...config import TILES
+from ...forward.scheduler import STAGES
 from ...values import Fixed
 from ..config import COLS, TMEM_COLUMNS, Sm100Config
 

@@ -21,16 +21,16 @@ scores, the tensor core works for the other.
 
 from typing import Any
 
-import cutlass
 from cutlass import Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
+from ...config import TILES
 from ...forward.loads import ForwardLoads
 from ...forward.ranges import KeyRanges
-from ...forward.scheduler import RECORD, STAGES, TILES, Scheduler
+from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
 from ...operands import Tiles, matrices
-from ...program import Program
+from ...program import DTYPES, Program
 from ..config import COLS, ROWS, Sm90Config
 from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
@@ -44,7 +44,7 @@ class HopperForward:
 
     def __init__(self, config: Sm90Config) -> None:
         self.config = config
-        self.dtype = {"bfloat16": cutlass.BFloat16, "float16": cutlass.Float16}[config.dtype]
+        self.dtype = DTYPES[config.dtype]
         width, value_width = config.padded_head_dim, config.padded_value_dim
         self.tiles = {
             "q": (ROWS, width), "k": (COLS, width),

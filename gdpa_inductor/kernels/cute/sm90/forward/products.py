@@ -14,6 +14,7 @@ from cutlass import Float32, cute, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...barriers import Cursor
+from ...config import TILES
 from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
@@ -89,7 +90,7 @@ class HopperProducts(Fixed):
     def sum_of_blocks(self, tile, t, thread, q_at: Cursor, at: Cursor):
         """O of the key blocks of a tile. at: where K of the first is; returns what follows."""
         keys, x = self.channels.keys, self.fragments
-        query, weigh = q_at.index * 2 + t, self.weights(tile, t, thread)
+        query, weigh = q_at.index * TILES + t, self.weights(tile, t, thread)
         keys.full.wait(at)
         S = x.score(query, at.index)
         warpgroup.wait_group(0)

@@ -5,7 +5,8 @@ from typing import Any
 from cutlass import cute
 
 from ...barriers import Ring
-from ...forward.scheduler import STAGES, TILES
+from ...config import TILES
+from ...forward.scheduler import STAGES
 from ...values import Fixed
 from ..config import Sm90Config
 
