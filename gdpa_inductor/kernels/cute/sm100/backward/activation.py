@@ -11,14 +11,14 @@ import cutlass
 from cutlass import Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 
+from ...backward.program import ProgramLine
+from ...backward.walk import ResidentTile, Walk
 from ...program import Program
 from ...values import Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
-from .program import ProgramLine
 from .shapes import HALF, PART, PARTS, Shapes
 from .sums import GradientSums
-from .tiles import ResidentTile, Walk
 
 
 class BackwardActivation:
@@ -60,7 +60,8 @@ class BackwardActivation:
         self.signals["scores"].wait(step)
         scores_ready()
         column = step % self.memory.shapes.buffers * COLS + self.left
-        scores = self.fetch(column, line.ahead)
+        # Where an operand is read for every score, that needs the registers.
+        scores = self.fetch(column, 0 if line.lines else PARTS)
         for part in range_constexpr(PARTS):
             self.weigh(line, tile, block, column, part, scores, slopes[part])
             if const_expr(self.walk.keys):

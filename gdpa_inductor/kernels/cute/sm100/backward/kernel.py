@@ -32,6 +32,9 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
+from ...backward.program import roots_of
+from ...backward.ranges import Heights, StreamedRanges
+from ...backward.walk import Walk
 from ...barriers import Signal
 from ...operands import Matrix, Tiles, matrices
 from ...program import Program
@@ -39,11 +42,8 @@ from ..config import ROWS, TMEM_COLUMNS, Sm100Config
 from .activation import BackwardActivation, BackwardTensorMemory
 from .loads import BackwardLoads
 from .products import BackwardProducts
-from .program import roots_of
-from .ranges import StreamedRanges
 from .shapes import Shapes
 from .sums import GradientSums
-from .tiles import Walk
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
 REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch
@@ -121,7 +121,8 @@ class BackwardKernel:
             cute.arch.relinquish_tmem_alloc_permit()
         cute.arch.sync_threads()
         tmem = cute.arch.retrieve_tmem_ptr(Float32, 16, holder)
-        work = (sizes, (cu_q, cu_k, order), StreamedRanges(self.config, self.keys, aux, scalars))
+        ranges = StreamedRanges(self.config, self.keys, Heights(ROWS, ROWS), aux, scalars)
+        work = (sizes, (cu_q, cu_k, order), ranges)
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             walk, memory = Walk(self.keys, *work), BackwardTensorMemory(tmem, thread, self.shapes)

@@ -5,8 +5,7 @@ from typing import Any
 from cutlass import Int32, cute
 from cutlass.cute.nvgpu import cpasync
 
-from ..config import ROWS
-from .tiles import ResidentTile, Walk
+from ...backward.walk import ResidentTile, Walk
 
 
 class BackwardLoads:
@@ -46,7 +45,7 @@ class BackwardLoads:
             rows = (tile.start, tile.first, tile.rows)
             self.copy("r" + name, "resident_" + name, rows, tile.head, tile, tile_step)
         self.signals["free_" + name].wait_before(step)
-        rows = (tile.origin, block * ROWS, tile.length)
+        rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
         head = self.walk.streamed_head(tile, turn)
         self.copy("t" + name, "streamed_" + name, rows, head, tile, step)
 

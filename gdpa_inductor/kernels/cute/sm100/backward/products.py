@@ -19,10 +19,10 @@ from cutlass import Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
 from cutlass.utils import blackwell_helpers
 
+from ...backward.walk import ResidentTile, Walk
 from ..config import COLS, ROWS
 from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
-from .tiles import ResidentTile, Walk
 
 STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
 

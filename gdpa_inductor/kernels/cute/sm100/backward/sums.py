@@ -4,8 +4,8 @@ from typing import Any
 
 from cutlass import Boolean, Int64, const_expr, cute, range_constexpr
 
+from ...backward.walk import ResidentTile, Walk
 from ..config import ROWS
-from .tiles import ResidentTile, Walk
 
 PART = 16  # columns in registers at a time
 VECTOR = 8  # columns that a predicate covers: head dims are multiples of it

@@ -11,9 +11,8 @@ from typing import Any
 
 from cutlass import Int32, cute
 
-from ...values import select
-from ...work import sequence_rows
-from ..config import ROWS
+from ..values import select
+from ..work import sequence_rows
 
 
 @dataclass
@@ -45,22 +44,27 @@ class ResidentTile:
 class Walk:
     """The tiles of one launch.
 
-    sizes, offsets: see `BackwardKernel.__call__`. ranges: `StreamedRanges`.
+    sizes, offsets: as the kernels take them. ranges: `StreamedRanges`.
     """
 
     def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
         batch, heads, key_heads, _, rows, cols = sizes[:6]
         cu_q, cu_k, self.order = offsets
-        self.keys, self.ranges = keys, ranges
-        self.group = heads // key_heads
+        self.keys, self.ranges, self.heights = keys, ranges, ranges.heights
+        self.group, self.query_heads = heads // key_heads, heads
         self.heads = key_heads if self.keys else heads
         sides = [(cu_k, cols), (cu_q, rows)]
         self.resident, self.streamed = sides if self.keys else sides[::-1]
         self.jagged = self.resident[0] is not None
-        self.blocks = (self.resident[1] + (ROWS - 1)) // ROWS
+        self.blocks = _tiles(self.resident[1], self.heights.resident)
         self.count = self.blocks * self.heads * batch
         self.cta = Int32(cute.arch.block_idx()[0])
         self.ctas = Int32(cute.arch.grid_dim()[0])
+
+    @property
+    def streamed_tiles(self) -> Any:
+        """The most that a sequence has."""
+        return _tiles(self.streamed[1], self.heights.streamed)
 
     def number(self, turn: Any) -> Any:
         """The tile that the CTA takes in a turn; there is none from `count` on."""
@@ -78,7 +82,8 @@ class Walk:
         start, rows = sequence_rows(cu_resident, batch, rows)
         origin, length = sequence_rows(cu_streamed, batch, length)
         passes = self.group if self.keys else 1
-        tile = ResidentTile(batch, head, block * ROWS, rows, start, length, origin, passes)
+        first = block * self.heights.resident
+        tile = ResidentTile(batch, head, first, rows, start, length, origin, passes)
         tile.begin, tile.end = self.range(tile)
         return tile
 
@@ -86,7 +91,7 @@ class Walk:
         """The streamed tiles that it meets: none past the end of its sequence, else those that the
         mask leaves."""
         there = Int32(tile.first < tile.rows)
-        count = (tile.length + (ROWS - 1)) // ROWS * there
+        count = _tiles(tile.length, self.heights.streamed) * there
         head = self.streamed_head(tile, 0) if self.keys else tile.head
         return self.ranges.hull(tile, head, self.group, count)
 
@@ -97,3 +102,8 @@ class Walk:
     def place(self, tile: ResidentTile, turn: Any) -> tuple[Any, Any]:
         """(batch, query head) of a score."""
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
+
+
+def _tiles(rows: Any, height: int) -> Any:
+    """How many tiles hold so many rows."""
+    return (rows + (height - 1)) // height

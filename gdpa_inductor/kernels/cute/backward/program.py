@@ -8,16 +8,15 @@ from typing import Any
 
 from cutlass import Int64, cute
 
-from .....program.derivatives import differentiate
-from .....program.expr import SCORE, Expr, const
-from ...program import LETTERS, Program, of_kind
-from ...values import Fixed, Pair, smaller
-from ..config import Sm100Config
-from .shapes import PARTS
-from .tiles import ResidentTile, Walk
+from ....program.derivatives import differentiate
+from ....program.expr import SCORE, Expr, const
+from ..config import KernelConfig
+from ..program import LETTERS, Program, of_kind
+from ..values import Fixed, Pair, smaller
+from .walk import ResidentTile, Walk
 
 
-def roots_of(config: Sm100Config, keys: bool) -> tuple[Expr, ...]:
+def roots_of(config: KernelConfig, keys: bool) -> tuple[Expr, ...]:
     """What a side evaluates: the slope, and P where it is summed."""
     weight = config.mod.weight
     slope = differentiate(weight, [SCORE], const(1.0))[0]
@@ -47,12 +46,6 @@ class ProgramLine(Fixed):
                 self.lines[node] = program.place(node, places)
             elif node.op == "aux":
                 self.loaded[node] = Pair(program.read(node, places))
-
-    @property
-    def ahead(self) -> int:
-        """How many parts of the scores may wait in registers: none where an operand is read for
-        every score, which needs them."""
-        return 0 if self.lines else PARTS
 
     def read(self, node: Expr, index: Any) -> Any:
         """The element of an aux operand at streamed row `index`. The offset is the same for all

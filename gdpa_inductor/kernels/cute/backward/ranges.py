@@ -1,0 +1,103 @@
+"""Which streamed tiles a resident tile meets. Each role asks when it comes to a tile."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+from cutlass import Boolean, Int32, cute
+
+from ....program.expr import postorder
+from ....program.tile_classes import classify
+from ..config import KernelConfig
+from ..ranges import LANES, TileClass, lowest, past, span
+from ..values import Fixed, is_literal, smaller
+from .program import roots_of
+from .walk import ResidentTile
+
+
+@dataclass(frozen=True)
+class Heights:
+    """The rows of a resident tile, and of a streamed one."""
+
+    resident: int
+    streamed: int
+
+
+class StreamedRanges(Fixed):
+    """The range of a tile of one side, as a function of the tile and how many tiles there are."""
+
+    def __init__(
+        self, config: KernelConfig, keys: bool, heights: Heights, aux: Any, scalars: Any
+    ) -> None:
+        self.keys, self.heights = keys, heights
+        classes = classify(roots_of(config, keys), config.mod.aux)
+        self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
+        self.zero, self.full = (
+            TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
+        )
+        self.per_head = any(
+            node.op == "h" or (node.op == "aux" and "h" in self.zero.program.access(node))
+            for node in postorder([classes.zero])
+        )
+
+    def holds(self, found: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
+        """A class of the resident rows from `first` on and streamed tile `block`; a bool if it is
+        constant."""
+        resident = span(first, self.heights.resident, tile.rows)
+        streamed = span(block * self.heights.streamed, self.heights.streamed, tile.length)
+        sides = (streamed, resident) if self.keys else (resident, streamed)
+        return found.holds(tile.batch, head, *sides)
+
+    def lives(self, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
+        """Whether some root may be other than zero there."""
+        return self.holds(self.zero, tile, first, head, block) == 0
+
+    def needs_no_mask(self, tile: ResidentTile, head: Any, block: Any) -> Any:
+        """Whether the full terms do, with all rows of both tiles there."""
+        height = self.heights
+        inside = (tile.first + height.resident <= tile.rows) & (
+            (block + 1) * height.streamed <= tile.length
+        )
+        full = self.holds(self.full, tile, tile.first, head, block)
+        if is_literal(full):
+            return inside if full else Boolean(False)
+        return inside & full
+
+    @cute.jit
+    def hull(self, tile: ResidentTile, head, group, count):
+        """(begin, end) of the streamed tiles; by a whole warp. A mask that differs from head to
+        head skips nothing where several heads stream past."""
+        begin, end = Int32(0), Int32(count)
+        if cutlass.const_expr(self.skips):
+            begin, end = self.classified(tile, head, count)
+            if cutlass.const_expr(self.per_head):
+                alone = Int32(group == 1)
+                begin, end = begin * alone, count + (end - count) * alone
+        return begin, end
+
+    @cute.jit
+    def classified(self, tile: ResidentTile, head, count):
+        """The hull of the tiles that live; empty if none does."""
+        begin, end = Int32(count), Int32(0)
+        for base in cutlass.range(0, count, LANES, unroll=1):
+            block = base + cute.arch.lane_idx()
+            live = (block < count) & self.lives(tile, tile.first, head, block)
+            found = cute.arch.vote_ballot_sync(live)
+            if found != 0:
+                begin = smaller(begin, base + lowest(found))
+                end = base + past(found)
+        return smaller(begin, end), end
+
+    @cute.jit
+    def before(self, tile: ResidentTile, head, block):
+        """How many lower resident tiles of the sequence live at a streamed one; by a whole warp."""
+        count = tile.first // self.heights.resident
+        found = Int32(count)
+        if cutlass.const_expr(self.skips):
+            found = Int32(0)
+            for base in cutlass.range(0, count, LANES, unroll=1):
+                lower = base + cute.arch.lane_idx()
+                first = lower * self.heights.resident
+                live = (lower < count) & self.lives(tile, first, head, block)
+                found += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(live)))
+        return found

@@ -1,0 +1,181 @@
+"""The backward kernel: dQ, dK, dV in one pass, deterministic.
+
+    S = K Qᵀ    dP = V dOᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
+    dV = Pᵀ dO        dK = dSᵀ Q        dQ = dS K
+
+Notation
+    Q, K, V, dO    query [.., M, D], key [.., N, D], value [.., N, Dv], gradient of O [.., M, Dv]
+    mX  sX  tX     in global memory, in shared memory, as an operand of a product
+    S, dP, dQ      scores and what flows back to them, a part of dQᵀ; fp32, in registers
+    dK, dV         sums of a tile, fp32, in registers
+    tile           128 keys of a key head;  step: one query tile of one of its query heads
+
+No softmax: no row statistics, and no kernel before this one. A CTA owns a tile and meets its query
+tiles one after the other, from the last to the first. dK and dV stay in registers; dQ is added up in
+memory, in fp32, in the order of the key tiles. Roles, by warp:
+
+    0-3, 4-7   products, activation and epilogue of 64 keys each
+    8          loads: K and V once a tile, rings of Q and dO
+    9          dQ: adds the parts in turn
+"""
+
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, Int64, cute
+from cutlass.cute.nvgpu import cpasync
+
+from ...backward.program import roots_of
+from ...backward.ranges import Heights, StreamedRanges
+from ...backward.walk import Walk
+from ...operands import Matrix, Tiles, matrices
+from ...program import Program
+from ..config import COLS, Sm90Config
+from ..wgmma import tile_layout
+from .epilogue import KeyGradients
+from .loads import HopperBackwardLoads
+from .products import BackwardFragments, BackwardProducts
+from .roles import GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
+from .shapes import HALF, HopperShapes
+from .sums import QuerySums
+
+OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv")
+
+
+class HopperBackward:
+    """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
+
+    def __init__(self, config: Sm90Config) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(
+        self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
+    ):
+        """pointers, strides: of Q, K, V, dO, of dQ in fp32, of dK and dV, and of the counters,
+        which begin at zero. Else as those of every kernel: see `launch.example`."""
+        self.shapes = HopperShapes(self.config)
+        given = dict(
+            zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True)
+        )
+        copies = {name: self.load(name, given[name]) for name in OPERANDS}
+        copies |= self.stores(self.gradients(given, pointers, sizes, strides))
+        layouts = self.shapes.layouts()
+        self.memory = self.storage(layouts)
+        self.kernel(
+            copies, layouts, self.shapes.products, pointers[7], sizes, cu_q, cu_k, order, aux,
+            scalars,
+        ).launch(
+            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1,
+            cooperative=True,
+        )  # fmt: skip
+
+    def storage(self, layouts):
+        """Shared memory: barriers first, then the tiles. sX: dS, and at the end of a tile dV, then
+        dK."""
+        sizes = {name: cute.cosize(layout) for name, layout in layouts.items()}
+        kind, shared = self.shapes.dtype, max(sizes[x] for x in ("s", "gk", "gv"))
+
+        @cute.struct
+        class Memory:
+            barriers: cute.struct.MemRange[Int64, HopperSignals.COUNT]
+            sK: cute.struct.Align[cute.struct.MemRange[kind, sizes["k"]], 1024]
+            sV: cute.struct.Align[cute.struct.MemRange[kind, sizes["v"]], 1024]
+            sQ: cute.struct.Align[cute.struct.MemRange[kind, sizes["q"]], 1024]
+            sdO: cute.struct.Align[cute.struct.MemRange[kind, sizes["o"]], 1024]
+            sX: cute.struct.Align[cute.struct.MemRange[kind, shared], 1024]
+            sdQ: cute.struct.Align[cute.struct.MemRange[Float32, sizes["d"]], 1024]
+
+        return Memory
+
+    def gradients(
+        self, given: dict[str, Matrix], pointers: Any, sizes: Any, strides: Any
+    ) -> dict[str, Matrix]:
+        """dQ, dK and dV in global memory, one for each sequence."""
+        like = zip(GRADIENTS, "qkv", pointers[4:7], strides[4:7], strict=True)
+        return {
+            name: replace(given[operand], pointer=pointer, strides=stride, batch=sizes[0])
+            for name, operand, pointer, stride in like
+        }
+
+    def load(self, name: str, matrix: Matrix) -> Any:
+        """How TMA loads a tile of an operand, and the operand as TMA sees it."""
+        layout, op = self.shapes.layout(name), cpasync.CopyBulkTensorTileG2SOp()
+        return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, self.shapes.tiles[name])
+
+    def stores(self, gradients: dict[str, Matrix]) -> dict[str, Any]:
+        """The same of the gradients: "dq" stores, "add" adds to it."""
+        shapes, op = self.shapes, cpasync.CopyBulkTensorTileS2GOp()
+        tiles = {
+            "dq": (Float32, shapes.rows, HALF), "gk": (shapes.dtype, HALF, shapes.width),
+            "gv": (shapes.dtype, HALF, shapes.value_width),
+        }  # fmt: skip
+
+        def made(name: str, op: Any) -> Any:
+            kind, *tile = tiles[name]
+            matrix = gradients[name].tensor()
+            return cpasync.make_tiled_tma_atom(op, matrix, tile_layout(kind, *tile), tuple(tile))
+
+        found = {name: made(name, op) for name in GRADIENTS}
+        return {**found, "add": made("dq", cpasync.CopyReduceBulkTensorTileS2GOp())}
+
+    @cute.kernel
+    def kernel(
+        self, copies, layouts, products, counters, sizes, cu_q, cu_k, order, aux, scalars
+    ):  # fmt: skip
+        c = self.config
+        self.shapes.products = products
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        thread, _, _ = cute.arch.thread_idx()
+        buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
+        places = {
+            "q": buffers.sQ, "k": buffers.sK, "v": buffers.sV, "o": buffers.sdO, "s": buffers.sX,
+            "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ,
+        }  # fmt: skip
+        shared = {
+            name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
+            for name, place in places.items()
+        }
+        signals = HopperSignals(buffers.barriers.data_ptr())
+        signals.start(warp)
+        heights = Heights(COLS, self.shapes.rows)
+        ranges = StreamedRanges(c, True, heights, aux, scalars)
+        walk = (True, sizes, (cu_q, cu_k, order), ranges)
+        if warp < LOADS:
+            cute.arch.setmaxregister_increase(REGISTERS["products"])
+            tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
+            fragments = BackwardFragments(self.shapes, tiles, shared["s"], shared["d"], thread)
+            stores = {x: self.tiles(x, copies[x], shared[x]) for x in ("gk", "gv")}
+            epilogue = KeyGradients(self.shapes, stores)
+            roots = (ranges.full_terms, roots_of(c, True))
+            programs = [Program(c, aux, scalars, x) for x in roots]
+            BackwardProducts(Walk(*walk), signals, fragments, epilogue, programs, thread).run()
+        else:
+            cute.arch.setmaxregister_decrease(REGISTERS["others"])
+            if warp == LOADS:
+                tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
+                HopperBackwardLoads(Walk(*walk), signals, tiles).run()
+            if warp == SUMS:
+                ways = [
+                    [self.tiles("dq", copies[x], shared["d"], group) for group in range(GROUPS)]
+                    for x in ("dq", "add")
+                ]
+                QuerySums(Walk(*walk), *ways, counters).run()
+
+    def tiles(self, name: str, copy: Any, sX: Any, column: int = 0) -> Tiles:
+        """The tiles of a matrix. column: which of those of a row."""
+        c, (atom, mX) = self.config, copy
+        kind = Float32 if name == "dq" else self.shapes.dtype
+        heights = {"dq": (self.shapes.rows, HALF), "gk": (HALF, self.shapes.width)}
+        heights |= {"gv": (HALF, self.shapes.value_width)} | self.shapes.tiles
+        rows, width = heights[name]
+        return Tiles(
+            atom, mX, sX, lambda x: cute.domain_offset((0, 0, 0, column, (0, 0)), x),
+            (rows, width), rows * width * kind.width // 8,
+            jagged=c.jagged_q if name in ("q", "o", "dq") else c.jagged_k,
+            shared=name in OPERANDS and name in c.shared,
+        )  # fmt: skip
+
+
+KERNEL = HopperBackward

@@ -1,0 +1,52 @@
+"""The load warp: K and V once per tile, Q and dO once per step, by TMA."""
+
+from typing import Any
+
+from cutlass import Int32, cute
+
+from ...backward.walk import ResidentTile, Walk
+from ...operands import Tiles
+from .roles import HopperSignals
+
+
+class HopperBackwardLoads:
+    """tiles: of the operands "q", "k", "v", "o"."""
+
+    def __init__(self, walk: Walk, signals: HopperSignals, tiles: dict[str, Tiles]) -> None:
+        self.walk, self.signals, self.tiles = walk, signals, tiles
+
+    @cute.jit
+    def run(self):
+        """All tiles of the CTA, the streamed ones from the last to the first."""
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            for turn in range(tile.passes):
+                head = self.walk.streamed_head(tile, turn)
+                for back in range(tile.end - tile.begin):
+                    block = tile.end - 1 - back
+                    new = (turn == 0) & (back == 0)
+                    if new:
+                        self.resident("k", tile, tile_step)
+                    self.streamed("q", tile, head, block, step)
+                    if new:
+                        self.resident("v", tile, tile_step)
+                    self.streamed("o", tile, head, block, step)
+                    step += 1
+            if tile.steps > 0:
+                tile_step += 1
+            deal += 1
+
+    def resident(self, name: str, tile: ResidentTile, step: Any) -> None:
+        self.copy(name, (tile.start, tile.first, tile.rows), tile.head, tile, step)
+
+    def streamed(self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any) -> None:
+        rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
+        self.copy(name, rows, head, tile, step)
+
+    def copy(self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any) -> None:
+        """rows: first row of the sequence, row in it, rows of it."""
+        full, tiles = self.signals.full[name], self.tiles[name]
+        self.signals.empty[name].wait_before(step)
+        full.expect(step, tiles.size)
+        tiles.copy(*rows, head, tile.batch, full.index(step), full.at(step))

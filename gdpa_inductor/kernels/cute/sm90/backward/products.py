@@ -1,0 +1,212 @@
+"""Products and activation of a key tile, by two warpgroups: 64 keys each, all queries.
+
+A step takes S of its query tile, which is there already, and leaves S of the next one. The order of
+issue, `|` where it waits:
+
+    dP    P and the slope, from S    dV += Pᵀ dO |dP    dS = dP · slope    dK += dSᵀ Q |dV
+    S of the next query tile |dK    dQ = dS K |    dQ to the warp that adds it up
+
+Scores are transposed, keys by queries, so P and dS are operands from registers. Only dQ, which sums
+over the keys of both warpgroups, takes dS from shared memory.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import cutlass
+from cutlass import Float32, Int32, cute, range_constexpr
+from cutlass.cute.nvgpu import warp, warpgroup
+
+from ...backward.program import ProgramLine
+from ...backward.walk import ResidentTile, Walk
+from ...operands import Tiles
+from ...program import Program
+from ...values import Fixed, Pair, choose, pair
+from ..wgmma import WARPGROUP, as_operand, issue, transposed
+from .epilogue import KeyGradients
+from .roles import EMPTY, FULL, HANDED, HopperSignals, both
+from .shapes import HALF, HopperShapes
+
+
+class BackwardFragments(Fixed):
+    """Registers and operands of a warpgroup. tiles: "q", "k", "v", "o". sdS, sdQ: buffers."""
+
+    def __init__(
+        self, shapes: HopperShapes, tiles: dict[str, Tiles], sdS: Any, sdQ: Any, thread: Any
+    ) -> None:
+        self.shapes, group = shapes, thread // WARPGROUP
+        x = shapes.products
+        scores, values, keys, queries = (
+            x[name].get_slice(group * WARPGROUP) for name in ("scores", "dv", "dk", "dq")
+        )
+        sQ, sK, sV, sdO = (tiles[name].sX for name in "qkvo")
+        self.tK, self.tV = (scores.make_fragment_A(scores.partition_A(s)) for s in (sK, sV))
+        self.tQ, self.tdO = (scores.make_fragment_B(scores.partition_B(s)) for s in (sQ, sdO))
+        self.tdOt = values.make_fragment_B(values.partition_B(transposed(sdO)))
+        self.tQt = keys.make_fragment_B(keys.partition_B(transposed(sQ)))
+        self.tKt = queries.make_fragment_A(queries.partition_A(transposed(sK)))
+        self.tdS = queries.make_fragment_B(queries.partition_B(sdS))
+        atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), shapes.dtype)
+        self.copy = cute.make_tiled_copy_C(atom, x["scores"])
+        self.part = self.copy.get_slice(thread)
+        self.to_dS = self.part.partition_D(transposed(sdS))
+        alone = x["dq alone"].get_slice(thread % WARPGROUP)
+        self.to_dQ = alone.partition_C(transposed(sdQ))
+        self.S = self.scores()
+        self.dV = cute.make_rmem_tensor(values.partition_shape_C(shapes.dv), Float32)
+        self.dK = cute.make_rmem_tensor(keys.partition_shape_C(shapes.dk), Float32)
+
+    def scores(self) -> Any:
+        product = self.shapes.products["scores"]
+        return cute.make_rmem_tensor(product.partition_shape_C(self.shapes.scores), Float32)
+
+    def multiply_scores(self, query: Any) -> None:
+        """S = K Qᵀ of a buffer, in flight."""
+        k, q = self.tK[None, None, None, 0], self.tQ[None, None, None, query]
+        issue(self.shapes.products["scores"], self.S, k, q, True)
+
+    def flow(self, stage: Any) -> Any:
+        """dP = V dOᵀ of a buffer, in flight."""
+        dP = self.scores()
+        v, o = self.tV[None, None, None, 0], self.tdO[None, None, None, stage]
+        issue(self.shapes.products["scores"], dP, v, o, True)
+        return dP
+
+    def sum_values(self, P: Any, stage: Any) -> None:
+        """dV += Pᵀ dO, in flight."""
+        issue(self.shapes.products["dv"], self.dV, P, self.tdOt[None, None, None, stage], False)
+
+    def sum_keys(self, dS: Any, stage: Any) -> None:
+        """dK += dSᵀ Q, in flight."""
+        issue(self.shapes.products["dk"], self.dK, dS, self.tQt[None, None, None, stage], False)
+
+    def share(self, dS: Any, stage: Any) -> None:
+        """dS to shared memory."""
+        cute.copy(self.copy, self.part.retile(dS), self.to_dS[None, None, None, stage])
+
+    def query_part(self, stage: Any) -> Any:
+        """dQᵀ = Kᵀ dSᵀ, in flight."""
+        product = self.shapes.products["dq"]
+        dQ = cute.make_rmem_tensor(product.partition_shape_C(self.shapes.dq), Float32)
+        k, s = self.tKt[None, None, None, 0], self.tdS[None, None, None, stage]
+        issue(product, dQ, k, s, True)
+        return dQ
+
+
+class BackwardProducts(Fixed):
+    """programs: for tiles without masks and tails, and for all; their roots are the slope and P."""
+
+    def __init__(
+        self, walk: Walk, signals: HopperSignals, fragments: BackwardFragments,
+        epilogue: KeyGradients, programs: Sequence[Program], thread: Any,
+    ) -> None:  # fmt: skip
+        self.walk, self.signals, self.fragments = walk, signals, fragments
+        self.epilogue, self.programs = epilogue, programs
+        self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
+        self.row = self.group * HALF + self.own // 32 * 16 + self.own % 32 // 4
+        self.column = self.own % 4 * 2
+
+    @cute.jit
+    def run(self):
+        """All tiles of the CTA."""
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            self.fragments.dK.fill(0.0)
+            self.fragments.dV.fill(0.0)
+            if tile.steps > 0:
+                self.sum_of_steps(tile, tile_step, step)
+                tile_step += 1
+            step += tile.steps
+            if tile.first < tile.rows:
+                self.epilogue.store(tile, self.group, self.own, self.fragments)
+            deal += 1
+        self.epilogue.finish(self.own)
+
+    @cute.jit
+    def sum_of_steps(self, tile: ResidentTile, tile_step, first):
+        """dK and dV of a tile, from step `first` on."""
+        full, empty, x = self.signals.full, self.signals.empty, self.fragments
+        full["k"].wait(tile_step)
+        full["q"].wait(first)
+        x.multiply_scores(full["q"].index(first))
+        full["v"].wait(tile_step)
+        # In flight into the loop, ptxas would serialize all products: its copies read S.
+        warpgroup.wait_group(0)
+        for i in cutlass.range(tile.steps - 1, unroll=1):
+            self.step(tile, i, first + i, False)
+        self.step(tile, tile.steps - 1, first + tile.steps - 1, True)
+        for name in "kv":
+            empty[name].arrive_once(tile_step)
+
+    def step(self, tile: ResidentTile, i: Any, step: Any, last: bool) -> None:
+        """Step i of the tile."""
+        full, empty, x = self.signals.full, self.signals.empty, self.fragments
+        count = tile.end - tile.begin
+        turn, block = i // count, tile.end - 1 - i % count
+        stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
+        full["o"].wait(step)
+        dP = x.flow(stage)
+        slope = self.weigh(tile, turn, block)
+        x.sum_values(as_operand(x.S, x.shapes.dtype), stage)
+        warpgroup.wait_group(1)
+        for r in range(cute.size(dP)):
+            dP[r] = dP[r] * slope[r]
+        dS = as_operand(dP, x.shapes.dtype)
+        x.share(dS, shared)
+        x.sum_keys(dS, q_stage)
+        warpgroup.wait_group(1)
+        empty["o"].arrive_once(step)
+        if not last:
+            full["q"].wait(step + 1)
+            x.multiply_scores(full["q"].index(step + 1))
+        cute.arch.fence_view_async_shared()
+        both()
+        if x.shapes.tall:  # else registers do not suffice, and ptxas serializes all products
+            warpgroup.wait_group(0 if last else 1)
+        dQ = x.query_part(shared)
+        warpgroup.wait_group(0)
+        empty["q"].arrive_once(step)
+        self.hand_over(dQ)
+
+    @cute.jit
+    def hand_over(self, dQ):
+        """dQᵀ of the warpgroup to the warp that adds it up."""
+        cute.arch.barrier(barrier_id=EMPTY + self.group, number_of_threads=HANDED)
+        target = self.fragments.to_dQ[None, None, None, self.group]
+        for r in range_constexpr(cute.size(dQ)):
+            target[r] = dQ[r]
+        cute.arch.fence_view_async_shared()
+        cute.arch.barrier_arrive(barrier_id=FULL + self.group, number_of_threads=HANDED)
+
+    @cute.jit
+    def weigh(self, tile: ResidentTile, turn, block):
+        """S -> P in place; returns the slope."""
+        slope = self.fragments.scores()
+        head = self.walk.streamed_head(tile, turn)
+        if self.walk.ranges.needs_no_mask(tile, head, block):
+            self.evaluate(tile, turn, block, self.programs[0], slope, False)
+        else:
+            self.evaluate(tile, turn, block, self.programs[1], slope, True)
+        return slope
+
+    @cute.jit
+    def evaluate(self, tile: ResidentTile, turn, block, program, slope, careful):
+        """careful: P and the slope are zero past the end of either side: program(0) need not be."""
+        S, row = self.fragments.S, tile.first + self.row
+        lines = [ProgramLine(program, self.walk, tile, turn, row + half) for half in (0, 8)]
+        first = block * self.walk.heights.streamed + self.column
+        for r in range_constexpr(0, cute.size(S), 2):
+            half, column = r // 2 % 2, first + r // 4 * 8
+            indices = Pair(column, column + 1)
+            found = lines[half](Pair(S[r], S[r + 1]), indices)
+            if cutlass.const_expr(careful):
+                there = row + half * 8 < tile.rows
+                inside = Pair(*(there & (x < tile.length) for x in indices.lanes))
+                found = [choose(inside, x, 0.0) for x in found]
+            (slope[r], slope[r + 1]), (S[r], S[r + 1]) = (_floats(x) for x in found)
+
+
+def _floats(value: Any) -> tuple[Any, Any]:
+    first, second = pair(value).lanes
+    return Float32(first), Float32(second)

@@ -1,0 +1,60 @@
+"""The roles of the backward: which warps they are, and who waits for whom."""
+
+from typing import Any
+
+from cutlass import cute
+
+from ...barriers import Signal
+from ...values import Fixed
+from ..wgmma import WARPGROUP
+
+GROUPS = 2  # warpgroups that multiply
+LOADS, SUMS, WARPS = 8, 9, 12  # the first warp of each role; 0-7 multiply
+REGISTERS = {"products": 240, "others": 24}  # 384 threads share 65536
+STAGES = {"k": 1, "v": 1, "q": 2, "o": 2}  # of the operands in shared memory; o: dO
+
+# Named barriers. The last three have one for each warpgroup.
+BOTH = 1  # both warpgroups
+FULL = 2  # dQ is handed over, to the warp that adds it up
+EMPTY = 4  # and may be overwritten
+OWN = 6  # the threads of a warpgroup
+HANDED = WARPGROUP + 32  # threads at FULL and EMPTY
+
+
+class HopperSignals(Fixed):
+    """All mbarriers of a CTA, from `pointer` on. By operand, q and o counted in steps, k and v in
+    tiles that have steps:
+
+    full     it has landed: the load warp
+    empty    it is read no more: each warp that multiplies
+    """
+
+    COUNT = 2 * sum(STAGES.values())
+
+    def __init__(self, pointer: Any) -> None:
+        self.full: dict[str, Signal] = {}
+        self.empty: dict[str, Signal] = {}
+        for name, stages in STAGES.items():
+            self.full[name] = Signal(pointer, stages, 1)
+            self.empty[name] = Signal(pointer + stages, stages, LOADS)
+            pointer = pointer + 2 * stages
+
+    @cute.jit
+    def start(self, warp):
+        """Barriers are there for all warps after this."""
+        if warp == LOADS:
+            with cute.arch.elect_one():
+                for signal in (*self.full.values(), *self.empty.values()):
+                    signal.init()
+            cute.arch.mbarrier_init_fence()
+        cute.arch.sync_threads()
+
+
+def together(group: Any) -> None:
+    """The threads of a warpgroup wait for each other."""
+    cute.arch.barrier(barrier_id=OWN + group, number_of_threads=WARPGROUP)
+
+
+def both() -> None:
+    """All threads that multiply wait for each other."""
+    cute.arch.barrier(barrier_id=BOTH, number_of_threads=GROUPS * WARPGROUP)

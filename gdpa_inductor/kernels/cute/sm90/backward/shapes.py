@@ -1,0 +1,55 @@
+"""The products of the backward, and the tiles of their operands."""
+
+from typing import Any
+
+from cutlass import Float32, cute
+
+from ...program import DTYPES
+from ..config import COLS, Sm90Config
+from ..wgmma import MN, REGISTERS, K, tile_layout, tiled
+from .roles import GROUPS, STAGES
+
+HALF = COLS // GROUPS  # keys of a warpgroup, and its columns of dQ
+
+
+class HopperShapes:
+    """What follows from a configuration. rows: of a query tile; tall: more than 64."""
+
+    def __init__(self, config: Sm90Config) -> None:
+        self.dtype, self.rows = DTYPES[config.dtype], config.backward_rows
+        self.tall = self.rows > 64
+        self.width, self.value_width = COLS, config.padded_value_dim
+        heights = {"k": COLS, "v": COLS, "q": self.rows, "o": self.rows}
+        widths = {"k": self.width, "q": self.width, "v": self.value_width, "o": self.value_width}
+        self.tiles = {name: (heights[name], widths[name]) for name in "kvqo"}
+        self.scores, self.dq = (COLS, self.rows), (self.width, self.rows)
+        self.dk, self.dv = (COLS, self.width), (COLS, self.value_width)
+        rows, kind = self.rows, self.dtype
+        self.products = {
+            "scores": tiled(kind, rows, K, groups=GROUPS),
+            "dv": tiled(kind, self.value_width, MN, REGISTERS, groups=GROUPS),
+            "dk": tiled(kind, self.width, MN, REGISTERS, groups=GROUPS),
+            "dq": tiled(kind, rows, K, a_major=MN, groups=GROUPS),
+            "dq alone": tiled(kind, rows, K, a_major=MN),
+            "dv alone": tiled(kind, self.value_width, MN, REGISTERS),
+            "dk alone": tiled(kind, self.width, MN, REGISTERS),
+        }
+
+    def layouts(self) -> dict[str, Any]:
+        """Of the buffers in shared memory, with their stages; s: dS, d: dQ of a warpgroup, fp32;
+        gk, gv: 64 rows of dK and dV."""
+        found = {name: _staged(self.layout(name), STAGES[name]) for name in self.tiles}
+        found["s"] = _staged(tile_layout(self.dtype, self.rows, COLS), 2)
+        found["d"] = _staged(tile_layout(Float32, self.rows, HALF), GROUPS)
+        for name, width in (("gk", self.width), ("gv", self.value_width)):
+            found[name] = _staged(tile_layout(self.dtype, HALF, width), GROUPS)
+        return found
+
+    def layout(self, name: str) -> Any:
+        """One tile of an operand."""
+        return tile_layout(self.dtype, *self.tiles[name])
+
+
+def _staged(layout: Any, stages: int) -> Any:
+    """So many of the same, one behind the other."""
+    return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
