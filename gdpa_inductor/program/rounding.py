@@ -19,9 +19,8 @@ from .expr import OPS, Expr, Trait, fold, postorder
 
 
 class Grade(enum.IntEnum):
-    """How a term that no score enters is known. It is known with rounding; or as the value that it
-    is in every precision from fp32 on; or as an integer of at most 24 bits. Or it has a score in
-    it.
+    """How a term that no score enters is known. Known with rounding; or as the value that it is in
+    every precision from fp32 on; or as an integer of at most 24 bits. Or it has a score in it.
     """
 
     ROUNDED = 0
