@@ -3,8 +3,8 @@ its way.
 
 Dynamo captures the model afresh, whatever was compiled before; each graph is analysed on a copy and
 then run as it was captured, without Inductor. Afterwards the model is as it was: parameters,
-buffers, gradients and attributes, the inputs, the random number generators, Dynamo's counters, and
-what was compiled before stays compiled.
+buffers, gradients and attributes. So are the inputs, the random number generators and Dynamo's
+counters. What was compiled before stays compiled.
 """
 
 from __future__ import annotations

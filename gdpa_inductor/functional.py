@@ -1,10 +1,10 @@
 """The public door for those who know that they have GDPA: `attention(query, key, value,
 score_mod=..., mask_mod=...)`, dense, jagged or nested.
 
-It is spelled in plain torch, in exactly the form that the matcher reads: eager and under any
-backend it computes the formula, and under `backend="gdpa"` it becomes the same fused op and the
-same score program as a region found in a model. Jagged values are padded by ops that the matcher
-takes away again.
+It is spelled in plain torch, in exactly the form that the matcher reads. Eager and under any
+backend it computes the formula. Under `backend="gdpa"` it becomes the same fused op and the same
+score program as a region found in a model. Jagged values are padded by ops that the matcher takes
+away again.
 """
 
 from __future__ import annotations

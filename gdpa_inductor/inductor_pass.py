@@ -38,7 +38,7 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         gm = graph.owning_module
-        # Inductor hands over nested bodies first and on their own; the graph that calls them
+        # Inductor hands over nested bodies first and on their own. The graph that calls them
         # rewrites them with what it knows of their surroundings (autocast, gradient mode).
         if gm is not None and not dynamo.is_dynamo_body(gm):
             apply(gm, self.options)

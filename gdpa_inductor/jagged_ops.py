@@ -3,8 +3,8 @@
     jagged_to_padded_dense(values [L, …], offsets [B+1], max_length) -> [B, max_length, …]
     dense_to_jagged(dense [B, N, …], offsets [B+1], total) -> [total, …]
 
-Named as in fbgemm, where they come from. Sequence b owns the values offsets[b]:offsets[b+1]; what
-is past max_length is left out, and comes back as zeros; what is missing is zero, whatever stands
+Named as in fbgemm, where they come from. Sequence b owns the values offsets[b]:offsets[b+1]. What
+is past max_length is left out, and comes back as zeros. What is missing is zero, whatever stands
 next to it in memory. Each is the gradient of the other. No length is read on the host, so they run
 in CUDA graphs and compile for all lengths at once, on any device.
 """

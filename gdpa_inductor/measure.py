@@ -19,8 +19,9 @@ Call = Callable[[], object]
 
 # glibc's mallopt parameter numbers (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# The smallest block that gets a mapping of its own: while memory is measured, and otherwise (what
-# glibc's own adaptation arrives at; it cannot be switched on again once it has been set by hand).
+# The smallest block that gets a mapping of its own: while memory is measured, and otherwise. The
+# latter is what glibc's own adaptation arrives at; it cannot be switched on again once it has been
+# set by hand.
 _MEASURING, _USUAL = 256 * 1024, 32 * 1024 * 1024
 
 

@@ -3,8 +3,8 @@
     dense     query [B|1,H,M,D]    key [B|1,Hk,N,D]   value [B|1,Hv,N,Dv]
     jagged    query [Lq,H,D]       key [Lk,Hk,D]      value [Lk,Hv,Dv]
 
-A side is jagged where its cu_seqlens [B+1] (int32 or int64) is given: sequence b owns the rows
-cu[b]:cu[b+1], of which the first max_seqlen take part; then M (or N) is max_seqlen. `sequences`
+A side is jagged where its cu_seqlens [B+1] (int32 or int64) is given. Sequence b owns the rows
+cu[b]:cu[b+1], of which the first max_seqlen take part. Then M (or N) is max_seqlen. `sequences`
 says how offsets count that decrease or leave the rows. `T` is a Tensor, or what Inductor has for
 one while it lowers.
 """

@@ -8,7 +8,7 @@ With dP = dO Vᵀ and `ScoreMod.gradients` the program's own derivative,
     dV = Pᵀ dO,   dS = dP · ∂P/∂s,   dQ = dS K,   dK = dSᵀ Q,   da = dP · ∂P/∂a,   each summed over
     broadcast dims.
 
-It holds the M×N scores. Jagged sides are padded first and their results unpadded (`sequences`); a
+It holds the M×N scores. Jagged sides are padded first and their results unpadded (`sequences`). A
 score that does not exist has no weight and no gradient, whatever the program makes of it.
 """
 

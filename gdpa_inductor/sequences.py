@@ -1,12 +1,12 @@
 """Sequences: jagged rows [L, …] to padded [B, N, …] and back, by index arithmetic alone.
 
 `pad` and `unpad` are each other's transpose, so each is the gradient of the other. Lengths stay on
-the device: no size depends on them. What takes no part (rows past a sequence's end or past N, rows
-that no sequence owns) is never read: its place is filled with zeros, whatever it holds.
+the device: no size depends on them. What takes no part is never read: rows past a sequence's end or
+past N, and rows that no sequence owns. Its place is filled with zeros, whatever it holds.
 
 Offsets may decrease or leave 0..L. A sequence that ends before it begins is empty, a row outside is
 zero. On a CPU a row of several sequences is padded for each and unpadded from the last, as fbgemm
-does; its gradient is that of the last alone. On a GPU such offsets read and write within bounds.
+does. Its gradient is that of the last alone. On a GPU such offsets read and write within bounds.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Running a model and leaving no trace: everything it may change is put back.
 
-In: a function or a module and its arguments. What is kept: tensors (parameters, buffers, arguments,
-what a closure holds) and their gradients, attributes of modules, training mode, and the states of
-the random number generators.
+In: a function or a module and its arguments. What is kept: tensors and their gradients, attributes
+of modules, training mode, and the states of the random number generators. Tensors are parameters,
+buffers, arguments, and what a closure holds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`gdpa.verify`: the fused graph against the user's own, once, on the first real inputs.
 
-Both run on copies of the inputs under one state of the random number generators: outputs, what the
+Both run on copies of the inputs under one state of the random number generators. Outputs, what the
 graph writes into its inputs, and gradients are compared. The rule, for each of these tensors:
 
     max |fused - exact|  <=  10 · max |eager - exact|  +  64 ulp of max |exact|

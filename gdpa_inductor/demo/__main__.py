@@ -1,9 +1,9 @@
 """The main job from end to end: an ordinary recommender on real data, trained three times.
 
-`python -m gdpa_inductor demo` trains the same model, from the same start, on the same batches,
-eagerly, under stock Inductor and under gdpa, each in a process with empty compile caches, and
-prints side by side what came of it. Exit status 1 if gdpa found nothing to fuse or its loss curve
-is another one.
+`python -m gdpa_inductor demo` trains the same model, from the same start, on the same batches:
+eagerly, under stock Inductor and under gdpa. Each runs in a process with empty compile caches. What
+came of it is printed side by side. Exit status 1 if gdpa found nothing to fuse or its loss curve is
+another one.
 """
 
 import argparse

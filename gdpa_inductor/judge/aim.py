@@ -2,7 +2,7 @@
 
 A mask may be wrong at a few scores only: where two numbers that it compares are nearly the same.
 Drawn samples seldom are. So a first evaluation notes how far apart the two sides of each comparison
-are. Then a quarter of the lanes moves its key by that much, and another one an operand, so that the
+are. Then a quarter of the lanes moves its key by that much, and another quarter an operand. So the
 sides meet, or miss each other by one.
 """
 

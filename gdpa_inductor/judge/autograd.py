@@ -13,8 +13,8 @@ from .record import Incomplete
 
 
 def check_reach(whole: SideBySide, claim: Claim) -> None:
-    """Both sides of a claim reach the same operands of the rewritten graph, and no other leaf, but
-    for those that the graph makes itself and that nobody sees (`check_dropped`).
+    """Both sides of a claim reach the same operands of the rewritten graph, and no other leaf.
+    Leaves that the graph makes itself and that nobody sees are excepted (`check_dropped`).
 
     Raises Fault where they do not.
     """
@@ -106,7 +106,7 @@ def _is_unknown(node: Any, derived: Sequence[Any]) -> bool:
 def check_saved(whole: SideBySide) -> None:
     """What the rewritten graph alone keeps for the backward is not written later.
 
-    Raises Fault for a write in the graph, be it one that autograd does not see, and for what the
+    Raises Fault for a write in the graph, be it one that autograd does not see. Also for what the
     caller holds and may change before the backward.
     """
     common = {_version(whole, s) for s in whole.saved if s.side != "after"}

@@ -292,8 +292,8 @@ class SampledWeights:
 def outside(
     expected: Sequence[Tensor], given: Sequence[Tensor], eps: float, least: Tensor
 ) -> Tensor:
-    """Lanes whose case no given value answers: it lies in the range of the expected ones, of all
-    variants of the case, or is as special as one of them.
+    """Lanes whose case no given value answers. An answer lies in the range of the expected ones, of
+    all variants of the case, or is as special as one of them.
     """
     wrong = torch.ones(CASES, dtype=torch.bool)
     known = torch.stack(list(expected)).view(-1, CASES)

@@ -5,7 +5,7 @@ is found in the last write that covers it. The call that wrote it is evaluated t
 of its operands as they were then. So views, aliases and in-place calls need no understanding: they
 are addresses and times.
 
-What no rule takes further is a root: an input of the graph, or the result of a call such as a
+What no rule takes further is a root. It is an input of the graph, or the result of a call such as a
 matrix product or a sum. Its elements are drawn (`samples`), the same for the same address and lane.
 """
 
@@ -51,11 +51,12 @@ class Evaluator:
 
     products: calls whose elements are given, with these; `touched` says at which index each was
     read, and in which lanes. differentiate: keep the way of gradients to the roots. most: how far,
-    as a part of it, a number may be moved by a rounding of the score; past that, as in the sine of
+    as a part of it, a number may be moved by a rounding of the score. Past that, as in the sine of
     1e20, it means nothing. gaps: takes how far apart numbers are that are compared. overwrites:
     whether an older value of what was read was replaced. missed: writes into a part of what was
-    read, in which no lane lies; of real numbers only, since each side may look at other offsets.
-    valid: the lanes in which the original program raises no error, and numbers mean something.
+    read, in which no lane lies. They are of real numbers only, since each side may look at other
+    offsets. valid: the lanes in which the original program raises no error, and numbers mean
+    something.
     """
 
     def __init__(

@@ -2,7 +2,7 @@
 
 A node that both graphs have is run once, as long as both give it the same values. The others are
 run by each graph for itself. Where a node of both is given different tensors, `agree` is asked
-whether they are equal nevertheless; if so, the rest of the graph is common again. So a rewrite
+whether they are equal nevertheless. If so, the rest of the graph is common again. So a rewrite
 claims little: a few pairs of tensors. All else is the same by construction.
 
 A node of both graphs that is given different values is run twice. Then it must not write, and its

@@ -1,9 +1,9 @@
 """Verdicts that were reached before: an empty file for each pair of graphs that was found right.
 
 The files lie beside torch's own compiled graphs and go with them. A name is a hash of all that the
-judge looks at: both graphs node for node, the modes, the versions of torch and of this package, and
-of each input the size at its hint, strides, dtype, aliases and gradients. Faults are not
-remembered.
+judge looks at. That is both graphs node for node, the modes, and the versions of torch and of this
+package. Of each input it is the size at its hint, strides, dtype, aliases and gradients. Faults are
+not remembered.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     before   out[i,j,k] = sum_c W[i,j,c] · V[i,c,k]        W = point-wise operations of S = A · B
     after    out[b,h,q,e] = sum_c P(s, b,h,q,c, operands) · value[b,h,c,e],    s = query · key
 
-Sampled elements of the output lead to both sums. For sampled c the factors must be the same:
-the rows of query and key those of A and B, the values of V, and the weights of the recorded
-operations those of the score program, NaN and infinity included; and so must their gradients.
+Sampled elements of the output lead to both sums. For sampled c the factors must be the same. The
+rows of query and key are those of A and B, and the values those of V. The weights of the recorded
+operations are those of the score program, NaN and infinity included. So are their gradients.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class Proof:
     def _traced(
         self, lanes: Lanes, index: Index, valid: Tensor | None = None
     ) -> tuple[_Read, _Read, Tensor] | bool:
-        """Where the elements of the output are summed, on both sides, and in which lanes; where no
+        """Where the elements of the output are summed, on both sides, and in which lanes. Where no
         fused call is behind it, whether they are equal.
         """
         # Exact in every dtype that the result may be cast to on the way.

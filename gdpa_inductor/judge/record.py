@@ -1,9 +1,9 @@
 """A log of every ATen operation that a graph runs: operands and results as places in storages.
 
-`Recorder` is a dispatch mode. It sees operations below autograd and above the fake kernels, so
-composite functions are taken apart and every spelling of a write is one: in-place methods, `out=`,
-foreach, `set_`, views, `.data` and `detach()` alike. An alias needs no rule of its own: a result
-that lies in a known storage is one.
+`Recorder` is a dispatch mode. It sees operations below autograd and above the fake kernels. So
+composite functions are taken apart, and every spelling of a write is one. In-place methods, `out=`,
+foreach, `set_`, views, `.data` and `detach()` are alike. An alias needs no rule of its own: a
+result that lies in a known storage is one.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ class Ref:
 class Event:
     """One operation. args, kwargs: as called, tensors as `Ref`. results: `Ref`s and other values.
 
-    writes: the places that it changes, new storages included, each with the number of the result
-    that holds the new contents; None where no result does. side: which graph has it, "both",
+    writes: the places that it changes, new storages included. Each comes with the number of the
+    result that holds the new contents, None where no result does. side: which graph has it, "both",
     "before" or "after". grad: gradient mode was on. implied: autocast may have added it. constant:
     the value of a new one-element tensor, if it is known.
     """

@@ -1,8 +1,9 @@
 """What a backend is, and all that there are.
 
-A backend is a family of kernels: a folder or module under kernels/, and a module here that is named
-like its option value and holds a `BACKEND`. Its name in `options.BACKENDS` is what registers it.
-Choice, dispatch, counters, option values and the doctor's table follow from that tuple.
+A backend is a family of kernels: a folder or module under kernels/, and a module here. The latter
+is named like its option value and holds a `BACKEND`. Its name in `options.BACKENDS` is what
+registers it. Choice, dispatch, counters, option values and the doctor's table follow from that
+tuple.
 """
 
 from __future__ import annotations

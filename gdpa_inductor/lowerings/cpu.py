@@ -1,8 +1,8 @@
 """The CPU lowering: one call of a blocked kernel in the generated code, forward and backward.
 
 `gdpa::attention_cpu` and `gdpa::attention_cpu_backward` take and give what the public ops do; they
-differ in that no M×N tensor is ever held. The code that Inductor generates calls them by name, so
-importing this module must come before loading generated code from a cache; it imports nothing of
+differ in that no M×N tensor is ever held. The code that Inductor generates calls them by name. So
+importing this module must come before loading generated code from a cache. It imports nothing of
 Inductor.
 """
 
@@ -44,13 +44,13 @@ _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 FORWARD = Signature("attention_cpu", keywords=("skip",))
 BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
 
-# From how many MiB of scores on the fused form is chosen on a CPU: for inference, for training;
-# half of that where masks may leave scores out. Two cores of an EPYC 9004, L3 32 MiB, torch 2.13;
-# silu, B = 2, H = 4, D = 64, N = 256, 512, 768, 1024, 2048; stock Inductor's time / ours in fp32:
-# inference .80 .86 .96 1.00 1.62, training .66 .74 .79 1.17 1.29. Smaller scores stay in the cache,
-# larger ones are fresh pages in each call. Ours multiplies fp16 and bf16 in fp32: for bf16 there
-# are instructions (.44 .48 at 512, .75 .55 at 2048, in smaller blocks), and stock's
-# fp16 is slow (8.6 and 9.4 at 256). fp64 is taken to be like fp32.
+# From how many MiB of scores on the fused form is chosen on a CPU: for inference, for training. It
+# is half of that where masks may leave scores out. Two cores of an EPYC 9004, L3 32 MiB, torch
+# 2.13; silu, B = 2, H = 4, D = 64, N = 256, 512, 768, 1024, 2048; stock Inductor's time / ours in
+# fp32: inference .80 .86 .96 1.00 1.62, training .66 .74 .79 1.17 1.29. Smaller scores stay in the
+# cache, larger ones are fresh pages in each call. Ours multiplies fp16 and bf16 in fp32: for bf16
+# there are instructions (.44 .48 at 512, .75 .55 at 2048, in smaller blocks), and stock's fp16 is
+# slow (8.6 and 9.4 at 256). fp64 is taken to be like fp32.
 _GAINS: dict[torch.dtype, tuple[int, int]] = {
     torch.float32: (16, 32),
     torch.float64: (16, 32),

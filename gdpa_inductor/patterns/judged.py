@@ -2,7 +2,7 @@
 
 A pass is applied to the graph itself, since whoever owns the graph holds on to its nodes. A copy of
 the graph as it came is what the judge compares it with. A rewrite that the judge rejects, or that
-could not be written to its end, is banned; then the graph is put back and passed over once more.
+could not be written to its end, is banned. Then the graph is put back and passed over once more.
 """
 
 from __future__ import annotations

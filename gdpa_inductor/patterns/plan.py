@@ -220,7 +220,7 @@ class Analyst:
                 closed.add(node)
 
     def _worth_closing(self, node: Node, candidate: Candidate) -> bool:
-        """It is made of no scores, and is not an integer for each of them where the mask that is
+        """It is made of no scores. Nor is it an integer for each of them where the mask that is
         made of it may be one byte.
         """
         made, scores = facts.tensors(node), facts.tensors(candidate.firsts[0])[0]

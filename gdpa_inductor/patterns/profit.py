@@ -21,8 +21,8 @@ def rank(program: ScoreMod, reading: Reading) -> int:
     """What the program does to the scores. Raises Refused for X (Y Z), which is linear attention,
     not attention.
 
-    A program that only scales makes three matrices' product, which may be taken in either order;
-    the one that multiplies the right-hand two first was meant so.
+    A program that only scales makes three matrices' product, which may be taken in either order.
+    The one that multiplies the right-hand two first was meant so.
     """
     slope = program.gradients.score
     if slope is None or SCORE in set(postorder([slope])):

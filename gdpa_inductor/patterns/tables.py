@@ -1,6 +1,6 @@
 """Learned tables that a bias is looked up in: how its gradient is added up there.
 
-A bias `table[index]` has an element for each score and its table a few hundred or thousand, so the
+A bias `table[index]` has an element for each score and its table a few hundred or thousand. So the
 gradient of each element of a table sums thousands, or millions, of those of the bias. Two changes
 of such a lookup keep every bit of the bias:
 

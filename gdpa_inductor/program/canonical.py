@@ -20,7 +20,7 @@ _LEAST = 1e-30  # of a scale: smaller ones are no matter of speed
 
 
 def canonical(weight: Expr) -> Expr:
-    """The same program with every term named that a row spells, and scales by numbers folded; as it
+    """The same program with every term named that a row spells, and scales by numbers folded. As it
     is, if a term that would change decides something.
     """
     changed = set[Expr]()
@@ -73,7 +73,7 @@ def _folded(node: Expr) -> Expr:
 
 
 def _same_range(first: float, second: float) -> bool:
-    """Whether x·first·second leaves the range of a float exactly where x·(first·second) does: both
+    """Whether x·first·second leaves the range of a float exactly where x·(first·second) does. Both
     numbers shrink x or both let it grow, so that what lies between is no further out than the end.
     """
     product = abs(first * second)

@@ -206,7 +206,7 @@ def call(name: str, *operands: Expr | Literal) -> Expr:
 
 
 def _folds_alike(literals: Sequence[Expr]) -> bool:
-    """Whether an operation on literals gives the same in fp32, in fp64 and here: no number among
+    """Whether an operation on literals gives the same in fp32, in fp64 and here. No number among
     them overflows or vanishes in one of them, and integers are of 64 bits.
     """
     return all(

@@ -8,9 +8,9 @@ y is the score, x = c·y what the activation takes, h = c/2 · (1 + t):
     gelu_tanh  t = tanh(y · (cβ + c³βα · y²))     p = y · h
                ∂p/∂y = p · (1 - t) · (cβ + 3c³βα · y²) + h
 
-The scale costs nothing, and the slope shares what the weight has computed: with the product by dP,
-6 instructions and a tanh for silu, 10 for gelu, where the forms that differentiation writes take 9
-and 14.
+The scale costs nothing, and the slope shares what the weight has computed. With the product by dP
+that is 6 instructions and a tanh for silu, 10 for gelu. The forms that differentiation writes take
+9 and 14.
 """
 
 from __future__ import annotations

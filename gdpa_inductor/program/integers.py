@@ -16,7 +16,7 @@ Range = tuple[int, int]
 ANY: Range = (-(1 << 63), (1 << 63) - 1)  # of what is not known
 TRUTH: Range = (0, 1)
 INT32: Range = (-(1 << 31), (1 << 31) - 1)
-# Rows, keys, heads and samples of one call, and its sizes: what a kernel counts in 32 bits, with
+# Rows, keys, heads and samples of one call, and its sizes. A kernel counts them in 32 bits, with
 # room for a sum of some of them.
 _PLACE: Range = (-(1 << 28), 1 << 28)
 # Elements of operands as far as sums of a few stay within 64 bits, times in nanoseconds included.

@@ -1,11 +1,11 @@
 """Interval arithmetic on the operations of score programs: from terms over elements to bounds over
 a set of elements, in the same vocabulary.
 
-The rule of an operation (`ops`) takes the node and the `Interval`s of its operands (and plain
-literals for its parameters) and gives that of the result. Bounds are terms themselves, evaluated at
-run time. Integers are exact. Reals are widened by `SLACK`, so that another rounding of the same
-formula (a fused multiply-add) cannot move an element out of its interval. What has no rule to bound
-it is unknown.
+The rule of an operation (`ops`) takes the node and the `Interval`s of its operands, and plain
+literals for its parameters. It gives the interval of the result. Bounds are terms themselves,
+evaluated at run time. Integers are exact. Reals are widened by `SLACK`, so that another rounding of
+the same formula (a fused multiply-add) cannot move an element out of its interval. What has no rule
+to bound it is unknown.
 
 Unknown reals count as finite: x·0 is 0 and x + (-inf) is -inf.
 """

@@ -1,8 +1,8 @@
 """Closed loop bounds: where the classes of tiles are half-lines of the axis that a kernel loops on.
 
-`masks.classify` answers for one tile. Where its answers are comparisons that are linear in the
-tile's place (a causal mask, a window, lengths), the tiles that are not zero, and those that need no
-mask, are an interval each, and its ends follow from the conditions:
+`tile_classes.classify` answers for one tile. Its answers may be comparisons that are linear in the
+tile's place: a causal mask, a window, lengths. Then the tiles that are not zero, and those that
+need no mask, are an interval each. Its ends follow from the conditions:
 
     zero  or of  X < Y      not zero:  first column <= upper,  last column >= lower,  not empty
     full  and of X < Y      full:      first column >= whole_lower,  last column <= whole_upper,
@@ -72,7 +72,7 @@ def _without(modest: Expr, condition: Expr) -> Expr:
 
 
 def _guarded(found: dict[str, Expr]) -> dict[str, Expr]:
-    """The ends, and all of the axis where an operand is so large that a sum of them may wrap: a
+    """The ends, and all of the axis where an operand is so large that a sum of them may wrap. A
     window of the largest int64 is no window.
     """
     summed = sums(list(found.values()))

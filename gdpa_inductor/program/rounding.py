@@ -1,9 +1,9 @@
 """Whether a mask decides the same in every precision.
 
 A mask that is computed from positions in fp32, `(i - j) * 0.1 <= 3`, depends on how its numbers
-round: in fp64, with a fused multiply-add or a fast division another score may count. Such a mask is
-not taken into a program; it stays a tensor that the model computes. Decisions on integers, on whole
-numbers held as reals, and on operands as they are do not depend on rounding.
+round. In fp64, with a fused multiply-add or a fast division, another score may count. Such a mask
+is not taken into a program; it stays a tensor that the model computes. Decisions on integers, on
+whole numbers held as reals, and on operands as they are do not depend on rounding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .expr import OPS, Expr, Trait, fold, postorder
 
 
 class Grade(enum.IntEnum):
-    """How a term that no score enters is known: with rounding, as the value that it is in every
-    precision from fp32 on, as an integer of at most 24 bits; or it has a score in it.
+    """How a term that no score enters is known. Known with rounding; or as the value that it is in
+    every precision from fp32 on; or as an integer of at most 24 bits. Or it has a score in it.
     """
 
     ROUNDED = 0

@@ -2,12 +2,12 @@
 
     a0:b[b,-,q_idx,kv_idx]; t0=mul(s,0.125); where(a0,silu(t0),0.0)
 
-Declarations give each auxiliary tensor a kind (f, i, b) and an access map: one entry per dimension
-of that tensor, the score index that reads it, or "-" for a dimension of size 1; "q" and "k" count
-the rows of jagged query and key values, so they stand for b with q_idx and b with kv_idx. The last
-expression is the weight P[b,h,q_idx,kv_idx] that multiplies V. The text travels as an argument of
-the op, so every cache sees it. It is parsed by the grammar below and the table of operations, and
-is never executed as Python.
+Declarations give each auxiliary tensor a kind (f, i, b) and an access map. The map has one entry
+per dimension of that tensor: the score index that reads it, or "-" for a dimension of size 1. "q"
+and "k" count the rows of jagged query and key values, so they stand for b with q_idx and b with
+kv_idx. The last expression is the weight P[b,h,q_idx,kv_idx] that multiplies V. The text travels as
+an argument of the op, so every cache sees it. It is parsed by the grammar below and the table of
+operations, and is never executed as Python.
 
     program = { declaration ";" } { name "=" term ";" } term
     declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"

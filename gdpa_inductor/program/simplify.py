@@ -1,6 +1,6 @@
 """Terms, folded as they are made: literals evaluated, truth values simplified.
 
-`expr.call` keeps a program as it was written, so that its text is stable; what is derived from
+`expr.call` keeps a program as it was written, so that its text is stable. What is derived from
 programs for a kernel to run (`tile_classes`) is built here instead, as short as it goes.
 """
 

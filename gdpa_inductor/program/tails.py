@@ -1,11 +1,11 @@
 """Terms that may be summed past the ends of their operands.
 
 A kernel loads what lies past the end of Q, K, V or DO as zeros. There the score and the gradient
-are 0, and what a term gives is multiplied by another such zero; so it needs no mask if it is
+are 0, and what a term gives is multiplied by another such zero. So it needs no mask if it is
 finite, whatever the operands between the products and the masks are. `silu(c·s)` is, a bias may be
 infinite.
 
-Beside a key (row) of infinities a zero is not enough: 0 · inf is not a number, and what comes of it
+Beside a key (row) of infinities a zero is not enough. 0 · inf is not a number, and what comes of it
 is added to the gradient of that key. That gradient must not be finite in the formula either. It is
 not where `silu` meets an infinite score; `sigmoid` gives 1 there. Nor is it where an infinite
 gradient is multiplied by a slope, be it 0; it may be where a term chooses by the score.

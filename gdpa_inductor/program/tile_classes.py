@@ -6,10 +6,10 @@ bounds, for a kernel to evaluate at run time. `zero`: every term is exactly 0 on
 it can be left out. `full`: no element of the tile is masked, so that the terms without their masks
 do. No block mask is made, and no length is read on the host.
 
-Scores, the gradient g and operands that vary inside the tile count as finite, and x·0 as 0: the one
-departure from the unfused formula is that NaN and infinities do not spread from masked elements, be
-their tile left out or not. A term whose gradient needs a masked score (that of a learned mask) is
-not zero there; lifting the terms of the backward finds that by itself.
+Scores, the gradient g and operands that vary inside the tile count as finite, and x·0 as 0. This is
+the one departure from the unfused formula: NaN and infinities do not spread from masked elements,
+be their tile left out or not. A term whose gradient needs a masked score (that of a learned mask)
+is not zero there. Lifting the terms of the backward finds that by itself.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ class TileClasses:
     """Truth values over the leaves of `TILE`, b, h, scalars, operands that are constant on a tile
     and `aux_bound`s.
 
-    full_terms: what the terms are on a full tile. keep: over the elements, as the terms are: each
-    term is its full term where this holds, and else 0; None where no one condition says so.
+    full_terms: what the terms are on a full tile.
+    keep: over the elements, as the terms are. Each term is its full term where this holds, and
+    else 0. None where no one condition says so.
     modest: what `zero` and `full` demand besides, that no integer wraps.
     """
 

@@ -1,9 +1,9 @@
 """The report as one HTML page: the lists, a drawing of every rewritten region, and each graph as a
 listing.
 
-In a listing, the nodes of a region are coloured and named by its number, a refused product is
-marked with its code, and long stretches that belong to neither are folded. Pointing at a node
-lights up what it reads. Light and dark follow the browser. No outside resource is used.
+In a listing, the nodes of a region are coloured and named by its number. A refused product is
+marked with its code. Long stretches that belong to neither are folded. Pointing at a node lights up
+what it reads. Light and dark follow the browser. No outside resource is used.
 """
 
 from __future__ import annotations

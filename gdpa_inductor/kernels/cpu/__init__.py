@@ -1,3 +1,4 @@
-"""The CPU kernel: blocks of scores (`dense`), one compiled loop between the two products
-(`block_pass`), jagged sides (`jagged`, `short`), and which blocks the masks leave out (`tiles`).
+"""The CPU kernel: blocks of scores (`dense`), and one compiled loop between the two products
+(`block_pass`). Jagged sides are in `jagged` and `short`, and which blocks the masks leave out in
+`tiles`.
 """

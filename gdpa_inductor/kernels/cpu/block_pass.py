@@ -1,12 +1,12 @@
 """One pass over a block of scores on the CPU: the score program or its derivative as one loop.
 
 `Pass` is that loop in plain torch, over 4-D tensors [b,h,rows,cols] of one block. `compiled` has
-Inductor turn it into vectorised C++ that serves every block size (sizes and strides stay symbolic);
-where there is no C++ compiler the torch form itself runs.
+Inductor turn it into vectorised C++ that serves every block size: sizes and strides stay symbolic.
+Where there is no C++ compiler the torch form itself runs.
 
-What goes in is a flat list: the score, in the backward its gradient, the places for the results,
-the sums, the operands that the program reads (each with the block's size or 1 along an axis). All
-results are written in place.
+What goes in is a flat list. It holds the score, in the backward its gradient, the places for the
+results, the sums, and the operands that the program reads. An operand has the block's size or 1
+along an axis. All results are written in place.
 """
 
 from __future__ import annotations
@@ -130,8 +130,8 @@ _lock = threading.RLock()
 def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) -> Runner:
     """A callable for `tensors`. Each kind of layout is compiled once, whatever its sizes.
 
-    lengths_vary: many sizes are to come. Then nothing is compiled for a single one of them, nor
-    for rows or columns of one score, and operands that happen to be contiguous are not told apart.
+    lengths_vary: many sizes are to come. Then nothing is compiled for a single one of them, nor for
+    rows or columns of one score. Operands that happen to be contiguous are not told apart.
     """
     if lengths_vary and 1 in tensors[0].shape[2:]:
         return work

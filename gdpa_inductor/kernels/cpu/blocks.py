@@ -13,12 +13,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# 1M scores are 4 MiB in fp32. The backward has four such buffers for each thread; more than four
-# threads share those of four. Forward / backward in ms with M = N = 768 and 1024, B = 2, H = 4,
-# D = 64, minima on two cores of an EPYC 9004, torch 2.13: 256K scores 12.7 / 32.4 and 18.1 / 56.2,
-# 512K 10.6 / 26.5 and 17.6 / 50.4, 1M 9.6 / 23.2 and 15.8 / 45.1. Flat blocks slow products down.
+# 1M scores are 4 MiB in fp32. The backward has four such buffers for each thread; more than
+# four threads share those of four. Minima on two cores of an EPYC 9004, torch 2.13, B = 2, H =
+# 4, D = 64. Forward / backward in ms with M = N = 768 and 1024: 256K scores 12.7 / 32.4 and
+# 18.1 / 56.2, 512K 10.6 / 26.5 and 17.6 / 50.4, 1M 9.6 / 23.2 and 15.8 / 45.1. Flat blocks slow
+# products down.
 SCORES, EDGE, MAX_THREADS = 1 << 20, 512, 4
-# Where masks may leave scores out, bands are narrower, an eighth of the rows: 7/16 of the scores of
+# Where masks may leave scores out, bands are narrower, an eighth of the rows. 7/16 of the scores of
 # a causal mask are left out then, 1/2 in the limit. Narrower than FINE, they slow products down.
 # FEW scores are not worth the question.
 FINE, BANDS, FEW = 128, 8, 1 << 18

@@ -11,8 +11,8 @@ inputs give equal bits.
 
 Notation: B, H, M, N batches, query heads, rows and columns of the scores. A block is a span of
 each. Every tensor has four dimensions; those of query, key and value are as in `ops`, aux tensors
-are [B|1, H|1, M|1, N|1]. A *unit* is what one matrix of a batched product covers: a key (or value)
-head of one batch with the rows of all query heads that read it.
+are [B|1, H|1, M|1, N|1]. A *unit* is what one matrix of a batched product covers. It is a key (or
+value) head of one batch with the rows of all query heads that read it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Jagged GDPA on the CPU: the blocked kernel of `dense`, one sequence after the other.
 
-A sequence is a dense problem on views of its rows, so nothing is padded, nothing of another
-sequence is read, and what a sequence gives does not depend on its place in the batch. Short ones
-run together (`short`). Offsets are read here, on the CPU, once a call.
+A sequence is a dense problem on views of its rows. So nothing is padded, and nothing of another
+sequence is read. What a sequence gives does not depend on its place in the batch. Short ones run
+together (`short`). Offsets are read here, on the CPU, once a call.
 
-Notation: as in `dense`; `o` is the call, with aux operands on four axes: the dimension that counts
+Notation: as in `dense`; `o` is the call, with aux operands on four axes. The dimension that counts
 the rows of the query side ("q") stands at q_idx, that of the key side ("k") at kv_idx.
 """
 

@@ -1,8 +1,8 @@
 """Short sequences on the CPU: those of about one size are padded to it and run as one problem.
 
 One by one they would be all overhead: a sequence takes some 0.1 ms whatever its length. Lengths are
-rounded up to whole vectors, so a score is computed in the same lane, and matrices are aligned in
-the same way, wherever a sequence stands: its bits depend on that (MKL, torch 2.13).
+rounded up to whole vectors. So wherever a sequence stands, a score is computed in the same lane,
+and matrices are aligned in the same way. Its bits depend on that (MKL, torch 2.13).
 
 Notation: as in `jagged`; g is the number of sequences in a group.
 """

@@ -1,8 +1,8 @@
 """Which blocks of scores the CPU kernel leaves out: those that the program's masks make zero.
 
 The verdicts of all blocks of a problem are computed at once, in plain torch. Operands that vary
-inside a block are bounded by their smallest and largest element in it, so that a padding mask or
-segment numbers that come as tensors are skipped by too.
+inside a block are bounded by their smallest and largest element in it. So a padding mask or segment
+numbers that come as tensors are skipped by too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which tile shapes are tried for which kernel: a small table, pruned by shared memory.
 
 A row's first configuration is the best known; the others are benchmarked beside it, and
-max-autotune tries a wider list. The rows of "forward", "rows" and "keys" are the best of that list
-on an H200 (torch 2.11, Triton 3.6), silu at M = N = 1024 and, for D = 128, at 256 to 8192; those of
-"tiles" follow from the shared memory that a tile takes.
+max-autotune tries a wider list. The rows of "forward", "rows" and "keys" are the best of that
+list on an H200 (torch 2.11, Triton 3.6). They are for silu at M = N = 1024 and, for D = 128, at
+256 to 8192. Those of "tiles" follow from the shared memory that a tile takes.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Shape:
 
     head_dim, value_dim: rounded up to powers of two. itemsize: bytes of an element.
     score_bytes: bytes per score of the operands between the products that vary along rows and keys.
-    loop: what is special about the inner loop: "skips" where tiles are left out of it, "short" for
-    at most SHORT keys, "jagged" where sequences end anywhere.
+    loop: what is special about the inner loop. "skips" is where tiles are left out of it, "short"
+    for at most SHORT keys, "jagged" where sequences end anywhere.
     """
 
     head_dim: int
@@ -86,9 +86,9 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
 )
 # Such rows where the inner loop is a special one. Few steps leave their latency bare, so that more
-# warps, stages or CTAs at a time are worth more loads; configurations are timed in short runs
-# at the full clock, which favours these also where a loop is long and power is the limit. The first
-# row whose words are all among those of the loop counts.
+# warps, stages or CTAs at a time are worth more loads. Configurations are timed in short runs at
+# the full clock. That favours these also where a loop is long and power is the limit. The first row
+# whose words are all among those of the loop counts.
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     ("forward", 2, 128, "skips short", (Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
     ("forward", 2, 128, "skips",

@@ -31,7 +31,7 @@ class FiveMatmul:
 
 
 # Measured on an H200 (torch 2.11, Triton 3.6), tanh-gelu, 1152 sequences of 4 heads, beside "rows"
-# and "keys" with one configuration each: 18% more FLOP/s at 256 rows and keys, 7% at lengths up to
+# and "keys" with one configuration each. 18% more FLOP/s at 256 rows and keys, 7% at lengths up to
 # 512, none up to 1024, 3 to 4% less at 1024; 8 and 9% more at 1024 and 2048 rows over 256 keys.
 # Where masks leave tiles out it loses 8 to 16%.
 FIVE_MATMUL = (FiveMatmul(capability=90, itemsize=2, head_dim=128, rows=2048, keys=512, units=3),)

@@ -1,7 +1,7 @@
 """Which tile of a jagged side each CTA owns: a table that the device makes for itself.
 
 No length is known on the host, so the grid is an upper bound and what is left over ends at once.
-The tiles of one sequence are neighbours; the longest sequences may come first, so that no long one
+The tiles of one sequence are neighbours. The longest sequences may come first, so that no long one
 is left at the end while the other multiprocessors are idle. Where nearly all sequences have the
 greatest length there is no table: `Plan.direct`.
 """
@@ -20,12 +20,12 @@ def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tenso
     """[total // WORK_TILE + B] int64: 2³² times the sequence, plus the work tile in it; or -1.
 
     cu_seqlens [B+1] over `total` rows, at most `longest` of a sequence take part. The work tiles of
-    a sequence hold the rows that do; one is listed also where there are only rows that do not, so
+    a sequence hold the rows that do. One is listed also where there are only rows that do not, so
     that these find a CTA which writes zeros. Rows that no sequence owns count as those of the last
     one.
 
-    few: place the sequences by counting, B comparisons for each entry, in three small kernels;
-    then the longest come first, and what is left over is -1. Else by a search, in the order of the
+    few: place the sequences by counting, B comparisons for each entry, in three small kernels. Then
+    the longest come first, and what is left over is -1. Else by a search, in the order of the
     sequences; what is left over are work tiles behind a sequence's own.
     """
     offsets = cu_seqlens.to(torch.int64)

@@ -1,8 +1,8 @@
 """Bounds of an operand between the products, for kernels that tell the tiles of the scores apart.
 
 A mask that comes as a tensor says nothing by its formula; what it holds on a tile has to be looked
-at. The device does so once for each graph: it reads the operand and keeps the smallest and largest
-element of every block of BOUNDS_TILE rows and columns, a thousandth of its size.
+at. The device does so once for each graph. It reads the operand and keeps the smallest and largest
+element of every block of BOUNDS_TILE rows and columns: a thousandth of its size.
 """
 
 from __future__ import annotations

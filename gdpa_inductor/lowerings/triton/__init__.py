@@ -1,7 +1,7 @@
 """The Triton backend: templates for NVIDIA devices from compute capability 8.0 on.
 
-`rules` says what it takes, `lower` what each kernel of a call computes, `launch` puts one kernel
-into the graph, `emit` writes a score program in Inductor's ops.
+`rules` says what it takes, and `lower` what each kernel of a call computes. `launch` puts one
+kernel into the graph. `emit` writes a score program in Inductor's ops.
 """
 
 from ..backends import Backend

@@ -2,10 +2,10 @@
 
 `PLAIN` gives the operations that Inductor has, one line each; for all others their rows have forms.
 Fast forms are for fp16 and bf16 operands on NVIDIA devices. A tanh costs one pass of the
-special-function unit per score where ex2 and rcp cost two, and that unit bounds the forward kernel,
-so silu and tanh-gelu are written with tanh (see `program.fast`). A sigmoid by itself is not: its
-negative tail, where weights of sigmoid attention live, keeps its relative accuracy only as
-rcp(1 + ex2(-x)).
+special-function unit per score where ex2 and rcp cost two, and that unit bounds the forward kernel.
+So silu and tanh-gelu are written with tanh (see `program.fast`). A sigmoid by itself is not: its
+negative tail, where weights of sigmoid attention live, keeps its relative accuracy only as rcp(1 +
+ex2(-x)).
 """
 
 from __future__ import annotations
@@ -140,8 +140,8 @@ FAST: Mapping[str, Emit] = {"maximum": asm("max.NaN.f32"), "minimum": asm("min.N
 
 
 # What LLVM cannot look into. The rows and columns of a tile are bits of the thread's number. LLVM's
-# vectoriser pairs the arithmetic on them; with Triton 3.6 one half of a pair then spoils the other,
-# and |q_idx - kv_idx| <= 3 was decided wrongly in three of four warps.
+# vectoriser pairs the arithmetic on them. With Triton 3.6 one half of a pair then spoils the other:
+# |q_idx - kv_idx| <= 3 was decided wrongly in three of four warps.
 hidden = asm("mov.b32", I32)
 
 
@@ -161,8 +161,8 @@ def subgraph(
     """The term as a body that a template inlines by `modification`.
 
     Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, q_idx, kv_idx and the bounds
-    of a tile (int32), a<i>, a<i>_lo and a<i>_hi (as loaded, floats in fp32). scalars: the symbolic
-    or plain integers of the op.
+    of a tile (int32). a<i>, a<i>_lo and a<i>_hi are as loaded, floats in fp32. scalars: the
+    symbolic or plain integers of the op.
     """
     (term,) = emitted([gated(term, weight) if fast else term], PLAIN, fast)
     widened = wide([term])

@@ -117,7 +117,7 @@ def skips(outputs: list[Output], o: Inputs) -> bool:
 
 def _bounded(kinds: str, o: Inputs) -> list[int]:
     """The operands of these kinds that tables may bound. Of reals, a vector that all samples share
-    is a scale, and no mask; one that no (batch, head) shares costs as much to read as it may save.
+    is a scale, and no mask. One that no (batch, head) shares costs as much to read as it may save.
     Rows of a jagged operand are in no block of bounds."""
 
     def worth_reading(axes: frozenset[str]) -> bool:
@@ -378,7 +378,7 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
 
 
 def _halves(plan: Plan, config: Config) -> dict[str, int]:
-    """The tiles at the ends of sequences, where half of the configuration's hold what is left: of a
+    """The tiles at the ends of sequences, where half of the configuration's hold what is left. Of a
     uniform length, a quarter of a tile more would be empty on average. 0: nearly all sequences are
     of the greatest length, not worth a copy of the loop, or too small for the tensor core."""
     keys_alike = plan.direct and plan.alike

@@ -1,11 +1,11 @@
 """GDPA by Triton: what each kernel of one op computes, and the templates that compute it.
 
-Forward is one kernel. The backward is up to three kinds, each with loops of its own, so that every
-sum has one order and no gradient needs an atomic: "rows" (dQ and sums over the keys), "keys" (dK,
-dV and sums over the rows) and one "tiles" per operand that varies along both. Where there are many
-short sequences, "five_matmul" stands for the first two. What a kernel cannot sum by itself (over
-the batch, over heads) it leaves to Inductor, in fp32. With `gdpa.deterministic=False`, "keys" adds
-up dQ too, by atomics.
+Forward is one kernel. The backward is up to three kinds, each with loops of its own. So every sum
+has one order, and no gradient needs an atomic. They are "rows" (dQ and sums over the keys) and
+"keys" (dK, dV and sums over the rows). And there is one "tiles" per operand that varies along both.
+Where there are many short sequences, "five_matmul" stands for the first two. What a kernel cannot
+sum by itself (over the batch, over heads) it leaves to Inductor, in fp32. With
+`gdpa.deterministic=False`, "keys" adds up dQ too, by atomics.
 """
 
 from __future__ import annotations

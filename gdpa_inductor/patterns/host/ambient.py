@@ -1,8 +1,8 @@
 """What is switched on where in a graph: autocast, gradient mode, function transforms.
 
 Dynamo records these switches as calls. `Ambient.of` scans a graph once and says, for every node,
-under which of them it runs; what was active when the graph was captured is the state that the scan
-begins with.
+under which of them it runs. The scan begins with the state that was active when the graph was
+captured.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The candidates of a graph: products one of whose operands is made from another product.
 
-`HostGraph` is one graph and what is known of it from a single scan: program order, what each node
-is made from, what changes which storage, and which masks are made of indices.
+`HostGraph` is one graph and what is known of it from a single scan. That is program order, what
+each node is made from, what changes which storage, and which masks are made of indices.
 """
 
 from __future__ import annotations

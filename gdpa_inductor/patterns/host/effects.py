@@ -107,7 +107,7 @@ def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
 
 
 def _check_copies(graph: HostGraph, region: Extent) -> None:
-    """Refuse scores and a copy of them one of which is written and then the other read: whether the
+    """Refuse scores and a copy of them one of which is written and then the other read. Whether the
     copy is an alias depends on strides, and the analysis does not know these.
     """
     writers = [n for n in region.nodes if n in graph.mutators]

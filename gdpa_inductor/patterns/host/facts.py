@@ -2,7 +2,7 @@
 
 The graph may be Dynamo's (operators, torch functions, Tensor methods; fakes in
 meta["example_value"]) or an exported one (ATen overloads; fakes in meta["val"]). Whatever is not
-known to be a plain torch function is opaque: it is never run again, and is taken to change every
+known to be a plain torch function is opaque. It is never run again, and is taken to change every
 tensor that it is given.
 """
 

@@ -48,8 +48,8 @@ MAY_ALIAS = CASTS | {"reshape", "reshape_as", "contiguous", "flatten", "ravel"}
 # write through it changes the argument. Nor does `.data` tell the version counter.
 SILENT = frozenset(["_get_data_attr", "data"])
 DETACHING = SILENT | {"detach"}
-# In-place calls that change no element: those that cut a tensor from its history, those that give
-# it other dims or strides, and those that give it another storage.
+# In-place calls that change no element. There are those that cut a tensor from its history, those
+# that give it other dims or strides, and those that give it another storage.
 CUTS = frozenset(["detach_", "requires_grad_"])
 # Calls whose result has no history, in whatever graph.
 HISTORYLESS = DETACHING | {"detach_"}

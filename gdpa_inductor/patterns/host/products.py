@@ -42,8 +42,8 @@ def _contracts(node: Node) -> bool:
 
 
 def is_weight_product(node: Node) -> bool:
-    """A product with a 2-D weight: `x @ W` of a tensor with more dims or of a weight that enters
-    the graph, `linear` unless its weight is made from a tensor with more dims.
+    """A product with a 2-D weight. That is `x @ W` of a tensor with more dims or of a weight that
+    enters the graph. It is `linear` too, unless its weight is made from a tensor with more dims.
     """
     given = operands(node)
     if facts.name(node) == "linear":

@@ -1,8 +1,8 @@
 """Conditions that a jagged side makes true: `n < length of its sequence`.
 
-On a jagged side no score lies past the end of a sequence. A mask that says so, by lengths that are
-the differences of the side's offsets, or what those are the running sums of, says nothing there; it
-would cost a load and a comparison.
+On a jagged side no score lies past the end of a sequence. A mask that says so says nothing there,
+and would cost a load and a comparison. Its lengths are the differences of the side's offsets, or
+what those are the running sums of.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Padding in a user's graph: what is padded, what stands in the padding, and where it is cut off.
 
-A *pad* makes [B, N, ...] of values [L, ...] and offsets [B+1]: sequence b owns the values
-offsets[b]:offsets[b+1], the first N of them are kept, and what is missing is filled. An *unpad* is
+A *pad* makes [B, N, ...] of values [L, ...] and offsets [B+1]. Sequence b owns the values
+offsets[b]:offsets[b+1]. The first N of them are kept, and what is missing is filled. An *unpad* is
 its inverse; what a pad left out it fills with zeros.
 """
 
@@ -75,7 +75,7 @@ class GraphPadding:
         return found
 
     def absent(self, leaf: Node) -> Tensor | None:
-        """The number in the padding of an operand, or several that it may be; None where it is not
+        """The number in the padding of an operand, or several that it may be. None where it is not
         padded, or not known what stands there.
         """
         if leaf not in self.padded and leaf not in self.derived:

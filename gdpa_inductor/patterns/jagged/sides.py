@@ -9,9 +9,9 @@ on the values alone:
            there, hence every gradient, is zero
 
 Both hold of padding whose weights are finite: zeros times them are zeros. So Q and K are padded
-with ordinary numbers, and a program that makes infinities of scores of zero (1/s, log, the slope of
-a square root), or of the numbers that operands are padded with (s/p), stays padded. What other
-operands do there is not known: docs/jagged.md has what follows.
+with ordinary numbers. A program stays padded that makes infinities of scores of zero (1/s, log, the
+slope of a square root). So does one that makes them of the numbers that operands are padded with
+(s/p). What other operands do there is not known: docs/jagged.md has what follows.
 
 In: the reading of a region, and the padding of its graph. Out: `Sides`, or Refused with a code of
 JAGGED_*: then that side stays padded.
@@ -158,8 +158,8 @@ def _side(
 
 
 def _check_padding(padding: GraphPadding, reading: Reading) -> None:
-    """Scores of zero have finite weights and gradients, whatever ordinary operands are beside, and
-    with what stands in the padding of operands of rows, of keys and of both.
+    """Scores of zero have finite weights and gradients, whatever ordinary operands are beside. They
+    have them also with what stands in the padding of operands of rows, of keys and of both.
     """
     if not _is_finite(reading.weight, {}, set()):
         raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")

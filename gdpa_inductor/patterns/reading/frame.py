@@ -1,10 +1,10 @@
 """Dimension algebra: which element of one tensor an element of another is made from.
 
 An `Atom` is one index variable. The position inside one dimension is a tuple of atoms, the most
-significant first (mixed radix), and an `Index` has one such tuple for each dimension of a tensor; a
-dimension of size 1 has none. Views map the index of their result to the index of their source, so
-that "the element of `x.view(b, h, n, m)` at (b, h, n, m)" becomes "the element of `x` at ((b, h),
-n, m)". An atom that a view cuts through is split in two; the split holds everywhere. An atom may be
+significant first (mixed radix). An `Index` has one such tuple for each dimension of a tensor. A
+dimension of size 1 has none. Views map the index of their result to the index of their source. So
+"the element of `x.view(b, h, n, m)` at (b, h, n, m)" becomes "the element of `x` at ((b, h), n,
+m)". An atom that a view cuts through is split in two; the split holds everywhere. An atom may be
 fixed: `x[:, 1]` at (b, n) is `x` at (b, 1, n).
 
 Sizes may be symbolic: only what is statically known is used, and no guard is ever added.

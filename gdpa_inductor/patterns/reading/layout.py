@@ -239,7 +239,7 @@ def _all_or_none(index: Index, axis: Digits) -> Digits:
 def aux_dims(layout: Layout, operand: Operand) -> tuple[Index, tuple[str, ...]]:
     """The dims of an auxiliary operand as it is passed, and its access map.
 
-    A dim that is one whole axis stays where it is, as do dims of size 1; where dims are parts of an
+    A dim that is one whole axis stays where it is, as do dims of size 1. Where dims are parts of an
     axis, these are brought together and those of size 1 go.
     """
     simple = all(digits in ((), *layout.axes.values()) for digits in operand.index)

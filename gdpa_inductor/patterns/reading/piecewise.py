@@ -4,8 +4,8 @@
     torch.stack([act(s[:, h]) for h, act in enumerate(activations)], 1)
 
 are one program, `where(h < 2, silu(s), gelu(s))`. In the branch where an index lies in one part, a
-position of the part is that of the whole, less where the part begins; and the constant at which a
-part of one position is taken is the index itself. So `s[:, 1]`, in the branch h = 1, is s at h.
+position of the part is that of the whole, less where the part begins. The constant at which a part
+of one position is taken is the index itself. So `s[:, 1]`, in the branch h = 1, is s at h.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What autograd reaches of a term: an operand that it reaches may have a gradient of zeros, and one
+"""What autograd reaches of a term. An operand that it reaches may have a gradient of zeros, and one
 that it does not reach has none. Optimizers tell None from zeros, so the op has to as well.
 
 A number that is compared, converted to an integer or detached is not reached; a rounded one is.

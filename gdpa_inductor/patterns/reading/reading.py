@@ -35,9 +35,9 @@ class Reading:
     """What a region computes: output[output] = sum over `keys` of weight(score, …) · value.
 
     left, right: operands of the first product; `inner` is what it contracts. `score` is the index
-    of the product in ATen, `scores` that of its result as the user has it, `weights` that of what
-    the second product reads. In `weight`, aux(i) stands for operand i of `aux`, and Expr("index",
-    i) for `positions[i]`.
+    of the product in ATen, `scores` that of its result as the user has it. `weights` is that of
+    what the second product reads. In `weight`, aux(i) stands for operand i of `aux`, and
+    Expr("index", i) for `positions[i]`.
     """
 
     weight: Expr

@@ -1,8 +1,8 @@
 """ATen's point-wise functions as score expressions: one line each.
 
 `POINTWISE[name](kind, *operands, **options)` gives the expression for one call of `aten.<name>`,
-any overload: `kind` is that of the call's result ("f", "i", "b"), tensor operands and numbers are
-expressions, all else is as ATen has it. What is not here, or raises `Unknown`, is refused; `MIXING`
+any overload. `kind` is that of the call's result ("f", "i", "b"). Tensor operands and numbers are
+expressions; all else is as ATen has it. What is not here, or raises `Unknown`, is refused; `MIXING`
 says why a known function that is not point-wise is.
 """
 

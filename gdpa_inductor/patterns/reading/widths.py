@@ -109,8 +109,8 @@ def rounded_literal(value: float, dtype: torch.dtype) -> Expr:
 
 
 def in_16_bits(x: Any, given: Any, dtype: torch.dtype, compared: bool) -> Any:
-    """An operand of a choice or a comparison in 16 bits, as torch casts it first: literals, and
-    tensors of other dtypes where the result is a decision.
+    """An operand of a choice or a comparison in 16 bits, as torch casts it first. It casts
+    literals, and tensors of other dtypes where the result is a decision.
     """
     if not isinstance(x, Expr) or x.kind == "b":
         return x

@@ -1,10 +1,10 @@
 """What the op saves for its backward and the user's own operations did not.
 
 The op saves its operands. One that is changed in place before the backward has to be copied, if
-autograd on the user's operations does without it: else the user's model trains and ours raises, or
+autograd on the user's operations does without it. Else the user's model trains and ours raises, or
 learns something else where the change is not seen (`.data`). Changes come later in the graph, or
-from what runs next, if an operand is an input, a parameter or an output of the graph: then it is
-copied whatever its size. Nor does autograd save what was made in inference mode.
+from what runs next. The latter change an operand that is an input, a parameter or an output of the
+graph: it is copied whatever its size. Nor does autograd save what was made in inference mode.
 """
 
 from __future__ import annotations

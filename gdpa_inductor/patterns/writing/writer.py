@@ -105,7 +105,7 @@ class Writer:
     @functools.cached_property
     def _symbols(self) -> dict[Any, tuple[Node, int | None]]:
         """Where each symbol is found: a node that holds it, or a dim of an input or of a padded
-        nested tensor, whose longest sequence is in no other place.
+        nested tensor. The latter's longest sequence is in no other place.
         """
         found: dict[Any, tuple[Node, int | None]] = {}
         for node in self.host.graph.nodes:
