@@ -89,15 +89,15 @@ class StreamedRanges(Fixed):
         return smaller(begin, end), end
 
     @cute.jit
-    def before(self, tile: ResidentTile, head, block):
-        """How many lower resident tiles of the sequence live at a streamed one; by a whole warp."""
-        count = tile.first // self.heights.resident
-        found = Int32(count)
+    def living(self, tile: ResidentTile, head, block, first, end):
+        """How many of the resident tiles first.. of the sequence live at a streamed one; by a whole
+        warp."""
+        found = Int32(end - first)
         if cutlass.const_expr(self.skips):
             found = Int32(0)
-            for base in cutlass.range(0, count, LANES, unroll=1):
-                lower = base + cute.arch.lane_idx()
-                first = lower * self.heights.resident
-                live = (lower < count) & self.lives(tile, first, head, block)
-                found += Int32(cute.arch.popc(cute.arch.vote_ballot_sync(live)))
+            for base in cutlass.range(first, end, LANES, unroll=1):
+                other = base + cute.arch.lane_idx()
+                live = self.lives(tile, other * self.heights.resident, head, block)
+                vote = cute.arch.vote_ballot_sync((other < end) & live)
+                found += Int32(cute.arch.popc(vote))
         return found

@@ -56,15 +56,19 @@ class Walk:
         sides = [(cu_k, cols), (cu_q, rows)]
         self.resident, self.streamed = sides if self.keys else sides[::-1]
         self.jagged = self.resident[0] is not None
-        self.blocks = _tiles(self.resident[1], self.heights.resident)
+        self.blocks = tiles_of(self.resident[1], self.heights.resident)
         self.count = self.blocks * self.heads * batch
         self.cta = Int32(cute.arch.block_idx()[0])
         self.ctas = Int32(cute.arch.grid_dim()[0])
 
+    def block_of(self, number: Any) -> Any:
+        """Which tile of its head."""
+        return number % self.blocks
+
     @property
     def streamed_tiles(self) -> Any:
         """The most that a sequence has."""
-        return _tiles(self.streamed[1], self.heights.streamed)
+        return tiles_of(self.streamed[1], self.heights.streamed)
 
     def number(self, turn: Any) -> Any:
         """The tile that the CTA takes in a turn; there is none from `count` on."""
@@ -74,7 +78,7 @@ class Walk:
     def at(self, turn: Any) -> ResidentTile:
         """The tile of a turn."""
         number = self.number(turn)
-        block, rest = number % self.blocks, number // self.blocks
+        block, rest = self.block_of(number), number // self.blocks
         head, batch = rest % self.heads, rest // self.heads
         if self.order is not None:
             batch = Int32(self.order[batch])
@@ -91,7 +95,7 @@ class Walk:
         """The streamed tiles that it meets: none past the end of its sequence, else those that the
         mask leaves."""
         there = Int32(tile.first < tile.rows)
-        count = _tiles(tile.length, self.heights.streamed) * there
+        count = tiles_of(tile.length, self.heights.streamed) * there
         head = self.streamed_head(tile, 0) if self.keys else tile.head
         return self.ranges.hull(tile, head, self.group, count)
 
@@ -104,6 +108,6 @@ class Walk:
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
 
 
-def _tiles(rows: Any, height: int) -> Any:
+def tiles_of(rows: Any, height: int) -> Any:
     """How many tiles hold so many rows."""
     return (rows + (height - 1)) // height

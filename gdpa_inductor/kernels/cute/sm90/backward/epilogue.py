@@ -4,8 +4,6 @@ TMA drops the rows past the end of the sequence. The buffers are those of dS, wh
 between two tiles.
 """
 
-from typing import Any
-
 from cutlass import cute
 from cutlass.cute.nvgpu import warp
 

@@ -11,24 +11,24 @@ Notation
     tile           128 keys of a key head;  step: one query tile of one of its query heads
 
 No softmax: no row statistics, and no kernel before this one. A CTA owns a tile and meets its query
-tiles one after the other, from the last to the first. dK and dV stay in registers; dQ is added up in
-memory, in fp32, in the order of the key tiles. Roles, by warp:
+tiles one after the other. dK and dV stay in registers. dQ is added up in memory, in fp32, by the
+tiles of a head in turn. Roles, by warp:
 
     0-3, 4-7   products, activation and epilogue of 64 keys each
     8          loads: K and V once a tile, rings of Q and dO
     9          dQ: adds the parts in turn
+    10, 11     dQ: conversion of what is complete
 """
 
 from dataclasses import replace
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute
+from cutlass import Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.program import roots_of
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.walk import Walk
 from ...operands import Matrix, Tiles, matrices
 from ...program import Program
 from ..config import COLS, Sm90Config
@@ -36,11 +36,12 @@ from ..wgmma import tile_layout
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import BackwardFragments, BackwardProducts
-from .roles import GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
+from .roles import CONVERSION, GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
 from .shapes import HALF, HopperShapes
-from .sums import QuerySums
+from .sums import Conversion, QuerySums
+from .turns import Turns
 
-OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv")
+OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
 
 
 class HopperBackward:
@@ -53,19 +54,18 @@ class HopperBackward:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers, strides: of Q, K, V, dO, of dQ in fp32, of dK and dV, and of the counters,
-        which begin at zero. Else as those of every kernel: see `launch.example`."""
+        """pointers, strides: of Q, K, V, dO, of the sums of dQ in fp32, of dK, dV, dQ, and of the
+        counters, which begin at zero. Else as those of every kernel: see `launch.example`."""
         self.shapes = HopperShapes(self.config)
-        given = dict(
-            zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True)
-        )
+        given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
         copies = {name: self.load(name, given[name]) for name in OPERANDS}
-        copies |= self.stores(self.gradients(given, pointers, sizes, strides))
+        gradients = self.gradients(given, pointers, sizes, strides)
+        copies |= self.stores(gradients)
         layouts = self.shapes.layouts()
         self.memory = self.storage(layouts)
         self.kernel(
-            copies, layouts, self.shapes.products, pointers[7], sizes, cu_q, cu_k, order, aux,
-            scalars,
+            copies, layouts, self.shapes.products, pointers[8], pointers, strides, sizes, cu_q,
+            cu_k, order, aux, scalars,
         ).launch(
             grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1,
             cooperative=True,
@@ -75,17 +75,18 @@ class HopperBackward:
         """Shared memory: barriers first, then the tiles. sX: dS, and at the end of a tile dV, then
         dK."""
         sizes = {name: cute.cosize(layout) for name, layout in layouts.items()}
-        kind, shared = self.shapes.dtype, max(sizes[x] for x in ("s", "gk", "gv"))
+        k, v, q, o, d = (sizes[name] for name in "kvqod")
+        kind, x = self.shapes.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
 
         @cute.struct
         class Memory:
             barriers: cute.struct.MemRange[Int64, HopperSignals.COUNT]
-            sK: cute.struct.Align[cute.struct.MemRange[kind, sizes["k"]], 1024]
-            sV: cute.struct.Align[cute.struct.MemRange[kind, sizes["v"]], 1024]
-            sQ: cute.struct.Align[cute.struct.MemRange[kind, sizes["q"]], 1024]
-            sdO: cute.struct.Align[cute.struct.MemRange[kind, sizes["o"]], 1024]
-            sX: cute.struct.Align[cute.struct.MemRange[kind, shared], 1024]
-            sdQ: cute.struct.Align[cute.struct.MemRange[Float32, sizes["d"]], 1024]
+            sK: cute.struct.Align[cute.struct.MemRange[kind, k], 1024]
+            sV: cute.struct.Align[cute.struct.MemRange[kind, v], 1024]
+            sQ: cute.struct.Align[cute.struct.MemRange[kind, q], 1024]
+            sdO: cute.struct.Align[cute.struct.MemRange[kind, o], 1024]
+            sX: cute.struct.Align[cute.struct.MemRange[kind, x], 1024]
+            sdQ: cute.struct.Align[cute.struct.MemRange[Float32, d], 1024]
 
         return Memory
 
@@ -93,7 +94,7 @@ class HopperBackward:
         self, given: dict[str, Matrix], pointers: Any, sizes: Any, strides: Any
     ) -> dict[str, Matrix]:
         """dQ, dK and dV in global memory, one for each sequence."""
-        like = zip(GRADIENTS, "qkv", pointers[4:7], strides[4:7], strict=True)
+        like = zip(GRADIENTS, "qkvq", pointers[4:8], strides[4:8], strict=True)
         return {
             name: replace(given[operand], pointer=pointer, strides=stride, batch=sizes[0])
             for name, operand, pointer, stride in like
@@ -117,12 +118,13 @@ class HopperBackward:
             matrix = gradients[name].tensor()
             return cpasync.make_tiled_tma_atom(op, matrix, tile_layout(kind, *tile), tuple(tile))
 
-        found = {name: made(name, op) for name in GRADIENTS}
+        found = {name: made(name, op) for name in tiles}
         return {**found, "add": made("dq", cpasync.CopyReduceBulkTensorTileS2GOp())}
 
     @cute.kernel
     def kernel(
-        self, copies, layouts, products, counters, sizes, cu_q, cu_k, order, aux, scalars
+        self, copies, layouts, products, counters, pointers, strides, sizes, cu_q, cu_k, order, aux,
+        scalars,
     ):  # fmt: skip
         c = self.config
         self.shapes.products = products
@@ -141,7 +143,8 @@ class HopperBackward:
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
         ranges = StreamedRanges(c, True, heights, aux, scalars)
-        walk = (True, sizes, (cu_q, cu_k, order), ranges)
+        walk = (sizes, (cu_q, cu_k, order), ranges)
+        converts = "q" not in c.shared
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
@@ -150,18 +153,24 @@ class HopperBackward:
             epilogue = KeyGradients(self.shapes, stores)
             roots = (ranges.full_terms, roots_of(c, True))
             programs = [Program(c, aux, scalars, x) for x in roots]
-            BackwardProducts(Walk(*walk), signals, fragments, epilogue, programs, thread).run()
+            BackwardProducts(Turns(*walk), signals, fragments, epilogue, programs, thread).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
-                HopperBackwardLoads(Walk(*walk), signals, tiles).run()
+                HopperBackwardLoads(Turns(*walk), signals, tiles).run()
             if warp == SUMS:
                 ways = [
                     [self.tiles("dq", copies[x], shared["d"], group) for group in range(GROUPS)]
                     for x in ("dq", "add")
                 ]
-                QuerySums(Walk(*walk), *ways, counters).run()
+                QuerySums(Turns(*walk), signals, *ways, counters, converts).run()
+            if const_expr(converts):  # noqa: SIM102 (decided at compile time)
+                if warp >= CONVERSION:
+                    given = dict(zip(OPERANDS, matrices(c, pointers, sizes, strides), strict=True))
+                    made = self.gradients(given, pointers, sizes, strides)
+                    lane = thread - 32 * CONVERSION
+                    Conversion(Turns(*walk), signals, made["dq"], made["gq"], lane).run()
 
     def tiles(self, name: str, copy: Any, sX: Any, column: int = 0) -> Tiles:
         """The tiles of a matrix. column: which of those of a row."""

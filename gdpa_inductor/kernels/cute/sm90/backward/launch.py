@@ -44,37 +44,38 @@ def backward(
         raise GDPAError(reason)
     ctas, stream = place(query.device, ctas, stream)
     grad_out, order = aligned(grad_out), call.longest_first()
-    sums = room(call, config, query, call.cu_q, torch.float32)
-    grad_key, grad_value = (room(call, config, x, call.cu_k, x.dtype) for x in (key, value))
-    outputs = [sums, grad_key, grad_value]
+    grads = [room(call, config, x) for x in (query, key, value)]
     if any(x.numel() == 0 for x in (query, key, value, grad_out)) or call.batch == 0:
-        outputs = [x.zero_() for x in outputs]
+        grads = [x.zero_() for x in grads]
     else:
         tiles = -(-call.rows // config.backward_rows)
-        counters = torch.zeros(
-            call.batch, query.shape[1], tiles, 1, dtype=torch.int32, device=query.device
-        )
-        others = (grad_out, *outputs, counters)
+        new = functools.partial(torch.zeros, device=query.device)
+        counters = new((call.batch, query.shape[1], tiles, 1), dtype=torch.int32)
+        shared = "q" in config.shared
+        sums = grads[0] if shared else torch.empty_like(grads[0], dtype=torch.float32)
+        # A shared query's sums are not converted: its gradient is not there.
+        others = (grad_out, sums, *grads[1:], query if shared else grads[0], counters)
         launcher(config)(call.arguments(config, others, order, ctas, stream))
-    grads = [finished(sums, query), *outputs[1:]]
+    grads[0] = finished(grads[0], query)
     return [x for x, need in zip(grads, needs, strict=False) if need]
 
 
-def room(
-    call: LaunchCall, config: Sm90Config, operand: Tensor, offsets: Tensor | None, dtype: Any
-) -> Tensor:
-    """For a gradient, one for each sequence of a dense operand. Zero where nothing is written."""
-    zero = offsets is not None or (operand is call.query and config.skip)
-    make = operand.new_zeros if zero else operand.new_empty
-    shape = operand.shape if operand.dim() == 3 else (call.batch, *operand.shape[1:])
-    return make(shape, dtype=dtype)
+def room(call: LaunchCall, config: Sm90Config, operand: Tensor) -> Tensor:
+    """For a gradient, zero where the kernel may leave rows out. That of a shared query is its sums,
+    in fp32, one for each sequence."""
+    if operand is call.query and "q" in config.shared:
+        shape = (call.batch, *operand.shape[1:])
+        return operand.new_zeros(shape, dtype=torch.float32)
+    masked = operand is call.query and config.skip
+    make = operand.new_zeros if operand.dim() == 3 or masked else operand.new_empty
+    return make(operand.shape)
 
 
-def finished(sums: Tensor, query: Tensor) -> Tensor:
+def finished(grad: Tensor, query: Tensor) -> Tensor:
     """dQ in the dtype of the query, summed over the batch where that is shared."""
-    if sums.shape != query.shape:
-        sums = sums.sum(0, keepdim=True)
-    return sums.to(query.dtype)
+    if grad.shape == query.shape:
+        return grad
+    return grad.sum(0, keepdim=True).to(query.dtype)
 
 
 @functools.cache
@@ -85,6 +86,6 @@ def launcher(config: Sm90Config) -> Launcher:
 @functools.cache
 def compiled(config: Sm90Config, more: str = "") -> Any:
     """The kernel, ready to be launched. Needs no GPU. more: compiler options."""
-    outputs = ["float32", config.dtype, config.dtype, "int32"]
+    outputs = ["float32", *[config.dtype] * 3, "int32"]
     arguments = example(config, [config.dtype, *outputs])
     return cute.compile(HopperBackward(config), *arguments, options=options(config, more))

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 from ..config import Sm90Config
 
 
-def unsupported(
-    config: Sm90Config, needs: Sequence[bool], key_heads: int, value_heads: int
-) -> str:
+def unsupported(config: Sm90Config, needs: Sequence[bool], key_heads: int, value_heads: int) -> str:
     """Why the kernel cannot give these gradients, or "". needs: of query, key, value, each aux."""
     if any(needs[3:]):
         return "the CuTe backward has no gradients of operands between the products"

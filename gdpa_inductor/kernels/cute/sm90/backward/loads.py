@@ -4,28 +4,30 @@ from typing import Any
 
 from cutlass import Int32, cute
 
-from ...backward.walk import ResidentTile, Walk
+from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from .roles import HopperSignals
+from .turns import Turns
 
 
 class HopperBackwardLoads:
     """tiles: of the operands "q", "k", "v", "o"."""
 
-    def __init__(self, walk: Walk, signals: HopperSignals, tiles: dict[str, Tiles]) -> None:
+    def __init__(self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles]) -> None:
         self.walk, self.signals, self.tiles = walk, signals, tiles
 
     @cute.jit
     def run(self):
-        """All tiles of the CTA, the streamed ones from the last to the first."""
+        """All tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
+            entry = self.walk.entry(tile)
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
-                for back in range(tile.end - tile.begin):
-                    block = tile.end - 1 - back
-                    new = (turn == 0) & (back == 0)
+                for i in range(tile.end - tile.begin):
+                    block = self.walk.block(tile, entry, i)
+                    new = (turn == 0) & (i == 0)
                     if new:
                         self.resident("k", tile, tile_step)
                     self.streamed("q", tile, head, block, step)

@@ -18,7 +18,7 @@ from cutlass import Float32, Int32, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ...backward.program import ProgramLine
-from ...backward.walk import ResidentTile, Walk
+from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from ...program import Program
 from ...values import Fixed, Pair, choose, pair
@@ -26,6 +26,7 @@ from ..wgmma import WARPGROUP, as_operand, issue, transposed
 from .epilogue import KeyGradients
 from .roles import EMPTY, FULL, HANDED, HopperSignals, both
 from .shapes import HALF, HopperShapes
+from .turns import Turns
 
 
 class BackwardFragments(Fixed):
@@ -97,7 +98,7 @@ class BackwardProducts(Fixed):
     """programs: for tiles without masks and tails, and for all; their roots are the slope and P."""
 
     def __init__(
-        self, walk: Walk, signals: HopperSignals, fragments: BackwardFragments,
+        self, walk: Turns, signals: HopperSignals, fragments: BackwardFragments,
         epilogue: KeyGradients, programs: Sequence[Program], thread: Any,
     ) -> None:  # fmt: skip
         self.walk, self.signals, self.fragments = walk, signals, fragments
@@ -127,6 +128,7 @@ class BackwardProducts(Fixed):
     def sum_of_steps(self, tile: ResidentTile, tile_step, first):
         """dK and dV of a tile, from step `first` on."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
+        entry = self.walk.entry(tile)
         full["k"].wait(tile_step)
         full["q"].wait(first)
         x.multiply_scores(full["q"].index(first))
@@ -134,16 +136,16 @@ class BackwardProducts(Fixed):
         # In flight into the loop, ptxas would serialize all products: its copies read S.
         warpgroup.wait_group(0)
         for i in cutlass.range(tile.steps - 1, unroll=1):
-            self.step(tile, i, first + i, False)
-        self.step(tile, tile.steps - 1, first + tile.steps - 1, True)
+            self.step(tile, entry, i, first + i, False)
+        self.step(tile, entry, tile.steps - 1, first + tile.steps - 1, True)
         for name in "kv":
             empty[name].arrive_once(tile_step)
 
-    def step(self, tile: ResidentTile, i: Any, step: Any, last: bool) -> None:
-        """Step i of the tile."""
+    def step(self, tile: ResidentTile, entry: Any, i: Any, step: Any, last: bool) -> None:
+        """Step i of the tile. entry: the query tile of the first."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
         count = tile.end - tile.begin
-        turn, block = i // count, tile.end - 1 - i % count
+        turn, block = i // count, self.walk.block(tile, entry, i % count)
         stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
         full["o"].wait(step)
         dP = x.flow(stage)

@@ -9,9 +9,12 @@ from ...values import Fixed
 from ..wgmma import WARPGROUP
 
 GROUPS = 2  # warpgroups that multiply
-LOADS, SUMS, WARPS = 8, 9, 12  # the first warp of each role; 0-7 multiply
-REGISTERS = {"products": 240, "others": 24}  # 384 threads share 65536
+LOADS, SUMS, CONVERSION, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-7 multiply
+CONVERTERS = WARPS - CONVERSION
+REGISTERS = {"products": 240, "others": 24}  # 384 threads share 168 each
 STAGES = {"k": 1, "v": 1, "q": 2, "o": 2}  # of the operands in shared memory; o: dO
+
+PENDING = 2  # query tiles of dQ that wait for their conversion
 
 # Named barriers. The last three have one for each warpgroup.
 BOTH = 1  # both warpgroups
@@ -22,14 +25,18 @@ HANDED = WARPGROUP + 32  # threads at FULL and EMPTY
 
 
 class HopperSignals(Fixed):
-    """All mbarriers of a CTA, from `pointer` on. By operand, q and o counted in steps, k and v in
-    tiles that have steps:
+    """All mbarriers of a CTA, from `pointer` on.
 
-    full     it has landed: the load warp
-    empty    it is read no more: each warp that multiplies
+    full[x]      operand x has landed: the load warp
+    empty[x]     it is read no more: each warp that multiplies
+    complete     all parts of a query tile of dQ are added: the warp that adds
+    converted    its sums are read: the warps that convert
+
+    q and o are counted in steps, k and v in tiles that have steps, the last two in query tiles that
+    this CTA completes.
     """
 
-    COUNT = 2 * sum(STAGES.values())
+    COUNT = 2 * (sum(STAGES.values()) + PENDING)
 
     def __init__(self, pointer: Any) -> None:
         self.full: dict[str, Signal] = {}
@@ -38,13 +45,16 @@ class HopperSignals(Fixed):
             self.full[name] = Signal(pointer, stages, 1)
             self.empty[name] = Signal(pointer + stages, stages, LOADS)
             pointer = pointer + 2 * stages
+        self.complete = Signal(pointer, PENDING, 1)
+        self.converted = Signal(pointer + PENDING, PENDING, CONVERTERS)
 
     @cute.jit
     def start(self, warp):
         """Barriers are there for all warps after this."""
         if warp == LOADS:
             with cute.arch.elect_one():
-                for signal in (*self.full.values(), *self.empty.values()):
+                ends = (self.complete, self.converted)
+                for signal in (*self.full.values(), *self.empty.values(), *ends):
                     signal.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()

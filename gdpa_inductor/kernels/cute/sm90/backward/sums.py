@@ -1,72 +1,80 @@
-"""dQ: the parts of all key tiles, added up in memory in a fixed order, by a warp of its own.
+"""dQ: the parts of all key tiles, added up in memory in a fixed order, then converted.
 
-Each query tile of a head has a counter: how many key tiles have added to it. A key tile adds when
-the counter says that all lower ones, which meet the query tile, have. So every dQ is the same sum,
-term by term, in every run.
-
-No turn waits forever. A tile waits for lower tiles of its head only, these have lower numbers, and
-every CTA takes its tiles in the order of their numbers. All CTAs are resident (the launch is
-cooperative), so the lowest tile that is not finished is running, and waits for none.
-
-Where the mask skips no tile, the first turn stores, and dQ need not be cleared.
+Each query tile of a head has a counter: how many key tiles have added to it. A tile adds when the
+counter says that all those have that come before it (`Turns`). So every dQ is the same sum, term by
+term, in every run. The first stores, so that nobody has to clear the sums. After the last, warps of
+their own convert the query tile to 16 bits.
 """
 
 from typing import Any
 
-from cutlass import Int32, Int64, const_expr, cute, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
-from ...backward.walk import ResidentTile, Walk
-from ...operands import Tiles
-from .roles import EMPTY, FULL, GROUPS, HANDED
+from ...backward.walk import ResidentTile
+from ...operands import Matrix, Tiles
+from ...values import Fixed, smaller
+from .roles import CONVERTERS, EMPTY, FULL, GROUPS, HANDED, HopperSignals
+from .turns import Turns
+
+LANES, VECTOR = 32, 8  # columns that a lane converts at a time
+ROUNDS = 1  # of them in flight
 
 
 class QuerySums:
-    """stores, adds: the tiles of dQ, one for the columns of each warpgroup, written by a store and
-    by an addition. counters: Int32 [batch, heads, query tiles]."""
+    """The warp that adds. stores, adds: the tiles of the sums, one for the columns of each
+    warpgroup, written by a store and by an addition. counters: Int32 [batch, heads, query tiles].
+    """
 
-    def __init__(self, walk: Walk, stores: list[Tiles], adds: list[Tiles], counters: Any) -> None:
-        self.walk, self.stores, self.adds, self.counters = walk, stores, adds, counters
+    def __init__(
+        self, walk: Turns, signals: HopperSignals, stores: list[Tiles], adds: list[Tiles],
+        counters: Any, converts: bool,
+    ) -> None:  # fmt: skip
+        self.walk, self.signals, self.converts = walk, signals, converts
+        self.stores, self.adds, self.counters = stores, adds, counters
 
     @cute.jit
     def run(self):
         """All steps of the CTA."""
-        deal = Int32(0)
+        deal, done = Int32(0), Int32(0)
         for group in range_constexpr(GROUPS):
             cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=HANDED)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
+            entry = self.walk.entry(tile)
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
-                for back in range(tile.end - tile.begin):
-                    self.step(tile, head, tile.end - 1 - back)
+                for i in range(tile.end - tile.begin):
+                    done = self.step(tile, head, self.walk.block(tile, entry, i), done)
             deal += 1
         cute.arch.cp_async_bulk_wait_group(0)
 
     @cute.jit
-    def step(self, tile: ResidentTile, head, block):
-        """One part of dQ. Where the mask leaves nothing it is zero, and dropped."""
+    def step(self, tile: ResidentTile, head, block, done):
+        """One part of dQ. Where the mask leaves nothing it is zero, and dropped. done: how many
+        query tiles are complete."""
         if const_expr(self.walk.ranges.skips):
             if self.walk.ranges.lives(tile, tile.first, head, block):
-                self.add(tile, head, block)
+                done = self.add(tile, head, block, done)
             else:
                 for group in range_constexpr(GROUPS):
                     self.taken(group)
                     self.free(group)
         else:
-            self.add(tile, head, block)
+            done = self.add(tile, head, block, done)
+        return done
 
     @cute.jit
-    def add(self, tile: ResidentTile, head, block):
+    def add(self, tile: ResidentTile, head, block, done):
         """In turn. The buffer is free for the next part before the counter moves on."""
         counter = self.counter(tile, head, block)
-        turn = self.walk.ranges.before(tile, head, block)
+        before, after = self.walk.turn(tile, head, block)
         found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
-        while found != turn:
+        while found != before:
             found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
         cute.arch.fence_proxy("async.global")
         for group in range_constexpr(GROUPS):
             self.taken(group)
-            self.copy(tile, head, block, turn, group)
+            self.copy(tile, head, block, before, group)
             cute.arch.cp_async_bulk_commit_group()
         for group in range_constexpr(GROUPS):
             cute.arch.cp_async_bulk_wait_group(GROUPS - 1 - group, read=True)
@@ -74,20 +82,23 @@ class QuerySums:
             self.free(group)
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
-        with cute.arch.elect_one():
-            cute.arch.store(counter, turn + 1, sem="release", scope="gpu")
+        if after > 0:
+            with cute.arch.elect_one():
+                cute.arch.store(counter, before + 1, sem="release", scope="gpu")
+        elif const_expr(self.converts):
+            self.signals.converted.wait_before(done)
+            self.signals.complete.arrive_once(done)
+            done += 1
+        return done
 
     @cute.jit
-    def copy(self, tile: ResidentTile, head, block, turn, group):
+    def copy(self, tile: ResidentTile, head, block, before, group):
         """Of a warpgroup's columns; rows past the end of the sequence are dropped."""
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
-        if const_expr(self.walk.ranges.skips):
-            self.adds[group].store(*place, group)
+        if before == 0:
+            self.stores[group].store(*place, group)
         else:
-            if turn == 0:
-                self.stores[group].store(*place, group)
-            else:
-                self.adds[group].store(*place, group)
+            self.adds[group].store(*place, group)
 
     def taken(self, group: int) -> None:
         """The part of a warpgroup lies in shared memory."""
@@ -98,5 +109,77 @@ class QuerySums:
 
     def counter(self, tile: ResidentTile, head: Any, block: Any) -> Any:
         walk = self.walk
-        tiles = walk.streamed_tiles
-        return self.counters + (Int64(tile.batch * walk.query_heads + head) * tiles + block)
+        unit = Int64(tile.batch * walk.query_heads + head)
+        return self.counters + (unit * walk.streamed_tiles + block)
+
+
+class Conversion(Fixed):
+    """The warps that convert. sums, grads: dQ in fp32 and in 16 bits. lane: among them."""
+
+    def __init__(
+        self, walk: Turns, signals: HopperSignals, sums: Matrix, grads: Matrix, lane: Any
+    ) -> None:
+        self.walk, self.signals, self.lane = walk, signals, lane
+        self.sums, self.grads = sums, grads
+
+    @cute.jit
+    def run(self):
+        """The query tiles that are complete with a tile of this CTA."""
+        deal, done = Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            entry = self.walk.entry(tile)
+            for turn in range(tile.passes):
+                head = self.walk.streamed_head(tile, turn)
+                for i in range(tile.end - tile.begin):
+                    block = self.walk.block(tile, entry, i)
+                    if self.is_last(tile, head, block):
+                        self.signals.complete.wait(done)
+                        self.convert(tile, head, block)
+                        self.signals.converted.arrive_once(done)
+                        done += 1
+            deal += 1
+
+    @cute.jit
+    def is_last(self, tile: ResidentTile, head, block):
+        """Whether this tile adds, and after all others."""
+        _, after = self.walk.turn(tile, head, block)
+        last = after == 0
+        if const_expr(self.walk.ranges.skips):
+            last = last & self.walk.ranges.lives(tile, tile.first, head, block)
+        return last
+
+    @cute.jit
+    def convert(self, tile: ResidentTile, head, block):
+        """Each lane takes 8 columns of a row, and all of them some rows at a time."""
+        height, wide = self.walk.heights.streamed, self.sums.width // VECTOR
+        row, start = block * height, Int64(tile.origin)
+        rows = smaller(tile.length - row, Int32(height))
+        lanes = CONVERTERS * LANES
+        for base in range(self.lane, rows * wide, ROUNDS * lanes):
+            found = [cute.make_rmem_tensor(VECTOR, Float32) for _ in range(ROUNDS)]
+            for r in range_constexpr(ROUNDS):
+                item = base + r * lanes
+                if item < rows * wide:
+                    place = (start + row + item // wide, head, tile.batch, item % wide)
+                    cute.autovec_copy(_vector(self.sums, *place), found[r])
+            for r in range_constexpr(ROUNDS):
+                item = base + r * lanes
+                if item < rows * wide:
+                    place = (start + row + item // wide, head, tile.batch, item % wide)
+                    narrow = cute.make_rmem_tensor(VECTOR, self.grads.pointer.dtype)
+                    narrow.store(found[r].load().to(self.grads.pointer.dtype))
+                    cute.autovec_copy(narrow, _vector(self.grads, *place))
+
+
+def _vector(matrix: Matrix, row: Any, head: Any, batch: Any, part: Any) -> Any:
+    """8 columns of a row. row: in its sequence, if the matrix is dense."""
+    sb, sh, sr = (Int64(s) for s in matrix.strides)
+    place = row * sr + head * sh + part * VECTOR
+    if not matrix.jagged:
+        place = place + batch * sb
+    target = cute.make_ptr(
+        matrix.pointer.dtype, (matrix.pointer + place).toint(), cute.AddressSpace.gmem,
+        assumed_align=16,
+    )  # fmt: skip
+    return cute.make_tensor(target, cute.make_layout(VECTOR))
