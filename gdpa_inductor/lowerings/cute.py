@@ -92,17 +92,17 @@ def no_backward(problem: Problem) -> str:
 
 
 def triton_is_faster(problem: Problem) -> str:
-    """Why the Triton template is the better choice on Hopper, or "" (docs/hopper.md)."""
+    """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
     kind = config_of(problem.device)
-    if kind is None or kind.arch != "sm_90a":
+    if kind is None or not kind.rivalled:
         return ""
     if problem.jagged:
-        return "on Hopper Triton is as fast on jagged operands, and starts sooner"
+        return f"on {kind.gpu} Triton is as fast on jagged operands, and starts sooner"
     if min(hint(problem.head_dim), hint(problem.value_dim)) <= 64:
-        return "on Hopper Triton is faster at head dims up to 64"
+        return f"on {kind.gpu} Triton is faster at head dims up to 64"
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
     if math.prod(hint(size) for size in sizes) < 1 << ENOUGH:
-        return f"on Hopper Triton starts sooner, which counts below 2^{ENOUGH} scores"
+        return f"on {kind.gpu} Triton starts sooner, which counts below 2^{ENOUGH} scores"
     return ""
 
 
