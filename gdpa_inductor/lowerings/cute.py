@@ -24,7 +24,7 @@ from ..kernels.cute.architectures import CONFIGS, config_of
 from ..kernels.cute.config import VERSIONS, unsupported
 from ..kernels.cute.sm100.backward import limits
 from ..kernels.triton.template import Plan
-from ..ops import Arguments, Signature, check, fake_gradients, fake_output
+from ..ops import Arguments, Operands, Signature, fake_gradients, fake_output
 from ..problem import Problem
 from ..rejection import Code
 from . import triton
@@ -150,10 +150,11 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
     ]
     scalars = [lowering.likely_size(x) for x in operands.scalars]
     rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
-    forward(
-        found["Q"], found["K"], found["V"], aux, scalars, str(operands.program),
-        offsets[0], offsets[1], rows, cols, **given.options, out=out,
+    read = Operands(
+        found["Q"], found["K"], found["V"], aux, scalars, operands.program,
+        offsets[0], offsets[1], rows, cols,
     )  # fmt: skip
+    forward(read, **given.options, out=out)
 
 
 def lower_backward(call: Call) -> list[Any]:
@@ -172,17 +173,13 @@ def _arguments(call: Call) -> Arguments[Any]:
 def _attention(given: Arguments[Tensor]) -> Tensor:
     from ..kernels.cute.launch import forward
 
-    check(given.operands)
-    args, kwargs = FORWARD.call(given)
-    return forward(*args, **kwargs)
+    return forward(given.operands, **given.options)
 
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     from ..kernels.cute.sm100.backward.launch import backward
 
-    check(given.operands)
-    args, kwargs = BACKWARD.call(given)
-    return [grad for grad in backward(*args, **kwargs) if grad is not None]
+    return backward(given.grad_out, given.operands, given.needs, **given.options)
 
 
 FORWARD.register(_LIBRARY, "CUDA", _attention, fake_output)

@@ -214,10 +214,10 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
     call = Arguments(operands, options={"fast": True, "skip": False})
     cute._timed(call, plan, q, k, v, cu, bias, out=out)
-    ((given, named),) = calls
-    assert given[:3] == (q, k, v)
-    assert given[3][0].shape == (8,)
-    assert given[3][1] is bias
-    assert given[4:6] == ([7], str(program))
-    assert given[6:] == (None, cu, 0, 96)
+    (((given,), named),) = calls
+    assert (given.query, given.key, given.value) == (q, k, v)
+    assert given.aux[0].shape == (8,)
+    assert given.aux[1] is bias
+    assert (given.scalars, given.program) == ([7], program)
+    assert given.lengths == (None, cu, 0, 96)
     assert named["out"] is out and (named["fast"], named["skip"]) == (True, False)
