@@ -136,8 +136,6 @@ def lower(call: Call) -> Any:
 
 def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
     """The forward on the tensors that the Triton template is timed on, in the template's order."""
-    from ..kernels.cute.launch import forward
-
     operands = given.operands
     found = dict(zip(plan.arguments, tensors, strict=False))
     sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
@@ -154,7 +152,7 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
         found["Q"], found["K"], found["V"], aux, scalars, operands.program,
         offsets[0], offsets[1], rows, cols,
     )  # fmt: skip
-    forward(read, **given.options, out=out)
+    _launch().forward(read, **given.options, out=out)
 
 
 def lower_backward(call: Call) -> list[Any]:
@@ -170,10 +168,17 @@ def _arguments(call: Call) -> Arguments[Any]:
     return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
 
 
-def _attention(given: Arguments[Tensor]) -> Tensor:
-    from ..kernels.cute.launch import forward
+@functools.cache
+def _launch() -> Any:
+    """Imports cutlass. Kept: an import statement costs each call of the operator a microsecond."""
+    from ..kernels.cute import launch
 
-    return forward(given.operands, **given.options)
+    return launch
+
+
+def _attention(given: Arguments[Tensor]) -> Tensor:
+    out: Tensor = _launch().forward(given.operands, **given.options)
+    return out
 
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:

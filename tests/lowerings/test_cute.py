@@ -221,3 +221,22 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     assert (given.scalars, given.program) == ([7], program)
     assert given.lengths == (None, cu, 0, 96)
     assert named["out"] is out and (named["fast"], named["skip"]) == (True, False)
+
+
+def test_the_operators_hand_on_what_they_are_given(monkeypatch):
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.cute import launch
+    from gdpa_inductor.kernels.cute.sm100.backward import launch as backward
+
+    found: list = []
+    monkeypatch.setattr(launch, "forward", lambda *x, **named: found.append((*x, named)))
+    monkeypatch.setattr(backward, "backward", lambda *x, **named: found.append((*x, named)))
+    x, cu = torch.zeros(3), torch.zeros(2)
+    args = ([x], [7], "a0:f[h]; mul(s,a0)")
+    cute._attention(cute.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
+    needs = [True, False, True, False]
+    cute._attention_backward(cute.BACKWARD.bind(x, x, x, x, *args, needs, fast=False))
+    (operands, named), (grad, theirs, asked, other) = found
+    assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
+    assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
+    assert (asked, theirs.lengths, other) == (tuple(needs), (None, None, 0, 0), {"fast": False})
