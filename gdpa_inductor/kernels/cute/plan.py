@@ -35,7 +35,8 @@ class LaunchPlan:
 
     copied: which of query, key and value TMA cannot read as they lie. strides: of the three as they
     are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
-    queries have to be brought to the dtype of the keys'.
+    queries have to be brought to the dtype of the keys'. scalars: how many the program reads.
+    launchers: of the kernels that were asked for.
     """
 
     config: KernelConfig
