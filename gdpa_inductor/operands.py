@@ -11,7 +11,7 @@ one while it lowers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
@@ -166,12 +166,16 @@ def check_form(name: str, offsets: Tensor) -> None:
 
 
 def _check_not_empty(name: str, offsets: Tensor) -> None:
-    torch._check(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
+    _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
 def _check_aux(o: Operands[Tensor]) -> None:
     if len(o.aux) != len(o.program.aux) or len(o.scalars) < o.program.num_scalars:
-        raise GDPAError(f"the program {o.program} declares another number of operands")
+        declared = f"{len(o.program.aux)} operands and {o.program.num_scalars} sizes"
+        raise GDPAError(
+            f"the program {o.program} declares {declared}, "
+            f"{len(o.aux)} and {len(o.scalars)} are given"
+        )
     sizes = dict(zip(AXES, score_shape(o), strict=True))
     if o.cu_seqlens_q is not None:
         sizes["q"] = o.query.shape[0]
@@ -217,7 +221,15 @@ def kind_of(dtype: torch.dtype) -> str:
 
 
 def _fits(what: str, left: Size, right: Size) -> None:
-    torch._check(left == right, lambda: f"gdpa::attention: {what}: {left} and {right}")
+    _require(left == right, lambda: f"gdpa::attention: {what}: {left} and {right}")
+
+
+def _require(holds: Any, complaint: Callable[[], str]) -> None:
+    """Raise GDPAError where that does not hold. Of symbolic sizes it becomes a fact for torch."""
+    if not isinstance(holds, bool):
+        torch._check(holds, complaint)
+    elif not holds:
+        raise GDPAError(complaint())
 
 
 def _is_one(size: Size) -> bool:

@@ -7,6 +7,7 @@ a schema is part of exported programs and must not change.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -19,6 +20,7 @@ from .program.score_mod import ScoreMod
 T = TypeVar("T")
 OPERANDS = ("query", "key", "value", "aux", "scalars", "score_mod")
 LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+DENSE = (None, None, 0, 0)  # lengths where none are given; they end every order of arguments
 TYPES: Mapping[str, str] = {
     "grad_out": "Tensor grad_out",
     "query": "Tensor query",
@@ -62,7 +64,7 @@ class Signature:
     backward: bool = False
     keywords: tuple[str, ...] = ()
 
-    @property
+    @functools.cached_property
     def positional(self) -> tuple[str, ...]:
         cotangent, needs = (("grad_out",), ("needs",)) if self.backward else ((), ())
         options = () if self.keywords else ("kernel_options",)
@@ -81,12 +83,29 @@ class Signature:
 
     def bind(self, *args: Any, **kwargs: Any) -> Arguments[Any]:
         """Arguments as the dispatcher hands them over: trailing defaults are left out."""
-        given = {**dict(zip(self.positional, args, strict=False)), **kwargs}
-        operands = operands_of(*_taken(OPERANDS, given), **_known(LENGTHS, given))
-        others = given.keys() - {*OPERANDS, *LENGTHS, "grad_out", "needs"}
-        return Arguments(
-            operands, given.get("grad_out"), tuple(given.get("needs", ())), _known(others, given)
-        )
+        if len(args) < len(self.positional):
+            args, kwargs = self._completed(args, kwargs)
+        first = 1 if self.backward else 0
+        last = first + len(OPERANDS)
+        operands = operands_of(*args[first:last], *args[-len(LENGTHS) :])
+        options = kwargs if self.keywords else {"kernel_options": args[-len(LENGTHS) - 1]}
+        if not self.backward:
+            return Arguments(operands, options=options)
+        return Arguments(operands, args[0], tuple(args[last]), options)
+
+    def _completed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Every positional argument by its place, and the options that are given by name."""
+        missing = len(self.positional) - len(args)
+        if missing <= len(DENSE) and kwargs.keys().isdisjoint(self.positional):
+            return args + DENSE[-missing:], kwargs
+        named = {
+            **dict(zip(LENGTHS, DENSE, strict=True)),
+            **dict(zip(self.positional, args, strict=False)),
+            **kwargs,
+        }
+        return tuple(_taken(self.positional, named)), _known(self.keywords, kwargs)
 
     def call(self, given: Arguments[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) for the operator."""
@@ -118,12 +137,12 @@ class Signature:
 
 def operands_of(
     query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str,
-    *lengths: Any, **named: Any,
+    *lengths: Any,
 ) -> Operands[Any]:  # fmt: skip
     """Operands in the order of a schema; lengths as far as given."""
     # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
     program = ScoreMod.parse(score_mod)
-    return Operands(query, key, value, aux or [], scalars or [], program, *lengths, **named)
+    return Operands(query, key, value, aux or [], scalars or [], program, *lengths)
 
 
 def _taken(names: Iterable[str], given: Mapping[str, Any]) -> list[Any]:

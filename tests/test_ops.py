@@ -281,8 +281,11 @@ FAULTS = {
     "length": ((Q, K, V[:, :, :3], [], [], "s"), "length of key and value: 7 and 3"),
     "heads": ((Q, K[:, :3], V, [], [], "s"), "4 query heads are no multiple of 3 key heads"),
     "batch": ((Q, torch.randn(3, 4, 7, 6), V, [], [], "s"), "batch of key: 3 and 2"),
-    "missing operand": ((Q, K, V, [], [], "a0:f[q_idx]; mul(s,a0)"), "declares another number"),
-    "missing scalar": ((Q, K, V, [], [], "mul(s,float(i0))"), "declares another number"),
+    "missing operand": ((Q, K, V, [], [], "a0:f[q_idx]; mul(s,a0)"), "declares 1 operands"),
+    "missing scalar": (
+        (Q, K, V, [], [], "mul(s,float(i0))"),
+        "0 operands and 1 sizes, 0 and 0 are given",
+    ),
     "operand rank": ((Q, K, V, [Q], [], "a0:f[q_idx]; mul(s,a0)"), "a0 has 4 dimensions"),
     "operand size": (
         (Q, K, V, [torch.randn(4)], [], "a0:f[q_idx]; mul(s,a0)"),

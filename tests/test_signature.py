@@ -64,3 +64,22 @@ def test_trailing_defaults_may_be_left_out():
     given = ATTENTION.bind(x, x, x, None, None, "silu(s)", "")
     assert given.operands.lengths == (None, None, 0, 0)
     assert given.operands.aux == [] and given.options == {"kernel_options": ""}
+
+
+def test_all_may_be_given_by_name():
+    x, offsets = torch.zeros(1), torch.zeros(2)
+    named = {"query": x, "key": x, "value": x, "aux": [x], "scalars": [7], "score_mod": "s"}
+    given = BACKWARD.bind(
+        x, **named, needs=[True] * 4, kernel_options="", cu_seqlens_k=offsets, max_seqlen_k=9
+    )
+    assert given.operands.lengths == (None, offsets, 0, 9)
+    assert (given.grad_out is x, given.needs) == (True, (True,) * 4)
+    assert given.options == {"kernel_options": ""}
+    fused = cute.FORWARD.bind(**named, skip=False)
+    assert fused.operands.scalars == [7] and fused.options == {"skip": False}
+
+
+def test_what_has_no_default_must_be_given():
+    x = torch.zeros(1)
+    with pytest.raises(KeyError, match="score_mod"):
+        cute.FORWARD.bind(x, x, x, [], [], fast=True)

@@ -20,6 +20,10 @@ _ROWS: dict[str, _Rows] = {
         "config.patch": (_BOTH, "sets both limits for one run"),
         "config.recompile_limit": (_BOTH, "a run under `explain` must not reach the user's limit"),
         "convert_frame.register_bytecode_hook": (_BOTH, "tells which code objects a run compiled"),
+        "device_interface.CudaInterface.get_raw_stream": (
+            _BOTH,
+            "the current stream of a launch, as generated code asks for it",
+        ),
         "output_graph.GraphCompileReason.reason": (_BOTH, "the text of a graph break"),
         "output_graph.GraphCompileReason.user_stack": (_BOTH, "the user's line of a graph break"),
         "repro.after_dynamo.WrapBackendDebug._torchdynamo_orig_backend": (

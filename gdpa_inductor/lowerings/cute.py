@@ -24,7 +24,7 @@ from ..kernels.cute.architectures import CONFIGS, config_of
 from ..kernels.cute.config import VERSIONS, unsupported
 from ..kernels.cute.sm100.backward import limits
 from ..kernels.triton.template import Plan
-from ..ops import Arguments, Signature, check, fake_gradients, fake_output
+from ..ops import Arguments, Operands, Signature, fake_gradients, fake_output
 from ..problem import Problem
 from ..rejection import Code
 from . import triton
@@ -92,17 +92,17 @@ def no_backward(problem: Problem) -> str:
 
 
 def triton_is_faster(problem: Problem) -> str:
-    """Why the Triton template is the better choice on Hopper, or "" (docs/hopper.md)."""
+    """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
     kind = config_of(problem.device)
-    if kind is None or kind.arch != "sm_90a":
+    if kind is None or not kind.rivalled:
         return ""
     if problem.jagged:
-        return "on Hopper Triton is as fast on jagged operands, and starts sooner"
+        return f"on {kind.gpu} Triton is as fast on jagged operands, and starts sooner"
     if min(hint(problem.head_dim), hint(problem.value_dim)) <= 64:
-        return "on Hopper Triton is faster at head dims up to 64"
+        return f"on {kind.gpu} Triton is faster at head dims up to 64"
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
     if math.prod(hint(size) for size in sizes) < 1 << ENOUGH:
-        return f"on Hopper Triton starts sooner, which counts below 2^{ENOUGH} scores"
+        return f"on {kind.gpu} Triton starts sooner, which counts below 2^{ENOUGH} scores"
     return ""
 
 
@@ -136,8 +136,6 @@ def lower(call: Call) -> Any:
 
 def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
     """The forward on the tensors that the Triton template is timed on, in the template's order."""
-    from ..kernels.cute.launch import forward
-
     operands = given.operands
     found = dict(zip(plan.arguments, tensors, strict=False))
     sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
@@ -150,10 +148,11 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
     ]
     scalars = [lowering.likely_size(x) for x in operands.scalars]
     rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
-    forward(
-        found["Q"], found["K"], found["V"], aux, scalars, str(operands.program),
-        offsets[0], offsets[1], rows, cols, **given.options, out=out,
+    read = Operands(
+        found["Q"], found["K"], found["V"], aux, scalars, operands.program,
+        offsets[0], offsets[1], rows, cols,
     )  # fmt: skip
+    _launch().forward(read, **given.options, out=out)
 
 
 def lower_backward(call: Call) -> list[Any]:
@@ -169,20 +168,23 @@ def _arguments(call: Call) -> Arguments[Any]:
     return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
 
 
-def _attention(given: Arguments[Tensor]) -> Tensor:
-    from ..kernels.cute.launch import forward
+@functools.cache
+def _launch() -> Any:
+    """Imports cutlass. Kept: an import statement costs each call of the operator a microsecond."""
+    from ..kernels.cute import launch
 
-    check(given.operands)
-    args, kwargs = FORWARD.call(given)
-    return forward(*args, **kwargs)
+    return launch
+
+
+def _attention(given: Arguments[Tensor]) -> Tensor:
+    out: Tensor = _launch().forward(given.operands, **given.options)
+    return out
 
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     from ..kernels.cute.sm100.backward.launch import backward
 
-    check(given.operands)
-    args, kwargs = BACKWARD.call(given)
-    return [grad for grad in backward(*args, **kwargs) if grad is not None]
+    return backward(given.grad_out, given.operands, given.needs, **given.options)
 
 
 FORWARD.register(_LIBRARY, "CUDA", _attention, fake_output)

@@ -12,11 +12,16 @@ from tests.tolerances import error_of
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
-from gdpa_inductor.kernels.cute import launch  # noqa: E402
+from gdpa_inductor.kernels.cute import launch, plan  # noqa: E402
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config  # noqa: E402
+from gdpa_inductor.ops import operands_of  # noqa: E402
 from tests.gpu import rowwise  # noqa: E402
 
-forward = functools.partial(launch.forward, kind=Sm100Config)
+
+def forward(*given) -> torch.Tensor:
+    """The operator's operands in order, and no options."""
+    return launch.forward(operands_of(*given), kind=Sm100Config)
+
 
 OFFSETS = [0, 0, 300, 301, 556, 1000]
 PROGRAMS = {
@@ -43,7 +48,8 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled = functools.cache(
         lambda config: rowwise.compiled(config, f"sm_{major}{minor}{suffix}")
     )
-    launcher = functools.cache(lambda config: launch.Launcher(compiled(config)))
+    launcher = functools.cache(lambda config: launch.Launcher(compiled(config), config))
+    monkeypatch.setattr(plan, "PLANS", {})  # plans keep their launchers
     monkeypatch.setattr(launch, "compiled", compiled)
     monkeypatch.setattr(launch, "launcher", launcher)
 

@@ -12,6 +12,7 @@ from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor._compat import dynamo  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
+from gdpa_inductor.ops import operands_of  # noqa: E402
 from tests.kernels.cute_cases import CASES, MORE, SELF, Case, eager, exact, unwritten  # noqa: E402
 
 
@@ -25,10 +26,7 @@ def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
     """O of a case, on the CPU, NaN where nothing was stored."""
     x = o.filled([y.cuda() if isinstance(y, torch.Tensor) else y for y in o.flat()])
     out = unwritten(case, o).cuda()
-    launch.forward(
-        x.query, x.key, x.value, x.aux, x.scalars, str(x.program), *x.lengths,
-        fast=case.fast, ctas=case.ctas, out=out,
-    )  # fmt: skip
+    launch.forward(x, fast=case.fast, ctas=case.ctas, out=out)
     return out.cpu()
 
 
@@ -96,7 +94,7 @@ def test_a_training_step() -> None:
 
 def test_in_a_cuda_graph_and_on_a_second_stream() -> None:
     q, k, v = (torch.randn(1, 2, 300, 64, device="cuda").bfloat16() for _ in range(3))
-    run = lambda: launch.forward(q, k, v, [], [], "silu(s)")
+    run = lambda: launch.forward(operands_of(q, k, v, [], [], "silu(s)"))
     expected = run()
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):

@@ -9,11 +9,12 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.launch import LaunchCall, Launcher
+from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm100.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES
 from gdpa_inductor.kernels.cute.sm100.backward.limits import unsupported
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import program_leaves
@@ -56,19 +57,24 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Problem(LaunchCall):
-    """A call, the gradient of its output, and the order in which sequences are dealt."""
+class Problem:
+    """A call, the gradient of its output, and the order in which sequences are dealt. batch, rows,
+    cols: the sequences, and the most rows and keys of one."""
 
+    operands: Operands[torch.Tensor]
     grad_out: torch.Tensor
     order: torch.Tensor | None
+    batch: int
+    rows: int
+    cols: int
 
     @property
     def matrices(self) -> tuple[torch.Tensor, ...]:
-        return self.query, self.key, self.value, self.grad_out
+        return *self.operands.differentiable[:3], self.grad_out
 
     @property
-    def cols(self) -> int:
-        return self.key.shape[2] if self.cu_k is None else self.max_k
+    def offsets(self) -> tuple[torch.Tensor | None, ...]:
+        return self.operands.lengths[:2]
 
 
 def make_call(case: Case, integers: bool = False) -> Problem:
@@ -99,14 +105,11 @@ def make_call(case: Case, integers: bool = False) -> Problem:
         "b": lambda shape: torch.rand(shape) < 0.7,
         "i": lambda shape: torch.randint(0, cols, shape),
     }
-    aux = [
-        draw[spec.kind]([sizes[x] for x in spec.access])
-        for spec in ScoreMod.parse(case.program).aux
-    ]
+    program = ScoreMod.parse(case.program)
+    aux = [draw[spec.kind]([sizes[x] for x in spec.access]) for spec in program.aux]
     order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
-    return Problem(
-        q, k, v, tuple(aux), (64,), case.program, cu_q, cu_k, rows, cols, Sm100Config, grad, order
-    )  # fmt: skip
+    operands = Operands(q, k, v, aux, (64,), program, cu_q, cu_k, rows, cols)
+    return Problem(operands, grad, order, batch, rows, cols)
 
 
 def _offsets(lengths: object, dtype: torch.dtype) -> torch.Tensor | None:
@@ -119,30 +122,31 @@ def emulated(
     case: Case, call: Problem, schedules=("random",), sides: Sequence[str] = tuple(SIDES)
 ) -> list[torch.Tensor]:
     """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
-    config, found = call.config(case.fast, True), {}
+    o, found = call.operands, {}
+    plan = plan_of(o, case.fast, True, Sm100Config)
     for side in sides:
         letters = SIDES[side]
         with recording():
-            compiled = backward_launch.compiled(config, side)
-        outputs = [backward_launch.room(config, call, letter) for letter in letters]
+            start = backward_launch.launcher(plan.config, side)
+        outputs = [backward_launch.room(plan, o, letter) for letter in letters]
         for letter, tensor in zip(letters, outputs):
             _owned(call, letter, tensor, float("nan"))
         others = (call.grad_out, *outputs)
-        read = [*call.matrices, *call.aux, call.cu_q, call.cu_k, call.order, *outputs]
+        read = [*call.matrices, *o.aux, *call.offsets, call.order, *outputs]
+        words = plan.call_words(o, others, call.order, case.ctas, 0), plan.form_words(others)
         run(
-            lambda compiled=compiled, others=others: Launcher(compiled)(
-                call.arguments(config, others, call.order, case.ctas, 0)
-            ),
+            lambda start=start, words=words: start(*words),
             [tensor for tensor in read if tensor is not None],
             schedules=schedules,
         )
         found |= dict(zip(letters, outputs))
-    return [backward_launch.finished(call, x, found[x]) for x in "qkv" if x in found]
+    return [backward_launch.finished(o, x, found[x]) for x in "qkv" if x in found]
 
 
 def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> None:
     """Fills the rows that kernels write: all of a dense gradient, those of sequences if jagged."""
-    cu, most = (call.cu_q, call.rows) if letter == "q" else (call.cu_k, call.cols)
+    cu_q, cu_k = call.offsets
+    cu, most = (cu_q, call.rows) if letter == "q" else (cu_k, call.cols)
     if cu is None:
         tensor.fill_(value)
         return
@@ -152,20 +156,19 @@ def _owned(call: Problem, letter: str, tensor: torch.Tensor, value: float) -> No
 
 def unfused(case: Case, call: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
     """The gradients by autograd of the plain formula, sequence by sequence, in `dtype`."""
+    cu_q, cu_k = call.offsets
     leaves = [t.detach().to(dtype).requires_grad_() for t in call.matrices[:3]]
     total = [torch.zeros_like(leaf) for leaf in leaves]
     for b in range(call.batch):
         q, k, v = (
             _sequence(leaf, cu, b, most)
-            for leaf, cu, most in zip(
-                leaves, (call.cu_q, call.cu_k, call.cu_k), (call.rows, call.cols, call.cols)
-            )
+            for leaf, cu, most in zip(leaves, (cu_q, cu_k, cu_k), (call.rows, call.cols, call.cols))
         )
         if 0 in (q.shape[1], k.shape[1]):
             continue
         k, v = (x.repeat_interleave(case.heads // case.key_heads, 0) for x in (k, v))
         out = _weights(case, call, b, q @ k.mT) @ v
-        grad = _sequence(call.grad_out.to(dtype), call.cu_q, b, call.rows)
+        grad = _sequence(call.grad_out.to(dtype), cu_q, b, call.rows)
         parts = torch.autograd.grad(out, leaves, grad)
         total = [sum_ + part for sum_, part in zip(total, parts)]
     return total
@@ -183,11 +186,11 @@ def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Te
     """The program of one sequence, [H, n, m]."""
     program = ScoreMod.parse(case.program)
     (heads, n, m), aux = score.shape, []
-    for tensor, spec in zip(call.aux, program.aux):
+    for tensor, spec in zip(call.operands.aux, program.aux):
         for axis, letter in enumerate(spec.access):
             size, start = {"q_idx": (n, 0), "kv_idx": (m, 0), "b": (1, b)}.get(letter, (None, 0))
             if letter in "qk":
-                cu, size = (call.cu_q, n) if letter == "q" else (call.cu_k, m)
+                cu, size = (call.offsets[0], n) if letter == "q" else (call.offsets[1], m)
                 start = int(cu[b])
             if size is not None:
                 tensor = tensor.narrow(axis, start, size)
@@ -201,7 +204,7 @@ def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Te
             for x in program.aux
         ),
     )
-    leaf = program_leaves(score[None], aux, call.scalars, dense)
+    leaf = program_leaves(score[None], aux, call.operands.scalars, dense)
     (weight,) = fold([dense.weight], leaf, torch_apply(score.dtype))
     return weight.expand(1, heads, n, m)[0]
 
@@ -282,9 +285,10 @@ def test_neighbours_do_not_leak():
     case = Case(heads=1, key_heads=1, rows=(70, 30, 140), keys=(60, 50, 130))
     call = make_call(case)
     clean = emulated(case, call)
-    for tensor, cu in zip(call.matrices, (call.cu_q, call.cu_k, call.cu_k, call.cu_q)):
+    cu_q, cu_k = call.offsets
+    for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q)):
         tensor[int(cu[1]) : int(cu[2])] = float("nan")
-    for before, after, cu in zip(clean, emulated(case, call), (call.cu_q, call.cu_k, call.cu_k)):
+    for before, after, cu in zip(clean, emulated(case, call), (cu_q, cu_k, cu_k)):
         first, second, end = int(cu[1]), int(cu[2]), int(cu[3])
         assert torch.equal(before[:first], after[:first])
         assert torch.equal(before[second:end], after[second:end])
@@ -296,7 +300,9 @@ def test_offsets_that_decrease_own_nothing():
     """As in the forward. A count of tiles below zero would upset the order of the barriers."""
     case = Case(heads=1, key_heads=1, rows=70, keys=(0, 300), ctas=1)
     call = dataclasses.replace(make_call(case), order=torch.arange(2))
-    decreasing = dataclasses.replace(call, cu_k=torch.tensor([300, 0, 300], dtype=torch.int32))
+    offsets = torch.tensor([300, 0, 300], dtype=torch.int32)
+    operands = dataclasses.replace(call.operands, cu_seqlens_k=offsets)
+    decreasing = dataclasses.replace(call, operands=operands)
     for empty, negative in zip(emulated(case, call), emulated(case, decreasing)):
         assert torch.equal(empty, negative)
 
@@ -314,21 +320,18 @@ def test_the_number_of_ctas_changes_no_bit():
 def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     case = Case(rows=64, keys=64, heads=1, key_heads=1)
     call = make_call(case)
-    config = call.config(True, True)
-    outputs = {letter: backward_launch.room(config, call, letter) for letter in "qkv"}
+    o = call.operands
+    plan = plan_of(o, True, True, Sm100Config)
+    outputs = {letter: backward_launch.room(plan, o, letter) for letter in "qkv"}
     for tensor in outputs.values():
         tensor.fill_(float("nan"))
-    monkeypatch.setattr(backward_launch, "room", lambda config, call, letter: outputs[letter])
+    monkeypatch.setattr(backward_launch, "room", lambda plan, operands, letter: outputs[letter])
     with recording():
         for side in SIDES:
-            backward_launch.compiled(config, side)
+            backward_launch.compiled(plan.config, side)
     found = []
     run(
-        lambda: found.append(
-            backward_launch.backward(
-                call.grad_out, *call.matrices[:3], (), (), case.program, needs, ctas=1, stream=0
-            )
-        ),
+        lambda: found.append(backward_launch.backward(call.grad_out, o, needs, ctas=1, stream=0)),
         [*call.matrices, *outputs.values()],
         schedules=("lazy",),
     )

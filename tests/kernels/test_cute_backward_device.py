@@ -19,14 +19,9 @@ pytestmark = [
 
 
 def gradients(case: Case, call: Problem) -> list[torch.Tensor]:
-    def there(x):
-        return None if x is None else x.cuda()
-
-    found = backward(
-        there(call.grad_out), there(call.query), there(call.key), there(call.value),
-        [there(x) for x in call.aux], call.scalars, call.program, (True, True, True),
-        there(call.cu_q), there(call.cu_k), call.max_q, call.max_k, fast=case.fast,
-    )  # fmt: skip
+    o = call.operands
+    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    found = backward(call.grad_out.cuda(), there, (True, True, True), fast=case.fast)
     return [x.cpu() for x in found]
 
 

@@ -22,10 +22,7 @@ def forward(case: Case, o) -> torch.Tensor:
     def there(x):
         return x.cuda() if isinstance(x, torch.Tensor) else x
 
-    matrices = [there(x) for x in (o.query, o.key, o.value)]
-    aux, lengths = [there(x) for x in o.aux], [there(x) for x in o.lengths]
-    out = launch.forward(*matrices, aux, o.scalars, str(o.program), *lengths, fast=case.fast)
-    return out.cpu()
+    return launch.forward(o.filled([there(x) for x in o.flat()]), fast=case.fast).cpu()
 
 
 @pytest.mark.parametrize("case", [*CASES, *MORE], ids=lambda case: case.name)

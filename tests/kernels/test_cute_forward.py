@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
+from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
@@ -26,10 +27,7 @@ def forward(case: Case, o, schedules=("lazy",)) -> torch.Tensor:
     order = torch.argsort(lengths, descending=True)
 
     def start() -> None:
-        launch.forward(
-            o.query, o.key, o.value, o.aux, o.scalars, str(o.program), *o.lengths,
-            fast=case.fast, ctas=case.ctas, stream=0, out=out, order=order,
-        )  # fmt: skip
+        launch.forward(o, fast=case.fast, ctas=case.ctas, stream=0, out=out, order=order)
 
     memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out]
     with recording():
@@ -70,6 +68,26 @@ def test_exact_on_integers():
     assert torch.equal(forward(case, o), exact(o).to(torch.float16))
 
 
+def test_forms_alternate_through_one_kernel():
+    """Views of other strides: the bits of a plan that is made are those of one that was kept."""
+    cases = [Case("forms", d=32, m=200, n=140, view=view) for view in ("bhnd", "bnhd")]
+    given = [case.operands() for case in cases]
+    outs = [[unwritten(case, o) for _ in range(2)] for case, o in zip(cases, given)]
+
+    def start() -> None:
+        for turn in range(2):
+            for o, out in zip(given, outs):
+                launch.forward(o, ctas=1, stream=0, out=out[turn])
+
+    memory = [*(x for o in given for x in o.differentiable), *(x for two in outs for x in two)]
+    with recording():
+        run(start, memory, schedules=("lazy",))
+    for o, (first, second) in zip(given, outs):
+        assert torch.equal(first, second)
+        wrong = error_of(first, eager(o), exact(o), direction="forward")
+        assert wrong is None, wrong
+
+
 @pytest.mark.parametrize(
     ("operands", "complaint"),
     [
@@ -81,7 +99,7 @@ def test_exact_on_integers():
 def test_what_it_does_not_take(operands: dict, complaint: str):
     o = Case("refused", **operands).operands()
     with pytest.raises(GDPAError, match=complaint):
-        launch.forward(o.query, o.key, o.value, [], [], "silu(s)", ctas=1, stream=0)
+        launch.forward(o, ctas=1, stream=0)
 
 
 def test_operands_that_do_not_fit():
@@ -89,17 +107,23 @@ def test_operands_that_do_not_fit():
 
     def refused(*matrices, aux=(), program="silu(s)"):
         with pytest.raises(GDPAError) as error:
-            launch.forward(*matrices, aux, [], program, ctas=1, stream=0)
+            launch.forward(operands_of(*matrices, aux, [], program), ctas=1, stream=0)
         return str(error.value)
 
-    assert refused(q, k, v) == "key and value differ in length"
-    assert refused(q, k[..., :56], k) == "query and key differ in head dim"
-    assert refused(k, q, q) == "2 query heads are no multiple of 4 key, 4 value heads"
-    assert refused(q, k.half(), k) == "query is torch.bfloat16, key torch.float16"
-    assert refused(q, k, k, aux=[q]) == "the program declares 0 operands"
+    assert "length of key and value: 8 and 9" in refused(q, k, v)
+    assert "head dim of query and key: 64 and 56" in refused(q, k[..., :56], k)
+    assert refused(k, q, q) == "2 query heads are no multiple of 4 key heads"
+    assert refused(q, k, q[:, :3]) == "4 query heads are no multiple of 3 value heads"
+    assert "query and key differ in dtype" in refused(q, k.half(), k)
+    assert "query is torch.bfloat16, value torch.float16" in refused(q, k, k.half())
+    assert "declares 0 operands and 0 sizes, 1 and 0 are given" in refused(q, k, k, aux=[q])
+    elsewhere = torch.zeros((), device="meta")
+    program = "a0:f[]; silu(mul(s,a0))"
+    assert refused(q, k, k, aux=[elsewhere], program=program) == "operands on several devices"
 
 
 def test_nothing_to_do_is_zero():
     query, empty = torch.ones(1, 1, 4, 64, dtype=BF16), torch.ones(1, 1, 0, 64, dtype=BF16)
-    out = launch.forward(query, empty, empty, [], [], "sigmoid(s)", ctas=1, stream=0)
+    given = operands_of(query, empty, empty, [], [], "sigmoid(s)")
+    out = launch.forward(given, ctas=1, stream=0)
     assert torch.equal(out, torch.zeros_like(query))

@@ -214,10 +214,29 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
     call = Arguments(operands, options={"fast": True, "skip": False})
     cute._timed(call, plan, q, k, v, cu, bias, out=out)
-    ((given, named),) = calls
-    assert given[:3] == (q, k, v)
-    assert given[3][0].shape == (8,)
-    assert given[3][1] is bias
-    assert given[4:6] == ([7], str(program))
-    assert given[6:] == (None, cu, 0, 96)
+    (((given,), named),) = calls
+    assert (given.query, given.key, given.value) == (q, k, v)
+    assert given.aux[0].shape == (8,)
+    assert given.aux[1] is bias
+    assert (given.scalars, given.program) == ([7], program)
+    assert given.lengths == (None, cu, 0, 96)
     assert named["out"] is out and (named["fast"], named["skip"]) == (True, False)
+
+
+def test_the_operators_hand_on_what_they_are_given(monkeypatch):
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.cute import launch
+    from gdpa_inductor.kernels.cute.sm100.backward import launch as backward
+
+    found: list = []
+    monkeypatch.setattr(launch, "forward", lambda *x, **named: found.append((*x, named)))
+    monkeypatch.setattr(backward, "backward", lambda *x, **named: found.append((*x, named)))
+    x, cu = torch.zeros(3), torch.zeros(2)
+    args = ([x], [7], "a0:f[h]; mul(s,a0)")
+    cute._attention(cute.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
+    needs = [True, False, True, False]
+    cute._attention_backward(cute.BACKWARD.bind(x, x, x, x, *args, needs, fast=False))
+    (operands, named), (grad, theirs, asked, other) = found
+    assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
+    assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
+    assert (asked, theirs.lengths, other) == (tuple(needs), (None, None, 0, 0), {"fast": False})

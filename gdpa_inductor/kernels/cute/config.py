@@ -24,8 +24,9 @@ VERSIONS = ((4, 8), (4, 9))  # of nvidia-cutlass-dsl: from, below
 class KernelConfig:
     """The fields are those of every architecture; the constants are set by its subclass.
 
-    folder: where its kernels are. arch: its name for ptxas. rows, cols: of a score tile. max_dim:
-    the largest head dim. backward: whether it has one.
+    folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows, cols:
+    of a score tile. max_dim: the largest head dim. backward: whether it has one. rivalled: Triton
+    is faster there on some problems.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -38,10 +39,12 @@ class KernelConfig:
 
     folder: ClassVar[str]
     arch: ClassVar[str]
+    gpu: ClassVar[str]
     rows: ClassVar[int]
     cols: ClassVar[int]
     max_dim: ClassVar[int]
     backward: ClassVar[bool]
+    rivalled: ClassVar[bool]
 
     dtype: str
     head_dim: int

@@ -15,10 +15,12 @@ class Sm100Config(config.KernelConfig):
 
     folder = "sm100"
     arch = "sm_100a"
+    gpu = "Blackwell"
     rows = ROWS
     cols = COLS
     max_dim = 128
     backward = True
+    rivalled = False
 
     @property
     def output_stages(self) -> int:

@@ -15,10 +15,12 @@ class Sm90Config(config.KernelConfig):
 
     folder = "sm90"
     arch = "sm_90a"
+    gpu = "Hopper"
     rows = ROWS
     cols = COLS
     max_dim = 128
     backward = False
+    rivalled = True
 
     @property
     def query_stages(self) -> int:

@@ -12,8 +12,11 @@ import torch
 from cutlass import cute
 from torch import Tensor
 
+from .....operands import Operands
 from .....rejection import GDPAError
-from ...launch import LaunchCall, Launcher, aligned, example, options, place
+from ...launch import example, options, place
+from ...launcher import Launcher
+from ...plan import LaunchPlan, aligned, longest_first, plan_of
 from ..config import Sm100Config
 from .kernel import BackwardKernel
 from .limits import unsupported
@@ -23,17 +26,8 @@ SIDES = {"keys": ("k", "v"), "rows": ("q",)}  # which gradients a side writes
 
 def backward(
     grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    aux: Sequence[Tensor],
-    scalars: Sequence[int],
-    program: str,
+    operands: Operands[Tensor],
     needs: Sequence[bool],
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
     *,
     fast: bool = True,
     skip: bool = True,
@@ -41,7 +35,7 @@ def backward(
     stream: int | None = None,
 ) -> list[Tensor]:
     """Those of dQ, dK, dV of gdpa::attention that `needs` asks for, contiguous, in the dtype of the
-    operand; arguments as those of the op. Equal bits from run to run.
+    operand. Equal bits from run to run.
 
     ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
     by default the current one.
@@ -49,55 +43,54 @@ def backward(
     Raises:
         GDPAError: what the kernels do not take, and why.
     """
-    call = LaunchCall(
-        query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k, Sm100Config,
-    )  # fmt: skip
-    config = call.config(fast, skip)
-    assert isinstance(config, Sm100Config)
-    if reason := unsupported(config, needs, key.shape[1], value.shape[1]):
+    plan, o = plan_of(operands, fast, skip, Sm100Config), operands
+    assert isinstance(plan.config, Sm100Config)
+    if reason := unsupported(plan.config, needs, o.key.shape[1], o.value.shape[1]):
         raise GDPAError(reason)
-    ctas, stream = place(query.device, ctas, stream)
-    grad_out, order = aligned(grad_out), call.longest_first()
+    ctas, stream = place(o.query.device, ctas, stream)
+    read, grad_out, order = plan.readable(o), aligned(grad_out), longest_first(o)
     asked = [letter for letter, need in zip("qkv", needs, strict=False) if need]
     found: dict[str, Tensor] = {}
     for side, letters in SIDES.items():
         if set(asked) & set(letters):
-            outputs = [room(config, call, letter) for letter in letters]
-            if any(x.numel() == 0 for x in (query, key, value, grad_out)) or call.batch == 0:
+            outputs = [room(plan, o, letter) for letter in letters]
+            if any(x.numel() == 0 for x in (o.query, o.key, o.value, grad_out)) or plan.batch == 0:
                 outputs = [x.zero_() for x in outputs]
             else:
                 others = (grad_out, *outputs)
-                launcher(config, side)(call.arguments(config, others, order, ctas, stream))
+                start = plan.launcher(side, functools.partial(launcher, side=side))
+                words = plan.call_words(read, others, order, ctas, stream)
+                start(words, plan.form_words(others))
             found |= dict(zip(letters, outputs, strict=True))
-    return [finished(call, letter, found[letter]) for letter in asked]
+    return [finished(o, letter, found[letter]) for letter in asked]
 
 
-def room(config: Sm100Config, call: LaunchCall, letter: str) -> Tensor:
+def room(plan: LaunchPlan, operands: Operands[Tensor], letter: str) -> Tensor:
     """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
     sequence. Rows of a jagged operand that take no part have a gradient of zero."""
-    operand = _operand(call, letter)
-    if letter in config.shared:
-        return operand.new_empty(call.batch, *operand.shape[1:], dtype=torch.float32)
+    operand = _operand(operands, letter)
+    if letter in plan.config.shared:
+        return operand.new_empty(plan.batch, *operand.shape[1:], dtype=torch.float32)
     make = operand.new_zeros if operand.dim() == 3 else operand.new_empty
     return make(operand.shape)
 
 
-def finished(call: LaunchCall, letter: str, grad: Tensor) -> Tensor:
+def finished(operands: Operands[Tensor], letter: str, grad: Tensor) -> Tensor:
     """Summed over the batch where the operand was shared, always in the same order."""
-    operand = _operand(call, letter)
+    operand = _operand(operands, letter)
     if grad.shape == operand.shape:
         return grad
     return grad.sum(0, keepdim=True).to(operand.dtype)
 
 
-def _operand(call: LaunchCall, letter: str) -> Tensor:
-    return {"q": call.query, "k": call.key, "v": call.value}[letter]
+def _operand(operands: Operands[Tensor], letter: str) -> Tensor:
+    return {"q": operands.query, "k": operands.key, "v": operands.value}[letter]
 
 
 @functools.cache
 def launcher(config: Sm100Config, side: str) -> Launcher:
-    return Launcher(compiled(config, side))
+    """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
+    return Launcher(compiled(config, side), config, 4 + len(SIDES[side]))
 
 
 @functools.cache

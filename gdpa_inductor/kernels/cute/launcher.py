@@ -1,0 +1,83 @@
+"""A compiled kernel, and the words of its arguments in memory.
+
+A kernel takes its arguments by the addresses of their words. They lie in two blocks. The words of a
+call differ from call to call: addresses, scalars, the number of CTAs, the stream. The words of a
+form follow from sizes and strides (`plan`). All have 64 bits; of a 32-bit argument the kernel reads
+the low half, which comes first on the hosts of these GPUs.
+"""
+
+import ctypes
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from .config import KernelConfig
+from .program import LETTERS
+
+SIZES = 8
+
+
+class Words:
+    """Where the words of one argument lie, in place of the argument: CuTe DSL asks any object."""
+
+    __slots__ = ("places",)
+
+    def __init__(self, places: list[ctypes.c_void_p]) -> None:
+        self.places = places
+
+    def __c_pointers__(self) -> list[ctypes.c_void_p]:
+        return self.places
+
+
+class WordBlock:
+    """Words in a row, dealt out in order."""
+
+    def __init__(self, size: int) -> None:
+        self.words = (ctypes.c_int64 * size)()
+        self.dealt = 0
+
+    def deal(self, count: int) -> list[ctypes.c_void_p]:
+        first = ctypes.addressof(self.words) + 8 * self.dealt
+        self.dealt += count
+        return [ctypes.c_void_p(first + 8 * i) for i in range(count)]
+
+
+class Launcher:
+    """A compiled kernel that is launched by writing words. matrices: how many it takes.
+
+    CuTe DSL looks at the arguments once. Plans of one configuration share a launcher.
+    """
+
+    def __init__(self, kernel: Any, config: KernelConfig, matrices: int = 4) -> None:
+        sides = config.jagged_q + config.jagged_k
+        operands, scalars = len(config.aux), config.mod.num_scalars
+        call = WordBlock(matrices + sides + (sides > 0) + operands + scalars + 2)
+        form = WordBlock(SIZES + 3 * matrices + operands * len(LETTERS))
+        self.kernel, self.lock = kernel, threading.Lock()
+        self.call, self.form = call.words, memoryview(form.words).cast("B")
+        self.pack = struct.Struct(f"{len(call.words)}q").pack_into
+        self.written = b""  # the words of the form that stand there
+        places = (
+            call.deal(matrices),
+            form.deal(SIZES),
+            form.deal(3 * matrices),
+            call.deal(int(config.jagged_q)),
+            call.deal(int(config.jagged_k)),
+            call.deal(int(sides > 0)),
+            [x for _ in range(operands) for x in call.deal(1) + form.deal(len(LETTERS))],
+            call.deal(scalars),
+            call.deal(1),
+            call.deal(1),
+        )
+        arguments = [Words(found) if found else None for found in places]
+        self.prepared, _ = kernel.generate_execution_args(*arguments)
+
+    def __call__(self, call: Sequence[int], form: bytes) -> None:
+        """The words of a call in the order above, and those of its form."""
+        with self.lock:
+            if form is not self.written:
+                self.form[:] = form
+                self.written = form
+            self.pack(self.call, 0, *call)
+            self.kernel.run_compiled_program(self.prepared)

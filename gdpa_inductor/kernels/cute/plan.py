@@ -1,0 +1,264 @@
+"""Launch plans: what follows from the form of a call, checked and computed once for each form.
+
+The form is all of a call but its addresses, the values of its scalars and what its tensors hold.
+Whoever lets a check or a plan read more of a call adds it to `form_of`. Nothing here reads from the
+device, and a plan holds no tensor.
+"""
+
+import functools
+import struct
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from ...operands import Operands, check, output_shape, score_shape
+from ...program.score_mod import ScoreMod
+from ...rejection import GDPAError
+from .architectures import config_of
+from .config import KernelConfig, unsupported
+from .launcher import Launcher
+from .program import LETTERS
+
+ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
+MOST = 512  # plans that are kept; lengths that vary make a form each
+
+Kind = type[KernelConfig]
+
+
+@dataclass(frozen=True, eq=False)
+class LaunchPlan:
+    """config: of the kernels. sizes: what they take of these. output: the shape of O. empty: there
+    is nothing to compute.
+
+    copied: which of query, key and value TMA cannot read as they lie. strides: of the three as they
+    are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
+    queries have to be brought to the dtype of the keys'. scalars: how many the program reads.
+    launchers: of the kernels that were asked for.
+    """
+
+    config: KernelConfig
+    sizes: tuple[int, ...]
+    output: tuple[int, ...]
+    empty: bool
+    copied: tuple[bool, ...]
+    strides: tuple[int, ...]
+    aux_strides: tuple[int, ...]
+    widened: bool
+    scalars: int
+    launchers: dict[str, Launcher] = field(default_factory=dict)
+
+    @property
+    def batch(self) -> int:
+        return self.sizes[0]
+
+    def launcher(self, name: str, make: Callable[[KernelConfig], Launcher]) -> Launcher:
+        """One of the kernels. Kept here: to hash a configuration takes microseconds."""
+        if name not in self.launchers:
+            self.launchers[name] = make(self.config)
+        return self.launchers[name]
+
+    def room(self, operands: Operands[Tensor]) -> Tensor:
+        """For O. Rows of a jagged query that no sequence owns are zero, and no tile covers them."""
+        value = operands.value
+        return (value.new_zeros if self.config.jagged_q else value.new_empty)(self.output)
+
+    def readable(self, operands: Operands[Tensor]) -> Operands[Tensor]:
+        """The operands as kernels read them; copies have to live until the launch."""
+        if not any(self.copied) and not self.widened:
+            return operands
+        o, cu_q, cu_k = operands, *operands.lengths[:2]
+        if self.widened and cu_q is not None and cu_k is not None:
+            cu_q = cu_q.to(cu_k.dtype)
+        query, key, value = (
+            x.clone(memory_format=torch.contiguous_format) if copied else x
+            for x, copied in zip((o.query, o.key, o.value), self.copied, strict=True)
+        )
+        return replace(o, query=query, key=key, value=value, cu_seqlens_q=cu_q)
+
+    def form_words(self, others: Sequence[Tensor]) -> bytes:
+        """Of a launcher. others: its matrices beside query, key and value."""
+        steps = [step for x in others for step in strides(x)]
+        words = (*self.sizes, *self.strides, *steps, *self.aux_strides)
+        return struct.pack(f"{len(words)}q", *words)
+
+    @functools.cached_property
+    def output_words(self) -> bytes:
+        """`form_words` where the kernel's own O is the only other matrix."""
+        return self.form_words([torch.empty(self.output, device="meta")])
+
+    def call_words(
+        self,
+        readable: Operands[Tensor],
+        others: Sequence[Tensor],
+        order: Tensor | None,
+        ctas: int,
+        stream: int,
+    ) -> list[int]:
+        """Of a launcher."""
+        o = readable
+        words = [x.data_ptr() for x in (o.query, o.key, o.value, *others)]
+        if o.jagged:
+            offsets = (o.cu_seqlens_q, o.cu_seqlens_k, order)
+            words += [x.data_ptr() for x in offsets if x is not None]
+        words += [x.data_ptr() for x in o.aux]
+        words += o.scalars[: self.scalars]
+        words += (ctas, stream)
+        return words
+
+
+def longest_first(operands: Operands[Tensor]) -> Tensor | None:
+    """The order in which sequences are dealt to the CTAs, made on the device."""
+    offsets = _offsets(operands)
+    if offsets is None:
+        return None
+    return torch.argsort(offsets[1:] - offsets[:-1], descending=True)
+
+
+def _offsets(o: Operands[Tensor]) -> Tensor | None:
+    return o.cu_seqlens_q if o.cu_seqlens_k is None else o.cu_seqlens_k
+
+
+PLANS: dict[Hashable, LaunchPlan] = {}
+_LOCK = threading.Lock()
+
+
+def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
+    """The plan of a call, from before if there was one of its form. kind: as `forward` has it.
+
+    Raises:
+        GDPAError: what the kernels do not take, and why.
+    """
+    form = form_of(operands, fast, skip, kind)
+    plan = PLANS.get(form)
+    if plan is None:
+        plan = made(operands, fast, skip, kind)
+        with _LOCK:
+            while len(PLANS) >= MOST:
+                del PLANS[next(iter(PLANS))]  # the oldest
+            PLANS[form] = plan
+    return plan
+
+
+def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Hashable:
+    """All that `made` reads of a call."""
+    tensors = (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
+    return (
+        *[
+            None
+            if x is None
+            else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT)
+            for x in tensors
+        ],
+        *(str(o.program), len(o.scalars), o.max_seqlen_q, o.max_seqlen_k, fast, skip, kind),
+    )
+
+
+def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
+    """A new plan, of a call that is checked."""
+    check(o)
+    kind = kind or config_of(o.query.device)
+    if kind is None:
+        raise GDPAError(f"there is no CuTe kernel for {o.query.device}")
+    config = _config(o, kind, fast, skip)
+    if complaint := _complaint(config, o):
+        raise GDPAError(complaint)
+    matrices = (o.query, o.key, o.value)
+    batch, heads, rows, cols = score_shape(o)
+    totals = [x.shape[0] if x.dim() == 3 else x.shape[2] for x in matrices[:2]]
+    output, copied = output_shape(o), tuple(not fits(x) for x in matrices)
+    specs = zip(o.aux, o.program.aux, strict=True)
+    return LaunchPlan(
+        config,
+        sizes=(batch, heads, o.key.shape[1], o.value.shape[1], rows, cols, *totals),
+        output=output,
+        empty=0 in (*output, batch, o.key.numel()),
+        copied=copied,
+        strides=tuple(
+            step
+            for x, copy in zip(matrices, copied, strict=True)
+            for step in strides(torch.empty(x.shape, device="meta") if copy else x)
+        ),
+        aux_strides=tuple(step for x, spec in specs for step in _by_letter(x, spec.access)),
+        widened=len({x.dtype for x in o.lengths[:2] if x is not None}) > 1,
+        scalars=o.program.num_scalars,
+    )
+
+
+def _config(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelConfig:
+    batch, offsets = score_shape(o)[0], _offsets(o)
+    matrices = {"q": o.query, "k": o.key, "v": o.value}
+    return kind(
+        dtype=name(o.query.dtype),
+        head_dim=o.query.shape[-1],
+        value_dim=o.value.shape[-1],
+        program=str(o.program),
+        aux=tuple(name(x.dtype) for x in o.aux),
+        jagged_q=o.cu_seqlens_q is not None,
+        jagged_k=o.cu_seqlens_k is not None,
+        offsets="int32" if offsets is None else name(offsets.dtype),
+        shared=frozenset(
+            letter for letter, x in matrices.items() if x.dim() == 4 and x.shape[0] == 1 != batch
+        ),
+        fast=fast,
+        skip=skip,
+        vectors=_vectors(o.aux, o.program),
+    )
+
+
+def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
+    """Why the kernels do not take operands that fit each other, or ""."""
+    # `check` lets an operand of no dimension lie elsewhere.
+    if any(x.device != o.query.device for x in o.aux):
+        return "operands on several devices"
+    dtypes, dims = (o.query.dtype, o.value.dtype), (config.head_dim, config.value_dim)
+    return unsupported(type(config), dtypes, dims, config.aux)
+
+
+def name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def strides(matrix: Tensor) -> tuple[int, int, int]:
+    """(batch, head, row), in elements. That of an extent of one may be anything; TMA wants
+    multiples of 16 bytes."""
+    known = matrix.stride()
+    if 1 in matrix.shape:
+        known = tuple(8 if n == 1 else s for n, s in zip(matrix.shape, known, strict=True))
+    return (8, known[1], known[0]) if len(known) == 3 else (known[0], known[1], known[2])
+
+
+def fits(matrix: Tensor) -> bool:
+    """Whether TMA can read it as it lies (not if it is expanded, for one)."""
+    unit = ALIGNMENT // matrix.element_size()
+    in_place = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
+    return in_place and all(step and step % unit == 0 for step in strides(matrix))
+
+
+def aligned(matrix: Tensor) -> Tensor:
+    """The matrix, or a copy of it that TMA can read."""
+    return matrix if fits(matrix) else matrix.clone(memory_format=torch.contiguous_format)
+
+
+def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
+    """The operands that can be read 16 bytes at a time along the keys."""
+
+    def side_by_side(tensor: Tensor, access: Sequence[str]) -> bool:
+        unit = ALIGNMENT // tensor.element_size()
+        steps = dict(zip(access, tensor.stride(), strict=True))
+        return (
+            steps.pop("kv_idx", 0) == 1
+            and tensor.data_ptr() % ALIGNMENT == 0
+            and all(step % unit == 0 for step in steps.values())
+        )
+
+    found = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
+    return frozenset(number for number, fits in enumerate(found) if fits)
+
+
+def _by_letter(tensor: Tensor, access: Sequence[str]) -> list[int]:
+    """The strides of an operand of the program."""
+    known = dict(zip(access, tensor.stride(), strict=True))
+    return [known.get(letter, 0) for letter in LETTERS]

@@ -1,0 +1,320 @@
+"""Launch plans of the CuTe kernels: when two calls share one, and what a kernel is handed then.
+Nothing is compiled."""
+
+import ctypes
+import dataclasses
+import functools
+import threading
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.kernels.cute import launch, plan
+from gdpa_inductor.kernels.cute.launcher import Launcher
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.operands import Operands
+from gdpa_inductor.ops import operands_of
+from gdpa_inductor.rejection import GDPAError
+
+from .cute_cases import BF16, F16
+
+BIAS = "a0:f[h,q_idx,kv_idx]; mul(silu(add(s,a0)),float(i0))"
+Given = Operands[torch.Tensor]
+
+
+class Recorder:
+    """In place of a compiled kernel: the words that each launch finds, argument by argument."""
+
+    def __init__(self) -> None:
+        self.launches: list[list[list[int] | None]] = []
+
+    def generate_execution_args(self, *arguments):
+        return [None if x is None else x.__c_pointers__() for x in arguments], None
+
+    def run_compiled_program(self, places) -> None:
+        self.launches.append(
+            [
+                None if x is None else [ctypes.c_int64.from_address(p.value).value for p in x]
+                for x in places
+            ]
+        )
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Recorders by configuration; no plan is left of another test."""
+    made: dict = {}
+
+    def compiled(config):
+        return made.setdefault(config, Recorder())
+
+    monkeypatch.setattr(launch, "compiled", compiled)
+    launcher = functools.cache(lambda config: Launcher(compiled(config), config))
+    monkeypatch.setattr(launch, "launcher", launcher)
+    monkeypatch.setattr(plan, "PLANS", {})
+    return made
+
+
+forward = functools.partial(launch.forward, ctas=3, stream=5)
+
+
+def matrices(*shape: int, dtype: torch.dtype = BF16) -> list[torch.Tensor]:
+    return [torch.randn(shape).to(dtype) for _ in range(3)]
+
+
+def dense(rows: int = 40, dtype: torch.dtype = BF16) -> Given:
+    return operands_of(*matrices(2, 4, rows, 64, dtype=dtype), [], [], "silu(s)")
+
+
+def biased() -> Given:
+    return operands_of(*matrices(2, 4, 40, 64), [torch.randn(4, 40, 40)], [7], BIAS)
+
+
+def jagged(**changes) -> Given:
+    cu = torch.tensor([0, 10, 50], dtype=torch.int32)
+    o = operands_of(*matrices(50, 4, 64), [], [], "silu(s)", cu, cu.clone(), 40, 40)
+    return dataclasses.replace(o, **changes)
+
+
+def last(kernels: dict) -> list[list[int] | None]:
+    (kernel,) = kernels.values()
+    return kernel.launches[-1]
+
+
+def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> list:
+    """What a kernel takes, from its description in `launch.example`, of operands that need no copy
+    and have no extent of one."""
+    read = (o.query, o.key, o.value, out)
+    dense = o.query.dim() == 4
+    sequences = o.query.shape[0] if dense else len(o.cu_seqlens_q) - 1
+    sides = [x.shape[2] for x in read[:2]] if dense else [o.max_seqlen_q, o.max_seqlen_k]
+    totals = [x.shape[2 if dense else 0] for x in read[:2]]
+    steps = [x.stride()[:3] if dense else (8, x.stride(1), x.stride(0)) for x in read]
+    lists = [*o.lengths[:2], order]
+    aux = [[x.data_ptr(), 0, *x.stride(), 0, 0] for x in o.aux]  # b, h, q_idx, kv_idx, q, k
+    return [
+        [x.data_ptr() for x in read],
+        [sequences, 4, 4, 4, *sides, *totals],
+        [n for step in steps for n in step],
+        *(None if x is None else [x.data_ptr()] for x in lists),
+        [word for words in aux for word in words] or None,
+        list(o.scalars) or None,
+        [3],
+        [5],
+    ]
+
+
+@pytest.mark.parametrize("make", [dense, biased])
+def test_a_kernel_takes_what_it_took_when_the_plan_was_made(make, kernels):
+    for _ in range(3):
+        o = make()
+        out = forward(o)
+        assert last(kernels) == taken(o, out)
+    assert len(plan.PLANS) == 1
+
+
+def test_jagged_sequences_are_dealt_longest_first_each_time(kernels):
+    for _ in range(2):
+        o, order = jagged(), torch.tensor([1, 0])
+        out = forward(o, order=order)
+        assert last(kernels) == taken(o, out, order)
+    assert plan.longest_first(o).tolist() == [1, 0]
+
+
+def test_scalars_and_ctas_and_streams_are_of_the_call(kernels):
+    o = biased()
+    for scalar, ctas, stream in ((1, 2, 3), (-(1 << 40), 132, 1 << 46), (3, 1, 0)):
+        launch.forward(dataclasses.replace(o, scalars=[scalar]), ctas=ctas, stream=stream)
+        assert last(kernels)[-3:] == [[scalar], [ctas], [stream]]
+    assert len(plan.PLANS) == 1
+
+
+def test_two_forms_of_one_configuration_alternate(kernels):
+    """They share a launcher, which holds the words of one."""
+    short, long = dense(40), dense(70)
+    for o in (short, long, long, short, long):
+        out = forward(o)
+        assert last(kernels) == taken(o, out)
+    assert (len(plan.PLANS), len(kernels)) == (2, 1)
+
+
+def test_threads_do_not_mix_their_words(kernels):
+    given, failed = [dense(40), dense(70)], []
+    outs = [torch.empty_like(o.query) for o in given]
+
+    def work(o: Given, out: torch.Tensor) -> None:
+        try:
+            for _ in range(200):
+                forward(o, out=out)
+        except Exception as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=x) for x in zip(given, outs)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (kernel,) = kernels.values()
+    expected = [taken(*x) for x in zip(given, outs)]
+    assert not failed and len(kernel.launches) == 400
+    assert all(kernel.launches.count(x) == 200 for x in expected)
+
+
+def test_an_output_may_lie_anywhere(kernels):
+    """Its strides are those of the tensor that is given, plan or not."""
+    o = dense()
+    other = torch.empty(2, 40, 4, 64, dtype=BF16).transpose(1, 2)
+    for out in (None, other, None):
+        stored = forward(o, out=out)
+        assert last(kernels) == taken(o, stored)
+
+
+def moved(x: torch.Tensor, elements: int) -> torch.Tensor:
+    """The same, so many elements after a multiple of 16 bytes."""
+    room = torch.empty(x.numel() + elements, dtype=x.dtype)
+    room[elements:] = x.flatten()
+    return room[elements:].view(x.shape)
+
+
+def swapped(x: torch.Tensor) -> torch.Tensor:
+    """The same, with other strides."""
+    return x.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+DENSE, BIASED, JAGGED = dense(), biased(), jagged()
+CU = JAGGED.cu_seqlens_q
+CHANGES = {
+    "shape": (DENSE, {"query": torch.randn(2, 4, 41, 64).to(BF16)}),
+    "batch of one": (DENSE, {"key": DENSE.key[:1], "value": DENSE.value[:1]}),
+    "query stride": (DENSE, {"query": swapped(DENSE.query)}),
+    "value stride": (DENSE, {"value": swapped(DENSE.value)}),
+    "key alignment": (DENSE, {"key": moved(DENSE.key, 1)}),
+    "dtype": (DENSE, {name: getattr(DENSE, name).to(F16) for name in ("query", "key", "value")}),
+    "program": (DENSE, {"program": operands_of(1, 2, 3, [], [], "relu(s)").program}),
+    "more scalars": (DENSE, {"scalars": [1]}),
+    "aux stride": (BIASED, {"aux": [BIASED.aux[0].mT.contiguous().mT]}),
+    "aux dtype": (BIASED, {"aux": [BIASED.aux[0].to(BF16)]}),
+    "aux alignment": (BIASED, {"aux": [moved(BIASED.aux[0], 2)]}),
+    "offsets of both": (JAGGED, {x: CU.long() for x in ("cu_seqlens_q", "cu_seqlens_k")}),
+    "offsets of queries": (JAGGED, {"cu_seqlens_q": CU.long()}),
+    "sequences": (JAGGED, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), CU[:2])),
+    "most rows": (JAGGED, {"max_seqlen_q": 30}),
+    "most keys": (JAGGED, {"max_seqlen_k": 30}),
+    "one side": (
+        JAGGED,
+        {"cu_seqlens_q": None, "max_seqlen_q": 0, "query": torch.randn(2, 4, 9, 64).to(BF16)},
+    ),
+}
+OPTIONS = (True, True, Sm90Config)
+
+
+def facts(found: plan.LaunchPlan) -> dict:
+    fields = dataclasses.fields(found)
+    return {x.name: getattr(found, x.name) for x in fields if x.name != "launchers"}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_form_has_another_plan(name: str):
+    base, changes = CHANGES[name]
+    other = dataclasses.replace(base, **changes)
+    first, second = plan.plan_of(base, *OPTIONS), plan.plan_of(other, *OPTIONS)
+    assert first is not second
+    assert facts(second) == facts(plan.made(other, *OPTIONS))
+    assert plan.plan_of(base, *OPTIONS) is first and plan.plan_of(other, *OPTIONS) is second
+
+
+@pytest.mark.parametrize(
+    "options",
+    [(False, True, Sm90Config), (True, False, Sm90Config), (True, True, Sm100Config)],
+    ids=["fast", "skip", "kind"],
+)
+def test_other_options_have_another_plan(options):
+    assert plan.plan_of(DENSE, *OPTIONS) is not plan.plan_of(DENSE, *options)
+    assert facts(plan.plan_of(DENSE, *options)) == facts(plan.made(DENSE, *options))
+
+
+def test_equal_forms_share_a_plan():
+    """Whatever the addresses, the values, and the spelling of the program."""
+    spelled = operands_of(*matrices(2, 4, 40, 64), [], [], " silu( s )")
+    assert plan.plan_of(dense(), *OPTIONS) is plan.plan_of(spelled, *OPTIONS)
+    assert plan.plan_of(JAGGED, *OPTIONS) is plan.plan_of(
+        jagged(cu_seqlens_q=torch.tensor([0, 40, 41], dtype=torch.int32)), *OPTIONS
+    )
+
+
+WRONG = {
+    "key dtype": (DENSE, {"key": DENSE.key.half()}, "query and key differ in dtype"),
+    "value dtype": (DENSE, {"value": DENSE.value.half()}, "value torch.float16"),
+    "head dim": (DENSE, {"key": DENSE.key[..., :56]}, "head dim of query and key"),
+    "value dim": (DENSE, {"value": DENSE.value[..., :60]}, "a head dim of 60"),
+    "length": (DENSE, {"value": DENSE.value[:, :, 1:]}, "length of key and value"),
+    "heads": (DENSE, {"key": DENSE.key[:, :3]}, "no multiple of 3 key heads"),
+    "batch": (DENSE, {"key": torch.cat([DENSE.key] * 2)}, "batch of key: 4 and 2"),
+    "layout": (DENSE, {"query": DENSE.query[0]}, "query must be"),
+    "another device": (DENSE, {"key": torch.empty_like(DENSE.key, device="meta")}, "operands are"),
+    "too many operands": (DENSE, {"aux": [DENSE.query]}, "declares 0 operands"),
+    "no operand": (BIASED, {"aux": []}, "0 and 1 are given"),
+    "no scalar": (BIASED, {"scalars": []}, "1 and 0 are given"),
+    "size of an operand": (BIASED, {"aux": [BIASED.aux[0][:, 1:]]}, "dimension q_idx of a0"),
+    "kind of an operand": (BIASED, {"aux": [BIASED.aux[0].int()]}, "declares kind f"),
+    "offsets": (JAGGED, {"cu_seqlens_k": CU[:2]}, "batch of cu_seqlens_k"),
+    "dtype of offsets": (JAGGED, {"cu_seqlens_k": CU.short()}, "int32 or int64"),
+    "shape of offsets": (JAGGED, {"cu_seqlens_k": CU[None]}, "int32 or int64"),
+    "no offsets": (JAGGED, {"cu_seqlens_k": None}, "key must be"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_raises_after_a_good_one(name: str, kernels):
+    good, changes, complaint = WRONG[name]
+    forward(good)
+    for _ in range(2):
+        with pytest.raises(GDPAError, match=complaint):
+            forward(dataclasses.replace(good, **changes))
+    assert len(last(kernels)) and len(plan.PLANS) == 1
+
+
+def test_plans_are_bounded(monkeypatch, kernels):
+    monkeypatch.setattr(plan, "MOST", 3)
+    for rows in (8, 16, 24, 32, 40, 8, 40):
+        o = dense(rows)
+        out = forward(o)
+        assert last(kernels) == taken(o, out)
+        assert len(plan.PLANS) <= 3
+
+
+def test_a_plan_holds_no_tensor():
+    found = plan.plan_of(biased(), *OPTIONS)
+    assert not any(isinstance(x, torch.Tensor) for x in facts(found).values())
+
+
+@pytest.mark.parametrize("far", [0, 1])
+def test_offsets_of_two_dtypes_are_read_in_one(far: int):
+    """That of the keys', from a copy, in each call."""
+    dtypes = [torch.int64, torch.int32]
+    cu_k = CU.to(dtypes[far])
+    for last_row in (50, 49):
+        cu_q = torch.tensor([0, 10, last_row], dtype=dtypes[1 - far])
+        o = jagged(cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+        found = plan.plan_of(o, *OPTIONS)
+        read = found.readable(o)
+        assert read.cu_seqlens_q.dtype == cu_k.dtype
+        assert read.cu_seqlens_q.tolist() == [0, 10, last_row]
+        assert read.cu_seqlens_k is cu_k and found.config.offsets == plan.name(cu_k.dtype)
+    assert len(plan.PLANS) == 1
+
+
+def test_what_cannot_be_read_in_place_is_copied_each_time():
+    for _ in range(2):
+        o = dense()
+        o = dataclasses.replace(o, key=moved(o.key, 3), value=o.value[:1].expand(2, -1, -1, -1))
+        found = plan.plan_of(o, *OPTIONS)
+        read = found.readable(o)
+        assert found.copied == (False, True, True) and read.query is o.query
+        assert torch.equal(read.key, o.key) and torch.equal(read.value, o.value)
+        assert all(plan.fits(x) for x in (read.key, read.value))
+        assert found.strides[3:] == (*plan.strides(read.key), *plan.strides(read.value))
+    assert len(plan.PLANS) == 1
