@@ -21,8 +21,8 @@ from torch import Tensor
 
 from .._compat import inductor, lowering, shapes, templates
 from ..kernels.cute.architectures import CONFIGS, config_of
+from ..kernels.cute.backward import limits
 from ..kernels.cute.config import VERSIONS, unsupported
-from ..kernels.cute.sm100.backward import limits
 from ..kernels.triton.template import Plan
 from ..ops import Arguments, Operands, Signature, fake_gradients, fake_output
 from ..problem import Problem
@@ -81,14 +81,6 @@ def not_taken(problem: Problem) -> str:
         (int(dims[0] or 0), int(dims[1] or 0)),
         [str(dtype).removeprefix("torch.") for dtype in problem.aux_dtypes],
     )
-
-
-def no_backward(problem: Problem) -> str:
-    """Why the device has no kernel for the backward, or ""."""
-    kind = config_of(problem.device)
-    if kind is None or kind.backward or not problem.needs:
-        return ""
-    return f"the CuTe kernels for {kind.arch} have no backward yet"
 
 
 def triton_is_faster(problem: Problem) -> str:
@@ -182,7 +174,7 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
-    from ..kernels.cute.sm100.backward.launch import backward
+    from ..kernels.cute.backward.launch import backward
 
     return backward(given.grad_out, given.operands, given.needs, **given.options)
 
@@ -197,7 +189,6 @@ BACKEND = Backend(
         Rule(Code.DEVICE, no_kernel, quiet=True),
         Rule(Code.DEVICE, no_cutlass),
         Rule(Code.DTYPE, not_taken),
-        Rule(Code.DEVICE, no_backward),
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(),

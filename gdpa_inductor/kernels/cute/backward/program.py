@@ -8,21 +8,10 @@ from typing import Any
 
 from cutlass import Int64, cute
 
-from ....program.derivatives import differentiate
-from ....program.expr import SCORE, Expr, const
-from ..config import KernelConfig
+from ....program.expr import Expr
 from ..program import LETTERS, Program, of_kind
 from ..values import Fixed, Pair, smaller
 from .walk import ResidentTile, Walk
-
-
-def roots_of(config: KernelConfig, keys: bool) -> tuple[Expr, ...]:
-    """What a side evaluates: the slope, and P where it is summed."""
-    weight = config.mod.weight
-    slope = differentiate(weight, [SCORE], const(1.0))[0]
-    if slope is None:
-        slope = const(0.0)
-    return (slope, weight) if keys else (slope,)
 
 
 class ProgramLine(Fixed):

@@ -11,7 +11,7 @@ from ....program.tile_classes import classify
 from ..config import KernelConfig
 from ..ranges import LANES, TileClass, lowest, past, span
 from ..values import Fixed, is_literal, smaller
-from .program import roots_of
+from .roots import roots_of
 from .walk import ResidentTile
 
 
@@ -30,7 +30,7 @@ class StreamedRanges(Fixed):
         self, config: KernelConfig, keys: bool, heights: Heights, aux: Any, scalars: Any
     ) -> None:
         self.keys, self.heights = keys, heights
-        classes = classify(roots_of(config, keys), config.mod.aux)
+        classes = classify(roots_of(config.program, keys), config.mod.aux)
         self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
         self.zero, self.full = (
             TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)

@@ -19,7 +19,6 @@ class Sm90Config(config.KernelConfig):
     rows = ROWS
     cols = COLS
     max_dim = 128
-    backward = False
     rivalled = True
 
     @property
@@ -38,4 +37,4 @@ class Sm90Config(config.KernelConfig):
     @property
     def backward_rows(self) -> int:
         """Of a query tile of the backward."""
-        return 80
+        return 64

@@ -32,8 +32,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from ...backward.program import roots_of
 from ...backward.ranges import Heights, StreamedRanges
+from ...backward.roots import roots_of
 from ...backward.walk import Walk
 from ...barriers import Signal
 from ...operands import Matrix, Tiles, matrices
@@ -126,7 +126,7 @@ class BackwardKernel:
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             walk, memory = Walk(self.keys, *work), BackwardTensorMemory(tmem, thread, self.shapes)
-            program = Program(self.config, aux, scalars, roots_of(self.config, self.keys))
+            program = Program(self.config, aux, scalars, roots_of(self.config.program, self.keys))
             sums = GradientSums(walk, memory, self.outputs(outputs, strides))
             BackwardActivation(walk, program, signals, memory, sums).run()
         else:

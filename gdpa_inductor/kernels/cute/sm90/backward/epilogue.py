@@ -1,32 +1,42 @@
 """Epilogue: dK and dV of a tile -> global memory, through shared memory, 64 rows a warpgroup.
 
 TMA drops the rows past the end of the sequence. The buffers are those of dS, which nobody reads
-between two tiles.
+between two tiles. A gradient of an operand that the batch shares leaves in fp32, from registers.
 """
 
-from cutlass import cute
+from cutlass import Int64, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp
 
-from ...operands import Tiles
+from ...operands import Matrix, Tiles
 from ...values import Fixed
 from .roles import both, together
 from .shapes import HALF, HopperShapes
 
 
 class KeyGradients(Fixed):
-    """tiles: of "gv" and "gk", with a buffer for each warpgroup; both begin at the same place."""
+    """gradients: "gv" and "gk". tiles: of those that TMA stores, with a buffer for each warpgroup;
+    both begin at the same place."""
 
-    def __init__(self, shapes: HopperShapes, tiles: dict[str, Tiles]) -> None:
-        self.shapes, self.tiles = shapes, tiles
+    def __init__(
+        self, shapes: HopperShapes, tiles: dict[str, Tiles], gradients: dict[str, Matrix]
+    ) -> None:
+        self.shapes, self.tiles, self.gradients = shapes, tiles, gradients
 
     @cute.jit
     def store(self, tile, group, thread, fragments):
         """The copies have read shared memory afterwards."""
-        self.write("gv", "dv alone", tile, group, thread, fragments.dV)
-        self.write("gk", "dk alone", tile, group, thread, fragments.dK)
+        self.gradient("gv", "dv alone", tile, group, thread, fragments.dV)
+        self.gradient("gk", "dk alone", tile, group, thread, fragments.dK)
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         both()
+
+    @cute.jit
+    def gradient(self, name, product, tile, group, thread, sums):
+        if const_expr(name in self.tiles):
+            self.write(name, product, tile, group, thread, sums)
+        else:
+            self.write_sums(name, tile, tile.first + group * HALF, thread, sums)
 
     @cute.jit
     def write(self, name, product, tile, group, thread, sums):
@@ -47,6 +57,20 @@ class KeyGradients(Fixed):
         if (thread < 32) & (row < tile.rows):
             tiles.store(tile.start, row, tile.rows, tile.head, tile.batch, group)
             cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def write_sums(self, name, tile, first, thread, sums):
+        """One gradient as it is, two neighbouring columns at a time."""
+        matrix = self.gradients[name]
+        sb, sh, sr = (Int64(s) for s in matrix.strides)
+        place = tile.batch * sb + tile.head * sh
+        for r in range_constexpr(0, cute.size(sums), 2):
+            row = first + thread // 32 * 16 + thread % 32 // 4 + r // 2 % 2 * 8
+            column = r // 4 * 8 + thread % 4 * 2
+            if (row < tile.rows) & (column < matrix.width):
+                target = matrix.pointer + (place + row * sr + column)
+                pair = cute.make_tensor(target, cute.make_layout(2))
+                pair[0], pair[1] = sums[r], sums[r + 1]
 
     @cute.jit
     def finish(self, thread):

@@ -27,8 +27,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
-from ...backward.program import roots_of
 from ...backward.ranges import Heights, StreamedRanges
+from ...backward.roots import roots_of
 from ...operands import Matrix, Tiles, matrices
 from ...program import Program
 from ..config import COLS, Sm90Config
@@ -59,8 +59,7 @@ class HopperBackward:
         self.shapes = HopperShapes(self.config)
         given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
         copies = {name: self.load(name, given[name]) for name in OPERANDS}
-        gradients = self.gradients(given, pointers, sizes, strides)
-        copies |= self.stores(gradients)
+        copies |= self.stores(self.gradients(pointers, sizes, strides))
         layouts = self.shapes.layouts()
         self.memory = self.storage(layouts)
         self.kernel(
@@ -90,10 +89,9 @@ class HopperBackward:
 
         return Memory
 
-    def gradients(
-        self, given: dict[str, Matrix], pointers: Any, sizes: Any, strides: Any
-    ) -> dict[str, Matrix]:
-        """dQ, dK and dV in global memory, one for each sequence."""
+    def gradients(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
+        """The sums of dQ, dK, dV and dQ in global memory, one for each sequence."""
+        given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
         like = zip(GRADIENTS, "qkvq", pointers[4:8], strides[4:8], strict=True)
         return {
             name: replace(given[operand], pointer=pointer, strides=stride, batch=sizes[0])
@@ -118,7 +116,9 @@ class HopperBackward:
             matrix = gradients[name].tensor()
             return cpasync.make_tiled_tma_atom(op, matrix, tile_layout(kind, *tile), tuple(tile))
 
-        found = {name: made(name, op) for name in tiles}
+        # Those of shared operands are in fp32, and stored without TMA.
+        stored = [x for x in tiles if gradients[x].pointer.dtype is tiles[x][0]]
+        found = {name: made(name, op) for name in stored}
         return {**found, "add": made("dq", cpasync.CopyReduceBulkTensorTileS2GOp())}
 
     @cute.kernel
@@ -144,14 +144,15 @@ class HopperBackward:
         heights = Heights(COLS, self.shapes.rows)
         ranges = StreamedRanges(c, True, heights, aux, scalars)
         walk = (sizes, (cu_q, cu_k, order), ranges)
+        gradients = self.gradients(pointers, sizes, strides)
         converts = "q" not in c.shared
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
             fragments = BackwardFragments(self.shapes, tiles, shared["s"], shared["d"], thread)
-            stores = {x: self.tiles(x, copies[x], shared[x]) for x in ("gk", "gv")}
-            epilogue = KeyGradients(self.shapes, stores)
-            roots = (ranges.full_terms, roots_of(c, True))
+            stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
+            epilogue = KeyGradients(self.shapes, stores, gradients)
+            roots = (ranges.full_terms, roots_of(c.program))
             programs = [Program(c, aux, scalars, x) for x in roots]
             BackwardProducts(Turns(*walk), signals, fragments, epilogue, programs, thread).run()
         else:
@@ -167,10 +168,8 @@ class HopperBackward:
                 QuerySums(Turns(*walk), signals, *ways, counters, converts).run()
             if const_expr(converts):  # noqa: SIM102 (decided at compile time)
                 if warp >= CONVERSION:
-                    given = dict(zip(OPERANDS, matrices(c, pointers, sizes, strides), strict=True))
-                    made = self.gradients(given, pointers, sizes, strides)
-                    lane = thread - 32 * CONVERSION
-                    Conversion(Turns(*walk), signals, made["dq"], made["gq"], lane).run()
+                    lane, ends = thread - 32 * CONVERSION, (gradients["dq"], gradients["gq"])
+                    Conversion(Turns(*walk), signals, *ends, lane).run()
 
     def tiles(self, name: str, copy: Any, sX: Any, column: int = 0) -> Tiles:
         """The tiles of a matrix. column: which of those of a row."""

@@ -1,91 +1,54 @@
-"""The gradients of one call on Hopper: allocate, launch once, convert dQ. Host only."""
+"""The gradients of one call on Hopper: one kernel gives all. Host only."""
 
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from cutlass import cute
 from torch import Tensor
 
-from .....rejection import GDPAError
-from ...launch import LaunchCall, Launcher, aligned, example, options, place
+from ...backward.launch import BackwardCall
+from ...backward.roots import leaves_out
+from ...launch import example, options
+from ...launcher import Launcher
 from ..config import Sm90Config
 from .kernel import HopperBackward
-from .limits import unsupported
 
 
-def backward(
-    grad_out: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    aux: Sequence[Tensor],
-    scalars: Sequence[int],
-    program: str,
-    needs: Sequence[bool],
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    max_seqlen_q: int = 0,
-    max_seqlen_k: int = 0,
-    *,
-    fast: bool = True,
-    skip: bool = True,
-    ctas: int = 0,
-    stream: int | None = None,
-) -> list[Tensor]:
-    call = LaunchCall(
-        query, key, value, aux, scalars, program, cu_seqlens_q, cu_seqlens_k, max_seqlen_q,
-        max_seqlen_k, Sm90Config,
-    )  # fmt: skip
-    config = call.config(fast, skip)
+def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
+    """By letter; all of them, whatever is asked for."""
+    found = {letter: call.room(letter) for letter in "qkv"}
+    config, grad_query = call.plan.config, found["q"]
     assert isinstance(config, Sm90Config)
-    if reason := unsupported(config, needs, key.shape[1], value.shape[1]):
-        raise GDPAError(reason)
-    ctas, stream = place(query.device, ctas, stream)
-    grad_out, order = aligned(grad_out), call.longest_first()
-    grads = [room(call, config, x) for x in (query, key, value)]
-    if any(x.numel() == 0 for x in (query, key, value, grad_out)) or call.batch == 0:
-        grads = [x.zero_() for x in grads]
-    else:
-        tiles = -(-call.rows // config.backward_rows)
-        new = functools.partial(torch.zeros, device=query.device)
-        counters = new((call.batch, query.shape[1], tiles, 1), dtype=torch.int32)
-        shared = "q" in config.shared
-        sums = grads[0] if shared else torch.empty_like(grads[0], dtype=torch.float32)
-        # A shared query's sums are not converted: its gradient is not there.
-        others = (grad_out, sums, *grads[1:], query if shared else grads[0], counters)
-        launcher(config)(call.arguments(config, others, order, ctas, stream))
-    grads[0] = finished(grads[0], query)
-    return [x for x, need in zip(grads, needs, strict=False) if need]
-
-
-def room(call: LaunchCall, config: Sm90Config, operand: Tensor) -> Tensor:
-    """For a gradient, zero where the kernel may leave rows out. That of a shared query is its sums,
-    in fp32, one for each sequence."""
-    if operand is call.query and "q" in config.shared:
-        shape = (call.batch, *operand.shape[1:])
-        return operand.new_zeros(shape, dtype=torch.float32)
-    masked = operand is call.query and config.skip
-    make = operand.new_zeros if operand.dim() == 3 or masked else operand.new_empty
-    return make(operand.shape)
-
-
-def finished(grad: Tensor, query: Tensor) -> Tensor:
-    """dQ in the dtype of the query, summed over the batch where that is shared."""
-    if grad.shape == query.shape:
-        return grad
-    return grad.sum(0, keepdim=True).to(query.dtype)
+    if config.skip and leaves_out(config.program):  # also query tiles that meet no key
+        grad_query.zero_()
+    if call.empty:
+        return {letter: x.zero_() for letter, x in found.items()}
+    # The sums of a shared query are its gradient: they are not converted, but added up later.
+    shared = "q" in config.shared
+    sums = grad_query if shared else torch.empty_like(grad_query, dtype=torch.float32)
+    tiles = -(-call.plan.sizes[4] // config.backward_rows)
+    shape = (call.plan.batch, call.plan.sizes[1], tiles, 1)
+    counters = torch.zeros(shape, dtype=torch.int32, device=sums.device)
+    others = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
+    call.launch(call.plan.launcher("backward", launcher), others)
+    return found
 
 
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
-    return Launcher(compiled(config))
+    """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
+    return Launcher(compiled(config), config, 3 + len(_others(config)))
 
 
 @functools.cache
 def compiled(config: Sm90Config, more: str = "") -> Any:
     """The kernel, ready to be launched. Needs no GPU. more: compiler options."""
-    outputs = ["float32", *[config.dtype] * 3, "int32"]
-    arguments = example(config, [config.dtype, *outputs])
+    arguments = example(config, _others(config))
     return cute.compile(HopperBackward(config), *arguments, options=options(config, more))
+
+
+def _others(config: Sm90Config) -> list[str]:
+    """Dtypes of the matrices beside query, key and value."""
+    q, k, v = ("float32" if letter in config.shared else config.dtype for letter in "qkv")
+    return [config.dtype, "float32", k, v, q, "int32"]

@@ -1,0 +1,99 @@
+"""The gradients of one call: checks, then the kernels of the architecture. Host only.
+
+Nothing here reads a length from the device.
+"""
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ....operands import Operands
+from ....rejection import GDPAError
+from ..config import KernelConfig
+from ..launch import place
+from ..launcher import Launcher
+from ..plan import LaunchPlan, aligned, longest_first, plan_of
+from .limits import no_such_gradients
+
+
+def backward(
+    grad_out: Tensor,
+    operands: Operands[Tensor],
+    needs: Sequence[bool],
+    *,
+    fast: bool = True,
+    skip: bool = True,
+    ctas: int = 0,
+    stream: int | None = None,
+    kind: type[KernelConfig] | None = None,
+) -> list[Tensor]:
+    """Those of dQ, dK, dV of gdpa::attention that `needs` asks for, contiguous, in the dtype of the
+    operand. Equal bits from run to run.
+
+    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
+    by default the current one. kind: for which architecture, by default the device's.
+
+    Raises:
+        GDPAError: what the kernels do not take, and why.
+    """
+    plan, o = plan_of(operands, fast, skip, kind), operands
+    heads = (o.key.shape[1], o.value.shape[1])
+    if reason := no_such_gradients(needs, *heads, heads[0] == heads[1]):
+        raise GDPAError(reason)
+    folder = importlib.import_module(f"..{plan.config.folder}.backward.launch", __package__)
+    asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
+    ctas, stream = place(o.query.device, ctas, stream)
+    given = (plan, o, plan.readable(o), aligned(grad_out), longest_first(o))
+    call = BackwardCall(*given, ctas, stream)
+    found: dict[str, Tensor] = folder.gradients(call, asked)
+    return [call.finished(letter, found[letter]) for letter in asked]
+
+
+@dataclass(frozen=True)
+class BackwardCall:
+    """operands: as given; read: as kernels read them. order: of the sequences."""
+
+    plan: LaunchPlan
+    operands: Operands[Tensor]
+    read: Operands[Tensor]
+    grad_out: Tensor
+    order: Tensor | None
+    ctas: int
+    stream: int
+
+    @property
+    def empty(self) -> bool:
+        """There is nothing to compute, and every gradient is zero."""
+        o = self.operands
+        return self.plan.batch == 0 or any(
+            x.numel() == 0 for x in (o.query, o.key, o.value, self.grad_out)
+        )
+
+    def room(self, letter: str) -> Tensor:
+        """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
+        sequence. Rows of a jagged operand that take no part have a gradient of zero."""
+        operand = self.operand(letter)
+        if letter in self.plan.config.shared:
+            shape = (self.plan.batch, *operand.shape[1:])
+            return operand.new_empty(shape, dtype=torch.float32)
+        make = operand.new_zeros if operand.dim() == 3 else operand.new_empty
+        return make(operand.shape)
+
+    def finished(self, letter: str, grad: Tensor) -> Tensor:
+        """Summed over the batch where the operand was shared, always in the same order."""
+        operand = self.operand(letter)
+        if grad.shape == operand.shape:
+            return grad
+        return grad.sum(0, keepdim=True).to(operand.dtype)
+
+    def operand(self, letter: str) -> Tensor:
+        o = self.operands
+        return {"q": o.query, "k": o.key, "v": o.value}[letter]
+
+    def launch(self, launcher: Launcher, others: Sequence[Tensor]) -> None:
+        """others: the matrices that the kernel takes beside query, key and value."""
+        words = self.plan.call_words(self.read, others, self.order, self.ctas, self.stream)
+        launcher(words, self.plan.form_words(others))
