@@ -15,8 +15,8 @@ from tests.emulator.mutate import Subject
 from tests.kernels import test_cute_backward, test_cute_forward
 from tests.kernels.cute_cases import CAUSAL, F16
 from tests.kernels.cute_cases import Case as ForwardCase
-from tests.kernels.test_cute_backward import POLE
-from tests.kernels.test_cute_backward import Case as BackwardCase
+from tests.kernels.cute_backward_cases import POLE
+from tests.kernels.cute_backward_cases import Case as BackwardCase
 
 CAUSAL_POLE = CAUSAL.format("where(eq(s,0.0),div(1.0,s),sigmoid(s))")
 

@@ -7,9 +7,9 @@ from tests.tolerances import error_of
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.sm100.backward.launch import backward
+from gdpa_inductor.kernels.cute.backward.launch import backward
 
-from .test_cute_backward import CASES, Case, Problem, make_call, unfused
+from .cute_backward_cases import CASES, Case, Problem, make_call, unfused
 
 BLACKWELL = torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 10
 pytestmark = [

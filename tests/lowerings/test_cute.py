@@ -226,7 +226,7 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
 def test_the_operators_hand_on_what_they_are_given(monkeypatch):
     pytest.importorskip("cutlass")
     from gdpa_inductor.kernels.cute import launch
-    from gdpa_inductor.kernels.cute.sm100.backward import launch as backward
+    from gdpa_inductor.kernels.cute.backward import launch as backward
 
     found: list = []
     monkeypatch.setattr(launch, "forward", lambda *x, **named: found.append((*x, named)))

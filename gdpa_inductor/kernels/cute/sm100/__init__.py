@@ -1,3 +1,3 @@
-"""GDPA on Blackwell (sm_100a). `config` and `backward.limits` are free of cutlass; the others
+"""GDPA on Blackwell (sm_100a). `config` is free of cutlass; the others
 import it, and are themselves imported only when a kernel is compiled.
 """

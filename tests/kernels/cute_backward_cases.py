@@ -1,0 +1,197 @@
+"""Cases of the CuTe backwards: operands, and the gradients of the plain formula."""
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+
+from gdpa_inductor.operands import Operands
+from gdpa_inductor.program.expr import fold, torch_apply
+from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.reference import program_leaves
+
+SILU = "silu(mul(s,0.125))"
+CAUSAL = "where(le(kv_idx,q_idx),sigmoid(mul(s,0.125)),0.0)"
+BIASED = "a0:f[b,h,q_idx,kv_idx]; a1:b[b,-,-,kv_idx]; where(a1,silu(add(mul(s,0.125),a0)),0.0)"
+PER_HEAD = "a0:i[h]; where(lt(kv_idx,a0),silu(mul(s,0.125)),0.0)"
+POLE = "where(eq(s,0.0),div(1.0,s),silu(mul(s,0.125)))"  # scores past the end are 0
+TOKENS = "a0:f[q]; a1:f[k]; mul(silu(mul(s,0.125)),mul(a0,a1))"
+
+
+@dataclass(frozen=True)
+class Case:
+    """rows, keys: of every sequence, or the lengths of jagged ones. shared: operands of batch 1."""
+
+    program: str = SILU
+    batch: int = 1
+    heads: int = 2
+    key_heads: int = 2
+    rows: int | tuple[int, ...] = 256
+    keys: int | tuple[int, ...] = 256
+    dims: tuple[int, int] = (64, 64)
+    dtype: torch.dtype = torch.bfloat16
+    shared: str = ""
+    most: tuple[int, int] | None = None
+    fast: bool = True
+    ctas: int = 2
+    offsets: torch.dtype = torch.int32
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The batch, and the most rows and keys of a sequence."""
+        sides = (self.rows, self.keys)
+        batch = next((len(x) for x in sides if isinstance(x, tuple)), self.batch)
+        longest = [max(x) if isinstance(x, tuple) else x for x in sides]
+        return batch, *(self.most or longest)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A call, the gradient of its output, and the order in which sequences are dealt. batch, rows,
+    cols: the sequences, and the most rows and keys of one."""
+
+    operands: Operands[torch.Tensor]
+    grad_out: torch.Tensor
+    order: torch.Tensor | None
+    batch: int
+    rows: int
+    cols: int
+
+    @property
+    def matrices(self) -> tuple[torch.Tensor, ...]:
+        return *self.operands.differentiable[:3], self.grad_out
+
+    @property
+    def offsets(self) -> tuple[torch.Tensor | None, ...]:
+        return self.operands.lengths[:2]
+
+
+def make_call(case: Case, integers: bool = False) -> Problem:
+    """Operands of a case; what lies past the last jagged sequence is NaN."""
+    torch.manual_seed(0)
+    (batch, rows, cols), (dim, value_dim) = case.sizes, case.dims
+    cu_q, cu_k = (_offsets(side, case.offsets) for side in (case.rows, case.keys))
+
+    def matrix(name: str, side: object, cu: torch.Tensor | None, heads: int, width: int):
+        if cu is None:
+            shape = (1 if name in case.shared else batch, heads, side, width)
+        else:
+            shape = (int(cu[-1]) + 9, heads, width)
+        values = torch.randint(-2, 3, shape).double() if integers else torch.randn(shape)
+        if cu is not None:
+            values[int(cu[-1]) :] = float("nan")
+        return values.to(case.dtype)
+
+    q = matrix("q", case.rows, cu_q, case.heads, dim)
+    k = matrix("k", case.keys, cu_k, case.key_heads, dim)
+    v = matrix("v", case.keys, cu_k, case.key_heads, value_dim)
+    grad = matrix("o", case.rows, cu_q, case.heads, value_dim)
+    sizes = {"b": batch, "h": case.heads, "q_idx": rows, "kv_idx": cols, "-": 1, "q": 0, "k": 0}
+    sizes |= {"q": q.shape[0]} if cu_q is not None else {}
+    sizes |= {"k": k.shape[0]} if cu_k is not None else {}
+    draw = {
+        "f": torch.randn,
+        "b": lambda shape: torch.rand(shape) < 0.7,
+        "i": lambda shape: torch.randint(0, cols, shape),
+    }
+    program = ScoreMod.parse(case.program)
+    aux = [draw[spec.kind]([sizes[x] for x in spec.access]) for spec in program.aux]
+    order = None if cu_q is None and cu_k is None else torch.arange(batch).flip(0)
+    operands = Operands(q, k, v, aux, (64,), program, cu_q, cu_k, rows, cols)
+    return Problem(operands, grad, order, batch, rows, cols)
+
+
+def _offsets(lengths: object, dtype: torch.dtype) -> torch.Tensor | None:
+    if not isinstance(lengths, tuple):
+        return None
+    return torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=dtype)
+
+
+def unfused(case: Case, call: Problem, dtype: torch.dtype) -> list[torch.Tensor]:
+    """The gradients by autograd of the plain formula, sequence by sequence, in `dtype`."""
+    cu_q, cu_k = call.offsets
+    leaves = [t.detach().to(dtype).requires_grad_() for t in call.matrices[:3]]
+    total = [torch.zeros_like(leaf) for leaf in leaves]
+    for b in range(call.batch):
+        q, k, v = (
+            _sequence(leaf, cu, b, most)
+            for leaf, cu, most in zip(leaves, (cu_q, cu_k, cu_k), (call.rows, call.cols, call.cols))
+        )
+        if 0 in (q.shape[1], k.shape[1]):
+            continue
+        k, v = (x.repeat_interleave(case.heads // case.key_heads, 0) for x in (k, v))
+        out = _weights(case, call, b, q @ k.mT) @ v
+        grad = _sequence(call.grad_out.to(dtype), cu_q, b, call.rows)
+        parts = torch.autograd.grad(out, leaves, grad)
+        total = [sum_ + part for sum_, part in zip(total, parts)]
+    return total
+
+
+def _sequence(tensor: torch.Tensor, cu, b: int, most: int) -> torch.Tensor:
+    """[H, n, D] of one sequence."""
+    if cu is None:
+        return tensor[b % tensor.shape[0]]
+    start, end = int(cu[b]), int(cu[b + 1])
+    return tensor[start : min(end, start + most)].transpose(0, 1)
+
+
+def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Tensor:
+    """The program of one sequence, [H, n, m]."""
+    program = ScoreMod.parse(case.program)
+    (heads, n, m), aux = score.shape, []
+    for tensor, spec in zip(call.operands.aux, program.aux):
+        for axis, letter in enumerate(spec.access):
+            size, start = {"q_idx": (n, 0), "kv_idx": (m, 0), "b": (1, b)}.get(letter, (None, 0))
+            if letter in "qk":
+                cu, size = (call.offsets[0], n) if letter == "q" else (call.offsets[1], m)
+                start = int(cu[b])
+            if size is not None:
+                tensor = tensor.narrow(axis, start, size)
+        aux.append(tensor)
+    dense = dataclasses.replace(
+        program,
+        aux=tuple(
+            dataclasses.replace(
+                x, access=tuple({"q": "q_idx", "k": "kv_idx"}.get(a, a) for a in x.access)
+            )
+            for x in program.aux
+        ),
+    )
+    leaf = program_leaves(score[None], aux, call.operands.scalars, dense)
+    (weight,) = fold([dense.weight], leaf, torch_apply(score.dtype))
+    return weight.expand(1, heads, n, m)[0]
+
+
+CASES = {
+    "one tile": Case(rows=128, keys=128, ctas=1),
+    "many steps, two tiles a CTA": Case(rows=896, keys=256, heads=1, key_heads=1, ctas=1),
+    "tails, grouped heads": Case(batch=2, key_heads=1, rows=140, keys=150, ctas=3),
+    "fp16, head dims of 96 and 40": Case(
+        "gelu_tanh(mul(s,0.1))", rows=130, keys=257, dims=(96, 40), dtype=torch.float16
+    ),
+    "head dim 128, squared relu": Case(
+        "pow(relu(mul(s,0.125)),2.0)", rows=300, keys=150, heads=1, key_heads=1, dims=(128, 128)
+    ),
+    "causal sigmoid": Case(
+        CAUSAL, heads=1, key_heads=1, rows=300, keys=300, dims=(128, 72)
+    ),
+    "bias and mask": Case(BIASED, rows=70, keys=140),
+    "full accuracy": Case("gelu(mul(s,0.125))", key_heads=1, rows=64, keys=100, fast=False),
+    "jagged": Case(rows=(200, 0, 130, 1), keys=(200, 0, 130, 1), ctas=3),
+    "jagged, cut short, grouped heads, 64-bit offsets": Case(
+        "sigmoid(mul(s,0.125))", heads=4, rows=(150, 40, 0, 300), keys=(100, 0, 50, 129),
+        most=(260, 129), offsets=torch.int64, ctas=3,
+    ),
+    "jagged causal": Case(
+        CAUSAL, heads=1, key_heads=1, rows=(150, 300), keys=(150, 300), dims=(128, 128)
+    ),
+    "jagged, gates of tokens": Case(TOKENS, rows=(150, 20), keys=(70, 140), key_heads=1),
+    "short dense keys": Case("gelu_tanh(mul(s,0.125))", rows=(150, 40, 0), keys=64),
+    "a pole past the end": Case(POLE, key_heads=1, rows=70, keys=140),
+    "a mask per head": Case(PER_HEAD, heads=3, key_heads=3, rows=130, keys=400),
+    "a mask per head, grouped heads": Case(PER_HEAD, heads=4, rows=130, keys=400),
+    "shared seeds": Case(
+        "div(silu(mul(s,0.125)),float(i0))", rows=32, keys=(150, 40, 0, 200), shared="q"
+    ),
+    "shared keys": Case(batch=3, rows=100, keys=140, shared="kv"),
+}  # fmt: skip
