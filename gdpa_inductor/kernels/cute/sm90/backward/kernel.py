@@ -162,7 +162,10 @@ class HopperBackward:
                 HopperBackwardLoads(Turns(*walk), signals, tiles).run()
             if warp == SUMS:
                 ways = [
-                    [self.tiles("dq", copies[x], shared["d"], group) for group in range(GROUPS)]
+                    [
+                        self.tiles("dq", copies[x], shared["d"], g)
+                        for g in range(-(-c.head_dim // HALF))
+                    ]
                     for x in ("dq", "add")
                 ]
                 QuerySums(Turns(*walk), signals, *ways, counters, converts).run()

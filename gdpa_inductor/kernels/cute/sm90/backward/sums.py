@@ -22,7 +22,8 @@ ROUNDS = 1  # of them in flight
 
 class QuerySums:
     """The warp that adds. stores, adds: the tiles of the sums, one for the columns of each
-    warpgroup, written by a store and by an addition. counters: Int32 [batch, heads, query tiles].
+    warpgroup that there are, written by a store and by an addition. counters: Int32 [batch, heads,
+    query tiles].
     """
 
     def __init__(
@@ -95,10 +96,11 @@ class QuerySums:
     def copy(self, tile: ResidentTile, head, block, before, group):
         """Of a warpgroup's columns; rows past the end of the sequence are dropped."""
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
-        if before == 0:
-            self.stores[group].store(*place, group)
-        else:
-            self.adds[group].store(*place, group)
+        if const_expr(group < len(self.stores)):
+            if before == 0:
+                self.stores[group].store(*place, group)
+            else:
+                self.adds[group].store(*place, group)
 
     def taken(self, group: int) -> None:
         """The part of a warpgroup lies in shared memory."""
