@@ -36,7 +36,7 @@ from ..wgmma import tile_layout
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import BackwardFragments, BackwardProducts
-from .roles import CONVERSION, GROUPS, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
+from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
 from .shapes import HALF, HopperShapes
 from .sums import Conversion, QuerySums
 from .turns import Turns
@@ -133,7 +133,7 @@ class HopperBackward:
         buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
         places = {
             "q": buffers.sQ, "k": buffers.sK, "v": buffers.sV, "o": buffers.sdO, "s": buffers.sX,
-            "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ,
+            "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ, "kt": buffers.sK,
         }  # fmt: skip
         shared = {
             name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
@@ -149,7 +149,8 @@ class HopperBackward:
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
-            fragments = BackwardFragments(self.shapes, tiles, shared["s"], shared["d"], thread)
+            buffers = (shared[x] for x in ("kt", "s", "d"))
+            fragments = BackwardFragments(self.shapes, tiles, *buffers, thread)
             stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients)
             roots = (ranges.full_terms, roots_of(c.program))

@@ -30,10 +30,17 @@ from .turns import Turns
 
 
 class BackwardFragments(Fixed):
-    """Registers and operands of a warpgroup. tiles: "q", "k", "v", "o". sdS, sdQ: buffers."""
+    """Registers and operands of a warpgroup. tiles: "q", "k", "v", "o". sKt: K as dQ takes it. sdS,
+    sdQ: buffers."""
 
     def __init__(
-        self, shapes: HopperShapes, tiles: dict[str, Tiles], sdS: Any, sdQ: Any, thread: Any
+        self,
+        shapes: HopperShapes,
+        tiles: dict[str, Tiles],
+        sKt: Any,
+        sdS: Any,
+        sdQ: Any,
+        thread: Any,
     ) -> None:
         self.shapes, group = shapes, thread // WARPGROUP
         x = shapes.products
@@ -45,7 +52,7 @@ class BackwardFragments(Fixed):
         self.tQ, self.tdO = (scores.make_fragment_B(scores.partition_B(s)) for s in (sQ, sdO))
         self.tdOt = values.make_fragment_B(values.partition_B(transposed(sdO)))
         self.tQt = keys.make_fragment_B(keys.partition_B(transposed(sQ)))
-        self.tKt = queries.make_fragment_A(queries.partition_A(transposed(sK)))
+        self.tKt = queries.make_fragment_A(queries.partition_A(transposed(sKt)))
         self.tdS = queries.make_fragment_B(queries.partition_B(sdS))
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), shapes.dtype)
         self.copy = cute.make_tiled_copy_C(atom, x["scores"])

@@ -18,11 +18,13 @@ class HopperShapes:
     def __init__(self, config: Sm90Config) -> None:
         self.dtype, self.rows = DTYPES[config.dtype], config.backward_rows
         self.tall = self.rows > 64
-        self.width, self.value_width = COLS, config.padded_value_dim
+        # Of whole swizzle atoms: a box of TMA that begins past the end of its rows is an error.
+        self.width = HALF if config.head_dim <= HALF else COLS
+        self.value_width = config.padded_value_dim
         heights = {"k": COLS, "v": COLS, "q": self.rows, "o": self.rows}
         widths = {"k": self.width, "q": self.width, "v": self.value_width, "o": self.value_width}
         self.tiles = {name: (heights[name], widths[name]) for name in "kvqo"}
-        self.scores, self.dq = (COLS, self.rows), (self.width, self.rows)
+        self.scores, self.dq = (COLS, self.rows), (COLS, self.rows)
         self.dk, self.dv = (COLS, self.width), (COLS, self.value_width)
         rows, kind = self.rows, self.dtype
         self.products = {
@@ -37,8 +39,10 @@ class HopperShapes:
 
     def layouts(self) -> dict[str, Any]:
         """Of the buffers in shared memory, with their stages; s: dS, d: dQ of a warpgroup, fp32;
-        gk, gv: 64 rows of dK and dV."""
+        gk, gv: 64 rows of dK and dV. kt: K with as many columns as two warpgroups multiply; what is
+        read past its end goes into columns of dQ that are not stored."""
         found = {name: _staged(self.layout(name), STAGES[name]) for name in self.tiles}
+        found["kt"] = _staged(tile_layout(self.dtype, COLS, COLS), 1)
         found["s"] = _staged(tile_layout(self.dtype, self.rows, COLS), 2)
         found["d"] = _staged(tile_layout(Float32, self.rows, HALF), GROUPS)
         for name, width in (("gk", self.width), ("gv", self.value_width)):
