@@ -149,8 +149,8 @@ class HopperBackward:
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
-            buffers = (shared[x] for x in ("kt", "s", "d"))
-            fragments = BackwardFragments(self.shapes, tiles, *buffers, thread)
+            tensors = (shared["kt"], shared["s"], shared["d"])
+            fragments = BackwardFragments(self.shapes, tiles, *tensors, thread)
             stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients)
             roots = (ranges.full_terms, roots_of(c.program))

@@ -1,0 +1,172 @@
+"""The Hopper backward kernel, on the card, against the formula in fp64."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests.tolerances import error_of
+
+pytest.importorskip("cutlass")
+pytestmark = pytest.mark.cuda
+
+from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
+from gdpa_inductor.operands import Operands  # noqa: E402
+from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
+from tests.kernels.cute_backward_cases import (  # noqa: E402
+    CASES,
+    CAUSAL,
+    SILU,
+    Case,
+    Problem,
+    make_call,
+    unfused,
+)
+
+WIDE = (128, 128)
+MIXED = {"rows": (200, 0, 130, 1, 300), "keys": (200, 0, 130, 1, 300)}
+LENGTHS = {"rows": (900, 33, 700, 0, 1, 512), "keys": (900, 33, 700, 0, 1, 512)}
+LONG = {
+    "many tiles": Case(batch=2, heads=4, key_heads=4, rows=1100, keys=1300, dims=WIDE),
+    "many tiles, causal": Case(CAUSAL, 2, 4, 2, rows=1300, keys=1300, dims=WIDE),
+    "many tiles, grouped heads": Case(SILU, 3, 8, 2, rows=700, keys=900, dims=(128, 96)),
+    "many tiles, jagged": Case(heads=4, key_heads=4, **LENGTHS, dims=WIDE),
+    "many tiles, jagged, causal": Case(CAUSAL, heads=4, key_heads=4, **LENGTHS, dims=WIDE),
+    "many tiles, head dim 64": Case(SILU, 2, 4, 4, rows=1100, keys=1300),
+    "seeds, many tiles": Case(
+        heads=4, key_heads=4, rows=32, keys=LENGTHS["keys"], shared="q", dims=WIDE
+    ),
+}
+ALL = {
+    **CASES,
+    **{
+        f"{name}, wide": dataclasses.replace(case, dims=(128, max(128, case.dims[1])))
+        for name, case in CASES.items()
+        if case.dims[0] <= 64
+    },
+    "jagged, head dim 96": Case(dims=(96, 96), **MIXED),
+    "jagged, head dims 40 and 64": Case(dims=(40, 64), **MIXED),
+    "jagged, head dims 72 and 128": Case(heads=4, dims=(72, 128), **MIXED),
+    "dense queries, some without keys": Case(rows=100, keys=MIXED["keys"], dims=WIDE),
+    **LONG,
+}
+
+
+@pytest.fixture(autouse=True)
+def hopper() -> None:
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("needs compute capability 9.0")
+
+
+def gradients(case: Case, call: Problem, ctas: int = 0) -> list[torch.Tensor]:
+    """dQ, dK and dV on the CPU."""
+    o = call.operands
+    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    found = backward(call.grad_out.cuda(), there, (True,) * 3, fast=case.fast, ctas=ctas)
+    return [x.cpu() for x in found]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients(name: str) -> None:
+    """By as many CTAs as there are multiprocessors, and by few, that take many tiles each."""
+    case = ALL[name]
+    call = make_call(case)
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    for ctas in (0, case.ctas):
+        for found in zip("qkv", gradients(case, call, ctas), eager, exact, strict=True):
+            wrong = error_of(*found[1:], direction="backward")
+            assert wrong is None, (found[0], ctas, wrong)
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_the_same_bits_each_time(name: str) -> None:
+    """However many CTAs there are: the order of additions is that of the keys."""
+    case = LONG[name]
+    call = make_call(case)
+    first = gradients(case, call)
+    for _ in range(20):
+        assert all(map(torch.equal, gradients(case, call), first))
+
+
+@pytest.mark.parametrize("dim", [8, 32, 40, 64, 72, 96, 128])
+def test_exact_on_integers(dim: int) -> None:
+    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
+    case = Case("relu(s)", key_heads=1, rows=150, keys=140, dims=(dim, 64))
+    call = make_call(case, integers=True)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in call.matrices:
+        tensor *= (torch.rand(tensor.shape, generator=generator) < 0.04).to(tensor.dtype)
+    exact = unfused(case, call, torch.float64)
+    for fused, truth in zip(gradients(case, call), exact, strict=True):
+        assert torch.equal(fused.double(), truth)
+
+
+@pytest.mark.parametrize("dims", [(64, 64), WIDE])
+def test_neighbours_do_not_leak(dims: tuple[int, int]) -> None:
+    """A sequence of NaN changes no bit of the others."""
+    case = Case(rows=(70, 30, 140), keys=(60, 50, 130), dims=dims)
+    call = make_call(case)
+    clean = gradients(case, call)
+    cu_q, cu_k = call.offsets
+    assert cu_q is not None and cu_k is not None
+    for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q), strict=True):
+        tensor[int(cu[1]) : int(cu[2])] = float("nan")
+    after = gradients(case, call)
+    for before, found, cu in zip(clean, after, (cu_q, cu_k, cu_k), strict=True):
+        first, second, end = (int(x) for x in cu[1:])
+        assert torch.equal(before[:first], found[:first])
+        assert torch.equal(before[second:], found[second:])
+        assert found[first:second].isnan().all()
+        assert not found[end:].any()
+
+
+def call_on_card(shape: tuple[int, ...], keys: int) -> tuple[torch.Tensor, Operands[torch.Tensor]]:
+    torch.manual_seed(0)
+    batch, heads, rows, width = shape
+    sizes = (rows, keys, keys, rows)
+    q, k, v, grad = (torch.randn(batch, heads, n, width, device="cuda").bfloat16() for n in sizes)
+    return grad, Operands(q, k, v, [], (), ScoreMod.parse("silu(mul(s,0.088))"), None, None, 0, 0)
+
+
+def test_more_key_tiles_than_multiprocessors() -> None:
+    """They do not run at once, so the lower keys wait for the higher ones."""
+    tiles = torch.cuda.get_device_properties(0).multi_processor_count + 5
+    grad, o = call_on_card((1, 2, 200, 128), 128 * tiles)
+    found = backward(grad, o, (True,) * 3)
+
+    def plain(dtype: torch.dtype) -> list[torch.Tensor]:
+        leaves = [x.to(dtype).requires_grad_() for x in (o.query, o.key, o.value)]
+        q, k, v = leaves
+        out = torch.nn.functional.silu(q @ k.mT * 0.088) @ v
+        return list(torch.autograd.grad(out, leaves, grad.to(dtype)))
+
+    for mine, eager, exact in zip(found, plain(torch.bfloat16), plain(torch.float64), strict=True):
+        wrong = error_of(mine, eager, exact, direction="backward")
+        assert wrong is None, wrong
+
+
+def test_two_at_once_on_two_streams() -> None:
+    """Each waits in turns of its own; neither keeps the other's tiles from running."""
+    given = [call_on_card((4, 4, 1024, 128), 1024) for _ in range(2)]
+    alone = backward(*given[0], (True,) * 3)
+    torch.cuda.synchronize()
+    streams = [torch.cuda.Stream() for _ in given]
+    found: list[list[torch.Tensor]] = []
+    for _ in range(10):
+        for stream, (grad, o) in zip(streams, given, strict=True):
+            with torch.cuda.stream(stream):
+                found.append(backward(grad, o, (True,) * 3))
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for each in found for a, b in zip(each, alone, strict=True))
+
+
+def test_in_a_cuda_graph() -> None:
+    grad, o = call_on_card((1, 2, 300, 128), 300)
+    expected = backward(grad, o, (True,) * 3)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = backward(grad, o, (True,) * 3)
+    for x in captured:
+        x.fill_(float("nan"))
+    graph.replay()
+    assert all(map(torch.equal, captured, expected))
