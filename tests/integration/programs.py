@@ -1,7 +1,7 @@
 """What the tests of caches, logs and entry points run in processes of their own.
 
-    python programs.py entry            compile and train once by the entry point
-    python programs.py cached VERSION   compile and train once, as if our sources were of VERSION
+    python programs.py entry [VERSION]  compile and train once by the entry point, as if our sources
+                                        were of VERSION
     python programs.py distributed ddp  one step of DistributedDataParallel on two ranks over gloo,
                                         without any import of ours; "fsdp": of fully_shard
 
@@ -40,16 +40,12 @@ def train(compiled) -> float:
     return max((a - b).abs().max().item() for a, b in zip(*results))
 
 
-def entry() -> dict:
+def entry(version: str = "") -> dict:
+    if version:
+        import gdpa_inductor.backend
+
+        gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
     difference = train(torch.compile(function, backend="gdpa", fullgraph=True, options=SMALL))
-    return {"difference": difference, "gdpa": dict(torch._dynamo.utils.counters["gdpa"])}
-
-
-def cached(version: str) -> dict:
-    import gdpa_inductor.backend
-
-    gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
-    difference = train(torch.compile(function, backend="gdpa", options=SMALL))
     counters = torch._dynamo.utils.counters
     return {
         "difference": difference,
@@ -119,4 +115,4 @@ class Attention(torch.nn.Module):
 
 if __name__ == "__main__":
     name, *rest = sys.argv[1:]
-    print(json.dumps({"entry": entry, "cached": cached, "distributed": distributed}[name](*rest)))
+    print(json.dumps({"entry": entry, "distributed": distributed}[name](*rest)))
