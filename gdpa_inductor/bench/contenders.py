@@ -20,12 +20,14 @@ def compiled(backend: str, mode: str | None = None) -> Builder:
     return lambda function: torch.compile(function, backend=backend, mode=mode)
 
 
-def gdpa(**options: object) -> Builder:
+def gdpa(dynamic: bool | None = None, **options: object) -> Builder:
+    """dynamic: as torch.compile takes it. options: ours, by their names without `gdpa.`"""
+
     def build(function: Function) -> Function:
         from gdpa_inductor import gdpa_backend
 
         chosen: dict[str, Any] = {f"gdpa.{name}": value for name, value in options.items()}
-        return torch.compile(function, backend=gdpa_backend, options=chosen)
+        return torch.compile(function, backend=gdpa_backend, dynamic=dynamic, options=chosen)
 
     return build
 

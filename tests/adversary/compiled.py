@@ -57,7 +57,7 @@ def _verdict(program: Program, eager: list, backend: Backend, options: dict | No
     entry = enter(program)
     try:
         if program.door == "export":
-            function = _exported(program, entry.module, backend)
+            function = _exported(program, entry.module, options)
         else:
             dynamic = None if program.second else False
             function = torch.compile(
@@ -74,11 +74,12 @@ def _verdict(program: Program, eager: list, backend: Backend, options: dict | No
     return "right", ""
 
 
-def _exported(program: Program, module: torch.nn.Module, backend: Backend):
-    """Export, rewrite (ours only), then stock Inductor."""
+def _exported(program: Program, module: torch.nn.Module, options: dict | None):
+    """Export, rewrite under our options, if there are any, then stock Inductor."""
     operands = make_operands(program, FLOATING[program.dtype])
     exported = torch.export.export(module, tuple(arguments_of(program, operands)))
-    if backend is gdpa_backend:
-        exported, report = rewrite(exported, profit=False)
+    if options is not None:
+        ours = {name.removeprefix("gdpa."): value for name, value in options.items()}
+        exported, report = rewrite(exported, **ours)
         torch._dynamo.utils.counters["gdpa"]["matched"] = len(report.matches)
     return torch.compile(exported.module(), backend="inductor", dynamic=False)

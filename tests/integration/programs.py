@@ -1,9 +1,9 @@
 """What the tests of caches, logs and entry points run in processes of their own.
 
-    python programs.py entry            compile and train once by the entry point
-    python programs.py cached VERSION   compile and train once, as if our sources were of VERSION
-    python programs.py distributed ddp  one step of DistributedDataParallel on two ranks over gloo,
-                                        without any import of ours; "fsdp": of fully_shard
+    python programs.py entry [VERSION]  compile and train once by the entry point, as if our sources
+                                        were of VERSION
+    python programs.py distributed      one step of DistributedDataParallel on two ranks over gloo,
+                                        and one of fully_shard, without any import of ours
 
 The last line of the output is one JSON object.
 """
@@ -40,16 +40,12 @@ def train(compiled) -> float:
     return max((a - b).abs().max().item() for a, b in zip(*results))
 
 
-def entry() -> dict:
+def entry(version: str = "") -> dict:
+    if version:
+        import gdpa_inductor.backend
+
+        gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
     difference = train(torch.compile(function, backend="gdpa", fullgraph=True, options=SMALL))
-    return {"difference": difference, "gdpa": dict(torch._dynamo.utils.counters["gdpa"])}
-
-
-def cached(version: str) -> dict:
-    import gdpa_inductor.backend
-
-    gdpa_inductor.backend.source_hash = lambda: f"gdpa-{version}"
-    difference = train(torch.compile(function, backend="gdpa", options=SMALL))
     counters = torch._dynamo.utils.counters
     return {
         "difference": difference,
@@ -59,20 +55,18 @@ def cached(version: str) -> dict:
     }
 
 
-def distributed(wrapper: str) -> dict:
-    """Train one step on two ranks; what rank 0 found."""
+def distributed() -> dict:
+    """Train one step on two ranks under each wrapper; what rank 0 found."""
     import torch.multiprocessing as mp
 
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_rank, (wrapper, folder), nprocs=RANKS)
+        mp.spawn(_rank, (folder,), nprocs=RANKS)
         return json.loads((Path(folder) / "found.json").read_text())
 
 
-def _rank(rank: int, wrapper: str, folder: str) -> None:
-    """One rank: a step on its share of the batch; rank 0 compares with eager on the whole batch."""
+def _rank(rank: int, folder: str) -> None:
     import torch.distributed as dist
     from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import DTensor
     from torch.nn.parallel import DistributedDataParallel
 
     assert "gdpa_inductor" not in sys.modules
@@ -80,10 +74,27 @@ def _rank(rank: int, wrapper: str, folder: str) -> None:
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS
     )
+    wrappers = {"ddp": DistributedDataParallel, "fsdp": fully_shard}
+    found = {name: _step(rank, wrapper) for name, wrapper in wrappers.items()}
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+    # DDP's reducer is what frees the group. Its destructor then joins gloo's thread while it holds
+    # the GIL, and that thread may be waiting for the GIL (torch 2.13): the process would hang.
+    os._exit(0)
+
+
+def _step(rank: int, wrapper) -> dict:
+    """A step on the rank's share of the batch, against eager on the whole batch."""
+    from torch.distributed.tensor import DTensor
+
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
     torch.manual_seed(0)
     model, alone = Attention(), Attention()
     alone.load_state_dict(model.state_dict())
-    shared = DistributedDataParallel(model) if wrapper == "ddp" else fully_shard(model)
+    shared = wrapper(model)
     x = torch.randn(2 * RANKS, 32, 32)
     torch.compile(shared, backend="gdpa", options=SMALL)(
         x.chunk(RANKS)[rank]
@@ -92,16 +103,7 @@ def _rank(rank: int, wrapper: str, folder: str) -> None:
     found = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
              for p in model.parameters()]  # fmt: skip
     difference = max((a - b.grad).abs().max().item() for a, b in zip(found, alone.parameters()))
-    if rank == 0:
-        counted = dict(torch._dynamo.utils.counters["gdpa"])
-        Path(folder, "found.json").write_text(
-            json.dumps({"difference": difference, "gdpa": counted})
-        )
-    dist.barrier()
-    dist.destroy_process_group()
-    # DDP's reducer is what frees the group. Its destructor then joins gloo's thread while it holds
-    # the GIL, and that thread may be waiting for the GIL (torch 2.13): the process would hang.
-    os._exit(0)
+    return {"difference": difference, "gdpa": dict(torch._dynamo.utils.counters["gdpa"])}
 
 
 class Attention(torch.nn.Module):
@@ -119,4 +121,4 @@ class Attention(torch.nn.Module):
 
 if __name__ == "__main__":
     name, *rest = sys.argv[1:]
-    print(json.dumps({"entry": entry, "cached": cached, "distributed": distributed}[name](*rest)))
+    print(json.dumps({"entry": entry, "distributed": distributed}[name](*rest)))

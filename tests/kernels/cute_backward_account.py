@@ -59,8 +59,8 @@ class Binary:
 
 def binary(config: Sm100Config, side: str) -> Binary:
     """Compiled for sm_100a; needs no GPU."""
-    made = compiled(config, side, "--keep-cubin")
     with tempfile.TemporaryDirectory() as folder:
+        made = compiled(config, side, f"--keep-cubin --dump-dir={folder}")
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(made.__cubin__)
         listing = tool("cuobjdump", "-sass", str(path))

@@ -10,7 +10,7 @@ import torch
 
 from gdpa_inductor.ops import operands_of, reference, reference_backward
 
-from .cases import ADDED, HSTU, SILU, Case
+from .cases import ADDED, CAUSAL, HSTU, SILU, Case
 
 
 @dataclass(frozen=True)
@@ -190,10 +190,7 @@ CASES = [
         "jagged_bias_all", "a0:f[q_idx,kv_idx]; silu(add(mul(s,0.25),a0))",
         lengths_q=(37, 0, 20, 5), same=True, h=3, aux=((37, 37),), needs="qkv0",
     ),
-    JaggedCase(
-        "jagged_causal", "where(ge(q_idx,kv_idx),silu(mul(s,0.25)),0.0)", lengths_q=LENGTHS,
-        same=True,
-    ),
+    JaggedCase("jagged_causal", CAUSAL, lengths_q=LENGTHS, same=True),
     JaggedCase(
         "jagged_window",
         "where(and(lt(sub(q_idx,kv_idx),20),ge(q_idx,kv_idx)),silu(mul(s,0.25)),0.0)",

@@ -8,6 +8,7 @@ both. `python -m tests.kernels.test_cute_golden` writes the file anew.
 import hashlib
 import json
 import re
+import tempfile
 from collections import Counter
 from importlib.metadata import version
 from pathlib import Path
@@ -36,11 +37,12 @@ QUICK = ("silu", "causal")
 
 
 def ptx(config: Sm100Config, side: str) -> str:
-    with linked():
+    with linked(), tempfile.TemporaryDirectory() as folder:
+        options = f"--keep-ptx --dump-dir={folder}"
         if side == "forward":
-            made = launch.compiled(config, "--keep-ptx")
+            made = launch.compiled(config, options)
         else:
-            made = compiled(config, side, "--keep-ptx")
+            made = compiled(config, side, options)
     return re.sub(r"kernel_cutlass_\w+", "kernel", made.__ptx__)
 
 

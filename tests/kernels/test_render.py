@@ -52,7 +52,7 @@ def test_kernels_are_what_they_were(case: Case):
 @pytest.mark.parametrize(
     "program, aux, loops",
     [
-        ("where(ge(q_idx,kv_idx),silu(s),0.0)", (), 1),
+        (CAUSAL, (), 1),
         ("a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)", ((2, 19, 53),), 1),
         ("where(ge(q_idx,kv_idx),1.0,0.0)", (), 2),
     ],
@@ -100,7 +100,7 @@ JAGGED = {"lengths_q": (300, 130), "max_q": 300, **DENSE}
     [
         # Whole and half tiles of rows, times: whole columns, the last ones, at most half of them.
         (JaggedCase("both", SILU, same=True, **JAGGED), 6),
-        (JaggedCase("causal", "where(ge(q_idx,kv_idx),silu(s),0.0)", same=True, **JAGGED), 2),
+        (JaggedCase("causal", CAUSAL, same=True, **JAGGED), 2),
         (JaggedCase("rows", SILU, n=64, **JAGGED), 2),
         (JaggedCase("keys", SILU, m=64, lengths_k=(300, 130), **DENSE), 3),
         (JaggedCase("small", SILU, same=True, **{**JAGGED, "max_q": 40}), 3),

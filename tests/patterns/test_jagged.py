@@ -1,5 +1,7 @@
 """Every row of the jagged table: exact, on the sides that it says, with the notes that it says."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -18,18 +20,38 @@ KEPT = [
     "a_padded_operand_that_is_looked_up",
     "divided_by_tokens_above_zero",
 ]
-MODES = ["static", "dynamic", "no_grad", "int32"]
 
 
-def judge(row: Row, mode: str) -> Recorder:
-    """Exact for two batches of lengths; what was recorded."""
+class Mode(NamedTuple):
+    """marked: sizes vary from the first call on. Else a second batch is compiled anew, with symbols
+    for sizes, which takes three times as long as the first."""
+
+    marked: bool = False
+    training: bool = True
+    offsets: torch.dtype = torch.int64
+    batches: int = len(LENGTHS)
+
+
+MODES = {
+    "static": Mode(),
+    "dynamic": Mode(marked=True),
+    "no_grad": Mode(training=False, batches=1),
+    "int32": Mode(offsets=torch.int32, batches=1),
+}
+AT_LENGTH = {
+    "no_grad, varied": Mode(training=False),
+    "int32, varied": Mode(offsets=torch.int32),
+}
+
+
+def judge(row: Row, mode: Mode) -> Recorder:
+    """Exact for every batch of lengths; what was recorded."""
     recorder = Recorder()
     compiled = torch.compile(row.function, backend=recorder)
-    marked = lambda **operands: compiled(**_marked(operands) if mode == "dynamic" else operands)
-    offsets = torch.int32 if mode == "int32" else torch.int64
-    for lengths in LENGTHS:
-        operands = jagged_operands(row.specs, lengths, SIZES, offsets=offsets)
-        fault = compare(row.function, marked, operands, training=mode != "no_grad")
+    marked = lambda **operands: compiled(**_marked(operands) if mode.marked else operands)
+    for lengths in LENGTHS[: mode.batches]:
+        operands = jagged_operands(row.specs, lengths, SIZES, offsets=mode.offsets)
+        fault = compare(row.function, marked, operands, training=mode.training)
         assert not fault, f"{fault}\n{recorder.graphs[-1].after}"
     assert not any(graph.guards_added for graph in recorder.graphs)
     return recorder
@@ -43,34 +65,35 @@ def _marked(operands: dict) -> dict:
     return operands
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [
+        *(pytest.param(mode, id=name) for name, mode in MODES.items()),
+        *(pytest.param(mode, id=name, marks=pytest.mark.slow) for name, mode in AT_LENGTH.items()),
+    ],
+)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_row(row, mode):
+def test_row(row: Row, mode: Mode):
     recorder = judge(row, mode)
     assert recorder.matches, recorder.why()
     for match in recorder.matches:
         problem = match.problem
         sides = "q" * problem.jagged_query + "k" * problem.jagged_key
-        if mode == "no_grad":  # where all is without gradients, padding without them is no matter
+        if not mode.training:  # where all is without gradients, padding without them is no matter
             assert set(row.sides) <= set(sides)
         else:
             assert sides == row.sides, [str(note) for note in match.notes]
             assert {note.code.name for note in match.notes} == set(row.notes)
         assert row.program in str(problem.program)
-
-
-@pytest.mark.parametrize("row", [r for r in ROWS if r.sides == "qk"], ids=lambda row: row.name)
-def test_no_padding_is_left(row):
-    recorder = judge(row, "static")
-    for graph in recorder.graphs:
-        padding = [name for name in graph.calls_after if "jagged" in name]
-        other = row.name in KEPT
-        assert bool(padding) == other, graph.after
+    if mode == MODES["static"] and row.sides == "qk":
+        for graph in recorder.graphs:
+            padding = [name for name in graph.calls_after if "jagged" in name]
+            assert bool(padding) == (row.name in KEPT), graph.after
 
 
 def test_the_report_says_what_is_jagged_and_why_a_side_is_not():
     row = next(row for row in ROWS if row.name == "padded_output")
-    (match, *_) = judge(row, "static").matches
+    (match, *_) = judge(row, MODES["static"]).matches
     lines = "\n".join(match_lines(match))
     assert "Q [4, 2, 6, 4]  K [10, 2, 4]  V [10, 2, 6]" in lines
     assert "jagged: 4 sequences, keys up to 6" in lines

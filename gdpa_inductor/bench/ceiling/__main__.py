@@ -19,10 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import gdpa_backend
 from ..._compat import autograd
 from ..cases import ACTIVATIONS, Case, formula
-from ..contenders import sdpa
+from ..contenders import gdpa, sdpa
 from ..suites import DENSE_SHAPES, Shape
 from ..worker import WEIGHT
 from .load import Call, Sampler, turns_ms, under_load
@@ -93,9 +92,7 @@ def flash4(on: Tensors, measure: str, deterministic: bool = False) -> Call:
 def ours(on: Tensors, measure: str, activation: str, kernel: str) -> Call:
     function = formula(dataclasses.replace(on.case, activation=activation))
     # Two shapes in one process must not make one kernel of dynamic ones.
-    options: dict[str, Any] = {"gdpa.kernel": kernel}
-    compiled = torch.compile(function, backend=gdpa_backend, dynamic=False, options=options)
-    return attention(compiled, on, measure)
+    return attention(gdpa(dynamic=False, kernel=kernel)(function), on, measure)
 
 
 Make = Callable[[Tensors, str], Call]

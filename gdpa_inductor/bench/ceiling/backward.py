@@ -13,21 +13,24 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
-from .wgmma import (
-    COLS,
+from ...kernels.cute.sm90.wgmma import (
     MN,
     REGISTERS,
     SHARED,
-    THREADS,
     WARPGROUP,
-    D,
     K,
+    issue,
+    operand_layout,
+    transposed,
+)
+from .wgmma import (
+    COLS,
+    THREADS,
+    D,
     as_operand,
     begin,
     grid,
-    issue,
     matrix,
-    operand_layout,
     parted,
     rings,
     shared_memory,
@@ -36,7 +39,6 @@ from .wgmma import (
     tile_layout,
     tiled,
     tma,
-    transposed,
     view,
 )
 
@@ -157,25 +159,30 @@ class BackwardCeiling:
                 step += 1
             done += 1
 
-    @cute.jit
-    def multiply(self, targets, products, alone, made, buffers, places, sizes, thread):
-        (heads, length), (cta, ctas) = sizes, grid()
-        tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
-        (k, v, q, _), (scores, sums, _) = made, products
-        group, leader = cute.arch.make_warp_uniform(thread // WARPGROUP), thread % 32 == 0
+    def operands(self, products, buffers, pointer, thread, group):
+        """The products, their operands for a warpgroup, and how its dS gets into shared memory."""
         mine, mine_kv, mine_q = (x.get_slice(group * WARPGROUP) for x in products)
         sK, sV, sQ, sdO = buffers
-        sdS = view(places[0], tile_layout(self.rows, 2))
+        sdS = view(pointer, tile_layout(self.rows, 2))
         tK, tV = (mine.make_fragment_A(mine.partition_A(x)) for x in (sK, sV))
         tQ, tdO = (mine.make_fragment_B(mine.partition_B(x)) for x in (sQ, sdO))
         tQt, tdOt = (mine_kv.make_fragment_B(mine_kv.partition_B(transposed(x))) for x in (sQ, sdO))
         tKt = mine_q.make_fragment_A(mine_q.partition_A(transposed(sK)))
         tdS = mine_q.make_fragment_B(mine_q.partition_B(sdS))
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(True, 4), BFloat16)
-        copy = cute.make_tiled_copy_C(atom, scores)
+        copy = cute.make_tiled_copy_C(atom, products[0])
         part = copy.get_slice(thread)
         tiles_of = (tK, tV, tQ, tdO, tQt, tdOt, tKt, tdS)
-        operands = products, tiles_of, (copy, part, part.partition_D(transposed(sdS)))
+        return products, tiles_of, (copy, part, part.partition_D(transposed(sdS)))
+
+    @cute.jit
+    def multiply(self, targets, products, alone, made, buffers, places, sizes, thread):
+        (heads, length), (cta, ctas) = sizes, grid()
+        tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
+        (k, v, q, _), (scores, sums, _) = made, products
+        group, leader = cute.arch.make_warp_uniform(thread // WARPGROUP), thread % 32 == 0
+        operands = self.operands(products, buffers, places[0], thread, group)
+        tK, _, tQ, *_ = operands[1]
         dK, dV = (
             cute.make_rmem_tensor(sums.partition_shape_C((COLS, D)), Float32) for _ in range(2)
         )

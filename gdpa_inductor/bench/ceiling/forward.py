@@ -10,19 +10,14 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
+from ...kernels.cute.sm90.wgmma import MN, REGISTERS, SHARED, WARPGROUP, K, issue, transposed
 from .wgmma import (
     COLS,
-    MN,
-    REGISTERS,
-    SHARED,
     THREADS,
-    WARPGROUP,
     D,
-    K,
     as_operand,
     begin,
     grid,
-    issue,
     matrix,
     parted,
     rings,
@@ -31,7 +26,6 @@ from .wgmma import (
     store,
     tiled,
     tma,
-    transposed,
 )
 
 ROWS = 128
@@ -108,40 +102,51 @@ class ForwardCeiling:
     def weights(self, S):
         return as_operand(S, silu(S)[0] if self.activated else None)
 
+    def fragments(self, products, buffers, group):
+        """Q, K and V as operands of a warpgroup."""
+        mine, mine_o = (x.get_slice(group * WARPGROUP) for x in products)
+        tQ = mine.make_fragment_A(mine.partition_A(buffers[0]))
+        tK = mine.make_fragment_B(mine.partition_B(buffers[1]))
+        tV = mine_o.make_fragment_B(mine_o.partition_B(transposed(buffers[2])))
+        return tQ, tK, tV
+
+    def scores(self, product, tQ, tK):
+        """S of a query and a key tile, in flight."""
+        S = cute.make_rmem_tensor(product.partition_shape_C((ROWS, COLS)), Float32)
+        issue(product, S, tQ, tK, True)
+        return S
+
+    def activate(self, P, S, key, step, leader) -> None:
+        """P, once S is there."""
+        warpgroup.wait_group(0)
+        key.free(step, leader)
+        P.store(self.weights(S).load())
+
     @cute.jit
     def multiply(self, target, products, alone, made, buffers, out, sizes, thread):
         (heads, length), (cta, ctas) = sizes, grid()
         tiles, steps = length // ROWS, length // COLS
         (q, k, v), (scores, sums) = made, products
         group, leader = cute.arch.make_warp_uniform(thread // WARPGROUP), thread % 32 == 0
-        mine, mine_o = (x.get_slice(group * WARPGROUP) for x in products)
-        tQ = mine.make_fragment_A(mine.partition_A(buffers[0]))
-        tK = mine.make_fragment_B(mine.partition_B(buffers[1]))
-        tV = mine_o.make_fragment_B(mine_o.partition_B(transposed(buffers[2])))
-        shape = scores.partition_shape_C((ROWS, COLS))
+        tQ, tK, tV = self.fragments(products, buffers, group)
         O = cute.make_rmem_tensor(sums.partition_shape_C((ROWS, D)), Float32)
         done, step = Int32(0), Int32(0)
-        S = cute.make_rmem_tensor(shape, Float32)
+        S = cute.make_rmem_tensor(scores.partition_shape_C((ROWS, COLS)), Float32)
         P = self.weights(S)
         if const_expr(self.ahead):
-            one, other = q.wait(done), k.wait(step)
-            issue(scores, S, tQ[None, None, None, one], tK[None, None, None, other], True)
-            warpgroup.wait_group(0)
-            k.free(step, leader)
-            P.store(self.weights(S).load())
+            at, key = q.wait(done), k.wait(step)
+            issue(scores, S, tQ[None, None, None, at], tK[None, None, None, key], True)
+            self.activate(P, S, k, step, leader)
         for tile in cutlass.range(cta, tiles * heads, ctas, unroll=1):
             at = q.wait(done)
             O.fill(0.0)
             if const_expr(not self.ahead):
-                S = cute.make_rmem_tensor(shape, Float32)
-                issue(scores, S, tQ[None, None, None, at], tK[None, None, None, k.wait(step)], True)
-                warpgroup.wait_group(0)
-                k.free(step, leader)
-                P.store(self.weights(S).load())
+                key = k.wait(step)
+                S = self.scores(scores, tQ[None, None, None, at], tK[None, None, None, key])
+                self.activate(P, S, k, step, leader)
             for _ in cutlass.range(steps - 1, unroll=1):
-                S = cute.make_rmem_tensor(shape, Float32)
                 key = k.wait(step + 1)
-                issue(scores, S, tQ[None, None, None, at], tK[None, None, None, key], True)
+                S = self.scores(scores, tQ[None, None, None, at], tK[None, None, None, key])
                 issue(sums, O, P, tV[None, None, None, v.wait(step)], False)
                 warpgroup.wait_group(1)
                 k.free(step + 1, leader)
@@ -154,19 +159,13 @@ class ForwardCeiling:
             place = (tile % tiles * 2 + group, tile // tiles)
             issue(sums, O, P, tV[None, None, None, v.wait(step)], False)
             if const_expr(self.ahead):
-                S = cute.make_rmem_tensor(shape, Float32)
-                one, other = q.wait(done + 1), k.wait(step + 1)
-                issue(scores, S, tQ[None, None, None, one], tK[None, None, None, other], True)
-                warpgroup.wait_group(1)
-                v.free(step, leader)
-                store(O, alone, target, out, place, group, thread % WARPGROUP)
-                warpgroup.wait_group(0)
-                k.free(step + 1, leader)
-                P.store(self.weights(S).load())
-            else:
-                warpgroup.wait_group(0)
-                v.free(step, leader)
-                store(O, alone, target, out, place, group, thread % WARPGROUP)
+                at, key = q.wait(done + 1), k.wait(step + 1)
+                S = self.scores(scores, tQ[None, None, None, at], tK[None, None, None, key])
+            warpgroup.wait_group(1 if self.ahead else 0)
+            v.free(step, leader)
+            store(O, alone, target, out, place, group, thread % WARPGROUP)
+            if const_expr(self.ahead):
+                self.activate(P, S, k, step + 1, leader)
             step += 1
             done += 1
         if thread % WARPGROUP < 32:

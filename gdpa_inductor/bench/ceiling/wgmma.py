@@ -11,21 +11,11 @@ from cutlass import BFloat16, Int32, Int64, const_expr, cute, memory
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
 from ...kernels.cute.sm90 import wgmma
-from ...kernels.cute.sm90.wgmma import (
-    MN,
-    REGISTERS,
-    SHARED,
-    WARPGROUP,
-    K,
-    issue,
-    operand_layout,
-    transposed,
-)
+from ...kernels.cute.sm90.wgmma import WARPGROUP, operand_layout
 
 D, COLS = 128, 128
 THREADS = 3 * WARPGROUP
 OWN = 6  # the first of two named barriers, of one warpgroup each
-__all__ = ["MN", "REGISTERS", "SHARED", "WARPGROUP", "K", "issue", "transposed"]  # handed on
 
 
 class TileRing:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 
 from ...operands import Operands as Call
-from ...program.expr import INDEX, Expr, aux, call
-from ...program.score_mod import Aux
+from ...program.expr import AXES, INDEX, Expr, aux, call
+from ...program.score_mod import JAGGED, Aux
 from . import dense as cpu
 
 _LANES, _SCORES, _MOST = 16, 64 * 64, 256
-_SIDES = (("q", "q_idx", 2), ("k", "kv_idx", 3))  # letter by row and by place, and the axis of both
 
 
 @dataclass(frozen=True)
@@ -69,14 +68,19 @@ class Group:
 
     def __init__(self, o: Call[Tensor], numbers: Tensor, query: Rows, key: Rows) -> None:
         self.o, self.numbers, self.query, self.key = o, numbers, query, key
+        # The entries that count rows, and places in a sequence; their axis; the rows.
+        self.sides = [
+            (letter, place, AXES.index(place), rows)
+            for (letter, place), rows in zip(JAGGED.items(), (query, key), strict=True)
+        ]
 
     def operands(self, dtype: torch.dtype, scratch: cpu.Scratch) -> cpu.BlockOperands:
         o = self.o
         given = [self.pad_aux(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
         only: Expr | None = None
-        for rows, axis in ((self.query, "q_idx"), (self.key, "kv_idx")):
+        for _, place, _, rows in self.sides:
             if rows.valid is not None:
-                inside = call("lt", INDEX[axis], aux(len(given), "i"))
+                inside = call("lt", INDEX[place], aux(len(given), "i"))
                 only = inside if only is None else call("and", only, inside)
                 given.append(rows.valid.sum(1).view(-1, 1, 1, 1))
         return cpu.BlockOperands(
@@ -94,7 +98,7 @@ class Group:
     def pad_aux(self, placed: Tensor, spec: Aux) -> Tensor:
         """What the group reads of an aux operand on four axes."""
         found = placed[self.numbers] if "b" in spec.access else placed
-        for (letter, place, axis), rows in zip(_SIDES, (self.query, self.key), strict=True):
+        for letter, place, axis, rows in self.sides:
             if letter in spec.access:
                 found = rows.pad(found[0].movedim(axis - 1, 0)).movedim(1, axis)
             elif place in spec.access:
@@ -103,11 +107,11 @@ class Group:
 
     def put_aux(self, target: Tensor, grad: Tensor, spec: Aux) -> None:
         """Add the gradient of `pad_aux` to that of the operand."""
-        for (_, place, axis), rows in zip(_SIDES, (self.query, self.key), strict=True):
+        for _, place, axis, rows in self.sides:
             if place in spec.access:
                 size = min(rows.length, target.shape[axis])
                 target, grad = target.narrow(axis, 0, size), grad.narrow(axis, 0, size)
-        for (letter, _, axis), rows in zip(_SIDES, (self.query, self.key), strict=True):
+        for letter, _, axis, rows in self.sides:
             if letter in spec.access:
                 return rows.put(target[0].movedim(axis - 1, 0), grad.movedim(axis, 1))
         if "b" in spec.access:

@@ -2,6 +2,7 @@
 
 import torch
 
+from ..devices import nvidia
 from .config import KernelConfig
 from .sm90.config import Sm90Config
 from .sm100.config import Sm100Config
@@ -14,6 +15,6 @@ def config_of(device: torch.device) -> type[KernelConfig] | None:
     emulator's operands lie there."""
     if device.type != "cuda":
         return CONFIGS[max(CONFIGS)]
-    if torch.version.hip is not None:
+    if not nvidia(device):
         return None
     return CONFIGS.get(torch.cuda.get_device_capability(device)[0])

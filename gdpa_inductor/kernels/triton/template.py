@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...program.score_mod import Aux
+from ...program.score_mod import JAGGED, Aux
 
 _SOURCES = Path(__file__).parent / "templates"
 
@@ -118,13 +118,14 @@ class Plan:
         Nothing may be loaded for these alone, since a branch waits for its loads; and Triton 3.6
         does not compile a product that only a branch reads.
         """
-        axis = "q_idx" if self.kernel == "keys" else "kv_idx"
+        axis = loop_axis(self.kernel)
         alike = all(a in self.whole_reads for a in self.reads if axis in a.axes)
         return alike and not self.whole_flat
 
     def together(self, axis: str) -> bool:
         """One inner loop along `axis` serves whole tiles and the tail: all loads are masked."""
-        return {"q_idx": "q", "kv_idx": "k"}[axis] in self.jagged or self.still >= set(self.names)
+        jagged = any(JAGGED[side] == axis for side in self.jagged)
+        return jagged or self.still >= set(self.names)
 
     @property
     def operands(self) -> tuple[str, ...]:
@@ -184,6 +185,11 @@ class Plan:
     @property
     def source(self) -> str:
         return source("tile") + source(self.kernel)
+
+
+def loop_axis(kernel: str) -> str:
+    """What the inner loop of a kernel runs along."""
+    return "q_idx" if kernel == "keys" else "kv_idx"
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from ..._compat import lowering, shapes
+from ...kernels.devices import nvidia
 from ...program.emission import emitted
 from ...program.expr import POSITIONS, Expr, fold
 from ...program.fast import gated
@@ -166,7 +167,7 @@ def subgraph(
     """
     (term,) = emitted([gated(term, weight) if fast else term], PLAIN, fast)
     widened = wide([term])
-    nvidia = device.type == "cuda" and torch.version.hip is None
+    hides = nvidia(device)
 
     def leaf(node: Expr) -> Value:
         if node.op == "const":
@@ -188,7 +189,7 @@ def subgraph(
         if node.kind == "f":
             return lowering.fixed_input(node.op, F32)
         index = lowering.fixed_input(node.op, I32)
-        if nvidia and node.op in POSITIONS:
+        if hides and node.op in POSITIONS:
             index = hidden(ops.to_dtype(index, I32))  # 64 bits, where an operand is large
         return ops.to_dtype(index, I64) if widened else index
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..._compat import lowering, shapes
+from ...kernels.devices import nvidia
 from ...operands import Operands
 from ...options import KernelOptions
 from ...problem import Problem, Size
@@ -45,11 +46,8 @@ class Inputs:
 
     @property
     def fast(self) -> bool:
-        return (
-            self.options.fast_math
-            and self.problem.dtype in _FAST_DTYPES
-            and torch.version.hip is None
-        )
+        narrow = self.problem.dtype in _FAST_DTYPES
+        return self.options.fast_math and narrow and nvidia(self.problem.device)
 
     def longest(self, side: str) -> Size:
         return self.problem.rows if side == "q" else self.problem.cols

@@ -18,7 +18,7 @@ from ..._compat import inductor, lowering, shapes, templates
 from ...kernels.triton import five_matmul
 from ...kernels.triton.configs import SHORT, Config, Shape, configs
 from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
-from ...kernels.triton.template import AuxRead, Plan
+from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr, const, postorder
@@ -138,7 +138,7 @@ def _ends(kernel: str, classes: TileClasses, o: Inputs) -> Ends:
     """The ends of a kernel's inner loop; None where its tiles have to be classified."""
     if kernel == "tiles":
         return None
-    axis = "q_idx" if kernel == "keys" else "kv_idx"
+    axis = loop_axis(kernel)
     inside = [number for number in classes.bounds if axis in o.program.aux[number].axes]
     return closed(classes, axis, inside)
 

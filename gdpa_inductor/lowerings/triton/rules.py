@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from ..._compat import shapes
+from ...kernels.devices import nvidia
 from ...problem import Problem
 from ...rejection import Code
 from .. import gpu
@@ -27,7 +28,7 @@ def _no_triton(problem: Problem) -> str:
 
 
 def _old_device(problem: Problem) -> str:
-    if torch.version.hip is not None:
+    if not nvidia(problem.device):
         return "the Triton kernel has been checked on NVIDIA devices only"
     major, minor = torch.cuda.get_device_capability(problem.device)
     if major >= 8:

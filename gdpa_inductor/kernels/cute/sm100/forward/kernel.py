@@ -133,25 +133,10 @@ class ForwardKernel:
 
     @cute.kernel
     def kernel(
-        self,
-        qk: cute.TiledMma,
-        pv: cute.TiledMma,
-        atom_q: cute.CopyAtom,
-        mQ: cute.Tensor,
-        atom_k: cute.CopyAtom,
-        mK: cute.Tensor,
-        atom_v: cute.CopyAtom,
-        mV: cute.Tensor,
-        layouts,
-        o: cute.Pointer,
-        o_strides,
-        sizes,
-        cu_q,
-        cu_k,
-        order,
-        aux,
-        scalars,
-    ):
+        self, qk: cute.TiledMma, pv: cute.TiledMma, atom_q: cute.CopyAtom, mQ: cute.Tensor,
+        atom_k: cute.CopyAtom, mK: cute.Tensor, atom_v: cute.CopyAtom, mV: cute.Tensor,
+        layouts, o: cute.Pointer, o_strides, sizes, cu_q, cu_k, order, aux, scalars,
+    ):  # fmt: skip
         c = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
