@@ -11,9 +11,10 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from cutlass import cute
@@ -80,13 +81,14 @@ def tool(name: str, *arguments: str) -> str:
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def binary(config: KernelConfig) -> Binary:
-    """Compiled for its architecture; needs no GPU."""
-    kernel = launch.forward_kernel(config)
+def binary(config: KernelConfig, kernel: Any = None, others: Sequence[str] = ()) -> Binary:
+    """Compiled for its architecture; needs no GPU. kernel: by default the forward. others: dtypes
+    of its matrices beside query, key and value."""
+    kernel = kernel or launch.forward_kernel(config)
     # A folder of its own: names of dumped files are cut, and other tests dump at the same time.
     with tempfile.TemporaryDirectory() as folder:
         options = launch.options(config, f"--keep-cubin --dump-dir={folder}")
-        compiled = cute.compile(kernel, *launch.example(config), options=options)
+        compiled = cute.compile(kernel, *launch.example(config, others), options=options)
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(compiled.__cubin__)
         listing, usage = (

@@ -13,10 +13,10 @@ import torch
 
 from tests.emulator.mutate import Subject
 from tests.kernels import test_cute_backward, test_cute_forward
-from tests.kernels.cute_cases import CAUSAL, F16
-from tests.kernels.cute_cases import Case as ForwardCase
 from tests.kernels.cute_backward_cases import POLE
 from tests.kernels.cute_backward_cases import Case as BackwardCase
+from tests.kernels.cute_cases import CAUSAL, F16
+from tests.kernels.cute_cases import Case as ForwardCase
 
 CAUSAL_POLE = CAUSAL.format("where(eq(s,0.0),div(1.0,s),sigmoid(s))")
 

@@ -1,4 +1,4 @@
-"""The Hopper forward as machine code: products in flight, by TMA, without spills, in bounds."""
+"""The Hopper kernels as machine code: products in flight, by TMA, without spills, in bounds."""
 
 import dataclasses
 
@@ -8,11 +8,14 @@ pytest.importorskip("cutlass")
 pytest.importorskip("triton")  # its package has the disassembler
 
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
+from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
+from gdpa_inductor.kernels.cute.sm90.backward.launch import others
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 
-from .cute_account import CONFIGS, binary
+from .cute_account import CONFIGS, Binary, binary
 
 ONCE = "silu, D 128, fp16"
+BACKWARD_SPILLS = 24  # instructions
 SPILLS = 32  # words per thread, where an operand of each score is read
 
 
@@ -21,9 +24,7 @@ SPILLS = 32  # words per thread, where an operand of each score is read
     [pytest.param(name, marks=[] if name == ONCE else pytest.mark.slow) for name in CONFIGS],
 )
 def test_machine_code(name: str):
-    given = CONFIGS[name]
-    fields = {x.name: getattr(given, x.name) for x in dataclasses.fields(given)}
-    config = Sm90Config(**fields)
+    config = hopper(name)
     made = binary(config)
     # S of a tile's first block; S and P V of a step; P V of the last block.
     assert made.count("HGMMA") == 2 * (config.padded_head_dim // 16 + 8)
@@ -31,7 +32,36 @@ def test_machine_code(name: str):
     assert made.count("USETMAXREG") == 2
     assert made.count("UTMALDG") >= 3
     assert made.count("UTMASTG") >= 1
-    spills = made.count("STL") + made.count("LDL")
-    assert spills <= (2 * SPILLS if config.aux else 0), "registers spill"
+    in_bounds(made, 2 * SPILLS if config.aux else 0)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name == ONCE else pytest.mark.slow) for name in CONFIGS],
+)
+def test_machine_code_of_the_backward(name: str):
+    config = hopper(name)
+    made = binary(config, HopperBackward(config), others(config))
+    width = 64 if config.head_dim <= 64 else 128
+    # Two steps: dP, dV and dK of 64 queries, dQ of 128 keys, and S of the one that follows.
+    step = config.padded_value_dim // 16 + 4 + 4 + 8 + width // 16
+    assert made.count("HGMMA") == 2 * step
+    # S of a tile's first step; dP, dV, and all products of a step.
+    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    assert made.count("USETMAXREG") == 2
+    assert made.count("UTMALDG") >= 4
+    assert made.count("UTMAREDG") >= 1
+    in_bounds(made, BACKWARD_SPILLS * (4 if config.aux else 1))
+
+
+def hopper(name: str) -> Sm90Config:
+    """The configuration of this name, for Hopper."""
+    given = CONFIGS[name]
+    return Sm90Config(**{x.name: getattr(given, x.name) for x in dataclasses.fields(given)})
+
+
+def in_bounds(made: Binary, spills: int) -> None:
+    """spills: the most instructions that move a register to memory, or back."""
+    assert made.count("STL") + made.count("LDL") <= spills, "registers spill"
     assert made.usage["REG"] * 384 <= 65536
     assert made.shared <= SHARED_MEMORY

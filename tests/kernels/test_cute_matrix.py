@@ -11,9 +11,9 @@ pytest.importorskip("cutlass")
 from tests.tolerances import error_of
 
 from . import test_cute_backward, test_cute_forward
+from .cute_backward_cases import Case as BackwardCase
 from .cute_cases import BF16, F16, RELU2, eager, exact
 from .cute_cases import Case as ForwardCase
-from .cute_backward_cases import Case as BackwardCase
 
 LENGTHS = (200, 0, 130, 1)
 PROGRAMS = {

@@ -19,6 +19,7 @@ class Sm100Config(config.KernelConfig):
     rows = ROWS
     cols = COLS
     max_dim = 128
+    trains = True
     rivalled = False
 
     @property

@@ -19,6 +19,7 @@ class Sm90Config(config.KernelConfig):
     rows = ROWS
     cols = COLS
     max_dim = 128
+    trains = False  # its last form has not run on a GPU
     rivalled = True
 
     @property
@@ -33,8 +34,3 @@ class Sm90Config(config.KernelConfig):
         queries = 2 * ROWS * self.padded_head_dim * self.query_stages
         output = 2 * ROWS * self.padded_value_dim * TILES
         return min(6, (SHARED_MEMORY - BARRIERS - queries - output) // stage)
-
-    @property
-    def backward_rows(self) -> int:
-        """Of a query tile of the backward."""
-        return 64

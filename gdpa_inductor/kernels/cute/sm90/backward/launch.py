@@ -11,7 +11,7 @@ from ...backward.launch import BackwardCall
 from ...backward.roots import leaves_out
 from ...launch import example, options
 from ...launcher import Launcher
-from ..config import Sm90Config
+from ..config import ROWS, Sm90Config
 from .kernel import HopperBackward
 
 
@@ -27,28 +27,28 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     # The sums of a shared query are its gradient: they are not converted, but added up later.
     shared = "q" in config.shared
     sums = grad_query if shared else torch.empty_like(grad_query, dtype=torch.float32)
-    tiles = -(-call.plan.sizes[4] // config.backward_rows)
+    tiles = -(-call.plan.sizes[4] // ROWS)
     shape = (call.plan.batch, call.plan.sizes[1], tiles, 1)
     counters = torch.zeros(shape, dtype=torch.int32, device=sums.device)
-    others = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
-    call.launch(call.plan.launcher("backward", launcher), others)
+    matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
+    call.launch(call.plan.launcher("backward", launcher), matrices)
     return found
 
 
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
     """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
-    return Launcher(compiled(config), config, 3 + len(_others(config)))
+    return Launcher(compiled(config), config, 3 + len(others(config)))
 
 
 @functools.cache
 def compiled(config: Sm90Config, more: str = "") -> Any:
     """The kernel, ready to be launched. Needs no GPU. more: compiler options."""
-    arguments = example(config, _others(config))
+    arguments = example(config, others(config))
     return cute.compile(HopperBackward(config), *arguments, options=options(config, more))
 
 
-def _others(config: Sm90Config) -> list[str]:
+def others(config: Sm90Config) -> list[str]:
     """Dtypes of the matrices beside query, key and value."""
     q, k, v = ("float32" if letter in config.shared else config.dtype for letter in "qkv")
     return [config.dtype, "float32", k, v, q, "int32"]

@@ -48,7 +48,7 @@ class HopperBackwardLoads:
 
     def copy(self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any) -> None:
         """rows: first row of the sequence, row in it, rows of it."""
-        full, tiles = self.signals.full[name], self.tiles[name]
+        (start, row, end), full, tiles = rows, self.signals.full[name], self.tiles[name]
         self.signals.empty[name].wait_before(step)
         full.expect(step, tiles.size)
-        tiles.copy(*rows, head, tile.batch, full.index(step), full.at(step))
+        tiles.copy(start, row, end, head, tile.batch, full.index(step), full.at(step))

@@ -4,7 +4,7 @@ A step takes S of its query tile, which is there already, and leaves S of the ne
 issue, `|` where it waits:
 
     dP    P and the slope, from S    dV += Pᵀ dO |dP    dS = dP · slope    dK += dSᵀ Q |dV
-    S of the next query tile |dK    dQ = dS K |    dQ to the warp that adds it up
+    S of the next query tile    dQ = dS K |    dQ to the warp that adds it up
 
 Scores are transposed, keys by queries, so P and dS are operands from registers. Only dQ, which sums
 over the keys of both warpgroups, takes dS from shared memory.
@@ -171,8 +171,6 @@ class BackwardProducts(Fixed):
             x.multiply_scores(full["q"].index(step + 1))
         cute.arch.fence_view_async_shared()
         both()
-        if x.shapes.tall:  # else registers do not suffice, and ptxas serializes all products
-            warpgroup.wait_group(0 if last else 1)
         dQ = x.query_part(shared)
         warpgroup.wait_group(0)
         empty["q"].arrive_once(step)

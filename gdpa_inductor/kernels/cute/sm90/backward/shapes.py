@@ -5,7 +5,7 @@ from typing import Any
 from cutlass import Float32, cute
 
 from ...program import DTYPES
-from ..config import COLS, Sm90Config
+from ..config import COLS, ROWS, Sm90Config
 from ..wgmma import MN, REGISTERS, K, tile_layout, tiled
 from .roles import GROUPS, STAGES
 
@@ -13,11 +13,10 @@ HALF = COLS // GROUPS  # keys of a warpgroup, and its columns of dQ
 
 
 class HopperShapes:
-    """What follows from a configuration. rows: of a query tile; tall: more than 64."""
+    """What follows from a configuration. rows: of a query tile."""
 
     def __init__(self, config: Sm90Config) -> None:
-        self.dtype, self.rows = DTYPES[config.dtype], config.backward_rows
-        self.tall = self.rows > 64
+        self.dtype, self.rows = DTYPES[config.dtype], ROWS
         # Of whole swizzle atoms: a box of TMA that begins past the end of its rows is an error.
         self.width = HALF if config.head_dim <= HALF else COLS
         self.value_width = config.padded_value_dim
