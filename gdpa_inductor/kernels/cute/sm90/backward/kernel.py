@@ -35,7 +35,7 @@ from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
-from .products import BackwardFragments, BackwardProducts
+from .products import HopperBackwardFragments, HopperBackwardProducts
 from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
 from .shapes import HALF, HopperShapes
 from .sums import Conversion, QuerySums
@@ -150,12 +150,14 @@ class HopperBackward:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
             tensors = (shared["kt"], shared["s"], shared["d"])
-            fragments = BackwardFragments(self.shapes, tiles, *tensors, thread)
+            fragments = HopperBackwardFragments(self.shapes, tiles, *tensors, thread)
             stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients)
             roots = (ranges.full_terms, roots_of(c.program))
             programs = [Program(c, aux, scalars, x) for x in roots]
-            BackwardProducts(Turns(*walk), signals, fragments, epilogue, programs, thread).run()
+            HopperBackwardProducts(
+                Turns(*walk), signals, fragments, epilogue, programs, thread
+            ).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:

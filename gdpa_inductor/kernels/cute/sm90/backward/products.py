@@ -29,7 +29,7 @@ from .shapes import HALF, HopperShapes
 from .turns import Turns
 
 
-class BackwardFragments(Fixed):
+class HopperBackwardFragments(Fixed):
     """Registers and operands of a warpgroup. tiles: "q", "k", "v", "o". sKt: K as dQ takes it. sdS,
     sdQ: buffers."""
 
@@ -101,11 +101,11 @@ class BackwardFragments(Fixed):
         return dQ
 
 
-class BackwardProducts(Fixed):
+class HopperBackwardProducts(Fixed):
     """programs: for tiles without masks and tails, and for all; their roots are the slope and P."""
 
     def __init__(
-        self, walk: Turns, signals: HopperSignals, fragments: BackwardFragments,
+        self, walk: Turns, signals: HopperSignals, fragments: HopperBackwardFragments,
         epilogue: KeyGradients, programs: Sequence[Program], thread: Any,
     ) -> None:  # fmt: skip
         self.walk, self.signals, self.fragments = walk, signals, fragments
