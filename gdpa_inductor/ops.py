@@ -1,7 +1,7 @@
 """gdpa::attention, gdpa::attention_backward and gdpa::kept: schemas, shapes and gradients.
 
 Layout: query [B,H,M,D], key [Bk,Hk,N,D], value [Bv,Hv,N,Dv], output [B,H,M,Dv] contiguous in
-value's dtype. The batch of each operand is B or 1, and H is a multiple of Hk and of Hv: query head
+value's dtype. The batch of each operand is B or 1. H is a multiple of Hk and of Hv, and query head
 h reads key head h // (H/Hk). A side whose cu_seqlens is given is jagged instead (`operands`): query
 and output [Lq,H,·], key and value [Lk,·,·]. Lengths are read on the device only. Saved for the
 backward: the operands.

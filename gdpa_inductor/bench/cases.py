@@ -29,12 +29,18 @@ BUCKETS = 128
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One problem. `variant`: "none", "causal" (a mask tensor [N, N]), "bias" (a learned bias
-    [H, N, N] with its gradient), "buckets" (a bias [B, N, N] that is looked up in a learned table
-    by the distance of two time stamps, with the table's gradient), "layer" (jagged: a whole layer
-    of HSTU, causal), or "model", where `activation` names one of clients.CLIENTS.
-    `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged: lengths
-    up to `length`, `fill` of it on average; keys are as many, or `keys` for every sequence."""
+    """One problem. Its `variant`:
+
+        "none"     the activation of the scores alone
+        "causal"   a mask tensor [N, N]
+        "bias"     a learned bias [H, N, N], with its gradient
+        "buckets"  a bias [B, N, N] by the distance of two time stamps, from a learned table
+        "layer"    jagged: a whole layer of HSTU, causal
+        "model"    `activation` names one of clients.CLIENTS
+
+    `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged. Their
+    lengths go up to `length`, and are `fill` of it on average. Keys are as many, or `keys` for
+    every sequence."""
 
     activation: str
     variant: str

@@ -1,6 +1,6 @@
 """Who is measured: a table from a name to what runs the function.
 
-The softmax attentions compute something else; they are anchors that say what a fused kernel of the
+The softmax attentions compute something else. They are anchors: they say what a fused kernel of the
 same products reaches on the same machine on the same day.
 """
 

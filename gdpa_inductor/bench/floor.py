@@ -1,8 +1,8 @@
 """A measuring stick from outside, measured in the same run: `--floor PATH`.
 
-In: a script that prints JSON lines with `act` ("silu, tanh.approx"), B, H, N, D and the TFLOP/s
-`fwd` and `bwd` of plain kernels in bf16. Out: measurements of a contender "floor FORM", so that
-ours can be held against the floor of the same form of the activation.
+In: a script that prints JSON lines about plain kernels in bf16. A line has `act` ("silu,
+tanh.approx"), B, H, N, D, and the TFLOP/s `fwd` and `bwd`. Out: measurements of a contender "floor
+FORM", so that ours can be held against the floor of the same form of the activation.
 """
 
 import dataclasses

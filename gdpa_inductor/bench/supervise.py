@@ -1,7 +1,7 @@
 """Runs jobs in worker processes, past crashes and no longer than the budget.
 
-In: jobs. Out: measurements as dicts, as they come; a job that killed its worker and those that no
-time was left for come as measurements with `error`.
+In: jobs. Out: measurements as dicts, as they come. A job that killed its worker comes as one with
+`error`, and so do those that no time was left for.
 """
 
 import dataclasses

@@ -129,7 +129,7 @@ def prepare(
     """Compiles, runs once, and compares with eager."""
     dynamo.counters.clear()
     start = time.perf_counter()
-    # A backward that will run again must not give its saved buffers away; the whole job is compiled
+    # A backward that will run again must not give its saved buffers away. The whole job is compiled
     # alike, so that its measures share what is cached.
     with autograd.keep_saved_buffers("backward" in job.measures):
         call = CALLS[measure](built(job, name, on), on)

@@ -3,8 +3,8 @@ generated code.
 
 `gdpa::attention_cute` and `gdpa::attention_cute_backward` take and give what the public ops do. The
 generated code calls them by name, so importing this module must come before loading generated code
-from a cache; cutlass itself is imported when a kernel is first compiled. `complaint` says which
-problems the kernels do not take, without importing it.
+from a cache. cutlass itself is imported when a kernel is first compiled. The rules of `BACKEND` say
+which problems the kernels do not take, without importing it.
 """
 
 from __future__ import annotations

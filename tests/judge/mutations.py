@@ -197,7 +197,7 @@ def read(paths: Iterable[Path]) -> Iterator[Outcome]:
 _HEAD = """# The judge without the matcher's checks
 
 The judge must not rely on the matcher. So each safety check of the matcher is removed in turn, all
-others left in place, and the rewrites of a corpus are run with the judge off and on. The corpus:
+others left in place. The rewrites of a corpus are run with the judge off and on. The corpus has
 {count} programs out of the tests of the patterns, the hunts, and seeds of the adversary that are
 labelled a hazard. {left} others say nothing: eager raises, or the captured graph differs from eager
 before a check is removed (hooks, dropout, sparse gradients). A program is wrong where the rewritten

@@ -54,9 +54,9 @@ QUAD = "red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 class BackwardCeiling:
     """resident: see ForwardCeiling. activated: P and dS are silu's.
 
-    dq: "added" by bulk copies out of shared memory, by a warp of its own; "ordered": the same, the
-    key tiles one after another (see `turn`); "reduced" from registers; "handed" to that warp, which
-    drops it; "dropped". turned: the CTAs of a head begin at different query tiles, so that they do
+    dq: "added" by bulk copies out of shared memory, by a warp of its own. "ordered": the same, the
+    key tiles one after another (see `turn`). "reduced" from registers. "handed" to that warp, which
+    drops it. "dropped". turned: the CTAs of a head begin at different query tiles, so that they do
     not add to the same place. warps: 2 add by turns, a step each."""
 
     rows: int = 64
@@ -137,8 +137,8 @@ class BackwardCeiling:
     def turn(self, tile, row, tiles, steps):
         """How many tiles of the head add to a query tile before this one, if it is ordered.
 
-        Turned, that which begins nearest before the query tile comes to it first, then the one
-        before that, and so around: in step with each other, no tile finds another at its place."""
+        Turned, that which begins nearest before the query tile comes to it first. Then comes the
+        one before that, and so around. In step with each other, none finds another at its place."""
         nearest = ((row + 1) * tiles - 1) // steps
         return (nearest - tile % tiles + tiles) % tiles if self.turned else tile % tiles
 
@@ -290,9 +290,9 @@ class BackwardCeiling:
         """One of the warps that add what they are handed to dQ in memory.
 
         A turn cannot wait forever. It waits for a tile of its head that comes to that query tile in
-        an earlier step of its own, or, not turned, for a lower tile: no circle. All tiles of a head
-        run at once, since a head has at most as many as there are CTAs (`products.ctas`), all CTAs
-        are resident (a cooperative launch), and each takes its tiles in the order of the heads."""
+        an earlier step of its own. Not turned, it waits for a lower tile. That is no circle. All the
+        tiles of a head run at once: a head has at most as many as there are CTAs (`products.ctas`).
+        All CTAs are resident (a cooperative launch), and each takes the heads in order."""
         (heads, length), (cta, ctas), step = sizes, grid(), Int32(0)
         tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
         if mine == 0:

@@ -63,8 +63,8 @@ def compiled(loop: Loop, options: str = "--gpu-arch=sm_90a") -> Any:
 
 
 def ctas(loop: Loop, multiprocessors: int, tiles: int) -> int:
-    """One CTA on each multiprocessor. Ordered, whole heads of so many tiles, so that no tile waits
-    for one whose CTA is busy with another head, and a turn for none that never comes."""
+    """One CTA on each multiprocessor. Ordered, whole heads of so many tiles. So no tile waits for
+    one whose CTA is busy with another head, and no turn for one that never comes."""
     if not (isinstance(loop, BackwardCeiling) and loop.ordered):
         return multiprocessors
     if tiles > multiprocessors:

@@ -1,7 +1,7 @@
 """Barriers between warps, and the one rule of their phases.
 
 A place in a ring of buffers is a stage and the parity of its round. The n-th round of a stage is
-full when its `full` barrier has completed n + 1 phases, and may be filled when its `empty` barrier
+full when its `full` barrier has completed n + 1 phases. It may be filled when its `empty` barrier
 has completed n. Hence producers wait for the inverted parity, which passes at once on fresh
 barriers. There are two ways to say a place:
 

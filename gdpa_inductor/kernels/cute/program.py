@@ -1,7 +1,8 @@
 """The score program where a kernel computes it: its leaves, and where aux operands are read from.
 
-An aux operand is a pointer and a stride for each entry of its access map: an index of the score, or
-"q", "k", the row of a jagged matrix. What does not vary along the keys is read once for a query.
+An aux operand is a pointer and a stride for each entry of its access map. An entry is an index of
+the score, or "q", "k", the row of a jagged matrix. What does not vary along the keys is read once
+for a query.
 """
 
 from collections.abc import Sequence

@@ -3,10 +3,10 @@
     Value = Literal | Pair | Product
 
 Blackwell has packed add, mul and fma for two fp32 registers. A `Pair` is the same quantity of two
-neighbouring scores; one that is equal for both (a row index, a scalar) holds the same object twice
-and is computed once. A `Product` is a multiplication that has not been written yet: it becomes one
-multiply-add with the sum that uses it, and a constant factor is folded into the next constant, so
-that x/2 of x = s·c costs what x does."""
+neighbouring scores. One that is equal for both (a row index, a scalar) holds the same object twice,
+and is computed once. A `Product` is a multiplication that has not been written yet. It becomes one
+multiply-add with the sum that uses it. A constant factor is folded into the next constant, so that
+x/2 of x = s·c costs what x does."""
 
 import functools
 import math

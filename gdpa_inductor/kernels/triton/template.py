@@ -115,7 +115,7 @@ class Plan:
     def branches(self) -> bool:
         """One inner loop serves all tiles, with a branch for those that are not whole.
 
-        Nothing may be loaded for these alone, since a branch waits for its loads; and Triton 3.6
+        Nothing may be loaded for these alone, since a branch waits for its loads. And Triton 3.6
         does not compile a product that only a branch reads.
         """
         axis = loop_axis(self.kernel)

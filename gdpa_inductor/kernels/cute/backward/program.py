@@ -1,7 +1,7 @@
 """The score program along one resident row: one index is fixed for the thread, the other runs.
 
-The roots are the slope ∂P/∂S and, on the keys side, the weight P, evaluated in one pass, so that
-the derivative shares the terms of the weight, and before dP is there: dS = dP · slope.
+The roots are the slope ∂P/∂S and, on the keys side, the weight P. They are evaluated in one pass,
+so that the derivative shares the terms of the weight. dP need not be there yet: dS = dP · slope.
 """
 
 from typing import Any

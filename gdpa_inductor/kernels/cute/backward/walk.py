@@ -1,7 +1,7 @@
 """Which resident tiles a CTA owns, in which order, and which streamed tiles each of them meets.
 
 The grid is persistent and static: tiles are dealt to the CTAs back and forth. Every role walks the
-same sequence by itself: a tile is a few integers computed from its number, so nothing is handed
+same sequence by itself. A tile is a few integers computed from its number, so nothing is handed
 from role to role. The tiles of one head are neighbours, so that CTAs that run together stream the
 same rows.
 """

@@ -3,8 +3,8 @@
 A tile is two query tiles, neighbours, of one head of one sequence against all its keys. One warp
 decodes the work and publishes `WorkTile`s through a ring in shared memory; the other roles only
 read them. The grid is persistent and static: CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c,
-..., dealt back and forth so that, with the longest sequences first (`order`, made on the device),
-every CTA gets its share of long ones. Nothing is read on the host.
+and so on, back and forth. The longest sequences come first (`order`, made on the device), so that
+every CTA gets its share of them. Nothing is read on the host.
 """
 
 from cutlass import Boolean, Int32, cute, range_constexpr
@@ -73,8 +73,8 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish(self):
-        """The loop of the scheduler's warp. Each lane decodes a tile of its own, so that lengths
-        are read for 32 tiles at once and tiles past the end of a sequence cost next to nothing."""
+        """The loop of the scheduler's warp. Each lane decodes a tile of its own. So lengths are
+        read for 32 tiles at once. Tiles past the end of a sequence cost next to nothing."""
         at, turn = self.ring.start(), Int32(cute.arch.lane_idx())
         first = Int32(0)
         while self.number(first) < self.work.tiles:

@@ -1,8 +1,8 @@
 """The activation warps: P and dS from S and dP, and the sums of a finished tile to global memory.
 
 Two warpgroups share the columns of the scores: a thread has one resident row and 64 streamed ones.
-While dP is still being multiplied the program gives P, which goes back into tensor memory, and its
-slope, which stays in registers for dS = dP · slope.
+While dP is still being multiplied the program gives P and its slope. P goes back into tensor
+memory. The slope stays in registers, for dS = dP · slope.
 """
 
 from typing import Any

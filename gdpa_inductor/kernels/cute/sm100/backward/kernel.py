@@ -11,8 +11,8 @@ in what stays in the CTA and what streams past:
     "rows"   128 rows of a query head    Q, dO           K, V            dQ = dS K
 
 On the keys side the scores are transposed, K Qᵀ. On either side a resident row is a lane of tensor
-memory, P and dS are written where the scores were, and the products that sum take them from there:
-nothing between the products passes through shared memory. Heads that share a key head stream past
+memory. P and dS are written where the scores were, and the products that sum take them from there.
+Nothing between the products passes through shared memory. Heads that share a key head stream past
 one after the other, and are summed in that order.
 
 Notation

@@ -5,11 +5,12 @@
 
 P lies where S was and dS where dP was. Products complete in the order of issue, so the next S needs
 no signal beyond those that say that P is written. In the first step of a tile these say, too, that
-the sums of the tile before are read: the same warps do both, in this order. With one buffer the
-weights of step i are computed while accA and dP are multiplied, dS while accB and the next S are; P
-is handed over in parts, so that accB begins before all of it is there. With two (tensor memory has
-room for them on the rows side, and on the keys side up to head dims of 64) the activation never
-waits for S, and that dS(i-2) is written says that S(i-2) is read.
+the sums of the tile before are read. For the same warps do both, in this order.
+
+With one buffer the weights of step i are computed while accA and dP are multiplied, and dS while
+accB and the next S are. P is handed over in parts, so that accB begins before all of it is there.
+Two buffers have room in tensor memory on the rows side, and on the keys side up to head dims of 64.
+With two the activation never waits for S, and that dS(i-2) is written says that S(i-2) is read.
 """
 
 import itertools

@@ -14,9 +14,9 @@ VECTOR = 8  # columns that a predicate covers: head dims are multiples of it
 class GradientSums:
     """The gradients that one side writes.
 
-    outputs: by operand, the pointer to [batch, heads, rows, dim] or jagged [rows, heads, dim], its
-    strides (batch, head, row), the dim and its width in tensor memory. Rows past the end of a
-    sequence are not written.
+    outputs: by operand, a pointer, its strides (batch, head, row), the dim and its width in tensor
+    memory. It points to [batch, heads, rows, dim], or jagged [rows, heads, dim]. Rows past the end
+    of a sequence are not written.
     """
 
     def __init__(self, walk: Walk, memory: Any, outputs: dict[str, tuple[Any, ...]]) -> None:

@@ -2,8 +2,7 @@
 
 A thread owns one query row. Scores come from tensor memory 32 columns at a time; the next 32 are on
 their way while these are computed. Weights go back as 16-bit numbers into the first half of the
-columns of S_t: those of part c take 16 columns from 16c on, which part c / 2 of the scores has
-left.
+columns of S_t. Those of part c take 16 columns from 16c on: part c / 2 of the scores has left them.
 """
 
 from typing import Any
@@ -58,8 +57,8 @@ class Scores(Fixed):
 
 
 def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> list[Any]:
-    """The weights of `PART` scores, the first of which is of column `column`; zero from column
-    `end` on, if there is one: program(0) need not be 0. fetched: operands of the program."""
+    """The weights of `PART` scores, the first of which is of column `column`. They are zero from
+    column `end` on, if there is one: program(0) need not be 0. fetched: operands of the program."""
     found = []
     for i in range(0, PART, 2):
         kv_idx = Pair(column + i, column + (i + 1))

@@ -1,7 +1,7 @@
 """Products, by one warp: O_t += P_t V of the block that was scored last, then S_t = Q_t Kᵀ of the
 next.
 
-All tiles are one sequence of blocks, so the next block may be the first of the next tile: its
+All tiles are one sequence of blocks, so the next block may be the first of the next tile. Then its
 scores are there before the epilogue has drained the sums of this one."""
 
 from cutlass import Boolean, Constexpr, cute, range_constexpr

@@ -1,7 +1,7 @@
 """The roles of the forward: which warps they are, and who waits for whom.
 
 Whatever is not a channel is ordered by the tensor core itself, which multiplies in the order of
-issue: S_t of the next block overwrites P_t only after O_t += P_t V has read it."""
+issue. So S_t of the next block overwrites P_t only after O_t += P_t V has read it."""
 
 from typing import Any
 

@@ -54,8 +54,8 @@ class HopperBackward:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers, strides: of Q, K, V, dO, of the sums of dQ in fp32, of dK, dV, dQ, and of the
-        counters, which begin at zero. Else as those of every kernel: see `launch.example`."""
+        """pointers, strides: of Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ, and the counters.
+        These begin at zero. Else as those of every kernel: see `launch.example`."""
         self.shapes = HopperShapes(self.config)
         given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
         copies = {name: self.load(name, given[name]) for name in OPERANDS}

@@ -1,8 +1,8 @@
 """Which tiles a CTA owns, and in which order the tiles of a head add to a dQ.
 
 Tiles are dealt so that all of a head run at once, on neighbouring CTAs, where that leaves few
-CTAs without work: `together`. From round to round the CTAs exchange the first and the last tiles:
-under a mask, or with sequences of several lengths, these differ in cost. Otherwise tiles are dealt
+CTAs without work: `together`. From round to round the CTAs exchange the first and the last tiles.
+Under a mask, or with sequences of several lengths, these differ in cost. Otherwise tiles are dealt
 one after the other, the last keys of a head first.
 
 Without a mask the tiles that run at once begin at different query tiles, and go around. The one
@@ -12,9 +12,11 @@ causal mask these begin at the diagonal, where no other has been.
 
 No turn waits forever. All CTAs are resident: the launch is cooperative.
 
-- If the tiles of a head run at once: going around, a tile waits for those that come to the query
-  tile in an earlier step of their own, or in the same step with higher keys; ascending, for higher
-  keys at the same query tile, who have only query tiles before it behind them. That is no circle.
+- If the tiles of a head run at once and go around, a tile waits for two kinds: those that come to
+  the query tile in an earlier step of their own, and those with higher keys that come in the same.
+  That is no circle.
+- If they run at once and ascend, a tile waits for higher keys at the same query tile. The highest
+  waits for none there, and has waited for none at the query tiles before.
 - Otherwise a tile waits for lower numbers only, and every CTA takes its tiles in the order of their
   numbers. The lowest that is not finished is running, and waits for none.
 """

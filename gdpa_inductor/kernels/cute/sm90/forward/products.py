@@ -2,7 +2,7 @@
 
 A step issues S of the next key block, then O += P V of this one, and activates S while O is
 multiplied. So the tensor core always has a product that does not wait for this warpgroup. O is
-waited for before the step ends: left in flight over the end of the loop, it would make the compiler
+waited for before the step ends. Left in flight over the end of the loop, it would make the compiler
 wait for every product.
 """
 
