@@ -290,7 +290,7 @@ class BackwardCeiling:
         """One of the warps that add what they are handed to dQ in memory.
 
         A turn cannot wait forever. It waits for a tile of its head that comes to that query tile in
-        an earlier step of its own. Not turned, it waits for a lower tile. That is no circle. All the
+        an earlier step of its own. Not turned, it waits for a lower tile. That is no circle. All
         tiles of a head run at once: a head has at most as many as there are CTAs (`products.ctas`).
         All CTAs are resident (a cooperative launch), and each takes the heads in order."""
         (heads, length), (cta, ctas), step = sizes, grid(), Int32(0)

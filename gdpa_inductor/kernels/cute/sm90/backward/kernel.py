@@ -131,14 +131,7 @@ class HopperBackward:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
-        places = {
-            "q": buffers.sQ, "k": buffers.sK, "v": buffers.sV, "o": buffers.sdO, "s": buffers.sX,
-            "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ, "kt": buffers.sK,
-        }  # fmt: skip
-        shared = {
-            name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
-            for name, place in places.items()
-        }
+        shared = self.views(buffers, layouts)
         signals = HopperSignals(buffers.barriers.data_ptr())
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
@@ -164,18 +157,28 @@ class HopperBackward:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
                 HopperBackwardLoads(Turns(*walk), signals, tiles).run()
             if warp == SUMS:
-                ways = [
-                    [
-                        self.tiles("dq", copies[x], shared["d"], g)
-                        for g in range(-(-c.head_dim // HALF))
-                    ]
-                    for x in ("dq", "add")
-                ]
+                ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
                 QuerySums(Turns(*walk), signals, *ways, counters, converts).run()
             if const_expr(converts):  # noqa: SIM102 (decided at compile time)
                 if warp >= CONVERSION:
                     lane, ends = thread - 32 * CONVERSION, (gradients["dq"], gradients["gq"])
                     Conversion(Turns(*walk), signals, *ends, lane).run()
+
+    def views(self, buffers: Any, layouts: dict[str, Any]) -> dict[str, Any]:
+        """Shared memory as tensors."""
+        places = {
+            "q": buffers.sQ, "k": buffers.sK, "v": buffers.sV, "o": buffers.sdO, "s": buffers.sX,
+            "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ, "kt": buffers.sK,
+        }  # fmt: skip
+        return {
+            name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
+            for name, place in places.items()
+        }
+
+    def columns(self, copy: Any, sdQ: Any) -> list[Tiles]:
+        """The tiles of the sums of dQ, by the columns of each warpgroup that there are."""
+        count = -(-self.config.head_dim // HALF)
+        return [self.tiles("dq", copy, sdQ, column) for column in range(count)]
 
     def tiles(self, name: str, copy: Any, sX: Any, column: int = 0) -> Tiles:
         """The tiles of a matrix. column: which of those of a row."""
