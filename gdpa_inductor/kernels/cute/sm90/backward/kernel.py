@@ -1,7 +1,7 @@
 """The backward kernel: dQ, dK, dV in one pass, deterministic.
 
     S = K Qᵀ    dP = V dOᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
-    dV = Pᵀ dO        dK = dSᵀ Q        dQ = dS K
+    dV = P dO         dK = dS Q         dQ = dSᵀ K
 
 Notation
     Q, K, V, dO    query [.., M, D], key [.., N, D], value [.., N, Dv], gradient of O [.., M, Dv]

@@ -3,8 +3,8 @@
 A step takes S of its query tile, which is there already, and leaves S of the next one. The order of
 issue, `|` where it waits:
 
-    dP    P and the slope, from S    dV += Pᵀ dO |dP    dS = dP · slope    dK += dSᵀ Q |dV
-    S of the next query tile    dQ = dS K |    dQ to the warp that adds it up
+    dP    P and the slope, from S    dV += P dO |dP    dS = dP · slope    dK += dS Q |dV
+    S of the next query tile    dQ = dSᵀ K |    dQ to the warp that adds it up
 
 Scores are transposed, keys by queries, so P and dS are operands from registers. Only dQ, which sums
 over the keys of both warpgroups, takes dS from shared memory.
@@ -81,11 +81,11 @@ class HopperBackwardFragments(Fixed):
         return dP
 
     def sum_values(self, P: Any, stage: Any) -> None:
-        """dV += Pᵀ dO, in flight."""
+        """dV += P dO, in flight."""
         issue(self.shapes.products["dv"], self.dV, P, self.tdOt[None, None, None, stage], False)
 
     def sum_keys(self, dS: Any, stage: Any) -> None:
-        """dK += dSᵀ Q, in flight."""
+        """dK += dS Q, in flight."""
         issue(self.shapes.products["dk"], self.dK, dS, self.tQt[None, None, None, stage], False)
 
     def share(self, dS: Any, stage: Any) -> None:
@@ -93,7 +93,7 @@ class HopperBackwardFragments(Fixed):
         cute.copy(self.copy, self.part.retile(dS), self.to_dS[None, None, None, stage])
 
     def query_part(self, stage: Any) -> Any:
-        """dQᵀ = Kᵀ dSᵀ, in flight."""
+        """dQᵀ = Kᵀ dS, in flight."""
         product = self.shapes.products["dq"]
         dQ = cute.make_rmem_tensor(product.partition_shape_C(self.shapes.dq), Float32)
         k, s = self.tKt[None, None, None, 0], self.tdS[None, None, None, stage]
