@@ -12,9 +12,9 @@ causal mask these begin at the diagonal, where no other has been.
 
 No turn waits forever. All CTAs are resident: the launch is cooperative.
 
-- If the tiles of a head run at once and go around, a tile waits for two kinds: those that come to
-  the query tile in an earlier step of their own, and those with higher keys that come in the same.
-  That is no circle.
+- If the tiles of a head run at once and go around, a tile waits for two kinds of others. These come
+  to the query tile in an earlier step of their own, or in the same step with higher keys. That is
+  no circle.
 - If they run at once and ascend, a tile waits for higher keys at the same query tile. The highest
   waits for none there, and has waited for none at the query tiles before.
 - Otherwise a tile waits for lower numbers only, and every CTA takes its tiles in the order of their
