@@ -14,6 +14,7 @@ from gdpa_inductor.kernels.cute.backward.limits import no_such_gradients
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, launcher
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
 
@@ -170,3 +171,14 @@ def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
 def test_refusals_say_why(needs, heads, reason):
     assert reason in (found := no_such_gradients(needs, *heads, heads[0] == heads[1]))
     assert bool(reason) == bool(found)
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda x: x[..., :-8], lambda x: x.float(), lambda x: x.to("meta")]
+)
+def test_a_gradient_unlike_the_output_is_refused(spoil):
+    call = make_call(Case(rows=64, keys=64))
+    with pytest.raises(GDPAError, match="gradient of the output"):
+        backward_launch.backward(
+            spoil(call.grad_out), call.operands, (True,) * 3, ctas=1, stream=0, kind=Sm100Config
+        )

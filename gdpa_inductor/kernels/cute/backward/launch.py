@@ -41,7 +41,8 @@ def backward(
     """
     plan, o = plan_of(operands, fast, skip, kind), operands
     heads = (o.key.shape[1], o.value.shape[1])
-    if reason := no_such_gradients(needs, *heads, heads[0] == heads[1]):
+    reason = no_such_gradients(needs, *heads, heads[0] == heads[1])
+    if reason := reason or _unlike_output(grad_out, plan, o):
         raise GDPAError(reason)
     folder = importlib.import_module(f"..{plan.config.folder}.backward.launch", __package__)
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
@@ -50,6 +51,14 @@ def backward(
     call = BackwardCall(*given, ctas, stream)
     found: dict[str, Tensor] = folder.gradients(call, asked)
     return [call.finished(letter, found[letter]) for letter in asked]
+
+
+def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
+    """Why that is no gradient of the output, or ""."""
+    value = operands.value
+    given = (tuple(grad_out.shape), grad_out.dtype, grad_out.device)
+    wanted = (tuple(plan.output), value.dtype, value.device)
+    return "" if given == wanted else f"the gradient of the output is {given}, not {wanted}"
 
 
 @dataclass(frozen=True)
