@@ -31,10 +31,10 @@ def backward(
     kind: type[KernelConfig] | None = None,
 ) -> list[Tensor]:
     """Those of dQ, dK, dV of gdpa::attention that `needs` asks for, contiguous, in the dtype of the
-    operand. Equal bits from run to run.
+    operand. Equal bits from run to run, with as many CTAs.
 
-    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
-    by default the current one. kind: for which architecture, by default the device's.
+    ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
+    current CUDA stream, if it is known. kind: for which architecture, by default the device's.
 
     Raises:
         GDPAError: what the kernels do not take, and why.
@@ -77,7 +77,7 @@ class BackwardCall:
     def empty(self) -> bool:
         """There is nothing to compute, and every gradient is zero."""
         o = self.operands
-        return self.plan.batch == 0 or any(
+        return 0 in (self.plan.batch, *self.plan.sizes[4:6]) or any(
             x.numel() == 0 for x in (o.query, o.key, o.value, self.grad_out)
         )
 

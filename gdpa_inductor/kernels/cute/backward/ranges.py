@@ -30,8 +30,10 @@ class StreamedRanges(Fixed):
         self, config: KernelConfig, keys: bool, heights: Heights, aux: Any, scalars: Any
     ) -> None:
         self.keys, self.heights = keys, heights
-        classes = classify(roots_of(config.program, keys), config.mod.aux)
+        roots = roots_of(config.program, keys)
+        classes = classify(roots, config.mod.aux)
         self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
+        self.masks = self.full_terms != roots  # some condition decides
         self.zero, self.full = (
             TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
         )

@@ -20,7 +20,8 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = call.plan.config, found["q"]
     assert isinstance(config, Sm90Config)
-    if config.jagged_k or (config.skip and leaves_out(config.program)):
+    leaves = config.jagged_k or (config.skip and leaves_out(config.program))
+    if leaves and grad_query.dim() == 4:
         grad_query.zero_()  # query tiles that meet no key are left out
     if call.empty:
         return {letter: x.zero_() for letter, x in found.items()}

@@ -21,7 +21,7 @@ from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from ...program import Program
-from ...values import Fixed, Pair, choose, pair
+from ...values import Fixed, Pair, choose, pair, select
 from ..wgmma import WARPGROUP, as_operand, issue, transposed
 from .epilogue import KeyGradients
 from .roles import EMPTY, FULL, HANDED, HopperSignals, both
@@ -159,8 +159,7 @@ class HopperBackwardProducts(Fixed):
         slope = self.weigh(tile, turn, block)
         x.sum_values(as_operand(x.S, x.shapes.dtype), stage)
         warpgroup.wait_group(1)
-        for r in range(cute.size(dP)):
-            dP[r] = dP[r] * slope[r]
+        self.chain(tile, turn, block, slope, dP)
         dS = as_operand(dP, x.shapes.dtype)
         x.share(dS, shared)
         x.sum_keys(dS, q_stage)
@@ -196,6 +195,20 @@ class HopperBackwardProducts(Fixed):
         else:
             self.evaluate(tile, turn, block, self.programs[1], slope, True)
         return slope
+
+    @cute.jit
+    def chain(self, tile: ResidentTile, turn, block, slope, dP):
+        """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN."""
+        if cutlass.const_expr(self.walk.ranges.masks):
+            if self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block):
+                for r in range_constexpr(cute.size(dP)):
+                    dP[r] = dP[r] * slope[r]
+            else:
+                for r in range_constexpr(cute.size(dP)):
+                    dP[r] = select(slope[r] == 0.0, Float32(0.0), dP[r] * slope[r])
+        else:
+            for r in range_constexpr(cute.size(dP)):
+                dP[r] = dP[r] * slope[r]
 
     @cute.jit
     def evaluate(self, tile: ResidentTile, turn, block, program, slope, careful):

@@ -2,8 +2,8 @@
 
 Each query tile of a head has a counter: how many key tiles have added to it. A tile adds when the
 counter says that all those have that come before it (`Turns`). So every dQ is the same sum, term by
-term, in every run. The first stores, so that nobody has to clear the sums. After the last, warps of
-their own convert the query tile to 16 bits.
+term, in every run with as many CTAs. The first stores, so that nobody has to clear the sums. After
+the last, warps of their own convert the query tile to 16 bits.
 """
 
 from typing import Any
@@ -83,10 +83,13 @@ class QuerySums:
             self.free(group)
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
+        cute.arch.sync_warp()
         if after > 0:
             with cute.arch.elect_one():
                 cute.arch.store(counter, before + 1, sem="release", scope="gpu")
         elif const_expr(self.converts):
+            # The wait above ends when the part is read; this fence, when it is added.
+            cute.arch.fence_acq_rel_gpu()
             self.signals.converted.wait_before(done)
             self.signals.complete.arrive_once(done)
             done += 1

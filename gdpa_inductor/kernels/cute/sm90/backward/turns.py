@@ -26,7 +26,7 @@ from typing import Any
 from cutlass import Int32, const_expr, cute
 
 from ...backward.walk import ResidentTile, Walk, tiles_of
-from ...values import select
+from ...values import larger, select
 
 
 class Turns(Walk):
@@ -61,7 +61,7 @@ class Turns(Walk):
         """The query tile with which a pass begins."""
         if self.ranges.skips:
             return tile.begin
-        turned = self.index(tile) * tile.end // self.tiles(tile)
+        turned = self.index(tile) * tile.end // larger(self.tiles(tile), 1)
         return select(self.together & (tile.first < tile.rows), turned, 0)
 
     def block(self, tile: ResidentTile, entry: Any, step: Any) -> Any:
