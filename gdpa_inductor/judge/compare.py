@@ -154,6 +154,17 @@ class SampledWeights:
         """What rounding errors of a term may be as large as, where its value is small."""
         return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4)
 
+    @cached_property
+    def amplitude(self) -> Tensor:
+        """How often the operands may multiply a rounding error of a slope. Where an activation is
+        flat, torch's vectors and single elements have other slopes: 0 and 5e-15."""
+        leaf, size = self.leaves(self.exact, self.scores), torch.ones(COUNT, dtype=torch.float64)
+        for number, given in enumerate(self.call.program.aux):
+            if given.kind == "f":
+                operand = leaf(Expr("aux", (), number, "f")).double().abs()
+                size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
+        return size
+
     def drawn(self, product: Event) -> Tensor:
         """A score for each lane, in the dtype of a product."""
         return self._drawn(product.results[0].dtype)

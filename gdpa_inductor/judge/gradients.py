@@ -47,7 +47,7 @@ def gradients_apart(weights: SampledWeights, side: Side, valid: Tensor, wide: bo
         # In torch an overwritten value gets a gradient of zeros, which meets infinity on its way.
         # Here it gets none.
         ok = ok & ~lanes.special_scores
-    least = SLACK * weights.eps * weights.scale * grad.double().abs()
+    least = SLACK * weights.eps * weights.scale * weights.amplitude * grad.double().abs()
     for place in _places([*expected, *given]):
         theirs, mine = ([_summed(place, found) for found in many] for many in (expected, given))
         finite = torch.stack(theirs).view(-1, CASES).isfinite().all(0).repeat(COUNT // CASES)
