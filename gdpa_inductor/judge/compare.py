@@ -157,10 +157,11 @@ class SampledWeights:
     @cached_property
     def amplitude(self) -> Tensor:
         """How often the operands may multiply a rounding error of a slope. Where an activation is
-        flat, torch's vectors and single elements have other slopes: 0 and 5e-15."""
+        flat, torch's vectors and single elements have other slopes in fp64: 0 and 5e-15. Narrower
+        dtypes have slack enough."""
         leaf, size = self.leaves(self.exact, self.scores), torch.ones(COUNT, dtype=torch.float64)
         for number, given in enumerate(self.call.program.aux):
-            if given.kind == "f":
+            if given.kind == "f" and self.narrowest == torch.float64:
                 operand = leaf(Expr("aux", (), number, "f")).double().abs()
                 size = size * operand.nan_to_num(posinf=1.0).clamp(min=1.0)
         return size
