@@ -17,6 +17,11 @@ K, MN = OperandMajorMode.K, OperandMajorMode.MN
 SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
+def first_row(thread: Any) -> Any:
+    """The first row of a thread of a warpgroup."""
+    return thread // 32 * 16 + thread % 32 // 4
+
+
 def tiled(
     dtype: Any, cols: int, b_major: Any, a_source: Any = SHARED, a_major: Any = K, groups: int = 1
 ) -> Any:
@@ -71,6 +76,11 @@ def tile_layout(dtype: Any, rows: int, width: int) -> Any:
     kind = kinds.K_SW64 if width % 64 else kinds.K_SW128
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
     return cute.tile_to_shape(atom, (rows, width), order=(0, 1))
+
+
+def staged(layout: Any, stages: int) -> Any:
+    """So many of the same, one behind the other."""
+    return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
 
 
 def transposed(x: Any) -> Any:

@@ -9,6 +9,7 @@ from cutlass.cute.nvgpu import warp
 
 from ...operands import Matrix, Tiles
 from ...values import Fixed
+from ..wgmma import first_row
 from .roles import both, together
 from .shapes import HALF, HopperShapes
 
@@ -65,7 +66,7 @@ class KeyGradients(Fixed):
         sb, sh, sr = (Int64(s) for s in matrix.strides)
         place = tile.batch * sb + tile.head * sh
         for r in range_constexpr(0, cute.size(sums), 2):
-            row = first + thread // 32 * 16 + thread % 32 // 4 + r // 2 % 2 * 8
+            row = first + first_row(thread) + r // 2 % 2 * 8
             column = r // 4 * 8 + thread % 4 * 2
             if (row < tile.rows) & (column < matrix.width):
                 target = matrix.pointer + (place + row * sr + column)

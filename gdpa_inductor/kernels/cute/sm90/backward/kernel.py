@@ -158,7 +158,7 @@ class HopperBackward:
                 HopperBackwardLoads(Turns(*walk), signals, tiles).run()
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
-                QuerySums(Turns(*walk), signals, *ways, counters, converts).run()
+                QuerySums(Turns(*walk), signals, *ways, counters, converts).add_all()
             if const_expr(converts):  # noqa: SIM102 (decided at compile time)
                 if warp >= CONVERSION:
                     lane, ends = thread - 32 * CONVERSION, (gradients["dq"], gradients["gq"])

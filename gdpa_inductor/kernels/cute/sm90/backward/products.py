@@ -22,7 +22,7 @@ from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from ...program import Program
 from ...values import Fixed, Pair, choose, pair, select
-from ..wgmma import WARPGROUP, as_operand, issue, transposed
+from ..wgmma import WARPGROUP, as_operand, first_row, issue, transposed
 from .epilogue import KeyGradients
 from .roles import EMPTY, FULL, HANDED, HopperSignals, both
 from .shapes import HALF, HopperShapes
@@ -111,7 +111,7 @@ class HopperBackwardProducts(Fixed):
         self.walk, self.signals, self.fragments = walk, signals, fragments
         self.epilogue, self.programs = epilogue, programs
         self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
-        self.row = self.group * HALF + self.own // 32 * 16 + self.own % 32 // 4
+        self.row = self.group * HALF + first_row(self.own)
         self.column = self.own % 4 * 2
 
     @cute.jit

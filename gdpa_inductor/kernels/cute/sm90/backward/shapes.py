@@ -2,11 +2,11 @@
 
 from typing import Any
 
-from cutlass import Float32, cute
+from cutlass import Float32
 
 from ...program import DTYPES
 from ..config import COLS, ROWS, Sm90Config
-from ..wgmma import MN, REGISTERS, K, tile_layout, tiled
+from ..wgmma import MN, REGISTERS, K, staged, tile_layout, tiled
 from .roles import GROUPS, STAGES
 
 HALF = COLS // GROUPS  # keys of a warpgroup, and its columns of dQ
@@ -41,19 +41,14 @@ class HopperShapes:
         """Of the buffers in shared memory, with their stages; s: dS, d: dQ of a warpgroup, fp32;
         gk, gv: 64 rows of dK and dV. kt: K with as many columns as two warpgroups multiply; what is
         read past its end goes into columns of dQ that are not stored."""
-        found = {name: _staged(self.layout(name), STAGES[name]) for name in self.tiles}
-        found["kt"] = _staged(tile_layout(self.dtype, COLS, COLS), 1)
-        found["s"] = _staged(tile_layout(self.dtype, self.rows, COLS), 2)
-        found["d"] = _staged(tile_layout(Float32, self.rows, HALF), GROUPS)
+        found = {name: staged(self.layout(name), STAGES[name]) for name in self.tiles}
+        found["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
+        found["s"] = staged(tile_layout(self.dtype, self.rows, COLS), 2)
+        found["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)
         for name, width in (("gk", self.width), ("gv", self.value_width)):
-            found[name] = _staged(tile_layout(self.dtype, HALF, width), GROUPS)
+            found[name] = staged(tile_layout(self.dtype, HALF, width), GROUPS)
         return found
 
     def layout(self, name: str) -> Any:
         """One tile of an operand."""
         return tile_layout(self.dtype, *self.tiles[name])
-
-
-def _staged(layout: Any, stages: int) -> Any:
-    """So many of the same, one behind the other."""
-    return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))

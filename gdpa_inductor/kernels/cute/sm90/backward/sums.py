@@ -12,15 +12,39 @@ from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
 from ...backward.walk import ResidentTile
 from ...operands import Matrix, Tiles
-from ...values import Fixed, smaller
+from ...values import smaller
 from .roles import CONVERTERS, EMPTY, FULL, GROUPS, HANDED, HopperSignals
 from .turns import Turns
 
 LANES, VECTOR = 32, 8  # columns that a lane converts at a time
-ROUNDS = 1  # of them in flight
 
 
-class QuerySums:
+class QueryTiles:
+    """A role that goes through the steps of the CTA, and counts the query tiles that a tile of it
+    completes."""
+
+    def __init__(self, walk: Turns, signals: HopperSignals) -> None:
+        self.walk, self.signals = walk, signals
+
+    @cute.jit
+    def run(self):
+        """All steps of the CTA."""
+        deal, done = Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            entry = self.walk.entry(tile)
+            for turn in range(tile.passes):
+                head = self.walk.streamed_head(tile, turn)
+                for i in range(tile.end - tile.begin):
+                    done = self.step(tile, head, self.walk.block(tile, entry, i), done)
+            deal += 1
+
+    def step(self, tile: ResidentTile, head: Any, block: Any, done: Any) -> Any:
+        """One query tile. done: how many are complete; returns how many are then."""
+        raise NotImplementedError
+
+
+class QuerySums(QueryTiles):
     """The warp that adds. stores, adds: the tiles of the sums, one for the columns of each
     warpgroup that there are, written by a store and by an addition. counters: Int32 [batch, heads,
     query tiles].
@@ -30,29 +54,20 @@ class QuerySums:
         self, walk: Turns, signals: HopperSignals, stores: list[Tiles], adds: list[Tiles],
         counters: Any, converts: bool,
     ) -> None:  # fmt: skip
-        self.walk, self.signals, self.converts = walk, signals, converts
+        super().__init__(walk, signals)
         self.stores, self.adds, self.counters = stores, adds, counters
+        self.converts = converts
 
-    @cute.jit
-    def run(self):
-        """All steps of the CTA."""
-        deal, done = Int32(0), Int32(0)
-        for group in range_constexpr(GROUPS):
-            cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=HANDED)
-        while self.walk.number(deal) < self.walk.count:
-            tile = self.walk.at(deal)
-            entry = self.walk.entry(tile)
-            for turn in range(tile.passes):
-                head = self.walk.streamed_head(tile, turn)
-                for i in range(tile.end - tile.begin):
-                    done = self.step(tile, head, self.walk.block(tile, entry, i), done)
-            deal += 1
+    def add_all(self) -> None:
+        """The parts of all steps."""
+        for group in range(GROUPS):
+            self.free(group)
+        self.run()
         cute.arch.cp_async_bulk_wait_group(0)
 
     @cute.jit
     def step(self, tile: ResidentTile, head, block, done):
-        """One part of dQ. Where the mask leaves nothing it is zero, and dropped. done: how many
-        query tiles are complete."""
+        """One part of dQ. Where the mask leaves nothing it is zero, and dropped."""
         if const_expr(self.walk.ranges.skips):
             if self.walk.ranges.lives(tile, tile.first, head, block):
                 done = self.add(tile, head, block, done)
@@ -118,32 +133,24 @@ class QuerySums:
         return self.counters + (unit * walk.streamed_tiles + block)
 
 
-class Conversion(Fixed):
+class Conversion(QueryTiles):
     """The warps that convert. sums, grads: dQ in fp32 and in 16 bits. lane: among them."""
 
     def __init__(
         self, walk: Turns, signals: HopperSignals, sums: Matrix, grads: Matrix, lane: Any
     ) -> None:
-        self.walk, self.signals, self.lane = walk, signals, lane
-        self.sums, self.grads = sums, grads
+        super().__init__(walk, signals)
+        self.sums, self.grads, self.lane = sums, grads, lane
 
     @cute.jit
-    def run(self):
-        """The query tiles that are complete with a tile of this CTA."""
-        deal, done = Int32(0), Int32(0)
-        while self.walk.number(deal) < self.walk.count:
-            tile = self.walk.at(deal)
-            entry = self.walk.entry(tile)
-            for turn in range(tile.passes):
-                head = self.walk.streamed_head(tile, turn)
-                for i in range(tile.end - tile.begin):
-                    block = self.walk.block(tile, entry, i)
-                    if self.is_last(tile, head, block):
-                        self.signals.complete.wait(done)
-                        self.convert(tile, head, block)
-                        self.signals.converted.arrive_once(done)
-                        done += 1
-            deal += 1
+    def step(self, tile: ResidentTile, head, block, done):
+        """Nothing, unless a tile of this CTA completes the query tile."""
+        if self.is_last(tile, head, block):
+            self.signals.complete.wait(done)
+            self.convert(tile, head, block)
+            self.signals.converted.arrive_once(done)
+            done += 1
+        return done
 
     @cute.jit
     def is_last(self, tile: ResidentTile, head, block):
@@ -158,23 +165,15 @@ class Conversion(Fixed):
     def convert(self, tile: ResidentTile, head, block):
         """Each lane takes 8 columns of a row, and all of them some rows at a time."""
         height, wide = self.walk.heights.streamed, self.sums.width // VECTOR
-        row, start = block * height, Int64(tile.origin)
+        row, kind = block * height, self.grads.pointer.dtype
         rows = smaller(tile.length - row, Int32(height))
-        lanes = CONVERTERS * LANES
-        for base in range(self.lane, rows * wide, ROUNDS * lanes):
-            found = [cute.make_rmem_tensor(VECTOR, Float32) for _ in range(ROUNDS)]
-            for r in range_constexpr(ROUNDS):
-                item = base + r * lanes
-                if item < rows * wide:
-                    place = (start + row + item // wide, head, tile.batch, item % wide)
-                    cute.autovec_copy(_vector(self.sums, *place), found[r])
-            for r in range_constexpr(ROUNDS):
-                item = base + r * lanes
-                if item < rows * wide:
-                    place = (start + row + item // wide, head, tile.batch, item % wide)
-                    narrow = cute.make_rmem_tensor(VECTOR, self.grads.pointer.dtype)
-                    narrow.store(found[r].load().to(self.grads.pointer.dtype))
-                    cute.autovec_copy(narrow, _vector(self.grads, *place))
+        for item in range(self.lane, rows * wide, CONVERTERS * LANES):
+            place = (Int64(tile.origin) + row + item // wide, head, tile.batch, item % wide)
+            found = cute.make_rmem_tensor(VECTOR, Float32)
+            cute.autovec_copy(_vector(self.sums, *place), found)
+            narrow = cute.make_rmem_tensor(VECTOR, kind)
+            narrow.store(found.load().to(kind))
+            cute.autovec_copy(narrow, _vector(self.grads, *place))
 
 
 def _vector(matrix: Matrix, row: Any, head: Any, batch: Any, part: Any) -> Any:

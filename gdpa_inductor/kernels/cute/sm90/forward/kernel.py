@@ -19,8 +19,6 @@ Each warpgroup has its own products in flight. While one stores its sums, or wai
 scores, the tensor core works for the other.
 """
 
-from typing import Any
-
 from cutlass import Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
@@ -32,7 +30,7 @@ from ...forward.work import Work
 from ...operands import Tiles, matrices
 from ...program import DTYPES, Program
 from ..config import COLS, ROWS, Sm90Config
-from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
+from ..wgmma import MN, WARPGROUP, K, staged, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .epilogue import HopperEpilogue
 from .products import HopperFragments, HopperProducts
@@ -87,7 +85,7 @@ class HopperForward:
         stage = max(cute.cosize(tiles[name]) for name in "kv")
         ring = cute.make_layout(c.key_stages, stride=stage)
         stages = {
-            "q": _staged(tiles["q"], c.query_stages), "o": _staged(tiles["o"], TILES),
+            "q": staged(tiles["q"], c.query_stages), "o": staged(tiles["o"], TILES),
             "k": cute.append(tiles["k"], ring), "v": cute.append(tiles["v"], ring),
         }  # fmt: skip
         self.memory = self.storage(stages)
@@ -136,11 +134,6 @@ class HopperForward:
             atom, mX, sX, lambda tiles: tiles, self.tiles[name], self.bytes[name], jagged,
             name in c.shared,
         )  # fmt: skip
-
-
-def _staged(layout: Any, stages: int) -> Any:
-    """So many of the same, one behind the other."""
-    return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
 
 
 KERNEL = HopperForward

@@ -19,7 +19,7 @@ from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import COLS, ROWS
-from ..wgmma import as_operand, issue, replace_operand, transposed
+from ..wgmma import as_operand, first_row, issue, replace_operand, transposed
 from .epilogue import HopperEpilogue
 from .roles import HopperChannels
 
@@ -129,7 +129,7 @@ class HopperWeights(Fixed):
         self, ranges: KeyRanges, programs: Sequence[Program], tile: Any, first: Any, thread: Any
     ) -> None:
         self.ranges, self.tile, self.first = ranges, tile, first
-        row = first + thread // 32 * 16 + thread % 32 // 4
+        row = first + first_row(thread)
         self.plain, self.careful = (
             [Row(program, tile, row + half) for half in (0, 8)] for program in programs
         )
