@@ -56,7 +56,8 @@ class Evaluator:
     whether an older value of what was read was replaced. missed: writes into a part of what was
     read, in which no lane lies. They are of real numbers only, since each side may look at other
     offsets. valid: the lanes in which the original program raises no error, and numbers mean
-    something.
+    something. owned: the lanes whose jagged row the program takes out of the lane's sequence; None
+    where it takes no padding away.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class Evaluator:
         self.zero = torch.zeros(COUNT, dtype=torch.int64)
         self.true = torch.ones(COUNT, dtype=torch.bool)
         self.valid = self.live = self.true
+        self.owned: Tensor | None = None
         self._touched: dict[Event, tuple[Index, Tensor]] = {}
         self.roots: dict[tuple[Any, int], Root] = {}
         self._memo: dict[Any, Any] = {}
@@ -88,6 +90,11 @@ class Evaluator:
     def require_everywhere(self, holds: Tensor) -> None:
         """The same for an error of any element, be it one that is not used in the end."""
         self.valid = self.valid & holds
+
+    def note_owned(self, row_is_there: Tensor) -> None:
+        """Of several that take padding away the last counts, which is the first to be read."""
+        if self.owned is None:
+            self.owned = self.live & row_is_there
 
     def note_gap(self, args: Sequence[Any]) -> None:
         """Two numbers are compared."""

@@ -80,6 +80,7 @@ def _unpadded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
         return ev.element(held.source, event.number, at)
     start, length = span(ev, held.offsets, event.number, sequence)
     row = index[0] - start
+    ev.note_owned((row >= 0) & (row < length))
     at = (sequence, ev.clamped(row, longest), *index[1:])
     made = torch.where(row < longest, ev.element(held.source, event.number, at), 0)
     # By these offsets the row is one of another sequence: something else stands there.

@@ -51,9 +51,9 @@ class Proof:
         if isinstance(found, bool):
             return found
         call = Fused(found[1].event)
-        lanes, output, row, key, exists = self._sampled(call, found[1])
+        lanes, output, row, key = self._sampled(call, found[1])
         if call.jagged:  # now the lanes know whose row is read
-            found = self._traced(lanes, output, exists)
+            found = self._traced(lanes, output, self._owned(call, lanes, output))
             assert not isinstance(found, bool)
         second, fused, valid = found
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
@@ -92,20 +92,23 @@ class Proof:
         return tuple(positions(self.before.sizes, self.seed, "output", self._literals()))
 
     def _traced(
-        self, lanes: Lanes, index: Index, valid: Tensor | None = None
+        self, lanes: Lanes, index: Index, owned: Tensor | None = None
     ) -> tuple[_Read, _Read, Tensor] | bool:
         """Where the elements of the output are summed, on both sides, and in which lanes. Where no
-        fused call is behind it, whether they are equal.
+        fused call is behind it, whether they are equal. owned: the lanes whose row the fused call
+        computes for the lane's sequence.
         """
         # Exact in every dtype that the result may be cast to on the way.
         given = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0)
         ends: dict[str, _Read] = {}
         values: dict[str, Tensor] = {}
-        valid = torch.ones(COUNT, dtype=torch.bool) if valid is None else valid
+        valid = torch.ones(COUNT, dtype=torch.bool) if owned is None else owned
         for side, place in (("before", self.before), ("after", self.after)):
             products = dict.fromkeys(self.products[side], given)
             ev = Evaluator(self.log, lanes, dict.fromkeys(products, given))
             values[side] = ev.element(place, self.log.now, index)
+            if owned is not None and ev.owned is not None:
+                self._refuse_missing(ev.owned & ev.valid & ~owned)
             valid = valid & ev.valid
             if len(ev.touched) > 1:
                 raise Incomplete("the output is made from several products")
@@ -120,11 +123,16 @@ class Proof:
             raise Fault("the result of the fused call is used as something else", self._node())
         return ends["before"], ends["after"], valid
 
+    def _refuse_missing(self, rows: Tensor) -> None:
+        """Rows that the model takes out of a sequence, and the fused call does not compute."""
+        if bool(rows.any()):
+            raise Fault("a row of a sequence is not computed", self._node())
+
     def _node(self) -> str:
         return self.claim.after_node
 
-    def _sampled(self, call: Fused, fused: _Read) -> tuple[Lanes, Index, Tensor, Tensor, Tensor]:
-        """Lanes, the output's index in them, row and key of a score, and whether the row exists."""
+    def _sampled(self, call: Fused, fused: _Read) -> tuple[Lanes, Index, Tensor, Tensor]:
+        """Lanes, the output's index in them, row and key of a score."""
         index, known = list(self._output_index()), self._literals()
         row = positions([call.rows], self.seed, "row", known)[0]
         if call.cu_query is None:
@@ -138,12 +146,18 @@ class Proof:
         total = max(call.total, 1)
         step = max(total // call.batch, 1), max(call.rows, call.keys, 1)
         lanes = Lanes(self.seed, self._around(call, row, key), sequence, total, step)
-        exists = torch.ones(COUNT, dtype=torch.bool)
         if call.cu_query is not None:
-            start, length = call.span(Evaluator(self.log, lanes, {}), call.cu_query)
+            start, _ = call.span(Evaluator(self.log, lanes, {}), call.cu_query)
             index[0] = (start + row).clamp(0, total - 1)
-            exists = (row < length) & (index[0] == start + row)
-        return lanes, tuple(index), row, key, exists
+            row = (index[0] - start).clamp(min=0)
+        return lanes, tuple(index), row, key
+
+    def _owned(self, call: Fused, lanes: Lanes, index: Index) -> Tensor:
+        """Whether the row of an element is one of the lane's sequence."""
+        if call.cu_query is None:
+            return torch.ones(COUNT, dtype=torch.bool)
+        start, length = call.span(Evaluator(self.log, lanes, {}), call.cu_query)
+        return (index[0] >= start) & (index[0] < start + length)
 
     def _around(self, call: Fused, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Integers near which a mask may change its mind."""

@@ -83,14 +83,6 @@ def not_taken(problem: Problem) -> str:
     )
 
 
-def no_backward(problem: Problem) -> str:
-    """Why the backward is not taken on this device, or ""."""
-    kind = config_of(problem.device)
-    if kind is None or kind.trains or not problem.needs:
-        return ""
-    return f"the CuTe backward for {kind.gpu} is not chosen yet"
-
-
 def triton_is_faster(problem: Problem) -> str:
     """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
     kind = config_of(problem.device)
@@ -197,7 +189,6 @@ BACKEND = Backend(
         Rule(Code.DEVICE, no_kernel, quiet=True),
         Rule(Code.DEVICE, no_cutlass),
         Rule(Code.DTYPE, not_taken),
-        Rule(Code.DEVICE, no_backward),
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(),

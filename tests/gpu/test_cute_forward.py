@@ -70,7 +70,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
 
 
 def test_a_training_step() -> None:
-    """Through torch.compile: the forward is this kernel's, the backward is Triton's."""
+    """Through torch.compile, in both directions."""
     torch.manual_seed(0)
     given = [torch.randn(2, 3, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     direction = torch.randn_like(given[0])
@@ -83,8 +83,7 @@ def test_a_training_step() -> None:
     dynamo.counters.clear()
     compiled = torch.compile(attend, backend=gdpa_backend, options={"gdpa.kernel": "cute"})
     fused = step(compiled, given, direction)
-    assert dynamo.counters["gdpa"]["lowered_cute"] == 1
-    assert dynamo.counters["gdpa"]["lowered_triton"] == 1
+    assert dynamo.counters["gdpa"]["lowered_cute"] == 2
     plain = step(attend, given, direction)
     wide = step(attend, [x.double() for x in given], direction.double())
     for i, found in enumerate(zip(fused, plain, wide, strict=True)):

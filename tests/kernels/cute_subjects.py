@@ -66,6 +66,9 @@ def of_backward(
 
 FIRST = (3, "the first column of a block is there; a query tile without keys has no rows")
 TOGETHER = (1, "both query tiles are released together")
+# The loads' wait for room for Q_1. A tile before with one block has as many for Q_0, on whose room
+# they waited. Else its last V found room only after the scores of Q_1 that were to come.
+BEFORE = (1, f"{TOGETHER[1]}, or room for a later V came after the last scores of Q_1")
 COLUMNS = range(1, 128)  # of a tile of scores that are there
 HALF = range(1, 65)  # two warpgroups of the backward run the same code, each on a half
 SHORT, LONG = (200, 0, 129, 40), (1000, 0, 130, 0)
@@ -82,7 +85,10 @@ SUBJECTS: dict[str, Subject] = {
     "forward-causal": of_forward(
         {"m": 640, "n": 100, "h": 2}, {"m": 520, "n": 520, "h": 2},
         tails=({"m": 130, "n": n} for n in COLUMNS), program=CAUSAL_POLE, dtype=F16,
-        redundant={"mask": (4, f"{FIRST[1]}; no row lies above the first column of its blocks")},
+        redundant={
+            "mask": (4, f"{FIRST[1]}; no row lies above the first column of its blocks"),
+            "wait": BEFORE,
+        },
     ),
     "forward-jagged": of_forward(
         {"q_lengths": (100, 384, 140, 130), "k_lengths": (0, 80, 0, 100)},

@@ -25,8 +25,7 @@ class KernelConfig:
     """The fields are those of every architecture; the constants are set by its subclass.
 
     folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows, cols:
-    of a score tile. max_dim: the largest head dim. trains: whether its backward may be chosen.
-    rivalled: Triton is faster there on some problems.
+    of a score tile. max_dim: the largest head dim. rivalled: Triton is faster there on some problems.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -43,7 +42,6 @@ class KernelConfig:
     rows: ClassVar[int]
     cols: ClassVar[int]
     max_dim: ClassVar[int]
-    trains: ClassVar[bool]
     rivalled: ClassVar[bool]
 
     dtype: str

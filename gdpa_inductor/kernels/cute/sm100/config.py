@@ -19,7 +19,6 @@ class Sm100Config(config.KernelConfig):
     rows = ROWS
     cols = COLS
     max_dim = 128
-    trains = True
     rivalled = False
 
     @property

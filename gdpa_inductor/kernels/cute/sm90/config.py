@@ -19,7 +19,6 @@ class Sm90Config(config.KernelConfig):
     rows = ROWS
     cols = COLS
     max_dim = 128
-    trains = False  # its last form has not run on a GPU
     rivalled = True
 
     @property
