@@ -32,7 +32,9 @@ from .backends import Backend, Rule, hint
 from .call import Call, extern_call
 
 PACKAGE = "nvidia-cutlass-dsl"
-ENOUGH = 28  # log2 of the scores of a call
+# Where the forward for Hopper begins to be faster than Triton's (docs/hopper.md).
+ENOUGH = 26  # log2 of the scores of a call
+LONG = 1024  # the most queries of a jagged sequence
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
@@ -83,13 +85,21 @@ def not_taken(problem: Problem) -> str:
     )
 
 
+def by_name_only(problem: Problem) -> str:
+    """Why the backward is not chosen unasked on this GPU, or ""."""
+    kind = config_of(problem.device)
+    if kind is None or kind.trains or not problem.needs:
+        return ""
+    return f"the CuTe backward for {kind.gpu} is taken if asked for by name (gdpa.kernel='cute')"
+
+
 def triton_is_faster(problem: Problem) -> str:
     """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
     kind = config_of(problem.device)
     if kind is None or not kind.rivalled:
         return ""
-    if problem.jagged:
-        return f"on {kind.gpu} Triton is as fast on jagged operands, and starts sooner"
+    if problem.jagged and hint(problem.rows) < LONG:
+        return f"on {kind.gpu} Triton is faster on jagged sequences shorter than {LONG}"
     if min(hint(problem.head_dim), hint(problem.value_dim)) <= 64:
         return f"on {kind.gpu} Triton is faster at head dims up to 64"
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
@@ -168,15 +178,23 @@ def _launch() -> Any:
     return launch
 
 
+@functools.cache
+def _launch_backward() -> Any:
+    from ..kernels.cute.backward import launch
+
+    return launch
+
+
 def _attention(given: Arguments[Tensor]) -> Tensor:
     out: Tensor = _launch().forward(given.operands, **given.options)
     return out
 
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
-    from ..kernels.cute.backward.launch import backward
-
-    return backward(given.grad_out, given.operands, given.needs, **given.options)
+    found: list[Tensor] = _launch_backward().backward(
+        given.grad_out, given.operands, given.needs, **given.options
+    )
+    return found
 
 
 FORWARD.register(_LIBRARY, "CUDA", _attention, fake_output)
@@ -192,7 +210,7 @@ BACKEND = Backend(
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(),
-    yields=(Rule(Code.SLOWER, triton_is_faster),),
+    yields=(Rule(Code.DEVICE, by_name_only), Rule(Code.SLOWER, triton_is_faster)),
     lower=lower,
     lower_backward=lower_backward,
 )

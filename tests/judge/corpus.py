@@ -184,11 +184,12 @@ def from_seeds(count: int) -> list[Subject]:
         program = generate(seed)
         seed += 1
         if program.label == "hazard" and program.door != "export" and not program.second:
-            found.append(_drawn(program))
+            found.append(drawn(program))
     return found
 
 
-def _drawn(program: Program) -> Subject:
+def drawn(program: Program) -> Subject:
+    """A program of the adversary."""
     entry = judging.enter(program)
     dtype = FLOATING[program.dtype]
 

@@ -92,8 +92,8 @@ def test_it_is_the_choice_of_hopper_for_large_forwards():
     [
         {"head_dim": 64},
         {"value_dim": 64},
-        {"rows": 1024},
-        {"jagged_query": True, "jagged_key": True},
+        {"rows": 256},
+        {"jagged_query": True, "jagged_key": True, "batch": 1024, "rows": 512},
     ],
     ids=str,
 )
@@ -106,9 +106,18 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_it_is_the_choice_of_hopper_for_large_backwards():
-    given = problem(**LARGE, needs=(True, True, True))
+def test_it_is_the_choice_of_hopper_for_long_sequences():
+    given = problem(**LARGE, jagged_query=True, jagged_key=True)
     assert lowerings.choose(given, Options()).kernel == "cute"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_backward_of_hopper_is_asked_for_by_name():
+    given = problem(**LARGE, needs=(True, True, True))
+    choice = lowerings.choose(given, Options())
+    assert choice.kernel == "triton"
+    assert "if asked for by name" in choice.reason
+    assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
 
 
 @pytest.mark.usefixtures("blackwell")

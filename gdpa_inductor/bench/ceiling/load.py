@@ -16,6 +16,7 @@ from torch import Tensor
 
 Call = Callable[[], object]
 BATCH = 16
+LEAD = 64  # flushes that the GPU does meanwhile, some 5 ms
 FLUSH = 1 << 28  # bytes: more than the L2 cache holds
 # Operations in bf16 of the tensor cores of one multiprocessor in a clock (Hopper).
 TENSOR = 4096
@@ -47,7 +48,7 @@ def turn_ms(call: Call, cache: Tensor, seconds: float) -> float:
 def runs_ms(call: Call, cache: Tensor) -> list[float]:
     """A batch of runs. The GPU is kept busy before it, so that the CPU gets ahead, and what it
     takes to launch is not measured."""
-    for _ in range(20):
+    for _ in range(LEAD):
         cache.zero_()
     call()
     marks = []

@@ -25,7 +25,8 @@ class KernelConfig:
     """The fields are those of every architecture; the constants are set by its subclass.
 
     folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows, cols:
-    of a score tile. max_dim: the largest head dim. rivalled: Triton is faster there on some problems.
+    of a score tile. max_dim: the largest head dim. rivalled: Triton is faster there on some
+    problems. trains: its backward is chosen unasked.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -43,6 +44,7 @@ class KernelConfig:
     cols: ClassVar[int]
     max_dim: ClassVar[int]
     rivalled: ClassVar[bool]
+    trains: ClassVar[bool]
 
     dtype: str
     head_dim: int

@@ -24,6 +24,7 @@ from .program import LETTERS
 
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
 MOST = 512  # plans that are kept; lengths that vary make a form each
+FEW = 8  # strides of the other matrices that a plan remembers
 
 Kind = type[KernelConfig]
 
@@ -36,7 +37,7 @@ class LaunchPlan:
     copied: which of query, key and value TMA cannot read as they lie. strides: of the three as they
     are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
     queries have to be brought to the dtype of the keys'. scalars: how many the program reads.
-    launchers: of the kernels that were asked for.
+    launchers: of the kernels that were asked for. words: `form_words` by the strides of the others.
     """
 
     config: KernelConfig
@@ -49,6 +50,7 @@ class LaunchPlan:
     widened: bool
     scalars: int
     launchers: dict[str, Launcher] = field(default_factory=dict)
+    words: dict[Hashable, bytes] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -79,10 +81,16 @@ class LaunchPlan:
         return replace(o, query=query, key=key, value=value, cu_seqlens_q=cu_q)
 
     def form_words(self, others: Sequence[Tensor]) -> bytes:
-        """Of a launcher. others: its matrices beside query, key and value."""
-        steps = [step for x in others for step in strides(x)]
-        words = (*self.sizes, *self.strides, *steps, *self.aux_strides)
-        return struct.pack(f"{len(words)}q", *words)
+        """Of a launcher. others: its matrices beside query, key and value. Their shapes follow from
+        the form, so their strides are enough to know them again."""
+        known = tuple(x.stride() for x in others)
+        if known not in self.words:
+            steps = [step for x in others for step in strides(x)]
+            words = (*self.sizes, *self.strides, *steps, *self.aux_strides)
+            if len(self.words) >= FEW:
+                self.words.clear()
+            self.words[known] = struct.pack(f"{len(words)}q", *words)
+        return self.words[known]
 
     @functools.cached_property
     def output_words(self) -> bytes:

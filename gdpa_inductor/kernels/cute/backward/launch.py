@@ -3,9 +3,11 @@
 Nothing here reads a length from the device.
 """
 
+import functools
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,13 +46,18 @@ def backward(
     reason = no_such_gradients(needs, *heads, heads[0] == heads[1])
     if reason := reason or _unlike_output(grad_out, plan, o):
         raise GDPAError(reason)
-    folder = importlib.import_module(f"..{plan.config.folder}.backward.launch", __package__)
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
     given = (plan, o, plan.readable(o), aligned(grad_out), longest_first(o))
     call = BackwardCall(*given, ctas, stream)
-    found: dict[str, Tensor] = folder.gradients(call, asked)
+    found: dict[str, Tensor] = _kernels(plan.config.folder).gradients(call, asked)
     return [call.finished(letter, found[letter]) for letter in asked]
+
+
+@functools.cache
+def _kernels(folder: str) -> Any:
+    """The launches of an architecture."""
+    return importlib.import_module(f"..{folder}.backward.launch", __package__)
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:

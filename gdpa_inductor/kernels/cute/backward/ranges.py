@@ -91,15 +91,19 @@ class StreamedRanges(Fixed):
         return smaller(begin, end), end
 
     @cute.jit
-    def living(self, tile: ResidentTile, head, block, first, end):
-        """How many of the resident tiles first.. of the sequence live at a streamed one; by a whole
-        warp."""
-        found = Int32(end - first)
-        if cutlass.const_expr(self.skips):
-            found = Int32(0)
-            for base in cutlass.range(first, end, LANES, unroll=1):
-                other = base + cute.arch.lane_idx()
-                live = self.lives(tile, other * self.heights.resident, head, block)
-                vote = cute.arch.vote_ballot_sync((other < end) & live)
-                found += Int32(cute.arch.popc(vote))
-        return found
+    def living(self, tile: ResidentTile, head, block, index, count):
+        """How many of the `count` resident tiles of the sequence live at a streamed one, before
+        number `index` and after it, and whether that one does; by a whole warp."""
+        below, above, here = Int32(0), Int32(0), Boolean(False)
+        for base in cutlass.range(0, count, LANES, unroll=1):
+            other = base + cute.arch.lane_idx()
+            live = self.lives(tile, other * self.heights.resident, head, block) & (other < count)
+            below += _votes(live & (other < index))
+            above += _votes(live & (other > index))
+            here = here | (_votes(live & (other == index)) > 0)
+        return below, above, here
+
+
+def _votes(holds: Any) -> Any:
+    """In how many lanes it holds."""
+    return Int32(cute.arch.popc(cute.arch.vote_ballot_sync(holds)))

@@ -21,7 +21,8 @@ class ResidentTile:
 
     batch, head: of the resident operands. first: its first row, of `rows` in its sequence, which
     begins at row `start` of a jagged operand. length, origin: the same of the streamed side.
-    passes: how many heads stream past. begin, end: the streamed tiles of one pass.
+    passes: how many heads stream past. begin, end: the streamed tiles of one pass. descends: it
+    meets the last of them first (sm90 only).
     """
 
     batch: Any
@@ -34,6 +35,7 @@ class ResidentTile:
     passes: Any
     begin: Any = None
     end: Any = None
+    descends: Any = False
 
     @property
     def steps(self) -> Any:

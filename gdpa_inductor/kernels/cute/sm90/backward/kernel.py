@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, const_expr, cute
+from cutlass import Float32, Int32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
@@ -74,7 +74,7 @@ class HopperBackward:
         """Shared memory: barriers first, then the tiles. sX: dS, and at the end of a tile dV, then
         dK."""
         sizes = {name: cute.cosize(layout) for name, layout in layouts.items()}
-        k, v, q, o, d = (sizes[name] for name in "kvqod")
+        k, v, q, o, d, c = (sizes[name] for name in "kvqodc")
         kind, x = self.shapes.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
 
         @cute.struct
@@ -86,6 +86,7 @@ class HopperBackward:
             sdO: cute.struct.Align[cute.struct.MemRange[kind, o], 1024]
             sX: cute.struct.Align[cute.struct.MemRange[kind, x], 1024]
             sdQ: cute.struct.Align[cute.struct.MemRange[Float32, d], 1024]
+            sums: cute.struct.Align[cute.struct.MemRange[Float32, c], 1024]
 
         return Memory
 
@@ -104,22 +105,24 @@ class HopperBackward:
         return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, self.shapes.tiles[name])
 
     def stores(self, gradients: dict[str, Matrix]) -> dict[str, Any]:
-        """The same of the gradients: "dq" stores, "add" adds to it."""
+        """The same of the gradients: "dq" stores, "add" adds to it, "read" loads it."""
         shapes, op = self.shapes, cpasync.CopyBulkTensorTileS2GOp()
         tiles = {
             "dq": (Float32, shapes.rows, HALF), "gk": (shapes.dtype, HALF, shapes.width),
             "gv": (shapes.dtype, HALF, shapes.value_width),
         }  # fmt: skip
 
-        def made(name: str, op: Any) -> Any:
+        def made(name: str, op: Any, layout: Any = None) -> Any:
             kind, *tile = tiles[name]
-            matrix = gradients[name].tensor()
-            return cpasync.make_tiled_tma_atom(op, matrix, tile_layout(kind, *tile), tuple(tile))
+            matrix, layout = gradients[name].tensor(), layout or tile_layout(kind, *tile)
+            return cpasync.make_tiled_tma_atom(op, matrix, layout, tuple(tile))
 
         # Those of shared operands are in fp32, and stored without TMA.
         stored = [x for x in tiles if gradients[x].pointer.dtype is tiles[x][0]]
         found = {name: made(name, op) for name in stored}
-        return {**found, "add": made("dq", cpasync.CopyReduceBulkTensorTileS2GOp())}
+        found["add"] = made("dq", cpasync.CopyReduceBulkTensorTileS2GOp())
+        found["read"] = made("dq", cpasync.CopyBulkTensorTileG2SOp(), shapes.plain)
+        return found
 
     @cute.kernel
     def kernel(
@@ -132,7 +135,7 @@ class HopperBackward:
         thread, _, _ = cute.arch.thread_idx()
         buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
         shared = self.views(buffers, layouts)
-        signals = HopperSignals(buffers.barriers.data_ptr())
+        signals = HopperSignals(buffers.barriers.data_ptr(), self.shapes.columns)
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
         ranges = StreamedRanges(c, True, heights, aux, scalars)
@@ -159,10 +162,10 @@ class HopperBackward:
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
                 QuerySums(Turns(*walk), signals, *ways, counters, converts).add_all()
-            if const_expr(converts):  # noqa: SIM102 (decided at compile time)
-                if warp >= CONVERSION:
-                    lane, ends = thread - 32 * CONVERSION, (gradients["dq"], gradients["gq"])
-                    Conversion(Turns(*walk), signals, *ends, lane).run()
+            for number in range_constexpr(self.shapes.columns if converts else 0):
+                if warp == CONVERSION + number:
+                    sums = self.tiles("dq", copies["read"], shared["c"], number)
+                    Conversion(Turns(*walk), signals, sums, gradients["gq"], number).run()
 
     def views(self, buffers: Any, layouts: dict[str, Any]) -> dict[str, Any]:
         """Shared memory as tensors."""
@@ -170,15 +173,15 @@ class HopperBackward:
             "q": buffers.sQ, "k": buffers.sK, "v": buffers.sV, "o": buffers.sdO, "s": buffers.sX,
             "gk": buffers.sX, "gv": buffers.sX, "d": buffers.sdQ, "kt": buffers.sK,
         }  # fmt: skip
-        return {
+        found = {
             name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
             for name, place in places.items()
         }
+        return {**found, "c": buffers.sums.get_tensor(layouts["c"])}
 
     def columns(self, copy: Any, sdQ: Any) -> list[Tiles]:
         """The tiles of the sums of dQ, by the columns of each warpgroup that there are."""
-        count = -(-self.config.head_dim // HALF)
-        return [self.tiles("dq", copy, sdQ, column) for column in range(count)]
+        return [self.tiles("dq", copy, sdQ, column) for column in range(self.shapes.columns)]
 
     def tiles(self, name: str, copy: Any, sX: Any, column: int = 0) -> Tiles:
         """The tiles of a matrix. column: which of those of a row."""

@@ -30,7 +30,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     sums = grad_query if shared else torch.empty_like(grad_query, dtype=torch.float32)
     tiles = -(-call.plan.sizes[4] // ROWS)
     shape = (call.plan.batch, call.plan.sizes[1], tiles, 1)
-    counters = torch.zeros(shape, dtype=torch.int32, device=sums.device)
+    counters = sums.new_zeros(shape, dtype=torch.int32)
     matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
     call.launch(call.plan.launcher("backward", launcher), matrices)
     return found

@@ -13,7 +13,6 @@ LOADS, SUMS, CONVERSION, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-
 CONVERTERS = WARPS - CONVERSION
 REGISTERS = {"products": 240, "others": 24}  # 384 threads share 168 each
 STAGES = {"k": 1, "v": 1, "q": 2, "o": 2}  # of the operands in shared memory; o: dO
-
 PENDING = 2  # query tiles of dQ that wait for their conversion
 
 # Named barriers. The last three have one for each warpgroup.
@@ -30,15 +29,16 @@ class HopperSignals(Fixed):
     full[x]      operand x has landed: the load warp
     empty[x]     it is read no more: each warp that multiplies
     complete     all parts of a query tile of dQ are added: the warp that adds
-    converted    its sums are read: the warps that convert
+    read         its sums are in shared memory: TMA, for each warp that converts
+    converted    they may be overwritten: the warps that convert
 
-    q and o are counted in steps, k and v in tiles that have steps, the last two in query tiles that
-    this CTA completes.
+    q and o are counted in steps, k and v in tiles that have steps, the last three in query tiles
+    that this CTA completes.
     """
 
-    COUNT = 2 * (sum(STAGES.values()) + PENDING)
+    COUNT = 2 * (sum(STAGES.values()) + PENDING) + CONVERTERS
 
-    def __init__(self, pointer: Any) -> None:
+    def __init__(self, pointer: Any, converters: int) -> None:
         self.full: dict[str, Signal] = {}
         self.empty: dict[str, Signal] = {}
         for name, stages in STAGES.items():
@@ -46,14 +46,16 @@ class HopperSignals(Fixed):
             self.empty[name] = Signal(pointer + stages, stages, LOADS)
             pointer = pointer + 2 * stages
         self.complete = Signal(pointer, PENDING, 1)
-        self.converted = Signal(pointer + PENDING, PENDING, CONVERTERS)
+        self.converted = Signal(pointer + PENDING, PENDING, converters)
+        pointer = pointer + 2 * PENDING
+        self.read = [Signal(pointer + i, 1, 1) for i in range(converters)]
 
     @cute.jit
     def start(self, warp):
         """Barriers are there for all warps after this."""
         if warp == LOADS:
             with cute.arch.elect_one():
-                ends = (self.complete, self.converted)
+                ends = (self.complete, self.converted, *self.read)
                 for signal in (*self.full.values(), *self.empty.values(), *ends):
                     signal.init()
             cute.arch.mbarrier_init_fence()

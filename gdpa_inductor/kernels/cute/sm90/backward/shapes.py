@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cutlass import Float32
+from cutlass import Float32, cute
 
 from ...program import DTYPES
 from ..config import COLS, ROWS, Sm90Config
@@ -21,6 +21,7 @@ class HopperShapes:
         # 64 where both sides are jagged; why is not known.
         self.width = HALF if config.head_dim <= HALF else COLS
         self.value_width = config.padded_value_dim
+        self.columns = -(-config.head_dim // HALF)  # of dQ, 64 each
         heights = {"k": COLS, "v": COLS, "q": self.rows, "o": self.rows}
         widths = {"k": self.width, "q": self.width, "v": self.value_width, "o": self.value_width}
         self.tiles = {name: (heights[name], widths[name]) for name in "kvqo"}
@@ -38,16 +39,24 @@ class HopperShapes:
         }
 
     def layouts(self) -> dict[str, Any]:
-        """Of the buffers in shared memory, with their stages; s: dS, d: dQ of a warpgroup, fp32;
-        gk, gv: 64 rows of dK and dV. kt: K with as many columns as two warpgroups multiply; what is
-        read past its end goes into columns of dQ that are not stored."""
+        """Of the buffers in shared memory, with their stages.
+
+        s: dS; d: dQ of a warpgroup, fp32; c: sums of dQ that are converted; gk, gv: 64 rows of dK
+        and dV; kt: K with as many columns as two warpgroups multiply. What is read past its end
+        goes into columns of dQ that are not stored."""
         found = {name: staged(self.layout(name), STAGES[name]) for name in self.tiles}
         found["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
         found["s"] = staged(tile_layout(self.dtype, self.rows, COLS), 2)
         found["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)
+        found["c"] = staged(self.plain, self.columns)
         for name, width in (("gk", self.width), ("gv", self.value_width)):
             found[name] = staged(tile_layout(self.dtype, HALF, width), GROUPS)
         return found
+
+    @property
+    def plain(self) -> Any:
+        """A part of dQ without a swizzle, as it is read for its conversion."""
+        return cute.make_layout((self.rows, HALF), stride=(HALF, 1))
 
     def layout(self, name: str) -> Any:
         """One tile of an operand."""

@@ -13,10 +13,12 @@ from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 from ...backward.walk import ResidentTile
 from ...operands import Matrix, Tiles
 from ...values import smaller
-from .roles import CONVERTERS, EMPTY, FULL, GROUPS, HANDED, HopperSignals
+from .roles import EMPTY, FULL, GROUPS, HANDED, HopperSignals
+from .shapes import HALF
 from .turns import Turns
 
-LANES, VECTOR = 32, 8  # columns that a lane converts at a time
+VECTOR = 8  # columns that a lane converts at a time
+LANES, COLUMNS = 32, HALF // VECTOR  # lanes of a warp, and those that share a row
 
 
 class QueryTiles:
@@ -68,22 +70,19 @@ class QuerySums(QueryTiles):
     @cute.jit
     def step(self, tile: ResidentTile, head, block, done):
         """One part of dQ. Where the mask leaves nothing it is zero, and dropped."""
-        if const_expr(self.walk.ranges.skips):
-            if self.walk.ranges.lives(tile, tile.first, head, block):
-                done = self.add(tile, head, block, done)
-            else:
-                for group in range_constexpr(GROUPS):
-                    self.taken(group)
-                    self.free(group)
+        before, after, adds = self.walk.turn(tile, head, block)
+        if adds:
+            done = self.add(tile, head, block, before, after, done)
         else:
-            done = self.add(tile, head, block, done)
+            for group in range_constexpr(GROUPS):
+                self.taken(group)
+                self.free(group)
         return done
 
     @cute.jit
-    def add(self, tile: ResidentTile, head, block, done):
+    def add(self, tile: ResidentTile, head, block, before, after, done):
         """In turn. The buffer is free for the next part before the counter moves on."""
         counter = self.counter(tile, head, block)
-        before, after = self.walk.turn(tile, head, block)
         found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
         while found != before:
             found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
@@ -134,56 +133,62 @@ class QuerySums(QueryTiles):
 
 
 class Conversion(QueryTiles):
-    """The warps that convert. sums, grads: dQ in fp32 and in 16 bits. lane: among them."""
+    """A warp that converts 64 columns. sums: their tiles in fp32, read without a swizzle. grads: dQ
+    in 16 bits. number: of the warp."""
 
     def __init__(
-        self, walk: Turns, signals: HopperSignals, sums: Matrix, grads: Matrix, lane: Any
+        self, walk: Turns, signals: HopperSignals, sums: Tiles, grads: Matrix, number: int
     ) -> None:
         super().__init__(walk, signals)
-        self.sums, self.grads, self.lane = sums, grads, lane
+        self.sums, self.grads, self.number = sums, grads, number
 
     @cute.jit
     def step(self, tile: ResidentTile, head, block, done):
         """Nothing, unless a tile of this CTA completes the query tile."""
-        if self.is_last(tile, head, block):
+        _, after, adds = self.walk.turn(tile, head, block)
+        if adds & (after == 0):
             self.signals.complete.wait(done)
-            self.convert(tile, head, block)
+            self.read(tile, head, block, done)
+            self.write(tile, head, block)
             self.signals.converted.arrive_once(done)
             done += 1
         return done
 
-    @cute.jit
-    def is_last(self, tile: ResidentTile, head, block):
-        """Whether this tile adds, and after all others."""
-        _, after = self.walk.turn(tile, head, block)
-        last = after == 0
-        if const_expr(self.walk.ranges.skips):
-            last = last & self.walk.ranges.lives(tile, tile.first, head, block)
-        return last
+    def read(self, tile: ResidentTile, head: Any, block: Any, done: Any) -> None:
+        """The sums to shared memory. Other CTAs have added to them by TMA."""
+        cute.arch.fence_proxy("async.global")
+        read, row = self.signals.read[self.number], block * self.walk.heights.streamed
+        read.expect(done, self.sums.size)
+        place = (tile.origin, row, tile.length, head, tile.batch, self.number)
+        self.sums.copy(*place, read.at(done))
+        read.wait(done)
 
     @cute.jit
-    def convert(self, tile: ResidentTile, head, block):
-        """Each lane takes 8 columns of a row, and all of them some rows at a time."""
-        height, wide = self.walk.heights.streamed, self.sums.width // VECTOR
-        row, kind = block * height, self.grads.pointer.dtype
-        rows = smaller(tile.length - row, Int32(height))
-        for item in range(self.lane, rows * wide, CONVERTERS * LANES):
-            place = (Int64(tile.origin) + row + item // wide, head, tile.batch, item % wide)
-            found = cute.make_rmem_tensor(VECTOR, Float32)
-            cute.autovec_copy(_vector(self.sums, *place), found)
-            narrow = cute.make_rmem_tensor(VECTOR, kind)
-            narrow.store(found.load().to(kind))
-            cute.autovec_copy(narrow, _vector(self.grads, *place))
+    def write(self, tile: ResidentTile, head, block):
+        """Each lane takes 8 columns of a row, and all of them 4 rows at a time."""
+        height, kind = self.walk.heights.streamed, self.grads.pointer.dtype
+        lane, row = cute.arch.lane_idx(), block * height
+        column = lane % COLUMNS * VECTOR
+        first = self.row(tile, head, row) + column
+        buffer = self.sums.sX[None, None, self.number].iterator
+        if self.number * HALF + column < self.grads.width:
+            rows = smaller(tile.length - row, Int32(height))
+            for i in range(lane // COLUMNS, rows, LANES // COLUMNS):
+                found = cute.make_rmem_tensor(VECTOR, Float32)
+                cute.autovec_copy(_vector(buffer + (i * HALF + column)), found)
+                narrow = cute.make_rmem_tensor(VECTOR, kind)
+                narrow.store(found.load().to(kind))
+                cute.autovec_copy(narrow, _vector(first + i * Int64(self.grads.strides[2])))
+        cute.arch.sync_warp()
+
+    def row(self, tile: ResidentTile, head: Any, row: Any) -> Any:
+        """Where the columns of the warp begin in a row of the sequence."""
+        sb, sh, sr = (Int64(s) for s in self.grads.strides)
+        place = (Int64(tile.origin) + row) * sr + head * sh + self.number * HALF
+        return self.grads.pointer + (place if self.grads.jagged else place + tile.batch * sb)
 
 
-def _vector(matrix: Matrix, row: Any, head: Any, batch: Any, part: Any) -> Any:
-    """8 columns of a row. row: in its sequence, if the matrix is dense."""
-    sb, sh, sr = (Int64(s) for s in matrix.strides)
-    place = row * sr + head * sh + part * VECTOR
-    if not matrix.jagged:
-        place = place + batch * sb
-    target = cute.make_ptr(
-        matrix.pointer.dtype, (matrix.pointer + place).toint(), cute.AddressSpace.gmem,
-        assumed_align=16,
-    )  # fmt: skip
-    return cute.make_tensor(target, cute.make_layout(VECTOR))
+def _vector(pointer: Any) -> Any:
+    """8 numbers from there on; 16 bytes at a time can be moved."""
+    aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
+    return cute.make_tensor(aligned, cute.make_layout(VECTOR))

@@ -7,23 +7,28 @@ one after the other, the last keys of a head first.
 
 Without a mask the tiles that run at once begin at different query tiles, and go around. The one
 that begins nearest before a query tile comes to it first, then the one before that. So no tile
-finds another at its place. Otherwise the query tiles ascend, and the last keys come first. Under a
-causal mask these begin at the diagonal, where no other has been.
+finds another at its place.
+
+Otherwise the query tiles ascend, and the last keys come first. Under a causal mask these begin at
+the diagonal, where no other has been. All begin at once, and the first keys end last. Tiles that
+run at once in the next round begin where the CTAs come from: those of the last keys first. So they
+go the other way, from the last query tile down, the first keys first, and end at once.
 
 No turn waits forever. All CTAs are resident: the launch is cooperative.
 
 - If the tiles of a head run at once and go around, a tile waits for two kinds of others. These come
   to the query tile in an earlier step of their own, or in the same step with higher keys. That is
   no circle.
-- If they run at once and ascend, a tile waits for higher keys at the same query tile. The highest
-  waits for none there, and has waited for none at the query tiles before.
+- If they run at once and ascend, a tile waits for higher keys, which are at the same query tile or
+  one before. So a chain of those that wait leads to ever higher keys or earlier query tiles, and is
+  no circle. Likewise the other way.
 - Otherwise a tile waits for lower numbers only, and every CTA takes its tiles in the order of their
   numbers. The lowest that is not finished is running, and waits for none.
 """
 
 from typing import Any
 
-from cutlass import Int32, const_expr, cute
+from cutlass import Boolean, const_expr, cute
 
 from ...backward.walk import ResidentTile, Walk, tiles_of
 from ...values import larger, select
@@ -49,6 +54,11 @@ class Turns(Walk):
     def block_of(self, number: Any) -> Any:
         return self.blocks - 1 - number % self.blocks
 
+    def at(self, turn: Any) -> ResidentTile:
+        tile = super().at(turn)
+        tile.descends = self.together & (turn % 2 == 1)
+        return tile
+
     def tiles(self, tile: ResidentTile) -> Any:
         """The key tiles of the sequence."""
         return tiles_of(tile.rows, self.heights.resident)
@@ -60,26 +70,30 @@ class Turns(Walk):
     def entry(self, tile: ResidentTile) -> Any:
         """The query tile with which a pass begins."""
         if self.ranges.skips:
-            return tile.begin
+            return select(tile.descends, tile.end - 1, tile.begin)
         turned = self.index(tile) * tile.end // larger(self.tiles(tile), 1)
         return select(self.together & (tile.first < tile.rows), turned, 0)
 
     def block(self, tile: ResidentTile, entry: Any, step: Any) -> Any:
         """The query tile of a step of a pass."""
+        if self.ranges.skips:
+            return select(tile.descends, entry - step, entry + step)
         block = entry + step
-        return select(block < tile.end, block, block - tile.end) if not self.ranges.skips else block
+        return select(block < tile.end, block, block - tile.end)
 
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
-        """(how many tiles add to a query tile before this one, after it); by a whole warp."""
+        """How many tiles add to a query tile before this one, how many after it, and whether this
+        one does; by a whole warp."""
         tiles, index = self.tiles(tile), self.index(tile)
-        before, after = tiles - 1 - index, index
+        before, after, adds = tiles - 1 - index, index, Boolean(True)
         if const_expr(self.ranges.skips):
-            before = self.ranges.living(tile, head, block, index + 1, tiles)
-            after = self.ranges.living(tile, head, block, Int32(0), index)
+            below, above, adds = self.ranges.living(tile, head, block, index, tiles)
+            before = select(tile.descends, below, above)
+            after = select(tile.descends, above, below)
         else:
             nearest = ((block + 1) * tiles - 1) // tile.end
             turned = select(nearest < index, nearest - index + tiles, nearest - index)
             before = select(self.together, turned, before)
             after = tiles - 1 - before
-        return before, after
+        return before, after, adds
