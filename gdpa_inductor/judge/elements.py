@@ -92,7 +92,7 @@ class Evaluator:
         self.valid = self.valid & holds
 
     def note_owned(self, row_is_there: Tensor) -> None:
-        """Of several that take padding away the last counts, which is the first to be read."""
+        """The last call that takes padding away counts. It is read first."""
         if self.owned is None:
             self.owned = self.live & row_is_there
 

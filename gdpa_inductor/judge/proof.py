@@ -51,9 +51,9 @@ class Proof:
         if isinstance(found, bool):
             return found
         call = Fused(found[1].event)
-        lanes, output, row, key = self._sampled(call, found[1])
+        lanes, output, row, key, owned = self._sampled(call, found[1])
         if call.jagged:  # now the lanes know whose row is read
-            found = self._traced(lanes, output, self._owned(call, lanes, output))
+            found = self._traced(lanes, output, owned)
             assert not isinstance(found, bool)
         second, fused, valid = found
         at = {**call.coordinates(lanes, fused.index, row), "kv_idx": key}
@@ -131,8 +131,9 @@ class Proof:
     def _node(self) -> str:
         return self.claim.after_node
 
-    def _sampled(self, call: Fused, fused: _Read) -> tuple[Lanes, Index, Tensor, Tensor]:
-        """Lanes, the output's index in them, row and key of a score."""
+    def _sampled(self, call: Fused, fused: _Read) -> tuple[Lanes, Index, Tensor, Tensor, Tensor]:
+        """Lanes, the output's index in them, row and key of a score, and whether the row is one of
+        the lane's sequence."""
         index, known = list(self._output_index()), self._literals()
         row = positions([call.rows], self.seed, "row", known)[0]
         if call.cu_query is None:
@@ -146,18 +147,13 @@ class Proof:
         total = max(call.total, 1)
         step = max(total // call.batch, 1), max(call.rows, call.keys, 1)
         lanes = Lanes(self.seed, self._around(call, row, key), sequence, total, step)
+        owned = torch.ones(COUNT, dtype=torch.bool)
         if call.cu_query is not None:
-            start, _ = call.span(Evaluator(self.log, lanes, {}), call.cu_query)
+            start, length = call.span(Evaluator(self.log, lanes, {}), call.cu_query)
             index[0] = (start + row).clamp(0, total - 1)
             row = (index[0] - start).clamp(min=0)
-        return lanes, tuple(index), row, key
-
-    def _owned(self, call: Fused, lanes: Lanes, index: Index) -> Tensor:
-        """Whether the row of an element is one of the lane's sequence."""
-        if call.cu_query is None:
-            return torch.ones(COUNT, dtype=torch.bool)
-        start, length = call.span(Evaluator(self.log, lanes, {}), call.cu_query)
-        return (index[0] >= start) & (index[0] < start + length)
+            owned = (index[0] >= start) & (index[0] < start + length)
+        return lanes, tuple(index), row, key, owned
 
     def _around(self, call: Fused, q_idx: Tensor, kv_idx: Tensor) -> Tensor:
         """Integers near which a mask may change its mind."""
