@@ -43,8 +43,8 @@ def test_machine_code_of_the_backward(name: str):
     config = hopper(name)
     made = binary(config, HopperBackward(config), others(config))
     width = 64 if config.head_dim <= 64 else 128
-    # Two steps: dP, dV and dK of 64 queries, dQ of 128 keys, and S of the one that follows.
-    step = config.padded_value_dim // 16 + 4 + 4 + 8 + width // 16
+    # Two steps: dP, dV and dK of a query tile, dQ of 128 keys, and S of the one that follows.
+    step = config.padded_value_dim // 16 + 2 * (config.query_rows // 16) + 8 + width // 16
     assert made.count("HGMMA") == 2 * step
     # S of a tile's first step; dP, dV, and all products of a step.
     assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"

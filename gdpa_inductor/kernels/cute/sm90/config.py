@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from .. import config
 from ..config import SHARED_MEMORY, TILES
 
-ROWS, COLS = 64, 128  # a score tile: the rows of one warpgroup's product, 64 fp32 registers
+ROWS, COLS = 64, 128  # a score tile: what a warpgroup multiplies, 64 fp32 registers
 BARRIERS = 2048  # bytes for mbarriers, records and alignment
 
 
@@ -21,6 +21,12 @@ class Sm90Config(config.KernelConfig):
     max_dim = 128
     rivalled = True
     trains = False  # not all of its tests have run on a GPU since its last change
+
+    @property
+    def query_rows(self) -> int:
+        """Of a query tile of the backward. More make a step worth its waits. They have to fit into
+        the registers beside dK and dV: 112 would spill."""
+        return 96 if max(self.padded_head_dim, self.padded_value_dim) <= 64 else ROWS
 
     @property
     def query_stages(self) -> int:

@@ -11,7 +11,7 @@ from ...backward.launch import BackwardCall
 from ...backward.roots import leaves_out
 from ...launch import example, options
 from ...launcher import Launcher
-from ..config import ROWS, Sm90Config
+from ..config import Sm90Config
 from .kernel import HopperBackward
 
 
@@ -28,7 +28,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     # The sums of a shared query are its gradient: they are not converted, but added up later.
     shared = "q" in config.shared
     sums = grad_query if shared else torch.empty_like(grad_query, dtype=torch.float32)
-    tiles = -(-call.plan.sizes[4] // ROWS)
+    tiles = -(-call.plan.sizes[4] // config.query_rows)
     shape = (call.plan.batch, call.plan.sizes[1], tiles, 1)
     counters = sums.new_zeros(shape, dtype=torch.int32)
     matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)

@@ -5,7 +5,7 @@ from typing import Any
 from cutlass import Float32, cute
 
 from ...program import DTYPES
-from ..config import COLS, ROWS, Sm90Config
+from ..config import COLS, Sm90Config
 from ..wgmma import MN, REGISTERS, K, staged, tile_layout, tiled
 from .roles import GROUPS, STAGES
 
@@ -16,7 +16,7 @@ class HopperShapes:
     """What follows from a configuration. rows: of a query tile."""
 
     def __init__(self, config: Sm90Config) -> None:
-        self.dtype, self.rows = DTYPES[config.dtype], ROWS
+        self.dtype, self.rows = DTYPES[config.dtype], config.query_rows
         # Of whole swizzle atoms. Tiles of 128 columns ended in an illegal access at head dims up to
         # 64 where both sides are jagged; why is not known.
         self.width = HALF if config.head_dim <= HALF else COLS

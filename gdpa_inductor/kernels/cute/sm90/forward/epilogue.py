@@ -11,9 +11,7 @@ from cutlass.cute.nvgpu import warp
 from ...operands import Tiles
 from ...values import Fixed
 from ..config import ROWS
-from ..wgmma import WARPGROUP
-
-OWN = 1  # the first of the named barriers, one for each warpgroup
+from .roles import together
 
 
 class HopperEpilogue(Fixed):
@@ -29,21 +27,17 @@ class HopperEpilogue(Fixed):
         halves.store(sums.load().to(self.dtype))
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-        self.together(t)
+        together(t)
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
         copy = cute.make_tiled_copy_C(atom, self.pv)
         part = copy.get_slice(thread)
         cute.copy(copy, part.retile(halves), part.partition_D(self.o.sX)[None, None, None, t])
         cute.arch.fence_view_async_shared()
-        self.together(t)
+        together(t)
         row = tile.row + t * ROWS
         if (thread < 32) & (row < tile.q_rows):
             self.o.store(tile.q_start, row, tile.q_rows, tile.head, tile.batch, t)
             cute.arch.cp_async_bulk_commit_group()
-
-    def together(self, t: Any) -> None:
-        """The threads of a warpgroup wait for each other."""
-        cute.arch.barrier(barrier_id=OWN + t, number_of_threads=WARPGROUP)
 
     @cute.jit
     def finish(self, thread):

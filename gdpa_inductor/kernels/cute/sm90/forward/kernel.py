@@ -34,7 +34,7 @@ from ..wgmma import MN, WARPGROUP, K, staged, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .epilogue import HopperEpilogue
 from .products import HopperFragments, HopperProducts
-from .roles import LOADS, REGISTERS, SCHEDULER, WARPS, HopperChannels
+from .roles import LOADS, REGISTERS, SCHEDULER, WARPS, HopperChannels, IssueTurns
 
 
 class HopperForward:
@@ -117,8 +117,10 @@ class HopperForward:
             fragments = HopperFragments(qk, pv, q.sX, k.sX, v.sX, c.padded_value_dim, self.dtype)
             programs = (Program(c, aux, scalars, ranges.full_terms), Program(c, aux, scalars))
             epilogue = HopperEpilogue(pv, o, self.dtype)
-            role = HopperProducts(channels, fragments, epilogue, ranges, programs)
-            role.run(scheduler, warp // 4, thread % WARPGROUP)
+            t = warp // 4
+            turns = IssueTurns(t)
+            role = HopperProducts(channels, fragments, epilogue, ranges, programs, turns)
+            role.run(scheduler, t, thread % WARPGROUP)
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:

@@ -21,7 +21,7 @@ from ...values import Fixed, Pair, choose, larger, pair
 from ..config import COLS, ROWS
 from ..wgmma import as_operand, first_row, issue, replace_operand, transposed
 from .epilogue import HopperEpilogue
-from .roles import HopperChannels
+from .roles import HopperChannels, IssueTurns
 
 
 class HopperFragments(Fixed):
@@ -51,14 +51,14 @@ class HopperFragments(Fixed):
 
 
 class HopperProducts(Fixed):
-    """programs: for blocks without masks and tails, and for all."""
+    """programs: for blocks without masks and tails, and for all. turns: of the warpgroup."""
 
     def __init__(
         self, channels: HopperChannels, fragments: HopperFragments, epilogue: HopperEpilogue,
-        ranges: KeyRanges, programs: Sequence[Program],
+        ranges: KeyRanges, programs: Sequence[Program], turns: IssueTurns,
     ) -> None:  # fmt: skip
         self.channels, self.fragments, self.epilogue = channels, fragments, epilogue
-        self.ranges, self.programs = ranges, programs
+        self.ranges, self.programs, self.turns = ranges, programs, turns
 
     @cute.jit
     def run(self, scheduler, t, thread):
@@ -66,6 +66,7 @@ class HopperProducts(Fixed):
         queries = self.channels.queries_of(t)
         at, q_at, k_at = scheduler.start(), queries.start(), self.channels.keys.start()
         tile, at = scheduler.take(at)
+        self.turns.start()
         while tile.valid == 1:
             self.fragments.O.fill(0.0)
             if tile.first < tile.last(t):
@@ -74,9 +75,12 @@ class HopperProducts(Fixed):
                 queries.empty.arrive_once(q_at)
                 q_at = q_at.next()
             for _ in cutlass.range(larger(tile.last(t), tile.first), tile.end, unroll=1):
+                self.turns.wait()
+                self.turns.passes()
                 k_at = self.pass_by(self.pass_by(k_at))
             self.epilogue.store(tile, t, thread, self.fragments.O)
             tile, at = scheduler.take(at)
+        self.turns.finish()
         self.epilogue.finish(thread)
 
     @cute.jit
@@ -92,7 +96,9 @@ class HopperProducts(Fixed):
         keys, x = self.channels.keys, self.fragments
         query, weigh = q_at.index * TILES + t, self.weights(tile, t, thread)
         keys.full.wait(at)
+        self.turns.wait()
         S = x.score(query, at.index)
+        self.turns.passes()
         warpgroup.wait_group(0)
         keys.empty.arrive_once(at)
         weigh.run(S, tile.first * COLS)
@@ -100,9 +106,11 @@ class HopperProducts(Fixed):
         for block in cutlass.range(tile.first + 1, tile.last(t), unroll=1):
             value, at = at.next(), at.next().next()
             keys.full.wait(at)
+            self.turns.wait()
             S = x.score(query, at.index)
             keys.full.wait(value)
             x.sum_up(value.index)
+            self.turns.passes()
             warpgroup.wait_group(1)
             keys.empty.arrive_once(at)
             weigh.run(S, block * COLS)

@@ -9,10 +9,15 @@ from ...config import TILES
 from ...forward.scheduler import STAGES
 from ...values import Fixed
 from ..config import Sm90Config
+from ..wgmma import WARPGROUP
 
 LOADS, SCHEDULER, WARPS = 8, 9, 12  # the first warp of each role; 0-7 multiply
 REGISTERS = {"products": 232, "others": 40}  # 384 threads share 65536
 READERS = 9  # warps that read the scheduler's records
+
+# Named barriers, one for each warpgroup.
+OWN = 1  # its threads
+TURN = 3  # it may issue its products
 
 
 class HopperChannels(Fixed):
@@ -49,3 +54,40 @@ class HopperChannels(Fixed):
                     channel.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()
+
+
+def together(t: Any) -> None:
+    """The threads of warpgroup t wait for each other."""
+    cute.arch.barrier(barrier_id=OWN + t, number_of_threads=WARPGROUP)
+
+
+class IssueTurns(Fixed):
+    """The warpgroups issue the products of a key block one after the other, beginning with t = 0.
+
+    So each activates its scores while the products of the other run. Without turns both issue at
+    once, and then both wait for the special functions.
+    """
+
+    def __init__(self, t: Any) -> None:
+        self.t = t
+
+    @cute.jit
+    def start(self):
+        """Before the first key block."""
+        if self.t == 1:
+            self.passes()
+
+    def wait(self) -> None:
+        """Before the products of a key block are issued."""
+        cute.arch.barrier(barrier_id=TURN + self.t, number_of_threads=TILES * WARPGROUP)
+
+    def passes(self) -> None:
+        """After they are issued."""
+        other, threads = TURN + 1 - self.t, TILES * WARPGROUP
+        cute.arch.barrier_arrive(barrier_id=other, number_of_threads=threads)
+
+    @cute.jit
+    def finish(self):
+        """After the last key block: nobody arrives at a barrier that is left."""
+        if self.t == 0:
+            self.wait()
