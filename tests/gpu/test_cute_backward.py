@@ -1,6 +1,8 @@
 """The Hopper backward kernel, on the card, against the formula in fp64."""
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -69,8 +71,19 @@ def gradients(case: Case, call: Problem, ctas: int = 0) -> list[torch.Tensor]:
     """dQ, dK and dV on the CPU."""
     o = call.operands
     there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
-    found = backward(call.grad_out.cuda(), there, (True,) * 3, fast=case.fast, ctas=ctas)
+    with poisoned():
+        found = backward(call.grad_out.cuda(), there, (True,) * 3, fast=case.fast, ctas=ctas)
     return [x.cpu() for x in found]
+
+
+@contextlib.contextmanager
+def poisoned() -> Iterator[None]:
+    """Memory that is not written is NaN."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -145,6 +158,26 @@ def test_neighbours_do_not_leak(dims: tuple[int, int]) -> None:
         assert torch.equal(before[second:], found[second:])
         assert found[first:second].isnan().all()
         assert not found[end:].any()
+
+
+def test_rows_of_no_sequence_are_zero() -> None:
+    """Before the first sequence, behind the last, past the most rows of one. The last sequence owns
+    nothing, and the second has no keys."""
+    call = make_call(Case(rows=(2000,), keys=(2000,), dims=WIDE))
+    cu = torch.tensor([37, 100, 400, 450, 1000, 900], dtype=torch.int32)
+    cu_k = torch.tensor([11, 100, 100, 200, 1500, 1400], dtype=torch.int32)
+    o = dataclasses.replace(call.operands, cu_seqlens_q=cu, cu_seqlens_k=cu_k)
+    o = dataclasses.replace(o, max_seqlen_q=200, max_seqlen_k=300)
+    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    with poisoned():
+        found = backward(call.grad_out.cuda(), there, (True,) * 3)
+    queries, keys = ((37, 100), (400, 450), (450, 650)), ((11, 100), (100, 200), (200, 500))
+    for grad, ranges in zip(found, (queries, keys, keys), strict=True):
+        owned = torch.zeros(len(grad), dtype=torch.bool)
+        for first, end in ranges:
+            owned[first:end] = True
+        assert not grad.cpu()[~owned].any()
+        assert grad.cpu()[owned].isfinite().all()
 
 
 def call_on_card(

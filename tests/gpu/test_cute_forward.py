@@ -1,5 +1,7 @@
 """The Hopper forward kernel, on the card, against the formula in fp64."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -10,7 +12,10 @@ pytestmark = pytest.mark.cuda
 
 from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor._compat import dynamo  # noqa: E402
+from gdpa_inductor._compat.streams import current_stream  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
+from gdpa_inductor.kernels.cute.order import longest_first  # noqa: E402
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.ops import operands_of  # noqa: E402
 from tests.kernels.cute_cases import CASES, MORE, SELF, Case, eager, exact, unwritten  # noqa: E402
@@ -25,7 +30,7 @@ def hopper() -> None:
 def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
     """O of a case, on the CPU, NaN where nothing was stored."""
     x = o.filled([y.cuda() if isinstance(y, torch.Tensor) else y for y in o.flat()])
-    out = unwritten(case, o).cuda()
+    out = torch.full_like(unwritten(case, o), torch.nan).cuda()
     launch.forward(x, fast=case.fast, ctas=case.ctas, out=out)
     return out.cpu()
 
@@ -56,6 +61,34 @@ def test_exact_on_integers(dim: int) -> None:
     for matrix in (o.query, o.key, o.value):
         matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
     assert torch.equal(forward(case, o), exact(o).to(torch.float16))
+
+
+def test_rows_of_no_sequence_are_zero() -> None:
+    """Before the first sequence, behind the last, past the most rows of one. The last offset is
+    lower than the one before: that sequence owns nothing."""
+    case = Case("gaps", h=3, q_lengths=SELF, k_lengths=SELF)
+    o = case.operands()
+    cu = torch.tensor([37, 100, 400, 450, 1000, 900], dtype=torch.int32)
+    q, k, v = (torch.randn(2000, 3, 128).bfloat16() for _ in range(3))
+    o = dataclasses.replace(o, query=q, key=k, value=v, cu_seqlens_q=cu, cu_seqlens_k=cu)
+    o = dataclasses.replace(o, max_seqlen_q=200, max_seqlen_k=200)
+    out = forward(case, o)
+    owned = torch.zeros(2000, dtype=torch.bool)
+    for first, end in ((37, 100), (100, 300), (400, 450), (450, 650)):
+        owned[first:end] = True
+    assert not out[~owned].any()
+    assert out[owned].isfinite().all() and out[owned].any(-1).all()
+
+
+@pytest.mark.parametrize("batch", [1, 7, 33, 1152, 9000])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_the_longest_sequences_come_first(batch: int, dtype: torch.dtype) -> None:
+    lengths = torch.randint(0, 50, (batch,))
+    cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(dtype).cuda()
+    o = operands_of(*[torch.empty(int(cu[-1]), 1, 64)] * 3, [], [], "s", cu, cu, 50, 50)
+    found = longest_first(o, Sm90Config("bfloat16", 64, 64, "s"), current_stream(0))
+    assert found is not None
+    assert torch.equal(found.cpu(), torch.argsort(lengths, descending=True, stable=True))
 
 
 def test_the_same_bits_each_time() -> None:

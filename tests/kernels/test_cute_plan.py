@@ -13,6 +13,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.launcher import Launcher
+from gdpa_inductor.kernels.cute.order import longest_first
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
@@ -121,7 +122,8 @@ def test_jagged_sequences_are_dealt_longest_first_each_time(kernels):
         o, order = jagged(), torch.tensor([1, 0])
         out = forward(o, order=order)
         assert last(kernels) == taken(o, out, order)
-    assert plan.longest_first(o).tolist() == [1, 0]
+    (config,) = kernels
+    assert longest_first(o, config, 0).tolist() == [1, 0]
 
 
 def test_scalars_and_ctas_and_streams_are_of_the_call(kernels):

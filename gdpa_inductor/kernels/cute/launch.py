@@ -18,9 +18,10 @@ from torch import Tensor
 from ..._compat.streams import current_stream
 from ...operands import Operands
 from .config import KernelConfig
-from .launcher import SIZES, Launcher
-from .plan import ALIGNMENT, longest_first, plan_of
-from .program import DTYPES, LETTERS
+from .launcher import SIZES, Launcher, pointer
+from .order import longest_first
+from .plan import ALIGNMENT, plan_of
+from .program import LETTERS
 
 
 @functools.cache
@@ -72,7 +73,7 @@ def forward(
     if plan.empty:
         return out.zero_()
     ctas, stream = place(operands.query.device, ctas, stream)
-    order = longest_first(operands) if order is None else order
+    order = longest_first(operands, plan.config, stream) if order is None else order
     read = plan.readable(operands)
     call = plan.call_words(read, [out], order, ctas, stream)
     form = plan.output_words if own else plan.form_words([out])
@@ -92,34 +93,19 @@ def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
-def _pointer(dtype: str, align: int = ALIGNMENT) -> Any:
-    """To global memory. The address is not read."""
-    gmem = cute.AddressSpace.gmem
-    return cute.runtime.make_ptr(DTYPES[dtype], ALIGNMENT, gmem, assumed_align=align)
-
-
 def example(config: KernelConfig, others: Sequence[str] = ()) -> tuple[Any, ...]:
     """Arguments of the right types for tracing; nothing is read from them. others: dtypes of the
     matrices beside query, key and value, by default the output's."""
     dtypes = [config.dtype] * 3 + list(others or (config.dtype,))
     jagged = (config.jagged_q, config.jagged_k)
     return (
-        tuple(_pointer(dtype) for dtype in dtypes),
+        tuple(pointer(dtype, ALIGNMENT) for dtype in dtypes),
         tuple(Int32(1) for _ in range(SIZES)),
         tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
-        *(_pointer(config.offsets, _width(config.offsets)) if side else None for side in jagged),
-        _pointer("int64", 8) if any(jagged) else None,
-        tuple(
-            (_pointer(dtype, _width(dtype)), tuple(Int64(0) for _ in LETTERS))
-            for dtype in config.aux
-        )
-        or None,
+        *(pointer(config.offsets) if side else None for side in jagged),
+        pointer("int64") if any(jagged) else None,
+        tuple((pointer(dtype), tuple(Int64(0) for _ in LETTERS)) for dtype in config.aux) or None,
         tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
         Int32(1),
         cuda.CUstream(0),
     )
-
-
-def _width(dtype: str) -> int:
-    size: int = getattr(torch, dtype).itemsize
-    return size

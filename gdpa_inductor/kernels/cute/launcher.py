@@ -12,10 +12,20 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+from cutlass import cute
+
 from .config import KernelConfig
-from .program import LETTERS
+from .program import DTYPES, LETTERS
 
 SIZES = 8
+
+
+def pointer(dtype: str, align: int = 0) -> Any:
+    """To global memory, in place of an argument where a kernel is compiled: no address is read.
+    align: of the addresses, in bytes; by default that of the dtype."""
+    align = align or getattr(torch, dtype).itemsize
+    return cute.runtime.make_ptr(DTYPES[dtype], 16, cute.AddressSpace.gmem, assumed_align=align)
 
 
 class Words:

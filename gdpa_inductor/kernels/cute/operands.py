@@ -19,6 +19,8 @@ from cutlass.cute.nvgpu import cpasync
 from .config import BOX, KernelConfig
 from .values import Fixed, smaller
 
+VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multiple of it
+
 
 @dataclass
 class Matrix:
@@ -112,3 +114,9 @@ class Tiles(Fixed):
             cute.group_modes(self.sX, 0, modes), cute.group_modes(parts, 0, modes),
         )  # fmt: skip
         return matrix[None, 0, 0, (head, outer)], shared[None, stage]
+
+
+def vector(pointer: Any) -> Any:
+    """8 numbers from there on; 16 bytes at a time can be moved."""
+    aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
+    return cute.make_tensor(aligned, cute.make_layout(VECTOR))

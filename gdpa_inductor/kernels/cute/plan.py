@@ -64,8 +64,8 @@ class LaunchPlan:
 
     def room(self, operands: Operands[Tensor]) -> Tensor:
         """For O. Rows of a jagged query that no sequence owns are zero, and no tile covers them."""
-        value = operands.value
-        return (value.new_zeros if self.config.jagged_q else value.new_empty)(self.output)
+        value, cleared = operands.value, self.config.jagged_q and not self.config.clears
+        return (value.new_zeros if cleared else value.new_empty)(self.output)
 
     def readable(self, operands: Operands[Tensor]) -> Operands[Tensor]:
         """The operands as kernels read them; copies have to live until the launch."""
@@ -117,15 +117,8 @@ class LaunchPlan:
         return words
 
 
-def longest_first(operands: Operands[Tensor]) -> Tensor | None:
-    """The order in which sequences are dealt to the CTAs, made on the device."""
-    offsets = _offsets(operands)
-    if offsets is None:
-        return None
-    return torch.argsort(offsets[1:] - offsets[:-1], descending=True)
-
-
-def _offsets(o: Operands[Tensor]) -> Tensor | None:
+def offsets_of(o: Operands[Tensor]) -> Tensor | None:
+    """Those that say how much work a sequence is."""
     return o.cu_seqlens_q if o.cu_seqlens_k is None else o.cu_seqlens_k
 
 
@@ -196,7 +189,7 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
 
 
 def _config(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelConfig:
-    batch, offsets = score_shape(o)[0], _offsets(o)
+    batch, offsets = score_shape(o)[0], offsets_of(o)
     matrices = {"q": o.query, "k": o.key, "v": o.value}
     return kind(
         dtype=name(o.query.dtype),

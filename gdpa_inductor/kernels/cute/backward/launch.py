@@ -17,7 +17,8 @@ from ....rejection import GDPAError
 from ..config import KernelConfig
 from ..launch import place
 from ..launcher import Launcher
-from ..plan import LaunchPlan, aligned, longest_first, plan_of
+from ..order import longest_first
+from ..plan import LaunchPlan, aligned, plan_of
 from .limits import no_such_gradients
 
 
@@ -48,7 +49,8 @@ def backward(
         raise GDPAError(reason)
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
-    given = (plan, o, plan.readable(o), aligned(grad_out), longest_first(o))
+    order = longest_first(o, plan.config, stream)
+    given = (plan, o, plan.readable(o), aligned(grad_out), order)
     call = BackwardCall(*given, ctas, stream)
     found: dict[str, Tensor] = _kernels(plan.config.folder).gradients(call, asked)
     return [call.finished(letter, found[letter]) for letter in asked]
@@ -95,8 +97,8 @@ class BackwardCall:
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return operand.new_empty(shape, dtype=torch.float32)
-        make = operand.new_zeros if operand.dim() == 3 else operand.new_empty
-        return make(operand.shape)
+        cleared = operand.dim() == 3 and not self.plan.config.clears
+        return (operand.new_zeros if cleared else operand.new_empty)(operand.shape)
 
     def finished(self, letter: str, grad: Tensor) -> Tensor:
         """Summed over the batch where the operand was shared, always in the same order."""

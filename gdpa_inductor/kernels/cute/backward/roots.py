@@ -6,6 +6,7 @@ from ....program.derivatives import differentiate
 from ....program.expr import SCORE, Expr, const
 from ....program.score_mod import ScoreMod
 from ....program.tile_classes import classify
+from ..config import KernelConfig
 
 
 @functools.lru_cache(512)
@@ -22,3 +23,8 @@ def roots_of(program: str, weight: bool = True) -> tuple[Expr, ...]:
 def leaves_out(program: str) -> bool:
     """Whether all roots are zero on some tiles of scores."""
     return classify(roots_of(program), ScoreMod.parse(program).aux).skips
+
+
+def masked(config: KernelConfig) -> bool:
+    """Whether tiles of scores may be left out, and with them all that meets no other."""
+    return config.skip and leaves_out(config.program)

@@ -20,6 +20,7 @@ class Sm90Config(config.KernelConfig):
     cols = COLS
     max_dim = 128
     rivalled = True
+    clears = True
     trains = False  # not all of its tests have run on a GPU since its last change
 
     @property

@@ -28,7 +28,8 @@ from cutlass import Float32, Int32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import roots_of
+from ...backward.roots import masked, roots_of
+from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices
 from ...program import Program
 from ..config import COLS, Sm90Config
@@ -162,10 +163,22 @@ class HopperBackward:
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
                 QuerySums(Turns(*walk), signals, *ways, counters, converts).add_all()
+            if warp == CONVERSION:
+                self.clear(sizes, cu_q, cu_k, gradients)
             for number in range_constexpr(self.shapes.columns if converts else 0):
                 if warp == CONVERSION + number:
                     sums = self.tiles("dq", copies["read"], shared["c"], number)
                     Conversion(Turns(*walk), signals, sums, gradients["gq"], number).run()
+
+    def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
+        """Zeros in the rows that no sequence owns. Those of a dQ that a mask leaves out are cleared
+        ahead, as are queries without keys where they are dense."""
+        batch, rows, cols = sizes[0], sizes[4], sizes[5]
+        if self.config.jagged_q and not masked(self.config):
+            Gaps(cu_q, batch, rows, None if cu_k is None else (cu_k, cols)).clear(gradients["gq"])
+        if self.config.jagged_k:
+            for name in ("gk", "gv"):
+                Gaps(cu_k, batch, cols).clear(gradients[name])
 
     def views(self, buffers: Any, layouts: dict[str, Any]) -> dict[str, Any]:
         """Shared memory as tensors."""

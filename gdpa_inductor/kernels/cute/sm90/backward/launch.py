@@ -8,7 +8,7 @@ from cutlass import cute
 from torch import Tensor
 
 from ...backward.launch import BackwardCall
-from ...backward.roots import leaves_out
+from ...backward.roots import masked
 from ...launch import example, options
 from ...launcher import Launcher
 from ..config import Sm90Config
@@ -20,9 +20,10 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = call.plan.config, found["q"]
     assert isinstance(config, Sm90Config)
-    leaves = config.jagged_k or (config.skip and leaves_out(config.program))
-    if leaves and grad_query.dim() == 4:
-        grad_query.zero_()  # query tiles that meet no key are left out
+    # Query tiles that meet no key are left out. Those of jagged queries are cleared by the kernel,
+    # unless it is a mask that leaves them out.
+    if masked(config) or (config.jagged_k and not config.jagged_q):
+        grad_query.zero_()
     if call.empty:
         return {letter: x.zero_() for letter, x in found.items()}
     # The sums of a shared query are its gradient: they are not converted, but added up later.

@@ -11,13 +11,12 @@ from typing import Any
 from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
 from ...backward.walk import ResidentTile
-from ...operands import Matrix, Tiles
+from ...operands import VECTOR, Matrix, Tiles, vector
 from ...values import smaller
 from .roles import EMPTY, FULL, GROUPS, HANDED, HopperSignals
 from .shapes import HALF
 from .turns import Turns
 
-VECTOR = 8  # columns that a lane converts at a time
 LANES, COLUMNS = 32, HALF // VECTOR  # lanes of a warp, and those that share a row
 
 
@@ -175,10 +174,10 @@ class Conversion(QueryTiles):
             rows = smaller(tile.length - row, Int32(height))
             for i in range(lane // COLUMNS, rows, LANES // COLUMNS):
                 found = cute.make_rmem_tensor(VECTOR, Float32)
-                cute.autovec_copy(_vector(buffer + (i * HALF + column)), found)
+                cute.autovec_copy(vector(buffer + (i * HALF + column)), found)
                 narrow = cute.make_rmem_tensor(VECTOR, kind)
                 narrow.store(found.load().to(kind))
-                cute.autovec_copy(narrow, _vector(first + i * Int64(self.grads.strides[2])))
+                cute.autovec_copy(narrow, vector(first + i * Int64(self.grads.strides[2])))
         cute.arch.sync_warp()
 
     def row(self, tile: ResidentTile, head: Any, row: Any) -> Any:
@@ -186,9 +185,3 @@ class Conversion(QueryTiles):
         sb, sh, sr = (Int64(s) for s in self.grads.strides)
         place = (Int64(tile.origin) + row) * sr + head * sh + self.number * HALF
         return self.grads.pointer + (place if self.grads.jagged else place + tile.batch * sb)
-
-
-def _vector(pointer: Any) -> Any:
-    """8 numbers from there on; 16 bytes at a time can be moved."""
-    aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
-    return cute.make_tensor(aligned, cute.make_layout(VECTOR))

@@ -14,11 +14,13 @@ No softmax: O stays in registers over all key blocks, and nothing is rescaled. R
     0-3, 4-7   products, activation and epilogue of t = 0, 1
     8          loads: Q tiles, and the ring of K and V tiles
     9          scheduler
+    10         zeros in the rows that no sequence owns
 
 Each warpgroup has its own products in flight. While one stores its sums, or waits for its first
 scores, the tensor core works for the other.
 """
 
+import cutlass
 from cutlass import Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
@@ -27,6 +29,7 @@ from ...forward.loads import ForwardLoads
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
+from ...gaps import Gaps
 from ...operands import Tiles, matrices
 from ...program import DTYPES, Program
 from ..config import COLS, ROWS, Sm90Config
@@ -34,7 +37,7 @@ from ..wgmma import MN, WARPGROUP, K, staged, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .epilogue import HopperEpilogue
 from .products import HopperFragments, HopperProducts
-from .roles import LOADS, REGISTERS, SCHEDULER, WARPS, HopperChannels, IssueTurns
+from .roles import GAPS, LOADS, REGISTERS, SCHEDULER, WARPS, HopperChannels, IssueTurns
 
 
 class HopperForward:
@@ -89,12 +92,14 @@ class HopperForward:
             "k": cute.append(tiles["k"], ring), "v": cute.append(tiles["v"], ring),
         }  # fmt: skip
         self.memory = self.storage(stages)
-        self.kernel(qk, pv, copies, stages, sizes, cu_q, cu_k, order, aux, scalars).launch(
-            grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1
-        )
+        self.kernel(
+            qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
+        ).launch(grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1)
 
     @cute.kernel
-    def kernel(self, qk, pv, copies, stages, sizes, cu_q, cu_k, order, aux, scalars):
+    def kernel(
+        self, qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
+    ):
         c = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
@@ -127,6 +132,10 @@ class HopperForward:
                 ForwardLoads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish()
+            if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
+                if warp == GAPS:
+                    out = matrices(c, pointers, sizes, strides)[3]
+                    Gaps(cu_q, sizes[0], sizes[4]).clear(out)
 
     def source(self, name: str, copy, sX) -> Tiles:
         """The tiles of a matrix."""

@@ -11,7 +11,7 @@ from ...values import Fixed
 from ..config import Sm90Config
 from ..wgmma import WARPGROUP
 
-LOADS, SCHEDULER, WARPS = 8, 9, 12  # the first warp of each role; 0-7 multiply
+LOADS, SCHEDULER, GAPS, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-7 multiply
 REGISTERS = {"products": 232, "others": 40}  # 384 threads share 65536
 READERS = 9  # warps that read the scheduler's records
 

@@ -1,0 +1,79 @@
+"""Zeros where no sequence is: the rows of a jagged output or gradient that no tile covers.
+
+They lie before the first sequence, behind the last, and in a sequence past `max_seqlen` rows. Most
+calls have none. So nothing is cleared ahead: a warp of each CTA looks, and stores what is missing.
+"""
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Int64, cute
+
+from .operands import VECTOR, Matrix, vector
+from .ranges import LANES, lowest
+from .values import Fixed, larger, select, smaller
+from .work import sequence_rows
+
+
+class Gaps(Fixed):
+    """Of one side. offsets: `cu_seqlens`. batch: the sequences. most: the rows of one that take
+    part. others: `cu_seqlens` of the other side and its rows, if sequences that have none there
+    take no part at all."""
+
+    def __init__(self, offsets: Any, batch: Any, most: Any, others: Any = None) -> None:
+        self.offsets, self.batch, self.most, self.others = offsets, batch, most, others
+        self.cta, self.ctas = (Int32(x()[0]) for x in (cute.arch.block_idx, cute.arch.grid_dim))
+
+    @cute.jit
+    def clear(self, matrix: Matrix):
+        """By a whole warp of each CTA."""
+        self.inside(matrix)
+        first, last = Int32(self.offsets[0]), Int32(self.offsets[self.batch])
+        if (first > 0) | (last < matrix.rows):
+            first, last = self.ends()
+            self.fill(matrix, self.cta, first, self.ctas)
+            self.fill(matrix, last + self.cta, Int32(matrix.rows), self.ctas)
+
+    @cute.jit
+    def inside(self, matrix: Matrix):
+        """The rows of sequences. Each lane looks at one; the CTAs share them."""
+        for base in cutlass.range(self.cta, self.batch, LANES * self.ctas, unroll=1):
+            number = base + cute.arch.lane_idx() * self.ctas
+            begin, end = self.gap(smaller(number, self.batch - 1))
+            left = cute.arch.vote_ballot_sync((number < self.batch) & (begin < end))
+            while left != 0:
+                lane = lowest(left)
+                ends = (cute.arch.shuffle_sync(x, lane) for x in (begin, end))
+                self.fill(matrix, *ends, Int32(1))
+                left = left & (left - 1)
+
+    def gap(self, number: Any) -> tuple[Any, Any]:
+        """The rows of a sequence that take no part, half open."""
+        start, rows = sequence_rows(self.offsets, number, self.most)
+        if self.others is not None:
+            _, met = sequence_rows(self.others[0], number, self.others[1])
+            rows = select(met == 0, 0, rows)
+        return start + rows, Int32(self.offsets[number + 1])
+
+    @cute.jit
+    def ends(self):
+        """Where sequences begin, and where they end. Offsets need not ascend."""
+        first, last = Int32(self.offsets[0]), Int32(0)
+        for base in cutlass.range(0, self.batch + 1, LANES, unroll=1):
+            number = smaller(base + cute.arch.lane_idx(), self.batch)
+            offset = Int32(self.offsets[number])
+            first, last = smaller(first, offset), larger(last, offset)
+        first = cute.arch.warp_redux_sync(first, "min")
+        return first, cute.arch.warp_redux_sync(last, "max")
+
+    @cute.jit
+    def fill(self, matrix: Matrix, begin, end, step):
+        """Zeros in every `step`-th row from `begin` on."""
+        zeros = cute.make_rmem_tensor(VECTOR, matrix.pointer.dtype)
+        zeros.fill(0)
+        width = matrix.width // VECTOR
+        _, sh, sr = (Int64(s) for s in matrix.strides)
+        for row in cutlass.range(begin, end, step, unroll=1):
+            for i in cutlass.range(cute.arch.lane_idx(), matrix.heads * width, LANES, unroll=1):
+                place = row * sr + i // width * sh + i % width * VECTOR
+                cute.autovec_copy(zeros, vector(matrix.pointer + place))
