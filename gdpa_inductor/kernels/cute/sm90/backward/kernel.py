@@ -17,7 +17,7 @@ tiles of a head in turn. Roles, by warp:
     0-3, 4-7   products, activation and epilogue of 64 keys each
     8          loads: K and V once a tile, rings of Q and dO
     9          dQ: adds the parts in turn
-    10, 11     dQ: conversion of what is complete
+    10, 11     dQ: conversion of what is complete; zeros in the rows that no sequence owns
 """
 
 from dataclasses import replace
@@ -39,7 +39,7 @@ from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
 from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
 from .shapes import HALF, HopperShapes
-from .sums import Conversion, QuerySums
+from .sums import Conversion, Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
@@ -162,13 +162,14 @@ class HopperBackward:
                 HopperBackwardLoads(Turns(*walk), signals, tiles).run()
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
-                QuerySums(Turns(*walk), signals, *ways, counters, converts).add_all()
+                QuerySums(Turns(*walk), *ways, Counters(Turns(*walk), counters)).run()
             if warp == CONVERSION:
                 self.clear(sizes, cu_q, cu_k, gradients)
             for number in range_constexpr(self.shapes.columns if converts else 0):
                 if warp == CONVERSION + number:
                     sums = self.tiles("dq", copies["read"], shared["c"], number)
-                    Conversion(Turns(*walk), signals, sums, gradients["gq"], number).run()
+                    given = (signals.landed[number], sums, gradients["gq"], number)
+                    Conversion(Turns(*walk), *given, Counters(Turns(*walk), counters)).run()
 
     def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
         """Zeros in the rows that no sequence owns. Those of a dQ that a mask leaves out are cleared

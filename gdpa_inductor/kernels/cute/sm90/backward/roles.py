@@ -13,7 +13,6 @@ LOADS, SUMS, CONVERSION, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-
 CONVERTERS = WARPS - CONVERSION
 REGISTERS = {"products": 240, "others": 24}  # 384 threads share 168 each
 STAGES = {"k": 1, "v": 1, "q": 2, "o": 2}  # of the operands in shared memory; o: dO
-PENDING = 2  # query tiles of dQ that wait for their conversion
 
 # Named barriers. The last three have one for each warpgroup.
 BOTH = 1  # both warpgroups
@@ -28,15 +27,13 @@ class HopperSignals(Fixed):
 
     full[x]      operand x has landed: the load warp
     empty[x]     it is read no more: each warp that multiplies
-    complete     all parts of a query tile of dQ are added: the warp that adds
-    read         its sums are in shared memory: TMA, for each warp that converts
-    converted    they may be overwritten: the warps that convert
+    landed       sums of dQ are in shared memory, for each warp that converts: TMA
 
-    q and o are counted in steps, k and v in tiles that have steps, the last three in query tiles
-    that this CTA completes.
+    q and o are counted in steps, k and v in tiles that have steps, the last in query tiles that the
+    CTA converts.
     """
 
-    COUNT = 2 * (sum(STAGES.values()) + PENDING) + CONVERTERS
+    COUNT = 2 * sum(STAGES.values()) + CONVERTERS
 
     def __init__(self, pointer: Any, converters: int) -> None:
         self.full: dict[str, Signal] = {}
@@ -45,18 +42,14 @@ class HopperSignals(Fixed):
             self.full[name] = Signal(pointer, stages, 1)
             self.empty[name] = Signal(pointer + stages, stages, LOADS)
             pointer = pointer + 2 * stages
-        self.complete = Signal(pointer, PENDING, 1)
-        self.converted = Signal(pointer + PENDING, PENDING, converters)
-        pointer = pointer + 2 * PENDING
-        self.read = [Signal(pointer + i, 1, 1) for i in range(converters)]
+        self.landed = [Signal(pointer + i, 1, 1) for i in range(converters)]
 
     @cute.jit
     def start(self, warp):
         """Barriers are there for all warps after this."""
         if warp == LOADS:
             with cute.arch.elect_one():
-                ends = (self.complete, self.converted, *self.read)
-                for signal in (*self.full.values(), *self.empty.values(), *ends):
+                for signal in (*self.full.values(), *self.empty.values(), *self.landed):
                     signal.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()

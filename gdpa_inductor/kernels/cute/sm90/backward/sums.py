@@ -3,7 +3,8 @@
 Each query tile of a head has a counter: how many key tiles have added to it. A tile adds when the
 counter says that all those have that come before it (`Turns`). So every dQ is the same sum, term by
 term, in every run with as many CTAs. The first stores, so that nobody has to clear the sums. After
-the last, warps of their own convert the query tile to 16 bits.
+the last, the query tile is converted to 16 bits, by warps of their own. The key tiles of a head
+share its query tiles for that: who adds last may always be the same.
 """
 
 from typing import Any
@@ -11,81 +12,85 @@ from typing import Any
 from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
 from ...backward.walk import ResidentTile
+from ...barriers import Signal
 from ...operands import VECTOR, Matrix, Tiles, vector
-from ...values import smaller
-from .roles import EMPTY, FULL, GROUPS, HANDED, HopperSignals
+from ...values import Fixed, smaller
+from .roles import EMPTY, FULL, GROUPS, HANDED
 from .shapes import HALF
 from .turns import Turns
 
 LANES, COLUMNS = 32, HALF // VECTOR  # lanes of a warp, and those that share a row
 
 
-class QueryTiles:
-    """A role that goes through the steps of the CTA, and counts the query tiles that a tile of it
-    completes."""
+class Counters(Fixed):
+    """How many key tiles have added to a query tile. pointer: Int32 [batch, heads, query tiles]."""
 
-    def __init__(self, walk: Turns, signals: HopperSignals) -> None:
-        self.walk, self.signals = walk, signals
+    def __init__(self, walk: Turns, pointer: Any) -> None:
+        self.walk, self.pointer = walk, pointer
+
+    def of(self, tile: ResidentTile, head: Any, block: Any) -> Any:
+        unit = Int64(tile.batch * self.walk.query_heads + head)
+        return self.pointer + (unit * self.walk.streamed_tiles + block)
+
+    @cute.jit
+    def wait(self, counter, count: Int32):
+        """Until so many have. What they added is there for TMA afterwards."""
+        found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        while found != count:
+            found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
+        cute.arch.fence_proxy("async.global")
+
+    @cute.jit
+    def watch(self, counter, count: Int32):
+        """The same for who may wait long. An acquire empties the L1 cache, which holds operands of
+        the program: here there is one."""
+        found = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
+        while found != count:
+            found = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
+        self.wait(counter, count)
+
+
+class QuerySums:
+    """The warp that adds. stores, adds: the tiles of the sums, one for the columns of each
+    warpgroup that there are, written by a store and by an addition."""
+
+    def __init__(
+        self, walk: Turns, stores: list[Tiles], adds: list[Tiles], counters: Counters
+    ) -> None:
+        self.walk, self.stores, self.adds, self.counters = walk, stores, adds, counters
 
     @cute.jit
     def run(self):
-        """All steps of the CTA."""
-        deal, done = Int32(0), Int32(0)
+        """The parts of all steps of the CTA."""
+        for group in range_constexpr(GROUPS):
+            self.free(group)
+        deal = Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
             entry = self.walk.entry(tile)
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
                 for i in range(tile.end - tile.begin):
-                    done = self.step(tile, head, self.walk.block(tile, entry, i), done)
+                    self.step(tile, head, self.walk.block(tile, entry, i))
             deal += 1
-
-    def step(self, tile: ResidentTile, head: Any, block: Any, done: Any) -> Any:
-        """One query tile. done: how many are complete; returns how many are then."""
-        raise NotImplementedError
-
-
-class QuerySums(QueryTiles):
-    """The warp that adds. stores, adds: the tiles of the sums, one for the columns of each
-    warpgroup that there are, written by a store and by an addition. counters: Int32 [batch, heads,
-    query tiles].
-    """
-
-    def __init__(
-        self, walk: Turns, signals: HopperSignals, stores: list[Tiles], adds: list[Tiles],
-        counters: Any, converts: bool,
-    ) -> None:  # fmt: skip
-        super().__init__(walk, signals)
-        self.stores, self.adds, self.counters = stores, adds, counters
-        self.converts = converts
-
-    def add_all(self) -> None:
-        """The parts of all steps."""
-        for group in range(GROUPS):
-            self.free(group)
-        self.run()
         cute.arch.cp_async_bulk_wait_group(0)
 
     @cute.jit
-    def step(self, tile: ResidentTile, head, block, done):
+    def step(self, tile: ResidentTile, head, block):
         """One part of dQ. Where the mask leaves nothing it is zero, and dropped."""
-        before, after, adds = self.walk.turn(tile, head, block)
+        before, adds = self.walk.turn(tile, head, block)
         if adds:
-            done = self.add(tile, head, block, before, after, done)
+            self.add(tile, head, block, before)
         else:
             for group in range_constexpr(GROUPS):
                 self.taken(group)
                 self.free(group)
-        return done
 
     @cute.jit
-    def add(self, tile: ResidentTile, head, block, before, after, done):
+    def add(self, tile: ResidentTile, head, block, before):
         """In turn. The buffer is free for the next part before the counter moves on."""
-        counter = self.counter(tile, head, block)
-        found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
-        while found != before:
-            found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
-        cute.arch.fence_proxy("async.global")
+        counter = self.counters.of(tile, head, block)
+        self.counters.wait(counter, before)
         for group in range_constexpr(GROUPS):
             self.taken(group)
             self.copy(tile, head, block, before, group)
@@ -97,16 +102,9 @@ class QuerySums(QueryTiles):
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         cute.arch.sync_warp()
-        if after > 0:
-            with cute.arch.elect_one():
-                cute.arch.store(counter, before + 1, sem="release", scope="gpu")
-        elif const_expr(self.converts):
-            # The wait above ends when the part is read; this fence, when it is added.
-            cute.arch.fence_acq_rel_gpu()
-            self.signals.converted.wait_before(done)
-            self.signals.complete.arrive_once(done)
-            done += 1
-        return done
+        # The wait above ends when the part is read; this release, when it is added.
+        with cute.arch.elect_one():
+            cute.arch.store(counter, before + 1, sem="release", scope="gpu")
 
     @cute.jit
     def copy(self, tile: ResidentTile, head, block, before, group):
@@ -125,42 +123,43 @@ class QuerySums(QueryTiles):
     def free(self, group: int) -> None:
         cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=HANDED)
 
-    def counter(self, tile: ResidentTile, head: Any, block: Any) -> Any:
-        walk = self.walk
-        unit = Int64(tile.batch * walk.query_heads + head)
-        return self.counters + (unit * walk.streamed_tiles + block)
 
-
-class Conversion(QueryTiles):
-    """A warp that converts 64 columns. sums: their tiles in fp32, read without a swizzle. grads: dQ
-    in 16 bits. number: of the warp."""
+class Conversion:
+    """A warp that converts 64 columns. landed: its barrier. sums: their tiles in fp32, read without
+    a swizzle. grads: dQ in 16 bits. number: of the warp."""
 
     def __init__(
-        self, walk: Turns, signals: HopperSignals, sums: Tiles, grads: Matrix, number: int
-    ) -> None:
-        super().__init__(walk, signals)
+        self, walk: Turns, landed: Signal, sums: Tiles, grads: Matrix, number: int,
+        counters: Counters,
+    ) -> None:  # fmt: skip
+        self.walk, self.landed, self.counters = walk, landed, counters
         self.sums, self.grads, self.number = sums, grads, number
 
     @cute.jit
-    def step(self, tile: ResidentTile, head, block, done):
-        """Nothing, unless a tile of this CTA completes the query tile."""
-        _, after, adds = self.walk.turn(tile, head, block)
-        if adds & (after == 0):
-            self.signals.complete.wait(done)
-            self.read(tile, head, block, done)
-            self.write(tile, head, block)
-            self.signals.converted.arrive_once(done)
-            done += 1
-        return done
+    def run(self):
+        """The share of each tile of the CTA."""
+        deal, done = Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            first, end = self.walk.share(tile)
+            for turn in range(tile.passes):
+                head = self.walk.streamed_head(tile, turn)
+                for block in range(first, end):
+                    count = self.walk.adders(tile, head, block)
+                    if count > 0:
+                        self.counters.watch(self.counters.of(tile, head, block), count)
+                        self.read(tile, head, block, done)
+                        self.write(tile, head, block)
+                        done += 1
+            deal += 1
 
     def read(self, tile: ResidentTile, head: Any, block: Any, done: Any) -> None:
-        """The sums to shared memory. Other CTAs have added to them by TMA."""
-        cute.arch.fence_proxy("async.global")
-        read, row = self.signals.read[self.number], block * self.walk.heights.streamed
-        read.expect(done, self.sums.size)
+        """The sums to shared memory."""
+        self.landed.expect(done, self.sums.size)
+        row = block * self.walk.heights.streamed
         place = (tile.origin, row, tile.length, head, tile.batch, self.number)
-        self.sums.copy(*place, read.at(done))
-        read.wait(done)
+        self.sums.copy(*place, self.landed.at(done))
+        self.landed.wait(done)
 
     @cute.jit
     def write(self, tile: ResidentTile, head, block):

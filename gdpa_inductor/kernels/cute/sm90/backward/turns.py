@@ -1,9 +1,10 @@
 """Which tiles a CTA owns, and in which order the tiles of a head add to a dQ.
 
 Tiles are dealt so that all of a head run at once, on neighbouring CTAs, where that leaves few
-CTAs without work: `together`. From round to round the CTAs exchange the first and the last tiles.
-Under a mask, or with sequences of several lengths, these differ in cost. Otherwise tiles are dealt
-one after the other, the last keys of a head first.
+CTAs without work: `together`. From round to round the CTAs exchange the first and the last tiles:
+under a mask these differ in cost. After two rounds each takes the neighbour's, since sequences of
+several lengths have the first tiles more often. Otherwise tiles are dealt one after the other, the
+last keys of a head first.
 
 Without a mask the tiles that run at once begin at different query tiles, and go around. The one
 that begins nearest before a query tile comes to it first, then the one before that. So no tile
@@ -24,11 +25,13 @@ No turn waits forever. All CTAs are resident: the launch is cooperative.
   no circle. Likewise the other way.
 - Otherwise a tile waits for lower numbers only, and every CTA takes its tiles in the order of their
   numbers. The lowest that is not finished is running, and waits for none.
+
+Nor does a conversion, which waits for turns. No turn waits for a conversion.
 """
 
 from typing import Any
 
-from cutlass import Boolean, const_expr, cute
+from cutlass import Boolean, Int32, const_expr, cute
 
 from ...backward.walk import ResidentTile, Walk, tiles_of
 from ...values import larger, select
@@ -45,7 +48,7 @@ class Turns(Walk):
 
     def number(self, turn: Any) -> Any:
         """The tile that the CTA takes in a round; there is none from `count` on."""
-        group, place = self.cta // self.blocks, self.cta % self.blocks
+        group, place = self.cta // self.blocks, (self.cta + turn // 2) % self.blocks
         place = select(turn % 2 == 1, self.blocks - 1 - place, place)
         number = (turn * self.groups + group) * self.blocks + place
         number = select(group < self.groups, number, self.count)
@@ -83,17 +86,31 @@ class Turns(Walk):
 
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
-        """How many tiles add to a query tile before this one, how many after it, and whether this
-        one does; by a whole warp."""
+        """How many tiles add to a query tile before this one, and whether this one does; by a whole
+        warp."""
         tiles, index = self.tiles(tile), self.index(tile)
-        before, after, adds = tiles - 1 - index, index, Boolean(True)
+        before, adds = tiles - 1 - index, Boolean(True)
         if const_expr(self.ranges.skips):
             below, above, adds = self.ranges.living(tile, head, block, index, tiles)
             before = select(tile.descends, below, above)
-            after = select(tile.descends, above, below)
         else:
             nearest = ((block + 1) * tiles - 1) // tile.end
             turned = select(nearest < index, nearest - index + tiles, nearest - index)
             before = select(self.together, turned, before)
-            after = tiles - 1 - before
-        return before, after, adds
+        return before, adds
+
+    @cute.jit
+    def adders(self, tile: ResidentTile, head, block):
+        """How many tiles add to a query tile; by a whole warp."""
+        tiles = Int32(self.tiles(tile))
+        if const_expr(self.ranges.skips):
+            below, above, adds = self.ranges.living(tile, head, block, self.index(tile), tiles)
+            tiles = below + above + Int32(adds)
+        return tiles
+
+    def share(self, tile: ResidentTile) -> tuple[Any, Any]:
+        """The query tiles of a pass that this tile converts, half open."""
+        count, tiles = tiles_of(tile.length, self.heights.streamed), larger(self.tiles(tile), 1)
+        index = self.index(tile)
+        first, end = (count * i // tiles for i in (index, index + 1))
+        return first, select(tile.first < tile.rows, end, first)
