@@ -7,7 +7,8 @@ import torch
 
 from gdpa_inductor.program.derivatives import differentiate
 from gdpa_inductor.program.expr import OPS, Trait, aux
-from tests.program.test_expr import LITERALS, evaluate, term_of
+from tests.literals import LITERALS
+from tests.program.test_expr import evaluate, term_of
 
 # Functions of one real, with the literals that they are tried with.
 ROWS = [
