@@ -22,7 +22,7 @@ def test_the_operations_of_a_program_are_documented_as_their_rows_are() -> None:
 def test_a_bar_ends_no_cell(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three cells in each line, whatever an operation says of itself."""
     row = dataclasses.replace(expr.OPS["abs"], says="x/(1 + |x|)")
-    monkeypatch.setitem(expr.OPS, "softsign", row)
+    monkeypatch.setitem(expr.OPS, "of a test", row)
     lines = table().splitlines()
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {4}
     assert lines[-1].endswith(r"| x/(1 + \|x\|) |")
