@@ -183,12 +183,3 @@ def test_every_option_is_documented() -> None:
         f.name: repr(f.default) if not isinstance(f.default, str) else f'"{f.default}"'
         for f in dataclasses.fields(Options)
     }
-
-
-def test_the_operations_of_a_program_are_documented_as_their_rows_are() -> None:
-    """Else: python -m gdpa_inductor.program.table docs/score_programs.md"""
-    from gdpa_inductor.program.table import renewed, table
-
-    page = (DOCS / "score_programs.md").read_text()
-    assert table() in page
-    assert renewed(page) == page

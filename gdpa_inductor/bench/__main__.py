@@ -11,6 +11,8 @@ import importlib
 import json
 import os
 import platform
+import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -84,8 +86,25 @@ def machine(device: str) -> Row:
     found: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
     found["torch"] = torch.__version__
     if device == "cuda":
-        found |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    return found
+        return found | {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    found |= {"cpu": cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
+    return found | {"compiler": compiler()}
+
+
+def cpu_model(table: Path = Path("/proc/cpuinfo")) -> str:
+    """As Linux names it; elsewhere what Python knows."""
+    lines = table.read_text().splitlines() if table.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def compiler() -> str:
+    """The C++ compiler that Inductor finds first, by the first line of its version."""
+    name = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if name is None:
+        return "none"
+    done = subprocess.run([name, "--version"], capture_output=True, text=True, check=False)
+    return (done.stdout.splitlines() or [name])[0]
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
@@ -128,7 +147,7 @@ def main(argv: Sequence[str] = ()) -> int:
     print(table(rows, unit) if rows else "nothing was selected")
     for note in notes(rows):
         print(note)
-    return 1 if any(row["error"] and row["contender"] == "gdpa" for row in rows) else 0
+    return 1 if any(row["error"] and row["contender"].startswith("gdpa") for row in rows) else 0
 
 
 if __name__ == "__main__":

@@ -46,6 +46,12 @@ def ratio(over: Row | None, under: Row | None, field: str) -> float | None:
     return float(over[field] / under[field])
 
 
+def ours_of(rows: Iterable[Row]) -> str:
+    """The contender that a table compares with others: ours by default, else the first of ours."""
+    names = [row["contender"] for row in rows if row["contender"].startswith("gdpa")]
+    return "gdpa" if "gdpa" in names else next(iter(names), "gdpa")
+
+
 def number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
@@ -54,17 +60,17 @@ def table(rows: Sequence[Row], unit: str) -> str:
     """One line per case and measure; contenders side by side in `unit` ("tflops" or "ms").
 
     speedup: stock's time over ours. of floor: our share of the floor, by form, and of the public
-    kernels. MiB: peak extra.
-    off: how far from eager. An error shows as "failed", a refusal as its reason below.
+    kernels. MiB: peak extra. off: how far ours is from eager. An error shows as "failed", a refusal
+    as its reason below.
     """
-    grouped = gather(rows)
+    grouped, mine = gather(rows), ours_of(rows)
     names = list(dict.fromkeys(row["contender"] for row in rows))
     floors = [name for name in names if name.startswith("floor ") or name in PEERS]
     header = ["case", "measure", *names, "speedup", *(f"of {name}" for name in floors)]
-    header += ["MiB gdpa", "MiB inductor", "off"]
+    header += [f"MiB {mine}", "MiB inductor", "off"]
     lines = []
     for (case, measure), by_name in grouped.items():
-        ours, stock = by_name.get("gdpa"), by_name.get("inductor")
+        ours, stock = by_name.get(mine), by_name.get("inductor")
         line = [case.label(), measure, *(cell(by_name.get(name), unit) for name in names)]
         line.append(number(ratio(stock, ours, "ms"), ".2f"))
         line += [number(ratio(ours, by_name.get(name), "tflops"), ".1%") for name in floors]
@@ -137,9 +143,10 @@ def panel_of(row: Row) -> str:
 
 def draw(axis: Any, title: str, rows: Sequence[Row], unit: str) -> None:
     by_length: Callable[[Row], int] = lambda row: row["case"]["length"]
+    mine = ours_of(rows)
     for name in dict.fromkeys(row["contender"] for row in rows):
         line = sorted((r for r in rows if r["contender"] == name), key=by_length)
-        style = {"linewidth": 2.5} if name == "gdpa" else {"linewidth": 1}
+        style = {"linewidth": 2.5} if name == mine else {"linewidth": 1}
         axis.plot([by_length(r) for r in line], [r[unit] for r in line], "o-", label=name, **style)
     axis.set_xscale("log", base=2)
     axis.set_yscale("linear" if unit == "tflops" else "log")

@@ -118,9 +118,13 @@ INDEX = {name: Expr(name, (), None, "i") for name in AXES}
 class Trait(enum.Flag):
     """What analyses ask of an operation.
 
-    DECIDES: a last bit of its operand may turn its result. TURNS: a last bit may turn its gradient.
+    DECIDES: its value jumps, so that a last bit of its operand may turn it. TURNS: its slope jumps
+    elsewhere than at 0, whose sign is exact. Without these two a result may be wrong; the others
+    may be left out, and cost a rewrite, a name or speed. `tests/program/test_traits.py` measures.
+
     KEEPS_VALUES: its result is one of its operands, a literal, or rounded as every precision does.
-    KEEPS_WHOLES: of whole numbers it makes whole numbers. SMOOTH: it chooses by no score.
+    KEEPS_WHOLES: of whole numbers it makes whole numbers. SMOOTH: its slope multiplies, and never
+    chooses 0. An infinite gradient then leaves no finite one (`tails`).
     """
 
     NONE = 0

@@ -16,7 +16,8 @@ def table() -> str:
     lines = ["| operation | kinds | meaning |", "|---|---|---|"]
     for name, op in OPS.items():
         kinds = ", ".join(f"`{signature}`" for signature in op.kinds)
-        lines.append(f"| `{name}` | {kinds} | {op.says} |")
+        says = op.says.replace("|", r"\|")  # a bar alone would end the cell
+        lines.append(f"| `{name}` | {kinds} | {says} |")
     return "\n".join(lines) + "\n"
 
 

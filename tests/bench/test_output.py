@@ -33,6 +33,15 @@ def test_table_holds_speedup_share_of_floor_and_memory():
     assert line.split()[-len(wanted) :] == wanted
 
 
+@pytest.mark.parametrize("names", [("gdpa-always",), ("gdpa-always", "gdpa")])
+def test_ours_under_another_name_is_compared_too(names: tuple[str, ...]):
+    """The default one, if it is among them."""
+    rows = [row(name, 1.0 + i, peak_mib=10.0 + i) for i, name in enumerate(names)]
+    head, line = output.table([*rows, row("inductor", 3.0)], "ms").splitlines()
+    assert f"MiB {names[-1]} " in head
+    assert line.split()[-2:] == [f"{3.0 / len(names):.2f}", f"{9.0 + len(names):.1f}"]
+
+
 def test_failures_and_refusals_are_named():
     refused = "rejected=1; m.py:3: NOT_PROFITABLE/TOO_SMALL: too few rows"
     rows = [row("inductor", 2.0, error="OOM\nmore"), row("gdpa", 1.0, said=refused)]

@@ -12,12 +12,14 @@ from gdpa_inductor.kernels.cute.values import Pair, pair
 from gdpa_inductor.program.expr import INSTRUCTIONS, OPS, fold, postorder, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests.emulator import recording, run
+from tests.literals import LITERALS
 
 THREADS = 128
 GRID = torch.linspace(-30, 30, 2 * THREADS)
 # Programs over s (the grid), m (0..255), n = 2m // 4, b = 1, h = 2, each a use of the operation.
 USES = {
     **{name: f"{name}(s)" for name, op in OPS.items() if "f>f" in op.kinds},
+    **{name: f"{name}(s,{','.join(map(str, given[-1]))})" for name, given in LITERALS.items()},
     **{name: f"{name}(s,float(q_idx))" for name in ("add", "sub", "mul", "maximum", "minimum")},
     **{name: f"float({name}(sub(kv_idx,q_idx),7))" for name in ("floordiv", "mod")},
     **{name: f"where({name}(kv_idx,100),s,0.5)" for name in ("eq", "ne", "lt", "le", "gt", "ge")},
@@ -26,12 +28,6 @@ USES = {
     **{name: f"{name}(mul(s,0.25))" for name in ("exp", "exp2", "expm1", "sin", "cos")},
     "div": "div(s,add(float(q_idx),1.0))",
     "pow": "pow(add(abs(s),0.5),1.5)",
-    "clamp_min": "clamp_min(s,-3.0)",
-    "clamp_max": "clamp_max(s,3.0)",
-    "leaky_relu": "leaky_relu(s,0.01)",
-    "elu": "elu(s,1.0,1.5,0.5)",
-    "softplus": "softplus(s,1.0,20.0)",
-    "hardtanh": "hardtanh(s,-2.0,3.0)",
     "not": "where(not(gt(s,0.0)),s,1.0)",
     "isnan": "where(isnan(div(s,sub(float(kv_idx),float(kv_idx)))),1.0,s)",
     "where": "where(gt(s,0.0),s,mul(s,2.0))",

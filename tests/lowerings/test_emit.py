@@ -27,6 +27,7 @@ from gdpa_inductor.program.expr import (
     INSTRUCTIONS as ROWS_OF_KERNELS,
 )
 from gdpa_inductor.program.score_mod import ScoreMod
+from tests.literals import LITERALS
 
 INSTRUCTIONS = {
     "tanh.approx.f32": torch.tanh,
@@ -43,13 +44,6 @@ BY_TORCH = {
     "mod": torch.fmod,
     "floordiv": lambda x, y: torch.div(x, y, rounding_mode="floor"),
 }
-LITERALS = {
-    "leaky_relu": (0.01,),
-    "elu": (1.5, 1.2, 0.7),
-    "softplus": (2.0, 20.0),
-    "hardtanh": (-1.0, 2.0),
-}
-LITERALS |= {"pow": (2.0,), "clamp_min": (0.5,), "clamp_max": (0.5,)}
 
 
 @pytest.fixture(autouse=True)
@@ -91,18 +85,23 @@ def value(name: str, given: list[torch.Tensor], literals: tuple, kinds: str, fas
 
 
 CASES = [
-    (form, name, signature.split(">")[0])
+    (form, name, signature.split(">")[0], literals)
     for form in ("plain", "fast")
     for name, op in OPS.items()
     for signature in op.kinds
+    for literals in LITERALS.get(name, [()])
     if form == "plain" or set(signature.split(">")[0]) == {"f"}
 ]
+OF_REALS = [case for case in CASES if set(case[2]) == {"f"}]
 
 
-@pytest.mark.parametrize("form, name, kinds", CASES, ids=["-".join(case) for case in CASES])
-def test_every_operation(form: str, name: str, kinds: str):
+def label(given: str | tuple) -> str:
+    return given if isinstance(given, str) else ",".join(map(str, given))
+
+
+@pytest.mark.parametrize("form, name, kinds, literals", CASES, ids=label)
+def test_every_operation(form: str, name: str, kinds: str, literals: tuple):
     fast = form == "fast"
-    literals = LITERALS.get(name, ())
     given = operands(kinds[: len(kinds) - len(literals)])
     if name == "float":
         want = given[0].float()
@@ -143,11 +142,9 @@ def test_integers_have_no_fast_form(monkeypatch: pytest.MonkeyPatch):
 SPECIALS = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1e-40]
 
 
-@pytest.mark.parametrize("form, name, kinds", [c for c in CASES if set(c[2]) == {"f"}],
-                         ids=["-".join(c) for c in CASES if set(c[2]) == {"f"}])  # fmt: skip
-def test_special_values(form: str, name: str, kinds: str):
+@pytest.mark.parametrize("form, name, kinds, literals", OF_REALS, ids=label)
+def test_special_values(form: str, name: str, kinds: str, literals: tuple):
     """NaN and infinities are where torch has them: a relu of NaN is NaN, the sign of NaN is 0."""
-    literals = LITERALS.get(name, ())
     points = torch.tensor([*SPECIALS, 2.5, -2.5])
     if name == "gelu":  # torch's own is NaN at infinity on a CPU, and right on a GPU
         points = points[~points.isinf()]
@@ -172,7 +169,14 @@ FAST_PROGRAMS = {
     "hardsigmoid": "hardsigmoid(s)",
     "relu": "relu(s)",
     "exp": "exp(mul(s,0.3))",
+    "exp2": "exp2(mul(s,0.3))",
+    "div": "div(s,3.0)",
 }
+
+
+def test_every_fast_form_is_held_to_the_rule() -> None:
+    """On a device, by the next test."""
+    assert set(FAST_PROGRAMS) == {name for name, op in OPS.items() if op.fast}
 
 
 @pytest.mark.cuda

@@ -350,3 +350,10 @@ def quotient_added(q, k, v, divisor):
     """Its gradient squares the divisor, so that it overflows and vanishes where ours does not."""
     s = q @ k.mT
     return torch.addcdiv(s, s, divisor) @ v
+
+
+@refuse("POINTWISE_OP", **HEADS, bias="n m")
+def decision_by_a_product_that_is_added_at_once(q, k, v, bias):
+    """addcmul rounds once where a product and a sum round twice."""
+    s = q @ k.mT
+    return ((torch.addcmul(s * 0.6, s, bias, value=0.3) >= 0.9) * s) @ v

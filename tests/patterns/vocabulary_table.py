@@ -6,15 +6,15 @@ bend or end, besides ordinary ones.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 X = "x"
 _REAL_ROWS = (
-    "neg abs square reciprocal positive sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos tan "
-    "tanh erf special_erf sigmoid relu silu gelu hardswish hardsigmoid leaky_relu elu celu selu "
-    "softplus mish hardtanh relu6 log_sigmoid_forward softshrink hardshrink sign sgn floor ceil "
-    "trunc fix round frac isnan isinf isfinite logical_not"
+    "neg abs square reciprocal positive sqrt rsqrt exp exp2 expm1 log log1p log2 log10 sin cos "
+    "tanh erf special_erf sigmoid relu silu gelu hardsigmoid leaky_relu softplus mish "
+    "log_sigmoid_forward sign sgn floor ceil trunc fix round frac isnan isinf isfinite logical_not"
 ).split()
 _INTEGER_ROWS = (
     "neg abs square reciprocal positive sqrt exp sigmoid relu sign sgn floor ceil trunc fix round "
@@ -29,10 +29,18 @@ _DIVISION = "remainder floor_divide".split()
 
 @dataclass(frozen=True)
 class Case:
+    """at_nan: the slope of torch's vectors at NaN, where its single elements have another one.
+
+    only_finite: gradients that come in are finite. Under others torch's slope is no product as the
+    row's is, or torch's vectors and single elements differ.
+    """
+
     name: str
     kinds: str
     args: tuple[Any, ...] = (X,)
     options: dict[str, Any] = field(default_factory=dict)
+    at_nan: float | None = None
+    only_finite: bool = False
 
     def __str__(self) -> str:
         given = [*map(str, self.args), *(f"{k}={v}" for k, v in self.options.items())]
@@ -41,6 +49,11 @@ class Case:
 
 def _cases(names: list[str], *kinds: str, args: tuple[Any, ...] = (X,), **options: Any):
     return [Case(name, kind, args, options) for name in names for kind in kinds]
+
+
+def _split(name: str, at_nan: float, *args: tuple[Any, ...]) -> list[Case]:
+    """Of one real argument; torch has two slopes at NaN."""
+    return [Case(name, "f", (X, *given), at_nan=at_nan) for given in args or ((),)]
 
 
 TWO, THREE = (X, X), (X, X, X)
@@ -66,8 +79,9 @@ CASES: list[Case] = [
     *_cases(["clamp_min", "clamp_max"], "ff", "ii", "fi", args=TWO),
     *_cases(["clamp"], "fff", "iii", "fif", args=THREE),
     *_cases(["clamp"], "ff", args=(X, None, X)),
-    *_cases(["nan_to_num"], "f", args=(X, 0.0, 3e38, -3e38)),
-    *_cases(["nan_to_num"], "f", args=(X, 2.0, 1.0, -1.0)),
+    Case("nan_to_num", "f", (X, 0.0, 3e38, -3e38), only_finite=True),
+    Case("nan_to_num", "f", (X, 2.0, 1.0, -1.0), only_finite=True),
+    Case("tan", "f", only_finite=True),
     *_cases(["nan_to_num"], "i"),
     *_cases(["lerp"], "fff", args=THREE),
     *_cases(["addcmul"], "fff", args=THREE),
@@ -76,18 +90,23 @@ CASES: list[Case] = [
     *_cases(["where"], "bff", "bii", "bbb", "bif", args=THREE),
     *_cases(["masked_fill"], "fb", "ib", args=(X, X, 3)),
     *_cases(["_prelu_kernel"], "ff", args=TWO),
-    *_cases(["elu"], "f", args=(X, 0.7, 1.3, 2.0)),
-    *_cases(["hardtanh"], "f", args=(X, 0.0, 3.0)),
+    *_split("elu", math.nan, (), (0.7, 1.3, 2.0)),
+    *_split("celu", math.nan, (), (0.5,), (2.0,)),
+    *_split("selu", math.nan),
+    *_split("hardswish", math.nan),
+    *_split("hardtanh", 0.0, (), (0.0, 3.0)),
+    *_split("relu6", 0.0),
+    *_split("softshrink", 0.0, (), (0.0,)),
+    *_split("hardshrink", 0.0, (), (0.0,)),
     *_cases(["threshold"], "f", args=(X, 0.5, 7.0)),
     *_cases(["softplus"], "f", args=(X, 2.0, 6.0)),
     *(Case("lerp", "ff", (X, X, w)) for w in (0.0, 0.3, -0.3, 0.5, -0.5, 1.0, 2.0)),
     *(Case("clamp", "f", (X, *ends)) for ends in ((0.0, 1.0), (1.0, -1.0), (None, 2.0), (0, 2))),
     *(Case("clamp", "i", (X, *ends)) for ends in ((0, 2), (2, 0), (None, 3))),
     *(Case("pow", "f", (X, e)) for e in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, -0.5, -1.0, -2.0, 2)),
-    *(Case("pow", "f", (base, X)) for base in (0.5, 1.0, 2.0, 3.0, 10.0, 2)),
+    *(Case("pow", "f", (base, X)) for base in (0.5, 2.0, 3.0, 10.0, 2)),
+    Case("pow", "f", (1.0, X), only_finite=True),
     *(Case("leaky_relu", "f", (X, slope)) for slope in (0.3, -0.3, 0.0)),
-    *(Case(name, "f", (X, 0.0)) for name in ("softshrink", "hardshrink")),
-    *(Case("celu", "f", (X, alpha)) for alpha in (0.5, 2.0)),
     *(
         Case(name, "i", (X, bits))
         for name in ("bitwise_right_shift", "__rshift__", "bitwise_left_shift", "__lshift__")

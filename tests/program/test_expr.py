@@ -25,20 +25,12 @@ from gdpa_inductor.program.expr import (
     scalar,
     torch_apply,
 )
+from tests.literals import LITERALS
 
 # Away from kinks, at every kink of the table (0, ±1, ±3, the softplus threshold), and far out.
 REALS = [-40.0, -3.5, -3.0, -1.0, -0.5, 0.0, 0.25, 0.5, 1.0, 2.0, 3.0, 3.5, 20.0, 40.0]
 POSITIVE = [0.25, 0.5, 1.0, 2.0, 3.5, 40.0]
 INTEGERS = [-7, -3, -1, 0, 1, 2, 5]
-LITERALS = {  # the trailing literal arguments to try, for each operation that has some
-    "pow": [(2.0,), (3.0,), (1.0,), (-1.0,), (0.0,), (4.0,)],
-    "clamp_min": [(0.0,), (-0.5,)],
-    "clamp_max": [(0.0,), (3.0,)],
-    "leaky_relu": [(0.01,), (0.3,)],
-    "elu": [(1.0, 1.0, 1.0), (0.7, 1.3, 2.0)],
-    "softplus": [(1.0, 20.0), (2.0, 6.0)],
-    "hardtanh": [(-1.0, 1.0), (0.0, 3.0)],
-}
 DOMAIN = {"log": POSITIVE, "sqrt": POSITIVE, "rsqrt": POSITIVE, "log1p": POSITIVE}
 
 

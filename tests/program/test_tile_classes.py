@@ -13,6 +13,7 @@ from gdpa_inductor.program.simplify import FALSE, TRUE
 from gdpa_inductor.program.tile_classes import TileClasses, classify
 from tests import mask_grammar as grammar
 from tests._tiles import Grid
+from tests.literals import LITERALS
 
 SIZES = (2, 3, 40, 36)
 SEEDS = 400
@@ -167,7 +168,7 @@ VANISHING = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", VANISHING)
 def test_what_vanishes_is_exactly_zero(name: str, dtype: torch.dtype):
-    params = {"softplus": (1.0, 20.0)}.get(name, ())
+    params = LITERALS.get(name, [()])[0]
     at = lambda x: OPS[name].torch(torch.tensor(x, dtype=dtype), *params)
     fills = [-3.0, -1e3, -2e3, -1e9, -3e38, -math.inf, -2.9, -10.0, 0.0]
     zero = {x: vanishes(name, x, *params) for x in fills}

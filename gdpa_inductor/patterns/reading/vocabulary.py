@@ -2,8 +2,8 @@
 
 `POINTWISE[name](kind, *operands, **options)` gives the expression for one call of `aten.<name>`,
 any overload. `kind` is that of the call's result ("f", "i", "b"). Tensor operands and numbers are
-expressions; all else is as ATen has it. What is not here, or raises `Unknown`, is refused; `MIXING`
-says why a known function that is not point-wise is.
+expressions; all else is as ATen has it. What is not here, or raises `Unknown`, is refused;
+`host.mixing` says why a known function that is not point-wise is.
 """
 
 from __future__ import annotations
@@ -257,7 +257,8 @@ def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
 
 
 # fmt: off
-# Functions whose rows say how ATen names them need no rule here.
+# Functions whose rows say how ATen names them need no rule here. A rule whose last bit may not be
+# ATen's stands in REWORDED too.
 RULES: dict[str, Rule] = {
     "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"),
     "rsub": _reversed_sub, "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow,
@@ -322,8 +323,8 @@ class _Functions(Mapping[str, Rule]):
 
 POINTWISE: Mapping[str, Rule] = ChainMap(RULES, _Functions())  # type: ignore[arg-type]
 
-# Reals that are computed in other words, so that the last bit may differ.
-REWORDED = frozenset(["log2", "log10", "tan", "pow", "lerp", "log_sigmoid_forward"])
+# Rules that compute reals in other words than ATen, so that the last bit may differ.
+REWORDED = frozenset(["log2", "log10", "tan", "pow", "lerp", "addcmul", "log_sigmoid_forward"])
 
 # fmt: off
 # Tensors of one value: how to find it among the arguments of the call.
