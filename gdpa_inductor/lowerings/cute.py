@@ -32,9 +32,9 @@ from .backends import Backend, Rule, hint
 from .call import Call, extern_call
 
 PACKAGE = "nvidia-cutlass-dsl"
-# Where the forward for Hopper begins to be faster than Triton's (docs/hopper.md).
+# Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
-LONG = 1024  # the most queries of a jagged sequence
+LONG = 256  # the most queries of a jagged sequence
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
@@ -85,14 +85,6 @@ def not_taken(problem: Problem) -> str:
     )
 
 
-def by_name_only(problem: Problem) -> str:
-    """Why the backward is not chosen unasked on this GPU, or ""."""
-    kind = config_of(problem.device)
-    if kind is None or kind.trains or not problem.needs:
-        return ""
-    return f"the CuTe backward for {kind.gpu} is taken if asked for by name (gdpa.kernel='cute')"
-
-
 def triton_is_faster(problem: Problem) -> str:
     """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
     kind = config_of(problem.device)
@@ -100,8 +92,9 @@ def triton_is_faster(problem: Problem) -> str:
         return ""
     if problem.jagged and hint(problem.rows) < LONG:
         return f"on {kind.gpu} Triton is faster on jagged sequences shorter than {LONG}"
-    if min(hint(problem.head_dim), hint(problem.value_dim)) <= 64:
-        return f"on {kind.gpu} Triton is faster at head dims up to 64"
+    narrow = 32 if problem.needs or problem.jagged else 64
+    if min(hint(problem.head_dim), hint(problem.value_dim)) <= narrow:
+        return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
     if math.prod(hint(size) for size in sizes) < 1 << ENOUGH:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{ENOUGH} scores"
@@ -210,7 +203,7 @@ BACKEND = Backend(
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(),
-    yields=(Rule(Code.DEVICE, by_name_only), Rule(Code.SLOWER, triton_is_faster)),
+    yields=(Rule(Code.SLOWER, triton_is_faster),),
     lower=lower,
     lower_backward=lower_backward,
 )

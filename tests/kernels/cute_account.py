@@ -12,7 +12,7 @@ import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,16 @@ class Binary:
 
     def count(self, opcode: str) -> int:
         return sum(x.startswith(opcode) for x in self.sass)
+
+    @property
+    def spills(self) -> int:
+        """Instructions that move a register to memory, or back."""
+        return self.count("STL") + self.count("LDL")
+
+    def before(self, opcode: str) -> "Binary":
+        """The same up to the first instruction of that kind."""
+        first = next(i for i, x in enumerate(self.sass) if x.startswith(opcode))
+        return replace(self, sass=self.sass[:first])
 
 
 def tool(name: str, *arguments: str) -> str:

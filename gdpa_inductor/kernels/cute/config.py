@@ -26,8 +26,8 @@ class KernelConfig:
 
     folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows, cols:
     of a score tile. max_dim: the largest head dim. rivalled: Triton is faster there on some
-    problems. trains: its backward is chosen unasked. clears: its kernels store zeros in the rows of
-    a jagged result that no sequence owns; else these are cleared ahead.
+    problems. clears: its kernels store zeros in the rows of a jagged result that no sequence owns;
+    else these are cleared ahead.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -45,7 +45,6 @@ class KernelConfig:
     cols: ClassVar[int]
     max_dim: ClassVar[int]
     rivalled: ClassVar[bool]
-    trains: ClassVar[bool]
     clears: ClassVar[bool] = False
 
     dtype: str

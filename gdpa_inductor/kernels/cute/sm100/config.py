@@ -20,7 +20,6 @@ class Sm100Config(config.KernelConfig):
     cols = COLS
     max_dim = 128
     rivalled = False
-    trains = True
 
     @property
     def output_stages(self) -> int:

@@ -21,7 +21,6 @@ class Sm90Config(config.KernelConfig):
     max_dim = 128
     rivalled = True
     clears = True
-    trains = False  # not all of its tests have run on a GPU since its last change
 
     @property
     def query_rows(self) -> int:

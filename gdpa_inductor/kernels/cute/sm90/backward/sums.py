@@ -46,6 +46,7 @@ class Counters(Fixed):
         the program: here there is one."""
         found = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
         while found != count:
+            cute.arch.inline_ptx("nanosleep.u32 256;")
             found = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
         self.wait(counter, count)
 
