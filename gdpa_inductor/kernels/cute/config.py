@@ -27,7 +27,8 @@ class KernelConfig:
     folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows, cols:
     of a score tile. max_dim: the largest head dim. rivalled: Triton is faster there on some
     problems. clears: its kernels store zeros in the rows of a jagged result that no sequence owns;
-    else these are cleared ahead.
+    else these are cleared ahead. bare_ends: they leave out the mask past the ends of a sequence
+    where zeros there do instead (program/tails.py).
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -46,6 +47,7 @@ class KernelConfig:
     max_dim: ClassVar[int]
     rivalled: ClassVar[bool]
     clears: ClassVar[bool] = False
+    bare_ends: ClassVar[bool] = False
 
     dtype: str
     head_dim: int

@@ -4,16 +4,19 @@ A warp decides about 32 tiles at a time, one a lane, and takes the hull of those
 block mask is made, and nothing is read on the host.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Int32, cute
 
 from ...program.expr import Expr
+from ...program.tails import still
 from .config import KernelConfig
 from .program import Program
 from .values import Fixed, is_literal, pair, smaller
 
 LANES = 32
+NAMES = ("p", "ds")  # of terms, as `still` has them
 Span = tuple[Any, Any]  # the first and the last position of a tile
 
 
@@ -34,6 +37,15 @@ class TileClass(Fixed):
             {**places, **bounds}, lambda node: pair(self.program.read(node, places))
         )
         return value if is_literal(value) else value.lanes[0]
+
+
+def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:
+    """Whether no variant of the terms needs a mask past the ends. Each is P, or P and dS.
+
+    Operands of the program are not read past their ends.
+    """
+    names = NAMES[: len(variants[0])]
+    return config.bare_ends and not config.aux and still(names, variants) == set(names)
 
 
 def span(first: Any, count: int, length: Any) -> Span:

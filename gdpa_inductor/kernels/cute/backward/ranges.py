@@ -1,15 +1,16 @@
 """Which streamed tiles a resident tile meets. Each role asks when it comes to a tile."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from ....program.expr import postorder
+from ....program.expr import GRAD, Expr, call, postorder
 from ....program.tile_classes import classify
 from ..config import KernelConfig
-from ..ranges import LANES, TileClass, lowest, past, span
+from ..ranges import LANES, TileClass, ends_are_bare, lowest, past, span
 from ..values import Fixed, is_literal, smaller
 from .roots import roots_of
 from .walk import ResidentTile
@@ -34,6 +35,7 @@ class StreamedRanges(Fixed):
         classes = classify(roots, config.mod.aux)
         self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
         self.masks = self.full_terms != roots  # some condition decides
+        self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
         self.zero, self.full = (
             TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
         )
@@ -55,15 +57,19 @@ class StreamedRanges(Fixed):
         return self.holds(self.zero, tile, first, head, block) == 0
 
     def needs_no_mask(self, tile: ResidentTile, head: Any, block: Any) -> Any:
-        """Whether the full terms do, with all rows of both tiles there."""
-        height = self.heights
-        inside = (tile.first + height.resident <= tile.rows) & (
-            (block + 1) * height.streamed <= tile.length
-        )
+        """Whether the full terms do."""
+        inside = Boolean(True) if self.bare else self.inside(tile, block)
         full = self.holds(self.full, tile, tile.first, head, block)
         if is_literal(full):
             return inside if full else Boolean(False)
         return inside & full
+
+    def inside(self, tile: ResidentTile, block: Any) -> Any:
+        """Whether all rows of both tiles are there."""
+        height = self.heights
+        return (tile.first + height.resident <= tile.rows) & (
+            (block + 1) * height.streamed <= tile.length
+        )
 
     @cute.jit
     def hull(self, tile: ResidentTile, head, group, count):
@@ -102,6 +108,12 @@ class StreamedRanges(Fixed):
             above += _votes(live & (other > index))
             here = here | (_votes(live & (other == index)) > 0)
         return below, above, here
+
+
+def _flow(roots: Sequence[Expr]) -> tuple[Expr, Expr]:
+    """P and dS, of the slope and P."""
+    slope, weight = roots
+    return weight, call("mul", GRAD, slope)
 
 
 def _votes(holds: Any) -> Any:

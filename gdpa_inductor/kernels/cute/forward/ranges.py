@@ -10,7 +10,7 @@ from cutlass import Boolean, Int32, cute
 
 from ....program.tile_classes import classify
 from ..config import KernelConfig
-from ..ranges import LANES, TileClass, lowest, past, span
+from ..ranges import LANES, TileClass, ends_are_bare, lowest, past, span
 from ..values import Fixed, is_literal, larger, select, smaller
 
 
@@ -24,6 +24,7 @@ class KeyRanges(Fixed):
         self.zero, self.full = (
             TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
         )
+        self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
     def holds(self, found: TileClass, tile: Any, row: Any, column: Any) -> Any:
         """A class of one query tile and one block of keys; a bool if it is constant."""
@@ -31,8 +32,9 @@ class KeyRanges(Fixed):
         return found.holds(tile.batch, tile.head, rows, columns)
 
     def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
-        """Whether the full terms do, on one query tile and one block with all its keys."""
-        inside = column + self.cols <= tile.k_rows
+        """Whether the full terms do, on one query tile and one block of keys."""
+        # Always so where ends are bare. As a literal it would serialize products of fp16 (ptxas).
+        inside = column < tile.k_rows if self.bare else column + self.cols <= tile.k_rows
         full = self.holds(self.full, tile, row, column)
         if is_literal(full):
             return inside if full else Boolean(False)

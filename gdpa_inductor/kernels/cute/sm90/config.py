@@ -21,6 +21,7 @@ class Sm90Config(config.KernelConfig):
     max_dim = 128
     rivalled = True
     clears = True
+    bare_ends = True
 
     @property
     def query_rows(self) -> int:
