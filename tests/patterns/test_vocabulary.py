@@ -172,6 +172,22 @@ def test_gradient_at_nan(case: Case, dtype: torch.dtype, coming: float) -> None:
     assert got <= slopes
 
 
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [given for given in dtypes("f") if given.values[0].at_nan is None],
+)
+def test_torch_has_one_gradient_at_nan(case: Case, dtype: torch.dtype) -> None:
+    """Where it has two, the case says in `at_nan` which is the row's: that of vectors."""
+    slopes = set()
+    for count in (1, 64):
+        given = torch.full((count,), math.nan, dtype=dtype).requires_grad_()
+        found = eager(case, [given])
+        if found.requires_grad:
+            (grad,) = torch.autograd.grad(found.sum(), given)
+            slopes |= {*map(str, (grad + 0.0).tolist())}
+    assert len(slopes) <= 1
+
+
 def assert_gradients(case: Case, dtype: torch.dtype, coming: float, at=None) -> None:
     given = samples(case, dtype)
     if at is not None:
