@@ -99,6 +99,13 @@ def no_trace_log() -> None:
         trace.handlers.clear()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def untimed_guards() -> Iterator[None]:
+    """Dynamo flushes the caches and times its guards at every compile: a tenth of a small test."""
+    with mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean_dynamo() -> Iterator[None]:
     """Each test compiles afresh and counts from zero (untouched if the test never compiles)."""
