@@ -116,6 +116,15 @@ def untimed_guards() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def uncached_fakes() -> Iterator[None]:
+    """Without torch's cache of what operators make of fakes. With symbolic sizes it takes half of
+    a compile and finds hardly anything. `tests/patterns/test_dynamic.py` has it, as users do.
+    """
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        yield
+
+
 @pytest.fixture(autouse=True)
 def clean_dynamo() -> Iterator[None]:
     """Each test compiles afresh and counts from zero (untouched if the test never compiles)."""

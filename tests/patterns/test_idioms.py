@@ -43,7 +43,9 @@ def _cases() -> list:
 
 
 @pytest.mark.parametrize(("row", "mode"), _cases())
-def test_idiom(row: Row, mode: str) -> None:
+def test_idiom(row: Row, mode: str, request: pytest.FixtureRequest) -> None:
+    if mode == "dynamic":
+        request.getfixturevalue("uncached_fakes")
     dtype, training, calls = MODES[mode]
     recorder = Recorder()
     compiled = torch.compile(row.function, backend=recorder, fullgraph=True)

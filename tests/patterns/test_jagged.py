@@ -74,7 +74,9 @@ def _marked(operands: dict) -> dict:
     ],
 )
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
-def test_row(row: Row, mode: Mode):
+def test_row(row: Row, mode: Mode, request: pytest.FixtureRequest):
+    if mode.marked:
+        request.getfixturevalue("uncached_fakes")
     recorder = judge(row, mode)
     assert recorder.matches, recorder.why()
     for match in recorder.matches:
