@@ -51,7 +51,7 @@ demo: $(VENV)/.stamp-base
 # The CuTe DSL is for the tests of the Blackwell kernels, which need no GPU (docs/emulator.md).
 test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute $(OLDEST)
 	$(PYTEST) -m "not slow" $(ARGS)
-	$(if $(OLDEST),PYTHONPATH=$(abspath $(VENV)/oldest) $(PYTEST) -m "not slow" $(KERNELS))
+	$(if $(OLDEST),PYTHONPATH=$(abspath $(VENV)/oldest) $(PYTEST) -n 0 -m "oldest_triton and not slow" $(KERNELS))
 
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) $(ARGS)

@@ -5,6 +5,7 @@ the pass, and with it the counters that tests read; tests of the caches switch t
 """
 
 import dataclasses
+import gc
 import logging
 import os
 import sys
@@ -80,6 +81,15 @@ def pytest_sessionstart() -> None:
         raise pytest.UsageError(f"the instruction set {asked} was asked for, torch uses {has}")
 
 
+def pytest_collection_finish() -> None:
+    """What is loaded stays, so that Python need not look through it for garbage. Dynamo collects
+    what is young at every compile; all of it is looked through at every 200th collection.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 200)
+
+
 @pytest.fixture(autouse=True)
 def same_threads() -> Iterator[None]:
     """No test changes the number of threads for those after it."""
@@ -97,6 +107,22 @@ def no_trace_log() -> None:
     if "TORCH_TRACE" not in os.environ:
         trace.propagate = True
         trace.handlers.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def untimed_guards() -> Iterator[None]:
+    """Dynamo flushes the caches and times its guards at every compile: a tenth of a small test."""
+    with mock.patch("torch._dynamo.guards.profile_guard_manager", lambda *_: 0.0):
+        yield
+
+
+@pytest.fixture
+def uncached_fakes() -> Iterator[None]:
+    """Without torch's cache of what operators make of fakes. With symbolic sizes it takes half of
+    a compile and finds hardly anything. `tests/patterns/test_dynamic.py` has it, as users do.
+    """
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=False):
+        yield
 
 
 @pytest.fixture(autouse=True)

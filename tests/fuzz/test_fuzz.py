@@ -14,7 +14,7 @@ from tests.fuzz.grammar import generate
 SEEDS, CHUNK = 320, 20
 
 
-@pytest.mark.usefixtures("verdicts")
+@pytest.mark.usefixtures("verdicts", "uncached_fakes")
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
 def test_programs(start):
     """Right, or missed with a reason; the share of misses over so few is left to long runs."""

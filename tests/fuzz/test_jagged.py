@@ -12,7 +12,7 @@ from tests.fuzz.jagged import generate_jagged
 SEEDS, CHUNK = 60, 10
 
 
-@pytest.mark.usefixtures("verdicts")
+@pytest.mark.usefixtures("verdicts", "uncached_fakes")
 @pytest.mark.parametrize("start", range(0, SEEDS, CHUNK))
 def test_programs(start):
     outcomes = [runner.run_jagged(seed) for seed in range(start, start + CHUNK)]

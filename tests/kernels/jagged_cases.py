@@ -233,7 +233,7 @@ CASES = [
     # More sequences than are sorted: found by a search, and without a table.
     JaggedCase(
         "jagged_many", SILU, lengths_q=(*FEW[:256], 150, 0), same=True, h=1,
-        max_q=300, before=3,
+        max_q=200, before=3,
     ),
     JaggedCase(
         "jagged_many_both", "sigmoid(s)", lengths_q=(*FEW, 0), h=1,

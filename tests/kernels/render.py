@@ -1,10 +1,12 @@
 """From a function of tensors to the code that Inductor writes for it on a faked CUDA device."""
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Sequence
 from unittest import mock
 
+import jinja2
 import torch
 from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache as PyCodeCache
@@ -21,6 +23,9 @@ from gdpa_inductor import lowerings
 from gdpa_inductor.lowerings.triton import launch
 
 from .fake_cuda import fake_cuda
+
+# Plans share few sources, and Inductor compiles a source for each plan.
+jinja2.Environment.compile = functools.cache(jinja2.Environment.compile)
 
 _KERNEL = re.compile(
     r"^(\w+) = async_compile\.triton\('\w+', '''\n(.*?)''', device_str=", re.M | re.S

@@ -18,6 +18,7 @@ from .cases import HSTU, Case  # noqa: E402
 from .fake_cuda import DEVICES, fake_cuda  # noqa: E402
 from .jagged_cases import JaggedCase  # noqa: E402
 
+pytestmark = pytest.mark.oldest_triton
 TRITON = tuple(map(int, triton.__version__.split(".")[:2]))
 TENSOR_CORE = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma"}
 # Bytes per thread. sm_80 holds the operands of a product in registers, and some go to local memory;

@@ -80,17 +80,17 @@ def bias_then_scale(q, k, v, rab):
     return F.silu(0.25 * (q @ k.mT + rab.unsqueeze(1))) @ v
 
 
-@fuse(**HEADS, length="count: b 1 1 1")
+@fuse(varies=True, **HEADS, length="count: b 1 1 1")
 def divisor_integers_per_batch(q, k, v, length):
     return F.silu(q @ k.mT) / length @ v
 
 
-@fuse(**HEADS, divisor="positive: n 1")
+@fuse(varies=True, **HEADS, divisor="positive: n 1")
 def divisor_per_row(q, k, v, divisor):
     return F.silu(q @ k.mT) / divisor @ v
 
 
-@fuse(**HEADS, divisor="positive: b 1 n 1")
+@fuse(varies=True, **HEADS, divisor="positive: b 1 n 1")
 def divisor_per_batch_and_row(q, k, v, divisor):
     return F.silu(q @ k.mT) / divisor @ v
 
@@ -113,7 +113,7 @@ def bias_of_positions(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
 
 
-@fuse(**HEADS, bias="1 n m")
+@fuse(varies=True, **HEADS, bias="1 n m")
 def bias_with_leading_one(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
 
@@ -123,17 +123,17 @@ def bias_per_head(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
 
 
-@fuse(**HEADS, bias="b n m")
+@fuse(varies=True, **HEADS, bias="b n m")
 def bias_per_batch_unsqueezed(q, k, v, bias):
     return F.silu(q @ k.mT + bias.unsqueeze(1)) @ v
 
 
-@fuse(**HEADS, bias="b h n m")
+@fuse(varies=True, **HEADS, bias="b h n m")
 def bias_full(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
 
 
-@fuse(**HEADS, bias="m")
+@fuse(varies=True, **HEADS, bias="m")
 def bias_per_key(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
 
@@ -148,7 +148,7 @@ def bias_number(q, k, v, bias):
     return torch.sigmoid(q @ k.mT + bias) @ v
 
 
-@fuse(**HEADS, bias="n m h")
+@fuse(varies=True, **HEADS, bias="n m h")
 def bias_permuted(q, k, v, bias):
     return F.silu(q @ k.mT + bias.permute(2, 0, 1)) @ v
 
@@ -188,7 +188,7 @@ def bias_in_place(q, k, v, bias):
     return F.silu(s) @ v
 
 
-@fuse(**HEADS, bias="h n m", mask="bool: b 1 n m")
+@fuse(varies=True, **HEADS, bias="h n m", mask="bool: b 1 n m")
 def everything_in_place(q, k, v, bias, mask):
     s = q @ k.mT
     s.mul_(0.5).add_(bias).masked_fill_(mask, 0.0).clamp_(-3.0, 3.0)
@@ -277,7 +277,7 @@ def bias_of_query_and_position(q, k, v, table):
     return F.silu(q @ k.mT + q @ table.mT) @ v
 
 
-@either(**HEADS)
+@either(varies=True, **HEADS)
 def product_inside_the_value(q, k, v):
     return F.silu(q @ k.mT) @ F.silu(k @ (q.mT @ q) @ k.mT @ v)
 
@@ -318,13 +318,13 @@ def numbers_for_nan_and_infinity(q, k, v):
     return torch.nan_to_num((q @ k.mT).log(), 0.0, 1.0, -1.0) @ v
 
 
-@fuse(**HEADS)
+@fuse(varies=True, **HEADS)
 def scores_copied_into_an_empty_tensor(q, k, v):
     s = q @ k.mT
     return torch.empty_like(s).copy_(F.silu(s)) @ v
 
 
-@fuse(**HEADS)
+@fuse(varies=True, **HEADS)
 def scores_assigned_to_an_empty_tensor(q, k, v):
     s = q @ k.mT
     p = torch.empty_like(s)

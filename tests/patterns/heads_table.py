@@ -8,7 +8,7 @@ from tests.patterns.rows import HEADS, either, fuse, refuse
 ACTIVATIONS = (F.silu, F.gelu, torch.relu)
 
 
-@fuse(**HEADS)
+@fuse(varies=True, **HEADS)
 def heads_by_slices(q, k, v):
     s = q @ k.mT
     return torch.cat([F.silu(s[:, :2]), F.gelu(s[:, 2:])], dim=1) @ v
@@ -50,7 +50,7 @@ def heads_after_a_bias(q, k, v, bias):
     return torch.cat([F.silu(s[:, :1]) * 0.3, F.gelu(s[:, 1:])], dim=1) @ v
 
 
-@refuse("LAYOUT", **HEADS, bias="h n m")
+@refuse("LAYOUT", varies=True, **HEADS, bias="h n m")
 def heads_with_slices_of_a_bias(q, k, v, bias):
     """It would have to be put together again."""
     s = q @ k.mT
@@ -64,7 +64,7 @@ def heads_last(q, k, v):
     return torch.einsum("bnmh,bmhe->bnhe", w, v)
 
 
-@either(**HEADS)
+@either(varies=True, **HEADS)
 def rows_by_slices(q, k, v):
     s = q @ k.mT
     return torch.cat([F.silu(s[:, :, :2]), torch.sigmoid(s[:, :, 2:])], dim=2) @ v
@@ -76,13 +76,13 @@ def heads_exchanged(q, k, v):
     return torch.cat([F.silu(s[:, 1:]), F.gelu(s[:, :1])], dim=1) @ v
 
 
-@refuse("CROSS_ELEMENT", **HEADS)
+@refuse("CROSS_ELEMENT", varies=True, **HEADS)
 def heads_dropped(q, k, v):
     s = q @ k.mT
     return torch.stack([F.silu(s[:, 0]), F.gelu(s[:, 0]), s[:, 2]], dim=1) @ v
 
 
-@refuse("LAYOUT", "CROSS_ELEMENT", **HEADS, scale="2 1 1")
+@refuse("LAYOUT", "CROSS_ELEMENT", varies=True, **HEADS, scale="2 1 1")
 def heads_with_an_operand_of_a_part(q, k, v, scale):
     s = q @ k.mT
     return torch.cat([F.silu(s[:, :1]), F.gelu(s[:, 1:]) * scale], dim=1) @ v

@@ -34,13 +34,13 @@ def mask_learned(q, k, v, mask):
     return F.silu(q @ k.mT) * mask @ v
 
 
-@fuse(**HEADS, rows="bool: b n", columns="bool: b m")
+@fuse(varies=True, **HEADS, rows="bool: b n", columns="bool: b m")
 def mask_product_of_two(q, k, v, rows, columns):
     mask = rows[:, None, :, None] * columns[:, None, None, :]
     return F.silu(q @ k.mT) * mask @ v
 
 
-@fuse(**HEADS, padding="bool: b m")
+@fuse(varies=True, **HEADS, padding="bool: b m")
 def mask_of_key_padding(q, k, v, padding):
     return F.silu(q @ k.mT).masked_fill(~padding[:, None, None, :], 0) @ v
 
@@ -95,7 +95,7 @@ def mask_filled_in_place(q, k, v, mask):
     return p @ v
 
 
-@fuse(**HEADS, ids="int: m", own="int: n")
+@fuse(varies=True, **HEADS, ids="int: m", own="int: n")
 def mask_of_segments(q, k, v, ids, own):
     return F.silu(q @ k.mT) * (own[:, None] == ids) @ v
 
@@ -159,13 +159,13 @@ def premask_fill_30(q, k, v, mask):
     return F.silu(torch.where(mask, q @ k.mT, -30.0)) @ v
 
 
-@fuse(**HEADS, mask="bool: n m")
+@fuse(varies=True, **HEADS, mask="bool: n m")
 def premask_fill_finfo_min(q, k, v, mask):
     s = q @ k.mT
     return torch.sigmoid(s.masked_fill(~mask, -torch.finfo(s.dtype).max)) @ v
 
 
-@fuse(**HEADS, mask="zero_one: b 1 1 m")
+@fuse(varies=True, **HEADS, mask="zero_one: b 1 1 m")
 def premask_additive(q, k, v, mask):
     return torch.sigmoid(q @ k.mT + (1.0 - mask) * -1e9) @ v
 

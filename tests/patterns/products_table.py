@@ -30,12 +30,12 @@ def swapaxes(q, k, v):
     return F.silu(q @ torch.swapaxes(k, 2, 3)) @ v
 
 
-@fuse(q="b h n d", k="b h d m", v="b h m e")
+@fuse(varies=True, q="b h n d", k="b h d m", v="b h m e")
 def key_stored_transposed(q, k, v):
     return F.silu(q @ k) @ v
 
 
-@fuse(**SINGLE)
+@fuse(varies=True, **SINGLE)
 def bmm_three_dims(q, k, v):
     return torch.bmm(F.silu(torch.bmm(q, k.transpose(1, 2))), v)
 
@@ -71,19 +71,19 @@ def einsum_spaced(q, k, v):
     return torch.einsum("b i j, b j d -> b i d", p, v)
 
 
-@fuse(q="b g h n d", k="b g h m d", v="b g h m e")
+@fuse(varies=True, q="b g h n d", k="b g h m d", v="b g h m e")
 def einsum_ellipsis_five_dims(q, k, v):
     p = F.relu(torch.einsum("... i d, ... j d -> ... i j", q, k) / 8) ** 2
     return torch.einsum("... i j, ... j d -> ... i d", p, v)
 
 
-@fuse(q="b n h d", k="m b d h", v="h e m b")
+@fuse(varies=True, q="b n h d", k="m b d h", v="h e m b")
 def einsum_any_order(q, k, v):
     p = F.silu(torch.einsum("bnhd,mbdh->nbmh", q, k))
     return torch.einsum("nbmh,hemb->ehbn", p, v)
 
 
-@fuse(q="b g n h d", k="b g m h d", v="b g m h e")
+@fuse(varies=True, q="b g n h d", k="b g m h d", v="b g m h e")
 def matmul_five_dims_permuted(q, k, v):
     q, k, v = (x.transpose(2, 3) for x in (q, k, v))
     return (F.silu(q @ k.mT) @ v).transpose(2, 3)
@@ -101,23 +101,23 @@ def multi_query_with_head_bias(q, k, v, bias, mask):
     return torch.einsum("bhij,bjd->bhid", F.silu(s) * mask, v)
 
 
-@fuse(q="b h n d", k="b m d", v="b m e")
+@fuse(varies=True, q="b h n d", k="b m d", v="b m e")
 def multi_query_by_broadcast(q, k, v):
     return F.silu(q @ k.unsqueeze(1).mT) @ v[:, None]
 
 
-@fuse(q="n h d", k="b m h d", v="b m h e")
+@fuse(varies=True, q="n h d", k="b m h d", v="b m h e")
 def seeds_shared_by_the_batch(q, k, v):
     p = F.gelu(torch.einsum("nhd,bmhd->bhnm", q, k) * 0.5, approximate="tanh")
     return torch.einsum("bhnm,bmhd->bnhd", p, v)
 
 
-@fuse(q="h n d", k="b h m d", v="b h m e")
+@fuse(varies=True, q="h n d", k="b h m d", v="b h m e")
 def seeds_by_broadcast(q, k, v):
     return F.gelu(q @ k.mT) @ v
 
 
-@fuse(q="b h n d", k="h m d", v="h m e")
+@fuse(varies=True, q="b h n d", k="h m d", v="h m e")
 def weights_shared_by_the_batch(q, k, v):
     return F.gelu(q @ k.mT) @ v
 
@@ -165,23 +165,23 @@ def mirrored(q, k, v):
     return (v.mT @ F.silu(k @ q.mT)).mT
 
 
-@fuse(**HEADS, bias="m n", mask="bool: b 1 m n")
+@fuse(varies=True, **HEADS, bias="m n", mask="bool: b 1 m n")
 def mirrored_with_bias_and_mask(q, k, v, bias, mask):
     p = F.silu(k @ q.transpose(2, 3) + bias).masked_fill(mask, 0)
     return (v.transpose(2, 3) @ p).transpose(2, 3)
 
 
-@fuse(**HEADS)
+@fuse(varies=True, **HEADS)
 def scores_transposed_between(q, k, v):
     return F.silu(k @ q.mT).mT @ v
 
 
-@fuse(**SINGLE, bias="b n m")
+@fuse(varies=True, **SINGLE, bias="b n m")
 def baddbmm_alpha_beta(q, k, v, bias):
     return torch.bmm(F.silu(torch.baddbmm(bias, q, k.mT, beta=0.5, alpha=0.125)), v)
 
 
-@fuse(**SINGLE, bias="1 n m")
+@fuse(varies=True, **SINGLE, bias="1 n m")
 def baddbmm_broadcast(q, k, v, bias):
     return torch.bmm(F.silu(bias.baddbmm(q, k.mT)), v)
 
@@ -206,7 +206,7 @@ def folded_heads_unfolded_for_the_bias(q, k, v, bias):
     return torch.bmm(p.view(b * h, n, m), v.reshape(b * h, m, 6)).view(b, h, n, 6)
 
 
-@fuse(**HEADS, decay="h n m")
+@fuse(varies=True, **HEADS, decay="h n m")
 def three_operand_einsum_with_decay(q, k, v, decay):
     return torch.einsum("bhnm,bhme->bhne", torch.einsum("bhnd,bhmd,hnm->bhnm", q, k, decay), v)
 
@@ -236,28 +236,28 @@ def projections_around(x, wq, wk, wv, wo):
     return x + F.linear((F.silu(q @ k.mT) @ v).transpose(1, 2).flatten(2), wo)
 
 
-@fuse(x="b h n d")
+@fuse(varies=True, x="b h n d")
 def query_is_key_is_value(x):
     return F.silu(x @ x.mT) @ x
 
 
-@fuse(q="b h n d", kv="b h m d")
+@fuse(varies=True, q="b h n d", kv="b h m d")
 def key_is_value(q, kv):
     return F.silu(q @ kv.mT) @ kv
 
 
-@fuse(regions=2, **HEADS, other="b h n d")
+@fuse(varies=True, regions=2, **HEADS, other="b h n d")
 def two_regions(q, k, v, other):
     return F.silu(q @ k.mT) @ v + F.gelu(other @ k.mT) @ v
 
 
-@fuse(regions=2, q="b h n d", k="b h m d", v="b h m d", k2="b h m d", v2="b h m e")
+@fuse(varies=True, regions=2, q="b h n d", k="b h m d", v="b h m d", k2="b h m d", v2="b h m e")
 def one_after_the_other(q, k, v, k2, v2):
     q = F.layer_norm(q + F.silu(q @ k.mT) @ v, (4,))
     return F.silu(q @ k2.mT) @ v2
 
 
-@fuse(**HEADS)
+@fuse(varies=True, **HEADS)
 def keys_sliced_before(q, k, v):
     return F.silu(q[:, :, 1:] @ k[:, :, :-1].mT) @ v[:, :, :-1]
 
@@ -277,13 +277,13 @@ def product_by_hand(q, k, v):
     return F.silu((q.unsqueeze(3) * k.unsqueeze(2)).sum(-1)) @ v
 
 
-@leave(**HEADS)
+@leave(varies=True, **HEADS)
 def linear_attention(q, k, v):
     q, k = F.elu(q) + 1, F.elu(k) + 1
     return q @ (k.mT @ v)
 
 
-@leave(q="b h n d", k="b h n d", v="b h n d")
+@leave(varies=True, q="b h n d", k="b h n d", v="b h n d")
 def cross_covariance_attention(q, k, v):
     s = F.normalize(q.mT, dim=-1) @ F.normalize(k, dim=-2)
     return (s.softmax(-1) @ v.mT).mT
@@ -300,7 +300,7 @@ def einsum_by_lists_of_dims(q, k, v):
     return torch.einsum(p, [0, 1, 2, 4], v, [0, 1, 4, 5], [0, 1, 2, 5])
 
 
-@fuse(q="1 n d", k="1 m d", v="1 m e")
+@fuse(varies=True, q="1 n d", k="1 m d", v="1 m e")
 def linear_with_values_for_a_weight(q, k, v):
     return F.linear(F.silu(q @ k.mT), v[0].mT)
 
@@ -331,7 +331,7 @@ def product_and_its_mirror(q, k, v):
     return (F.silu(q @ k.mT) + F.relu(k @ q.mT)) @ v
 
 
-@refuse("SEVERAL_SCORES", **HEADS)
+@refuse("SEVERAL_SCORES", varies=True, **HEADS)
 def product_and_that_of_other_rows(q, k, v):
     return (F.silu(q @ k.mT) + F.relu(q.flip(2) @ k.mT)) @ v
 
@@ -339,6 +339,7 @@ def product_and_that_of_other_rows(q, k, v):
 @refuse(
     "MUTATED_OPERAND",
     "SEVERAL_SCORES",
+    varies=True,
     q="const: b h n d",
     k="const: b h m d",
     v="b h m e",

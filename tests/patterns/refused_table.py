@@ -16,7 +16,7 @@ MIXED = ("CROSS_ELEMENT", "REDUCTION", "LAYOUT", "SEVERAL_SCORES")
 # Normalised weights
 
 
-@refuse(*NORMALISED, **HEADS)
+@refuse(*NORMALISED, varies=True, **HEADS)
 def softmax(q, k, v):
     return F.softmax(q @ k.mT / 2, dim=-1) @ v
 
@@ -54,7 +54,7 @@ def row_sum(q, k, v):
     return p / (p.sum(-1, keepdim=True) + 1e-6) @ v
 
 
-@refuse(*NORMALISED, **HEADS)
+@refuse(*NORMALISED, varies=True, **HEADS)
 def row_mean(q, k, v):
     p = F.silu(q @ k.mT)
     return (p - p.mean(-1, keepdim=True)) @ v
@@ -108,23 +108,23 @@ def top_two(q, k, v):
     return torch.where(s >= s.topk(2, -1).values[..., -1:], F.relu(s), 0.0) @ v
 
 
-@refuse(*MIXED, **HEADS)
+@refuse(*MIXED, varies=True, **HEADS)
 def keys_reversed(q, k, v):
     return F.silu((q @ k.mT).flip(-1)) @ v
 
 
-@refuse(*MIXED, **HEADS)
+@refuse(*MIXED, varies=True, **HEADS)
 def keys_rolled(q, k, v):
     return torch.roll(F.silu(q @ k.mT), 1, -1) @ v
 
 
-@refuse(*MIXED, q="b h n d", k="b h n d", v="b h n e")
+@refuse(*MIXED, varies=True, q="b h n d", k="b h n d", v="b h n e")
 def scores_plus_their_transpose(q, k, v):
     s = q @ k.mT
     return F.silu(s + s.mT) @ v
 
 
-@refuse(*MIXED, **HEADS, mix="h h")
+@refuse(*MIXED, varies=True, **HEADS, mix="h h")
 def talking_heads(q, k, v, mix):
     return torch.einsum("bhnm,hg->bgnm", F.silu(q @ k.mT), mix) @ v
 
@@ -148,7 +148,7 @@ def difference_of_two_scores(q, k, v, q2, k2):
     return (F.silu(q @ k.mT) - F.silu(q2 @ k2.mT)) @ v
 
 
-@refuse(*MIXED, "CONTRACTION", **HEADS, kernel="h 1 3 3")
+@refuse(*MIXED, "CONTRACTION", varies=True, **HEADS, kernel="h 1 3 3")
 def convolved_scores(q, k, v, kernel):
     return F.silu(F.conv2d(q @ k.mT, kernel, padding=1, groups=3)) @ v
 
@@ -249,12 +249,12 @@ def detached_scores(q, k, v):
     return F.silu((q @ k.mT).detach()) @ v
 
 
-@either(**SELF)
+@either(varies=True, **SELF)
 def weights_transposed(q, k, v):
     return F.silu(q @ k.mT).mT @ v
 
 
-@either(q="b h n d", k="b h n d", v="b h n d")
+@either(varies=True, q="b h n d", k="b h n d", v="b h n d")
 def channel_attention(q, k, v):
     return (F.silu(q.mT @ k) @ v.mT).mT
 
@@ -273,7 +273,7 @@ def head_dim_beyond_the_kernels(q, k, v):
     return F.silu(q @ k.mT) @ v
 
 
-@either(x="b n d", up="d 3*h", down="3*h d")
+@either(varies=True, x="b n d", up="d 3*h", down="3*h d")
 def feed_forward(x, up, down):
     return F.relu(x @ up) @ down
 
@@ -283,17 +283,17 @@ def feed_forward_linear(x, up, down):
     return F.linear(F.gelu(F.linear(x, up)), down)
 
 
-@either(x="g n d", up="g d m", down="g m d")
+@either(varies=True, x="g n d", up="g d m", down="g m d")
 def experts(x, up, down):
     return torch.bmm(F.relu(torch.bmm(x, up)), down)
 
 
-@either(**HEADS)
+@either(varies=True, **HEADS)
 def one_query(q, k, v):
     return F.silu(q[:, :, :1] @ k.mT) @ v
 
 
-@either(**SINGLE)
+@either(varies=True, **SINGLE)
 def one_key(q, k, v):
     return F.silu(q @ k[:, :1].mT) @ v[:, :1]
 
@@ -301,7 +301,7 @@ def one_key(q, k, v):
 # Randomness
 
 
-@refuse("DROPOUT", "OPAQUE_CALL", "POINTWISE_OP", **HEADS)
+@refuse("DROPOUT", "OPAQUE_CALL", "POINTWISE_OP", varies=True, **HEADS)
 def dropout_in_training(q, k, v):
     return F.dropout(F.silu(q @ k.mT), 0.3, training=True) @ v
 
@@ -312,12 +312,12 @@ def noise_of_the_scores(q, k, v):
     return F.relu(s + torch.rand_like(s)) @ v
 
 
-@refuse("SCORES_BROADCAST", q="b 1 n d", k="b 1 m d", v="b h m e", bias="h n m")
+@refuse("SCORES_BROADCAST", varies=True, q="b 1 n d", k="b 1 m d", v="b h m e", bias="h n m")
 def bias_with_more_heads_than_scores(q, k, v, bias):
     return F.silu(q @ k.mT + bias) @ v
 
 
-@refuse("CONTRACTION", "LAYOUT", "REDUCTION", **HEADS)
+@refuse("CONTRACTION", "LAYOUT", "REDUCTION", varies=True, **HEADS)
 def heads_contracted_too(q, k, v):
     return torch.einsum("bhnm,bhme->bne", F.silu(q @ k.mT), v)
 

@@ -8,6 +8,7 @@ the given codes), `leave` (not even a candidate, or NOT_GDPA; left as it is), `e
 not, and exact). A row is judged in several modes by `test_idioms`.
 """
 
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -22,11 +23,27 @@ SIZES = {"b": 2, "h": 3, "g": 2, "n": 5, "m": 7, "d": 4, "e": 6}
 OTHER_SIZES = {**SIZES, "b": 4, "n": 8, "m": 6}
 
 
+# Where a function has one of these, its graph has symbols beside those of its operands.
+NAMES_OF_SIZES = {
+    *("shape", "size", "numel", "len", "view", "reshape", "flatten", "unflatten", "expand"),
+    *("arange", "ones", "zeros", "full", "tril", "triu", "repeat", "repeat_interleave"),
+    *("split", "chunk", "narrow"),
+}  # fmt: skip
+
+
+def _names(code: types.CodeType) -> set[str]:
+    """What a function calls and reads, functions within it included."""
+    inner = [_names(const) for const in code.co_consts if isinstance(const, types.CodeType)]
+    return set(code.co_names).union(*inner)
+
+
 @dataclass(frozen=True)
 class Row:
     """One idiom. `codes`: names of `rejection.Code`, any of which will do.
 
     `gradient_relative`: the bound of fp64 gradients, where torch's own are less exact.
+
+    `varies`: `make test` lets sizes vary too. It always does so where the function names a size.
     """
 
     function: Callable
@@ -35,10 +52,15 @@ class Row:
     regions: int = 1
     codes: tuple[str, ...] = ()
     gradient_relative: float = FP64_RELATIVE
+    varies: bool = False
 
     @property
     def name(self) -> str:
         return self.function.__name__
+
+    @property
+    def names_a_size(self) -> bool:
+        return not NAMES_OF_SIZES.isdisjoint(_names(self.function.__code__))
 
 
 ROWS: list[Row] = []
@@ -56,25 +78,29 @@ def _row(verdict: str, specs: Mapping[str, str], **more) -> Callable[[Callable],
 
 
 def fuse(
-    regions: int = 1, gradient_relative: float = FP64_RELATIVE, **specs: str
+    regions: int = 1,
+    gradient_relative: float = FP64_RELATIVE,
+    varies: bool = False,
+    **specs: str,
 ) -> Callable[[Callable], Callable]:
     """Must be rewritten."""
-    return _row("fuse", specs, regions=regions, gradient_relative=gradient_relative)
+    how = {"regions": regions, "gradient_relative": gradient_relative, "varies": varies}
+    return _row("fuse", specs, **how)
 
 
-def refuse(*codes: str, **specs: str) -> Callable[[Callable], Callable]:
+def refuse(*codes: str, varies: bool = False, **specs: str) -> Callable[[Callable], Callable]:
     """Must be left alone, for one of these codes."""
-    return _row("refuse", specs, codes=codes)
+    return _row("refuse", specs, codes=codes, varies=varies)
 
 
-def leave(**specs: str) -> Callable[[Callable], Callable]:
+def leave(varies: bool = False, **specs: str) -> Callable[[Callable], Callable]:
     """Must be left alone; if it is reported at all, as NOT_GDPA."""
-    return _row("leave", specs)
+    return _row("leave", specs, varies=varies)
 
 
-def either(**specs: str) -> Callable[[Callable], Callable]:
+def either(varies: bool = False, **specs: str) -> Callable[[Callable], Callable]:
     """Rewritten or refused, but exact."""
-    return _row("either", specs)
+    return _row("either", specs, varies=varies)
 
 
 def judge(

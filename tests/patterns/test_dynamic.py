@@ -61,6 +61,7 @@ def sized(b: int, n: int, m: int) -> dict[str, int]:
 
 
 @by_name
+@pytest.mark.usefixtures("uncached_fakes")
 @pytest.mark.parametrize("dynamic", [None, True, False])
 def test_recompiles_as_often_as_without_us(function, specs, dynamic):
     counts = []

@@ -123,6 +123,7 @@ def drawn(seed: int) -> tuple[Callable, dict[str, str], str]:
     return attention, {**SPECS, "table": spec}, dtype
 
 
+@pytest.mark.usefixtures("uncached_fakes")
 @pytest.mark.parametrize("seed", range(90))
 def test_a_random_lookup(seed, monkeypatch):
     monkeypatch.setattr(tables, "_FEWEST_COPIES", 2)

@@ -188,20 +188,15 @@ def test_rewritten_as_in_eager(case, request: pytest.FixtureRequest):
     if case.name.endswith("specials_through_gelu"):
         request.getfixturevalue("torchs_own_loops")
     eager = Eager(case)
-    forms = judged_options("both")
-    capture = None
-    for name in forms:
-        if capture and capture.same(capture.current, name) and not capture.fault(name):
-            continue  # the judge let through what has just been run
-        capture = Capture(forms, current=name)
+    capture = Capture(judged_options("on"), current="on")
+
+    def fault_of_run() -> str:
         function, operands = made(case)
         torch._dynamo.reset()
-        mine = observe(case, torch.compile(function, backend=capture, dynamic=False), operands)
-        fault = eager.unlike(mine) or capture.fault(name)
-        if fault:
-            capture.current = PLAIN
-            function, operands = made(case)
-            torch._dynamo.reset()
-            plain = torch.compile(function, backend=capture, dynamic=False)
-            again = observe(case, plain, operands)
-            assert eager.unlike(again), f"judge {name}: {fault}"
+        compiled = torch.compile(function, backend=capture, dynamic=False)
+        return eager.unlike(observe(case, compiled, operands))
+
+    fault = fault_of_run() or capture.fault("on")
+    if fault:
+        capture.current = PLAIN
+        assert fault_of_run(), fault  # Dynamo alone is unlike eager too
