@@ -25,7 +25,8 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
     modules = _modules(target, arguments)
     tensors = _tensors(target, arguments, modules)
     attributes = [(vars(m), _copied(vars(m))) for m in modules]
-    contents = [(t, t.detach().clone()) for t in tensors if not (t.is_inference() or t.is_meta)]
+    owned = [t for t in tensors if not (t.is_inference() or t.is_meta)]
+    contents = [(part, part.clone()) for t in owned for part in _parts(t.detach())]
     gradients = [
         (t, t.grad, t.grad.clone()) if t.grad is not None else (t, None, None)
         for t in tensors
@@ -40,12 +41,19 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
             now.update(before)
         for tensor, saved in contents:
             # Not by the version counter: batch norm writes its statistics without counting.
-            if not torch.equal(tensor.detach(), saved):
-                tensor.data.copy_(saved)
+            if not torch.equal(tensor, saved):
+                tensor.copy_(saved)
         for tensor, grad, kept in gradients:
             tensor.grad = grad
             if grad is not None and kept is not None:
                 grad.data.copy_(kept)
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
+    """Those that hold the elements: nested tensors cannot be compared."""
+    if tensor.is_nested and tensor.layout == torch.jagged:
+        return [tensor.values(), tensor.offsets()]
+    return [tensor]
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -161,6 +161,20 @@ def test_a_training_step_is_undone() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+def test_nested_inputs_are_put_back() -> None:
+    rows = [torch.randn(n, 2, 16) for n in (5, 7)]
+    query = torch.nested.nested_tensor(rows, layout=torch.jagged, requires_grad=True)
+
+    def step(x):
+        with torch.no_grad():
+            x.values().mul_(2)
+        return gdpa_inductor.attention(x, x, x, score_mod=lambda s, *_: F.silu(s))
+
+    report = gdpa_inductor.explain(step, profit=False)(query)
+    assert len(report.matches) == 1
+    assert torch.equal(query.detach().values(), torch.cat(rows))
+
+
 def test_what_was_compiled_stays_compiled() -> None:
     def function(x):
         return F.silu(x @ x.mT) @ x

@@ -68,7 +68,7 @@ def _padded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     inside = (index[1] >= 0) & (index[1] < length)
     with ev.within(inside):
         value = ev.element(held.source, event.number, (start + index[1], *index[2:]))
-    return torch.where(inside, value, held.fill)
+    return torch.where(inside, value, value.new_tensor(held.fill))
 
 
 def _unpadded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:

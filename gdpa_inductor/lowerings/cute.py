@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -34,7 +33,7 @@ from .call import Call, extern_call
 PACKAGE = "nvidia-cutlass-dsl"
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
-LONG = 256  # the most queries of a jagged sequence
+LONG = 256  # the most queries of a sequence, where a side is jagged
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
@@ -90,15 +89,30 @@ def triton_is_faster(problem: Problem) -> str:
     kind = config_of(problem.device)
     if kind is None or not kind.rivalled:
         return ""
+    if problem.unbounded:
+        return f"on {kind.gpu} Triton is faster where no `max_seqlen` bounds the lengths"
     if problem.jagged and hint(problem.rows) < LONG:
-        return f"on {kind.gpu} Triton is faster on jagged sequences shorter than {LONG}"
+        return (
+            f"on {kind.gpu} Triton is faster on fewer than {LONG} queries, where a side is jagged"
+        )
     narrow = 32 if problem.needs or problem.jagged else 64
     if min(hint(problem.head_dim), hint(problem.value_dim)) <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
-    if math.prod(hint(size) for size in sizes) < 1 << ENOUGH:
+    if scores(problem) < 1 << ENOUGH:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{ENOUGH} scores"
     return ""
+
+
+def scores(problem: Problem) -> int:
+    """How many there are at most. Jagged queries or keys are no more than their values."""
+    dense = (problem.batch, problem.rows, problem.cols)
+    batch, rows, cols = (hint(size) for size in dense)
+    bounds = [batch * rows * cols]
+    if problem.jagged_query:
+        bounds.append(hint(problem.total_rows) * cols)
+    if problem.jagged_key:
+        bounds.append(hint(problem.total_cols) * rows)
+    return hint(problem.heads) * min(bounds)
 
 
 def no_such_gradients(problem: Problem) -> str:

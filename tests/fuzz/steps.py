@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from tests.fuzz.activations import ACTIVATIONS, MUTATING
-from tests.fuzz.draft import Draft, Scores, permute_text, shape_text
+from tests.fuzz.draft import FUSABLE, REFUSABLE, Draft, Scores, permute_text, shape_text
 
 Step = Callable[[Draft, Scores], Scores]
 
@@ -82,6 +82,8 @@ SCALES = [
 def bias(draft: Draft, scores: Scores) -> Scores:
     draft.feature("bias")
     template = draft.pick(BIASES)
+    if template.startswith(ADDCMUL):
+        draft.feature("bias:addcmul")
     if "{far}" in template and not {"n", "m"} <= set(scores.dims):
         template = "{s} + {a}"
     fields = {"s": scores.name}
@@ -98,6 +100,7 @@ def bias(draft: Draft, scores: Scores) -> Scores:
     return assign(draft, scores, template.format(**fields))
 
 
+ADDCMUL = "torch.addcmul"
 BIASES = [
     "{s} + {a}",
     "{s} + {a}",
@@ -109,7 +112,7 @@ BIASES = [
     "{s} + 0.1",
     "1.5 - {s}",
     "0.25 * ({s} + {a})",
-    "torch.addcmul({s}, {a}, {x}, value=0.5)",
+    ADDCMUL + "({s}, {a}, {x}, value=0.5)",
     "{s} - 0.1 * {far}",
     "{s} + {x} * {far}",
     "!{s} += {a}",
@@ -128,7 +131,9 @@ def activation(draft: Draft, scores: Scores) -> Scores:
         # The result may be saved for the backward: a later in-place step needs a copy.
         return assign(draft, scores, f"{fresh} + 0.0")
     name, template = draft.pick(ACTIVATIONS)
-    draft.feature(f"act:{name}")
+    # Who decides by what addcmul made decides by a last bit that is not ours.
+    decides = ">" in template and "bias:addcmul" in draft.features
+    draft.feature(f"act:{name}", REFUSABLE if decides else FUSABLE)
     return assign(draft, scores, f"({template.format(s=scores.name)}) * 1.0")
 
 

@@ -384,3 +384,20 @@ def test_a_flat_slope_times_large_operands_is_rounding():
     leaves = [x.detach().double().requires_grad_() for x in heads()]
     factors = [torch.randn(N, n, dtype=torch.float64) for n in (1, M)]
     assert verdicts(scaled, [*leaves, *factors]) == [None]
+
+
+def test_padded_integers_keep_their_kind() -> None:
+    """Beside a fill that is a float, large ones would round."""
+    offsets, total = torch.tensor([0, 2, 5]), 5
+
+    def weighted(query, key, value, times, offsets):
+        padded = [
+            torch.ops.gdpa.jagged_to_padded_dense(x, offsets, 4) for x in (query, key, value, times)
+        ]
+        q, k, v = (x.transpose(1, 2) for x in padded[:3])
+        out = (F.silu(q @ k.mT) * padded[3][:, None, None, :]) @ v
+        return torch.ops.gdpa.dense_to_jagged(out.transpose(1, 2), offsets, total)
+
+    values = [torch.randn(total, H, D) for _ in range(3)]
+    times = torch.randint(1 << 40, 1 << 60, (total,))
+    assert verdicts(weighted, [*values, times, offsets]) == [None]

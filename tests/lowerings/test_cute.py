@@ -1,5 +1,5 @@
-"""When the generated code of a Blackwell device calls the CuTe kernels, and what it says when
-not."""
+"""When the generated code of a Hopper or Blackwell device calls the CuTe kernels, and what it says
+when not."""
 
 import logging
 
@@ -79,7 +79,8 @@ def hopper(blackwell, monkeypatch: pytest.MonkeyPatch):
 
 
 LARGE = {"batch": 16, "heads": 4, "rows": 2048, "cols": 2048, "head_dim": 128, "value_dim": 128}
-JAGGED = {"jagged_query": True, "jagged_key": True}
+TOTAL = 16 * 2048
+JAGGED = {"jagged_query": True, "jagged_key": True, "total_rows": TOTAL, "total_cols": TOTAL}
 BACKWARD = {"needs": (True, True, True)}
 NARROW = {"head_dim": 64, "value_dim": 64}
 
@@ -104,6 +105,8 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
         {"rows": 256},
         {**BACKWARD, "rows": 256},
         {**JAGGED, "batch": 1024, "rows": 128},
+        {**JAGGED, "batch": 1024, "rows": 512, "cols": 512, "total_rows": 1024 * 20},
+        {**JAGGED, "rows": TOTAL, "cols": TOTAL},
     ],
     ids=str,
 )

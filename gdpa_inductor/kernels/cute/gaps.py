@@ -1,7 +1,8 @@
 """Zeros where no sequence is: the rows of a jagged output or gradient that no tile covers.
 
-They lie before the first sequence, behind the last, and in a sequence past `max_seqlen` rows. Most
-calls have none. So nothing is cleared ahead: a warp of each CTA looks, and stores what is missing.
+They lie before the first sequence, behind the last, and in a sequence past `max_seqlen` rows. Of dQ
+they are also the queries of sequences without keys. Most calls have none. So nothing is cleared
+ahead: a warp of each CTA looks, and stores what is missing. No offset leads out of the matrix.
 """
 
 from typing import Any
@@ -11,14 +12,14 @@ from cutlass import Int32, Int64, cute
 
 from .operands import VECTOR, Matrix, vector
 from .ranges import LANES, lowest
-from .values import Fixed, larger, select, smaller
-from .work import sequence_rows
+from .values import Fixed, select, smaller
+from .work import offset, sequence_rows
 
 
 class Gaps(Fixed):
     """Of one side. offsets: `cu_seqlens`. batch: the sequences. most: the rows of one that take
-    part. others: `cu_seqlens` of the other side and its rows, if sequences that have none there
-    take no part at all."""
+    part. others: `cu_seqlens` of the other side, its most and all its rows, if sequences that have
+    none there take no part at all."""
 
     def __init__(self, offsets: Any, batch: Any, most: Any, others: Any = None) -> None:
         self.offsets, self.batch, self.most, self.others = offsets, batch, most, others
@@ -27,19 +28,17 @@ class Gaps(Fixed):
     @cute.jit
     def clear(self, matrix: Matrix):
         """By a whole warp of each CTA."""
+        self.fill(matrix, self.cta, offset(self.offsets, 0, matrix.rows), self.ctas)
         self.inside(matrix)
-        first, last = Int32(self.offsets[0]), Int32(self.offsets[self.batch])
-        if (first > 0) | (last < matrix.rows):
-            first, last = self.ends()
-            self.fill(matrix, self.cta, first, self.ctas)
-            self.fill(matrix, last + self.cta, Int32(matrix.rows), self.ctas)
+        last = offset(self.offsets, self.batch, matrix.rows)
+        self.fill(matrix, last + self.cta, Int32(matrix.rows), self.ctas)
 
     @cute.jit
     def inside(self, matrix: Matrix):
         """The rows of sequences. Each lane looks at one; the CTAs share them."""
         for base in cutlass.range(self.cta, self.batch, LANES * self.ctas, unroll=1):
             number = base + cute.arch.lane_idx() * self.ctas
-            begin, end = self.gap(smaller(number, self.batch - 1))
+            begin, end = self.gap(smaller(number, self.batch - 1), matrix.rows)
             left = cute.arch.vote_ballot_sync((number < self.batch) & (begin < end))
             while left != 0:
                 lane = lowest(left)
@@ -47,24 +46,13 @@ class Gaps(Fixed):
                 self.fill(matrix, *ends, Int32(1))
                 left = left & (left - 1)
 
-    def gap(self, number: Any) -> tuple[Any, Any]:
+    def gap(self, number: Any, total: Any) -> tuple[Any, Any]:
         """The rows of a sequence that take no part, half open."""
-        start, rows = sequence_rows(self.offsets, number, self.most)
+        start, rows = sequence_rows(self.offsets, number, self.most, total)
         if self.others is not None:
-            _, met = sequence_rows(self.others[0], number, self.others[1])
+            _, met = sequence_rows(self.others[0], number, *self.others[1:])
             rows = select(met == 0, 0, rows)
-        return start + rows, Int32(self.offsets[number + 1])
-
-    @cute.jit
-    def ends(self):
-        """Where sequences begin, and where they end. Offsets need not ascend."""
-        first, last = Int32(self.offsets[0]), Int32(0)
-        for base in cutlass.range(0, self.batch + 1, LANES, unroll=1):
-            number = smaller(base + cute.arch.lane_idx(), self.batch)
-            offset = Int32(self.offsets[number])
-            first, last = smaller(first, offset), larger(last, offset)
-        first = cute.arch.warp_redux_sync(first, "min")
-        return first, cute.arch.warp_redux_sync(last, "max")
+        return start + rows, offset(self.offsets, number + 1, total)
 
     @cute.jit
     def fill(self, matrix: Matrix, begin, end, step):

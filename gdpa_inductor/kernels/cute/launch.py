@@ -60,10 +60,11 @@ def forward(
 ) -> Tensor:
     """O of gdpa::attention, in its layout.
 
-    ctas: how many to launch, by default one for each multiprocessor. stream: a CUDA stream handle,
-    by default the current one. out: where to store, contiguous; zero where no sequence is. order:
-    int64, in which the sequences are dealt to the CTAs, by default the longest first. kind: for
-    which architecture, by default the device's.
+    ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
+    current CUDA stream, if it is known. out: where to store, contiguous; with a jagged query it has
+    to be zero where no sequence is, unless the kernel clears these rows (`KernelConfig.clears`).
+    order: int64, in which the sequences are dealt to the CTAs, by default the longest first. kind:
+    for which architecture, by default the device's.
 
     Raises:
         GDPAError: what the kernel does not take, and why.

@@ -21,11 +21,11 @@ from .program import DTYPES, LETTERS
 SIZES = 8
 
 
-def pointer(dtype: str, align: int = 0) -> Any:
-    """To global memory, in place of an argument where a kernel is compiled: no address is read.
-    align: of the addresses, in bytes; by default that of the dtype."""
-    align = align or getattr(torch, dtype).itemsize
-    return cute.runtime.make_ptr(DTYPES[dtype], 16, cute.AddressSpace.gmem, assumed_align=align)
+def pointer(dtype: str, align: int = 0, address: int = 16) -> Any:
+    """To global memory. Where a kernel is compiled no address is read. align: of the addresses, in
+    bytes; by default that of the dtype."""
+    align, gmem = align or getattr(torch, dtype).itemsize, cute.AddressSpace.gmem
+    return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
 
 
 class Words:

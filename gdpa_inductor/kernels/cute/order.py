@@ -67,7 +67,7 @@ class Ranking:
         return offsets[number + 1] - offsets[number]
 
 
-class _Launcher:
+class RankLauncher:
     """A compiled `Ranking`, launched like the kernels (`launcher`)."""
 
     def __init__(self, kernel: Any) -> None:
@@ -89,5 +89,5 @@ def compiled(dtype: str, arch: str) -> Any:
 
 
 @functools.cache
-def _ranking(dtype: str, arch: str) -> _Launcher:
-    return _Launcher(compiled(dtype, arch))
+def _ranking(dtype: str, arch: str) -> RankLauncher:
+    return RankLauncher(compiled(dtype, arch))

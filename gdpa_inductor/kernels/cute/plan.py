@@ -24,6 +24,7 @@ from .program import LETTERS
 
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
 MOST = 512  # plans that are kept; lengths that vary make a form each
+MOST_ROWS = 1 << 37  # of all heads, or keys: tiles have 64 and more, and are numbered in 31 bits
 FEW = 8  # strides of the other matrices that a plan remembers
 
 Kind = type[KernelConfig]
@@ -63,7 +64,8 @@ class LaunchPlan:
         return self.launchers[name]
 
     def room(self, operands: Operands[Tensor]) -> Tensor:
-        """For O. Rows of a jagged query that no sequence owns are zero, and no tile covers them."""
+        """For O. No tile covers the rows of a jagged query that no sequence owns: they are cleared
+        here, or by the kernel."""
         value, cleared = operands.value, self.config.jagged_q and not self.config.clears
         return (value.new_zeros if cleared else value.new_empty)(self.output)
 
@@ -214,6 +216,9 @@ def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
     # `check` lets an operand of no dimension lie elsewhere.
     if any(x.device != o.query.device for x in o.aux):
         return "operands on several devices"
+    batch, heads, rows, cols = score_shape(o)
+    if batch * heads * max(rows, cols) >= MOST_ROWS:
+        return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
     dtypes, dims = (o.query.dtype, o.value.dtype), (config.head_dim, config.value_dim)
     return unsupported(type(config), dtypes, dims, config.aux)
 

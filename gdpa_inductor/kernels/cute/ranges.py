@@ -42,7 +42,7 @@ class TileClass(Fixed):
 def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:
     """Whether no variant of the terms needs a mask past the ends. Each is P, or P and dS.
 
-    Operands of the program are not read past their ends.
+    Programs with operands keep it: these must not be read past their ends.
     """
     names = NAMES[: len(variants[0])]
     return config.bare_ends and not config.aux and still(names, variants) == set(names)

@@ -92,7 +92,8 @@ class BackwardCall:
 
     def room(self, letter: str) -> Tensor:
         """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
-        sequence. Rows of a jagged operand that take no part have a gradient of zero."""
+        sequence. Rows of a jagged operand that take no part have a gradient of zero: it is cleared
+        here, or by the kernel."""
         operand = self.operand(letter)
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])

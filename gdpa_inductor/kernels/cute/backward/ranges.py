@@ -30,7 +30,7 @@ class StreamedRanges(Fixed):
     def __init__(
         self, config: KernelConfig, keys: bool, heights: Heights, aux: Any, scalars: Any
     ) -> None:
-        self.keys, self.heights = keys, heights
+        self.config, self.keys, self.heights = config, keys, heights
         roots = roots_of(config.program, keys)
         classes = classify(roots, config.mod.aux)
         self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms

@@ -12,7 +12,7 @@ from typing import Any
 from cutlass import Int32, cute
 
 from ..values import select
-from ..work import sequence_rows
+from ..work import sequence_rows, totals
 
 
 @dataclass
@@ -55,7 +55,8 @@ class Walk:
         self.keys, self.ranges, self.heights = keys, ranges, ranges.heights
         self.group, self.query_heads = heads // key_heads, heads
         self.heads = key_heads if self.keys else heads
-        sides = [(cu_k, cols), (cu_q, rows)]
+        q_total, k_total = totals(ranges.config, sizes)
+        sides = [(cu_k, cols, k_total), (cu_q, rows, q_total)]
         self.resident, self.streamed = sides if self.keys else sides[::-1]
         self.jagged = self.resident[0] is not None
         self.blocks = tiles_of(self.resident[1], self.heights.resident)
@@ -84,9 +85,10 @@ class Walk:
         head, batch = rest % self.heads, rest // self.heads
         if self.order is not None:
             batch = Int32(self.order[batch])
-        (cu_resident, rows), (cu_streamed, length) = self.resident, self.streamed
-        start, rows = sequence_rows(cu_resident, batch, rows)
-        origin, length = sequence_rows(cu_streamed, batch, length)
+        (start, rows), (origin, length) = (
+            sequence_rows(cu, batch, most, total)
+            for cu, most, total in (self.resident, self.streamed)
+        )
         passes = self.group if self.keys else 1
         first = block * self.heights.resident
         tile = ResidentTile(batch, head, first, rows, start, length, origin, passes)

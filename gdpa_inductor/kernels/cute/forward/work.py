@@ -14,7 +14,7 @@ from cutlass import Int32
 
 from ..config import TILES, KernelConfig
 from ..values import Fixed, select
-from ..work import sequence_rows
+from ..work import sequence_rows, totals
 from .scheduler import WorkTile
 
 FEW = 64  # units
@@ -27,6 +27,7 @@ class Work(Fixed):
     def __init__(self, config: KernelConfig, sizes, offsets, skips: bool):
         self.config, self.offsets = config, offsets
         self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
+        self.totals = totals(config, sizes)
         self.height = TILES * config.rows
         self.row_tiles = (self.rows + (self.height - 1)) // self.height
         self.units = self.heads * self.batch
@@ -40,8 +41,8 @@ class Work(Fixed):
         head, place = unit % self.heads, unit // self.heads
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
-        q_start, q_rows = sequence_rows(cu_q, batch, self.rows)
-        k_start, k_rows = sequence_rows(cu_k, batch, self.cols)
+        q_start, q_rows = sequence_rows(cu_q, batch, self.rows, self.totals[0])
+        k_start, k_rows = sequence_rows(cu_k, batch, self.cols, self.totals[1])
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         zero = Int32(0)

@@ -17,7 +17,8 @@ tiles of a head in turn. Roles, by warp:
     0-3, 4-7   products, activation and epilogue of 64 keys each
     8          loads: K and V once a tile, rings of Q and dO
     9          dQ: adds the parts in turn
-    10, 11     dQ: conversion of what is complete; zeros in the rows that no sequence owns
+    10, 11     dQ: conversion of what is complete
+    10         before that, zeros in the rows that no sequence owns
 """
 
 from dataclasses import replace
@@ -172,11 +173,11 @@ class HopperBackward:
                     Conversion(Turns(*walk), *given, Counters(Turns(*walk), counters)).run()
 
     def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
-        """Zeros in the rows that no sequence owns. Those of a dQ that a mask leaves out are cleared
-        ahead, as are queries without keys where they are dense."""
-        batch, rows, cols = sizes[0], sizes[4], sizes[5]
+        """Zeros in the rows that no sequence owns, but for a dQ that is cleared ahead."""
+        batch, rows, cols, total = sizes[0], sizes[4], sizes[5], sizes[7]
         if self.config.jagged_q and not masked(self.config):
-            Gaps(cu_q, batch, rows, None if cu_k is None else (cu_k, cols)).clear(gradients["gq"])
+            others = None if cu_k is None else (cu_k, cols, total)
+            Gaps(cu_q, batch, rows, others).clear(gradients["gq"])
         if self.config.jagged_k:
             for name in ("gk", "gv"):
                 Gaps(cu_k, batch, cols).clear(gradients[name])

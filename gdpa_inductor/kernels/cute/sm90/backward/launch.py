@@ -20,8 +20,8 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = call.plan.config, found["q"]
     assert isinstance(config, Sm90Config)
-    # Query tiles that meet no key are left out. Those of jagged queries are cleared by the kernel,
-    # unless it is a mask that leaves them out.
+    # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
+    # mask leaves them out.
     if masked(config) or (config.jagged_k and not config.jagged_q):
         grad_query.zero_()
     if call.empty:

@@ -103,7 +103,8 @@ class QuerySums:
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         cute.arch.sync_warp()
-        # The wait above ends when the part is read; this release, when it is added.
+        # The wait makes the sums visible to this thread, the release to the others. On sm_90 it is
+        # the release that waits for the additions (docs/benchmarks.md).
         with cute.arch.elect_one():
             cute.arch.store(counter, before + 1, sem="release", scope="gpu")
 

@@ -21,12 +21,12 @@ No turn waits forever. All CTAs are resident: the launch is cooperative.
   to the query tile in an earlier step of their own, or in the same step with higher keys. That is
   no circle.
 - If they run at once and ascend, a tile waits for higher keys, which are at the same query tile or
-  one before. So a chain of those that wait leads to ever higher keys or earlier query tiles, and is
-  no circle. Likewise the other way.
+  an earlier one. So a chain of those that wait leads to ever higher keys or earlier query tiles,
+  and is no circle. Likewise the other way.
 - Otherwise a tile waits for lower numbers only, and every CTA takes its tiles in the order of their
   numbers. The lowest that is not finished is running, and waits for none.
 
-Nor does a conversion, which waits for turns. No turn waits for a conversion.
+A conversion waits for turns only, and no turn waits for a conversion.
 """
 
 from typing import Any

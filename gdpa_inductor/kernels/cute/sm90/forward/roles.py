@@ -88,6 +88,6 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def finish(self):
-        """After the last key block: nobody arrives at a barrier that is left."""
+        """After the last key block: t = 0 takes the last turn, which t = 1 has passed on."""
         if self.t == 0:
             self.wait()
