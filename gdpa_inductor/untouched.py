@@ -42,7 +42,7 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
         for tensor, saved in contents:
             # Not by the version counter: batch norm writes its statistics without counting.
             if not torch.equal(tensor, saved):
-                tensor.copy_(saved)
+                tensor.data.copy_(saved)
         for tensor, grad, kept in gradients:
             tensor.grad = grad
             if grad is not None and kept is not None:
@@ -52,7 +52,7 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
 def _parts(tensor: Tensor) -> list[Tensor]:
     """Those that hold the elements: nested tensors cannot be compared."""
     if tensor.is_nested and tensor.layout == torch.jagged:
-        return [tensor.values(), tensor.offsets()]
+        return [tensor.values(), tensor.offsets()]  # type: ignore[attr-defined]
     return [tensor]
 
 
