@@ -320,3 +320,10 @@ def test_what_cannot_be_read_in_place_is_copied_each_time():
         assert all(plan.fits(x) for x in (read.key, read.value))
         assert found.strides[3:] == (*plan.strides(read.key), *plan.strides(read.value))
     assert len(plan.PLANS) == 1
+
+
+def test_lengths_that_make_too_many_tiles_are_refused(kernels):
+    """Of a jagged call whose bound is far above its rows."""
+    with pytest.raises(GDPAError, match="too many tiles"):
+        forward(jagged(max_seqlen_q=1 << 36, max_seqlen_k=1 << 36))
+    assert not kernels

@@ -24,7 +24,8 @@ from .program import LETTERS
 
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
 MOST = 512  # plans that are kept; lengths that vary make a form each
-MOST_ROWS = 1 << 37  # of all heads, or keys: tiles have 64 and more, and are numbered in 31 bits
+MOST_TILES = 1 << 31  # kernels number them in 32 bits with a sign
+LEAST = 64  # rows or keys of a tile
 FEW = 8  # strides of the other matrices that a plan remembers
 
 Kind = type[KernelConfig]
@@ -217,7 +218,7 @@ def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
     if any(x.device != o.query.device for x in o.aux):
         return "operands on several devices"
     batch, heads, rows, cols = score_shape(o)
-    if batch * heads * max(rows, cols) >= MOST_ROWS:
+    if batch * heads * -(-max(rows, cols) // LEAST) >= MOST_TILES:
         return "too many tiles for the CuTe kernel, which numbers them in 32 bits"
     dtypes, dims = (o.query.dtype, o.value.dtype), (config.head_dim, config.value_dim)
     return unsupported(type(config), dtypes, dims, config.aux)
