@@ -110,7 +110,7 @@ def test_a_spelling_is_the_operation_everywhere(torchs_own_loops, name, spelling
 
 
 def test_a_spelling_that_differs_at_infinity_is_seen(monkeypatch):
-    """Of softsign by hand, and a slope that is 0 where that of the formula is NaN."""
+    """Softsign by hand: its slope is 0 where that of the formula is NaN."""
     size = 1.0 + call("abs", SCORE)
     slope = lambda g, y, x: (g * call("pow", 1.0 + call("abs", x), -2.0),)
     row = Op(("f>f",), torch.nn.functional.softsign, "", vjp=slope)
