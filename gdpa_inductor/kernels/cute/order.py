@@ -1,7 +1,7 @@
 """The order in which sequences are dealt to the CTAs: the longest first. Made on the device.
 
-Each sequence counts those that come before it, by a warp. That takes a few microseconds, where a
-sort takes tens, on the device and on the CPU.
+Each sequence counts those that come before it, by a warp. That is faster than a sort, on the device
+and on the CPU (docs/benchmarks.md).
 """
 
 import functools
