@@ -327,3 +327,12 @@ def test_lengths_that_make_too_many_tiles_are_refused(kernels):
     with pytest.raises(GDPAError, match="too many tiles"):
         forward(jagged(max_seqlen_q=1 << 36, max_seqlen_k=1 << 36))
     assert not kernels
+
+
+@pytest.mark.parametrize("side", ["cu_seqlens_q", "cu_seqlens_k"])
+def test_offsets_that_lie_apart_are_gathered(side, kernels):
+    """Kernels read them one behind the other."""
+    pairs = torch.tensor([[0, 7], [10, 7], [50, 7]], dtype=torch.int32)
+    o = jagged(**{side: pairs[:, 0]})
+    read = plan.plan_of(o, True, True, None).readable(o)
+    assert all(x.is_contiguous() and x.tolist() == [0, 10, 50] for x in read.lengths[:2])

@@ -74,8 +74,8 @@ def forward(
     if plan.empty:
         return out.zero_()
     ctas, stream = place(operands.query.device, ctas, stream)
-    order = longest_first(operands, plan.config, stream) if order is None else order
     read = plan.readable(operands)
+    order = longest_first(read, plan.config, stream) if order is None else order
     call = plan.call_words(read, [out], order, ctas, stream)
     form = plan.output_words if own else plan.form_words([out])
     plan.launcher("forward", launcher)(call, form)

@@ -50,6 +50,7 @@ class LaunchPlan:
     strides: tuple[int, ...]
     aux_strides: tuple[int, ...]
     widened: bool
+    gathered: bool
     scalars: int
     launchers: dict[str, Launcher] = field(default_factory=dict)
     words: dict[Hashable, bytes] = field(default_factory=dict)
@@ -72,16 +73,17 @@ class LaunchPlan:
 
     def readable(self, operands: Operands[Tensor]) -> Operands[Tensor]:
         """The operands as kernels read them; copies have to live until the launch."""
-        if not any(self.copied) and not self.widened:
+        if not (any(self.copied) or self.widened or self.gathered):
             return operands
-        o, cu_q, cu_k = operands, *operands.lengths[:2]
+        o = operands
+        cu_q, cu_k = (None if x is None else x.contiguous() for x in o.lengths[:2])
         if self.widened and cu_q is not None and cu_k is not None:
             cu_q = cu_q.to(cu_k.dtype)
         query, key, value = (
             x.clone(memory_format=torch.contiguous_format) if copied else x
             for x, copied in zip((o.query, o.key, o.value), self.copied, strict=True)
         )
-        return replace(o, query=query, key=key, value=value, cu_seqlens_q=cu_q)
+        return replace(o, query=query, key=key, value=value, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
     def form_words(self, others: Sequence[Tensor]) -> bytes:
         """Of a launcher. others: its matrices beside query, key and value. Their shapes follow from
@@ -187,6 +189,7 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
         ),
         aux_strides=tuple(step for x, spec in specs for step in _by_letter(x, spec.access)),
         widened=len({x.dtype for x in o.lengths[:2] if x is not None}) > 1,
+        gathered=not all(x.is_contiguous() for x in o.lengths[:2] if x is not None),
         scalars=o.program.num_scalars,
     )
 

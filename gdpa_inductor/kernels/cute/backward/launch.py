@@ -49,8 +49,9 @@ def backward(
         raise GDPAError(reason)
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
-    order = longest_first(o, plan.config, stream)
-    given = (plan, o, plan.readable(o), aligned(grad_out), order)
+    read = plan.readable(o)
+    order = longest_first(read, plan.config, stream)
+    given = (plan, o, read, aligned(grad_out), order)
     call = BackwardCall(*given, ctas, stream)
     found: dict[str, Tensor] = _kernels(plan.config.folder).gradients(call, asked)
     return [call.finished(letter, found[letter]) for letter in asked]
