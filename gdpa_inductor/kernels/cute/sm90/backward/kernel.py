@@ -163,14 +163,14 @@ class HopperBackward:
                 HopperBackwardLoads(Turns(*walk), signals, tiles).run()
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
-                QuerySums(Turns(*walk), *ways, Counters(Turns(*walk), counters)).run()
+                QuerySums(*ways, Counters(Turns(*walk), counters)).run()
             if warp == CONVERSION:
                 self.clear(sizes, cu_q, cu_k, gradients)
             for number in range_constexpr(self.shapes.columns if converts else 0):
                 if warp == CONVERSION + number:
                     sums = self.tiles("dq", copies["read"], shared["c"], number)
                     given = (signals.landed[number], sums, gradients["gq"], number)
-                    Conversion(Turns(*walk), *given, Counters(Turns(*walk), counters)).run()
+                    Conversion(*given, Counters(Turns(*walk), counters)).run()
 
     def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
         """Zeros in the rows that no sequence owns, but for a dQ that is cleared ahead."""

@@ -55,10 +55,9 @@ class QuerySums:
     """The warp that adds. stores, adds: the tiles of the sums, one for the columns of each
     warpgroup that there are, written by a store and by an addition."""
 
-    def __init__(
-        self, walk: Turns, stores: list[Tiles], adds: list[Tiles], counters: Counters
-    ) -> None:
-        self.walk, self.stores, self.adds, self.counters = walk, stores, adds, counters
+    def __init__(self, stores: list[Tiles], adds: list[Tiles], counters: Counters) -> None:
+        self.walk, self.counters = counters.walk, counters
+        self.stores, self.adds = stores, adds
 
     @cute.jit
     def run(self):
@@ -131,10 +130,9 @@ class Conversion:
     a swizzle. grads: dQ in 16 bits. number: of the warp."""
 
     def __init__(
-        self, walk: Turns, landed: Signal, sums: Tiles, grads: Matrix, number: int,
-        counters: Counters,
-    ) -> None:  # fmt: skip
-        self.walk, self.landed, self.counters = walk, landed, counters
+        self, landed: Signal, sums: Tiles, grads: Matrix, number: int, counters: Counters
+    ) -> None:
+        self.walk, self.landed, self.counters = counters.walk, landed, counters
         self.sums, self.grads, self.number = sums, grads, number
 
     @cute.jit
