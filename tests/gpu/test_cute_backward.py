@@ -13,6 +13,7 @@ pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
+from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
 from tests.kernels.cute_backward_cases import (  # noqa: E402
@@ -178,6 +179,41 @@ def test_rows_of_no_sequence_are_zero() -> None:
             owned[first:end] = True
         assert not grad.cpu()[~owned].any()
         assert grad.cpu()[owned].isfinite().all()
+
+
+@pytest.mark.parametrize("past", [0, 700, 5000])
+def test_offsets_past_the_rows_and_lying_apart(past: int) -> None:
+    """The last sequence ends with the rows, and so does one that would begin behind them. Offsets
+    are every other element of a tensor."""
+    call = make_call(Case(rows=(300, 90, 200), keys=(300, 90, 200), dims=WIDE))
+    cu = call.operands.cu_seqlens_q
+    assert cu is not None
+    end = torch.tensor([[0], [0], [0], [past]], dtype=cu.dtype)
+    apart = torch.stack([cu, cu], 1).add(end)[:, 0]
+    assert not apart.is_contiguous()
+    # Rows that no sequence owned: now they are of the last one, as far as they go.
+    rows = int(cu[-1]) + (9 if past else 0)
+    for tensor in call.matrices:
+        tensor.nan_to_num_(nan=1.0)
+    o, grad = call.operands, call.grad_out
+    exact_cu = cu.clone()
+    exact_cu[-1] = rows
+    wanted = dataclasses.replace(
+        o, cu_seqlens_q=exact_cu, cu_seqlens_k=exact_cu, max_seqlen_q=400, max_seqlen_k=400
+    )
+    given = dataclasses.replace(wanted, cu_seqlens_q=apart, cu_seqlens_k=apart)
+    found = []
+    for operands in (wanted, given):
+        there = operands.filled(
+            [x.cuda() if isinstance(x, torch.Tensor) else x for x in operands.flat()]
+        )
+        if operands is given:
+            strided = torch.stack([apart, apart], 1).cuda()[:, 0]
+            there = dataclasses.replace(there, cu_seqlens_q=strided, cu_seqlens_k=strided)
+        with poisoned():
+            found.append([forward(there), *backward(grad.cuda(), there, (True,) * 3)])
+    assert all(map(torch.equal, *found))
+    assert all(x.isfinite().all() for x in found[0])
 
 
 def call_on_card(
