@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from ...program.expr import POSITIONS
 from ...program.score_mod import ScoreMod
 
 BOX = 128  # rows of a matrix that one TMA copy brings
@@ -65,6 +66,15 @@ class KernelConfig:
     @property
     def mod(self) -> ScoreMod:
         return ScoreMod.parse(self.program)
+
+    @property
+    def tiled(self) -> int | None:
+        """The operand of the program that TMA can load in tiles of scores: one 16-bit number for
+        each score, in the dtype of the matrices. Of several, the first."""
+        for number in sorted(self.vectors):
+            if self.aux[number] == self.dtype and set(self.mod.aux[number].access) >= POSITIONS:
+                return number
+        return None
 
     @property
     def padded_head_dim(self) -> int:

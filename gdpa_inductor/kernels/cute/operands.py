@@ -17,6 +17,7 @@ from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
 from .config import BOX, KernelConfig
+from .program import LETTERS
 from .values import Fixed, smaller
 
 VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multiple of it
@@ -31,7 +32,7 @@ class Matrix:
     batch: Any
     heads: Any
     rows: Any
-    width: int
+    width: Any
     strides: tuple[Any, Any, Any]
     jagged: bool
 
@@ -68,6 +69,18 @@ def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> l
     ]
 
 
+def score_operand(config: KernelConfig, aux: Any, sizes: Any) -> Matrix:
+    """The operand of the program that comes in tiles: [M, N] for each batch and head that it has.
+    aux: as the kernels take it."""
+    number = config.tiled
+    access, (pointer, strides) = config.mod.aux[number].access, aux[number]
+    known = dict(zip(LETTERS, strides, strict=True))
+    batch, heads = (size if x in access else 1 for x, size in zip("bh", sizes[:2]))
+    address = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
+    steps = tuple(known[x] for x in ("b", "h", "q_idx"))
+    return Matrix(address, batch, heads, sizes[4], sizes[5], steps, False)
+
+
 @dataclass
 class Tiles(Fixed):
     """The tiles of one matrix, and how they get into shared memory.
@@ -86,20 +99,21 @@ class Tiles(Fixed):
     shared: bool
     transposed: bool = False
 
-    def copy(self, start, row, rows, head, batch, stage, barrier) -> None:
+    def copy(self, start, row, rows, head, batch, stage, barrier, column=0) -> None:
         """Load rows [row, row + 128) of a sequence of `rows` rows, zeros past its end, by one warp.
         A tile may have fewer rows.
 
-        start: the first row of the sequence in a jagged matrix."""
-        source, shared = self._ends(start, row, rows, head, batch, stage)
+        start: the first row of the sequence in a jagged matrix. column: of the tiles side by side,
+        the number of the one that is meant."""
+        source, shared = self._ends(start, row, rows, head, batch, stage, column)
         cute.copy(self.atom, source, shared, tma_bar_ptr=barrier)
 
-    def store(self, start, row, rows, head, batch, stage) -> None:
+    def store(self, start, row, rows, head, batch, stage, column=0) -> None:
         """The way back: rows past the end of the sequence are dropped."""
-        target, shared = self._ends(start, row, rows, head, batch, stage)
+        target, shared = self._ends(start, row, rows, head, batch, stage, column)
         cute.copy(self.atom, shared, target)
 
-    def _ends(self, start, row, rows, head, batch, stage) -> tuple[Any, Any]:
+    def _ends(self, start, row, rows, head, batch, stage, column) -> tuple[Any, Any]:
         """A tile in global memory, and its buffer."""
         if self.jagged:
             taken = smaller(rows - row, Int32(BOX))
@@ -113,7 +127,7 @@ class Tiles(Fixed):
             self.atom, 0, cute.make_layout(1),
             cute.group_modes(self.sX, 0, modes), cute.group_modes(parts, 0, modes),
         )  # fmt: skip
-        return matrix[None, 0, 0, (head, outer)], shared[None, stage]
+        return matrix[None, 0, column, (head, outer)], shared[None, stage]
 
 
 def vector(pointer: Any) -> Any:
