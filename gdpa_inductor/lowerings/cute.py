@@ -119,7 +119,12 @@ def no_such_gradients(problem: Problem) -> str:
     """Why the backward does not give what is asked of it, or ""."""
     key, value = problem.key_heads, problem.value_heads
     alike = not problem.needs or shapes.statically_known_true(key == value)
-    return limits.no_such_gradients(problem.needs, key, value, alike)
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
+    needs, program = problem.needs[3:], str(problem.program)
+    return limits.no_such_heads(key, value, alike) or limits.no_such_biases(
+        kind, program, needs, problem.jagged
+    )
 
 
 def lower(call: Call) -> Any:

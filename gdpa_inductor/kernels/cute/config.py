@@ -29,7 +29,8 @@ class KernelConfig:
     of a score tile. max_dim: the largest head dim. rivalled: Triton is faster there on some
     problems. clears: its kernels store zeros in the rows of a jagged result that no sequence owns;
     else these are cleared ahead. bare_ends: they leave out the mask past the ends of a sequence
-    where zeros there do instead (program/tails.py).
+    where zeros there do instead (program/tails.py). stores: its backward can store the gradient of
+    an operand of the program.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -38,7 +39,8 @@ class KernelConfig:
     that side is jagged, with offsets; then positions count from the beginning of the sequence.
     shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
     skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens. vectors: the
-    aux operands whose keys lie side by side, at multiples of 16 bytes."""
+    aux operands whose keys lie side by side, at multiples of 16 bytes. stored: the one whose
+    gradient a backward stores, a number for each score."""
 
     folder: ClassVar[str]
     arch: ClassVar[str]
@@ -49,6 +51,7 @@ class KernelConfig:
     rivalled: ClassVar[bool]
     clears: ClassVar[bool] = False
     bare_ends: ClassVar[bool] = False
+    stores: ClassVar[bool] = False
 
     dtype: str
     head_dim: int
@@ -62,6 +65,7 @@ class KernelConfig:
     skip: bool = True
     offsets: str = "int32"
     vectors: frozenset[int] = frozenset()
+    stored: int | None = None
 
     @property
     def mod(self) -> ScoreMod:

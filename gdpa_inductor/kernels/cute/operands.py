@@ -86,8 +86,8 @@ class Tiles(Fixed):
     """The tiles of one matrix, and how they get into shared memory.
 
     mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. tiler: the tile.
-    partition: to the modes of sX, where a product gives them its own. jagged, shared: is it jagged,
-    has it a batch of one."""
+    partition: to the modes of sX, where a product gives them its own. jagged, shared, single: is it
+    jagged, has it a batch of one, a head of one."""
 
     atom: Any
     mX: Any
@@ -98,6 +98,7 @@ class Tiles(Fixed):
     jagged: bool
     shared: bool
     transposed: bool = False
+    single: bool = False
 
     def copy(self, start, row, rows, head, batch, stage, barrier, column=0) -> None:
         """Load rows [row, row + 128) of a sequence of `rows` rows, zeros past its end, by one warp.
@@ -127,6 +128,7 @@ class Tiles(Fixed):
             self.atom, 0, cute.make_layout(1),
             cute.group_modes(self.sX, 0, modes), cute.group_modes(parts, 0, modes),
         )  # fmt: skip
+        head = Int32(0) if self.single else head
         return matrix[None, 0, column, (head, outer)], shared[None, stage]
 
 

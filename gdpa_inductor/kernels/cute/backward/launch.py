@@ -6,7 +6,7 @@ Nothing here reads a length from the device.
 import functools
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from ..launch import place
 from ..launcher import Launcher
 from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
-from .limits import no_such_gradients
+from . import biases
+from .limits import no_such_biases, no_such_heads
 
 
 def backward(
@@ -33,8 +34,9 @@ def backward(
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
 ) -> list[Tensor]:
-    """Those of dQ, dK, dV of gdpa::attention that `needs` asks for, contiguous, in the dtype of the
-    operand. Equal bits from run to run, with as many CTAs.
+    """Those gradients of gdpa::attention that `needs` asks for, of query, key, value and the
+    operands of the program. They are contiguous, in the dtype of the operand. Equal bits from run
+    to run, with as many CTAs.
 
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. kind: for which architecture, by default the device's.
@@ -43,24 +45,48 @@ def backward(
         GDPAError: what the kernels do not take, and why.
     """
     plan, o = plan_of(operands, fast, skip, kind), operands
-    heads = (o.key.shape[1], o.value.shape[1])
-    reason = no_such_gradients(needs, *heads, heads[0] == heads[1])
-    if reason := reason or _unlike_output(grad_out, plan, o):
+    if reason := _complaint(grad_out, plan, o, needs):
         raise GDPAError(reason)
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
+    kernels = _kernels(plan.config.folder)
+    if not any(needs[3:]):
+        call = _call(plan, o, grad_out, ctas, stream)
+        found: dict[str, Tensor] = kernels.gradients(call, asked)
+        return [call.finished(letter, found[letter]) for letter in asked]
+
+    def launch(part: biases.Part) -> None:
+        given = (plan_of(part.operands, fast, skip, kind), part.operands, part.grad_out)
+        call = _call(*given, ctas, stream)
+        kernels.gradients(replace(call, part=part), asked)
+
+    return biases.gradients(grad_out, o, needs, plan.config.cols, ctas, launch)
+
+
+def _call(
+    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int
+) -> "BackwardCall":
     read = plan.readable(o)
     order = longest_first(read, plan.config, stream)
-    given = (plan, o, read, aligned(grad_out), order)
-    call = BackwardCall(*given, ctas, stream)
-    found: dict[str, Tensor] = _kernels(plan.config.folder).gradients(call, asked)
-    return [call.finished(letter, found[letter]) for letter in asked]
+    return BackwardCall(plan, o, read, aligned(grad_out), order, ctas, stream)
 
 
 @functools.cache
 def _kernels(folder: str) -> Any:
     """The launches of an architecture."""
     return importlib.import_module(f"..{folder}.backward.launch", __package__)
+
+
+def _complaint(
+    grad_out: Tensor, plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool]
+) -> str:
+    """Why these gradients cannot be given, or ""."""
+    heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
+    return (
+        no_such_heads(*heads, heads[0] == heads[1])
+        or no_such_biases(type(c), c.program, needs[3:], o.jagged)
+        or _unlike_output(grad_out, plan, o)
+    )
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
@@ -73,7 +99,8 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """operands: as given; read: as kernels read them. order: of the sequences."""
+    """operands: as given; read: as kernels read them. order: of the sequences. part: what it is a
+    part of, where gradients of biases are asked for."""
 
     plan: LaunchPlan
     operands: Operands[Tensor]
@@ -82,6 +109,7 @@ class BackwardCall:
     order: Tensor | None
     ctas: int
     stream: int
+    part: biases.Part | None = None
 
     @property
     def empty(self) -> bool:
@@ -96,6 +124,8 @@ class BackwardCall:
         sequence. Rows of a jagged operand that take no part have a gradient of zero: it is cleared
         here, or by the kernel."""
         operand = self.operand(letter)
+        if self.part is not None:
+            return self.part.rooms[letter]
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return operand.new_empty(shape, dtype=torch.float32)

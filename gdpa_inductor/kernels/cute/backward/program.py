@@ -4,6 +4,8 @@ The roots are the slope ∂P/∂S and, on the keys side, the weight P. They are 
 so that the derivative shares the terms of the weight. dP need not be there yet: dS = dP · slope.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from cutlass import Int64, cute
@@ -48,10 +50,16 @@ class ProgramLine(Fixed):
         value = cute.make_tensor(self.lines[node] + offset, cute.make_layout(1))[0]
         return of_kind(node, value, self.program.wide)
 
-    def __call__(self, scores: Pair, indices: Pair) -> list[Any]:
-        """The roots for two scores at the streamed rows `indices`."""
+    def __call__(
+        self, scores: Pair, indices: Pair, given: Mapping[int | None, Pair] = MappingProxyType({})
+    ) -> list[Any]:
+        """The roots for two scores at the streamed rows `indices`. given: operands that are there,
+        by number."""
 
         def operand(node: Expr) -> Pair:
+            number = int(node.value or 0)
+            if number in given:
+                return given[number]
             return self.loaded.get(node) or Pair(*(self.read(node, x) for x in indices.lanes))
 
         return self.program.evaluate({**self.fixed, self.runs: indices, "s": scores}, operand)

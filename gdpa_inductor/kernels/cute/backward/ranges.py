@@ -31,7 +31,7 @@ class StreamedRanges(Fixed):
         self, config: KernelConfig, keys: bool, heights: Heights, aux: Any, scalars: Any
     ) -> None:
         self.config, self.keys, self.heights = config, keys, heights
-        roots = roots_of(config.program, keys)
+        roots = roots_of(config.program, keys, config.stored)
         classes = classify(roots, config.mod.aux)
         self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
         self.masks = self.full_terms != roots  # some condition decides

@@ -1,22 +1,44 @@
-"""What a backward evaluates for each score. No cutlass here."""
+"""What a backward evaluates for each score. No cutlass here.
+
+Where an operand is added to the score, as a bias is, the two slopes differ by a constant factor:
+
+    P = f(c·s + a)     ∂P/∂a = f'     ∂P/∂s = c·f'
+
+So the gradient of the operand is that of the score, but for the factor. A backward that stores it
+evaluates the slope of the operand in place of the score's, and multiplies dQ and dK by the factor.
+"""
 
 import functools
+import math
 
 from ....program.derivatives import differentiate
-from ....program.expr import SCORE, Expr, const
+from ....program.expr import SCORE, Expr, aux, const
 from ....program.score_mod import ScoreMod
 from ....program.tile_classes import classify
 from ..config import KernelConfig
 
 
 @functools.lru_cache(512)
-def roots_of(program: str, weight: bool = True) -> tuple[Expr, ...]:
-    """The slope ∂P/∂S of a score program and, where it is summed, the weight P."""
-    found = ScoreMod.parse(program).weight
-    slope = differentiate(found, [SCORE], const(1.0))[0]
-    if slope is None:
-        slope = const(0.0)
-    return (slope, found) if weight else (slope,)
+def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tuple[Expr, ...]:
+    """The slope ∂P/∂S of a score program and, where it is summed, the weight P. stored: the operand
+    whose slope stands for that of the score."""
+    mod = ScoreMod.parse(program)
+    slope = _slopes(program)[0 if stored is None else 1 + stored] or const(0.0)
+    return (slope, mod.weight) if weight else (slope,)
+
+
+@functools.lru_cache(512)
+def factor_of(program: str, number: int | None) -> float:
+    """The slope of the score over that of an operand: 0 where it is no constant other than 0. None
+    is the score itself."""
+    if number is None:
+        return 1.0
+    score, other = (_slopes(program)[i] for i in (0, 1 + number))
+    if score is None or other is None:
+        return 0.0
+    (base, factor), (like, divisor) = _stripped(score), _stripped(other)
+    found = factor / divisor if base == like and divisor else 0.0
+    return found if math.isfinite(found) else 0.0
 
 
 @functools.lru_cache(512)
@@ -28,3 +50,27 @@ def leaves_out(program: str) -> bool:
 def masked(config: KernelConfig) -> bool:
     """Whether tiles of scores may be left out, and with them all that meets no other."""
     return config.skip and leaves_out(config.program)
+
+
+@functools.lru_cache(512)
+def _slopes(program: str) -> tuple[Expr | None, ...]:
+    """Of the score and of each operand, None where zero."""
+    mod = ScoreMod.parse(program)
+    leaves = [SCORE, *(aux(number, spec.kind) for number, spec in enumerate(mod.aux))]
+    return tuple(differentiate(mod.weight, leaves, const(1.0)))
+
+
+def _stripped(term: Expr) -> tuple[Expr, float]:
+    """A term as a product of another one and a constant."""
+    factor = 1.0
+    while True:
+        constants = [x for x in term.args if x.is_const]
+        if term.op == "neg":
+            term, factor = term.args[0], -factor
+        elif term.op == "mul" and len(constants) == 1:
+            (term,) = (x for x in term.args if not x.is_const)
+            factor *= float(constants[0].value or 0.0)
+        elif term.op == "div" and term.args[1].is_const and term.args[1].value:
+            term, factor = term.args[0], factor / float(term.args[1].value)
+        else:
+            return term, factor

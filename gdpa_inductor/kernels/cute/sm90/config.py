@@ -22,6 +22,7 @@ class Sm90Config(config.KernelConfig):
     rivalled = True
     clears = True
     bare_ends = True
+    stores = True
 
     @property
     def query_rows(self) -> int:

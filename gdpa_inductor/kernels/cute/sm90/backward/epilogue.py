@@ -16,16 +16,22 @@ from .shapes import HALF, HopperShapes
 
 class KeyGradients(Fixed):
     """gradients: "gv" and "gk". tiles: of those that TMA stores, with a buffer for each warpgroup;
-    both begin at the same place."""
+    both begin at the same place. factor: of the sums of dK."""
 
     def __init__(
-        self, shapes: HopperShapes, tiles: dict[str, Tiles], gradients: dict[str, Matrix]
+        self,
+        shapes: HopperShapes,
+        tiles: dict[str, Tiles],
+        gradients: dict[str, Matrix],
+        factor: float,
     ) -> None:
-        self.shapes, self.tiles, self.gradients = shapes, tiles, gradients
+        self.shapes, self.tiles, self.gradients, self.factor = shapes, tiles, gradients, factor
 
     @cute.jit
     def store(self, tile, group, thread, fragments):
         """The copies have read shared memory afterwards."""
+        if const_expr(self.factor != 1.0):
+            fragments.dK.store(fragments.dK.load() * self.factor)
         self.gradient("gv", "dv alone", tile, group, thread, fragments.dV)
         self.gradient("gk", "dk alone", tile, group, thread, fragments.dK)
         if thread < 32:

@@ -29,9 +29,9 @@ from cutlass import Float32, Int32, Int64, cute, range_constexpr
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import masked, roots_of
+from ...backward.roots import factor_of, masked, roots_of
 from ...gaps import Gaps
-from ...operands import Matrix, Tiles, matrices
+from ...operands import Matrix, Tiles, matrices, score_operand
 from ...program import Program
 from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout
@@ -44,6 +44,7 @@ from .sums import Conversion, Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
+SCORES = "ag"  # in tiles of scores: an operand of the program, and the gradient of one
 
 
 class HopperBackward:
@@ -56,12 +57,14 @@ class HopperBackward:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers, strides: of Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ, and the counters.
-        These begin at zero. Else as those of every kernel: see `launch.example`."""
+        """pointers, strides: of Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ, the counters and,
+        if it is stored, the gradient of an operand of the program. The counters begin at zero. Else
+        as those of every kernel: see `launch.example`."""
         self.shapes = HopperShapes(self.config)
         given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
         copies = {name: self.load(name, given[name]) for name in OPERANDS}
         copies |= self.stores(self.gradients(pointers, sizes, strides))
+        copies |= self.scores(pointers, sizes, strides, aux)
         layouts = self.shapes.layouts()
         self.memory = self.storage(layouts)
         self.kernel(
@@ -126,6 +129,19 @@ class HopperBackward:
         found["read"] = made("dq", cpasync.CopyBulkTensorTileG2SOp(), shapes.plain)
         return found
 
+    def scores(self, pointers: Any, sizes: Any, strides: Any, aux: Any) -> dict[str, Any]:
+        """The same of what has a number for each score: "a" is loaded, "g" stored."""
+        c, found = self.config, {}
+        layout, tile = self.shapes.layout("s"), self.shapes.tiles["s"]
+        if c.tiled is not None:
+            op, matrix = cpasync.CopyBulkTensorTileG2SOp(), score_operand(c, aux, sizes)
+            found["a"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+        if c.stored is not None:
+            places = (sizes[0], sizes[1], sizes[4], sizes[5], strides[9], False)
+            op, matrix = cpasync.CopyBulkTensorTileS2GOp(), Matrix(pointers[9], *places)
+            found["g"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
+        return found
+
     @cute.kernel
     def kernel(
         self, copies, layouts, products, counters, pointers, strides, sizes, cu_q, cu_k, order, aux,
@@ -137,29 +153,31 @@ class HopperBackward:
         thread, _, _ = cute.arch.thread_idx()
         buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
         shared = self.views(buffers, layouts)
-        signals = HopperSignals(buffers.barriers.data_ptr(), self.shapes.columns)
+        operands = [*OPERANDS, *("a" for name in copies if name == "a")]
+        signals = HopperSignals(buffers.barriers.data_ptr(), operands, self.shapes.columns)
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
         ranges = StreamedRanges(c, True, heights, aux, scalars)
         walk = (sizes, (cu_q, cu_k, order), ranges)
         gradients = self.gradients(pointers, sizes, strides)
-        converts = "q" not in c.shared
+        converts, factor = "q" not in c.shared, factor_of(c.program, c.stored)
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
             tensors = (shared["kt"], shared["s"], shared["d"])
             fragments = HopperBackwardFragments(self.shapes, tiles, *tensors, thread)
             stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
-            epilogue = KeyGradients(self.shapes, stores, gradients)
-            roots = (ranges.full_terms, roots_of(c.program))
+            epilogue = KeyGradients(self.shapes, stores, gradients, factor)
+            roots = (ranges.full_terms, roots_of(c.program, stored=c.stored))
             programs = [Program(c, aux, scalars, x) for x in roots]
+            stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             HopperBackwardProducts(
-                Turns(*walk), signals, fragments, epilogue, programs, thread
+                Turns(*walk), signals, fragments, epilogue, programs, stored, thread
             ).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:
-                tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
+                tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
                 HopperBackwardLoads(Turns(*walk), signals, tiles).run()
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
@@ -170,7 +188,7 @@ class HopperBackward:
                 if warp == CONVERSION + number:
                     sums = self.tiles("dq", copies["read"], shared["c"], number)
                     given = (signals.landed[number], sums, gradients["gq"], number)
-                    Conversion(*given, Counters(Turns(*walk), counters)).run()
+                    Conversion(*given, Counters(Turns(*walk), counters), factor).run()
 
     def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
         """Zeros in the rows that no sequence owns, but for a dQ that is cleared ahead."""
@@ -192,6 +210,8 @@ class HopperBackward:
             name: place.get_tensor(layouts[name].outer, swizzle=layouts[name].inner)
             for name, place in places.items()
         }
+        for name in SCORES:
+            found[name] = found["s"]
         return {**found, "c": buffers.sums.get_tensor(layouts["c"])}
 
     def columns(self, copy: Any, sdQ: Any) -> list[Tiles]:
@@ -201,6 +221,13 @@ class HopperBackward:
     def tiles(self, name: str, copy: Any, sX: Any, column: int = 0) -> Tiles:
         """The tiles of a matrix. column: which of those of a row."""
         c, (atom, mX) = self.config, copy
+        if name in SCORES:
+            axes = c.mod.aux[c.tiled].axes if name == "a" else frozenset("bh")
+            rows, width = self.shapes.tiles["s"]
+            return Tiles(
+                atom, mX, sX, lambda x: x, (rows, width), rows * width * 2,
+                jagged=False, shared="b" not in axes, single="h" not in axes,
+            )  # fmt: skip
         kind = Float32 if name == "dq" else self.shapes.dtype
         heights = {"dq": (self.shapes.rows, HALF), "gk": (HALF, self.shapes.width)}
         heights |= {"gv": (HALF, self.shapes.value_width)} | self.shapes.tiles

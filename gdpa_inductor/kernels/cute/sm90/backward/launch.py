@@ -1,6 +1,7 @@
 """The gradients of one call on Hopper: one kernel gives all. Host only."""
 
 import functools
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -20,10 +21,15 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = call.plan.config, found["q"]
     assert isinstance(config, Sm90Config)
+    scores = [] if call.part is None else [call.part.scores]
+    stored = None if call.part is None else call.part.stored
     # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
     # mask leaves them out.
     if masked(config) or (config.jagged_k and not config.jagged_q):
         grad_query.zero_()
+    if masked(config) or call.empty:
+        for x in scores:
+            x.zero_()
     if call.empty:
         return {letter: x.zero_() for letter, x in found.items()}
     # The sums of a shared query are its gradient: they are not converted, but added up later.
@@ -32,8 +38,9 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     tiles = -(-call.plan.sizes[4] // config.query_rows)
     shape = (call.plan.batch, call.plan.sizes[1], tiles, 1)
     counters = sums.new_zeros(shape, dtype=torch.int32)
-    matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
-    call.launch(call.plan.launcher("backward", launcher), matrices)
+    matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters, *scores)
+    made = call.plan.launcher(f"backward {stored}", lambda c: launcher(replace(c, stored=stored)))
+    call.launch(made, matrices)
     return found
 
 
@@ -53,4 +60,5 @@ def compiled(config: Sm90Config, more: str = "") -> Any:
 def others(config: Sm90Config) -> list[str]:
     """Dtypes of the matrices beside query, key and value."""
     q, k, v = ("float32" if letter in config.shared else config.dtype for letter in "qkv")
-    return [config.dtype, "float32", k, v, q, "int32"]
+    scores = [] if config.stored is None else [config.dtype]
+    return [config.dtype, "float32", k, v, q, "int32", *scores]

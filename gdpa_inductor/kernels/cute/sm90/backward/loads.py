@@ -1,8 +1,9 @@
-"""The load warp: K and V once per tile, Q and dO once per step, by TMA."""
+"""The load warp: K and V once per tile, Q and dO once per step, by TMA. So is the operand of the
+program that comes in tiles, if there is one."""
 
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Int32, const_expr, cute
 
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
@@ -11,7 +12,7 @@ from .turns import Turns
 
 
 class HopperBackwardLoads:
-    """tiles: of the operands "q", "k", "v", "o"."""
+    """tiles: of the operands "q", "k", "v", "o" and, in tiles of scores, "a"."""
 
     def __init__(self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles]) -> None:
         self.walk, self.signals, self.tiles = walk, signals, tiles
@@ -34,6 +35,8 @@ class HopperBackwardLoads:
                     if new:
                         self.resident("v", tile, tile_step)
                     self.streamed("o", tile, head, block, step)
+                    if const_expr("a" in self.tiles):
+                        self.scores("a", tile, head, block, step)
                     step += 1
             if tile.steps > 0:
                 tile_step += 1
@@ -46,9 +49,17 @@ class HopperBackwardLoads:
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
         self.copy(name, rows, head, tile, step)
 
-    def copy(self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any) -> None:
+    def scores(self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any) -> None:
+        """A tile of scores: the rows of the query tile, the columns of the keys."""
+        rows = (Int32(0), block * self.walk.heights.streamed, tile.length)
+        column = tile.first // self.walk.heights.resident
+        self.copy(name, rows, head, tile, step, column)
+
+    def copy(
+        self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any, column: Any = 0
+    ) -> None:
         """rows: first row of the sequence, row in it, rows of it."""
         (start, row, end), full, tiles = rows, self.signals.full[name], self.tiles[name]
         self.signals.empty[name].wait_before(step)
         full.expect(step, tiles.size)
-        tiles.copy(start, row, end, head, tile.batch, full.index(step), full.at(step))
+        tiles.copy(start, row, end, head, tile.batch, full.index(step), full.at(step), column)

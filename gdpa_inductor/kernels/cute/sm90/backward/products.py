@@ -8,25 +8,31 @@ issue, `|` where it waits:
 
 Scores are transposed, keys by queries, so P and dS are operands from registers. Only dQ, which sums
 over the keys of both warpgroups, takes dS from shared memory.
+
+An operand of the program that comes in tiles lies where the dS of its step will be. A warp reads
+from there what it later overwrites. Where the gradient of an operand is stored, dS is that
+gradient: the slope is the operand's, and dQ and dK are multiplied by a factor at the end.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, cute, range_constexpr
+from cutlass import Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from ...program import Program
-from ...values import Fixed, Pair, choose, pair, select
+from ...values import Fixed, Pair, choose, pair, select, smaller
 from ..wgmma import WARPGROUP, as_operand, first_row, issue, transposed
 from .epilogue import KeyGradients
 from .roles import EMPTY, FULL, HANDED, HopperSignals, both
 from .shapes import HALF, HopperShapes
 from .turns import Turns
+
+HELD = 2  # buffers of dS
 
 
 class HopperBackwardFragments(Fixed):
@@ -58,6 +64,10 @@ class HopperBackwardFragments(Fixed):
         self.copy = cute.make_tiled_copy_C(atom, x["scores"])
         self.part = self.copy.get_slice(thread)
         self.to_dS = self.part.partition_D(transposed(sdS))
+        atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(True, 4), shapes.dtype)
+        self.fetch = cute.make_tiled_copy_C(atom, x["scores"])
+        self.own = self.fetch.get_slice(thread)
+        self.from_a = self.own.partition_S(transposed(sdS))
         alone = x["dq alone"].get_slice(thread % WARPGROUP)
         self.to_dQ = alone.partition_C(transposed(sdQ))
         self.S = self.scores()
@@ -92,6 +102,15 @@ class HopperBackwardFragments(Fixed):
         """dS to shared memory."""
         cute.copy(self.copy, self.part.retile(dS), self.to_dS[None, None, None, stage])
 
+    def operand(self) -> Any:
+        """Room for what `fetched` reads."""
+        return cute.make_rmem_tensor(self.S.layout, self.shapes.dtype)
+
+    def fetched(self, found: Any, stage: Any, part: int) -> None:
+        """The operand that comes in tiles for scores 8·part to 8·part + 7 of the thread."""
+        source, target = self.from_a[None, None, None, stage], self.own.retile(found)
+        cute.copy(self.fetch, source[None, None, part], target[None, None, part])
+
     def query_part(self, stage: Any) -> Any:
         """dQᵀ = Kᵀ dS, in flight."""
         product = self.shapes.products["dq"]
@@ -102,14 +121,16 @@ class HopperBackwardFragments(Fixed):
 
 
 class HopperBackwardProducts(Fixed):
-    """programs: for tiles without masks and tails, and for all; their roots are the slope and P."""
+    """programs: for tiles without masks and tails, and for all; their roots are the slope and P.
+    stored: the tiles of the gradient that dS is, if it is stored."""
 
     def __init__(
         self, walk: Turns, signals: HopperSignals, fragments: HopperBackwardFragments,
-        epilogue: KeyGradients, programs: Sequence[Program], thread: Any,
+        epilogue: KeyGradients, programs: Sequence[Program], stored: Tiles | None, thread: Any,
     ) -> None:  # fmt: skip
         self.walk, self.signals, self.fragments = walk, signals, fragments
-        self.epilogue, self.programs = epilogue, programs
+        self.epilogue, self.programs, self.stored = epilogue, programs, stored
+        self.tiled = walk.ranges.config.tiled
         self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
         self.row = self.group * HALF + first_row(self.own)
         self.column = self.own % 4 * 2
@@ -117,17 +138,22 @@ class HopperBackwardProducts(Fixed):
     @cute.jit
     def run(self):
         """All tiles of the CTA."""
-        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        tile_step, step, deal, held = Int32(0), Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
             self.fragments.dK.fill(0.0)
             self.fragments.dV.fill(0.0)
             if tile.steps > 0:
+                self.free_operand(step, held)
                 self.sum_of_steps(tile, tile_step, step)
                 tile_step += 1
+                held = smaller(tile.steps, HELD)
             step += tile.steps
             if tile.first < tile.rows:
                 self.epilogue.store(tile, self.group, self.own, self.fragments)
+            if const_expr(self.walk.all_have_steps):
+                self.free_operand(step, held)
+                held = Int32(0)
             deal += 1
         self.epilogue.finish(self.own)
 
@@ -156,7 +182,9 @@ class HopperBackwardProducts(Fixed):
         stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
         full["o"].wait(step)
         dP = x.flow(stage)
-        slope = self.weigh(tile, turn, block)
+        if const_expr(self.tiled is not None):
+            full["a"].wait(step)
+        slope = self.weigh(tile, turn, block, shared)
         x.sum_values(as_operand(x.S, x.shapes.dtype), stage)
         warpgroup.wait_group(1)
         self.chain(tile, turn, block, slope, dP)
@@ -170,10 +198,41 @@ class HopperBackwardProducts(Fixed):
             x.multiply_scores(full["q"].index(step + 1))
         cute.arch.fence_view_async_shared()
         both()
+        self.store(tile, turn, block, shared)
         dQ = x.query_part(shared)
         warpgroup.wait_group(0)
         empty["q"].arrive_once(step)
         self.hand_over(dQ)
+        self.is_read(tile, i, step)
+
+    @cute.jit
+    def store(self, tile: ResidentTile, turn, block, shared):
+        """dS as a gradient, by one warp. It is read before both warpgroups meet again."""
+        if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
+            if (self.group == 0) & (self.own < 32):
+                row, head = block * self.walk.heights.streamed, self.walk.streamed_head(tile, turn)
+                column = tile.first // self.walk.heights.resident
+                place = (Int32(0), row, tile.length, head, tile.batch)
+                self.stored.store(*place, shared, column)
+                cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def is_read(self, tile: ResidentTile, i, step):
+        """The buffer of dS, after step i of the tile. The last ones are held back: dV and dK are
+        stored from there."""
+        if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
+            if (self.group == 0) & (self.own < 32):
+                cute.arch.cp_async_bulk_wait_group(0, read=True)
+        if const_expr(self.tiled is not None):  # noqa: SIM102 (decided at compile time)
+            if i < tile.steps - HELD:
+                self.signals.empty["a"].arrive_once(step)
+
+    @cute.jit
+    def free_operand(self, end, held):
+        """The buffers that were held back: of `held` steps before step `end`."""
+        if const_expr(self.tiled is not None):
+            for step in range(end - held, end):
+                self.signals.empty["a"].arrive_once(step)
 
     @cute.jit
     def hand_over(self, dQ):
@@ -186,20 +245,20 @@ class HopperBackwardProducts(Fixed):
         cute.arch.barrier_arrive(barrier_id=FULL + self.group, number_of_threads=HANDED)
 
     @cute.jit
-    def weigh(self, tile: ResidentTile, turn, block):
-        """S -> P in place; returns the slope."""
+    def weigh(self, tile: ResidentTile, turn, block, stage):
+        """S -> P in place; returns the slope. stage: of the operand that comes in tiles."""
         slope = self.fragments.scores()
         head = self.walk.streamed_head(tile, turn)
         if self.walk.ranges.needs_no_mask(tile, head, block):
-            self.evaluate(tile, turn, block, self.programs[0], slope, False)
+            self.evaluate(tile, turn, block, stage, self.programs[0], slope, False)
         else:
-            self.evaluate(tile, turn, block, self.programs[1], slope, True)
+            self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
         return slope
 
     @cute.jit
     def chain(self, tile: ResidentTile, turn, block, slope, dP):
         """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN."""
-        if cutlass.const_expr(self.walk.ranges.masks):
+        if const_expr(self.walk.ranges.masks):
             if self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block):
                 for r in range_constexpr(cute.size(dP)):
                     dP[r] = dP[r] * slope[r]
@@ -211,16 +270,23 @@ class HopperBackwardProducts(Fixed):
                 dP[r] = dP[r] * slope[r]
 
     @cute.jit
-    def evaluate(self, tile: ResidentTile, turn, block, program, slope, careful):
-        """careful: P and the slope are zero past the end of either side: program(0) need not be."""
+    def evaluate(self, tile: ResidentTile, turn, block, stage, program, slope, careful):
+        """stage: of the operand that comes in tiles. careful: P and the slope are zero past the end
+        of either side: program(0) need not be."""
         S, row = self.fragments.S, tile.first + self.row
         lines = [ProgramLine(program, self.walk, tile, turn, row + half) for half in (0, 8)]
         first = block * self.walk.heights.streamed + self.column
+        operand = self.fragments.operand()
         for r in range_constexpr(0, cute.size(S), 2):
             half, column = r // 2 % 2, first + r // 4 * 8
             indices = Pair(column, column + 1)
-            found = lines[half](Pair(S[r], S[r + 1]), indices)
-            if cutlass.const_expr(careful):
+            given = {}
+            if const_expr(self.tiled is not None):
+                if const_expr(r % 8 == 0):
+                    self.fragments.fetched(operand, stage, r // 8)
+                given = {self.tiled: Pair(Float32(operand[r]), Float32(operand[r + 1]))}
+            found = lines[half](Pair(S[r], S[r + 1]), indices, given)
+            if const_expr(careful):
                 there = row + half * 8 < tile.rows
                 inside = Pair(*(there & (x < tile.length) for x in indices.lanes))
                 found = [choose(inside, x, 0.0) for x in found]

@@ -12,7 +12,7 @@ GROUPS = 2  # warpgroups that multiply
 LOADS, SUMS, CONVERSION, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-7 multiply
 CONVERTERS = WARPS - CONVERSION
 REGISTERS = {"products": 240, "others": 24}  # 384 threads share 168 each
-STAGES = {"k": 1, "v": 1, "q": 2, "o": 2}  # of the operands in shared memory; o: dO
+STAGES = {"k": 1, "v": 1, "q": 2, "o": 2, "a": 2}  # of the operands in shared memory; o: dO
 
 # Named barriers. The last three have one for each warpgroup.
 BOTH = 1  # both warpgroups
@@ -29,16 +29,17 @@ class HopperSignals(Fixed):
     empty[x]     it is read no more: each warp that multiplies
     landed       sums of dQ are in shared memory, for each warp that converts: TMA
 
-    q and o are counted in steps, k and v in tiles that have steps, the last in query tiles that the
-    CTA converts.
+    q, o and a, the operand of the program that comes in tiles, are counted in steps. k and v are
+    counted in tiles that have steps, the last in query tiles that the CTA converts.
     """
 
     COUNT = 2 * sum(STAGES.values()) + CONVERTERS
 
-    def __init__(self, pointer: Any, converters: int) -> None:
+    def __init__(self, pointer: Any, operands: str, converters: int) -> None:
         self.full: dict[str, Signal] = {}
         self.empty: dict[str, Signal] = {}
-        for name, stages in STAGES.items():
+        for name in operands:
+            stages = STAGES[name]
             self.full[name] = Signal(pointer, stages, 1)
             self.empty[name] = Signal(pointer + stages, stages, LOADS)
             pointer = pointer + 2 * stages

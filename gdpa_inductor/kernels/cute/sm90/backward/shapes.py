@@ -25,6 +25,7 @@ class HopperShapes:
         heights = {"k": COLS, "v": COLS, "q": self.rows, "o": self.rows}
         widths = {"k": self.width, "q": self.width, "v": self.value_width, "o": self.value_width}
         self.tiles = {name: (heights[name], widths[name]) for name in "kvqo"}
+        self.tiles["s"] = (self.rows, COLS)
         self.scores, self.dq = (COLS, self.rows), (COLS, self.rows)
         self.dk, self.dv = (COLS, self.width), (COLS, self.value_width)
         rows, kind = self.rows, self.dtype
@@ -44,9 +45,9 @@ class HopperShapes:
         s: dS; d: dQ of a warpgroup, fp32; c: sums of dQ that are converted; gk, gv: 64 rows of dK
         and dV; kt: K with as many columns as two warpgroups multiply. What is read past its end
         goes into columns of dQ that are not stored."""
-        found = {name: staged(self.layout(name), STAGES[name]) for name in self.tiles}
+        found = {name: staged(self.layout(name), STAGES[name]) for name in "kvqo"}
         found["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
-        found["s"] = staged(tile_layout(self.dtype, self.rows, COLS), 2)
+        found["s"] = staged(self.layout("s"), 2)
         found["d"] = staged(tile_layout(Float32, self.rows, HALF), GROUPS)
         found["c"] = staged(self.plain, self.columns)
         for name, width in (("gk", self.width), ("gv", self.value_width)):

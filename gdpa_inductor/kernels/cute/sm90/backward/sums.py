@@ -127,13 +127,14 @@ class QuerySums:
 
 class Conversion:
     """A warp that converts 64 columns. landed: its barrier. sums: their tiles in fp32, read without
-    a swizzle. grads: dQ in 16 bits. number: of the warp."""
+    a swizzle. grads: dQ in 16 bits. number: of the warp. factor: of the sums."""
 
     def __init__(
-        self, landed: Signal, sums: Tiles, grads: Matrix, number: int, counters: Counters
-    ) -> None:
+        self, landed: Signal, sums: Tiles, grads: Matrix, number: int, counters: Counters,
+        factor: float,
+    ) -> None:  # fmt: skip
         self.walk, self.landed, self.counters = counters.walk, landed, counters
-        self.sums, self.grads, self.number = sums, grads, number
+        self.sums, self.grads, self.number, self.factor = sums, grads, number, factor
 
     @cute.jit
     def run(self):
@@ -175,7 +176,10 @@ class Conversion:
                 found = cute.make_rmem_tensor(VECTOR, Float32)
                 cute.autovec_copy(vector(buffer + (i * HALF + column)), found)
                 narrow = cute.make_rmem_tensor(VECTOR, kind)
-                narrow.store(found.load().to(kind))
+                whole = found.load()
+                if const_expr(self.factor != 1.0):
+                    whole = whole * self.factor
+                narrow.store(whole.to(kind))
                 cute.autovec_copy(narrow, vector(first + i * Int64(self.grads.strides[2])))
         cute.arch.sync_warp()
 
