@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .program.expr import AXES
-from .program.score_mod import ScoreMod
+from .program.score_mod import Aux, ScoreMod
 from .rejection import GDPAError
 
 T = TypeVar("T")
@@ -234,3 +234,30 @@ def _require(holds: Any, complaint: Callable[[], str]) -> None:
 
 def _is_one(size: Size) -> bool:
     return isinstance(size, int) and size == 1
+
+
+def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
+    """View an aux tensor as [B|1, H|1, M|1, N|1]."""
+    squeezed = tensor.squeeze([d for d, a in enumerate(spec.access) if a == "-"])
+    axes = [a for a in spec.access if a != "-"]
+    ordered = squeezed.permute([axes.index(a) for a in AXES if a in axes])
+    for position, axis in enumerate(AXES):
+        if axis not in axes:
+            ordered = ordered.unsqueeze(position)
+    return ordered
+
+
+def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
+    """The inverse of `aux_on_axes`."""
+    squeezed = tensor.squeeze([d for d, a in enumerate(AXES) if a not in spec.access])
+    return by_access(squeezed, [a for a in AXES if a in spec.access], spec)
+
+
+def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:
+    """A tensor with a dimension for each of `letters`, arranged as the access map of `spec` is."""
+    axes = [a for a in spec.access if a != "-"]
+    restored = tensor.permute([letters.index(a) for a in axes])
+    for position, entry in enumerate(spec.access):
+        if entry == "-":
+            restored = restored.unsqueeze(position)
+    return restored

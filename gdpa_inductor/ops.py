@@ -18,11 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .operands import Operands, check, in_order, kind_of, output_shape, score_shape
-from .reference import (
+from .operands import (
+    Operands,
     aux_from_axes,
     aux_on_axes,
     by_access,
+    check,
+    in_order,
+    kind_of,
+    output_shape,
+    score_shape,
+)
+from .reference import (
     compute_dtype,
     expand_heads,
     program_leaves,

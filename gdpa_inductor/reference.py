@@ -19,42 +19,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .operands import Operands, score_shape
+from .operands import Operands, aux_from_axes, aux_on_axes, score_shape
 from .program.expr import AXES, Expr, fold, torch_apply
-from .program.score_mod import Aux, ScoreMod
+from .program.score_mod import ScoreMod
 from .sequences import Padding, pad_heads, unpad_heads
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """What scores and programs are computed in: fp64 for fp64, else fp32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
-    """View an aux tensor as [B|1, H|1, M|1, N|1]."""
-    squeezed = tensor.squeeze([d for d, a in enumerate(spec.access) if a == "-"])
-    axes = [a for a in spec.access if a != "-"]
-    ordered = squeezed.permute([axes.index(a) for a in AXES if a in axes])
-    for position, axis in enumerate(AXES):
-        if axis not in axes:
-            ordered = ordered.unsqueeze(position)
-    return ordered
-
-
-def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
-    """The inverse of `aux_on_axes`."""
-    squeezed = tensor.squeeze([d for d, a in enumerate(AXES) if a not in spec.access])
-    return by_access(squeezed, [a for a in AXES if a in spec.access], spec)
-
-
-def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:
-    """A tensor with a dimension for each of `letters`, arranged as the access map of `spec` is."""
-    axes = [a for a in spec.access if a != "-"]
-    restored = tensor.permute([letters.index(a) for a in axes])
-    for position, entry in enumerate(spec.access):
-        if entry == "-":
-            restored = restored.unsqueeze(position)
-    return restored
 
 
 def expand_heads(tensor: Tensor, heads: int) -> Tensor:

@@ -10,7 +10,6 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall
-from gdpa_inductor.kernels.cute.backward.limits import no_such_gradients
 from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, launcher
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
@@ -158,19 +157,6 @@ def test_only_what_is_asked_for_is_launched(needs, monkeypatch):
     assert not error_of(grad, eager, exact, direction="backward")
     assert needs[0] or outputs["q"].isnan().all()
     assert not needs[0] or outputs["k"].isnan().all()
-
-
-@pytest.mark.parametrize(
-    "needs, heads, reason",
-    [
-        ((True, True, True, True), (2, 2), "gradients of operands between the products"),
-        ((True, True, True), (2, 1), "not 2 key heads and 1 value heads"),
-        ((True, True, False), (2, 2), ""),
-    ],
-)
-def test_refusals_say_why(needs, heads, reason):
-    assert reason in (found := no_such_gradients(needs, *heads, heads[0] == heads[1]))
-    assert bool(reason) == bool(found)
 
 
 @pytest.mark.parametrize(

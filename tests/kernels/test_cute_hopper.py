@@ -57,6 +57,21 @@ def test_machine_code_of_the_backward(name: str):
     in_bounds(made, products.spills + BACKWARD_SPILLS)
 
 
+@pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
+def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int):
+    """The bias comes by TMA and ldmatrix, so that no element of it is loaded alone."""
+    changes = {"stored": 0, "head_dim": head_dim, "value_dim": head_dim}
+    config = dataclasses.replace(hopper("silu + bias (bf16), D 128"), **changes)
+    made = binary(config, HopperBackward(config), others(config))
+    products = made.before("USETMAXREG.DEALLOC")
+    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    # Two steps, each with a program for whole tiles and one for the ends: 8 scores a load.
+    assert products.count("LDSM") == 4 * config.query_rows // 16
+    assert products.count("LDG") == 0
+    assert products.spills == 0
+    in_bounds(made, BACKWARD_SPILLS)
+
+
 def hopper(name: str) -> Sm90Config:
     """The configuration of this name, for Hopper."""
     given = CONFIGS[name]

@@ -83,12 +83,16 @@ TOTAL = 16 * 2048
 JAGGED = {"jagged_query": True, "jagged_key": True, "total_rows": TOTAL, "total_cols": TOTAL}
 BACKWARD = {"needs": (True, True, True)}
 NARROW = {"head_dim": 64, "value_dim": 64}
+BIAS = {
+    "program": ScoreMod.parse("a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"),
+    "aux_dtypes": (BF16,), "needs": (True,) * 4,
+}  # fmt: skip
 
 
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     "changes",
-    [{}, BACKWARD, {**BACKWARD, **NARROW}, {**JAGGED, **NARROW}, {**JAGGED, "rows": 512}],
+    [{}, BACKWARD, {**BACKWARD, **NARROW}, {**JAGGED, **NARROW}, {**JAGGED, "rows": 512}, BIAS],
     ids=str,
 )
 def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
@@ -116,6 +120,21 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
     assert choice.kernel == "triton"
     assert "cute: on Hopper Triton" in choice.reason
     assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        (JAGGED, "where a side is jagged"),
+        ({"program": ScoreMod.parse("a0:f[h]; mul(a0,silu(s))")}, "not added to the score, as a0"),
+    ],
+    ids=["jagged", "gate"],
+)
+def test_gradients_of_other_operands_go_to_triton(changes: dict, reason: str):
+    choice = lowerings.choose(problem(**{**LARGE, **BIAS, **changes}), Options())
+    assert choice.kernel == "triton"
+    assert reason in choice.reason
 
 
 @pytest.mark.usefixtures("blackwell")

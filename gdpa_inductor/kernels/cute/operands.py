@@ -73,6 +73,7 @@ def score_operand(config: KernelConfig, aux: Any, sizes: Any) -> Matrix:
     """The operand of the program that comes in tiles: [M, N] for each batch and head that it has.
     aux: as the kernels take it."""
     number = config.tiled
+    assert number is not None
     access, (pointer, strides) = config.mod.aux[number].access, aux[number]
     known = dict(zip(LETTERS, strides, strict=True))
     batch, heads = (size if x in access else 1 for x, size in zip("bh", sizes[:2]))

@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ....operands import Operands, score_shape
+from ....operands import Operands, aux_on_axes, score_shape
 from ....program.expr import AXES
 from ....program.score_mod import Aux
-from ....reference import aux_from_axes, reduce_to
 from .roots import factor_of
 
 ROOM = 256 << 20  # bytes of scores at a time, where a part has more than one batch or key head
-GOOD = 0.95  # of the best use of the CTAs is good enough
+GOOD = 0.95  # of the best use of the CTAs is as good
 ALIGNED = 8  # scores: TMA stores rows that begin at multiples of 16 bytes
 
 
@@ -62,7 +61,8 @@ class Share:
 
     def _narrowed(self, tensor: Tensor, dim: int, group: int) -> Tensor:
         step = group if self.axis else 1
-        return tensor.narrow(dim, self.first * step, self.count * step)
+        whole = tensor.shape[dim] == self.count * step
+        return tensor if whole else tensor.narrow(dim, self.first * step, self.count * step)
 
 
 def gradients(
@@ -77,16 +77,17 @@ def gradients(
     given, o = o, _unshared(o)
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     rooms = {x: y.new_empty(y.shape) for x, y in zip("qkv", (o.query, o.key, o.value))}
-    shares = _shares(o, 0 if _has_batch(o, wanted) else 1, keys, ctas)
+    direct = len(wanted) == 1 and _is_the_scores(o, wanted[0])
+    axis = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
+    shares = _shares(o, axis, keys, ctas, None if direct else ROOM)
     sums = [BiasSum(o, number, wanted[0], shares) for number in wanted]
-    direct = sums[0] if len(sums) == 1 and sums[0].is_the_scores else None
-    for share, scores in _scores(o, shares, direct):
+    for share, scores in _scores(o, shares, sums[0] if direct else None):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}
         launch(Part(share.of(o), share.matrix(grad_out, "q"), own, wanted[0], scores))
-        for each in sums if direct is None else []:
+        for each in [] if direct else sums:
             each.add(share, scores)
     matrices = zip("qkv", (given.query, given.key, given.value), needs, strict=False)
-    found = [reduce_to(rooms[letter], x) for letter, x, need in matrices if need]
+    found = [_like(rooms[letter], x) for letter, x, need in matrices if need]
     return found + [each.result() for each in sums]
 
 
@@ -104,18 +105,17 @@ class BiasSum:
         kind = torch.float32 if self.adds else self.operand.dtype
         make = torch.zeros if self.adds else torch.empty
         self.total = make(self.operand.shape, dtype=kind, device=self.operand.device)
-        whole = self.spec.access == AXES and self.operand.dtype == o.query.dtype
-        self.is_the_scores = whole and self.operand.shape[-1] % ALIGNED == 0
 
     def add(self, share: Share, scores: Tensor) -> None:
-        exact = self.adds or self.factor != 1.0 or self.total.dtype != scores.dtype
-        kind = torch.float32 if exact else scores.dtype
+        own = aux_on_axes(share.operand(self.total, self.spec), self.spec)
+        if self.summed and not self.adds and self.factor == 1.0:
+            torch.sum(scores, self.summed, keepdim=True, dtype=own.dtype, out=own)
+            return
         if self.summed:
-            scores = scores.sum(self.summed, keepdim=True, dtype=kind)
+            scores = scores.sum(self.summed, keepdim=True, dtype=torch.float32)
         if self.factor != 1.0:
-            scores = scores.to(kind) * self.factor
-        found, own = aux_from_axes(scores, self.spec), share.operand(self.total, self.spec)
-        (own.add_ if self.adds else own.copy_)(found)
+            scores = scores.float() * self.factor
+        (own.add_ if self.adds else own.copy_)(scores)
 
     def result(self) -> Tensor:
         return self.total.to(self.operand.dtype)
@@ -123,20 +123,30 @@ class BiasSum:
 
 def _unshared(o: Operands[Tensor]) -> Operands[Tensor]:
     """Each batch has matrices of its own."""
-    batch = score_shape(o)[0]
-    matrices = (x.expand(batch, -1, -1, -1).contiguous() for x in (o.query, o.key, o.value))
+    batch, matrices = score_shape(o)[0], (o.query, o.key, o.value)
+    if all(x.shape[0] == batch for x in matrices):
+        return o
     query, key, value = (
-        x if x.shape[0] == batch else y for x, y in zip((o.query, o.key, o.value), matrices)
+        x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous() for x in matrices
     )
     return replace(o, query=query, key=key, value=value)
 
 
-def _has_batch(o: Operands[Tensor], wanted: Sequence[int]) -> bool:
-    return any("b" in o.program.aux[number].axes for number in wanted)
+def _like(grad: Tensor, operand: Tensor) -> Tensor:
+    """Summed over the batch where that shares the operand."""
+    if grad.shape == operand.shape:
+        return grad
+    return grad.sum(0, keepdim=True, dtype=torch.float32).to(operand.dtype)
 
 
-def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int) -> list[Share]:
-    """As few batches or heads at a time as keep the CTAs busy."""
+def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
+    """Whether the gradient of an operand is what the kernel stores, as it lies."""
+    operand, whole = o.aux[number], o.program.aux[number].access == AXES
+    return whole and operand.dtype == o.query.dtype and operand.shape[-1] % ALIGNED == 0
+
+
+def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | None) -> list[Share]:
+    """As many batches or heads at a time as there is room for, if that keeps the CTAs busy."""
     (batch, heads, rows, cols), key_heads = score_shape(o), o.key.shape[1]
     units = (batch, key_heads)[axis]
     tiles = batch * key_heads * -(-cols // keys) // max(units, 1)
@@ -146,9 +156,11 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int) -> list[Share]
         """The share of the CTAs that work, until the last has ended."""
         return count * tiles / (max(1, -(-count * tiles // ctas)) * ctas)
 
-    counts = [n for n in range(1, units + 1) if n == 1 or n * size <= ROOM]
+    if room is None:
+        return [Share(axis, 0, units, heads // max(key_heads, 1))]
+    counts = [n for n in range(1, units + 1) if n == 1 or n * size <= room]
     best = max(map(use, counts), default=0.0)
-    count = next((n for n in counts if use(n) >= GOOD * best), 1)
+    count = max((n for n in counts if use(n) >= GOOD * best), default=1)
     group = heads // max(key_heads, 1)
     return [Share(axis, i, min(count, units - i), group) for i in range(0, max(units, 1), count)]
 

@@ -63,14 +63,20 @@ def _slopes(program: str) -> tuple[Expr | None, ...]:
 def _stripped(term: Expr) -> tuple[Expr, float]:
     """A term as a product of another one and a constant."""
     factor = 1.0
-    while True:
-        constants = [x for x in term.args if x.is_const]
+    while term.op in ("neg", "mul", "div"):
+        numbers = [_number(x) for x in term.args]
         if term.op == "neg":
             term, factor = term.args[0], -factor
-        elif term.op == "mul" and len(constants) == 1:
-            (term,) = (x for x in term.args if not x.is_const)
-            factor *= float(constants[0].value or 0.0)
-        elif term.op == "div" and term.args[1].is_const and term.args[1].value:
-            term, factor = term.args[0], factor / float(term.args[1].value)
+        elif term.op == "mul" and numbers[0] is not None:
+            term, factor = term.args[1], factor * numbers[0]
+        elif term.op == "mul" and numbers[1] is not None:
+            term, factor = term.args[0], factor * numbers[1]
+        elif term.op == "div" and numbers[1]:
+            term, factor = term.args[0], factor / numbers[1]
         else:
-            return term, factor
+            break
+    return term, factor
+
+
+def _number(term: Expr) -> float | None:
+    return float(term.value or 0) if term.is_const else None

@@ -64,11 +64,6 @@ class Walk:
         self.cta = Int32(cute.arch.block_idx()[0])
         self.ctas = Int32(cute.arch.grid_dim()[0])
 
-    @property
-    def all_have_steps(self) -> bool:
-        """Whether it is known that each tile meets some streamed ones."""
-        return not (self.ranges.skips or self.jagged or self.streamed[0] is not None)
-
     def block_of(self, number: Any) -> Any:
         """Which tile of its head."""
         return number % self.blocks

@@ -153,8 +153,9 @@ class HopperBackward:
         thread, _, _ = cute.arch.thread_idx()
         buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
         shared = self.views(buffers, layouts)
-        operands = [*OPERANDS, *("a" for name in copies if name == "a")]
-        signals = HopperSignals(buffers.barriers.data_ptr(), operands, self.shapes.columns)
+        operands = OPERANDS + "a" if "a" in copies else OPERANDS
+        known = operands + "x" if "a" in copies else operands
+        signals = HopperSignals(buffers.barriers.data_ptr(), known, self.shapes.columns)
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
         ranges = StreamedRanges(c, True, heights, aux, scalars)
@@ -222,12 +223,7 @@ class HopperBackward:
         """The tiles of a matrix. column: which of those of a row."""
         c, (atom, mX) = self.config, copy
         if name in SCORES:
-            axes = c.mod.aux[c.tiled].axes if name == "a" else frozenset("bh")
-            rows, width = self.shapes.tiles["s"]
-            return Tiles(
-                atom, mX, sX, lambda x: x, (rows, width), rows * width * 2,
-                jagged=False, shared="b" not in axes, single="h" not in axes,
-            )  # fmt: skip
+            return self.score_tiles(name, copy, sX)
         kind = Float32 if name == "dq" else self.shapes.dtype
         heights = {"dq": (self.shapes.rows, HALF), "gk": (HALF, self.shapes.width)}
         heights |= {"gv": (HALF, self.shapes.value_width)} | self.shapes.tiles
@@ -237,6 +233,19 @@ class HopperBackward:
             (rows, width), rows * width * kind.width // 8,
             jagged=c.jagged_q if name in ("q", "o", "dq") else c.jagged_k,
             shared=name in OPERANDS and name in c.shared,
+        )  # fmt: skip
+
+    def score_tiles(self, name: str, copy: Any, sX: Any) -> Tiles:
+        """The tiles of what has a number for each score. An operand may lack the batch or heads."""
+        number, axes = self.config.tiled, frozenset("bh")
+        if name == "a" and number is not None:
+            axes = self.config.mod.aux[number].axes
+        rows, cols = tile = self.shapes.tiles["s"]
+        size = rows * cols * self.shapes.dtype.width // 8
+        atom, mX = copy
+        return Tiles(
+            atom, mX, sX, lambda x: x, tile, size, jagged=False,
+            shared="b" not in axes, single="h" not in axes,
         )  # fmt: skip
 
 

@@ -25,14 +25,13 @@ from ...backward.program import ProgramLine
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
 from ...program import Program
-from ...values import Fixed, Pair, choose, pair, select, smaller
+from ...ranges import LANES
+from ...values import Fixed, Pair, choose, pair, select
 from ..wgmma import WARPGROUP, as_operand, first_row, issue, transposed
 from .epilogue import KeyGradients
 from .roles import EMPTY, FULL, HANDED, HopperSignals, both
 from .shapes import HALF, HopperShapes
 from .turns import Turns
-
-HELD = 2  # buffers of dS
 
 
 class HopperBackwardFragments(Fixed):
@@ -138,22 +137,19 @@ class HopperBackwardProducts(Fixed):
     @cute.jit
     def run(self):
         """All tiles of the CTA."""
-        tile_step, step, deal, held = Int32(0), Int32(0), Int32(0), Int32(0)
+        tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
             self.fragments.dK.fill(0.0)
             self.fragments.dV.fill(0.0)
             if tile.steps > 0:
-                self.free_operand(step, held)
                 self.sum_of_steps(tile, tile_step, step)
                 tile_step += 1
-                held = smaller(tile.steps, HELD)
             step += tile.steps
             if tile.first < tile.rows:
                 self.epilogue.store(tile, self.group, self.own, self.fragments)
-            if const_expr(self.walk.all_have_steps):
-                self.free_operand(step, held)
-                held = Int32(0)
+            if const_expr(self.tiled is not None):
+                self.signals.empty["x"].arrive_once(deal)
             deal += 1
         self.epilogue.finish(self.own)
 
@@ -197,41 +193,53 @@ class HopperBackwardProducts(Fixed):
             full["q"].wait(step + 1)
             x.multiply_scores(full["q"].index(step + 1))
         cute.arch.fence_view_async_shared()
+        self.stored_is_read(i, step)
         both()
         self.store(tile, turn, block, shared)
         dQ = x.query_part(shared)
         warpgroup.wait_group(0)
         empty["q"].arrive_once(step)
+        self.operand_is_read(step, last)
         self.hand_over(dQ)
-        self.is_read(tile, i, step)
+
+    def is_first_warp(self) -> Any:
+        return self.group * WARPGROUP + self.own < LANES
 
     @cute.jit
     def store(self, tile: ResidentTile, turn, block, shared):
-        """dS as a gradient, by one warp. It is read before both warpgroups meet again."""
+        """dS as a gradient, by the first warp."""
         if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
-            if (self.group == 0) & (self.own < 32):
+            if self.is_first_warp():
                 row, head = block * self.walk.heights.streamed, self.walk.streamed_head(tile, turn)
                 column = tile.first // self.walk.heights.resident
                 place = (Int32(0), row, tile.length, head, tile.batch)
+                assert self.stored is not None
                 self.stored.store(*place, shared, column)
                 cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit
-    def is_read(self, tile: ResidentTile, i, step):
-        """The buffer of dS, after step i of the tile. The last ones are held back: dV and dK are
-        stored from there."""
+    def stored_is_read(self, i, step):
+        """In step i of a tile, before all warps meet: what the step before has stored was read. So
+        its buffer of dS may be overwritten in the next one."""
         if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
-            if (self.group == 0) & (self.own < 32):
+            if self.is_first_warp():
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
-        if const_expr(self.tiled is not None):  # noqa: SIM102 (decided at compile time)
-            if i < tile.steps - HELD:
-                self.signals.empty["a"].arrive_once(step)
+                if const_expr(self.tiled is not None):  # noqa: SIM102 (decided at compile time)
+                    if i > 0:
+                        self.signals.empty["a"].arrive_once(step - 1)
 
     @cute.jit
-    def free_operand(self, end, held):
-        """The buffers that were held back: of `held` steps before step `end`."""
+    def operand_is_read(self, step, last):
+        """The buffer of dS, where the operand was, is read by this warp. last: step of a tile. In
+        others the first warp, which stores from there, waits until the step after."""
         if const_expr(self.tiled is not None):
-            for step in range(end - held, end):
+            if const_expr(self.stored is None):
+                self.signals.empty["a"].arrive_once(step)
+            elif const_expr(last):
+                if self.is_first_warp():
+                    cute.arch.cp_async_bulk_wait_group(0, read=True)
+                self.signals.empty["a"].arrive_once(step)
+            elif not self.is_first_warp():
                 self.signals.empty["a"].arrive_once(step)
 
     @cute.jit
