@@ -13,7 +13,7 @@ from cutlass import Int32, Int64, cute
 
 from gdpa_inductor.kernels.cute import order
 from gdpa_inductor.kernels.cute.gaps import Gaps
-from gdpa_inductor.kernels.cute.launcher import pointer
+from gdpa_inductor.kernels.cute.launcher import WordLauncher, pointer
 from gdpa_inductor.kernels.cute.operands import Matrix
 from tests.emulator import recording, run
 
@@ -30,8 +30,9 @@ def test_the_longest_come_first(lengths: tuple[int, ...], dtype: str) -> None:
     offsets = torch.tensor([4, *lengths]).cumsum(0).to(getattr(torch, dtype))
     found = torch.full((len(lengths),), -1)
     with recording():
-        kernel = order.RankLauncher(order.compiled(dtype, ARCH))
-        run(lambda: kernel(offsets, found, 0), [offsets, found])
+        kernel = WordLauncher(order.compiled(dtype, ARCH), 4)
+        words = (offsets.data_ptr(), found.data_ptr(), len(lengths), 0)
+        run(lambda: kernel(*words), [offsets, found])
     assert torch.equal(found, torch.argsort(torch.tensor(lengths), descending=True, stable=True))
 
 

@@ -91,3 +91,17 @@ class Launcher:
                 self.written = form
             self.pack(self.call, 0, *call)
             self.kernel.run_compiled_program(self.prepared)
+
+
+class WordLauncher:
+    """A compiled kernel whose arguments have a word each: addresses, integers, a stream."""
+
+    def __init__(self, kernel: Any, count: int) -> None:
+        self.kernel, self.block, self.lock = kernel, WordBlock(count), threading.Lock()
+        arguments = [Words(self.block.deal(1)) for _ in range(count)]
+        self.prepared, _ = kernel.generate_execution_args(*arguments)
+
+    def __call__(self, *words: int) -> None:
+        with self.lock:
+            self.block.words[:] = list(words)  # type: ignore[call-overload]
+            self.kernel.run_compiled_program(self.prepared)

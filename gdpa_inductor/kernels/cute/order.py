@@ -5,7 +5,6 @@ and on the CPU (docs/benchmarks.md).
 """
 
 import functools
-import threading
 from typing import Any
 
 import cuda.bindings.driver as cuda
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from ...operands import Operands
 from .config import KernelConfig
-from .launcher import WordBlock, Words, pointer
+from .launcher import WordLauncher, pointer
 from .plan import name, offsets_of
 from .ranges import LANES
 from .values import smaller
@@ -34,7 +33,8 @@ def longest_first(operands: Operands[Tensor], config: KernelConfig, stream: int)
     if offsets.device.type != "cuda" or not 0 < batch <= MOST:
         return torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
     order = offsets.new_empty(batch, dtype=torch.int64)
-    _ranking(name(offsets.dtype), config.arch)(offsets, order, stream)
+    ranking = _ranking(name(offsets.dtype), config.arch)
+    ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
     return order
 
 
@@ -67,21 +67,6 @@ class Ranking:
         return offsets[number + 1] - offsets[number]
 
 
-class RankLauncher:
-    """A compiled `Ranking`, launched like the kernels (`launcher`)."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel, self.block, self.lock = kernel, WordBlock(4), threading.Lock()
-        arguments = [Words(self.block.deal(1)) for _ in range(4)]
-        self.prepared, _ = kernel.generate_execution_args(*arguments)
-
-    def __call__(self, offsets: Tensor, order: Tensor, stream: int) -> None:
-        words = [offsets.data_ptr(), order.data_ptr(), order.shape[0], stream]
-        with self.lock:
-            self.block.words[:] = words  # type: ignore[assignment]
-            self.kernel.run_compiled_program(self.prepared)
-
-
 def compiled(dtype: str, arch: str) -> Any:
     """For offsets of this dtype. Needs no GPU."""
     given = (pointer(dtype), pointer("int64"), Int32(1), cuda.CUstream(0))
@@ -89,5 +74,5 @@ def compiled(dtype: str, arch: str) -> Any:
 
 
 @functools.cache
-def _ranking(dtype: str, arch: str) -> RankLauncher:
-    return RankLauncher(compiled(dtype, arch))
+def _ranking(dtype: str, arch: str) -> WordLauncher:
+    return WordLauncher(compiled(dtype, arch), 4)

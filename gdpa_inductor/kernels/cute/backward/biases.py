@@ -20,6 +20,9 @@ ROOM = 256 << 20  # bytes of scores at a time, where a part has more than one ba
 GOOD = 0.95  # of the best use of the CTAs is as good
 ALIGNED = 8  # scores: TMA stores rows that begin at multiples of 16 bytes
 
+# Stores factor · the sum of scores, if it can: see `totals`.
+Total = Callable[[Tensor, Tensor, float], bool]
+
 
 @dataclass(frozen=True)
 class Part:
@@ -72,6 +75,7 @@ def gradients(
     keys: int,
     ctas: int,
     launch: Callable[[Part], None],
+    fast_total: Total,
 ) -> list[Tensor]:
     """The asked ones of dQ, dK, dV and those of the operands, contiguous. keys: of a tile."""
     given, o = o, _unshared(o)
@@ -85,7 +89,7 @@ def gradients(
         own = {x: share.matrix(y, x) for x, y in rooms.items()}
         launch(Part(share.of(o), share.matrix(grad_out, "q"), own, wanted[0], scores))
         for each in [] if direct else sums:
-            each.add(share, scores)
+            each.add(share, scores, fast_total)
     matrices = zip("qkv", (given.query, given.key, given.value), needs, strict=False)
     found = [_like(rooms[letter], x) for letter, x, need in matrices if need]
     return found + [each.result() for each in sums]
@@ -106,10 +110,9 @@ class BiasSum:
         make = torch.zeros if self.adds else torch.empty
         self.total = make(self.operand.shape, dtype=kind, device=self.operand.device)
 
-    def add(self, share: Share, scores: Tensor) -> None:
+    def add(self, share: Share, scores: Tensor, fast_total: Total) -> None:
         own = aux_on_axes(share.operand(self.total, self.spec), self.spec)
-        if self.summed and not self.adds and self.factor == 1.0:
-            torch.sum(scores, self.summed, keepdim=True, dtype=own.dtype, out=own)
+        if self.summed and not self.adds and fast_total(scores, own, self.factor):
             return
         if self.summed:
             scores = scores.sum(self.summed, keepdim=True, dtype=torch.float32)

@@ -21,6 +21,7 @@ from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
 from . import biases
 from .limits import no_such_biases, no_such_heads
+from .totals import total
 
 
 def backward(
@@ -60,7 +61,8 @@ def backward(
         call = _call(*given, ctas, stream)
         kernels.gradients(replace(call, part=part), asked)
 
-    return biases.gradients(grad_out, o, needs, plan.config.cols, ctas, launch)
+    fast_total = functools.partial(total, arch=plan.config.arch, stream=stream)
+    return biases.gradients(grad_out, o, needs, plan.config.cols, ctas, launch, fast_total)
 
 
 def _call(

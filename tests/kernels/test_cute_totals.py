@@ -1,0 +1,42 @@
+"""Sums of the stored gradients of scores, by the kernel, on the emulator."""
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.kernels.cute.backward import totals
+from gdpa_inductor.kernels.cute.launcher import WordLauncher
+from tests.emulator import recording, run
+
+ARCH = "sm_100a"  # that of the emulator
+WHOLE = (3, 2, 6, 16)
+
+
+@pytest.mark.parametrize("own", [(1, 2, 6, 16), (3, 1, 6, 16), (1, 1, 6, 16)])
+@pytest.mark.parametrize("target", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("factor", [1.0, -0.5])
+def test_sums_over_batches_and_heads(own, target, factor, monkeypatch):
+    scores = torch.randint(-8, 9, WHOLE).bfloat16()
+    guarded = torch.full((torch.Size(own).numel() + 16,), 7.0, dtype=target)
+    found = guarded[8:-8].view(own)
+    kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, found))
+    with recording():
+        kernel = WordLauncher(totals.compiled(*kinds, factor, ARCH), 6)
+        monkeypatch.setattr(totals, "_summation", lambda *_: kernel)
+        taken = []
+        run(lambda: taken.append(totals.total(scores, found, factor, ARCH, 0)), [scores, guarded])
+    assert taken and all(taken)
+    dims = [d for d in range(4) if own[d] != WHOLE[d]]
+    assert torch.equal(found.double(), scores.double().sum(dims, keepdim=True) * factor)
+    assert (guarded[:8] == 7.0).all() and (guarded[-8:] == 7.0).all()
+
+
+@pytest.mark.parametrize("own", [(3, 1, 1, 16), (1, 2, 6, 1), (3, 2, 6, 16)], ids=str)
+def test_other_sums_are_left_to_torch(own):
+    assert not totals.total(torch.ones(WHOLE), torch.empty(own), 1.0, ARCH, 0)
+
+
+def test_what_lies_apart_is_left_to_torch():
+    scores = torch.ones(3, 2, 6, 24)[..., :16]
+    assert not totals.total(scores, torch.empty(1, 2, 6, 16), 1.0, ARCH, 0)
