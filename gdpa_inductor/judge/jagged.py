@@ -88,26 +88,31 @@ def _unpadded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 
 def _running_sum(first: int) -> Callable[[Evaluator, Event, int, Index], Tensor]:
-    """Sums of lengths, at and before the sequence of each lane: what begins there, and its length.
+    """Sums of lengths, or of a zero and lengths: where the sequence of each lane begins and ends.
 
-    first: how many zeros the result has in front.
+    first: how many zeros the result has in front. Three sums are known, which differ by what is
+    summed: up to the length before the lane's sequence, to the next length and to the one after.
+    The offsets of the sequence are the first two, or the last two where a zero is summed too.
     """
 
     def rule(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-        lengths, sequence = event.args[0], ev.lanes.sequence
+        summed, sequence = event.args[0], ev.lanes.sequence
         place = ev.place(event, number)
-        if sequence is None or len(lengths.sizes) != 1 or lengths.dtype.is_floating_point:
+        if sequence is None or len(summed.sizes) != 1 or summed.dtype.is_floating_point:
             return ev.root(event, place, index)
         with ev.lanes.offsets_named(False):
-            own, last = (
-                ev.element(lengths, event.number, (position,)).long()
-                for position in (sequence, ev.clamped(sequence - 1, lengths.sizes[0]))
+            last, own, next_one = (
+                ev.element(summed, event.number, (ev.clamped(at, summed.sizes[0]),)).long()
+                for at in (sequence - 1, sequence, sequence + 1)
             )
-        ev.require((own >= 0) & (own <= ev.lanes.total))
-        start = torch.where(sequence > 0, ev.lanes.hash("start", last) % ev.lanes.total, 0)
-        at = index[0] + 1 - first
-        within = torch.where(at == sequence, start, start + own)
-        known = (at == sequence) | (at == sequence + 1)
+        steps = index[0] + 1 - first - sequence  # sums past the first of the three
+        for at, length in ((1, own), (2, next_one)):
+            ev.require((steps < at) | (length >= 0) & (length <= ev.lanes.total))
+        # Where lengths leave room for it, all rows of the sequence exist.
+        room = (ev.lanes.total - own - next_one).clamp(min=1)
+        start = torch.where(sequence > 0, ev.lanes.hash("start", last) % room, 0)
+        within = start + torch.where(steps > 0, own, 0) + torch.where(steps > 1, next_one, 0)
+        known = (steps >= 0) & (steps <= 2)
         if not bool(known.all()):
             within = torch.where(known, within, ev.root(event, place, index).long())
         return within.to(place.dtype)

@@ -41,10 +41,6 @@ _PASSED = functions.POINTWISE | functions.CASTS | {f"{name}_" for name in functi
 Place = tuple[Any, int] | None  # an index, and the dim of the table that it reads
 
 
-def _given(node: Node, position: int, name: str) -> Any:
-    return node.args[position] if len(node.args) > position else node.kwargs.get(name)
-
-
 def _among(entries: Any, whole: Callable[[Any], bool], new: Callable[[Any], bool]) -> Place:
     """The one index among entries that are whole dims, and new ones of size 1."""
     listed = list(entries) if isinstance(entries, (tuple, list)) else [entries]
@@ -65,15 +61,15 @@ def _indexed(node: Node) -> Place:
 
 
 def _selected(node: Node) -> Place:
-    return _given(node, 2, "index"), _given(node, 1, "dim")
+    return facts.argument(node, 2, "index"), facts.argument(node, 1, "dim")
 
 
 def _embedded(node: Node) -> Place:
     """The call by its name, or ATen's, which has the table first. Padding has no gradient."""
     weight_first = node.args and facts.tensors(node.args[0])[0].is_floating_point()  # type: ignore[arg-type]
-    index = _given(node, 1, "indices") if weight_first else _given(node, 0, "input")
-    pads = _given(node, 2, "padding_idx") not in ((None, -1) if weight_first else (None,))
-    scales = _given(node, 3 if weight_first else 5, "scale_grad_by_freq")
+    index = facts.argument(node, 1, "indices") if weight_first else facts.argument(node, 0, "input")
+    pads = facts.argument(node, 2, "padding_idx") not in ((None, -1) if weight_first else (None,))
+    scales = facts.argument(node, 3 if weight_first else 5, "scale_grad_by_freq")
     return None if pads or scales else (index, 0)
 
 
@@ -206,9 +202,9 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
 def _is_sparse(node: Node) -> bool:
     """Whether it asks for a sparse gradient, which no copy of the table may have."""
     if facts.name(node) == "gather":
-        return bool(_given(node, 3, "sparse_grad"))
+        return bool(facts.argument(node, 3, "sparse_grad"))
     position = 4 if isinstance(node.target, operators.OpOverload) else 6
-    return facts.name(node) == "embedding" and bool(_given(node, position, "sparse"))
+    return facts.name(node) == "embedding" and bool(facts.argument(node, position, "sparse"))
 
 
 def _in_copies(node: Node, table: Node, copies: int) -> Lookup | None:

@@ -152,6 +152,25 @@ def offsets_in_several_spellings(q, k, v, lengths, n):
     return unpad(out, second, q.shape[0])
 
 
+@jagged("qk", q="l h d", k="l h d", v="l h e", lengths="lengths", n="scalar: n")
+def offsets_joined_by_keywords(q, k, v, lengths, n):
+    zero = lengths.new_zeros(1)
+    first = torch.cat(tensors=[zero, lengths.cumsum(0)], dim=0)
+    second = F.pad(input=torch.cumsum(input=lengths, dim=0), pad=(1, 0), value=0)
+    third = torch.hstack(tensors=[zero, lengths.cumsum(0)])
+    out = attend(pad(q, first, n), pad(k, second, n), pad(v, third, n))
+    return unpad(out, torch.concatenate(tensors=[zero, lengths.cumsum(0)]), q.shape[0])
+
+
+@jagged("qk", q="l h d", k="l h d", v="l h e", lengths="lengths", n="scalar: n")
+def offsets_summed_with_their_zero(q, k, v, lengths, n):
+    """Twice in each of two spellings: rows by the one, keys by the other."""
+    padded = lambda: F.pad(lengths, (1, 0)).cumsum(0)
+    joined = lambda: torch.cat([lengths.new_zeros(1), lengths]).cumsum(0)
+    out = attend(pad(q, padded(), n), pad(k, joined(), n), pad(v, joined(), n))
+    return unpad(out, padded(), q.shape[0])
+
+
 @jagged("q", "JAGGED_OFFSETS", q="l h d", k="l h d", v="l h e", lengths="lengths", n="scalar: n")
 def lengths_changed_between_two_offsets(q, k, v, lengths, n):
     lengths = lengths.clone()

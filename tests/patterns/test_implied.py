@@ -41,6 +41,12 @@ def by_sums(q, k, v, cu):
     return attention(q, k, v, again, lambda w, i: torch.where(i < keys(lengths), w, 0.0))
 
 
+def by_differences_of_sums(q, k, v, cu):
+    again = F.pad(torch.diff(cu).cumsum(0), (1, 0))
+    lengths = keys(again[1:] - again[:-1])
+    return attention(q, k, v, again, lambda w, i: torch.where(i < lengths, w, 0.0))
+
+
 IMPLIED = {
     "keys": (inside(lambda w, i, own: torch.where(i < own, w, 0.0)), "silu(s)"),
     "rows": (inside(lambda w, i, own: torch.where(i[:, None] < own, w, 0.0)), "silu(s)"),
@@ -53,6 +59,7 @@ IMPLIED = {
     ),
     "by slices": (by_slices, "silu(s)"),
     "by what the offsets are the sums of": (by_sums, "silu(s)"),
+    "by differences of sums": (by_differences_of_sums, "silu(s)"),
 }
 
 

@@ -113,6 +113,13 @@ def name(node: Node) -> str:
     return str(getattr(target, "__name__", target))
 
 
+def argument(node: Node, position: int, *names: str) -> Any:
+    """An argument of a call, by its position or by one of its names; None where it is left out."""
+    if len(node.args) > position:
+        return node.args[position]
+    return next((node.kwargs[name] for name in names if name in node.kwargs), None)
+
+
 def is_opaque(node: Node) -> bool:
     """A call that is no plain torch function: a higher-order or custom op, a module, user code."""
     if node.op == "call_method":

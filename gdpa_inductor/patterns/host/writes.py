@@ -79,8 +79,8 @@ def _silently_written(node: Node) -> list[Node]:
         return facts.flat_nodes(others)
     if called not in _RENORMALISES or isinstance(node.target, operators.OpOverload):
         return []
-    max_norm = node.args[3] if len(node.args) > 3 else node.kwargs.get("max_norm")
-    return [] if max_norm is None else facts.flat_nodes(others)
+    unbounded = facts.argument(node, 3, "max_norm") is None
+    return [] if unbounded else facts.flat_nodes(others)
 
 
 def may_alias(node: Node) -> bool:
@@ -114,10 +114,7 @@ def _written(node: Node, schema: Any) -> list[Node]:
     found: list[Node] = []
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            given = (
-                node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            )
-            found += facts.flat_nodes(given)
+            found += facts.flat_nodes(facts.argument(node, position, argument.name))
     return found
 
 

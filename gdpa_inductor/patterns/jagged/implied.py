@@ -64,8 +64,8 @@ def measures(known: Offsets, lengths: Node, offsets: Node) -> bool:
     if any(known.changes(facts.storages(node)) for node in (lengths, offsets)):
         return False
     summed = known.summed_lengths(offsets)
-    if summed is not None:
-        return known.one(summed, lengths)
+    if summed is not None and known.one(summed, lengths):
+        return True
     return _differences(known, lengths, offsets)
 
 

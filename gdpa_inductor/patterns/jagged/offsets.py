@@ -16,6 +16,7 @@ from ..host.sizes import same
 from . import pads
 
 _KEEPS_VALUES = frozenset(["contiguous", "clone", "detach", "to", "int", "long", "alias"])
+_JOINS = frozenset(["cat", "concat", "concatenate", "hstack"])  # of vectors they are one
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Offsets:
         if called == "offsets" and pads.is_nested(given[0]):
             return self._key(given[0])
         own = set().union(facts.storages(node), *map(facts.storages, given))
-        opaque = facts.is_opaque(node) and called != "asynchronous_complete_cumsum"
+        opaque = facts.is_opaque(node) and not _is_complete_cumsum(node)
         if node.op not in ("call_function", "call_method") or opaque or facts.is_random(node):
             return node
         if not given or self.changes(own):
@@ -81,18 +82,27 @@ def _running_sums(node: Node) -> list[Node]:
     """The way from offsets to the lengths that they are the running sums of, after a zero; empty
     where they are not known to be.
     """
-    called, args = facts.name(node), node.args
-    if called == "asynchronous_complete_cumsum":
+    if _is_complete_cumsum(node):
         return [node, node.all_input_nodes[0]]
-    if called in ("pad", "constant_pad_nd") and tuple(args[1]) == (1, 0):  # type: ignore[arg-type]
-        rest = [*args[2:], *node.kwargs.values()]
-        return _summed([node], args[0]) if all(x in ("constant", None, 0) for x in rest) else []
-    if called in ("cat", "concat") and isinstance(args[0], (tuple, list)) and len(args[0]) == 2:
-        zero, sums = args[0]
+    if facts.is_opaque(node):
+        return []
+    called = facts.name(node)
+    if called in ("pad", "constant_pad_nd"):
+        sums, widths = facts.argument(node, 0, "input", "self"), facts.argument(node, 1, "pad")
+        named = [x for name, x in node.kwargs.items() if name not in ("input", "self", "pad")]
+        zeros = all(x in ("constant", None, 0) for x in (*node.args[2:], *named))
+        return _summed([node], sums) if zeros and tuple(widths) == (1, 0) else []
+    parts = facts.argument(node, 0, "tensors") if called in _JOINS else None
+    if isinstance(parts, (tuple, list)) and len(parts) == 2:
+        zero, sums = parts
         if isinstance(zero, Node) and facts.name(zero) in ("zeros", "new_zeros", "zeros_like"):
             (made,) = facts.tensors(zero) or [torch.empty(0)]
             return _summed([node, zero], sums) if same(made.numel(), 1) else []
     return []
+
+
+def _is_complete_cumsum(node: Node) -> bool:
+    return facts.name(node) == "asynchronous_complete_cumsum" and pads.is_known(node)
 
 
 def _summed(way: list[Node], node: Any) -> list[Node]:

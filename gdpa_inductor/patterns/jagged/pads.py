@@ -155,11 +155,16 @@ def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, An
     called = facts.name(node)
     if called not in table or node.op not in ("call_function", "call_method"):
         return None
-    qualified = operators.qualified_name(node.target)
-    space = getattr(node.target, "namespace", None) or (qualified or "aten::").split("::")[0]
-    if space not in ("aten", "fbgemm", "gdpa"):
+    if not is_known(node):
         return None
     return {**dict(zip(table[called], node.args, strict=False)), **node.kwargs}
+
+
+def is_known(node: Node) -> bool:
+    """Whether a call is of a library whose names these are: elsewhere a namesake is another one."""
+    qualified = operators.qualified_name(node.target)
+    space = getattr(node.target, "namespace", None) or (qualified or "aten::").split("::")[0]
+    return space in ("aten", "fbgemm", "gdpa")
 
 
 def _offsets(arguments: Mapping[str, Any]) -> Node | None:
