@@ -15,10 +15,62 @@ from gdpa_inductor._compat import dynamo  # noqa: E402
 from gdpa_inductor._compat.streams import current_stream  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
 from gdpa_inductor.kernels.cute.order import longest_first  # noqa: E402
+from gdpa_inductor.kernels.cute.plan import made  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.ops import operands_of  # noqa: E402
-from tests.kernels.cute_cases import CASES, MORE, SELF, Case, eager, exact, unwritten  # noqa: E402
+from tests.kernels.cute_cases import (  # noqa: E402
+    BF16,
+    CASES,
+    CAUSAL,
+    F16,
+    MORE,
+    SELF,
+    Case,
+    eager,
+    exact,
+    unwritten,
+)
+
+BIASED = "a0:f[{}]; silu(add(mul(s,0.1),a0))"
+HEADS, ALL = BIASED.format("h,q_idx,kv_idx"), BIASED.format("b,h,q_idx,kv_idx")
+BATCH, ONE = BIASED.format("b,-,q_idx,kv_idx"), BIASED.format("-,-,q_idx,kv_idx")
+CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; " + CAUSAL.format("sigmoid(add(s,a0))")
+TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
+JAGGED = {"q_lengths": SELF, "k_lengths": SELF}
+
+# The bias comes in tiles: its rows are multiples of 16 bytes apart.
+TILED = (
+    Case("heads", HEADS, m=384, n=512, h=3, aux=(((3, 384, 512), BF16),)),
+    Case("batch, heads", ALL, m=256, n=384, b=2, h=2, aux=(((2, 2, 256, 384), BF16),)),
+    Case("batch", BATCH, m=256, n=256, b=3, h=2, aux=(((3, 1, 256, 256), BF16),)),
+    Case("one for all", ONE, m=256, n=256, b=2, h=2, aux=(((1, 1, 256, 256), BF16),)),
+    Case("tails", HEADS, m=200, n=328, b=2, h=2, aux=(((2, 200, 328), BF16),)),
+    Case("half a block", HEADS, m=130, n=136, h=2, aux=(((2, 130, 136), BF16),)),
+    Case("one row", HEADS, m=1, n=8, h=2, aux=(((2, 1, 8), BF16),)),
+    Case("D 64", ALL, d=64, m=200, n=1000, b=2, h=2, aux=(((2, 2, 200, 1000), BF16),)),
+    Case("D 96, fp16", ALL, d=96, m=200, n=328, b=2, dtype=F16, aux=(((2, 1, 200, 328), F16),)),
+    Case("D 128, Dv 64", HEADS, d=128, dv=64, m=200, n=328, aux=(((1, 200, 328), BF16),)),
+    Case("D 40, Dv 128", HEADS, d=40, dv=128, m=200, n=328, aux=(((1, 200, 328), BF16),)),
+    Case("causal", CAUSAL_BIAS, m=520, n=520, h=2, aux=(((2, 520, 520), BF16),)),
+    Case("causal, D 64", CAUSAL_BIAS, d=64, m=648, n=520, h=2, aux=(((2, 648, 520), BF16),)),
+    Case("causal, fewer rows", CAUSAL_BIAS, m=72, n=520, h=9, aux=(((9, 72, 520), BF16),)),
+    Case("grouped", HEADS, m=200, n=328, h=4, hk=2, aux=(((4, 200, 328), BF16),)),
+    Case("jagged", HEADS, h=2, **JAGGED, aux=(((2, 304, 304), BF16),), most=304),
+    Case("jagged, by sequence", ALL, h=2, **JAGGED, aux=(((4, 2, 304, 304), BF16),), most=304),
+    Case("jagged, causal, D 64", CAUSAL_BIAS, d=64, h=2, **JAGGED, ctas=2,
+         aux=(((2, 304, 304), BF16),), most=304),
+    Case("short keys", ALL, b=4, n=192, q_lengths=SELF, aux=(((4, 1, 300, 192), BF16),)),
+    Case("seeds", BATCH, d=64, b=4, m=32, shared="q", k_lengths=SELF, most=304,
+         aux=(((4, 1, 32, 304), BF16),)),
+    Case("two", TWO, m=200, n=328, b=2, h=2,
+         aux=(((2, 200, 328), BF16), ((2, 2, 200, 328), torch.float32))),
+    Case("two in 16 bits", TWO, m=200, n=328, b=2, h=2,
+         aux=(((2, 200, 328), BF16), ((2, 2, 200, 328), BF16))),
+    Case("the second of two", TWO, m=200, n=328, b=2, h=2,
+         aux=(((2, 200, 328), torch.float32), ((2, 2, 200, 328), BF16))),
+    Case("many tiles", HEADS, m=1100, n=1304, b=3, h=2, ctas=5, aux=(((2, 1100, 1304), BF16),)),
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +92,44 @@ def test_forward(case: Case) -> None:
     o = case.operands()
     wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("case", TILED, ids=lambda case: case.name)
+def test_a_bias_in_tiles(case: Case) -> None:
+    o = case.operands()
+    assert made(o, True, True, Sm90Config).config.tiled is not None
+    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+def test_an_expanded_bias() -> None:
+    """Its stride is 0, which TMA is not asked for."""
+    case = Case("expanded", ALL, m=200, n=328, b=2, h=2, aux=(((2, 2, 200, 328), BF16),))
+    o = case.operands()
+    o = dataclasses.replace(o, aux=[o.aux[0][:1].expand(2, -1, -1, -1)])
+    assert made(o, True, True, Sm90Config).config.tiled is None
+    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+def test_a_bias_past_the_ends_of_a_sequence_is_not_seen() -> None:
+    case = Case("ends", ALL, h=2, **JAGGED, aux=(((4, 2, 304, 304), BF16),), most=304)
+    clean, poisoned = case.operands(), case.operands()
+    for bias, rows in zip(poisoned.aux[0], SELF, strict=True):
+        bias[:, rows:] = torch.nan
+        bias[:, :, rows:] = torch.nan
+    assert torch.equal(forward(case, poisoned)[: sum(SELF)], forward(case, clean)[: sum(SELF)])
+
+
+@pytest.mark.parametrize("dim", [8, 32, 64, 96, 128])
+def test_a_bias_is_exact_on_integers(dim: int) -> None:
+    """As below. Each number of the bias has to meet its own score."""
+    program = "a0:f[h,q_idx,kv_idx]; relu(add(s,a0))"
+    case = Case("a", program, d=dim, m=300, n=296, h=2, dtype=F16, aux=(((2, 300, 296), F16),))
+    o = case.operands()
+    for matrix in (o.query, o.key, o.value, *o.aux):
+        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
+    assert torch.equal(forward(case, o), exact(o).to(torch.float16))
 
 
 def test_neighbours_do_not_leak() -> None:
@@ -92,7 +182,12 @@ def test_the_longest_sequences_come_first(batch: int, dtype: torch.dtype) -> Non
 
 
 def test_the_same_bits_each_time() -> None:
-    case = Case("bits", m=1100, n=1300, h=3, b=2, ctas=0)
+    same_bits(Case("bits", m=1100, n=1300, h=3, b=2, ctas=0))
+    bias = (((3, 1100, 1304), BF16),)
+    same_bits(Case("bits of a bias", HEADS, m=1100, n=1304, h=3, b=2, ctas=0, aux=bias))
+
+
+def same_bits(case: Case) -> None:
     o = case.operands()
     first = forward(case, o)
     assert all(torch.equal(forward(case, o), first) for _ in range(20))

@@ -7,16 +7,29 @@ import pytest
 pytest.importorskip("cutlass")
 pytest.importorskip("triton")  # its package has the disassembler
 
+from cutlass import BFloat16, cute
+
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
 from gdpa_inductor.kernels.cute.sm90.backward.launch import others
-from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
+from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
+from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K, tiled
+from tests.emulator.recording import linked
 
-from .cute_account import CONFIGS, Binary, binary
+from .cute_account import BIAS, CONFIGS, Binary, binary
 
 ONCE = "silu, D 128, fp16"
 BACKWARD_SPILLS = 24  # instructions
 SPILLS = 32  # words per thread, where an operand of each score is read
+CAUSAL_BIAS = "a0:f[b,-,q_idx,kv_idx]; where(ge(q_idx,kv_idx),gelu_tanh(add(s,a0)),0.0)"
+TILED = {
+    "silu, D 128": Sm90Config("bfloat16", 128, 128, BIAS, ("bfloat16",), vectors=frozenset([0])),
+    "silu, D 64": Sm90Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
+    "causal gelu, D 96, jagged fp16": Sm90Config(
+        "float16", 96, 96, CAUSAL_BIAS, ("float16",), True, True, vectors=frozenset([0])
+    ),
+}  # of the bias
 
 
 @pytest.mark.parametrize(
@@ -25,14 +38,55 @@ SPILLS = 32  # words per thread, where an operand of each score is read
 )
 def test_machine_code(name: str):
     config = hopper(name)
+    in_flight(config, binary(config), 2 * SPILLS if config.aux else 0)
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in TILED])
+def test_machine_code_with_a_tiled_bias(name: str):
+    config = TILED[name]
     made = binary(config)
-    # S of a tile's first block; S and P V of a step; P V of the last block.
-    assert made.count("HGMMA") == 2 * (config.padded_head_dim // 16 + 8)
-    assert made.count("WARPGROUP.DEPBAR") == 4, "the products are serialized"
-    assert made.count("USETMAXREG") == 2
-    assert made.count("UTMALDG") >= 3
-    assert made.count("UTMASTG") >= 1
-    in_bounds(made, 2 * SPILLS if config.aux else 0)
+    in_flight(config, made, SPILLS)
+    # A tile's first block and the block of a step, each with and without a mask.
+    assert made.count("LDSM") == 2 * 2 * COLS // 16
+    assert made.count("UTMALDG") >= 3 + 2 * COLS // HALF
+    assert not made.before("USETMAXREG.DEALLOC").count("LDG"), "the bias is read by elements"
+
+
+@pytest.mark.parametrize(
+    ("dims", "stages"), [((128, 128), (2, 4, 2)), ((96, 96), (4, 5, 2)), ((64, 64), (4, 6, 4))]
+)
+def test_a_bias_leaves_room_for_four_stages_of_keys_and_values(dims, stages):
+    config = dataclasses.replace(TILED["silu, D 128"], head_dim=dims[0], value_dim=dims[1])
+    assert (config.query_stages, config.key_stages, config.bias_stages) == stages
+    # An operand that is expanded stays where it is.
+    expanded = dataclasses.replace(config, expanded=config.vectors)
+    assert expanded.tiled is None
+    assert expanded.bias_stages == 0
+
+
+def test_a_bias_lies_in_registers_as_the_scores_do():
+    """By ldmatrix lane l of a warp says where row l % 8 of matrix l // 8 begins. It gets numbers
+    2·(l % 4) and 2·(l % 4) + 1 of row l // 4 of each matrix."""
+    scores, begins = {}, {}
+
+    def note(thread: int) -> None:
+        whole, half = (cute.make_identity_tensor(x) for x in ((ROWS, COLS), (ROWS, HALF, 1)))
+        own = tiled(BFloat16, COLS, K).get_slice(thread).partition_C(whole)
+        bias = HopperBias(0, None, half, 0, thread, BFloat16)
+        scores.update({(thread, r): own[r] for r in range(CHUNK * CHUNKS)})
+        for chunk in range(CHUNKS):
+            begins[thread, chunk] = bias.source[(0, chunk), 0, 0, 0][:2]
+
+    @cute.jit
+    def trace():
+        _ = [note(thread) for thread in range(WARPGROUP)]
+
+    with linked():
+        cute.compile(trace, options="--gpu-arch=sm_90a")
+    for (thread, r), place in scores.items():
+        warp, lane, (chunk, number) = thread // 32, thread % 32, divmod(r, CHUNK)
+        row, column = begins[32 * warp + number // 2 * 8 + lane // 4, chunk]
+        assert place == (row, column + 2 * (lane % 4) + number % 2)
 
 
 @pytest.mark.parametrize(
@@ -76,6 +130,17 @@ def hopper(name: str) -> Sm90Config:
     """The configuration of this name, for Hopper."""
     given = CONFIGS[name]
     return Sm90Config(**{x.name: getattr(given, x.name) for x in dataclasses.fields(given)})
+
+
+def in_flight(config: Sm90Config, made: Binary, spills: int) -> None:
+    """The products of a forward are not waited for too early. spills: as `in_bounds` has it."""
+    # S of a tile's first block; S and P V of a step; P V of the last block.
+    assert made.count("HGMMA") == 2 * (config.padded_head_dim // 16 + 8)
+    assert made.count("WARPGROUP.DEPBAR") == 4, "the products are serialized"
+    assert made.count("USETMAXREG") == 2
+    assert made.count("UTMALDG") >= 3
+    assert made.count("UTMASTG") >= 1
+    in_bounds(made, spills)
 
 
 def in_bounds(made: Binary, spills: int) -> None:

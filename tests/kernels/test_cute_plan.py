@@ -322,6 +322,24 @@ def test_what_cannot_be_read_in_place_is_copied_each_time():
     assert len(plan.PLANS) == 1
 
 
+@pytest.mark.parametrize(
+    ("bias", "tiled"),
+    [
+        (torch.randn(2, 4, 40, 48).to(BF16), 0),
+        (torch.randn(2, 4, 40, 56).to(BF16)[..., :48], 0),
+        (torch.randn(1, 4, 40, 48).to(BF16).expand(2, -1, -1, -1), None),
+        (torch.randn(2, 4, 40, 49).to(BF16)[..., :48], None),
+        (torch.randn(2, 4, 48, 40).to(BF16).mT, None),
+        (torch.randn(2, 4, 40, 48), None),
+    ],
+    ids=["whole", "in wider rows", "expanded", "rows not aligned", "transposed", "fp32"],
+)
+def test_which_biases_come_in_tiles(bias: torch.Tensor, tiled: int | None):
+    query, (key, value, _) = matrices(2, 4, 40, 64)[0], matrices(2, 4, 48, 64)
+    o = operands_of(query, key, value, [bias], [], "a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))")
+    assert plan.plan_of(o, *OPTIONS).config.tiled == tiled
+
+
 def test_lengths_that_make_too_many_tiles_are_refused(kernels):
     """Of a jagged call whose bound is far above its rows."""
     with pytest.raises(GDPAError, match="too many tiles"):

@@ -39,8 +39,9 @@ class KernelConfig:
     that side is jagged, with offsets; then positions count from the beginning of the sequence.
     shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
     skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens. vectors: the
-    aux operands whose keys lie side by side, at multiples of 16 bytes. stored: the one whose
-    gradient a backward stores, a number for each score."""
+    aux operands whose keys lie side by side, at multiples of 16 bytes. expanded: those with a
+    stride of 0, which TMA is not asked to read. stored: the aux operand whose gradient a backward
+    stores, a number for each score."""
 
     folder: ClassVar[str]
     arch: ClassVar[str]
@@ -65,6 +66,7 @@ class KernelConfig:
     skip: bool = True
     offsets: str = "int32"
     vectors: frozenset[int] = frozenset()
+    expanded: frozenset[int] = frozenset()
     stored: int | None = None
 
     @property
@@ -75,7 +77,7 @@ class KernelConfig:
     def tiled(self) -> int | None:
         """The operand of the program that TMA can load in tiles of scores: one 16-bit number for
         each score, in the dtype of the matrices. Of several, the first."""
-        for number in sorted(self.vectors):
+        for number in sorted(self.vectors - self.expanded):
             if self.aux[number] == self.dtype and set(self.mod.aux[number].access) >= POSITIONS:
                 return number
         return None

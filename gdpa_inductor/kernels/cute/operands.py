@@ -78,7 +78,8 @@ def score_operand(config: KernelConfig, aux: Any, sizes: Any) -> Matrix:
     known = dict(zip(LETTERS, strides, strict=True))
     batch, heads = (size if x in access else 1 for x, size in zip("bh", sizes[:2]))
     address = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
-    steps = tuple(known[x] for x in ("b", "h", "q_idx"))
+    # An extent of one may have any stride. 0 is avoided, as in `fits` of plan.py.
+    steps = tuple(known[x] if x in access else Int64(VECTOR) for x in ("b", "h", "q_idx"))
     return Matrix(address, batch, heads, sizes[4], sizes[5], steps, False)
 
 

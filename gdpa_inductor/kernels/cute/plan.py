@@ -212,6 +212,7 @@ def _config(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelCo
         fast=fast,
         skip=skip,
         vectors=_vectors(o.aux, o.program),
+        expanded=frozenset(number for number, x in enumerate(o.aux) if 0 in x.stride()),
     )
 
 

@@ -5,7 +5,8 @@ the score, or "q", "k", the row of a jagged matrix. What does not vary along the
 for a query.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import cutlass
@@ -97,12 +98,13 @@ class Row(Fixed):
             if node.op == "aux" and not {"kv_idx", "k"} & set(program.access(node))
         }
 
-    def fetch(self, column: Any, count: int) -> dict[Expr, Any]:
+    def fetch(self, column: Any, count: int, given: Iterable[int | None] = ()) -> dict[Expr, Any]:
         """Operands whose keys lie side by side, for `count` keys from `column` on, all of which
-        there are."""
+        there are. given: the numbers of those that are there already."""
         found = {}
+        wanted = self.program.vectors - set(given)
         for node in self.program.nodes:
-            if node.op == "aux" and node.value in self.program.vectors:
+            if node.op == "aux" and node.value in wanted:
                 start = self.program.place(node, self.places) + column
                 align = min(16, count * start.dtype.width // 8)
                 source = cute.make_ptr(
@@ -113,10 +115,11 @@ class Row(Fixed):
         return found
 
     def __call__(
-        self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0
-    ) -> list[Any]:
+        self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0,
+        given: Mapping[int | None, Pair] = MappingProxyType({}),
+    ) -> list[Any]:  # fmt: skip
         """The roots for the scores s of keys kv_idx. fetched, at: operands that are there, and the
-        number of the first column in them."""
+        number of the first column in them. given: operands of these very scores, by number."""
 
         def one(node: Expr, kv_idx: Any) -> Any:
             column = smaller(kv_idx, self.tile.k_rows - 1)
@@ -125,6 +128,9 @@ class Row(Fixed):
             )
 
         def operand(node: Expr) -> Pair:
+            number = int(node.value or 0)
+            if number in given:
+                return given[number]
             if fetched and node in fetched:
                 return Pair(
                     *(

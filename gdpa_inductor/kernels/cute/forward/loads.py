@@ -1,9 +1,13 @@
-"""Loads: Q_0 and Q_1 of a tile, then K and V of each of its key blocks, by TMA into rings."""
+"""Loads: Q_0 and Q_1 of a tile, then K and V of each of its key blocks, by TMA into rings.
+
+An operand of the program may come in tiles (`KernelConfig.tiled`, the bias). Those of a key block
+are loaded between its K and its V: they are needed as soon as the scores are there.
+"""
 
 from typing import Any
 
 import cutlass
-from cutlass import cute, range_constexpr
+from cutlass import Int32, cute, range_constexpr
 
 from ..barriers import Cursor, Each, Ring
 from ..config import TILES, KernelConfig
@@ -12,18 +16,26 @@ from ..values import Fixed
 
 
 class ForwardLoads(Fixed):
-    """channels: with the rings `queries` (one for each query tile) and `keys`. q, k, v: the tiles
-    of the matrices."""
+    """channels: with the rings `keys`, `queries` and `bias`, of the last two one for each query
+    tile. q, k, v, bias: the tiles of the matrices. Without a bias that comes in tiles it is None,
+    and needs no rings."""
 
-    def __init__(self, config: KernelConfig, channels: Any, q: Tiles, k: Tiles, v: Tiles) -> None:
+    def __init__(
+        self, config: KernelConfig, channels: Any, q: Tiles, k: Tiles, v: Tiles,
+        bias: Tiles | None = None,
+    ) -> None:  # fmt: skip
         self.rows, self.cols = config.rows, config.cols
         self.channels, self.q, self.k, self.v = channels, q, k, v
+        self.bias, self.rings = bias, ()
+        if bias is not None:
+            self.rings, self.parts = channels.bias, self.cols // bias.tiler[1]
 
     @cute.jit
     def run(self, scheduler):
         """The loop of the warp."""
         queries, keys = self.channels.queries, self.channels.keys
         at, q_at, k_at = scheduler.start(), Each(*(x.start() for x in queries)), keys.start()
+        b_at = Each(*(x.start() for x in self.rings))
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
             for t in range_constexpr(TILES):
@@ -36,16 +48,32 @@ class ForwardLoads(Fixed):
                 rows = (tile.k_start, block * self.cols, tile.k_rows)
                 self.fetch(self.k, rows, tile.key_head, tile.batch, keys, k_at, k_at.index)
                 k_at = k_at.next()
+                b_at = self.fetch_bias(tile, block, b_at)
                 self.fetch(self.v, rows, tile.value_head, tile.batch, keys, k_at, k_at.index)
                 k_at = k_at.next()
             tile, at = scheduler.take_busy(at)
         for t in range_constexpr(TILES):
             queries[t].wait_all(q_at[t])
         keys.wait_all(k_at)
+        for t in range_constexpr(len(self.rings)):
+            self.rings[t].wait_all(b_at[t])
 
     @cute.jit
-    def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage):
+    def fetch_bias(self, tile, block, b_at: Each):
+        """The bias of a key block for the query tiles that meet it; returns what follows."""
+        for t in range_constexpr(len(self.rings)):
+            if block < tile.last(t):
+                at, rows = b_at[t], (Int32(0), tile.row + t * self.rows, tile.q_rows)
+                for part in range_constexpr(self.parts):
+                    place = (self.rings[t], at, at.index * TILES + t, block * self.parts + part)
+                    self.fetch(self.bias, rows, tile.head, tile.batch, *place)
+                    at = at.next()
+                b_at = b_at.but(t, at)
+        return b_at
+
+    @cute.jit
+    def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage, column=0):
         start, row, end = rows
         ring.empty.wait_before(at)
         ring.full.expect(at, tiles.size)
-        tiles.copy(start, row, end, head, batch, stage, ring.full.at(at))
+        tiles.copy(start, row, end, head, batch, stage, ring.full.at(at), column)

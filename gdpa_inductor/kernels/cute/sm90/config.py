@@ -6,6 +6,7 @@ from .. import config
 from ..config import SHARED_MEMORY, TILES
 
 ROWS, COLS = 64, 128  # a score tile: what a warpgroup multiplies, 64 fp32 registers
+HALF = COLS // 2  # columns of a tile of the bias: as wide as a swizzle
 BARRIERS = 2048  # bytes for mbarriers, records and alignment
 
 
@@ -32,13 +33,37 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def query_stages(self) -> int:
-        """Two for each query tile: the next tile's are loaded while this one is multiplied."""
-        return 2 * TILES
+        """Two for each query tile: the next tile's are loaded while this one is multiplied. One
+        where keys and values would have fewer than four otherwise. With three, a step would wait
+        for its keys: they could be asked for only when the step before has ended."""
+        crowded = self.tiled is not None and self._widest > 96
+        return TILES if crowded else 2 * TILES
 
     @property
     def key_stages(self) -> int:
-        """As many as fit beside the query tiles and the output, up to 6."""
-        stage = 2 * COLS * max(self.padded_head_dim, self.padded_value_dim)
+        """As many as fit beside the query tiles, the output and a bias, up to 6."""
+        bias = 0 if self.tiled is None else 2 * self._bias_stage
+        return min(6, (self._room - bias) // (2 * COLS * self._widest))
+
+    @property
+    def bias_stages(self) -> int:
+        """Half tiles of the bias, for each query tile: what is left, 2 to 4. Halves, for the first
+        of the next key block is on its way while the second of this one is read."""
+        if self.tiled is None:
+            return 0
+        return min(4, (self._room - 2 * COLS * self._widest * self.key_stages) // self._bias_stage)
+
+    @property
+    def _widest(self) -> int:
+        return max(self.padded_head_dim, self.padded_value_dim)
+
+    @property
+    def _room(self) -> int:
+        """Bytes beside the query tiles and the output."""
         queries = 2 * ROWS * self.padded_head_dim * self.query_stages
-        output = 2 * ROWS * self.padded_value_dim * TILES
-        return min(6, (SHARED_MEMORY - BARRIERS - queries - output) // stage)
+        return SHARED_MEMORY - BARRIERS - queries - 2 * ROWS * self.padded_value_dim * TILES
+
+    @property
+    def _bias_stage(self) -> int:
+        """Bytes of a half tile of the bias for each query tile."""
+        return 2 * ROWS * HALF * TILES

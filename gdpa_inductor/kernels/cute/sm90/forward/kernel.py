@@ -8,11 +8,13 @@ Notation
     P              its weights, 16 bits, in registers
     O              its sums, 64 x Dv, fp32, in registers
     block          128 keys
+    bias           an operand of the program with a number for each score, [.., M, N], if there is
+                   one that TMA can load (`KernelConfig.tiled`); in tiles of 64 x 64
 
 No softmax: O stays in registers over all key blocks, and nothing is rescaled. Roles, by warp:
 
     0-3, 4-7   products, activation and epilogue of t = 0, 1
-    8          loads: Q tiles, and the ring of K and V tiles
+    8          loads: Q tiles, the ring of K and V tiles, those of the bias
     9          scheduler
     10         zeros in the rows that no sequence owns
 
@@ -30,11 +32,12 @@ from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
 from ...gaps import Gaps
-from ...operands import Tiles, matrices
+from ...operands import Matrix, Tiles, matrices, score_operand
 from ...program import DTYPES, Program
-from ..config import COLS, ROWS, Sm90Config
+from ..config import COLS, HALF, ROWS, Sm90Config
 from ..wgmma import MN, WARPGROUP, K, staged, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
+from .bias import HopperBias
 from .epilogue import HopperEpilogue
 from .products import HopperFragments, HopperProducts
 from .roles import GAPS, LOADS, REGISTERS, SCHEDULER, WARPS, HopperChannels, IssueTurns
@@ -51,11 +54,14 @@ class HopperForward:
             "q": (ROWS, width), "k": (COLS, width),
             "v": (COLS, value_width), "o": (ROWS, value_width),
         }  # fmt: skip
+        if config.tiled is not None:
+            self.tiles["bias"] = (ROWS, HALF)
 
     def storage(self, stages):
         """Shared memory: barriers first, then the tiles."""
         count = HopperChannels.count(self.config)
         queries, keys, values, output = (cute.cosize(stages[name]) for name in "qkvo")
+        bias = cute.cosize(stages["bias"]) if "bias" in stages else 0
 
         @cute.struct
         class Memory:
@@ -64,6 +70,7 @@ class HopperForward:
             sQ: cute.struct.Align[cute.struct.MemRange[self.dtype, queries], 1024]
             sO: cute.struct.Align[cute.struct.MemRange[self.dtype, output], 1024]
             sKV: cute.struct.Align[cute.struct.MemRange[self.dtype, max(keys, values)], 1024]
+            sBias: cute.struct.Align[cute.struct.MemRange[self.dtype, bias], 1024]
 
         return Memory
 
@@ -75,7 +82,7 @@ class HopperForward:
         c = self.config
         qk = tiled(self.dtype, COLS, K)
         pv = tiled(self.dtype, c.padded_value_dim, MN, FROM_REGISTERS)
-        given = dict(zip("qkvo", matrices(c, pointers, sizes, strides), strict=True))
+        given = self.given(pointers, sizes, strides, aux)
         tiles = {name: tile_layout(self.dtype, *shape) for name, shape in self.tiles.items()}
         load, store = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         copies = {
@@ -91,6 +98,8 @@ class HopperForward:
             "q": staged(tiles["q"], c.query_stages), "o": staged(tiles["o"], TILES),
             "k": cute.append(tiles["k"], ring), "v": cute.append(tiles["v"], ring),
         }  # fmt: skip
+        if cutlass.const_expr("bias" in tiles):
+            stages["bias"] = staged(tiles["bias"], TILES * c.bias_stages)
         self.memory = self.storage(stages)
         self.kernel(
             qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
@@ -104,12 +113,16 @@ class HopperForward:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         buffers = memory.SmemAllocator().allocate(self.memory)
-        places = {"q": buffers.sQ, "k": buffers.sKV, "v": buffers.sKV, "o": buffers.sO}
+        places = {
+            "q": buffers.sQ, "k": buffers.sKV, "v": buffers.sKV, "o": buffers.sO,
+            "bias": buffers.sBias,
+        }  # fmt: skip
         shared = {
-            name: place.get_tensor(stages[name].outer, swizzle=stages[name].inner)
-            for name, place in places.items()
+            name: places[name].get_tensor(layout.outer, swizzle=layout.inner)
+            for name, layout in stages.items()
         }
-        q, k, v, o = (self.source(name, copies[name], shared[name]) for name in "qkvo")
+        sources = {name: self.source(name, copies[name], shared[name]) for name in stages}
+        q, k, v, o, bias = (sources.get(name) for name in (*"qkvo", "bias"))
         channels = HopperChannels(c, buffers.barriers.data_ptr())
         channels.start(warp)
         ranges = KeyRanges(c, aux, scalars)
@@ -123,13 +136,13 @@ class HopperForward:
             programs = (Program(c, aux, scalars, ranges.full_terms), Program(c, aux, scalars))
             epilogue = HopperEpilogue(pv, o, self.dtype)
             t = warp // 4
-            turns = IssueTurns(t)
-            role = HopperProducts(channels, fragments, epilogue, ranges, programs, turns)
+            turns, own = IssueTurns(t), self.bias(channels, shared, t, thread % WARPGROUP)
+            role = HopperProducts(channels, fragments, epilogue, ranges, programs, turns, own)
             role.run(scheduler, t, thread % WARPGROUP)
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:
-                ForwardLoads(c, channels, q, k, v).run(scheduler)
+                ForwardLoads(c, channels, q, k, v, bias).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish()
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
@@ -137,14 +150,32 @@ class HopperForward:
                     out = matrices(c, pointers, sizes, strides)[3]
                     Gaps(cu_q, sizes[0], sizes[4]).clear(out)
 
+    def given(self, pointers, sizes, strides, aux) -> dict[str, Matrix]:
+        """The matrices in global memory."""
+        c = self.config
+        found = dict(zip("qkvo", matrices(c, pointers, sizes, strides), strict=True))
+        return found if c.tiled is None else {**found, "bias": score_operand(c, aux, sizes)}
+
     def source(self, name: str, copy, sX) -> Tiles:
         """The tiles of a matrix."""
         c, (atom, mX) = self.config, copy
-        jagged = c.jagged_q if name in "qo" else c.jagged_k
+        if name == "bias" and c.tiled is not None:
+            axes = c.mod.aux[c.tiled].axes
+            jagged, shared, single = False, "b" not in axes, "h" not in axes
+        else:
+            jagged = c.jagged_q if name in "qo" else c.jagged_k
+            shared, single = name in c.shared, False
         return Tiles(
-            atom, mX, sX, lambda tiles: tiles, self.tiles[name], self.bytes[name], jagged,
-            name in c.shared,
+            atom, mX, sX, lambda tiles: tiles, self.tiles[name], self.bytes[name], jagged, shared,
+            single=single,
         )  # fmt: skip
+
+    def bias(self, channels: HopperChannels, shared, t, thread) -> HopperBias | None:
+        """What a thread of warpgroup t reads of the bias, if there is one."""
+        number = self.config.tiled
+        if number is None:
+            return None
+        return HopperBias(number, channels.bias_of(t), shared["bias"], t, thread, self.dtype)
 
 
 KERNEL = HopperForward

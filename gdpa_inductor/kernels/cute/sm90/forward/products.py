@@ -13,13 +13,14 @@ import cutlass
 from cutlass import Float32, cute, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 
-from ...barriers import Cursor
+from ...barriers import Cursor, Each
 from ...config import TILES
 from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import COLS, ROWS
 from ..wgmma import as_operand, first_row, issue, replace_operand, transposed
+from .bias import HopperBias
 from .epilogue import HopperEpilogue
 from .roles import HopperChannels, IssueTurns
 
@@ -51,28 +52,30 @@ class HopperFragments(Fixed):
 
 
 class HopperProducts(Fixed):
-    """programs: for blocks without masks and tails, and for all. turns: of the warpgroup."""
+    """programs: for blocks without masks and tails, and for all. turns, bias: of the warpgroup."""
 
     def __init__(
         self, channels: HopperChannels, fragments: HopperFragments, epilogue: HopperEpilogue,
-        ranges: KeyRanges, programs: Sequence[Program], turns: IssueTurns,
+        ranges: KeyRanges, programs: Sequence[Program], turns: IssueTurns, bias: HopperBias | None,
     ) -> None:  # fmt: skip
         self.channels, self.fragments, self.epilogue = channels, fragments, epilogue
-        self.ranges, self.programs, self.turns = ranges, programs, turns
+        self.ranges, self.programs, self.turns, self.bias = ranges, programs, turns, bias
 
     @cute.jit
     def run(self, scheduler, t, thread):
         """The loop of thread `thread` of the warpgroup of query tile t."""
         queries = self.channels.queries_of(t)
         at, q_at, k_at = scheduler.start(), queries.start(), self.channels.keys.start()
+        b_at = Each() if cutlass.const_expr(self.bias is None) else self.bias.start()
         tile, at = scheduler.take(at)
         self.turns.start()
         while tile.valid == 1:
             self.fragments.O.fill(0.0)
             if tile.first < tile.last(t):
                 queries.full.wait(q_at)
-                k_at = self.sum_of_blocks(tile, t, thread, q_at, k_at)
-                queries.empty.arrive_once(q_at)
+                k_at, b_at = self.sum_of_blocks(tile, t, thread, q_at, k_at, b_at)
+                if cutlass.const_expr(queries.stages > 1):
+                    queries.empty.arrive_once(q_at)
                 q_at = q_at.next()
             for _ in cutlass.range(larger(tile.last(t), tile.first), tile.end, unroll=1):
                 self.turns.wait()
@@ -91,8 +94,9 @@ class HopperProducts(Fixed):
         return at.next()
 
     @cute.jit
-    def sum_of_blocks(self, tile, t, thread, q_at: Cursor, at: Cursor):
-        """O of the key blocks of a tile. at: where K of the first is; returns what follows."""
+    def sum_of_blocks(self, tile, t, thread, q_at: Cursor, at: Cursor, b_at):
+        """O of the key blocks of a tile. at, b_at: where K and the bias of the first are; returns
+        what follows."""
         keys, x = self.channels.keys, self.fragments
         query, weigh = q_at.index * TILES + t, self.weights(tile, t, thread)
         keys.full.wait(at)
@@ -101,7 +105,8 @@ class HopperProducts(Fixed):
         self.turns.passes()
         warpgroup.wait_group(0)
         keys.empty.arrive_once(at)
-        weigh.run(S, tile.first * COLS)
+        self.scored(tile, t, tile.first, q_at)
+        b_at = weigh.run(S, tile.first * COLS, b_at)
         replace_operand(x.P, as_operand(S, x.dtype))
         for block in cutlass.range(tile.first + 1, tile.last(t), unroll=1):
             value, at = at.next(), at.next().next()
@@ -113,7 +118,8 @@ class HopperProducts(Fixed):
             self.turns.passes()
             warpgroup.wait_group(1)
             keys.empty.arrive_once(at)
-            weigh.run(S, block * COLS)
+            self.scored(tile, t, block, q_at)
+            b_at = weigh.run(S, block * COLS, b_at)
             following = as_operand(S, x.dtype)
             warpgroup.wait_group(0)
             keys.empty.arrive_once(value)
@@ -123,10 +129,20 @@ class HopperProducts(Fixed):
         x.sum_up(value.index)
         warpgroup.wait_group(0)
         keys.empty.arrive_once(value)
-        return value.next()
+        return value.next(), b_at
+
+    @cute.jit
+    def scored(self, tile, t, block, q_at: Cursor):
+        """S of a block is there. After the last a lone query buffer is free: the next tile's come
+        while this one is summed up and stored."""
+        queries = self.channels.queries_of(t)
+        if cutlass.const_expr(queries.stages == 1):  # noqa: SIM102 (decided at compile time)
+            if block + 1 == tile.last(t):
+                queries.empty.arrive_once(q_at)
 
     def weights(self, tile: Any, t: Any, thread: Any) -> "HopperWeights":
-        return HopperWeights(self.ranges, self.programs, tile, tile.row + t * ROWS, thread)
+        row = tile.row + t * ROWS
+        return HopperWeights(self.ranges, self.programs, tile, row, thread, self.bias)
 
 
 class HopperWeights(Fixed):
@@ -134,9 +150,10 @@ class HopperWeights(Fixed):
     columns of each 8."""
 
     def __init__(
-        self, ranges: KeyRanges, programs: Sequence[Program], tile: Any, first: Any, thread: Any
-    ) -> None:
-        self.ranges, self.tile, self.first = ranges, tile, first
+        self, ranges: KeyRanges, programs: Sequence[Program], tile: Any, first: Any, thread: Any,
+        bias: HopperBias | None,
+    ) -> None:  # fmt: skip
+        self.ranges, self.tile, self.first, self.bias = ranges, tile, first, bias
         row = first + first_row(thread)
         self.plain, self.careful = (
             [Row(program, tile, row + half) for half in (0, 8)] for program in programs
@@ -144,21 +161,25 @@ class HopperWeights(Fixed):
         self.column = thread % 4 * 2
 
     @cute.jit
-    def run(self, S, column):
-        """column: the first of the block."""
+    def run(self, S, column, b_at):
+        """column: the first of the block. b_at: where its bias is; returns what follows."""
         if self.ranges.needs_no_mask(self.tile, self.first, column):
-            self.weigh(S, self.plain, column + self.column, None)
+            self.weigh(S, self.plain, column + self.column, None, b_at)
         else:
-            self.weigh(S, self.careful, column + self.column, self.tile.k_rows)
+            self.weigh(S, self.careful, column + self.column, self.tile.k_rows, b_at)
+        return b_at if cutlass.const_expr(self.bias is None) else self.bias.after(b_at)
 
     @cute.jit
-    def weigh(self, S, rows, column, end):
+    def weigh(self, S, rows, column, end, b_at):
         """end: the weights from this column on are zero: program(0) need not be 0."""
+        biases = None if self.bias is None else self.bias.of_scores(b_at)
         for r in range_constexpr(0, cute.size(S), 2):
             row, first = rows[r // 2 % 2], column + r // 4 * 8
-            kv_idx = Pair(first, first + 1)
-            operands = row.fetch(first, 2) if cutlass.const_expr(end is None) else {}
-            (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands)
+            kv_idx, given = Pair(first, first + 1), {}
+            if cutlass.const_expr(self.bias is not None):
+                given = {self.bias.number: next(biases)}
+            operands = row.fetch(first, 2, given) if cutlass.const_expr(end is None) else {}
+            (weight,) = row(Pair(S[r], S[r + 1]), kv_idx, operands, given=given)
             if cutlass.const_expr(end is not None):
                 weight = choose(Pair(*(x < end for x in kv_idx.lanes)), weight, 0.0)
             S[r], S[r + 1] = pair(weight).lanes

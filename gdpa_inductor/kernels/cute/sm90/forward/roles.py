@@ -27,6 +27,7 @@ class HopperChannels(Fixed):
     tiles            records of the scheduler       scheduler       all other roles
     queries[t]       Q_t, in shared memory          loads           warpgroup t
     keys             K and V in turn, the same      loads           both warpgroups
+    bias[t]          half tiles of the bias, same   loads           warpgroup t
     """
 
     def __init__(self, config: Sm90Config, pointer: Any) -> None:
@@ -35,22 +36,30 @@ class HopperChannels(Fixed):
         pointer = pointer + 2 * STAGES
         self._queries, self._stages = pointer, stages
         self.queries = [self.queries_of(t) for t in range(TILES)]
-        self.keys = Ring(pointer + 2 * stages * TILES, config.key_stages, 1, LOADS)
+        pointer = pointer + 2 * stages * TILES
+        self.keys = Ring(pointer, config.key_stages, 1, LOADS)
+        self._bias, self._bias_stages = pointer + 2 * config.key_stages, config.bias_stages
+        self.bias = [self.bias_of(t) for t in range(TILES if config.bias_stages else 0)]
 
     def queries_of(self, t: Any) -> Ring:
         """queries[t]. t: a Python number, or one known at run time."""
         return Ring(self._queries + 2 * self._stages * t, self._stages, 1, LOADS // TILES)
 
+    def bias_of(self, t: Any) -> Ring:
+        """bias[t], in the same way."""
+        first = self._bias + 2 * self._bias_stages * t
+        return Ring(first, self._bias_stages, 1, LOADS // TILES)
+
     @staticmethod
     def count(c: Sm90Config) -> int:
-        return 2 * (STAGES + c.query_stages + c.key_stages)
+        return 2 * (STAGES + c.query_stages + c.key_stages + TILES * c.bias_stages)
 
     @cute.jit
     def start(self, warp):
         """Barriers are there for all warps after this."""
         if warp == SCHEDULER:
             with cute.arch.elect_one():
-                for channel in (self.tiles, *self.queries, self.keys):
+                for channel in (self.tiles, *self.queries, self.keys, *self.bias):
                     channel.init()
             cute.arch.mbarrier_init_fence()
         cute.arch.sync_threads()

@@ -1,0 +1,66 @@
+"""The bias of the scores: an operand of the program that comes in tiles (`KernelConfig.tiled`).
+
+TMA brings the tile of a key block in halves of 64 columns. ldmatrix reads 16 columns at a time, and
+puts them where the scores are: of the chunk that begins at register r of S
+
+    numbers 2i, 2i + 1     belong to the scores in registers r + 2i, r + 2i + 1,  i < 4
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cutlass import Float32, cute
+from cutlass.cute.nvgpu import warp
+
+from ...barriers import Cursor, Ring
+from ...config import TILES
+from ...values import Fixed, Pair
+from ..config import COLS, HALF
+from ..wgmma import K, tiled
+
+CHUNK = 8  # registers of S that one ldmatrix serves: those of 16 columns
+HALVES, CHUNKS = COLS // HALF, HALF // 16
+
+
+class HopperBias(Fixed):
+    """The bias of query tile t, as a thread of its warpgroup reads it.
+
+    number: of the operand. ring: of half tiles. sBias: those of both query tiles in turn, [64, 64,
+    stages]."""
+
+    def __init__(
+        self, number: int, ring: Ring, sBias: Any, t: Any, thread: Any, dtype: Any
+    ) -> None:
+        self.number, self.ring, self.t, self.dtype = number, ring, t, dtype
+        self.atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), dtype)
+        copy = cute.make_tiled_copy_C(self.atom, tiled(dtype, HALF, K))
+        self.source = copy.get_slice(thread).partition_S(sBias)
+
+    def start(self) -> Cursor:
+        return self.ring.start()
+
+    def after(self, at: Cursor) -> Cursor:
+        """The place of the next key block."""
+        for _ in range(HALVES):
+            at = at.next()
+        return at
+
+    def of_scores(self, at: Cursor) -> Iterator[Pair]:
+        """The bias of a key block, for one pair of scores after the other. A chunk is read when it
+        is asked for, so few are in registers at a time. A half is free as soon as its last chunk is
+        read."""
+        for _ in range(HALVES):
+            self.ring.full.wait(at)
+            for chunk in range(CHUNKS):
+                numbers = self.read(at, chunk)
+                if chunk == CHUNKS - 1:
+                    self.ring.empty.arrive_once(at)
+                for i in range(0, CHUNK, 2):
+                    yield Pair(Float32(numbers[i]), Float32(numbers[i + 1]))
+            at = at.next()
+
+    def read(self, at: Cursor, chunk: int) -> Any:
+        numbers = cute.make_rmem_tensor((CHUNK, 1), self.dtype)
+        stage = at.index * TILES + self.t
+        cute.copy(self.atom, self.source[(None, chunk), None, 0, stage], numbers)
+        return numbers
