@@ -1,6 +1,6 @@
 """Programs that people wrote to break the package. Every program tried is kept.
 
-A hunt is one file `tests/adversary/hunts/NAME.py` that defines
+A hunt is one file `tests/adversary/hunts/NAME.py`, or a package of that name, that defines
 
     CASES: list[tuple[Callable, Callable[[], tuple]]]
 
@@ -24,16 +24,19 @@ Each case is a function of tensors and a function that makes its arguments. Both
 The arguments are made anew for every run, under one seed. Floating leaves that ask for a gradient
 get one. A function may be a `torch.nn.Module`; its parameters then count as arguments. The first
 item of a case may also be a pair (function, before_backward): the second function gets the
-arguments after the forward, as the caller of a training step does.
+arguments after the forward, as the caller of a training step does. `rows.py` writes many cases as a
+table.
 
 `test_hunts.py` runs them all: outputs, arguments afterwards and every gradient of the rewritten
 graph against eager. A case that eager refuses fails, so that no case goes stale.
 """
 
 import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+
+from .rows import name_of
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,14 @@ class Case:
 
 
 def cases(kind: str = "CASES") -> list[Case]:
-    """The cases of every file of this folder, in the order of their names. kind: or "MORE"."""
+    """The cases of every hunt, in the order of their names. kind: or "MORE"."""
     found = []
-    for path in sorted(Path(__file__).parent.glob("*.py")):
-        if path.stem == "__init__" or path.stem.startswith("test_"):
+    for hunt in pkgutil.iter_modules(__path__):
+        if hunt.name.startswith("test_"):
             continue
-        module = importlib.import_module(f"{__name__}.{path.stem}")
+        module = importlib.import_module(f"{__name__}.{hunt.name}")
         for given, make_arguments in getattr(module, kind, ()):
             function, before = given if isinstance(given, tuple) else (given, None)
-            name = getattr(function, "__name__", type(function).__name__)
-            found.append(Case(f"{path.stem}: {name}", function, make_arguments, before))
+            name = f"{hunt.name}: {name_of(given)}"
+            found.append(Case(name, function, make_arguments, before))
     return found

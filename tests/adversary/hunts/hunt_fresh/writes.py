@@ -1,0 +1,276 @@
+"""Writes in place: to weights, operands, inputs, outputs and what shares their memory."""
+
+import torch
+import torch.nn.functional as F
+
+from ..rows import D64, Programs, normal, plus
+from .given import T, fp64, frozen
+
+PROGRAMS = Programs()
+case = PROGRAMS.case
+
+
+MASK = lambda: (torch.rand(5, 5) > 0.4,)
+
+
+@case(frozen)
+def inplace_on_weights(q, k, v):
+    w = q @ T(k)
+    w.sigmoid_()
+    w.mul_(0.5)
+    return w @ v
+
+
+@case(frozen)
+def inplace_on_weight_view(q, k, v):
+    w = torch.tanh(q @ T(k))
+    w[..., 0].zero_()
+    return w @ v
+
+
+@case(frozen)
+def inplace_diag_fill(q, k, v):
+    w = torch.tanh(q @ T(k))
+    torch.diagonal(w, dim1=-2, dim2=-1).fill_(0.0)
+    return w @ v
+
+
+@case(fp64)
+def inplace_on_output_view(q, k, v):
+    o = F.silu(q @ T(k)) @ v
+    o[:, 0].mul_(2)
+    return o
+
+
+@case(fp64)
+def value_written_after(q, k, v):
+    u = v * 1.0
+    o = F.silu(q @ T(k)) @ u
+    u2 = u.detach()
+    return o, u2 + 1
+
+
+@case(frozen)
+def value_written_between(q, k, v):
+    w = F.silu(q @ T(k))
+    v.mul_(2)
+    return w @ v
+
+
+@case(frozen)
+def key_written_between(q, k, v):
+    w = F.silu(q @ T(k))
+    k.mul_(2)
+    return w @ v
+
+
+@case(frozen)
+def key_view_written_between(q, k, v):
+    kt = T(k)
+    k[..., 0, :].zero_()
+    w = F.silu(q @ kt)
+    k.add_(1)
+    return w @ v
+
+
+@case(frozen)
+def query_is_output_target(q, k, v):
+    w = F.silu(q @ T(k))
+    q.copy_(w @ v)
+    return q
+
+
+@case(frozen)
+def matmul_out_value(q, k, v):
+    w = F.silu(q @ T(k))
+    o = torch.empty_like(v)
+    torch.matmul(w, v, out=o)
+    return o
+
+
+shared_storage = normal((2, 2, 5, 12), grad=False)
+
+
+@case(shared_storage)
+def chunks_of_arg_written(x):
+    q, k, v = x.chunk(3, -1)
+    w = F.silu(q @ T(k))
+    x[..., 8:].mul_(3.0)
+    return w @ v
+
+
+@case(shared_storage)
+def chunks_of_arg_written_k(x):
+    q, k, v = x.chunk(3, -1)
+    w = F.silu(q @ T(k))
+    k.zero_()
+    return w @ v, x
+
+
+@case(plus(frozen, MASK))
+def mask_written_between(q, k, v, m):
+    w = F.silu(q @ T(k)) * m
+    m.logical_not_()
+    o = w @ v
+    return o
+
+
+@case(fp64)
+def output_written_after(q, k, v):
+    o = F.silu(q @ T(k)) @ v
+    p = o.transpose(1, 2)
+    p.add_(1)
+    return o, p.reshape(2, 5, 8)
+
+
+@case(fp64)
+def output_detached_written(q, k, v):
+    o = F.silu(q @ T(k)) @ v
+    o.detach().mul_(2)
+    return o
+
+
+@case(fp64)
+def output_data_written(q, k, v):
+    o = F.silu(q @ T(k)) @ v
+    o.data.zero_()
+    return o
+
+
+@case(fp64)
+def operand_data_written(q, k, v):
+    u = v.clone()
+    o = torch.tanh(q @ T(k)) @ u
+    u.data.zero_()
+    return o
+
+
+@case(fp64)
+def operand_detached_written(q, k, v):
+    u = v * 2
+    o = torch.tanh(q @ T(k)) @ u
+    u.detach_()
+    return o
+
+
+@case(fp64)
+def requires_grad_inside(q, k, v):
+    u = v.detach().requires_grad_()
+    o = torch.tanh(q @ T(k)) @ u
+    return o
+
+
+@case(fp64)
+def unused_scores_hooked(q, k, v):
+    s = q @ T(k)
+    o = torch.tanh(s) @ v
+    return o, s.shape[0], s.numel()
+
+
+@case(fp64)
+def view_as_real(q, k, v):
+    c = torch.view_as_complex(q.reshape(2, 2, 5, 2, 2)) * torch.polar(
+        torch.ones(5, 2, dtype=D64), torch.arange(10.0, dtype=D64).view(5, 2)
+    )
+    q = torch.view_as_real(c).flatten(-2)
+    return F.silu(q @ T(k)) @ v
+
+
+@case(fp64)
+def out_stride(q, k, v):
+    o = (F.silu(q @ T(k)) @ v).transpose(1, 2)
+    return o.stride(), o.is_contiguous(), o.contiguous().view(2, 5, 8)
+
+
+@case(fp64)
+def version_counter(q, k, v):
+    o = F.silu(q @ T(k)) @ v
+    return o, o._version, o.is_leaf, o.requires_grad
+
+
+@case(frozen)
+def same_object_mutated(q, k, v):
+    a = q.clone()
+    b = a.view(2, 2, 20)
+    w = F.silu(a @ T(k))
+    b.zero_()
+    return w @ (v + a)
+
+
+@case(fp64)
+def bias_ema_write_after(q, k, v):
+    b = torch.zeros(5, 5, dtype=D64)
+    o = torch.sigmoid(q @ T(k) + b) @ v
+    b += 1
+    return o, b
+
+
+@case(fp64)
+def detached_output_alias(q, k, v):
+    o = torch.tanh(q @ T(k)) @ v
+    return o, o.detach(), o.view(-1)
+
+
+@case(fp64)
+def returns_input_views(q, k, v):
+    o = torch.tanh(q @ T(k)) @ v
+    return o, q, T(k), v.detach()
+
+
+@case(frozen)
+def input_iadd_output(q, k, v):
+    q += torch.tanh(q @ T(k)) @ v
+    return q
+
+
+@case(frozen)
+def out_kwarg_input(q, k, v):
+    torch.add(torch.tanh(q @ T(k)) @ v, 1, out=q)
+    return q
+
+
+@case(frozen)
+def einsum_into_slice(q, k, v):
+    q[:, 0] = (torch.tanh(q @ T(k)) @ v)[:, 1]
+    return q
+
+
+@case(frozen)
+def swapped_in_place(q, k, v):
+    w = torch.tanh(q @ T(k))
+    q.copy_(v)
+    v.copy_(w @ q)
+    return w.sum() * 0 + v
+
+
+@case(plus(fp64, normal((5, 5))))
+def made_bias_returned_written(q, k, v, b):
+    c = b * 2
+    o = torch.sigmoid(q @ T(k) + c) @ v
+    torch._dynamo.graph_break()
+    c.data.mul_(0.1)
+    return o
+
+
+@case(plus(fp64, normal((5, 5))))
+def made_bias_written_after_break(q, k, v, b):
+    c = b * 2
+    o = torch.sigmoid(q @ T(k) + c) @ v
+    torch._dynamo.graph_break()
+    c.mul_(0.1)
+    return o, c
+
+
+@case(plus(fp64, normal((5, 5))))
+def bias_written_after_break(q, k, v, b):
+    o = torch.sigmoid(q @ T(k) + b) @ v
+    torch._dynamo.graph_break()
+    with torch.no_grad():
+        b.mul_(0.1)
+    return o
+
+
+@case(frozen)
+def output_into_input(q, k, v):
+    v.copy_(torch.tanh(q @ T(k)) @ v)
+    return v * 2

@@ -1,0 +1,113 @@
+"""How programs are written as a table, and what makes their operands.
+
+A program's operands are made by a function of nothing that returns a tuple.
+"""
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable
+
+import torch
+
+D64, INF = torch.float64, float("inf")
+Make = Callable[[], tuple]
+
+
+# Operands
+
+
+nothing: Make = lambda: ()
+
+
+def randn(*shape, dtype=D64, grad=True) -> torch.Tensor:
+    return torch.randn(shape, dtype=dtype).requires_grad_(grad)
+
+
+def normal(*shapes, dtype=D64, grad=True) -> Make:
+    """One tensor of normal numbers for each shape."""
+    return lambda: tuple(torch.randn(s, dtype=dtype).requires_grad_(grad) for s in shapes)
+
+
+def integral(*shapes, low=-2, high=3, dtype=D64) -> Make:
+    """Whole numbers, so that scores tie and meet the kinks."""
+    return lambda: tuple(
+        torch.randint(low, high, (s,) if isinstance(s, int) else s).to(dtype).requires_grad_()
+        for s in shapes
+    )
+
+
+def qkv(b=2, h=2, n=5, m=7, d=4, dtype=D64) -> Make:
+    """Query, key and value: `n` rows, `m` keys, and values of another width."""
+    return normal((b, h, n, d), (b, h, m, d), (b, h, m, 3), dtype=dtype)
+
+
+def ikv(b=2, h=2, n=5, m=7, d=4, dtype=D64) -> Make:
+    """The same with whole numbers for query and key."""
+    return plus(
+        integral((b, h, n, d), (b, h, m, d), dtype=dtype), normal((b, h, m, 3), dtype=dtype)
+    )
+
+
+def square(b=2, h=2, n=6, d=4, dtype=D64, grad=True) -> Make:
+    """Query, key and value of one shape."""
+    return normal(*[(b, h, n, d)] * 3, dtype=dtype, grad=grad)
+
+
+def values(data, dtype=None, grad=False) -> Make:
+    return lambda: (torch.tensor(data, dtype=dtype, requires_grad=grad),)
+
+
+def plus(*makers: Make) -> Make:
+    """The operands of all of them."""
+    return lambda: tuple(x for make in makers for x in make())
+
+
+# Programs
+
+
+def of_scores(f: Callable) -> Callable:
+    """The program whose weights are `f` of the scores and of what follows the value."""
+    return lambda q, k, v, *more: f(q @ k.mT, *more) @ v
+
+
+class Programs(list):
+    """Programs as the test of the hunts takes them: a function, or one and what the caller does
+    before the backward, with its operands.
+    """
+
+    def add(self, name: str, function: Callable, make: Make, before: Callable | None = None):
+        def program(*operands):
+            return function(*operands)
+
+        program.__name__ = name
+        self.append(((program, before) if before else program, make))
+
+    def table(self, make: Make, rows: dict, of: Callable | None = None, prefix: str = ""):
+        """A row is a function or a tuple: the function and makers of its further operands.
+        of: makes the program of what the rows hold. A program that breaks Dynamo's graph is a
+        `case`: in a row it would break it at the call of the row's function.
+        """
+        for name, row in rows.items():
+            function, *further = row if isinstance(row, tuple) else (row,)
+            self.add(prefix + name, of(function) if of else function, plus(make, *further))
+
+    def case(self, make: Make, before: Callable | None = None) -> Callable:
+        """Adds the function that it decorates."""
+
+        def add(function):
+            self.append(((function, before) if before else function, make))
+            return function
+
+        return add
+
+
+def name_of(given: Callable | tuple) -> str:
+    """given: the first item of an entry."""
+    function = given[0] if isinstance(given, tuple) else given
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def gather(path: Iterable[str], package: str) -> Programs:
+    """The programs of every module of a package, in the order of the modules' names."""
+    modules = [importlib.import_module(f"{package}.{m.name}") for m in pkgutil.iter_modules(path)]
+    return Programs(entry for m in modules for entry in getattr(m, "PROGRAMS", ()))
