@@ -23,11 +23,15 @@ ONCE = "silu, D 128, fp16"
 BACKWARD_SPILLS = 24  # instructions
 SPILLS = 32  # words per thread, where an operand of each score is read
 CAUSAL_BIAS = "a0:f[b,-,q_idx,kv_idx]; where(ge(q_idx,kv_idx),gelu_tanh(add(s,a0)),0.0)"
+TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
 TILED = {
     "silu, D 128": Sm90Config("bfloat16", 128, 128, BIAS, ("bfloat16",), vectors=frozenset([0])),
     "silu, D 64": Sm90Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
     "causal gelu, D 96, jagged fp16": Sm90Config(
         "float16", 96, 96, CAUSAL_BIAS, ("float16",), True, True, vectors=frozenset([0])
+    ),
+    "two biases, D 128": Sm90Config(
+        "bfloat16", 128, 128, TWO, ("bfloat16", "float32"), vectors=frozenset([0, 1])
     ),
 }  # of the bias
 
@@ -45,11 +49,18 @@ def test_machine_code(name: str):
 def test_machine_code_with_a_tiled_bias(name: str):
     config = TILED[name]
     made = binary(config)
-    in_flight(config, made, SPILLS)
+    in_flight(config, made, SPILLS * (2 * len(config.aux) - 1))
     # A tile's first block and the block of a step, each with and without a mask.
     assert made.count("LDSM") == 2 * 2 * COLS // 16
     assert made.count("UTMALDG") >= 3 + 2 * COLS // HALF
-    assert not made.before("USETMAXREG.DEALLOC").count("LDG"), "the bias is read by elements"
+    elements = made.before("USETMAXREG.DEALLOC").count("LDG")
+    assert bool(elements) == (len(config.aux) > 1), "the bias is read by elements"
+    # What frees a half tile depends on all that was read from it.
+    order = [x for x in made.sass if x.startswith(("LDSM", "POPC", "SYNCS.ARRIVE"))]
+    halves = [i for i, x in enumerate(order) if x.startswith("POPC") and "LDSM" in order[i - 1]]
+    assert len(halves) == 2 * 2 * COLS // HALF
+    for i in halves:
+        assert "LDSM" in order[i - HALF // 16] and "ARRIVE" in order[i + 1], order
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ puts them where the scores are: of the chunk that begins at register r of S
     numbers 2i, 2i + 1     belong to the scores in registers r + 2i, r + 2i + 1,  i < 4
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cutlass import Float32, cute
+from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warp
 
 from ...barriers import Cursor, Ring
@@ -51,13 +51,28 @@ class HopperBias(Fixed):
         read."""
         for _ in range(HALVES):
             self.ring.full.wait(at)
+            chunks: list[Any] = []
             for chunk in range(CHUNKS):
                 numbers = self.read(at, chunk)
+                chunks.append(numbers)
                 if chunk == CHUNKS - 1:
-                    self.ring.empty.arrive_once(at)
+                    self.free(at, chunks)
                 for i in range(0, CHUNK, 2):
                     yield Pair(Float32(numbers[i]), Float32(numbers[i + 1]))
             at = at.next()
+
+    def free(self, at: Cursor, chunks: Sequence[Any]) -> None:
+        """A half, of which these are the numbers. The arrival must not overtake their read, which
+        other loads can hold up for longer than the next tile takes. So its address depends on
+        them, by a zero that the compiler does not know."""
+        word = Int32(0)
+        for numbers in chunks:
+            word = word ^ cute.recast_tensor(numbers, Int32)[0]
+        zero = cute.arch.inline_ptx(
+            "{ .reg .b32 n; popc.b32 n, {$r0}; shr.u32 {$w0}, n, 6; }",
+            write_only_types=[Int32], read_only_args=[word],
+        )  # fmt: skip
+        self.ring.empty.arrive_once(Cursor(at.stages, at.index + zero, at.phase))
 
     def read(self, at: Cursor, chunk: int) -> Any:
         numbers = cute.make_rmem_tensor((CHUNK, 1), self.dtype)
