@@ -144,8 +144,10 @@ def _like(grad: Tensor, operand: Tensor) -> Tensor:
 
 def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
     """Whether the gradient of an operand is what the kernel stores, as it lies."""
-    operand, whole = o.aux[number], o.program.aux[number].access == AXES
-    return whole and operand.dtype == o.query.dtype and operand.shape[-1] % ALIGNED == 0
+    operand, shape = o.aux[number], score_shape(o)
+    on_axes = aux_on_axes(operand.new_empty(operand.shape, device="meta"), o.program.aux[number])
+    alike = operand.dtype == o.query.dtype and on_axes.shape == shape and on_axes.is_contiguous()
+    return alike and shape[-1] % ALIGNED == 0
 
 
 def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | None) -> list[Share]:
@@ -176,7 +178,7 @@ def _scores(
     room: Tensor | None = None
     for share in shares:
         if direct is not None:
-            yield share, share.operand(direct.total, direct.spec)
+            yield share, aux_on_axes(direct.total, direct.spec)
             continue
         batch, heads = share.matrix(o.query, "q").shape[:2]
         if room is None or room.shape[:2] != (batch, heads):

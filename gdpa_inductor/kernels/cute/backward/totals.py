@@ -22,7 +22,7 @@ MOST_OUTER = 65535  # CTAs along the second dimension of a grid
 
 
 def total(scores: Tensor, own: Tensor, factor: float, arch: str, stream: int) -> bool:
-    """own = factor · the sum of scores [B, H, M, N] over the dimensions of which `own` has one.
+    """own = factor · the sum of scores [B, H, M, N] over batches or heads of which `own` has one.
     False where it is left to torch: rows or columns are summed too, or something lies apart."""
     outer, count, inner = _divided(scores.shape, own.shape)
     tensors = (scores, own)
@@ -36,14 +36,16 @@ def total(scores: Tensor, own: Tensor, factor: float, arch: str, stream: int) ->
 
 
 def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
-    """(outer, summed, inner) extents; (0, 0, 0) where these are not neighbours."""
-    batch, heads, *rest = whole
-    if list(own[2:]) != rest:
+    """(outer, summed, inner) extents; (0, 0, 0) where rows or columns are summed."""
+    batch, heads, rows, cols = whole
+    inner = rows * cols
+    if own[2:] != whole[2:]:
         return 0, 0, 0
-    inner = rest[0] * rest[1]
+    if own[:2] == whole[:2]:
+        return 1, 1, batch * heads * inner
     if own[1] == heads:
-        return (1, batch, heads * inner) if own[0] == 1 else (0, 0, 0)
-    return (1, batch * heads, inner) if own[0] == 1 else (batch, heads, inner)
+        return 1, batch, heads * inner
+    return (batch, heads, inner) if own[0] == batch else (1, batch * heads, inner)
 
 
 class Summation:
