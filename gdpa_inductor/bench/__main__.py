@@ -31,7 +31,7 @@ from .supervise import supervise
 Row = dict[str, Any]
 # Commands with options of their own, imported when asked for.
 COMMANDS = {"ceiling": f"{__package__}.ceiling.__main__"}
-VARIANTS = ("none", "causal", "bias", "buckets", "layer")
+VARIANTS = ("none", "causal", "bias", "scores", "buckets", "layer")
 
 
 def shape(text: str) -> Shape:

@@ -34,6 +34,7 @@ class Case:
         "none"     the activation of the scores alone
         "causal"   a mask tensor [N, N]
         "bias"     a learned bias [H, N, N], with its gradient
+        "scores"   a bias [B, H, N, N], with its gradient
         "buckets"  a bias [B, N, N] by the distance of two time stamps, from a learned table
         "layer"    jagged: a whole layer of HSTU, causal
         "model"    `activation` names one of clients.CLIENTS
@@ -121,7 +122,8 @@ def formula(case: Case) -> Function:
         return biased(q, k, v, table[bucket].unsqueeze(1).to(q.dtype))
 
     variants: dict[str, Function] = {
-        "none": plain, "causal": causal, "bias": biased, "buckets": bucketed,
+        "none": plain, "causal": causal, "bias": biased, "scores": biased,
+        "buckets": bucketed,
     }  # fmt: skip
     return variants[case.variant]
 
@@ -134,8 +136,9 @@ def operands(case: Case) -> list[Tensor]:
     found = [torch.randn(shape, device=case.device, dtype=dtype) for _ in range(3)]
     if case.variant == "causal":
         found.append(torch.ones(square, device=case.device, dtype=torch.bool).tril())
-    if case.variant == "bias":
-        found.append(torch.randn(case.heads, *square, device=case.device, dtype=dtype))
+    if case.variant in ("bias", "scores"):
+        own = () if case.variant == "bias" else (case.batch,)
+        found.append(torch.randn(*own, case.heads, *square, device=case.device, dtype=dtype))
     if case.variant == "buckets":  # of seconds, as HSTU's research model has them
         found.append(torch.randn(BUCKETS + 1, device=case.device))
         gaps = torch.randn(case.batch, case.length + 1, device=case.device).mul(2.0).add(6.0).exp()

@@ -82,6 +82,8 @@ def dense(pick: Selection) -> list[Job]:
     found += jobs_of(cases("buckets"), pair, ("forward", "step"), pick)
     found += jobs_of(cases("none"), ("eager",), ("forward", "step"), pick)
     # Asked for by name only.
+    if "scores" in pick.variants:
+        found += jobs_of(cases("scores"), pair, ("forward", "step"), pick)
     for name in ("gdpa-always", "gdpa-atomic", "gdpa-exact"):
         if name in pick.contenders:
             found += jobs_of(cases("none"), (name,), every, pick)
