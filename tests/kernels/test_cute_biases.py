@@ -109,8 +109,9 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, room, monkeypatch):
             part.rooms[letter].copy_(found)
         part.scores.copy_(scores)
 
-    given = (grad, o, (True,) * (3 + len(aux)), 4, 8)
-    found = biases.gradients(*given, launch, lambda *_: False)
+    division = biases.Division(o, range(len(aux)), 4, 8)
+    needs = (True,) * (3 + len(aux))
+    found = biases.gradients(grad, o, needs, division, launch, lambda *_: False)
     wanted = plain(o, grad)[0]
     for mine, exact in zip(found, wanted, strict=True):
         assert mine.is_contiguous()

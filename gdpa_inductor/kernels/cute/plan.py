@@ -10,6 +10,7 @@ import struct
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class LaunchPlan:
     are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
     queries have to be brought to the dtype of the keys'. scalars: how many the program reads.
     launchers: of the kernels that were asked for. words: `form_words` by the strides of the others.
+    divisions: of a backward into parts (`backward/biases.py`).
     """
 
     config: KernelConfig
@@ -54,6 +56,7 @@ class LaunchPlan:
     scalars: int
     launchers: dict[str, Launcher] = field(default_factory=dict)
     words: dict[Hashable, bytes] = field(default_factory=dict)
+    divisions: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:

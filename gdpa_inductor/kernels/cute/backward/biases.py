@@ -2,7 +2,8 @@
 
 The kernel stores the gradient of one of them, a number for each score, in 16 bits. The gradient of
 each is a sum of these. To bound their memory, a call is launched in parts: some batches, or some
-heads, at a time. Every sum has one order. Host only.
+heads, at a time. Every sum has one order. What follows from the form of a call is a `Division`,
+which its plan keeps. Host only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -27,24 +28,26 @@ Total = Callable[[Tensor, Tensor, float], bool]
 @dataclass(frozen=True)
 class Part:
     """One launch. rooms: for dQ, dK, dV, by letter. stored: the operand of the program whose
-    gradient goes to `scores` [B, H, M, N]."""
+    gradient goes to `scores` [B, H, M, N]. whole: it is all of the call."""
 
     operands: Operands[Tensor]
     grad_out: Tensor
     rooms: dict[str, Tensor]
     stored: int
     scores: Tensor
+    whole: bool
 
 
 @dataclass(frozen=True)
 class Share:
     """`count` batches from `first` on (axis 0), or key heads (axis 1), each with `group` query
-    heads."""
+    heads. whole: all that there are."""
 
     axis: int
     first: int
     count: int
     group: int
+    whole: bool
 
     def matrix(self, matrix: Tensor, letter: str) -> Tensor:
         """Of a matrix with the heads of "q", "k" or "v"."""
@@ -58,60 +61,45 @@ class Share:
         return self._narrowed(tensor, spec.access.index(letter), self.group)
 
     def of(self, o: Operands[Tensor]) -> Operands[Tensor]:
+        if self.whole:
+            return o
         aux = [self.operand(x, spec) for x, spec in zip(o.aux, o.program.aux, strict=True)]
         query, key, value = (self.matrix(x, y) for x, y in zip((o.query, o.key, o.value), "qkv"))
         return replace(o, query=query, key=key, value=value, aux=aux)
 
     def _narrowed(self, tensor: Tensor, dim: int, group: int) -> Tensor:
         step = group if self.axis else 1
-        whole = tensor.shape[dim] == self.count * step
-        return tensor if whole else tensor.narrow(dim, self.first * step, self.count * step)
-
-
-def gradients(
-    grad_out: Tensor,
-    o: Operands[Tensor],
-    needs: Sequence[bool],
-    keys: int,
-    ctas: int,
-    launch: Callable[[Part], None],
-    fast_total: Total,
-) -> list[Tensor]:
-    """The asked ones of dQ, dK, dV and those of the operands, contiguous. keys: of a tile."""
-    given, o = o, _unshared(o)
-    wanted = [number for number, need in enumerate(needs[3:]) if need]
-    rooms = {x: y.new_empty(y.shape) for x, y in zip("qkv", (o.query, o.key, o.value))}
-    direct = len(wanted) == 1 and _is_the_scores(o, wanted[0])
-    axis = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
-    shares = _shares(o, axis, keys, ctas, None if direct else ROOM)
-    sums = [BiasSum(o, number, wanted[0], shares) for number in wanted]
-    for share, scores in _scores(o, shares, sums[0] if direct else None):
-        own = {x: share.matrix(y, x) for x, y in rooms.items()}
-        launch(Part(share.of(o), share.matrix(grad_out, "q"), own, wanted[0], scores))
-        for each in [] if direct else sums:
-            each.add(share, scores, fast_total)
-    matrices = zip("qkv", (given.query, given.key, given.value), needs, strict=False)
-    found = [_like(rooms[letter], x) for letter, x, need in matrices if need]
-    return found + [each.result() for each in sums]
+        return tensor if self.whole else tensor.narrow(dim, self.first * step, self.count * step)
 
 
 class BiasSum:
-    """The gradient of operand `number`, from that of operand `stored`."""
+    """How the gradient of operand `number` follows from that of operand `stored`."""
 
     def __init__(
         self, o: Operands[Tensor], number: int, stored: int, shares: Sequence[Share]
     ) -> None:
-        self.spec, self.operand = o.program.aux[number], o.aux[number]
-        program = str(o.program)
+        operand, program = o.aux[number], str(o.program)
+        self.number, self.spec, self.dtype = number, o.program.aux[number], operand.dtype
         self.factor = factor_of(program, stored) / factor_of(program, number)
         self.summed = [d for d, letter in enumerate(AXES) if letter not in self.spec.axes]
         self.adds = shares[0].axis in self.summed and len(shares) > 1
-        kind = torch.float32 if self.adds else self.operand.dtype
-        make = torch.zeros if self.adds else torch.empty
-        self.total = make(self.operand.shape, dtype=kind, device=self.operand.device)
+        on_axes = _on_axes(o, number)
+        self.shape = on_axes.shape if on_axes.is_contiguous() and len(shares) == 1 else None
 
-    def add(self, share: Share, scores: Tensor, fast_total: Total) -> None:
-        own = aux_on_axes(share.operand(self.total, self.spec), self.spec)
+    def room(self, operand: Tensor) -> Tensor:
+        """For the gradient, or for a sum of several parts, in fp32."""
+        if self.adds:
+            return operand.new_zeros(operand.shape, dtype=torch.float32)
+        return operand.new_empty(operand.shape)
+
+    def on_axes(self, share: Share, total: Tensor) -> Tensor:
+        """What a share adds to, with a dimension for each of b, h, q_idx, kv_idx."""
+        if self.shape is not None:
+            return total.view(self.shape)
+        return aux_on_axes(share.operand(total, self.spec), self.spec)
+
+    def add(self, share: Share, scores: Tensor, total: Tensor, fast_total: Total) -> None:
+        own = self.on_axes(share, total)
         if self.summed and not self.adds and fast_total(scores, own, self.factor):
             return
         if self.summed:
@@ -120,18 +108,65 @@ class BiasSum:
             scores = scores.float() * self.factor
         (own.add_ if self.adds else own.copy_)(scores)
 
-    def result(self) -> Tensor:
-        return self.total.to(self.operand.dtype)
+
+class Division:
+    """The parts of a call, and what is summed. direct: the stored gradient is what is asked for, as
+    it lies, and there is one part. keys: of a tile."""
+
+    def __init__(self, o: Operands[Tensor], wanted: Sequence[int], keys: int, ctas: int) -> None:
+        self.batch, *_, self.cols = score_shape(o)
+        self.shared = any(x.shape[0] != self.batch for x in (o.query, o.key, o.value))
+        self.direct = len(wanted) == 1 and _is_the_scores(o, wanted[0])
+        axis = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
+        self.shares = _shares(o, axis, keys, ctas, None if self.direct else ROOM)
+        self.sums = [BiasSum(o, number, wanted[0], self.shares) for number in wanted]
+
+    def scores(self, o: Operands[Tensor], first: Tensor) -> Iterator[tuple[Share, Tensor]]:
+        """For each share, where the scores' gradient goes. first: the room of the first sum."""
+        room: Tensor | None = None
+        for share in self.shares:
+            if self.direct:
+                yield share, self.sums[0].on_axes(share, first)
+                continue
+            query = share.matrix(o.query, "q")
+            if room is None or room.shape[:2] != query.shape[:2]:
+                width = -(-self.cols // ALIGNED) * ALIGNED
+                room = query.new_empty((*query.shape[:3], width))
+            yield share, room if room.shape[-1] == self.cols else room[..., : self.cols]
 
 
-def _unshared(o: Operands[Tensor]) -> Operands[Tensor]:
+def gradients(
+    grad_out: Tensor,
+    given: Operands[Tensor],
+    needs: Sequence[bool],
+    division: Division,
+    launch: Callable[[Part], None],
+    fast_total: Total,
+) -> list[Tensor]:
+    """The asked ones of dQ, dK, dV and those of the operands, contiguous."""
+    o = unshared(given) if division.shared else given
+    matrices, sums = (o.query, o.key, o.value), division.sums
+    rooms = {x: y.new_empty(y.shape) for x, y in zip("qkv", matrices)}
+    totals = [each.room(o.aux[each.number]) for each in sums]
+    for share, scores in division.scores(o, totals[0]):
+        own = {x: share.matrix(y, x) for x, y in rooms.items()}
+        grad = share.matrix(grad_out, "q")
+        whole = share.whole and not division.shared
+        launch(Part(share.of(o), grad, own, sums[0].number, scores, whole))
+        for each, total in zip(sums, totals) if not division.direct else ():
+            each.add(share, scores, total, fast_total)
+    asked = zip("qkv", (given.query, given.key, given.value), needs, strict=False)
+    found = [_like(rooms[letter], x) for letter, x, need in asked if need]
+    return found + [total.to(each.dtype) for each, total in zip(sums, totals)]
+
+
+def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
     """Each batch has matrices of its own."""
-    batch, matrices = score_shape(o)[0], (o.query, o.key, o.value)
-    if all(x.shape[0] == batch for x in matrices):
-        return o
+    batch = score_shape(o)[0]
     query, key, value = (
-        x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous() for x in matrices
-    )
+        x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
+        for x in (o.query, o.key, o.value)
+    )  # fmt: skip
     return replace(o, query=query, key=key, value=value)
 
 
@@ -142,49 +177,31 @@ def _like(grad: Tensor, operand: Tensor) -> Tensor:
     return grad.sum(0, keepdim=True, dtype=torch.float32).to(operand.dtype)
 
 
+def _on_axes(o: Operands[Tensor], number: int) -> Tensor:
+    """The gradient of an operand with a dimension for each of b, h, q_idx, kv_idx; no memory."""
+    return aux_on_axes(torch.empty(o.aux[number].shape, device="meta"), o.program.aux[number])
+
+
 def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
     """Whether the gradient of an operand is what the kernel stores, as it lies."""
-    operand, shape = o.aux[number], score_shape(o)
-    on_axes = aux_on_axes(operand.new_empty(operand.shape, device="meta"), o.program.aux[number])
-    alike = operand.dtype == o.query.dtype and on_axes.shape == shape and on_axes.is_contiguous()
-    return alike and shape[-1] % ALIGNED == 0
+    shape, on_axes = score_shape(o), _on_axes(o, number)
+    alike = o.aux[number].dtype == o.query.dtype and on_axes.shape == shape
+    return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
 
 
 def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | None) -> list[Share]:
     """As many batches or heads at a time as there is room for, if that keeps the CTAs busy."""
     (batch, heads, rows, cols), key_heads = score_shape(o), o.key.shape[1]
-    units = (batch, key_heads)[axis]
+    units, group = (batch, key_heads)[axis], heads // max(key_heads, 1)
     tiles = batch * key_heads * -(-cols // keys) // max(units, 1)
-    size = batch * heads * rows * _width(cols) * o.query.element_size() // max(units, 1)
+    size = batch * heads * rows * cols * o.query.element_size() // max(units, 1)
 
     def use(count: int) -> float:
         """The share of the CTAs that work, until the last has ended."""
         return count * tiles / (max(1, -(-count * tiles // ctas)) * ctas)
 
-    if room is None:
-        return [Share(axis, 0, units, heads // max(key_heads, 1))]
-    counts = [n for n in range(1, units + 1) if n == 1 or n * size <= room]
+    counts = [n for n in range(1, units + 1) if n == 1 or n * size <= room] if room else [units]
     best = max(map(use, counts), default=0.0)
     count = max((n for n in counts if use(n) >= GOOD * best), default=1)
-    group = heads // max(key_heads, 1)
-    return [Share(axis, i, min(count, units - i), group) for i in range(0, max(units, 1), count)]
-
-
-def _scores(
-    o: Operands[Tensor], shares: Sequence[Share], direct: BiasSum | None
-) -> Iterator[tuple[Share, Tensor]]:
-    """For each share, where the scores' gradient goes. direct: it is what is asked for."""
-    *_, rows, cols = score_shape(o)
-    room: Tensor | None = None
-    for share in shares:
-        if direct is not None:
-            yield share, aux_on_axes(direct.total, direct.spec)
-            continue
-        batch, heads = share.matrix(o.query, "q").shape[:2]
-        if room is None or room.shape[:2] != (batch, heads):
-            room = o.query.new_empty((batch, heads, rows, _width(cols)))
-        yield share, room[..., :cols]
-
-
-def _width(cols: int) -> int:
-    return -(-cols // ALIGNED) * ALIGNED
+    starts = range(0, max(units, 1), max(count, 1))
+    return [Share(axis, i, min(count, units - i), group, len(starts) == 1) for i in starts]

@@ -6,7 +6,7 @@ Nothing here reads a length from the device.
 import functools
 import importlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -57,20 +57,35 @@ def backward(
         return [call.finished(letter, found[letter]) for letter in asked]
 
     def launch(part: biases.Part) -> None:
-        given = (plan_of(part.operands, fast, skip, kind), part.operands, part.grad_out)
-        call = _call(*given, ctas, stream)
-        kernels.gradients(replace(call, part=part), asked)
+        own = plan if part.whole else plan_of(part.operands, fast, skip, kind)
+        call = _call(own, part.operands, part.grad_out, ctas, stream, part)
+        kernels.gradients(call, asked)
 
-    fast_total = functools.partial(total, arch=plan.config.arch, stream=stream)
-    return biases.gradients(grad_out, o, needs, plan.config.cols, ctas, launch, fast_total)
+    def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
+        return total(scores, own, factor, plan.config.arch, stream)
+
+    division = _division(plan, o, needs, ctas)
+    return biases.gradients(grad_out, o, needs, division, launch, fast_total)
+
+
+def _division(
+    plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool], ctas: int
+) -> biases.Division:
+    """Kept in the plan: it follows from the form."""
+    form = (*needs, ctas)
+    if form not in plan.divisions:
+        wanted = [number for number, need in enumerate(needs[3:]) if need]
+        plan.divisions[form] = biases.Division(o, wanted, plan.config.cols, ctas)
+    return plan.divisions[form]
 
 
 def _call(
-    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int
-) -> "BackwardCall":
+    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int,
+    part: biases.Part | None = None,
+) -> "BackwardCall":  # fmt: skip
     read = plan.readable(o)
     order = longest_first(read, plan.config, stream)
-    return BackwardCall(plan, o, read, aligned(grad_out), order, ctas, stream)
+    return BackwardCall(plan, o, read, aligned(grad_out), order, ctas, stream, part)
 
 
 @functools.cache
