@@ -98,8 +98,9 @@ def triton_is_faster(problem: Problem) -> str:
     narrow = 32 if problem.needs or problem.jagged else 64
     if min(hint(problem.head_dim), hint(problem.value_dim)) <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    if scores(problem) < 1 << ENOUGH:
-        return f"on {kind.gpu} Triton starts sooner, which counts below 2^{ENOUGH} scores"
+    enough = ENOUGH + any(problem.needs[3:])  # several launches and sums
+    if scores(problem) < 1 << enough:
+        return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
     return ""
 
 
