@@ -98,7 +98,7 @@ def triton_is_faster(problem: Problem) -> str:
     narrow = 32 if problem.needs or problem.jagged else 64
     if min(hint(problem.head_dim), hint(problem.value_dim)) <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    enough = ENOUGH + any(problem.needs[3:])  # several launches and sums
+    enough = ENOUGH + 2 * any(problem.needs[3:])  # of biases: the CPU launches more
     if scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
     return ""

@@ -108,7 +108,7 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
         {**BACKWARD, "head_dim": 32},
         {"rows": 256},
         {**BACKWARD, "rows": 256},
-        {**BIAS, "rows": 512},
+        {**BIAS, "rows": 1024},
         {**JAGGED, "batch": 1024, "rows": 128},
         {**JAGGED, "batch": 1024, "rows": 512, "cols": 512, "total_rows": 1024 * 20},
         {**JAGGED, "rows": TOTAL, "cols": TOTAL},
