@@ -78,6 +78,11 @@ def hopper(blackwell, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
 
 
+def named(changes: dict) -> str:
+    """The same in every process, as a program's own text is and its repr is not."""
+    return ", ".join(f"{name}={value}" for name, value in changes.items())
+
+
 LARGE = {"batch": 16, "heads": 4, "rows": 2048, "cols": 2048, "head_dim": 128, "value_dim": 128}
 TOTAL = 16 * 2048
 JAGGED = {"jagged_query": True, "jagged_key": True, "total_rows": TOTAL, "total_cols": TOTAL}
@@ -93,7 +98,7 @@ BIAS = {
 @pytest.mark.parametrize(
     "changes",
     [{}, BACKWARD, {**BACKWARD, **NARROW}, {**JAGGED, **NARROW}, {**JAGGED, "rows": 512}, BIAS],
-    ids=str,
+    ids=named,
 )
 def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
     assert lowerings.choose(problem(**{**LARGE, **changes}), Options()).kernel == "cute"
@@ -113,7 +118,7 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
         {**JAGGED, "batch": 1024, "rows": 512, "cols": 512, "total_rows": 1024 * 20},
         {**JAGGED, "rows": TOTAL, "cols": TOTAL},
     ],
-    ids=str,
+    ids=named,
 )
 def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
     given = problem(**{**LARGE, **changes})
