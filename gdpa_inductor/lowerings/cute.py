@@ -122,9 +122,9 @@ def no_such_gradients(problem: Problem) -> str:
     alike = not problem.needs or shapes.statically_known_true(key == value)
     kind = config_of(problem.device)
     assert kind  # else `no_kernel` has refused
-    needs, program = problem.needs[3:], str(problem.program)
+    needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
     return limits.no_such_heads(key, value, alike) or limits.no_such_biases(
-        kind, program, needs, problem.jagged
+        kind, str(problem.program), needs, problem.jagged, dtype
     )
 
 

@@ -12,6 +12,8 @@ from tests.tolerances import error_of
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
+from gdpa_inductor.kernels.cute import plan  # noqa: E402
+from gdpa_inductor.kernels.cute.backward import biases  # noqa: E402
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
@@ -295,6 +297,10 @@ def _causal(s: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.sigmoid(s * 0.125 + bias).tril()
 
 
+def _two_heads(s: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return _silu(s, bias) * (torch.arange(s.shape[1], device=s.device) < 2)[:, None, None]
+
+
 def _outside(s: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu((s + bias) * 0.125, approximate="tanh") * 0.01
 
@@ -315,6 +321,9 @@ BIASES = {
         "a0:f[-,h,q_idx,kv_idx]; where(le(kv_idx,q_idx),sigmoid(add(mul(s,0.125),a0)),0.0)",
         _causal, ("hmn",),
     ),
+    "of some heads": Biased(
+        f"a0:f[-,-,q_idx,kv_idx]; where(lt(h,2),{ADDED},0.0)", _two_heads, ("mn",)
+    ),
     "scaled with the score": Biased(
         "a0:f[b,h,q_idx,kv_idx]; mul(gelu_tanh(mul(add(s,a0),0.125)),0.01)", _outside, ("bhmn",)
     ),
@@ -330,7 +339,12 @@ SHAPES = {
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", BIASES)
 @pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "fp32 bias"])
-def test_gradients_of_biases(kind: str, shape: str, wide: bool) -> None:
+def test_gradients_of_biases(
+    kind: str, shape: str, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shape == "several parts":
+        monkeypatch.setattr(biases, "ROOM", 1)
+        monkeypatch.setattr(plan, "PLANS", {})  # they keep how calls were divided
     batch, heads, key_heads, rows, cols, dim = SHAPES[shape]
     case, dtype = BIASES[kind], torch.bfloat16
     sizes = {"b": batch, "h": heads, "m": rows, "n": cols}
@@ -360,6 +374,20 @@ def test_gradients_of_biases(kind: str, shape: str, wide: bool) -> None:
         assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong
     again = backward(grad, o, (True,) * (3 + len(aux)))
     assert all(map(torch.equal, found, again))
+
+
+def test_a_tiled_bias_over_many_short_sequences() -> None:
+    """Most tiles have no steps, so the warps that multiply run past them as fast as the loads."""
+    lengths = tuple(i * 37 % 150 for i in range(200))
+    program = "a0:f[b,h,q_idx,kv_idx]; silu(add(mul(s,0.125),a0))"
+    case = Case(program, heads=2, rows=lengths, keys=lengths, dims=WIDE, most=(1024, 1024), ctas=3)
+    call = make_call(case)
+    o = dataclasses.replace(call.operands, aux=[x.bfloat16() for x in call.operands.aux])
+    call = dataclasses.replace(call, operands=o)
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    for ctas in (0, case.ctas):
+        for found in zip(gradients(case, call, ctas), eager, exact, strict=True):
+            assert error_of(*found, direction="backward") is None, ctas
 
 
 def test_gradients_of_a_bias_and_shared_keys() -> None:

@@ -12,10 +12,12 @@ from gdpa_inductor.kernels.cute.backward.roots import factor_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
-from gdpa_inductor.program.expr import fold, torch_apply
+from gdpa_inductor.program.expr import fold, postorder, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 
 ADDED = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"
+SMALL = "a0:f[h,q_idx,kv_idx]; silu(add(s,mul(a0,0.001)))"
+TINY = "a0:f[h,q_idx,kv_idx]; silu(add(s,mul(a0,1e-40)))"
 GATED = "a0:f[h]; a1:f[h,q_idx,kv_idx]; mul(a0,silu(add(mul(s,0.1),a1)))"
 
 
@@ -25,18 +27,21 @@ def test_other_value_heads_are_refused():
 
 
 @pytest.mark.parametrize(
-    "kind, program, needs, jagged, reason",
+    "kind, program, needs, jagged, dtype, reason",
     [
-        (Sm90Config, ADDED, (True,), False, ""),
-        (Sm90Config, ADDED, (False,), True, ""),
-        (Sm90Config, ADDED, (True,), True, "where a side is jagged"),
-        (Sm100Config, ADDED, (True,), False, "on Blackwell"),
-        (Sm90Config, GATED, (False, True), False, ""),
-        (Sm90Config, GATED, (True, True), False, "that are not added to the score, as a0"),
+        (Sm90Config, ADDED, (True,), False, "float16", ""),
+        (Sm90Config, ADDED, (False,), True, "float16", ""),
+        (Sm90Config, ADDED, (True,), True, "float16", "where a side is jagged"),
+        (Sm100Config, ADDED, (True,), False, "float16", "on Blackwell"),
+        (Sm90Config, GATED, (False, True), False, "bfloat16", ""),
+        (Sm90Config, GATED, (True, True), False, "bfloat16", "not added to the score, as a0"),
+        (Sm90Config, SMALL, (True,), False, "float16", "whose slope is 1000 times smaller"),
+        (Sm90Config, SMALL, (True,), False, "bfloat16", ""),
+        (Sm90Config, TINY, (True,), False, "bfloat16", "whose slope is 1e+40 times smaller"),
     ],
 )
-def test_refusals_say_why(kind, program, needs, jagged, reason):
-    found = no_such_biases(kind, program, needs, jagged)
+def test_refusals_say_why(kind, program, needs, jagged, dtype, reason):
+    found = no_such_biases(kind, program, needs, jagged, dtype)
     assert reason in found and bool(reason) == bool(found)
 
 
@@ -132,3 +137,23 @@ def plain(o: Operands[torch.Tensor], grad: torch.Tensor) -> tuple[list, list]:
     out = torch.nn.functional.silu(q @ key.mT * 0.3 + scores + rest) @ value
     found = torch.autograd.grad(out, [*leaves, scores], grad)
     return list(found[:-1]), [*found[:3], found[-1]]
+
+
+@pytest.mark.parametrize(
+    "program, parts",
+    [
+        ("a0:f[q_idx,kv_idx]; where(lt(h,2),silu(add(s,a0)),0.0)", 3),
+        ("a0:f[b,q_idx,kv_idx]; where(lt(b,2),silu(add(s,a0)),0.0)", 2),
+        ("a0:f[b,q_idx,kv_idx]; silu(add(add(s,a0),mul(float(add(b,h)),0.1)))", 1),
+    ],
+)
+def test_parts_keep_the_numbers_that_a_program_reads(program, parts, monkeypatch):
+    """Within a part, a kernel numbers batches and heads from 0."""
+    monkeypatch.setattr(biases, "ROOM", 1)
+    q, k = torch.randn(3, 4, 6, 5), torch.randn(3, 2, 16, 5)
+    shape = (6, 16) if "a0:f[q" in program else (3, 6, 16)
+    o = Operands(q, k, k, [torch.randn(shape)], (), ScoreMod.parse(program), None, None, 0, 0)
+    shares = biases.Division(o, [0], 4, 8).shares
+    assert len(shares) == parts
+    read = {node.op for node in postorder([o.program.weight])}
+    assert all(share.whole or "bh"[share.axis] not in read for share in shares)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ....operands import Operands, aux_on_axes, score_shape
-from ....program.expr import AXES
+from ....program.expr import AXES, postorder
 from ....program.score_mod import Aux
 from .roots import factor_of
 
@@ -28,7 +28,8 @@ Total = Callable[[Tensor, Tensor, float], bool]
 @dataclass(frozen=True)
 class Part:
     """One launch. rooms: for dQ, dK, dV, by letter. stored: the operand of the program whose
-    gradient goes to `scores` [B, H, M, N]. whole: it is all of the call."""
+    gradient goes to `scores` [B, H, M, N]. whole: the operands are those of the call, so that its
+    plan serves."""
 
     operands: Operands[Tensor]
     grad_out: Tensor
@@ -117,8 +118,8 @@ class Division:
         self.batch, *_, self.cols = score_shape(o)
         self.shared = any(x.shape[0] != self.batch for x in (o.query, o.key, o.value))
         self.direct = len(wanted) == 1 and _is_the_scores(o, wanted[0])
-        axis = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
-        self.shares = _shares(o, axis, keys, ctas, None if self.direct else ROOM)
+        axis = None if self.direct else _axis(o, wanted)
+        self.shares = _shares(o, axis or 0, keys, ctas, None if axis is None else ROOM)
         self.sums = [BiasSum(o, number, wanted[0], self.shares) for number in wanted]
 
     def scores(self, o: Operands[Tensor], first: Tensor) -> Iterator[tuple[Share, Tensor]]:
@@ -187,6 +188,15 @@ def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
     shape, on_axes = score_shape(o), _on_axes(o, number)
     alike = o.aux[number].dtype == o.query.dtype and on_axes.shape == shape
     return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
+
+
+def _axis(o: Operands[Tensor], wanted: Sequence[int]) -> int | None:
+    """The axis that parts are cut along, 0 or 1: if it can be, one that no sum goes over. A kernel
+    numbers the batches and the heads of a part from 0, so an axis whose number the program reads
+    stays whole. None: both do."""
+    first = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
+    read = {node.op for node in postorder([o.program.weight])}
+    return next((axis for axis in (first, 1 - first) if AXES[axis] not in read), None)
 
 
 def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | None) -> list[Share]:

@@ -72,7 +72,7 @@ def _division(
     plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool], ctas: int
 ) -> biases.Division:
     """Kept in the plan: it follows from the form."""
-    form = (*needs, ctas)
+    form = (*needs[3:], ctas)
     if form not in plan.divisions:
         wanted = [number for number, need in enumerate(needs[3:]) if need]
         plan.divisions[form] = biases.Division(o, wanted, plan.config.cols, ctas)
@@ -101,7 +101,7 @@ def _complaint(
     heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
     return (
         no_such_heads(*heads, heads[0] == heads[1])
-        or no_such_biases(type(c), c.program, needs[3:], o.jagged)
+        or no_such_biases(type(c), c.program, needs[3:], o.jagged, c.dtype)
         or _unlike_output(grad_out, plan, o)
     )
 

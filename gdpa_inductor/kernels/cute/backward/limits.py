@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..config import KernelConfig
-from .roots import factor_of
+from .roots import factor_of, is_moderate
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
@@ -17,9 +17,10 @@ def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
 
 
 def no_such_biases(
-    kind: type[KernelConfig], program: str, needs: Sequence[bool], jagged: bool
+    kind: type[KernelConfig], program: str, needs: Sequence[bool], jagged: bool, dtype: str
 ) -> str:
-    """Why they cannot give the gradients of these operands between the products, or ""."""
+    """Why they cannot give the gradients of these operands between the products, or "". dtype: of
+    the matrices."""
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""
@@ -28,5 +29,12 @@ def no_such_biases(
         return f"{about} on {kind.gpu}"
     if jagged:
         return f"{about} where a side is jagged"
-    other = next((number for number in wanted if not factor_of(program, number)), None)
-    return "" if other is None else f"{about} that are not added to the score, as a{other}"
+    for number in wanted:
+        factor = factor_of(program, number)
+        if not factor:
+            return f"{about} that are not added to the score, as a{number}"
+        if not is_moderate(factor, dtype):
+            return (
+                f"{about} whose slope is {factor:g} times smaller than the score's, as of a{number}"
+            )
+    return ""

@@ -1,15 +1,14 @@
 """What a backward evaluates for each score. No cutlass here.
 
-Where an operand is added to the score, as a bias is, the two slopes differ by a constant factor:
+Where an operand is added to the score, as a bias is, the slopes differ by a constant factor, c/k:
 
-    P = f(c·s + a)     ∂P/∂a = f'     ∂P/∂s = c·f'
+    P = f(c·s + k·a)     ∂P/∂a = k·f'     ∂P/∂s = c·f'
 
 So the gradient of the operand is that of the score, but for the factor. A backward that stores it
 evaluates the slope of the operand in place of the score's, and multiplies dQ and dK by the factor.
 """
 
 import functools
-import math
 
 from ....program.derivatives import differentiate
 from ....program.expr import SCORE, Expr, aux, const
@@ -37,19 +36,25 @@ def factor_of(program: str, number: int | None) -> float:
     if score is None or other is None:
         return 0.0
     (base, factor), (like, divisor) = _stripped(score), _stripped(other)
-    found = factor / divisor if base == like and divisor else 0.0
-    return found if math.isfinite(found) else 0.0
+    return factor / divisor if base == like and divisor else 0.0
+
+
+def is_moderate(factor: float, dtype: str) -> bool:
+    """Whether dS, which is rounded to 16 bits, may be so many times smaller than what dQ and dK are
+    made of. fp16 has few exponents, and fp32, which they are multiplied in, ends somewhere too."""
+    bound = 2.0**4 if dtype == "float16" else 2.0**60
+    return 1.0 / bound <= abs(factor) <= bound
 
 
 @functools.lru_cache(512)
-def leaves_out(program: str) -> bool:
+def leaves_out(program: str, stored: int | None) -> bool:
     """Whether all roots are zero on some tiles of scores."""
-    return classify(roots_of(program), ScoreMod.parse(program).aux).skips
+    return classify(roots_of(program, stored=stored), ScoreMod.parse(program).aux).skips
 
 
 def masked(config: KernelConfig) -> bool:
     """Whether tiles of scores may be left out, and with them all that meets no other."""
-    return config.skip and leaves_out(config.program)
+    return config.skip and leaves_out(config.program, config.stored)
 
 
 @functools.lru_cache(512)

@@ -1,7 +1,8 @@
 """Epilogue: dK and dV of a tile -> global memory, through shared memory, 64 rows a warpgroup.
 
-TMA drops the rows past the end of the sequence. The buffers are those of dS, which nobody reads
-between two tiles. A gradient of an operand that the batch shares leaves in fp32, from registers.
+TMA drops the rows past the end of the sequence. The buffers are those of dS. Between two tiles only
+the store of the last dS may still read them, and `write` waits for that. A gradient of an operand
+that the batch shares leaves in fp32, from registers.
 """
 
 from cutlass import Int64, const_expr, cute, range_constexpr

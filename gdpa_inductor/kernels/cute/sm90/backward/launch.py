@@ -21,8 +21,9 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = call.plan.config, found["q"]
     assert isinstance(config, Sm90Config)
-    scores = [] if call.part is None else [call.part.scores]
-    stored = None if call.part is None else call.part.stored
+    scores: list[Tensor] = []
+    if call.part is not None:
+        config, scores = replace(config, stored=call.part.stored), [call.part.scores]
     # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
     # mask leaves them out.
     if masked(config) or (config.jagged_k and not config.jagged_q):
@@ -39,7 +40,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     shape = (call.plan.batch, call.plan.sizes[1], tiles, 1)
     counters = sums.new_zeros(shape, dtype=torch.int32)
     matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters, *scores)
-    made = call.plan.launcher(f"backward {stored}", lambda c: launcher(replace(c, stored=stored)))
+    made = call.plan.launcher(f"backward {config.stored}", lambda _: launcher(config))
     call.launch(made, matrices)
     return found
 

@@ -37,13 +37,11 @@ class HopperBackwardLoads:
                     self.streamed("o", tile, head, block, step)
                     if const_expr("a" in self.tiles):
                         if new:
-                            self.signals.empty["x"].wait_before(deal)
+                            self.signals.empty["x"].wait(tile_step)
                         self.scores("a", tile, head, block, step)
                     step += 1
             if tile.steps > 0:
                 tile_step += 1
-            elif const_expr("a" in self.tiles):
-                self.signals.empty["x"].wait_before(deal)
             deal += 1
 
     def resident(self, name: str, tile: ResidentTile, step: Any) -> None:

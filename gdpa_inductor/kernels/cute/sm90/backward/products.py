@@ -143,13 +143,13 @@ class HopperBackwardProducts(Fixed):
             self.fragments.dK.fill(0.0)
             self.fragments.dV.fill(0.0)
             if tile.steps > 0:
+                if const_expr(self.tiled is not None):
+                    self.signals.empty["x"].arrive_once(tile_step)
                 self.sum_of_steps(tile, tile_step, step)
                 tile_step += 1
             step += tile.steps
             if tile.first < tile.rows:
                 self.epilogue.store(tile, self.group, self.own, self.fragments)
-            if const_expr(self.tiled is not None):
-                self.signals.empty["x"].arrive_once(deal)
             deal += 1
         self.epilogue.finish(self.own)
 

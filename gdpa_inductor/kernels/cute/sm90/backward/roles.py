@@ -12,7 +12,8 @@ GROUPS = 2  # warpgroups that multiply
 LOADS, SUMS, CONVERSION, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-7 multiply
 CONVERTERS = WARPS - CONVERSION
 REGISTERS = {"products": 240, "others": 24}  # 384 threads share 168 each
-# Of the operands in shared memory. o: dO; a: the operand of the program that comes in tiles.
+# Of the operands in shared memory. o: dO; a: the operand of the program that comes in tiles; x: its
+# buffers, while dV and dK are stored from there.
 STAGES = {"k": 1, "v": 1, "q": 2, "o": 2, "a": 2, "x": 1}
 
 # Named barriers. The last three have one for each warpgroup.
@@ -30,9 +31,10 @@ class HopperSignals(Fixed):
     empty[x]     it is read no more: each warp that multiplies
     landed       sums of dQ are in shared memory, for each warp that converts: TMA
 
-    q, o and a are counted in steps, k and v in tiles that have steps, the last in query tiles that
-    the CTA converts. a lies where dS and, at the end of a tile, dV and dK are written. empty[x]
-    says that a tile is done with that, counted in all tiles; there is no full[x].
+    q, o and a are counted in steps, k, v and x in tiles that have steps, the last in query tiles
+    that the CTA converts. a lies where dS and, at the end of a tile, dV and dK are written. At the
+    beginning of a tile empty[x] says that those of the tile before are gone. The tile needs its a,
+    so nobody arrives there twice before the load warp has seen it. full[x] is not used.
     """
 
     COUNT = 2 * sum(STAGES.values()) + CONVERTERS
