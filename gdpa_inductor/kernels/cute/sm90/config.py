@@ -27,10 +27,11 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def tiles(self) -> int:
-        """Three where the registers allow it: at head dims up to 64, where the special functions
-        bound a step as much as the products do. With two warpgroups both would often wait. Not
-        under jagged queries: of the last tile of each sequence more rows would be missing."""
-        return 2 if self.jagged_q or self._widest > 64 else 3
+        """Three at head dims up to 64, where the special functions bound a step as much as the
+        products do: two warpgroups would leave both waiting. Each has fewer registers then, too few
+        for two operands of the program. Where a sequence ends within a tile, warpgroups without
+        rows take no time from the others. So this holds under jagged queries too."""
+        return 3 if self._widest <= 64 and len(self.aux) < 2 else 2
 
     @property
     def query_rows(self) -> int:
@@ -42,8 +43,9 @@ class Sm90Config(config.KernelConfig):
     def query_stages(self) -> int:
         """Two for each query tile: the next tile's are loaded while this one is multiplied. One
         where keys and values would have fewer than four otherwise. With three, a step would wait
-        for its keys: they could be asked for only when the step before has ended."""
-        crowded = self.tiled is not None and self._widest > 96
+        for its keys: they could be asked for only when the step before has ended. One also where
+        three query tiles have a bias, so that it gets three half tiles."""
+        crowded = self.tiled is not None and (self._widest > 96 or self.tiles > 2)
         return self.tiles if crowded else 2 * self.tiles
 
     @property
