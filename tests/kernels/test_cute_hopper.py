@@ -25,6 +25,8 @@ BACKWARD_SPILLS = 24  # instructions
 SPILLS = 32  # words per thread, where an operand of each score is read
 CAUSAL_BIAS = "a0:f[b,-,q_idx,kv_idx]; where(ge(q_idx,kv_idx),gelu_tanh(add(s,a0)),0.0)"
 TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
+ROW = "a0:f[q_idx,h]; silu(add(s,a0))"
+KEYS = "a0:f[k,h]; silu(add(s,a0))"
 TILED = {
     "silu, D 128": Sm90Config("bfloat16", 128, 128, BIAS, ("bfloat16",), vectors=frozenset([0])),
     "silu, D 64": Sm90Config("bfloat16", 64, 64, BIAS, ("bfloat16",), vectors=frozenset([0])),
@@ -145,15 +147,25 @@ def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int):
 
 
 @pytest.mark.parametrize(
-    ("dims", "aux", "tiles"),
-    [((64, 64), 0, 3), ((8, 40), 1, 3), ((64, 64), 2, 2), ((64, 96), 0, 2), ((96, 64), 0, 2)],
+    ("dims", "tiles"), [((64, 64), 3), ((8, 40), 3), ((64, 96), 2), ((96, 64), 2), ((128, 128), 2)]
 )
 @pytest.mark.parametrize("jagged", [False, True])
-def test_three_warpgroups_multiply_where_their_registers_suffice(dims, aux, tiles, jagged):
-    config = Sm90Config("bfloat16", *dims, "s", ("bfloat16",) * aux, jagged, jagged)
+def test_three_warpgroups_multiply_at_small_head_dims(dims, tiles, jagged):
+    config = Sm90Config("bfloat16", *dims, "silu(s)", (), jagged, jagged)
     assert config.tiles == tiles
     assert config.query_stages == 2 * tiles
     assert config.key_stages >= 4
+
+
+@pytest.mark.parametrize(
+    ("program", "vectors", "tiles"),
+    [(BIAS, [0], 3), (BIAS, [], 2), (TWO, [0, 1], 2), (ROW, [], 3), (KEYS, [], 2)],
+    ids=["tiled", "by elements", "two", "of rows", "of keys"],
+)
+def test_three_warpgroups_have_no_registers_for_operands_of_keys(program, vectors, tiles):
+    dtypes = ("bfloat16",) * (1 + (program == TWO))
+    config = Sm90Config("bfloat16", 64, 64, program, dtypes, vectors=frozenset(vectors))
+    assert config.tiles == tiles
 
 
 @pytest.mark.parametrize("tiles", [2, 3])

@@ -29,9 +29,11 @@ class Sm90Config(config.KernelConfig):
     def tiles(self) -> int:
         """Three at head dims up to 64, where the special functions bound a step as much as the
         products do: two warpgroups would leave both waiting. Each has fewer registers then, too few
-        for two operands of the program. Where a sequence ends within a tile, warpgroups without
-        rows take no time from the others. So this holds under jagged queries too."""
-        return 3 if self._widest <= 64 and len(self.aux) < 2 else 2
+        to read operands of the keys one by one. Where a sequence ends within a tile, warpgroups
+        without rows take no time from the others. So this holds under jagged queries too."""
+        read = (x.access for number, x in enumerate(self.mod.aux) if number != self.tiled)
+        one_by_one = any("kv_idx" in access or "k" in access for access in read)
+        return 2 if self._widest > 64 or one_by_one else 3
 
     @property
     def query_rows(self) -> int:
