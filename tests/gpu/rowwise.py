@@ -10,9 +10,10 @@ from cutlass import Float32, Int32, Int64, cute, range_constexpr
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.forward.ranges import KeyRanges
+from gdpa_inductor.kernels.cute.forward.scheduler import WorkTile
 from gdpa_inductor.kernels.cute.forward.work import Work
 from gdpa_inductor.kernels.cute.program import Program, Row
-from gdpa_inductor.kernels.cute.values import Pair, choose, pair, select, smaller
+from gdpa_inductor.kernels.cute.values import Pair, choose, pair, smaller
 
 
 class Rowwise:
@@ -26,7 +27,7 @@ class Rowwise:
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
         self.kernel(pointers, sizes, strides, cu_q, cu_k, order, aux, scalars).launch(
-            grid=(ctas, 1, 1), block=(2 * self.config.rows, 1, 1), stream=stream
+            grid=(ctas, 1, 1), block=(self.config.tiles * self.config.rows, 1, 1), stream=stream
         )
 
     @cute.kernel
@@ -41,8 +42,10 @@ class Rowwise:
         while number < work.tiles:
             tile = work.decode(number)
             if tile.row < tile.q_rows:
-                first, upper, lower = ranges.blocks(tile)
-                last = select(thread < self.config.rows, upper, lower)
+                first, *lasts = ranges.blocks(tile)
+                last = WorkTile(*tile.fields[: -1 - len(lasts)], first, *lasts).last(
+                    thread // self.config.rows
+                )
                 n = tile.row + thread
                 if n < tile.q_rows:
                     self.row(program, tile, n, pointers, strides, first, last)

@@ -26,6 +26,7 @@ from tests.kernels.cute_cases import (  # noqa: E402
     F16,
     MORE,
     SELF,
+    SILU,
     Case,
     eager,
     exact,
@@ -72,6 +73,38 @@ TILED = (
     Case("many tiles", HEADS, m=1100, n=1304, b=3, h=2, ctas=5, aux=(((2, 1100, 1304), BF16),)),
 )  # fmt: skip
 
+# At head dim 64 a CTA has three query tiles of 64 rows.
+ROWS = (1, 63, 64, 65, 128, 129, 192, 193, 320, 400, 1000)
+WINDOW = "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),100)),silu(s),0.0)"
+THREE = (
+    *(Case(f"{m} rows", d=64, m=m, n=600, h=4, hk=2, ctas=3) for m in ROWS),
+    *(Case(f"{m} rows, causal", CAUSAL.format(SILU), d=64, m=m, n=m, h=3) for m in ROWS),
+    *(
+        Case(f"{m} rows, bias", HEADS, d=64, m=m, n=520, h=2, hk=1, aux=(((2, m, 520), BF16),))
+        for m in ROWS
+    ),
+    Case("a CTA for all", d=64, m=1000, n=1100, b=2, h=4, ctas=1),
+    Case("two CTAs, fp16", d=64, m=1000, n=520, h=4, hk=1, dtype=F16, ctas=2),
+    Case("a CTA a tile", d=64, m=1000, n=1100, b=2, h=4, ctas=0),
+    Case("more CTAs than tiles", d=64, m=193, n=70, h=2, ctas=132),
+    Case("head dims 32, 64", d=32, dv=64, m=400, n=400, h=2),
+    Case("head dims 64, 8", d=64, dv=8, m=400, n=400, h=2),
+    Case("one key", d=64, m=1000, n=1, h=3, ctas=2),
+    Case("tanh-gelu", "gelu_tanh(mul(s,0.125))", d=64, m=1000, n=1100, h=2, ctas=3),
+    Case("causal, many CTAs", CAUSAL.format(SILU), d=64, m=1000, n=1000, b=2, h=4, ctas=0),
+    Case("causal, fewer keys", CAUSAL.format(SILU), d=64, m=1000, n=300, h=2),
+    Case("causal, fewer rows", CAUSAL.format(SILU), d=64, m=300, n=1000, h=2),
+    Case("causal, 66 units", CAUSAL.format(SILU), d=64, m=400, n=400, h=66, ctas=7),
+    Case("window", WINDOW, d=64, m=1000, n=1000, h=2, ctas=2),
+    Case("jagged", d=64, h=4, hk=2, q_lengths=ROWS, k_lengths=ROWS, ctas=4),
+    Case("jagged, other keys", d=64, h=2, q_lengths=ROWS, k_lengths=ROWS[::-1], ctas=0),
+    Case("jagged, causal", CAUSAL.format(SILU), d=64, h=2, q_lengths=ROWS, k_lengths=ROWS),
+    Case("jagged, most 193", d=64, h=2, q_lengths=ROWS, k_lengths=ROWS, most=193, ctas=2),
+    Case("jagged, bias", HEADS, d=64, h=2, q_lengths=ROWS, k_lengths=ROWS, ctas=3,
+         aux=(((2, 1000, 1000), BF16),)),
+    Case("jagged keys", d=64, b=11, m=400, h=2, k_lengths=ROWS, ctas=5),
+)  # fmt: skip
+
 
 @pytest.fixture(autouse=True)
 def hopper() -> None:
@@ -98,6 +131,14 @@ def test_forward(case: Case) -> None:
 def test_a_bias_in_tiles(case: Case) -> None:
     o = case.operands()
     assert made(o, True, True, Sm90Config).config.tiled is not None
+    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("case", THREE, ids=lambda case: case.name)
+def test_three_query_tiles(case: Case) -> None:
+    o = case.operands()
+    assert made(o, True, True, Sm90Config).config.tiles == 3
     wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
@@ -184,6 +225,7 @@ def test_the_longest_sequences_come_first(batch: int, dtype: torch.dtype) -> Non
 def test_the_same_bits_each_time() -> None:
     same_bits(Case("bits", m=1100, n=1300, h=3, b=2, ctas=0))
     bias = (((3, 1100, 1304), BF16),)
+    same_bits(Case("bits of three", d=64, m=1100, n=1300, h=3, b=2, ctas=0))
     same_bits(Case("bits of a bias", HEADS, m=1100, n=1304, h=3, b=2, ctas=0, aux=bias))
 
 

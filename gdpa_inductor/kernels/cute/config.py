@@ -13,7 +13,7 @@ from ...program.expr import POSITIONS
 from ...program.score_mod import ScoreMod
 
 BOX = 128  # rows of a matrix that one TMA copy brings
-TILES = 2  # query tiles of a CTA in the forward
+TILES = 2  # query tiles of a CTA in the forward, unless `KernelConfig.tiles` has another number
 SHARED_MEMORY = 227 << 10  # bytes of a CTA, on sm_90 and sm_100
 AUX_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64",
@@ -81,6 +81,11 @@ class KernelConfig:
             if self.aux[number] == self.dtype and set(self.mod.aux[number].access) >= POSITIONS:
                 return number
         return None
+
+    @property
+    def tiles(self) -> int:
+        """Query tiles of a CTA in the forward."""
+        return TILES
 
     @property
     def padded_head_dim(self) -> int:

@@ -1,4 +1,4 @@
-"""Loads: Q_0 and Q_1 of a tile, then K and V of each of its key blocks, by TMA into rings.
+"""Loads: the query tiles Q_t of a tile, then K and V of each of its key blocks, by TMA into rings.
 
 An operand of the program may come in tiles (`KernelConfig.tiled`, the bias). Those of a key block
 are loaded between its K and its V: they are needed as soon as the scores are there.
@@ -10,7 +10,7 @@ import cutlass
 from cutlass import Int32, cute, range_constexpr
 
 from ..barriers import Cursor, Each, Ring
-from ..config import TILES, KernelConfig
+from ..config import KernelConfig
 from ..operands import Tiles
 from ..values import Fixed
 
@@ -24,7 +24,7 @@ class ForwardLoads(Fixed):
         self, config: KernelConfig, channels: Any, q: Tiles, k: Tiles, v: Tiles,
         bias: Tiles | None = None,
     ) -> None:  # fmt: skip
-        self.rows, self.cols = config.rows, config.cols
+        self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
         self.channels, self.q, self.k, self.v = channels, q, k, v
         self.bias, self.rings = bias, ()
         if bias is not None:
@@ -38,10 +38,10 @@ class ForwardLoads(Fixed):
         b_at = Each(*(x.start() for x in self.rings))
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
-            for t in range_constexpr(TILES):
+            for t in range_constexpr(self.tiles):
                 if tile.first < tile.last(t):
                     rows = (tile.q_start, tile.row + t * self.rows, tile.q_rows)
-                    stage = q_at[t].index * TILES + t
+                    stage = q_at[t].index * self.tiles + t
                     self.fetch(self.q, rows, tile.head, tile.batch, queries[t], q_at[t], stage)
                     q_at = q_at.but(t, q_at[t].next())
             for block in cutlass.range(tile.first, tile.end, unroll=1):
@@ -52,7 +52,7 @@ class ForwardLoads(Fixed):
                 self.fetch(self.v, rows, tile.value_head, tile.batch, keys, k_at, k_at.index)
                 k_at = k_at.next()
             tile, at = scheduler.take_busy(at)
-        for t in range_constexpr(TILES):
+        for t in range_constexpr(self.tiles):
             queries[t].wait_all(q_at[t])
         keys.wait_all(k_at)
         for t in range_constexpr(len(self.rings)):
@@ -65,7 +65,8 @@ class ForwardLoads(Fixed):
             if block < tile.last(t):
                 at, rows = b_at[t], (Int32(0), tile.row + t * self.rows, tile.q_rows)
                 for part in range_constexpr(self.parts):
-                    place = (self.rings[t], at, at.index * TILES + t, block * self.parts + part)
+                    stage, column = at.index * self.tiles + t, block * self.parts + part
+                    place = (self.rings[t], at, stage, column)
                     self.fetch(self.bias, rows, tile.head, tile.batch, *place)
                     at = at.next()
                 b_at = b_at.but(t, at)

@@ -1,14 +1,17 @@
-"""Which key blocks a pair of query tiles meets, and which of them need no mask.
+"""Which key blocks the query tiles of a CTA meet, and which of them need no mask.
 
 The scheduler's warp asks, and passes the answer on with the tile.
 """
 
+import functools
+import operator
 from typing import Any
 
 import cutlass
 from cutlass import Boolean, Int32, cute
 
 from ....program.tile_classes import classify
+from ..barriers import Each
 from ..config import KernelConfig
 from ..ranges import LANES, TileClass, ends_are_bare, lowest, past, span
 from ..values import Fixed, is_literal, larger, select, smaller
@@ -19,7 +22,7 @@ class KeyRanges(Fixed):
 
     def __init__(self, config: KernelConfig, aux: Any, scalars: Any) -> None:
         classes = classify([config.mod.weight], config.mod.aux)
-        self.rows, self.cols = config.rows, config.cols
+        self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
         self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
         self.zero, self.full = (
             TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
@@ -42,23 +45,35 @@ class KeyRanges(Fixed):
 
     @cute.jit
     def blocks(self, tile):
-        """(first, last_0, last_1): the key blocks of each query tile, half open; by a whole
+        """(first, last(0), last(1), ...): the key blocks of each query tile, half open; by a whole
         warp."""
         count = (tile.k_rows + (self.cols - 1)) // self.cols
-        first, last_0 = Int32(0), count
-        last_1 = select(tile.row + self.rows < tile.q_rows, count, 0)
+        first, lasts = Int32(0), Each(count, *self.below(tile, count))
         if cutlass.const_expr(self.skips):
-            first, last_0, last_1 = count, Int32(0), Int32(0)
+            first, lasts = count, Each(*[Int32(0)] * self.tiles)
             for base in cutlass.range(0, count, LANES, unroll=1):
-                found_0 = self.live(tile, tile.row, base, count)
-                found_1 = self.live(tile, tile.row + self.rows, base, count)
-                found = found_0 | found_1
-                if found != 0:
-                    first = smaller(first, base + lowest(found))
-                last_0 = select(found_0 != 0, base + past(found_0), last_0)
-                last_1 = select(found_1 != 0, base + past(found_1), last_1)
-            first = smaller(first, larger(last_0, last_1))
-        return first, last_0, last_1
+                found = self.found(tile, base, count)
+                either = functools.reduce(operator.or_, found)
+                if either != 0:
+                    first = smaller(first, base + lowest(either))
+                lasts = self.followed(lasts, found, base)
+            first = smaller(first, functools.reduce(larger, lasts.items))
+        return first, *lasts.items
+
+    def below(self, tile, count):
+        """The blocks of all query tiles but the first, without a mask."""
+        rows = (tile.row + t * self.rows for t in range(1, self.tiles))
+        return [select(row < tile.q_rows, count, 0) for row in rows]
+
+    def found(self, tile, base, count):
+        """`live` of each query tile."""
+        rows = (tile.row + t * self.rows for t in range(self.tiles))
+        return [self.live(tile, row, base, count) for row in rows]
+
+    def followed(self, lasts: Each, found, base) -> Each:
+        """The last blocks so far, after those that are found."""
+        pairs = zip(found, lasts.items, strict=True)
+        return Each(*(select(bits != 0, base + past(bits), last) for bits, last in pairs))
 
     def live(self, tile, row, base, count):
         """Of the blocks base.., one per lane, which are not zero for the query tile from `row`

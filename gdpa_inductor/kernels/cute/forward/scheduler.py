@@ -1,11 +1,13 @@
 """Which tiles a CTA computes, in what order.
 
-A tile is two query tiles, neighbours, of one head of one sequence against all its keys. One warp
-decodes the work and publishes `WorkTile`s through a ring in shared memory; the other roles only
-read them. The grid is persistent and static: CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c,
-and so on, back and forth. The longest sequences come first (`order`, made on the device), so that
-every CTA gets its share of them. Nothing is read on the host.
+A tile is some query tiles, neighbours (`KernelConfig.tiles`), of one head of one sequence against
+all its keys. One warp decodes the work and publishes `WorkTile`s through a ring in shared memory;
+the other roles only read them. The grid is persistent and static: CTA c of G takes the tiles c,
+2G-1-c, 2G+c, 4G-1-c, and so on, back and forth. The longest sequences come first (`order`, made on
+the device), so that every CTA gets its share of them. Nothing is read on the host.
 """
+
+import functools
 
 from cutlass import Boolean, Int32, cute, range_constexpr
 
@@ -14,17 +16,17 @@ from ..values import Fixed, larger, select, smaller
 
 STAGES = 2
 LANES = 32
-FIELDS, RECORD = 13, 16  # integers of a tile, and with padding
+RECORD = 16  # integers of a tile, with padding
 
 
 class WorkTile:
     """valid: 0 ends the work. row: first query row. q_start, k_start: first row of the sequence in
-    a jagged matrix. first, last_t: the key blocks of query tile t, half open; none where it has no
-    rows, no keys, or is masked."""
+    a jagged matrix. first, last(t): the key blocks of query tile t, half open; none where it has no
+    rows, no keys, or is masked. The fields without names are last(0), last(1), ..."""
 
     NAMES = (
         "valid", "row", "batch", "head", "key_head", "value_head",
-        "q_start", "q_rows", "k_start", "k_rows", "first", "last_0", "last_1",
+        "q_start", "q_rows", "k_start", "k_rows", "first",
     )  # fmt: skip
 
     def __init__(self, *fields):
@@ -40,15 +42,22 @@ class WorkTile:
         return WorkTile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
 
     def last(self, t):
-        """last_t; t: a Python number, or one known at run time."""
+        """t: a Python number, or one known at run time."""
         if isinstance(t, int):
-            return self.last_1 if t else self.last_0
-        return select(t == 0, self.last_0, self.last_1)
+            return self.lasts[t]
+        found = self.lasts[-1]
+        for i, last in reversed([*enumerate(self.lasts[:-1])]):
+            found = select(t == i, last, found)
+        return found
+
+    @property
+    def lasts(self):
+        return self.fields[len(WorkTile.NAMES) :]
 
     @property
     def end(self):
-        """The last key block of either query tile."""
-        return larger(self.last_0, self.last_1)
+        """The last key block of any query tile."""
+        return functools.reduce(larger, self.lasts)
 
     def __extract_mlir_values__(self):
         return [x.ir_value() for x in self.fields]
@@ -67,6 +76,7 @@ class Scheduler(Fixed):
     def __init__(self, ring: Ring, records, work, ranges):
         self.ring, self.records, self.work = ring, records, work
         self.ranges = ranges
+        self.fields = len(WorkTile.NAMES) + work.config.tiles
 
     def start(self) -> Cursor:
         return self.ring.start()
@@ -87,7 +97,7 @@ class Scheduler(Fixed):
                 at = self.put(at, tile.of_lane(lane))
                 left = left & (left - 1)
             first, turn = first + LANES, turn + LANES
-        self.put(at, nothing())
+        self.put(at, self.nothing())
 
     def number(self, turn):
         """The tile that this CTA takes in a turn: dealt back and forth. Grows with the turn."""
@@ -98,9 +108,9 @@ class Scheduler(Fixed):
     @cute.jit
     def put(self, at: Cursor, tile: WorkTile):
         self.ring.empty.wait_before(at)
-        fields = (*tile.fields[:-3], *self.ranges.blocks(tile))
+        fields = (*tile.fields[: -1 - len(tile.lasts)], *self.ranges.blocks(tile))
         with cute.arch.elect_one():
-            for i in range_constexpr(FIELDS):
+            for i in range_constexpr(self.fields):
                 self.records[at.index, i] = fields[i]
             self.ring.full.arrive(at)
         return at.next()
@@ -109,20 +119,19 @@ class Scheduler(Fixed):
     def take(self, at: Cursor):
         """(the tile at `at`, the place after it), for a whole warp of a role."""
         self.ring.full.wait(at)
-        tile = WorkTile(*(self.records[at.index, i] for i in range(FIELDS)))
+        tile = WorkTile(*(self.records[at.index, i] for i in range(self.fields)))
         self.ring.empty.arrive_once(at)
         return tile, at.next()
 
     @cute.jit
     def take_busy(self, at: Cursor):
         """The next tile that has key blocks, or the end."""
-        tile, looking = nothing(), Boolean(True)
+        tile, looking = self.nothing(), Boolean(True)
         while looking:
             tile, at = self.take(at)
             looking = (tile.valid == 1) & (tile.end <= tile.first)
         return tile, at
 
-
-def nothing() -> WorkTile:
-    """What ends the work."""
-    return WorkTile(*(Int32(0) for _ in WorkTile.NAMES))
+    def nothing(self) -> WorkTile:
+        """What ends the work."""
+        return WorkTile(*(Int32(0) for _ in range(self.fields)))

@@ -12,7 +12,7 @@ Many units balance by themselves, and would read their keys from memory again an
 
 from cutlass import Int32
 
-from ..config import TILES, KernelConfig
+from ..config import KernelConfig
 from ..values import Fixed, select
 from ..work import sequence_rows, totals
 from .scheduler import WorkTile
@@ -28,7 +28,7 @@ class Work(Fixed):
         self.config, self.offsets = config, offsets
         self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
         self.totals = totals(config, sizes)
-        self.height = TILES * config.rows
+        self.height = config.tiles * config.rows
         self.row_tiles = (self.rows + (self.height - 1)) // self.height
         self.units = self.heads * self.batch
         self.tiles = self.row_tiles * self.units
@@ -45,10 +45,9 @@ class Work(Fixed):
         k_start, k_rows = sequence_rows(cu_k, batch, self.cols, self.totals[1])
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
-        zero = Int32(0)
         return WorkTile(
             Int32(1), row * self.height, batch, head, key_head, value_head,
-            q_start, q_rows, k_start, k_rows, zero, zero, zero,
+            q_start, q_rows, k_start, k_rows, *[Int32(0)] * (1 + self.config.tiles),
         )  # fmt: skip
 
     def _last_rows_first(self, number):

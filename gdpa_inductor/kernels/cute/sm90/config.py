@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from .. import config
-from ..config import SHARED_MEMORY, TILES
+from ..config import SHARED_MEMORY
 
 ROWS, COLS = 64, 128  # a score tile: what a warpgroup multiplies, 64 fp32 registers
 HALF = COLS // 2  # columns of a tile of the bias: as wide as a swizzle
@@ -26,6 +26,16 @@ class Sm90Config(config.KernelConfig):
     stores = True
 
     @property
+    def tiles(self) -> int:
+        """Three at head dims up to 64, where the special functions bound a step as much as the
+        products do: two warpgroups would leave both waiting. Each has fewer registers then, too few
+        to read operands of the keys one by one. Where a sequence ends within a tile, warpgroups
+        without rows take no time from the others. So this holds under jagged queries too."""
+        read = (x.access for number, x in enumerate(self.mod.aux) if number != self.tiled)
+        one_by_one = any("kv_idx" in access or "k" in access for access in read)
+        return 2 if self._widest > 64 or one_by_one else 3
+
+    @property
     def query_rows(self) -> int:
         """Of a query tile of the backward. More make a step worth its waits. They have to fit into
         the registers beside dK and dV: 112 would spill."""
@@ -35,9 +45,10 @@ class Sm90Config(config.KernelConfig):
     def query_stages(self) -> int:
         """Two for each query tile: the next tile's are loaded while this one is multiplied. One
         where keys and values would have fewer than four otherwise. With three, a step would wait
-        for its keys: they could be asked for only when the step before has ended."""
-        crowded = self.tiled is not None and self._widest > 96
-        return TILES if crowded else 2 * TILES
+        for its keys: they could be asked for only when the step before has ended. One also where
+        three query tiles have a bias, so that it gets three half tiles."""
+        crowded = self.tiled is not None and (self._widest > 96 or self.tiles > 2)
+        return self.tiles if crowded else 2 * self.tiles
 
     @property
     def key_stages(self) -> int:
@@ -61,9 +72,9 @@ class Sm90Config(config.KernelConfig):
     def _room(self) -> int:
         """Bytes beside the query tiles and the output."""
         queries = 2 * ROWS * self.padded_head_dim * self.query_stages
-        return SHARED_MEMORY - BARRIERS - queries - 2 * ROWS * self.padded_value_dim * TILES
+        return SHARED_MEMORY - BARRIERS - queries - 2 * ROWS * self.padded_value_dim * self.tiles
 
     @property
     def _bias_stage(self) -> int:
         """Bytes of a half tile of the bias for each query tile."""
-        return 2 * ROWS * HALF * TILES
+        return 2 * ROWS * HALF * self.tiles

@@ -13,7 +13,6 @@ from cutlass import Float32, Int32, cute
 from cutlass.cute.nvgpu import warp
 
 from ...barriers import Cursor, Ring
-from ...config import TILES
 from ...values import Fixed, Pair
 from ..config import COLS, HALF
 from ..wgmma import K, tiled
@@ -25,13 +24,13 @@ HALVES, CHUNKS = COLS // HALF, HALF // 16
 class HopperBias(Fixed):
     """The bias of query tile t, as a thread of its warpgroup reads it.
 
-    number: of the operand. ring: of half tiles. sBias: those of both query tiles in turn, [64, 64,
-    stages]."""
+    number: of the operand. ring: of half tiles. sBias: those of all query tiles in turn, [64, 64,
+    stages]. tiles: how many query tiles there are."""
 
     def __init__(
-        self, number: int, ring: Ring, sBias: Any, t: Any, thread: Any, dtype: Any
+        self, number: int, ring: Ring, sBias: Any, t: Any, thread: Any, dtype: Any, tiles: int
     ) -> None:
-        self.number, self.ring, self.t, self.dtype = number, ring, t, dtype
+        self.number, self.ring, self.t, self.dtype, self.tiles = number, ring, t, dtype, tiles
         self.atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), dtype)
         copy = cute.make_tiled_copy_C(self.atom, tiled(dtype, HALF, K))
         self.source = copy.get_slice(thread).partition_S(sBias)
@@ -76,6 +75,6 @@ class HopperBias(Fixed):
 
     def read(self, at: Cursor, chunk: int) -> Any:
         numbers = cute.make_rmem_tensor((CHUNK, 1), self.dtype)
-        stage = at.index * TILES + self.t
+        stage = at.index * self.tiles + self.t
         cute.copy(self.atom, self.source[(None, chunk), None, 0, stage], numbers)
         return numbers

@@ -3,7 +3,7 @@
 Notation
     Q, K, V, O     query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv]
     mX  sX  tX     in global memory, in shared memory, as an operand of a product
-    t              a query tile of the CTA, 0 or 1
+    t              a query tile of the CTA, 0 or 1, or 2 too (`Sm90Config.tiles`)
     S              its scores, 64 x 128, fp32, in registers
     P              its weights, 16 bits, in registers
     O              its sums, 64 x Dv, fp32, in registers
@@ -11,22 +11,22 @@ Notation
     bias           an operand of the program with a number for each score, [.., M, N], if there is
                    one that TMA can load (`KernelConfig.tiled`); in tiles of 64 x 64
 
-No softmax: O stays in registers over all key blocks, and nothing is rescaled. Roles, by warp:
+No softmax: O stays in registers over all key blocks, and nothing is rescaled. Roles, by warp, of
+two query tiles and of three:
 
-    0-3, 4-7   products, activation and epilogue of t = 0, 1
-    8          loads: Q tiles, the ring of K and V tiles, those of the bias
-    9          scheduler
-    10         zeros in the rows that no sequence owns
+    0-3, 4-7   0-3, 4-7, 8-11   products, activation and epilogue of t = 0, 1, 2
+    8          12               loads: Q tiles, the ring of K and V tiles, those of the bias
+    9          13               scheduler
+    10         14               zeros in the rows that no sequence owns
 
 Each warpgroup has its own products in flight. While one stores its sums, or waits for its first
-scores, the tensor core works for the other.
+scores, the tensor core works for the others.
 """
 
 import cutlass
 from cutlass import Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
-from ...config import TILES
 from ...forward.loads import ForwardLoads
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
@@ -40,14 +40,14 @@ from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
 from .products import HopperFragments, HopperProducts
-from .roles import GAPS, LOADS, REGISTERS, SCHEDULER, WARPS, HopperChannels, IssueTurns
+from .roles import HopperChannels, IssueTurns, Roles
 
 
 class HopperForward:
     """One compiled configuration. `__call__` is the host's side, `kernel` the device's."""
 
     def __init__(self, config: Sm90Config) -> None:
-        self.config = config
+        self.config, self.roles = config, Roles(config.tiles)
         self.dtype = DTYPES[config.dtype]
         width, value_width = config.padded_head_dim, config.padded_value_dim
         self.tiles = {
@@ -95,21 +95,24 @@ class HopperForward:
         stage = max(cute.cosize(tiles[name]) for name in "kv")
         ring = cute.make_layout(c.key_stages, stride=stage)
         stages = {
-            "q": staged(tiles["q"], c.query_stages), "o": staged(tiles["o"], TILES),
+            "q": staged(tiles["q"], c.query_stages), "o": staged(tiles["o"], c.tiles),
             "k": cute.append(tiles["k"], ring), "v": cute.append(tiles["v"], ring),
         }  # fmt: skip
         if cutlass.const_expr("bias" in tiles):
-            stages["bias"] = staged(tiles["bias"], TILES * c.bias_stages)
+            stages["bias"] = staged(tiles["bias"], c.tiles * c.bias_stages)
         self.memory = self.storage(stages)
         self.kernel(
             qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
-        ).launch(grid=(ctas, 1, 1), block=(32 * WARPS, 1, 1), stream=stream, min_blocks_per_mp=1)
+        ).launch(
+            grid=(ctas, 1, 1), block=(32 * self.roles.warps, 1, 1), stream=stream,
+            min_blocks_per_mp=1,
+        )  # fmt: skip
 
     @cute.kernel
     def kernel(
         self, qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
     ):
-        c = self.config
+        c, roles = self.config, self.roles
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         buffers = memory.SmemAllocator().allocate(self.memory)
@@ -130,23 +133,23 @@ class HopperForward:
         work = Work(c, sizes, (cu_q, cu_k, order), ranges.skips)
         scheduler = Scheduler(channels.tiles, records, work, ranges)
 
-        if warp < LOADS:
-            cute.arch.setmaxregister_increase(REGISTERS["products"])
+        if warp < roles.loads:
+            cute.arch.setmaxregister_increase(roles.registers[0])
             fragments = HopperFragments(qk, pv, q.sX, k.sX, v.sX, c.padded_value_dim, self.dtype)
             programs = (Program(c, aux, scalars, ranges.full_terms), Program(c, aux, scalars))
             epilogue = HopperEpilogue(pv, o, self.dtype)
             t = warp // 4
-            turns, own = IssueTurns(t), self.bias(channels, shared, t, thread % WARPGROUP)
+            turns, own = IssueTurns(t, c.tiles), self.bias(channels, shared, t, thread % WARPGROUP)
             role = HopperProducts(channels, fragments, epilogue, ranges, programs, turns, own)
             role.run(scheduler, t, thread % WARPGROUP)
         else:
-            cute.arch.setmaxregister_decrease(REGISTERS["others"])
-            if warp == LOADS:
+            cute.arch.setmaxregister_decrease(roles.registers[1])
+            if warp == roles.loads:
                 ForwardLoads(c, channels, q, k, v, bias).run(scheduler)
-            if warp == SCHEDULER:
+            if warp == roles.scheduler:
                 scheduler.publish()
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
-                if warp == GAPS:
+                if warp == roles.gaps:
                     out = matrices(c, pointers, sizes, strides)[3]
                     Gaps(cu_q, sizes[0], sizes[4]).clear(out)
 
@@ -175,7 +178,8 @@ class HopperForward:
         number = self.config.tiled
         if number is None:
             return None
-        return HopperBias(number, channels.bias_of(t), shared["bias"], t, thread, self.dtype)
+        ring, tiles = channels.bias_of(t), self.config.tiles
+        return HopperBias(number, ring, shared["bias"], t, thread, self.dtype, tiles)
 
 
 KERNEL = HopperForward

@@ -14,7 +14,6 @@ from cutlass import Float32, cute, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...barriers import Cursor, Each
-from ...config import TILES
 from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
@@ -88,7 +87,7 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def pass_by(self, at: Cursor):
-        """Free a buffer that only the other warpgroup needs."""
+        """Free a buffer that only other warpgroups need."""
         self.channels.keys.full.wait(at)
         self.channels.keys.empty.arrive_once(at)
         return at.next()
@@ -98,7 +97,8 @@ class HopperProducts(Fixed):
         """O of the key blocks of a tile. at, b_at: where K and the bias of the first are; returns
         what follows."""
         keys, x = self.channels.keys, self.fragments
-        query, weigh = q_at.index * TILES + t, self.weights(tile, t, thread)
+        query = q_at.index * self.channels.roles.tiles + t
+        weigh = self.weights(tile, t, thread)
         keys.full.wait(at)
         self.turns.wait()
         S = x.score(query, at.index)

@@ -1,23 +1,53 @@
 """The roles of the forward: which warps they are, and who waits for whom."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from cutlass import cute
 
 from ...barriers import Ring
-from ...config import TILES
 from ...forward.scheduler import STAGES
-from ...values import Fixed
+from ...values import Fixed, select
 from ..config import Sm90Config
 from ..wgmma import WARPGROUP
 
-LOADS, SCHEDULER, GAPS, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-7 multiply
-REGISTERS = {"products": 232, "others": 40}  # 384 threads share 65536
-READERS = 9  # warps that read the scheduler's records
+REGISTERS = {2: (232, 40), 3: (160, 32)}  # by query tiles; all threads share 65536
+WARPS = 4  # of a warpgroup
+OWN = 1  # the first of the named barriers of warpgroups: see `IssueTurns` for the others
 
-# Named barriers, one for each warpgroup.
-OWN = 1  # its threads
-TURN = 3  # it may issue its products
+
+@dataclass(frozen=True)
+class Roles(Fixed):
+    """The first warp of each role. The warps before `loads` multiply, four for each query tile."""
+
+    tiles: int
+
+    @property
+    def loads(self) -> int:
+        return 4 * self.tiles
+
+    @property
+    def scheduler(self) -> int:
+        return self.loads + 1
+
+    @property
+    def gaps(self) -> int:
+        return self.loads + 2
+
+    @property
+    def warps(self) -> int:
+        """Of all roles, and one without."""
+        return self.loads + 4
+
+    @property
+    def readers(self) -> int:
+        """Warps that read the scheduler's records."""
+        return self.loads + 1
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Of a thread that multiplies, and of any other."""
+        return REGISTERS[self.tiles]
 
 
 class HopperChannels(Fixed):
@@ -26,38 +56,39 @@ class HopperChannels(Fixed):
                      what is handed over            who fills it    who reads it
     tiles            records of the scheduler       scheduler       all other roles
     queries[t]       Q_t, in shared memory          loads           warpgroup t
-    keys             K and V in turn, the same      loads           both warpgroups
+    keys             K and V in turn, the same      loads           all warpgroups
     bias[t]          half tiles of the bias, same   loads           warpgroup t
     """
 
     def __init__(self, config: Sm90Config, pointer: Any) -> None:
-        stages = config.query_stages // TILES
-        self.tiles = Ring(pointer, STAGES, 1, READERS)
+        tiles, stages = config.tiles, config.query_stages // config.tiles
+        self.roles = Roles(tiles)
+        self.tiles = Ring(pointer, STAGES, 1, self.roles.readers)
         pointer = pointer + 2 * STAGES
         self._queries, self._stages = pointer, stages
-        self.queries = [self.queries_of(t) for t in range(TILES)]
-        pointer = pointer + 2 * stages * TILES
-        self.keys = Ring(pointer, config.key_stages, 1, LOADS)
+        self.queries = [self.queries_of(t) for t in range(tiles)]
+        pointer = pointer + 2 * stages * tiles
+        self.keys = Ring(pointer, config.key_stages, 1, self.roles.loads)
         self._bias, self._bias_stages = pointer + 2 * config.key_stages, config.bias_stages
-        self.bias = [self.bias_of(t) for t in range(TILES if config.bias_stages else 0)]
+        self.bias = [self.bias_of(t) for t in range(tiles if config.bias_stages else 0)]
 
     def queries_of(self, t: Any) -> Ring:
         """queries[t]. t: a Python number, or one known at run time."""
-        return Ring(self._queries + 2 * self._stages * t, self._stages, 1, LOADS // TILES)
+        return Ring(self._queries + 2 * self._stages * t, self._stages, 1, WARPS)
 
     def bias_of(self, t: Any) -> Ring:
         """bias[t], in the same way."""
         first = self._bias + 2 * self._bias_stages * t
-        return Ring(first, self._bias_stages, 1, LOADS // TILES)
+        return Ring(first, self._bias_stages, 1, WARPS)
 
     @staticmethod
     def count(c: Sm90Config) -> int:
-        return 2 * (STAGES + c.query_stages + c.key_stages + TILES * c.bias_stages)
+        return 2 * (STAGES + c.query_stages + c.key_stages + c.tiles * c.bias_stages)
 
     @cute.jit
     def start(self, warp):
         """Barriers are there for all warps after this."""
-        if warp == SCHEDULER:
+        if warp == self.roles.scheduler:
             with cute.arch.elect_one():
                 for channel in (self.tiles, *self.queries, self.keys, *self.bias):
                     channel.init()
@@ -73,30 +104,34 @@ def together(t: Any) -> None:
 class IssueTurns(Fixed):
     """The warpgroups issue the products of a key block one after the other, beginning with t = 0.
 
-    So each activates its scores while the products of the other run. Without turns both issue at
-    once, and then both wait for the special functions.
+    So each activates its scores while the products of others run. Without turns all issue at once,
+    and then all wait for the special functions. Each has a named barrier, where it meets the one
+    before it: one waits for its turn there, the other passes it on.
     """
 
-    def __init__(self, t: Any) -> None:
-        self.t = t
+    def __init__(self, t: Any, tiles: int) -> None:
+        self.t, self.tiles, self.first = t, tiles, OWN + tiles
 
     @cute.jit
     def start(self):
         """Before the first key block."""
-        if self.t == 1:
+        if self.t == self.tiles - 1:
             self.passes()
 
     def wait(self) -> None:
         """Before the products of a key block are issued."""
-        cute.arch.barrier(barrier_id=TURN + self.t, number_of_threads=TILES * WARPGROUP)
+        cute.arch.barrier(barrier_id=self.first + self.t, number_of_threads=2 * WARPGROUP)
 
     def passes(self) -> None:
         """After they are issued."""
-        other, threads = TURN + 1 - self.t, TILES * WARPGROUP
-        cute.arch.barrier_arrive(barrier_id=other, number_of_threads=threads)
+        if self.tiles == 2:
+            other = self.first + 1 - self.t
+        else:
+            other = self.first + select(self.t == self.tiles - 1, 0, self.t + 1)
+        cute.arch.barrier_arrive(barrier_id=other, number_of_threads=2 * WARPGROUP)
 
     @cute.jit
     def finish(self):
-        """After the last key block: t = 0 takes the last turn, which t = 1 has passed on."""
+        """After the last key block: t = 0 takes the last turn, which the last t has passed on."""
         if self.t == 0:
             self.wait()
