@@ -95,10 +95,14 @@ def triton_is_faster(problem: Problem) -> str:
         return (
             f"on {kind.gpu} Triton is faster on fewer than {LONG} queries, where a side is jagged"
         )
-    narrow = 32 if problem.needs or problem.jagged else 64
-    if min(hint(problem.head_dim), hint(problem.value_dim)) <= narrow:
+    narrowest, widest = sorted((hint(problem.head_dim), hint(problem.value_dim)))
+    dense_forward = not (problem.needs or problem.jagged)
+    narrow = 64 if dense_forward and widest > 64 else 32
+    if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    enough = ENOUGH + 2 * any(problem.needs[3:])  # of biases: the CPU launches more
+    # For gradients of biases the CPU launches more. At head dims up to 64 the forwards are close.
+    closer = any(problem.needs[3:]) or (dense_forward and widest <= 64)
+    enough = ENOUGH + 2 * closer
     if scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
     return ""

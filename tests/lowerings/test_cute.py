@@ -97,7 +97,15 @@ BIAS = {
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     "changes",
-    [{}, BACKWARD, {**BACKWARD, **NARROW}, {**JAGGED, **NARROW}, {**JAGGED, "rows": 512}, BIAS],
+    [
+        {},
+        NARROW,
+        BACKWARD,
+        {**BACKWARD, **NARROW},
+        {**JAGGED, **NARROW},
+        {**JAGGED, "rows": 512},
+        BIAS,
+    ],
     ids=named,
 )
 def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
@@ -108,7 +116,8 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
 @pytest.mark.parametrize(
     "changes",
     [
-        NARROW,
+        {**NARROW, "rows": 1024},
+        {"head_dim": 32, "value_dim": 32},
         {"value_dim": 64},
         {**BACKWARD, "head_dim": 32},
         {"rows": 256},
