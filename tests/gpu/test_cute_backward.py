@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,8 +12,6 @@ from tests.tolerances import error_of
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
-from gdpa_inductor.kernels.cute import plan  # noqa: E402
-from gdpa_inductor.kernels.cute.backward import biases  # noqa: E402
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
@@ -271,137 +269,3 @@ def test_in_a_cuda_graph() -> None:
         x.fill_(float("nan"))
     graph.replay()
     assert all(map(torch.equal, captured, expected))
-
-
-@dataclasses.dataclass(frozen=True)
-class Biased:
-    """A program with biases, and what it is in torch. biases: what each varies along."""
-
-    program: str
-    formula: Callable[..., torch.Tensor]
-    biases: tuple[str, ...]
-
-    def tensors(self, sizes: dict[str, int], dtype: torch.dtype) -> list[torch.Tensor]:
-        """A dimension for each of b, h, m, n, of one where the bias does not vary."""
-        return [
-            torch.randn([sizes[x] if x in axes else 1 for x in "bhmn"]).to(dtype)
-            for axes in self.biases
-        ]
-
-
-def _silu(s: torch.Tensor, *biases: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.silu(sum(biases, s * 0.125))
-
-
-def _causal(s: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.sigmoid(s * 0.125 + bias).tril()
-
-
-def _two_heads(s: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return _silu(s, bias) * (torch.arange(s.shape[1], device=s.device) < 2)[:, None, None]
-
-
-def _outside(s: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.gelu((s + bias) * 0.125, approximate="tanh") * 0.01
-
-
-ADDED = "silu(add(mul(s,0.125),a0))"
-BIASES = {
-    "of each score": Biased(f"a0:f[b,h,q_idx,kv_idx]; {ADDED}", _silu, ("bhmn",)),
-    "of heads": Biased(f"a0:f[-,h,q_idx,kv_idx]; {ADDED}", _silu, ("hmn",)),
-    "of batches": Biased(f"a0:f[b,-,q_idx,kv_idx]; {ADDED}", _silu, ("bmn",)),
-    "of positions": Biased(f"a0:f[-,-,q_idx,kv_idx]; {ADDED}", _silu, ("mn",)),
-    "of keys": Biased(f"a0:f[b,-,-,kv_idx]; {ADDED}", _silu, ("bn",)),
-    "of queries": Biased(f"a0:f[-,h,q_idx,-]; {ADDED}", _silu, ("hm",)),
-    "two": Biased(
-        "a0:f[-,h,q_idx,kv_idx]; a1:f[b,-,q_idx,kv_idx]; silu(add(add(mul(s,0.125),a0),a1))",
-        _silu, ("hmn", "bmn"),
-    ),
-    "under a mask": Biased(
-        "a0:f[-,h,q_idx,kv_idx]; where(le(kv_idx,q_idx),sigmoid(add(mul(s,0.125),a0)),0.0)",
-        _causal, ("hmn",),
-    ),
-    "of some heads": Biased(
-        f"a0:f[-,-,q_idx,kv_idx]; where(lt(h,2),{ADDED},0.0)", _two_heads, ("mn",)
-    ),
-    "scaled with the score": Biased(
-        "a0:f[b,h,q_idx,kv_idx]; mul(gelu_tanh(mul(add(s,a0),0.125)),0.01)", _outside, ("bhmn",)
-    ),
-}  # fmt: skip
-# batch, heads, key heads, queries, keys, head dim
-SHAPES = {
-    "tails": (2, 4, 4, 200, 328, 128),
-    "grouped heads, head dim 64": (3, 4, 2, 256, 300, 64),
-    "several parts": (20, 4, 4, 512, 1024, 128),
-}
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kind", BIASES)
-@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "fp32 bias"])
-def test_gradients_of_biases(
-    kind: str, shape: str, wide: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if shape == "several parts":
-        monkeypatch.setattr(biases, "ROOM", 1)
-        monkeypatch.setattr(plan, "PLANS", {})  # they keep how calls were divided
-    batch, heads, key_heads, rows, cols, dim = SHAPES[shape]
-    case, dtype = BIASES[kind], torch.bfloat16
-    sizes = {"b": batch, "h": heads, "m": rows, "n": cols}
-    q, grad = (torch.randn(batch, heads, rows, dim).to(dtype).cuda() for _ in range(2))
-    k, v = (torch.randn(batch, key_heads, cols, dim).to(dtype).cuda() for _ in range(2))
-    aux = [x.cuda() for x in case.tensors(sizes, torch.float32 if wide else dtype)]
-    program = ScoreMod.parse(case.program)
-    o = Operands(q, k, v, aux, (), program, None, None, 0, 0)
-
-    def plain(exact: bool) -> list[torch.Tensor]:
-        leaves = [(x.double() if exact else x).requires_grad_() for x in (q, k, v, *aux)]
-        group = heads // key_heads
-        key, value = (x.repeat_interleave(group, 1) for x in leaves[1:3])
-        weight = case.formula(leaves[0] @ key.mT, *leaves[3:])
-        return list(
-            torch.autograd.grad(
-                weight.to(value.dtype) @ value,
-                leaves,
-                grad.to(q.dtype if not exact else torch.float64),
-            )
-        )
-
-    with poisoned():
-        found = backward(grad, o, (True,) * (3 + len(aux)))
-    for mine, eager, exact in zip(found, plain(False), plain(True), strict=True):
-        assert mine.dtype == eager.dtype
-        assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong
-    again = backward(grad, o, (True,) * (3 + len(aux)))
-    assert all(map(torch.equal, found, again))
-
-
-def test_a_tiled_bias_over_many_short_sequences() -> None:
-    """Most tiles have no steps, so the warps that multiply run past them as fast as the loads."""
-    lengths = tuple(i * 37 % 150 for i in range(200))
-    program = "a0:f[b,h,q_idx,kv_idx]; silu(add(mul(s,0.125),a0))"
-    case = Case(program, heads=2, rows=lengths, keys=lengths, dims=WIDE, most=(1024, 1024), ctas=3)
-    call = make_call(case)
-    o = dataclasses.replace(call.operands, aux=[x.bfloat16() for x in call.operands.aux])
-    call = dataclasses.replace(call, operands=o)
-    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
-    for ctas in (0, case.ctas):
-        for found in zip(gradients(case, call, ctas), eager, exact, strict=True):
-            assert error_of(*found, direction="backward") is None, ctas
-
-
-def test_gradients_of_a_bias_and_shared_keys() -> None:
-    case = BIASES["of heads"]
-    q, grad = (torch.randn(3, 4, 200, 128).bfloat16().cuda() for _ in range(2))
-    k, v = (torch.randn(1, 4, 136, 128).bfloat16().cuda() for _ in range(2))
-    (bias,) = (x.cuda() for x in case.tensors({"b": 3, "h": 4, "m": 200, "n": 136}, q.dtype))
-    o = Operands(q, k, v, [bias], (), ScoreMod.parse(case.program), None, None, 0, 0)
-
-    def plain(dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, bias)]
-        out = case.formula(leaves[0] @ leaves[1].mT, leaves[3]) @ leaves[2]
-        return list(torch.autograd.grad(out, leaves, grad.to(dtype)))
-
-    found = backward(grad, o, (True,) * 4)
-    for mine, eager, exact in zip(found, plain(q.dtype), plain(torch.float64), strict=True):
-        assert error_of(mine, eager, exact, direction="backward") is None

@@ -1,6 +1,6 @@
 """Gradients of biases: which a kernel can give, and how they are summed from what it stores.
 
-The kernel itself is tested on the card: tests/gpu/test_cute_backward.py.
+The kernel itself is tested on the card: tests/gpu/test_cute_biases.py.
 """
 
 import pytest
