@@ -41,7 +41,8 @@ class LaunchPlan:
     are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
     queries have to be brought to the dtype of the keys'. scalars: how many the program reads.
     launchers: of the kernels that were asked for. words: `form_words` by the strides of the others.
-    divisions: of a backward into parts (`backward/biases.py`).
+    divisions: of a backward into parts (`backward/biases.py`). refusals: why the gradients that
+    were asked for cannot be given, or "".
     """
 
     config: KernelConfig
@@ -57,6 +58,7 @@ class LaunchPlan:
     launchers: dict[str, Launcher] = field(default_factory=dict)
     words: dict[Hashable, bytes] = field(default_factory=dict)
     divisions: dict[Hashable, Any] = field(default_factory=dict)
+    refusals: dict[Hashable, str] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:

@@ -98,12 +98,13 @@ def _complaint(
     grad_out: Tensor, plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool]
 ) -> str:
     """Why these gradients cannot be given, or ""."""
-    heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
-    return (
-        no_such_heads(*heads, heads[0] == heads[1])
-        or no_such_biases(type(c), c.program, needs[3:], o.jagged, c.dtype)
-        or _unlike_output(grad_out, plan, o)
-    )
+    asked = tuple(needs)
+    if asked not in plan.refusals:
+        heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
+        plan.refusals[asked] = no_such_heads(*heads, heads[0] == heads[1]) or no_such_biases(
+            type(c), c.program, needs[3:], o.jagged, c.dtype
+        )
+    return plan.refusals[asked] or _unlike_output(grad_out, plan, o)
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
@@ -131,10 +132,7 @@ class BackwardCall:
     @property
     def empty(self) -> bool:
         """There is nothing to compute, and every gradient is zero."""
-        o = self.operands
-        return 0 in (self.plan.batch, *self.plan.sizes[4:6]) or any(
-            x.numel() == 0 for x in (o.query, o.key, o.value, self.grad_out)
-        )
+        return self.plan.empty or 0 in self.plan.sizes[4:6]
 
     def room(self, letter: str) -> Tensor:
         """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
