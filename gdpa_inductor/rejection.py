@@ -62,7 +62,7 @@ class Code(enum.Enum):
     JAGGED_OFFSETS = (Category.UNSUPPORTED, "operands are padded or unpadded by different offsets")
     JAGGED_FILL = (
         Category.UNSUPPORTED,
-        "padding is something else than zero, or its weights are infinite",
+        "padding is something else than zero, or its weights or slopes are infinite",
     )
     JAGGED_OPERAND = (Category.UNSUPPORTED, "an operand is not made by padding jagged values alone")
     JAGGED_LENGTH = (
