@@ -62,7 +62,7 @@ test-oldest-torch:
 	$(MAKE) VENV=$(VENV)-oldest-torch TORCH=torch==2.11.0 TRITON=triton==3.6.0 test-without-gpu
 
 test-without-gpu: $(VENV)/.stamp-test
-	$(PYTEST) -m "not slow" -k "not bf16 and not int32" tests/patterns tests/program tests/lowerings/test_cpu.py \
+	$(PYTEST) -m "not slow" -k "not bf16 and not int32" tests/patterns tests/lowerings/test_cpu*.py \
 		tests/kernels/test_cpu_*.py tests/test_*ops.py tests/test_reference.py tests/test_functional*.py
 
 # Instruction sets × threads, and 20 seeds of the tests that judge by the error rule: hours.
