@@ -134,6 +134,17 @@ class Tiles(Fixed):
         return matrix[None, 0, column, (head, outer)], shared[None, stage]
 
 
+def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int) -> Tiles:
+    """The tiles of `score_operand`, which may lack the batch or heads. copy: (atom, mX)."""
+    number, (atom, mX) = config.tiled, copy
+    assert number is not None
+    axes = config.mod.aux[number].axes
+    return Tiles(
+        atom, mX, sX, lambda tiles: tiles, tiler, size, jagged=False,
+        shared="b" not in axes, single="h" not in axes,
+    )  # fmt: skip
+
+
 def vector(pointer: Any) -> Any:
     """8 numbers from there on; 16 bytes at a time can be moved."""
     aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)

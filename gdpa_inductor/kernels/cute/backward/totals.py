@@ -1,7 +1,7 @@
 """Sums of the stored gradients of scores over batches, heads or both, in one order.
 
-This is bound by memory: torch.sum takes 1.6 times as long (docs/benchmarks.md). Each thread adds up
-8 neighbouring scores.
+This is bound by memory, of which torch.sum uses about half. Each thread adds up 8 neighbouring
+scores.
 """
 
 import functools

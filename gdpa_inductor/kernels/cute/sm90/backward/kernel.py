@@ -31,7 +31,7 @@ from cutlass.cute.nvgpu import cpasync
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, roots_of
 from ...gaps import Gaps
-from ...operands import Matrix, Tiles, matrices, score_operand
+from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import Program
 from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout
@@ -223,7 +223,7 @@ class HopperBackward:
         """The tiles of a matrix. column: which of those of a row."""
         c, (atom, mX) = self.config, copy
         if name in SCORES:
-            return self.score_tiles(name, copy, sX)
+            return self.tiles_of_scores(name, copy, sX)
         kind = Float32 if name == "dq" else self.shapes.dtype
         heights = {"dq": (self.shapes.rows, HALF), "gk": (HALF, self.shapes.width)}
         heights |= {"gv": (HALF, self.shapes.value_width)} | self.shapes.tiles
@@ -235,18 +235,14 @@ class HopperBackward:
             shared=name in OPERANDS and name in c.shared,
         )  # fmt: skip
 
-    def score_tiles(self, name: str, copy: Any, sX: Any) -> Tiles:
-        """The tiles of what has a number for each score. An operand may lack the batch or heads."""
-        number, axes = self.config.tiled, frozenset("bh")
-        if name == "a" and number is not None:
-            axes = self.config.mod.aux[number].axes
+    def tiles_of_scores(self, name: str, copy: Any, sX: Any) -> Tiles:
+        """The tiles of what has a number for each score."""
         rows, cols = tile = self.shapes.tiles["s"]
         size = rows * cols * self.shapes.dtype.width // 8
+        if name == "a":
+            return score_tiles(self.config, copy, sX, tile, size)
         atom, mX = copy
-        return Tiles(
-            atom, mX, sX, lambda x: x, tile, size, jagged=False,
-            shared="b" not in axes, single="h" not in axes,
-        )  # fmt: skip
+        return Tiles(atom, mX, sX, lambda x: x, tile, size, jagged=False, shared=False)
 
 
 KERNEL = HopperBackward

@@ -32,7 +32,7 @@ from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
 from ...gaps import Gaps
-from ...operands import Matrix, Tiles, matrices, score_operand
+from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import DTYPES, Program
 from ..config import COLS, HALF, ROWS, Sm90Config
 from ..wgmma import MN, WARPGROUP, K, staged, tile_layout, tiled
@@ -162,15 +162,12 @@ class HopperForward:
     def source(self, name: str, copy, sX) -> Tiles:
         """The tiles of a matrix."""
         c, (atom, mX) = self.config, copy
-        if name == "bias" and c.tiled is not None:
-            axes = c.mod.aux[c.tiled].axes
-            jagged, shared, single = False, "b" not in axes, "h" not in axes
-        else:
-            jagged = c.jagged_q if name in "qo" else c.jagged_k
-            shared, single = name in c.shared, False
+        if name == "bias":
+            return score_tiles(c, copy, sX, self.tiles[name], self.bytes[name])
+        jagged = c.jagged_q if name in "qo" else c.jagged_k
         return Tiles(
-            atom, mX, sX, lambda tiles: tiles, self.tiles[name], self.bytes[name], jagged, shared,
-            single=single,
+            atom, mX, sX, lambda tiles: tiles, self.tiles[name], self.bytes[name], jagged,
+            name in c.shared,
         )  # fmt: skip
 
     def bias(self, channels: HopperChannels, shared, t, thread) -> HopperBias | None:
