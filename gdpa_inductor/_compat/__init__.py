@@ -2,5 +2,5 @@
 
 `symbols` lists each symbol, the torch versions it was checked on, and why it is needed.
 Dynamo: `dynamo`. Graphs: `fx`, `operators`, `shapes`, `subclasses`, `autograd`. Inductor:
-`inductor`, `lowering`, `templates`. Launches: `streams`. Nothing here knows of attention.
+`inductor`, `lowering`, `templates`. Launches: `device`. Nothing here knows of attention.
 """

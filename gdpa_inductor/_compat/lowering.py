@@ -56,6 +56,30 @@ def extern_call(op: Any, *args: Any, **options: Any) -> Any:
     return fallback_handler(op, add_to_fallback_set=False)(*args, **options)
 
 
+def direct_call(op: Any, callee: tuple[str, str, str], *args: Any, **options: Any) -> Any:
+    """The same without torch's dispatcher, which takes longer than a launch. callee: (module, name,
+    argument); what `name(argument)` returns, once for each call in the code, is called in place of
+    `op`. Code in C++, and graphs that are not written as code, still call `op`.
+    """
+    import torch.utils._pytree as pytree
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    class DirectCall(ir.FallbackKernel):
+        def codegen(self, wrapper: Any) -> None:
+            if not V.graph.cpp_wrapper:
+                module, name, argument = callee
+                self.python_kernel_name = f"gdpa_{self.get_name()}"
+                wrapper.add_import_once(f"from {module} import {name} as gdpa_{name}")
+                wrapper.add_import_once(f"{self.python_kernel_name} = gdpa_{name}({argument})")
+            super().codegen(wrapper)
+
+    def boxed(node: Any) -> Any:
+        return ir.TensorBox.create(node) if isinstance(node, ir.IRNode) else node
+
+    return pytree.tree_map(boxed, DirectCall.create(op, *args, **options))
+
+
 def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list[Any]) -> Any:
     """Lower `formula(*operands)` op by op; the results are contiguous.
 

@@ -63,6 +63,9 @@ _ROWS: dict[str, _Rows] = {
         "_FrameExecStrategy": (_BOTH, "the argument of `set_code_exec_strategy`"),
         "set_code_exec_strategy": (_BOTH, "lets Dynamo try a skipped frame again"),
     },
+    "torch._C._dynamo.guards": {
+        "_empty_strided_cuda": (_BOTH, "memory for a launch, as generated code asks for it"),
+    },
     # Graphs, and the sizes in them.
     "torch.fx.proxy": {
         "GraphAppendingTracer": (_BOTH, "writes a computed size into a graph"),
@@ -203,6 +206,9 @@ _ROWS: dict[str, _Rows] = {
         "ir.TritonTemplateBuffer.subgraph_inps": (_BOTH, "sizes that inlined code names"),
         "lowering.empty_strided": (_BOTH, "a buffer for a kernel to write to"),
         "lowering.fallback_handler": (_BOTH, "calls an operator from the generated code"),
+        "ir.FallbackKernel.codegen": (_BOTH, "calls a function in place of an operator"),
+        "ir.FallbackKernel.create": (_BOTH, "an operator in the generated code"),
+        "ir.TensorBox.create": (_BOTH, "makes an operand of what a call gives"),
         "lowering.full": (_BOTH, "zeros"),
         "lowering.process_subgraph_nodes": (_BOTH, "lowers a formula op by op"),
         "lowering.register_lowering": (_BOTH, "lowers gdpa::attention and its backward"),

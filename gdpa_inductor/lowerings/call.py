@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .._compat import lowering
 from ..ops import Arguments, Operands, Signature
 from ..options import KernelOptions
@@ -42,6 +44,14 @@ class Call:
         return self.signature.backward
 
     @property
+    def static(self) -> bool:
+        """Whether every size and stride is a number, and none a symbol."""
+        fakes = [x for x in self.fakes.operands.flat() if isinstance(x, torch.Tensor)]
+        bounds = self.fakes.operands.lengths[2:]
+        sizes = [size for x in fakes for size in (*x.shape, *x.stride())]
+        return all(type(size) is int for size in (*sizes, *bounds))
+
+    @property
     def operands(self) -> Operands[Any]:
         return self.nodes.operands
 
@@ -51,8 +61,14 @@ class Call:
         return self.nodes.needs
 
 
-def extern_call(signature: Signature, given: Arguments[Any]) -> Any:
-    """A call of the operator in the generated code; of a backward, the list of its results."""
+def extern_call(
+    signature: Signature, given: Arguments[Any], callee: tuple[str, str, str] | None = None
+) -> Any:
+    """A call of the operator in the generated code; of a backward, the list of its results. callee:
+    what is called in its place (`lowering.direct_call`)."""
     args, kwargs = signature.call(given)
-    found = lowering.extern_call(signature.op, *args, **kwargs)
+    if callee is None:
+        found = lowering.extern_call(signature.op, *args, **kwargs)
+    else:
+        found = lowering.direct_call(signature.op, callee, *args, **kwargs)
     return list(found) if signature.backward else found

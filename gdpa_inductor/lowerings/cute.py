@@ -2,9 +2,10 @@
 generated code.
 
 `gdpa::attention_cute` and `gdpa::attention_cute_backward` take and give what the public ops do. The
-generated code calls them by name, so importing this module must come before loading generated code
-from a cache. cutlass itself is imported when a kernel is first compiled. The rules of `BACKEND` say
-which problems the kernels do not take, without importing it.
+generated code calls them as functions of Python (`Site`), without torch's dispatcher. Code in C++
+calls them by name, so importing this module must come before loading generated code from a cache.
+cutlass itself is imported when a kernel is first compiled. The rules of `BACKEND` say which
+problems the kernels do not take, without importing it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -140,7 +142,7 @@ def lower(call: Call) -> Any:
     given = _arguments(call)
 
     def run() -> Any:
-        return extern_call(FORWARD, given)
+        return extern_call(FORWARD, given, _callee("forward_site", call))
 
     if call.options.kernel == "cute" or not inductor.thorough():
         return run()
@@ -176,7 +178,12 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    return extern_call(BACKWARD, _arguments(call))
+    return extern_call(BACKWARD, _arguments(call), _callee("backward_site", call))
+
+
+def _callee(maker: str, call: Call) -> tuple[str, str, str]:
+    """What the generated code calls in place of an operator: `maker(static)`."""
+    return __name__, maker, str(call.static)
 
 
 def _arguments(call: Call) -> Arguments[Any]:
@@ -202,20 +209,55 @@ def _launch_backward() -> Any:
     return launch
 
 
-def _attention(given: Arguments[Tensor]) -> Tensor:
-    out: Tensor = _launch().forward(given.operands, **given.options)
+def _attention(given: Arguments[Tensor], plan: Any = None) -> Tensor:
+    out: Tensor = _launch().forward(given.operands, **given.options, plan=plan)
     return out
 
 
-def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
+def _attention_backward(given: Arguments[Tensor], plan: Any = None) -> list[Tensor]:
     found: list[Tensor] = _launch_backward().backward(
-        given.grad_out, given.operands, given.needs, **given.options
+        given.grad_out, given.operands, given.needs, **given.options, plan=plan
     )
     return found
 
 
-FORWARD.register(_LIBRARY, "CUDA", _attention, fake_output)
-BACKWARD.register(_LIBRARY, "CUDA", _attention_backward, fake_gradients)
+class Site:
+    """A call in the generated code, with the arguments of the operator. static: the code states
+    every size and stride, so one plan serves all calls with aligned addresses."""
+
+    def __init__(self, signature: Signature, run: Callable[..., Any], static: bool) -> None:
+        self.signature, self.run, self.static = signature, run, static
+        self.plan: Any = None
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        given = self.signature.bind(*args, **options)
+        plan = self.plan
+        if plan is None or not plan.fits(given.operands):
+            plan = _launch().plan_of(given.operands, **given.options, kind=None)
+            self.plan = plan if self.static else None
+        return self.run(given, plan)
+
+
+def forward_site(static: bool) -> Site:
+    return Site(FORWARD, _attention, static)
+
+
+def backward_site(static: bool) -> Site:
+    return Site(BACKWARD, _attention_backward, static)
+
+
+def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:
+    """The generated code makes its device the current one. Others may not."""
+
+    def guarded(given: Arguments[Tensor]) -> Any:
+        with torch.cuda.device(given.operands.query.device):
+            return run(given)
+
+    return guarded
+
+
+FORWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
+BACKWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention_backward), fake_gradients)
 
 BACKEND = Backend(
     name="cute",

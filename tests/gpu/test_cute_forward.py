@@ -12,7 +12,7 @@ pytestmark = pytest.mark.cuda
 
 from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor._compat import dynamo  # noqa: E402
-from gdpa_inductor._compat.streams import current_stream  # noqa: E402
+from gdpa_inductor._compat.device import current_stream  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
 from gdpa_inductor.kernels.cute.order import longest_first  # noqa: E402
 from gdpa_inductor.kernels.cute.plan import made  # noqa: E402

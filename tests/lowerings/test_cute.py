@@ -181,8 +181,7 @@ def tensors(*more: tuple[int, ...]) -> list[torch.Tensor]:
 def test_the_generated_code_calls_the_kernels(monkeypatch):
     monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
     code = render.wrapper(step(""), tensors(), capability=100)
-    assert "torch.ops.gdpa.attention_cute.default(" in code
-    assert "torch.ops.gdpa.attention_cute_backward.default(" in code
+    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
     assert not render.kernels(code)
     assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
 
@@ -191,7 +190,7 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
     monkeypatch.setattr(cute, "installed", lambda: None)
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
         code = render.wrapper(step("kernel=cute"), tensors(), capability=100)
-    assert "attention_cute" not in code
+    assert "_site" not in code
     assert len(render.kernels(code)) >= 3
     assert "nvidia-cutlass-dsl is not installed" in caplog.text
     assert torch._dynamo.utils.counters["gdpa"]["lowered_triton"] == 2
@@ -202,8 +201,8 @@ def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
     run = step("", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
     with caplog.at_level(logging.INFO, "gdpa_inductor"):
         code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
-    assert "torch.ops.gdpa.attention_cute.default(" in code
-    assert "attention_cute_backward" not in code
+    assert "gdpa_forward_site(True)" in code
+    assert "backward_site" not in code
     assert "no gradients of operands between the products" in caplog.text
     found = torch._dynamo.utils.counters["gdpa"]
     assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
@@ -230,7 +229,7 @@ def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
         code = render.wrapper(run, tensors(), capability=100)
     assert any(name.startswith("gdpa_cute_") for name in timed)
     assert any("gdpa_forward" in name for name in timed)
-    assert ("attention_cute" in code) == (winner == "gdpa_cute")
+    assert ("forward_site" in code) == (winner == "gdpa_cute")
     assert bool(render.kernels(code)) == (winner == "gdpa_forward")
 
 
@@ -276,6 +275,38 @@ def test_the_operators_hand_on_what_they_are_given(monkeypatch):
     needs = [True, False, True, False]
     cute._attention_backward(cute.BACKWARD.bind(x, x, x, x, *args, needs, fast=False))
     (operands, named), (grad, theirs, asked, other) = found
-    assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
+    assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False, "plan": None})
     assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
-    assert (asked, theirs.lengths, other) == (tuple(needs), (None, None, 0, 0), {"fast": False})
+    assert (asked, theirs.lengths) == (tuple(needs), (None, None, 0, 0))
+    assert other == {"fast": False, "plan": None}
+
+
+@pytest.mark.parametrize("static", [True, False])
+def test_a_static_call_finds_its_plan_once(monkeypatch, static: bool):
+    """Unless an address is no multiple of 16 bytes: then others may have to be copied."""
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.cute import launch, plan
+    from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+
+    asked: list[int] = []
+
+    def plan_of(operands, fast, skip, kind):
+        asked.append(operands.query.data_ptr() % 16)
+        return plan.plan_of(operands, fast, skip, Sm90Config)
+
+    monkeypatch.setattr(launch, "plan_of", plan_of)
+    site = cute.Site(cute.FORWARD, lambda given, plan: plan, static)
+    room = torch.zeros(2 * 2 * 16 * 64 + 8, dtype=BF16)
+    shape = (2, 2, 16, 64)
+    aligned, moved = room[:4096].view(shape), room[1:4097].view(shape)
+
+    def call(query: torch.Tensor):
+        return site(
+            query, aligned, aligned, [], [], "silu(s)", None, None, 0, 0, fast=True, skip=True
+        )
+
+    first, again = call(aligned), call(aligned)
+    assert first is again and not any(first.copied)
+    assert call(moved).copied == (True, False, False)
+    assert call(aligned) is first
+    assert asked == ([0, 2, 0] if static else [0, 0, 2, 0])

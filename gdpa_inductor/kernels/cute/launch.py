@@ -15,12 +15,13 @@ import torch
 from cutlass import Int32, Int64, cute
 from torch import Tensor
 
-from ..._compat.streams import current_stream
+from ..._compat.device import current_stream, empty
 from ...operands import Operands
+from ...rejection import GDPAError
 from .config import KernelConfig
 from .launcher import SIZES, Launcher, pointer
 from .order import longest_first
-from .plan import ALIGNMENT, plan_of
+from .plan import ALIGNMENT, LaunchPlan, plan_of
 from .program import LETTERS
 
 
@@ -57,6 +58,7 @@ def forward(
     out: Tensor | None = None,
     order: Tensor | None = None,
     kind: type[KernelConfig] | None = None,
+    plan: LaunchPlan | None = None,
 ) -> Tensor:
     """O of gdpa::attention, in its layout.
 
@@ -64,12 +66,12 @@ def forward(
     current CUDA stream, if it is known. out: where to store, contiguous; with a jagged query it has
     to be zero where no sequence is, unless the kernel clears these rows (`KernelConfig.clears`).
     order: int64, in which the sequences are dealt to the CTAs, by default the longest first. kind:
-    for which architecture, by default the device's.
+    for which architecture, by default the device's. plan: that of the call, if it is known.
 
     Raises:
         GDPAError: what the kernel does not take, and why.
     """
-    plan = plan_of(operands, fast, skip, kind)
+    plan = plan or plan_of(operands, fast, skip, kind)
     own, out = out is None, plan.room(operands) if out is None else out
     if plan.empty:
         return out.zero_()
@@ -78,15 +80,28 @@ def forward(
     order = longest_first(read, plan.config, stream) if order is None else order
     call = plan.call_words(read, [out], order, ctas, stream)
     form = plan.output_words if own else plan.form_words([out])
-    plan.launcher("forward", launcher)(call, form)
+    plan.once("forward", lambda: launcher(plan.config))(call, form)
     return out
 
 
 def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int]:
     """ctas and stream as given, or one for each multiprocessor, and the current one."""
     if stream is None:
+        if torch.cuda.current_device() != device.index:
+            raise GDPAError(f"the operands are on {device}, which is not the current device")
         stream = current_stream(device.index)
     return ctas or multiprocessors(device), stream
+
+
+def zeros(size: Sequence[int], device: torch.device, stream: int) -> Tensor:
+    """int32, cleared by the driver: a kernel of torch's takes the CPU several times as long."""
+    made = empty(size, torch.int32, device)
+    if device.type != "cuda":
+        return made.zero_()
+    (error,) = cuda.cuMemsetD32Async(made.data_ptr(), 0, made.numel(), stream)
+    if error != cuda.CUresult.CUDA_SUCCESS:
+        raise RuntimeError(f"cuMemsetD32Async: {error}")
+    return made
 
 
 @functools.cache

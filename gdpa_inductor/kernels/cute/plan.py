@@ -10,17 +10,17 @@ import struct
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..._compat.device import empty
 from ...operands import Operands, check, output_shape, score_shape
 from ...program.score_mod import ScoreMod
 from ...rejection import GDPAError
 from .architectures import config_of
 from .config import KernelConfig, unsupported
-from .launcher import Launcher
 from .program import LETTERS
 
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
@@ -30,6 +30,7 @@ LEAST = 64  # rows or keys of a tile
 FEW = 8  # strides of the other matrices that a plan remembers
 
 Kind = type[KernelConfig]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +41,8 @@ class LaunchPlan:
     copied: which of query, key and value TMA cannot read as they lie. strides: of the three as they
     are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
     queries have to be brought to the dtype of the keys'. scalars: how many the program reads.
-    launchers: of the kernels that were asked for. words: `form_words` by the strides of the others.
-    divisions: of a backward into parts (`backward/biases.py`). refusals: why the gradients that
-    were asked for cannot be given, or "".
+    aligned: every address was a multiple of 16 bytes. words: `form_words` by the strides of the
+    others. kept: what else follows from the form and was asked for (`once`).
     """
 
     config: KernelConfig
@@ -55,26 +55,33 @@ class LaunchPlan:
     widened: bool
     gathered: bool
     scalars: int
-    launchers: dict[str, Launcher] = field(default_factory=dict)
+    aligned: bool
     words: dict[Hashable, bytes] = field(default_factory=dict)
-    divisions: dict[Hashable, Any] = field(default_factory=dict)
-    refusals: dict[Hashable, str] = field(default_factory=dict)
+    kept: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
         return self.sizes[0]
 
-    def launcher(self, name: str, make: Callable[[KernelConfig], Launcher]) -> Launcher:
-        """One of the kernels. Kept here: to hash a configuration takes microseconds."""
-        if name not in self.launchers:
-            self.launchers[name] = make(self.config)
-        return self.launchers[name]
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What `make` gave for the key. Launchers are kept so too: to hash a configuration takes
+        microseconds."""
+        if key not in self.kept:
+            self.kept[key] = make()
+        found: T = self.kept[key]
+        return found
+
+    def fits(self, operands: Operands[Tensor]) -> bool:
+        """Whether operands of the same sizes, strides and dtypes have this plan: all addresses are
+        multiples of 16 bytes, as they were when it was made."""
+        return self.aligned and not misaligned(operands)
 
     def room(self, operands: Operands[Tensor]) -> Tensor:
         """For O. No tile covers the rows of a jagged query that no sequence owns: they are cleared
         here, or by the kernel."""
-        value, cleared = operands.value, self.config.jagged_q and not self.config.clears
-        return (value.new_zeros if cleared else value.new_empty)(self.output)
+        value = operands.value
+        room = empty(self.output, value.dtype, value.device)
+        return room.zero_() if self.config.jagged_q and not self.config.clears else room
 
     def readable(self, operands: Operands[Tensor]) -> Operands[Tensor]:
         """The operands as kernels read them; copies have to live until the launch."""
@@ -93,7 +100,7 @@ class LaunchPlan:
     def form_words(self, others: Sequence[Tensor]) -> bytes:
         """Of a launcher. others: its matrices beside query, key and value. Their shapes follow from
         the form, so their strides are enough to know them again."""
-        known = tuple(x.stride() for x in others)
+        known = tuple([x.stride() for x in others])
         if known not in self.words:
             steps = [step for x in others for step in strides(x)]
             words = (*self.sizes, *self.strides, *steps, *self.aux_strides)
@@ -153,15 +160,26 @@ def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | Non
     return plan
 
 
+def _tensors(o: Operands[Tensor]) -> tuple[Tensor | None, ...]:
+    return (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
+
+
+def misaligned(o: Operands[Tensor]) -> bool:
+    """Whether any tensor begins elsewhere than at a multiple of 16 bytes."""
+    bits = 0
+    for x in _tensors(o):
+        bits |= 0 if x is None else x.data_ptr()
+    return bits % ALIGNMENT != 0
+
+
 def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Hashable:
     """All that `made` reads of a call."""
-    tensors = (o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
     return (
         *[
             None
             if x is None
             else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT)
-            for x in tensors
+            for x in _tensors(o)
         ],
         *(str(o.program), len(o.scalars), o.max_seqlen_q, o.max_seqlen_k, fast, skip, kind),
     )
@@ -196,6 +214,7 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
         widened=len({x.dtype for x in o.lengths[:2] if x is not None}) > 1,
         gathered=not all(x.is_contiguous() for x in o.lengths[:2] if x is not None),
         scalars=o.program.num_scalars,
+        aligned=not misaligned(o),
     )
 
 

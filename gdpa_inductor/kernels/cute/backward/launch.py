@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...._compat.device import empty
 from ....operands import Operands
 from ....rejection import GDPAError
 from ..config import KernelConfig
@@ -34,6 +35,7 @@ def backward(
     ctas: int = 0,
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
+    plan: LaunchPlan | None = None,
 ) -> list[Tensor]:
     """Those gradients of gdpa::attention that `needs` asks for, of query, key, value and the
     operands of the program. They are contiguous, in the dtype of the operand. Equal bits from run
@@ -41,11 +43,12 @@ def backward(
 
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. kind: for which architecture, by default the device's.
+    plan: that of the call, if it is known.
 
     Raises:
         GDPAError: what the kernels do not take, and why.
     """
-    plan, o = plan_of(operands, fast, skip, kind), operands
+    plan, o = plan or plan_of(operands, fast, skip, kind), operands
     if reason := _complaint(grad_out, plan, o, needs):
         raise GDPAError(reason)
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
@@ -71,12 +74,9 @@ def backward(
 def _division(
     plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool], ctas: int
 ) -> biases.Division:
-    """Kept in the plan: it follows from the form."""
-    form = (*needs[3:], ctas)
-    if form not in plan.divisions:
-        wanted = [number for number, need in enumerate(needs[3:]) if need]
-        plan.divisions[form] = biases.Division(o, wanted, plan.config.cols, ctas)
-    return plan.divisions[form]
+    wanted = [number for number, need in enumerate(needs[3:]) if need]
+    key = ("division", *wanted, ctas)
+    return plan.once(key, lambda: biases.Division(o, wanted, plan.config.cols, ctas))
 
 
 def _call(
@@ -98,20 +98,21 @@ def _complaint(
     grad_out: Tensor, plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool]
 ) -> str:
     """Why these gradients cannot be given, or ""."""
-    asked = tuple(needs)
-    if asked not in plan.refusals:
+
+    def of_the_form() -> str:
         heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
-        plan.refusals[asked] = no_such_heads(*heads, heads[0] == heads[1]) or no_such_biases(
+        return no_such_heads(*heads, heads[0] == heads[1]) or no_such_biases(
             type(c), c.program, needs[3:], o.jagged, c.dtype
         )
-    return plan.refusals[asked] or _unlike_output(grad_out, plan, o)
+
+    return plan.once(("complaint", *needs), of_the_form) or _unlike_output(grad_out, plan, o)
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
     """Why that is no gradient of the output, or ""."""
     value = operands.value
-    given = (tuple(grad_out.shape), grad_out.dtype, grad_out.device)
-    wanted = (tuple(plan.output), value.dtype, value.device)
+    given = (grad_out.shape, grad_out.dtype, grad_out.device)
+    wanted = (torch.Size(plan.output), value.dtype, value.device)
     return "" if given == wanted else f"the gradient of the output is {given}, not {wanted}"
 
 
@@ -143,9 +144,9 @@ class BackwardCall:
             return self.part.rooms[letter]
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
-            return operand.new_empty(shape, dtype=torch.float32)
-        cleared = operand.dim() == 3 and not self.plan.config.clears
-        return (operand.new_zeros if cleared else operand.new_empty)(operand.shape)
+            return empty(shape, torch.float32, operand.device)
+        room = empty(operand.shape, operand.dtype, operand.device)
+        return room.zero_() if operand.dim() == 3 and not self.plan.config.clears else room
 
     def finished(self, letter: str, grad: Tensor) -> Tensor:
         """Summed over the batch where the operand was shared, always in the same order."""

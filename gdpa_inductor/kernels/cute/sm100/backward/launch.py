@@ -24,7 +24,8 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
             if call.empty:
                 outputs = [x.zero_() for x in outputs]
             else:
-                made = call.plan.launcher(side, functools.partial(launcher, side=side))
+                config = call.plan.config
+                made = call.plan.once(side, functools.partial(launcher, config, side))
                 call.launch(made, (call.grad_out, *outputs))
             found |= dict(zip(letters, outputs, strict=True))
     return found

@@ -1,47 +1,66 @@
 """The gradients of one call on Hopper: one kernel gives all. Host only."""
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from cutlass import cute
 from torch import Tensor
 
+from ....._compat.device import empty
 from ...backward.launch import BackwardCall
 from ...backward.roots import masked
-from ...launch import example, options
+from ...launch import example, options, zeros
 from ...launcher import Launcher
 from ..config import Sm90Config
 from .kernel import HopperBackward
 
 
+@dataclass(frozen=True)
+class Form:
+    """What follows from the form of a call, and from the operand whose gradient is stored. masked:
+    tiles may be left out. counters: their shape. launcher: None where there is nothing to launch.
+    """
+
+    config: Sm90Config
+    masked: bool
+    counters: tuple[int, ...]
+    launcher: Launcher | None
+
+    @staticmethod
+    def of(call: BackwardCall, stored: int | None) -> "Form":
+        plan = call.plan
+        assert isinstance(plan.config, Sm90Config)
+        config = replace(plan.config, stored=stored)
+        tiles = -(-plan.sizes[4] // config.query_rows)
+        made = None if call.empty else launcher(config)
+        return Form(config, masked(config), (plan.batch, plan.sizes[1], tiles, 1), made)
+
+
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     """By letter; all of them, whatever is asked for."""
+    part = call.part
+    stored, scores = (None, []) if part is None else (part.stored, [part.scores])
+    form = call.plan.once(("backward", stored), lambda: Form.of(call, stored))
     found = {letter: call.room(letter) for letter in "qkv"}
-    config, grad_query = call.plan.config, found["q"]
-    assert isinstance(config, Sm90Config)
-    scores: list[Tensor] = []
-    if call.part is not None:
-        config, scores = replace(config, stored=call.part.stored), [call.part.scores]
+    config, grad_query = form.config, found["q"]
     # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
     # mask leaves them out.
-    if masked(config) or (config.jagged_k and not config.jagged_q):
+    if form.masked or (config.jagged_k and not config.jagged_q):
         grad_query.zero_()
-    if masked(config) or call.empty:
+    if form.masked or form.launcher is None:
         for x in scores:
             x.zero_()
-    if call.empty:
+    if form.launcher is None:
         return {letter: x.zero_() for letter, x in found.items()}
     # The sums of a shared query are its gradient: they are not converted, but added up later.
     shared = "q" in config.shared
-    sums = grad_query if shared else torch.empty_like(grad_query, dtype=torch.float32)
-    tiles = -(-call.plan.sizes[4] // config.query_rows)
-    shape = (call.plan.batch, call.plan.sizes[1], tiles, 1)
-    counters = sums.new_zeros(shape, dtype=torch.int32)
+    device = grad_query.device
+    sums = grad_query if shared else empty(grad_query.shape, torch.float32, device)
+    counters = zeros(form.counters, device, call.stream)
     matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters, *scores)
-    made = call.plan.launcher(f"backward {config.stored}", lambda _: launcher(config))
-    call.launch(made, matrices)
+    call.launch(form.launcher, matrices)
     return found
 
 
