@@ -45,7 +45,7 @@ class Call:
 
     @property
     def static(self) -> bool:
-        """Whether every size and stride is a number, and none a symbol."""
+        """Every size and stride is a number, and none a symbol."""
         fakes = [x for x in self.fakes.operands.flat() if isinstance(x, torch.Tensor)]
         bounds = self.fakes.operands.lengths[2:]
         sizes = [size for x in fakes for size in (*x.shape, *x.stride())]

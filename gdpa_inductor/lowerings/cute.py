@@ -182,7 +182,7 @@ def lower_backward(call: Call) -> list[Any]:
 
 
 def _callee(maker: str, call: Call) -> tuple[str, str, str]:
-    """What the generated code calls in place of an operator: `maker(static)`."""
+    """The generated code calls `maker(static)` in place of an operator."""
     return __name__, maker, str(call.static)
 
 
@@ -232,7 +232,7 @@ class Site:
     def __call__(self, *args: Any, **options: Any) -> Any:
         given = self.signature.bind(*args, **options)
         plan = self.plan
-        if plan is None or not plan.fits(given.operands):
+        if plan is None or not plan.serves(given.operands):
             plan = _launch().plan_of(given.operands, **given.options, kind=None)
             self.plan = plan if self.static else None
         return self.run(given, plan)

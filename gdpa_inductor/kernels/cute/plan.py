@@ -71,8 +71,8 @@ class LaunchPlan:
         found: T = self.kept[key]
         return found
 
-    def fits(self, operands: Operands[Tensor]) -> bool:
-        """Whether operands of the same sizes, strides and dtypes have this plan: all addresses are
+    def serves(self, operands: Operands[Tensor]) -> bool:
+        """Operands of the same sizes, strides and dtypes have this plan: all addresses are
         multiples of 16 bytes, as they were when it was made."""
         return self.aligned and not misaligned(operands)
 
@@ -165,7 +165,7 @@ def _tensors(o: Operands[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 def misaligned(o: Operands[Tensor]) -> bool:
-    """Whether any tensor begins elsewhere than at a multiple of 16 bytes."""
+    """Some tensor begins elsewhere than at a multiple of 16 bytes."""
     bits = 0
     for x in _tensors(o):
         bits |= 0 if x is None else x.data_ptr()
@@ -266,7 +266,7 @@ def strides(matrix: Tensor) -> tuple[int, int, int]:
 
 
 def fits(matrix: Tensor) -> bool:
-    """Whether TMA can read it as it lies (not if it is expanded, for one)."""
+    """TMA can read the matrix as it lies. It cannot if that is expanded, for one."""
     unit = ALIGNMENT // matrix.element_size()
     in_place = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
     return in_place and all(step and step % unit == 0 for step in strides(matrix))

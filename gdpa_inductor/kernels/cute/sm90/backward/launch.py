@@ -19,8 +19,8 @@ from .kernel import HopperBackward
 
 @dataclass(frozen=True)
 class Form:
-    """What follows from the form of a call, and from the operand whose gradient is stored. masked:
-    tiles may be left out. counters: their shape. launcher: None where there is nothing to launch.
+    """Facts of the form of a call, and of the operand whose gradient is stored. masked: tiles may
+    be left out. counters: their shape. launcher: None where there is nothing to launch.
     """
 
     config: Sm90Config
