@@ -1,6 +1,6 @@
 """Time and extra memory of a call, on a GPU or a CPU, by the same two functions.
 
-In: callables without arguments and a device string. Out: milliseconds (median), bytes (peak above
+In: callables without arguments and a device string. Out: milliseconds, bytes (peak above
 what was held before the call). Nothing here knows what is being measured.
 """
 
@@ -10,7 +10,7 @@ import gc
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -25,8 +25,10 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 _MEASURING, _USUAL = 256 * 1024, 32 * 1024 * 1024
 
 
-def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> dict[str, float]:
-    """Median milliseconds of each call, from about `seconds` of running it.
+def times_ms(
+    calls: Mapping[str, Call], device: str, seconds: float = 0.5
+) -> dict[str, list[float]]:
+    """Milliseconds of each run of each call, from about `seconds` of running it.
 
     On a GPU by do_bench, which flushes L2 in between. On a CPU the calls take turns, so that
     whatever else the machine does meets all of them alike.
@@ -35,8 +37,10 @@ def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> 
         from triton.testing import do_bench
 
         rep = int(seconds * 1000)
-        options = {"warmup": rep // 4, "rep": rep, "return_mode": "median"}
-        return {name: float(do_bench(call, **options)) for name, call in calls.items()}
+        options = {"warmup": rep // 4, "rep": rep, "return_mode": "all"}
+        return {
+            name: [float(ms) for ms in do_bench(call, **options)] for name, call in calls.items()
+        }
     times: dict[str, list[float]] = {name: [] for name in calls}
     until = time.perf_counter() + seconds * len(calls)
     for turn in itertools.count():
@@ -45,9 +49,22 @@ def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> 
         for name, call in calls.items():
             start = time.perf_counter()
             call()
-            times[name].append(time.perf_counter() - start)
+            times[name].append((time.perf_counter() - start) * 1e3)
     # The first two turns warm the caches up.
-    return {name: statistics.median(taken[2:]) * 1e3 for name, taken in times.items()}
+    return {name: taken[2:] for name, taken in times.items()}
+
+
+def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> dict[str, float]:
+    """The median of the `times_ms` of each call."""
+    taken = times_ms(calls, device, seconds)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def spread(times: Sequence[float]) -> float:
+    """The slow end of the runs over the fast one, without the tenth at each end: 1 is steady."""
+    ordered = sorted(times)
+    cut = len(ordered) // 10
+    return ordered[len(ordered) - 1 - cut] / ordered[cut]
 
 
 def peak_extra_bytes(call: Call, device: str) -> int | None:

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from gdpa_inductor.measure import medians_ms, peak_extra_bytes
+from gdpa_inductor.measure import medians_ms, peak_extra_bytes, spread
 
 MIB = 2**20
 
@@ -23,6 +23,13 @@ def test_one_slow_call_does_not_move_the_median():
     waits = iter([0.05, 0.05, 0.1, *[0.001] * 500])
     found = medians_ms({"call": lambda: time.sleep(next(waits))}, "cpu", seconds=0.2)
     assert found["call"] < 10
+
+
+def test_spread_leaves_the_ends_out():
+    assert spread([1.0] * 10) == 1.0
+    assert spread([0.1, *[1.0] * 8, 50.0]) == 1.0
+    assert spread([*[1.0] * 5, *[2.0] * 5]) == 2.0
+    assert spread([3.0]) == 1.0
 
 
 # In a process of its own: what earlier tests left in the heap would be reused, and not be counted.

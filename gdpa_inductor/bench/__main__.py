@@ -10,9 +10,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
-import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -23,6 +20,7 @@ import torch
 
 from .contenders import CONTENDERS
 from .floor import run_floor
+from .machine import header
 from .output import notes, plot, table, write_csv
 from .peers import PEERS
 from .suites import SUITES, Selection, Shape
@@ -81,32 +79,6 @@ def selection(arguments: argparse.Namespace) -> Selection:
     )
 
 
-def machine(device: str) -> Row:
-    """Where and when: a figure without its machine is no figure."""
-    found: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
-    found["torch"] = torch.__version__
-    if device == "cuda":
-        return found | {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-    found |= {"cpu": cpu_model(), "capability": torch.backends.cpu.get_cpu_capability()}
-    return found | {"compiler": compiler()}
-
-
-def cpu_model(table: Path = Path("/proc/cpuinfo")) -> str:
-    """As Linux names it; elsewhere what Python knows."""
-    lines = table.read_text().splitlines() if table.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
-
-
-def compiler() -> str:
-    """The C++ compiler that Inductor finds first, by the first line of its version."""
-    name = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    if name is None:
-        return "none"
-    done = subprocess.run([name, "--version"], capture_output=True, text=True, check=False)
-    return (done.stdout.splitlines() or [name])[0]
-
-
 def measure(arguments: argparse.Namespace) -> list[Row]:
     """Runs the suite (and the floor before it), printing and keeping each measurement."""
     started = time.monotonic()
@@ -134,16 +106,17 @@ def main(argv: Sequence[str] = ()) -> int:
         return int(importlib.import_module(COMMANDS[argv[0]]).main(argv[1:]))
     arguments = parse_arguments(argv)
     device = "cpu" if arguments.suite == "cpu" else arguments.device
-    print(json.dumps({"machine": machine(device)}), flush=True)
+    first = header(device, argv)
+    print(json.dumps(first), flush=True)
     rows = measure(arguments)
     unit = "tflops" if device == "cuda" and arguments.suite != "clients" else "ms"
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         write_csv(rows, arguments.out / f"{arguments.suite}.csv")
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        lines = "".join(json.dumps(row) + "\n" for row in (first, *rows))
         (arguments.out / f"{arguments.suite}.jsonl").write_text(lines)
         plot(rows, arguments.out / f"{arguments.suite}.png", unit)
-    print(f"\n{'TFLOP/s' if unit == 'tflops' else 'milliseconds'}; {machine(device)}\n")
+    print(f"\n{'TFLOP/s' if unit == 'tflops' else 'milliseconds'}; {first['machine']}\n")
     print(table(rows, unit) if rows else "nothing was selected")
     for note in notes(rows):
         print(note)

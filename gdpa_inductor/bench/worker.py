@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gdpa_inductor._compat import autograd, dynamo
-from gdpa_inductor.measure import medians_ms, peak_extra_bytes
+from gdpa_inductor.measure import peak_extra_bytes, spread, times_ms
 
 from .cases import Case, Function, Subject
 from .contenders import ANCHORS, CONTENDERS
@@ -49,14 +50,16 @@ class Job:
 
 @dataclasses.dataclass
 class Measurement:
-    """One figure. `off`: relative L2 distance from eager in the same dtype, of the output (forward)
-    or the worst gradient (step). `said`: what gdpa counted and why it refused."""
+    """One figure. `spread`: of its runs (measure.py). `off`: relative L2 distance from eager in the
+    same dtype, of the output (forward) or the worst gradient (step). `said`: what gdpa counted and
+    why it refused."""
 
     case: dict[str, Any]
     contender: str
     measure: str
     ms: float | None = None
     tflops: float | None = None
+    spread: float | None = None
     peak_mib: float | None = None
     compile_s: float | None = None
     off: float | None = None
@@ -114,8 +117,9 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
         with failing_into(found[name]), listening() as heard:
             ready[name] = prepare(job, name, measure, on, found[name])
             found[name].said = what_was_said(heard)
-    for name, ms in medians_ms(ready, job.case.device, job.seconds).items():
-        found[name].ms = ms
+    for name, times in times_ms(ready, job.case.device, job.seconds).items():
+        ms = statistics.median(times)
+        found[name].ms, found[name].spread = ms, spread(times)
         if job.case.variant not in ("model", "layer"):
             found[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
     for name, call in ready.items():

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gdpa_inductor.bench.__main__ import cpu_model, machine
+from gdpa_inductor.bench.machine import cpu_model, header, machine
 
 
 def test_a_figure_of_a_cpu_has_its_machine():
@@ -26,3 +26,9 @@ def test_without_a_compiler_it_says_so(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("CXX", raising=False)
     assert machine("cpu")["compiler"] == "none"
+
+
+def test_a_run_begins_with_its_command():
+    found = header("cpu", ("cpu", "--shapes", "2x4x256x64"))
+    assert found["command"] == "python -m gdpa_inductor bench cpu --shapes 2x4x256x64"
+    assert found["machine"] == machine("cpu")

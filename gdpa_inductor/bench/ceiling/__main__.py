@@ -22,6 +22,7 @@ from torch import Tensor
 from ..._compat import autograd
 from ..cases import ACTIVATIONS, Case, formula
 from ..contenders import gdpa, sdpa
+from ..machine import header
 from ..suites import DENSE_SHAPES, Shape
 from ..worker import WEIGHT
 from .load import Call, Sampler, turns_ms, under_load
@@ -242,6 +243,7 @@ def main(argv: Sequence[str] = ()) -> int:
             rows.append(row)
             print(json.dumps(row), flush=True)
 
+    print(json.dumps(header("cuda", ("ceiling", *argv))), flush=True)
     keep(plain(chosen.turns, chosen.seconds))
     for shape in DENSE_SHAPES:
         for measure in chosen.measures:
