@@ -30,9 +30,14 @@ def empty(size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tens
     """A contiguous tensor. A CUDA device has to be the current one."""
     if device.type != "cuda":
         return torch.empty(size, dtype=dtype, device=device)
+    size = tuple(size)  # no torch.Size
+    return empty_strided(size, _contiguous(size), dtype)
+
+
+def empty_strided(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """On the current CUDA device."""
     guards: Any = torch._C._dynamo.guards
-    size = tuple(size)  # it takes no torch.Size
-    made: Tensor = guards._empty_strided_cuda(size, _contiguous(size), dtype)
+    made: Tensor = guards._empty_strided_cuda(size, strides, dtype)
     return made
 
 

@@ -46,7 +46,8 @@ class Call:
     @property
     def static(self) -> bool:
         """Every size and stride is a number, and none a symbol."""
-        fakes = [x for x in self.fakes.operands.flat() if isinstance(x, torch.Tensor)]
+        given = (*self.fakes.operands.flat(), self.fakes.grad_out)
+        fakes = [x for x in given if isinstance(x, torch.Tensor)]
         bounds = self.fakes.operands.lengths[2:]
         sizes = [size for x in fakes for size in (*x.shape, *x.stride())]
         return all(type(size) is int for size in (*sizes, *bounds))

@@ -15,7 +15,7 @@ import torch
 from cutlass import Int32, Int64, cute
 from torch import Tensor
 
-from ..._compat.device import current_stream, empty
+from ..._compat.device import current_stream
 from ...operands import Operands
 from ...rejection import GDPAError
 from .config import KernelConfig
@@ -23,6 +23,7 @@ from .launcher import SIZES, Launcher, pointer
 from .order import longest_first
 from .plan import ALIGNMENT, LaunchPlan, plan_of
 from .program import LETTERS
+from .replay import Record
 
 
 @functools.cache
@@ -59,6 +60,7 @@ def forward(
     order: Tensor | None = None,
     kind: type[KernelConfig] | None = None,
     plan: LaunchPlan | None = None,
+    record: Record | None = None,
 ) -> Tensor:
     """O of gdpa::attention, in its layout.
 
@@ -66,7 +68,8 @@ def forward(
     current CUDA stream, if it is known. out: where to store, contiguous; with a jagged query it has
     to be zero where no sequence is, unless the kernel clears these rows (`KernelConfig.clears`).
     order: int64, in which the sequences are dealt to the CTAs, by default the longest first. kind:
-    for which architecture, by default the device's. plan: that of the call, if it is known.
+    for which architecture, by default the device's. plan: that of the call, if it is known. record:
+    to be filled, if the call can be replayed.
 
     Raises:
         GDPAError: what the kernel does not take, and why.
@@ -80,7 +83,10 @@ def forward(
     order = longest_first(read, plan.config, stream) if order is None else order
     call = plan.call_words(read, [out], order, ctas, stream)
     form = plan.output_words if own else plan.form_words([out])
-    plan.once("forward", lambda: launcher(plan.config))(call, form)
+    run = plan.once("forward", lambda: launcher(plan.config))
+    run(call, form)
+    if record is not None and own and plan.plain:
+        record.take(plan, run, form, ctas, [out], [0])
     return out
 
 
@@ -91,17 +97,6 @@ def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int
             raise GDPAError(f"the operands are on {device}, which is not the current device")
         stream = current_stream(device.index)
     return ctas or multiprocessors(device), stream
-
-
-def zeros(size: Sequence[int], device: torch.device, stream: int) -> Tensor:
-    """int32, cleared by the driver: a kernel of torch's takes the CPU several times as long."""
-    made = empty(size, torch.int32, device)
-    if device.type != "cuda":
-        return made.zero_()
-    (error,) = cuda.cuMemsetD32Async(made.data_ptr(), 0, made.numel(), stream)
-    if error != cuda.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuMemsetD32Async: {error}")
-    return made
 
 
 @functools.cache

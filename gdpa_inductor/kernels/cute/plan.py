@@ -71,6 +71,12 @@ class LaunchPlan:
         found: T = self.kept[key]
         return found
 
+    @property
+    def plain(self) -> bool:
+        """Kernels read the operands as they lie, and nothing is ranked or cleared for them."""
+        ragged = self.config.jagged_q or self.config.jagged_k
+        return self.aligned and not (self.empty or ragged or any(self.copied))
+
     def serves(self, operands: Operands[Tensor]) -> bool:
         """Operands of the same sizes, strides and dtypes have this plan: all addresses are
         multiples of 16 bytes, as they were when it was made."""

@@ -20,6 +20,7 @@ from ..launch import place
 from ..launcher import Launcher
 from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
+from ..replay import Record
 from . import biases
 from .limits import no_such_biases, no_such_heads
 from .totals import total
@@ -36,6 +37,7 @@ def backward(
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
     plan: LaunchPlan | None = None,
+    record: Record | None = None,
 ) -> list[Tensor]:
     """Those gradients of gdpa::attention that `needs` asks for, of query, key, value and the
     operands of the program. They are contiguous, in the dtype of the operand. Equal bits from run
@@ -43,7 +45,7 @@ def backward(
 
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. kind: for which architecture, by default the device's.
-    plan: that of the call, if it is known.
+    plan: that of the call, if it is known. record: to be filled, if the call can be replayed.
 
     Raises:
         GDPAError: what the kernels do not take, and why.
@@ -55,7 +57,7 @@ def backward(
     ctas, stream = place(o.query.device, ctas, stream)
     kernels = _kernels(plan.config.folder)
     if not any(needs[3:]):
-        call = _call(plan, o, grad_out, ctas, stream)
+        call = _call(plan, o, grad_out, ctas, stream, record=record)
         found: dict[str, Tensor] = kernels.gradients(call, asked)
         return [call.finished(letter, found[letter]) for letter in asked]
 
@@ -81,11 +83,13 @@ def _division(
 
 def _call(
     plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int,
-    part: biases.Part | None = None,
+    part: biases.Part | None = None, record: Record | None = None,
 ) -> "BackwardCall":  # fmt: skip
-    read = plan.readable(o)
+    read, gradient = plan.readable(o), aligned(grad_out)
     order = longest_first(read, plan.config, stream)
-    return BackwardCall(plan, o, read, aligned(grad_out), order, ctas, stream, part)
+    plain = plan.plain and gradient is grad_out and not plan.config.shared
+    record = record if plain else None
+    return BackwardCall(plan, o, read, gradient, order, ctas, stream, part, record)
 
 
 @functools.cache
@@ -119,7 +123,8 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 @dataclass(frozen=True)
 class BackwardCall:
     """operands: as given; read: as kernels read them. order: of the sequences. part: what it is a
-    part of, where gradients of biases are asked for."""
+    part of, where gradients of biases are asked for. record: of a call that can be replayed if it
+    is one launch."""
 
     plan: LaunchPlan
     operands: Operands[Tensor]
@@ -129,6 +134,7 @@ class BackwardCall:
     ctas: int
     stream: int
     part: biases.Part | None = None
+    record: Record | None = None
 
     @property
     def empty(self) -> bool:
@@ -163,3 +169,13 @@ class BackwardCall:
         """others: the matrices that the kernel takes beside query, key and value."""
         words = self.plan.call_words(self.read, others, self.order, self.ctas, self.stream)
         launcher(words, self.plan.form_words(others))
+
+    def recorded(
+        self, launcher: Launcher, others: Sequence[Tensor], results: Sequence[int],
+        cleared: Sequence[int],
+    ) -> None:  # fmt: skip
+        """That launch was all that the call did. results, cleared: which of the others, but the
+        first: that is the gradient of O."""
+        assert self.record is not None
+        form, own = self.plan.form_words(others), others[1:]
+        self.record.take(self.plan, launcher, form, self.ctas, own, results, cleared)

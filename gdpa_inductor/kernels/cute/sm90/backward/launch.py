@@ -11,8 +11,9 @@ from torch import Tensor
 from ....._compat.device import empty
 from ...backward.launch import BackwardCall
 from ...backward.roots import masked
-from ...launch import example, options, zeros
+from ...launch import example, options
 from ...launcher import Launcher
+from ...memory import zeros
 from ..config import Sm90Config
 from .kernel import HopperBackward
 
@@ -61,6 +62,9 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     counters = zeros(form.counters, device, call.stream)
     matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters, *scores)
     call.launch(form.launcher, matrices)
+    if call.record is not None:
+        numbers, cleared = {"k": 1, "v": 2, "q": 3}, [3, 4] if form.masked else [4]
+        call.recorded(form.launcher, matrices, [numbers[letter] for letter in asked], cleared)
     return found
 
 

@@ -1,0 +1,218 @@
+"""Static calls of the generated code, again: a replay hands the kernel what a first run would, and
+only calls that are one launch are replayed. Nothing is compiled; a recorder is in place of kernels.
+"""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.kernels.cute import launch, plan, replay
+from gdpa_inductor.kernels.cute.backward import launch as backward_launch
+from gdpa_inductor.kernels.cute.launcher import Launcher
+from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.lowerings import cute
+from gdpa_inductor.ops import Arguments, operands_of
+
+from .cute_cases import BF16
+from .test_cute_plan import Recorder
+
+STREAM, CTAS = 5, 3
+BIAS = "a0:f[h,q_idx,kv_idx]; mul(silu(add(s,a0)),float(i0))"
+CAUSAL = "where(ge(q_idx,kv_idx),silu(s),0.0)"
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+    """The forward's and the backward's recorder. Memory of a replay lies on the CPU."""
+    forward, backward = Recorder(), Recorder()
+    monkeypatch.setattr(launch, "launcher", functools.cache(lambda c: Launcher(forward, c)))
+    made = functools.cache(lambda c: Launcher(backward, c, 3 + len(hopper.others(c))))
+    monkeypatch.setattr(hopper, "launcher", made)
+    find = plan.plan_of
+    for module in (launch, backward_launch):
+        monkeypatch.setattr(module, "place", lambda *_: (CTAS, STREAM))
+        monkeypatch.setattr(module, "plan_of", lambda *x, **_: find(*x[:1], True, True, Sm90Config))
+    monkeypatch.setattr(replay, "current_stream", lambda _: STREAM)
+    monkeypatch.setattr(replay, "empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
+    monkeypatch.setattr(plan, "PLANS", {})
+    return [forward, backward]
+
+
+@pytest.fixture(autouse=True)
+def cleared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    calls: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(replay, "clear", lambda *call: calls.append(call))
+    return calls
+
+
+def matrix(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=BF16)
+
+
+def dense() -> list:
+    return [*(matrix(2, 4, 40, 64) for _ in range(3)), [], [], "silu(s)"]
+
+
+def masked() -> list:
+    return [*dense()[:5], CAUSAL]
+
+
+def biased(scalar: int = 7) -> list:
+    return [*dense()[:3], [torch.zeros(4, 40, 40)], [scalar], BIAS]
+
+
+def grouped() -> list:
+    return [matrix(2, 4, 40, 64), matrix(2, 2, 24, 64), matrix(2, 2, 24, 64), [], [], "silu(s)"]
+
+
+def transposed() -> list:
+    """Rows side by side, as a projection leaves them: read in place."""
+    return [matrix(2, 40, 4, 64).transpose(1, 2), *dense()[1:]]
+
+
+def jagged() -> list:
+    cu = torch.tensor([0, 10, 50], dtype=torch.int32)
+    return [*(matrix(50, 4, 64) for _ in range(3)), [], [], "silu(s)", cu, cu.clone(), 40, 40]
+
+
+def shared() -> list:
+    return [matrix(1, 4, 40, 64), *dense()[1:]]
+
+
+def expanded() -> list:
+    return [dense()[0], matrix(2, 4, 1, 64).expand(2, 4, 40, 64), *dense()[2:]]
+
+
+def empty() -> list:
+    return [matrix(2, 4, 0, 64), *dense()[1:]]
+
+
+def of_backward(args: list, asked: str = "qkv", wanted: bool = False) -> list:
+    """The arguments of a backward from those of a forward. wanted: also gradients of operands."""
+    query, value = args[0], args[2]
+    grad = torch.zeros(
+        *(2, 4, query.shape[2]) if query.dim() == 4 else query.shape[:2],
+        value.shape[-1],
+        dtype=BF16,
+    )
+    needs = [letter in asked for letter in "qkv"] + [wanted] * len(args[3])
+    return [grad, *args[:6], needs, *args[6:]]
+
+
+def words(recorder: Recorder) -> list:
+    return recorder.launches[-1]
+
+
+@pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])
+def test_a_forward_is_replayed_with_the_words_of_a_first_run(make: Callable[[], list], kernels):
+    site = cute.forward_site(True)
+    for later in range(3):
+        args = make()
+        out = site(*args)
+        assert (site.replay is not None) and len(kernels[0].launches) == later + 1
+        found = words(kernels[0])
+        assert found[0] == [x.data_ptr() for x in (*args[:3], out)]
+        fresh = launch.forward(operands_of(*args), out=out, kind=Sm90Config)
+        assert words(kernels[0]) == found and fresh is out
+        kernels[0].launches.pop()
+
+
+@pytest.mark.parametrize("asked", ["qkv", "kv", "q"])
+@pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])
+def test_a_backward_is_replayed_with_the_words_of_a_first_run(
+    make: Callable[[], list], asked: str, kernels, cleared
+):
+    site = cute.backward_site(True)
+    first = site(*of_backward(make(), asked))
+    settled = words(kernels[1])
+    args = of_backward(make(), asked)
+    grad, query, key, value = args[:4]
+    found = site(*args)
+    again = words(kernels[1])
+    assert len(kernels[1].launches) == 2
+    assert [(x.shape, x.stride(), x.dtype) for x in found] == [
+        (x.shape, x.stride(), x.dtype) for x in first
+    ]
+    # Query, key, value, the gradient of O, sums, gradients of key, value and query, counters.
+    addresses = dict(zip("qkvosKVQc", again[0], strict=True))
+    assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
+    assert [addresses[x.upper()] for x in asked] == [x.data_ptr() for x in found]
+    assert again[1:6] == settled[1:6] and again[7:] == settled[7:]
+    counters, sums = 4 * 2 * 1, query.numel() // 2
+    expected = [(addresses["c"], counters, STREAM)]
+    if make is masked:  # query tiles that meet no key are left out
+        expected.insert(0, (addresses["Q"], sums, STREAM))
+    assert cleared == expected
+
+
+def test_scalars_are_of_the_call(kernels):
+    site = cute.forward_site(True)
+    for scalar in (1, -(1 << 40), 3):
+        site(*biased(scalar))
+        assert words(kernels[0])[-3:] == [[scalar], [CTAS], [STREAM]]
+
+
+@pytest.mark.parametrize("make", [jagged, expanded, empty])
+def test_other_forwards_are_run_as_the_first_one(make: Callable[[], list]):
+    site = cute.forward_site(True)
+    site(*make())
+    assert site.replay is None
+
+
+@pytest.mark.parametrize("make", [jagged, shared, expanded, empty])
+def test_other_backwards_are_run_as_the_first_one(make: Callable[[], list]):
+    site = cute.backward_site(True)
+    site(*of_backward(make()))
+    assert site.replay is None
+
+
+def test_a_gradient_of_the_output_that_is_copied_is_not_replayed(kernels):
+    site = cute.backward_site(True)
+    grad, *rest = of_backward(dense())
+    site(grad[:, :, :1].expand(grad.shape), *rest)
+    assert site.replay is None
+
+
+def test_gradients_of_biases_are_not_replayed(kernels, monkeypatch):
+    monkeypatch.setattr(backward_launch, "total", lambda *_: False)  # torch sums them
+    args = [*dense()[:3], [matrix(4, 40, 40)], [], "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"]
+    site = cute.backward_site(True)
+    assert len(site(*of_backward(args, wanted=True))) == 4
+    assert kernels[1].launches and site.replay is None
+
+
+def test_dynamic_calls_are_not_replayed():
+    site = cute.forward_site(False)
+    site(*dense())
+    assert site.replay is None and site.plan is None
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_matrix_off_16_bytes_is_copied_and_the_next_call_replayed(number: int, kernels):
+    site = cute.forward_site(True)
+    site(*dense())
+    args = dense()
+    room = torch.zeros(args[number].numel() + 1, dtype=BF16)
+    moved = room[1:].view(args[number].shape)
+    assert moved.data_ptr() % 16 == 2
+    args[number] = moved
+    out = site(*args)
+    addresses = words(kernels[0])[0]
+    assert addresses[number] != moved.data_ptr() and addresses[number] % 16 == 0
+    assert addresses[3] == out.data_ptr()
+    args = dense()
+    site(*args)
+    assert words(kernels[0])[0][:3] == [x.data_ptr() for x in args[:3]]
+
+
+def test_the_operators_find_their_plan_each_time(kernels):
+    """They serve calls of any form."""
+    given: Arguments = cute.FORWARD.bind(*dense(), fast=True)
+    for _ in range(2):
+        out = cute._attention(given)
+        assert words(kernels[0])[0][3] == out.data_ptr()
