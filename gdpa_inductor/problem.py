@@ -6,12 +6,13 @@ compared.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ._compat.shapes import statically_known_true
+from ._compat.shapes import size_hint, statically_known_true
 from .operands import Operands, Size, score_shape
 from .program.score_mod import ScoreMod
 
@@ -64,6 +65,13 @@ class Problem:
         return any(
             jagged and statically_known_true(longest == total) for jagged, longest, total in sides
         )
+
+    @property
+    def score_bytes(self) -> int | None:
+        """What the matrix of scores would take, by the sizes at capture; padded on jagged sides."""
+        sizes = [size_hint(n) for n in (self.batch, self.heads, self.rows, self.cols)]
+        known = [size for size in sizes if size is not None]
+        return math.prod(known) * self.dtype.itemsize if known == sizes else None
 
     @staticmethod
     def of(operands: Operands[Tensor], training: bool, needs: tuple[bool, ...] = ()) -> Problem:

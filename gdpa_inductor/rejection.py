@@ -23,70 +23,160 @@ class Category(enum.Enum):
 
 
 class Code(enum.Enum):
-    """One code for each reason; the value is (class, what it means)."""
+    """One code for each reason; the value is (class, what it means, what the user can change).
+
+    The last is "" where there is nothing to change.
+    """
 
     # UNSAFE
     MUTATED_OPERAND = (
         Category.UNSAFE,
         "an operand is changed in place between its use and the output",
+        "write to a copy, or after the second product",
     )
     MUTATED_SCORES = (
         Category.UNSAFE,
         "the scores, or a view of them, are changed in place from outside",
+        "make the change out of place",
     )
-    GRAD_MODE = (Category.UNSAFE, "the gradient mode changes between the two products")
-    OPAQUE_CALL = (Category.UNSAFE, "a call that cannot be analysed touches the scores")
+    GRAD_MODE = (
+        Category.UNSAFE,
+        "the gradient mode changes between the two products",
+        "put both products under the same `no_grad` or `enable_grad`",
+    )
+    OPAQUE_CALL = (
+        Category.UNSAFE,
+        "a call that cannot be analysed touches the scores",
+        "spell the call in torch functions, or move it outside of the two products",
+    )
     INVALID_REWRITE = (
         Category.UNSAFE,
         "the planned rewrite was found to compute something else: a bug of the matcher",
+        "please report the lines that were logged; the model runs unfused",
     )
     # UNSUPPORTED
     SCORES_ESCAPE = (
         Category.UNSUPPORTED,
         "the scores are used by something besides the second product",
+        "do not return or reuse the scores (`output_attentions=False`)",
     )
-    DROPOUT = (Category.UNSUPPORTED, "dropout with p > 0 acts on the weights")
-    POINTWISE_OP = (Category.UNSUPPORTED, "an operation on the scores is not in the vocabulary")
-    LAYOUT = (Category.UNSUPPORTED, "the dimensions cannot be brought to [B, H, N, D]")
-    OPERAND_EXPANDS = (Category.UNSUPPORTED, "an operand would have to be expanded to be read")
-    DTYPE = (Category.UNSUPPORTED, "operands of this dtype, or of mixed dtypes")
-    DEVICE = (Category.UNSUPPORTED, "no kernel for this device, or operands on several devices")
-    HEAD_DIM = (Category.UNSUPPORTED, "a head dim outside the range that the kernels take")
-    TENSOR_KIND = (Category.UNSUPPORTED, "a sparse, quantised, nested or subclass tensor")
+    DROPOUT = (
+        Category.UNSUPPORTED,
+        "dropout with p > 0 acts on the weights",
+        "set p to 0, or drop out elsewhere; in `eval()` it vanishes",
+    )
+    POINTWISE_OP = (
+        Category.UNSUPPORTED,
+        "an operation on the scores is not in the vocabulary",
+        "spell the function with the operations of a score program",
+    )
+    LAYOUT = (
+        Category.UNSUPPORTED,
+        "the dimensions cannot be brought to [B, H, N, D]",
+        "bring the operands to [B, H, N, D] by views",
+    )
+    OPERAND_EXPANDS = (
+        Category.UNSUPPORTED,
+        "an operand would have to be expanded to be read",
+        "pass the operand with dimensions of size 1 where it is shared",
+    )
+    DTYPE = (
+        Category.UNSUPPORTED,
+        "operands of this dtype, or of mixed dtypes",
+        "cast the operands to one of fp32, bf16 or fp16; keep integers in int64",
+    )
+    DEVICE = (
+        Category.UNSUPPORTED,
+        "no kernel for this device, or operands on several devices",
+        "put all operands on one device that has a kernel "
+        "(`python -m gdpa_inductor doctor` lists them)",
+    )
+    HEAD_DIM = (Category.UNSUPPORTED, "a head dim outside the range that the kernels take", "")
+    TENSOR_KIND = (
+        Category.UNSUPPORTED,
+        "a sparse, quantised, nested or subclass tensor",
+        "pass plain strided tensors",
+    )
     ANALYSIS = (
         Category.UNSUPPORTED,
         "the region could not be traced, or its rewrite could not be judged",
+        "please report it, with the graph that `TORCH_LOGS=graph_code` prints",
     )
-    LOWERING = (Category.UNSUPPORTED, "the lowering refused or failed")
-    JAGGED_OUTPUT = (Category.UNSUPPORTED, "padded rows of the output are used")
-    JAGGED_OFFSETS = (Category.UNSUPPORTED, "operands are padded or unpadded by different offsets")
+    LOWERING = (
+        Category.UNSUPPORTED,
+        "the lowering refused or failed",
+        "please report it; the reason in the log says what failed",
+    )
+    JAGGED_OUTPUT = (
+        Category.UNSUPPORTED,
+        "padded rows of the output are used",
+        "unpad right after the second product, with views at most between",
+    )
+    JAGGED_OFFSETS = (
+        Category.UNSUPPORTED,
+        "operands are padded or unpadded by different offsets",
+        "use one offsets tensor for K and V, and one for Q and the output",
+    )
     JAGGED_FILL = (
         Category.UNSUPPORTED,
         "padding is something else than zero, or its weights or slopes are infinite",
+        "pad V with zeros, Q and K with numbers of at most ±1",
     )
-    JAGGED_OPERAND = (Category.UNSUPPORTED, "an operand is not made by padding jagged values alone")
+    JAGGED_OPERAND = (
+        Category.UNSUPPORTED,
+        "an operand is not made by padding jagged values alone",
+        "act on the values before they are padded",
+    )
     JAGGED_LENGTH = (
         Category.UNSUPPORTED,
         "the length that the output is unpadded to is not known to be that of the jagged values",
+        "give the unpadding function the number of values "
+        "(`dense_to_jagged(x, [offsets], q.shape[0])`)",
     )
     JAGGED_LAYOUT = (
         Category.UNSUPPORTED,
         "the padded dimensions are not the batch and the rows or keys of the attention",
+        "pad one jagged dimension, and attend along it",
     )
     # NOT_GDPA
     NORMALISED = (
         Category.NOT_GDPA,
         "the weights are normalised along a row or column (softmax, sum, norm)",
+        "",
     )
-    REDUCTION = (Category.NOT_GDPA, "a reduction or scan runs over the scores")
-    CROSS_ELEMENT = (Category.NOT_GDPA, "an element of the weights depends on several scores")
-    CONTRACTION = (Category.NOT_GDPA, "the second product does not contract the keys")
-    SCORES_BROADCAST = (Category.NOT_GDPA, "an operand broadcasts the scores to more dimensions")
-    SEVERAL_SCORES = (Category.NOT_GDPA, "the weights are built from more than one product")
+    REDUCTION = (Category.NOT_GDPA, "a reduction or scan runs over the scores", "")
+    CROSS_ELEMENT = (
+        Category.NOT_GDPA,
+        "an element of the weights depends on several scores",
+        "",
+    )
+    CONTRACTION = (Category.NOT_GDPA, "the second product does not contract the keys", "")
+    SCORES_BROADCAST = (
+        Category.NOT_GDPA,
+        "an operand broadcasts the scores to more dimensions",
+        "",
+    )
+    SEVERAL_SCORES = (
+        Category.NOT_GDPA,
+        "the weights are built from more than one product",
+        "",
+    )
     # NOT_PROFITABLE
-    TOO_SMALL = (Category.NOT_PROFITABLE, "too few rows, columns or channels to gain")
-    HEAD_DIM_LARGE = (Category.NOT_PROFITABLE, "a head dim so large that the unfused form wins")
-    SLOWER = (Category.NOT_PROFITABLE, "the cost model expects the unfused form to be faster")
+    TOO_SMALL = (
+        Category.NOT_PROFITABLE,
+        "too few rows, columns or channels to gain",
+        "force it with `options={'gdpa.profit': False}`",
+    )
+    HEAD_DIM_LARGE = (
+        Category.NOT_PROFITABLE,
+        "a head dim so large that the unfused form wins",
+        "",
+    )
+    SLOWER = (
+        Category.NOT_PROFITABLE,
+        "the cost model expects the unfused form to be faster",
+        "force it with `options={'gdpa.profit': False}`",
+    )
 
     @property
     def category(self) -> Category:
@@ -96,17 +186,28 @@ class Code(enum.Enum):
     def meaning(self) -> str:
         return self.value[1]
 
+    @property
+    def advice(self) -> str:
+        """What the user can change; "" where there is nothing."""
+        return self.value[2]
+
 
 @dataclass(frozen=True)
 class Rejection:
     """A refused candidate. `reason`: one sentence. `location`: "file:line" in the user's source, or
-    "".
+    "". `module`: the path of the module that it is in, such as "layers.0".
+
+    `formula`: the weights in terms of the score s, where they were understood. `score_bytes`: of
+    the matrix of scores, where its size is known.
     """
 
     code: Code
     reason: str
     location: str = ""
     node: str = ""
+    module: str = ""
+    formula: str = ""
+    score_bytes: int | None = None
 
     def __bool__(self) -> Literal[False]:
         return False

@@ -1,11 +1,13 @@
 """explain: what it finds, what it says of breaks and skipped frames; that it leaves no trace."""
 
 import random
+import re
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from expecttest import assert_expected_inline
 from torch import nn
 from torch._dynamo.utils import counters
 
@@ -74,6 +76,69 @@ def test_what_is_found() -> None:
     assert marked == list(match.replaced) and len(marked) >= 3
     assert [line.rejection for line in graph.lines if line.name == rejection.node] == [0]
     assert report.to_html().count('class="node match"') == len(marked)
+
+
+class Layer(nn.Module):
+    """Attention with a learned bias, a mask that is given, and one that is computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.zeros(2, 48, 48))
+
+    def forward(self, x, mask):
+        q = x.unflatten(-1, (2, 16)).transpose(1, 2)
+        decay = torch.exp(self.bias[:, :1, :1].sum() * mask["decay"])
+        return (
+            ((F.silu(q @ q.mT + self.bias) * mask["keep"] * decay) @ q).transpose(1, 2).flatten(2)
+        )
+
+
+class Stack(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer() for _ in range(4))
+
+    def forward(self, x, mask):
+        for layer in self.layers:
+            x = x + layer(x, mask)
+        return x
+
+
+MASKS = {"keep": torch.ones(48, 48), "decay": torch.ones(48, 48)}
+
+
+def without_places(text: str) -> str:
+    """The report without paths and lines of this file."""
+    return re.sub(r"\S*test_explain\.py:\d+", "FILE:LINE", text)
+
+
+def test_layers_and_operands_are_named_as_the_model_names_them() -> None:
+    report = gdpa_inductor.explain(Stack(), profit=False)(X, MASKS)
+    assert_expected_inline(
+        without_places(str(report)),
+        """\
+gdpa: 4 regions fused (0.14 MiB of scores), 0 could be fused, 0 left to Inductor, in 1 graph
+
+Fused
+  FILE:LINE in layers.0 … layers.3 (×4)
+      O = (silu(s + a0)*a1*a2) V, s = Q Kᵀ
+      Q [2, 2, 48, 16]  K [2, 2, 48, 16]  V [2, 2, 48, 16]  float32, training
+      scores: 0.035 MiB, never stored
+      a0 = bias, FILE:LINE, float32 [h, q_idx, kv_idx]
+      a1 = mask['keep'], FILE:LINE, float32 [q_idx, kv_idx]
+      a2 = decay, FILE:LINE, float32 [q_idx, kv_idx]
+      kernel: cpu (torch.float32, head dims 16 and 16)""",
+    )
+
+
+def test_one_query_row_is_refused_in_words() -> None:
+    query, history = torch.randn(2, 2, 1, 16), torch.randn(2, 2, 4096, 16)
+    report = gdpa_inductor.explain(lambda q, k: F.silu(q @ k.mT) @ k)(query, history)
+    (found,) = report.rejections
+    assert_expected_inline(
+        str(found).partition(": ")[2],
+        """NOT_PROFITABLE/TOO_SMALL: there is one query row: the scores are a vector, which costs little to store""",  # noqa: E501
+    )
 
 
 def test_no_candidate() -> None:

@@ -1,5 +1,6 @@
 """report: text, dict and page of a report that is made by hand; completeness of docs/reasons.md."""
 
+import dataclasses
 import json
 import re
 from html.parser import HTMLParser
@@ -7,14 +8,19 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from expecttest import assert_expected_inline
 
+import gdpa_inductor
 from gdpa_inductor import Category, Code, Rejection, Report
 from gdpa_inductor.lowerings import Choice
 from gdpa_inductor.patterns import Match
+from gdpa_inductor.patterns.result import Origin
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.report.entries import GraphBreak, Line, Listing, SkippedFrame, shorten
+from gdpa_inductor.report.page import mark
+from gdpa_inductor.report.sections import mebibytes, sections
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -38,7 +44,13 @@ PROBLEM = Problem(
     training=True,
 )
 MATCH = Match(
-    PROBLEM, "model.py:12", "attention", Choice("cpu", "a reason"), ("matmul", "silu", "o")
+    PROBLEM,
+    "model.py:12",
+    "attention",
+    Choice("cpu", "a reason"),
+    ("matmul", "silu", "o"),
+    module="layers.0",
+    origins=(Origin("bias", "/there/model.py:9"), Origin("mask", "")),
 )
 REPORT = Report(
     matches=(MATCH,),
@@ -65,16 +77,18 @@ def test_text() -> None:
     assert_expected_inline(
         str(REPORT),
         """\
-gdpa: 1 region rewritten, 1 candidate refused, 1 graph break, 1 skipped frame in 1 graph
+gdpa: 1 region fused (0.12 MiB of scores), 0 could be fused, 1 left to Inductor, 1 graph break, 1 skipped frame, in 1 graph
 
-Rewritten
-  model.py:12
+Fused
+  model.py:12 in layers.0
       O = (where(a1, silu(s + a0)/float(i0), 0.0)) V, s = Q Kᵀ
       Q [2, 4, 64, 32]  K [2, 2, 128, 32]  V [2, 1, 128, 16]  bfloat16, V float32, training
-      between the products: a0 float32 [h, q_idx, kv_idx], a1 bool [b, -, q_idx, kv_idx]
+      scores: 0.12 MiB, never stored
+      a0 = bias, model.py:9, float32 [h, q_idx, kv_idx]
+      a1 = mask, bool [b, -, q_idx, kv_idx]
       kernel: cpu (a reason)
 
-Refused
+Left to Inductor
   /elsewhere/m.py:3
       NOT_GDPA/NORMALISED: `softmax` normalises
 
@@ -85,7 +99,95 @@ Graph breaks
 
 Skipped by Dynamo
   model.py:30 loop()
-      Tensor.item()""",
+      Tensor.item()""",  # noqa: E501
+    )
+
+
+LAYERS = Report(
+    matches=tuple(
+        dataclasses.replace(
+            MATCH, module=f"layers.{i}", origins=(Origin(f"getitem_{i}", "model.py:9"),)
+        )
+        for i in range(12)
+    ),
+    rejections=(
+        *(
+            Rejection(
+                Code.SCORES_ESCAPE,
+                "`mean` (line 8) uses the scores besides the second product",
+                "model.py:7",
+                "matmul",
+                f"heads.{i}",
+                "silu(s)",
+                3 << 20,
+            )
+            for i in (0, 1)
+        ),
+        Rejection(Code.TOO_SMALL, "64 rows and 8 keys", "model.py:30", score_bytes=1 << 14),
+    ),
+)
+
+
+def test_equal_regions_are_one_entry_under_their_modules() -> None:
+    """Names that Dynamo gave to operands differ from layer to layer: the first one's are shown."""
+    assert_expected_inline(
+        str(LAYERS),
+        """\
+gdpa: 12 regions fused (1.5 MiB of scores), 2 could be fused (6 MiB), 1 left to Inductor (0.016 MiB)
+
+Fused
+  model.py:12 in layers.0 … layers.11 (×12)
+      O = (where(a1, silu(s + a0)/float(i0), 0.0)) V, s = Q Kᵀ
+      Q [2, 4, 64, 32]  K [2, 2, 128, 32]  V [2, 1, 128, 16]  bfloat16, V float32, training
+      scores: 0.12 MiB, never stored
+      a0 = getitem_0, model.py:9, float32 [h, q_idx, kv_idx]
+      a1, bool [b, -, q_idx, kv_idx]
+      kernel: cpu (a reason)
+
+Could be fused
+  model.py:7 in heads.0, heads.1 (×2)
+      UNSUPPORTED/SCORES_ESCAPE: `mean` (line 8) uses the scores besides the second product
+      O = (silu(s)) V, s = Q Kᵀ
+      scores: 3 MiB
+      to change: do not return or reuse the scores (`output_attentions=False`)
+
+Left to Inductor
+  model.py:30
+      NOT_PROFITABLE/TOO_SMALL: 64 rows and 8 keys
+      scores: 0.016 MiB
+      to change: force it with `options={'gdpa.profit': False}`""",
+    )
+
+
+def test_only_equal_regions_are_one_entry() -> None:
+    other = dataclasses.replace(MATCH, problem=dataclasses.replace(PROBLEM, rows=65))
+    (section,) = sections(Report(matches=(MATCH, other, MATCH)))
+    assert [entry.numbers for entry in section.entries] == [(1, 3), (2,)]
+
+
+def test_a_refusal_says_what_would_be_fused_and_how_to_force_it() -> None:
+    """In the user's words, with the formula and what the scores take."""
+    report = gdpa_inductor.explain(lambda q, k, v: F.silu(q @ k.mT) @ v)(
+        *torch.zeros(3, 1, 8, 256, 64)
+    )
+    assert_expected_inline(
+        re.sub(r"\S*test_report\.py:\d+", "FILE:LINE", str(report)),
+        """\
+gdpa: 0 regions fused, 0 could be fused, 1 left to Inductor (2 MiB), in 1 graph
+
+Left to Inductor
+  FILE:LINE
+      NOT_PROFITABLE/SLOWER: the scores are 2 MiB; on a CPU fusing inference in float32 pays from 16 MiB
+      O = (silu(s)) V, s = Q Kᵀ
+      scores: 2 MiB
+      to change: force it with `options={'gdpa.profit': False}`""",  # noqa: E501
+    )
+
+
+def test_repr_is_one_line() -> None:
+    assert_expected_inline(
+        repr(REPORT),
+        """<gdpa: 1 region fused (0.12 MiB of scores), 0 could be fused, 1 left to Inductor, 1 graph break, 1 skipped frame, in 1 graph; print() lists them>""",  # noqa: E501
     )
 
 
@@ -93,7 +195,7 @@ def test_an_empty_report_says_what_a_candidate_is() -> None:
     assert_expected_inline(
         str(Report()),
         """\
-gdpa: 0 regions rewritten, 0 candidates refused, 0 graph breaks, 0 skipped frames
+gdpa: 0 regions fused, 0 could be fused, 0 left to Inductor
 
 No candidate
   A candidate is a product whose operand is made, by pointwise, view or reduction operations only, from another product of two activations: activation(Q @ K.T) @ V.""",  # noqa: E501
@@ -109,6 +211,8 @@ def test_dict_survives_json() -> None:
     assert match["operands"][1] == {"dtype": "bool", "access": ["b", "-", "q_idx", "kv_idx"]}
     (rejection,) = found["rejections"]
     assert (rejection["class"], rejection["code"]) == ("NOT_GDPA", "NORMALISED")
+    assert match["module"] == "layers.0" and match["operand_names"] == ["bias", "mask"]
+    assert match["score_bytes"] == 2 * 4 * 64 * 128 * 2
     assert found["graph_breaks"] == [REPORT.graph_breaks[0].to_dict()]
     assert found["skipped_frames"] == [REPORT.skipped_frames[0].to_dict()]
 
@@ -137,9 +241,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_page(tmp_path: Path) -> None:
-    text = REPORT.to_html(tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == text
+def test_page() -> None:
+    text = REPORT.to_html()
     page = Page()
     page.feed(text)
     assert page.open == [] and page.links == [] and "://" not in text
@@ -148,8 +251,44 @@ def test_page(tmp_path: Path) -> None:
     assert kinds["matmul"] == kinds["silu"] == "node match"
     assert kinds["matmul_3"] == "node rejection" and kinds["x0"].strip() == "node"
     assert len(page.nodes) == 23 and "20 more nodes" in text
-    assert "where(a1, silu(s + a0)/float(i0), 0.0)" in text and text.count("<svg") == 1
+    assert "where(a1, silu(s + a0)/float(i0), 0.0)" in text and text.count('class="steps"') == 1
     assert "prefers-color-scheme: dark" in text
+
+
+def test_a_page_that_was_written_returns_its_path(tmp_path: Path) -> None:
+    path = REPORT.to_html(str(tmp_path / "report.html"))
+    assert path == tmp_path / "report.html"
+    assert path.read_text(encoding="utf-8") == REPORT.to_html()
+
+
+def test_a_notebook_gets_a_part_of_a_page_with_style_of_its_own() -> None:
+    text = REPORT._repr_html_()
+    page = Page()
+    page.feed(text)
+    assert page.open == [] and len(page.nodes) == 23
+    assert text.startswith('<div class="gdpa">') and "<script" not in text and "<html" not in text
+    style = text[text.index("<style>") + 7 : text.index("</style>")]
+    selectors = re.sub(r"{[^{}]*}", "", style).replace("@media (prefers-color-scheme: dark)", "")
+    rules = re.split(r"[,\s{}]*\n[,\s{}]*|, ", selectors.strip())
+    assert len(rules) > 20
+    assert [rule for rule in rules if "gdpa" not in rule and "@media" not in rule] == []
+
+
+def test_long_lines_of_a_graph_keep_to_their_column() -> None:
+    """They wrap: a column that may shrink, and text that may break anywhere."""
+    style = REPORT._repr_html_()
+    (node,) = re.findall(r"\.gdpa \.node {([^}]*)}", style)[:1]
+    assert "white-space: pre-wrap" in node
+    assert re.findall(r"minmax\(([^,]*),", node) == ["0"] * 3
+    assert "overflow-wrap: anywhere" in style
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"),
+    [((3,), "region 3"), ((1, 2, 3), "regions 1–3"), ((1, 3), "regions 1, 3")],
+)
+def test_the_marks_of_grouped_regions(numbers: tuple[int, ...], text: str) -> None:
+    assert mark("match", numbers) == text
 
 
 def test_places_are_written_from_the_working_directory(
@@ -161,21 +300,32 @@ def test_places_are_written_from_the_working_directory(
     assert shorten("") == "(no source line)"
 
 
+@pytest.mark.parametrize(
+    ("size", "text"), [(36864, "0.035 MiB"), (2 << 20, "2 MiB"), (12 << 30, "12,288 MiB")]
+)
+def test_memory_is_told_in_mebibytes(size: int, text: str) -> None:
+    assert mebibytes(size) == text
+
+
 def test_every_code_is_documented() -> None:
-    """docs/reasons.md has a row per code, under its class, with the meaning that the enum gives."""
+    """docs/reasons.md has a row per code, under its class, with the meaning and the advice that the
+    enum gives; the page may add to the advice.
+    """
     sections = re.split(r"^## ", (DOCS / "reasons.md").read_text(), flags=re.M)[1:]
-    documented = {}
+    documented, advice = {}, {}
     for section in sections:
         category = section.split()[0]
-        for code, meaning in re.findall(r"^\| `(\w+)` \| ([^|]+) \|", section, flags=re.M):
+        for row in re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|", section, flags=re.M):
+            code, meaning, change = row
             documented[code] = (category, meaning.strip())
+            advice[code] = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", change)
     assert documented == {code.name: (code.category.value, code.meaning) for code in Code}
     assert {c.value for c in Category} <= {section.split()[0] for section in sections}
+    begins = {code.name: code.advice or "nothing" for code in Code}
+    assert {n: text for n, text in begins.items() if not advice[n].startswith(text)} == {}
 
 
 def test_every_option_is_documented() -> None:
-    import dataclasses
-
     from gdpa_inductor import Options
 
     rows = re.findall(r"^\| `gdpa\.(\w+)` \| `([^`]*)` \|", (DOCS / "options.md").read_text(), re.M)

@@ -158,3 +158,12 @@ def real_input(node: torch.fx.Node) -> Any:
         return None if graph_input is None else graph_input.example
     except (AssertionError, AttributeError):
         return None
+
+
+def source_name(node: torch.fx.Node) -> str:
+    """How Dynamo's guards name an input: `L['self']._modules['layers']…`; "" where it has none."""
+    source = getattr(node, "_dynamo_source", None) or getattr(
+        node.meta.get("grapharg"), "source", None
+    )
+    name = getattr(source, "name", "")
+    return str(name() if callable(name) else name)

@@ -33,6 +33,7 @@ _ROWS: dict[str, _Rows] = {
         "utils.counters": (_BOTH, "counts what was matched and lowered where users look for it"),
         "utils.get_compilation_metrics": (_BOTH, "`explain` reports frames that Dynamo gave up"),
         "utils.graph_break_reasons": (_BOTH, "`explain` reports graph breaks"),
+        "output_graph.OutputGraph._dynamo_source": (_BOTH, "where an input comes from"),
         "variables.builder.GraphArg.example": (_BOTH, "the judge reads what small inputs hold"),
     },
     "torch._dynamo.eval_frame.OptimizedModule": {
@@ -243,6 +244,7 @@ _ROWS: dict[str, _Rows] = {
     },
     # The rest.
     "torch": {
+        "_guards.Source.name": (_BOTH, "names an input in a report"),
         "_guards.tracing": (_BOTH, "enters a `TracingContext`"),
         "_guards.TracingContext": (_BOTH, "compile_fx wants one where there is no Dynamo"),
         "_logging.trace_structured": (_BOTH, "leaves the report for tlparse"),

@@ -60,11 +60,12 @@ _SHORT = 32  # jagged training on a CPU is slower up to this greatest length, el
 
 
 def _gain(problem: Problem) -> str:
-    step = "training" if problem.training else "inference"
+    step = "fusing training" if problem.training else "fusing inference"
     longest = max(hint(problem.rows), hint(problem.cols))
     if problem.jagged:
         short = problem.training and longest <= _SHORT
-        return f"jagged training pays from {_SHORT + 1} rows or keys on" if short else ""
+        told = f"sequences have at most {longest} rows; on a CPU {step} pays from {_SHORT + 1} rows"
+        return told if short else ""
     least = _GAINS.get(problem.dtype, (0, 0))[problem.training]
     if tiles.zero((problem.program.weight,), problem.program.aux) is not None:
         least //= 2
@@ -72,10 +73,8 @@ def _gain(problem: Problem) -> str:
     taken = math.prod(map(hint, sizes)) * problem.dtype.itemsize / 2**20
     if taken >= least:
         return ""
-    return (
-        f"{step} in {problem.dtype} on a CPU pays from {least} MiB of scores on, these take "
-        f"{taken:.3g}"
-    )
+    dtype = str(problem.dtype).removeprefix("torch.")
+    return f"the scores are {taken:.3g} MiB; on a CPU {step} in {dtype} pays from {least} MiB"
 
 
 def lower(call: Call) -> Any:

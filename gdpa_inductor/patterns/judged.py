@@ -78,7 +78,8 @@ def _objections(held: _Original, result: Result) -> Iterable[Ban]:
     code = Code.INVALID_REWRITE if verdict.invalid else Code.ANALYSIS
     for match in [m for m in result.matches if m.node == verdict.node] or result.matches:
         _tell(match, verdict, held.copy[0])
-        yield match.replaced, Rejection(code, verdict.reason, match.location, match.node)
+        place = (match.location, match.node, match.module, match.score_mod.formula)
+        yield match.replaced, Rejection(code, verdict.reason, *place)
 
 
 def _tell(match: Match, verdict: judge.Verdict, graph: GraphModule) -> None:

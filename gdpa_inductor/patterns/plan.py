@@ -7,7 +7,7 @@ of the graph is changed here.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -16,6 +16,7 @@ from torch.fx import Node
 from .._compat import shapes
 from ..options import Options
 from ..problem import Problem
+from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
 from . import profit
 from .host import facts, places
@@ -23,13 +24,13 @@ from .host.candidates import Candidate, HostGraph
 from .host.region import Finder, Region, Sink, Through
 from .host.sizes import is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
-from .jagged.step import without_padding
+from .jagged.step import Understood, without_padding
 from .reading import shadow
 from .reading.matcher import read
 from .reading.program import program_of
 from .reading.reached import with_gradients
-from .reading.reading import Reading
-from .result import Refused, internal_error
+from .reading.reading import Operand, Reading
+from .result import Origin, Refused, internal_error
 from .writing.recipe import Handle, Recipe
 from .writing.replacement import replacement
 from .writing.writer import Writer
@@ -43,6 +44,7 @@ class RegionPlan:
     """A region that can be replaced: how, by what, and how much it should be preferred.
 
     pads: what pads its operands. biases: the operands between the products, where it trains.
+    origins: where each of these operands comes from.
     """
 
     candidate: Candidate
@@ -55,6 +57,7 @@ class RegionPlan:
     pads: tuple[Node, ...] = ()
     biases: tuple[Node, ...] = ()
     notes: tuple[Rejection, ...] = ()
+    origins: tuple[Origin, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -249,6 +252,25 @@ class Analyst:
         )
         reading = understood.reading
         program, operands = program_of(reading, understood.layout)
+        try:
+            plan = self._approved(candidate, region, understood, program, operands)
+        except Refused as refusal:
+            refusal.formula = program.formula
+            raise
+        known = self.padding.pads
+        pads = tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls)
+        biases = tuple(operand.leaf for operand in operands) if plan.problem.training else ()
+        origins = tuple(places.origin(o.leaf, candidate.second) for o in operands)
+        return replace(plan, pads=pads, biases=biases, origins=origins)
+
+    def _approved(
+        self, candidate: Candidate, region: Region, understood: Understood, program: ScoreMod,
+        operands: Sequence[Operand],
+    ) -> RegionPlan:  # fmt: skip
+        """The plan of a region that is understood. Raises Refused where it does not pay, or cannot
+        be written or lowered.
+        """
+        reading = understood.reading
         rank = profit.rank(program, reading)
         if rank == profit.SCALE and not understood.layout.rows:
             raise Refused(Code.TOO_SMALL, "three matrices are multiplied, one of them a row")
@@ -263,11 +285,7 @@ class Analyst:
             raise Refused(
                 Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs"
             )
-        choice = self._judged(problem)
-        known = self.padding.pads
-        pads = tuple(n for leaf in region.leaves if leaf in known for n in known[leaf].calls)
-        biases = tuple(operand.leaf for operand in operands) if problem.training else ()
-        return RegionPlan(candidate, region, recipe, result, problem, choice, rank, pads, biases)
+        return RegionPlan(candidate, region, recipe, result, problem, self._judged(problem), rank)
 
     def _judged(self, problem: Problem) -> object:
         choice = True if self.supports is None else self.supports(problem)
@@ -283,8 +301,22 @@ class Analyst:
 
 def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
     """A refusal as a value, with its place."""
-    second = candidate.second
-    return Rejection(refusal.code, refusal.reason, places.location(second), second.name)
+    second, firsts = candidate.second, candidate.firsts
+    return Rejection(
+        refusal.code,
+        refusal.reason,
+        places.location(second),
+        second.name,
+        places.module(*firsts, second),
+        refusal.formula,
+        None if second in firsts else _bytes(facts.tensors(firsts[0])[0]),
+    )
+
+
+def _bytes(scores: torch.Tensor) -> int | None:
+    """What the scores take, by the sizes at capture."""
+    count = shapes.size_hint(scores.numel())
+    return None if count is None else count * scores.itemsize
 
 
 def _shape_values(node: Node) -> list[int | torch.SymInt]:

@@ -68,13 +68,25 @@ def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:
         return None
     if min(dim, value_dim) < MIN_CHANNELS:
         return Refused(
-            Code.TOO_SMALL, f"head dims {dim} and {value_dim}, of at least {MIN_CHANNELS}"
+            Code.TOO_SMALL,
+            f"the head dims are {dim} and {value_dim}; fusing pays from {MIN_CHANNELS}",
         )
-    if not problem.jagged and (min(rows, cols) == 1 or rows * cols < MIN_SCORES):
-        return Refused(Code.TOO_SMALL, f"{rows} rows and {cols} keys")
+    few = "" if problem.jagged else _few(rows, cols)
+    if few:
+        return Refused(Code.TOO_SMALL, few)
     if rank == SCALE and cols <= 2 * max(dim, value_dim):
         return Refused(
             Code.SLOWER,
             f"three matrices are multiplied, with {cols} columns between: the scores are small",
         )
     return None
+
+
+def _few(rows: int, cols: int) -> str:
+    """Why so many scores of a head are too few, or ""."""
+    if min(rows, cols) == 1:
+        one = "query row" if rows == 1 else "key"
+        return f"there is one {one}: the scores are a vector, which costs little to store"
+    if rows * cols < MIN_SCORES:
+        return f"{rows} rows × {cols} keys are {rows * cols} scores; fusing pays from {MIN_SCORES}"
+    return ""

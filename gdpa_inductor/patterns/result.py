@@ -16,6 +16,14 @@ INTERNAL = "internal error"  # how the reason of such a refusal begins: always a
 
 
 @dataclass(frozen=True)
+class Origin:
+    """A tensor of the user's: its name, and "file:line" of what makes or first reads it."""
+
+    name: str
+    location: str
+
+
+@dataclass(frozen=True)
 class Match:
     """One rewritten region. `location`: "file:line" of the second product. `node`: the node that
     calls the op.
@@ -23,7 +31,8 @@ class Match:
     `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
     `replaced`: the names of the nodes that the op stands for, in program order. `notes`: why a side
     that is padded in the model stays padded. `stands_for`: the node that returns the result, and
-    the one that returned it before.
+    the one that returned it before. `module`: the path of the module that it is in, such as
+    "layers.0". `origins`: where each operand between the products comes from.
     """
 
     problem: Problem
@@ -33,6 +42,8 @@ class Match:
     replaced: tuple[str, ...] = ()
     notes: tuple[Rejection, ...] = ()
     stands_for: tuple[str, str] = ("", "")
+    module: str = ""
+    origins: tuple[Origin, ...] = ()
 
     @property
     def score_mod(self) -> ScoreMod:
@@ -57,7 +68,8 @@ class Result:
 class Refused(Exception):
     """Raised inside the analysis of one candidate; it becomes the candidate's `Rejection`.
 
-    node: the one that could not be read, where it is one of the user's.
+    node: the one that could not be read, where it is one of the user's. formula: the weights, where
+    they were understood before the refusal.
     """
 
     def __init__(self, code: Code, reason: str, node: Node | None = None) -> None:
@@ -65,6 +77,7 @@ class Refused(Exception):
         self.code = code
         self.reason = reason
         self.node = node
+        self.formula = ""
 
 
 def internal_error(error: Exception) -> Refused:

@@ -225,7 +225,10 @@ def _commit(plan: RegionPlan, writer: Writer, bodies: dict[Node, None]) -> Match
     )
     pair = (result.name, end.name)
     place = places.location(result)
-    return Match(plan.problem, place, name, plan.choice, replaced, plan.notes, pair)
+    module = places.module(*plan.candidate.firsts, plan.candidate.second)
+    return Match(
+        plan.problem, place, name, plan.choice, replaced, plan.notes, pair, module, plan.origins
+    )
 
 
 def _replaced(plan: RegionPlan) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""The report as one HTML page: the lists, a drawing of every rewritten region, and each graph as a
-listing.
+"""The report as HTML: the lists, the steps of every fused region, and each graph as a listing.
 
 In a listing, the nodes of a region are coloured and named by its number. A refused product is
 marked with its code. Long stretches that belong to neither are folded. Pointing at a node lights up
-what it reads. Light and dark follow the browser. No outside resource is used.
+what it reads. Light and dark follow the browser. No outside resource is used. Rules of style apply
+below `.gdpa` only, so a notebook can show the fragment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from ..patterns import Match
+from . import sections
 from .entries import Line, Listing, shorten
+from .sections import Entry
 
 if TYPE_CHECKING:
     from . import Report
@@ -22,32 +24,39 @@ if TYPE_CHECKING:
 _FOLD = 12  # a stretch of more unmarked nodes than this is folded
 
 _STYLE = """
-:root { --ink: #1c2430; --paper: #fff; --soft: #f3f5f8; --rule: #d5dbe3; --dim: #64707f;
-  --good: #0a7d4f; --good-soft: #e0f4ea; --bad: #b3261e; --bad-soft: #fbe9e7; --light: #fff3bf; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e3e8ef; --paper: #14181f; --soft: #1d232c;
+.gdpa { --ink: #1c2430; --paper: #fff; --soft: #f3f5f8; --rule: #d5dbe3; --dim: #5a6573;
+  --good: #0a7d4f; --good-soft: #e0f4ea; --bad: #b3261e; --bad-soft: #fbe9e7; --light: #fff3bf;
+  font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
+  max-width: 75rem; margin: 0 auto; padding: 1rem; overflow-wrap: anywhere; }
+@media (prefers-color-scheme: dark) { .gdpa { --ink: #e3e8ef; --paper: #14181f; --soft: #1d232c;
   --rule: #343d4a; --dim: #94a1b2; --good: #55d6a0; --good-soft: #123527; --bad: #ff8a80;
-  --bad-soft: #3d1b19; --light: #4a4010; } }
-body { font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--paper);
-  max-width: 75rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
-code, .listing { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace; }
-article { border: 1px solid var(--rule); border-left-width: 4px; border-radius: 6px;
+  --bad-soft: #3d1b19; --light: #4a4010; }
+  body:has(> .gdpa) { background: #14181f; } }
+.gdpa h1 { font-size: 1.3rem; margin: 0 0 1rem; }
+.gdpa h2 { font-size: 1.05rem; margin: 2rem 0 .5rem; }
+.gdpa code, .gdpa .listing, .gdpa .box { font: 13px/1.6 ui-monospace, Menlo, Consolas, monospace;
+  color: inherit; background: none; padding: 0; }
+.gdpa article { border: 1px solid var(--rule); border-left-width: 4px; border-radius: 6px;
   padding: .5rem .9rem; margin: .5rem 0; }
-article.match { border-left-color: var(--good); }
-article.rejection { border-left-color: var(--bad); }
-.place, .value, .advice { color: var(--dim); } .code { color: var(--bad); font-weight: 600; }
-svg { display: block; max-width: 100%; height: auto; margin: .4rem 0; }
-svg rect { fill: var(--soft); stroke: var(--rule); } svg rect.op { fill: var(--good-soft); }
-svg text { fill: var(--ink); font: 12px ui-monospace, Menlo, monospace; text-anchor: middle; }
-svg text.small { fill: var(--dim); font-size: 11px; } svg path { stroke: var(--dim); fill: none; }
-.listing { overflow-x: auto; border: 1px solid var(--rule); border-radius: 6px; padding: .4rem 0; }
-.node { display: grid; grid-template-columns: 6rem minmax(28rem, 2fr) minmax(11rem, 1fr) 14rem;
-  column-gap: 1rem; padding: 0 .8rem; white-space: pre; }
-.node:hover { background: var(--soft); } .node.read { background: var(--light); }
-.node.match { background: var(--good-soft); } .node.rejection { background: var(--bad-soft); }
-.node.match.read, .node.rejection.read { background: var(--light); }
-.mark { color: var(--good); } .rejection > .mark { color: var(--bad); }
-summary { cursor: pointer; color: var(--dim); padding: 0 .8rem; }
+.gdpa article.match { border-left-color: var(--good); }
+.gdpa article.rejection { border-left-color: var(--bad); }
+.gdpa .place, .gdpa .value, .gdpa .below { color: var(--dim); }
+.gdpa .advice { color: var(--good); }
+.gdpa .steps { display: flex; flex-wrap: wrap; align-items: center; gap: .4rem; margin: .5rem 0; }
+.gdpa .box { border: 1px solid var(--rule); border-radius: 6px; background: var(--good-soft);
+  padding: .3rem .7rem; text-align: center; min-width: 0; }
+.gdpa .below { display: block; font-size: 11px; }
+.gdpa .listing { border: 1px solid var(--rule); border-radius: 6px; padding: .4rem 0; }
+.gdpa .node { display: grid; column-gap: 1rem; padding: 0 .8rem; white-space: pre-wrap;
+  grid-template-columns: 6rem minmax(0, 5fr) minmax(0, 2fr) minmax(0, 2fr); }
+@media (max-width: 60rem) { .gdpa .node { grid-template-columns: 6rem minmax(0, 1fr); }
+  .gdpa .node > .value, .gdpa .node > .place { grid-column: 2; } }
+.gdpa .node > span { min-width: 0; } .gdpa .node:hover { background: var(--soft); }
+.gdpa .node.match { background: var(--good-soft); }
+.gdpa .node.rejection { background: var(--bad-soft); }
+.gdpa .node.read { background: var(--light); }
+.gdpa .mark { color: var(--good); } .gdpa .rejection > .mark { color: var(--bad); }
+.gdpa summary { cursor: pointer; color: var(--dim); padding: 0 .8rem; }
 """
 
 _SCRIPT = """
@@ -65,68 +74,70 @@ for (const listing of document.querySelectorAll(".listing")) {
 
 def page(report: Report) -> str:
     """The whole document."""
-    body = [f"<h1>{escape(report.summary)}</h1>", *_lists(report)]
-    body += [_graph(report, listing) for listing in report.graphs]
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(report.summary)}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
-        + f"\n<script>{_SCRIPT}</script>\n</body>\n</html>\n"
+        f"<title>{escape(report.summary)}</title>\n</head>\n"
+        f'<body style="margin: 0">\n{fragment(report)}\n<script>{_SCRIPT}</script>\n'
+        "</body>\n</html>\n"
     )
+
+
+def fragment(report: Report) -> str:
+    """The report with its style, to be put into another page."""
+    body = [f"<h1>{escape(report.summary)}</h1>", *_lists(report)]
+    body += [_graph(report, listing) for listing in report.graphs]
+    return f'<div class="gdpa">\n<style>{_STYLE}</style>\n' + "\n".join(body) + "\n</div>"
 
 
 def _lists(report: Report) -> Iterator[str]:
-    drawings = iter([_drawing(match) for match in report.matches])
-    for title, entries in report._sections():
-        yield f"<h2>{escape(title)}</h2>"
-        for number, (place, *lines) in enumerate(entries, 1):
-            kind = {"Rewritten": "match", "Refused": "rejection"}.get(title, "")
-            drawing = next(drawings) if kind == "match" else ""
-            anchor = f' id="{kind}-{number}"' if kind else ""
-            code = "".join(f"<div><code>{escape(line)}</code></div>" for line in lines)
-            yield (
-                f'<article class="{kind}"{anchor}><div class="place">{_mark(kind, number)} '
-                f"{escape(place)}</div>{drawing}{code}</article>"
-            )
+    for section in sections.sections(report):
+        yield f"<h2>{escape(section.title)}</h2>"
+        for entry in section.entries:
+            yield _article(report, entry)
 
 
-def _mark(kind: str, number: int) -> str:
-    return {"match": f"region {number}", "rejection": f"refused {number}"}.get(kind, "")
-
-
-# The drawing of a region
-
-
-def _drawing(match: Match) -> str:
-    """Q Kᵀ → program → V → O, as inline SVG."""
-    p = match.problem
-    formula = p.program.formula
-    formula = formula if len(formula) <= 60 else formula[:57] + "..."
-    boxes = [
-        ("s = Q Kᵀ", f"{p.batch}·{p.heads} × {p.rows} × {p.cols}", 150),
-        (f"P = {formula}", _kernel(match), max(170, 8 * len(formula) + 50)),
-        ("O = P V", f"{p.batch}·{p.heads} × {p.rows} × {p.value_dim}", 150),
-    ]
-    parts, x = [], 4
-    for position, (title, below, width) in enumerate(boxes):
-        middle = x + width / 2
-        parts.append(f'<rect class="op" x="{x}" y="4" width="{width}" height="46" rx="6"/>')
-        parts.append(f'<text x="{middle}" y="23">{escape(title)}</text>')
-        parts.append(f'<text class="small" x="{middle}" y="40">{escape(below)}</text>')
-        if position < 2:
-            end = x + width + 34
-            parts.append(f'<path d="M{x + width} 27 H{end} m-6 -4 l6 4 l-6 4"/>')
-        x += width + 34
-    width = x - 30
+def _article(report: Report, entry: Entry) -> str:
+    lines = "".join(f"<div><code>{escape(line)}</code></div>" for line in entry.lines)
+    if entry.advice:
+        lines += f'<div class="advice">to change: {escape(entry.advice)}</div>'
+    steps = _steps(report.matches[entry.numbers[0] - 1]) if entry.kind == "match" else ""
+    anchor = f' id="{entry.kind}-{entry.numbers[0]}"' if entry.kind else ""
+    title = " ".join(filter(None, (mark(entry.kind, entry.numbers), entry.title)))
     return (
-        f'<svg viewBox="0 0 {width} 54" width="{width}" height="54" role="img" '
-        f'aria-label="{escape(formula)}">{"".join(parts)}</svg>'
+        f'<article class="{entry.kind}"{anchor}><div class="place">{escape(title)}</div>'
+        f"{steps}{lines}</article>"
     )
 
 
-def _kernel(match: Match) -> str:
-    return f"one kernel: {getattr(match.choice, 'kernel', 'any')}"
+def mark(kind: str, numbers: Sequence[int]) -> str:
+    """`region 3`, `regions 1–12`, `refused 2, 5`."""
+    if not kind:
+        return ""
+    first, last = numbers[0], numbers[-1]
+    joined = len(numbers) > 2 and last - first + 1 == len(numbers)
+    shown = f"{first}–{last}" if joined else ", ".join(map(str, numbers))
+    return f"refused {shown}" if kind == "rejection" else f"region{'s'[: last != first]} {shown}"
+
+
+# The steps of a region
+
+
+def _steps(match: Match) -> str:
+    """Q Kᵀ → program → V → O."""
+    p = match.problem
+    formula = p.program.formula
+    formula = formula if len(formula) <= 60 else formula[:57] + "..."
+    boxes = (
+        ("s = Q Kᵀ", f"{p.batch}·{p.heads} × {p.rows} × {p.cols}"),
+        (f"P = {formula}", f"one kernel: {getattr(match.choice, 'kernel', 'any')}"),
+        ("O = P V", f"{p.batch}·{p.heads} × {p.rows} × {p.value_dim}"),
+    )
+    shown = (
+        f'<span class="box">{escape(title)}<span class="below">{escape(below)}</span></span>'
+        for title, below in boxes
+    )
+    return f'<div class="steps">{"<span>→</span>".join(shown)}</div>'
 
 
 # The listing of a graph

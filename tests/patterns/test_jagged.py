@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa_inductor.report import match_lines
+from gdpa_inductor.report.sections import match_lines
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.jagged import jagged_operands

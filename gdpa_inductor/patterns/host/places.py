@@ -1,13 +1,17 @@
-"""Where a node stands in the user's source, and how a reason names it."""
+"""Where a node stands in the user's source and modules, and how a report names it."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch.fx import Node
 
+from ..._compat import dynamo
+from ..result import Origin
 from . import facts
 
 _LIBRARY = re.compile(r"[/\\\\](site-packages|dist-packages|torch)[/\\\\]")
@@ -31,3 +35,39 @@ def describe(node: Node) -> str:
     """How a reason names a node: `softmax (line 12)`."""
     line = location(node).rpartition(":")[2]
     return f"`{facts.name(node) or node.name}`" + (f" (line {line})" if line else "")
+
+
+_ROOT = re.compile(r"^L\['(\w+)'\]")
+# Of `L['self']._modules['layers']._parameters['bias']`, the way that a user writes `.bias`.
+_MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
+
+
+def module(*nodes: Node) -> str:
+    """The path of the innermost module that runs all of `nodes`, such as "layers.0", or ""."""
+    paths = [_within(_modules(node)[-1:]).split(".") for node in nodes]
+    levels = itertools.takewhile(lambda level: len(set(level)) == 1, zip(*paths, strict=False))
+    return ".".join(level[0] for level in levels)
+
+
+def _modules(node: Node) -> list[str]:
+    """The modules that a node was called in, the outermost first, as torch names them."""
+    called = node.meta.get("nn_module_stack") or {}
+    return [_MEMBER.sub(r".\1", str(path)) for path, *_ in called.values()]
+
+
+def _within(paths: Sequence[str]) -> str:
+    return _ROOT.sub("", paths[0]).lstrip(".") if paths else ""
+
+
+def origin(leaf: Node, user: Node) -> Origin:
+    """Where a tensor comes from that a region reads: its name, seen from the module of `user`."""
+    source, modules = _MEMBER.sub(r".\1", dynamo.source_name(leaf)), _modules(user)
+    root = _ROOT.match(source)
+    if root is None:
+        name = leaf.name
+    elif modules and modules[0].startswith(root[0]):
+        own = _within(modules[-1:])
+        name = _within([source]).removeprefix(f"{own}." if own else "")
+    else:
+        name = root[1] + source[root.end() :]
+    return Origin(name or leaf.name, location(leaf))

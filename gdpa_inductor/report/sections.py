@@ -1,0 +1,228 @@
+"""The lists of a report: fused regions, refused candidates by what the user can do, and what Dynamo
+never handed over.
+
+In: a `Report`. Out: `Section`s of `Entry`s, which text and page print alike. Equal entries, such as
+the layers of one model, are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..patterns import Match
+from ..problem import Problem, Size
+from ..rejection import Category, Rejection
+from .entries import GraphBreak, SkippedFrame, shorten
+
+if TYPE_CHECKING:
+    from . import Report
+
+CANDIDATE = (
+    "A candidate is a product whose operand is made, by pointwise, view or reduction operations "
+    "only, from another product of two activations: activation(Q @ K.T) @ V."
+)
+FUSED, COULD_BE, LEFT = "Fused", "Could be fused", "Left to Inductor"
+_LEFT = (Category.NOT_GDPA, Category.NOT_PROFITABLE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing of a list, or several equal ones. kind: "match", "rejection" or "". numbers: which
+    of the report's they are, from 1. modules: where they are. advice: what to change, or "". same:
+    what is equal of equal ones.
+    """
+
+    place: str
+    lines: tuple[str, ...]
+    advice: str = ""
+    kind: str = ""
+    numbers: tuple[int, ...] = ()
+    modules: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """`model.py:12 in layers.0 … layers.11 (×12)`."""
+        shown = list(dict.fromkeys(filter(None, self.modules)))
+        if len(shown) > 3:
+            shown = [f"{shown[0]} … {shown[-1]}"]
+        where = f" in {', '.join(shown)}" if shown else ""
+        count = f" (×{len(self.numbers)})" if len(self.numbers) > 1 else ""
+        return f"{self.place}{where}{count}"
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    entries: tuple[Entry, ...]
+
+
+def sections(report: Report) -> list[Section]:
+    """All that is not empty, in the order in which it is printed."""
+    refused = list(enumerate(report.rejections, 1))
+    found = [
+        Section(FUSED, _grouped(_match(m, i) for i, m in enumerate(report.matches, 1))),
+        Section(COULD_BE, _grouped(_rejection(r, i) for i, r in refused if could_be_fused(r))),
+        Section(LEFT, _grouped(_rejection(r, i) for i, r in refused if not could_be_fused(r))),
+        Section("Graph breaks", tuple(map(_break, report.graph_breaks))),
+        Section("Skipped by Dynamo", tuple(map(_skipped, report.skipped_frames))),
+    ]
+    if not report.matches and not report.rejections:
+        found.insert(0, Section("No candidate", (Entry(CANDIDATE, ()),)))
+    return [section for section in found if section.entries]
+
+
+def could_be_fused(rejection: Rejection) -> bool:
+    """Whether it is GDPA, or may be, and would pay."""
+    return rejection.code.category not in _LEFT
+
+
+def summary(report: Report) -> str:
+    """The totals: how many of each, and what their scores take."""
+    could = [r.score_bytes for r in report.rejections if could_be_fused(r)]
+    left = [r.score_bytes for r in report.rejections if not could_be_fused(r)]
+    fused = [m.problem.score_bytes for m in report.matches]
+    counts = [
+        f"{_count(len(fused), 'region')} fused{_total(fused, ' of scores')}",
+        f"{len(could)} could be fused{_total(could)}",
+        f"{len(left)} left to Inductor{_total(left)}",
+    ]
+    others = (("graph break", report.graph_breaks), ("skipped frame", report.skipped_frames))
+    counts += [_count(len(found), noun) for noun, found in others if found]
+    where = f", in {_count(len(report.graphs), 'graph')}" if report.graphs else ""
+    return f"gdpa: {', '.join(counts)}{where}"
+
+
+def _total(sizes: Iterable[int | None], what: str = "") -> str:
+    known = sum(size or 0 for size in sizes)
+    return f" ({mebibytes(known)}{what})" if known else ""
+
+
+def _grouped(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Equal ones as one; the first says what they are."""
+    found: dict[tuple[object, ...], Entry] = {}
+    for entry in entries:
+        key = (entry.place, entry.same)
+        first = found.get(key, replace(entry, numbers=(), modules=()))
+        found[key] = replace(
+            first,
+            numbers=(*first.numbers, *entry.numbers),
+            modules=(*first.modules, *entry.modules),
+        )
+    return tuple(found.values())
+
+
+def _match(match: Match, number: int) -> Entry:
+    place, nameless = shorten(match.location), replace(match, origins=())
+    lines, same = tuple(match_lines(match)), tuple(match_lines(nameless))
+    return Entry(place, lines, "", "match", (number,), (match.module,), same)
+
+
+def _rejection(rejection: Rejection, number: int) -> Entry:
+    lines, advice = tuple(rejection_lines(rejection)), rejection.code.advice
+    place, modules = shorten(rejection.location), (rejection.module,)
+    return Entry(place, lines, advice, "rejection", (number,), modules, lines)
+
+
+def _break(found: GraphBreak) -> Entry:
+    return Entry(shorten(found.location), (found.reason,), found.advice)
+
+
+def _skipped(found: SkippedFrame) -> Entry:
+    return Entry(f"{shorten(found.location)} {found.name}()", (found.reason,), found.advice)
+
+
+def match_lines(match: Match) -> Iterator[str]:
+    """Formula, shapes, operands between the products, kernel."""
+    problem = match.problem
+    yield f"O = ({problem.program.formula}) V, s = Q Kᵀ"
+    yield shapes(problem)
+    if problem.jagged:
+        yield jagged(problem)
+    if problem.score_bytes is not None:
+        yield f"scores: {mebibytes(problem.score_bytes)}, never stored"
+    yield from operands(match)
+    yield f"kernel: {match.choice if match.choice is not True else 'any'}"
+    for note in match.notes:
+        yield f"stays padded: {rejection_text(note)}"
+        yield f"    to change: {note.code.advice}"
+
+
+def rejection_lines(rejection: Rejection) -> Iterator[str]:
+    """CLASS/CODE and the sentence, then what is known of the region."""
+    yield rejection_text(rejection)
+    if rejection.formula:
+        yield f"O = ({rejection.formula}) V, s = Q Kᵀ"
+    if rejection.score_bytes is not None:
+        yield f"scores: {mebibytes(rejection.score_bytes)}"
+
+
+def rejection_text(rejection: Rejection) -> str:
+    return f"{rejection.code.category.value}/{rejection.code.name}: {rejection.reason}"
+
+
+def shapes(problem: Problem) -> str:
+    """`Q [2, 4, 64, 32]  K ...  V ...  float32, training`."""
+    p = problem
+    rows = (p.total_rows,) if p.jagged_query else (p.batch, p.rows)
+    cols = (p.total_cols,) if p.jagged_key else (p.batch, p.cols)
+    sizes = {
+        "Q": _placed(rows, p.heads, p.head_dim),
+        "K": _placed(cols, p.key_heads, p.head_dim),
+        "V": _placed(cols, p.value_heads, p.value_dim),
+    }
+    text = "  ".join(f"{name} [{', '.join(map(str, size))}]" for name, size in sizes.items())
+    dtype = (
+        dtype_text(p.dtype)
+        if p.dtype == p.value_dtype
+        else f"{dtype_text(p.dtype)}, V {dtype_text(p.value_dtype)}"
+    )
+    return f"{text}  {dtype}, {'training' if p.training else 'inference'}"
+
+
+def _placed(lengths: tuple[Size, ...], heads: Size, width: Size) -> tuple[Size, ...]:
+    """[B, H, N, D], or [L, H, D] of jagged values."""
+    return (
+        (*lengths[:-1], heads, *lengths[-1:], width)
+        if len(lengths) > 1
+        else (*lengths, heads, width)
+    )
+
+
+def jagged(problem: Problem) -> str:
+    """`8 sequences, rows up to 512, keys up to 512`, of the sides that are jagged."""
+    p = problem
+    sides = [("rows", p.rows)] * p.jagged_query + [("keys", p.cols)] * p.jagged_key
+    return f"jagged: {p.batch} sequences, " + ", ".join(f"{side} up to {n}" for side, n in sides)
+
+
+def operands(match: Match) -> Iterator[str]:
+    """`a0 = bias, model.py:12, float32 [h, q_idx, kv_idx]`: each tensor that is read for a score,
+    and by which of its indices.
+    """
+    problem = match.problem
+    pairs = zip(problem.aux_dtypes, problem.program.aux, strict=True)
+    for number, (dtype, spec) in enumerate(pairs):
+        named = ""
+        if number < len(match.origins):
+            origin = match.origins[number]
+            place = f", {Path(origin.location).name}" if origin.location else ""
+            named = f" = {origin.name}{place}"
+        yield f"a{number}{named}, {dtype_text(dtype)} [{', '.join(spec.access)}]"
+
+
+def mebibytes(size: int) -> str:
+    """`0.035 MiB`, `2 MiB`, `12,288 MiB`."""
+    value = size / 2**20
+    return f"{value:,.0f} MiB" if value >= 10 else f"{value:.2g} MiB"
+
+
+def dtype_text(dtype: object) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
