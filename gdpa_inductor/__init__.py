@@ -52,3 +52,8 @@ def __getattr__(name: str) -> Any:
     found = getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)
     globals()[name] = found
     return found
+
+
+def __dir__() -> list[str]:
+    """The public names too that are not loaded yet."""
+    return sorted({*globals(), *__all__})

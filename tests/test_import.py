@@ -60,6 +60,12 @@ def test_numpy_is_not_needed():
     assert done.stdout.split() == ["1", "0"], done
 
 
+def test_dir_has_the_public_names_before_they_are_loaded():
+    command = "import gdpa_inductor as g; print(set(g.__all__) - set(dir(g)), 'Report' in vars(g))"
+    done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
+    assert done.stdout.split() == ["set()", "False"], done
+
+
 def test_no_module_has_a_public_name():
     """Importing it, as `rewrite` did `explain`, would put the module in place of the function."""
     modules = {path.stem for path in PACKAGE.iterdir()}
