@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ._compat import fx
+from ._compat import fx, subclasses
 
 
 @contextlib.contextmanager
@@ -26,7 +26,9 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
     tensors = _tensors(target, arguments, modules)
     attributes = [(vars(m), _copied(vars(m))) for m in modules]
     owned = [t for t in tensors if not (t.is_inference() or t.is_meta)]
-    contents = [(part, part.clone()) for t in owned for part in _parts(t.detach())]
+    contents = [
+        (part, part.clone()) for t in owned for part in subclasses.strided_parts(t.detach())
+    ]
     gradients = [
         (t, t.grad, t.grad.clone()) if t.grad is not None else (t, None, None)
         for t in tensors
@@ -47,13 +49,6 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
             tensor.grad = grad
             if grad is not None and kept is not None:
                 grad.data.copy_(kept)
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    """Those that hold the elements: nested tensors cannot be compared."""
-    if tensor.is_nested and tensor.layout == torch.jagged:
-        return [tensor.values(), tensor.offsets()]  # type: ignore[attr-defined]
-    return [tensor]
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:

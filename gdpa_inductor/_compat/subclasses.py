@@ -64,6 +64,29 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._values if tensor.is_nested and tensor.layout == torch.jagged else tensor
 
 
+_COMPRESSED = {  # layout: the tensors of its indices
+    torch.sparse_csr: ("crow_indices", "col_indices"),
+    torch.sparse_bsr: ("crow_indices", "col_indices"),
+    torch.sparse_csc: ("ccol_indices", "row_indices"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices"),
+}
+
+
+def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The strided tensors that hold the elements of a tensor, or that say where they are; none of a
+    layout that is not known.
+    """
+    if tensor.is_nested:
+        jagged = tensor.layout == torch.jagged
+        return [tensor.values(), tensor.offsets()] if jagged else list(tensor.unbind())  # type: ignore[attr-defined]
+    if tensor.layout == torch.sparse_coo:
+        return [tensor._values(), tensor._indices()]
+    if tensor.layout in _COMPRESSED:
+        indices = (getattr(tensor, name)() for name in _COMPRESSED[tensor.layout])
+        return [tensor.values(), *indices]
+    return [tensor] if tensor.layout == torch.strided else []
+
+
 def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
     """What a wrapper subclass holds: of a nested tensor values and offsets."""
     flatten = getattr(tensor, "__tensor_flatten__", None)
