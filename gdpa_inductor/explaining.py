@@ -28,7 +28,7 @@ from .untouched import untouched
 
 
 def explain(
-    target: Callable[..., Any], *, dynamic: bool | None = None, **options: Any
+    target: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, **options: Any
 ) -> Callable[..., Report]:
     """How `target`, a function or a module (compiled already or not), would be compiled by
     `backend="gdpa"`.
@@ -40,7 +40,15 @@ def explain(
 
     Returns:
         A function of the model's own arguments that runs it once and returns the Report.
+
+    Raises:
+        TypeError: `explain(model, x)`, or a target that cannot be called.
     """
+    if inputs or not callable(target):
+        raise TypeError(
+            "explain wants a model or a function and returns a function of its inputs: write "
+            "explain(model)(x), with options in the first brackets, explain(model, profit=False)(x)"
+        )
     chosen = Options.make(options)
     target = dynamo.uncompiled(target)
 

@@ -25,10 +25,15 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
 
     Raises:
         ValueError: an unknown option, with the nearest known one. GDPAError: `verify`, which needs
-            `backend="gdpa"`.
+            `backend="gdpa"`. TypeError: the class was given to Inductor in place of an object.
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, *graph: Any, **options: Any) -> None:
+        if graph:
+            raise TypeError(
+                "GDPAPass is a class, and takes its options by name: write "
+                'options={"pre_grad_custom_pass": GDPAPass()} or GDPAPass(strict=True)'
+            )
         self.options = Options.make(options)
         if self.options.verify:
             raise GDPAError(

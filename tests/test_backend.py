@@ -12,6 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
+from expecttest import assert_expected_inline
 from torch._dynamo.exc import BackendCompilerFailed
 from torch._dynamo.utils import counters
 from torch._inductor.utils import run_and_get_code
@@ -281,6 +282,16 @@ def test_the_pass_is_known_by_its_sources_and_options() -> None:
     for copied in (copy.deepcopy(first), pickle.loads(pickle.dumps(first))):
         assert copied.uuid() == first.uuid() and copied.options == first.options
     assert torch.compiler.config.cache_key_tag.count(source_hash()) == 1
+
+
+def test_a_pass_that_is_not_made_is_explained() -> None:
+    options = {"pre_grad_custom_pass": GDPAPass}
+    with pytest.raises(BackendCompilerFailed) as raised:
+        torch.compile(fused, options=options)(*operands())
+    assert_expected_inline(
+        str(raised.value.inner_exception),
+        """GDPAPass is a class, and takes its options by name: write options={"pre_grad_custom_pass": GDPAPass()} or GDPAPass(strict=True)""",  # noqa: E501
+    )
 
 
 def test_the_pass_leaves_bodies_to_the_graph_that_calls_them() -> None:

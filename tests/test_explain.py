@@ -13,6 +13,7 @@ from torch._dynamo.utils import counters
 
 import gdpa_inductor
 from gdpa_inductor import Code
+from gdpa_inductor._compat.subclasses import strided_parts
 
 pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
 
@@ -238,6 +239,44 @@ def test_nested_inputs_are_put_back() -> None:
     report = gdpa_inductor.explain(step, profit=False)(query)
     assert len(report.matches) == 1
     assert torch.equal(query.detach().values(), torch.cat(rows))
+
+
+LAYOUTS = {
+    "nested": lambda: torch.nested.nested_tensor([torch.ones(5, 16), torch.ones(7, 16)]),
+    "coo": lambda: torch.eye(16).to_sparse(),
+    "uncoalesced": lambda: torch.sparse_coo_tensor([[1, 1], [0, 0]], [1.0, 2.0], (16, 16)),
+    "csr": lambda: torch.eye(16).to_sparse_csr(),
+    "csc": lambda: torch.eye(16).to_sparse_csc(),
+    "bsr": lambda: torch.eye(16).to_sparse_bsr((4, 4)),
+    "bsc": lambda: torch.eye(16).to_sparse_bsc((4, 4)),
+}
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_inputs_of_every_layout_are_put_back(layout: str) -> None:
+    """`torch.equal` takes strided tensors only: `explain` crashed on others."""
+    given = LAYOUTS[layout]()
+    before = [part.clone() for part in strided_parts(given)]
+
+    def step(x, q):
+        strided_parts(x)[0].mul_(2)
+        return F.silu(q @ q.mT) @ q
+
+    assert isinstance(gdpa_inductor.explain(step)(given, X), gdpa_inductor.Report)
+    after = strided_parts(given)
+    assert len(before) > 1 and all(map(torch.equal, before, after))
+
+
+def test_the_models_inputs_in_the_first_brackets_are_explained() -> None:
+    with pytest.raises(TypeError) as raised:
+        gdpa_inductor.explain(Block(), X)
+    assert_expected_inline(
+        str(raised.value),
+        """explain wants a model or a function and returns a function of its inputs: write explain(model)(x), with options in the first brackets, explain(model, profit=False)(x)""",  # noqa: E501
+    )
+    with pytest.raises(TypeError, match="explain wants a model or a function"):
+        gdpa_inductor.explain(X)
 
 
 def test_what_was_compiled_stays_compiled() -> None:
