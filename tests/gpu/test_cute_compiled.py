@@ -1,0 +1,109 @@
+"""The CuTe kernels through `torch.compile`, run after run: the first one of a static call records
+what the later ones replay (kernels/cute/replay.py)."""
+
+import threading
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from gdpa_inductor import gdpa_backend
+from gdpa_inductor.kernels.cute.architectures import config_of
+from tests.gpu.programs import CASES, Case
+from tests.gpu.test_kernels import breach
+
+pytest.importorskip("cutlass")
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or config_of(torch.device("cuda", 0)) is None,
+        reason="the CuTe kernels are for other GPUs",
+    ),
+]
+
+WIDE = {"d": 128, "e": 128}
+STATIC = ["causal", "window", "one projection", "shared heads", "head dim 128", "bias"]
+
+
+def compiled(function, mode=None, dynamic=None):
+    """By the CuTe kernels, whatever is faster."""
+    options = {"gdpa.kernel": "cute", "gdpa.profit": False, "gdpa.strict": True, "gdpa.expect": 1}
+
+    def backend(gm, inputs):
+        return gdpa_backend(gm, inputs, mode=mode, options=options)
+
+    return torch.compile(function, backend=backend, dynamic=dynamic)
+
+
+@pytest.fixture(autouse=True)
+def cute_alone():
+    """Every region was lowered to these kernels, forward and backward."""
+    counters.clear()
+    yield
+    found = {name for name in counters["gdpa"] if name.startswith(("lowered_", "fallback"))}
+    assert found == {"lowered_cute"}
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("name", STATIC)
+def test_the_error_rule_in_every_run(name: str, dynamic: bool) -> None:
+    """The operands of each run are others, and lie elsewhere."""
+    case = CASES[name]
+    function, kept = compiled(case.function, dynamic=dynamic), []
+    for run in range(4):
+        kept.append(torch.empty(1 << (12 + run), device="cuda"))  # moves what follows
+        assert not breach(case, function, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", ["causal", "shared heads", "head dim 128"])
+def test_the_error_rule_in_cuda_graphs(name: str) -> None:
+    """mode="reduce-overhead": recorded in the second call, replayed from the third on."""
+    case = CASES[name]
+    function = compiled(case.function, mode="reduce-overhead")
+    for _ in range(5):
+        torch.compiler.cudagraph_mark_step_begin()
+        assert not breach(case, function, torch.bfloat16)
+    assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+def test_operands_off_16_bytes_between_others() -> None:
+    function = compiled(CASES["causal"].function)
+    room = torch.randn(3, 2 * 4 * 96 * 64 + 8, device="cuda", dtype=torch.bfloat16)
+    for offset in (0, 1, 0, 4, 8, 0):
+        given = [x[offset : offset + 2 * 4 * 96 * 64].view(2, 4, 96, 64) for x in room]
+        expected = CASES["causal"].function(*(x.double() for x in given))
+        off = (function(*given) - expected).norm() / expected.norm()
+        assert off < 0.01, offset
+
+
+def test_threads_on_streams_of_their_own() -> None:
+    """A launcher holds the words of one call at a time."""
+    case: Case = CASES["causal"]
+    function, failed = compiled(case.function), []
+    shape = (2, 4, 320, 128)
+    given = [
+        [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)] for _ in "ab"
+    ]
+
+    def step(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, tensors[3])]
+
+    expected = [step(tensors) for tensors in given]
+    torch.cuda.synchronize()
+
+    def work(number: int) -> None:
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            found = [step(given[number]) for _ in range(50)]
+        stream.synchronize()
+        if not all(all(map(torch.equal, one, expected[number])) for one in found):
+            failed.append(number)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads) and not failed
