@@ -40,12 +40,23 @@ def _silu(y: Expr, c: float) -> Gate:
 
 def _gelu_tanh(y: Expr, c: float) -> Gate:
     beta, alpha, square = c * GELU_BETA, c**3 * GELU_BETA * GELU_ALPHA, y * y
-    t = call("tanh", y * (square * alpha + beta))
+    t = _tanh_of_gelu(y, c)
     h = t * (0.5 * c) + 0.5 * c
     weight = y * h
     rise = square * (3.0 * alpha) + beta
     # 1 - t before rise: where it is 0 their product must not be infinite.
     return Gate(c, weight, h, weight * (1.0 - t) * rise + h)
+
+
+def _tanh_of_gelu(y: Expr, c: float) -> Expr:
+    beta, alpha = c * GELU_BETA, c**3 * GELU_BETA * GELU_ALPHA
+    return call("tanh", y * (y * y * alpha + beta))
+
+
+def gelu_tanh_halves(term: Expr) -> tuple[Expr, float]:
+    """(y·t + y, c/2) of a tanh-gelu, which is their product."""
+    y, c = _scaled(term.args[0])
+    return y * _tanh_of_gelu(y, c) + y, 0.5 * c
 
 
 _FORMS = {"silu": _silu, "gelu_tanh": _gelu_tanh}

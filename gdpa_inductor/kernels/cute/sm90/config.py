@@ -1,7 +1,10 @@
 """What a kernel for Hopper is a function of. No cutlass here."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ....program.expr import Expr
+from ....program.factors import factored
 from .. import config
 from ..config import SHARED_MEMORY
 
@@ -63,6 +66,13 @@ class Sm90Config(config.KernelConfig):
         if self.tiled is None:
             return 0
         return min(4, (self._room - 2 * COLS * self._widest * self.key_stages) // self._bias_stage)
+
+    def factored(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
+        """What the forward computes for each score of terms of the program, and the factor of its
+        sums. fp16 has too few exponents for weights without their factor."""
+        if self.fast and self.dtype == "bfloat16":
+            return factored(terms)
+        return tuple(terms), 1.0
 
     @property
     def _widest(self) -> int:

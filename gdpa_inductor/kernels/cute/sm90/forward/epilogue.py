@@ -5,6 +5,7 @@ TMA drops the rows past the end of the sequence. Without key blocks the sums are
 
 from typing import Any
 
+import cutlass
 from cutlass import cute
 from cutlass.cute.nvgpu import warp
 
@@ -15,16 +16,20 @@ from .roles import together
 
 
 class HopperEpilogue(Fixed):
-    """pv: the product that makes the sums. o: the tiles of O, with a buffer for each query tile."""
+    """pv: the product that makes the sums. o: the tiles of O, with a buffer for each query tile.
+    factor: O over the sums."""
 
-    def __init__(self, pv: Any, o: Tiles, dtype: Any) -> None:
-        self.pv, self.o, self.dtype = pv, o, dtype
+    def __init__(self, pv: Any, o: Tiles, dtype: Any, factor: float) -> None:
+        self.pv, self.o, self.dtype, self.factor = pv, o, dtype, factor
 
     @cute.jit
     def store(self, tile, t, thread, sums):
         """All rows of query tile t that there are. The copy is on its way afterwards."""
         halves = cute.make_rmem_tensor(sums.layout, self.dtype)
-        halves.store(sums.load().to(self.dtype))
+        found = sums.load()
+        if cutlass.const_expr(self.factor != 1.0):
+            found = found * self.factor
+        halves.store(found.to(self.dtype))
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         together(t)

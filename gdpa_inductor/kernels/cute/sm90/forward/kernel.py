@@ -136,8 +136,9 @@ class HopperForward:
         if warp < roles.loads:
             cute.arch.setmaxregister_increase(roles.registers[0])
             fragments = HopperFragments(qk, pv, q.sX, k.sX, v.sX, c.padded_value_dim, self.dtype)
-            programs = (Program(c, aux, scalars, ranges.full_terms), Program(c, aux, scalars))
-            epilogue = HopperEpilogue(pv, o, self.dtype)
+            terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
+            programs = tuple(Program(c, aux, scalars, (term,)) for term in terms)
+            epilogue = HopperEpilogue(pv, o, self.dtype, factor)
             t = warp // 4
             turns, own = IssueTurns(t, c.tiles), self.bias(channels, shared, t, thread % WARPGROUP)
             role = HopperProducts(channels, fragments, epilogue, ranges, programs, turns, own)

@@ -1,0 +1,51 @@
+"""A factor that all weights have in common. A kernel may multiply its sums by it, not each weight:
+
+    sum_j c·r(s_j) V_j  =  c · sum_j r(s_j) V_j
+
+Tanh-gelu has one: with y, c and t as in `fast`, it is c/2 · (y·t + y), which leaves an instruction
+less. The rest of a weight may be larger than the weight. So it needs a dtype with the exponents of
+fp32, and a factor that is not extreme.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .expr import Expr, call
+from .fast import gelu_tanh_halves
+
+EXTREME = 2.0**40
+
+
+def factored(terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
+    """(rests, c) with each term = c · rest; c is 1 where they have no factor in common."""
+    found = [_split(term) for term in terms]
+    factors = {factor for _, factor in found}
+    if len(factors) > 1 or not all(1 / EXTREME <= abs(c) <= EXTREME for c in factors):
+        return tuple(terms), 1.0
+    return tuple(rest for rest, _ in found), factors.pop()
+
+
+def _split(term: Expr) -> tuple[Expr, float]:
+    """(rest, c) with term = c · rest."""
+    numbers = [float(x.value or 0) if x.is_const else None for x in term.args]
+    match term.op, numbers:
+        case "where", [_, _, 0.0]:
+            condition, chosen, zero = term.args
+            rest, factor = _split(chosen)
+            return call("where", condition, rest, zero), factor
+        case "neg", _:
+            rest, factor = _split(term.args[0])
+            return rest, -factor
+        case "mul", [float() as c, None]:
+            rest, factor = _split(term.args[1])
+            return rest, factor * c
+        case "mul", [None, float() as c]:
+            rest, factor = _split(term.args[0])
+            return rest, factor * c
+        case "div", [None, float() as c] if c:
+            rest, factor = _split(term.args[0])
+            return rest, factor / c
+        case "gelu_tanh", _:
+            return gelu_tanh_halves(term)
+    return term, 1.0
