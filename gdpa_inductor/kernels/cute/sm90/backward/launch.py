@@ -9,6 +9,7 @@ from cutlass import cute
 from torch import Tensor
 
 from ....._compat.device import empty
+from ... import disk
 from ...backward.launch import BackwardCall
 from ...backward.roots import masked
 from ...launch import example, options, zeros
@@ -67,7 +68,8 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
     """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
-    return Launcher(compiled(config), config, 3 + len(others(config)))
+    kernel = disk.kept(lambda: compiled(config), "backward", config)
+    return Launcher(kernel, config, 3 + len(others(config)))
 
 
 @functools.cache
