@@ -15,7 +15,7 @@ import torch
 from cutlass import Int32, Int64, cute
 from torch import Tensor
 
-from ..._compat.device import current_stream, empty
+from ..._compat.device import current_stream
 from ...operands import Operands
 from ...rejection import GDPAError
 from . import disk
@@ -94,15 +94,15 @@ def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int
     return ctas or multiprocessors(device), stream
 
 
-def zeros(size: Sequence[int], device: torch.device, stream: int) -> Tensor:
-    """int32, cleared by the driver: a kernel of torch's takes the CPU several times as long."""
-    made = empty(size, torch.int32, device)
-    if device.type != "cuda":
-        return made.zero_()
-    (error,) = cuda.cuMemsetD32Async(made.data_ptr(), 0, made.numel(), stream)
+def cleared(room: Tensor, stream: int) -> Tensor:
+    """The tensor, of 32-bit numbers, with zeros. The driver writes them where they lie together: a
+    kernel of torch's takes the CPU several times as long."""
+    if room.device.type != "cuda" or not room.is_contiguous():
+        return room.zero_()
+    (error,) = cuda.cuMemsetD32Async(room.data_ptr(), 0, room.numel(), stream)
     if error != cuda.CUresult.CUDA_SUCCESS:
         raise RuntimeError(f"cuMemsetD32Async: {error}")
-    return made
+    return room
 
 
 @functools.cache

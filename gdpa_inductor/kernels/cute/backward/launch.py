@@ -32,6 +32,7 @@ def backward(
     *,
     fast: bool = True,
     skip: bool = True,
+    ordered: bool = True,
     ctas: int = 0,
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
@@ -41,6 +42,7 @@ def backward(
     operands of the program. They are contiguous, in the dtype of the operand. Equal bits from run
     to run, with as many CTAs.
 
+    ordered: False lets dQ be added up in any order; then its last bits may differ from run to run.
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. kind: for which architecture, by default the device's.
     plan: that of the call, if it is known.
@@ -55,13 +57,13 @@ def backward(
     ctas, stream = place(o.query.device, ctas, stream)
     kernels = _kernels(plan.config.folder)
     if not any(needs[3:]):
-        call = _call(plan, o, grad_out, ctas, stream)
+        call = _call(plan, o, grad_out, ctas, stream, ordered)
         found: dict[str, Tensor] = kernels.gradients(call, asked)
         return [call.finished(letter, found[letter]) for letter in asked]
 
     def launch(part: biases.Part) -> None:
         own = plan if part.whole else plan_of(part.operands, fast, skip, kind)
-        call = _call(own, part.operands, part.grad_out, ctas, stream, part)
+        call = _call(own, part.operands, part.grad_out, ctas, stream, ordered, part)
         kernels.gradients(call, asked)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
@@ -80,12 +82,12 @@ def _division(
 
 
 def _call(
-    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int,
+    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int, ordered: bool,
     part: biases.Part | None = None,
 ) -> "BackwardCall":  # fmt: skip
     read = plan.readable(o)
     order = longest_first(read, plan.config, stream)
-    return BackwardCall(plan, o, read, aligned(grad_out), order, ctas, stream, part)
+    return BackwardCall(plan, o, read, aligned(grad_out), order, ctas, stream, ordered, part)
 
 
 @functools.cache
@@ -118,8 +120,8 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """operands: as given; read: as kernels read them. order: of the sequences. part: what it is a
-    part of, where gradients of biases are asked for."""
+    """operands: as given; read: as kernels read them. order: of the sequences. ordered: as
+    `backward` has it. part: what it is a part of, where gradients of biases are asked for."""
 
     plan: LaunchPlan
     operands: Operands[Tensor]
@@ -128,6 +130,7 @@ class BackwardCall:
     order: Tensor | None
     ctas: int
     stream: int
+    ordered: bool
     part: biases.Part | None = None
 
     @property
