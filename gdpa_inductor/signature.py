@@ -37,6 +37,7 @@ TYPES: Mapping[str, str] = {
     "max_seqlen_k": "SymInt max_seqlen_k=0",
     "fast": "bool fast=True",
     "skip": "bool skip=True",
+    "ordered": "bool ordered=True",
 }
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 

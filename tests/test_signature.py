@@ -27,7 +27,7 @@ SCHEMAS = {
     ),
     cute.BACKWARD: (
         f"attention_cute_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
-        "bool fast=True, bool skip=True) -> Tensor[]"
+        "bool fast=True, bool skip=True, bool ordered=True) -> Tensor[]"
     ),
 }
 each = pytest.mark.parametrize("signature", SCHEMAS, ids=lambda s: s.name)

@@ -62,6 +62,11 @@ class Call:
         return self.nodes.needs
 
 
+def in_order(options: KernelOptions) -> bool:
+    """Gradients have equal bits from run to run: the user's option asks for it, or torch's."""
+    return options.deterministic or torch.are_deterministic_algorithms_enabled()
+
+
 def extern_call(
     signature: Signature, given: Arguments[Any], callee: tuple[str, str, str] | None = None
 ) -> Any:

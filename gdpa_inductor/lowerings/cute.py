@@ -30,7 +30,7 @@ from ..problem import Problem
 from ..rejection import Code
 from . import triton
 from .backends import Backend, Rule, hint
-from .call import Call, extern_call
+from .call import Call, extern_call, in_order
 
 PACKAGE = "nvidia-cutlass-dsl"
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
@@ -39,7 +39,7 @@ LONG = 256  # the most queries of a sequence, where a side is jagged
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
-BACKWARD = Signature("attention_cute_backward", backward=True, keywords=_KEYWORDS)
+BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
 
 
 def no_kernel(problem: Problem) -> str:
@@ -191,6 +191,8 @@ def _arguments(call: Call) -> Arguments[Any]:
     device = call.operands.query.get_device()
     aux = [lowering.realized(x, device) for x in call.operands.aux]
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
+    if call.backward:
+        options["ordered"] = in_order(call.options)
     return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
 
 

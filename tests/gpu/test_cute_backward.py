@@ -68,12 +68,13 @@ def hopper() -> None:
         pytest.skip("needs compute capability 9.0")
 
 
-def gradients(case: Case, call: Problem, ctas: int = 0) -> list[torch.Tensor]:
+def gradients(case: Case, call: Problem, ctas: int = 0, ordered: bool = True) -> list[torch.Tensor]:
     """dQ, dK and dV on the CPU."""
     o = call.operands
     there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
     with poisoned():
-        found = backward(call.grad_out.cuda(), there, (True,) * 3, fast=case.fast, ctas=ctas)
+        given = {"fast": case.fast, "ctas": ctas, "ordered": ordered}
+        found = backward(call.grad_out.cuda(), there, (True,) * 3, **given)
     return [x.cpu() for x in found]
 
 

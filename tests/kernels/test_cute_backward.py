@@ -26,7 +26,7 @@ def emulated(
     """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
     o, found = call.operands, {}
     plan = plan_of(o, case.fast, True, Sm100Config)
-    given = BackwardCall(plan, o, o, call.grad_out, call.order, case.ctas, 0)
+    given = BackwardCall(plan, o, o, call.grad_out, call.order, case.ctas, 0, True)
     for side in sides:
         letters = SIDES[side]
         with recording():

@@ -131,6 +131,31 @@ def test_machine_code_of_the_backward(name: str):
     in_bounds(made, products.spills + BACKWARD_SPILLS)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "silu, D 128",
+        pytest.param("causal sigmoid, D 64", marks=pytest.mark.slow),
+        pytest.param("jagged silu, D 128", marks=pytest.mark.slow),
+        pytest.param("seeds, silu, D 128", marks=pytest.mark.slow),
+    ],
+)
+def test_machine_code_where_dq_is_added_in_any_order(name: str):
+    """Nobody waits for a turn, and nobody stores a sum."""
+    ordered, free = (dataclasses.replace(hopper(name), ordered=x) for x in (True, False))
+    before, made = (binary(c, HopperBackward(c), others(c)) for c in (ordered, free))
+    assert (before.count("RED"), made.count("RED")) == (0, 1)
+    waits, left = (x.count("LDG.E.STRONG.GPU") for x in (before, made))
+    assert waits - left == 2, "the first look at a counter, and those of the loop"
+    adds = -(-free.head_dim // 64)
+    assert made.count("UTMASTG") == before.count("UTMASTG") - before.count("UTMAREDG")
+    assert made.count("UTMAREDG") == before.count("UTMAREDG") >= adds
+    for opcode in ("HGMMA", "WARPGROUP.DEPBAR", "UTMALDG"):
+        assert made.count(opcode) == before.count(opcode)
+    assert made.spills <= before.spills
+    in_bounds(made, before.spills)
+
+
 @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
 def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int):
     """The bias comes by TMA and ldmatrix, so that no element of it is loaded alone."""

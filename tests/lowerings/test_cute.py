@@ -273,12 +273,33 @@ def test_the_operators_hand_on_what_they_are_given(monkeypatch):
     args = ([x], [7], "a0:f[h]; mul(s,a0)")
     cute._attention(cute.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
     needs = [True, False, True, False]
-    cute._attention_backward(cute.BACKWARD.bind(x, x, x, x, *args, needs, fast=False))
+    given = {"fast": False, "ordered": False}
+    cute._attention_backward(cute.BACKWARD.bind(x, x, x, x, *args, needs, **given))
     (operands, named), (grad, theirs, asked, other) = found
     assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
     assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
     assert (asked, theirs.lengths) == (tuple(needs), (None, None, 0, 0))
-    assert other == {"fast": False}
+    assert other == {"fast": False, "ordered": False}
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "forbidden", "ordered"),
+    [(True, False, True), (False, False, False), (False, True, True)],
+    ids=["by default", "admitted", "torch forbids it"],
+)
+def test_dq_is_added_in_any_order_where_that_is_admitted(
+    monkeypatch, deterministic: bool, forbidden: bool, ordered: bool
+):
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    torch.use_deterministic_algorithms(forbidden)
+    try:
+        code = render.wrapper(
+            step(f"kernel=cute,deterministic={deterministic}"), tensors(), capability=90
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert code.count("ordered=") == 1
+    assert f"ordered={ordered}" in code
 
 
 def test_a_static_call_finds_its_plan_once(monkeypatch):

@@ -41,7 +41,8 @@ class KernelConfig:
     skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens. vectors: the
     aux operands whose keys lie side by side, at multiples of 16 bytes. expanded: those with a
     stride of 0, which TMA is not asked to read. stored: the aux operand whose gradient a backward
-    stores, a number for each score."""
+    stores, a number for each score. ordered: a backward adds up dQ in one order; all but that of
+    sm_90 always do."""
 
     folder: ClassVar[str]
     arch: ClassVar[str]
@@ -68,6 +69,7 @@ class KernelConfig:
     vectors: frozenset[int] = frozenset()
     expanded: frozenset[int] = frozenset()
     stored: int | None = None
+    ordered: bool = True
 
     @property
     def mod(self) -> ScoreMod:

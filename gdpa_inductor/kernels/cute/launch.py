@@ -18,6 +18,7 @@ from torch import Tensor
 from ..._compat.device import current_stream
 from ...operands import Operands
 from ...rejection import GDPAError
+from . import disk
 from .config import KernelConfig
 from .launcher import SIZES, Launcher, pointer
 from .order import longest_first
@@ -35,7 +36,7 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
     """Of the forward of a configuration."""
-    return Launcher(compiled(config), config)
+    return Launcher(disk.kept(lambda: compiled(config), "forward", config), config)
 
 
 def forward_kernel(config: KernelConfig) -> Any:

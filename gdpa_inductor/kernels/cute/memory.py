@@ -1,22 +1,16 @@
 """Memory that begins as zeros. The driver clears it: to launch a kernel of torch's takes the CPU
 several times as long."""
 
-from collections.abc import Sequence
-
 import cuda.bindings.driver as cuda
-import torch
 from torch import Tensor
 
-from ..._compat.device import empty
 
-
-def zeros(size: Sequence[int], device: torch.device, stream: int) -> Tensor:
-    """int32, contiguous. A CUDA device has to be the current one."""
-    made = empty(size, torch.int32, device)
-    if device.type != "cuda":
-        return made.zero_()
-    clear(made.data_ptr(), made.numel(), stream)
-    return made
+def cleared(room: Tensor, stream: int) -> Tensor:
+    """The tensor, of 32-bit numbers, with zeros."""
+    if room.device.type != "cuda" or not room.is_contiguous():
+        return room.zero_()
+    clear(room.data_ptr(), room.numel(), stream)
+    return room
 
 
 def clear(address: int, words: int, stream: int) -> None:

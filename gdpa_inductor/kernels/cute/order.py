@@ -14,6 +14,7 @@ from cutlass import Int32, Int64, cute
 from torch import Tensor
 
 from ...operands import Operands
+from . import disk
 from .config import KernelConfig
 from .launcher import WordLauncher, pointer
 from .plan import name, offsets_of
@@ -75,4 +76,4 @@ def compiled(dtype: str, arch: str) -> Any:
 
 @functools.cache
 def _ranking(dtype: str, arch: str) -> WordLauncher:
-    return WordLauncher(compiled(dtype, arch), 4)
+    return WordLauncher(disk.kept(lambda: compiled(dtype, arch), "order", dtype, arch), 4)

@@ -22,7 +22,7 @@ from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
 from ...sequences import Padding, Sequences, padded_program
-from ..call import Call
+from ..call import Call, in_order
 from . import five_matmul
 from .inputs import Inputs, empty, inputs_of
 from .launch import Output, Rival, run
@@ -146,8 +146,7 @@ def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
 def _adds(wanted: dict[int, Expr], o: Inputs) -> bool:
     """Whether dQ may be added up by the kernel of dK, in no fixed order: five products instead of
     seven."""
-    admitted = not (o.options.deterministic or torch.are_deterministic_algorithms_enabled())
-    return admitted and {0, 1} <= wanted.keys() and "Q" not in o.shared
+    return not in_order(o.options) and {0, 1} <= wanted.keys() and "Q" not in o.shared
 
 
 def _keys_and_queries(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:

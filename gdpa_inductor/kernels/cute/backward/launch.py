@@ -33,6 +33,7 @@ def backward(
     *,
     fast: bool = True,
     skip: bool = True,
+    ordered: bool = True,
     ctas: int = 0,
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
@@ -43,6 +44,7 @@ def backward(
     operands of the program. They are contiguous, in the dtype of the operand. Equal bits from run
     to run, with as many CTAs.
 
+    ordered: False lets dQ be added up in any order; then its last bits may differ from run to run.
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. kind: for which architecture, by default the device's.
     plan: that of the call, if it is known. record: to be filled, if the call can be replayed.
@@ -57,13 +59,13 @@ def backward(
     ctas, stream = place(o.query.device, ctas, stream)
     kernels = _kernels(plan.config.folder)
     if not any(needs[3:]):
-        call = _call(plan, o, grad_out, ctas, stream, record=record)
+        call = _call(plan, o, grad_out, ctas, stream, ordered, record=record)
         found: dict[str, Tensor] = kernels.gradients(call, asked)
         return [call.finished(letter, found[letter]) for letter in asked]
 
     def launch(part: biases.Part) -> None:
         own = plan if part.whole else plan_of(part.operands, fast, skip, kind)
-        call = _call(own, part.operands, part.grad_out, ctas, stream, part)
+        call = _call(own, part.operands, part.grad_out, ctas, stream, ordered, part)
         kernels.gradients(call, asked)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
@@ -82,14 +84,14 @@ def _division(
 
 
 def _call(
-    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int,
+    plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int, ordered: bool,
     part: biases.Part | None = None, record: Record | None = None,
 ) -> "BackwardCall":  # fmt: skip
     read, gradient = plan.readable(o), aligned(grad_out)
     order = longest_first(read, plan.config, stream)
     plain = plan.plain and gradient is grad_out and not plan.config.shared
     record = record if plain else None
-    return BackwardCall(plan, o, read, gradient, order, ctas, stream, part, record)
+    return BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, part, record)
 
 
 @functools.cache
@@ -122,9 +124,9 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """operands: as given; read: as kernels read them. order: of the sequences. part: what it is a
-    part of, where gradients of biases are asked for. record: of a call that can be replayed if it
-    is one launch."""
+    """operands: as given; read: as kernels read them. order: of the sequences. ordered: as
+    `backward` has it. part: what it is a part of, where gradients of biases are asked for. record:
+    of a call that can be replayed if it is one launch."""
 
     plan: LaunchPlan
     operands: Operands[Tensor]
@@ -133,6 +135,7 @@ class BackwardCall:
     order: Tensor | None
     ctas: int
     stream: int
+    ordered: bool
     part: biases.Part | None = None
     record: Record | None = None
 

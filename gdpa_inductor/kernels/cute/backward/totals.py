@@ -13,6 +13,7 @@ import torch
 from cutlass import Float32, Int32, Int64, cute
 from torch import Tensor
 
+from .. import disk
 from ..launcher import WordLauncher, pointer
 from ..operands import VECTOR, vector
 from ..plan import ALIGNMENT, name
@@ -87,4 +88,5 @@ def compiled(source: str, target: str, factor: float, arch: str) -> Any:
 
 @functools.cache
 def _summation(source: str, target: str, factor: float, arch: str) -> WordLauncher:
-    return WordLauncher(compiled(source, target, factor, arch), 6)
+    given = (source, target, factor, arch)
+    return WordLauncher(disk.kept(lambda: compiled(*given), "total", *given), 6)

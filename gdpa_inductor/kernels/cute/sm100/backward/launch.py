@@ -6,6 +6,7 @@ from typing import Any
 from cutlass import cute
 from torch import Tensor
 
+from ... import disk
 from ...backward.launch import BackwardCall
 from ...launch import example, options
 from ...launcher import Launcher
@@ -34,7 +35,8 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
 @functools.cache
 def launcher(config: Sm100Config, side: str) -> Launcher:
     """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
-    return Launcher(compiled(config, side), config, 4 + len(SIDES[side]))
+    kernel = disk.kept(lambda: compiled(config, side), "backward", side, config)
+    return Launcher(kernel, config, 4 + len(SIDES[side]))
 
 
 @functools.cache

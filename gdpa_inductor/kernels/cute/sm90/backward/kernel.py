@@ -1,4 +1,4 @@
-"""The backward kernel: dQ, dK, dV in one pass, deterministic.
+"""The backward kernel: dQ, dK, dV in one pass, deterministic unless any order of dQ is allowed.
 
     S = K Qᵀ    dP = V dOᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
     dV = P dO         dK = dS Q         dQ = dSᵀ K
@@ -16,7 +16,7 @@ tiles of a head in turn. Roles, by warp:
 
     0-3, 4-7   products, activation and epilogue of 64 keys each
     8          loads: K and V once a tile, rings of Q and dO
-    9          dQ: adds the parts in turn
+    9          dQ: adds the parts, in turn
     10, 11     dQ: conversion of what is complete
     10         before that, zeros in the rows that no sequence owns
 """

@@ -9,11 +9,12 @@ from cutlass import cute
 from torch import Tensor
 
 from ....._compat.device import empty
+from ... import disk
 from ...backward.launch import BackwardCall
 from ...backward.roots import masked
 from ...launch import example, options
 from ...launcher import Launcher
-from ...memory import zeros
+from ...memory import cleared
 from ..config import Sm90Config
 from .kernel import HopperBackward
 
@@ -33,7 +34,7 @@ class Form:
     def of(call: BackwardCall, stored: int | None) -> "Form":
         plan = call.plan
         assert isinstance(plan.config, Sm90Config)
-        config = replace(plan.config, stored=stored)
+        config = replace(plan.config, stored=stored, ordered=call.ordered)
         tiles = -(-plan.sizes[4] // config.query_rows)
         made = None if call.empty else launcher(config)
         return Form(config, masked(config), (plan.batch, plan.sizes[1], tiles, 1), made)
@@ -43,7 +44,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     """By letter; all of them, whatever is asked for."""
     part = call.part
     stored, scores = (None, []) if part is None else (part.stored, [part.scores])
-    form = call.plan.once(("backward", stored), lambda: Form.of(call, stored))
+    form = call.plan.once(("backward", stored, call.ordered), lambda: Form.of(call, stored))
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = form.config, found["q"]
     # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
@@ -59,19 +60,23 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     shared = "q" in config.shared
     device = grad_query.device
     sums = grad_query if shared else empty(grad_query.shape, torch.float32, device)
-    counters = zeros(form.counters, device, call.stream)
+    if not config.ordered:
+        cleared(sums, call.stream)
+    counters = cleared(empty(form.counters, torch.int32, device), call.stream)
     matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters, *scores)
     call.launch(form.launcher, matrices)
     if call.record is not None:
-        numbers, cleared = {"k": 1, "v": 2, "q": 3}, [3, 4] if form.masked else [4]
-        call.recorded(form.launcher, matrices, [numbers[letter] for letter in asked], cleared)
+        numbers = {"k": 1, "v": 2, "q": 3}
+        zeros = [4, *([] if config.ordered else [0]), *([3] if form.masked else [])]
+        call.recorded(form.launcher, matrices, [numbers[letter] for letter in asked], zeros)
     return found
 
 
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
     """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
-    return Launcher(compiled(config), config, 3 + len(others(config)))
+    kernel = disk.kept(lambda: compiled(config), "backward", config)
+    return Launcher(kernel, config, 3 + len(others(config)))
 
 
 @functools.cache

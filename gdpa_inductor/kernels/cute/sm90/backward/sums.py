@@ -1,15 +1,19 @@
-"""dQ: the parts of all key tiles, added up in memory in a fixed order, then converted.
+"""dQ: the parts of all key tiles, added up in memory, then converted.
 
 Each query tile of a head has a counter: how many key tiles have added to it. A tile adds when the
 counter says that all those have that come before it (`Turns`). So every dQ is the same sum, term by
 term, in every run with as many CTAs. The first stores, so that nobody has to clear the sums. After
 the last, the query tile is converted to 16 bits, by warps of their own. The key tiles of a head
 share its query tiles for that: who adds last may always be the same.
+
+Where any order will do (`KernelConfig.ordered`), no tile waits for its turn, and all add: the sums
+were cleared.
 """
 
 from typing import Any
 
-from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
+import cutlass
+from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute, range_constexpr
 
 from ...backward.walk import ResidentTile
 from ...barriers import Signal
@@ -40,6 +44,14 @@ class Counters(Fixed):
             found = cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
         cute.arch.fence_proxy("async.global")
 
+    def advance(self, counter: Any, before: Any) -> None:
+        """One more has added, after `before`, by one thread. What it has seen done is done for who
+        reads the counter."""
+        if self.walk.ranges.config.ordered:
+            cute.arch.store(counter, before + 1, sem="release", scope="gpu")
+        else:
+            cute.arch.atomic_add(counter, Int32(1), sem="release", scope="gpu")
+
     @cute.jit
     def watch(self, counter, count: Int32):
         """The same for who may wait long. An acquire empties the L1 cache, which holds operands of
@@ -58,6 +70,7 @@ class QuerySums:
     def __init__(self, stores: list[Tiles], adds: list[Tiles], counters: Counters) -> None:
         self.walk, self.counters = counters.walk, counters
         self.stores, self.adds = stores, adds
+        self.ordered = self.walk.ranges.config.ordered
 
     @cute.jit
     def run(self):
@@ -70,7 +83,7 @@ class QuerySums:
             entry = self.walk.entry(tile)
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
-                for i in range(tile.end - tile.begin):
+                for i in cutlass.range(tile.end - tile.begin, unroll=1):
                     self.step(tile, head, self.walk.block(tile, entry, i))
             deal += 1
         cute.arch.cp_async_bulk_wait_group(0)
@@ -78,7 +91,11 @@ class QuerySums:
     @cute.jit
     def step(self, tile: ResidentTile, head, block):
         """One part of dQ. Where the mask leaves nothing it is zero, and dropped."""
-        before, adds = self.walk.turn(tile, head, block)
+        before, adds = Int32(0), Boolean(True)
+        if const_expr(self.ordered):
+            before, adds = self.walk.turn(tile, head, block)
+        else:
+            adds = self.walk.adds(tile, head, block)
         if adds:
             self.add(tile, head, block, before)
         else:
@@ -88,9 +105,11 @@ class QuerySums:
 
     @cute.jit
     def add(self, tile: ResidentTile, head, block, before):
-        """In turn. The buffer is free for the next part before the counter moves on."""
+        """In turn, if there is one. The buffer is free for the next part before the counter moves
+        on."""
         counter = self.counters.of(tile, head, block)
-        self.counters.wait(counter, before)
+        if const_expr(self.ordered):
+            self.counters.wait(counter, before)
         for group in range_constexpr(GROUPS):
             self.taken(group)
             self.copy(tile, head, block, before, group)
@@ -105,15 +124,18 @@ class QuerySums:
         # The wait makes the sums visible to this thread, the release to the others. On sm_90 it is
         # the release that waits for the additions (docs/benchmarks.md).
         with cute.arch.elect_one():
-            cute.arch.store(counter, before + 1, sem="release", scope="gpu")
+            self.counters.advance(counter, before)
 
     @cute.jit
     def copy(self, tile: ResidentTile, head, block, before, group):
         """Of a warpgroup's columns; rows past the end of the sequence are dropped."""
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
-        if const_expr(group < len(self.stores)):
-            if before == 0:
-                self.stores[group].store(*place, group)
+        if const_expr(group < len(self.adds)):
+            if const_expr(self.ordered):
+                if before == 0:
+                    self.stores[group].store(*place, group)
+                else:
+                    self.adds[group].store(*place, group)
             else:
                 self.adds[group].store(*place, group)
 

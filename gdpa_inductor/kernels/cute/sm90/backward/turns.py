@@ -27,6 +27,9 @@ No turn waits forever. All CTAs are resident: the launch is cooperative.
   numbers. The lowest that is not finished is running, and waits for none.
 
 A conversion waits for turns only, and no turn waits for a conversion.
+
+Where dQ may be added up in any order (`KernelConfig.ordered`), tiles go the same ways, which keeps
+them apart, and nothing waits but conversions.
 """
 
 from typing import Any
@@ -98,6 +101,12 @@ class Turns(Walk):
             turned = select(nearest < index, nearest - index + tiles, nearest - index)
             before = select(self.together, turned, before)
         return before, adds
+
+    def adds(self, tile: ResidentTile, head: Any, block: Any) -> Any:
+        """Whether this tile adds to a query tile."""
+        if self.ranges.skips:
+            return self.ranges.lives(tile, tile.first, head, block)
+        return Boolean(True)
 
     @cute.jit
     def adders(self, tile: ResidentTile, head, block):

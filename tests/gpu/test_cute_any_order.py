@@ -1,0 +1,113 @@
+"""The Hopper backward where dQ may be added in any order, on the card, against fp64."""
+
+import pytest
+import torch
+
+from tests.tolerances import error_of
+
+pytest.importorskip("cutlass")
+pytestmark = pytest.mark.cuda
+
+from gdpa_inductor import gdpa_backend  # noqa: E402
+from gdpa_inductor.kernels.cute.backward import launch  # noqa: E402
+from tests.gpu.test_cute_backward import (  # noqa: E402, F401
+    LONG,
+    WIDE,
+    call_on_card,
+    gradients,
+    hopper,
+)
+from tests.kernels.cute_backward_cases import CASES, CAUSAL, Case, make_call, unfused  # noqa: E402
+
+FORMS = {
+    **LONG,
+    **{
+        name: CASES[name]
+        for name in (
+            "one tile", "tails, grouped heads", "fp16, head dims of 96 and 40", "causal sigmoid",
+            "jagged", "jagged, cut short, grouped heads, 64-bit offsets", "jagged causal",
+            "a mask per head, grouped heads", "shared seeds", "shared keys",
+        )
+    },
+    "causal, grouped heads, wide": Case(CAUSAL, 2, 4, 2, rows=900, keys=700, dims=WIDE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_gradients(name: str) -> None:
+    """By as many CTAs as there are multiprocessors, and by few, that take many tiles each."""
+    case = FORMS[name]
+    call = make_call(case)
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    for ctas in (0, case.ctas):
+        found = gradients(case, call, ctas, ordered=False)
+        for letter, *given in zip("qkv", found, eager, exact, strict=True):
+            wrong = error_of(*given, direction="backward")
+            assert wrong is None, (letter, ctas, wrong)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_only_dq_differs(name: str) -> None:
+    """And that in its last bits."""
+    case = FORMS[name]
+    call = make_call(case)
+    query, *rest = gradients(case, call)
+    for _ in range(5):
+        other, *same = gradients(case, call, ordered=False)
+        assert all(map(torch.equal, rest, same))
+        scale = query.abs().max() * torch.finfo(case.dtype).eps
+        assert (query.float() - other.float()).abs().max() <= 2 * scale
+
+
+@pytest.mark.parametrize("dims", [(64, 64), WIDE, (40, 96)])
+def test_exact_on_integers(dims: tuple[int, int]) -> None:
+    """Sums of integers are the same in any order: a part that is lost or added twice is seen."""
+    case = Case("relu(s)", 2, 4, 2, rows=900, keys=1300, dims=dims)
+    call = make_call(case, integers=True)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in call.matrices:
+        tensor *= (torch.rand(tensor.shape, generator=generator) < 0.04).to(tensor.dtype)
+    first = gradients(case, call)
+    assert all(x.any() for x in first)
+    for ctas in (0, 0, 0, 7):
+        assert all(map(torch.equal, gradients(case, call, ctas, ordered=False), first))
+
+
+def test_the_sums_are_complete_when_they_are_converted() -> None:
+    """On a full card, where additions take long. What is read too early is NaN or too small."""
+    grad, o = call_on_card((16, 4, 2048, 128), 2048)
+    first = launch.backward(grad, o, (True,) * 3)
+    for _ in range(20):
+        poison = torch.full((1 << 28,), float("nan"), device="cuda")
+        del poison
+        found = launch.backward(grad, o, (True,) * 3, ordered=False)
+        for mine, theirs in zip(found, first, strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-2, atol=1e-2 * theirs.abs().max().item())
+
+
+def test_the_option_reaches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    backward = launch.backward
+
+    def noted(*given, **named):
+        asked.append(named["ordered"])
+        return backward(*given, **named)
+
+    monkeypatch.setattr(launch, "backward", noted)
+
+    def model(q, k, v):
+        return torch.nn.functional.silu(q @ k.mT * 0.125) @ v
+
+    options = {"gdpa.deterministic": False, "gdpa.kernel": "cute"}
+    run = torch.compile(model, backend=gdpa_backend, options=options)
+    shape = (2, 4, 700, 128)
+    tensors = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    grad = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    found, eager, exact = (
+        torch.autograd.grad(step(*own), own, grad.to(kind))
+        for step, kind in ((run, grad.dtype), (model, grad.dtype), (model, torch.float64))
+        for own in [[x.detach().to(kind).requires_grad_() for x in tensors]]
+    )
+    assert asked == [False]
+    for mine, theirs, truth in zip(found, eager, exact, strict=True):
+        assert error_of(mine, theirs, truth, direction="backward") is None

@@ -1,0 +1,58 @@
+"""A process that launches CuTe kernels through the stand-in runtime, and says what it compiled and
+launched. Run by `test_cute_disk`."""
+
+import json
+import time
+
+import torch
+from cutlass import cute
+from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
+
+from gdpa_inductor._compat import inductor
+from gdpa_inductor.kernels.cute import launch, order
+from gdpa_inductor.kernels.cute.backward import totals
+from gdpa_inductor.kernels.cute.backward.launch import backward
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.ops import operands_of
+from tests.emulator import standin
+
+ARCH = Sm90Config.arch
+CudaDialectJitCompiledFunction.num_devices = 1  # without a driver none can be asked for
+compiled, launched = [], []
+compile_function = cute.compile
+
+
+def counted(function, *given, **options):
+    compiled.append(type(function).__name__)
+    return compile_function(function, *given, **options)
+
+
+def noted(found: standin.Launch) -> None:
+    launched.append([found.kernel, found.grid, found.block, found.shared_bytes])
+
+
+def attention() -> None:
+    """Forward and backward of a jagged problem; nothing computes."""
+    offsets = torch.tensor([0, 100, 300], dtype=torch.int32)
+    matrices = [torch.zeros(300, 2, 64, dtype=torch.bfloat16) for _ in range(3)]
+    o = operands_of(*matrices, [], [], "silu(s)", offsets, offsets, 200, 200)
+    given = {"ctas": 4, "stream": 0, "kind": Sm90Config}
+    backward(launch.forward(o, **given), o, (True,) * 3, **given)
+
+
+def words() -> None:
+    order._ranking("int32", ARCH)(16, 16, 3, 0)
+    totals._summation("float32", "bfloat16", 0.5, ARCH)(16, 16, 8, 1, 1, 0)
+
+
+if __name__ == "__main__":
+    cute.compile = counted
+    standin.next_library(1)
+    inductor.cache_folder()  # whoever calls the kernels has imported Inductor
+    start = time.perf_counter()
+    with standin.launches(noted) as failures:
+        attention()
+        words()
+    seconds = time.perf_counter() - start
+    assert not failures, failures
+    print(json.dumps({"compiled": compiled, "launched": launched, "seconds": seconds}))

@@ -1,0 +1,231 @@
+"""Compiled kernels on disk: a second process loads them, and nothing that lies there can do harm.
+
+The stand-in runtime of the emulator takes the launches, so host code that was exported runs here.
+"""
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("cutlass")
+
+from cutlass import cute
+
+from gdpa_inductor._compat import inductor
+from gdpa_inductor.kernels.cute import disk
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from tests.emulator import standin
+
+ROOT = Path(__file__).parent.parent.parent
+SOON = 0.3  # seconds for the kernels of a forward and a backward
+CONFIG = Sm90Config("bfloat16", 64, 64, "silu(s)")
+
+
+def run(caches: Path, **environment: str) -> dict:
+    """What a process compiled and launched. It finds the stand-in where the runtime would be."""
+    runtime = caches / "libcute_dsl_runtime.so"
+    if not runtime.exists():
+        runtime.symlink_to(standin.path())
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHINDUCTOR_", "CUTE_"))}
+    settings = {
+        "TORCHINDUCTOR_CACHE_DIR": str(caches),
+        "CUTE_DSL_LIBS": str(runtime),
+        "CUTE_DSL_ARCH": CONFIG.arch,
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.disk_program"],
+        env={**clean, **settings, **environment},
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def caches(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(scope="module")
+def first(caches: Path) -> dict:
+    """What the process did that found nothing."""
+    return run(caches)
+
+
+def objects(caches: Path) -> list[Path]:
+    return sorted(caches.glob(f"{disk.FOLDER}/*/*"))
+
+
+def test_a_second_process_loads_what_the_first_compiled(caches: Path, first: dict):
+    assert sorted(first["compiled"]) == ["HopperBackward", "HopperForward", "Ranking", "Summation"]
+    assert len(objects(caches)) == len(first["launched"]) == 4
+    later = [run(caches, PYTHONHASHSEED=seed) for seed in "12"]
+    assert all(found["compiled"] == [] for found in later)
+    assert all(found["launched"] == first["launched"] for found in later)
+    assert min(found["seconds"] for found in later) < SOON
+
+
+def test_damaged_files_are_compiled_again(caches: Path, first: dict):
+    """Cut off, changed, empty, and no object file at all though its name is right."""
+    short, changed, empty, strange = objects(caches)
+    whole = changed.read_bytes()
+    short.write_bytes(short.read_bytes()[:-100])
+    changed.write_bytes(whole[:5000] + bytes([whole[5000] ^ 1]) + whole[5001:])
+    empty.write_bytes(b"")
+    strange.unlink()
+    strange.with_name(f"{disk._name(b'strange')}.o").write_bytes(b"strange")
+    found = run(caches)
+    assert sorted(found["compiled"]) == sorted(first["compiled"])
+    assert found["launched"] == first["launched"]
+    for path in (short, changed, empty):
+        assert [x.stem for x in path.parent.iterdir()] == [disk._name(path.read_bytes())]
+
+
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "TORCHINDUCTOR_FORCE_DISABLE_CACHES",
+        "TORCHINDUCTOR_FX_GRAPH_CACHE",
+        "CUTE_DSL_NO_CACHE",
+    ],
+)
+def test_switches_of_caches_hold(switch: str, tmp_path: Path):
+    found = run(tmp_path, **{switch: "0" if switch.endswith("FX_GRAPH_CACHE") else "1"})
+    assert len(found["compiled"]) == 4
+    assert objects(tmp_path) == []
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Caches are on, in this folder."""
+    monkeypatch.setattr(inductor, "cache_folder", lambda: str(tmp_path))
+    monkeypatch.delenv(disk.OFF, raising=False)
+    return tmp_path
+
+
+def test_nothing_is_kept_where_torch_keeps_nothing(folder: Path, runtime: None, monkeypatch):
+    monkeypatch.setattr(inductor, "cache_folder", lambda: None)
+    made = Kernel()
+    assert disk.kept(lambda: made, "forward", CONFIG) is made
+    assert objects(folder) == []
+
+
+OTHERS = {
+    "dtype": "float16", "head_dim": 72, "value_dim": 72, "program": "relu(s)", "aux": ("bool",),
+    "jagged_q": True, "jagged_k": True, "shared": frozenset("q"), "fast": False, "skip": False,
+    "offsets": "int64", "vectors": frozenset([0]), "expanded": frozenset([0]), "stored": 0,
+    "ordered": False,
+}  # fmt: skip
+
+
+def test_the_folder_follows_from_all_of_a_configuration(folder: Path):
+    fields = [f.name for f in dataclasses.fields(Sm90Config)]
+    places = {disk._place(("forward", dataclasses.replace(CONFIG, **{x: OTHERS[x]})))
+              for x in fields}  # fmt: skip
+    other = Sm100Config(**{x: getattr(CONFIG, x) for x in fields})
+    places |= {disk._place(parts) for parts in (("forward", CONFIG), ("forward", other))}
+    places |= {disk._place(("backward", CONFIG)), disk._place(("backward", "keys", CONFIG))}
+    assert len(places) == len(fields) + 4
+    assert disk._place(("forward", dataclasses.replace(CONFIG))) in places
+
+
+def test_the_folder_follows_from_what_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def place():
+        return disk._place(("forward", CONFIG))
+
+    places = {place()}
+    for owner, name, value in (
+        (disk, "source_hash", lambda: "others"),
+        (disk.cutlass, "__version__", "9.9.9"),
+        (disk.cutlass, "CUDA_VERSION", "99"),
+        (disk.platform, "machine", lambda: "another"),
+        (disk, "_instructions", lambda: "fewer"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, value)
+            places.add(place())
+    with monkeypatch.context() as patch:
+        patch.setenv("CUTE_DSL_LINEINFO", "1")
+        places.add(place())
+    assert len(places) == 7
+    assert place() in places
+
+
+def test_sets_are_described_in_one_order():
+    assert "shared=['k', 'q', 'v']" in disk.described(
+        dataclasses.replace(CONFIG, shared=frozenset("vqk"))
+    )
+
+
+class Kernel:
+    """In place of a compiled kernel. content: what is exported, None where that fails."""
+
+    def __init__(self, content: bytes | None = b"kernel") -> None:
+        self.content = content
+
+    def dump_to_object(self, prefix: str) -> bytes:
+        if self.content is None:
+            raise RuntimeError("cannot be exported")
+        return self.content
+
+
+class Module:
+    """In place of a loaded object file."""
+
+    gdpa = "loaded"
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cute.runtime, "find_runtime_libraries", lambda **_: [])
+
+
+def test_a_kernel_is_written_whole_under_its_hash(folder: Path, runtime: None):
+    made = Kernel()
+    assert disk.kept(lambda: made, "forward", CONFIG) is made
+    (path,) = objects(folder)
+    assert path.name == f"{disk._name(b'kernel')}.o" and path.read_bytes() == b"kernel"
+
+
+def test_a_write_that_fails_leaves_nothing(folder: Path, runtime: None, monkeypatch):
+    def full(path: Path, content: bytes) -> None:
+        with path.open("wb") as file:
+            file.write(content[:3])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    made = Kernel()
+    assert disk.kept(lambda: made, "forward", CONFIG) is made
+    assert objects(folder) == []
+
+
+@pytest.mark.parametrize("fault", ["export", "driver", "folder"])
+def test_what_cannot_be_kept_is_compiled_each_time(fault: str, folder: Path, monkeypatch):
+    libraries = ["/no/such/library.so"] if fault == "driver" else []
+    monkeypatch.setattr(cute.runtime, "find_runtime_libraries", lambda **_: libraries)
+    if fault == "folder":
+        (folder / disk.FOLDER).write_text("a file")
+    kernels = [Kernel(None if fault == "export" else b"kernel") for _ in range(2)]
+    found = [disk.kept(lambda made=made: made, "forward", CONFIG) for made in kernels]
+    assert found == kernels
+    assert objects(folder) == []
+
+
+def test_two_writers_leave_sound_files(folder: Path, runtime: None, monkeypatch):
+    """What the compiler exports need not have the same bits twice: one of both is loaded."""
+    place = disk._place(("forward", CONFIG))
+    for content in (b"one", b"another"):
+        disk._store(place, Kernel(content))
+    loaded = []
+    monkeypatch.setattr(cute.runtime, "load_module", lambda path: loaded.append(path) or Module())
+    assert len(objects(folder)) == 2
+    assert disk.kept(Kernel, "forward", CONFIG) == "loaded"
+    assert len(loaded) == 1
