@@ -17,7 +17,7 @@ def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
 
 
 def no_such_biases(
-    kind: type[KernelConfig], program: str, needs: Sequence[bool], jagged: bool, dtype: str
+    kind: type[KernelConfig], program: str, needs: Sequence[bool], dtype: str
 ) -> str:
     """Why they cannot give the gradients of these operands between the products, or "". dtype: of
     the matrices."""
@@ -27,8 +27,6 @@ def no_such_biases(
     about = "the CuTe backward has no gradients of operands between the products"
     if not kind.stores:
         return f"{about} on {kind.gpu}"
-    if jagged:
-        return f"{about} where a side is jagged"
     for number in wanted:
         factor = factor_of(program, number)
         if not factor:
