@@ -84,7 +84,7 @@ MAY_IMPORT = {
     "problem": LEAVES | {"operands"},
     "jagged_ops": {"sequences"},
     "functional": CORE | {"jagged_ops"},
-    "kernels": LEAVES,
+    "kernels": LEAVES | {"sequences"},
     "graphs": set(),
     "sources": set(),
     # Only the language of score programs: it shares nothing with what it judges.

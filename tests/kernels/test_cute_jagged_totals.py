@@ -1,6 +1,6 @@
 """Sums of the scores that are stored of jagged sequences, by the kernels, on the emulator."""
 
-import dataclasses
+import functools
 
 import pytest
 import torch
@@ -42,32 +42,31 @@ def exact(found: StoredScores) -> torch.Tensor:
     return whole
 
 
-def on_the_emulator(call, found: StoredScores, total: torch.Tensor, monkeypatch) -> None:
+@pytest.fixture(autouse=True)
+def recorded():
     """Kernels are compiled while they are recorded."""
+    jagged_totals._launcher.cache_clear()
     with recording():
-        for name in ("_tile_sums", "_row_sums"):
-            made = getattr(jagged_totals, name).__wrapped__
-            kept: dict = {}
-            monkeypatch.setattr(
-                jagged_totals, name, lambda *x, made=made, kept=kept: kept.setdefault(x, None) or made(*x)
-            )
-        run(call, [found.scores, found.hulls, found.order, total])
+        yield
+    jagged_totals._launcher.cache_clear()
+
+
+def emulated(call, found: StoredScores, total: torch.Tensor) -> None:
+    run(call, [found.scores, found.hulls, found.order, total], schedules=("random",))
 
 
 @pytest.mark.parametrize("chunks", [ROWS, 3], ids=["rows", "chunks"])
 @pytest.mark.parametrize("axes", ["", "b", "h", "bh"])
 @pytest.mark.parametrize("target", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("factor", [1.0, -0.5])
-def test_sums_over_sequences_and_heads(axes, target, factor, chunks, monkeypatch):
+def test_sums_over_sequences_and_heads(axes, target, factor, chunks):
     found = stored()
     shape = (BATCH if "b" in axes else 1, HEADS if "h" in axes else 1, chunks)
     total = torch.full((*shape, found.scores.shape[3]), 7.0, dtype=target)
     before = total.double()
     adds = target == torch.float32
-    on_the_emulator(
-        lambda: add_tiles(found, total, frozenset(axes), factor, adds, ARCH, 0), found, total,
-        monkeypatch,
-    )  # fmt: skip
+    call = functools.partial(add_tiles, found, total, frozenset(axes), factor, adds, ARCH, 0)
+    emulated(call, found, total)
     wanted = exact(found)
     wanted = torch.nn.functional.pad(wanted, (0, 0, 0, -ROWS % chunks))
     wanted = wanted.unflatten(2, (chunks, -1)).sum(3) * factor
@@ -82,11 +81,9 @@ def test_sums_over_sequences_and_heads(axes, target, factor, chunks, monkeypatch
 
 
 @pytest.mark.parametrize("factor", [1.0, -0.5])
-def test_sums_of_rows(factor, monkeypatch):
+def test_sums_of_rows(factor):
     found = stored()
     total = torch.full((BATCH, HEADS, ROWS), 7.0)
-    on_the_emulator(lambda: add_rows(found, total, factor, ARCH, 0), found, total, monkeypatch)
+    emulated(functools.partial(add_rows, found, total, factor, ARCH, 0), found, total)
     assert torch.equal(total[ORDER].double(), exact(found)[ORDER].sum(3) * factor)
     assert (total[[1, 2, 4]] == 7.0).all()
-
-

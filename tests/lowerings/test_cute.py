@@ -105,6 +105,8 @@ BIAS = {
         {**JAGGED, **NARROW},
         {**JAGGED, "rows": 512},
         BIAS,
+        {**BIAS, **JAGGED},
+        {**BIAS, **JAGGED, "batch": 32},
     ],
     ids=named,
 )
@@ -126,6 +128,7 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
         {**JAGGED, "batch": 1024, "rows": 128},
         {**JAGGED, "batch": 1024, "rows": 512, "cols": 512, "total_rows": 1024 * 20},
         {**JAGGED, "rows": TOTAL, "cols": TOTAL},
+        {**BIAS, **JAGGED, "batch": 64},
     ],
     ids=named,
 )
@@ -141,10 +144,10 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        (JAGGED, "where a side is jagged"),
+        ({**JAGGED, "rows": TOTAL, "cols": TOTAL}, "no `max_seqlen` bounds"),
         ({"program": ScoreMod.parse("a0:f[h]; mul(a0,silu(s))")}, "not added to the score, as a0"),
     ],
-    ids=["jagged", "gate"],
+    ids=["unbounded", "gate"],
 )
 def test_gradients_of_other_operands_go_to_triton(changes: dict, reason: str):
     choice = lowerings.choose(problem(**{**LARGE, **BIAS, **changes}), Options())

@@ -1,8 +1,8 @@
 """Sums of the stored gradients of scores where a side is jagged, in one order.
 
-What a kernel has stored are numbers [slots, H, M, N] in 16 bits, and which query tiles each key tile
-has met: `hulls`, Int32 [slots, Hk, key tiles, 2], half open. A slot holds one sequence, the one
-that `order` names. Only what is in the hulls was written, and only that is read. It is zero past
+What a kernel has stored are numbers [slots, H, M, N] in 16 bits, and which query tiles each key
+tile has met: `hulls`, Int32 [slots, Hk, key tiles, 2], half open. A slot holds one sequence, that
+which `order` names. Only what is in the hulls was written, and only that is read. It is zero past
 the ends of a sequence.
 """
 
@@ -55,19 +55,17 @@ def add_tiles(
     what is there, in fp32. axes: "b" if each sequence has its own, "h" if each head has."""
     _, heads, rows, _ = stored.scores.shape
     chunks = total.shape[2]
-    kinds = (name(stored.scores.dtype), name(total.dtype))
-    made = _tile_sums(*kinds, factor, "b" in axes, "h" in axes, stored.tile, arch)
+    given = (factor, "b" in axes, "h" in axes, stored.tile)
+    made = _launcher(TileSums, given, name(stored.scores.dtype), name(total.dtype), arch)
     sizes = (stored.count, heads, stored.key_heads, rows, stored.vectors)
     shares = (chunks, -(-rows // chunks), int(adds))
     made(*_addresses(stored, total), *sizes, *shares, stream)
 
 
-def add_rows(
-    stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int
-) -> None:
+def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
     """total [B, H, M] = factor · the sum of each row, in fp32, of the stored sequences."""
     _, heads, rows, _ = stored.scores.shape
-    made = _row_sums(name(stored.scores.dtype), factor, stored.tile, arch)
+    made = _launcher(RowSums, (factor, stored.tile), name(stored.scores.dtype), "float32", arch)
     sizes = (stored.count, heads, stored.key_heads, rows, stored.vectors)
     made(*_addresses(stored, total), *sizes, stream)
 
@@ -95,6 +93,8 @@ class Hulls(Fixed):
 class TileSums:
     """target[b, h, c, j] = factor · the sum of source[slot, h, i, j] over the rows i of chunk c,
     and over what the target has one of. A thread owns 8 neighbouring columns j."""
+
+    SIZES = 8
 
     def __init__(self, factor: float, batch: bool, heads: bool, tile: tuple[int, int]) -> None:
         self.factor, self.batch, self.heads, self.tile = factor, batch, heads, tile
@@ -139,7 +139,7 @@ class TileSums:
     @cute.jit
     def write(self, place, sums, adds):
         whole = sums.load() * self.factor
-        if const_expr(place.dtype is Float32):
+        if const_expr(place.dtype is Float32):  # noqa: SIM102 (decided at compile time)
             if adds != 0:
                 whole = whole + vector(place).load()
         narrow = cute.make_rmem_tensor(VECTOR, place.dtype)
@@ -149,6 +149,8 @@ class TileSums:
 
 class RowSums:
     """target[b, h, i] = factor · the sum of source[slot, h, i, :]. A warp owns a row."""
+
+    SIZES = 5
 
     def __init__(self, factor: float, tile: tuple[int, int]) -> None:
         self.factor, self.tile = factor, tile
@@ -194,22 +196,16 @@ def _floats(place: Any) -> Any:
     return found.load().to(Float32)
 
 
-def compiled(sums: Any, source: str, target: str, sizes: int, arch: str) -> Any:
-    """sums: of the classes above, for scores and sums of these dtypes. sizes: how many it takes.
-    Needs no GPU."""
-    pointers = [pointer(x, ALIGNMENT) for x in (source, target)] + [pointer("int32"), pointer("int64")]
-    given = (*pointers, *(Int32(1) for _ in range(sizes)), cuda.CUstream(0))
+def compiled(sums: Any, source: str, target: str, arch: str) -> Any:
+    """sums: of the classes above, for scores and sums of these dtypes. Needs no GPU."""
+    matrices = (pointer(x, ALIGNMENT) for x in (source, target))
+    sizes = (Int32(1) for _ in range(sums.SIZES))
+    given = (*matrices, pointer("int32"), pointer("int64"), *sizes, cuda.CUstream(0))
     return cute.compile(sums, *given, options=f"--gpu-arch={arch}")
 
 
 @functools.cache
-def _tile_sums(
-    source: str, target: str, factor: float, batch: bool, heads: bool, tile: tuple[int, int], arch: str
-) -> WordLauncher:
-    sums = TileSums(factor, batch, heads, tile)
-    return WordLauncher(compiled(sums, source, target, 8, arch), 13)
-
-
-@functools.cache
-def _row_sums(source: str, factor: float, tile: tuple[int, int], arch: str) -> WordLauncher:
-    return WordLauncher(compiled(RowSums(factor, tile), source, "float32", 5, arch), 10)
+def _launcher(kind: Any, given: tuple[Any, ...], source: str, target: str, arch: str) -> Any:
+    """Of `kind(*given)`."""
+    made = compiled(kind(*given), source, target, arch)
+    return WordLauncher(made, 4 + kind.SIZES + 1)

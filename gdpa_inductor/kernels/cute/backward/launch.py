@@ -63,7 +63,7 @@ def backward(
     def launch(part: biases.Part) -> None:
         own = plan if part.whole else plan_of(part.operands, fast, skip, kind)
         call = _call(own, part.operands, part.grad_out, ctas, stream)
-        call = replace(call, stored=part.stored, rooms=part.rooms, launches=[Launch(part.scores)])
+        call = replace(call, stored=part.stored, rooms=part.rooms, launches=[Deal(part.scores)])
         kernels.gradients(call, asked)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
@@ -93,7 +93,7 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: A
     rooms = division.rooms(o.query.device)
     assert call.order is not None
     stored = division.launches(call.order, o.query.dtype, totals, rooms)
-    launches = (Launch(x.scores, x.hulls, x.order, x.count) for x in stored)
+    launches = (Deal(x.scores, x.hulls, x.order, x.count) for x in stored)
     call = replace(call, stored=division.stored, launches=launches)
     found = kernels.gradients(call, asked)
     return [call.finished(x, found[x]) for x in asked] + division.finished(rooms, o)
@@ -149,7 +149,7 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 
 @dataclass(frozen=True)
-class Launch:
+class Deal:
     """One launch of a call. scores: where the gradient of an operand goes, a number for each score.
     hulls: where the query tiles of each key tile are noted; else all scores begin at zero, where
     some may not be stored. order, count: the sequences that are dealt, by default those of the
@@ -165,7 +165,7 @@ class Launch:
         return [x for x in (self.scores, self.hulls) if x is not None]
 
 
-WHOLE = Launch()
+WHOLE = Deal()
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class BackwardCall:
     stream: int
     stored: int | None = None
     rooms: Mapping[str, Tensor] = field(default_factory=dict)
-    launches: Iterable[Launch] = (WHOLE,)
+    launches: Iterable[Deal] = (WHOLE,)
 
     @property
     def empty(self) -> bool:
@@ -214,7 +214,7 @@ class BackwardCall:
         o = self.operands
         return {"q": o.query, "k": o.key, "v": o.value}[letter]
 
-    def launch(self, launcher: Launcher, others: Sequence[Tensor], own: Launch = WHOLE) -> None:
+    def launch(self, launcher: Launcher, others: Sequence[Tensor], own: Deal = WHOLE) -> None:
         """others: the matrices that the kernel takes beside query, key and value, but for those of
         the launch."""
         given, order = [*others, *own.matrices], self.order if own.order is None else own.order

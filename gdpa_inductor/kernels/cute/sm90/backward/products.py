@@ -267,8 +267,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def chain(self, tile: ResidentTile, turn, block, slope, dP):
-        """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN. So is
-        what lies past an end, if it is stored."""
+        """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN. What
+        lies past an end is so too, if it is stored."""
         if const_expr(self.selects):
             if self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block):
                 for r in range_constexpr(cute.size(dP)):
