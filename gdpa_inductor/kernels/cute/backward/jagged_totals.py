@@ -196,12 +196,13 @@ def _floats(place: Any) -> Any:
     return found.load().to(Float32)
 
 
-def compiled(sums: Any, source: str, target: str, arch: str) -> Any:
-    """sums: of the classes above, for scores and sums of these dtypes. Needs no GPU."""
+def compiled(sums: Any, source: str, target: str, arch: str, more: str = "") -> Any:
+    """sums: of the classes above, for scores and sums of these dtypes. Needs no GPU. more: compiler
+    options."""
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
     sizes = (Int32(1) for _ in range(sums.SIZES))
     given = (*matrices, pointer("int32"), pointer("int64"), *sizes, cuda.CUstream(0))
-    return cute.compile(sums, *given, options=f"--gpu-arch={arch}")
+    return cute.compile(sums, *given, options=f"--gpu-arch={arch} {more}".rstrip())
 
 
 @functools.cache
