@@ -211,6 +211,24 @@ def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
     assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
 
 
+def test_the_gradient_of_a_bias_on_jagged_sides_stays_on_hopper(monkeypatch):
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    program, options = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "kernel=cute"
+
+    def run(query, key, value, bias, cu):
+        given, lengths = (query, key, value, [bias], [], program), (cu, cu, 300, 300)
+        out = torch.ops.gdpa.attention(*given, options, *lengths)
+        needs = [True] * 4
+        return out, *torch.ops.gdpa.attention_backward(out, *given, needs, options, *lengths)
+
+    matrices = [torch.empty(512, 4, 64, dtype=BF16) for _ in range(3)]
+    bias = torch.empty(4, 300, 300, dtype=BF16)
+    cu = torch.empty(9, dtype=torch.int32)
+    code = render.wrapper(run, [*matrices, bias, cu], capability=90)
+    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert not render.kernels(code)
+
+
 @pytest.mark.parametrize("winner", ["gdpa_cute", "gdpa_forward"])
 def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
     from torch._inductor import config, select_algorithm
