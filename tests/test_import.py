@@ -90,7 +90,7 @@ MAY_IMPORT = {
     "problem": LEAVES | {"operands"},
     "jagged_ops": {"sequences"},
     "functional": CORE | {"jagged_ops"},
-    "kernels": LEAVES | {"sources"},
+    "kernels": LEAVES | {"sequences", "sources"},
     "graphs": set(),
     "sources": set(),
     # Only the language of score programs: it shares nothing with what it judges.

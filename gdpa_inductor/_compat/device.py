@@ -43,8 +43,8 @@ def empty_strided(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.
 
 @functools.lru_cache(1024)
 def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor, of one dimension or more."""
+    """The strides of a contiguous tensor."""
     steps = [1]
     for extent in reversed(size[1:]):
         steps.append(steps[-1] * max(extent, 1))
-    return tuple(reversed(steps))
+    return tuple(reversed(steps))[: len(size)]

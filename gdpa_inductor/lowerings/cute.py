@@ -36,6 +36,9 @@ PACKAGE = "nvidia-cutlass-dsl"
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
 LONG = 256  # the most queries of a sequence, where a side is jagged
+# Padded scores for each that there is, if all sequences had the mean length. Where the lengths of
+# queries and keys are alike there are more: a third more if they are spread evenly from 0 on.
+PADDED = 6
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
@@ -102,6 +105,11 @@ def triton_is_faster(problem: Problem) -> str:
     narrow = 64 if dense_forward and widest > 64 else 32
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
+    if any(problem.needs[3:]) and padded(problem) > PADDED:
+        return (
+            f"on {kind.gpu} Triton is faster for gradients of operands between the products where "
+            f"there are {PADDED} times as many padded scores as others"
+        )
     # For gradients of biases the CPU launches more. At head dims up to 64 the forwards are close.
     closer = any(problem.needs[3:]) or (dense_forward and widest <= 64)
     enough = ENOUGH + 2 * closer
@@ -122,6 +130,19 @@ def scores(problem: Problem) -> int:
     return hint(problem.heads) * min(bounds)
 
 
+def padded(problem: Problem) -> float:
+    """How many padded scores there are for each that is none, with sequences of the mean length."""
+    sides = (
+        (problem.jagged_query, problem.rows, problem.total_rows),
+        (problem.jagged_key, problem.cols, problem.total_cols),
+    )
+    found = 1.0
+    for jagged, most, total in sides:
+        if jagged:
+            found *= max(1.0, hint(problem.batch) * hint(most) / max(hint(total), 1))
+    return found
+
+
 def no_such_gradients(problem: Problem) -> str:
     """Why the backward does not give what is asked of it, or ""."""
     key, value = problem.key_heads, problem.value_heads
@@ -129,8 +150,10 @@ def no_such_gradients(problem: Problem) -> str:
     kind = config_of(problem.device)
     assert kind  # else `no_kernel` has refused
     needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
+    if any(needs) and problem.unbounded:
+        return f"{limits.NONE} where no `max_seqlen` bounds the lengths"
     return limits.no_such_heads(key, value, alike) or limits.no_such_biases(
-        kind, str(problem.program), needs, problem.jagged, dtype
+        kind, str(problem.program), needs, dtype
     )
 
 

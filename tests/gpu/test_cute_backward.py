@@ -80,11 +80,20 @@ def gradients(case: Case, call: Problem, ctas: int = 0, ordered: bool = True) ->
 
 @contextlib.contextmanager
 def poisoned() -> Iterator[None]:
-    """Memory that is not written is NaN."""
+    """Memory that is not written is NaN, also that of `_compat.device.empty`."""
+    guards = torch._C._dynamo.guards
+    plain = guards._empty_strided_cuda
+
+    def filled(*given: object) -> torch.Tensor:
+        made = plain(*given)
+        return made.fill_(float("nan") if made.is_floating_point() else 1 << 20)
+
     torch.use_deterministic_algorithms(True)
+    guards._empty_strided_cuda = filled
     try:
         yield
     finally:
+        guards._empty_strided_cuda = plain
         torch.use_deterministic_algorithms(False)
 
 

@@ -94,20 +94,28 @@ def tool(name: str, *arguments: str) -> str:
 def binary(config: KernelConfig, kernel: Any = None, others: Sequence[str] = ()) -> Binary:
     """Compiled for its architecture; needs no GPU. kernel: by default the forward. others: dtypes
     of its matrices beside query, key and value."""
-    kernel = kernel or launch.forward_kernel(config)
+    kernel, example = kernel or launch.forward_kernel(config), launch.example(config, others)
+
+    def compiled(more: str) -> Any:
+        return cute.compile(kernel, *example, options=launch.options(config, more))
+
+    return disassembled(compiled, lambda: kernel.memory.size_in_bytes())
+
+
+def disassembled(compiled: Callable[[str], Any], shared: Callable[[], int] = lambda: 0) -> Binary:
+    """Of a kernel as a function of compiler options. shared: its bytes, once it is compiled."""
     # A folder of its own: names of dumped files are cut, and other tests dump at the same time.
     with tempfile.TemporaryDirectory() as folder:
-        options = launch.options(config, f"--keep-cubin --dump-dir={folder}")
-        compiled = cute.compile(kernel, *launch.example(config, others), options=options)
+        made = compiled(f"--keep-cubin --dump-dir={folder}")
         path = Path(folder) / "kernel.cubin"
-        path.write_bytes(compiled.__cubin__)
+        path.write_bytes(made.__cubin__)
         listing, usage = (
             tool("cuobjdump", "-sass", str(path)),
             tool("cuobjdump", "-res-usage", str(path)),
         )
     opcodes = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+ )?([A-Z][\w.]*)", listing)
     numbers = {name: int(n) for name, n in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
-    return Binary(opcodes, numbers, kernel.memory.size_in_bytes())
+    return Binary(opcodes, numbers, shared())
 
 
 def block(sass: list[str]) -> Counter[str]:

@@ -1,6 +1,7 @@
 """The Hopper kernels as machine code: products in flight, by TMA, without spills, in bounds."""
 
 import dataclasses
+import functools
 
 import pytest
 
@@ -9,6 +10,8 @@ pytest.importorskip("triton")  # its package has the disassembler
 
 from cutlass import BFloat16, cute
 
+from gdpa_inductor.kernels.cute.backward import jagged_totals
+from gdpa_inductor.kernels.cute.backward.jagged_totals import RowSums, TileSums
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
 from gdpa_inductor.kernels.cute.sm90.backward.launch import others
@@ -18,7 +21,7 @@ from gdpa_inductor.kernels.cute.sm90.forward.roles import OWN, Roles
 from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, K, tiled
 from tests.emulator.recording import linked
 
-from .cute_account import BIAS, CONFIGS, Binary, binary
+from .cute_account import BIAS, CONFIGS, Binary, binary, disassembled
 
 ONCE = ("silu, D 128, fp16", "silu, D 64")
 BACKWARD_SPILLS = 24  # instructions
@@ -157,18 +160,38 @@ def test_machine_code_where_dq_is_added_in_any_order(name: str):
 
 
 @pytest.mark.parametrize("head_dim", [pytest.param(64, marks=pytest.mark.slow), 128])
-def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int):
+@pytest.mark.parametrize("jagged", [False, True], ids=["dense", "jagged"])
+def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagged: bool):
     """The bias comes by TMA and ldmatrix, so that no element of it is loaded alone."""
     changes = {"stored": 0, "head_dim": head_dim, "value_dim": head_dim}
+    changes |= {"jagged_q": jagged, "jagged_k": jagged}
     config = dataclasses.replace(hopper("silu + bias (bf16), D 128"), **changes)
     made = binary(config, HopperBackward(config), others(config))
     products = made.before("USETMAXREG.DEALLOC")
     assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
     # Two steps, each with a program for whole tiles and one for the ends: 8 scores a load.
     assert products.count("LDSM") == 4 * config.query_rows // 16
-    assert products.count("LDG") == 0
+    # Of a tile: its sequence, and where that begins and ends on either side.
+    assert products.count("LDG") == (5 if jagged else 0)
     assert products.spills == 0
     in_bounds(made, BACKWARD_SPILLS)
+
+
+SUMS = {
+    "of tiles": TileSums(1.0, False, True, (ROWS, COLS)),
+    "of tiles, for each sequence": TileSums(0.5, True, False, (ROWS, COLS)),
+    "of rows": RowSums(1.0, (ROWS, COLS)),
+}
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_machine_code_of_the_sums_of_jagged_biases(name: str):
+    """Scores come 16 bytes at a time, and threads enough fit to hide how long they take."""
+    given = (SUMS[name], "bfloat16", "float32", Sm90Config.arch)
+    made = disassembled(functools.partial(jagged_totals.compiled, *given))
+    assert made.count("LDG.E.128") >= 1
+    assert made.spills == 0
+    assert made.usage["REG"] <= 64
 
 
 @pytest.mark.parametrize(

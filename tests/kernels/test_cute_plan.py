@@ -98,7 +98,7 @@ def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> lis
     aux = [[x.data_ptr(), 0, *x.stride(), 0, 0] for x in o.aux]  # b, h, q_idx, kv_idx, q, k
     return [
         [x.data_ptr() for x in read],
-        [sequences, 4, 4, 4, *sides, *totals],
+        [sequences, 4, 4, 4, *sides, *totals, sequences],
         [n for step in steps for n in step],
         *(None if x is None else [x.data_ptr()] for x in lists),
         [word for words in aux for word in words] or None,

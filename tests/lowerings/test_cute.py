@@ -105,6 +105,8 @@ BIAS = {
         {**JAGGED, **NARROW},
         {**JAGGED, "rows": 512},
         BIAS,
+        {**BIAS, **JAGGED},
+        {**BIAS, **JAGGED, "batch": 32},
     ],
     ids=named,
 )
@@ -126,6 +128,7 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
         {**JAGGED, "batch": 1024, "rows": 128},
         {**JAGGED, "batch": 1024, "rows": 512, "cols": 512, "total_rows": 1024 * 20},
         {**JAGGED, "rows": TOTAL, "cols": TOTAL},
+        {**BIAS, **JAGGED, "batch": 64},
     ],
     ids=named,
 )
@@ -141,10 +144,10 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
 @pytest.mark.parametrize(
     "changes, reason",
     [
-        (JAGGED, "where a side is jagged"),
+        ({**JAGGED, "rows": TOTAL, "cols": TOTAL}, "no `max_seqlen` bounds"),
         ({"program": ScoreMod.parse("a0:f[h]; mul(a0,silu(s))")}, "not added to the score, as a0"),
     ],
-    ids=["jagged", "gate"],
+    ids=["unbounded", "gate"],
 )
 def test_gradients_of_other_operands_go_to_triton(changes: dict, reason: str):
     choice = lowerings.choose(problem(**{**LARGE, **BIAS, **changes}), Options())
@@ -206,6 +209,24 @@ def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
     assert "no gradients of operands between the products" in caplog.text
     found = torch._dynamo.utils.counters["gdpa"]
     assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
+
+
+def test_the_gradient_of_a_bias_on_jagged_sides_stays_on_hopper(monkeypatch):
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    program, options = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "kernel=cute"
+
+    def run(query, key, value, bias, cu):
+        given, lengths = (query, key, value, [bias], [], program), (cu, cu, 300, 300)
+        out = torch.ops.gdpa.attention(*given, options, *lengths)
+        needs = [True] * 4
+        return out, *torch.ops.gdpa.attention_backward(out, *given, needs, options, *lengths)
+
+    matrices = [torch.empty(512, 4, 64, dtype=BF16) for _ in range(3)]
+    bias = torch.empty(4, 300, 300, dtype=BF16)
+    cu = torch.empty(9, dtype=torch.int32)
+    code = render.wrapper(run, [*matrices, bias, cu], capability=90)
+    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert not render.kernels(code)
 
 
 @pytest.mark.parametrize("winner", ["gdpa_cute", "gdpa_forward"])

@@ -76,6 +76,10 @@ class KernelConfig:
         return ScoreMod.parse(self.program)
 
     @property
+    def jagged(self) -> bool:
+        return self.jagged_q or self.jagged_k
+
+    @property
     def tiled(self) -> int | None:
         """The operand of the program that TMA can load in tiles of scores: one 16-bit number for
         each score, in the dtype of the matrices. Of several, the first."""

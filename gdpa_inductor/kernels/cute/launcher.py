@@ -18,7 +18,7 @@ from cutlass import cute
 from .config import KernelConfig
 from .program import DTYPES, LETTERS
 
-SIZES = 8
+SIZES = 9
 
 
 def pointer(dtype: str, align: int = 0, address: int = 16) -> Any:

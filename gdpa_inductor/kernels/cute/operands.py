@@ -56,7 +56,7 @@ class Matrix:
 def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
     """Q, K, V and O, or dO, in global memory; sizes, strides: as the kernels take them."""
     c = config
-    batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes
+    batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes[:8]
     rows = {
         "q": (heads, q_rows, c.head_dim, c.jagged_q),
         "k": (key_heads, k_rows, c.head_dim, c.jagged_k),
@@ -143,6 +143,11 @@ def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int)
         atom, mX, sX, lambda tiles: tiles, tiler, size, jagged=False,
         shared="b" not in axes, single="h" not in axes,
     )  # fmt: skip
+
+
+def whole_vectors(count: Any) -> Any:
+    """Numbers, with those that fill the last vector of a row."""
+    return (count + (VECTOR - 1)) // VECTOR * VECTOR
 
 
 def vector(pointer: Any) -> Any:

@@ -35,8 +35,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """config: of the kernels. sizes: what they take of these. output: the shape of O. empty: there
-    is nothing to compute.
+    """config: of the kernels. sizes: what they take of these; the last is how many sequences a
+    launch is dealt. output: the shape of O. empty: there is nothing to compute.
 
     copied: which of query, key and value TMA cannot read as they lie. strides: of the three as they
     are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
@@ -103,13 +103,15 @@ class LaunchPlan:
         )
         return replace(o, query=query, key=key, value=value, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
-    def form_words(self, others: Sequence[Tensor]) -> bytes:
+    def form_words(self, others: Sequence[Tensor], dealt: int | None = None) -> bytes:
         """Of a launcher. others: its matrices beside query, key and value. Their shapes follow from
-        the form, so their strides are enough to know them again."""
-        known = tuple([x.stride() for x in others])
+        the form, so their strides are enough to know them again. dealt: how many sequences, by
+        default all."""
+        known = (dealt, *[x.stride() for x in others])
         if known not in self.words:
             steps = [step for x in others for step in strides(x)]
-            words = (*self.sizes, *self.strides, *steps, *self.aux_strides)
+            sizes = self.sizes if dealt is None else (*self.sizes[:-1], dealt)
+            words = (*sizes, *self.strides, *steps, *self.aux_strides)
             if len(self.words) >= FEW:
                 self.words.clear()
             self.words[known] = struct.pack(f"{len(words)}q", *words)
@@ -207,7 +209,7 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
     specs = zip(o.aux, o.program.aux, strict=True)
     return LaunchPlan(
         config,
-        sizes=(batch, heads, o.key.shape[1], o.value.shape[1], rows, cols, *totals),
+        sizes=(batch, heads, o.key.shape[1], o.value.shape[1], rows, cols, *totals, batch),
         output=output,
         empty=0 in (*output, batch, o.key.numel()),
         copied=copied,

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...._compat.device import empty
 from ....operands import Operands, aux_on_axes, score_shape
 from ....program.expr import AXES, postorder
 from ....program.score_mod import Aux
@@ -91,7 +92,7 @@ class BiasSum:
         """For the gradient, or for a sum of several parts, in fp32."""
         if self.adds:
             return operand.new_zeros(operand.shape, dtype=torch.float32)
-        return operand.new_empty(operand.shape)
+        return empty(operand.shape, operand.dtype, operand.device)
 
     def on_axes(self, share: Share, total: Tensor) -> Tensor:
         """What a share adds to, with a dimension for each of b, h, q_idx, kv_idx."""
@@ -132,7 +133,7 @@ class Division:
             query = share.matrix(o.query, "q")
             if room is None or room.shape[:2] != query.shape[:2]:
                 width = -(-self.cols // ALIGNED) * ALIGNED
-                room = query.new_empty((*query.shape[:3], width))
+                room = empty((*query.shape[:3], width), query.dtype, query.device)
             yield share, room if room.shape[-1] == self.cols else room[..., : self.cols]
 
 
@@ -147,7 +148,7 @@ def gradients(
     """The asked ones of dQ, dK, dV and those of the operands, contiguous."""
     o = unshared(given) if division.shared else given
     matrices, sums = (o.query, o.key, o.value), division.sums
-    rooms = {x: y.new_empty(y.shape) for x, y in zip("qkv", matrices)}
+    rooms = {x: empty(y.shape, y.dtype, y.device) for x, y in zip("qkv", matrices)}
     totals = [each.room(o.aux[each.number]) for each in sums]
     for share, scores in division.scores(o, totals[0]):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}

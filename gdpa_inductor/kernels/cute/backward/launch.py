@@ -5,8 +5,8 @@ Nothing here reads a length from the device.
 
 import functools
 import importlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
 from ..replay import Record
 from . import biases
+from .jagged_biases import JaggedDivision, Totals
+from .jagged_totals import add_rows, add_tiles
 from .limits import no_such_biases, no_such_heads
 from .totals import total
 
@@ -58,14 +60,15 @@ def backward(
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
     kernels = _kernels(plan.config.folder)
-    if not any(needs[3:]):
-        call = _call(plan, o, grad_out, ctas, stream, ordered, record=record)
-        found: dict[str, Tensor] = kernels.gradients(call, asked)
-        return [call.finished(letter, found[letter]) for letter in asked]
+    if o.jagged or not any(needs[3:]):
+        record = None if any(needs[3:]) else record
+        call = _call(plan, o, grad_out, ctas, stream, ordered, record)
+        return _at_once(call, needs, asked, kernels)
 
     def launch(part: biases.Part) -> None:
         own = plan if part.whole else plan_of(part.operands, fast, skip, kind)
-        call = _call(own, part.operands, part.grad_out, ctas, stream, ordered, part)
+        call = _call(own, part.operands, part.grad_out, ctas, stream, ordered)
+        call = replace(call, stored=part.stored, rooms=part.rooms, launches=[Deal(part.scores)])
         kernels.gradients(call, asked)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
@@ -75,23 +78,54 @@ def backward(
     return biases.gradients(grad_out, o, needs, division, launch, fast_total)
 
 
+def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: Any) -> list[Tensor]:
+    """All sequences, with one plan."""
+    plan, o, wanted = call.plan, call.operands, _wanted(needs)
+    if not wanted:
+        found: dict[str, Tensor] = kernels.gradients(call, asked)
+        return [call.finished(letter, found[letter]) for letter in asked]
+    if call.empty:
+        found = kernels.gradients(call, asked)
+        return [call.finished(x, found[x]) for x in asked] + [
+            torch.zeros_like(o.aux[i], memory_format=torch.contiguous_format) for i in wanted
+        ]
+    key, tile = ("division", *wanted), (kernels.query_rows(plan.config), plan.config.cols)
+    division = plan.once(key, lambda: JaggedDivision(o, wanted, tile))
+    totals = Totals(
+        functools.partial(add_tiles, arch=plan.config.arch, stream=call.stream),
+        functools.partial(add_rows, arch=plan.config.arch, stream=call.stream),
+    )
+    rooms = division.rooms(o.query.device)
+    assert call.order is not None
+    stored = division.launches(call.order, o.query.dtype, totals, rooms)
+    launches = (Deal(x.scores, x.hulls, x.order, x.count) for x in stored)
+    call = replace(call, stored=division.stored, launches=launches)
+    found = kernels.gradients(call, asked)
+    return [call.finished(x, found[x]) for x in asked] + division.finished(rooms, o)
+
+
+def _wanted(needs: Sequence[bool]) -> list[int]:
+    """The operands of the program whose gradients are asked for."""
+    return [number for number, need in enumerate(needs[3:]) if need]
+
+
 def _division(
     plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool], ctas: int
 ) -> biases.Division:
-    wanted = [number for number, need in enumerate(needs[3:]) if need]
+    wanted = _wanted(needs)
     key = ("division", *wanted, ctas)
     return plan.once(key, lambda: biases.Division(o, wanted, plan.config.cols, ctas))
 
 
 def _call(
     plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int, ordered: bool,
-    part: biases.Part | None = None, record: Record | None = None,
+    record: Record | None = None,
 ) -> "BackwardCall":  # fmt: skip
     read, gradient = plan.readable(o), aligned(grad_out)
     order = longest_first(read, plan.config, stream)
     plain = plan.plain and gradient is grad_out and not plan.config.shared
     record = record if plain else None
-    return BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, part, record)
+    return BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, record)
 
 
 @functools.cache
@@ -108,7 +142,7 @@ def _complaint(
     def of_the_form() -> str:
         heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
         return no_such_heads(*heads, heads[0] == heads[1]) or no_such_biases(
-            type(c), c.program, needs[3:], o.jagged, c.dtype
+            type(c), c.program, needs[3:], c.dtype
         )
 
     return plan.once(("complaint", *needs), of_the_form) or _unlike_output(grad_out, plan, o)
@@ -123,10 +157,31 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 
 @dataclass(frozen=True)
+class Deal:
+    """One launch of a call. scores: where the gradient of an operand goes, a number for each score.
+    hulls: where the query tiles of each key tile are noted; else all scores begin at zero, where
+    some may not be stored. order, count: the sequences that are dealt, by default those of the
+    call."""
+
+    scores: Tensor | None = None
+    hulls: Tensor | None = None
+    order: Tensor | None = None
+    count: int | None = None
+
+    @property
+    def matrices(self) -> list[Tensor]:
+        return [x for x in (self.scores, self.hulls) if x is not None]
+
+
+WHOLE = Deal()
+
+
+@dataclass(frozen=True)
 class BackwardCall:
     """operands: as given; read: as kernels read them. order: of the sequences. ordered: as
-    `backward` has it. part: what it is a part of, where gradients of biases are asked for. record:
-    of a call that can be replayed if it is one launch."""
+    `backward` has it. record: of a call that can be replayed if it is one launch. stored: the
+    operand of the program whose gradient the launches store. rooms: for dQ, dK, dV by letter, if
+    they are there. launches: one after the other; whoever gives them reads between them."""
 
     plan: LaunchPlan
     operands: Operands[Tensor]
@@ -136,8 +191,10 @@ class BackwardCall:
     ctas: int
     stream: int
     ordered: bool
-    part: biases.Part | None = None
     record: Record | None = None
+    stored: int | None = None
+    rooms: Mapping[str, Tensor] = field(default_factory=dict)
+    launches: Iterable[Deal] = (WHOLE,)
 
     @property
     def empty(self) -> bool:
@@ -149,8 +206,8 @@ class BackwardCall:
         sequence. Rows of a jagged operand that take no part have a gradient of zero: it is cleared
         here, or by the kernel."""
         operand = self.operand(letter)
-        if self.part is not None:
-            return self.part.rooms[letter]
+        if letter in self.rooms:
+            return self.rooms[letter]
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return empty(shape, torch.float32, operand.device)
@@ -168,10 +225,12 @@ class BackwardCall:
         o = self.operands
         return {"q": o.query, "k": o.key, "v": o.value}[letter]
 
-    def launch(self, launcher: Launcher, others: Sequence[Tensor]) -> None:
-        """others: the matrices that the kernel takes beside query, key and value."""
-        words = self.plan.call_words(self.read, others, self.order, self.ctas, self.stream)
-        launcher(words, self.plan.form_words(others))
+    def launch(self, launcher: Launcher, others: Sequence[Tensor], own: Deal = WHOLE) -> None:
+        """others: the matrices that the kernel takes beside query, key and value, but for those of
+        the launch."""
+        given, order = [*others, *own.matrices], self.order if own.order is None else own.order
+        words = self.plan.call_words(self.read, given, order, self.ctas, self.stream)
+        launcher(words, self.plan.form_words(given, own.count))
 
     def recorded(
         self, launcher: Launcher, others: Sequence[Tensor], results: Sequence[int],

@@ -6,6 +6,8 @@ from typing import Any
 from ..config import KernelConfig
 from .roots import factor_of, is_moderate
 
+NONE = "the CuTe backward has no gradients of operands between the products"
+
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
     """Why the kernels cannot give any gradient, or "". Heads may be symbols; alike: they are known
@@ -17,24 +19,21 @@ def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
 
 
 def no_such_biases(
-    kind: type[KernelConfig], program: str, needs: Sequence[bool], jagged: bool, dtype: str
+    kind: type[KernelConfig], program: str, needs: Sequence[bool], dtype: str
 ) -> str:
     """Why they cannot give the gradients of these operands between the products, or "". dtype: of
     the matrices."""
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""
-    about = "the CuTe backward has no gradients of operands between the products"
     if not kind.stores:
-        return f"{about} on {kind.gpu}"
-    if jagged:
-        return f"{about} where a side is jagged"
+        return f"{NONE} on {kind.gpu}"
     for number in wanted:
         factor = factor_of(program, number)
         if not factor:
-            return f"{about} that are not added to the score, as a{number}"
+            return f"{NONE} that are not added to the score, as a{number}"
         if not is_moderate(factor, dtype):
             return (
-                f"{about} whose slope is {factor:g} times smaller than the score's, as of a{number}"
+                f"{NONE} whose slope is {factor:g} times smaller than the score's, as of a{number}"
             )
     return ""

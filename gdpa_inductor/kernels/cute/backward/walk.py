@@ -19,13 +19,15 @@ from ..work import sequence_rows, totals
 class ResidentTile:
     """One resident tile.
 
-    batch, head: of the resident operands. first: its first row, of `rows` in its sequence, which
+    batch, head: of the resident operands. slot: the number of its sequence in the order in which
+    they are dealt. first: its first row, of `rows` in its sequence, which
     begins at row `start` of a jagged operand. length, origin: the same of the streamed side.
     passes: how many heads stream past. begin, end: the streamed tiles of one pass. descends: it
     meets the last of them first (sm90 only).
     """
 
     batch: Any
+    slot: Any
     head: Any
     first: Any
     rows: Any
@@ -50,7 +52,7 @@ class Walk:
     """
 
     def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
-        batch, heads, key_heads, _, rows, cols = sizes[:6]
+        _, heads, key_heads, _, rows, cols, *_, dealt = sizes
         cu_q, cu_k, self.order = offsets
         self.keys, self.ranges, self.heights = keys, ranges, ranges.heights
         self.group, self.query_heads = heads // key_heads, heads
@@ -60,7 +62,7 @@ class Walk:
         self.resident, self.streamed = sides if self.keys else sides[::-1]
         self.jagged = self.resident[0] is not None
         self.blocks = tiles_of(self.resident[1], self.heights.resident)
-        self.count = self.blocks * self.heads * batch
+        self.count = self.blocks * self.heads * dealt
         self.cta = Int32(cute.arch.block_idx()[0])
         self.ctas = Int32(cute.arch.grid_dim()[0])
 
@@ -82,16 +84,15 @@ class Walk:
         """The tile of a turn."""
         number = self.number(turn)
         block, rest = self.block_of(number), number // self.blocks
-        head, batch = rest % self.heads, rest // self.heads
-        if self.order is not None:
-            batch = Int32(self.order[batch])
+        head, slot = rest % self.heads, rest // self.heads
+        batch = slot if self.order is None else Int32(self.order[slot])
         (start, rows), (origin, length) = (
             sequence_rows(cu, batch, most, total)
             for cu, most, total in (self.resident, self.streamed)
         )
         passes = self.group if self.keys else 1
         first = block * self.heights.resident
-        tile = ResidentTile(batch, head, first, rows, start, length, origin, passes)
+        tile = ResidentTile(batch, slot, head, first, rows, start, length, origin, passes)
         tile.begin, tile.end = self.range(tile)
         return tile
 

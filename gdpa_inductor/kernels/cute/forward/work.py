@@ -32,7 +32,7 @@ class Work(Fixed):
         self.row_tiles = (self.rows + (self.height - 1)) // self.height
         self.units = self.heads * self.batch
         self.tiles = self.row_tiles * self.units
-        self.last_rows_first = skips and not (config.jagged_q or config.jagged_k)
+        self.last_rows_first = skips and not config.jagged
 
     def decode(self, number) -> WorkTile:
         row, unit = number % self.row_tiles, number // self.row_tiles

@@ -31,7 +31,14 @@ from cutlass.cute.nvgpu import cpasync
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, roots_of
 from ...gaps import Gaps
-from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
+from ...operands import (
+    Matrix,
+    Tiles,
+    matrices,
+    score_operand,
+    score_tiles,
+    whole_vectors,
+)
 from ...program import Program
 from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout
@@ -58,8 +65,10 @@ class HopperBackward:
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
         """pointers, strides: of Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ, the counters and,
-        if it is stored, the gradient of an operand of the program. The counters begin at zero. Else
-        as those of every kernel: see `launch.example`."""
+        if it is stored, the gradient of an operand of the program, [M, N] for each head of the
+        sequences that are dealt, in their order; where a side is jagged, then the hulls of their
+        key tiles. The counters begin at zero. Else as those of every kernel: see
+        `launch.example`."""
         self.shapes = HopperShapes(self.config)
         given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
         copies = {name: self.load(name, given[name]) for name in OPERANDS}
@@ -137,7 +146,8 @@ class HopperBackward:
             op, matrix = cpasync.CopyBulkTensorTileG2SOp(), score_operand(c, aux, sizes)
             found["a"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
         if c.stored is not None:
-            places = (sizes[0], sizes[1], sizes[4], sizes[5], strides[9], False)
+            cols = whole_vectors(sizes[5]) if c.jagged else sizes[5]
+            places = (sizes[8], sizes[1], sizes[4], cols, strides[9], False)
             op, matrix = cpasync.CopyBulkTensorTileS2GOp(), Matrix(pointers[9], *places)
             found["g"] = cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, tile)
         return found
@@ -179,7 +189,8 @@ class HopperBackward:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
-                HopperBackwardLoads(Turns(*walk), signals, tiles).run()
+                hulls = pointers[10] if c.jagged and c.stored is not None else None
+                HopperBackwardLoads(Turns(*walk), signals, tiles, hulls).run()
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
                 QuerySums(*ways, Counters(Turns(*walk), counters)).run()

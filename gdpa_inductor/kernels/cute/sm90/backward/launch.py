@@ -42,19 +42,18 @@ class Form:
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     """By letter; all of them, whatever is asked for."""
-    part = call.part
-    stored, scores = (None, []) if part is None else (part.stored, [part.scores])
-    form = call.plan.once(("backward", stored, call.ordered), lambda: Form.of(call, stored))
+    key = ("backward", call.stored, call.ordered)
+    form = call.plan.once(key, lambda: Form.of(call, call.stored))
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = form.config, found["q"]
     # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
     # mask leaves them out.
     if form.masked or (config.jagged_k and not config.jagged_q):
         grad_query.zero_()
-    if form.masked or form.launcher is None:
-        for x in scores:
-            x.zero_()
     if form.launcher is None:
+        for each in call.launches:
+            for x in each.matrices:
+                x.zero_()
         return {letter: x.zero_() for letter, x in found.items()}
     # The sums of a shared query are its gradient: they are not converted, but added up later.
     shared = "q" in config.shared
@@ -63,13 +62,21 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     if not config.ordered:
         cleared(sums, call.stream)
     counters = cleared(empty(form.counters, torch.int32, device), call.stream)
-    matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters, *scores)
-    call.launch(form.launcher, matrices)
+    matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
+    for each in call.launches:
+        if form.masked and each.scores is not None and each.hulls is None:
+            each.scores.zero_()
+        call.launch(form.launcher, matrices, each)
     if call.record is not None:
         numbers = {"k": 1, "v": 2, "q": 3}
         zeros = [4, *([] if config.ordered else [0]), *([3] if form.masked else [])]
         call.recorded(form.launcher, matrices, [numbers[letter] for letter in asked], zeros)
     return found
+
+
+def query_rows(config: Sm90Config) -> int:
+    """Of a query tile."""
+    return config.query_rows
 
 
 @functools.cache
@@ -90,4 +97,5 @@ def others(config: Sm90Config) -> list[str]:
     """Dtypes of the matrices beside query, key and value."""
     q, k, v = ("float32" if letter in config.shared else config.dtype for letter in "qkv")
     scores = [] if config.stored is None else [config.dtype]
-    return [config.dtype, "float32", k, v, q, "int32", *scores]
+    hulls = ["int32"] if config.jagged else []
+    return [config.dtype, "float32", k, v, q, "int32", *scores, *(hulls if scores else [])]

@@ -3,7 +3,7 @@ program that comes in tiles, if there is one."""
 
 from typing import Any
 
-from cutlass import Int32, const_expr, cute
+from cutlass import Int32, Int64, const_expr, cute
 
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
@@ -12,10 +12,13 @@ from .turns import Turns
 
 
 class HopperBackwardLoads:
-    """tiles: of the operands "q", "k", "v", "o" and, in tiles of scores, "a"."""
+    """tiles: of the operands "q", "k", "v", "o" and, in tiles of scores, "a". hulls: where the
+    query tiles are noted that each key tile meets, if they are: see `backward.jagged_totals`."""
 
-    def __init__(self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles]) -> None:
-        self.walk, self.signals, self.tiles = walk, signals, tiles
+    def __init__(
+        self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles], hulls: Any = None
+    ) -> None:
+        self.walk, self.signals, self.tiles, self.hulls = walk, signals, tiles, hulls
 
     @cute.jit
     def run(self):
@@ -24,6 +27,8 @@ class HopperBackwardLoads:
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
             entry = self.walk.entry(tile)
+            if const_expr(self.hulls is not None):
+                self.note(tile)
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
                 for i in range(tile.end - tile.begin):
@@ -43,6 +48,13 @@ class HopperBackwardLoads:
             if tile.steps > 0:
                 tile_step += 1
             deal += 1
+
+    @cute.jit
+    def note(self, tile: ResidentTile):
+        unit = Int64(tile.slot * self.walk.heads + tile.head) * self.walk.blocks
+        place = self.hulls + (unit + self.walk.index(tile)) * 2
+        with cute.arch.elect_one():
+            place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
     def resident(self, name: str, tile: ResidentTile, step: Any) -> None:
         self.copy(name, (tile.start, tile.first, tile.rows), tile.head, tile, step)

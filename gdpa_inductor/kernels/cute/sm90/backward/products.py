@@ -130,6 +130,8 @@ class HopperBackwardProducts(Fixed):
         self.walk, self.signals, self.fragments = walk, signals, fragments
         self.epilogue, self.programs, self.stored = epilogue, programs, stored
         self.tiled = walk.ranges.config.tiled
+        # Past an end dP is not zero where the other side is infinite or NaN, and dS is a gradient.
+        self.selects = walk.ranges.masks or (stored is not None and walk.ranges.config.jagged)
         self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
         self.row = self.group * HALF + first_row(self.own)
         self.column = self.own % 4 * 2
@@ -212,7 +214,7 @@ class HopperBackwardProducts(Fixed):
             if self.is_first_warp():
                 row, head = block * self.walk.heights.streamed, self.walk.streamed_head(tile, turn)
                 column = tile.first // self.walk.heights.resident
-                place = (Int32(0), row, tile.length, head, tile.batch)
+                place = (Int32(0), row, tile.length, head, tile.slot)
                 assert self.stored is not None
                 self.stored.store(*place, shared, column)
                 cute.arch.cp_async_bulk_commit_group()
@@ -265,8 +267,9 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def chain(self, tile: ResidentTile, turn, block, slope, dP):
-        """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN."""
-        if const_expr(self.walk.ranges.masks):
+        """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN. What
+        lies past an end is so too, if it is stored."""
+        if const_expr(self.selects):
             if self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block):
                 for r in range_constexpr(cute.size(dP)):
                     dP[r] = dP[r] * slope[r]

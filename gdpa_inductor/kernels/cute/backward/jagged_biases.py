@@ -1,0 +1,117 @@
+"""Gradients of biases where a side is jagged, from the scores of some sequences at a time.
+
+The kernel stores the gradient of one operand of the program, a number for each score, in 16 bits.
+A sequence takes as much memory as the longest may have scores (`max_seqlen`), so no length is read
+on the host. As many sequences as there is room for are dealt at a time, the longest first. What is
+stored is summed after each launch, over what the operand lacks (`jagged_totals`). Every sum has one
+order. Host only.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...._compat.device import empty
+from ....operands import Operands, aux_from_axes, score_shape
+from ....sequences import Padding, padded_program
+from ..operands import whole_vectors
+from .biases import ROOM
+from .jagged_totals import MOST, StoredScores
+from .roots import factor_of
+
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # what sums may be stored as
+# Shares of the rows that are summed apart, for each sequence and for all of them: threads for the
+# device. Their sums are added up by torch.
+CHUNKS, SHARED_CHUNKS = 8, 64
+
+
+@dataclass(frozen=True)
+class Totals:
+    """The kernels that sum, without the factor, or what stands for them: see `jagged_totals`."""
+
+    tiles: Callable[[StoredScores, Tensor, frozenset[str], float, bool], None]
+    rows: Callable[[StoredScores, Tensor, float], None]
+
+
+class JaggedSum:
+    """How the gradient of operand `number` follows from that of operand `stored`. The sum lies in
+    one of two forms: [B, H, M], of rows, where the operand does not vary along the keys. Else [B|1,
+    H|1, C, N], of chunks of rows, with a chunk for each row where the operand varies along them.
+    """
+
+    def __init__(self, o: Operands[Tensor], number: int, stored: int, launches: int) -> None:
+        program, batch_heads = str(o.program), score_shape(o)
+        self.number, self.spec = number, o.program.aux[number]
+        self.padded = padded_program(o.program).aux[number]
+        self.axes, self.cols = self.spec.axes, batch_heads[3]
+        self.factor = factor_of(program, stored) / factor_of(program, number)
+        self.of_rows = "kv_idx" not in self.axes
+        self.adds = "b" not in self.axes and launches > 1
+        self.dtype, self.shape = torch.float32, self._shape(*batch_heads)
+        whole = "q_idx" in self.axes and not self.adds and not self.of_rows
+        if whole and o.aux[number].dtype in SUMMED:
+            self.dtype = o.aux[number].dtype
+
+    def _shape(self, batch: int, heads: int, rows: int, cols: int) -> tuple[int, ...]:
+        if self.of_rows:
+            return batch, heads, rows
+        own = [size if axis in self.axes else 1 for axis, size in (("b", batch), ("h", heads))]
+        height = 1
+        if "q_idx" not in self.axes:
+            height = -(-rows // (CHUNKS if "b" in self.axes else SHARED_CHUNKS))
+        return (*own, -(-rows // height), whole_vectors(cols))
+
+    def add(self, stored: StoredScores, total: Tensor, later: bool, totals: Totals) -> None:
+        """later: it is not the first launch."""
+        if self.of_rows:
+            totals.rows(stored, total, self.factor)
+        else:
+            totals.tiles(stored, total, self.axes, self.factor, self.adds and later)
+
+    def finished(self, total: Tensor, o: Operands[Tensor]) -> Tensor:
+        """The gradient, contiguous, in the dtype of the operand."""
+        whole = total.unsqueeze(3) if self.of_rows else total[..., : self.cols]
+        extents = zip(("b", "h", "q_idx"), whole.shape, strict=False)
+        left = [d for d, (axis, size) in enumerate(extents) if axis not in self.axes and size > 1]
+        whole = whole.sum(left, keepdim=True) if left else whole
+        grad = aux_from_axes(whole, self.padded)
+        if {"q", "k"} & set(self.spec.access):
+            grad = Padding.of(o).unpad_aux(grad, self.spec)
+        return grad.to(o.aux[self.number].dtype).contiguous()
+
+
+class JaggedDivision:
+    """The launches of a call, and what is summed. tile: queries and keys of a tile."""
+
+    def __init__(self, o: Operands[Tensor], wanted: Sequence[int], tile: tuple[int, int]) -> None:
+        self.tile, self.stored = tile, wanted[0]
+        batch, heads, rows, cols = score_shape(o)
+        width, self.most = whole_vectors(cols), batch
+        size = heads * rows * width * o.query.element_size()
+        launches = -(-batch // max(1, min(ROOM // max(size, 1), MOST)))
+        self.slots = -(-batch // max(launches, 1))
+        self.scores = (self.slots, heads, rows, width)
+        self.hulls = (self.slots, o.key.shape[1], -(-cols // tile[1]), 2)
+        self.sums = [JaggedSum(o, number, wanted[0], launches) for number in wanted]
+
+    def launches(
+        self, order: Tensor, dtype: torch.dtype, totals: Totals, rooms: Sequence[Tensor]
+    ) -> Iterator[StoredScores]:
+        """What to store, launch by launch; between them it is summed into `rooms`. order: of all
+        sequences."""
+        scores = empty(self.scores, dtype, order.device)
+        hulls = empty(self.hulls, torch.int32, order.device)
+        for first in range(0, self.most, self.slots):
+            count = min(self.slots, self.most - first)
+            stored = StoredScores(scores, hulls, order[first:], count, self.tile)
+            yield stored
+            for each, room in zip(self.sums, rooms, strict=True):
+                each.add(stored, room, first > 0, totals)
+
+    def rooms(self, device: torch.device) -> list[Tensor]:
+        return [empty(each.shape, each.dtype, device) for each in self.sums]
+
+    def finished(self, rooms: Sequence[Tensor], o: Operands[Tensor]) -> list[Tensor]:
+        return [each.finished(room, o) for each, room in zip(self.sums, rooms, strict=True)]

@@ -1,0 +1,212 @@
+"""Sums of the stored gradients of scores where a side is jagged, in one order.
+
+What a kernel has stored are numbers [slots, H, M, N] in 16 bits, and which query tiles each key
+tile has met: `hulls`, Int32 [slots, Hk, key tiles, 2], half open. A slot holds one sequence, that
+which `order` names. Only what is in the hulls was written, and only that is read. It is zero past
+the ends of a sequence.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import cutlass
+from cutlass import Float32, Int32, Int64, const_expr, cute
+from torch import Tensor
+
+from ..launcher import WordLauncher, pointer
+from ..operands import VECTOR, vector
+from ..plan import ALIGNMENT, name
+from ..ranges import LANES
+from ..values import Fixed, larger, smaller
+
+THREADS = 256
+WARPS = THREADS // LANES
+MOST = 65535  # heads or slots: CTAs along a dimension of a grid other than the first
+
+
+@dataclass(frozen=True)
+class StoredScores:
+    """What one launch has stored, of `count` sequences. scores: [slots, H, M, N]; its rows begin
+    at multiples of 16 bytes. order: Int64, of these sequences. tile: queries and keys of a tile."""
+
+    scores: Tensor
+    hulls: Tensor
+    order: Tensor
+    count: int
+    tile: tuple[int, int]
+
+    @property
+    def vectors(self) -> int:
+        """Of a row."""
+        return self.scores.stride(2) // VECTOR
+
+    @property
+    def key_heads(self) -> int:
+        return self.hulls.shape[1]
+
+
+def add_tiles(
+    stored: StoredScores, total: Tensor, axes: frozenset[str], factor: float, adds: bool, arch: str,
+    stream: int,
+) -> None:  # fmt: skip
+    """total [B|1, H|1, C, N'] = factor · the sums of chunks of rows, C of them; with `adds`, plus
+    what is there, in fp32. axes: "b" if each sequence has its own, "h" if each head has."""
+    _, heads, rows, _ = stored.scores.shape
+    chunks = total.shape[2]
+    given = (factor, "b" in axes, "h" in axes, stored.tile)
+    made = _launcher(TileSums, given, name(stored.scores.dtype), name(total.dtype), arch)
+    sizes = (stored.count, heads, stored.key_heads, rows, stored.vectors)
+    shares = (chunks, -(-rows // chunks), int(adds))
+    made(*_addresses(stored, total), *sizes, *shares, stream)
+
+
+def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
+    """total [B, H, M] = factor · the sum of each row, in fp32, of the stored sequences."""
+    _, heads, rows, _ = stored.scores.shape
+    made = _launcher(RowSums, (factor, stored.tile), name(stored.scores.dtype), "float32", arch)
+    sizes = (stored.count, heads, stored.key_heads, rows, stored.vectors)
+    made(*_addresses(stored, total), *sizes, stream)
+
+
+def _addresses(stored: StoredScores, total: Tensor) -> list[int]:
+    return [x.data_ptr() for x in (stored.scores, total, stored.hulls, stored.order)]
+
+
+class Hulls(Fixed):
+    """Which rows the tile of a vector of scores has. tile: its queries and keys."""
+
+    def __init__(self, hulls: Any, key_heads: Any, group: Any, vectors: Any, tile: Any) -> None:
+        self.hulls, self.key_heads, self.group, self.tile = hulls, key_heads, group, tile
+        self.in_tile = tile[1] // VECTOR
+        self.tiles = (vectors + (self.in_tile - 1)) // self.in_tile
+
+    def rows(self, slot: Any, head: Any, column: Any) -> tuple[Any, Any]:
+        """The first, and the one after the last; the same where there are none. column: of
+        vectors."""
+        unit = Int64(slot * self.key_heads + head // self.group) * self.tiles
+        hull = self.hulls + (unit + column // self.in_tile) * 2
+        return hull[0] * self.tile[0], hull[1] * self.tile[0]
+
+
+class TileSums:
+    """target[b, h, c, j] = factor · the sum of source[slot, h, i, j] over the rows i of chunk c,
+    and over what the target has one of. A thread owns 8 neighbouring columns j."""
+
+    SIZES = 8
+
+    def __init__(self, factor: float, batch: bool, heads: bool, tile: tuple[int, int]) -> None:
+        self.factor, self.batch, self.heads, self.tile = factor, batch, heads, tile
+
+    @cute.jit
+    def __call__(
+        self, source, target, hulls, order, slots: Int32, heads: Int32, key_heads: Int32,
+        rows: Int32, vectors: Int32, chunks: Int32, height: Int32, adds: Int32, stream,
+    ):  # fmt: skip
+        """height: rows of a chunk."""
+        ctas = (chunks * vectors + (THREADS - 1)) // THREADS
+        grid = (ctas, heads if self.heads else 1, slots if self.batch else 1)
+        sizes = (slots, heads, key_heads, rows, vectors, chunks, height, adds)
+        self.kernel(source, target, hulls, order, sizes).launch(
+            grid=grid, block=(THREADS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, source, target, hulls, order, sizes):
+        slots, heads, key_heads, rows, vectors, chunks, height, adds = sizes
+        cta, head, slot = cute.arch.block_idx()
+        own = Int32(cta) * THREADS + cute.arch.thread_idx()[0]
+        found = Hulls(hulls, key_heads, heads // key_heads, vectors, self.tile)
+        if own < chunks * vectors:
+            column, chunk = own % vectors, own // vectors
+            first, end = chunk * height, smaller(chunk * height + height, rows)
+            unit = Int64(order[slot]) if const_expr(self.batch) else Int64(0)
+            unit = unit * heads + head if const_expr(self.heads) else unit
+            place = target + ((unit * chunks + chunk) * vectors + column) * VECTOR
+            sums = cute.make_rmem_tensor(VECTOR, Float32)
+            sums.fill(0.0)
+            slot_end = slot + 1 if const_expr(self.batch) else slots
+            head_end = head + 1 if const_expr(self.heads) else heads
+            for s in cutlass.range(slot, slot_end, unroll=1):
+                for h in cutlass.range(head, head_end, unroll=1):
+                    low, high = found.rows(s, h, column)
+                    start = source + (Int64(s * heads + h) * rows * vectors + column) * VECTOR
+                    for i in cutlass.range(larger(first, low), smaller(end, high), unroll=4):
+                        sums.store(sums.load() + _floats(start + Int64(i * vectors) * VECTOR))
+            self.write(place, sums, adds)
+
+    @cute.jit
+    def write(self, place, sums, adds):
+        whole = sums.load() * self.factor
+        if const_expr(place.dtype is Float32):  # noqa: SIM102 (decided at compile time)
+            if adds != 0:
+                whole = whole + vector(place).load()
+        narrow = cute.make_rmem_tensor(VECTOR, place.dtype)
+        narrow.store(whole.to(place.dtype))
+        cute.autovec_copy(narrow, vector(place))
+
+
+class RowSums:
+    """target[b, h, i] = factor · the sum of source[slot, h, i, :]. A warp owns a row."""
+
+    SIZES = 5
+
+    def __init__(self, factor: float, tile: tuple[int, int]) -> None:
+        self.factor, self.tile = factor, tile
+
+    @cute.jit
+    def __call__(
+        self, source, target, hulls, order, slots: Int32, heads: Int32, key_heads: Int32,
+        rows: Int32, vectors: Int32, stream,
+    ):  # fmt: skip
+        grid = ((rows + (WARPS - 1)) // WARPS, heads, slots)
+        sizes = (heads, key_heads, rows, vectors)
+        self.kernel(source, target, hulls, order, sizes).launch(
+            grid=grid, block=(THREADS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, source, target, hulls, order, sizes):
+        heads, key_heads, rows, vectors = sizes
+        cta, head, slot = cute.arch.block_idx()
+        row = Int32(cta) * WARPS + cute.arch.warp_idx()
+        found = Hulls(hulls, key_heads, heads // key_heads, vectors, self.tile)
+        if row < rows:
+            start = source + Int64(slot * heads + head) * rows * vectors * VECTOR
+            start = start + Int64(row * vectors) * VECTOR
+            sums = cute.make_rmem_tensor(VECTOR, Float32)
+            sums.fill(0.0)
+            for column in cutlass.range(cute.arch.lane_idx(), vectors, LANES, unroll=1):
+                low, high = found.rows(slot, head, column)
+                if (low <= row) & (row < high):
+                    sums.store(sums.load() + _floats(start + Int64(column) * VECTOR))
+            total = sums[0]
+            for i in cutlass.range_constexpr(1, VECTOR):
+                total = total + sums[i]
+            total = cute.arch.warp_reduction_sum(total)
+            with cute.arch.elect_one():
+                target[(Int64(order[slot]) * heads + head) * rows + row] = total * self.factor
+
+
+def _floats(place: Any) -> Any:
+    """8 numbers from there on, in fp32."""
+    found = cute.make_rmem_tensor(VECTOR, place.dtype)
+    cute.autovec_copy(vector(place), found)
+    return found.load().to(Float32)
+
+
+def compiled(sums: Any, source: str, target: str, arch: str, more: str = "") -> Any:
+    """sums: of the classes above, for scores and sums of these dtypes. Needs no GPU. more: compiler
+    options."""
+    matrices = (pointer(x, ALIGNMENT) for x in (source, target))
+    sizes = (Int32(1) for _ in range(sums.SIZES))
+    given = (*matrices, pointer("int32"), pointer("int64"), *sizes, cuda.CUstream(0))
+    return cute.compile(sums, *given, options=f"--gpu-arch={arch} {more}".rstrip())
+
+
+@functools.cache
+def _launcher(kind: Any, given: tuple[Any, ...], source: str, target: str, arch: str) -> Any:
+    """Of `kind(*given)`."""
+    made = compiled(kind(*given), source, target, arch)
+    return WordLauncher(made, 4 + kind.SIZES + 1)
