@@ -15,6 +15,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute
 from torch import Tensor
 
+from .. import disk
 from ..launcher import WordLauncher, pointer
 from ..operands import VECTOR, vector
 from ..plan import ALIGNMENT, name
@@ -208,5 +209,6 @@ def compiled(sums: Any, source: str, target: str, arch: str, more: str = "") -> 
 @functools.cache
 def _launcher(kind: Any, given: tuple[Any, ...], source: str, target: str, arch: str) -> Any:
     """Of `kind(*given)`."""
-    made = compiled(kind(*given), source, target, arch)
+    form = (source, target, arch)
+    made = disk.kept(lambda: compiled(kind(*given), *form), kind.__name__, *given, *form)
     return WordLauncher(made, 4 + kind.SIZES + 1)
