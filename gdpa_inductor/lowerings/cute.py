@@ -266,7 +266,8 @@ class Site:
         if not self.static:
             return self.run(given)
         if self.plan is None or not self.plan.serves(given.operands):
-            self.plan = _launch().plan_of(given.operands, **given.options, kind=None)
+            fast, skip = (given.options.get(name, True) for name in _KEYWORDS)
+            self.plan = _launch().plan_of(given.operands, fast, skip, None)
         record = _launch().Record()
         found = self.run(given, plan=self.plan, record=record)
         self.replay = record.replay

@@ -283,7 +283,7 @@ def test_what_no_sequence_reaches_has_no_gradient() -> None:
     case = PLAIN["of heads"]
     call = make(Lengths((70, 30), (50, 60), most=(300, 400)), case.program, case.formula, ("hmn",))
     found = gradients(call)[3]
-    assert found[..., :30, :50].abs().amin() > 0
+    assert (found[..., :30, :50] != 0).float().mean() > 0.9  # some sums of two cancel
     assert not found[..., 70:, :].any() and not found[..., :, 60:].any()
     assert not found[..., 30:, 50:].any()
 

@@ -36,7 +36,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     find = plan.plan_of
     for module in (launch, backward_launch):
         monkeypatch.setattr(module, "place", lambda *_: (CTAS, STREAM))
-        monkeypatch.setattr(module, "plan_of", lambda *x, **_: find(*x[:1], True, True, Sm90Config))
+        monkeypatch.setattr(
+            module, "plan_of", lambda o, fast, skip, kind: find(o, fast, skip, Sm90Config)
+        )
     monkeypatch.setattr(replay, "current_stream", lambda _: STREAM)
     monkeypatch.setattr(replay, "empty_strided", lambda *x: torch.empty_strided(*x[:2], dtype=x[2]))
     monkeypatch.setattr(plan, "PLANS", {})

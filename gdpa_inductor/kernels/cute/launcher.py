@@ -9,7 +9,7 @@ the low half, which comes first on the hosts of these GPUs.
 import ctypes
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -53,6 +53,44 @@ class WordBlock:
         return [ctypes.c_void_p(first + 8 * i) for i in range(count)]
 
 
+class Run:
+    """`kernel.run_compiled_program(places)`, for places that stay.
+
+    CuTe DSL lists the places anew in every launch, which takes the CPU longer than the launch. From
+    the second launch on its list is used again, where this version of it has one.
+    """
+
+    def __init__(self, kernel: Any, places: list[Any]) -> None:
+        self.kernel, self.places = kernel, places
+        self.launch: Callable[[], None] = self.first
+
+    def __call__(self) -> None:
+        self.launch()
+
+    def first(self) -> None:
+        self.every()
+        self.launch = self.listed() or self.every
+
+    def every(self) -> None:
+        self.kernel.run_compiled_program(self.places)
+
+    def listed(self) -> Callable[[], None] | None:
+        try:
+            self.executor = self.kernel.to(None)  # it keeps the code loaded
+            found = self.executor._get_invoke_packed_args(self.places)
+            function, result = self.executor.capi_func, self.executor.cuda_result
+        except AttributeError:
+            return None
+        kept = type(found)(*found)  # the list that it returns is reused
+
+        def launch() -> None:
+            function(kept)
+            if result is not None and result.value:
+                raise RuntimeError(f"the launch of a CuTe kernel failed: CUDA error {result.value}")
+
+        return launch
+
+
 class Launcher:
     """A compiled kernel that is launched by writing words. matrices: how many it takes.
 
@@ -64,7 +102,7 @@ class Launcher:
         operands, scalars = len(config.aux), config.mod.num_scalars
         call = WordBlock(matrices + sides + (sides > 0) + operands + scalars + 2)
         form = WordBlock(SIZES + 3 * matrices + operands * len(LETTERS))
-        self.kernel, self.lock = kernel, threading.Lock()
+        self.lock = threading.Lock()
         self.call, self.form = call.words, memoryview(form.words).cast("B")
         self.pack = struct.Struct(f"{len(call.words)}q").pack_into
         self.written = b""  # the words of the form that stand there
@@ -81,7 +119,7 @@ class Launcher:
             call.deal(1),
         )
         arguments = [Words(found) if found else None for found in places]
-        self.prepared, _ = kernel.generate_execution_args(*arguments)
+        self.run = Run(kernel, kernel.generate_execution_args(*arguments)[0])
 
     def __call__(self, call: Sequence[int], form: bytes) -> None:
         """The words of a call in the order above, and those of its form."""
@@ -90,18 +128,18 @@ class Launcher:
                 self.form[:] = form
                 self.written = form
             self.pack(self.call, 0, *call)
-            self.kernel.run_compiled_program(self.prepared)
+            self.run()
 
 
 class WordLauncher:
     """A compiled kernel whose arguments have a word each: addresses, integers, a stream."""
 
     def __init__(self, kernel: Any, count: int) -> None:
-        self.kernel, self.block, self.lock = kernel, WordBlock(count), threading.Lock()
+        self.block, self.lock = WordBlock(count), threading.Lock()
         arguments = [Words(self.block.deal(1)) for _ in range(count)]
-        self.prepared, _ = kernel.generate_execution_args(*arguments)
+        self.run = Run(kernel, kernel.generate_execution_args(*arguments)[0])
 
     def __call__(self, *words: int) -> None:
         with self.lock:
             self.block.words[:] = list(words)  # type: ignore[call-overload]
-            self.kernel.run_compiled_program(self.prepared)
+            self.run()
