@@ -2,7 +2,7 @@
 
 A file holds the output of one command of `python -m gdpa_inductor bench`, so each table has one
 machine and one date. Its first line is the header (gdpa_inductor/bench/machine.py). A table whose
-file is missing is left out. The prose of the page is benchmarks_page.md beside this file.
+file is missing is left out. The prose of the page is benchmarks.md.in beside this file.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def pages(found: Mapping[str, Run]) -> dict[Path, str]:
         section(table, found[table.file], same=before is not None and before.file == table.file)
         for table, before in zip(present, befores, strict=False)
     )
-    template = (Path(__file__).parent / "benchmarks_page.md").read_text()
+    template = (Path(__file__).parent / "benchmarks.md.in").read_text()
     made = {DOCS / "benchmarks.md": template.replace(PLACE, body + "\n")}
     for table in present:
         if table.panels:

@@ -232,8 +232,8 @@ def readme_panels(name: str, run: Run) -> tuple[list[Panel], str]:
     what = {"dense": "silu attention", "bias": "silu attention with a learned bias [H, N, N]"}[name]
     words = (
         f"A training step of {what}, bf16, {case['batch'] * case['length']} tokens, "
-        f"{case['heads']} heads of {case['head_dim']}, against stock Inductor: speed, and memory "
-        f"beyond operands and parameters."
+        f"{case['heads']} heads of {case['head_dim']}, against stock Inductor. Memory is the peak "
+        "above the memory held before the step."
     )
     panels = [
         Panel("TFLOP/s (more is better)", "length N", bars(rows, "step", "tflops", label)),
