@@ -40,7 +40,7 @@ SERIAL := OMP_NUM_THREADS=$(THREADS) TORCHINDUCTOR_COMPILE_THREADS=1 \
 	$(if $(CAPABILITY),ATEN_CPU_CAPABILITY=$(CAPABILITY))
 PYTEST := $(SERIAL) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 
-.PHONY: demo test test-full test-oldest-torch test-without-gpu test-machines fuzz bench doctor lint types format docs clean help
+.PHONY: demo test test-full test-oldest-torch test-without-gpu test-machines fuzz bench doctor lint types format docs benchmarks screenshots clean help
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -91,6 +91,14 @@ format: $(VENV)/.stamp-dev
 
 docs: $(VENV)/.stamp-docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
+
+# Tables and charts of docs/benchmarks.md, and README's chart, from docs/measurements/*.jsonl.
+benchmarks:
+	$(PYTHON) -m docs.tools.benchmarks
+
+# Pages as pictures in docs/_build/pictures; needs Chromium on PATH.
+screenshots: docs
+	$(PYTHON) -m docs.tools.screenshots
 
 clean:
 	rm -rf $(VENV) $(VENV)-oldest-torch .cache docs/_build build dist *.egg-info

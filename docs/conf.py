@@ -1,8 +1,19 @@
 """Sphinx: `make docs`."""
 
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
 project = "gdpa_inductor"
 copyright = "2026, the gdpa_inductor authors"
-extensions = ["myst_parser"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
-exclude_patterns = ["_build"]
-myst_heading_anchors = 3
+html_title = "gdpa_inductor"
+exclude_patterns = ["_build", "tools"]
+myst_heading_anchors = 4
+# Docstrings mark code with single backticks.
+default_role = "code"
+autodoc_member_order = "bysource"
+autodoc_typehints = "description"
+autodoc_typehints_description_target = "documented"

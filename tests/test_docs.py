@@ -6,11 +6,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted(page for folder in ("", "docs", "tests") for page in (ROOT / folder).glob("*.md"))
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
+PAGES = [page for page in PAGES if "_build" not in page.parts]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 # A path in backticks that begins at a folder of the repository, or of the package.
 NAMED = re.compile(r"`((?:gdpa_inductor|tests|docs|kernels|lowerings|patterns|program)/[\w./]+)`")
 HISTORY = {"CHANGELOG.md"}  # names what there was
+WIDTH = 100
+WIDE = {"judge_mutations.md"}  # generated, with long names
 
 each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -63,3 +66,28 @@ def test_the_map_of_the_tests_is_complete():
     assert [name for name in named if not [*tests.glob(name), *tests.glob(f"*/{name}")]] == []
     folders = {f"{path.name}/" for path in tests.iterdir() if (path / "__init__.py").exists()}
     assert folders - set(named) == set()
+
+
+@each
+def test_no_line_is_wider_than_the_page(page: Path):
+    lines = enumerate(page.read_text().splitlines(), 1)
+    wide = [number for number, line in lines if len(line) > WIDTH]
+    assert page.name in WIDE or wide == []
+
+
+def sentences(page: Path) -> list[str]:
+    """Of paragraphs and list items: without code, tables and headings."""
+    prose = re.sub(r"<!--.*?-->|`[^`]*`", "x", text(page), flags=re.S)
+    lines = (line for line in prose.splitlines() if not re.match(r"\s*[|#]|    ", line))
+    blocks = re.split(r"\n\s*\n|\n\s*(?=[-*] |\d+\. )", "\n".join(lines))
+    plain = (re.sub(r"^\s*([-*]|\d+\.)\s|\*\*?|\[|\]\([^)]*\)", "", block) for block in blocks)
+    return [s.strip() for block in plain for s in re.split(r"(?<=[.?!:])\s+(?=[A-Z])", block)]
+
+
+@each
+def test_sentences_begin_with_their_subject(page: Path):
+    """See CONTRIBUTING.md, The documentation."""
+    if page.name in HISTORY:
+        return
+    found = [s for s in sentences(page) if re.match(r"(What|That which|Of|Whether)\b[^?]*$", s)]
+    assert found == []

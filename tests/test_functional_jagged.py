@@ -316,7 +316,7 @@ def test_without_a_bound_nothing_is_too_small(rows, head_dim):
 
 
 def test_with_a_bound_no_jagged_region_is_too_small():
-    """Measured in docs/benchmarks.md."""
+    """On an H200 small jagged regions gained most (2026-11-22)."""
 
     def pool(seeds, key, value, cu_seqlens):
         return gdpa_inductor.attention(

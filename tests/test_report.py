@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 
 import gdpa_inductor
-from gdpa_inductor import Category, Code, Rejection, Report
+from gdpa_inductor import Code, Rejection, Report
 from gdpa_inductor.lowerings import Choice
 from gdpa_inductor.patterns import Match
 from gdpa_inductor.patterns.result import Origin
@@ -308,28 +308,34 @@ def test_memory_is_told_in_mebibytes(size: int, text: str) -> None:
 
 
 def test_every_code_is_documented() -> None:
-    """docs/reasons.md has a row per code, under its class, with the meaning and the advice that the
-    enum gives; the page may add to the advice.
+    """docs/reasons.md has a heading per code, under its class. The enum's meaning follows, then
+    its advice; the page may add to the advice.
     """
     sections = re.split(r"^## ", (DOCS / "reasons.md").read_text(), flags=re.M)[1:]
     documented, advice = {}, {}
     for section in sections:
         category = section.split()[0]
-        for row in re.findall(r"^\| `(\w+)` \| ([^|]+) \| ([^|]+) \|", section, flags=re.M):
-            code, meaning, change = row
-            documented[code] = (category, meaning.strip())
-            advice[code] = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", change)
-    assert documented == {code.name: (code.category.value, code.meaning) for code in Code}
-    assert {c.value for c in Category} <= {section.split()[0] for section in sections}
-    begins = {code.name: code.advice or "nothing" for code in Code}
-    assert {n: text for n, text in begins.items() if not advice[n].startswith(text)} == {}
+        for entry in re.split(r"^### ", section, flags=re.M)[1:]:
+            code, meaning, *change = re.split(r"\n\n", entry)
+            documented[code] = (category, _plain(meaning))
+            advice[code] = _plain(" ".join(change))
+    assert documented == {code.name: (code.category.value, _plain(code.meaning)) for code in Code}
+    wanted = {code.name: _plain(code.advice) for code in Code}
+    assert {n: text for n, text in wanted.items() if not advice[n].startswith(text)} == {}
+
+
+def _plain(text: str) -> str:
+    """Without links, and whatever it takes to make sentences of clauses."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    return " ".join(re.sub(r"[;.](?=\s|$)", "", text).lower().split())
 
 
 def test_every_option_is_documented() -> None:
     from gdpa_inductor import Options
 
-    rows = re.findall(r"^\| `gdpa\.(\w+)` \| `([^`]*)` \|", (DOCS / "options.md").read_text(), re.M)
-    assert dict(rows) == {
+    text = (DOCS / "options.md").read_text()
+    found = re.findall(r"^### gdpa\.(\w+)\n\nDefault: `([^`]*)`\.", text, re.M)
+    assert dict(found) == {
         f.name: repr(f.default) if not isinstance(f.default, str) else f'"{f.default}"'
         for f in dataclasses.fields(Options)
     }

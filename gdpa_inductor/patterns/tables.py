@@ -29,7 +29,7 @@ from .writing.writer import Writer, describe
 
 aten = torch.ops.aten
 _NARROW = (torch.float16, torch.bfloat16)
-# Measured in docs/masks.md: more copies gain nothing, fewer than these are not worth their index.
+# Measured on an H200: more copies gain nothing, fewer than these are not worth their index.
 _MOST_COPIES, _FEWEST_COPIES = 2048, 16
 _MOST_ELEMENTS = 1 << 20  # of all copies: they stay in the cache
 _LEAST_SHARE = 4  # how much more elements are looked up than all copies have

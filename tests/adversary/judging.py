@@ -176,7 +176,7 @@ BY_HAND = ("{s} * torch.sigmoid({s})", "{s} * 0.5 * (1 + torch.tanh({s}))")
 def _departed(program: Program, name: str, mine: object, eager: object) -> object:
     """`mine`, with eager's values where one of the documented departures lies: NaN of padded keys,
     NaN · 0, do not spread (docs/jagged.md); gradients of a function written by hand are that
-    function's, and lerp's are NaN where they are infinite (docs/design.md).
+    function's, and lerp's are NaN where they are infinite (docs/numerics.md).
     """
     if not (torch.is_tensor(mine) and torch.is_tensor(eager)) or mine.shape != eager.shape:
         return mine

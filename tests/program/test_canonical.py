@@ -49,7 +49,7 @@ def test_scales_that_overflow_or_vanish_between_are_not(scales):
 
 
 # Where gradient times score is not finite, the product rule of these formulas is not either, and
-# the derivative of the function may be (docs/design.md, Numerics). No other spelling may differ.
+# the derivative of the function may be (docs/numerics.md). No other spelling may differ.
 BY_PRODUCT_RULE = {"silu", "gelu", "gelu_tanh"}
 FAR = [19.9, 88.0, 90.0, 104.0, 800.0, 1e4, 1e10, 1e20, 3e38, 1e308, math.inf]
 POINTS = [math.nan, *(sign * x for sign in (1, -1) for x in (0.0, 5e-324, 1e-40, 0.7, 2.5, *FAR))]

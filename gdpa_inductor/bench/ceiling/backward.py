@@ -350,7 +350,7 @@ class BackwardCeiling:
 
         On sm_90a the wait ends once all is read: it is one instruction with and without `.read`,
         and takes 90 clocks for 16 bytes. The fence of the release (MEMBAR.ALL.GPU) waits until all
-        is added; with relaxed accesses, 20 runs did not agree (docs/benchmarks.md)."""
+        is added; with relaxed accesses, 20 runs did not agree (docs/lab/2026-11-22-order.md)."""
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         with cute.arch.elect_one():

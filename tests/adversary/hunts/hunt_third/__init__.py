@@ -24,7 +24,7 @@ REFUSED_BY_EAGER = frozenset(
 )
 
 # Writes by the caller through `.data` into what eager's own backward reads: its gradient is that of
-# no function (docs/design.md, Numerics).
+# no function (docs/numerics.md).
 UNSEEN_BY_AUTOGRAD = frozenset(["caller_scales_data", "jagged_caller_changes_offsets_data"])
 
 # Eager answers both ways within one tensor: the slope of elu at NaN is NaN in its vectors, and 1 in

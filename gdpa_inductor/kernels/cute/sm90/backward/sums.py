@@ -122,7 +122,7 @@ class QuerySums:
         cute.arch.fence_proxy("async.global")
         cute.arch.sync_warp()
         # The wait makes the sums visible to this thread, the release to the others. On sm_90 it is
-        # the release that waits for the additions (docs/benchmarks.md).
+        # the release that waits for the additions (docs/lab/2026-11-22-order.md).
         with cute.arch.elect_one():
             self.counters.advance(counter, before)
 

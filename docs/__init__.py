@@ -1,0 +1,1 @@
+"""The documentation: pages in MyST, and the tools that write some of them."""

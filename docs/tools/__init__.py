@@ -1,0 +1,1 @@
+"""What writes generated pages, and what renders pages to pictures."""

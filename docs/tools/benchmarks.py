@@ -1,0 +1,141 @@
+"""`make benchmarks`: docs/benchmarks.md, its charts and README's from docs/measurements/*.jsonl.
+
+A file holds the output of one command of `python -m gdpa_inductor bench`, so each table has one
+machine and one date. Its first line is the header (gdpa_inductor/bench/machine.py). A table whose
+file is missing is left out. The prose of the page is benchmarks.md.in beside this file.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from .svg import chart
+from .tables import TABLES, Run, Table, readme_panels
+
+Row = dict[str, Any]
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+MEASUREMENTS = DOCS / "measurements"
+PLACE = "<!-- tables -->\n"
+BEGIN, END = "<!-- chart: make benchmarks -->\n", "<!-- end of chart -->\n"
+# README's chart is of the first of these that was measured.
+SHOWN = ("dense", "bias")
+
+
+def read(path: Path) -> Run:
+    """The JSON lines of a run; what else the command printed is left out.
+
+    Raises:
+        ValueError: the first line is no header.
+    """
+    lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
+    if not lines or "machine" not in lines[0]:
+        raise ValueError(f"{path.name}: the first line has to be the machine and the command")
+    return Run(lines[0]["machine"], lines[0]["command"], lines[0].get("note", ""), lines[1:])
+
+
+def runs(folder: Path = MEASUREMENTS) -> dict[str, Run]:
+    """By the name of the file.
+
+    Raises:
+        ValueError: a file of no table.
+    """
+    found = {path.stem: read(path) for path in sorted(folder.glob("*.jsonl"))}
+    if unknown := set(found) - {table.file for table in TABLES}:
+        raise ValueError(f"no table is made from {', '.join(sorted(unknown))}")
+    return found
+
+
+def fill(words: str) -> str:
+    return textwrap.fill(words, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def machine(run: Run) -> str:
+    """One sentence: where, with which versions, when, how steady."""
+    m = run.machine
+    place = m.get("gpu") or f"{m['cpu']} ({m['capability']})"
+    names = {"driver": "driver", "torch": "torch", "triton": "Triton", "cutlass_dsl": "CuTe DSL"}
+    versions = [f"{word} {m[key]}" for key, word in names.items() if m.get(key, "none") != "none"]
+    return f"{place}, {', '.join(versions)}, Python {m['python']}, {m['date']}."
+
+
+def steadiness(run: Run) -> str:
+    """How far the runs of a figure are apart, over all figures of the file."""
+    found = sorted(row["spread"] - 1 for row in run.rows if row.get("spread"))
+    if not found:
+        return "The spread of the runs was not recorded."
+    half, most = (found[int(share * (len(found) - 1))] for share in (0.5, 0.9))
+    return f"Spread: half of the figures within {half:.1%}, nine of ten within {most:.0%}."
+
+
+def section(table: Table, run: Run, same: bool) -> str:
+    """Heading, what it shows, the table, its chart; machine and command, unless the section before
+    is of the same run.
+    """
+    parts = [f"### {table.question}", fill(table.words), table.markdown(run)]
+    if table.panels:
+        parts.append(f"![{table.question}](charts/{table.name}.svg)")
+    if not same:
+        parts.append(fill(" ".join(filter(None, [machine(run), steadiness(run), run.note]))))
+        parts.append(f"```\n{wrapped(run.command)}\n```")
+    return "\n\n".join(parts)
+
+
+def wrapped(command: str) -> str:
+    """A shell line of at most 96 columns."""
+    lines = textwrap.wrap(command, 92, break_long_words=False, break_on_hyphens=False)
+    return " \\\n    ".join(lines)
+
+
+def pages(found: Mapping[str, Run]) -> dict[Path, str]:
+    """Every file that is generated, with its text."""
+    present = [table for table in TABLES if table.file in found]
+    befores: list[Table | None] = [None, *present]
+    body = "\n\n".join(
+        section(table, found[table.file], same=before is not None and before.file == table.file)
+        for table, before in zip(present, befores, strict=False)
+    )
+    template = (Path(__file__).parent / "benchmarks.md.in").read_text()
+    made = {DOCS / "benchmarks.md": template.replace(PLACE, body + "\n")}
+    for table in present:
+        if table.panels:
+            svg = chart(table.panels(found[table.file]), table.question)
+            made[DOCS / "charts" / f"{table.name}.svg"] = svg
+    return made | readme(found)
+
+
+def readme(found: Mapping[str, Run]) -> dict[Path, str]:
+    """README with its chart, which shows a training step."""
+    name = next(name for name in SHOWN if name in found)
+    run = found[name]
+    panels, words = readme_panels(name, run)
+    path = ROOT / "README.md"
+    before, _, rest = path.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    label = "Speed and memory of a training step"
+    shown = f"![{label}](docs/charts/readme.svg)\n\n{fill(f'{words} {machine(run)}')}\n\n"
+    shown += f"```\n{wrapped(run.command)}\n```\n\n"
+    return {
+        DOCS / "charts" / "readme.svg": chart(panels, label),
+        path: f"{before}{BEGIN}\n{shown}{END}{after}",
+    }
+
+
+def main() -> int:
+    made = pages(runs())
+    for stale in set((DOCS / "charts").glob("*.svg")) - set(made):
+        stale.unlink()
+    for path, words in made.items():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(words)
+        print(path.relative_to(ROOT))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""The code blocks of a page, run as a reader would: pasted into one file, in order.
+
+A block of ```text behind a block of ```python, with one line that ends in a colon between them at
+most, is what it prints. A block behind the comment `<!-- not run: why -->` is left out.
+`python -m docs.tools.blocks PAGE` writes the outputs anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+# A block in a list is indented; the comment stands on the line before the fence.
+BLOCK = re.compile(
+    r"(?P<skip><!-- not run: [^>]+-->\n)?^(?P<indent> *)```python\n(?P<code>.*?)^ *```\n"
+    r"(?:\n(?:[^\n`]+:\n\n)? *```text\n(?P<output>.*?)^ *```\n)?",
+    re.M | re.S,
+)
+MARK = "=== end of block ==="
+
+
+@dataclass(frozen=True)
+class Block:
+    """code: without indentation. output: as the page shows it, or None. place: where it stands."""
+
+    code: str
+    output: str | None
+    place: tuple[int, int] = (0, 0)
+
+
+def blocks(text: str) -> list[Block]:
+    """Those that are run."""
+    found = []
+    for match in BLOCK.finditer(text):
+        if not match["skip"]:
+            width = len(match["indent"])
+            code = "".join(line[width:] for line in match["code"].splitlines(keepends=True))
+            place = match.span("output") if match["output"] is not None else (0, 0)
+            found.append(Block(code, match["output"], place))
+    return found
+
+
+def run(found: list[Block], name: str = "example.py", seconds: float = 600) -> list[str]:
+    """What each block prints, on the CPU, in a process of its own.
+
+    Raises:
+        RuntimeError: a block failed; with the last lines of what it said.
+    """
+    source = "".join(f"{block.code}print({MARK!r})\n\n" for block in found)
+    environment = dict(os.environ, CUDA_VISIBLE_DEVICES="")
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / name).write_text(source)
+        done = subprocess.run(
+            [sys.executable, name], cwd=folder, env=environment, capture_output=True, text=True,
+            timeout=seconds, check=False,
+        )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError("\n".join(done.stderr.splitlines()[-30:]))
+    return [part.lstrip("\n") for part in done.stdout.split(f"{MARK}\n")[: len(found)]]
+
+
+def renewed(text: str) -> str:
+    """The page with the outputs that its blocks have now."""
+    found = blocks(text)
+    for block, printed in reversed(list(zip(found, run(found), strict=True))):
+        if block.output is not None:
+            start, end = block.place
+            text = text[:start] + printed + text[end:]
+    return text
+
+
+if __name__ == "__main__":
+    for argument in sys.argv[1:]:
+        page = Path(argument)
+        page.write_text(renewed(page.read_text()))

@@ -1,0 +1,305 @@
+"""The tables of docs/benchmarks.md: a question each, and how its rows and columns are read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .svg import Panel
+
+Row = dict[str, Any]
+Key = tuple[str, str]  # measure, contender
+OURS = ("gdpa", "gdpa-always")
+WORDS = {
+    "gdpa": "gdpa", "gdpa-always": "gdpa", "inductor": "Inductor", "eager": "eager",
+    "meta": "`meta`", "hstu": "`hstu`",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """One file: header and rows."""
+
+    machine: Row
+    command: str
+    note: str
+    rows: list[Row]
+
+
+@dataclass(frozen=True)
+class Table:
+    """name: of the chart. file: of the run. cells: header and lines of the table."""
+
+    name: str
+    file: str
+    question: str
+    words: str
+    cells: Callable[[Run], list[list[str]]]
+    panels: Callable[[Run], list[Panel]] | None = field(default=None)
+
+    def markdown(self, run: Run) -> str:
+        header, *lines = self.cells(run)
+        rule = ["---", *["---:"] * (len(header) - 1)]
+        return "\n".join(f"| {' | '.join(line)} |" for line in (header, rule, *lines))
+
+
+def length(row: Row) -> int:
+    return int(row["case"]["length"] if "case" in row else row["shape"][2])
+
+
+def grouped(rows: Iterable[Row], label: Callable[[Row], str]) -> dict[str, dict[Key, Row]]:
+    """By label, then by measure and contender."""
+    found: dict[str, dict[Key, Row]] = {}
+    for row in rows:
+        found.setdefault(label(row), {})[row["measure"], row["contender"]] = row
+    return found
+
+
+def case_label(row: Row) -> str:
+    """Such as `silu, N = 1024`."""
+    case = row["case"]
+    said = {"bias": "[H, N, N]", "scores": "[B, H, N, N]"}
+    first = said.get(case["variant"], case["activation"].replace("gelu_tanh", "tanh-gelu"))
+    if case["variant"] == "model":
+        return f"{first}, {'×'.join(str(case[k]) for k in ('batch', 'heads', 'length'))}"
+    fill = f", fill {case['fill']:g}" if case["fill"] else ""
+    keys = f", {case['keys']} keys" if case["keys"] else ""
+    return f"{first}, N = {case['length']}{fill}{keys}"
+
+
+def refused(row: Row) -> bool:
+    """Ours left the case to Inductor."""
+    return row["contender"] in OURS and "rejected=" in row["said"] and "matched=" not in row["said"]
+
+
+def figure(row: Row | None, unit: str) -> str:
+    if row is None:
+        return "–"
+    if row["error"]:
+        return "out of memory" if "OutOfMemory" in row["error"] else "failed"
+    if refused(row) and unit != "peak_mib":
+        return "left to Inductor"
+    return format(row[unit], ".2f" if unit == "ms" else ".0f") if row[unit] is not None else "–"
+
+
+def compared(unit: str, *measures: str, ratios: bool = True) -> Callable[[Run], list[list[str]]]:
+    """A line per case; a column per measure and contender. ratios: of their time to ours."""
+
+    def cells(run: Run) -> list[list[str]]:
+        names = list(dict.fromkeys(row["contender"] for row in run.rows))
+        wanted = [(m, n) for m in measures for n in names
+                  if any(r["measure"] == m and r["contender"] == n for r in run.rows)]  # fmt: skip
+        header = [""]
+        for measure, name in wanted:
+            first = name == next(n for m, n in wanted if m == measure)
+            header.append(f"{measure}: {WORDS[name]}" if first else WORDS[name])
+        lines = []
+        for label, by_key in grouped(run.rows, case_label).items():
+            line = [label]
+            for measure, name in wanted:
+                row = by_key.get((measure, name))
+                own = next((by_key[measure, n] for n in OURS if (measure, n) in by_key), None)
+                ratio = faster(row, own) if ratios and name not in OURS else ""
+                line.append(figure(row, unit) + ratio)
+            lines.append(line)
+        return [header, *lines]
+
+    return cells
+
+
+def faster(row: Row | None, own: Row | None) -> str:
+    """How much faster ours is than a row: ` (2.25×)`."""
+    if not row or not own or not row["ms"] or not own["ms"] or refused(own):
+        return ""
+    return f" ({row['ms'] / own['ms']:.2f}×)"
+
+
+def grid(measure: str) -> Callable[[Run], list[list[str]]]:
+    """Types and head dims × lengths; a cell is stock Inductor's time over ours."""
+    types = {"bfloat16": "bf16", "float32": "TF32"}
+
+    def label(row: Row) -> str:
+        return f"{types[row['case']['dtype']]}, D = {row['case']['head_dim']}"
+
+    def cells(run: Run) -> list[list[str]]:
+        rows = [row for row in run.rows if row["measure"] == measure]
+        lengths = sorted({length(row) for row in rows})
+        lines = []
+        for name in dict.fromkeys(map(label, rows)):
+            line = [name]
+            for n in lengths:
+                here = {r["contender"]: r for r in rows if label(r) == name and length(r) == n}
+                ours, stock = here.get("gdpa"), here.get("inductor")
+                kept = ours is not None and refused(ours)
+                line.append("left" if kept else faster(stock, ours).strip(" ()") or "–")
+            lines.append(line)
+        return [["", *map(str, lengths)], *lines]
+
+    return cells
+
+
+# Contenders of `bench ceiling`, in the order of the table; what is not here is not shown.
+CEILING = {
+    "products": "the products alone (bound)",
+    "products, 80": "the products alone (bound)",
+    "products and silu": "the products and silu (bound)",
+    "products and silu, 80, ordered": "the products and silu, fixed order (bound)",
+    "gdpa silu cute": "gdpa, silu, CuTe",
+    "gdpa gelu_tanh cute": "gdpa, tanh-gelu, CuTe",
+    "gdpa silu triton": "gdpa, silu, Triton",
+    "gdpa gelu_tanh triton": "gdpa, tanh-gelu, Triton",
+    "cudnn": "cuDNN, softmax",
+    "fa3": "FlashAttention-3, softmax",
+    "fa4": "FlashAttention-4, softmax",
+    "fa4 deterministic": "FlashAttention-4, softmax, deterministic",
+}
+CHARTED = ("gdpa silu cute", "gdpa silu triton", "cudnn", "fa4")
+
+
+def rate(row: Row | None) -> str:
+    return "–" if row is None else f"{row['tflops']:.0f}"
+
+
+def ceiling(measure: str) -> Callable[[Run], list[list[str]]]:
+    def cells(run: Run) -> list[list[str]]:
+        rows = [row for row in run.rows if row["measure"] == measure]
+        lengths = sorted({length(row) for row in rows})
+        found = {(row["contender"], length(row)): row for row in rows}
+        lines = [
+            [
+                words,
+                *(
+                    f"{found[name, n]['tflops']:.0f}" if (name, n) in found else "–"
+                    for n in lengths
+                ),
+            ]
+            for name, words in CEILING.items()
+            if any(row["contender"] == name for row in rows)
+        ]
+        return [["", *(f"N = {n}" for n in lengths)], *lines]
+
+    return cells
+
+
+def ceiling_panels(measure: str) -> Callable[[Run], list[Panel]]:
+    def panels(run: Run) -> list[Panel]:
+        found = {(length(row), row["contender"]): row["tflops"] for row in run.rows}
+        values: dict[str, dict[str, float | None]] = {
+            str(n): {CEILING[name]: found.get((n, name)) for name in CHARTED}
+            for n in sorted({length(row) for row in run.rows if row["measure"] == measure})
+        }
+        return [Panel(f"{measure}, TFLOP/s (more is better)", "length N", values)]
+
+    return panels
+
+
+def bars(
+    rows: Sequence[Row], measure: str, unit: str, label: Callable[[Row], str]
+) -> dict[str, dict[str, float | None]]:
+    """The values of a panel: groups by label, a bar per contender."""
+    found: dict[str, dict[str, float | None]] = {}
+    for row in rows:
+        if row["measure"] == measure:
+            found.setdefault(label(row), {})[WORDS[row["contender"]].strip("`")] = row[unit]
+    return found
+
+
+def speed_panels(*measures: str, activation: str = "silu") -> Callable[[Run], list[Panel]]:
+    """One panel a measure, of one activation."""
+
+    def panels(run: Run) -> list[Panel]:
+        rows = [row for row in run.rows if row["case"]["activation"] == activation]
+        rows = [row for row in rows if row["case"]["variant"] != "scores"]
+        short = lambda row: str(length(row)) + (" half" if row["case"]["fill"] == 0.5 else "")
+        rows = [row for row in rows if not row["case"]["keys"]]
+        return [
+            Panel(f"{measure}, TFLOP/s (more is better)", "length N",
+                  bars(rows, measure, "tflops", short))
+            for measure in measures
+        ]  # fmt: skip
+
+    return panels
+
+
+def readme_panels(name: str, run: Run) -> tuple[list[Panel], str]:
+    """Speed and memory of a training step with silu; and what the chart shows, in words."""
+    variant = {"dense": "none", "bias": "bias"}[name]
+    rows = [r for r in run.rows
+            if r["case"]["variant"] == variant and r["case"]["activation"] == "silu"]  # fmt: skip
+    label = lambda row: str(length(row))
+    case = rows[0]["case"]
+    what = {"dense": "silu attention", "bias": "silu attention with a learned bias [H, N, N]"}[name]
+    words = (
+        f"A training step of {what}, bf16, {case['batch'] * case['length']} tokens, "
+        f"{case['heads']} heads of {case['head_dim']}, against stock Inductor. Memory is the peak "
+        "above the memory held before the step."
+    )
+    panels = [
+        Panel("TFLOP/s (more is better)", "length N", bars(rows, "step", "tflops", label)),
+        Panel("MiB (less is better)", "length N", bars(rows, "step", "peak_mib", label)),
+    ]
+    return panels, words
+
+
+PAIR = "Columns are TFLOP/s, with the time over that of gdpa in brackets."
+
+TABLES = (
+    Table("dense", "dense", "Dense: how fast?",
+          f"Silu and tanh-gelu, no mask, bf16, D = 128, B·N = 32768, H = 4. {PAIR}",
+          compared("tflops", "forward", "step"), speed_panels("forward", "step")),
+    Table("dense_memory", "dense", "Dense: how much memory does a step take?",
+          "The same run. Columns are the peak of a training step in MiB, beyond its operands.",
+          compared("peak_mib", "step", ratios=False)),
+    Table("causal", "causal", "A causal mask that is given as a tensor",
+          "The mask is a boolean tensor [N, N]; its empty tiles are left out. Masked places count "
+          f"as work, for all alike. {PAIR}",
+          compared("tflops", "forward", "step"), speed_panels("forward", "step")),
+    Table("bias", "bias", "Learned biases: how fast?",
+          "A bias [H, N, N] or [B, H, N, N] with its gradient; silu, bf16, D = 128, "
+          f"B·N = 32768, H = 4. {PAIR}",
+          compared("tflops", "forward", "step"), speed_panels("forward", "step")),
+    Table("bias_memory", "bias", "Learned biases: how much memory does a step take?",
+          "The same run. Columns are the peak of a training step in MiB, beyond its operands.",
+          compared("peak_mib", "step", ratios=False)),
+    Table("buckets", "buckets", "HSTU's bias by time buckets",
+          "A bias [B, N, N] looked up in a learned table by the time between two tokens, as in "
+          f"HSTU's research model. {PAIR}",
+          compared("tflops", "forward", "step")),
+    Table("jagged", "jagged", "Jagged: how fast?",
+          "A formula that pads, attends and unpads; tanh-gelu, bf16, D = 128, 1152 sequences, "
+          "4 heads. The rows name the greatest length; fill is the mean length over it. Scores "
+          f"that exist count. {PAIR}",
+          compared("tflops", "forward", "backward"),
+          speed_panels("forward", "backward", activation="gelu_tanh")),
+    Table("jagged_causal", "jagged_causal", "HSTU's causal attention, jagged",
+          f"Causal silu divided by the greatest length. Half of the scores count. {PAIR}",
+          compared("tflops", "forward", "backward")),
+    Table("layer", "layer", "A layer of HSTU: how fast?",
+          "Projection, norms, attention, gate; 128 sequences of up to 2048 tokens, mean 0.3 of "
+          "that. Milliseconds.",
+          compared("ms", "forward", "step")),
+    Table("layer_memory", "layer", "A layer of HSTU: how much memory?",
+          "The same run, peak MiB.", compared("peak_mib", "forward", "step", ratios=False)),
+    Table("clients", "clients", "Models as they are",
+          "Two layers of unmodified models, bf16: HSTU with relative bias, GAU of FLASH-pytorch, "
+          "an encoder of x-transformers with `attn_sigmoid`. Rows are B×H×N; milliseconds.",
+          compared("ms", "forward", "step")),
+    Table("grid", "grid", "From which size on does inference pay?",
+          "Stock Inductor's time over ours, silu, no mask, about 32768 tokens, H = 4. *Left*: the "
+          "cost model leaves the case to Inductor.",
+          grid("forward")),
+    Table("grid_step", "grid", "From which size on does training pay?",
+          "The same run, a training step.", grid("step")),
+    Table("ceiling_forward", "ceiling_forward", "How far is the forward from the hardware?",
+          "TFLOP/s beside loops that load, multiply and store what attention does and compute "
+          "nothing else, and beside softmax attention of the same size.",
+          ceiling("forward"), ceiling_panels("forward")),
+    Table("ceiling_backward", "ceiling_backward", "How far is the backward from the hardware?",
+          "The same for the backward; five products count. Ours is deterministic.",
+          ceiling("backward"), ceiling_panels("backward")),
+    Table("cpu", "cpu", "On a CPU",
+          "fp32, silu, two threads, with `gdpa.profit` off, so that small sizes are fused too. "
+          "Milliseconds.",
+          compared("ms", "forward", "step")),
+)  # fmt: skip

@@ -1,0 +1,75 @@
+"""docs/benchmarks.md, README's chart and the others are those that `make benchmarks` writes."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from docs.tools import benchmarks, svg
+from docs.tools.tables import TABLES, Run, case_label
+from gdpa_inductor.bench.cases import Case
+from gdpa_inductor.bench.machine import header
+from gdpa_inductor.bench.worker import Measurement
+
+CASE = Case("silu", "none", 32, 4, 1024, 128, "bfloat16", "cuda")
+
+
+def row(contender: str, measure: str = "step", case: Case = CASE, **fields: Any) -> dict[str, Any]:
+    measured = Measurement(dataclasses.asdict(case), contender, measure, **fields)
+    return dataclasses.asdict(measured)
+
+
+def dense(*rows: dict[str, Any]) -> str:
+    """The first table of such a run."""
+    table = next(table for table in TABLES if table.name == "dense")
+    return table.markdown(Run({}, "", "", list(rows)))
+
+
+def test_generated_pages_are_those_of_the_measurements():
+    made = benchmarks.pages(benchmarks.runs())
+    assert len(made) > 4
+    for path, words in made.items():
+        assert path.read_text() == words, f"{path.name}: make benchmarks"
+    assert set((benchmarks.DOCS / "charts").glob("*.svg")) <= set(made)
+
+
+def test_a_file_begins_with_its_machine(tmp_path: Path):
+    good = [header("cpu", ("cpu",)), row("gdpa", ms=1.0)]
+    (tmp_path / "dense.jsonl").write_text("\n".join(map(json.dumps, good)) + "\n\na table\n")
+    assert len(benchmarks.runs(tmp_path)["dense"].rows) == 1
+    (tmp_path / "dense.jsonl").write_text(json.dumps(good[1]))
+    with pytest.raises(ValueError, match="the machine and the command"):
+        benchmarks.runs(tmp_path)
+
+
+def test_a_file_of_no_table_is_an_error(tmp_path: Path):
+    (tmp_path / "other.jsonl").write_text(json.dumps(header("cpu", ())))
+    with pytest.raises(ValueError, match="other"):
+        benchmarks.runs(tmp_path)
+
+
+def test_others_stand_with_their_time_over_ours():
+    text = dense(row("gdpa", ms=1.0, tflops=400.0), row("inductor", ms=2.25, tflops=178.0))
+    assert "| silu, N = 1024 | 400 | 178 (2.25×) |" in text
+
+
+def test_cells_without_a_figure_say_why():
+    ours = row("gdpa", ms=1.0, tflops=1.0, said="rejected=1; SLOWER")
+    assert "| left to Inductor |" in dense(ours)
+    lost = row("inductor", error="OutOfMemoryError: CUDA")
+    assert "| out of memory |" in dense(lost) and "| failed |" in dense(row("eager", error="x"))
+
+
+def test_labels_tell_jagged_cases_apart():
+    jagged = dataclasses.replace(CASE, activation="gelu_tanh", fill=0.5, keys=256)
+    assert case_label(row("gdpa", case=jagged)) == "tanh-gelu, N = 1024, fill 0.5, 256 keys"
+
+
+def test_bars_are_as_long_as_their_values():
+    panel = svg.Panel("speed", "length", {"512": {"gdpa": 400.0, "other": 100.0, "none": None}})
+    text = svg.chart([panel], "a < b")
+    tall = [float(part.split('"')[0]) for part in text.split('height="')[1:]]
+    bars = [height for height in tall if height != 12]  # of the legend
+    assert bars == [svg.PLOT, svg.PLOT / 4] and "a &lt; b" in text
