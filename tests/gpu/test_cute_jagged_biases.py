@@ -13,6 +13,7 @@ from tests.tolerances import error_of
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
+from gdpa_inductor import lowerings  # noqa: E402
 from gdpa_inductor.kernels.cute import plan  # noqa: E402
 from gdpa_inductor.kernels.cute.backward import jagged_biases  # noqa: E402
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
@@ -330,6 +331,7 @@ def test_the_same_bits_each_time_on_a_full_card() -> None:
 
 def test_a_compiled_model_takes_the_kernels() -> None:
     """As large as it has to be for that; compared with Triton's gradient."""
+    lowerings.register()
     lengths = tuple(2048 - 61 * i for i in range(16))
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32, device=DEVICE)
     operands = [torch.randn(sum(lengths), 8, 128, device=DEVICE).bfloat16() for _ in range(3)]

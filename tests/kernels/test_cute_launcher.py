@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.launcher import Again, WordLauncher
+from gdpa_inductor.kernels.cute.launcher import PackedLaunch, WordLauncher
 
 
 class Executor:
@@ -65,7 +65,7 @@ def test_a_list_that_others_overwrite_is_not_relied_on() -> None:
     kernel = Kernel(2)
     run = WordLauncher(kernel, 2)
     run(1, 2)
-    inner: Again = run.run
+    inner: PackedLaunch = run.run
     ctypes.memset(inner.executor.list, 0, ctypes.sizeof(inner.executor.list))
     run(3, 4)
     assert kernel.launches[-1] == [3, 4]

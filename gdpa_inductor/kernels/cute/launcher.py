@@ -53,7 +53,7 @@ class WordBlock:
         return [ctypes.c_void_p(first + 8 * i) for i in range(count)]
 
 
-class Again:
+class PackedLaunch:
     """`kernel.run_compiled_program(places)`, for places that stay.
 
     CuTe DSL lists the places anew in every launch, which takes the CPU longer than the launch. From
@@ -119,7 +119,7 @@ class Launcher:
             call.deal(1),
         )
         arguments = [Words(found) if found else None for found in places]
-        self.run = Again(kernel, kernel.generate_execution_args(*arguments)[0])
+        self.run = PackedLaunch(kernel, kernel.generate_execution_args(*arguments)[0])
 
     def __call__(self, call: Sequence[int], form: bytes) -> None:
         """The words of a call in the order above, and those of its form."""
@@ -137,7 +137,7 @@ class WordLauncher:
     def __init__(self, kernel: Any, count: int) -> None:
         self.block, self.lock = WordBlock(count), threading.Lock()
         arguments = [Words(self.block.deal(1)) for _ in range(count)]
-        self.run = Again(kernel, kernel.generate_execution_args(*arguments)[0])
+        self.run = PackedLaunch(kernel, kernel.generate_execution_args(*arguments)[0])
 
     def __call__(self, *words: int) -> None:
         with self.lock:
