@@ -10,6 +10,9 @@ copyright = "2026, the gdpa_inductor authors"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
 html_title = "gdpa_inductor"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+highlight_language = "none"
 exclude_patterns = ["_build", "tools"]
 myst_heading_anchors = 4
 # Docstrings mark code with single backticks.

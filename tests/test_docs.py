@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
@@ -91,3 +92,40 @@ def test_sentences_begin_with_their_subject(page: Path):
         return
     found = [s for s in sentences(page) if re.match(r"(What|That which|Of|Whether)\b[^?]*$", s)]
     assert found == []
+
+
+def for_index(text: str) -> str:
+    """README as an index shows it. hatchling is there at builds only."""
+    source = (ROOT / "hatch_build.py").read_text()
+    found: dict = {"MetadataHookInterface": object}
+    exec(source.replace("from hatchling", "# from hatchling"), found)
+    return found["for_index"](text)
+
+
+def test_readme_on_an_index_has_no_link_into_the_repository():
+    readme = (ROOT / "README.md").read_text()
+    shown = for_index(readme)
+    assert "](docs/" in readme and "](docs/" not in shown
+    assert "<!--" not in shown and "![" not in shown
+    assert "the page on reasons says" in " ".join(shown.split())
+    kept = "[PyTorch](https://pytorch.org) and ![x](https://x.org/x.svg)"
+    assert for_index(kept) == kept
+
+
+def test_when_it_pays_has_the_bounds_of_the_lowerings():
+    from gdpa_inductor.lowerings.cpu import _GAINS as on_cpu
+    from gdpa_inductor.lowerings.triton.rules import _GAINS as on_gpu
+
+    page = (ROOT / "docs" / "when_it_pays.md").read_text()
+    sizes = {"fp32, fp64": torch.float32, "bf16": torch.bfloat16}
+    for name, dtype in sizes.items():
+        inference, training = on_cpu[dtype]
+        assert f"| {name} | {inference} MiB | {training} MiB |" in page
+    said = {None: "never", 1: "any length"}
+    bounds = lambda least: said.get(least, f"{least} rows and keys")
+    kinds = {"half": "bf16, fp16", "tf32": "fp32 with TF32"}
+    for kind, name in kinds.items():
+        for gain in on_gpu[kind]:
+            dims = rf"\| {name} \| (?:up to|\d+ to) {gain.head_dim} \| "
+            row = re.escape(f"{bounds(gain.inference)} | {bounds(gain.training)} |")
+            assert re.search(dims + row, page), (kind, gain)

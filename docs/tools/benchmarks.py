@@ -8,6 +8,7 @@ file is missing is left out. The prose of the page is benchmarks.md.in beside th
 from __future__ import annotations
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Mapping
@@ -87,8 +88,12 @@ def section(table: Table, run: Run, same: bool) -> str:
 
 
 def wrapped(command: str) -> str:
-    """A shell line of at most 96 columns."""
-    lines = textwrap.wrap(command, 92, break_long_words=False, break_on_hyphens=False)
+    """A shell line that a narrow page need not cut off."""
+    first, *options = re.split(r" (?=--)", command)
+    lines = [first]
+    for option in options:
+        joined = f"{lines[-1]} {option}"
+        lines = [*lines[:-1], joined] if len(joined) < 74 else [*lines, option]
     return " \\\n    ".join(lines)
 
 
