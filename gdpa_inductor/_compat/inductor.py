@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +56,18 @@ def cache_folder() -> str | None:
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     return cache_dir() if config.fx_graph_cache and not config.force_disable_caches else None
+
+
+def in_background(task: Callable[..., Any], *given: Any) -> Future[Any] | None:
+    """Run `task` in one of the processes that Inductor compiles in, None without them. task: a
+    function of a module."""
+    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
+
+    if get_compile_threads() <= 1:
+        return None
+    AsyncCompile.use_process_pool()  # starts them; it waits for none
+    future: Future[Any] = AsyncCompile.process_pool().submit(task, *given)
+    return future
 
 
 def custom_graph_pass() -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.metadata
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,6 +33,7 @@ from . import triton
 from .backends import Backend, Rule, hint
 from .call import Call, extern_call, in_order
 
+log = logging.getLogger("gdpa_inductor")
 PACKAGE = "nvidia-cutlass-dsl"
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
@@ -163,6 +165,7 @@ def lower(call: Call) -> Any:
     Under max-autotune it is timed beside the Triton template, unless it was asked for by name.
     """
     given = _arguments(call)
+    _compile_ahead(call)
 
     def run() -> Any:
         return extern_call(FORWARD, given, _callee("forward_site", call))
@@ -201,7 +204,25 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    _compile_ahead(call)
     return extern_call(BACKWARD, _arguments(call), _callee("backward_site", call))
+
+
+def _compile_ahead(call: Call) -> None:
+    """While Inductor goes on. Whatever fails here, the first run compiles."""
+    try:
+        from ..kernels.cute import ahead
+
+        kind = config_of(call.problem.device)
+        assert kind  # else `no_kernel` has refused
+        fast, skip = call.options.fast_math, call.options.skip
+        config = ahead.guess(call.fakes.operands, kind, fast, skip)
+        if not call.backward:
+            _launch().compile_ahead(config)
+        elif not any(call.needs[3:]):
+            _launch_backward().compile_ahead(config, in_order(call.options))
+    except Exception as error:
+        log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
 
 
 def _callee(maker: str, call: Call) -> tuple[str, str, str]:

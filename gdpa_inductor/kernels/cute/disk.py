@@ -54,6 +54,11 @@ def described(part: Any) -> str:
     return repr(sorted(part) if isinstance(part, frozenset) else part)
 
 
+def keeps() -> bool:
+    """Whether kernels are kept at all."""
+    return _place(()) is not None
+
+
 def _place(parts: tuple[Any, ...]) -> Path | None:
     """The folder of a kernel; None where nothing is kept."""
     folder = inductor.cache_folder()

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..._compat.device import current_stream
 from ...operands import Operands
 from ...rejection import GDPAError
-from . import disk
+from . import ahead, disk
 from .config import KernelConfig
 from .launcher import SIZES, Launcher, pointer
 from .order import longest_first
@@ -36,7 +36,17 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
     """Of the forward of a configuration."""
-    return Launcher(disk.kept(lambda: compiled(config), "forward", config), config)
+    ahead.finish(kept, config)
+    return Launcher(kept(config), config)
+
+
+def kept(config: KernelConfig) -> Any:
+    """The kernel, from disk or compiled."""
+    return disk.kept(lambda: compiled(config), "forward", config)
+
+
+def compile_ahead(config: KernelConfig) -> None:
+    ahead.ask(kept, config)
 
 
 def forward_kernel(config: KernelConfig) -> Any:

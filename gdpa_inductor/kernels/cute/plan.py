@@ -199,7 +199,7 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
     kind = kind or config_of(o.query.device)
     if kind is None:
         raise GDPAError(f"there is no CuTe kernel for {o.query.device}")
-    config = _config(o, kind, fast, skip)
+    config = config_for(o, kind, fast, skip)
     if complaint := _complaint(config, o):
         raise GDPAError(complaint)
     matrices = (o.query, o.key, o.value)
@@ -226,7 +226,8 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
     )
 
 
-def _config(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelConfig:
+def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelConfig:
+    """The configuration of the kernels of a call."""
     batch, offsets = score_shape(o)[0], offsets_of(o)
     matrices = {"q": o.query, "k": o.key, "v": o.value}
     return kind(

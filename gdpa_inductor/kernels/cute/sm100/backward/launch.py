@@ -6,7 +6,7 @@ from typing import Any
 from cutlass import cute
 from torch import Tensor
 
-from ... import disk
+from ... import ahead, disk
 from ...backward.launch import BackwardCall
 from ...launch import example, options
 from ...launcher import Launcher
@@ -35,8 +35,19 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
 @functools.cache
 def launcher(config: Sm100Config, side: str) -> Launcher:
     """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
-    kernel = disk.kept(lambda: compiled(config, side), "backward", side, config)
-    return Launcher(kernel, config, 4 + len(SIDES[side]))
+    ahead.finish(kept, config, side)
+    return Launcher(kept(config, side), config, 4 + len(SIDES[side]))
+
+
+def kept(config: Sm100Config, side: str) -> Any:
+    """The kernel, from disk or compiled."""
+    return disk.kept(lambda: compiled(config, side), "backward", side, config)
+
+
+def compile_ahead(config: Sm100Config, ordered: bool) -> None:
+    """The kernels of both sides."""
+    for side in SIDES:
+        ahead.ask(kept, config, side)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from cutlass import cute
 from torch import Tensor
 
 from ....._compat.device import empty
-from ... import disk
+from ... import ahead, disk
 from ...backward.launch import BackwardCall
 from ...backward.roots import masked
 from ...launch import example, options
@@ -82,8 +82,18 @@ def query_rows(config: Sm90Config) -> int:
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
     """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
-    kernel = disk.kept(lambda: compiled(config), "backward", config)
-    return Launcher(kernel, config, 3 + len(others(config)))
+    ahead.finish(kept, config)
+    return Launcher(kept(config), config, 3 + len(others(config)))
+
+
+def kept(config: Sm90Config) -> Any:
+    """The kernel, from disk or compiled."""
+    return disk.kept(lambda: compiled(config), "backward", config)
+
+
+def compile_ahead(config: Sm90Config, ordered: bool) -> None:
+    """The kernel of calls without gradients of biases."""
+    ahead.ask(kept, replace(config, ordered=ordered))
 
 
 @functools.cache
