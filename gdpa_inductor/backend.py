@@ -16,10 +16,10 @@ import torch
 from . import lowerings
 from ._compat import dynamo, inductor
 from .graphs import copy_graph
-from .options import Options, split
+from .options import BACKENDS, Options, check_names, split
 from .patterns import Result, rewrite_graph
 from .problem import Problem
-from .rejection import Category, GDPAError, Rejection
+from .rejection import Category, Code, GDPAError, Rejection
 from .sources import source_hash
 
 log = logging.getLogger("gdpa_inductor")
@@ -39,9 +39,11 @@ def gdpa_backend(
         options: `gdpa.*` are ours (see `options.Options`), all others Inductor's.
 
     Raises:
-        ValueError: an unknown `gdpa.*` option. GDPAError: under `gdpa.strict` or `gdpa.expect`.
+        ValueError: an option that is neither ours nor Inductor's, with the nearest name.
+        GDPAError: under `gdpa.strict` or `gdpa.expect`.
     """
     ours, theirs = split(options)
+    check_names(theirs, inductor.option_names())
     chosen = Options.make(ours)
     settings = inductor.inductor_config(mode, theirs)
     original = copy_graph(gm) if chosen.verify else None
@@ -68,6 +70,9 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
         log.info("%s", match)
     for rejection in result.rejections:
         log.info("%s", rejection)
+    if options.kernel in BACKENDS:  # asked for by name: who asks hears that it cannot be had
+        for reason in dict.fromkeys(r.reason for r in result.rejections if r.code is Code.DEVICE):
+            log.warning("left unfused: %s", reason)
     if result.matches or result.rejections:
         inductor.trace_artifact(
             "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))

@@ -208,6 +208,7 @@ _ROWS: dict[str, _Rows] = {
         "ir.Pointwise": (_BOTH, "an element-wise kernel"),
         "ir.TensorBox.create": (_BOTH, "makes an operand of what a call gives"),
         "ir.TritonTemplateBuffer.subgraph_inps": (_BOTH, "sizes that inlined code names"),
+        "list_options": (_BOTH, "tells a misspelt option with the nearest name"),
         "lowering.empty_strided": (_BOTH, "a buffer for a kernel to write to"),
         "lowering.fallback_handler": (_BOTH, "calls an operator from the generated code"),
         "lowering.full": (_BOTH, "zeros"),
