@@ -110,7 +110,7 @@ MAY_IMPORT = {
     "measure": set(),
     "bench": {"", "_compat", "measure", "demo", "kernels"},
     "demo": {"", "measure"},
-    "__main__": {"doctor", "bench", "demo"},
+    "__main__": {"", "doctor", "bench", "demo"},
 }
 
 
