@@ -99,7 +99,8 @@ MAY_IMPORT = {
     "lowerings": CORE | {"kernels", "sequences"},
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "program", "rejection"},
-    "backend": CORE | {"graphs", "patterns", "lowerings", "sources", "verify"},
+    "compiles": {"_compat", "graphs", "patterns", "rejection"},
+    "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "sources", "verify"},
     "verify": CORE | {"patterns"},
     "inductor_pass": CORE | {"backend", "patterns", "sources"},
     "untouched": {"_compat"},
