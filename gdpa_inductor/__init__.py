@@ -1,8 +1,8 @@
 """Softmax-free attention, found by the compiler: `torch.compile(model, backend="gdpa")`.
 
-The public names are `gdpa_backend`, `GDPAPass`, `attention`, `explain`, `rewrite`, `Report`,
-`Options` and `GDPAError`. What needs the compiler is loaded at first use, so importing this package
-costs little over torch.
+The public names are `gdpa_backend`, `GDPAPass`, `attention`, `explain`, `rewrite`, `regions`,
+`Report`, `Options` and `GDPAError`. What needs the compiler is loaded at first use, so importing
+this package costs little over torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from .rejection import Category, Code, GDPAError, Rejection
 
 if TYPE_CHECKING:
     from .backend import gdpa_backend
+    from .compiles import regions
     from .explaining import explain
     from .export import rewrite
     from .inductor_pass import GDPAPass
@@ -34,6 +35,7 @@ __all__ = [
     "attention",
     "explain",
     "gdpa_backend",
+    "regions",
     "rewrite",
 ]
 
@@ -42,6 +44,7 @@ _LAZY = {
     "GDPAPass": "inductor_pass",
     "Report": "report",
     "explain": "explaining",
+    "regions": "compiles",
     "rewrite": "export",
 }
 

@@ -1,7 +1,10 @@
 """`python -m gdpa_inductor TOOL [arguments]`: doctor, demo or bench; each has its own --help."""
 
+import difflib
 import importlib
 import sys
+
+from . import __version__
 
 TOOLS = {
     "doctor": ("gdpa_inductor.doctor", "what is installed, which kernels can run, a self-test"),
@@ -12,13 +15,20 @@ TOOLS = {
 
 def main(argv: list[str]) -> int:
     """Hands the remaining arguments to the tool; its status is ours."""
-    if not argv or argv[0] not in TOOLS:
-        print(__doc__.strip())
-        for name, (_, purpose) in TOOLS.items():
-            print(f"  {name:8}{purpose}")
-        return 0 if argv in (["-h"], ["--help"]) else 2
-    module = importlib.import_module(TOOLS[argv[0]][0])
-    return int(module.main(argv[1:]))
+    if argv and argv[0] in TOOLS:
+        return int(importlib.import_module(TOOLS[argv[0]][0]).main(argv[1:]))
+    if argv == ["--version"]:
+        print(f"gdpa_inductor {__version__}")
+        return 0
+    if argv and argv[0] not in ("-h", "--help"):
+        near = difflib.get_close_matches(argv[0], TOOLS, n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f" (there are: {', '.join(TOOLS)})"
+        print(f"gdpa_inductor: there is no tool {argv[0]!r}{hint}", file=sys.stderr)
+        return 2
+    print(__doc__.strip())
+    for name, (_, purpose) in TOOLS.items():
+        print(f"  {name:8}{purpose}")
+    return 0 if argv else 2
 
 
 if __name__ == "__main__":

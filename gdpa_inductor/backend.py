@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from . import lowerings
+from . import compiles, lowerings
 from ._compat import dynamo, inductor
 from .graphs import copy_graph
-from .options import Options, split
+from .options import BACKENDS, Options, check_names, split
 from .patterns import Result, rewrite_graph
 from .problem import Problem
-from .rejection import Category, GDPAError, Rejection
+from .rejection import Category, Code, GDPAError, Rejection
 from .sources import source_hash
 
 log = logging.getLogger("gdpa_inductor")
@@ -39,9 +39,11 @@ def gdpa_backend(
         options: `gdpa.*` are ours (see `options.Options`), all others Inductor's.
 
     Raises:
-        ValueError: an unknown `gdpa.*` option. GDPAError: under `gdpa.strict` or `gdpa.expect`.
+        ValueError: an option that is neither ours nor Inductor's, with the nearest name.
+        GDPAError: under `gdpa.strict` or `gdpa.expect`.
     """
     ours, theirs = split(options)
+    check_names(theirs, inductor.option_names())
     chosen = Options.make(ours)
     settings = inductor.inductor_config(mode, theirs)
     original = copy_graph(gm) if chosen.verify else None
@@ -58,22 +60,59 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
     """Find, judge and rewrite in place; count, log and trace what happened; hold to strict and
     expect.
     """
-    result = rewrite_graph(gm, options=options, supports=lowering_judge(options))
-    counters = dynamo.counters["gdpa"]
-    counters["matched"] += len(result.matches)
-    if varlen := sum(match.problem.jagged for match in result.matches):
-        counters["matched_varlen"] += varlen
-    counters["rejected"] += len(result.rejections)
+    part = analyse(gm, gm, options)
+    result, frame = part.result, dynamo.frame_under_way()
+    if frame:
+        dynamo.counters["gdpa_regions"][frame] = len(part.so_far.matches)
+    _count(result)
     for match in result.matches:
         log.info("%s", match)
     for rejection in result.rejections:
         log.info("%s", rejection)
+    _warn(part, options)
     if result.matches or result.rejections:
         inductor.trace_artifact(
             "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))
         )
     _hold_to(result, options)
+    if part.last:
+        _hold_to_count(part.so_far, options)
     return result
+
+
+def analyse(
+    gm: torch.fx.GraphModule, target: torch.fx.GraphModule, options: Options
+) -> compiles.PartResult:
+    """Rewrite `target`, which is the captured graph `gm` or a copy of it."""
+
+    def rewrite(graph: torch.fx.GraphModule) -> Result:
+        return rewrite_graph(graph, options=options, supports=lowering_judge(options))
+
+    under_way, values = compiles.under_way(), compiles.values(gm.graph)
+    result = rewrite(target)
+    if under_way is None:
+        return compiles.PartResult(result, result, True)
+    return under_way.add(values, result, rewrite)
+
+
+def _count(result: Result) -> None:
+    counters = dynamo.counters["gdpa"]
+    counters["matched"] += len(result.matches)
+    if varlen := sum(match.problem.jagged for match in result.matches):
+        counters["matched_varlen"] += varlen
+    counters["rejected"] += len(result.rejections)
+
+
+def _warn(part: compiles.PartResult, options: Options) -> None:
+    """Of what was asked for by name and cannot be had, and of what DDP takes apart."""
+    if options.kernel in BACKENDS:
+        refused = [r for r in part.result.rejections if r.code is Code.DEVICE]
+        for reason in dict.fromkeys(r.reason for r in refused):
+            log.warning("left unfused: %s", reason)
+    cut = [r for r in part.so_far.rejections if r.code is Code.DDP_CUT]
+    if cut and part.last:
+        advice = Code.DDP_CUT.advice
+        log.warning("%d left unfused: %s; to change: %s", len(cut), cut[0].reason, advice)
 
 
 def lowering_judge(options: Options) -> Callable[[Problem], object]:
@@ -87,16 +126,21 @@ def lowering_judge(options: Options) -> Callable[[Problem], object]:
 
 
 def _hold_to(result: Result, options: Options) -> None:
-    """Raise where `strict` or `expect` is not met."""
+    """Raise where `strict` is not met."""
     blamed = [
         r for r in result.rejections if r.code.category in (Category.UNSAFE, Category.UNSUPPORTED)
     ]
     if options.strict and blamed:
         raise GDPAError("gdpa.strict: a candidate was refused\n" + _lines(blamed))
-    if options.expect is not None and len(result.matches) != options.expect:
+
+
+def _hold_to_count(complete: Result, options: Options) -> None:
+    """Raise where `expect` is not met by the whole of a captured graph."""
+    count = len(complete.matches)
+    if options.expect is not None and count != options.expect:
         raise GDPAError(
-            f"gdpa.expect: {len(result.matches)} regions were rewritten, not {options.expect}\n"
-            + _lines(result.rejections)
+            f"gdpa.expect: {count} regions were rewritten, not {options.expect}\n"
+            + _lines(complete.rejections)
         )
 
 

@@ -17,11 +17,12 @@ import torch
 from torch.fx import GraphModule, Node
 
 from ._compat import dynamo
-from .backend import lowering_judge
+from .backend import analyse
 from .graphs import copy_graph
 from .options import Options
-from .patterns import Result, rewrite_graph
+from .patterns import Result
 from .patterns.host import facts, places
+from .rejection import Code
 from .report import Report
 from .report.entries import GraphBreak, Line, Listing, SkippedFrame
 from .untouched import untouched
@@ -79,9 +80,7 @@ class _Analyst:
         self.listings: list[Listing] = []
 
     def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        result = rewrite_graph(
-            copy_graph(gm), options=self.options, supports=lowering_judge(self.options)
-        )
+        result = analyse(gm, copy_graph(gm), self.options).result
         first = (len(self.result.matches), len(self.result.rejections))
         self.listings.append(listing(gm, f"Graph {len(self.listings)}", result, first))
         self.result += result
@@ -183,7 +182,14 @@ _ADVICE = (  # what a reason says; what to do about it. The first row that appli
 )
 
 
-def _advice(reason: str) -> str:
+_HARMLESS = "nothing, it is harmless: torch's own code, outside of the model"
+
+
+def _advice(reason: str, location: str) -> str:
+    if "DDPOptimizer" in reason:
+        return f"nothing, but where a region is refused as {Code.DDP_CUT.name}"
+    if dynamo.is_torchs(location):
+        return _HARMLESS
     for pattern, advice in _ADVICE:
         if re.search(pattern, reason):
             return advice
@@ -208,13 +214,12 @@ def _breaks(seen: dynamo.Observed) -> tuple[GraphBreak, ...]:
     """
     skipped = {failure.location for failure in seen.failures}
     return tuple(
-        GraphBreak(location, _sentence(reason), _advice(reason))
+        GraphBreak(location, _sentence(reason), _advice(reason, location))
         for location, reason in dict.fromkeys(seen.breaks)
         if location not in skipped
     )
 
 
 def _skipped(failure: dynamo.FrameFailure) -> SkippedFrame:
-    return SkippedFrame(
-        failure.name, failure.location, _sentence(failure.reason), _advice(failure.reason)
-    )
+    advice = _advice(failure.reason, failure.location)
+    return SkippedFrame(failure.name, failure.location, _sentence(failure.reason), advice)

@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+log = logging.getLogger("gdpa_inductor")
 PREFIX = "gdpa."
+VARIABLE = "GDPA_"
 # The backends, the preferred first; each is a module of that name in lowerings/.
 BACKENDS = ("cute", "triton", "cpu")
 REFERENCE = "reference"  # the unfused formula
@@ -86,11 +90,13 @@ class Options(KernelOptions):
         Raises:
             ValueError: an unknown name (with the nearest known one), or a value of the wrong type.
         """
-        values = {
-            f.name: _convert(Options, f.name, os.environ[variable])
-            for f in dataclasses.fields(Options)
-            if (variable := f"GDPA_{f.name.upper()}") in os.environ
-        }
+        values = {}
+        for variable in os.environ:
+            name = variable.removeprefix(VARIABLE).lower()
+            if variable.startswith(VARIABLE) and name in NAMES:
+                values[name] = _convert(Options, name, os.environ[variable])
+            elif variable.startswith(VARIABLE):
+                _warn_of(variable)
         for key, value in (given or {}).items():
             name = key.removeprefix(PREFIX)
             values[name] = _convert(Options, name, value)
@@ -103,14 +109,42 @@ def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, 
     return ours, {k: v for k, v in (options or {}).items() if k not in ours}
 
 
+def check_names(theirs: Mapping[str, Any], known: Collection[str]) -> None:
+    """That Inductor knows the options that are not ours, by name.
+
+    Raises:
+        ValueError: it does not; with the nearest name, of ours or of Inductor's `known`.
+    """
+    full = {**{name: name for name in known}, **{name: PREFIX + name for name in NAMES}}
+    for name in theirs:
+        if name.replace("-", "_") not in known:
+            near = nearest(name, full)
+            hint = f"; did you mean {full[near]!r}?" if near else ""
+            raise ValueError(f"neither gdpa_inductor nor Inductor has an option {name!r}{hint}")
+
+
+def nearest(name: str, known: Collection[str]) -> str:
+    """The known name that `name` was most likely meant to be, or ""."""
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.4)), "")
+
+
+@functools.cache
+def _warn_of(variable: str) -> None:
+    """Once in a process."""
+    near = nearest(variable.removeprefix(VARIABLE).lower(), NAMES)
+    hint = f"; did you mean {VARIABLE}{near.upper()}?" if near else ""
+    log.warning("the environment sets %s, which is no option of gdpa_inductor%s", variable, hint)
+
+
+NAMES = tuple(f.name for f in dataclasses.fields(Options))
 _TRUTH = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False, "": False}
 
 
 def _convert(cls: type, name: str, value: Any) -> Any:
     fields = {f.name: f for f in dataclasses.fields(cls)}
     if name not in fields:
-        near = difflib.get_close_matches(name, fields, n=1, cutoff=0.4)
-        hint = f"; did you mean {PREFIX}{near[0]}?" if near else ""
+        near = nearest(name, fields)
+        hint = f"; did you mean {PREFIX}{near}?" if near else ""
         raise ValueError(
             f"unknown option {PREFIX}{name}{hint} (known: {', '.join(sorted(fields))})"
         )

@@ -138,6 +138,11 @@ class Code(enum.Enum):
         "the padded dimensions are not the batch and the rows or keys of the attention",
         "pad one jagged dimension, and attend along it",
     )
+    DDP_CUT = (
+        Category.UNSUPPORTED,
+        "DDP cuts the graph between the two products",
+        "set `torch._dynamo.config.optimize_ddp = False`",
+    )
     # NOT_GDPA
     NORMALISED = (
         Category.NOT_GDPA,

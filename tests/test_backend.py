@@ -98,6 +98,30 @@ def test_unknown_options_name_the_nearest() -> None:
         GDPAPass(verify=True)
 
 
+def test_an_option_without_its_prefix_is_told_in_a_line() -> None:
+    """It was 20,053 characters of Inductor's names."""
+    with pytest.raises(BackendCompilerFailed) as raised:
+        torch.compile(fused, backend="gdpa", options={"strict": True})(*operands())
+    assert_expected_inline(
+        str(raised.value.inner_exception),
+        """neither gdpa_inductor nor Inductor has an option 'strict'; did you mean 'gdpa.strict'?""",  # noqa: E501
+    )
+
+
+def test_a_kernel_that_is_not_for_the_device_is_told(caplog) -> None:
+    """It was a refusal among others, in the log of those who look for it."""
+    inputs = operands()
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        out = compiled(lambda q, k, v: fused(q, k, v) + fused(k, v, q), kernel="triton")(*inputs)
+    q, k, v = inputs
+    torch.testing.assert_close(out, fused(q, k, v) + fused(k, v, q))
+    (record,) = caplog.records
+    assert_expected_inline(
+        record.getMessage(),
+        """left unfused: gdpa.kernel='triton' does not run on 'cpu'; there is: cpu""",
+    )
+
+
 def test_inductors_own_options_pass_through() -> None:
     options = {"gdpa.expect": 1, "cpp.simdlen": 1, "max_autotune": False}
     seen = []

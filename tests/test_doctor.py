@@ -4,7 +4,9 @@ import json
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 
+import gdpa_inductor
 from gdpa_inductor import __main__, backend, doctor
 
 
@@ -102,8 +104,24 @@ def test_kernels_of_a_missing_gpu_say_so(monkeypatch):
     assert "no NVIDIA GPU" in row["answer"]
 
 
-@pytest.mark.parametrize(("argv", "status"), [([], 2), (["nonsense"], 2), (["--help"], 0)])
+@pytest.mark.parametrize(("argv", "status"), [([], 2), (["--help"], 0)])
 def test_command_line_lists_its_tools(argv: list[str], status: int, capsys):
     assert __main__.main(argv) == status
     printed = capsys.readouterr().out
     assert all(tool in printed for tool in ("doctor", "demo", "bench"))
+
+
+def test_a_misspelt_tool_is_told_with_the_nearest(capsys):
+    assert __main__.main(["docter"]) == __main__.main(["xyzzy"]) == 2
+    assert_expected_inline(
+        capsys.readouterr().err,
+        """\
+gdpa_inductor: there is no tool 'docter'; did you mean 'doctor'?
+gdpa_inductor: there is no tool 'xyzzy' (there are: doctor, demo, bench)
+""",
+    )
+
+
+def test_the_version_is_that_of_the_package(capsys):
+    assert __main__.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gdpa_inductor {gdpa_inductor.__version__}\n"

@@ -176,6 +176,16 @@ def test_graph_breaks_name_the_line_and_the_cure() -> None:
     assert "Graph breaks" in str(report) and found.advice in str(report)
 
 
+def test_a_break_in_torchs_code_is_told_at_the_line_of_the_model_that_called_it() -> None:
+    def function(x):
+        return torch.nn.utils.clip_grad_norm_([x], 1.0, error_if_nonfinite=True) * x
+
+    x = X.clone()
+    x.grad = torch.ones_like(x)
+    (found, *_) = gdpa_inductor.explain(function)(x).graph_breaks
+    assert "test_explain.py:" in found.location and "harmless" not in found.advice
+
+
 def test_branches_on_values_are_explained() -> None:
     def function(x):
         return x + 1 if x.sum() > 0 else x - 1

@@ -99,7 +99,8 @@ MAY_IMPORT = {
     "lowerings": CORE | {"kernels", "sequences"},
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "program", "rejection"},
-    "backend": CORE | {"graphs", "patterns", "lowerings", "sources", "verify"},
+    "compiles": {"_compat", "graphs", "patterns", "rejection"},
+    "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "sources", "verify"},
     "verify": CORE | {"patterns"},
     "inductor_pass": CORE | {"backend", "patterns", "sources"},
     "untouched": {"_compat"},
@@ -110,7 +111,7 @@ MAY_IMPORT = {
     "measure": set(),
     "bench": {"", "_compat", "measure", "demo", "kernels"},
     "demo": {"", "measure"},
-    "__main__": {"doctor", "bench", "demo"},
+    "__main__": {"", "doctor", "bench", "demo"},
 }
 
 

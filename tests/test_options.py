@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from gdpa_inductor.options import KERNELS, KernelOptions, Options, split
+from gdpa_inductor import options
+from gdpa_inductor.options import KERNELS, KernelOptions, Options, check_names, split
 
 
 def test_defaults() -> None:
@@ -77,20 +78,53 @@ def test_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> No
         Options.make()
 
 
+@pytest.mark.parametrize(
+    ("variable", "hint"),
+    [("GDPA_STRCT", "; did you mean GDPA_STRICT?"), ("GDPA_XYZZY", "")],
+)
+def test_an_unknown_variable_of_the_environment_is_warned_of_once(
+    variable: str, hint: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    options._warn_of.cache_clear()
+    assert Options.make() == Options.make() == Options()
+    text = f"the environment sets {variable}, which is no option of gdpa_inductor{hint}"
+    assert [record.getMessage() for record in caplog.records] == [text]
+
+
+INDUCTORS = ("max_autotune", "triton.cudagraphs", "epilogue_fusion")
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("strict", "; did you mean 'gdpa.strict'?"),
+        ("exepct", "; did you mean 'gdpa.expect'?"),
+        ("max_autotuen", "; did you mean 'max_autotune'?"),
+        ("xyzzy", ""),
+    ],
+)
+def test_an_option_of_nobody_is_told_with_the_nearest_name(name: str, hint: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        check_names({"max-autotune": True, name: True}, INDUCTORS)
+    told = f"neither gdpa_inductor nor Inductor has an option {name!r}{hint}"
+    assert str(raised.value) == told
+
+
 def test_the_text_of_the_kernels_options_is_read_back() -> None:
     for kernel in KERNELS:
         for bits in range(8):
             flags = [bool(bits >> i & 1) for i in range(3)]
-            options = KernelOptions(kernel, *flags)
-            assert KernelOptions.parse(str(options)) == options
+            made = KernelOptions(kernel, *flags)
+            assert KernelOptions.parse(str(made)) == made
     assert str(KernelOptions(fast_math=False, kernel="cpu")) == "kernel=cpu,fast_math=False"
 
 
 def test_all_that_kernels_may_know_travels() -> None:
-    options = Options(kernel="cpu", deterministic=False, fast_math=False, strict=True, profit=False)
+    made = Options(kernel="cpu", deterministic=False, fast_math=False, strict=True, profit=False)
     names = [f.name for f in dataclasses.fields(KernelOptions)]
     for name in names:
-        assert getattr(options.kernel_options, name) == getattr(options, name)
+        assert getattr(made.kernel_options, name) == getattr(made, name)
 
 
 def test_split() -> None:

@@ -7,13 +7,15 @@ what the run left in Dynamo: cache entries, counters, graph breaks.
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch._dynamo.utils import counters  # a defaultdict(Counter), reset by torch._dynamo.reset
+from torch._dynamo.utils import counters  # a defaultdict(Counter), which users may clear
+from torch._guards import CompileContext
 
 __all__ = ["counters"]
 
@@ -80,9 +82,21 @@ def _retry(codes: Sequence[Any]) -> None:
         eval_frame.set_code_exec_strategy(code, default)
 
 
+_TORCH = os.path.join(os.path.dirname(torch.__file__), "")
+_PYTHON = os.path.join(os.path.dirname(os.__file__), "")
+
+
+def is_torchs(location: str) -> bool:
+    """Whether "file:line" is in torch itself, or in Python's library, which torch calls."""
+    python = location.startswith(_PYTHON) and "site-packages" not in location
+    return python or location.startswith(_TORCH)
+
+
 def _place(stack: Sequence[Any]) -> str:
-    frame = stack[-1] if stack else None
-    return f"{frame.filename}:{frame.lineno}" if frame else ""
+    """The innermost frame outside of torch, else the innermost."""
+    frames = [f"{frame.filename}:{frame.lineno}" for frame in stack]
+    own = [frame for frame in frames if not is_torchs(frame)]
+    return (own or frames or [""])[-1]
 
 
 def _failure(metrics: Any) -> FrameFailure:
@@ -138,6 +152,33 @@ def uncompiled(target: Any) -> Any:
         or getattr(target, "_torchdynamo_orig_callable", None)
         or target
     )
+
+
+def captured_graph() -> torch.fx.Graph | None:
+    """The whole graph of the compile that is under way; None outside of one."""
+    from torch._dynamo.symbolic_convert import tls
+
+    translator = getattr(tls, "current_tx", None)
+    return None if translator is None else translator.output.graph
+
+
+def frame_under_way() -> str:
+    """What tells the frame that is compiled from others, through recompiles; "" outside of one."""
+    found = CompileContext.current_compile_id()
+    if found is None:
+        return ""
+    return f"{'' if found.frame_id is None else found.frame_id}"
+
+
+def is_cut_by_ddp() -> bool:
+    """Whether the graph of the compile that is under way is handed over in parts."""
+    from torch._dynamo.utils import get_optimize_ddp_mode
+
+    if not torch.distributed.is_available() or get_optimize_ddp_mode() != "ddp_optimizer":
+        return False
+    from torch.nn.parallel import DistributedDataParallel
+
+    return DistributedDataParallel._get_active_ddp_module() is not None
 
 
 def is_dynamo_body(gm: torch.fx.GraphModule) -> bool:

@@ -28,6 +28,13 @@ def inductor_config(mode: str | None, options: Mapping[str, Any] | None) -> dict
     return dict(wrapper.config)
 
 
+def option_names() -> frozenset[str]:
+    """The names that `options` of torch.compile may have."""
+    import torch._inductor
+
+    return frozenset(torch._inductor.list_options())
+
+
 def thorough() -> bool:
     """max-autotune was asked for."""
     from torch._inductor import config

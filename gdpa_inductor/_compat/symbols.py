@@ -30,6 +30,9 @@ _ROWS: dict[str, _Rows] = {
             _BOTH,
             "the backend below Dynamo's wrapper",
         ),
+        "symbolic_convert.tls": (_BOTH, "the compile under way: its graph before DDP cuts it"),
+        "symbolic_convert.InstructionTranslator.output": (_BOTH, "what a compile has captured"),
+        "utils.get_optimize_ddp_mode": (_BOTH, "whether DDP cuts graphs"),
         "utils.counters": (_BOTH, "counts what was matched and lowered where users look for it"),
         "utils.get_compilation_metrics": (_BOTH, "`explain` reports frames that Dynamo gave up"),
         "utils.graph_break_reasons": (_BOTH, "`explain` reports graph breaks"),
@@ -208,6 +211,7 @@ _ROWS: dict[str, _Rows] = {
         "ir.Pointwise": (_BOTH, "an element-wise kernel"),
         "ir.TensorBox.create": (_BOTH, "makes an operand of what a call gives"),
         "ir.TritonTemplateBuffer.subgraph_inps": (_BOTH, "sizes that inlined code names"),
+        "list_options": (_BOTH, "tells a misspelt option with the nearest name"),
         "lowering.empty_strided": (_BOTH, "a buffer for a kernel to write to"),
         "lowering.fallback_handler": (_BOTH, "calls an operator from the generated code"),
         "lowering.full": (_BOTH, "zeros"),
@@ -247,6 +251,8 @@ _ROWS: dict[str, _Rows] = {
     },
     # The rest.
     "torch": {
+        "_guards.CompileContext.current_compile_id": (_BOTH, "tells recompiles of a frame"),
+        "_guards.CompileId.frame_id": (_BOTH, "tells recompiles of a frame"),
         "_guards.Source.name": (_BOTH, "names an input in a report"),
         "_guards.tracing": (_BOTH, "enters a `TracingContext`"),
         "_guards.TracingContext": (_BOTH, "compile_fx wants one where there is no Dynamo"),
@@ -259,6 +265,10 @@ _ROWS: dict[str, _Rows] = {
         "autograd.grad_mode._enter_inference_mode": (_BOTH, "Dynamo writes it for inference mode"),
         "autograd.grad_mode._exit_inference_mode": (_BOTH, "ends `_enter_inference_mode`"),
         "Tensor._indices": (_BOTH, "`indices` refuses a tensor that is not coalesced"),
+        "nn.parallel.DistributedDataParallel._get_active_ddp_module": (
+            _BOTH,
+            "whether DDP cuts graphs",
+        ),
         "Tensor._is_view": (_BOTH, "whether autograd follows a tensor as a view"),
         "Tensor._values": (_BOTH, "`values` refuses a tensor that is not coalesced"),
         "Tensor._version": (_BOTH, "how many writes autograd has seen"),

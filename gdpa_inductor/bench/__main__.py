@@ -7,6 +7,7 @@ measurement and a table last. ceiling has its own options: see `ceiling --help`.
 """
 
 import argparse
+import difflib
 import importlib
 import json
 import os
@@ -18,6 +19,8 @@ from typing import Any
 
 import torch
 
+from .cases import ACTIVATIONS
+from .clients import CLIENTS
 from .contenders import CONTENDERS
 from .floor import run_floor
 from .machine import header
@@ -29,6 +32,7 @@ from .supervise import supervise
 Row = dict[str, Any]
 # Commands with options of their own, imported when asked for.
 COMMANDS = {"ceiling": f"{__package__}.ceiling.__main__"}
+ON_GPU = ("dense", "grid")  # suites whose shapes fill a GPU
 VARIANTS = ("none", "causal", "bias", "scores", "buckets", "layer")
 
 
@@ -44,8 +48,7 @@ def shape(text: str) -> Shape:
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m gdpa_inductor bench", description=__doc__)
     parser.add_argument("suite", choices=SUITES)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", choices=("cpu", "cuda"), default=device)
+    parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU, if there is one")
     parser.add_argument("--contenders", nargs="+", default=(), choices=(*CONTENDERS, *PEERS))
     parser.add_argument(
         "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
@@ -62,7 +65,32 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--peers", type=Path, help="folder of the public kernels, for jagged")
     parser.add_argument("--out", type=Path, help="folder for CSV, JSON lines and plot")
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    fault = _fault(arguments)
+    if fault:
+        parser.error(fault)
+    arguments.device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return arguments
+
+
+def _fault(arguments: argparse.Namespace) -> str:
+    """What argparse cannot see, or ""."""
+    known = CLIENTS if arguments.suite == "clients" else ACTIVATIONS
+    for name in arguments.activations:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+            return f"argument --activations: {name!r} is unknown; {hint}"
+    if torch.cuda.is_available():
+        return ""
+    if arguments.device == "cuda":
+        return "torch finds no NVIDIA GPU"
+    if arguments.suite in ON_GPU and arguments.device is None:
+        return (
+            f"{arguments.suite} is for a GPU, and torch finds none: run `bench cpu`, or give "
+            "--device cpu for shapes that take a CPU long"
+        )
+    return ""
 
 
 def selection(arguments: argparse.Namespace) -> Selection:

@@ -91,20 +91,25 @@ def show(results: Sequence[Run], histories: data.Histories, setting: Setting) ->
     print(f"Ranking by popularity alone: {popular}.")
     print("step, peak: one training step's median time and extra memory. Errors: relative, of the")
     print("first loss and of the worst parameter gradient, against the same model in fp64.")
-    return verdict(by_name, setting)
+    good, line = verdict(by_name, setting)
+    print(f"\n{line}" if line else "")
+    return good
 
 
-def verdict(by_name: dict[str, Run], setting: Setting) -> bool:
+def verdict(by_name: dict[str, Run], setting: Setting) -> tuple[bool, str]:
+    """Whether gdpa fused something and trained the same model, and what came of it in a line."""
     if not {"eager", "gdpa"} <= by_name.keys():
-        return True
-    apart = difference(by_name["gdpa"], by_name["eager"])
-    limit = CURVE_TOLERANCE[setting.device]
-    same, found = apart <= limit, by_name["gdpa"].matches > 0
-    relation = "agree" if same else "DO NOT agree"
-    print(f"\nLoss curves {relation}: gdpa is within {apart:.1e} of eager (limit {limit}).")
-    if not found:
-        print("gdpa FOUND NOTHING to fuse.")
-    return same and found
+        return True, ""
+    ours = by_name["gdpa"]
+    apart, limit = difference(ours, by_name["eager"]), CURVE_TOLERANCE[setting.device]
+    same, found = apart <= limit, ours.matches > 0
+    relation = "the same losses as eager" if same else "OTHER LOSSES than eager"
+    regions = f"{ours.matches} region{'s' if ours.matches != 1 else ''}" if found else "NOTHING"
+    times = [f"{run.step_ms:.1f} ms ({name})" for name, run in by_name.items()]
+    return same and found, (
+        f"{'PASSED' if same and found else 'FAILED'}: gdpa fused {regions} and trained to "
+        f"{relation} ({apart:.1e} apart, limit {limit}); a step takes {', '.join(times)}."
+    )
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -118,7 +123,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--seconds", type=float, default=75.0, help="of training for the first contender, at most"
     )
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
-    parser.add_argument("--cache", type=Path, default=Path(".cache"), help="where data is kept")
+    parser.add_argument("--cache", type=Path, default=data.folder(), help="where data is kept")
     return parser.parse_args(argv)
 
 

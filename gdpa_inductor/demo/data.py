@@ -5,6 +5,7 @@ The data is not ours to ship: it is taken from the RecBole wheel, which carries 
 Only where that cannot be had is a set generated, and it says so in its name.
 """
 
+import os
 import random
 import subprocess
 import sys
@@ -47,11 +48,17 @@ class Batch:
         return self.history, self.target, self.negatives
 
 
+def folder() -> Path:
+    """Where caches of a user are: $XDG_CACHE_HOME or ~/.cache, and in it a folder of ours."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdpa_inductor"
+
+
 def obtain(cache: Path) -> Path:
     """The data file: MovieLens-100K, downloaded into `cache` once, else a generated set."""
     path = cache / "ml-100k.inter"
     if path.exists():
         return path
+    cache.mkdir(parents=True, exist_ok=True)
     try:
         download(cache)
         return path
@@ -69,7 +76,6 @@ def load(path: Path) -> Histories:
 
 def download(cache: Path) -> None:
     """Takes the one file out of the wheel; pip finds the wheel, none of its dependencies."""
-    cache.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(cache)]
     subprocess.run([*command, WHEEL], check=True, timeout=300)
     wheel = next(cache.glob("recbole-*.whl"), None)
@@ -80,6 +86,7 @@ def download(cache: Path) -> None:
     partial = cache / "ml-100k.partial"
     partial.write_bytes(text)
     partial.rename(cache / "ml-100k.inter")
+    wheel.unlink()
 
 
 def parse(text: str, name: str) -> Histories:

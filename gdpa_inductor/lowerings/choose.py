@@ -40,7 +40,10 @@ def select(problem: Problem, kernel: str, profit: bool) -> Choice | Rejection:
         return Rejection(Code.DEVICE, f"there is no kernel for the device {device!r}")
     candidates = _from(kernel, known)
     if not candidates:
-        return Rejection(Code.DEVICE, f"the kernel {kernel!r} does not run on {device!r}")
+        others = ", ".join(backend.name for backend in known)
+        return Rejection(
+            Code.DEVICE, f"gdpa.kernel={kernel!r} does not run on {device!r}; there is: {others}"
+        )
     return _first(problem, candidates, kernel, profit)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gdpa_inductor.bench.__main__ import parse_arguments
 from gdpa_inductor.bench.machine import cpu_model, header, machine
 
 
@@ -32,3 +33,35 @@ def test_a_run_begins_with_its_command():
     found = header("cpu", ("cpu", "--shapes", "2x4x256x64"))
     assert found["command"] == "python -m gdpa_inductor bench cpu --shapes 2x4x256x64"
     assert found["machine"] == machine("cpu")
+
+
+def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What argparse says below its usage."""
+    with pytest.raises(SystemExit) as ended:
+        parse_arguments(argv)
+    assert ended.value.code == 2
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("suite", ["dense", "grid"])
+def test_a_suite_for_gpus_points_to_that_for_cpus(suite: str, monkeypatch, capsys):
+    """It ran for ten minutes first."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    told = "is for a GPU, and torch finds none: run `bench cpu`, or give --device cpu"
+    assert f"{suite} {told}" in refusal([suite], capsys)
+    assert parse_arguments([suite, "--device", "cpu"]).device == "cpu"
+    assert "torch finds no NVIDIA GPU" in refusal(["jagged", "--device", "cuda"], capsys)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert parse_arguments([suite]).device == "cuda"
+
+
+@pytest.mark.parametrize(
+    ("argv", "told"),
+    [
+        (["cpu", "--activations", "silu", "sillu"], "'sillu' is unknown; did you mean 'silu'?"),
+        (["clients", "--activations", "silu"], "'silu' is unknown; choose from hstu, gau, sigmoid"),
+    ],
+)
+def test_an_unknown_activation_is_no_row_of_a_table(argv: list[str], told: str, capsys):
+    assert refusal(argv, capsys).endswith(f"error: argument --activations: {told}")
+    assert parse_arguments(["clients", "--activations", "gau"]).activations == ["gau"]

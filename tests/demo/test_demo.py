@@ -17,13 +17,36 @@ def result(contender: str, losses: list[float], matches: int = 0) -> Run:
     return found
 
 
-@pytest.mark.parametrize(
-    ("losses", "matches", "good"),
-    [([3.0, 2.0, 1.0], 2, True), ([3.0, 2.0, 1.1], 2, False), ([3.0, 2.0, 1.0], 0, False)],
+RIGHT = (
+    "PASSED: gdpa fused 2 regions and trained to the same losses as eager (0.0e+00 apart, limit "
+    "0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
 )
-def test_verdict(losses: list[float], matches: int, good: bool):
+OTHER = (
+    "FAILED: gdpa fused 1 region and trained to OTHER LOSSES than eager (1.0e-01 apart, limit "
+    "0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
+)
+UNFUSED = (
+    "FAILED: gdpa fused NOTHING and trained to the same losses as eager (0.0e+00 apart, limit "
+    "0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
+)
+
+
+@pytest.mark.parametrize(
+    ("losses", "matches", "line"),
+    [([3.0, 2.0, 1.0], 2, RIGHT), ([3.0, 2.0, 1.1], 1, OTHER), ([3.0, 2.0, 1.0], 0, UNFUSED)],
+    ids=["right", "other losses", "nothing fused"],
+)
+def test_the_verdict_is_one_line(losses: list[float], matches: int, line: str):
     results = {"eager": result("eager", [3.0, 2.0, 1.0]), "gdpa": result("gdpa", losses, matches)}
-    assert demo.verdict(results, SETTING) is good
+    assert demo.verdict(results, SETTING) == (line == RIGHT, line)
+
+
+def test_data_is_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It was kept in the current folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert demo.parse_arguments([]).cache == tmp_path / "gdpa_inductor"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert demo.parse_arguments([]).cache == Path.home() / ".cache" / "gdpa_inductor"
 
 
 def test_a_worker_that_fails_fails_the_demo(tmp_path: Path, capsys):
@@ -63,4 +86,4 @@ def test_demo_end_to_end(tmp_path: Path, capsys):
     assert demo.main([*arguments, "--contenders", "eager", "gdpa"]) == 0
     printed = capsys.readouterr().out
     assert "gdpa_inductor/demo/model.py" in printed
-    assert "Loss curves agree" in printed
+    assert printed.splitlines()[-1].startswith("PASSED: gdpa fused ")

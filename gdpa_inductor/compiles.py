@@ -1,0 +1,140 @@
+"""The compile that is under way: the graph that Dynamo captured, and what was found in it so far.
+`regions` counts what compiles have left.
+
+A backend may be given less than Dynamo captured. DDPOptimizer cuts a graph where a bucket of
+gradients is full, often where a bias is used, and so between two products. It hands the parts over
+one by one. A part shares the fake values of its nodes with the whole, though not their names.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch.fx import Graph, GraphModule, Node
+
+from ._compat import dynamo
+from .graphs import copy_graph
+from .patterns import Match, Result
+from .patterns.host import facts, places, products
+from .rejection import Code, Rejection
+
+Analysis = Callable[[GraphModule], Result]  # it rewrites the graph that it is given
+Values = Mapping[int, Node]  # the nodes that compute a tensor, by the identity of its fake
+
+
+@dataclass(frozen=True)
+class PartResult:
+    """result: what was found in one part, with a refusal for each region that was cut off. so_far:
+    in all parts of the captured graph up to this one. last: no part follows.
+    """
+
+    result: Result
+    so_far: Result
+    last: bool
+
+
+@dataclass
+class Compile:
+    """One captured graph. found: in its parts so far. regions: the values of the products of each
+    region of the whole; None before anyone asked.
+    """
+
+    whole: weakref.ref[Graph]
+    found: Result = field(default_factory=Result)
+    regions: list[tuple[Match, list[int]]] | None = None
+
+    def add(self, part: Values, result: Result, analysis: Analysis) -> PartResult:
+        """Take in what was found in a part, whose values before the rewrite are given."""
+        whole = self.whole()
+        if whole is None or not _is_cut(part, whole):
+            self.found = result
+            return PartResult(result, result, True)
+        result += Result((), tuple(self._cuts(part, whole, analysis)))
+        self.found += result
+        return PartResult(result, self.found, _end(whole) in part)
+
+    def _cuts(self, part: Values, whole: Graph, analysis: Analysis) -> list[Rejection]:
+        """A refusal for each region whose second product is in this part, and another is not."""
+        if self.regions is None:
+            self.regions = _regions(whole, analysis)
+        return [
+            _cut(match, part[made[-1]])
+            for match, made in self.regions
+            if made[-1] in part and not part.keys() >= set(made)
+        ]
+
+
+def under_way() -> Compile | None:
+    """The compile that Dynamo is at; None outside of Dynamo."""
+    global _latest
+    graph = dynamo.captured_graph()
+    if graph is None:
+        return None
+    if _latest is None or _latest.whole() is not graph:
+        _latest = Compile(weakref.ref(graph))
+    return _latest
+
+
+_latest: Compile | None = None
+
+
+def regions() -> int:
+    """How many fused regions there are in what was compiled last of each frame, since
+    `torch._dynamo.utils.counters` were cleared: recompiles and restarts do not add up.
+    """
+    return sum(dynamo.counters["gdpa_regions"].values())
+
+
+def values(graph: Graph) -> Values:
+    """Of a captured graph, before it is rewritten."""
+    inside = (n for n in graph.nodes if n.op not in ("placeholder", "output"))
+    return {id(facts.value(n)): n for n in inside if facts.tensors(n)}
+
+
+def _is_cut(part: Values, whole: Graph) -> bool:
+    """Whether a graph is a part of another one. If its values were made anew, that is not known."""
+    if not dynamo.is_cut_by_ddp():
+        return False
+    every = values(whole).keys()
+    return not (every <= part.keys() or every.isdisjoint(part))
+
+
+def _end(graph: Graph) -> int:
+    """The last value that no other node has: an in-place call may return what it was given. No
+    region ends after it.
+    """
+    found = [id(facts.value(n)) for n in graph.nodes if n.op != "output" and facts.tensors(n)]
+    counts = Counter(found)
+    return next(value for value in reversed(found) if counts[value] == 1)
+
+
+def _regions(whole: Graph, analysis: Analysis) -> list[tuple[Match, list[int]]]:
+    """The regions of the uncut graph, each with the values of its products."""
+    if whole.owning_module is None:
+        return []
+    copy = copy_graph(whole.owning_module)
+    nodes = {node.name: node for node in whole.nodes}
+    matches = analysis(copy).matches
+    gone = nodes.keys() - {node.name for node in copy.graph.nodes}
+    # Others are in bodies, which are never cut.
+    cuttable = [match for match in matches if gone.issuperset(match.replaced)]
+    inside = [(match, [nodes[name] for name in match.replaced]) for match in cuttable]
+    return [
+        (match, [id(facts.value(n)) for n in region if products.is_product(n)])
+        for match, region in inside
+    ]
+
+
+def _cut(match: Match, second: Node) -> Rejection:
+    return Rejection(
+        Code.DDP_CUT,
+        "DDP ends a bucket of gradients between the two products, and compiles them apart",
+        places.location(second),
+        second.name,
+        match.module,
+        match.score_mod.formula,
+        match.problem.score_bytes,
+    )
