@@ -1,7 +1,8 @@
 """A process that launches CuTe kernels through the stand-in runtime, and says what it compiled and
-launched. Run by `test_cute_disk`."""
+launched: `python -m tests.kernels.disk_program attention words`. Run by `test_cute_disk`."""
 
 import json
+import sys
 import time
 
 import torch
@@ -18,6 +19,7 @@ from tests.emulator import standin
 
 ARCH = Sm90Config.arch
 CudaDialectJitCompiledFunction.num_devices = 1  # without a driver none can be asked for
+WORDS = ("Ranking", "Summation")  # whose arguments are the same in every process
 compiled, launched = [], []
 compile_function = cute.compile
 
@@ -28,7 +30,9 @@ def counted(function, *given, **options):
 
 
 def noted(found: standin.Launch) -> None:
-    launched.append([found.kernel, found.grid, found.block, found.shared_bytes])
+    plain = any(name in found.kernel for name in WORDS)
+    given = [int.from_bytes(found.argument(i, 4), "little") for i in range(3 if plain else 0)]
+    launched.append([found.kernel, found.grid, found.block, found.shared_bytes, given])
 
 
 def attention() -> None:
@@ -41,8 +45,8 @@ def attention() -> None:
 
 
 def words() -> None:
-    order._ranking("int32", ARCH)(16, 16, 3, 0)
-    totals._summation("float32", "bfloat16", 0.5, ARCH)(16, 16, 8, 1, 1, 0)
+    order._ranking("int32", ARCH)(16, 32, 3, 0)
+    totals._summation("float32", "bfloat16", 0.5, ARCH)(48, 64, 8, 1, 1, 0)
 
 
 if __name__ == "__main__":
@@ -51,8 +55,8 @@ if __name__ == "__main__":
     inductor.cache_folder()  # whoever calls the kernels has imported Inductor
     start = time.perf_counter()
     with standin.launches(noted) as failures:
-        attention()
-        words()
+        for part in sys.argv[1:]:
+            {"attention": attention, "words": words}[part]()
     seconds = time.perf_counter() - start
     assert not failures, failures
     print(json.dumps({"compiled": compiled, "launched": launched, "seconds": seconds}))

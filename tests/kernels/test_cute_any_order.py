@@ -31,7 +31,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list:
         made = torch.empty(size, dtype=dtype, device=device)
         return made.fill_(float("nan") if dtype.is_floating_point else -7)
 
-    def noted(call, launcher, others):
+    def noted(call, launcher, others, own):
         found.append((launcher, others[1].clone(), others[5].clone()))
 
     monkeypatch.setattr(launch, "empty", poisoned)

@@ -90,10 +90,13 @@ def flash4(on: Tensors, measure: str, deterministic: bool = False) -> Call:
     return attention(function, on, measure, rows_first=True)
 
 
-def ours(on: Tensors, measure: str, activation: str, kernel: str) -> Call:
+def ours(
+    on: Tensors, measure: str, activation: str, kernel: str, deterministic: bool = True
+) -> Call:
     function = formula(dataclasses.replace(on.case, activation=activation))
     # Two shapes in one process must not make one kernel of dynamic ones.
-    return attention(gdpa(dynamic=False, kernel=kernel)(function), on, measure)
+    compiled = gdpa(dynamic=False, kernel=kernel, deterministic=deterministic)(function)
+    return attention(compiled, on, measure)
 
 
 Make = Callable[[Tensors, str], Call]
@@ -123,6 +126,11 @@ CONTENDERS = {
         for name in ("silu", "gelu_tanh")
         for kernel in ("triton", "cute")
     },
+    "gdpa silu cute, any order": Contender(
+        functools.partial(ours, activation="silu", kernel="cute", deterministic=False),
+        "silu",
+        ("backward",),
+    ),
 }
 
 

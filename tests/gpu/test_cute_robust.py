@@ -1,0 +1,71 @@
+"""The Hopper kernels in hard company, on the card: a busy GPU, a thousand runs, a sanitizer."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+pytest.importorskip("triton")
+pytestmark = pytest.mark.cuda
+
+from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
+from tests.gpu.robust_program import HELD, HOLD, ROUNDS, on_card  # noqa: E402
+from tests.gpu.test_cute_backward import hopper  # noqa: E402, F401
+from tests.kernels.cute_backward_cases import CAUSAL, SILU, Case  # noqa: E402
+
+ROOT = Path(__file__).parent.parent.parent
+WATCHDOG = 120  # seconds
+RUNS = 1000
+LENGTHS = {"rows": (900, 33, 700, 0, 1, 512), "keys": (900, 33, 700, 0, 1, 512)}
+THOUSAND = {
+    "dense": Case(SILU, 2, 4, 4, rows=700, keys=900, dims=(128, 128)),
+    "causal": Case(CAUSAL, 2, 4, 2, rows=900, keys=900),
+    "jagged, grouped heads": Case(SILU, heads=4, key_heads=2, **LENGTHS, dims=(128, 128)),
+}
+SANITIZER = "compute-sanitizer"
+
+
+def run(*command: str, seconds: int = WATCHDOG) -> subprocess.CompletedProcess:
+    """Ended after a while; that is a failure."""
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=seconds)
+
+
+def test_two_backwards_while_another_kernel_holds_the_card() -> None:
+    """They need all multiprocessors at once, of which another kernel has most. Nothing waits
+    forever, and no bit is another."""
+    done = run(sys.executable, "-m", "tests.gpu.robust_program", "hold")
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["held"] == HELD
+    assert found["equal"] == [True] * ROUNDS * len(HOLD)
+
+
+@pytest.mark.parametrize("name", THOUSAND)
+def test_a_thousand_runs_have_equal_bits(name: str) -> None:
+    x = on_card(THOUSAND[name])
+
+    def once() -> list[torch.Tensor]:
+        return [y.view(torch.int16) for y in backward(x.grad_out, x.operands, (True,) * 3)]
+
+    first = once()
+    others = torch.zeros((), dtype=torch.int64, device="cuda")
+    for _ in range(RUNS):
+        for mine, theirs in zip(once(), first, strict=True):
+            others += (mine != theirs).sum()
+    assert others.item() == 0
+
+
+@pytest.mark.skipif(shutil.which(SANITIZER) is None, reason=f"there is no {SANITIZER}")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_the_sanitizer_finds_nothing(tool: str) -> None:
+    done = run(
+        SANITIZER, f"--tool={tool}", "--error-exitcode=9", "--target-processes=all",
+        sys.executable, "-m", "tests.gpu.robust_program", "kernels", seconds=5 * WATCHDOG,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert '{"done": true}' in done.stdout
