@@ -102,7 +102,7 @@ def triton_is_faster(problem: Problem) -> str:
         return (
             f"on {kind.gpu} Triton is faster on fewer than {LONG} queries, where a side is jagged"
         )
-    narrowest, widest = sorted((hint(problem.head_dim), hint(problem.value_dim)))
+    narrowest, widest = sorted(_dims(problem))
     dense_forward = not (problem.needs or problem.jagged)
     narrow = 64 if dense_forward and widest > 64 else 32
     if narrowest <= narrow:
@@ -147,16 +147,33 @@ def padded(problem: Problem) -> float:
 
 def no_such_gradients(problem: Problem) -> str:
     """Why the backward does not give what is asked of it, or ""."""
+    if not problem.needs:
+        return ""
     key, value = problem.key_heads, problem.value_heads
-    alike = not problem.needs or shapes.statically_known_true(key == value)
     kind = config_of(problem.device)
     assert kind  # else `no_kernel` has refused
     needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
     if any(needs) and problem.unbounded:
         return f"{limits.NONE} where no `max_seqlen` bounds the lengths"
-    return limits.no_such_heads(key, value, alike) or limits.no_such_biases(
-        kind, str(problem.program), needs, dtype
+    return (
+        limits.no_such_dims(kind, _dims(problem))
+        or limits.no_such_heads(key, value, shapes.statically_known_true(key == value))
+        or limits.no_such_biases(kind, str(problem.program), needs, dtype)
     )
+
+
+def training_is_slower(problem: Problem) -> str:
+    """Why a training step does not pay, or "": without a backward here it is Triton's, which loses
+    to the unfused form at wide heads (triton/rules.py)."""
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
+    if problem.needs or not problem.training:
+        return ""
+    return limits.no_such_dims(kind, _dims(problem))
+
+
+def _dims(problem: Problem) -> tuple[int, int]:
+    return hint(problem.head_dim), hint(problem.value_dim)
 
 
 def lower(call: Call) -> Any:
@@ -333,7 +350,7 @@ BACKEND = Backend(
         Rule(Code.DTYPE, not_taken),
         Rule(Code.LOWERING, no_such_gradients),
     ),
-    pays=(),
+    pays=(Rule(Code.SLOWER, training_is_slower),),
     yields=(Rule(Code.SLOWER, triton_is_faster),),
     lower=lower,
     lower_backward=lower_backward,

@@ -1,4 +1,6 @@
-"""A functional emulator of the sm_100a PTX that CuTe DSL generates; see docs/emulator.md."""
+"""A functional emulator of the PTX that CuTe DSL generates for sm_100a and sm_90a.
+
+See docs/emulator.md."""
 
 from .device import device
 from .faults import EmulatorError

@@ -1,8 +1,9 @@
 """Happens-before checking with vector clocks, nearly independent of the schedule that was run.
 
-Actors: each warp; each warp's unfinished tcgen05.st and tcgen05.ld (joined by tcgen05.wait) and
-bulk stores (joined by cp.async.bulk.wait_group); the tcgen05 pipe, which works in order; and, for
-loads by TMA, the mbarrier that they complete on, whose epochs are its phases.
+Actors: each warp; each warp's unfinished tcgen05.st and tcgen05.ld (joined by tcgen05.wait), bulk
+stores (joined by cp.async.bulk.wait_group) and wgmma (joined by wgmma.wait_group); the tcgen05
+pipe, which works in order; and, for loads by TMA, the mbarrier that they complete on, whose epochs
+are its phases.
 
 A release (arrive, commit, bar) publishes a clock, an acquire (a wait that succeeded, bar.sync)
 joins it. Accesses of tensor memory have a clock of their own: what was acquired counts for them
@@ -71,13 +72,14 @@ class Clocks:
         self, warps: int, granules: int, report: Callable[[str], None], fences: bool
     ) -> None:
         self.warps, self.report, self.fences = warps, report, fences
-        self.pipe = 4 * warps
+        self.pipe = 5 * warps
         actors = self.pipe + 1 + BARRIER_ACTORS
         self.clock = np.zeros((warps + 1, actors), np.int32)  # the last row: the tcgen05 pipe
         self.of_tensor = self.clock.copy()  # what accesses of tensor memory are ordered after
         self.own = np.arange(warps)
         self.clock[self.own, self.own] = 1
-        self.stores, self.loads, self.bulk = (np.zeros(warps, np.int32) for _ in range(3))
+        counts = (np.zeros(warps, np.int32) for _ in range(4))
+        self.stores, self.loads, self.bulk, self.products = counts
         self.shared, self.tensor = Shadow(granules, actors), Shadow(4 * COLUMNS, actors)
         # Of generic writes that no fence shows to the async proxy: 1 + the warp, its lanes.
         self.unfenced = np.zeros(granules, np.int16)
@@ -88,6 +90,7 @@ class Clocks:
             "tcgen05.st of warp {}",
             "bulk store of warp {}",
             "tcgen05.ld of warp {}",
+            "wgmma of warp {}",
         )
         self.names = [kind.format(w) for kind in kinds for w in range(warps)] + ["tcgen05 pipe"]
 
@@ -138,6 +141,14 @@ class Clocks:
     def fence_after(self, warps: Vector) -> None:
         """tcgen05.fence::after_thread_sync: accesses of tensor memory follow what was acquired."""
         self.of_tensor[warps] = np.maximum(self.of_tensor[warps], self.clock[warps])
+
+    def issued(self, warp: int) -> int:
+        """How many products of warpgroups a warp has issued."""
+        return int(self.products[warp])
+
+    def wait_products(self, warp: int, issued: int) -> None:
+        """So many have been waited for."""
+        self.clock[warp, 4 * self.warps + warp] = issued
 
     def wait_bulk(self, warp: int, operations: int) -> None:
         """The warp's first bulk operations have been waited for."""
@@ -191,6 +202,15 @@ class Clocks:
         actor = 2 * self.warps + warp
         found = self.shared.read(cells, self.clock, warp, actor, self.bulk[warp])
         self.check(f"bulk store issued by warp {warp}", found)
+
+    def product(self, warp: int, operands: list[Vector]) -> None:
+        """What a product of a warpgroup reads, for one of its warps."""
+        self.products[warp] += 1
+        actor = 4 * self.warps + warp
+        for cells in operands:
+            self.touch_by_proxy(cells, "wgmma reads")
+            found = self.shared.read(cells, self.clock, warp, actor, self.products[warp])
+            self.check(f"wgmma by warp {warp}", found)
 
     # The tensor core; cells of tensor memory are 512 * quarter + column.
     def multiply(self, warp: int, operands: list[Vector], a: Vector | None, d: Vector) -> None:

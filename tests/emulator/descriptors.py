@@ -1,4 +1,4 @@
-"""The descriptors of tcgen05.mma, bit for bit, and where the operands that they name lie.
+"""The descriptors of tcgen05.mma and wgmma, bit for bit, and where the operands that they name lie.
 
 Layouts as in CUTLASS, cute/arch/mma_sm100_desc.hpp (BSD licence), and the PTX ISA.
 """
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 SPANS = {0: 1, 6: 2, 4: 4, 2: 8}  # swizzle code to granules of 16 bytes: none, 32, 64, 128 bytes
-VERSION = 1
+VERSION = 1  # of a shared-memory descriptor for sm_100
 FORMATS = {0: "f16", 1: "bf16"}
 
 
@@ -54,7 +54,9 @@ class Form:
 
 
 @functools.lru_cache(16384)
-def operand_granules(descriptor: int, rows: int, mn_major: bool) -> np.ndarray:
+def operand_granules(
+    descriptor: int, rows: int, mn_major: bool, version: int = VERSION
+) -> np.ndarray:
     """The 16-byte rows of shared memory of an operand with 16 elements of K.
 
     [rows, 2] for a K-major operand, where each granule holds 8 consecutive k; [rows / 8, 16] for an
@@ -68,8 +70,8 @@ def operand_granules(descriptor: int, rows: int, mn_major: bool) -> np.ndarray:
     code = bits(descriptor, 61, 3)
     if code not in SPANS:
         raise NotImplementedError(f"shared-memory layout {code}")
-    if bits(descriptor, 46, 2) != VERSION:
-        raise ValueError("a shared-memory descriptor of another version than sm_100's")
+    if bits(descriptor, 46, 2) != version:
+        raise ValueError("a shared-memory descriptor of another version")
     if bits(descriptor, 49, 3) or bits(descriptor, 52, 1):
         raise NotImplementedError("matrix base offset, absolute leading offset")
     span = SPANS[code]

@@ -71,6 +71,14 @@ def uniform(values: Vector, lanes: Vector, what: str) -> int:
     return int(picked[0])
 
 
+def whole_warps(mask: Vector) -> Vector:
+    """Which warps of the gang are active."""
+    rows = by_warp(mask)
+    if (rows.any(1) != rows.all(1)).any():
+        raise EmulatorError("an instruction of whole warps, by some lanes of one")
+    return rows.all(1)
+
+
 def split(
     gang: Gang, keys: list[tuple[int, ...]], pend: dict[int, Vector], registers: tuple
 ) -> list[tuple[Gang, tuple]]:

@@ -68,6 +68,8 @@ def wishes(instruction: Instruction) -> list[tuple[str, str, int]]:
     if parts[0] == "cvt":
         out, source = (kinds.PTX.get(part) for part in parts[-2:])
         return [(operands[0], out, 2), (operands[1], source, 1)] if out and source else []
+    if parts[:2] == ["wgmma", "mma_async"]:
+        return [(text, "f32", 1) for text in members(operands[0])]
     if parts[0] in ("selp", "ld", "st", "atom", "red") and parts[-1] == "f32":
         names = [text for text in operands if not text.startswith("[")]
         return [(text, "f32", 1) for group in names for text in members(group)[:3]]

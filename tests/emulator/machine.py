@@ -24,6 +24,7 @@ from .sync import Sync
 from .tensor import Tensor
 from .tensormap import TensorMap
 from .translate import PARAMETER_BASE, SPIN, Translator
+from .warpgroup import Products
 
 SCHEDULES = ("lazy", "random", "eager")
 Vector = np.ndarray
@@ -89,7 +90,7 @@ class Cta:
         self.shared = SharedMemory(self, self.clocks, size)
         rng = self.rng if self.schedule == "random" else None
         self.sync = Sync(self, self.clocks, 32 * warps, rng)
-        self.tensor, self.copies = Tensor(self), Copies(self)
+        self.tensor, self.copies, self.products = Tensor(self), Copies(self), Products(self)
         self.pipe: deque[Callable[[], None]] = deque()  # in order
         self.in_flight: list[Callable[[], None]] = []  # copies complete in any order
         self.running: list[Running] = []
@@ -168,7 +169,7 @@ class Cta:
         # Commits may be: NVIDIA's forward, which is right on hardware, ends before its last one.
         if left := len(self.in_flight):
             self.report(f"{left} copies are in flight when the last warp ends")
-        if np.count_nonzero(self.tensor.writes):
+        if np.count_nonzero(self.tensor.writes) or self.products.left():
             self.report("products are in flight when the last warp ends")
         while self.complete_one():
             pass

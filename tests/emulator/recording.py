@@ -1,8 +1,8 @@
 """What is kept while a kernel is compiled: its PTX, and what each tensor map was asked to be.
 
 Inside `recording()`:
-- `cute.compile` compiles for sm_100a and keeps the PTX; the host code is linked to the stand-in
-  runtime;
+- `cute.compile` compiles for sm_100a, unless it is told otherwise, and keeps the PTX; the host code
+  is linked to the stand-in runtime;
 - the public calls that make a tiled TMA atom also launch a probe: a kernel whose parameters are the
   atom, an identity, and the address, extents and strides of the tensor. When the host code runs,
   the probe's launch tells which bytes stand for which tensor map, dynamic shapes included. The
@@ -199,7 +199,9 @@ class Compile:
     def __call__(self, function: Any, *args: Any, options: str = "", **kwargs: Any) -> Any:
         wanted = {**OPTIONS, "--dump-dir": f"--dump-dir={self.folder}"}
         added = " ".join(text for key, text in wanted.items() if key not in options)
-        compiled = self.inner(function, *args, options=f"{options} {added}".strip(), **kwargs)
+        options = f"{options} {added}".strip()
+        with running_on(options.split("--gpu-arch=")[1].split()[0]):
+            compiled = self.inner(function, *args, options=options, **kwargs)
         compiled.num_devices = 1
         handle = next(LEDGER.ids)
         LEDGER.ptx[handle] = compiled.__ptx__
@@ -237,6 +239,19 @@ def replaced(pairs: list[tuple[Any, Any]]) -> Iterator[None]:
     finally:
         for module, name, old in swapped:
             setattr(module, name, old)
+
+
+@contextmanager
+def running_on(arch: str) -> Iterator[None]:
+    """The GPU that CuTe DSL takes to be there: it loads only what that one can run."""
+    from cutlass.cutlass_dsl import CuTeDSL
+
+    settings = CuTeDSL._get_dsl().envar
+    before, settings.arch = settings.arch, arch
+    try:
+        yield
+    finally:
+        settings.arch = before
 
 
 _active = False

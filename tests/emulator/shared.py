@@ -6,7 +6,7 @@ import numpy as np
 
 from .clocks import Clocks
 from .faults import EmulatorError, shared_name
-from .gangs import Gang
+from .gangs import Gang, whole_warps
 from .memory import UNSIGNED, aligned, update
 from .ptx import SHARED_BASE
 
@@ -56,6 +56,19 @@ class SharedMemory:
         view = self.bytes.view(UNSIGNED[size])
         places = address // np.uint32(size)
         return [view[places + np.uint32(i)] for i in range(count)]
+
+    def load_matrices(self, gang: Gang, address: Vector, mask: Vector) -> Vector:
+        """Four matrices. Lane l names row l % 8 of matrix l // 8, 16 bytes, and gets word l % 4 of
+        row l // 4 of each."""
+        whole_warps(mask)
+        words = np.stack(self.load(gang, address, 4, 4, mask)).reshape(4, -1, 4, 8)
+        return words.transpose(2, 1, 3, 0).reshape(4, -1)
+
+    def store_matrices(self, gang: Gang, address: Vector, data: tuple, mask: Vector) -> None:
+        """The way back."""
+        whole_warps(mask)
+        words = np.stack(data).reshape(4, -1, 8, 4).transpose(3, 1, 0, 2)
+        self.store(gang, address, tuple(words.reshape(4, -1)), 4, mask)
 
     def store(self, gang: Gang, address: Vector, data: tuple, size: int, mask: Vector) -> None:
         address, granules, warps = self.cells(gang, address, len(data) * size, mask)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import control, effects, kinds, lanes, values
+from . import control, effects, kinds, lanes, matrices, values
 from .homes import choose
 from .ptx import Instruction, Kernel, identifier
 from .rules import rule_for
@@ -21,7 +21,7 @@ from .rules import rule_for
 PARAMETER_BASE = 0x7_0000_0000_0000
 SPIN = ("spin",)
 ENDS = ("ret", "exit")
-EMITTERS: dict[str, Callable] = values.EMITTERS | effects.EMITTERS
+EMITTERS: dict[str, Callable] = values.EMITTERS | effects.EMITTERS | matrices.EMITTERS
 NO_EFFECT = {  # here
     "prefetch", "prefetchu", "setmaxnreg", "griddepcontrol", "membar", "applypriority", "discard",
     "pragma", "createpolicy",

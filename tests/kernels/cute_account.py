@@ -168,18 +168,20 @@ def tables() -> str:
     return "\n".join([*code, "", *unit])
 
 
-def publish(tables: Callable[[], str], name: str, description: str | None) -> None:
+def publish(
+    tables: Callable[[], str], name: str, description: str | None, page: Path = DOCS
+) -> None:
     """The command line: makes the tables, and puts them between the marks of this name."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--write", action="store_true", help=f"put the tables into {DOCS.name}")
+    parser.add_argument("--write", action="store_true", help=f"put the tables into {page.name}")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     made = tables()
     if arguments.write:
-        text = DOCS.read_text()
+        text = page.read_text()
         begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         head, rest = text.split(begin)
-        DOCS.write_text(head + begin + made + "\n" + end + rest.split(end)[1])
+        page.write_text(head + begin + made + "\n" + end + rest.split(end)[1])
 
 
 if __name__ == "__main__":

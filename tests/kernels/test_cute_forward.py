@@ -19,15 +19,17 @@ ROWS = [
 ]
 
 
-def forward(case: Case, o, schedules=("lazy",)) -> torch.Tensor:
-    """O of a case, NaN where nothing was stored; rows that no sequence owns are zero."""
+def forward(case: Case, o, schedules=("lazy",), kind=None) -> torch.Tensor:
+    """O of a case, NaN where nothing was stored; rows that no sequence owns are zero. kind: of the
+    configuration, by default Blackwell's."""
     out = unwritten(case, o)
     offsets = o.cu_seqlens_k if o.cu_seqlens_k is not None else o.cu_seqlens_q
     lengths = torch.zeros(1) if offsets is None else offsets[1:] - offsets[:-1]
     order = torch.argsort(lengths, descending=True)
 
     def start() -> None:
-        launch.forward(o, fast=case.fast, ctas=case.ctas, stream=0, out=out, order=order)
+        given = {"fast": case.fast, "ctas": case.ctas, "order": order, "kind": kind}
+        launch.forward(o, stream=0, out=out, **given)
 
     memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out]
     with recording():

@@ -95,7 +95,7 @@ def test_a_bias_lies_in_registers_as_the_scores_do():
     def note(thread: int) -> None:
         whole, half = (cute.make_identity_tensor(x) for x in ((ROWS, COLS), (ROWS, HALF, 1)))
         own = tiled(BFloat16, COLS, K).get_slice(thread).partition_C(whole)
-        bias = HopperBias(0, None, half, 0, thread, BFloat16, 1)
+        bias = HopperBias(0, None, half, 0, thread, BFloat16, 1, COLS // HALF)
         scores.update({(thread, r): own[r] for r in range(CHUNK * CHUNKS)})
         for chunk in range(CHUNKS):
             begins[thread, chunk] = bias.source[(0, chunk), 0, 0, 0][:2]
@@ -235,7 +235,7 @@ def hopper(name: str) -> Sm90Config:
 def in_flight(config: Sm90Config, made: Binary, spills: int) -> None:
     """The products of a forward are not waited for too early. spills: as `in_bounds` has it."""
     # S of a tile's first block; S and P V of a step; P V of the last block.
-    assert made.count("HGMMA") == 2 * (config.padded_head_dim // 16 + 8)
+    assert made.count("HGMMA") == 2 * (config.padded_head_dim // 16 + config.cols // 16)
     assert made.count("WARPGROUP.DEPBAR") == 4, "the products are serialized"
     assert made.count("USETMAXREG") == 2
     assert made.count("UTMALDG") >= config.tiles + 2

@@ -11,6 +11,7 @@ from gdpa_inductor.lowerings import cute
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.rejection import Code
 from tests.kernels import render
 
 BF16 = torch.bfloat16
@@ -88,6 +89,7 @@ TOTAL = 16 * 2048
 JAGGED = {"jagged_query": True, "jagged_key": True, "total_rows": TOTAL, "total_cols": TOTAL}
 BACKWARD = {"needs": (True, True, True)}
 NARROW = {"head_dim": 64, "value_dim": 64}
+WIDE = {"head_dim": 256, "value_dim": 256, "training": False}
 BIAS = {
     "program": ScoreMod.parse("a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"),
     "aux_dtypes": (BF16,), "needs": (True,) * 4,
@@ -107,6 +109,9 @@ BIAS = {
         BIAS,
         {**BIAS, **JAGGED},
         {**BIAS, **JAGGED, "batch": 32},
+        WIDE,
+        {**WIDE, "value_dim": 128},
+        {**WIDE, **JAGGED},
     ],
     ids=named,
 )
@@ -123,6 +128,8 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
         {"value_dim": 64},
         {**BACKWARD, "head_dim": 32},
         {"rows": 256},
+        {**WIDE, "rows": 256},
+        {**WIDE, "value_dim": 64},
         {**BACKWARD, "rows": 256},
         {**BIAS, "rows": 1024},
         {**JAGGED, "batch": 1024, "rows": 128},
@@ -138,6 +145,20 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
     assert choice.kernel == "triton"
     assert "cute: on Hopper Triton" in choice.reason
     assert lowerings.choose(given, Options(kernel="cute")).kernel == "cute"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_training_at_wide_heads_is_left_unfused():
+    """Its backward would be Triton's, which is slower than the unfused form."""
+    given = problem(**{**LARGE, **WIDE, "training": True})
+    refusal = lowerings.choose(given, Options())
+    assert not refusal and refusal.code is Code.SLOWER
+    # What was rewritten all the same is lowered: the forward here, the backward by Triton.
+    off = Options(profit=False)
+    assert lowerings.choose(given, off).kernel == "cute"
+    choice = lowerings.choose(problem(**{**LARGE, **WIDE, **BACKWARD}), off)
+    assert choice.kernel == "triton"
+    assert "a head dim of 256; the CuTe backward takes up to 128" in choice.reason
 
 
 @pytest.mark.usefixtures("hopper")

@@ -163,9 +163,24 @@ class Ring(Fixed):
     def start(self) -> Cursor:
         return Cursor(self.stages)
 
+    def wait_for_room(self, at: Cursor) -> None:
+        """Until the buffer may be filled."""
+        self.empty.wait_before(at)
+
     @cute.jit
     def wait_all(self, cursor: Cursor):
         """Until every buffer is free: no arrival is on its way when the CTA ends."""
         for _ in cutlass.range(self.stages, unroll=1):
             self.empty.wait_before(cursor)
             cursor = cursor.next()
+
+
+class Loan(Ring):
+    """Buffers that belong to their readers, who lend each one to be filled: an arrival on `empty`
+    comes before every round, the first too."""
+
+    def wait_for_room(self, at: Cursor) -> None:
+        self.empty.wait(at)
+
+    def wait_all(self, cursor: Cursor) -> None:
+        """Every arrival was waited for."""

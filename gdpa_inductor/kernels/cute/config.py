@@ -25,12 +25,12 @@ VERSIONS = ((4, 8), (4, 9))  # of nvidia-cutlass-dsl: from, below
 class KernelConfig:
     """The fields are those of every architecture; the constants are set by its subclass.
 
-    folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows, cols:
-    of a score tile. max_dim: the largest head dim. rivalled: Triton is faster there on some
-    problems. clears: its kernels store zeros in the rows of a jagged result that no sequence owns;
-    else these are cleared ahead. bare_ends: they leave out the mask past the ends of a sequence
-    where zeros there do instead (program/tails.py). stores: its backward can store the gradient of
-    an operand of the program.
+    folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows: of a
+    score tile. max_dim: the largest head dim of a forward. max_backward_dim: of a backward.
+    rivalled: Triton is faster there on some problems. clears: its kernels store zeros in the rows
+    of a jagged result that no sequence owns; else these are cleared ahead. bare_ends: they leave
+    out the mask past the ends of a sequence where zeros there do instead (program/tails.py).
+    stores: its backward can store the gradient of an operand of the program.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -48,8 +48,8 @@ class KernelConfig:
     arch: ClassVar[str]
     gpu: ClassVar[str]
     rows: ClassVar[int]
-    cols: ClassVar[int]
     max_dim: ClassVar[int]
+    max_backward_dim: ClassVar[int]
     rivalled: ClassVar[bool]
     clears: ClassVar[bool] = False
     bare_ends: ClassVar[bool] = False
@@ -92,6 +92,16 @@ class KernelConfig:
     def tiles(self) -> int:
         """Query tiles of a CTA in the forward."""
         return TILES
+
+    @property
+    def cols(self) -> int:
+        """Of a score tile: the keys of a block."""
+        return BOX
+
+    @property
+    def overlaid(self) -> bool:
+        """O takes the room of the query tiles in shared memory, which holds no more."""
+        return False
 
     @property
     def padded_head_dim(self) -> int:

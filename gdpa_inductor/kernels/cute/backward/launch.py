@@ -24,7 +24,7 @@ from ..replay import Record
 from . import biases
 from .jagged_biases import JaggedDivision, Totals
 from .jagged_totals import add_rows, add_tiles
-from .limits import no_such_biases, no_such_heads
+from .limits import no_such_biases, no_such_dims, no_such_heads
 from .totals import total
 
 
@@ -146,8 +146,10 @@ def _complaint(
 
     def of_the_form() -> str:
         heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
-        return no_such_heads(*heads, heads[0] == heads[1]) or no_such_biases(
-            type(c), c.program, needs[3:], c.dtype
+        return (
+            no_such_dims(type(c), (c.head_dim, c.value_dim))
+            or no_such_heads(*heads, heads[0] == heads[1])
+            or no_such_biases(type(c), c.program, needs[3:], c.dtype)
         )
 
     return plan.once(("complaint", *needs), of_the_form) or _unlike_output(grad_out, plan, o)

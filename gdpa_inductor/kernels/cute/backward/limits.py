@@ -18,6 +18,14 @@ def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
     return f"the CuTe backward takes as many of both, not {heads}"
 
 
+def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
+    """Why the kernels cannot give any gradient at these head dims, or ""."""
+    widest, most = max(dims), kind.max_backward_dim
+    if widest <= most:
+        return ""
+    return f"a head dim of {widest}; the CuTe backward takes up to {most}"
+
+
 def no_such_biases(
     kind: type[KernelConfig], program: str, needs: Sequence[bool], dtype: str
 ) -> str:

@@ -2,6 +2,9 @@
 
 An operand of the program may come in tiles (`KernelConfig.tiled`, the bias). Those of a key block
 are loaded between its K and its V: they are needed as soon as the scores are there.
+
+Where O takes the room of the query tiles (`KernelConfig.overlaid`), these come after the first key
+block, which is there already when the room is free.
 """
 
 from typing import Any
@@ -26,6 +29,7 @@ class ForwardLoads(Fixed):
     ) -> None:  # fmt: skip
         self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
         self.channels, self.q, self.k, self.v = channels, q, k, v
+        self.overlaid = config.overlaid
         self.bias, self.rings = bias, ()
         if bias is not None:
             self.rings, self.parts = channels.bias, self.cols // bias.tiler[1]
@@ -38,12 +42,8 @@ class ForwardLoads(Fixed):
         b_at = Each(*(x.start() for x in self.rings))
         tile, at = scheduler.take_busy(at)
         while tile.valid == 1:
-            for t in range_constexpr(self.tiles):
-                if tile.first < tile.last(t):
-                    rows = (tile.q_start, tile.row + t * self.rows, tile.q_rows)
-                    stage = q_at[t].index * self.tiles + t
-                    self.fetch(self.q, rows, tile.head, tile.batch, queries[t], q_at[t], stage)
-                    q_at = q_at.but(t, q_at[t].next())
+            if cutlass.const_expr(not self.overlaid):
+                q_at = self.fetch_queries(tile, q_at)
             for block in cutlass.range(tile.first, tile.end, unroll=1):
                 rows = (tile.k_start, block * self.cols, tile.k_rows)
                 self.fetch(self.k, rows, tile.key_head, tile.batch, keys, k_at, k_at.index)
@@ -51,12 +51,27 @@ class ForwardLoads(Fixed):
                 b_at = self.fetch_bias(tile, block, b_at)
                 self.fetch(self.v, rows, tile.value_head, tile.batch, keys, k_at, k_at.index)
                 k_at = k_at.next()
+                if cutlass.const_expr(self.overlaid):  # noqa: SIM102 (decided at compile time)
+                    if block == tile.first:
+                        q_at = self.fetch_queries(tile, q_at)
             tile, at = scheduler.take_busy(at)
         for t in range_constexpr(self.tiles):
             queries[t].wait_all(q_at[t])
         keys.wait_all(k_at)
         for t in range_constexpr(len(self.rings)):
             self.rings[t].wait_all(b_at[t])
+
+    @cute.jit
+    def fetch_queries(self, tile, q_at: Each):
+        """The query tiles that meet keys; returns what follows."""
+        queries = self.channels.queries
+        for t in range_constexpr(self.tiles):
+            if tile.first < tile.last(t):
+                rows = (tile.q_start, tile.row + t * self.rows, tile.q_rows)
+                stage = q_at[t].index * self.tiles + t
+                self.fetch(self.q, rows, tile.head, tile.batch, queries[t], q_at[t], stage)
+                q_at = q_at.but(t, q_at[t].next())
+        return q_at
 
     @cute.jit
     def fetch_bias(self, tile, block, b_at: Each):
@@ -75,6 +90,6 @@ class ForwardLoads(Fixed):
     @cute.jit
     def fetch(self, tiles: Tiles, rows, head, batch, ring: Ring, at: Cursor, stage, column=0):
         start, row, end = rows
-        ring.empty.wait_before(at)
+        ring.wait_for_room(at)
         ring.full.expect(at, tiles.size)
         tiles.copy(start, row, end, head, batch, stage, ring.full.at(at), column)

@@ -17,8 +17,7 @@ class Sm100Config(config.KernelConfig):
     arch = "sm_100a"
     gpu = "Blackwell"
     rows = ROWS
-    cols = COLS
-    max_dim = 128
+    max_dim = max_backward_dim = 128
     rivalled = False
 
     @property

@@ -10,7 +10,10 @@ from ..config import SHARED_MEMORY
 
 ROWS, COLS = 64, 128  # a score tile: what a warpgroup multiplies, 64 fp32 registers
 HALF = COLS // 2  # columns of a tile of the bias: as wide as a swizzle
+LEAST_BIAS = 2  # of these tiles, for each query tile
 BARRIERS = 2048  # bytes for mbarriers, records and alignment
+NARROW = 128  # the widest head dims at which O has room of its own
+REGISTERS = 192  # of a thread, for O, scores and weights
 
 
 @dataclass(frozen=True)
@@ -21,8 +24,8 @@ class Sm90Config(config.KernelConfig):
     arch = "sm_90a"
     gpu = "Hopper"
     rows = ROWS
-    cols = COLS
-    max_dim = 128
+    max_dim = 256
+    max_backward_dim = 128
     rivalled = True
     clears = True
     bare_ends = True
@@ -39,6 +42,21 @@ class Sm90Config(config.KernelConfig):
         return 2 if self._widest > 64 or one_by_one else 3
 
     @property
+    def overlaid(self) -> bool:
+        """Above 128 keys and values need the room of O. The next query tile is loaded when O is
+        stored."""
+        return self._widest > NARROW
+
+    @property
+    def cols(self) -> int:
+        """128, or the most that leave room for two pairs of keys and values where these are wide.
+        O then leaves fewer registers for scores and weights too. A bias comes in tiles of 64."""
+        if not self.overlaid:
+            return COLS
+        step = 16 if self.tiled is None else HALF
+        return next(cols for cols in range(COLS, 0, -step) if self._fits(cols))
+
+    @property
     def query_rows(self) -> int:
         """Of a query tile of the backward. More make a step worth its waits. They have to fit into
         the registers beside dK and dV: 112 would spill."""
@@ -51,13 +69,14 @@ class Sm90Config(config.KernelConfig):
         for its keys: they could be asked for only when the step before has ended. One also where
         three query tiles have a bias, so that it gets three half tiles."""
         crowded = self.tiled is not None and (self._widest > 96 or self.tiles > 2)
-        return self.tiles if crowded else 2 * self.tiles
+        return self.tiles if crowded or self.overlaid else 2 * self.tiles
 
     @property
     def key_stages(self) -> int:
-        """As many as fit beside the query tiles, the output and a bias, up to 6."""
-        bias = 0 if self.tiled is None else 2 * self._bias_stage
-        return min(6, (self._room - bias) // (2 * COLS * self._widest))
+        """As many as fit beside the query tiles, the output and a bias, up to 6. Keys and values
+        that have room of their own get the same number each."""
+        stages = min(6, self._room // self._stage(self.cols))
+        return stages - stages % 2 if self.overlaid else stages
 
     @property
     def bias_stages(self) -> int:
@@ -65,7 +84,19 @@ class Sm90Config(config.KernelConfig):
         of the next key block is on its way while the second of this one is read."""
         if self.tiled is None:
             return 0
-        return min(4, (self._room - 2 * COLS * self._widest * self.key_stages) // self._bias_stage)
+        room = self._room - self._stage(self.cols) * self.key_stages
+        return min(4, LEAST_BIAS + room // self._bias_stage)
+
+    def _fits(self, cols: int) -> bool:
+        """Blocks of so many keys: two of K and of V in shared memory; O, scores, weights and the
+        next weights in registers."""
+        registers = self.padded_value_dim // 2 + cols // 2 + cols // 4
+        return registers <= REGISTERS and 4 * self._stage(cols) <= self._room
+
+    def _stage(self, cols: int) -> int:
+        """Bytes of a buffer of keys or values, the larger where they share it, else on average."""
+        dims = self.padded_head_dim, self.padded_value_dim
+        return cols * (sum(dims) if self.overlaid else 2 * max(dims))
 
     def factored(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
         """What the forward computes for each score of terms of the program, and the factor of its
@@ -80,9 +111,12 @@ class Sm90Config(config.KernelConfig):
 
     @property
     def _room(self) -> int:
-        """Bytes beside the query tiles and the output."""
+        """Bytes beside the query tiles, the output and the least of a bias."""
         queries = 2 * ROWS * self.padded_head_dim * self.query_stages
-        return SHARED_MEMORY - BARRIERS - queries - 2 * ROWS * self.padded_value_dim * self.tiles
+        output = 2 * ROWS * self.padded_value_dim * self.tiles
+        taken = max(queries, output) if self.overlaid else queries + output
+        bias = 0 if self.tiled is None else LEAST_BIAS * self._bias_stage
+        return SHARED_MEMORY - BARRIERS - taken - bias
 
     @property
     def _bias_stage(self) -> int:

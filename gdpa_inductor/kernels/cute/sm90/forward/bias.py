@@ -1,6 +1,6 @@
 """The bias of the scores: an operand of the program that comes in tiles (`KernelConfig.tiled`).
 
-TMA brings the tile of a key block in halves of 64 columns. ldmatrix reads 16 columns at a time, and
+TMA brings the tile of a key block in parts of 64 columns. ldmatrix reads 16 columns at a time, and
 puts them where the scores are: of the chunk that begins at register r of S
 
     numbers 2i, 2i + 1     belong to the scores in registers r + 2i, r + 2i + 1,  i < 4
@@ -14,23 +14,25 @@ from cutlass.cute.nvgpu import warp
 
 from ...barriers import Cursor, Ring
 from ...values import Fixed, Pair
-from ..config import COLS, HALF
+from ..config import HALF
 from ..wgmma import K, tiled
 
 CHUNK = 8  # registers of S that one ldmatrix serves: those of 16 columns
-HALVES, CHUNKS = COLS // HALF, HALF // 16
+CHUNKS = HALF // 16
 
 
 class HopperBias(Fixed):
     """The bias of query tile t, as a thread of its warpgroup reads it.
 
-    number: of the operand. ring: of half tiles. sBias: those of all query tiles in turn, [64, 64,
-    stages]. tiles: how many query tiles there are."""
+    number: of the operand. ring: of the parts. sBias: those of all query tiles in turn, [64, 64,
+    stages]. tiles: how many query tiles there are. parts: of the tile of a key block."""
 
     def __init__(
-        self, number: int, ring: Ring, sBias: Any, t: Any, thread: Any, dtype: Any, tiles: int
-    ) -> None:
-        self.number, self.ring, self.t, self.dtype, self.tiles = number, ring, t, dtype, tiles
+        self, number: int, ring: Ring, sBias: Any, t: Any, thread: Any, dtype: Any, tiles: int,
+        parts: int,
+    ) -> None:  # fmt: skip
+        self.number, self.ring, self.t, self.dtype = number, ring, t, dtype
+        self.tiles, self.parts = tiles, parts
         self.atom = cute.make_copy_atom(warp.LdMatrix8x8x16bOp(False, 4), dtype)
         copy = cute.make_tiled_copy_C(self.atom, tiled(dtype, HALF, K))
         self.source = copy.get_slice(thread).partition_S(sBias)
@@ -40,15 +42,15 @@ class HopperBias(Fixed):
 
     def after(self, at: Cursor) -> Cursor:
         """The place of the next key block."""
-        for _ in range(HALVES):
+        for _ in range(self.parts):
             at = at.next()
         return at
 
     def of_scores(self, at: Cursor) -> Iterator[Pair]:
         """The bias of a key block, for one pair of scores after the other. A chunk is read when it
-        is asked for, so few are in registers at a time. A half is free as soon as its last chunk is
+        is asked for, so few are in registers at a time. A part is free as soon as its last chunk is
         read."""
-        for _ in range(HALVES):
+        for _ in range(self.parts):
             self.ring.full.wait(at)
             chunks: list[Any] = []
             for chunk in range(CHUNKS):
@@ -61,7 +63,7 @@ class HopperBias(Fixed):
             at = at.next()
 
     def free(self, at: Cursor, chunks: Sequence[Any]) -> None:
-        """A half, of which these are the numbers. The arrival must not overtake their read, which
+        """A part, of which these are the numbers. The arrival must not overtake their read, which
         other loads can hold up for longer than the next tile takes. So its address depends on
         them, by a zero that the compiler does not know."""
         word = Int32(0)

@@ -30,8 +30,7 @@ class HopperEpilogue(Fixed):
         if cutlass.const_expr(self.factor != 1.0):
             found = found * self.factor
         halves.store(found.to(self.dtype))
-        if thread < 32:
-            cute.arch.cp_async_bulk_wait_group(0, read=True)
+        self.stored(thread)
         together(t)
         atom = cute.make_copy_atom(warp.StMatrix8x8x16bOp(False, 4), self.dtype)
         copy = cute.make_tiled_copy_C(atom, self.pv)
@@ -43,6 +42,12 @@ class HopperEpilogue(Fixed):
         if (thread < 32) & (row < tile.q_rows):
             self.o.store(tile.q_start, row, tile.q_rows, tile.head, tile.batch, t)
             cute.arch.cp_async_bulk_commit_group()
+
+    @cute.jit
+    def stored(self, thread):
+        """Until the copy has read the buffer."""
+        if thread < 32:
+            cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def finish(self, thread):

@@ -7,7 +7,7 @@ Notation
     S              its scores, 64 x 128, fp32, in registers
     P              its weights, 16 bits, in registers
     O              its sums, 64 x Dv, fp32, in registers
-    block          128 keys
+    block          128 keys, or fewer at head dims above 128 (`Sm90Config.cols`)
     bias           an operand of the program with a number for each score, [.., M, N], if there is
                    one that TMA can load (`KernelConfig.tiled`); in tiles of 64 x 64
 
@@ -34,13 +34,15 @@ from ...forward.work import Work
 from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import DTYPES, Program
-from ..config import COLS, HALF, ROWS, Sm90Config
-from ..wgmma import MN, WARPGROUP, K, staged, tile_layout, tiled
+from ..config import HALF, ROWS, Sm90Config
+from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
 from .products import HopperFragments, HopperProducts
 from .roles import HopperChannels, IssueTurns, Roles
+
+PLACES = ("sQ", "sO", "sK", "sV", "sBias")  # fields of shared memory
 
 
 class HopperForward:
@@ -51,17 +53,18 @@ class HopperForward:
         self.dtype = DTYPES[config.dtype]
         width, value_width = config.padded_head_dim, config.padded_value_dim
         self.tiles = {
-            "q": (ROWS, width), "k": (COLS, width),
-            "v": (COLS, value_width), "o": (ROWS, value_width),
+            "q": (ROWS, width), "k": (config.cols, width),
+            "v": (config.cols, value_width), "o": (ROWS, value_width),
         }  # fmt: skip
         if config.tiled is not None:
             self.tiles["bias"] = (ROWS, HALF)
 
     def storage(self, stages):
         """Shared memory: barriers first, then the tiles."""
-        count = HopperChannels.count(self.config)
-        queries, keys, values, output = (cute.cosize(stages[name]) for name in "qkvo")
-        bias = cute.cosize(stages["bias"]) if "bias" in stages else 0
+        count, own = HopperChannels.count(self.config), dict.fromkeys(PLACES, 0)
+        for name, layout in stages.items():
+            own[self.place(name)] = max(own[self.place(name)], cute.cosize(layout))
+        queries, output, keys, values, bias = own.values()
 
         @cute.struct
         class Memory:
@@ -69,10 +72,35 @@ class HopperForward:
             records: cute.struct.MemRange[Int32, STAGES * RECORD]
             sQ: cute.struct.Align[cute.struct.MemRange[self.dtype, queries], 1024]
             sO: cute.struct.Align[cute.struct.MemRange[self.dtype, output], 1024]
-            sKV: cute.struct.Align[cute.struct.MemRange[self.dtype, max(keys, values)], 1024]
+            sK: cute.struct.Align[cute.struct.MemRange[self.dtype, keys], 1024]
+            sV: cute.struct.Align[cute.struct.MemRange[self.dtype, values], 1024]
             sBias: cute.struct.Align[cute.struct.MemRange[self.dtype, bias], 1024]
 
         return Memory
+
+    def place(self, name: str) -> str:
+        """The field of shared memory where the tiles of a matrix are. Where O has the room of Q, K
+        and V have a field each, so that neither takes the room of the wider one."""
+        shared = {"o": "sQ"} if self.config.overlaid else {"v": "sK"}
+        return shared.get(name) or dict(zip((*"qokv", "bias"), PLACES, strict=True))[name]
+
+    def stages(self, tiles):
+        """The layouts of all buffers of each matrix."""
+        c = self.config
+        size = {name: cute.cosize(tile) for name, tile in tiles.items()}
+        if c.overlaid:
+            # K and V take turns in a ring, so that every other place is of one of them.
+            queries = max(size["q"], size["o"])
+            rings = {x: cute.make_layout((2, c.key_stages // 2), stride=(0, size[x])) for x in "kv"}
+            rings |= {x: cute.make_layout(c.tiles, stride=queries) for x in "qo"}
+        else:
+            stage = max(size["k"], size["v"])
+            rings = {x: cute.make_layout(c.key_stages, stride=stage) for x in "kv"}
+            rings["q"] = cute.make_layout(c.query_stages, stride=size["q"])
+            rings["o"] = cute.make_layout(c.tiles, stride=size["o"])
+        if "bias" in tiles:
+            rings["bias"] = cute.make_layout(c.tiles * c.bias_stages, stride=size["bias"])
+        return {name: cute.append(tiles[name], ring) for name, ring in rings.items()}
 
     @cute.jit
     def __call__(
@@ -80,7 +108,7 @@ class HopperForward:
     ):
         """The arguments are those of every forward: see `launch.example`."""
         c = self.config
-        qk = tiled(self.dtype, COLS, K)
+        qk = tiled(self.dtype, c.cols, K)
         pv = tiled(self.dtype, c.padded_value_dim, MN, FROM_REGISTERS)
         given = self.given(pointers, sizes, strides, aux)
         tiles = {name: tile_layout(self.dtype, *shape) for name, shape in self.tiles.items()}
@@ -92,14 +120,7 @@ class HopperForward:
             for name, matrix in given.items()
         }
         self.bytes = {name: cute.size_in_bytes(self.dtype, x) for name, x in tiles.items()}
-        stage = max(cute.cosize(tiles[name]) for name in "kv")
-        ring = cute.make_layout(c.key_stages, stride=stage)
-        stages = {
-            "q": staged(tiles["q"], c.query_stages), "o": staged(tiles["o"], c.tiles),
-            "k": cute.append(tiles["k"], ring), "v": cute.append(tiles["v"], ring),
-        }  # fmt: skip
-        if cutlass.const_expr("bias" in tiles):
-            stages["bias"] = staged(tiles["bias"], c.tiles * c.bias_stages)
+        stages = self.stages(tiles)
         self.memory = self.storage(stages)
         self.kernel(
             qk, pv, copies, stages, pointers, strides, sizes, cu_q, cu_k, order, aux, scalars
@@ -116,12 +137,8 @@ class HopperForward:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         thread, _, _ = cute.arch.thread_idx()
         buffers = memory.SmemAllocator().allocate(self.memory)
-        places = {
-            "q": buffers.sQ, "k": buffers.sKV, "v": buffers.sKV, "o": buffers.sO,
-            "bias": buffers.sBias,
-        }  # fmt: skip
         shared = {
-            name: places[name].get_tensor(layout.outer, swizzle=layout.inner)
+            name: getattr(buffers, self.place(name)).get_tensor(layout.outer, swizzle=layout.inner)
             for name, layout in stages.items()
         }
         sources = {name: self.source(name, copies[name], shared[name]) for name in stages}
@@ -135,7 +152,7 @@ class HopperForward:
 
         if warp < roles.loads:
             cute.arch.setmaxregister_increase(roles.registers[0])
-            fragments = HopperFragments(qk, pv, q.sX, k.sX, v.sX, c.padded_value_dim, self.dtype)
+            fragments = HopperFragments(c, qk, pv, q.sX, k.sX, v.sX, self.dtype)
             terms, factor = c.factored((*ranges.full_terms, c.mod.weight))
             programs = tuple(Program(c, aux, scalars, (term,)) for term in terms)
             epilogue = HopperEpilogue(pv, o, self.dtype, factor)
@@ -176,8 +193,8 @@ class HopperForward:
         number = self.config.tiled
         if number is None:
             return None
-        ring, tiles = channels.bias_of(t), self.config.tiles
-        return HopperBias(number, ring, shared["bias"], t, thread, self.dtype, tiles)
+        ring, tiles, parts = channels.bias_of(t), self.config.tiles, self.config.cols // HALF
+        return HopperBias(number, ring, shared["bias"], t, thread, self.dtype, tiles, parts)
 
 
 KERNEL = HopperForward

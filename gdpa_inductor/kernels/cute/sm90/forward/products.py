@@ -13,11 +13,11 @@ import cutlass
 from cutlass import Float32, cute, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 
-from ...barriers import Cursor, Each
+from ...barriers import Cursor, Each, Loan
 from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
-from ..config import COLS, ROWS
+from ..config import ROWS, Sm90Config
 from ..wgmma import as_operand, first_row, issue, replace_operand, transposed
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
@@ -27,20 +27,23 @@ from .roles import HopperChannels, IssueTurns
 class HopperFragments(Fixed):
     """Registers and operands of a warpgroup. qk, pv: the products. sQ, sK, sV: buffers."""
 
-    def __init__(self, qk: Any, pv: Any, sQ: Any, sK: Any, sV: Any, width: int, dtype: Any) -> None:
+    def __init__(
+        self, config: Sm90Config, qk: Any, pv: Any, sQ: Any, sK: Any, sV: Any, dtype: Any
+    ) -> None:
         self.qk, self.pv, self.dtype = qk, pv, dtype
         scores, sums = qk.get_slice(0), pv.get_slice(0)
         self.tQ = scores.make_fragment_A(scores.partition_A(sQ))
         self.tK = scores.make_fragment_B(scores.partition_B(sK))
         self.tV = sums.make_fragment_B(sums.partition_B(transposed(sV)))
-        self.O = cute.make_rmem_tensor(pv.partition_shape_C((ROWS, width)), Float32)
-        shape = qk.partition_shape_C((ROWS, COLS))
-        self.P = as_operand(cute.make_rmem_tensor(shape, Float32), dtype)
+        shape = (ROWS, config.padded_value_dim)
+        self.O = cute.make_rmem_tensor(pv.partition_shape_C(shape), Float32)
+        self.shape = qk.partition_shape_C((ROWS, config.cols))
+        self.P = as_operand(cute.make_rmem_tensor(self.shape, Float32), dtype)
 
     def score(self, query: Any, key: Any) -> Any:
         """S = Q Kᵀ of two buffers, in flight. Registers of their own: what was in them before does
         not live on."""
-        S = cute.make_rmem_tensor(self.qk.partition_shape_C((ROWS, COLS)), Float32)
+        S = cute.make_rmem_tensor(self.shape, Float32)
         q, k = self.tQ[None, None, None, query], self.tK[None, None, None, key]
         issue(self.qk, S, q, k, True)
         return S
@@ -59,6 +62,7 @@ class HopperProducts(Fixed):
     ) -> None:  # fmt: skip
         self.channels, self.fragments, self.epilogue = channels, fragments, epilogue
         self.ranges, self.programs, self.turns, self.bias = ranges, programs, turns, bias
+        self.cols = ranges.cols
 
     @cute.jit
     def run(self, scheduler, t, thread):
@@ -71,6 +75,9 @@ class HopperProducts(Fixed):
         while tile.valid == 1:
             self.fragments.O.fill(0.0)
             if tile.first < tile.last(t):
+                if cutlass.const_expr(isinstance(queries, Loan)):
+                    self.epilogue.stored(thread)
+                    queries.empty.arrive_once(q_at)
                 queries.full.wait(q_at)
                 k_at, b_at = self.sum_of_blocks(tile, t, thread, q_at, k_at, b_at)
                 if cutlass.const_expr(queries.stages > 1):
@@ -106,7 +113,7 @@ class HopperProducts(Fixed):
         warpgroup.wait_group(0)
         keys.empty.arrive_once(at)
         self.scored(tile, t, tile.first, q_at)
-        b_at = weigh.run(S, tile.first * COLS, b_at)
+        b_at = weigh.run(S, tile.first * self.cols, b_at)
         replace_operand(x.P, as_operand(S, x.dtype))
         for block in cutlass.range(tile.first + 1, tile.last(t), unroll=1):
             value, at = at.next(), at.next().next()
@@ -119,7 +126,7 @@ class HopperProducts(Fixed):
             warpgroup.wait_group(1)
             keys.empty.arrive_once(at)
             self.scored(tile, t, block, q_at)
-            b_at = weigh.run(S, block * COLS, b_at)
+            b_at = weigh.run(S, block * self.cols, b_at)
             following = as_operand(S, x.dtype)
             warpgroup.wait_group(0)
             keys.empty.arrive_once(value)
@@ -133,10 +140,10 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def scored(self, tile, t, block, q_at: Cursor):
-        """S of a block is there. After the last a lone query buffer is free: the next tile's come
-        while this one is summed up and stored."""
+        """S of a block is there. After the last a lone query buffer is free, unless O needs it: the
+        next tile's come while this one is summed up and stored."""
         queries = self.channels.queries_of(t)
-        if cutlass.const_expr(queries.stages == 1):  # noqa: SIM102 (decided at compile time)
+        if cutlass.const_expr(queries.stages == 1 and not isinstance(queries, Loan)):  # noqa: SIM102 (decided at compile time)
             if block + 1 == tile.last(t):
                 queries.empty.arrive_once(q_at)
 

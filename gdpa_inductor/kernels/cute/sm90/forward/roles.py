@@ -5,7 +5,7 @@ from typing import Any
 
 from cutlass import cute
 
-from ...barriers import Ring
+from ...barriers import Loan, Ring
 from ...forward.scheduler import STAGES
 from ...values import Fixed, select
 from ..config import Sm90Config
@@ -58,6 +58,8 @@ class HopperChannels(Fixed):
     queries[t]       Q_t, in shared memory          loads           warpgroup t
     keys             K and V in turn, the same      loads           all warpgroups
     bias[t]          half tiles of the bias, same   loads           warpgroup t
+
+    Where O takes the room of Q_t, warpgroup t lends it to the loads for each tile that has keys.
     """
 
     def __init__(self, config: Sm90Config, pointer: Any) -> None:
@@ -66,6 +68,7 @@ class HopperChannels(Fixed):
         self.tiles = Ring(pointer, STAGES, 1, self.roles.readers)
         pointer = pointer + 2 * STAGES
         self._queries, self._stages = pointer, stages
+        self._kind = Loan if config.overlaid else Ring
         self.queries = [self.queries_of(t) for t in range(tiles)]
         pointer = pointer + 2 * stages * tiles
         self.keys = Ring(pointer, config.key_stages, 1, self.roles.loads)
@@ -74,7 +77,7 @@ class HopperChannels(Fixed):
 
     def queries_of(self, t: Any) -> Ring:
         """queries[t]. t: a Python number, or one known at run time."""
-        return Ring(self._queries + 2 * self._stages * t, self._stages, 1, WARPS)
+        return self._kind(self._queries + 2 * self._stages * t, self._stages, 1, WARPS)
 
     def bias_of(self, t: Any) -> Ring:
         """bias[t], in the same way."""

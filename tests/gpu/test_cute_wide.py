@@ -1,0 +1,142 @@
+"""The Hopper forward at head dims above 128, on the card, against the formula in fp64."""
+
+import pytest
+import torch
+
+from tests.tolerances import error_of
+
+pytest.importorskip("cutlass")
+pytestmark = pytest.mark.cuda
+
+from gdpa_inductor import gdpa_backend  # noqa: E402
+from gdpa_inductor._compat import dynamo  # noqa: E402
+from gdpa_inductor.kernels.cute.plan import made  # noqa: E402
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
+from tests.gpu.test_cute_forward import (  # noqa: E402
+    ALL,
+    BATCH,
+    CAUSAL_BIAS,
+    HEADS,
+    JAGGED,
+    ROWS,
+    TWO,
+    WINDOW,
+    attend,
+    forward,
+    hopper,  # noqa: F401
+    same_bits,
+)
+from tests.kernels.cute_cases import BF16, CAUSAL, F16, SELF, SILU, Case, eager, exact  # noqa: E402
+
+GELU, NO_KEYS = "gelu_tanh(mul(s,0.088))", (100, 300, 140, 130, 1, 2)
+DIMS = ((136, 136), (160, 160), (192, 192), (224, 224), (256, 256), (192, 128), (256, 64),
+        (64, 256), (8, 136), (256, 8), (200, 248))  # fmt: skip
+
+CASES = (
+    *(Case(f"D {d}, Dv {dv}", d=d, dv=dv, m=600, n=1100, b=2, h=3, ctas=5) for d, dv in DIMS),
+    *(Case(f"fp16, D {d}, Dv {dv}", GELU, d=d, dv=dv, m=328, n=700, h=4, hk=2, dtype=F16, ctas=3)
+      for d, dv in DIMS),
+    *(Case(f"causal, D {d}, Dv {dv}", CAUSAL.format(SILU), d=d, dv=dv, m=1000, n=1000, h=3, ctas=4)
+      for d, dv in DIMS),
+    *(Case(f"{m} rows", d=256, m=m, n=600, h=4, hk=2, ctas=3) for m in ROWS),
+    *(Case(f"{n} keys", "sigmoid(s)", d=256, dv=192, m=300, n=n, h=4, ctas=3) for n in ROWS),
+    *(Case(f"{m} rows, causal", CAUSAL.format(SILU), d=192, dv=128, m=m, n=m, h=3) for m in ROWS),
+    Case("window", WINDOW, d=256, m=1000, n=1000, h=2, ctas=2),
+    Case("causal, fewer rows", CAUSAL.format(SILU), d=256, m=300, n=1000, h=2),
+    Case("causal, fewer keys", CAUSAL.format("sigmoid(s)"), d=256, m=1000, n=300, h=2),
+    Case("a CTA a tile", d=256, m=1000, n=1100, b=4, h=8, ctas=0),
+    Case("exact functions", "gelu(mul(s,0.088))", d=256, m=300, n=300, fast=False),
+    Case("rows side by side", d=256, m=300, n=300, h=4, view="bnhd"),
+    Case("bias of heads", HEADS, d=256, m=600, n=1104, b=2, h=3, ctas=5,
+         aux=(((3, 600, 1104), BF16),)),
+    Case("bias of all", ALL, d=192, dv=128, m=300, n=520, b=2, h=2,
+         aux=(((2, 2, 300, 520), BF16),)),
+    Case("bias of batches, fp16", BATCH, d=160, m=256, n=328, b=3, h=2, dtype=F16,
+         aux=(((3, 1, 256, 328), F16),)),
+    Case("bias by elements", HEADS, d=256, m=200, n=301, h=2, aux=(((2, 200, 301), BF16),)),
+    Case("bias in fp32", HEADS, d=256, m=200, n=304, h=2, aux=(((2, 200, 304), torch.float32),)),
+    Case("causal bias", CAUSAL_BIAS, d=256, m=520, n=520, h=2, aux=(((2, 520, 520), BF16),)),
+    Case("two biases", TWO, d=224, m=200, n=328, b=2, h=2,
+         aux=(((2, 200, 328), BF16), ((2, 2, 200, 328), torch.float32))),
+    Case("bias of rows", "a0:f[q,h]; silu(add(mul(s,0.1),a0))", d=256, h=2, **JAGGED,
+         aux=(((sum(SELF), 2), BF16),)),
+    Case("jagged", d=256, h=4, hk=2, q_lengths=ROWS, k_lengths=ROWS, ctas=4),
+    Case("jagged, other keys", d=192, dv=128, h=2, q_lengths=ROWS, k_lengths=ROWS[::-1], ctas=0),
+    Case("jagged, causal", CAUSAL.format(SILU), d=256, h=2, q_lengths=ROWS, k_lengths=ROWS),
+    Case("jagged, most 193", d=256, h=2, q_lengths=ROWS, k_lengths=ROWS, most=193, ctas=2),
+    Case("jagged, bias", HEADS, d=256, h=2, q_lengths=ROWS, k_lengths=ROWS, ctas=3,
+         aux=(((2, 1000, 1000), BF16),)),
+    Case("jagged keys", d=256, b=11, m=400, h=2, k_lengths=ROWS, ctas=5),
+    Case("no keys", "sigmoid(s)", d=256, q_lengths=NO_KEYS, k_lengths=(0, 200, 0, 100, 0, 0)),
+    Case("seeds", d=256, dv=136, b=4, m=32, shared="q", k_lengths=SELF),
+    Case("short keys", d=200, b=4, n=192, q_lengths=SELF, offsets=torch.int64),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_forward(case: Case) -> None:
+    o = case.operands()
+    assert made(o, True, True, Sm90Config).config.overlaid
+    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("dims", DIMS, ids=str)
+def test_exact_on_integers(dims: tuple[int, int]) -> None:
+    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
+    case = Case("integers", "relu(s)", d=dims[0], dv=dims[1], m=300, n=300, h=2, dtype=F16)
+    o = case.operands()
+    for matrix in (o.query, o.key, o.value):
+        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
+    assert torch.equal(forward(case, o), exact(o).to(F16))
+
+
+def test_neighbours_do_not_leak() -> None:
+    """Sequences that are NaN from end to end leave the others as they are."""
+    case = Case("neighbours", d=256, q_lengths=SELF, k_lengths=SELF)
+    clean, poisoned = case.operands(), case.operands()
+    for matrix in (poisoned.query, poisoned.key, poisoned.value):
+        matrix[:300] = torch.nan
+    kept = forward(case, clean)[300:]
+    assert torch.equal(forward(case, poisoned)[300:], kept)
+    assert kept.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("bits", d=256, m=1100, n=1300, h=3, b=2, ctas=0),
+        Case("bits of 192, 128", d=192, dv=128, m=1100, n=1300, h=3, b=2, ctas=0),
+        Case("bits of a bias", HEADS, d=256, m=1100, n=1304, h=3, b=2, ctas=0,
+             aux=(((3, 1100, 1304), BF16),)),
+        Case("bits of jagged", d=256, h=2, q_lengths=ROWS, k_lengths=ROWS, ctas=0),
+    ],
+    ids=lambda case: case.name,
+)  # fmt: skip
+def test_the_same_bits_each_time(case: Case) -> None:
+    same_bits(case)
+
+
+def test_training_has_the_forward_here_and_the_backward_of_triton() -> None:
+    """Asked for by name: the backward takes head dims up to 128."""
+    torch.manual_seed(0)
+    given = [torch.randn(2, 3, 300, 192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    direction = torch.randn_like(given[0])
+
+    def step(function, tensors: list[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.detach().requires_grad_() for x in tensors]
+        out = function(*leaves)
+        return [out.detach(), *torch.autograd.grad(out, leaves, g)]
+
+    dynamo.counters.clear()
+    compiled = torch.compile(
+        attend, backend=gdpa_backend, options={"gdpa.kernel": "cute", "gdpa.profit": False}
+    )
+    fused = step(compiled, given, direction)
+    found = dynamo.counters["gdpa"]
+    assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
+    plain = step(attend, given, direction)
+    wide = step(attend, [x.double() for x in given], direction.double())
+    for i, found in enumerate(zip(fused, plain, wide, strict=True)):
+        wrong = error_of(*found, direction="backward" if i else "forward")
+        assert wrong is None, wrong

@@ -1,0 +1,128 @@
+"""The Hopper forward kernel, as PTX for sm_90a on the emulator, against the formula in fp64."""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.kernels.cute.plan import made
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from tests.tolerances import error_of
+
+from . import test_cute_forward
+from .cute_cases import BF16, CASES, CAUSAL, F16, MORE, SELF, SILU, Case, eager, exact
+
+BIAS, CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", "a0:f[h,q_idx,kv_idx]; {}"
+CAUSAL_BIAS = CAUSAL_BIAS.format(CAUSAL.format("sigmoid(add(s,a0))"))
+TWO = "a0:f[h,q_idx,kv_idx]; a1:f[b,h,q_idx,kv_idx]; silu(add(add(mul(s,0.1),a0),a1))"
+WINDOW = "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),100)),silu(s),0.0)"
+NO_KEYS = {"q_lengths": (100, 300, 140, 130, 1, 2), "k_lengths": (0, 200, 0, 100, 0, 0)}
+
+# At head dims above 128 O has the room of the query tiles. So tiles without keys follow such that
+# have some, on one CTA, and query tiles that meet no key stand beside such that do.
+WIDE = (
+    Case("D 256", d=256, m=300, n=520, h=2),
+    Case("D 192, Dv 128", d=192, dv=128, m=200, n=420, h=2, hk=1),
+    Case("D 192", d=192, m=200, n=300, h=2, view="bnhd"),
+    Case("D 160, fp16", d=160, m=140, n=300, h=2, dtype=F16),
+    Case("D 136", d=136, m=140, n=270, h=2),
+    Case("D 64, Dv 256", d=64, dv=256, m=200, n=300, h=2),
+    Case("D 256, Dv 64", d=256, dv=64, m=200, n=300, h=2),
+    Case("D 8, Dv 200", d=8, dv=200, m=200, n=300, h=2),
+    Case("D 256, causal", CAUSAL.format("sigmoid(s)"), d=256, m=400, n=400),
+    Case("D 192, causal, fewer rows", CAUSAL.format(SILU), d=192, m=72, n=500, h=3),
+    Case("D 256, window", WINDOW, d=256, m=500, n=500),
+    Case("D 256, tiled bias", BIAS, d=256, m=200, n=328, h=2, aux=(((2, 200, 328), BF16),)),
+    Case("D 224, causal bias", CAUSAL_BIAS, d=224, m=328, n=328, h=2, dtype=F16,
+         aux=(((2, 328, 328), F16),)),
+    Case("D 256, two biases", TWO, d=256, m=130, n=136, h=2,
+         aux=(((2, 130, 136), BF16), ((1, 2, 130, 136), torch.float32))),
+    Case("D 256, bias by elements", BIAS, d=256, m=130, n=135, h=2, aux=(((2, 130, 135), BF16),)),
+    Case("D 256, jagged", d=256, h=2, q_lengths=SELF, k_lengths=SELF),
+    Case("D 256, jagged, causal", CAUSAL.format(SILU), d=256, q_lengths=SELF, k_lengths=SELF),
+    Case("D 256, jagged bias", BIAS, d=256, h=2, q_lengths=SELF, k_lengths=SELF, most=304,
+         aux=(((2, 304, 304), BF16),)),
+    Case("D 256, no keys", "sigmoid(s)", d=256, **NO_KEYS),
+    Case("D 256, Dv 136, seeds", d=256, dv=136, b=4, m=32, shared="q", k_lengths=SELF),
+    Case("D 200, short keys", d=200, b=4, n=192, q_lengths=SELF, offsets=torch.int64),
+    Case("D 256, one row", d=256, m=1, n=1, h=3),
+)  # fmt: skip
+OFTEN = ("D 256", "D 192, Dv 128", "D 256, tiled bias", "D 256, no keys", "D 256, jagged, causal")
+
+
+def forward(case: Case, o, schedules=("lazy",)) -> torch.Tensor:
+    return test_cute_forward.forward(case, o, schedules, Sm90Config)
+
+
+def correct(case: Case, schedules=("lazy",)) -> None:
+    o = case.operands()
+    wrong = error_of(forward(case, o, schedules), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("case", [*CASES, *MORE], ids=lambda case: case.name)
+@pytest.mark.slow
+def test_forward(case: Case):
+    correct(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(x, id=x.name, marks=[] if x.name in OFTEN else pytest.mark.slow) for x in WIDE],
+)
+def test_wide_heads(case: Case):
+    assert made(case.operands(), True, True, Sm90Config).config.overlaid
+    correct(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("schedules", d=64, m=520, n=330),
+        Case("wide schedules", d=192, dv=128, m=300, n=600),
+        pytest.param(Case("no keys", d=136, **NO_KEYS), marks=pytest.mark.slow),
+    ],
+    ids=lambda case: case.name,
+)
+def test_the_schedule_does_not_matter(case: Case):
+    """Copies complete late, early or in any order: the same bits (`run` compares)."""
+    correct(case, ("lazy", "random", "eager"))
+
+
+@pytest.mark.parametrize("dim", [64, pytest.param(200, marks=pytest.mark.slow), 256])
+def test_exact_on_integers(dim: int):
+    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
+    case = Case("integers", "relu(s)", d=dim, m=200, n=300, h=2, dtype=F16)
+    o = case.operands()
+    for matrix in (o.query, o.key, o.value):
+        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
+    assert torch.equal(forward(case, o), exact(o).to(F16))
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_neighbours_do_not_leak(dim: int):
+    """Sequences that are NaN from end to end leave the others as they are."""
+    case = Case("neighbours", d=dim, q_lengths=SELF, k_lengths=SELF)
+    clean, poisoned = case.operands(), case.operands()
+    for matrix in (poisoned.query, poisoned.key, poisoned.value):
+        matrix[:300] = torch.nan
+    kept = forward(case, clean)[300:]
+    assert torch.equal(forward(case, poisoned)[300:], kept)
+    assert kept.isfinite().all()
+
+
+def test_rows_of_no_sequence_are_zero():
+    case = Case("gaps", d=256, q_lengths=SELF, k_lengths=SELF)
+    o = case.operands()
+    cu = torch.tensor([37, 100, 400, 450, 490, 480], dtype=torch.int32)
+    o = dataclasses.replace(o, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=200, max_seqlen_k=200)
+    for matrix in (o.query, o.key, o.value):
+        matrix.copy_(torch.randn(matrix.shape))
+    out = forward(case, o)
+    owned = torch.zeros(len(out), dtype=torch.bool)
+    for first, end in ((37, 100), (100, 300), (400, 450), (450, 490)):
+        owned[first:end] = True
+    assert not out[~owned].any()
+    assert out[owned].isfinite().all() and out[owned].any(-1).all()
