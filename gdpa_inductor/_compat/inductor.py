@@ -64,6 +64,15 @@ def cache_folder() -> str | None:
     return cache_dir() if config.fx_graph_cache and not config.force_disable_caches else None
 
 
+@contextlib.contextmanager
+def fresh_cache() -> Iterator[None]:
+    """Compile with empty caches, which are gone afterwards."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        yield
+
+
 def custom_graph_pass() -> Any:
     """The base class that Inductor wants of a pass with a uuid."""
     from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -219,6 +219,7 @@ _ROWS: dict[str, _Rows] = {
         "lowering.register_lowering": (_BOTH, "lowers gdpa::attention and its backward"),
         "lowering.to_device": (_BOTH, "moves an operand between the products to the GPU"),
         "runtime.cache_dir_utils.cache_dir": (_BOTH, "verdicts and kernels lie there"),
+        "utils.fresh_cache": (_BOTH, "a compile that is timed finds nothing in caches"),
         "virtualized.ops": (_BOTH, "the operations of a kernel's inner function"),
         "virtualized.OpsValue": (_BOTH, "a value with arithmetic operators"),
         "virtualized.V": (_BOTH, "the graph that is being lowered, and the kernel being written"),
