@@ -143,6 +143,11 @@ class Code(enum.Enum):
         "DDP cuts the graph between the two products",
         "set `torch._dynamo.config.optimize_ddp = False`",
     )
+    TABLE_GRADIENT = (
+        Category.UNSUPPORTED,
+        "a learned table that a bias is looked up in keeps the gradient that torch gives it",
+        "look up by a plain index, with a dense gradient",
+    )
     # NOT_GDPA
     NORMALISED = (
         Category.NOT_GDPA,

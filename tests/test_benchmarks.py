@@ -62,6 +62,15 @@ def test_cells_without_a_figure_say_why():
     assert "| out of memory |" in dense(lost) and "| failed |" in dense(row("eager", error="x"))
 
 
+def test_a_model_stands_with_what_limits_it():
+    case = Case("pffn", "model", 128, 4, 1024, 128, "autocast", "cuda")
+    rows = [row("gdpa", case=case, ms=2.0), row("inductor", case=case, ms=3.0, share=0.5)]
+    found = {table.name: table.markdown(Run({}, "", "", rows)) for table in TABLES
+             if table.file == "models"}  # fmt: skip
+    assert "| pffn | – | 3.00 | 2.00 | 1.50 | 50% | – |" in found["models"]
+    assert "pffn" not in found["models_forward"] and "pffn" in found["models_memory"]
+
+
 def test_labels_tell_jagged_cases_apart():
     jagged = dataclasses.replace(CASE, activation="gelu_tanh", fill=0.5, keys=256)
     assert case_label(row("gdpa", case=jagged)) == "tanh-gelu, N = 1024, fill 0.5, 256 keys"

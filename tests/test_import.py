@@ -209,7 +209,7 @@ STAGES = {
     "profit": {"reading", "result"},
     "plan": {"host", "jagged", "profit", "reading", "result", "writing"},
     # Another rewrite than that of attention: it reads no region.
-    "tables": {"host", "writing"},
+    "tables": {"host", "reading", "result", "writing"},
     "rewrite": {"host", "jagged", "plan", "result", "tables", "writing"},
     "judged": {"plan", "result", "rewrite"},
 }

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gdpa_inductor.bench.models import summary
+
 from .svg import Panel
 
 Row = dict[str, Any]
@@ -80,7 +82,8 @@ def figure(row: Row | None, unit: str) -> str:
         return "out of memory" if "OutOfMemory" in row["error"] else "failed"
     if refused(row) and unit != "peak_mib":
         return "left to Inductor"
-    return format(row[unit], ".2f" if unit == "ms" else ".0f") if row[unit] is not None else "–"
+    forms = {"ms": ".2f", "compile_s": ".1f"}
+    return format(row[unit], forms.get(unit, ".0f")) if row[unit] is not None else "–"
 
 
 def compared(unit: str, *measures: str, ratios: bool = True) -> Callable[[Run], list[list[str]]]:
@@ -104,6 +107,18 @@ def compared(unit: str, *measures: str, ratios: bool = True) -> Callable[[Run], 
                 line.append(figure(row, unit) + ratio)
             lines.append(line)
         return [header, *lines]
+
+    return cells
+
+
+def modelled(measure: str, *columns: str) -> Callable[[Run], list[list[str]]]:
+    """Some columns of what `bench models` prints: a line for each model."""
+
+    def cells(run: Run) -> list[list[str]]:
+        header, *lines = summary.lines(run.rows)
+        places = [header.index(name) for name in ("row", *columns)]
+        kept = [header, *(line for line in lines if line[1] == measure)]
+        return [[line[place] or "–" for place in places] for line in kept]
 
     return cells
 
@@ -242,6 +257,11 @@ def readme_panels(name: str, run: Run) -> tuple[list[Panel], str]:
     return panels, words
 
 
+SPEED = ("eager", "inductor", "ours", "speedup", "f", "a", "bound", "reached", "left")
+BOUND = (
+    "*f* is the share of attention in Inductor's kernels, *a* the speed-up of the attention alone. "
+    "*bound* is 1 / (1 − f + f / a), *reached* the speed-up over it. *left* is what *f* is in ours."
+)
 PAIR = "Columns are TFLOP/s, with the time over that of gdpa in brackets."
 
 TABLES = (
@@ -281,10 +301,22 @@ TABLES = (
           compared("ms", "forward", "step")),
     Table("layer_memory", "layer", "A layer of HSTU: how much memory?",
           "The same run, peak MiB.", compared("peak_mib", "forward", "step", ratios=False)),
-    Table("clients", "clients", "Models as they are",
-          "Two layers of unmodified models, bf16: HSTU with relative bias, GAU of FLASH-pytorch, "
-          "an encoder of x-transformers with `attn_sigmoid`. Rows are B×H×N; milliseconds.",
-          compared("ms", "forward", "step")),
+    Table("models", "models", "Public models: how fast is a training step?",
+          f"Milliseconds. {BOUND}", modelled("step", *SPEED)),
+    Table("models_forward", "models", "Public models: how fast is inference?",
+          "The same run.", modelled("forward", *SPEED)),
+    Table("models_memory", "models", "Public models: memory, errors, compiling",
+          "The same run, a training step. MiB are its peak. Errors are of the worst gradient. "
+          "Compiling is the first call with empty caches, in seconds.",
+          modelled("step", "MiB inductor", "MiB ours", "error eager", "error inductor",
+                   "error ours", "compile inductor", "compile ours", "regions")),
+    Table("recommender", "recommender", "A whole recommender in training",
+          "200 steps of 8 layers of HSTU, lengths as MovieLens-20M's. Stock has three seeds. The "
+          "largest batch is found by doubling.",
+          lambda run: summary.trained(run.rows)),
+    Table("compile", "compile", "How long does the first call take?",
+          "Forward and backward, seconds. *cold*: empty caches. *warm*: the next process.",
+          compared("compile_s", "cold", "warm", ratios=False)),
     Table("grid", "grid", "From which size on does inference pay?",
           "Stock Inductor's time over ours, silu, no mask, about 32768 tokens, H = 4. *Left*: the "
           "cost model leaves the case to Inductor.",

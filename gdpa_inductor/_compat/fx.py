@@ -66,6 +66,13 @@ def write_symbolic(
     return written.node
 
 
+def prefer_recompute(node: torch.fx.Node) -> None:
+    """Mark a node as activation checkpoints do: the partitioner need not keep its value."""
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+
+
 def body_of(node: torch.fx.Node) -> torch.fx.GraphModule | None:
     """The GraphModule that a get_attr node fetches."""
     owner: Any = node.graph.owning_module

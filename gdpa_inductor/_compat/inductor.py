@@ -77,6 +77,15 @@ def in_background(task: Callable[..., Any], *given: Any) -> Future[Any] | None:
     return future
 
 
+@contextlib.contextmanager
+def fresh_cache() -> Iterator[None]:
+    """Compile with empty caches, which are gone afterwards."""
+    from torch._inductor.utils import fresh_cache
+
+    with fresh_cache():
+        yield
+
+
 def custom_graph_pass() -> Any:
     """The base class that Inductor wants of a pass with a uuid."""
     from torch._inductor.custom_graph_pass import CustomGraphPass

@@ -72,6 +72,11 @@ def is_random(op: Any) -> bool:
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
 
 
+def is_pointwise(name: str) -> bool:
+    """Whether ATen's functions of a name act element by element."""
+    return any(torch.Tag.pointwise in op.tags for op in aten_overloads(name))
+
+
 def draws_random(target: Any) -> bool:
     """Whether an ATen operation draws random numbers, as its tags say."""
     return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())

@@ -222,6 +222,7 @@ _ROWS: dict[str, _Rows] = {
         "async_compile.get_compile_threads": (_BOTH, "how many processes compile"),
         "async_compile.AsyncCompile.use_process_pool": (_BOTH, "are there processes to compile in"),
         "async_compile.AsyncCompile.process_pool": (_BOTH, "CuTe kernels are compiled there"),
+        "utils.fresh_cache": (_BOTH, "a compile that is timed finds nothing in caches"),
         "virtualized.ops": (_BOTH, "the operations of a kernel's inner function"),
         "virtualized.OpsValue": (_BOTH, "a value with arithmetic operators"),
         "virtualized.V": (_BOTH, "the graph that is being lowered, and the kernel being written"),

@@ -1,7 +1,8 @@
 """`python -m gdpa_inductor bench SUITE`: ours, eager, stock Inductor, softmax anchors in one run.
 
 dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
-against stock. cpu: fp32 on two threads. clients: unmodified models. jagged: sequences of unequal
+against stock. cpu: fp32 on two threads. models: public models as they are, beside their attention
+alone. compile: seconds, with empty caches and in the next process. jagged: sequences of unequal
 length, padded in the formula, also against public kernels. Prints a JSON line per
 measurement and a table last. ceiling has its own options: see `ceiling --help`.
 """
@@ -20,19 +21,23 @@ from typing import Any
 import torch
 
 from .cases import ACTIVATIONS
-from .clients import CLIENTS
 from .contenders import CONTENDERS
 from .floor import run_floor
 from .machine import header
+from .models import MODELS
+from .models.summary import summary
 from .output import notes, plot, table, write_csv
 from .peers import PEERS
 from .suites import SUITES, Selection, Shape
-from .supervise import supervise
+from .supervise import cold_and_warm, supervise
 
 Row = dict[str, Any]
 # Commands with options of their own, imported when asked for.
 COMMANDS = {"ceiling": f"{__package__}.ceiling.__main__"}
 ON_GPU = ("dense", "grid")  # suites whose shapes fill a GPU
+# What the table of a suite shows, where it is not the time of a call.
+UNITS = {"compile": "compile_s", "models": "ms"}
+TITLES = {"tflops": "TFLOP/s", "ms": "milliseconds", "compile_s": "seconds of the first call"}
 VARIANTS = ("none", "causal", "bias", "scores", "buckets", "layer")
 
 
@@ -53,6 +58,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
     )
+    parser.add_argument("--rows", nargs="+", default=(), help="of models")
+    parser.add_argument("--train", action="store_true", help="models: 200 steps of a recommender")
     parser.add_argument("--activations", nargs="+", default=())
     parser.add_argument("--variants", nargs="+", default=(), choices=VARIANTS)
     parser.add_argument("--shapes", nargs="+", type=shape, default=(), metavar="BxHxN[xD]")
@@ -75,12 +82,11 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def _fault(arguments: argparse.Namespace) -> str:
     """What argparse cannot see, or ""."""
-    known = CLIENTS if arguments.suite == "clients" else ACTIVATIONS
-    for name in arguments.activations:
-        if name not in known:
+    for option, known in {"activations": tuple(ACTIVATIONS), "rows": tuple(MODELS)}.items():
+        for name in (n for n in getattr(arguments, option) if n not in known):
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
-            return f"argument --activations: {name!r} is unknown; {hint}"
+            return f"argument --{option}: {name!r} is unknown; {hint}"
     if torch.cuda.is_available():
         return ""
     if arguments.device == "cuda":
@@ -104,6 +110,8 @@ def selection(arguments: argparse.Namespace) -> Selection:
         shapes=tuple(arguments.shapes),
         dtypes=tuple(arguments.dtypes),
         peers=str(arguments.peers.resolve()) if arguments.peers else "",
+        rows=tuple(arguments.rows),
+        train=arguments.train,
     )
 
 
@@ -123,9 +131,20 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         for row in run_floor(arguments.floor, arguments.budget / 2, environment):
             keep(row)
     left = arguments.budget - (time.monotonic() - started)
-    for row in supervise(SUITES[arguments.suite](selection(arguments)), left, environment):
+    run = cold_and_warm if arguments.suite == "compile" else supervise
+    for row in run(SUITES[arguments.suite](selection(arguments)), left, environment):
         keep(row)
     return rows
+
+
+def write(folder: Path, suite: str, unit: str, first: Row, rows: Sequence[Row]) -> None:
+    """CSV, JSON lines and, where lengths make lines of it, a plot."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(rows, folder / f"{suite}.csv")
+    lines = "".join(json.dumps(row) + "\n" for row in (first, *rows))
+    (folder / f"{suite}.jsonl").write_text(lines)
+    if suite not in UNITS:
+        plot(rows, folder / f"{suite}.png", unit)
 
 
 def main(argv: Sequence[str] = ()) -> int:
@@ -137,15 +156,13 @@ def main(argv: Sequence[str] = ()) -> int:
     first = header(device, argv)
     print(json.dumps(first), flush=True)
     rows = measure(arguments)
-    unit = "tflops" if device == "cuda" and arguments.suite != "clients" else "ms"
+    usual = "tflops" if device == "cuda" else "ms"
+    unit = UNITS.get(arguments.suite, usual)
     if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        write_csv(rows, arguments.out / f"{arguments.suite}.csv")
-        lines = "".join(json.dumps(row) + "\n" for row in (first, *rows))
-        (arguments.out / f"{arguments.suite}.jsonl").write_text(lines)
-        plot(rows, arguments.out / f"{arguments.suite}.png", unit)
-    print(f"\n{'TFLOP/s' if unit == 'tflops' else 'milliseconds'}; {first['machine']}\n")
-    print(table(rows, unit) if rows else "nothing was selected")
+        write(arguments.out, arguments.suite, unit, first, rows)
+    print(f"\n{TITLES[unit]}; {first['machine']}\n")
+    shown = summary(rows) if arguments.suite == "models" else table(rows, unit) if rows else ""
+    print(shown or "nothing was selected")
     for note in notes(rows):
         print(note)
     return 1 if any(row["error"] and row["contender"].startswith("gdpa") for row in rows) else 0

@@ -7,6 +7,7 @@ Notation: B batch, H heads, N query and key rows, D head dim of queries, keys an
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,13 @@ from torch import Tensor
 
 Function = Callable[..., Tensor]
 
+
+def laplace(x: Tensor) -> Tensor:
+    """Of Mega (arXiv 2209.10655)."""
+    mean, deviation = math.sqrt(0.5), math.sqrt(0.25 / math.pi)
+    return 0.5 * (1 + torch.erf((x - mean) / (deviation * math.sqrt(2))))
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
@@ -23,6 +31,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
     "sigmoid": torch.sigmoid,
+    "laplace": laplace,
+    "square": torch.square,
+    "identity": lambda x: x,
 }
 BUCKETS = 128
 
@@ -37,11 +48,13 @@ class Case:
         "scores"   a bias [B, H, N, N], with its gradient
         "buckets"  a bias [B, N, N] by the distance of two time stamps, from a learned table
         "layer"    jagged: a whole layer of HSTU, causal
-        "model"    `activation` names one of clients.CLIENTS
+        "model"    `activation` names one of models.MODELS; the dtype "autocast" has parameters in
+                   fp32 and products in bf16
 
     `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged. Their
     lengths go up to `length`, and are `fill` of it on average. Keys are as many, or `keys` for
-    every sequence."""
+    every sequence. `value_dim`: of values, where it is not `head_dim`. `seed`: of the data, and of
+    what a model begins with."""
 
     activation: str
     variant: str
@@ -54,18 +67,25 @@ class Case:
     precision: str = "highest"
     fill: float = 0.0
     keys: int = 0
+    value_dim: int = 0
+    seed: int = 0
 
     @property
     def flops(self) -> int:
         """Of the forward: two products. Masked places count, as in the published figures, but for
         those of a causal mask over jagged lengths."""
-        return 4 * self.scores * self.heads * self.head_dim
+        return 2 * self.scores * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
+
+    @property
+    def padded_scores(self) -> int:
+        """Of all heads together, with the places of padding: what an unfused form keeps."""
+        return self.batch * self.heads * self.length * (self.keys or self.length)
 
     @property
     def scores(self) -> int:
         """How many one head has."""
         if not self.fill:
-            return self.batch * self.length**2
+            return self.batch * self.length * (self.keys or self.length)
         rows = self.lengths().long()
         count = int((rows * (self.keys or rows)).sum())
         return count // 2 if self.variant == "causal" else count
@@ -83,6 +103,8 @@ class Case:
         shape = f"{self.batch}x{self.heads}x{self.length}x{self.head_dim}"
         shape += f" fill {self.fill}" if self.fill else ""
         shape += f" keys {self.keys}" if self.keys else ""
+        shape += f" values {self.value_dim}" if self.value_dim else ""
+        shape += f" seed {self.seed}" if self.seed else ""
         precision = "" if self.dtype != "float32" else f"/{self.precision}"
         return f"{self.activation} {self.variant} {shape} {self.dtype}{precision}"
 
@@ -93,13 +115,21 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """`function(*given)` is measured; a training step takes the gradients of `leaves` for
-    `direction`, the gradient of its output."""
+    """`function(*given)` is measured, with products in the dtype `autocast` if there is one; a
+    training step takes the gradients of `leaves` for `direction`, the gradient of its output."""
 
     function: Function
     given: tuple[Tensor, ...]
     leaves: tuple[Tensor, ...]
     direction: Tensor
+    autocast: torch.dtype | None = None
+
+    def running(self, function: Function) -> Tensor:
+        """The output of what runs in place of `function`."""
+        if self.autocast is None:
+            return function(*self.given)
+        with torch.autocast(self.direction.device.type, dtype=self.autocast):
+            return function(*self.given)
 
 
 def formula(case: Case) -> Function:
@@ -131,9 +161,17 @@ def formula(case: Case) -> Function:
 def operands(case: Case) -> list[Tensor]:
     """q, k, v and what the variant adds; what is a float tensor wants its gradient."""
     dtype = getattr(torch, case.dtype)
-    shape = (case.batch, case.heads, case.length, case.head_dim)
-    square = (case.length, case.length)
-    found = [torch.randn(shape, device=case.device, dtype=dtype) for _ in range(3)]
+    queries, keys = case.length, case.keys or case.length
+    square = (queries, keys)
+    sizes = (
+        (queries, case.head_dim),
+        (keys, case.head_dim),
+        (keys, case.value_dim or case.head_dim),
+    )
+    found = [
+        torch.randn(case.batch, case.heads, *size, device=case.device, dtype=dtype)
+        for size in sizes
+    ]
     if case.variant == "causal":
         found.append(torch.ones(square, device=case.device, dtype=torch.bool).tril())
     if case.variant in ("bias", "scores"):

@@ -57,11 +57,11 @@ def number(value: float | None, form: str) -> str:
 
 
 def table(rows: Sequence[Row], unit: str) -> str:
-    """One line per case and measure; contenders side by side in `unit` ("tflops" or "ms").
+    """One line per case and measure; contenders side by side in `unit`, a field of measurements.
 
-    speedup: stock's time over ours. of floor: our share of the floor, by form, and of the public
-    kernels. MiB: peak extra. off: how far ours is from eager. An error shows as "failed", a refusal
-    as its reason below.
+    speedup: stock's time over ours, of compiling if that is the unit. of floor: our share of the
+    floor, by form, and of the public kernels. MiB: peak extra. off: how far ours is
+    from eager. An error shows as "failed", a refusal as its reason below.
     """
     grouped, mine = gather(rows), ours_of(rows)
     names = list(dict.fromkeys(row["contender"] for row in rows))
@@ -72,7 +72,7 @@ def table(rows: Sequence[Row], unit: str) -> str:
     for (case, measure), by_name in grouped.items():
         ours, stock = by_name.get(mine), by_name.get("inductor")
         line = [case.label(), measure, *(cell(by_name.get(name), unit) for name in names)]
-        line.append(number(ratio(stock, ours, "ms"), ".2f"))
+        line.append(number(ratio(stock, ours, "ms" if unit == "tflops" else unit), ".2f"))
         line += [number(ratio(ours, by_name.get(name), "tflops"), ".1%") for name in floors]
         line += [number((row or {}).get("peak_mib"), ".1f") for row in (ours, stock)]
         lines.append([*line, number((ours or {}).get("off"), ".1e")])

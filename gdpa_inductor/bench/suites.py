@@ -9,8 +9,8 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from .cases import Case
-from .clients import CLIENTS
 from .contenders import ANCHORS
+from .models import MODELS
 from .worker import Job
 
 Shape = tuple[int, int, int, int]
@@ -29,6 +29,8 @@ class Selection:
     shapes: tuple[Shape, ...] = ()
     dtypes: tuple[str, ...] = ()
     peers: str = ""
+    rows: tuple[str, ...] = ()
+    train: bool = False
 
 
 DENSE_SHAPES: tuple[Shape, ...] = (
@@ -118,14 +120,61 @@ def cpu(pick: Selection) -> list[Job]:
     return jobs_of(cases, names, ("forward", "step"), pick)
 
 
-def clients(pick: Selection) -> list[Job]:
-    """Unmodified models in training and inference; `activations` names them."""
+TRAINED = {"cuda": (128, 4, 1024, 64), "cpu": (4, 2, 64, 16)}
+SEEDS = 3
+
+
+def models(pick: Selection) -> list[Job]:
+    """Public models in training and inference, and behind each its attention alone; `rows` names
+    them. Or the whole recommender in training."""
+    if pick.train:
+        return training(pick)
     on_gpu = pick.device == "cuda"
-    shapes = ((32, 1, 1024, 128), (16, 4, 2048, 128)) if on_gpu else ((2, 1, 1024, 64),)
-    dtypes = pick.dtypes or (("bfloat16",) if on_gpu else ("float32",))
-    made = itertools.product(pick.activations or tuple(CLIENTS), dtypes, pick.shapes or shapes)
-    cases = [Case(name, "model", *shape, dtype, pick.device) for name, dtype, shape in made]
-    return jobs_of(cases, ("gdpa", "inductor", "eager"), ("forward", "step"), pick)
+    ours = "gdpa" if on_gpu else "gdpa-always"
+    found = []
+    for measure in ("step", "forward"):
+        for name in pick.rows or tuple(MODELS):
+            for case in model_cases(name, pick):
+                found += jobs_of([case], (ours, "inductor", "eager"), (measure,), pick)
+                alone = MODELS[name].attentions(case)
+                found += jobs_of(alone, (ours, "inductor"), (measure,), pick)
+    # An attention that several models have is measured once.
+    return [dataclasses.replace(job, cold=True) for job in dict.fromkeys(found)]
+
+
+def model_cases(name: str, pick: Selection) -> list[Case]:
+    dtypes = pick.dtypes or (("autocast",) if pick.device == "cuda" else ("float32",))
+    made = itertools.product(dtypes, pick.shapes or (None,))
+    return [MODELS[name].case(name, pick.device, dtype, shape) for dtype, shape in made]
+
+
+def training(pick: Selection) -> list[Job]:
+    """Ours, then stock with as many seeds as make a spread."""
+    (dtype,) = pick.dtypes or ("autocast" if pick.device == "cuda" else "float32",)
+    (sizes,) = pick.shapes or (TRAINED[pick.device],)
+    case = Case("recommender", "model", *sizes, dtype, pick.device)
+    ours = "gdpa" if pick.device == "cuda" else "gdpa-always"
+    found = jobs_of([case], (ours,), ("train",), pick)
+    cases = [dataclasses.replace(case, seed=seed) for seed in range(SEEDS)]
+    return found + jobs_of(cases, ("inductor",), ("train",), pick)
+
+
+def compiling(pick: Selection) -> list[Job]:
+    """One attention each, forward and backward: what its compile takes, ours and stock's."""
+    on_gpu = pick.device == "cuda"
+    (dtype,) = pick.dtypes or ("bfloat16" if on_gpu else "float32",)
+    shapes = pick.shapes or (((32, 4, 1024, 128), (32, 4, 1024, 64)) if on_gpu else CPU_SHAPES[1:2])
+    cases = [
+        Case(activation, variant, *shape, dtype, pick.device)
+        for shape in shapes
+        for variant in pick.variants or ("none", "causal", "bias")
+        for activation in pick.activations or ("silu",)
+    ]
+    if not (pick.variants or pick.shapes):
+        cases.append(MODELS["hstu-padded"].case("hstu-padded", pick.device, dtype))
+    names = pick.contenders or ("gdpa" if on_gpu else "gdpa-always", "inductor")
+    # In turn: each compiles by itself.
+    return [Job(case, (name,), ("step",), 0.0) for case in cases for name in names]
 
 
 # (length, fill, keys): jagged queries and keys, then jagged queries over short dense keys.
@@ -175,6 +224,7 @@ SUITES: dict[str, Callable[[Selection], list[Job]]] = {
     "dense": dense,
     "grid": grid,
     "cpu": cpu,
-    "clients": clients,
+    "models": models,
+    "compile": compiling,
     "jagged": jagged,
 }

@@ -8,6 +8,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -43,6 +44,18 @@ def supervise(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Ite
             start += reached + 1
             continue
         return
+
+
+def cold_and_warm(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Iterator[Row]:
+    """Each job in two processes, one after the other: the first finds empty caches, the second what
+    the first left there. `measure` says which."""
+    deadline = time.monotonic() + budget
+    for job in jobs:
+        with tempfile.TemporaryDirectory(prefix="gdpa-bench-") as folder:
+            caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
+            for measure in ("cold", "warm"):
+                for row in supervise([job], deadline - time.monotonic(), {**env, **caches}):
+                    yield {**row, "measure": measure}
 
 
 def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> Iterator[Row]:

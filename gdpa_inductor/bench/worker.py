@@ -7,6 +7,7 @@ and measurements, the fields of `Measurement`. What a contender raises becomes a
 
 import contextlib
 import dataclasses
+import functools
 import json
 import logging
 import statistics
@@ -18,13 +19,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gdpa_inductor._compat import autograd, dynamo
+from gdpa_inductor._compat import autograd, dynamo, inductor
 from gdpa_inductor.measure import peak_extra_bytes, spread, times_ms
 
 from .cases import Case, Function, Subject
 from .contenders import ANCHORS, CONTENDERS
+from .models import MODELS, training
 from .peers import PEERS, build
-from .subjects import subject
+from .profiled import share
+from .subjects import reference, subject
 
 # Operations relative to the forward's: the backward recomputes the scores in its 5 products.
 WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
@@ -33,26 +36,31 @@ WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
 @dataclasses.dataclass(frozen=True)
 class Job:
     """Contenders of one job take turns on a CPU. `seconds`: of timing, per contender and measure.
-    `peers`: the folder of the public kernels."""
+    `peers`: the folder of the public kernels. `cold`: each compiles with empty caches."""
 
     case: Case
     contenders: tuple[str, ...]
     measures: tuple[str, ...]
     seconds: float = 0.3
     peers: str = ""
+    cold: bool = False
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> "Job":
-        case = Case.parse(fields["case"])
-        names, measures = tuple(fields["contenders"]), tuple(fields["measures"])
-        return Job(case, names, measures, fields["seconds"], fields["peers"])
+        lists = {name: tuple(fields[name]) for name in ("contenders", "measures")}
+        return Job(**{**fields, **lists, "case": Case.parse(fields["case"])})
 
 
 @dataclasses.dataclass
 class Measurement:
     """One figure. `spread`: of its runs (measure.py). `off`: relative L2 distance from eager in the
     same dtype, of the output (forward) or the worst gradient (step). `said`: what gdpa counted and
-    why it refused."""
+    why it refused.
+
+    Of models only: `distance`, the same from eager in the dtype `reference`. `share`, the part of
+    the kernels' time in those that read or write as many elements as there are scores. `regions`,
+    how many attentions became ours. Of training only: `losses`, `tokens` per second, and the
+    `largest_batch` that fits, by doubling."""
 
     case: dict[str, Any]
     contender: str
@@ -65,12 +73,19 @@ class Measurement:
     off: float | None = None
     said: str = ""
     error: str = ""
+    distance: float | None = None
+    reference: str = ""
+    share: float | None = None
+    regions: int | None = None
+    tokens: float | None = None
+    losses: list[float] | None = None
+    largest_batch: int | None = None
 
 
 def forward_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
     def call() -> list[Tensor]:
         with torch.no_grad():
-            return [function(*on.given)]
+            return [on.running(function)]
 
     return call
 
@@ -79,14 +94,14 @@ def step_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
     """Forward and backward, all gradients, nothing kept."""
 
     def call() -> list[Tensor]:
-        return list(torch.autograd.grad(function(*on.given), on.leaves, on.direction))
+        return list(torch.autograd.grad(on.running(function), on.leaves, on.direction))
 
     return call
 
 
 def backward_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
     """The backward alone, over and over the same forward."""
-    out = function(*on.given)
+    out = on.running(function)
 
     def call() -> list[Tensor]:
         return list(torch.autograd.grad(out, on.leaves, on.direction, retain_graph=True))
@@ -103,8 +118,13 @@ def run_job(job: Job) -> Iterator[Measurement]:
     for measure in job.measures:
         case = dataclasses.asdict(job.case)
         found = {name: Measurement(case, name, measure) for name in job.contenders}
-        with failing_into(*found.values()):
-            run_measure(job, measure, subject(job.case), found)
+        if measure == "train":
+            for name in job.contenders:
+                with failing_into(found[name]):
+                    run_training(job.case, name, found[name])
+        else:
+            with failing_into(*found.values()):
+                run_measure(job, measure, subject(job.case), found)
         yield from found.values()
 
 
@@ -112,11 +132,16 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
     """Prepares all contenders, then times and weighs those that could be prepared."""
     # Not between contenders: it would throw away what the one before has compiled.
     torch.compiler.reset()
+    is_model = job.case.variant == "model"
+    truth, dtype = exactly(measure, on) if is_model else ([], "")
     ready: dict[str, Callable[[], list[Tensor]]] = {}
     for name in job.contenders:
         with failing_into(found[name]), listening() as heard:
             ready[name] = prepare(job, name, measure, on, found[name])
             found[name].said = what_was_said(heard)
+            if truth:
+                found[name].distance = worst(ready[name](), truth)
+                found[name].reference = dtype
     for name, times in times_ms(ready, job.case.device, job.seconds).items():
         ms = statistics.median(times)
         found[name].ms, found[name].spread = ms, spread(times)
@@ -125,27 +150,67 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
     for name, call in ready.items():
         peak = peak_extra_bytes(call, job.case.device)
         found[name].peak_mib = None if peak is None else peak / 2**20
+        if is_model and job.case.device == "cuda":
+            alone = MODELS[job.case.activation].attentions(job.case)
+            found[name].share = share(call, {case.padded_scores for case in alone})
+
+
+def run_training(case: Case, name: str, found: Measurement) -> None:
+    """Trains a recommender under one contender."""
+    torch.compiler.reset()
+    dynamo.counters.clear()
+    with listening() as heard:
+        trained = training.train(case, CONTENDERS[name])
+    found.said, found.regions = what_was_said(heard), dynamo.counters["gdpa"]["matched"]
+    found.ms, found.spread = statistics.median(trained.ms), spread(trained.ms)
+    found.compile_s, found.tokens = trained.compile_s, trained.tokens
+    found.losses, found.largest_batch = trained.losses, trained.largest_batch
+    found.peak_mib = None if trained.peak is None else trained.peak / 2**20
+
+
+def exactly(measure: str, on: Subject) -> tuple[list[Tensor], str]:
+    """What eager gives in fp64; in fp32 where there is no kernel for doubles, or no memory."""
+    for dtype in (torch.float64, torch.float32):
+        with contextlib.suppress(RuntimeError):
+            exact = reference(on, dtype)
+            return CALLS[measure](exact.function, exact)(), str(dtype).removeprefix("torch.")
+    return [], ""
 
 
 def prepare(
     job: Job, name: str, measure: str, on: Subject, found: Measurement
 ) -> Callable[[], list[Tensor]]:
     """Compiles, runs once, and compares with eager."""
+    if name != "eager":
+        compiler_loaded(job.case.device)
     dynamo.counters.clear()
+    caches = inductor.fresh_cache() if job.cold else contextlib.nullcontext()
     start = time.perf_counter()
     # A backward that will run again must not give its saved buffers away. The whole job is compiled
     # alike, so that its measures share what is cached.
-    with autograd.keep_saved_buffers("backward" in job.measures):
+    with caches, autograd.keep_saved_buffers("backward" in job.measures):
         call = CALLS[measure](built(job, name, on), on)
         got = call()
-    synchronize(job.case.device)
-    found.compile_s = time.perf_counter() - start
+        synchronize(job.case.device)
+        found.compile_s = time.perf_counter() - start
+    if name.startswith("gdpa"):
+        found.regions = dynamo.counters["gdpa"]["matched"]
     if name not in ANCHORS and name != "eager":
         # Eager needs the most memory; that it finds none is no fault of the contender.
         with contextlib.suppress(torch.OutOfMemoryError):
             wanted = CALLS[measure](on.function, on)()
-            found.off = max(distance(g, w) for g, w in zip(got, wanted, strict=True))
+            found.off = worst(got, wanted)
     return call
+
+
+@functools.cache
+def compiler_loaded(device: str) -> None:
+    """No contender pays for what the first compile of a process loads."""
+    torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
+
+
+def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    return max(distance(g, w) for g, w in zip(got, wanted, strict=True))
 
 
 def built(job: Job, name: str, on: Subject) -> Function:
@@ -160,8 +225,8 @@ def distance(got: Tensor, wanted: Tensor) -> float:
     pairs = zip(got.flatten().split(1 << 26), wanted.flatten().split(1 << 26), strict=True)
     apart, norm = 0.0, 0.0
     for g, w in pairs:
-        apart += (g.float() - w.float()).square().sum().item()
-        norm += w.float().square().sum().item()
+        apart += (g.double() - w.double()).square().sum().item()
+        norm += w.double().square().sum().item()
     return (apart / norm) ** 0.5 if norm else apart**0.5
 
 

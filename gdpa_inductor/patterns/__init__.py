@@ -10,7 +10,7 @@ Stages, each of which imports those above it only:
     writing/    the calls of a replacement, tried on fakes; then written
     profit      whether it pays, as far as that can be said of any device
     plan        one candidate: from its nodes to what replaces them
-    tables      another rewrite: gradients of learned tables that biases are looked up in
+    tables/     another rewrite: gradients of learned tables that biases are looked up in
     rewrite     one pass over a graph: all of it in order
     judged      passes until the judge has no objection
 """

@@ -30,9 +30,10 @@ class Match:
 
     `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
     `replaced`: the names of the nodes that the op stands for, in program order. `notes`: why a side
-    that is padded in the model stays padded. `stands_for`: the node that returns the result, and
-    the one that returned it before. `module`: the path of the module that it is in, such as
-    "layers.0". `origins`: where each operand between the products comes from.
+    that is padded in the model stays padded, or a learned table keeps its gradient. `stands_for`:
+    the node that returns the result, and the one that returned it before. `module`: the path of the
+    module that it is in, such as "layers.0". `origins`: where each operand between the products
+    comes from.
     """
 
     problem: Problem

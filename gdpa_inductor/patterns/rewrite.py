@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -24,7 +24,7 @@ from .host.ambient import Ambient, State
 from .host.candidates import Candidate, HostGraph
 from .jagged.padding import GraphPadding
 from .plan import Analyst, RegionPlan, Supports, rejection
-from .result import Match, Result, internal_error
+from .result import Match, Refused, Result, internal_error
 from .writing.writer import Writer
 
 log = logging.getLogger("gdpa_inductor")
@@ -94,7 +94,24 @@ def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) 
         found += _rewrite(body, told, seen, Caller(caller.start, later, learns))
     if worthwhile:
         found += _rewrite_one(gm, graph, told)
-    return found
+    return _relieved(gm, graph, found) if calls and found.matches else found
+
+
+def _relieved(gm: GraphModule, graph: HostGraph, found: Result) -> Result:
+    """Look up in another way also what is handed to bodies for biases there."""
+    try:
+        (notes,) = tables.relieve(graph, [tables.handed_over(gm)], Writer(graph))
+        gm.recompile()
+    except Exception as error:
+        log.warning("tables could not be looked up in another way", exc_info=True)
+        told = internal_error(error)
+        raise Unwritten([(m.replaced, _blamed(m, told)) for m in found.matches]) from error
+    matches = tuple(replace(m, notes=(*m.notes, *notes)) for m in found.matches)
+    return Result(matches, found.rejections)
+
+
+def _blamed(match: Match, told: Refused) -> Rejection:
+    return Rejection(told.code, told.reason, match.location, match.node)
 
 
 def _failed(error: Exception) -> Result:
@@ -106,9 +123,7 @@ def _failed(error: Exception) -> Result:
 
 def _called_from(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
     """What one call site says of a body."""
-    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
-    given = fx.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
-    pairs = [(inner, x) for inner, x in zip(inputs, given) if isinstance(x, Node)]
+    pairs = facts.handed_over(call, body)
     return Caller(
         graph.ambient.inside(call), _changed_after(graph, call, pairs), _learning(graph, pairs)
     )
@@ -167,8 +182,9 @@ def _written(chosen: Sequence[RegionPlan], writer: Writer) -> list[Match]:
     """Write all plans into the graph. Bodies go last: until then the graph can be put back."""
     bodies: dict[Node, None] = {}
     matches = [_commit(plan, writer, bodies) for plan in chosen]
-    biases = [writer.current(bias) for plan in chosen for bias in plan.biases]
-    tables.relieve(writer.host, biases, writer)
+    biases = [[writer.current(bias) for bias in plan.biases] for plan in chosen]
+    notes = tables.relieve(writer.host, biases, writer)
+    matches = [replace(m, notes=(*m.notes, *told)) for m, told in zip(matches, notes, strict=True)]
     for node in bodies:
         if not node.users:
             _erase_body(node, writer.host.graph)

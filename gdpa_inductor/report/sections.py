@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..patterns import Match
 from ..problem import Problem, Size
-from ..rejection import Category, Rejection
+from ..rejection import Category, Code, Rejection
 from .entries import GraphBreak, SkippedFrame, shorten
 
 if TYPE_CHECKING:
@@ -147,7 +147,8 @@ def match_lines(match: Match) -> Iterator[str]:
     yield from operands(match)
     yield f"kernel: {match.choice if match.choice is not True else 'any'}"
     for note in match.notes:
-        yield f"stays padded: {rejection_text(note)}"
+        stays = "table stays" if note.code is Code.TABLE_GRADIENT else "stays padded"
+        yield f"{stays}: {rejection_text(note)}"
         yield f"    to change: {note.code.advice}"
 
 

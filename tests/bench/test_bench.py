@@ -59,9 +59,10 @@ def test_a_suite_for_gpus_points_to_that_for_cpus(suite: str, monkeypatch, capsy
     ("argv", "told"),
     [
         (["cpu", "--activations", "silu", "sillu"], "'sillu' is unknown; did you mean 'silu'?"),
-        (["clients", "--activations", "silu"], "'silu' is unknown; choose from hstu, gau, sigmoid"),
+        (["models", "--rows", "gau-relu"], "'gau-relu' is unknown; did you mean 'gau-relu2'?"),
+        (["models", "--rows", "?"], "'?' is unknown; choose from hstu-padded, "),
     ],
 )
-def test_an_unknown_activation_is_no_row_of_a_table(argv: list[str], told: str, capsys):
-    assert refusal(argv, capsys).endswith(f"error: argument --activations: {told}")
-    assert parse_arguments(["clients", "--activations", "gau"]).activations == ["gau"]
+def test_an_unknown_name_is_no_row_of_a_table(argv: list[str], told: str, capsys):
+    assert f"error: argument {argv[1]}: {told}" in refusal(argv, capsys)
+    assert parse_arguments(["models", "--rows", "gau-relu2"]).rows == ["gau-relu2"]

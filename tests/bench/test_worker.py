@@ -49,7 +49,7 @@ def test_a_failing_contender_leaves_the_others_alone(monkeypatch):
 
 
 def test_a_model_is_measured_with_the_gradients_of_its_parameters():
-    case = Case("hstu", "model", 2, 2, 16, 8, "float32", "cpu")
+    case = Case("hstu-padded", "model", 2, 2, 16, 8, "float32", "cpu")
     on = subject(case)
     assert {id(p) for p in on.leaves} == {id(p) for p in on.function.parameters()}
     (found,) = worker.run_job(worker.Job(case, ("eager",), ("step",), 0.01))
@@ -59,7 +59,7 @@ def test_a_model_is_measured_with_the_gradients_of_its_parameters():
 
 def test_a_model_that_is_not_installed_is_an_error_and_no_crash(monkeypatch):
     monkeypatch.setitem(sys.modules, "flash_pytorch", None)
-    case = Case("gau", "model", 2, 1, 16, 8, "float32", "cpu")
+    case = Case("gau-relu2", "model", 2, 1, 16, 8, "float32", "cpu")
     (found,) = worker.run_job(worker.Job(case, ("eager",), ("forward",), 0.01))
     assert "flash_pytorch" in found.error
 

@@ -4,11 +4,6 @@ The repository has no package on PyPI: a file is fetched when a test runs, or re
 that GDPA_HSTU names. Without either, or without fbgemm, its tests are skipped.
 """
 
-import importlib.util
-import os
-import sys
-import types
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -16,30 +11,16 @@ from types import ModuleType
 import pytest
 import torch
 
-COMMIT = "db1bf8f2e8f6a92a738dafd52a245eafb25a222b"
-ROOT = f"https://raw.githubusercontent.com/meta-recsys/generative-recommenders/{COMMIT}/"
+from gdpa_inductor.bench.models.published import hstu_file
 
 
 def published(path: str, folder: Path, needs: Mapping[str, tuple[str, ...]] = {}) -> ModuleType:
     """The module of a file of the repository. `needs`: what it imports and a test does not use."""
     pytest.importorskip("fbgemm_gpu", exc_type=ImportError)
-    source = Path(os.environ.get("GDPA_HSTU", "")) / Path(path).name
-    if not source.is_file():
-        source = folder / Path(path).name
-        try:
-            with urllib.request.urlopen(ROOT + path, timeout=10) as answer:
-                source.write_bytes(answer.read())
-        except OSError as error:
-            pytest.skip(f"{path}: {error}")
-    for name, classes in needs.items():
-        module = types.ModuleType(name)
-        module.__dict__.update({c: type(c, (torch.nn.Module,), {}) for c in classes})
-        sys.modules.setdefault(name, module)
-    spec = importlib.util.spec_from_file_location(f"published_{source.stem}", source)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    try:
+        return hstu_file(path, folder, needs)
+    except ImportError as error:
+        pytest.skip(str(error))
 
 
 def slow_pad(values, offsets, max_lengths, padding_value=0.0):

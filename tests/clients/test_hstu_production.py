@@ -7,13 +7,13 @@ from types import ModuleType
 import pytest
 import torch
 
+from gdpa_inductor.bench.models.hstu import PRODUCTION
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published
 from tests.jagged import offsets_of
 from tests.operands import generator_of
 from tests.tolerances import error_of
 
-FILE = "generative_recommenders/ops/pytorch/pt_hstu_attention.py"
 LENGTHS, N, HEADS, WIDTH = ((7, 0, 12, 1), (3, 9, 10, 12)), 12, 2, 16
 TARGETS = torch.tensor([1, 0, 3, 1])
 OPTIONS = {
@@ -38,7 +38,7 @@ OPTIONS = {
 
 @pytest.fixture(scope="module")
 def hstu(tmp_path_factory) -> ModuleType:
-    return published(FILE, tmp_path_factory.mktemp("hstu"))
+    return published(PRODUCTION, tmp_path_factory.mktemp("hstu"))
 
 
 def step(function, lengths, options, dtype) -> dict[str, torch.Tensor]:

@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 
+from gdpa_inductor.bench.models.hstu import NEEDS, RESEARCH
 from tests._judge import noise_of_model
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published
@@ -16,25 +17,13 @@ from tests.jagged import offsets_of
 from tests.operands import generator_of
 from tests.tolerances import error_of
 
-FILE = "generative_recommenders/research/modeling/sequential/hstu.py"
-AROUND = "generative_recommenders.research."
-NEEDS = {
-    f"{AROUND}modeling.sequential.embedding_modules": ("EmbeddingModule",),
-    f"{AROUND}modeling.sequential.input_features_preprocessors": (
-        "InputFeaturesPreprocessorModule",
-    ),
-    f"{AROUND}modeling.sequential.output_postprocessors": ("OutputPostprocessorModule",),
-    f"{AROUND}modeling.sequential.utils": ("get_current_embeddings",),
-    f"{AROUND}modeling.similarity_module": ("SequentialEncoderWithLearnedSimilarityModule",),
-    f"{AROUND}rails.similarities.module": ("SimilarityModule",),
-}
 WIDTH, HEADS, N = 32, 2, 16
 LENGTHS = (9, 0, 16, 1)
 
 
 @pytest.fixture(scope="module")
 def hstu(tmp_path_factory):
-    return published(FILE, tmp_path_factory.mktemp("hstu"), NEEDS)
+    return published(RESEARCH, tmp_path_factory.mktemp("hstu"), NEEDS)
 
 
 def layers(hstu) -> torch.nn.Module:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.patterns import plan, rewrite, tables
+from gdpa_inductor.patterns import plan, rewrite
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
 from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
 from gdpa_inductor.patterns.reading import (
@@ -21,6 +21,7 @@ from gdpa_inductor.patterns.reading import (
     vocabulary,
     weights,
 )
+from gdpa_inductor.patterns.tables import calls
 from gdpa_inductor.patterns.writing import recipe, replacement, saved, writer
 from gdpa_inductor.program import canonical, expr, score_mod
 from gdpa_inductor.rejection import Code
@@ -243,7 +244,7 @@ CHECKS: list[Check] = [
     Check("a dead region is not rewritten", rewrite, "_compatible", mutants.all_compatible),
     Check(
         "a looked-up table may scale its gradient",
-        tables._LOOKUPS,
+        calls.LOOKUPS,
         "embedding",
         mutants.index_alone,
     ),

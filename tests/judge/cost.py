@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from gdpa_inductor import judge
+from gdpa_inductor.bench import models
 from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.clients import CLIENTS
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns.judged import rewrite_graph
 from tests.clients import hstu
@@ -27,7 +27,9 @@ CASE = Case("none", "model", 2, 2, 128, head_dim=32, dtype="float32", device="cp
 
 def sequential(name: str, depth: int) -> Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]:
     def made() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-        layers = [CLIENTS[name](CASE) for _ in range(depth // 2)]  # of two layers each
+        layers = [
+            models.MODELS[name].build(CASE).function for _ in range(depth // 2)
+        ]  # of two layers each
         return nn.Sequential(*layers), (torch.randn(2, CASE.length, CASE.heads * CASE.head_dim),)
 
     return made
@@ -39,9 +41,9 @@ def recommender() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 MODELS = {
     "HSTU recommender": recommender,
-    "HSTU, 8 layers": sequential("hstu", 8),
-    "GAU, 4 layers": sequential("gau", 4),
-    "x-transformers, 4 layers": sequential("sigmoid", 4),
+    "HSTU, 8 layers": sequential("hstu-padded", 8),
+    "GAU, 4 layers": sequential("gau-relu2", 4),
+    "x-transformers, 4 layers": sequential("sigmoid-encoder", 4),
 }
 
 

@@ -212,30 +212,6 @@ def test_a_place_outside_of_the_table_is_an_error_still(place):
     assert copies(graphs[0]) == 1
 
 
-def padded(table, index):
-    return F.embedding(index, table.mT, padding_idx=2).permute(2, 0, 1)
-
-
-def in_pairs(table, index):
-    return table[torch.arange(H)[:, None, None], index]
-
-
-def from_the_end(table, index):
-    return table[..., index]
-
-
-@pytest.mark.parametrize("lookup", [padded, in_pairs, from_the_end])
-def test_lookups_that_copies_would_change_have_none(lookup):
-    def attention(q, k, v, table, index):
-        return F.silu(q @ k.mT + lookup(table, index)) @ v
-
-    fused, graphs = compiled(attention)
-    given = operands(torch.float64, size=7)
-    out = fused(*given, NEAR)
-    assert not copies(graphs[0])
-    torch.testing.assert_close(out, attention(*given, NEAR))
-
-
 def test_copies_of_sizes_that_vary():
     """One graph for all lengths; how many copies there are was settled with the first."""
 

@@ -204,5 +204,12 @@ def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
                     yield node, body
 
 
+def handed_over(call: Node, body: GraphModule) -> list[tuple[Node, Node]]:
+    """The inputs of a body, each with what a call site gives for it."""
+    inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
+    given = fx.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
+    return [(inner, x) for inner, x in zip(inputs, given) if isinstance(x, Node)]
+
+
 def _get_attrs(arguments: Any) -> Iterable[Node]:
     return [n for n in flat_nodes(arguments) if n.op == "get_attr"]

@@ -128,6 +128,68 @@ def table_bf16(q, k, v, t, i):
     return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
 
 
+# Indices that the backward makes again.
+
+
+def stamps():
+    dense = leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (5,))
+    return (*dense, torch.randint(0, 40, (2, 32)).cumsum(1))
+
+
+def _by_time(q, k, v, t, index):
+    return F.silu(q @ k.mT + t[index].unsqueeze(1)) @ v
+
+
+def table_by_time(q, k, v, t, at):
+    apart = (at[:, :, None] - at[:, None, :]).abs()
+    return _by_time(q, k, v, t, (apart // 60).clamp(max=4))
+
+
+def table_by_log_time(q, k, v, t, at):
+    apart = (at[:, :, None] - at[:, None, :]).abs()
+    return _by_time(q, k, v, t, (apart + 1).double().log().mul(0.7).add(0.1).long().clamp(max=4))
+
+
+def table_by_time_of_a_view(q, k, v, t, at):
+    """What the index is made from is written through another view of it."""
+    late = at[:, 1:]
+    apart = (at[:, :, None] - at[:, None, :]).abs()
+    index = (apart // 60).clamp(max=4)
+    late.mul_(3)
+    return _by_time(q, k, v, t, index)
+
+
+def table_by_random_places(q, k, v, t, at):
+    return _by_time(q, k, v, t, torch.randint(0, 5, (2, 32, 32)))
+
+
+def table_by_places_with_a_write(q, k, v, t, at):
+    index = (at[:, :, None] // 60 + at[:, None, :] // 60) % 5
+    index.transpose(1, 2)[:, :7] = 2
+    return _by_time(q, k, v, t, index)
+
+
+def table_under_another_switch(q, k, v, t, at):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        apart = (at[:, :, None] - at[:, None, :]).abs().float()
+        index = (apart.sqrt() / 3).long().clamp(max=4)
+    return _by_time(q, k, v, t, index)
+
+
+def table_by_places_of_scores(q, k, v, t, at):
+    """An index that changes with a parameter."""
+    return _by_time(q, k, v, t, (q.sum((1, 3))[:, :, None] > k.sum((1, 3))[:, None]).long() + 2)
+
+
+def zero_stamps(q, k, v, t, at):
+    at.zero_()
+
+
+def step_on_the_table(q, k, v, t, at):
+    with torch.no_grad():
+        t.mul_(-2.0)
+
+
 CASES = [
     # Ways to look up.
     (table_getitem, tab),
@@ -166,6 +228,22 @@ CASES = [
     (table_in_place_on_lookup_bf16, lambda: tab(torch.bfloat16)),
     (table_lookup_resized, lambda: tab(torch.bfloat16)),
     (table_bf16, lambda: tab(torch.bfloat16)),
+    # Indices that the backward makes again.
+    *(
+        (f, stamps)
+        for f in (
+            table_by_time,
+            table_by_log_time,
+            table_by_time_of_a_view,
+            table_by_random_places,
+            table_by_places_with_a_write,
+            table_under_another_switch,
+            table_by_places_of_scores,
+        )
+    ),
+    ((table_by_time, zero_stamps), stamps),
+    ((table_by_log_time, zero_stamps), stamps),
+    ((table_by_time, step_on_the_table), stamps),
     (Emb(), wide),
     (Emb(padding_idx=2), wide),
     (Emb(sparse=True), wide),

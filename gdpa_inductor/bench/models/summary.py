@@ -1,0 +1,105 @@
+"""The table of `bench models`: a line for each row and measure, with what limits it.
+
+f: the share of GDPA in stock's time. a: the speed-up of its attentions alone. If nothing else
+changes, a model can be faster by 1 / (1 - f + f / a); reached is how much of that it is.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..cases import Case
+from ..output import align, cell, gather, number, ours_of, ratio
+from . import MODELS
+from .training import off_curve
+
+Row = dict[str, Any]
+HEADER = (
+    "row", "measure", "sizes", "eager", "inductor", "ours", "speedup", "f", "a", "bound", "reached",
+    "MiB inductor", "MiB ours", "error eager", "error inductor", "error ours", "compile inductor",
+    "compile ours", "regions", "left",
+)  # fmt: skip
+
+
+def bound(share: float | None, alone: float | None) -> float | None:
+    """By how much a model is faster if only its attentions are."""
+    return None if share is None or not alone else 1 / (1 - share + share / alone)
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """Milliseconds, MiB, relative L2 errors and seconds; "" without rows. left: the share of
+    kernels in our run that still read or write as many elements as there are scores."""
+    if any(row["measure"] == "train" for row in rows):
+        return "\n".join([align(trained(rows)), *verdict(rows)])
+    return align(lines(rows)) if rows else ""
+
+
+def lines(rows: Sequence[Row]) -> list[list[str]]:
+    """HEADER, and a line for each model and measure."""
+    grouped, mine = gather(rows), ours_of(rows)
+    found = [
+        line(case, measure, by_name, alone(case, measure, grouped, mine), mine)
+        for (case, measure), by_name in grouped.items()
+        if case.variant == "model"
+    ]
+    return [list(HEADER), *found]
+
+
+def alone(case: Case, measure: str, grouped: Any, mine: str) -> float | None:
+    """The speed-up of the attentions of a model: of their times together."""
+    together = {"inductor": 0.0, mine: 0.0}
+    for each in MODELS[case.activation].attentions(case):
+        found = grouped.get((each, measure), {})
+        for name in together:
+            ms = (found.get(name) or {}).get("ms")
+            if not ms:
+                return None
+            together[name] += ms
+    return together["inductor"] / together[mine]
+
+
+def line(
+    case: Case, measure: str, by_name: dict[str, Row], faster: float | None, mine: str
+) -> list[str]:
+    eager, stock, ours = (by_name.get(name) for name in ("eager", "inductor", mine))
+    share, speedup = (stock or {}).get("share"), ratio(stock, ours, "ms")
+    most = bound(share, faster)
+    reached = speedup / most if speedup and most else None
+    sizes = f"{case.batch}x{case.heads}x{case.length}x{case.head_dim} {case.dtype}"
+    figures = [number(speedup, ".2f"), number(share, ".0%"), number(faster, ".2f")]
+    figures += [number(most, ".2f"), number(reached, ".0%")]
+    figures += [number((row or {}).get("peak_mib"), ".1f") for row in (stock, ours)]
+    figures += [number((row or {}).get("distance"), ".1e") for row in (eager, stock, ours)]
+    figures += [number((row or {}).get("compile_s"), ".1f") for row in (stock, ours)]
+    regions = (ours or {}).get("regions")
+    figures += ["" if regions is None else f"{regions}/{MODELS[case.activation].regions}"]
+    figures += [number((ours or {}).get("share"), ".0%")]
+    times = [cell(row, "ms") for row in (eager, stock, ours)]
+    return [case.activation, measure, sizes, *times, *figures]
+
+
+def trained(rows: Sequence[Row]) -> list[list[str]]:
+    """A header, and a line for each run of the recommender."""
+    found = [["contender", "seed", "ms", "tokens/s", "MiB", "largest batch", "first", "last loss"]]
+    for row in rows:
+        losses = row["losses"] or [None]
+        found.append(
+            [
+                row["contender"], str(row["case"]["seed"]), cell(row, "ms"),
+                number(row["tokens"], ".0f"), number(row["peak_mib"], ".1f"),
+                number(row["largest_batch"], "d"), number(losses[0], ".4f"),
+                number(losses[-1], ".4f"),
+            ]
+        )  # fmt: skip
+    return found
+
+
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """Whether our curve is within the spread of stock's seeds."""
+    mine = ours_of(rows)
+    ours = [row["losses"] for row in rows if row["contender"] == mine and row["losses"]]
+    stock = [row["losses"] for row in rows if row["contender"] == "inductor" and row["losses"]]
+    if not ours or len(stock) < 2:
+        return []
+    found = off_curve(ours[0], stock)
+    where = "within" if found <= 1 else "outside"
+    return [f"our curve is {where} the spread of stock's {len(stock)} seeds: {found:.2f} of it"]

@@ -1,0 +1,151 @@
+"""A whole recommender in training: 8 layers of HSTU over jagged histories.
+
+Histories are as long as MovieLens-20M's. In: a case and who compiles. Out: `Trained`.
+
+The items are synthetic: each is near the one before, so that there is something to learn. `seed` of
+the case is that of the parameters; the batches are the same for every seed.
+"""
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gdpa_inductor.measure import peak_extra_bytes
+
+from ..cases import Case, Function
+from ..jagged import JaggedLayer, offsets
+
+LAYERS, STEPS, NEGATIVES, LEARNING_RATE = 8, 200, 512, 1e-3
+ITEMS = 26_744
+# A log-normal fit to MovieLens-20M's ratings per user, which are at least 20: deviation, location
+# and scale, by codex.lenskit.org/movielens/ML20M/description.html.
+SPREAD, LOCATION, SCALE, SHORTEST = 1.609, 19.078, 43.087, 20
+WINDOW = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Trained:
+    """`ms`: of each step behind those that compile. `peak`: bytes of a step."""
+
+    losses: list[float]
+    ms: list[float]
+    compile_s: float
+    tokens: float
+    peak: int | None
+    largest_batch: int | None
+
+
+class JaggedRecommender(nn.Module):
+    """Histories of items [L] with offsets to the loss of predicting each next item."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        width = case.heads * case.head_dim
+        self.items, self.places = nn.Embedding(ITEMS, width), nn.Embedding(case.length, width)
+        layer = dataclasses.replace(case, activation="silu")
+        self.layers = nn.ModuleList(JaggedLayer(layer) for _ in range(LAYERS))
+        for table in (self.items, self.places):
+            nn.init.normal_(table.weight, std=0.02)
+
+    def forward(
+        self, items: Tensor, places: Tensor, ends: Tensor, target: Tensor, negatives: Tensor
+    ) -> Tensor:
+        x = self.items(items) + self.places(places)
+        for layer in self.layers:
+            x = layer(x, ends)
+        hidden = F.normalize(x, dim=-1)
+        wanted, others = (F.normalize(self.items(i), dim=-1) for i in (target, negatives))
+        positive = (hidden * wanted).sum(-1, keepdim=True)
+        drawn = (hidden @ others.T).masked_fill(target[:, None] == negatives, -1e4)
+        logits = torch.cat([positive, drawn], -1) / 0.1
+        return (logits.logsumexp(-1) - logits[..., 0]).float().mean()
+
+
+def lengths(batch: int, longest: int, drawn: torch.Generator) -> Tensor:
+    """int64 [B]: of MovieLens-20M's histories, the newest `longest` items of each."""
+    z = torch.randn(batch, generator=drawn)
+    shortest = min(SHORTEST, longest)
+    return (LOCATION + SCALE * torch.exp(SPREAD * z)).long().clamp(shortest, longest)
+
+
+def batches(case: Case, steps: int) -> Iterator[tuple[Tensor, ...]]:
+    """The arguments of the recommender, the same for the same sizes."""
+    drawn = torch.Generator().manual_seed(2025)
+    for _ in range(steps):
+        counts = lengths(case.batch, case.length, drawn)
+        total = int(counts.sum())
+        ends = offsets(counts).long()
+        first = torch.repeat_interleave(ends[:-1], counts)
+        apart = torch.randint(1, 9, (total,), generator=drawn).cumsum(0)
+        start = torch.randint(ITEMS, (case.batch,), generator=drawn).repeat_interleave(counts)
+        items = (start + apart - apart[first]) % ITEMS
+        following = (items + torch.randint(1, 9, (total,), generator=drawn)) % ITEMS
+        following[:-1] = torch.where(first[1:] == first[:-1], items[1:], following[:-1])
+        negatives = torch.randint(ITEMS, (NEGATIVES,), generator=drawn)
+        given = (items, torch.arange(total) - first, ends, following, negatives)
+        yield tuple(t.to(case.device) for t in given)
+
+
+def train(case: Case, build: Callable[[Function], Function], steps: int | None = None) -> Trained:
+    """Some steps of AdamW; `steps` of the suite, or as many as are asked for."""
+    torch.manual_seed(case.seed)
+    model = JaggedRecommender(case).to(case.device)
+    forward = build(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+
+    def loss_of(batch: Sequence[Tensor]) -> Tensor:
+        optimizer.zero_grad()
+        with torch.autocast(case.device, torch.bfloat16, enabled=case.dtype == "autocast"):
+            loss = forward(*batch)
+        loss.backward()
+        return loss.detach()
+
+    losses, seconds, tokens = [], [], []
+    feed = list(batches(case, steps or STEPS))
+    for batch in feed:
+        start = time.perf_counter()
+        loss = loss_of(batch)
+        optimizer.step()
+        losses.append(loss.item())
+        seconds.append(time.perf_counter() - start)
+        tokens.append(len(batch[0]))
+    # Sizes that vary compile again at the second batch; what takes long later is a compile too.
+    usual = sorted(seconds)[len(seconds) // 2]
+    settled = [(s, n) for s, n in zip(seconds, tokens, strict=True) if s < 10 * usual]
+    peak = peak_extra_bytes(lambda: loss_of(feed[-1]), case.device)
+    return Trained(
+        losses=losses,
+        ms=[1e3 * s for s, _ in settled],
+        compile_s=sum(seconds) - sum(s for s, _ in settled),
+        tokens=sum(n for _, n in settled) / sum(s for s, _ in settled),
+        peak=peak,
+        largest_batch=largest_batch(case, loss_of) if case.device == "cuda" else None,
+    )
+
+
+def largest_batch(case: Case, step: Callable[[Sequence[Tensor]], Tensor]) -> int:
+    """The greatest that fits, doubling from the case's; the step is ruined afterwards."""
+    fits = case.batch
+    while fits < 1 << 16:
+        try:
+            for batch in batches(dataclasses.replace(case, batch=2 * fits), 1):
+                step(batch).item()
+        except torch.OutOfMemoryError:
+            break
+        fits *= 2
+    return fits
+
+
+def off_curve(ours: Sequence[float], stock: Sequence[Sequence[float]]) -> float:
+    """How far our curve is from stock's of the same seed, stock[0], over the spread of stock's
+    seeds: the worst of windows of steps. Up to 1 it is within the spread."""
+    worst = 0.0
+    for start in range(0, len(ours) - WINDOW + 1, WINDOW):
+        mine, *theirs = (sum(curve[start : start + WINDOW]) for curve in (ours, *stock))
+        apart = max(theirs) - min(theirs)
+        worst = max(worst, abs(mine - theirs[0]) / apart if apart else float("inf"))
+    return worst

@@ -1,0 +1,153 @@
+"""Indices that the backward makes again, in place of keeping them.
+
+The gradient of a table needs the index, which has an element for each score: 8 bytes, where the
+time stamps that it is made from are few. torch's partitioner keeps what a scatter of the backward
+reads. So the calls that make the index are written once more, with the mark that activation
+checkpoints give to what is to be made again. They start from copies of what they read, since the
+caller may change an input before the backward.
+
+Both times must give the same places, or a gradient goes to a neighbour. So nothing is made again
+that may round in another way in another kernel:
+
+    values in 16 bits, which are not rounded between the calls of one kernel;
+    a sum of what was multiplied, which is one instruction in a kernel that does both;
+    on CPUs what is no IEEE operation, which differs between vectors and single elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch.fx import Node
+
+from ..._compat import fx, operators, shapes
+from ..host import facts, functions
+from ..host.candidates import HostGraph
+from ..writing.writer import describe
+
+_LEAST_SHARE = 4  # how much more bytes the index has than all that it is made from
+_SUMS = frozenset(["add", "sub", "rsub"])
+_PRODUCTS = frozenset(["mul", "div", "truediv"])
+# Calls that cost a backward little and have one result on every device. Those that ATen calls
+# point-wise cost little too.
+_EXACT = functions.MAY_ALIAS | functions.VIEWS | functions.CREATIONS | _SUMS | _PRODUCTS | {
+    "detach", "getitem", "cat", "concat", "stack", "pad", "constant_pad_nd", "slice", "select",
+    "narrow", "repeat", "bucketize", "searchsorted", "abs", "neg", "clamp", "clamp_min",
+    "clamp_max", "minimum", "maximum", "min", "max", "where", "masked_fill", "floor", "ceil",
+    "trunc", "round", "sqrt", "lt", "le", "gt", "ge", "eq", "ne",
+}  # fmt: skip
+_ROUNDED = (torch.float16, torch.bfloat16)
+
+
+def again(graph: HostGraph, index: Node) -> Node:
+    """A node of the same value as `index` that the backward makes again; itself where that would
+    not pay, or is not known to be right.
+    """
+    made = _makers(graph, index)
+    roots = {n for node in made for n in node.all_input_nodes if n not in made}
+    tensors = [n for n in roots if facts.tensors(n)]
+    if not made or not _pays(index, tensors) or not repeats(made):
+        return index
+    if any(_changes(graph, n) for n in tensors):
+        return index
+    copies = {root: _kept(graph, root, made[0]) for root in tensors}
+    for node in made:
+        with graph.graph.inserting_after(node):
+            copies[node] = graph.graph.node_copy(node, lambda n: copies.get(n, n))
+    mark(copies[node] for node in made)
+    return copies[index]
+
+
+def mark(nodes: Iterable[Node]) -> None:
+    """Let the backward make these again."""
+    for node in nodes:
+        fx.prefer_recompute(node)
+
+
+def is_given(index: Node) -> bool:
+    """Whether an index is an input of the graph, which autograd saves as it is."""
+    inputs = (n for n in index.graph.nodes if n.op in ("placeholder", "get_attr"))
+    held = facts.storages(index)
+    return any(not held.isdisjoint(facts.storages(n)) for n in inputs)
+
+
+def _kept(graph: HostGraph, root: Node, first: Node) -> Node:
+    """A copy that nobody changes. first: the first call that is made again."""
+    given = root.op == "placeholder"
+    with graph.graph.inserting_before(first) if given else graph.graph.inserting_after(root):
+        found: Node = graph.graph.call_function(torch.ops.gdpa.kept.default, (root,))
+    describe(found, first, facts.tensors(root)[0])
+    return found
+
+
+def _makers(graph: HostGraph, index: Node) -> list[Node]:
+    """The cheap calls that make an index, in program order."""
+    found, stack = set[Node](), [index]
+    while stack:
+        node = stack.pop()
+        if node not in found and _is_cheap(graph, node):
+            found.add(node)
+            stack += node.all_input_nodes
+    return sorted(found, key=graph.order.__getitem__)
+
+
+def _is_cheap(graph: HostGraph, node: Node) -> bool:
+    """A plain call that gives the same whenever it runs, and has no gradient."""
+    called = facts.name(node)
+    return (
+        node in graph.order
+        and node.op in ("call_function", "call_method")
+        and not facts.is_opaque(node)
+        and (called in _EXACT | functions.POINTWISE or operators.is_pointwise(called))
+        and isinstance(facts.value(node), torch.Tensor)
+        and facts.is_plain(node)
+        and not facts.may_want_gradients(node)
+        and not facts.is_random(node)
+        and all(len(facts.tensors(n)) == 1 or not facts.tensors(n) for n in node.all_input_nodes)
+        and not _changes(graph, node)
+    )
+
+
+def repeats(made: Iterable[Node]) -> bool:
+    """Whether calls, in program order, give the same places in whatever kernel they run."""
+    multiplied = set[Node]()
+    for node in made:
+        (value,) = facts.tensors(node)
+        called, scaled = facts.name(node), not multiplied.isdisjoint(node.all_input_nodes)
+        if not value.is_floating_point() and not _reads_reals(node):
+            continue
+        if value.dtype in _ROUNDED or (scaled and called in _SUMS):
+            return False
+        if value.device.type == "cpu" and called not in _EXACT:
+            return False
+        if called in _PRODUCTS or scaled or called not in _EXACT:
+            multiplied.add(node)
+    return True
+
+
+def _reads_reals(node: Node) -> bool:
+    return any(t.is_floating_point() for n in node.all_input_nodes for t in facts.tensors(n))
+
+
+def _changes(graph: HostGraph, node: Node) -> bool:
+    """Whether the graph, or who calls it, writes into a node's value."""
+    held = facts.storages(node)
+    return bool(held & graph.later) or any(
+        node is mutator or not held.isdisjoint(changed)
+        for mutator, changed in graph.mutators.items()
+    )
+
+
+def _pays(index: Node, roots: Iterable[Node]) -> bool:
+    sizes = [_bytes(n) for n in (index, *roots)]
+    if None in sizes:
+        return False
+    whole, *parts = (size or 0 for size in sizes)
+    return _LEAST_SHARE * sum(parts) <= whole
+
+
+def _bytes(node: Node) -> int | None:
+    (tensor,) = facts.tensors(node)
+    count = shapes.size_hint(tensor.numel())
+    return None if count is None else count * tensor.itemsize

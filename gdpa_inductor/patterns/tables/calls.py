@@ -1,0 +1,167 @@
+"""Look-ups in learned tables: every spelling in one form.
+
+A spelling is a function of `LOOKUPS`. It says which index reads which dim of the table. All other
+arguments (whole dims, slices, numbers, other indices) mean the same whatever that dim holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from ..._compat import operators
+from ...rejection import Code
+from ..host import facts
+from ..host.sizes import Size, product
+from ..result import Refused
+
+_CHOICES = (torch.bool, torch.uint8)  # such an index reads no element twice: it adds up nothing
+
+
+@dataclass(frozen=True)
+class Places:
+    """Which elements of a table a call reads. index: the places along `dim`; a dim of None is that
+    of the table as one row. others: indices that it is broadcast with. pads: the place of the row
+    without a gradient. long: the index must be int64.
+    """
+
+    index: Node
+    dim: int | None = 0
+    others: tuple[Node, ...] = ()
+    pads: Size | None = None
+    long: bool = False
+
+    @property
+    def indices(self) -> tuple[Node, ...]:
+        return (self.index, *self.others)
+
+    def size(self, table: torch.Tensor) -> Size:
+        """How many places there are."""
+        return product(table.shape) if self.dim is None else table.shape[self.dim]
+
+
+def of(node: Node, table: Node) -> Places | None:
+    """The places that a call of `LOOKUPS` reads; None where it looks nothing up.
+
+    Raises Refused where a copy of the table would not have the gradient that the table has.
+    """
+    found = LOOKUPS[facts.name(node)](node, facts.tensors(table)[0])
+    if found is None or not all(
+        _counts(index) and facts.is_plain(index) for index in found.indices
+    ):
+        return None
+    return found
+
+
+def _counts(index: Any) -> bool:
+    """Its elements are places: truth values would be a choice."""
+    return isinstance(index, Node) and any(
+        t.dtype in (torch.int32, torch.int64) for t in facts.tensors(index)
+    )
+
+
+def refused(reason: str, node: Node) -> Refused:
+    return Refused(Code.TABLE_GRADIENT, reason, node)
+
+
+def _subscripted(node: Node, table: torch.Tensor) -> Places | None:
+    """`table[i]`, `table[:, i, None, 2]`, `table[..., i, j]`. To ATen's index None is a dim."""
+    whole = facts.name(node) == "index"
+    given: Any = node.args[1]
+    entries = list(given) if whole or isinstance(given, tuple) else [given]
+    widths = [_width(entry, whole) for entry in entries]
+    indices = [
+        i for i, entry in enumerate(entries) if isinstance(entry, Node) and facts.tensors(entry)
+    ]
+    if not indices or None in widths:
+        return None
+    before = _taken(widths[: indices[-1]], table.dim() - sum(w for w in widths if w and w > 0))
+    others = tuple(entries[i] for i in indices[:-1])
+    return Places(entries[indices[-1]], before, others)
+
+
+_REST = -1  # the width of an ellipsis
+
+
+def _width(entry: Any, whole: bool) -> int | None:
+    """How many dims of the table an entry of a subscript stands for; None of one that chooses."""
+    if entry is None:
+        return int(whole)
+    if entry is Ellipsis:
+        return _REST
+    if isinstance(entry, Node):
+        return None if any(t.dtype in _CHOICES for t in facts.tensors(entry)) else 1
+    return 1 if isinstance(entry, (slice, int)) and not isinstance(entry, bool) else None
+
+
+def _taken(widths: Sequence[int | None], rest: int) -> int:
+    return sum(rest if width == _REST else width or 0 for width in widths)
+
+
+def _selected(node: Node, table: torch.Tensor) -> Places | None:
+    dim = facts.argument(node, 1, "dim")
+    return Places(facts.argument(node, 2, "index"), dim % table.dim()) if table.dim() else None
+
+
+def _gathered(node: Node, table: torch.Tensor) -> Places | None:
+    if facts.argument(node, 3, "sparse_grad"):
+        raise refused("its gradient is sparse", node)
+    dim = facts.argument(node, 1, "dim")
+    index = facts.argument(node, 2, "index")
+    return Places(index, dim % table.dim(), long=True) if table.dim() else None
+
+
+def _taken_flat(node: Node, table: torch.Tensor) -> Places:
+    return Places(facts.argument(node, 1, "index"), None, long=True)
+
+
+def _taken_along(node: Node, table: torch.Tensor) -> Places | None:
+    dim = facts.argument(node, 2, "dim")
+    index = facts.argument(node, 1, "indices")
+    return Places(index, None if dim is None else dim % table.dim(), long=True)
+
+
+def _embedded(node: Node, table: torch.Tensor) -> Places:
+    """The call by its name, or ATen's, which has the table first and no negative padding."""
+    first = _is_table_first(node)
+    pads = facts.argument(node, 2, "padding_idx")
+    if not isinstance(node.target, operators.OpOverload) and not first:
+        if facts.argument(node, 3, "max_norm") is not None:
+            raise refused("`max_norm` changes the rows that are looked up", node)
+        pads = pads + table.shape[0] if pads is not None and pads < 0 else pads
+    if facts.argument(node, 3 if first else 5, "scale_grad_by_freq"):
+        raise refused("`scale_grad_by_freq` divides by how often a row is looked up", node)
+    if facts.argument(node, 4 if first else 6, "sparse"):
+        raise refused("its gradient is sparse", node)
+    index = facts.argument(node, *((1, "indices") if first else (0, "input")))
+    return Places(index, 0, pads=None if pads is None or pads < 0 else pads)
+
+
+def _is_table_first(node: Node) -> bool:
+    given = node.args[0] if node.args else None
+    return isinstance(given, Node) and facts.tensors(given)[0].is_floating_point()
+
+
+# What a call reads, by its short name.
+LOOKUPS: Mapping[str, Callable[[Node, torch.Tensor], Places | None]] = {
+    "getitem": _subscripted,
+    "index": _subscripted,
+    "index_select": _selected,
+    "gather": _gathered,
+    "embedding": _embedded,
+    "take": _taken_flat,
+    "take_along_dim": _taken_along,
+}
+
+
+def without_padding(node: Node) -> None:
+    """Let a call of `embedding` give every row its gradient."""
+    none = -1 if _is_table_first(node) else None
+    if len(node.args) > 2:
+        node.update_arg(2, none)
+    else:
+        node.update_kwarg("padding_idx", none)

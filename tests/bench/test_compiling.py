@@ -1,0 +1,45 @@
+"""`bench compile`: each job twice, with empty caches and with those of the first time."""
+
+import os
+
+from gdpa_inductor.bench import supervise
+from gdpa_inductor.bench.cases import Case
+from gdpa_inductor.bench.output import table
+from gdpa_inductor.bench.suites import Selection, compiling
+from gdpa_inductor.bench.worker import Job
+
+CASE = Case("silu", "none", 1, 1, 16, 8, "float32", "cpu")
+
+
+def test_the_second_process_finds_what_the_first_left(monkeypatch):
+    seen = []
+
+    def fake(jobs, budget, env):
+        folder = env["TORCHINDUCTOR_CACHE_DIR"]
+        seen.append((folder, os.listdir(folder)))
+        open(os.path.join(folder, "kernel"), "w").close()
+        yield {"contender": jobs[0].contenders[0], "measure": "step", "compile_s": 1.0}
+
+    monkeypatch.setattr(supervise, "supervise", fake)
+    jobs = [Job(CASE, (name,), ("step",)) for name in ("gdpa", "inductor")]
+    rows = list(supervise.cold_and_warm(jobs, 60, {}))
+    assert [(r["contender"], r["measure"]) for r in rows] == [
+        ("gdpa", "cold"), ("gdpa", "warm"), ("inductor", "cold"), ("inductor", "warm"),
+    ]  # fmt: skip
+    assert [found for _, found in seen] == [[], ["kernel"], [], ["kernel"]]
+    assert len({folder for folder, _ in seen}) == 2
+    assert not any(os.path.exists(folder) for folder, _ in seen)
+
+
+def test_a_compile_is_timed_in_a_process_of_its_own():
+    (cold, warm) = supervise.cold_and_warm([Job(CASE, ("eager",), ("step",), 0.0)], 120, os.environ)
+    assert not cold["error"] and not warm["error"]
+    assert cold["compile_s"] > 0
+    assert "cold" in table([cold, warm], "compile_s")
+
+
+def test_one_contender_a_process():
+    jobs = compiling(Selection(device="cuda", seconds=0.1))
+    assert {job.contenders for job in jobs} == {("gdpa",), ("inductor",)}
+    assert {job.case.variant for job in jobs} == {"none", "causal", "bias", "model"}
+    assert all(job.measures == ("step",) and not job.cold for job in jobs)

@@ -1,0 +1,95 @@
+"""`bench models --train`: a whole recommender, and whether its curve is stock's."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gdpa_inductor.bench import worker
+from gdpa_inductor.bench.cases import Case
+from gdpa_inductor.bench.models import summary, training
+from gdpa_inductor.bench.suites import SEEDS, Selection, models
+
+CASE = Case("recommender", "model", 4, 2, 64, 16, "float32", "cpu")
+
+
+def test_lengths_are_those_of_movielens():
+    drawn = torch.Generator().manual_seed(0)
+    lengths = training.lengths(100_000, 10_000, drawn).double()
+    # MovieLens-20M has 20,000,263 ratings of 138,493 users, each of whom has at least 20.
+    assert lengths.min() == 20
+    assert 0.8 < lengths.mean() / (20_000_263 / 138_493) < 1.25
+    assert training.lengths(1000, 64, drawn).max() == 64
+
+
+def test_each_item_is_followed_by_its_target():
+    (batch,) = training.batches(CASE, 1)
+    items, places, ends, target, negatives = batch
+    assert len(items) == len(target) == len(places) == ends[-1]
+    apart = (target - items) % training.ITEMS
+    assert apart.min() >= 1 and apart.max() < 9
+    inner = places[1:] > 0
+    assert torch.equal(items[1:][inner], target[:-1][inner])
+    assert places.max() < CASE.length and len(negatives) == training.NEGATIVES
+
+
+def test_batches_are_the_same_for_every_seed():
+    other = dataclasses.replace(CASE, seed=1)
+    for a, b in zip(training.batches(CASE, 3), training.batches(other, 3), strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+@pytest.fixture
+def few_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be learned from few tokens."""
+    for name, value in {"ITEMS": 64, "NEGATIVES": 32, "LAYERS": 2}.items():
+        monkeypatch.setattr(training, name, value)
+
+
+def test_it_learns(few_items: None):
+    trained = training.train(CASE, lambda function: function, steps=30)
+    assert sum(trained.losses[-5:]) < 0.95 * sum(trained.losses[:5])
+    assert trained.tokens > 0 and len(trained.ms) <= 30
+    again = training.train(CASE, lambda function: function, steps=3)
+    assert again.losses == pytest.approx(trained.losses[:3], rel=1e-4)
+    other = training.train(dataclasses.replace(CASE, seed=1), lambda function: function, steps=3)
+    assert other.losses != again.losses
+
+
+@pytest.mark.slow
+def test_ours_trains_as_eager(few_items: None, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(training, "STEPS", 20)
+    job = worker.Job(CASE, ("gdpa-always", "eager"), ("train",))
+    ours, eager = worker.run_job(job)
+    assert not ours.error and not eager.error
+    assert ours.regions and ours.losses == pytest.approx(eager.losses, rel=1e-3)
+
+
+def test_a_curve_is_held_against_the_spread_of_seeds():
+    curve = [2.0] * training.WINDOW + [1.0] * training.WINDOW
+    lower = [x - 0.1 for x in curve]
+    assert training.off_curve(curve, [curve, lower]) == 0
+    assert training.off_curve([x + 0.05 for x in curve], [curve, lower]) == pytest.approx(0.5)
+    assert training.off_curve([x + 0.2 for x in curve], [curve, lower]) == pytest.approx(2.0)
+
+
+def test_the_suite_trains_ours_once_and_stock_with_every_seed():
+    jobs = models(Selection(device="cpu", seconds=0.1, train=True))
+    assert [(job.contenders, job.case.seed) for job in jobs] == [
+        (("gdpa-always",), 0), *((("inductor",), seed) for seed in range(SEEDS)),
+    ]  # fmt: skip
+    assert {job.measures for job in jobs} == {("train",)}
+
+
+def test_the_table_gives_the_verdict():
+    def row(name: str, seed: int, level: float) -> dict:
+        case = dataclasses.asdict(dataclasses.replace(CASE, seed=seed))
+        losses = [level] * training.WINDOW
+        found = worker.Measurement(case, name, "train", 1.0, losses=losses, tokens=100.0)
+        return dataclasses.asdict(found)
+
+    stock = [row("inductor", seed, 2.0 + seed / 10) for seed in range(3)]
+    assert "within the spread of stock's 3 seeds: 0.50" in summary.summary(
+        [row("gdpa", 0, 2.1), *stock]
+    )
+    assert "outside the spread" in summary.summary([row("gdpa", 0, 2.5), *stock])

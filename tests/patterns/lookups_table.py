@@ -1,0 +1,273 @@
+"""How models look a bias up in a learned table: a small function, the table's sizes, and how often
+the table is copied.
+
+    @lookup(T, H)                 bias(table [T, H], places [N, N]) -> [..., N, N], in copies
+    @lookup(T, H, copied=False)   the table stays as it is
+
+`places` are drawn from 0 to T - 1. Sizes are T = 7 buckets, H = 2 heads, N = 24 tokens, B = 3.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+B, H, N, T = 3, 2, 24, 7
+
+
+@dataclass(frozen=True)
+class Spelling:
+    """One row. note: a part of the report's line on a table that stays as it is."""
+
+    bias: Callable[[Tensor, Tensor], Tensor]
+    sizes: tuple[int, ...]
+    copied: bool = True
+    note: str = ""
+
+
+SPELLINGS: dict[str, Spelling] = {}
+
+
+def lookup(*sizes: int, copied: bool = True, note: str = "") -> Callable:
+    def add(bias: Callable) -> Callable:
+        SPELLINGS[bias.__name__] = Spelling(bias, sizes, copied, note)
+        return bias
+
+    return add
+
+
+# What looks up
+
+
+@lookup(T)
+def one_index(t, i):
+    return t[i]
+
+
+@lookup(H, T)
+def index_after_a_whole_dim(t, i):
+    return t[:, i]
+
+
+@lookup(H, T)
+def index_after_the_rest(t, i):
+    return t[..., i]
+
+
+@lookup(2, T, H)
+def index_beside_a_number_and_a_slice(t, i):
+    return t[1, i, :1].squeeze(-1)
+
+
+@lookup(T, 3)
+def index_before_a_slice(t, i):
+    return t[i, 1:].permute(2, 0, 1)
+
+
+@lookup(H, T)
+def index_with_a_new_dim(t, i):
+    return t[:, None, i].squeeze(1)
+
+
+@lookup(H, T)
+def two_indices(t, i):
+    return t[torch.arange(H)[:, None, None], i]
+
+
+@lookup(T, T)
+def two_indices_of_their_own_dims(t, i):
+    """Rows by one, columns by the other, as relative positions of pixels have them."""
+    return t[i[:, :1], i[:1]]
+
+
+@lookup(H, T, 2)
+def two_indices_apart(t, i):
+    return t[torch.arange(H)[:, None, None], i, torch.ones_like(i)]
+
+
+@lookup(T)
+def places_from_the_end(t, i):
+    return t[i - T]
+
+
+@lookup(T)
+def int32_places(t, i):
+    return t[i.int()]
+
+
+@lookup(T, H)
+def index_select_of_flat_places(t, i):
+    return t.index_select(0, i.view(-1)).view(N, N, H).permute(2, 0, 1)
+
+
+@lookup(H, T)
+def index_select_of_the_last_dim(t, i):
+    return torch.index_select(t, -1, index=i.flatten()).unflatten(1, (N, N))
+
+
+@lookup(H, T)
+def gather(t, i):
+    return t.gather(1, i.view(1, -1).expand(H, -1)).view(H, N, N)
+
+
+@lookup(T)
+def take(t, i):
+    return torch.take(t, i)
+
+
+@lookup(H, T)
+def take_of_a_matrix(t, i):
+    """Places of the table as one row."""
+    return t.take(i + T * torch.arange(H)[:, None, None])
+
+
+@lookup(H, T)
+def take_along_dim(t, i):
+    return torch.take_along_dim(t, i.view(1, -1), dim=1).view(H, N, N)
+
+
+@lookup(1, T)
+def take_along_no_dim(t, i):
+    return torch.take_along_dim(t, i).view(N, N)
+
+
+@lookup(T, H)
+def embedding(t, i):
+    return F.embedding(i, t).permute(2, 0, 1)
+
+
+@lookup(T, H)
+def embedding_with_padding(t, i):
+    return F.embedding(i, t, padding_idx=2).permute(2, 0, 1)
+
+
+@lookup(T, H)
+def embedding_with_padding_from_the_end(t, i):
+    return F.embedding(i, weight=t, padding_idx=-1).permute(2, 0, 1)
+
+
+@lookup(T, H)
+def aten_embedding_with_padding(t, i):
+    return torch.embedding(t, i, 3).permute(2, 0, 1)
+
+
+@lookup(T, H)
+def embedding_of_keywords(t, i):
+    return F.embedding(input=i, weight=t, padding_idx=0).permute(2, 0, 1)
+
+
+@lookup(2 * T)
+def a_slice_of_the_table(t, i):
+    return t[:T][i]
+
+
+@lookup(T)
+def a_function_of_the_table(t, i):
+    return (16 * t.sigmoid())[i]
+
+
+@lookup(T, H)
+def two_tables(t, i):
+    """Of one parameter, each with indices of its own."""
+    return t[:, 0][i] + F.embedding(T - 1 - i, t[:, 1:]).squeeze(-1)
+
+
+# What the places are
+
+
+@lookup(T)
+def clamped_places(t, i):
+    return t[(3 * i - 5).clamp(0, T - 1)]
+
+
+@lookup(T)
+def masked_places(t, i):
+    return torch.where(i > 2, t[torch.where(i > 2, i, 0)], 0.0)
+
+
+@lookup(T)
+def places_of_the_table_itself(t, i):
+    return t[(i + t.argmax()) % T]
+
+
+# What the bias goes through
+
+
+@lookup(T)
+def sliced(t, i):
+    wider = F.pad(i, (0, 1, 0, 1))
+    return t.index_select(0, wider.view(-1)).view(N + 1, N + 1)[:-1, :-1]
+
+
+@lookup(T)
+def added_in_place_to_zeros(t, i):
+    bias = torch.zeros(N, N, dtype=t.dtype)
+    bias += t[i]
+    return bias
+
+
+@lookup(T)
+def added_in_place_to_a_slice(t, i):
+    bias = t.new_zeros(N, N)
+    bias[:, 1:].add_(t[i[:, 1:]])
+    return bias
+
+
+@lookup(T)
+def written_into_a_slice(t, i):
+    bias = t.new_zeros(H, N, N)
+    bias[:, 1:, :] = t[i[1:]]
+    return bias
+
+
+@lookup(T)
+def padded(t, i):
+    return F.pad(t[i[1:, 1:]], (1, 0, 1, 0), value=0.25)
+
+
+@lookup(T)
+def joined(t, i):
+    return torch.cat([t[i[:5]], torch.stack([t[i[row]] for row in range(5, N)])])
+
+
+@lookup(T)
+def summed(t, i):
+    return torch.stack([t[i], t[i.mT]]).sum(0)
+
+
+@lookup(T, H)
+def changed_in_place(t, i):
+    bias = t[i].permute(2, 0, 1)
+    bias.mul_(2.0)
+    return bias.masked_fill_(i == 4, 0.0)
+
+
+@lookup(T)
+def rolled(t, i):
+    return t[i].roll(1, 0).flip(1).tril()
+
+
+# What stays
+
+
+@lookup(T, H, copied=False, note="divides by how often")
+def embedding_scaled_by_frequency(t, i):
+    return F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)
+
+
+@lookup(T, H, copied=False, note="changes the rows")
+def embedding_with_a_greatest_norm(t, i):
+    return F.embedding(i, t, max_norm=0.5).permute(2, 0, 1)
+
+
+@lookup(3, T, H, copied=False, note="in another order")
+def table_in_another_order(t, i):
+    """The result has the order of its dims."""
+    return t.permute(2, 1, 0)[:, i].sum(-1)
+
+
+@lookup(N, N, copied=False)
+def as_large_as_the_bias(t, i):
+    return t[torch.arange(N)]

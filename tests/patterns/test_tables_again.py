@@ -1,0 +1,348 @@
+"""Indices of tables that the backward makes again: what is kept, and when an index is kept."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx import Graph
+from torch.utils.checkpoint import checkpoint
+
+from gdpa_inductor._compat import subclasses
+from gdpa_inductor.patterns.tables import again
+from gdpa_inductor.patterns.tables import copies as relieving
+from tests._recorder import Recorder
+from tests.operands import generator_of
+
+B, H, N, T = 2, 2, 32, 5
+NO_PROFIT = {"gdpa.profit": False}
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch):
+    monkeypatch.setattr(relieving, "_FEWEST_COPIES", 2)
+
+
+def apart(times):
+    return (times[:, :, None] - times[:, None, :]).abs()
+
+
+def minutes(times):
+    return (apart(times) // 60).clamp(max=T - 1)
+
+
+def attention(bucket):
+    def function(q, k, v, table, times):
+        bias = table[bucket(times)].unsqueeze(1)
+        return F.silu(q @ k.mT + bias) @ v
+
+    return function
+
+
+def operands(dtype=torch.float64):
+    generator = generator_of(0)
+    leaves = [torch.randn(B, H, N, 8, generator=generator, dtype=dtype) for _ in range(3)]
+    leaves.append(torch.randn(T, generator=generator, dtype=dtype))
+    times = torch.randint(0, 60, (B, N), generator=generator).cumsum(1)
+    return [x.requires_grad_() for x in leaves], times
+
+
+def run(function, leaves, times):
+    """The output, and what was kept for the backward, once everything is compiled."""
+    function(*leaves, times)
+    kept = []
+
+    def pack(tensor):
+        kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        return function(*leaves, times), kept
+
+
+def gradients(output, leaves):
+    weights = torch.randn(output.shape, generator=generator_of(7), dtype=output.dtype)
+    return torch.autograd.grad(output, leaves, weights)
+
+
+def integers(kept) -> int:
+    """The most integers that one of these tensors has."""
+    return max((x.numel() for x in kept if not x.is_floating_point()), default=0)
+
+
+def compiled(function, backend="gdpa"):
+    torch._dynamo.reset()
+    options = NO_PROFIT if backend == "gdpa" else None
+    return torch.compile(function, backend=backend, options=options, fullgraph=True)
+
+
+def test_no_index_is_kept():
+    """Of a bias per sample its own elements are kept once, and the time stamps."""
+    leaves, times = operands()
+    output, kept = run(compiled(attention(minutes)), leaves, times)
+    assert integers(kept) == B * N
+    assert sum(x.numel() >= B * N * N for x in kept) == 1
+    wanted = attention(minutes)(*leaves, times)
+    torch.testing.assert_close(output, wanted)
+    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+
+
+def test_a_bias_in_16_bits_is_kept_in_16_bits():
+    leaves, times = operands(torch.bfloat16)
+    _, kept = run(compiled(attention(minutes)), leaves, times)
+    assert [x.dtype for x in kept if x.numel() >= B * N * N] == [torch.bfloat16]
+
+
+def test_the_caller_may_change_what_an_index_is_made_from():
+    """Eager keeps the index itself: what becomes of the time stamps does not matter to it."""
+    leaves, times = operands()
+    wanted = gradients(attention(minutes)(*leaves, times), leaves)
+    output = compiled(attention(minutes))(*leaves, times)
+    times.zero_()
+    torch.testing.assert_close(gradients(output, leaves), wanted)
+
+
+def test_an_index_that_is_an_input_is_not_kept_again():
+    """It is there anyway; where each place is in the copies is made again."""
+
+    def function(q, k, v, table, places):
+        return F.silu(q @ k.mT + table[places]) @ v
+
+    leaves, times = operands()
+    places = minutes(times)[0].contiguous()
+    output, kept = run(compiled(function), leaves, places)
+    assert [x.data_ptr() for x in kept if not x.is_floating_point()] == [places.data_ptr()]
+    wanted = function(*leaves, places)
+    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+
+
+def test_in_a_checkpoint():
+    def function(q, k, v, table, times):
+        return checkpoint(attention(minutes), q, k, v, table, times, use_reentrant=False)
+
+    leaves, times = operands()
+    output, wanted = (f(*leaves, times) for f in (compiled(function), function))
+    torch.testing.assert_close(output, wanted)
+    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+
+
+def test_a_bias_that_is_made_outside_of_a_checkpoint():
+    def layer(q, k, v, bias):
+        return F.silu(q @ k.mT + bias * 2) @ v
+
+    def layers(q, k, v, bias):
+        return checkpoint(layer, q, k, v, bias, use_reentrant=False)
+
+    def function(q, k, v, table, times):
+        bias = table[minutes(times)].unsqueeze(1)
+        return checkpoint(layers, q, k, v, bias, use_reentrant=False)
+
+    leaves, times = operands()
+    recorder = Recorder()
+    output, wanted = (f(*leaves, times) for f in (compiled(function, recorder), function))
+    torch.testing.assert_close(output, wanted)
+    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+    assert len(recorder.matches) == 1, recorder.why()
+    assert recorder.graphs[0].calls_after["remainder"] == 1
+
+
+def written_before(q, k, v, table, times):
+    bucket = minutes(times)
+    bucket[:, 3] = 1
+    return F.silu(q @ k.mT + table[bucket].unsqueeze(1)) @ v
+
+
+def stamps_written_after(q, k, v, table, times):
+    output = attention(minutes)(q, k, v, table, times)
+    times.add_(1000)
+    return output
+
+
+def stamps_written_through_an_alias(q, k, v, table, times):
+    rows = times.view(-1)
+    bucket = minutes(times)
+    rows[::2] += 100
+    return F.silu(q @ k.mT + table[bucket].unsqueeze(1)) @ v
+
+
+def table_written_after(q, k, v, table, times):
+    held = table * 1.0
+    bias = held[minutes(times)].unsqueeze(1)
+    with torch.no_grad():
+        held.mul_(3.0)
+    return F.silu(q @ k.mT + bias) @ v
+
+
+def bias_written_after(q, k, v, table, times):
+    bias = table[minutes(times)]
+    bias[:, :, 5:].mul_(2.0)
+    bias[0] = 0.25
+    return F.silu(q @ k.mT + bias.unsqueeze(1)) @ v
+
+
+def table_used_elsewhere(q, k, v, table, times):
+    bias = table[minutes(times)].unsqueeze(1) * table.sum()
+    return F.silu(q @ k.mT + bias) @ v * table[2]
+
+
+def index_used_elsewhere(q, k, v, table, times):
+    bucket = minutes(times)
+    bias = table[bucket].unsqueeze(1)
+    return F.silu(q @ k.mT + bias) @ v + bucket.sum() * table[bucket[0, 0]].sum()
+
+
+def one_index_for_two_layers(q, k, v, table, times):
+    bucket = minutes(times)
+    y = F.silu(q @ k.mT + table[bucket].unsqueeze(1)) @ v
+    return F.silu(y @ k.mT + (table * 2)[bucket].unsqueeze(1)) @ v
+
+
+def cut_table(q, k, v, table, times):
+    """Only one of two look-ups has a gradient."""
+    bucket = minutes(times)
+    bias = table.detach()[bucket] * table[bucket]
+    return F.silu(q @ k.mT + bias.unsqueeze(1)) @ v
+
+
+def looked_up_without_gradients(q, k, v, table, times):
+    bucket = minutes(times)
+    with torch.no_grad():
+        first = table[bucket]
+    return F.silu(q @ k.mT + (first + table[T - 1 - bucket]).unsqueeze(1)) @ v
+
+
+HOSTILE = [
+    written_before, stamps_written_after, stamps_written_through_an_alias,
+    table_written_after, bias_written_after, table_used_elsewhere, index_used_elsewhere,
+    one_index_for_two_layers, cut_table, looked_up_without_gradients,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", HOSTILE)
+@pytest.mark.parametrize("backend", ["rewritten", "aot_eager_decomp_partition"])
+def test_writes_and_other_uses(function, backend):
+    """The rewritten graph as it is, and behind torch's partitioner."""
+    recorder = Recorder()
+
+    def partitioned(gm, inputs):
+        recorder(gm, inputs)
+        return torch._dynamo.lookup_backend(backend)(gm, inputs)
+
+    leaves, times = operands()
+    mine = compiled(function, recorder if backend == "rewritten" else partitioned)
+    given = [times.clone() for _ in range(2)]
+    output, wanted = mine(*leaves, given[0]), function(*leaves, given[1])
+    torch.testing.assert_close(output, wanted)
+    assert torch.equal(*given)
+    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+    assert recorder.matches, recorder.why()
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda t, i: t[i],
+        lambda t, i: t.take(i),
+        lambda t, i: t.gather(0, i.view(-1)).view_as(i),
+        lambda t, i: t.index_select(0, i.view(-1)).view_as(i),
+        lambda t, i: F.embedding(i, t[:, None], padding_idx=1).squeeze(-1),
+        lambda t, i: t[None][torch.zeros_like(i), i],
+    ],
+    ids=["index", "take", "gather", "index_select", "embedding", "two indices"],
+)
+@pytest.mark.parametrize("place", [T, -T - 1, 1 << 40, -(1 << 40)])
+def test_a_place_outside_of_the_table_is_an_error_still(look, place):
+    def function(q, k, v, table, places):
+        return F.silu(q @ k.mT + look(table, places)) @ v
+
+    leaves, times = operands()
+    places = minutes(times)[0].contiguous()
+    recorder = Recorder()
+    mine = compiled(function, recorder)
+    mine(*leaves, places)
+    assert recorder.graphs[-1].calls_after["remainder"] == 1
+    places[3, 4] = place
+    for one in (function, mine):
+        with pytest.raises((IndexError, RuntimeError), match=r"out of|range"):
+            one(*leaves, places)
+
+
+def test_a_table_of_a_size_that_varies():
+    """A slice of a learned table, as long as twice the sequences."""
+
+    def function(q, k, v, table):
+        n = q.shape[-2]
+        apart = torch.arange(n)[:, None] - torch.arange(n)
+        bias = table[: 2 * n - 1][apart + n - 1] + table[n:][apart.abs()]
+        return F.silu(q @ k.mT + bias) @ v
+
+    recorder = Recorder()
+    mine = compiled(function, recorder)
+    table = torch.randn(80, dtype=torch.float64, requires_grad=True)
+    for n in (24, 30, 17):
+        q, k, v = (torch.randn(B, H, n, 8, dtype=torch.float64) for _ in range(3))
+        for x in (q, k, v):
+            torch._dynamo.mark_dynamic(x, 2)
+        output, wanted = mine(q, k, v, table), function(q, k, v, table)
+        torch.testing.assert_close(output, wanted)
+        torch.testing.assert_close(gradients(output, [table]), gradients(wanted, [table]))
+    assert len(recorder.graphs) == 1 and not recorder.graphs[0].guards_added
+    assert recorder.graphs[0].calls_after["remainder"] == 2, recorder.matches[0].notes
+
+
+# What rounds in another way in another kernel is kept. The device "meta" stands for any but a CPU.
+
+
+def remade(bucket, device: str, dtype=torch.int64) -> bool:
+    """Whether an index that `bucket` makes from time stamps is made again."""
+    mode = subclasses.FakeTensorMode()
+    graph, environment = Graph(), {}
+    tracer = torch.fx.proxy.GraphAppendingTracer(graph)
+    bucket(torch.fx.Proxy(graph.placeholder("times"), tracer))
+    with mode:
+        for node in graph.nodes:
+            if node.op == "placeholder":
+                value = torch.zeros(B, N, dtype=dtype, device=device)
+            else:
+                args, kwargs = torch.fx.map_arg((node.args, node.kwargs), environment.get)
+                method = node.op == "call_method"
+                value = getattr(args[0], node.target)(*args[1:], **kwargs) if method else (
+                    node.target(*args, **kwargs)
+                )  # fmt: skip
+            environment[node] = node.meta["example_value"] = value
+    return again.repeats([node for node in graph.nodes if node.op != "placeholder"])
+
+
+def logarithms(times):
+    return (torch.log(apart(times).clamp(min=1).float()) / 0.301).long()
+
+
+def shifted_logarithms(times):
+    return (torch.log(apart(times).clamp(min=1).float()) / 0.301 + 0.5).long()
+
+
+def scaled_then_added(times):
+    return (apart(times).double() * 0.1 + 3.0).long()
+
+
+def added_then_scaled(times):
+    return ((apart(times).double() + 3.0) * 0.1).long()
+
+
+def halves(times):
+    return (apart(times).bfloat16() * 0.125).long()
+
+
+@pytest.mark.parametrize(
+    ("bucket", "device", "expected"),
+    [
+        (minutes, "cpu", True),
+        (logarithms, "meta", True),
+        (logarithms, "cpu", False),
+        (shifted_logarithms, "meta", False),
+        (scaled_then_added, "cpu", False),
+        (added_then_scaled, "cpu", True),
+        (added_then_scaled, "meta", True),
+        (halves, "meta", False),
+    ],
+)
+def test_an_index_is_made_again_where_it_has_the_same_bits(bucket, device, expected):
+    assert remade(bucket, device) is expected
