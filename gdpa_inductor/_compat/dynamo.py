@@ -39,6 +39,11 @@ class Observed:
     failures: list[FrameFailure]
 
 
+def may_vary(tensor: torch.Tensor, dim: int) -> None:
+    """Compile for every size of a dim at once, where that is possible."""
+    torch._dynamo.maybe_mark_dynamic(tensor, dim)
+
+
 @contextlib.contextmanager
 def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]:
     """Watch a run under `backend`, and take back what it leaves in Dynamo: cache entries and

@@ -33,6 +33,7 @@ _ROWS: dict[str, _Rows] = {
         "symbolic_convert.tls": (_BOTH, "the compile under way: its graph before DDP cuts it"),
         "symbolic_convert.InstructionTranslator.output": (_BOTH, "what a compile has captured"),
         "utils.get_optimize_ddp_mode": (_BOTH, "whether DDP cuts graphs"),
+        "maybe_mark_dynamic": (_BOTH, "lengths that vary compile once in a benchmark"),
         "utils.counters": (_BOTH, "counts what was matched and lowered where users look for it"),
         "utils.get_compilation_metrics": (_BOTH, "`explain` reports frames that Dynamo gave up"),
         "utils.graph_break_reasons": (_BOTH, "`explain` reports graph breaks"),
