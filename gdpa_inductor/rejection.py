@@ -138,6 +138,12 @@ class Code(enum.Enum):
         "the padded dimensions are not the batch and the rows or keys of the attention",
         "pad one jagged dimension, and attend along it",
     )
+    JAGGED_PADDING = (
+        Category.UNSUPPORTED,
+        "padding by a function that is not read as padding",
+        "pad by offsets (a nested tensor, fbgemm's `jagged_to_padded_dense`), or call "
+        "`gdpa_inductor.attention` with `cu_seqlens_q` and `cu_seqlens_k`",
+    )
     DDP_CUT = (
         Category.UNSUPPORTED,
         "DDP cuts the graph between the two products",
@@ -170,6 +176,11 @@ class Code(enum.Enum):
         Category.NOT_GDPA,
         "the weights are built from more than one product",
         "",
+    )
+    FLAT = (
+        Category.NOT_GDPA,
+        "inputs of two dimensions are taken for weights",
+        "give activations a batch dimension: `[1, N, D]`",
     )
     # NOT_PROFITABLE
     TOO_SMALL = (

@@ -142,6 +142,88 @@ def test_one_query_row_is_refused_in_words() -> None:
     )
 
 
+def pad_sequence(rows, keep):
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+def boolean_index(rows, keep):
+    padded = rows[0].new_zeros(2, 40, 16)
+    padded[keep] = torch.cat(rows)
+    return padded
+
+
+def masked_scatter(rows, keep):
+    return torch.zeros(2, 40, 16).masked_scatter(keep[..., None], torch.cat(rows))
+
+
+@pytest.mark.parametrize("pad", [pad_sequence, boolean_index, masked_scatter])
+def test_padding_that_is_not_read_as_such_is_noted(pad) -> None:
+    """The region stayed dense without a word; so does that of the next layer."""
+    rows, keep = [torch.randn(n, 16) for n in (40, 30)], torch.ones(2, 40, dtype=torch.bool)
+    keep[1, 30:] = False
+
+    def model(rows, keep):
+        x = pad(rows, keep)
+        for _ in range(2):
+            q = F.layer_norm(x, (16,))[:, None]
+            x = x + (F.silu(q @ q.mT) @ q)[:, 0]
+        return x
+
+    report = gdpa_inductor.explain(model)(rows, keep)
+    notes = [[note.code for note in match.notes] for match in report.matches]
+    assert notes == [[Code.JAGGED_PADDING]] * 2
+    (found, _) = report.matches
+    assert re.sub(r"`\w+` \(line \d+\)", "IT", found.notes[0].reason) == (
+        "IT pads what is attended to, and all of it is computed"
+    )
+
+
+def test_zeroing_by_a_mask_is_no_padding() -> None:
+    def model(q, keep):
+        q = q.clone()
+        q[keep] = 0.0
+        return F.silu(q @ q.mT) @ q
+
+    (match,) = gdpa_inductor.explain(model)(X, torch.ones(2, 48, dtype=torch.bool)).matches
+    assert match.notes == ()
+
+
+def test_two_dimensional_inputs_are_named() -> None:
+    """They are taken for weights; that was silent."""
+    q = torch.randn(48, 16)
+    report = gdpa_inductor.explain(lambda q, k, v: F.silu(q @ k.T) @ v)(q, q.clone(), q.clone())
+    assert_expected_inline(
+        without_places(str(report)),
+        """\
+gdpa: 0 regions fused, 0 could be fused, 1 left to Inductor, in 1 graph
+
+Left to Inductor
+  FILE:LINE
+      NOT_GDPA/FLAT: the products multiply 2-D inputs, which are taken for weights
+      to change: give activations a batch dimension: `[1, N, D]`""",
+    )
+
+
+WEIGHTS = [nn.Parameter(torch.randn(16, 32)), nn.Parameter(torch.randn(32, 16))]
+PERCEPTRON = nn.Sequential(nn.Linear(16, 32), nn.SiLU(), nn.Linear(32, 16))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        PERCEPTRON,
+        lambda x: F.silu(x @ WEIGHTS[0]) @ WEIGHTS[1],
+        lambda x: torch.func.functional_call(
+            PERCEPTRON, {n: p.detach() for n, p in PERCEPTRON.named_parameters()}, (x,)
+        ),
+        lambda x: torch.softmax(x @ x.T, -1) @ x,
+    ],
+    ids=["module", "parameters", "functional", "softmax"],
+)
+def test_perceptrons_and_softmax_are_no_two_dimensional_attention(model) -> None:
+    assert gdpa_inductor.explain(model)(torch.randn(48, 16)).rejections == ()
+
+
 def test_no_candidate() -> None:
     report = gdpa_inductor.explain(lambda x: F.silu(x) + 1)(X)
     assert report.matches == report.rejections == ()

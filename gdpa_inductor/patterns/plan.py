@@ -182,17 +182,27 @@ class Analyst:
         to be unpadded.
         """
         feeds = self.padding.feeds(candidate)
-        if not feeds and self.padding.derives(candidate):
-            reason = (
-                "the operands are computed from padded values: act on the values before they are "
-                "padded"
-            )
-            refusal = Refused(Code.JAGGED_OPERAND, reason)
+        for refusal in () if feeds else self._unused_padding(candidate):
             notes[refusal.code] = rejection(candidate, refusal)
         sink = self._sink(candidate, notes) if feeds else None
         for attempt in ATTEMPTS:
             if not attempt.is_jagged or (feeds and (sink is not None or not attempt.rows)):
                 yield attempt, sink if attempt.rows else None
+
+    def _unused_padding(self, candidate: Candidate) -> Iterator[Refused]:
+        """Why padding that is behind the operands is of no use."""
+        if self.padding.derives(candidate):
+            yield Refused(
+                Code.JAGGED_OPERAND,
+                "the operands are computed from padded values: act on the values before they are "
+                "padded",
+            )
+        unread = self.padding.unread_pad(candidate)
+        if unread is not None:
+            reason = (
+                f"{places.describe(unread)} pads what is attended to, and all of it is computed"
+            )
+            yield Refused(Code.JAGGED_PADDING, reason)
 
     def _sink(self, candidate: Candidate, notes: dict[Code, Rejection]) -> Sink | None:
         """What unpads the output. Why nothing does becomes a note, if the rows are padded."""

@@ -17,7 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from .._compat import fx
 from ..options import Options
-from ..rejection import Rejection
+from ..rejection import Code, Rejection
 from . import tables
 from .host import facts, places, products
 from .host.ambient import Ambient, State
@@ -162,7 +162,7 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
     plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
     chosen = _compatible([p for p in plans if _replaced(p) not in told.banned], graph)
-    reported = _reported(refused, chosen)
+    reported = _reported(refused, chosen) + tuple(map(_flat, graph.flat()))
     if not chosen:
         return Result((), reported)
     told.keep()
@@ -220,6 +220,11 @@ def _reported(
         ):
             found.setdefault(candidate.second, refusal)
     return tuple(found.values())
+
+
+def _flat(second: Node) -> Rejection:
+    reason = "the products multiply 2-D inputs, which are taken for weights"
+    return Rejection(Code.FLAT, reason, places.location(second), second.name, places.module(second))
 
 
 # Writing

@@ -123,6 +123,31 @@ class HostGraph:
                 found.append(Candidate(node, (node,)))
         return found
 
+    def flat(self) -> list[Node]:
+        """Products that would be second products if the 2-D inputs of the graph were no weights."""
+        flat = [
+            n
+            for n in self.graph.nodes
+            if products.is_product(n)
+            and products.is_weight_product(n)
+            and facts.name(n) != "linear"
+            and any(map(products.is_flat_input, products.operands(n)))
+        ]
+        firsts = {n for n in flat if all(map(products.is_flat_input, products.operands(n)))}
+        return [n for n in flat if any(self._made_of(x, firsts) for x in products.operands(n))]
+
+    def _made_of(self, node: Node, firsts: Collection[Node]) -> bool:
+        """Whether a tensor is made from one of some products, by no reduction."""
+        seen, stack = {node}, [node]
+        while stack:
+            node = stack.pop()
+            if node in firsts:
+                return True
+            if facts.name(node) not in NO_WEIGHTS and not facts.is_opaque(node):
+                stack += [n for n in node.all_input_nodes if n not in seen]
+                seen.update(stack)
+        return False
+
     def is_one_product(self, firsts: Sequence[Node]) -> bool:
         """Whether products may be one that is written several times: of the same tensors, in the
         same order. The matcher then compares them element by element.

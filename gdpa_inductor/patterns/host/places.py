@@ -41,6 +41,9 @@ _ROOT = re.compile(r"^L\['(\w+)'\]")
 # Of `L['self']._modules['layers']._parameters['bias']`, the way that a user writes `.bias`.
 _MEMBER = re.compile(r"\._(?:modules|parameters|buffers)\['([^']*)'\]")
 
+_GETATTR = re.compile(r"^getattr\((.*), '(\w+)'\)")
+_GLOBAL = re.compile(r"^G\['(\w+)'\]")
+
 
 def module(*nodes: Node) -> str:
     """The path of the innermost module that runs all of `nodes`, such as "layers.0", or ""."""
@@ -52,7 +55,15 @@ def module(*nodes: Node) -> str:
 def _modules(node: Node) -> list[str]:
     """The modules that a node was called in, the outermost first, as torch names them."""
     called = node.meta.get("nn_module_stack") or {}
-    return [_MEMBER.sub(r".\1", str(path)) for path, *_ in called.values()]
+    return [_written(str(path)) for path, *_ in called.values()]
+
+
+def _written(path: str) -> str:
+    """A path of torch's as a user writes it, but for its root."""
+    path, count = _MEMBER.sub(r".\1", path), 1
+    while count:
+        path, count = _GETATTR.subn(r"\1.\2", path)
+    return _GLOBAL.sub(r"\1", path)
 
 
 def _within(paths: Sequence[str]) -> str:
@@ -61,7 +72,7 @@ def _within(paths: Sequence[str]) -> str:
 
 def origin(leaf: Node, user: Node) -> Origin:
     """Where a tensor comes from that a region reads: its name, seen from the module of `user`."""
-    source, modules = _MEMBER.sub(r".\1", dynamo.source_name(leaf)), _modules(user)
+    source, modules = _written(dynamo.source_name(leaf)), _modules(user)
     root = _ROOT.match(source)
     if root is None:
         name = leaf.name

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch.fx import Node
 
+from ..._compat import dynamo
 from . import facts, functions
 
 
@@ -53,6 +56,20 @@ def is_weight_product(node: Node) -> bool:
         return any(_is_parameter(origin(n)) for n in flat)
     return 0 < len(flat) < len(given) or any(
         origin(n).op in ("placeholder", "get_attr") for n in flat
+    )
+
+
+def is_flat_input(node: Node) -> bool:
+    """A 2-D input of the user's that no module owns: it may be a weight or an activation."""
+    found = origin(node)
+    owned = re.search(r"\._(modules|parameters|buffers)\b", dynamo.source_name(found))
+    flat = [t.dim() == 2 for t in facts.tensors(node)] == [True]
+    return (
+        flat
+        and found.op == "placeholder"
+        and bool(dynamo.source_name(found))
+        and owned is None
+        and not _is_parameter(found)
     )
 
 

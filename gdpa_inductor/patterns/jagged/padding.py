@@ -22,7 +22,7 @@ from ..reading.reading import kind_of
 from ..reading.vocabulary import POINTWISE
 from ..result import Refused
 from .offsets import Offsets
-from .pads import UNPADS, Pad, pad_of, sink_of
+from .pads import UNPADS, Pad, is_unread_pad, pad_of, sink_of
 
 # fmt: off
 # Functions between a pad and a product, or a product and an unpad, that a shadow reads through.
@@ -49,7 +49,8 @@ class NotPadded(Refused):
 @dataclass
 class GraphPadding:
     """What one graph pads and unpads. padded: pads, and views and copies of them that nothing
-    changes in place. derived: all that is computed from these.
+    changes in place. derived: all that is computed from these. unread: what is computed from
+    padding that is not read as such, each with the call that pads.
     """
 
     host: HostGraph
@@ -57,12 +58,14 @@ class GraphPadding:
     pads: dict[Node, Pad] = field(default_factory=dict)
     padded: set[Node] = field(default_factory=set)
     derived: set[Node] = field(default_factory=set)
+    unread: dict[Node, Node] = field(default_factory=dict)
 
     @staticmethod
     def of(graph: HostGraph) -> GraphPadding:
         found = GraphPadding(graph, Offsets(graph))
         for node in graph.order:
             pad = pad_of(node)
+            found._follow_unread(node)
             given = set(node.all_input_nodes)
             if given & (found.padded | found.derived) and facts.name(node) not in UNPADS:
                 found.derived.add(node)
@@ -73,6 +76,23 @@ class GraphPadding:
             if pad is not None:
                 found.pads[node] = pad
         return found
+
+    def _follow_unread(self, node: Node) -> None:
+        """Note a call that pads in a way of its own, and what is computed from such padding."""
+        if is_unread_pad(node):
+            self.unread[node] = node
+            if node in self.host.mutators:  # it writes into its first argument
+                self.unread[node.all_input_nodes[0]] = node
+        elif facts.name(node) not in UNPADS:
+            behind = (self.unread[n] for n in node.all_input_nodes if n in self.unread)
+            pad = next(behind, None)
+            if pad is not None:
+                self.unread[node] = pad
+
+    def unread_pad(self, candidate: Candidate) -> Node | None:
+        """What pads an operand of a product, where that is not read as padding."""
+        found = [self.unread[n] for n in _operands(candidate) if n in self.unread]
+        return found[0] if found else None
 
     def absent(self, leaf: Node) -> Tensor | None:
         """The number in the padding of an operand, or several that it may be. None where it is not

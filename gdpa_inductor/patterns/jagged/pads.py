@@ -38,7 +38,30 @@ UNPADS: dict[str, tuple[str, ...]] = {
     "dense_to_jagged_forward": ("dense", "x_offsets", "total_L"),
     "_padded_dense_to_jagged_forward": ("dense", "offsets", "total_L"),
 }
+# Calls that fill a tensor made for it with rows one behind the other, by a mask.
+_SCATTERS = (
+    "masked_scatter", "masked_scatter_", "setitem", "__setitem__", "index_put", "index_put_",
+)
+_MADE_FOR_IT = (
+    "zeros", "new_zeros", "zeros_like", "full", "new_full", "full_like", "empty", "new_empty",
+    "empty_like",
+)
 # fmt: on
+
+
+def is_unread_pad(node: Node) -> bool:
+    """A call that pads without offsets: `pad_sequence`, or rows that go where a mask is true."""
+    if facts.name(node) == "pad_sequence":
+        return True
+    if facts.name(node) not in _SCATTERS or len(node.args) < 3:
+        return False
+    made, mask, rows = (facts.flat_nodes(argument) for argument in node.args[:3])
+    return (
+        len(made) == len(mask) == len(rows) == 1
+        and facts.name(made[0]) in _MADE_FOR_IT
+        and any(t.dtype == torch.bool for t in facts.tensors(mask[0]))
+        and any(t.dim() > 0 for t in facts.tensors(rows[0]))
+    )
 
 
 @dataclass(frozen=True)
