@@ -17,6 +17,7 @@ from .ambient import Ambient
 from .mixing import NO_WEIGHTS
 from .sizes import same
 
+_TRANSPOSES = ("T", "mT", "t", "transpose", "permute", "swapaxes", "swapdims")
 _MANY = 4  # more products than this behind one operand are "several" all the same
 
 
@@ -124,17 +125,22 @@ class HostGraph:
         return found
 
     def flat(self) -> list[Node]:
-        """Products that would be second products if the 2-D inputs of the graph were no weights."""
-        flat = [
+        """Products that would be second products if the 2-D inputs of the graph were no weights: of
+        something made from Q Kᵀ, with K as it is given, and of another such input.
+        """
+        found = [n for n in self.graph.nodes if products.is_product(n)]
+        given = {n: products.operands(n) for n in found if facts.name(n) != "linear"}
+        firsts = {
             n
-            for n in self.graph.nodes
-            if products.is_product(n)
-            and products.is_weight_product(n)
-            and facts.name(n) != "linear"
-            and any(map(products.is_flat_input, products.operands(n)))
+            for n, factors in given.items()
+            if all(map(products.is_flat_input, factors)) and facts.name(factors[-1]) in _TRANSPOSES
+        }
+        return [
+            n
+            for n, factors in given.items()
+            if any(map(products.is_flat_input, factors))
+            and any(x not in firsts and self._made_of(x, firsts) for x in factors)
         ]
-        firsts = {n for n in flat if all(map(products.is_flat_input, products.operands(n)))}
-        return [n for n in flat if any(self._made_of(x, firsts) for x in products.operands(n))]
 
     def _made_of(self, node: Node, firsts: Collection[Node]) -> bool:
         """Whether a tensor is made from one of some products, by no reduction."""
