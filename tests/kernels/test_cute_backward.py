@@ -17,7 +17,7 @@ from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
 
-from .cute_backward_cases import CASES, Case, Problem, make_call, unfused
+from .cute_backward_cases import CASES, CAUSAL, Case, Problem, make_call, unfused
 
 
 def emulated(
@@ -108,6 +108,17 @@ def test_neighbours_do_not_leak():
         assert torch.equal(before[second:end], after[second:end])
         assert after[first:second].isnan().all()
         assert not after[end:].any()
+
+
+def test_infinity_stays_outside_a_mask():
+    """The gradient of a score that the mask leaves out is zero, whatever flows back to it."""
+    case = Case(CAUSAL, heads=1, key_heads=1, rows=130, keys=130)
+    call = make_call(case)
+    call.operands.value[..., 100, :] = float("inf")
+    found, eager = emulated(case, call), unfused(case, call, case.dtype)
+    assert found[0][..., :100, :].isfinite().all()
+    for mine, theirs in zip(found, eager, strict=True):
+        assert torch.equal(mine.isfinite(), theirs.isfinite())
 
 
 def test_offsets_that_decrease_own_nothing():

@@ -107,11 +107,14 @@ class BackwardActivation:
 
     @cute.jit
     def slope(self, column, part, gradients, slopes):
-        """dP -> dS, 32 columns."""
+        """dP -> dS, 32 columns. What a mask leaves out is zero, where dP is infinite or NaN too."""
         for i in cutlass.range(0, PART, 2, unroll_full=True):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
             )
+        if const_expr(self.walk.ranges.masks):
+            for i in cutlass.range(PART, unroll_full=True):
+                gradients[i] = select(slopes[i] == 0.0, Float32(0.0), gradients[i])
         self.memory.store(column + part * (PART // 2), gradients)
 
 
