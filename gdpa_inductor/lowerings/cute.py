@@ -107,11 +107,6 @@ def triton_is_faster(problem: Problem) -> str:
     narrow = 64 if dense_forward and widest > 64 else 32
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    if any(problem.needs[3:]) and padded(problem) > PADDED:
-        return (
-            f"on {kind.gpu} Triton is faster for gradients of operands between the products where "
-            f"there are {PADDED} times as many padded scores as others"
-        )
     # For gradients of biases the CPU launches more. At head dims up to 64 the forwards are close.
     closer = any(problem.needs[3:]) or (dense_forward and widest <= 64)
     enough = ENOUGH + 2 * closer
@@ -130,6 +125,17 @@ def scores(problem: Problem) -> int:
     if problem.jagged_key:
         bounds.append(hint(problem.total_cols) * rows)
     return hint(problem.heads) * min(bounds)
+
+
+def mostly_padded(problem: Problem) -> str:
+    """Why the Triton template is the better choice for gradients of biases, or ""."""
+    kind = config_of(problem.device)
+    if kind is None or not any(problem.needs[3:]) or padded(problem) <= PADDED:
+        return ""
+    return (
+        f"on {kind.gpu} Triton is faster for gradients of operands between the products where "
+        f"there are {PADDED} times as many padded scores as others"
+    )
 
 
 def padded(problem: Problem) -> float:
@@ -158,7 +164,7 @@ def no_such_gradients(problem: Problem) -> str:
     return (
         limits.no_such_dims(kind, _dims(problem))
         or limits.no_such_heads(key, value, shapes.statically_known_true(key == value))
-        or limits.no_such_biases(kind, str(problem.program), needs, dtype)
+        or limits.no_such_biases(str(problem.program), needs, dtype)
     )
 
 
@@ -351,7 +357,7 @@ BACKEND = Backend(
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(Rule(Code.SLOWER, training_is_slower),),
-    yields=(Rule(Code.SLOWER, triton_is_faster),),
+    yields=(Rule(Code.SLOWER, triton_is_faster), Rule(Code.SLOWER, mostly_padded)),
     lower=lower,
     lower_backward=lower_backward,
 )

@@ -11,7 +11,7 @@ pytest.importorskip("triton")  # its package has the disassembler
 from cutlass import BFloat16, cute
 
 from gdpa_inductor.kernels.cute.backward import jagged_totals
-from gdpa_inductor.kernels.cute.backward.jagged_totals import RowSums, TileSums
+from gdpa_inductor.kernels.cute.backward.jagged_totals import RowSums, StoredTiling, TileSums
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
 from gdpa_inductor.kernels.cute.sm90.backward.launch import others
@@ -177,10 +177,11 @@ def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagg
     in_bounds(made, BACKWARD_SPILLS)
 
 
+TILING = StoredTiling(ROWS, COLS, by_keys=True)
 SUMS = {
-    "of tiles": TileSums(1.0, False, True, (ROWS, COLS)),
-    "of tiles, for each sequence": TileSums(0.5, True, False, (ROWS, COLS)),
-    "of rows": RowSums(1.0, (ROWS, COLS)),
+    "of tiles": TileSums(1.0, False, True, TILING),
+    "of tiles, for each sequence": TileSums(0.5, True, False, TILING),
+    "of rows": RowSums(1.0, TILING),
 }
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute import plan
 from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.backward.jagged_totals import StoredScores
+from gdpa_inductor.kernels.cute.backward.jagged_totals import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
@@ -93,8 +93,8 @@ class Formula:
     def __init__(self) -> None:
         self.deals: list[list[int]] = []
 
-    def query_rows(self, config: Sm90Config) -> int:
-        return 16
+    def tiling(self, config: Sm90Config) -> StoredTiling:
+        return StoredTiling(16, config.cols, by_keys=True)
 
     def gradients(self, call: BackwardCall, asked: str) -> dict[str, Tensor]:
         o = call.operands
@@ -154,7 +154,7 @@ def rows(stored: StoredScores, total: Tensor, factor: float, **_) -> None:
 def stored_scores(stored: StoredScores) -> Tensor:
     """Of the slots of a launch, as the kernels read them: only what is in the hulls."""
     scores, group = stored.scores[: stored.count].double(), stored.scores.shape[1]
-    height, width = stored.tile
+    height, width = stored.tiling.rows, stored.tiling.cols
     inside = torch.zeros_like(scores, dtype=torch.bool)
     group //= stored.hulls.shape[1]
     for place in itertools.product(*map(range, (stored.count, *stored.hulls.shape[1:3]))):

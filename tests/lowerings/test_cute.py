@@ -2,6 +2,7 @@
 when not."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -72,6 +73,17 @@ def test_without_a_tested_cutlass_it_is_triton(blackwell, monkeypatch, version, 
     choice = lowerings.choose(problem(), Options())
     assert choice.kernel == "triton"
     assert reason in choice.reason
+
+
+@pytest.mark.usefixtures("blackwell")
+def test_mostly_padded_scores_go_to_triton():
+    """Their gradients would take that much memory."""
+    few = {"jagged_query": True, "jagged_key": True, "total_rows": 2048, "total_cols": 2048}
+    given = problem(**{**BIAS, **few, "batch": 8})
+    choice = lowerings.choose(given, Options())
+    assert choice.kernel == "triton" and "padded scores" in choice.reason
+    for other in (replace(given, needs=(True,) * 3 + (False,)), replace(given, batch=2)):
+        assert lowerings.choose(other, Options()).kernel == "cute"
 
 
 @pytest.fixture
@@ -220,9 +232,18 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
     assert torch._dynamo.utils.counters["gdpa"]["lowered_triton"] == 2
 
 
-def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
+@pytest.mark.parametrize("capability", [90, 100])
+def test_the_gradient_of_a_bias_stays_in_cute(monkeypatch, capability: int):
     monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
-    run = step("", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
+    run = step("kernel=cute", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
+    code = render.wrapper(run, tensors((4, 512, 512)), capability=capability)
+    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
+
+
+def test_the_gradient_of_a_gate_goes_to_triton(monkeypatch, caplog):
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    run = step("", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)")
     with caplog.at_level(logging.INFO, "gdpa_inductor"):
         code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
     assert "gdpa_forward_site(True)" in code
@@ -232,7 +253,8 @@ def test_the_gradient_of_a_bias_goes_to_triton(monkeypatch, caplog):
     assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
 
 
-def test_the_gradient_of_a_bias_on_jagged_sides_stays_on_hopper(monkeypatch):
+@pytest.mark.parametrize("capability", [90, 100])
+def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capability: int):
     monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
     program, options = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "kernel=cute"
 
@@ -245,7 +267,7 @@ def test_the_gradient_of_a_bias_on_jagged_sides_stays_on_hopper(monkeypatch):
     matrices = [torch.empty(512, 4, 64, dtype=BF16) for _ in range(3)]
     bias = torch.empty(4, 300, 300, dtype=BF16)
     cu = torch.empty(9, dtype=torch.int32)
-    code = render.wrapper(run, [*matrices, bias, cu], capability=90)
+    code = render.wrapper(run, [*matrices, bias, cu], capability=capability)
     assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
     assert not render.kernels(code)
 

@@ -30,7 +30,6 @@ class KernelConfig:
     rivalled: Triton is faster there on some problems. clears: its kernels store zeros in the rows
     of a jagged result that no sequence owns; else these are cleared ahead. bare_ends: they leave
     out the mask past the ends of a sequence where zeros there do instead (program/tails.py).
-    stores: its backward can store the gradient of an operand of the program.
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -53,7 +52,6 @@ class KernelConfig:
     rivalled: ClassVar[bool]
     clears: ClassVar[bool] = False
     bare_ends: ClassVar[bool] = False
-    stores: ClassVar[bool] = False
 
     dtype: str
     head_dim: int
@@ -78,6 +76,11 @@ class KernelConfig:
     @property
     def jagged(self) -> bool:
         return self.jagged_q or self.jagged_k
+
+    @property
+    def notes(self) -> bool:
+        """A backward notes which tiles of scores it has stored."""
+        return self.jagged and self.stored is not None
 
     @property
     def tiled(self) -> int | None:

@@ -18,7 +18,7 @@ from ....operands import Operands, aux_from_axes, score_shape
 from ....sequences import Padding, padded_program
 from ..operands import whole_vectors
 from .biases import ROOM
-from .jagged_totals import MOST, StoredScores
+from .jagged_totals import MOST, StoredScores, StoredTiling
 from .roots import factor_of
 
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # what sums may be stored as
@@ -83,17 +83,17 @@ class JaggedSum:
 
 
 class JaggedDivision:
-    """The launches of a call, and what is summed. tile: queries and keys of a tile."""
+    """The launches of a call, and what is summed. tiling: of what the kernel stores."""
 
-    def __init__(self, o: Operands[Tensor], wanted: Sequence[int], tile: tuple[int, int]) -> None:
-        self.tile, self.stored = tile, wanted[0]
+    def __init__(self, o: Operands[Tensor], wanted: Sequence[int], tiling: StoredTiling) -> None:
+        self.tiling, self.stored = tiling, wanted[0]
         batch, heads, rows, cols = score_shape(o)
         width, self.most = whole_vectors(cols), batch
         size = heads * rows * width * o.query.element_size()
         launches = -(-batch // max(1, min(ROOM // max(size, 1), MOST)))
         self.slots = -(-batch // max(launches, 1))
         self.scores = (self.slots, heads, rows, width)
-        self.hulls = (self.slots, o.key.shape[1], -(-cols // tile[1]), 2)
+        self.hulls = (self.slots, *tiling.units(o.key.shape[1], heads, rows, cols), 2)
         self.sums = [JaggedSum(o, number, wanted[0], launches) for number in wanted]
 
     def launches(
@@ -105,7 +105,7 @@ class JaggedDivision:
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):
             count = min(self.slots, self.most - first)
-            stored = StoredScores(scores, hulls, order[first:], count, self.tile)
+            stored = StoredScores(scores, hulls, order[first:], count, self.tiling)
             yield stored
             for each, room in zip(self.sums, rooms, strict=True):
                 each.add(stored, room, first > 0, totals)

@@ -89,8 +89,8 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: A
         return [call.finished(x, found[x]) for x in asked] + [
             torch.zeros_like(o.aux[i], memory_format=torch.contiguous_format) for i in wanted
         ]
-    key, tile = ("division", *wanted), (kernels.query_rows(plan.config), plan.config.cols)
-    division = plan.once(key, lambda: JaggedDivision(o, wanted, tile))
+    key, tiling = ("division", *wanted), kernels.tiling(plan.config)
+    division = plan.once(key, lambda: JaggedDivision(o, wanted, tiling))
     totals = Totals(
         functools.partial(add_tiles, arch=plan.config.arch, stream=call.stream),
         functools.partial(add_rows, arch=plan.config.arch, stream=call.stream),
@@ -149,7 +149,7 @@ def _complaint(
         return (
             no_such_dims(type(c), (c.head_dim, c.value_dim))
             or no_such_heads(*heads, heads[0] == heads[1])
-            or no_such_biases(type(c), c.program, needs[3:], c.dtype)
+            or no_such_biases(c.program, needs[3:], c.dtype)
         )
 
     return plan.once(("complaint", *needs), of_the_form) or _unlike_output(grad_out, plan, o)
@@ -181,6 +181,12 @@ class Deal:
 
 
 WHOLE = Deal()
+
+
+def stored_dtypes(config: KernelConfig) -> list[str]:
+    """Of the matrices of a launch."""
+    scores = [] if config.stored is None else [config.dtype]
+    return scores + ["int32"] * config.notes
 
 
 @dataclass(frozen=True)

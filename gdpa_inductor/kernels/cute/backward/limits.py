@@ -26,16 +26,12 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
     return f"a head dim of {widest}; the CuTe backward takes up to {most}"
 
 
-def no_such_biases(
-    kind: type[KernelConfig], program: str, needs: Sequence[bool], dtype: str
-) -> str:
+def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
     """Why they cannot give the gradients of these operands between the products, or "". dtype: of
     the matrices."""
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""
-    if not kind.stores:
-        return f"{NONE} on {kind.gpu}"
     for number in wanted:
         factor = factor_of(program, number)
         if not factor:

@@ -44,6 +44,13 @@ class StreamedRanges(Fixed):
             for node in postorder([classes.zero])
         )
 
+    @property
+    def selects(self) -> bool:
+        """Whether dS is zero wherever its slope is, whatever dP is there. Under a mask dP may be
+        infinite or NaN. Past an end too: there one factor is zero, and the other may be infinite.
+        That matters where dS is stored."""
+        return self.masks or self.config.notes
+
     def holds(self, found: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
         """A class of the resident rows from `first` on and streamed tile `block`; a bool if it is
         constant."""

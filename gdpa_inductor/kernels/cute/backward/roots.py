@@ -47,14 +47,15 @@ def is_moderate(factor: float, dtype: str) -> bool:
 
 
 @functools.lru_cache(512)
-def leaves_out(program: str, stored: int | None) -> bool:
+def leaves_out(program: str, weight: bool, stored: int | None) -> bool:
     """Whether all roots are zero on some tiles of scores."""
-    return classify(roots_of(program, stored=stored), ScoreMod.parse(program).aux).skips
+    return classify(roots_of(program, weight, stored), ScoreMod.parse(program).aux).skips
 
 
-def masked(config: KernelConfig) -> bool:
-    """Whether tiles of scores may be left out, and with them all that meets no other."""
-    return config.skip and leaves_out(config.program, config.stored)
+def masked(config: KernelConfig, weight: bool = True) -> bool:
+    """Whether tiles of scores may be left out, and with them all that meets no other. weight:
+    where P is summed too."""
+    return config.skip and leaves_out(config.program, weight, config.stored)
 
 
 @functools.lru_cache(512)

@@ -9,7 +9,7 @@ same rows.
 from dataclasses import dataclass
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Int32, Int64, cute
 
 from ..values import select
 from ..work import sequence_rows, totals
@@ -107,6 +107,13 @@ class Walk:
     def streamed_head(self, tile: ResidentTile, turn: Any) -> Any:
         """keys side: the turn-th query head of the group; rows side: the key head of the query."""
         return tile.head * self.group + turn if self.keys else tile.head // self.group
+
+    def note(self, tile: ResidentTile, hulls: Any) -> None:
+        """The streamed tiles that it meets, to Int32 [slots, heads, tiles, 2]; by a whole warp."""
+        unit = Int64(tile.slot * self.heads + tile.head) * self.blocks
+        place = hulls + (unit + tile.first // self.heights.resident) * 2
+        with cute.arch.elect_one():
+            place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
     def place(self, tile: ResidentTile, turn: Any) -> tuple[Any, Any]:
         """(batch, query head) of a score."""

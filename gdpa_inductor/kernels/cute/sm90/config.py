@@ -29,7 +29,6 @@ class Sm90Config(config.KernelConfig):
     rivalled = True
     clears = True
     bare_ends = True
-    stores = True
 
     @property
     def tiles(self) -> int:

@@ -18,17 +18,20 @@ from ...values import Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
+from .stores import ScoreStores
 from .sums import GradientSums
 
 
 class BackwardActivation:
-    """What each thread of the activation warps does. program: with the roots of the side."""
+    """What each thread of the activation warps does. program: with the roots of the side. stored:
+    where dS goes as a gradient, if it is stored."""
 
     def __init__(
-        self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any, sums: GradientSums
-    ) -> None:
+        self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any,
+        sums: GradientSums, stored: ScoreStores | None,
+    ) -> None:  # fmt: skip
         self.walk, self.program, self.signals, self.memory = walk, program, signals, memory
-        self.sums = sums
+        self.sums, self.stored = sums, stored
         self.row = memory.thread % ROWS
         self.left = cute.arch.make_warp_uniform(memory.thread // ROWS) * HALF
 
@@ -75,6 +78,11 @@ class BackwardActivation:
             self.slope(column, part, gradients[part], slopes[part])
         scores_done(stored=True)
         self.signals["slopes"].arrive_once(step)
+        if const_expr(self.stored is not None):
+            assert self.stored is not None
+            for part in range_constexpr(PARTS):
+                first = block * COLS + self.left + part * PART
+                self.stored.store(tile, self.row, first, gradients[part])
 
     def fetch(self, column: Any, parts: int) -> list[Any]:
         """Columns of S or dP of this thread, by parts."""
@@ -112,7 +120,7 @@ class BackwardActivation:
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
             )
-        if const_expr(self.walk.ranges.masks):
+        if const_expr(self.walk.ranges.selects):
             for i in cutlass.range(PART, unroll_full=True):
                 gradients[i] = select(slopes[i] == 0.0, Float32(0.0), gradients[i])
         self.memory.store(column + part * (PART // 2), gradients)

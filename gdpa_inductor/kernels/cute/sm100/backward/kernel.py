@@ -33,7 +33,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import roots_of
+from ...backward.roots import factor_of, roots_of
 from ...backward.walk import Walk
 from ...barriers import Signal
 from ...operands import Matrix, Tiles, matrices
@@ -43,6 +43,7 @@ from .activation import BackwardActivation, BackwardTensorMemory
 from .loads import BackwardLoads
 from .products import BackwardProducts
 from .shapes import Shapes
+from .stores import ScoreStores
 from .sums import GradientSums
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
@@ -73,10 +74,11 @@ class BackwardKernel:
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
         """pointers, strides (batch, head, row): of Q, K, V, dO, then of the gradients that this
-        side writes. sizes: batch, heads, key heads, value heads, rows, cols (the most, of a jagged
-        side), rows of Q, rows of K. cu_q, cu_k: offsets of a jagged side; order: of the sequences.
-        aux: (pointer, strides by letter) of the operands of the program. ctas: one for each
-        multiprocessor."""
+        side writes. On the rows side that may be, too, the gradient of an operand of the program,
+        and where a side is jagged the hulls of the query tiles. sizes: batch, heads, key heads,
+        value heads, rows, cols (the most, of a jagged side), rows of Q, rows of K, sequences that
+        are dealt. cu_q, cu_k: offsets of a jagged side; order: of the sequences. aux: (pointer,
+        strides by letter) of the operands of the program. ctas: one for each multiprocessor."""
         matrices = self.matrices(pointers, sizes, strides)
         found = [self.atom(name, matrices[name]) for name in NAMES]
         atoms, tensors = tuple(x[0] for x in found), tuple(x[1] for x in found)
@@ -126,14 +128,18 @@ class BackwardKernel:
         if warp < ACTIVATION_WARPS:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             walk, memory = Walk(self.keys, *work), BackwardTensorMemory(tmem, thread, self.shapes)
-            program = Program(self.config, aux, scalars, roots_of(self.config.program, self.keys))
-            sums = GradientSums(walk, memory, self.outputs(outputs, strides))
-            BackwardActivation(walk, program, signals, memory, sums).run()
+            c = self.config
+            program = Program(c, aux, scalars, roots_of(c.program, self.keys, c.stored))
+            factor = factor_of(c.program, c.stored)
+            sums = GradientSums(walk, memory, self.outputs(outputs, strides), factor)
+            stored = None if c.stored is None else ScoreStores(walk, outputs[1], strides[1], sizes)
+            BackwardActivation(walk, program, signals, memory, sums, stored).run()
         else:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOAD_WARP:
                 tiles = self.tiles(atoms, tensors, buffers)
-                BackwardLoads(Walk(self.keys, *work), signals, tiles).run()
+                hulls = outputs[2] if self.config.notes else None
+                BackwardLoads(Walk(self.keys, *work), signals, tiles, hulls).run()
             if warp == PRODUCT_WARP:
                 BackwardProducts(Walk(self.keys, *work), self.shapes, signals, buffers, tmem).run()
         cute.arch.sync_threads()
@@ -186,5 +192,5 @@ class BackwardKernel:
         shapes = self.shapes
         return {
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])
-            for name, pointer, stride in zip(shapes.summed, pointers, strides, strict=True)
+            for name, pointer, stride in zip(shapes.summed, pointers, strides, strict=False)
         }

@@ -1,13 +1,16 @@
 """The gradients of one call on Blackwell: one kernel for each side that is asked for. Host only."""
 
 import functools
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cutlass import cute
 from torch import Tensor
 
 from ... import ahead, disk
-from ...backward.launch import BackwardCall
+from ...backward.jagged_totals import StoredTiling
+from ...backward.launch import WHOLE, BackwardCall, stored_dtypes
+from ...backward.roots import masked
 from ...launch import example, options
 from ...launcher import Launcher
 from ..config import Sm100Config
@@ -17,26 +20,56 @@ SIDES = {"keys": "kv", "rows": "q"}  # which gradients a side writes
 
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
-    """By letter, those that are asked for, and what comes with them."""
+    """By letter, those that are asked for, and what comes with them. The rows side stores dS."""
     found: dict[str, Tensor] = {}
     for side, letters in SIDES.items():
-        if set(asked) & set(letters):
+        stored = call.stored if side == "rows" else None
+        if set(asked) & set(letters) or stored is not None:
             outputs = [call.room(letter) for letter in letters]
-            if call.empty:
-                outputs = [x.zero_() for x in outputs]
-            else:
-                config = call.plan.config
-                made = call.plan.once(side, functools.partial(launcher, config, side))
-                call.launch(made, (call.grad_out, *outputs))
+            _launch(call, side, stored, outputs)
             found |= dict(zip(letters, outputs, strict=True))
     return found
+
+
+def _launch(call: BackwardCall, side: str, stored: int | None, outputs: list[Tensor]) -> None:
+    form = call.plan.once((side, stored), lambda: SideForm.of(call, side, stored))
+    if form.launcher is None:
+        for x in outputs:
+            x.zero_()
+    for each in call.launches if stored is not None else (WHOLE,):
+        if each.scores is not None and each.hulls is None and form.clears:
+            each.scores.zero_()
+        if form.launcher is not None:
+            call.launch(form.launcher, (call.grad_out, *outputs), each)
+
+
+@dataclass(frozen=True)
+class SideForm:
+    """launcher: of one side, None where there is nothing to launch. clears: some scores may not be
+    stored."""
+
+    launcher: Launcher | None
+    clears: bool
+
+    @staticmethod
+    def of(call: BackwardCall, side: str, stored: int | None) -> "SideForm":
+        config = replace(call.plan.config, stored=stored)
+        assert isinstance(config, Sm100Config)
+        if call.empty:
+            return SideForm(None, True)
+        return SideForm(launcher(config, side), masked(config, weight=False))
+
+
+def tiling(config: Sm100Config) -> StoredTiling:
+    """Of the scores that are stored."""
+    return StoredTiling(config.rows, config.cols, by_keys=False)
 
 
 @functools.cache
 def launcher(config: Sm100Config, side: str) -> Launcher:
     """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
     ahead.finish(kept, config, side)
-    return Launcher(kept(config, side), config, 4 + len(SIDES[side]))
+    return Launcher(kept(config, side), config, 3 + len(others(config, side)))
 
 
 def kept(config: Sm100Config, side: str) -> Any:
@@ -45,14 +78,19 @@ def kept(config: Sm100Config, side: str) -> Any:
 
 
 def compile_ahead(config: Sm100Config, ordered: bool) -> None:
-    """The kernels of both sides."""
+    """The kernels of both sides, of calls without gradients of biases."""
     for side in SIDES:
         ahead.ask(kept, config, side)
+
+
+def others(config: Sm100Config, side: str) -> list[str]:
+    """Dtypes of the matrices beside query, key and value."""
+    outputs = ["float32" if letter in config.shared else config.dtype for letter in SIDES[side]]
+    return [config.dtype, *outputs, *stored_dtypes(config)]
 
 
 @functools.cache
 def compiled(config: Sm100Config, side: str, more: str = "") -> Any:
     """The kernel of one side, ready to be launched. Needs no GPU."""
-    outputs = ["float32" if letter in config.shared else config.dtype for letter in SIDES[side]]
-    arguments = example(config, [config.dtype, *outputs])
+    arguments = example(config, others(config, side))
     return cute.compile(BackwardKernel(config, side), *arguments, options=options(config, more))

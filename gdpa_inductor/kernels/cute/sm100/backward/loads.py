@@ -2,17 +2,21 @@
 
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Int32, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.walk import ResidentTile, Walk
 
 
 class BackwardLoads:
-    """Fills the buffers rA, tA, rB, tB in the order in which the products want them."""
+    """Fills the buffers rA, tA, rB, tB in the order in which the products want them. hulls: where
+    the key tiles are noted that each query tile meets, if they are: see
+    `backward.jagged_totals`."""
 
-    def __init__(self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any]) -> None:
-        self.walk, self.signals, self.tiles = walk, signals, tiles
+    def __init__(
+        self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any], hulls: Any = None
+    ) -> None:
+        self.walk, self.signals, self.tiles, self.hulls = walk, signals, tiles, hulls
 
     @cute.jit
     def run(self):
@@ -21,6 +25,8 @@ class BackwardLoads:
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
+            if const_expr(self.hulls is not None):
+                self.walk.note(tile, self.hulls)
             for turn in range(tile.passes):
                 for block in range(tile.begin, tile.end):
                     new = (turn == 0) & (block == tile.begin)

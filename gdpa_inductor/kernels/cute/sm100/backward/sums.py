@@ -16,11 +16,13 @@ class GradientSums:
 
     outputs: by operand, a pointer, its strides (batch, head, row), the dim and its width in tensor
     memory. It points to [batch, heads, rows, dim], or jagged [rows, heads, dim]. Rows past the end
-    of a sequence are not written.
+    of a sequence are not written. factor: of the sums.
     """
 
-    def __init__(self, walk: Walk, memory: Any, outputs: dict[str, tuple[Any, ...]]) -> None:
-        self.walk, self.memory, self.outputs = walk, memory, outputs
+    def __init__(
+        self, walk: Walk, memory: Any, outputs: dict[str, tuple[Any, ...]], factor: float
+    ) -> None:
+        self.walk, self.memory, self.outputs, self.factor = walk, memory, outputs, factor
 
     def write(self, tile: ResidentTile, summed: bool) -> None:
         """The row of this thread, half of the columns by each warpgroup; zeros if nothing was
@@ -42,7 +44,10 @@ class GradientSums:
             if summed:
                 sums = self.memory.load(self.memory.shapes.sums[name] + column, PART)
                 cute.arch.fence_view_async_tmem_load()
-                found.store(sums.load().to(pointer.dtype))
+                whole = sums.load()
+                if const_expr(self.factor != 1.0):
+                    whole = whole * self.factor
+                found.store(whole.to(pointer.dtype))
             else:
                 found.fill(0)
             for i in range_constexpr(0, PART, VECTOR):

@@ -189,7 +189,7 @@ class HopperBackward:
             cute.arch.setmaxregister_decrease(REGISTERS["others"])
             if warp == LOADS:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
-                hulls = pointers[10] if c.jagged and c.stored is not None else None
+                hulls = pointers[10] if c.notes else None
                 HopperBackwardLoads(Turns(*walk), signals, tiles, hulls).run()
             if warp == SUMS:
                 ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]

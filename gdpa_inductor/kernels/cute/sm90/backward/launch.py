@@ -10,7 +10,8 @@ from torch import Tensor
 
 from ....._compat.device import empty
 from ... import ahead, disk
-from ...backward.launch import BackwardCall
+from ...backward.jagged_totals import StoredTiling
+from ...backward.launch import BackwardCall, stored_dtypes
 from ...backward.roots import masked
 from ...launch import example, options
 from ...launcher import Launcher
@@ -74,9 +75,9 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     return found
 
 
-def query_rows(config: Sm90Config) -> int:
-    """Of a query tile."""
-    return config.query_rows
+def tiling(config: Sm90Config) -> StoredTiling:
+    """Of the scores that are stored."""
+    return StoredTiling(config.query_rows, config.cols, by_keys=True)
 
 
 @functools.cache
@@ -106,6 +107,4 @@ def compiled(config: Sm90Config, more: str = "") -> Any:
 def others(config: Sm90Config) -> list[str]:
     """Dtypes of the matrices beside query, key and value."""
     q, k, v = ("float32" if letter in config.shared else config.dtype for letter in "qkv")
-    scores = [] if config.stored is None else [config.dtype]
-    hulls = ["int32"] if config.jagged else []
-    return [config.dtype, "float32", k, v, q, "int32", *scores, *(hulls if scores else [])]
+    return [config.dtype, "float32", k, v, q, "int32", *stored_dtypes(config)]

@@ -3,7 +3,7 @@ program that comes in tiles, if there is one."""
 
 from typing import Any
 
-from cutlass import Int32, Int64, const_expr, cute
+from cutlass import Int32, const_expr, cute
 
 from ...backward.walk import ResidentTile
 from ...operands import Tiles
@@ -28,7 +28,7 @@ class HopperBackwardLoads:
             tile = self.walk.at(deal)
             entry = self.walk.entry(tile)
             if const_expr(self.hulls is not None):
-                self.note(tile)
+                self.walk.note(tile, self.hulls)
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
                 for i in range(tile.end - tile.begin):
@@ -48,13 +48,6 @@ class HopperBackwardLoads:
             if tile.steps > 0:
                 tile_step += 1
             deal += 1
-
-    @cute.jit
-    def note(self, tile: ResidentTile):
-        unit = Int64(tile.slot * self.walk.heads + tile.head) * self.walk.blocks
-        place = self.hulls + (unit + self.walk.index(tile)) * 2
-        with cute.arch.elect_one():
-            place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
     def resident(self, name: str, tile: ResidentTile, step: Any) -> None:
         self.copy(name, (tile.start, tile.first, tile.rows), tile.head, tile, step)

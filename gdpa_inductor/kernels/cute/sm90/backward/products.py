@@ -130,8 +130,6 @@ class HopperBackwardProducts(Fixed):
         self.walk, self.signals, self.fragments = walk, signals, fragments
         self.epilogue, self.programs, self.stored = epilogue, programs, stored
         self.tiled = walk.ranges.config.tiled
-        # Past an end dP is not zero where the other side is infinite or NaN, and dS is a gradient.
-        self.selects = walk.ranges.masks or (stored is not None and walk.ranges.config.jagged)
         self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
         self.row = self.group * HALF + first_row(self.own)
         self.column = self.own % 4 * 2
@@ -269,7 +267,7 @@ class HopperBackwardProducts(Fixed):
     def chain(self, tile: ResidentTile, turn, block, slope, dP):
         """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN. What
         lies past an end is so too, if it is stored."""
-        if const_expr(self.selects):
+        if const_expr(self.walk.ranges.selects):
             if self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block):
                 for r in range_constexpr(cute.size(dP)):
                     dP[r] = dP[r] * slope[r]

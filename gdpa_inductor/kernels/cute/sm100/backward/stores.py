@@ -1,0 +1,33 @@
+"""dS as the gradient of an operand of the program: from registers to global memory, rows side."""
+
+from typing import Any
+
+from cutlass import Int64, cute, range_constexpr
+
+from ...backward.walk import ResidentTile, Walk
+from ...operands import VECTOR, vector, whole_vectors
+from ...values import Fixed
+
+
+class ScoreStores(Fixed):
+    """pointer, strides: of [slots, H, M, N] in 16 bits. sizes: as kernels take them. What fills the
+    last 8 columns of a row is written too."""
+
+    def __init__(self, walk: Walk, pointer: Any, strides: Any, sizes: Any) -> None:
+        self.walk, self.pointer, self.strides = walk, pointer, strides
+        self.rows, self.columns = sizes[4], whole_vectors(sizes[5])
+
+    @cute.jit
+    def store(self, tile: ResidentTile, row, column, found):
+        """The numbers of a row of the tile from a column on; zeros past the end of its sequence."""
+        sb, sh, sr = (Int64(s) for s in self.strides)
+        number = tile.first + row
+        start = self.pointer + (tile.slot * sb + tile.head * sh + number * sr + column)
+        narrow = cute.make_rmem_tensor(cute.size(found), self.pointer.dtype)
+        narrow.store(found.load().to(self.pointer.dtype))
+        if number >= tile.rows:
+            narrow.fill(0.0)
+        for i in range_constexpr(0, cute.size(found), VECTOR):
+            if (number < self.rows) & (column + i < self.columns):
+                part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
+                cute.autovec_copy(part, vector(start + i))
