@@ -6,6 +6,7 @@ the emulator in test_cute_jagged_totals.py, all of it on the card in tests/gpu.
 
 import dataclasses
 import itertools
+import struct
 from collections.abc import Sequence
 
 import pytest
@@ -20,7 +21,8 @@ from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.jagged_totals import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
-from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
+from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import reference_backward
@@ -94,7 +96,7 @@ class Formula:
         self.deals: list[list[int]] = []
 
     def tiling(self, config: Sm90Config) -> StoredTiling:
-        return StoredTiling(16, config.cols, by_keys=True)
+        return StoredTiling(16, COLS, by_keys=True)
 
     def gradients(self, call: BackwardCall, asked: str) -> dict[str, Tensor]:
         o = call.operands
@@ -108,7 +110,7 @@ class Formula:
             each.hulls.zero_()
             for slot, b in enumerate(order.tolist()):
                 rows, cols = (int(there[b].any(d).sum()) for d in (1, 0))
-                high, wide = -(-rows // 16) * bool(cols), -(-cols // Sm90Config.cols)
+                high, wide = -(-rows // 16) * bool(cols), -(-cols // COLS)
                 each.hulls[slot, :, :wide, 1] = high
                 part = each.scores[slot, :, : high * 16]
                 part.zero_()
@@ -243,3 +245,29 @@ def test_sequences_are_dealt_the_longest_first(formula, monkeypatch):
     lengths = torch.tensor(CU["k"]).diff()
     assert [len(x) for x in formula.deals] == [3, 2]
     assert [int(lengths[b]) for x in formula.deals for b in x] == sorted(lengths.tolist())[::-1]
+
+
+@pytest.mark.parametrize("program", [ADDED, CAUSAL])
+def test_what_the_launches_of_hopper_are_given(program, monkeypatch):
+    """All share matrices, counters and the memory of scores; each has sequences of its own."""
+    monkeypatch.setattr(plan, "PLANS", {})
+    monkeypatch.setattr(jagged_biases, "ROOM", ROOMS["two launches"])
+    given, summed = [], []
+    monkeypatch.setattr(
+        hopper_launch, "launcher", lambda config: lambda *words: given.append((config, *words))
+    )
+    monkeypatch.setattr(
+        backward_launch, "add_tiles", lambda *x, **_: summed.append((len(given), x))
+    )
+    grad, o = make(("h,q_idx,kv_idx",), program=program)
+    gradients(grad, o, (True,) * 4)
+    (config, first, form), (other, second, rest) = given
+    assert config is other and config.stored == 0
+    assert len(hopper_launch.others(config)) == 8
+    assert [struct.unpack("9q", x[:72])[8] for x in (form, rest)] == [3, 2]
+    matrices, order = 3 + 8, 3 + 8 + 2
+    assert first[:order] == second[:order] and second[order] == first[order] + 3 * 8
+    # Each is summed before the next one is launched; only the later one adds.
+    assert [(launches, x[-1]) for launches, x in summed] == [(1, False), (2, True)]
+    (_, (stored, *_)), _ = summed
+    assert first[matrices - 2 : matrices] == [stored.scores.data_ptr(), stored.hulls.data_ptr()]
