@@ -56,6 +56,7 @@ __all__ = [
     "fake_output",
     "in_order",
     "kind_of",
+    "no_autocast",
     "operands_of",
     "output_shape",
     "program_leaves",
@@ -87,7 +88,7 @@ def _kept_fake(x: Tensor) -> Tensor:
 torch.library.register_autograd("gdpa::kept", lambda ctx, grad: grad, lib=_LIBRARY)
 
 
-def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
+def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """The op has no autocast rule: operands are computed with as they come."""
     known = torch.amp.is_autocast_available(device.type)
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
@@ -95,12 +96,12 @@ def _no_autocast(device: torch.device) -> AbstractContextManager[Any]:
 
 def _attention(given: Arguments[Tensor]) -> Tensor:
     check(given.operands)
-    with _no_autocast(given.operands.query.device):
+    with no_autocast(given.operands.query.device):
         return reference(given.operands)
 
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
-    with _no_autocast(given.operands.query.device):
+    with no_autocast(given.operands.query.device):
         return reference_backward(given.grad_out, given.operands, given.needs)
 
 

@@ -14,15 +14,24 @@ import functools
 import logging
 import os
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
 log = logging.getLogger("gdpa_inductor")
 PREFIX = "gdpa."
 VARIABLE = "GDPA_"
 # The backends, the preferred first; each is a module of that name in lowerings/.
-BACKENDS = ("cute", "triton", "cpu")
+CHUNKED = "chunked"  # the one that takes what all others refuse
+BACKENDS = ("cute", "triton", "cpu", CHUNKED)
 REFERENCE = "reference"  # the unfused formula
 KERNELS = ("auto", *BACKENDS, REFERENCE)
+MEMORY: Final = "memory"
+Profit = bool | Literal["memory"]
+# Which cost models are asked, one after the other, until one lets a problem pass.
+LADDER: Mapping[Profit, tuple[Profit, ...]] = {
+    True: (True,),
+    MEMORY: (True, MEMORY),
+    False: (True, MEMORY, False),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +42,9 @@ class KernelOptions:
     run; False admits atomic additions. fast_math: fp16 and bf16 kernels may use the
     hardware's approximate functions. skip: leave out tiles where the program's masks make value and
     gradients zero; NaN and infinities at masked places then do not spread.
-    strict: raise where a lowering would fall back to the unfused formula.
+    strict: raise where a lowering would fall back to the unfused formula. fp32_scores: the chunked
+    form holds scores in fp32, also where operands have 16 bits; a rewrite sets it where the model's
+    first product is in fp32.
     """
 
     kernel: str = "auto"
@@ -41,6 +52,7 @@ class KernelOptions:
     fast_math: bool = True
     skip: bool = True
     strict: bool = False
+    fp32_scores: bool = False
 
     def __post_init__(self) -> None:
         for f in dataclasses.fields(self):
@@ -68,13 +80,14 @@ class Options(KernelOptions):
 
     strict: also raise when a candidate is refused as UNSAFE or UNSUPPORTED. expect: raise unless
     exactly so many regions were rewritten. verify: compare fused and unfused once on the first real
-    inputs. profit: apply the cost model; False rewrites whatever is right, however small.
+    inputs. profit: apply the cost model; "memory" also rewrites what may take up to 1.2 times the
+    unfused form's time, and less memory; False rewrites whatever is right, however small.
     judge: check every rewrite independently before it is applied (docs/judge.md).
     """
 
     expect: int | None = None
     verify: bool = False
-    profit: bool = True
+    profit: Profit = True
     judge: bool = True
 
     @property
@@ -158,8 +171,13 @@ def _convert(cls: type, name: str, value: Any) -> Any:
         if isinstance(value, str) and value.isdecimal():
             return int(value)
         raise ValueError(f"{PREFIX}expect must be a count of regions or None, not {value!r}")
+    return _word(name, value, _TRUTH | {MEMORY: MEMORY} if name == "profit" else _TRUTH)
+
+
+def _word(name: str, value: Any, words: Mapping[str, Any]) -> Any:
     if isinstance(value, bool):
         return value
-    if isinstance(value, str) and value.lower() in _TRUTH:
-        return _TRUTH[value.lower()]
-    raise ValueError(f"{PREFIX}{name} must be true or false, not {value!r}")
+    if isinstance(value, str) and value.lower() in words:
+        return words[value.lower()]
+    more = f" or {MEMORY!r}" if MEMORY in words else ""
+    raise ValueError(f"{PREFIX}{name} must be true or false{more}, not {value!r}")

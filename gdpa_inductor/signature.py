@@ -38,6 +38,8 @@ TYPES: Mapping[str, str] = {
     "fast": "bool fast=True",
     "skip": "bool skip=True",
     "ordered": "bool ordered=True",
+    "fp32_scores": "bool fp32_scores=False",
+    "lengths_vary": "bool lengths_vary=False",
 }
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 

@@ -118,7 +118,7 @@ def test_a_kernel_that_is_not_for_the_device_is_told(caplog) -> None:
     (record,) = caplog.records
     assert_expected_inline(
         record.getMessage(),
-        """left unfused: gdpa.kernel='triton' does not run on 'cpu'; there is: cpu""",
+        """left unfused: gdpa.kernel='triton' does not run on 'cpu'; there is: cpu, chunked""",
     )
 
 

@@ -27,6 +27,8 @@ def test_defaults() -> None:
         ("expect", None, None),
         ("verify", "True", True),
         ("profit", "no", False),
+        ("profit", "Memory", "memory"),
+        ("fp32_scores", "1", True),
     ],
 )
 def test_values(prefix: str, name: str, given: object, value: object) -> None:
@@ -41,7 +43,7 @@ def test_values(prefix: str, name: str, given: object, value: object) -> None:
         ({"gdpa.zzz": True}, r"unknown option gdpa\.zzz \(known: deterministic, expect"),
         (
             {"kernel": "cuda"},
-            "gdpa.kernel must be one of auto, cute, triton, cpu, reference, not 'cuda'",
+            "gdpa.kernel must be one of auto, cute, triton, cpu, chunked, reference, not 'cuda'",
         ),
         ({"expect": -1}, "gdpa.expect must be a count"),
         ({"expect": True}, "gdpa.expect must be a count of regions or None, not True"),
@@ -51,6 +53,8 @@ def test_values(prefix: str, name: str, given: object, value: object) -> None:
         ({"strict": None}, "gdpa.strict must be true or false, not None"),
         ({"strict": 2}, "gdpa.strict must be true or false, not 2"),
         ({"strict": "perhaps"}, "gdpa.strict must be true or false"),
+        ({"strict": "memory"}, "gdpa.strict must be true or false, not 'memory'"),
+        ({"profit": "time"}, "gdpa.profit must be true or false or 'memory', not 'time'"),
     ],
 )
 def test_mistakes_are_named(given: dict[str, object], message: str) -> None:

@@ -148,8 +148,9 @@ def compile_graph(
         traced = make_fx(flat, tracing_mode="symbolic" if dynamic else "fake")(*examples)
         fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
         mode = fakes[0].fake_mode
-        # Else its C++ leaves out a rounding to 16 bits and back.
-        with tracing(TracingContext(mode)), config.patch(emulate_precision_casts=True):
+        # Else its C++ leaves out a rounding to 16 bits and back. The caller may itself be captured.
+        settings = {"emulate_precision_casts": True, "triton.cudagraphs": False}
+        with tracing(TracingContext(mode)), config.patch(settings):
             run = compile_fx(traced, fakes)
 
     guards = mode.shape_env.produce_guards_expression(fakes) if dynamic else None

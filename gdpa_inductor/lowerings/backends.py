@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._compat import shapes
-from ..options import BACKENDS
+from ..options import BACKENDS, MEMORY, Profit
 from ..problem import Problem, Size
 from ..rejection import Code, Rejection
 from .call import Call
@@ -23,7 +23,7 @@ from .call import Call
 @dataclass(frozen=True)
 class Rule:
     """`complaint(problem)`: why the backend cannot or should not run it, or "". quiet: no news to
-    who asked for nothing, since all such problems go to another backend.
+    who asked for nothing, since all such problems go to another backend, or are refused by it.
     """
 
     code: Code
@@ -43,8 +43,9 @@ class Refusal:
 class Backend:
     """One family of kernels.
 
-    devices: torch's device types. refuses: what it cannot run; pays: what it should not; yields:
-    what a later backend does better. A problem that no rule refuses must lower.
+    devices: torch's device types. refuses: what it cannot run; pays: what it should not; frugal:
+    the same under profit="memory", where that differs; yields: what a later backend does better.
+    A problem that no rule refuses must lower. about: what a report adds to a choice.
 
     lower, lower_backward: Inductor IR in and out; the output, or the asked gradients, contiguous.
     """
@@ -56,11 +57,17 @@ class Backend:
     lower: Callable[[Call], Any]
     lower_backward: Callable[[Call], list[Any]]
     yields: tuple[Rule, ...] = ()
+    frugal: tuple[Rule, ...] | None = None
+    about: Callable[[Problem], str] = lambda problem: ""
 
-    def refusal(self, problem: Problem, profit: bool, asked: bool = False) -> Refusal | None:
+    def profits(self, profit: Profit) -> tuple[Rule, ...]:
+        """The cost model that is asked."""
+        return self.frugal if profit == MEMORY and self.frugal is not None else self.pays
+
+    def refusal(self, problem: Problem, profit: Profit, asked: bool = False) -> Refusal | None:
         """The first rule that the problem breaks. asked: for this backend, by name."""
-        rules = [*(() if asked else self.yields), *self.refuses, *(self.pays if profit else ())]
-        for rule in rules:
+        pays = self.profits(profit) if profit else ()
+        for rule in (*(() if asked else self.yields), *self.refuses, *pays):
             complaint = rule.complaint(problem)
             if complaint:
                 return Refusal(rule, Rejection(rule.code, complaint))

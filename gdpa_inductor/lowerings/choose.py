@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..options import REFERENCE, Options
+from ..options import LADDER, REFERENCE, Options, Profit
 from ..problem import Problem
 from ..rejection import Code, Rejection
 from .backends import Backend, Refusal, backends
@@ -26,12 +26,26 @@ class Choice:
 
 
 def choose(problem: Problem, options: Options) -> Choice | Rejection:
-    """The backend for `problem` where it should be rewritten, or the first rule that it breaks."""
-    return select(problem, options.kernel, options.profit and not problem.unbounded)
+    """The backend for `problem` where it should be rewritten, or the last rule that it breaks."""
+    return select(problem, options.kernel, options.profit)
 
 
-def select(problem: Problem, kernel: str, profit: bool) -> Choice | Rejection:
-    """kernel: the option's value. profit: whether the cost model is asked too."""
+def select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection:
+    """kernel: the option's value. profit: which cost models are asked.
+
+    A backend that pays comes before one that does not. One that is asked for by name is asked
+    whether it pays only where nothing was rewritten yet.
+    """
+    found: Choice | Rejection
+    steps = LADDER[False if problem.unbounded else profit]
+    for step in steps if kernel == "auto" else steps[-1:]:
+        found = _select(problem, kernel, step)
+        if found:
+            break
+    return found
+
+
+def _select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection:
     if kernel == REFERENCE:
         return Choice(REFERENCE, "asked for")
     device = problem.device.type
@@ -56,17 +70,31 @@ def _from(kernel: str, known: list[Backend]) -> list[Backend]:
 
 
 def _first(
-    problem: Problem, candidates: list[Backend], kernel: str, profit: bool
+    problem: Problem, candidates: list[Backend], kernel: str, profit: Profit
 ) -> Choice | Rejection:
-    """The first backend that takes the problem, or the refusal of the last."""
-    passed = ""
-    refusal: Refusal | None = None
+    """The first backend that takes the problem, or the refusal of the last that has news, with what
+    the others say. One that was asked for, and does not pay, leaves the problem to none.
+    """
+    told: list[tuple[str, Refusal]] = []
+    last: Refusal | None = None
     for backend in candidates:
-        refusal = backend.refusal(problem, profit, kernel == backend.name)
+        asked = kernel == backend.name
+        refusal = backend.refusal(problem, profit, asked)
         if refusal is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
-            return Choice(backend.name, about + passed)
-        if kernel == backend.name or not refusal.rule.quiet:
-            passed = f"; {backend.name}: {refusal.rejection.reason}"
-    assert refusal is not None
-    return refusal.rejection
+            more = backend.about(problem)
+            return Choice(backend.name, about + (f", {more}" if more else "") + _others(told))
+        last = last or refusal
+        if asked or not refusal.rule.quiet:
+            told.append((backend.name, refusal))
+        if asked and refusal.rule in backend.profits(profit):
+            break
+    if told:
+        _, last = told.pop()
+    assert last is not None
+    return Rejection(last.rejection.code, last.rejection.reason + _others(told))
+
+
+def _others(told: list[tuple[str, Refusal]]) -> str:
+    """Why backends were not taken."""
+    return "".join(f"; {name}: {refusal.rejection.reason}" for name, refusal in told)

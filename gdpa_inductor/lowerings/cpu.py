@@ -56,6 +56,7 @@ _GAINS: dict[torch.dtype, tuple[int, int]] = {
     torch.float64: (16, 32),
     torch.bfloat16: (256, 256),
 }
+_WIDEST = 256  # head dim of the measurements
 _SHORT = 32  # jagged training on a CPU is slower up to this greatest length, else always faster
 
 
@@ -75,6 +76,14 @@ def _gain(problem: Problem) -> str:
         return ""
     dtype = str(problem.dtype).removeprefix("torch.")
     return f"the scores are {taken:.3g} MiB; on a CPU {step} in {dtype} pays from {least} MiB"
+
+
+def _wide(problem: Problem) -> str:
+    """Nothing was measured there; memory is won all the same."""
+    widest = max(hint(problem.head_dim), hint(problem.value_dim))
+    if widest <= _WIDEST:
+        return ""
+    return f"a head dim of {widest}: on a CPU fusing is known to pay up to {_WIDEST}"
 
 
 def lower(call: Call) -> Any:
@@ -167,7 +176,8 @@ BACKEND = Backend(
     name="cpu",
     devices=("cpu",),
     refuses=(),
-    pays=(Rule(Code.SLOWER, _gain),),
+    pays=(Rule(Code.HEAD_DIM_LARGE, _wide), Rule(Code.SLOWER, _gain)),
+    frugal=(Rule(Code.SLOWER, _gain),),
     lower=lower,
     lower_backward=lower_backward,
 )

@@ -1,9 +1,9 @@
 """The Inductor lowerings of gdpa::attention and gdpa::attention_backward.
 
 Each becomes a `Call`, which goes to the backend that `select` names. Where there is none, or its
-lowering fails, the reference formula is lowered in place of the op (`unfused`): slower, with M×N
-intermediates, never wrong. That is counted under `fallback`, with a reason in the log; `strict`
-raises.
+lowering fails, the chunked form takes its place, or the reference formula where that fails too
+(`unfused`): slower, the latter with M×N intermediates, never wrong. That is counted under
+`fallback`, with a reason in the log; `strict` raises.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from .._compat import dynamo, lowering
 from ..ops import ATTENTION, BACKWARD, Signature
-from ..options import REFERENCE
+from ..options import CHUNKED, REFERENCE
 from ..rejection import GDPAError
 from .backends import backend
 from .call import Call
@@ -60,9 +60,18 @@ _LOWERINGS = {
 
 
 def _fall_back(call: Call, reason: str) -> Any:
-    """Lower the reference formula in place of the op; say so."""
+    """Lower the formula in place of the op, in chunks if possible; say so."""
     dynamo.counters["gdpa"]["fallback"] += 1
     if call.options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")
+    chunked = backend(CHUNKED)
+    if chunked.refusal(call.problem, profit=False) is None:
+        try:
+            found = chunked.run(call)
+        except Exception:
+            log.debug("the chunked lowering of %s failed", call.problem, exc_info=True)
+        else:
+            log.warning("gdpa::attention fell back to the chunked formula: %s", reason)
+            return found
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)
     return unfused(call)

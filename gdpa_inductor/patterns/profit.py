@@ -6,6 +6,7 @@ What the kernels of a device take, and where they win, is for the lowerings to s
 from __future__ import annotations
 
 from .._compat import shapes
+from ..options import Profit
 from ..problem import Problem
 from ..program.expr import AXES, SCORE, postorder
 from ..program.score_mod import ScoreMod
@@ -13,7 +14,7 @@ from ..rejection import Code
 from .reading.reading import Operand, Reading
 from .result import Refused
 
-MIN_CHANNELS, MAX_CHANNELS, MIN_SCORES = 16, 256, 32 * 32
+MIN_CHANNELS, MIN_SCORES = 16, 32 * 32
 ACTIVATION, MASK, SCALE = 2, 1, 0
 
 
@@ -47,23 +48,13 @@ def _places(operand: Operand, reading: Reading) -> list[int]:
     return [dim for dim, digits in enumerate(operand.index) if set(digits) & set(reading.inner)]
 
 
-def judge(problem: Problem, rank: int, profit: bool) -> Refused | None:
-    """The structural part of the cost model. Unknown sizes are taken to be large. `profit` off:
-    only hard limits.
-    """
+def judge(problem: Problem, rank: int, profit: Profit) -> Refused | None:
+    """The structural part of the cost model. Unknown sizes are taken to be large."""
     known = {
         name: shapes.size_hint(getattr(problem, name))
         for name in ("rows", "cols", "head_dim", "value_dim")
     }
     rows, cols, dim, value_dim = (1 << 20 if hint is None else hint for hint in known.values())
-    if (
-        max(d for d in (problem.head_dim, problem.value_dim, 0) if isinstance(d, int))
-        > MAX_CHANNELS
-    ):
-        return Refused(
-            Code.HEAD_DIM_LARGE,
-            f"head dims {problem.head_dim} and {problem.value_dim}, of at most {MAX_CHANNELS}",
-        )
     if not profit or problem.unbounded:
         return None
     if min(dim, value_dim) < MIN_CHANNELS:

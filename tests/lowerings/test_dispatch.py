@@ -7,7 +7,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import cpu
+from gdpa_inductor.lowerings import chunked, cpu
 
 PROGRAM = "a0:f[q_idx,kv_idx]; div(silu(add(mul(s,0.25),a0)),float(i0))"
 
@@ -57,8 +57,29 @@ def test_a_lowering_that_fails_falls_back(dynamic: bool, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(cpu, "BACKEND", replace(cpu.BACKEND, lower=broken, lower_backward=broken))
     assert_same("", dynamic)
-    assert counters["gdpa"] == {"fallback": 2}
+    assert counters["gdpa"]["fallback"] == 2
+    assert set(counters["gdpa"]) <= {"fallback", "chunked_launches"}
+    assert "fell back to the chunked formula" in caplog.text
     assert "out of luck" in caplog.text
+
+
+def test_where_chunks_fail_too_the_formula_is_inlined(monkeypatch: pytest.MonkeyPatch, caplog):
+    def broken(*_):
+        raise RuntimeError("out of luck")
+
+    for module in (cpu, chunked):
+        backend = replace(module.BACKEND, lower=broken, lower_backward=broken)
+        monkeypatch.setattr(module, "BACKEND", backend)
+    assert_same("")
+    assert counters["gdpa"] == {"fallback": 2}
+    assert "fell back to the unfused formula" in caplog.text
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_chunks_can_be_asked_for(dynamic: bool):
+    assert_same("kernel=chunked", dynamic)
+    assert counters["gdpa"]["lowered_chunked"] == 2
+    assert (counters["gdpa"]["chunked_launches"] > 0) is not dynamic
 
 
 def test_strict_raises_where_a_lowering_would_fall_back(monkeypatch: pytest.MonkeyPatch):

@@ -259,17 +259,8 @@ def channel_attention(q, k, v):
     return (F.silu(q.mT @ k) @ v.mT).mT
 
 
-@refuse(
-    "TOO_SMALL",
-    "HEAD_DIM",
-    "HEAD_DIM_LARGE",
-    "SLOWER",
-    "DTYPE",
-    q="b n 300",
-    k="b m 300",
-    v="b m e",
-)
-def head_dim_beyond_the_kernels(q, k, v):
+@fuse(q="b n 300", k="b m 300", v="b m e")
+def head_dim_beyond_the_fused_kernels(q, k, v):
     return F.silu(q @ k.mT) @ v
 
 

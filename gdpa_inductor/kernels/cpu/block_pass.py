@@ -40,13 +40,15 @@ class Sum:
 class Pass:
     """What to compute at every score, None where it is not asked.
 
-    in_place: the weight replaces the score; else each result goes to a tensor of its own.
+    in_place: the weight replaces the score, and the gradient of the score that of the weight; else
+    each result goes to a tensor of its own. dtype: to compute in; None is that of the score.
     """
 
     weight: Expr | None
     score_grad: Expr | None = None
     sums: tuple[Sum, ...] = ()
     in_place: bool = False
+    dtype: torch.dtype | None = None
 
     @functools.cached_property
     def roots(self) -> tuple[Expr, ...]:
@@ -79,26 +81,28 @@ class Pass:
     def __call__(self, score: Tensor, *rest: Tensor) -> None:
         given: Iterator[Tensor] = iter(rest)
         grad = next(given) if self.reads_grad else None
-        terms = (self.weight, self.score_grad)
-        if self.in_place:
-            places = [score]
-        else:
-            places = [next(given) for term in terms if term is not None]
+        dtype = self.dtype or score.dtype
+        places = []
+        for root, replaced in ((self.weight, score), (self.score_grad, grad)):
+            if root is not None:
+                place = replaced if self.in_place else next(given)
+                assert place is not None
+                places.append(place)
         totals = [next(given) for _ in self.sums]
         leaves = dict(zip(self.operands, given, strict=True))
 
         def leaf(node: Expr) -> Tensor:
             if node.op == "s":
-                return score
+                return score.to(dtype)
             if node is GRAD:
                 assert grad is not None
-                return grad
+                return grad.to(dtype)
             if node.op == "const":
-                dtype = {"f": score.dtype, "i": torch.int64, "b": torch.bool}[node.kind]
-                return torch.full((), node.value, dtype=dtype)  # type: ignore[arg-type]
-            return _as_kind(leaves[node], node.kind, score.dtype)
+                kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+                return torch.full((), node.value, dtype=kind, device=score.device)  # type: ignore[arg-type]
+            return _as_kind(leaves[node], node.kind, dtype)
 
-        found = fold(self.roots, leaf, torch_apply(score.dtype))
+        found = fold(self.roots, leaf, torch_apply(dtype))
         for total, asked, term in zip(totals, self.sums, found[len(places) :], strict=True):
             missing = [d for d, axis in enumerate(AXES) if axis not in asked.axes]
             full = term.expand_as(score)
@@ -124,6 +128,8 @@ def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
 Runner = Callable[..., object]
 Strided = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # with its shape and its strides
 Layout = tuple[torch.dtype, tuple[str, ...]]  # with what `_layout` says of each dimension
+_FIXED: dict[tuple[object, ...], Runner] = {}
+_VECTOR = 16  # bytes that a GPU reads at once, of what is known to be aligned so
 _lock = threading.RLock()
 
 
@@ -135,40 +141,61 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
     """
     if lengths_vary and 1 in tensors[0].shape[2:]:
         return work
-    if work.rounds_places and inductor.drops_roundings():
+    device = tensors[0].device
+    if device.type == "cpu" and work.rounds_places and inductor.drops_roundings():
         return work
     with _lock:
         signature = tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors)
-        return _runner(work, signature, lengths_vary)
+        if device.type == "cpu" or lengths_vary:
+            return _runner(work, signature, lengths_vary, device)
+        aligned = tuple(t.data_ptr() % _VECTOR == 0 for t in tensors)
+        key = (work, signature, aligned, device)
+        if key not in _FIXED:
+            _FIXED[key] = _fixed(work, tensors)
+        return _FIXED[key]
+
+
+def _fixed(work: Pass, tensors: Sequence[Tensor]) -> Runner:
+    """Compiled for these very sizes: a GPU's kernel is faster where they are numbers."""
+    try:
+        return inductor.compile_graph(work, tensors, dynamic=False).run
+    except Exception as error:
+        return _uncompiled(work, error, tensors[0].device)
+
+
+def _uncompiled(work: Pass, error: Exception, device: torch.device) -> Runner:
+    about = (device.type, type(error).__name__, error)
+    log.warning("a score program runs uncompiled on the device %r: %s: %s", *about)
+    return work
 
 
 @functools.lru_cache(maxsize=4096)
-def _runner(work: Pass, signature: tuple[Strided, ...], lengths_vary: bool) -> Runner:
+def _runner(
+    work: Pass, signature: tuple[Strided, ...], lengths_vary: bool, device: torch.device
+) -> Runner:
     first = work.buffers if lengths_vary else len(signature)
     try:
-        variant = _variant(
-            work, tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
-        )
+        layouts = tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
+        variant = _variant(work, layouts, device)
         if variant.fits(_tensors(signature, "meta")):
             return variant.run
         if lengths_vary:
             return work
         # The compiler assumed more than the layout says: compile for these very sizes.
-        return inductor.compile_graph(work, _tensors(signature, "cpu"), dynamic=False).run
+        return inductor.compile_graph(work, _tensors(signature, device), dynamic=False).run
     except Exception as error:
-        log.warning(
-            "a score program runs uncompiled on the CPU: %s: %s", type(error).__name__, error
-        )
-        return work
+        return _uncompiled(work, error, device)
 
 
 @functools.lru_cache(maxsize=1024)
-def _variant(work: Pass, layouts: tuple[Layout, ...]) -> inductor.CompiledGraph:
+def _variant(
+    work: Pass, layouts: tuple[Layout, ...], device: torch.device
+) -> inductor.CompiledGraph:
     signature = tuple(_example(layout, number) for number, layout in enumerate(layouts))
-    return inductor.compile_graph(work, _tensors(signature, "cpu"), dynamic=True)
+    return inductor.compile_graph(work, _tensors(signature, device), dynamic=True)
 
 
-def _tensors(signature: tuple[Strided, ...], device: str) -> list[Tensor]:
+def _tensors(signature: tuple[Strided, ...], device: str | torch.device) -> list[Tensor]:
     """Uninitialised tensors: on the CPU they take address space, and no memory until written."""
     return [
         torch.empty_strided(shape, stride, dtype=dtype, device=device)

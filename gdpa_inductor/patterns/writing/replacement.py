@@ -43,7 +43,10 @@ def replacement(
     recipe = _recipe(graph, region, understood, operands)
     try:
         given = _given(recipe, understood, program, operands, expected.dtype)
-        call = Arguments(given, options={"kernel_options": str(options.kernel_options)})
+        # What was fp32 in the model must not be held in 16 bits.
+        wide = options.fp32_scores or _has_upcasts(understood.layout, expected.dtype)
+        kernel_options = replace(options.kernel_options, fp32_scores=wide)
+        call = Arguments(given, options={"kernel_options": str(kernel_options)})
         args, _ = ATTENTION.call(call)
         output = recipe.call(ATTENTION.op, *args)
         result = _result(graph, region, understood, recipe, output)
@@ -125,18 +128,21 @@ def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
     return offsets_q, offsets_k, *longest
 
 
-def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
-    """Query and key before an exact upcast, where all three factors are then of one 16-bit type."""
-    operands = (layout.query, layout.key)
-    upcast = all(
+def _has_upcasts(layout: Layout, result: torch.dtype) -> bool:
+    """Whether query and key are upcast exactly, and all three factors are of one 16-bit type."""
+    return all(
         o.casts == (torch.float32,)
         and facts.tensors(o.leaf)[0].dtype == result
         and result.itemsize == 2
-        for o in operands
+        for o in (layout.query, layout.key)
     )
-    if not upcast:
+
+
+def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
+    """Query and key before upcasts without which the factors are of one type."""
+    if not _has_upcasts(layout, result):
         return layout
-    query, key = (replace(o, casts=()) for o in operands)
+    query, key = (replace(o, casts=()) for o in (layout.query, layout.key))
     return replace(layout, query=query, key=key)
 
 

@@ -1,0 +1,214 @@
+"""Which chunks of scores a call has, in which order, and which gradients are summed on the way.
+
+A chunk is a `Block`: all scores of some (batch, head), or some rows and columns of one of them. In
+goes what is known without tensors, out come passes over the chunks. Notation: as in `cpu.dense`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..cpu.blocks import Block, spans
+
+# The model of the memory, in bytes. An H200 has 50 MiB of L2 cache: all scores of a chunk and what
+# is multiplied with them stay there. With the sums in fp32 a call takes at most 60 MiB.
+SCORES, SUMS = 32 << 20, 28 << 20
+MIN_ROWS = 1024  # of a chunk over all columns; narrower products leave multiprocessors idle
+ALIGNED = 64  # rows and columns of a chunk are a multiple
+
+Region = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class MatrixSpec:
+    """A matrix operand, or the gradient of one: [B|1, H/group, M|N, width].
+
+    along: the axis of the scores that it varies along. shared: by all batches. exact: a sum may run
+    in its own dtype.
+    """
+
+    name: str
+    along: str
+    width: int
+    group: int = 1
+    shared: bool = False
+    exact: bool = True
+
+    def span(self, block: Block) -> slice:
+        return block.rows if self.along == "rows" else block.cols
+
+    def region(self, block: Block) -> Region:
+        """Chunks of one region read, and add to, the same part of it."""
+        first = 0 if self.shared else block.b.start
+        return first, block.h.start // self.group, self.span(block).start
+
+    def is_shared_in(self, block: Block) -> bool:
+        """Whether several units of the chunk read the same matrix."""
+        units = block.shape
+        return (self.shared and units[0] > 1) or (self.group > 1 and units[1] > 1)
+
+    def elements(self, block: Block) -> int:
+        """Of its part of a chunk, where no unit shares it."""
+        span = self.span(block)
+        return math.prod(block.shape[:2]) * (span.stop - span.start) * self.width
+
+
+@dataclass(frozen=True)
+class ChunkedCall:
+    """sizes: [B,H,M,N]. joint: batches and heads of every operand are one dimension of a view; else
+    a chunk has several batches or several heads. wanted: what is summed. score_bytes: what a score
+    takes in all buffers of a chunk.
+    """
+
+    sizes: tuple[int, int, int, int]
+    sides: tuple[MatrixSpec, ...]
+    joint: bool
+    wanted: tuple[MatrixSpec, ...]
+    score_bytes: int
+
+    @property
+    def scores(self) -> int:
+        """How many a chunk has at most."""
+        return SCORES // self.score_bytes
+
+    @property
+    def run(self) -> int:
+        """How many heads in a row have equal distances in each operand."""
+        heads = self.sizes[1]
+        return math.gcd(heads, *(s.group for s in self.sides if 1 < s.group < heads))
+
+
+@dataclass(frozen=True)
+class ChunkPass:
+    """served: what is summed in this pass. visits: by name, how often each region is added to."""
+
+    blocks: tuple[Block, ...]
+    served: tuple[MatrixSpec, ...]
+    visits: dict[str, Counter[Region]]
+
+
+@functools.lru_cache(maxsize=256)
+def passes(call: ChunkedCall) -> tuple[ChunkPass, ...]:
+    """Few passes, within the memory of sums. Each has the order of one gradient, whose regions are
+    then complete one after the other; others join it if their unfinished sums are small."""
+    blocks = list(_blocks(call))
+    found: list[ChunkPass] = []
+    left = list(call.wanted)
+    while left or not found:
+        order = sorted(blocks, key=left[0].region) if left else blocks
+        served: list[MatrixSpec] = []
+        room = SUMS
+        for side in left:
+            cost = unfinished(side, order)
+            if not served or cost <= room:
+                served.append(side)
+                room -= cost
+        visits = {side.name: Counter(map(side.region, order)) for side in served}
+        found.append(ChunkPass(tuple(order), tuple(served), visits))
+        left = [side for side in left if side not in served]
+    return tuple(found)
+
+
+def unfinished(side: MatrixSpec, order: Sequence[Block]) -> int:
+    """The most bytes of fp32 sums of `side` that are held at once, if chunks have this order."""
+    regions = [side.region(block) for block in order]
+    visits = Counter(regions)
+    if side.exact or (max(visits.values()) == 1 and not any(map(side.is_shared_in, order))):
+        return 0
+    seen: Counter[Region] = Counter()
+    held = most = 0
+    for region, block in zip(regions, order, strict=True):
+        size = 4 * side.elements(block)
+        held += size if region not in seen else 0
+        seen[region] += 1
+        most = max(most, held)
+        held -= size if seen[region] == visits[region] else 0
+    return most
+
+
+def _blocks(call: ChunkedCall) -> Iterator[Block]:
+    _, _, rows, cols = call.sizes
+    row_step, col_step = _steps(call)
+    whole = (row_step, col_step) == (rows, cols)
+    for b, h in _units(call, _room(call) if whole else 1):
+        for row_span in spans(rows, row_step):
+            for col_span in spans(cols, col_step):
+                yield Block(b, h, row_span, col_span)
+
+
+def _room(call: ChunkedCall) -> int:
+    """How many units of M × N scores a chunk has at most. The sums of those that share a matrix are
+    held for each."""
+    _, _, rows, cols = call.sizes
+    lengths = {"rows": rows, "cols": cols}
+    parts = [
+        4 * lengths[side.along] * side.width
+        for side in call.wanted
+        if side.shared or side.group > 1
+    ]
+    room = call.scores // (rows * cols)
+    return max(1, min([room, *(SUMS // 2 // part for part in parts)]))
+
+
+def _steps(call: ChunkedCall) -> tuple[int, int]:
+    """Rows and columns of a chunk: all of them; all columns of some rows; or a square."""
+    _, _, rows, cols = call.sizes
+    if rows * cols <= call.scores:
+        return rows, cols
+    most_rows, most_cols = _summed(call, "rows"), _summed(call, "cols")
+    step = call.scores // cols
+    if step >= min(rows, MIN_ROWS) and cols <= most_cols:
+        return _even(rows, step), cols
+    row_step = _even(rows, min(most_rows, max(math.isqrt(call.scores), step)))
+    return row_step, _even(cols, max(ALIGNED, min(most_cols, call.scores // row_step)))
+
+
+def _summed(call: ChunkedCall, along: str) -> int:
+    """How many rows, or columns, have sums within the memory for them."""
+    width = sum(side.width for side in call.wanted if side.along == along and not side.exact)
+    return max(ALIGNED, SUMS // (4 * width)) if width else 1 << 62
+
+
+def _units(call: ChunkedCall, room: int) -> Iterator[tuple[slice, slice]]:
+    """Batches and heads of the chunks, at most `room` of them in one."""
+    batch, heads, *_ = call.sizes
+    if call.joint and room >= heads:
+        yield from ((b, slice(0, heads)) for b in spans(batch, _part(batch, room // heads)))
+    elif call.joint or call.run >= batch:
+        step = _part(call.run, room)
+        for b in spans(batch, 1):
+            for start in range(0, heads, call.run):
+                for h in spans(call.run, step):
+                    yield b, slice(start + h.start, start + h.stop)
+    else:
+        step = _part(batch, room)
+        yield from ((b, h) for h in spans(heads, 1) for b in spans(batch, step))
+
+
+def _part(size: int, limit: int) -> int:
+    """The smallest step of at most `limit` that needs no more steps."""
+    return math.ceil(size / math.ceil(size / max(1, min(size, limit))))
+
+
+def _even(size: int, limit: int) -> int:
+    """The same, a multiple of ALIGNED where that fits."""
+    step = _part(size, limit)
+    aligned = math.ceil(step / ALIGNED) * ALIGNED
+    return min(size, aligned) if aligned <= limit else step
+
+
+def launches(call: ChunkedCall, products: int) -> int:
+    """How many kernels a call starts. products: of a chunk, without those that are summed."""
+    found = 0
+    for chunk_pass in passes(call):
+        found += (products + 1) * len(chunk_pass.blocks)  # one is the program
+        for side in chunk_pass.served:
+            shared = sum(map(side.is_shared_in, chunk_pass.blocks))
+            found += len(chunk_pass.blocks) + shared
+            if unfinished(side, chunk_pass.blocks):
+                found += len(chunk_pass.visits[side.name])
+    return found

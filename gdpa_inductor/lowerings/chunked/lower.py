@@ -1,0 +1,161 @@
+"""The chunked lowering: one call of an operator in the generated code, forward and backward.
+
+`gdpa::attention_chunked` and `gdpa::attention_chunked_backward` take and give what the public ops
+do, on any device. Beside results they take at most 64 MiB, whatever the lengths. Jagged sides are
+padded first. Generated code calls them by name, so importing this module must come before loading
+it from a cache.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._compat import dynamo, lowering
+from ...kernels.chunked import chunks, run
+from ...kernels.chunked.run import ChunkedGrads, ChunkedOperands
+from ...ops import (
+    Arguments,
+    Operands,
+    Signature,
+    aux_from_axes,
+    aux_on_axes,
+    check,
+    fake_gradients,
+    fake_output,
+    no_autocast,
+    score_shape,
+)
+from ...program.expr import AXES, Expr, call
+from ...program.expr import aux as aux_leaf
+from ...program.score_mod import Aux
+from ...sequences import Padding, pad_heads, unpad_heads
+from ..call import Call, extern_call
+
+log = logging.getLogger("gdpa_inductor")
+
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_KEYWORDS = ("fp32_scores", "lengths_vary")
+FORWARD = Signature("attention_chunked", keywords=_KEYWORDS)
+BACKWARD = Signature("attention_chunked_backward", backward=True, keywords=_KEYWORDS)
+
+
+def lower(call: Call) -> Any:
+    """The output, contiguous. Inductor IR in and out."""
+    _count(call)
+    return extern_call(FORWARD, _arguments(call))
+
+
+def lower_backward(call: Call) -> list[Any]:
+    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    _count(call)
+    return extern_call(BACKWARD, _arguments(call))
+
+
+def _arguments(call: Call) -> Arguments[Any]:
+    """Operands of no dimension may come from the host."""
+    device = call.operands.query.get_device()
+    aux = [lowering.realized(x, device) for x in call.operands.aux]
+    options = {"fp32_scores": call.options.fp32_scores, "lengths_vary": not call.static}
+    return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
+
+
+def _count(call: Call) -> None:
+    """Count the launches of a call whose sizes are known."""
+    if not call.static or call.problem.jagged or 0 in score_shape(call.fakes.operands):
+        return
+    given = _given(call.fakes.operands, {"fp32_scores": call.options.fp32_scores})
+    if call.backward:
+        wanted = [given.sides[number] for number in (2, 1, 0) if call.needs[number]]
+        planned = run.call_of(given, wanted, call.fakes.grad_out)
+    else:
+        planned = run.call_of(given, [given.out_side])
+    found = chunks.launches(planned, 2 if call.backward else 1)
+    dynamo.counters["gdpa"]["chunked_launches"] += found
+    log.info("%s in chunks: %d launches", call.signature.name, found)
+
+
+def _attention(given: Arguments[Tensor]) -> Tensor:
+    o = given.operands
+    check(o)
+    with torch.no_grad(), no_autocast(o.query.device):
+        padding = Padding.of(o)
+        chunked = _given(o, given.options, padding)
+        batch, heads, rows, _ = score_shape(o)
+        out = o.value.new_empty(batch, heads, rows, o.value.shape[-1])
+        run.forward(chunked, out)
+        return unpad_heads(out, padding.query)
+
+
+def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
+    o, needs = given.operands, given.needs
+    with torch.no_grad(), no_autocast(o.query.device):
+        padding = Padding.of(o)
+        chunked = _given(o, given.options, padding)
+        grads = _places(chunked, needs)
+        run.backward(chunked, pad_heads(given.grad_out, padding.query), grads)
+        specs = chunked.program.aux
+        totals = [None if t is None else aux_from_axes(t, s) for t, s in zip(grads.aux, specs)]
+        found = (
+            None if grads.query is None else unpad_heads(grads.query, padding.query),
+            None if grads.key is None else unpad_heads(grads.key, padding.key),
+            None if grads.value is None else unpad_heads(grads.value, padding.key),
+            *(
+                None if total is None else padding.unpad_aux(total, spec)
+                for total, spec in zip(totals, o.program.aux)
+            ),
+        )
+    results = zip(found, o.differentiable, strict=True)
+    return [grad.to(t.dtype).contiguous() for grad, t in results if grad is not None]
+
+
+def _given(o: Operands[Tensor], options: Any, padding: Padding | None = None) -> ChunkedOperands:
+    """In the kernel's form: dense, aux operands on four axes."""
+    fp32, vary = options.get("fp32_scores", False), options.get("lengths_vary", False)
+    only: Expr | None = None
+    valid: list[Tensor] = []
+    if padding is not None and o.jagged:
+        only, valid = _existing(padding, len(o.aux))
+        o = padding.pad(o)
+    aux = [aux_on_axes(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
+    return ChunkedOperands(
+        o.query, o.key, o.value, (*aux, *valid), o.scalars, o.program, only, fp32, vary
+    )
+
+
+def _existing(padding: Padding, number: int) -> tuple[Expr, list[Tensor]]:
+    """The condition that a score is none of the padding, and the operands that it reads, from
+    `number` on."""
+    rows = None if padding.query is None else padding.query.valid[:, None, :, None]
+    cols = None if padding.key is None else padding.key.valid[:, None, None, :]
+    valid = [side for side in (rows, cols) if side is not None]
+    terms = [aux_leaf(number + i, "b") for i in range(len(valid))]
+    return terms[0] if len(terms) == 1 else call("and", *terms), valid
+
+
+def _places(given: ChunkedOperands, needs: tuple[bool, ...]) -> ChunkedGrads:
+    query, key, value = (
+        t.new_empty(t.shape) if need else None
+        for t, need in zip((given.query, given.key, given.value), needs, strict=False)
+    )
+    specs = given.program.aux
+    aux = [
+        _aux_zeros(t, spec, given.compute) if need else None
+        for t, spec, need in zip(given.aux, specs, needs[3:], strict=False)
+    ]
+    return ChunkedGrads(query, key, value, aux)
+
+
+def _aux_zeros(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
+    """Where to sum the gradient of an aux operand, contiguous on four axes."""
+    # With all four axes nothing is summed: every element is written once, in its own dtype.
+    kept = placed.dtype if len(spec.axes) == len(AXES) else dtype
+    return torch.zeros(placed.shape, dtype=kept, device=placed.device)
+
+
+FORWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, fake_gradients)
