@@ -45,7 +45,8 @@ class Backend:
 
     devices: torch's device types. refuses: what it cannot run; pays: what it should not; frugal:
     the same under profit="memory", where that differs; yields: what a later backend does better.
-    A problem that no rule refuses must lower. about: what a report adds to a choice.
+    A problem that no rule refuses must lower. about: what a report adds to a choice. by_name:
+    device types where it runs only for who asks for it by its name.
 
     lower, lower_backward: Inductor IR in and out; the output, or the asked gradients, contiguous.
     """
@@ -59,6 +60,11 @@ class Backend:
     yields: tuple[Rule, ...] = ()
     frugal: tuple[Rule, ...] | None = None
     about: Callable[[Problem], str] = lambda problem: ""
+    by_name: tuple[str, ...] = ()
+
+    def runs_on(self, device: str, kernel: str) -> bool:
+        """kernel: as it was asked for."""
+        return device in self.devices and (kernel == self.name or device not in self.by_name)
 
     def profits(self, profit: Profit) -> tuple[Rule, ...]:
         """The cost model that is asked."""

@@ -49,7 +49,7 @@ def _select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection
     if kernel == REFERENCE:
         return Choice(REFERENCE, "asked for")
     device = problem.device.type
-    known = [backend for backend in backends() if device in backend.devices]
+    known = [backend for backend in backends() if backend.runs_on(device, kernel)]
     if not known:
         return Rejection(Code.DEVICE, f"there is no kernel for the device {device!r}")
     candidates = _from(kernel, known)

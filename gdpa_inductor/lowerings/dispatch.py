@@ -64,8 +64,9 @@ def _fall_back(call: Call, reason: str) -> Any:
     dynamo.counters["gdpa"]["fallback"] += 1
     if call.options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")
-    chunked = backend(CHUNKED)
-    if chunked.refusal(call.problem, profit=False) is None:
+    chunked, device = backend(CHUNKED), call.problem.device.type
+    runs = chunked.runs_on(device, call.options.kernel)
+    if runs and chunked.refusal(call.problem, profit=False) is None:
         try:
             found = chunked.run(call)
         except Exception:

@@ -1,10 +1,13 @@
 """Which kernel a problem gets, and the reasons of a refusal."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.options import Options
+from gdpa_inductor.lowerings.chunked import cost
+from gdpa_inductor.options import Options, Profit
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.rejection import Code
@@ -56,38 +59,46 @@ def test_accepted(given: Problem, kernel: str):
     assert kernel in str(choice)
 
 
-# What no fused kernel takes, or does not pay on, goes in chunks where these are estimated to pay.
+# What no fused kernel takes, or does not pay on, and for which chunks are estimated to pay.
 CHUNKED = [
-    (problem(dv=1024), "a head dim of 1024"),
-    (problem(dv=1024, training=False), "a head dim of 1024"),
-    (problem(F32, training=False), "fp32 without TF32"),
-    (problem(F32, d=64, dv=256, training=False), "minutes to compile"),
-    (problem(F64, training=False, m=4096, n=4096), "float64"),
-    (problem(d=256, m=2048, n=2048), "training with head dim 256"),
+    problem(dv=1024),
+    problem(dv=1024, training=False),
+    problem(F32, training=False),
+    problem(F32, d=64, dv=256, training=False),
+    problem(F64, training=False, m=4096, n=4096),
+    problem(d=256, m=2048, n=2048),
+    problem(dv=512, m=1 << 20, n=1 << 20),  # a list of all chunks would not end
 ]
 
 
-@pytest.mark.parametrize("given, word", CHUNKED)
-def test_what_no_fused_kernel_takes_goes_in_chunks(given: Problem, word: str):
-    choice = lowerings.choose(given, Options())
+@pytest.mark.parametrize("given", CHUNKED)
+def test_chunks_can_be_asked_for_by_name(given: Problem):
+    choice = lowerings.choose(given, Options(kernel="chunked"))
     assert choice
     assert choice.kernel == "chunked"
     assert " launches" in str(choice)
-    assert word in str(choice)
+
+
+@pytest.mark.parametrize("profit", [True, "memory", False])
+@pytest.mark.parametrize("given", CHUNKED)
+def test_a_gpu_takes_chunks_by_name_only(given: Problem, profit: Profit):
+    """They have not been run there."""
+    choice = lowerings.choose(given, Options(profit=profit))
+    assert not choice or choice.kernel != "chunked"
 
 
 REFUSED = [
-    (problem(F64, m=64), Code.SLOWER, "float64"),
-    (problem(value=F32), Code.SLOWER, "takes one"),
+    (problem(F64), Code.DTYPE, "float64"),
+    (problem(value=F32), Code.DTYPE, "takes one"),
     (problem(aux=(torch.complex64,)), Code.DTYPE, "complex64"),
-    (problem(d=320, m=64, n=64), Code.SLOWER, "320"),
-    (problem(dv=512, m=64, n=64), Code.SLOWER, "512"),
+    (problem(d=320), Code.HEAD_DIM, "320"),
+    (problem(dv=512), Code.HEAD_DIM, "512"),
     (problem(device="meta"), Code.DEVICE, "meta"),
     (problem(d=256), Code.SLOWER, "training with head dim 256"),
     (problem(d=256, training=False, m=64), Code.SLOWER, "256 rows and keys"),
     (problem(F32), Code.SLOWER, "fp32 without TF32"),
-    (problem(F32, d=136), Code.SLOWER, "minutes to compile"),
-    (problem(F32, d=64, dv=256, m=64), Code.SLOWER, "a head dim of 256"),
+    (problem(F32, d=136), Code.HEAD_DIM_LARGE, "minutes to compile"),
+    (problem(F32, d=64, dv=256), Code.HEAD_DIM_LARGE, "a head dim of 256"),
     (problem(F32, m=511, n=512, device="cpu"), Code.SLOWER, "pays from 32 MiB"),
     (problem(F32, m=256, n=256, device="cpu", training=False), Code.SLOWER, "the scores are 8 MiB"),
     (problem(F32, m=256, n=256, device="cpu", program=CAUSAL), Code.SLOWER, "from 16 MiB"),
@@ -111,41 +122,21 @@ def test_profit_off_asks_only_whether_it_is_right(given: Problem, code: Code, wo
 
 
 def test_a_little_slower_is_rewritten_for_memory():
-    given = problem(F32)
-    assert not lowerings.choose(given, Options())
-    assert lowerings.choose(given, Options(profit="memory")).kernel == "chunked"
     wide = problem(F32, dv=512, device="cpu")
     assert lowerings.choose(wide, Options(profit="memory")).kernel == "cpu"
+    given = problem(F32)
+    assert not lowerings.choose(given, Options(kernel="chunked"))
+    memory = Options(kernel="chunked", profit="memory")
+    assert lowerings.choose(given, memory).kernel == "chunked"
     for least in (problem(F32, m=64, n=64), problem(dv=512, m=64, n=64)):
-        assert not lowerings.choose(least, Options(profit="memory"))
-
-
-def test_a_backend_that_pays_comes_before_one_that_only_can():
-    """Without the cost model too, and so also when it is lowered."""
-    given = problem(d=256, m=2048, n=2048)
-    assert lowerings.choose(given, Options(profit=False)).kernel == "chunked"
-    assert lowerings.choose(given, Options(profit=False, kernel="triton")).kernel == "triton"
-    refusal = lowerings.choose(given, Options(kernel="triton"))
-    assert refusal.code is Code.SLOWER
-    assert "training with head dim 256" in refusal.reason
+        assert not lowerings.choose(least, memory)
 
 
 def test_an_estimate_grows_with_the_launches(monkeypatch: pytest.MonkeyPatch):
-    from dataclasses import replace
-
-    from gdpa_inductor.lowerings.chunked import cost
-
-    given = problem(dv=1024)
-    assert lowerings.choose(given, Options())
-    slow = replace(cost.RATES, launch=1e-3)
-    monkeypatch.setattr(cost, "RATES", slow)
-    assert not lowerings.choose(given, Options())
-
-
-def test_sizes_that_are_not_known_cost_no_time():
-    """They count as large; a list of all chunks would not end."""
-    given = problem(dv=512, m=1 << 20, n=1 << 20)
-    assert lowerings.choose(given, Options()).kernel == "chunked"
+    given, asked = problem(dv=1024), Options(kernel="chunked")
+    assert lowerings.choose(given, asked)
+    monkeypatch.setattr(cost, "RATES", replace(cost.RATES, launch=1e-3))
+    assert not lowerings.choose(given, asked)
 
 
 def test_jagged_sides_without_a_bound_are_not_padded():
@@ -155,18 +146,16 @@ def test_jagged_sides_without_a_bound_are_not_padded():
     assert "without a bound" in refusal.reason
 
 
-def test_wide_heads_in_full_precision_are_not_for_triton():
-    """It would compile for minutes."""
+def test_wide_heads_in_full_precision_are_refused_without_profit_too():
+    """Triton would compile for minutes."""
     off = Options(profit=False)
-    assert lowerings.choose(problem(F32, d=256), off).kernel == "chunked"
-    refusal = lowerings.choose(problem(F32, d=256, m=64), Options(kernel="triton"))
-    assert "minutes to compile" in refusal.reason
-    assert lowerings.choose(problem(F32, d=128, m=64), off).kernel == "triton"
-    assert lowerings.choose(problem(BF16, d=256, m=64), off).kernel == "triton"
+    assert lowerings.choose(problem(F32, d=256), off).code is Code.HEAD_DIM_LARGE
+    assert lowerings.choose(problem(F32, d=128), off).kernel == "triton"
+    assert lowerings.choose(problem(BF16, d=256), off).kernel == "triton"
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        assert lowerings.choose(problem(F32, d=256, m=64), off).kernel == "triton"
+        assert lowerings.choose(problem(F32, d=256), off).kernel == "triton"
     finally:
         torch.set_float32_matmul_precision(before)
 
@@ -186,15 +175,14 @@ def test_tf32_follows_torch():
 def test_old_devices_are_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (7, 5))
     refusal = lowerings.choose(problem(), Options())
-    assert refusal.code is Code.SLOWER
+    assert refusal.code is Code.DEVICE
     assert "7.5" in refusal.reason
-    assert lowerings.choose(problem(m=4096, n=4096, training=False), Options()).kernel == "chunked"
 
 
 def test_no_triton_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     refusal = lowerings.choose(problem(), Options())
-    assert refusal.code is Code.SLOWER
+    assert refusal.code is Code.DEVICE
     assert "Triton" in refusal.reason
 
 

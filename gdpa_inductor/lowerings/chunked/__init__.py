@@ -18,6 +18,7 @@ BACKEND = Backend(
     pays=(Rule(Code.SLOWER, not_on_cpu, quiet=True), Rule(Code.SLOWER, slower)),
     frugal=(Rule(Code.SLOWER, not_on_cpu, quiet=True), Rule(Code.SLOWER, frugally_slower)),
     about=expected,
+    by_name=("cuda", "xpu", "mps"),  # it has not been run there
     lower=lower,
     lower_backward=lower_backward,
 )
