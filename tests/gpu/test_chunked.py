@@ -1,0 +1,47 @@
+"""Chunks on torch's products, on the card: the error rule for every kind of operand, equal bits."""
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from gdpa_inductor import gdpa_backend
+from tests.gpu.programs import CASES, SELF, Case, _causal, _plain
+from tests.gpu.test_kernels import bits, breach, operands_of
+
+pytestmark = pytest.mark.cuda
+DTYPES = [torch.bfloat16, torch.float32, torch.float64]
+WIDE = {
+    "value dim 1024": Case(_plain, SELF, {"e": 1024, "m": 700, "h": 1}),
+    "head dims 320 and 200": Case(_plain, SELF, {"d": 320, "e": 200}),
+    "several chunks": Case(_plain, SELF, {"m": 5000, "h": 2}),
+    "several chunks, causal": Case(_causal, SELF, {"m": 5000, "h": 1, "e": 512}),
+}
+
+
+def compiled(function):
+    options = {
+        "gdpa.kernel": "chunked", "gdpa.profit": False, "gdpa.strict": True, "gdpa.expect": 1,
+    }  # fmt: skip
+
+    def backend(gm, inputs):
+        return gdpa_backend(gm, inputs, options=options)
+
+    return torch.compile(function, backend=backend)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
+@pytest.mark.parametrize("name", {**CASES, **WIDE})
+def test_error_rule(name: str, dtype: torch.dtype) -> None:
+    case = {**CASES, **WIDE}[name]
+    counters.clear()
+    assert not breach(case, compiled(case.function), dtype)
+    assert counters["gdpa"]["lowered_chunked"] == 2
+
+
+@pytest.mark.parametrize("name", ["value dim 1024", "several chunks"])
+def test_equal_bits(name: str) -> None:
+    case = WIDE[name]
+    operands, function = operands_of(case, torch.bfloat16), compiled(case.function)
+    first = bits(function, operands)
+    for _ in range(20):
+        assert all(torch.equal(a, b) for a, b in zip(first, bits(function, operands)))
