@@ -43,6 +43,17 @@ class Ref:
         strides = tuple(0 if n == 1 else s for n, s in zip(self.sizes, self.strides))
         return self.sizes, strides, self.offset, self.dtype
 
+    @cached_property
+    def is_symbolic(self) -> bool:
+        """Whether a size is known only when the model runs, as that of `x[mask]` is."""
+        numbers = (*self.sizes, *self.strides, self.offset)
+        return any(isinstance(n, torch.SymInt) for n in numbers)
+
+    def require_known(self) -> None:
+        """Raises Incomplete where a size is known only when the model runs."""
+        if self.is_symbolic:
+            raise Incomplete("the size of a tensor depends on the elements of another")
+
 
 @dataclass(eq=False)
 class Event:
