@@ -22,12 +22,13 @@ from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from .._compat import shapes
 from .._compat.autograd import plain_torch
 from . import memory
 from .autograd import check_dropped, check_reach, check_saved, check_tangent, check_views, note_view
 from .interpret import Claim, Claims, Fault, SideBySide
 from .proof import Proof
-from .record import Incomplete
+from .record import SIZE_OF_ELEMENTS, Incomplete
 
 __all__ = ["Claims", "Verdict", "judged", "validate"]
 
@@ -75,7 +76,9 @@ def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None
     except Incomplete as reason:
         return Verdict(str(reason), whole.node, invalid=False)
     except Exception as error:  # whatever an interpretation may raise, the model stays as it is
-        return Verdict(f"{type(error).__name__}: {error}", whole.node, invalid=False)
+        told = f"{type(error).__name__}: {error}"
+        told = SIZE_OF_ELEMENTS if shapes.asks_for_elements(error) else told
+        return Verdict(told, whole.node, invalid=False)
     return None
 
 

@@ -18,6 +18,9 @@ from torch import Tensor
 from .._compat import fx, operators, subclasses
 
 
+SIZE_OF_ELEMENTS = "the size of a tensor depends on the elements of another"
+
+
 class Incomplete(Exception):
     """The graph cannot be interpreted or evaluated; the message says what stands in the way."""
 
@@ -52,7 +55,7 @@ class Ref:
     def require_known(self) -> None:
         """Raises Incomplete where a size is known only when the model runs."""
         if self.is_symbolic:
-            raise Incomplete("the size of a tensor depends on the elements of another")
+            raise Incomplete(SIZE_OF_ELEMENTS)
 
 
 @dataclass(eq=False)
