@@ -22,6 +22,13 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
     return bool(statically_known_true(condition))
 
 
+def asks_for_elements(error: Exception) -> bool:
+    """Whether torch was asked for a size that elements decide, and could not say it."""
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    return isinstance(error, GuardOnDataDependentSymNode)
+
+
 def size_hint(size: int | torch.SymInt) -> int | None:
     """The value that a size had when the graph was captured; None where there is none. Adds no
     guard.

@@ -18,19 +18,19 @@ It imports torch and the language of score programs. It never sees what the matc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch.fx import GraphModule
 
+from .._compat import shapes
 from .._compat.autograd import plain_torch
 from . import memory
 from .autograd import check_dropped, check_reach, check_saved, check_tangent, check_views, note_view
-from .interpret import Claim, Fault, SideBySide
+from .interpret import Claim, Claims, Fault, SideBySide
 from .proof import Proof
-from .record import Incomplete
+from .record import SIZE_OF_ELEMENTS, Incomplete
 
-__all__ = ["Verdict", "judged", "validate"]
+__all__ = ["Claims", "Verdict", "judged", "validate"]
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,14 @@ class Verdict:
 
 
 def validate(
-    before: GraphModule, after: GraphModule, claims: Mapping[str, str] | None = None
+    before: GraphModule, after: GraphModule, claims: Claims | None = None
 ) -> Verdict | None:
     """Whether `after` computes what `before` does, with every effect and gradient; None if so.
 
     Args:
-        claims: nodes of `after` and the nodes of `before` that they stand for. Needed only where
-            one fused call feeds another with no common node between; a claim is decided like any.
+        claims: for `after` and each of its bodies, its nodes and those of `before` that they stand
+            for. Needed only where one fused call feeds another with no common node between; a
+            claim is decided like any.
     """
     place = memory.place_of(before, after)
     if place is not None and place.exists():
@@ -62,9 +63,7 @@ def validate(
     return verdict
 
 
-def judged(
-    before: GraphModule, after: GraphModule, claims: Mapping[str, str] | None = None
-) -> Verdict | None:
+def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None) -> Verdict | None:
     """The same, whatever was found before."""
     whole = SideBySide(_agree, claims or {})
     try:
@@ -77,7 +76,9 @@ def judged(
     except Incomplete as reason:
         return Verdict(str(reason), whole.node, invalid=False)
     except Exception as error:  # whatever an interpretation may raise, the model stays as it is
-        return Verdict(f"{type(error).__name__}: {error}", whole.node, invalid=False)
+        told = f"{type(error).__name__}: {error}"
+        told = SIZE_OF_ELEMENTS if shapes.asks_for_elements(error) else told
+        return Verdict(told, whole.node, invalid=False)
     return None
 
 

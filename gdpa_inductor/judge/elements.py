@@ -147,6 +147,7 @@ class Evaluator:
 
     def element(self, ref: Ref, time: int, index: Index) -> Tensor:
         """The elements `index` of a tensor as it was at a time."""
+        ref.require_known()
         history = [w for w in self.log.writes[ref.storage] if w[0].number < time]
         found = self._held(history, len(history) - 1, ref, index)
         return found if ref.grad or not found.requires_grad else found.detach()
@@ -168,10 +169,8 @@ class Evaluator:
         if last < 0:
             return self._root(("input", ref.storage), ref, self._address(ref, index))
         event, place, number = history[last]
-        if place.dtype != ref.dtype:
-            if event.side != "both":
-                raise UnknownOperation("a tensor is read in another dtype than it was written in")
-            return self._root((event.number, ref.storage), ref, self._address(ref, index))
+        if place.dtype != ref.dtype or place.is_symbolic:
+            return self._unlike(event, place, ref, index, first=last == 0)
         covered: Tensor | None = None
         within = index
         if place.geometry != ref.geometry:
@@ -189,6 +188,16 @@ class Evaluator:
             return older
         with self.within(covered):
             return torch.where(covered, self._made(event, place, number, within), older)
+
+    def _unlike(self, event: Event, place: Ref, ref: Ref, index: Index, *, first: bool) -> Tensor:
+        """What is read in another dtype than it was written in, or was written at a size that is
+        not known. What makes a storage writes all of it, at any size.
+        """
+        if event.side != "both" or not first:
+            place.require_known()
+        if event.side != "both":
+            raise UnknownOperation("a tensor is read in another dtype than it was written in")
+        return self._root((event.number, ref.storage), ref, self._address(ref, index))
 
     def _check_tracked(self, event: Event, older: Tensor) -> None:
         if older.requires_grad:

@@ -24,6 +24,8 @@ class Fused:
         self.query: Ref = given["query"]
         self.key: Ref = given["key"]
         self.value: Ref = given["value"]
+        for operand in (self.query, self.key, self.value):
+            operand.require_known()
         self.aux: list[Ref] = list(given["aux"] or [])
         self.scalars: list[Any] = list(given["scalars"] or [])
         self.program = ScoreMod.parse(given["score_mod"])

@@ -61,12 +61,14 @@ class Saved:
 
 Agree = Callable[["SideBySide", Claim], bool]
 Edge = tuple[Any, int]
+# Of each graph, since names are unique within one only: nodes, and what these stand for.
+Claims = Mapping[GraphModule, Mapping[str, str]]
 
 
 @dataclass
 class SideBySide:
     """One run of two graphs. agree: decides a claim; False where it cannot be shown, or it raises.
-    claims: what some nodes of the rewritten graph stand for.
+    claims: what some nodes of the rewritten graph and of its bodies stand for.
 
     edges: the places in autograd's graph of each common value, whenever it was used. cuts: the
     common values that the rewritten graph's own nodes use. saved: what autograd keeps. fragile:
@@ -79,7 +81,7 @@ class SideBySide:
     """
 
     agree: Agree
-    claims: Mapping[str, str]
+    claims: Claims
     log: Log = field(default_factory=Log)
     inputs: GraphInputs = field(default_factory=GraphInputs)
     edges: dict[str, list[Edge]] = field(default_factory=dict)
@@ -187,7 +189,7 @@ class Bodies:
 
     def _claimed(self, name: str) -> None:
         """Decide what a node is said to stand for, before another fused call uses it."""
-        before = self.whole.claims.get(name, "")
+        before = self.whole.claims.get(self.after, {}).get(name, "")
         a, b = self.values.get(before), self.others.get(name)
         if not (isinstance(a, Tensor) and isinstance(b, Tensor)) or _kind(a) != _kind(b):
             return

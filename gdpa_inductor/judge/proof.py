@@ -41,6 +41,7 @@ class Proof:
         """
         log = self.log = self.whole.log
         self.before, self.after = log.ref(self.claim.before), log.ref(self.claim.after)
+        self.before.require_known()
         if 0 in self.before.sizes:
             return True
         self.products = {

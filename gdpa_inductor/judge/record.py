@@ -18,6 +18,9 @@ from torch import Tensor
 from .._compat import fx, operators, subclasses
 
 
+SIZE_OF_ELEMENTS = "the size of a tensor depends on the elements of another"
+
+
 class Incomplete(Exception):
     """The graph cannot be interpreted or evaluated; the message says what stands in the way."""
 
@@ -42,6 +45,17 @@ class Ref:
         """Sizes and strides; the stride of a dimension of size 1 means nothing."""
         strides = tuple(0 if n == 1 else s for n, s in zip(self.sizes, self.strides))
         return self.sizes, strides, self.offset, self.dtype
+
+    @cached_property
+    def is_symbolic(self) -> bool:
+        """Whether a size is known only when the model runs, as that of `x[mask]` is."""
+        numbers = (*self.sizes, *self.strides, self.offset)
+        return any(isinstance(n, torch.SymInt) for n in numbers)
+
+    def require_known(self) -> None:
+        """Raises Incomplete where a size is known only when the model runs."""
+        if self.is_symbolic:
+            raise Incomplete(SIZE_OF_ELEMENTS)
 
 
 @dataclass(eq=False)

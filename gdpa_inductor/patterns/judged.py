@@ -69,10 +69,19 @@ class _Original:
         graphs.restore(self.gm, self.copy[0])
 
 
+def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
+    """What the results of fused calls stand for, in a rewritten graph and in each of its bodies."""
+    found: dict[GraphModule, dict[str, str]] = {}
+    for path, body in gm.named_modules(remove_duplicate=False):
+        if isinstance(body, GraphModule):
+            pairs = dict(match.stands_for for match in matches if match.body == path)
+            found.setdefault(body, {}).update(pairs)
+    return found
+
+
 def _objections(held: _Original, result: Result) -> Iterable[Ban]:
     """The rewrites that are not to stay: the one at fault, or all where that is not known."""
-    claims = dict(match.stands_for for match in result.matches)
-    verdict = judge.validate(held.copy[0], held.gm, claims)
+    verdict = judge.validate(held.copy[0], held.gm, claims(held.gm, result.matches))
     if verdict is None:
         return
     code = Code.INVALID_REWRITE if verdict.invalid else Code.ANALYSIS

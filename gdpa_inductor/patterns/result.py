@@ -33,7 +33,7 @@ class Match:
     that is padded in the model stays padded, or a learned table keeps its gradient. `stands_for`:
     the node that returns the result, and the one that returned it before. `module`: the path of the
     module that it is in, such as "layers.0". `origins`: where each operand between the products
-    comes from.
+    comes from. `body`: the path of the body that it is in, such as "wrap_body_0"; "" for the graph.
     """
 
     problem: Problem
@@ -45,6 +45,7 @@ class Match:
     stands_for: tuple[str, str] = ("", "")
     module: str = ""
     origins: tuple[Origin, ...] = ()
+    body: str = ""
 
     @property
     def score_mod(self) -> ScoreMod:

@@ -64,12 +64,13 @@ def rewrite_once(gm: GraphModule, told: PassOrders) -> Result:
 class Caller:
     """What is known of the graph that calls a body. start: the modes that the body begins with;
     later: storages that are changed after it has run; learns: inputs of the body that want
-    gradients.
+    gradients; path: of the body, from the graph that is rewritten.
     """
 
     start: State | None = None
     later: frozenset[int] = frozenset()
     learns: frozenset[Node] = frozenset()
+    path: str = ""
 
 
 def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) -> Result:
@@ -85,15 +86,19 @@ def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) 
         ambient = Ambient.of(gm.graph, caller.start)
         graph = HostGraph.of(gm.graph, ambient, caller.later, caller.learns)
         callers = [(body, _called_from(graph, node, body)) for node, body in calls]
+        paths = {body: name for name, body in gm.named_modules()}
     except Exception as error:
         return _failed(error)
-    for body, caller in callers:
+    for body, call in callers:
         same = [other for called, other in callers if called is body]
         later = frozenset[int]().union(*(x.later for x in same))
         learns = frozenset[Node]().union(*(x.learns for x in same))
-        found += _rewrite(body, told, seen, Caller(caller.start, later, learns))
+        path = f"{caller.path}.{paths[body]}".removeprefix(".")
+        found += _rewrite(body, told, seen, Caller(call.start, later, learns, path))
     if worthwhile:
-        found += _rewrite_one(gm, graph, told)
+        own = _rewrite_one(gm, graph, told)
+        matches = tuple(replace(m, body=caller.path) for m in own.matches)
+        found += Result(matches, own.rejections)
     return _relieved(gm, graph, found) if calls and found.matches else found
 
 

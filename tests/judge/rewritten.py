@@ -9,6 +9,7 @@ from gdpa_inductor.graphs import copy_graph
 from gdpa_inductor.judge import judged
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import rewrite_graph
+from gdpa_inductor.patterns.judged import claims
 
 ALONE = Options(profit=False, judge=False)
 
@@ -31,7 +32,7 @@ def verdicts(function: Callable, inputs: list, tamper: Callable | None = None) -
         if tamper is not None:
             tamper(gm.graph)
             gm.recompile()
-        found.append(judged(before, gm, dict(match.stands_for for match in matches)))
+        found.append(judged(before, gm, claims(gm, matches)))
         return before.forward
 
     torch.compile(function, backend=backend)(*inputs)

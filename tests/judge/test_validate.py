@@ -235,25 +235,26 @@ def test_an_operand_that_is_kept_and_written_later_is_invalid():
     assert verdict.invalid and "kept for the backward" in verdict.reason
 
 
-def test_a_rewritten_body_of_a_checkpoint_is_judged():
-    def checkpointed(q, k, v):
-        return torch.utils.checkpoint.checkpoint(plain, q, k, v, use_reentrant=False)
+def test_a_bias_of_a_size_that_elements_decide_is_judged():
+    def attention(q, k, v, table, mask):
+        return F.silu(q @ k.mT + table[mask].view(M, M)) @ v
 
-    found = []
+    _, k, v = heads()
+    table, mask = torch.randn(40), torch.arange(40) < M * M
+    turned = with_argument(3, lambda old, graph: [called(graph, fused(graph), torch.t, *old)])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert verdicts(attention, [k, k, v, table, mask]) == [None]
+        (verdict,) = verdicts(attention, [k, k, v, table, mask], turned)
+    assert verdict.invalid and "other weights" in verdict.reason
 
-    def backend(gm, _):
-        before = copy_graph(gm)
-        assert rewrite_graph(gm, options=ALONE).matches
-        found.append(judged(before, gm))
-        (body,) = (m for m in gm.children() if isinstance(m, torch.fx.GraphModule))
-        program("silu(mul(s,0.25))")(body.graph)
-        body.recompile()
-        found.append(judged(before, gm))
-        return before.forward
 
-    torch.compile(checkpointed, backend=backend)(*heads())
-    assert found[0] is None
-    assert found[1].invalid and "other weights" in found[1].reason
+def test_keys_of_a_number_that_elements_decide_are_refused():
+    def attention(q, k, v, mask):
+        return F.silu(q @ k[:, :, mask].mT) @ v[:, :, mask]
+
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        (verdict,) = verdicts(attention, [*heads(), torch.arange(M) < 2])
+    assert not verdict.invalid and "size of a tensor depends on the elements" in verdict.reason
 
 
 def test_what_cannot_be_interpreted_is_not_called_invalid():

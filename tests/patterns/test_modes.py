@@ -15,6 +15,8 @@ def attention(q, k, v):
     return F.silu(q @ k.mT / 2) @ v
 
 
+SQUARE = {"q": "b h n d", "k": "b h n d", "v": "b h n e"}
+
 # Activation checkpointing: the body is a GraphModule of its own.
 
 
@@ -46,6 +48,42 @@ def test_checkpoint_inside_a_checkpoint():
         return checkpoint(attention, q.sin(), k, v, use_reentrant=False).cos()
 
     fused(lambda q, k, v: checkpoint(outer, q, k, v, use_reentrant=False))
+
+
+def test_a_fused_result_is_handed_to_a_checkpoint():
+    """Both graphs name their fused calls alike; what one stands for is said of its own graph."""
+
+    def layer(q, k, v, bias):
+        return F.silu(q @ k.mT + bias * 2) @ v
+
+    def model(q, k, v, k2, bias):
+        first = layer(q, k, v, bias)
+        return checkpoint(layer, q, k2, first, bias.mT, use_reentrant=False)
+
+    specs = {**SQUARE, "k2": "b h n d", "bias": "n n"}
+    recorder = fused(model, specs, regions=2)
+    assert len({match.node for match in recorder.matches}) == 1
+    assert {match.body for match in recorder.matches} == {"", "wrap_body_0"}
+
+
+@pytest.mark.parametrize("kept", ["none", "second", "all"])
+def test_three_layers_some_of_them_checkpointed(kept: str):
+    def stays(number: int) -> bool:
+        return kept == "all" or (kept == "second" and number == 1)
+
+    def model(q, k, v):
+        for number in range(3):
+            if stays(number):
+                v = checkpoint(attention, q, k, v, use_reentrant=False)
+            else:
+                v = attention(q, k, v)
+        return v
+
+    fused(model, SQUARE, regions=3)
+    around = lambda q, k, v: checkpoint(model, q, k, v, use_reentrant=False)
+    matches = fused(around, SQUARE, regions=3).matches
+    depths = sorted(len(match.body.split(".")) for match in matches)
+    assert depths == {"none": [1, 1, 1], "second": [1, 1, 2], "all": [2, 2, 2]}[kept]
 
 
 def test_softmax_in_a_checkpoint_is_left():

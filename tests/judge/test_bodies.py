@@ -1,0 +1,90 @@
+"""The judge on graphs that call bodies: what holds in one graph says nothing of another."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gdpa_inductor.graphs import copy_graph
+from gdpa_inductor.judge import judged
+from gdpa_inductor.patterns import rewrite_graph
+from tests.judge.rewritten import (
+    ALONE,
+    fused,
+    heads,
+    on_operand,
+    plain,
+    program,
+    verdicts,
+    with_argument,
+)
+
+OTHER = "silu(mul(s,0.25))"
+NEGATED = on_operand(torch.ops.aten.neg.default)
+
+
+def test_a_rewritten_body_of_a_checkpoint_is_judged():
+    def checkpointed(q, k, v):
+        return torch.utils.checkpoint.checkpoint(plain, q, k, v, use_reentrant=False)
+
+    found = []
+
+    def backend(gm, _):
+        before = copy_graph(gm)
+        assert rewrite_graph(gm, options=ALONE).matches
+        found.append(judged(before, gm))
+        (body,) = (m for m in gm.children() if isinstance(m, torch.fx.GraphModule))
+        program(OTHER)(body.graph)
+        body.recompile()
+        found.append(judged(before, gm))
+        return before.forward
+
+    torch.compile(checkpointed, backend=backend)(*heads())
+    assert found[0] is None
+    assert found[1].invalid and "other weights" in found[1].reason
+
+
+def in_body(tamper: Callable) -> Callable:
+    """Tamper with the one body that a graph calls."""
+
+    def change(graph: torch.fx.Graph) -> None:
+        children = graph.owning_module.children()
+        (body,) = (m for m in children if isinstance(m, torch.fx.GraphModule))
+        tamper(body.graph)
+        body.recompile()
+
+    return change
+
+
+def hands_over_the_value(graph: torch.fx.Graph) -> None:
+    """The checkpoint is given the value in place of the fused result."""
+    node = fused(graph)
+    node.replace_all_uses_with(node.args[2])
+
+
+def reads_the_key_as_values(graph: torch.fx.Graph) -> None:
+    node = fused(graph)
+    query, key, _, *rest = node.args
+    node.args = (query, key, key, *rest)
+
+
+@pytest.mark.parametrize(
+    ("tamper", "reason"),
+    [
+        pytest.param(program(OTHER), "other weights", id="program outside"),
+        pytest.param(in_body(program(OTHER)), "other weights", id="program in the body"),
+        pytest.param(hands_over_the_value, "one of the graphs alone", id="no fused result"),
+        pytest.param(reads_the_key_as_values, "other values", id="values outside"),
+        pytest.param(in_body(reads_the_key_as_values), "other values", id="values in the body"),
+        pytest.param(in_body(with_argument(2, NEGATED)), "other values", id="a sign in the body"),
+    ],
+)
+def test_a_wrong_rewrite_beside_a_checkpoint_is_refused(tamper: Callable, reason: str):
+    """The fused result enters a body whose own fused call has the same name."""
+
+    def layers(q, k, v):
+        return torch.utils.checkpoint.checkpoint(plain, q, k, plain(k, k, v), use_reentrant=False)
+
+    assert verdicts(layers, heads()) == [None]
+    (verdict,) = verdicts(layers, heads(), tamper)
+    assert verdict is not None and reason in verdict.reason
