@@ -17,7 +17,6 @@ from torch import Tensor
 
 from .._compat import fx, operators, subclasses
 
-
 SIZE_OF_ELEMENTS = "the size of a tensor depends on the elements of another"
 
 
