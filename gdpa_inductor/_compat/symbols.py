@@ -81,6 +81,7 @@ _ROWS: dict[str, _Rows] = {
         "make_fx(_allow_non_fake_inputs)": (_BOTH, "a trace may close over real tensors"),
     },
     "torch.fx.experimental.symbolic_shapes": {
+        "GuardOnDataDependentSymNode": (_BOTH, "tells that a size depends on elements"),
         "statically_known_true": (_BOTH, "compares sizes without a guard"),
     },
     "torch.fx.experimental.symbolic_shapes.ShapeEnv": {
