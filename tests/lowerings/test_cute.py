@@ -12,6 +12,7 @@ from gdpa_inductor.lowerings import cute
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
+from gdpa_inductor.rejection import Code
 from tests.kernels import render
 
 BF16 = torch.bfloat16
@@ -55,8 +56,7 @@ def test_triton_can_be_asked_for():
 )
 def test_what_it_does_not_take_goes_to_triton(changes: dict, reason: str):
     choice = lowerings.choose(problem(**changes), Options(profit=False))
-    wide = changes.get("dtype") == torch.float32  # where Triton does not pay, chunks come first
-    assert choice.kernel == ("chunked" if wide else "triton")
+    assert choice.kernel == "triton"
     assert reason in choice.reason
 
 
@@ -160,15 +160,16 @@ def test_hopper_prefers_triton_where_it_is_faster(changes: dict):
 
 
 @pytest.mark.usefixtures("hopper")
-def test_training_at_wide_heads_goes_in_chunks():
+def test_training_at_wide_heads_is_left_unfused():
     """Its backward would be Triton's, which is slower than the unfused form."""
     given = problem(**{**LARGE, **WIDE, "training": True})
-    assert lowerings.choose(given, Options()).kernel == "chunked"
-    # When it is lowered: the forward here, the backward in chunks.
+    refusal = lowerings.choose(given, Options())
+    assert not refusal and refusal.code is Code.SLOWER
+    # What was rewritten all the same is lowered: the forward here, the backward by Triton.
     off = Options(profit=False)
-    assert lowerings.choose(problem(**{**LARGE, **WIDE}), off).kernel == "cute"
-    choice = lowerings.choose(problem(**{**LARGE, **WIDE, **BACKWARD, "training": True}), off)
-    assert choice.kernel == "chunked"
+    assert lowerings.choose(given, off).kernel == "cute"
+    choice = lowerings.choose(problem(**{**LARGE, **WIDE, **BACKWARD}), off)
+    assert choice.kernel == "triton"
     assert "a head dim of 256; the CuTe backward takes up to 128" in choice.reason
 
 
