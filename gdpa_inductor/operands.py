@@ -247,6 +247,14 @@ def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
     return ordered
 
 
+def aux_sums(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
+    """Zeros to add the gradient of an aux operand to, which `aux_on_axes` has placed. dtype: of
+    sums."""
+    # With all four axes nothing is summed: every element is written once, in its own dtype.
+    kept = placed.dtype if len(spec.axes) == len(AXES) else dtype
+    return torch.zeros(placed.shape, dtype=kept, device=placed.device)
+
+
 def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
     """The inverse of `aux_on_axes`."""
     squeezed = tensor.squeeze([d for d, a in enumerate(AXES) if a not in spec.access])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -51,6 +51,12 @@ class Call:
         bounds = self.fakes.operands.lengths[2:]
         sizes = [size for x in fakes for size in (*x.shape, *x.stride())]
         return all(type(size) is int for size in (*sizes, *bounds))
+
+    def on_its_device(self, **options: Any) -> Arguments[Any]:
+        """The nodes, with these options; operands of no dimension may come from the host."""
+        device = self.operands.query.get_device()
+        aux = [lowering.realized(x, device) for x in self.operands.aux]
+        return replace(self.nodes, operands=self.operands.with_aux(aux), options=options)
 
     @property
     def operands(self) -> Operands[Any]:

@@ -23,6 +23,7 @@ from ..ops import (
     Signature,
     aux_from_axes,
     aux_on_axes,
+    aux_sums,
     check,
     compute_dtype,
     fake_gradients,
@@ -33,7 +34,6 @@ from ..ops import (
     reference_backward,
 )
 from ..problem import Problem
-from ..program.expr import AXES
 from ..program.score_mod import Aux
 from ..rejection import Code
 from .backends import Backend, Rule, hint
@@ -145,24 +145,19 @@ def _sums(given: Arguments[Tensor], dtype: torch.dtype) -> kernel.Grads:
         for t, need in zip((o.query, o.key, o.value), given.needs, strict=False)
     )
     aux = tuple(
-        _aux_zeros(t, spec, dtype) if need else None
+        aux_sums(_on_axes(t, spec), spec, dtype) if need else None
         for t, spec, need in zip(o.aux, o.program.aux, given.needs[3:], strict=True)
     )
     return kernel.Grads(query, key, value, aux)
 
 
-def _aux_zeros(operand: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
-    """Where to sum the gradient of an aux operand, [B|1, H|1, M|1, N|1]."""
-    # With all four axes nothing is summed: every element is written once, in its own dtype.
-    kept = operand.dtype if len(spec.axes) == len(AXES) else dtype
-    return torch.zeros(aux_on_axes(operand, jagged.standing(spec)).shape, dtype=kept)
+def _on_axes(operand: Tensor, spec: Aux) -> Tensor:
+    return aux_on_axes(operand, jagged.standing(spec))
 
 
 def _placed(o: Operands[Tensor]) -> kernel.BlockOperands | jagged.Jagged:
     """As the kernel takes them: aux operands on four axes."""
-    aux = [
-        aux_on_axes(t, jagged.standing(spec)) for t, spec in zip(o.aux, o.program.aux, strict=True)
-    ]
+    aux = [_on_axes(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
     dtype = compute_dtype(o.query.dtype)
     if o.jagged:
         return jagged.Jagged(o.with_aux(aux), dtype)

@@ -15,7 +15,6 @@ import hashlib
 import importlib.metadata
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -254,13 +253,10 @@ def _callee(maker: str, call: Call) -> tuple[str, str, str]:
 
 
 def _arguments(call: Call) -> Arguments[Any]:
-    """Operands of no dimension may come from the host."""
-    device = call.operands.query.get_device()
-    aux = [lowering.realized(x, device) for x in call.operands.aux]
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
     if call.backward:
         options["ordered"] = in_order(call.options)
-    return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
+    return call.on_its_device(**options)
 
 
 @functools.cache

@@ -6,9 +6,10 @@ device, and a plan holds no tensor.
 """
 
 import functools
+import operator
 import struct
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -174,10 +175,12 @@ def _tensors(o: Operands[Tensor]) -> tuple[Tensor | None, ...]:
 
 def misaligned(o: Operands[Tensor]) -> bool:
     """Some tensor begins elsewhere than at a multiple of 16 bytes."""
-    bits = 0
-    for x in _tensors(o):
-        bits |= 0 if x is None else x.data_ptr()
-    return bits % ALIGNMENT != 0
+    return off_alignment([0 if x is None else x.data_ptr() for x in _tensors(o)])
+
+
+def off_alignment(addresses: Iterable[int]) -> bool:
+    """One of them is no multiple of 16 bytes."""
+    return functools.reduce(operator.or_, addresses, 0) % ALIGNMENT != 0
 
 
 def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Hashable:

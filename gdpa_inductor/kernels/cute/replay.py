@@ -16,7 +16,7 @@ from torch import Tensor
 from ..._compat.device import current_stream, empty_strided
 from .launcher import Launcher
 from .memory import clear
-from .plan import ALIGNMENT, LaunchPlan
+from .plan import LaunchPlan, off_alignment
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,7 @@ class Replay:
         where an address is no multiple of 16 bytes: then a matrix may have to be copied."""
         words = [x.data_ptr() for x in given]
         last = [x.data_ptr() for x in aux]
-        bits = 0
-        for address in words + last:
-            bits |= address
-        if bits % ALIGNMENT:
+        if off_alignment(words + last):
             return None
         stream = current_stream(self.device)
         made = [empty_strided(*room) for room in self.rooms]

@@ -9,13 +9,12 @@ it from a cache.
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..._compat import dynamo, lowering
+from ..._compat import dynamo
 from ...kernels.chunked import chunks, run
 from ...kernels.chunked.run import ChunkedGrads, ChunkedOperands
 from ...ops import (
@@ -24,15 +23,15 @@ from ...ops import (
     Signature,
     aux_from_axes,
     aux_on_axes,
+    aux_sums,
     check,
     fake_gradients,
     fake_output,
     no_autocast,
     score_shape,
 )
-from ...program.expr import AXES, Expr, call
+from ...program.expr import Expr, call
 from ...program.expr import aux as aux_leaf
-from ...program.score_mod import Aux
 from ...sequences import Padding, pad_heads, unpad_heads
 from ..call import Call, extern_call
 
@@ -57,11 +56,7 @@ def lower_backward(call: Call) -> list[Any]:
 
 
 def _arguments(call: Call) -> Arguments[Any]:
-    """Operands of no dimension may come from the host."""
-    device = call.operands.query.get_device()
-    aux = [lowering.realized(x, device) for x in call.operands.aux]
-    options = {"fp32_scores": call.options.fp32_scores, "lengths_vary": not call.static}
-    return replace(call.nodes, operands=call.operands.with_aux(aux), options=options)
+    return call.on_its_device(fp32_scores=call.options.fp32_scores, lengths_vary=not call.static)
 
 
 def _count(call: Call) -> None:
@@ -144,17 +139,10 @@ def _places(given: ChunkedOperands, needs: tuple[bool, ...]) -> ChunkedGrads:
     )
     specs = given.program.aux
     aux = [
-        _aux_zeros(t, spec, given.compute) if need else None
+        aux_sums(t, spec, given.compute) if need else None
         for t, spec, need in zip(given.aux, specs, needs[3:], strict=False)
     ]
     return ChunkedGrads(query, key, value, aux)
-
-
-def _aux_zeros(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
-    """Where to sum the gradient of an aux operand, contiguous on four axes."""
-    # With all four axes nothing is summed: every element is written once, in its own dtype.
-    kept = placed.dtype if len(spec.axes) == len(AXES) else dtype
-    return torch.zeros(placed.shape, dtype=kept, device=placed.device)
 
 
 FORWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
