@@ -239,16 +239,18 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.silu(q @ k.mT * 0.088) @ v
 
 
+def step(function, tensors: list[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
+    """O and the gradients of query, key and value."""
+    leaves = [x.detach().requires_grad_() for x in tensors]
+    out = function(*leaves)
+    return [out.detach(), *torch.autograd.grad(out, leaves, g)]
+
+
 def test_a_training_step() -> None:
     """Through torch.compile, in both directions."""
     torch.manual_seed(0)
     given = [torch.randn(2, 3, 300, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     direction = torch.randn_like(given[0])
-
-    def step(function, tensors: list[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
-        leaves = [x.detach().requires_grad_() for x in tensors]
-        out = function(*leaves)
-        return [out.detach(), *torch.autograd.grad(out, leaves, g)]
 
     dynamo.counters.clear()
     compiled = torch.compile(attend, backend=gdpa_backend, options={"gdpa.kernel": "cute"})

@@ -25,6 +25,7 @@ from tests.gpu.test_cute_forward import (  # noqa: E402
     forward,
     hopper,  # noqa: F401
     same_bits,
+    step,
 )
 from tests.kernels.cute_cases import BF16, CAUSAL, F16, SELF, SILU, Case, eager, exact  # noqa: E402
 
@@ -122,11 +123,6 @@ def test_training_has_the_forward_here_and_the_backward_of_triton() -> None:
     torch.manual_seed(0)
     given = [torch.randn(2, 3, 300, 192, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
     direction = torch.randn_like(given[0])
-
-    def step(function, tensors: list[torch.Tensor], g: torch.Tensor) -> list[torch.Tensor]:
-        leaves = [x.detach().requires_grad_() for x in tensors]
-        out = function(*leaves)
-        return [out.detach(), *torch.autograd.grad(out, leaves, g)]
 
     dynamo.counters.clear()
     compiled = torch.compile(

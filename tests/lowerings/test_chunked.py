@@ -15,11 +15,14 @@ from gdpa_inductor.kernels.cpu import block_pass
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
 from tests.activations import ACTIVATIONS
-from tests.lowerings.test_cpu import canonical, columns_first, gapped, strided
+from tests.lowerings.operators import Operators, canonical
+from tests.lowerings.test_cpu import columns_first, gapped, strided
 
 lowerings.register()
 forward_op = torch.ops.gdpa.attention_chunked.default
 backward_op = torch.ops.gdpa.attention_chunked_backward.default
+OPERATORS = Operators(forward_op, backward_op)
+same_as_reference = OPERATORS.same_as_reference
 SILU = "silu(mul(s,0.125))"
 
 # By name: bytes of scores of a chunk, bytes of sums, and the rows for which all columns are taken.
@@ -49,55 +52,6 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs run as they are: compiling each for every form takes minutes."""
     monkeypatch.setattr(run, "compiled", lambda work, *_: work)
-
-
-class Chunked(torch.autograd.Function):
-    """The two operators as one differentiable function."""
-
-    @staticmethod
-    def forward(ctx, text, scalars, options, query, key, value, *aux):
-        ctx.save_for_backward(query, key, value, *aux)
-        ctx.rest, ctx.options = (scalars, text), options
-        return forward_op(query, key, value, list(aux), scalars, text, **options)
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        query, key, value, *aux = ctx.saved_tensors
-        needs = list(ctx.needs_input_grad[3:])
-        operands = (query, key, value, aux, *ctx.rest, needs)
-        found = iter(backward_op(grad_out, *operands, **ctx.options))
-        return None, None, None, *(next(found) if need else None for need in needs)
-
-
-def same_as_reference(
-    text: str,
-    *,
-    sizes: tuple[int, int, int, int] = (2, 4, 37, 53),
-    heads: tuple[int, int] = (4, 4),
-    batches: tuple[int, int, int] | None = None,
-    aux: Sequence[Tensor] = (),
-    scalars: Sequence[int] = (),
-    rearrange: Callable[[Tensor], Tensor] = lambda t: t,
-    needs: Sequence[bool] | None = None,
-    dtypes: tuple[torch.dtype, torch.dtype] = (torch.float64, torch.float64),
-    tolerance: float = 1e-10,
-) -> None:
-    """Output and every gradient against the reference; all contiguous."""
-    batch, query_heads, rows, cols = sizes
-    query_batch, key_batch, value_batch = batches or (batch,) * 3
-    dtype, value_dtype = dtypes
-    query = rearrange(torch.randn(query_batch, query_heads, rows, 12, dtype=dtype))
-    key = rearrange(torch.randn(key_batch, heads[0], cols, 12, dtype=dtype))
-    value = rearrange(torch.randn(value_batch, heads[1], cols, 20, dtype=value_dtype))
-    grad_out = rearrange(torch.randn(batch, query_heads, rows, 20, dtype=value_dtype))
-    operands = (query, key, value, list(aux), list(scalars), canonical(text))
-    asked = list(needs or [True] * 3 + [t.is_floating_point() for t in aux])
-    mine = [forward_op(*operands), *backward_op(grad_out, *operands, asked)]
-    theirs = [torch.ops.gdpa.attention(*operands, "")]
-    theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, asked, "")
-    for got, expected in zip(mine, theirs, strict=True):
-        assert got.is_contiguous()
-        torch.testing.assert_close(got, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("rearrange", [lambda t: t, strided, columns_first, gapped])
@@ -164,7 +118,7 @@ def test_masks_that_are_tensors(form, uncompiled):
 
 
 def test_operands_of_two_precisions(form, uncompiled):
-    same_as_reference(SILU, dtypes=(torch.float32, torch.float64), tolerance=1e-3)
+    same_as_reference(SILU, dtypes=(torch.float32, torch.float64), rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("form", ["some units", "squares"], indirect=True)
@@ -252,7 +206,7 @@ def test_error_rule(form, name: str, dtype: torch.dtype):
         return eager_act(query @ key.mT * 0.125) @ value
 
     def chunked(query, key, value):
-        return Chunked.apply(text, [], {}, query, key, value)
+        return OPERATORS.apply(text, query, key, value)
 
     breach = difference(
         leaves_and_results(chunked, dtype),
@@ -279,7 +233,7 @@ def test_error_rule_where_the_model_has_scores_in_fp32(form, dtype: torch.dtype)
         return weight.to(value.dtype) @ value
 
     def chunked(query, key, value):
-        return Chunked.apply(text, [], {"fp32_scores": True}, query, key, value)
+        return OPERATORS.apply(text, query, key, value, fp32_scores=True)
 
     breach = difference(
         leaves_and_results(chunked, dtype),

@@ -3,7 +3,7 @@ torch.compile."""
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -14,33 +14,14 @@ from gdpa_inductor._compat import dynamo, inductor
 from gdpa_inductor.kernels.cpu import block_pass as cpu_pass
 from gdpa_inductor.kernels.cpu import blocks as cpu_blocks
 from gdpa_inductor.kernels.cpu import dense as cpu
-from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
 from tests.activations import ACTIVATIONS
+from tests.lowerings.operators import Operators, canonical
 
 forward_op = torch.ops.gdpa.attention_cpu.default
 backward_op = torch.ops.gdpa.attention_cpu_backward.default
-
-
-class Blocked(torch.autograd.Function):
-    """The two CPU ops as one differentiable function."""
-
-    @staticmethod
-    def forward(ctx, text, scalars, query, key, value, *aux):
-        ctx.save_for_backward(query, key, value, *aux)
-        ctx.rest = scalars, text
-        return forward_op(query, key, value, list(aux), scalars, text)
-
-    @staticmethod
-    def backward(ctx, grad_out):
-        query, key, value, *aux = ctx.saved_tensors
-        needs = list(ctx.needs_input_grad[2:])
-        found = iter(backward_op(grad_out, query, key, value, aux, *ctx.rest, needs))
-        return None, None, *(next(found) if need else None for need in needs)
-
-
-def canonical(text: str) -> str:
-    return str(ScoreMod.parse(text))
+OPERATORS = Operators(forward_op, backward_op)
+same_as_reference = OPERATORS.same_as_reference
 
 
 @pytest.fixture
@@ -71,7 +52,7 @@ def test_error_rule_for_every_activation(name: str):
         return eager_act(query @ key.mT * 0.125) @ value
 
     def fused(query, key, value):
-        return Blocked.apply(text, [], query, key, value)
+        return OPERATORS.apply(text, query, key, value)
 
     exact = [
         torch.randn(2, 2, n, d, dtype=torch.float64) for n, d in ((300, 48), (200, 48), (200, 40))
@@ -86,34 +67,6 @@ def test_error_rule_for_every_activation(name: str):
 
         breach = difference(run(fused, dtype), run(eager, dtype), run(eager, torch.float64))
         assert not breach, f"{name}, {dtype}: {breach}"
-
-
-def same_as_reference(
-    text: str,
-    *,
-    sizes: tuple[int, int, int, int] = (2, 4, 37, 53),
-    heads: tuple[int, int] = (4, 4),
-    batches: tuple[int, int, int] | None = None,
-    aux: Sequence[Tensor] = (),
-    scalars: Sequence[int] = (),
-    rearrange: Callable[[Tensor], Tensor] = lambda t: t,
-) -> None:
-    """Output and every gradient against the reference in fp64; all contiguous."""
-    batch, query_heads, rows, cols = sizes
-    query_batch, key_batch, value_batch = batches or (batch,) * 3
-    f64 = torch.float64
-    query = rearrange(torch.randn(query_batch, query_heads, rows, 12, dtype=f64))
-    key = rearrange(torch.randn(key_batch, heads[0], cols, 12, dtype=f64))
-    value = rearrange(torch.randn(value_batch, heads[1], cols, 20, dtype=f64))
-    grad_out = rearrange(torch.randn(batch, query_heads, rows, 20, dtype=f64))
-    operands = (query, key, value, list(aux), list(scalars), canonical(text))
-    needs = [True] * 3 + [t.is_floating_point() for t in aux]
-    mine = [forward_op(*operands), *backward_op(grad_out, *operands, needs)]
-    theirs = [torch.ops.gdpa.attention(*operands, "")]
-    theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, needs, "")
-    for got, expected in zip(mine, theirs, strict=True):
-        assert got.is_contiguous()
-        torch.testing.assert_close(got, expected, rtol=1e-11, atol=1e-10)
 
 
 SILU = "silu(mul(s,0.125))"

@@ -1,0 +1,74 @@
+"""A forward and a backward operator of one backend, beside the reference."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gdpa_inductor.program.score_mod import ScoreMod
+
+
+def canonical(text: str) -> str:
+    return str(ScoreMod.parse(text))
+
+
+class Differentiable(torch.autograd.Function):
+    """The two operators as one function."""
+
+    @staticmethod
+    def forward(ctx, operators, options, text, scalars, query, key, value, *aux):
+        ctx.save_for_backward(query, key, value, *aux)
+        ctx.operators, ctx.options, ctx.rest = operators, options, (scalars, text)
+        return operators.forward(query, key, value, list(aux), scalars, text, **options)
+
+    @staticmethod
+    def backward(ctx, grad_out):
+        query, key, value, *aux = ctx.saved_tensors
+        needs = list(ctx.needs_input_grad[4:])
+        operands = (query, key, value, aux, *ctx.rest, needs)
+        found = iter(ctx.operators.backward(grad_out, *operands, **ctx.options))
+        return *[None] * 4, *(next(found) if need else None for need in needs)
+
+
+@dataclass(frozen=True)
+class Operators:
+    forward: Callable[..., Any]
+    backward: Callable[..., Any]
+
+    def apply(self, text: str, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
+        """With gradients, without aux operands."""
+        return Differentiable.apply(self, options, text, [], query, key, value)
+
+    def same_as_reference(
+        self,
+        text: str,
+        *,
+        sizes: tuple[int, int, int, int] = (2, 4, 37, 53),
+        heads: tuple[int, int] = (4, 4),
+        batches: tuple[int, int, int] | None = None,
+        aux: Sequence[Tensor] = (),
+        scalars: Sequence[int] = (),
+        rearrange: Callable[[Tensor], Tensor] = lambda t: t,
+        needs: Sequence[bool] | None = None,
+        dtypes: tuple[torch.dtype, torch.dtype] = (torch.float64, torch.float64),
+        rtol: float = 1e-11,
+        atol: float = 1e-10,
+    ) -> None:
+        """Output and every gradient against the reference; all contiguous."""
+        batch, query_heads, rows, cols = sizes
+        query_batch, key_batch, value_batch = batches or (batch,) * 3
+        dtype, value_dtype = dtypes
+        query = rearrange(torch.randn(query_batch, query_heads, rows, 12, dtype=dtype))
+        key = rearrange(torch.randn(key_batch, heads[0], cols, 12, dtype=dtype))
+        value = rearrange(torch.randn(value_batch, heads[1], cols, 20, dtype=value_dtype))
+        grad_out = rearrange(torch.randn(batch, query_heads, rows, 20, dtype=value_dtype))
+        operands = (query, key, value, list(aux), list(scalars), canonical(text))
+        asked = list(needs or [True] * 3 + [t.is_floating_point() for t in aux])
+        mine = [self.forward(*operands), *self.backward(grad_out, *operands, asked)]
+        theirs = [torch.ops.gdpa.attention(*operands, "")]
+        theirs += torch.ops.gdpa.attention_backward(grad_out, *operands, asked, "")
+        for got, expected in zip(mine, theirs, strict=True):
+            assert got.is_contiguous()
+            torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
