@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import gdpa_inductor
 from gdpa_inductor import GDPAPass
 from gdpa_inductor.backend import apply
+from gdpa_inductor.kernels.cpu import block_pass
 from gdpa_inductor.options import Options
 
 LENGTH = 64
@@ -208,3 +209,22 @@ def test_explain_and_exported_graphs_do_not_count() -> None:
     gdpa_inductor.explain(model, profit=False)(x)
     gdpa_inductor.rewrite(torch.export.export(model, (x,)), profit=False, expect=2)
     assert gdpa_inductor.regions() == 0
+
+
+def test_a_pass_for_the_whole_process_leaves_our_own_graphs_alone(caplog) -> None:
+    """The CPU kernel has Inductor compile its score program when the model runs: no model of the
+    user. `expect` raised there, so that the program ran uncompiled.
+    """
+    config = torch._inductor.config
+    for cache in (block_pass._runner, block_pass._variant):
+        cache.cache_clear()
+    function = lambda q: F.silu(q @ q.mT) @ q
+    q = torch.randn(2, 2, 64, 32, requires_grad=True)
+    with (
+        caplog.at_level(logging.WARNING, "gdpa_inductor"),
+        config.patch(pre_grad_custom_pass=GDPAPass(expect=1, profit=False)),
+        torch._inductor.utils.fresh_cache(),
+    ):
+        torch.compile(function)(q).sum().backward()
+    assert gdpa_inductor.regions() == 1 and counters["gdpa"]["lowered_cpu"] == 2
+    assert caplog.records == []

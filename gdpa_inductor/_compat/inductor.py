@@ -149,7 +149,9 @@ def compile_graph(
         fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
         mode = fakes[0].fake_mode
         # Else its C++ leaves out a rounding to 16 bits and back. The caller may itself be captured.
-        settings = {"emulate_precision_casts": True, "triton.cudagraphs": False}
+        settings: dict[str, Any] = {"emulate_precision_casts": True, "triton.cudagraphs": False}
+        # A pass for the whole process (GDPAPass) is for models: it would count this graph as one.
+        settings["pre_grad_custom_pass"] = None
         with tracing(TracingContext(mode)), config.patch(settings):
             run = compile_fx(traced, fakes)
 
