@@ -253,6 +253,7 @@ def test_page() -> None:
     assert len(page.nodes) == 23 and "20 more nodes" in text
     assert "where(a1, silu(s + a0)/float(i0), 0.0)" in text and text.count('class="steps"') == 1
     assert "prefers-color-scheme: dark" in text
+    assert text.count("<details open>") == len(REPORT.graphs)
 
 
 def test_a_page_that_was_written_returns_its_path(tmp_path: Path) -> None:
@@ -267,6 +268,7 @@ def test_a_notebook_gets_a_part_of_a_page_with_style_of_its_own() -> None:
     page.feed(text)
     assert page.open == [] and len(page.nodes) == 23
     assert text.startswith('<div class="gdpa">') and "<script" not in text and "<html" not in text
+    assert "<details open>" not in text and text.count("<summary><h2>") == len(REPORT.graphs)
     style = text[text.index("<style>") + 7 : text.index("</style>")]
     selectors = re.sub(r"{[^{}]*}", "", style).replace("@media (prefers-color-scheme: dark)", "")
     rules = re.split(r"[,\s{}]*\n[,\s{}]*|, ", selectors.strip())

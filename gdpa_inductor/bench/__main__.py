@@ -51,7 +51,11 @@ def shape(text: str) -> Shape:
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m gdpa_inductor bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m gdpa_inductor bench",
+        usage="%(prog)s SUITE [options]; --help lists them",
+        description=__doc__,
+    )
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU, if there is one")
     parser.add_argument("--contenders", nargs="+", default=(), choices=(*CONTENDERS, *PEERS))

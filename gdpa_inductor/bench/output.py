@@ -123,7 +123,7 @@ def plot(rows: Sequence[Row], path: Path, unit: str) -> None:
             panels.setdefault(panel_of(row), []).append(row)
     if not panels:
         return
-    columns = min(3, len(panels))
+    columns = min(3, len(panels), len({row["measure"] for row in rows}))  # a row is a case
     size = (5 * columns, 3.5 * -(-len(panels) // columns))
     figure, axes = pyplot.subplots(
         -(-len(panels) // columns), columns, figsize=size, squeeze=False, layout="constrained"
@@ -141,17 +141,28 @@ def panel_of(row: Row) -> str:
     return f"{case.activation}, {case.variant}, {case.dtype}, D={case.head_dim}: {row['measure']}"
 
 
+def line_of(row: Row) -> str:
+    """Jagged cases of one length differ in how full they are, and in their keys."""
+    case = Case.parse(row["case"])
+    fill = f", fill {case.fill:g}" if case.fill else ""
+    return row["contender"] + fill + (f", {case.keys} keys" if case.keys else "")
+
+
 def draw(axis: Any, title: str, rows: Sequence[Row], unit: str) -> None:
     by_length: Callable[[Row], int] = lambda row: row["case"]["length"]
     mine = ours_of(rows)
-    for name in dict.fromkeys(row["contender"] for row in rows):
-        line = sorted((r for r in rows if r["contender"] == name), key=by_length)
-        style = {"linewidth": 2.5} if name == mine else {"linewidth": 1}
+    for name in dict.fromkeys(map(line_of, rows)):
+        line = sorted((r for r in rows if line_of(r) == name), key=by_length)
+        style = {"linewidth": 2.5} if line[0]["contender"] == mine else {"linewidth": 1}
         axis.plot([by_length(r) for r in line], [r[unit] for r in line], "o-", label=name, **style)
     axis.set_xscale("log", base=2)
+    lengths = sorted({by_length(row) for row in rows})
+    axis.set_xticks(lengths, [str(length) for length in lengths])
     axis.set_yscale("linear" if unit == "tflops" else "log")
+    if unit == "tflops":
+        axis.set_ylim(0, 1.3 * max(row[unit] for row in rows))
     axis.set_title(title, fontsize=9)
     axis.set_xlabel("length")
     axis.set_ylabel("TFLOP/s" if unit == "tflops" else "ms")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize=7)
+    axis.legend(fontsize=7, loc="upper left" if unit == "tflops" else "best")

@@ -3,11 +3,12 @@
 In a listing, the nodes of a region are coloured and named by its number. A refused product is
 marked with its code. Long stretches that belong to neither are folded. Pointing at a node lights up
 what it reads. Light and dark follow the browser. No outside resource is used. Rules of style apply
-below `.gdpa` only, so a notebook can show the fragment.
+below `.gdpa` only, so a notebook can show the fragment. There graphs are folded: an output is short.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from html import escape
 from itertools import groupby
@@ -56,7 +57,9 @@ _STYLE = """
 .gdpa .node.rejection { background: var(--bad-soft); }
 .gdpa .node.read { background: var(--light); }
 .gdpa .mark { color: var(--good); } .gdpa .rejection > .mark { color: var(--bad); }
-.gdpa summary { cursor: pointer; color: var(--dim); padding: 0 .8rem; }
+.gdpa summary { cursor: pointer; color: var(--dim); }
+.gdpa .listing summary { padding: 0 .8rem; }
+.gdpa summary h2 { display: inline-block; color: var(--ink); }
 """
 
 _SCRIPT = """
@@ -78,15 +81,20 @@ def page(report: Report) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(report.summary)}</title>\n</head>\n"
-        f'<body style="margin: 0">\n{fragment(report)}\n<script>{_SCRIPT}</script>\n'
+        f'<body style="margin: 0">\n{_report(report, " open")}\n<script>{_SCRIPT}</script>\n'
         "</body>\n</html>\n"
     )
 
 
 def fragment(report: Report) -> str:
     """The report with its style, to be put into another page."""
+    return _report(report, "")
+
+
+def _report(report: Report, state: str) -> str:
+    """state: ` open` shows the listings of the graphs."""
     body = [f"<h1>{escape(report.summary)}</h1>", *_lists(report)]
-    body += [_graph(report, listing) for listing in report.graphs]
+    body += [_graph(report, listing, state) for listing in report.graphs]
     return f'<div class="gdpa">\n<style>{_STYLE}</style>\n' + "\n".join(body) + "\n</div>"
 
 
@@ -100,7 +108,8 @@ def _lists(report: Report) -> Iterator[str]:
 def _article(report: Report, entry: Entry) -> str:
     lines = "".join(f"<div><code>{escape(line)}</code></div>" for line in entry.lines)
     if entry.advice:
-        lines += f'<div class="advice">to change: {escape(entry.advice)}</div>'
+        advice = re.sub("`([^`]+)`", r"<code>\1</code>", escape(entry.advice))
+        lines += f'<div class="advice">to change: {advice}</div>'
     steps = _steps(report.matches[entry.numbers[0] - 1]) if entry.kind == "match" else ""
     anchor = f' id="{entry.kind}-{entry.numbers[0]}"' if entry.kind else ""
     title = " ".join(filter(None, (mark(entry.kind, entry.numbers), entry.title)))
@@ -143,16 +152,16 @@ def _steps(match: Match) -> str:
 # The listing of a graph
 
 
-def _graph(report: Report, listing: Listing) -> str:
+def _graph(report: Report, listing: Listing, state: str) -> str:
     rows: list[str] = []
     for marked, group in groupby(
         listing.lines, lambda line: line.match is not None or line.rejection is not None
     ):
         lines = list(group)
         rows += [_row(report, line) for line in lines] if marked else _folded(report, lines)
-    return (
-        f'<h2>{escape(listing.title)}</h2>\n<div class="listing">\n' + "\n".join(rows) + "\n</div>"
-    )
+    title = f"<summary><h2>{escape(listing.title)}</h2></summary>"
+    shown = "\n".join(rows)
+    return f'<details{state}>{title}\n<div class="listing">\n{shown}\n</div></details>'
 
 
 def _folded(report: Report, lines: Sequence[Line]) -> list[str]:

@@ -85,6 +85,37 @@ def test_floor_out_of_time_keeps_what_it_has(tmp_path: Path, capsys):
     assert "not done after 2 s" in capsys.readouterr().err
 
 
+class Axis:
+    """Keeps what was drawn and set."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, list[int]] = {}
+        self.said: dict[str, tuple] = {}
+
+    def plot(self, xs, ys, mark, label, linewidth) -> None:
+        self.lines[label] = list(xs)
+
+    def __getattr__(self, name):
+        return lambda *values, **_: self.said.__setitem__(name, values)
+
+
+def test_a_plot_begins_at_zero_and_names_lengths_as_they_are() -> None:
+    rows = [row("gdpa", 1.0), row("inductor", 2.0)]
+    axis = Axis()
+    output.draw(axis, "", rows, "tflops")
+    low, high = axis.said["set_ylim"]
+    assert low == 0 and high > max(r["tflops"] for r in rows)
+    assert axis.said["set_xticks"] == ([CASE.length], [str(CASE.length)])
+
+
+def test_jagged_cases_of_one_length_are_lines_of_their_own() -> None:
+    rows = [row("gdpa", 1.0), row("gdpa", 1.5)]
+    rows[0]["case"]["fill"], rows[1]["case"]["fill"], rows[1]["case"]["keys"] = 0.5, 1.0, 64
+    axis = Axis()
+    output.draw(axis, "", rows, "tflops")
+    assert axis.lines == {"gdpa, fill 0.5": [CASE.length], "gdpa, fill 1, 64 keys": [CASE.length]}
+
+
 def test_plot_is_written(tmp_path: Path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "dense.png"
