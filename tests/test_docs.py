@@ -69,6 +69,26 @@ def test_the_map_of_the_tests_is_complete():
     assert folders - set(named) == set()
 
 
+def test_the_map_of_the_code_leads_to_files():
+    """CONTRIBUTING.md, "To change X, go to Y": every path, and every name beside one, is there."""
+    page = (ROOT / "CONTRIBUTING.md").read_text()
+    section = page.partition("## To change X, go to Y")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", section, flags=re.M)[2:]
+    assert len(rows) > 15
+    for change, where, test in rows:
+        named = re.findall(r"`([^`]+)`", where + test)
+        assert len(named) > 1, change
+        for name in named:
+            files = [*(ROOT / "gdpa_inductor").glob(name), *ROOT.glob(name)]
+            assert files or is_said(name, named), f"{change}: {name}"
+
+
+def is_said(name: str, files: list[str]) -> bool:
+    """Whether a name, such as that of a table, stands in one of the package's files."""
+    paths = [ROOT / "gdpa_inductor" / file for file in files]
+    return any(name in path.read_text() for path in paths if path.is_file())
+
+
 @each
 def test_no_line_is_wider_than_the_page(page: Path):
     lines = enumerate(page.read_text().splitlines(), 1)
@@ -131,6 +151,10 @@ def test_when_it_pays_has_the_bounds_of_the_lowerings():
     for name, dtype in sizes.items():
         inference, training = on_cpu[dtype]
         assert f"| {name} | {inference} MiB | {training} MiB |" in page
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"fp32 on a CPU pays from {on_cpu[torch.float32][0]} MiB of scores on" in readme
+    widest = max(gain.head_dim for gain in on_gpu["half"] if gain.training == 1)
+    assert f"bf16 and fp16 with head dims up to {widest} pay at any length" in readme
     said = {None: "never", 1: "any length"}
     bounds = lambda least: said.get(least, f"{least} rows and keys")
     kinds = {"half": "bf16, fp16", "tf32": "fp32 with TF32"}

@@ -78,7 +78,7 @@ def section(table: Table, run: Run, same: bool) -> str:
     """Heading, what it shows, the table, its chart; machine and command, unless the section before
     is of the same run.
     """
-    parts = [f"### {table.question}", fill(table.words), table.markdown(run)]
+    parts = [f"## {table.question}", fill(table.about(run)), table.markdown(run)]
     if table.panels:
         parts.append(f"![{table.question}](charts/{table.name}.svg)")
     if not same:

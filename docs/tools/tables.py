@@ -40,6 +40,11 @@ class Table:
     cells: Callable[[Run], list[list[str]]]
     panels: Callable[[Run], list[Panel]] | None = field(default=None)
 
+    def about(self, run: Run) -> str:
+        """The words, without a ratio that the run has not."""
+        alone = all(row["contender"] in OURS for row in run.rows)
+        return self.words.replace(PAIR, "Columns are TFLOP/s.") if alone else self.words
+
     def markdown(self, run: Run) -> str:
         header, *lines = self.cells(run)
         rule = ["---", *["---:"] * (len(header) - 1)]
@@ -237,6 +242,18 @@ def speed_panels(*measures: str, activation: str = "silu") -> Callable[[Run], li
     return panels
 
 
+def figures(rows: Sequence[Row]) -> str:
+    """One length of the chart in words, for who does not see it."""
+    lengths = sorted({length(row) for row in rows})
+    shown = lengths[len(lengths) // 2]
+    steps = {r["contender"]: r for r in rows if r["measure"] == "step" and length(r) == shown}
+    ours, stock = steps["gdpa"], steps["inductor"]
+    return (
+        f"At N = {shown} gdpa has {ours['tflops']:.0f} TFLOP/s and {ours['peak_mib']:.0f} MiB, "
+        f"Inductor {stock['tflops']:.0f} TFLOP/s and {stock['peak_mib']:.0f} MiB."
+    )
+
+
 def readme_panels(name: str, run: Run) -> tuple[list[Panel], str]:
     """Speed and memory of a training step with silu; and what the chart shows, in words."""
     variant = {"dense": "none", "bias": "bias"}[name]
@@ -248,7 +265,7 @@ def readme_panels(name: str, run: Run) -> tuple[list[Panel], str]:
     words = (
         f"A training step of {what}, bf16, {case['batch'] * case['length']} tokens, "
         f"{case['heads']} heads of {case['head_dim']}, against stock Inductor. Memory is the peak "
-        "above the memory held before the step."
+        "above the memory held before the step. " + figures(rows)
     )
     panels = [
         Panel("TFLOP/s (more is better)", "length N", bars(rows, "step", "tflops", label)),

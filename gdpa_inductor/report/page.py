@@ -3,7 +3,7 @@
 In a listing, the nodes of a region are coloured and named by its number. A refused product is
 marked with its code. Long stretches that belong to neither are folded. Pointing at a node lights up
 what it reads. Light and dark follow the browser. No outside resource is used. Rules of style apply
-below `.gdpa` only, so a notebook can show the fragment. There graphs are folded: an output is short.
+below `.gdpa` only, so a notebook can show the fragment, in which graphs are folded.
 """
 
 from __future__ import annotations
