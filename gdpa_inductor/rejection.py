@@ -110,7 +110,7 @@ class Code(enum.Enum):
     JAGGED_OUTPUT = (
         Category.UNSUPPORTED,
         "padded rows of the output are used",
-        "unpad right after the second product, with views at most between",
+        "unpad right after the second product, with views and casts at most between",
     )
     JAGGED_OFFSETS = (
         Category.UNSUPPORTED,

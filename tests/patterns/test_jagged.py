@@ -10,7 +10,8 @@ from gdpa_inductor.report.sections import match_lines
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.jagged import jagged_operands
-from tests.patterns.jagged_table import ROWS, Row
+from tests.patterns.jagged_casts_table import ROWS  # of both tables
+from tests.patterns.jagged_table import Row
 
 SIZES = {"h": 2, "d": 4, "e": 6, "n": 6, "m": 5, "s": 3}
 LENGTHS = [(3, 0, 6, 1), (1, 5, 2)]
@@ -115,6 +116,28 @@ def poisoned(q, k, v, offsets):
 LENGTH = 14
 
 
+def in_bf16(q, k, v, offsets):
+    """Products in bf16 under autocast, and what follows in fp32, as models write it."""
+    q, k, v = (torch.ops.gdpa.jagged_to_padded_dense(x, offsets, 6) for x in (q, k, v))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        scores = torch.einsum("bnhd,bmhd->bhnm", q, k)
+        out = torch.einsum("bhnm,bmhe->bnhe", F.silu(scores), v)
+        return torch.ops.gdpa.dense_to_jagged(out.to(q.dtype), offsets, 10)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_cast_back_under_autocast(training):
+    """Outputs and gradients are no further from fp64 than eager's."""
+    operands = jagged_operands(SPECS, LENGTHS[0], SIZES, dtype=torch.float32)
+    recorder = Recorder()
+    compiled = torch.compile(in_bf16, backend=recorder, fullgraph=True)
+    fault = compare(in_bf16, compiled, operands, training=training)
+    assert not fault, fault
+    (match,) = recorder.matches
+    assert match.problem.jagged_query and match.problem.jagged_key and not match.notes
+    assert match.problem.dtype == torch.bfloat16
+
+
 def test_nothing_leaks_from_neighbours_or_past_the_end():
     """NaN in one sequence, and in rows that belong to none, stays there, in all gradients too."""
     recorder = Recorder()
@@ -205,15 +228,15 @@ def by_longest(q, k, v, offsets):
 
 
 TOTAL = 10
+SPECS = {"q": "l h d", "k": "l h d", "v": "l h e", "offsets": "offsets"}
 
 
 def test_a_longest_length_that_is_known_at_run_time_only():
     recorder = Recorder()
-    specs = {"q": "l h d", "k": "l h d", "v": "l h e", "offsets": "offsets"}
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         compiled = torch.compile(by_longest, backend=recorder, fullgraph=True)
         for lengths in ((3, 0, 6, 1), (2, 2, 2, 4), (10, 0, 0, 0)):
-            operands = jagged_operands(specs, lengths, SIZES)
+            operands = jagged_operands(SPECS, lengths, SIZES)
             assert not compare(by_longest, compiled, operands)
     (graph,) = recorder.graphs
     assert len(graph.matches) == 1 and not graph.guards_added, recorder.why()

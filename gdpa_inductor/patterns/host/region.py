@@ -30,8 +30,8 @@ from .mixing import NO_WEIGHTS, REASONS
 class Sink:
     """The way from a second product to an unpad of its rows.
 
-    tail: views of the product's result, the last of which is unpadded. unpad: the call, and what
-    takes its results apart. result: [L, ...]. again: nodes that return the offsets.
+    tail: views and casts of the product's result, the last of which is unpadded. unpad: the call,
+    and what takes its results apart. result: [L, ...]. again: nodes that return the offsets.
     """
 
     tail: tuple[Node, ...]
@@ -43,8 +43,8 @@ class Sink:
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: in program order, from the first product to the second, or to the views of its result
-    that `sink` takes. makers: pure calls that lead from leaves to them.
+    """nodes: in program order, from the first product to the second, or to the views and casts of
+    its result that `sink` takes. makers: pure calls that lead from leaves to them.
 
     leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a
     shape only. factories: calls on the region's tensors that read a dtype and a device only, and

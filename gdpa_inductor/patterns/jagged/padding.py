@@ -130,14 +130,14 @@ class GraphPadding:
         tail: list[Node] = []
         node = second
         while True:
-            users = [n for n in node.users if not _reads_shape(n)]
+            users = [n for n in node.users if not _reads_no_element(n)]
             if len(users) != 1:
                 raise Refused(Code.JAGGED_OUTPUT, "the padded output is used as such")
             (user,) = users
             found = sink_of(tuple(tail), user)
             if found is not None:
                 return found
-            if facts.name(user) not in LAYOUTS or user in self.host.mutators:
+            if not _keeps_rows(user) or user in self.host.mutators:
                 raise Refused(
                     Code.JAGGED_OUTPUT,
                     f"{places.describe(user)} uses the padded rows of the output",
@@ -205,5 +205,13 @@ def _reads_through(node: Node) -> bool:
     )
 
 
-def _reads_shape(node: Node) -> bool:
-    return facts.name(node) in functions.SHAPES and not facts.tensors(node)
+def _keeps_rows(node: Node) -> bool:
+    """A view, a copy or a cast among reals: zeros stay zeros, and rows are not mixed."""
+    if facts.name(node) in functions.CASTS:
+        return all(t.dtype.is_floating_point for t in facts.tensors(node))
+    return facts.name(node) in LAYOUTS
+
+
+def _reads_no_element(node: Node) -> bool:
+    known = functions.SHAPES | functions.ASSERTIONS
+    return facts.name(node) in known and not facts.tensors(node)

@@ -18,7 +18,7 @@ from ..result import Refused
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
 from .frame import Index, Space
 from .kinds import real
-from .reading import Reading, flat
+from .reading import Reading, flat, kind_of
 from .shadow import Shadow
 from .views import tensor_of, through_view
 from .weights import Weights
@@ -49,7 +49,7 @@ class Matcher:
 
     def region(self, output: Index) -> Reading:
         """Read the whole region; `output` is the index of its result."""
-        second, index = self._second_product(self.space.resolve_index(output))
+        second, index, dtypes = self._second_product(self.space.resolve_index(output))
         if self.space.outer is None:
             self.space.outer = frozenset(self.space.splits)
         swapped = self._is_swapped(second)
@@ -75,7 +75,7 @@ class Matcher:
             weight, tuple(weights.operands), tuple(weights.scalars), tuple(weights.positions),
             left, right, value, resolve(output), resolve(weights_at), resolve(at),
             resolve(weights.scores or at), self.space.resolve(inner), self.space.resolve(keys),
-            self.space, swapped,
+            self.space, swapped, dtypes,
         )  # fmt: skip
 
     def _is_swapped(self, second: Node) -> bool:
@@ -92,22 +92,36 @@ class Matcher:
             )
         return scored[1]
 
-    def _second_product(self, index: Index) -> tuple[Node, Index]:
+    def _second_product(self, index: Index) -> tuple[Node, Index, tuple[torch.dtype, ...]]:
+        """The product, its element that the element `index` of the result is, and its dtype,
+        followed by those that this element is cast to.
+        """
         node = self.shadow.output
+        dtypes = [tensor_of(node).dtype]
         while facts.name(node) not in PRODUCTS:
-            seen = through_view(self.space, node, index)
+            seen = _through_cast(node, index) or through_view(self.space, node, index)
             if seen is None:
                 raise Refused(
                     Code.LAYOUT, f"the second product ends in {self.shadow.describe(node)}"
                 )
             node, index = seen
+            if tensor_of(node).dtype != dtypes[0]:
+                dtypes.insert(0, tensor_of(node).dtype)
         if facts.name(node) in ADDED_PRODUCTS:
             raise Refused(
                 Code.LAYOUT, f"the second product, {self.shadow.describe(node)}, adds to its result"
             )
         if any(a.is_fixed for a in flat(index)):
             raise Refused(Code.LAYOUT, "a part of the second product's result is used")
-        return node, index
+        return node, index, tuple(dtypes)
+
+
+def _through_cast(node: Node, index: Index) -> tuple[Node, Index] | None:
+    """The source of a cast from reals to reals; None where `node` is none."""
+    if facts.name(node) != "_to_copy" or kind_of(tensor_of(node).dtype) != "f":
+        return None
+    source: Node = node.args[0]  # type: ignore[assignment]
+    return (source, index) if kind_of(tensor_of(source).dtype) == "f" else None
 
 
 def _depends_on_product(shadow: Shadow) -> set[Node]:

@@ -36,7 +36,8 @@ class Reading:
 
     left, right: operands of the first product; `inner` is what it contracts. `score` is the index
     of the product in ATen, `scores` that of its result as the user has it. `weights` is that of
-    what the second product reads. In `weight`, aux(i) stands for operand i of `aux`, and
+    what the second product reads. `dtypes` are that of the second product's result, and those that
+    it is cast to, one after the other. In `weight`, aux(i) stands for operand i of `aux`, and
     Expr("index", i) for `positions[i]`.
     """
 
@@ -55,6 +56,7 @@ class Reading:
     keys: Digits
     space: Space
     swapped: bool
+    dtypes: tuple[torch.dtype, ...]
 
 
 def kind_of(dtype: torch.dtype) -> str:

@@ -41,10 +41,11 @@ def replacement(
     """
     expected = facts.tensors(region.end)[0]
     recipe = _recipe(graph, region, understood, operands)
+    made = understood.reading.dtypes[0]
     try:
-        given = _given(recipe, understood, program, operands, expected.dtype)
+        given = _given(recipe, understood, program, operands, made)
         # What was fp32 in the model must not be held in 16 bits.
-        wide = options.fp32_scores or _has_upcasts(understood.layout, expected.dtype)
+        wide = options.fp32_scores or _has_upcasts(understood.layout, made)
         kernel_options = replace(options.kernel_options, fp32_scores=wide)
         call = Arguments(given, options={"kernel_options": str(kernel_options)})
         args, _ = ATTENTION.call(call)
@@ -80,7 +81,7 @@ def _given(
     recipe: Recipe, understood: Understood, program: ScoreMod, operands: Sequence[Operand],
     result: torch.dtype,
 ) -> Operands[Handle]:  # fmt: skip
-    """The arguments of the operator, in its layout. result: the dtype that the model's has."""
+    """The arguments of the operator, in its layout. result: the dtype of the model's product."""
     layout = _without_upcasts(understood.layout, result)
     query = _operand(recipe, layout.query, query_dims(layout))
     key = _operand(recipe, layout.key, shared_dims(layout, layout.key, layout.inner))
@@ -95,12 +96,14 @@ def _given(
 def _result(
     graph: HostGraph, region: Region, understood: Understood, recipe: Recipe, output: Handle
 ) -> Handle:
-    """The operator's output in the dims and strides of the region's result."""
+    """The operator's output in the dims, dtype and strides of the region's result."""
     expected, layout = facts.tensors(region.end)[0], understood.layout
     wanted = understood.reading.output
     if layout.query_tokens is not None:
         wanted = (layout.query_tokens, *wanted[2:])
     result = recipe.arrange(output, output_dims(layout), wanted)
+    for dtype in understood.reading.dtypes[1:]:
+        result = recipe.cast(result, dtype)
     if region.sink is not None:
         result = recipe.sized(result, expected.shape)
     result = recipe.with_strides(result, expected)

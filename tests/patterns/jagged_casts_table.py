@@ -1,0 +1,62 @@
+"""Rows of the jagged table: a cast between the second product and the unpadding."""
+
+import torch
+import torch.nn.functional as F
+
+from tests.jagged import pad, unpad
+from tests.patterns.jagged_table import ROWS, SELF, attend, jagged
+
+__all__ = ["ROWS"]
+
+
+@jagged("qk")
+def cast_before_unpadding(q, k, v, offsets, n):
+    """The rounding to fp32 is the model's, and stays."""
+    out = attend(*(pad(x, offsets, n) for x in (q, k, v)))
+    return unpad(out.float().flatten(2).double(), offsets, q.shape[0])
+
+
+@jagged("qk")
+def cast_as_the_rows_are(q, k, v, offsets, n):
+    """What a cast only takes the dtype of may be padded."""
+    rows = pad(q, offsets, n)
+    out = attend(rows, pad(k, offsets, n), pad(v, offsets, n))
+    return unpad(out.bfloat16().mT.type_as(rows).mT, offsets, q.shape[0])
+
+
+@jagged("k", "JAGGED_OUTPUT")
+def cast_that_is_used_padded(q, k, v, offsets, n):
+    out = attend(*(pad(x, offsets, n) for x in (q, k, v)), torch.sigmoid).float()
+    return unpad(out, offsets, q.shape[0]), out.sum()
+
+
+@jagged("k", "JAGGED_OUTPUT")
+def cast_that_is_written_into(q, k, v, offsets, n):
+    out = attend(*(pad(x, offsets, n) for x in (q, k, v)), torch.sigmoid).float()
+    out[:, 1:] = out[:, :-1].clone()
+    return unpad(out, offsets, q.shape[0])
+
+
+@jagged("k", "JAGGED_OUTPUT")
+def cast_to_integers_before_unpadding(q, k, v, offsets, n):
+    out = attend(*(pad(x, offsets, n) for x in (q, k, v)), lambda s: 8 * F.silu(s))
+    return unpad(out.int(), offsets, q.shape[0])
+
+
+@jagged("k", "JAGGED_OUTPUT")
+def rows_moved_behind_a_cast(q, k, v, offsets, n):
+    out = attend(*(pad(x, offsets, n) for x in (q, k, v)))
+    return unpad(out.float().roll(1, dims=1), offsets, q.shape[0])
+
+
+@jagged("k", "GRAD_MODE")
+def cast_without_a_gradient(q, k, v, offsets, n):
+    out = attend(*(pad(x, offsets, n) for x in (q, k, v)))
+    with torch.no_grad():
+        fixed = out.float()
+    return unpad(fixed, offsets, q.shape[0]) * q[:, :1, :1]
+
+
+@jagged("k", "JAGGED_OFFSETS", **SELF, other="other")
+def cast_unpadded_by_other_offsets(q, k, v, offsets, n, other):
+    return unpad(attend(*(pad(x, offsets, n) for x in (q, k, v))).float(), other, q.shape[0])
