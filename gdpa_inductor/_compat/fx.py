@@ -23,14 +23,15 @@ def trace_functional(
     function: Callable[..., Any], inputs: Sequence[Any], fake_mode: Any
 ) -> torch.fx.GraphModule:
     """Trace `function` to functional ATen on fake inputs, below autograd: no in-place call, no
-    composite op is left.
+    composite op is left, and no random one that draws nothing.
     """
     from torch._dispatch.python import enable_python_dispatcher
     from torch._subclasses.functional_tensor import FunctionalTensorMode, dispatch_functionalize
     from torch.fx.experimental.proxy_tensor import make_fx
 
     functional = dispatch_functionalize(function, FunctionalTensorMode())
-    traced = make_fx(functional, tracing_mode="real", _allow_non_fake_inputs=True)
+    rules = {torch.ops.aten.rrelu_with_noise_functional.default: _rrelu}
+    traced = make_fx(functional, rules, tracing_mode="real", _allow_non_fake_inputs=True)
     with contextlib.ExitStack() as stack:
         if any(isinstance(s, torch.SymInt) for x in inputs for s in getattr(x, "shape", (x,))):
             stack.enter_context(enable_python_dispatcher())  # C++ composites want concrete sizes
@@ -38,6 +39,16 @@ def trace_functional(
         stack.enter_context(torch.no_grad())
         stack.enter_context(without_guards(fake_mode))
         return traced(*inputs)
+
+
+def _rrelu(
+    x: torch.Tensor, noise: torch.Tensor, lower: float = 1 / 8, upper: float = 1 / 3,
+    training: bool = False, generator: Any = None,
+) -> Any:  # fmt: skip
+    """In evaluation the slope is the mean, and nothing is drawn."""
+    if training:
+        return NotImplemented
+    return torch.nn.functional.leaky_relu(x, (lower + upper) / 2), noise
 
 
 def traced_so_far() -> dict[str, Any]:

@@ -7,6 +7,7 @@ whether it draws random numbers.
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -70,6 +71,18 @@ def writes_first(op: Any) -> bool:
 def is_random(op: Any) -> bool:
     """An operator that draws from a generator."""
     return isinstance(op, OpOverload) and torch.Tag.nondeterministic_seeded in op.tags
+
+
+def draws(op: Any, given: Mapping[str, Any]) -> bool:
+    """Whether a call with these arguments draws from a generator."""
+    return is_random(op) and not is_idle(op, given)
+
+
+def is_idle(op: Any, given: Mapping[str, Any]) -> bool:
+    """A call of a random operator that draws nothing: rrelu in evaluation. Nor does it write to its
+    noise.
+    """
+    return op_name(op).startswith("rrelu_with_noise") and given["training"] is False
 
 
 def is_pointwise(name: str) -> bool:

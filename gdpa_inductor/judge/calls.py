@@ -17,7 +17,7 @@ def drawn(events: Sequence[Event]) -> list[Any]:
     return [
         (event.name, [(x.sizes, x.dtype) for x in event.results if isinstance(x, Ref)])
         for event in events
-        if operators.is_random(event.op)
+        if operators.draws(event.op, event.given)
     ]
 
 

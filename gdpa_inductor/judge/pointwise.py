@@ -193,4 +193,16 @@ def _entry(event: Event, place: Ref) -> int:
     return list(event.args[0]).index(place)
 
 
-RULES: dict[str, Rule] = {"masked_fill": _masked, "masked_fill_": _masked}
+def _rrelu(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """In evaluation the slope is the mean; in training it is drawn."""
+    given = event.given
+    if given["training"]:
+        raise ev.unknown(event)
+    x = ev.element(given["self"], event.number, index)
+    return torch.nn.functional.leaky_relu(x, (given["lower"] + given["upper"]) / 2)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(["masked_fill", "masked_fill_"], _masked),
+    **dict.fromkeys(["rrelu_with_noise", "rrelu_with_noise_"], _rrelu),
+}

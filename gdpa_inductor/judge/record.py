@@ -259,7 +259,8 @@ def _written(func: Any, event: Event) -> list[Ref]:
     found: list[Ref] = []
     for argument in operators.schema_of(func).arguments:
         declared = argument.alias_info is not None and argument.alias_info.is_write
-        if declared or argument.name in silent:
+        idle = argument.name == "noise" and operators.is_idle(func, event.given)
+        if (declared or argument.name in silent) and not idle:
             given = fx.tree_leaves(event.given.get(argument.name))
             found += [x for x in given if isinstance(x, Ref)]
     return found

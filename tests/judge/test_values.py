@@ -68,6 +68,16 @@ WRONG_MASKS = {
 }
 
 
+def idle(q, k, v):
+    return F.rrelu(q @ k.mT, 0.1, 0.3) @ v
+
+
+@pytest.mark.parametrize(("slope", "right"), [(0.2, True), (0.1, False), (0.3, False)])
+def test_rrelu_in_evaluation_has_the_mean_slope(slope: float, right: bool):
+    (verdict,) = verdicts(idle, heads(), program(f"leaky_relu(s,{slope})"))
+    assert (verdict is None) if right else (verdict is not None and verdict.invalid), verdict
+
+
 @pytest.mark.parametrize("text", WRONG_MASKS.values(), ids=WRONG_MASKS)
 def test_wrong_masks_are_invalid(text: str):
     (verdict,) = verdicts(masked, masked_inputs(), program(text))

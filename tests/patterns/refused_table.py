@@ -297,6 +297,17 @@ def dropout_in_training(q, k, v):
     return F.dropout(F.silu(q @ k.mT), 0.3, training=True) @ v
 
 
+@refuse("DROPOUT", **HEADS)
+def rrelu_in_training(q, k, v):
+    return F.rrelu(q @ k.mT, 0.1, 0.4, training=True) @ v
+
+
+@refuse("DROPOUT", **HEADS)
+def rrelu_in_training_with_one_slope(q, k, v):
+    """It draws numbers that later calls then do not get."""
+    return F.rrelu(q @ k.mT, 0.2, 0.2, training=True) @ v
+
+
 @refuse("OPAQUE_CALL", "POINTWISE_OP", "DROPOUT", "CROSS_ELEMENT", **HEADS)
 def noise_of_the_scores(q, k, v):
     s = q @ k.mT
