@@ -57,9 +57,7 @@ def cast(query, key, value):
 @pytest.mark.parametrize("decomposed", [False, True])
 def test_an_assertion_beside_a_cast_of_the_output_keeps_no_rows_padded(decomposed) -> None:
     def attend(query, key, value, offsets):
-        padded = (
-            torch.ops.gdpa.jagged_to_padded_dense(x, offsets, 6) for x in (query, key, value)
-        )
+        padded = (torch.ops.gdpa.jagged_to_padded_dense(x, offsets, 6) for x in (query, key, value))
         out = cast(*padded).float()
         return torch.ops.gdpa.dense_to_jagged(out, offsets, 10)
 
