@@ -124,6 +124,27 @@ def test_sentences_are_short_and_begin_with_their_subject(page: Path):
     assert [s for s in found if words(s) > 25] == []
 
 
+def test_the_changelog_has_a_line_for_each_effect():
+    """But in the advisory, which says what to do."""
+    lines = (ROOT / "CHANGELOG.md").read_text().partition("### Added")[2].splitlines()
+    assert sum(line.startswith("- ") for line in lines) > 80
+    assert [line for line in lines if line.startswith("  ")] == []
+
+
+def test_the_page_of_versions_has_the_ranges_of_the_package():
+    wanted = (ROOT / "pyproject.toml").read_text()
+    page = (ROOT / "docs" / "versions.md").read_text()
+    first, end = re.findall(r'"torch>=([\d.]+),<2\.(\d+)"', wanted)[0]
+    assert f"| torch | {first} to 2.{int(end) - 1} |" in page
+    assert f"torch {first} to 2.{int(end) - 1}" in (ROOT / "README.md").read_text()
+    assert f"| Triton | {re.findall('triton>=([0-9.]+)', wanted)[0]} and later |" in page
+    assert f"| Python | {re.findall('requires-python = .>=([0-9.]+)', wanted)[0]} and later" in page
+    makefile = (ROOT / "Makefile").read_text()
+    for name, places in {"torch": "2.13 all, 2.11", "triton": "3.7.1 all, 3.6.0"}.items():
+        for version in re.findall(r"\d[\d.]+", places):
+            assert places in page and f"{name}=={version}" in makefile
+
+
 def for_index(text: str) -> str:
     """README as an index shows it. hatchling is there at builds only."""
     source = (ROOT / "hatch_build.py").read_text()
