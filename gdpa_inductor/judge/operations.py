@@ -252,6 +252,26 @@ def _subscripted(ev: Evaluator, event: Event, number: int, index: Index) -> Tens
     return ev.element(source, event.number, tuple(at))
 
 
+_MOST_BOUNDARIES = 512  # each is an element to be found
+
+
+def _bucketed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    """bucketize, searchsorted: how many boundaries lie below; of a row, if these have rows."""
+    given = event.given
+    rows, sought = given.get("boundaries", given.get("sorted_sequence")), given["self"]
+    strange = not isinstance(sought, Ref) or given.get("sorter") is not None
+    if strange or rows.sizes[-1] > _MOST_BOUNDARIES:
+        raise ev.unknown(event)
+    x = ev.element(sought, event.number, index)
+    right = given["right"] or given.get("side") == "right"
+    found = torch.zeros_like(ev.zero)
+    for k in range(rows.sizes[-1]):
+        at = (*index[: len(rows.sizes) - 1], torch.full_like(ev.zero, k))
+        boundary = ev.element(rows, event.number, at)
+        found += ~(boundary > x if right else boundary >= x)
+    return found.to(ev.place(event, number).dtype)
+
+
 def _select_written(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     source, written, dim, at = event.args[:4]
     dim %= len(source.sizes)
@@ -281,7 +301,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["tril", "tril_"], _triangle(lambda apart, k: apart <= k)),
     **dict.fromkeys(["triu", "triu_"], _triangle(lambda apart, k: apart >= k)),
     "index_select": _selected, "gather": _gathered, "embedding": _embedded, "take": _taken,
-    "index": _subscripted,
+    "index": _subscripted, "bucketize": _bucketed, "searchsorted": _bucketed,
     **pointwise.RULES,
     **jagged.RULES,
 }  # fmt: skip

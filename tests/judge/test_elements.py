@@ -73,7 +73,19 @@ def promoted(x, i):
     return half * torch.tensor(1.75, dtype=torch.float64) + torch.tensor(2) * (half < 0.3)
 
 
-PROGRAMS = [slices, aliases, out_and_diagonal, lookups, masks, narrow_integers, pads, promoted]
+def buckets(x, i):
+    """Of NaN too, in boundaries with ties, of which each row may have its own."""
+    bounds = torch.arange(-1, 3).clamp(max=1).float()
+    x = torch.where(x > 1.5, torch.nan, x.round())
+    rows = bounds * (i[:, None] + 1)
+    found = torch.bucketize(x, bounds) * 10 + torch.bucketize(x, bounds, right=True)
+    found = found * 10 + torch.searchsorted(rows, x, side="right")
+    return found * 10 + torch.searchsorted(bounds, x, out_int32=True)
+
+
+PROGRAMS = [
+    slices, aliases, out_and_diagonal, lookups, masks, narrow_integers, pads, promoted, buckets,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)

@@ -1,5 +1,7 @@
 """Indices of tables that the backward makes again: what is kept, and when an index is kept."""
 
+import dataclasses
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 from gdpa_inductor._compat import subclasses
 from gdpa_inductor.patterns.tables import again
 from gdpa_inductor.patterns.tables import copies as relieving
-from tests._recorder import Recorder
+from tests._recorder import ALWAYS, Recorder
 from tests.operands import generator_of
 
 B, H, N, T = 2, 2, 32, 5
@@ -263,6 +265,41 @@ def test_a_place_outside_of_the_table_is_an_error_still(look, place):
     for one in (function, mine):
         with pytest.raises((IndexError, RuntimeError), match=r"out of|range"):
             one(*leaves, places)
+
+
+@pytest.mark.parametrize("judge", [True, False])
+def test_places_that_wrap_in_eager_wrap_as_far(judge):
+    """`take_along_dim` takes places modulo the size of its dim."""
+
+    def function(q, k, v, table, places):
+        return F.silu(q @ k.mT + torch.take_along_dim(table[None], places, 1)) @ v
+
+    leaves, _ = operands()
+    places = torch.arange(N * N).view(N, N) - N * N // 2
+    places[0, :4] = torch.tensor([T, -T - 1, torch.iinfo(torch.int64).max, -(2**63)])
+    recorder = Recorder(dataclasses.replace(ALWAYS, judge=judge))
+    output, wanted = compiled(function, recorder)(*leaves, places), function(*leaves, places)
+    assert recorder.graphs[-1].calls_after["remainder"] == 2, recorder.why()
+    torch.testing.assert_close(output, wanted)
+    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
+
+
+BUCKETS = {
+    "boundaries": lambda x: torch.bucketize(apart(x), torch.tensor([5, 60, 600, 3600])),
+    "searched": lambda x: torch.searchsorted(torch.tensor([5, 60, 600, 3600]), apart(x)),
+    "since the last": lambda x: (x.max() - apart(x)) // 600 % T,
+    "since the first": lambda x: (apart(x) - x.min()) // 600 % T,
+}
+
+
+@pytest.mark.parametrize("name", BUCKETS)
+def test_the_judge_follows_what_is_made_again(name):
+    leaves, times = operands()
+    function, recorder = attention(BUCKETS[name]), Recorder()
+    output, wanted = (f(*leaves, times) for f in (compiled(function, recorder), function))
+    assert recorder.matches and recorder.graphs[-1].calls_after["kept"], recorder.why()
+    torch.testing.assert_close(output, wanted)
+    torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
 
 
 def test_a_table_of_a_size_that_varies():

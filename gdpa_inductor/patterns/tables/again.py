@@ -100,6 +100,7 @@ def _is_cheap(graph: HostGraph, node: Node) -> bool:
         and node.op in ("call_function", "call_method")
         and not facts.is_opaque(node)
         and (called in _EXACT | functions.POINTWISE or operators.is_pointwise(called))
+        and not _reduces(node)
         and isinstance(facts.value(node), torch.Tensor)
         and facts.is_plain(node)
         and not facts.may_want_gradients(node)
@@ -107,6 +108,11 @@ def _is_cheap(graph: HostGraph, node: Node) -> bool:
         and all(len(facts.tensors(n)) == 1 or not facts.tensors(n) for n in node.all_input_nodes)
         and not _changes(graph, node)
     )
+
+
+def _reduces(node: Node) -> bool:
+    """`max` and `min` of one tensor read all of it for each element that they give."""
+    return facts.name(node) in ("max", "min") and len(node.all_input_nodes) < 2
 
 
 def repeats(made: Iterable[Node]) -> bool:

@@ -26,7 +26,8 @@ _CHOICES = (torch.bool, torch.uint8)  # such an index reads no element twice: it
 class Places:
     """Which elements of a table a call reads. index: the places along `dim`; a dim of None is that
     of the table as one row. others: indices that it is broadcast with. pads: the place of the row
-    without a gradient. long: the index must be int64.
+    without a gradient. long: the index must be int64. wraps: a place past an end is one from the
+    other end on, as often as it takes; else it is an error.
     """
 
     index: Node
@@ -34,6 +35,7 @@ class Places:
     others: tuple[Node, ...] = ()
     pads: Size | None = None
     long: bool = False
+    wraps: bool = False
 
     @property
     def indices(self) -> tuple[Node, ...]:
@@ -122,7 +124,9 @@ def _taken_flat(node: Node, table: torch.Tensor) -> Places:
 def _taken_along(node: Node, table: torch.Tensor) -> Places | None:
     dim = facts.argument(node, 2, "dim")
     index = facts.argument(node, 1, "indices")
-    return Places(index, None if dim is None else dim % table.dim(), long=True)
+    if dim is None:
+        return Places(index, None, long=True)
+    return Places(index, dim % table.dim(), long=True, wraps=True) if table.dim() else None
 
 
 def _embedded(node: Node, table: torch.Tensor) -> Places:

@@ -152,7 +152,10 @@ def _places(recipe: Recipe, given: Places, size: Size, copies: int) -> Handle:
     count = recipe.call(aten.arange.default, index.value.numel(), device=index.value.device)
     count = recipe.call(aten.view.default, count, list(index.value.shape))
     copy = recipe.call(aten.remainder.Scalar, count, copies)
-    index = recipe.call(aten.clamp.default, index, -size - 1, size)  # no wrong place gets right
+    if given.wraps:
+        index = recipe.call(aten.remainder.Scalar, index, size)
+    else:  # no wrong place gets right
+        index = recipe.call(aten.clamp.default, index, -size - 1, size)
     index = recipe.call(aten.add.Tensor, recipe.call(aten.mul.Scalar, index, copies), copy)
     return recipe.cast(index, torch.int64 if given.long else torch.int32)
 
