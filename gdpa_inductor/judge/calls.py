@@ -40,9 +40,9 @@ def is_opaque(target: Any) -> bool:
 
 
 def after_bodies(args: Sequence[Any]) -> list[Any]:
-    """What follows the last body among the arguments of a call."""
+    """What follows the last body among the arguments of a call, but for the body's name."""
     last = max(i for i, x in enumerate(args) if isinstance(x, GraphModule))
-    return list(args[last + 1 :])
+    return [x for x in args[last + 1 :] if not isinstance(x, str)]
 
 
 def switched(node: Node, args: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gdpa_inductor.graphs import copy_graph
 from gdpa_inductor.judge import judged
@@ -23,10 +24,21 @@ OTHER = "silu(mul(s,0.25))"
 NEGATED = on_operand(torch.ops.aten.neg.default)
 
 
-def test_a_rewritten_body_of_a_checkpoint_is_judged():
-    def checkpointed(q, k, v):
-        return torch.utils.checkpoint.checkpoint(plain, q, k, v, use_reentrant=False)
+def checkpointed(q, k, v):
+    return torch.utils.checkpoint.checkpoint(plain, q, k, v, use_reentrant=False)
 
+
+@torch.compiler.nested_compile_region
+def region(q, k, v):
+    return F.silu(q @ k.transpose(-1, -2) * 0.5) @ v
+
+
+def twice_in_a_region(q, k, v):
+    return region(q, k, v) + region(-q, k, v)
+
+
+@pytest.mark.parametrize("function", [checkpointed, twice_in_a_region])
+def test_a_rewritten_body_is_judged(function: Callable):
     found = []
 
     def backend(gm, _):
@@ -37,9 +49,9 @@ def test_a_rewritten_body_of_a_checkpoint_is_judged():
         program(OTHER)(body.graph)
         body.recompile()
         found.append(judged(before, gm))
-        return before.forward
+        return lambda *arguments: (plain(*heads()),)
 
-    torch.compile(checkpointed, backend=backend)(*heads())
+    torch.compile(function, backend=backend)(*heads())
     assert found[0] is None
     assert found[1].invalid and "other weights" in found[1].reason
 
