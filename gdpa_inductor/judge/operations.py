@@ -258,7 +258,7 @@ _MOST_BOUNDARIES = 512  # each is an element to be found
 def _bucketed(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     """bucketize, searchsorted: how many boundaries lie below; of a row, if these have rows."""
     given = event.given
-    rows, sought = given.get("boundaries", given.get("sorted_sequence")), given["self"]
+    rows, sought = given.get("boundaries") or given["sorted_sequence"], given["self"]
     strange = not isinstance(sought, Ref) or given.get("sorter") is not None
     if strange or rows.sizes[-1] > _MOST_BOUNDARIES:
         raise ev.unknown(event)
