@@ -47,13 +47,21 @@ def gdpa_backend(
     chosen = Options.make(ours)
     settings = inductor.inductor_config(mode, theirs)
     original = copy_graph(gm) if chosen.verify else None
-    result = apply(gm, chosen)
+    result = rewrite(gm, chosen)
     compiled = inductor.compile_with_inductor(gm, example_inputs, settings, source_hash())
     if original is not None and result.matches:
         from .verify import verified
 
         return verified(compiled, original, result)
     return compiled
+
+
+def rewrite(gm: torch.fx.GraphModule, options: Options) -> Result:
+    """`apply`, of a graph that is compiled next."""
+    result = apply(gm, options)
+    if result.matches:
+        lowerings.begin(gm)
+    return result
 
 
 def apply(gm: torch.fx.GraphModule, options: Options) -> Result:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ._compat import dynamo, inductor
-from .backend import apply
+from .backend import rewrite
 from .options import Options
 from .rejection import GDPAError
 from .sources import source_hash
@@ -46,7 +46,7 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
         # Inductor hands over nested bodies first and on their own. The graph that calls them
         # rewrites them with what it knows of their surroundings (autocast, gradient mode).
         if gm is not None and not dynamo.is_dynamo_body(gm):
-            apply(gm, self.options)
+            rewrite(gm, self.options)
 
     def uuid(self) -> Any:
         """What the caches of Inductor know this pass by: our sources and the options."""

@@ -46,7 +46,8 @@ class Backend:
     devices: torch's device types. refuses: what it cannot run; pays: what it should not; frugal:
     the same under profit="memory", where that differs; yields: what a later backend does better.
     A problem that no rule refuses must lower. about: what a report adds to a choice. by_name:
-    device types where it runs only for who asks for it by its name.
+    device types where it runs only for who asks for it by its name. ahead: begins to compile the
+    kernels of a call; its nodes are fakes.
 
     lower, lower_backward: Inductor IR in and out; the output, or the asked gradients, contiguous.
     """
@@ -61,6 +62,7 @@ class Backend:
     frugal: tuple[Rule, ...] | None = None
     about: Callable[[Problem], str] = lambda problem: ""
     by_name: tuple[str, ...] = ()
+    ahead: Callable[[Call], None] = lambda call: None
 
     def runs_on(self, device: str, kernel: str) -> bool:
         """kernel: as it was asked for."""

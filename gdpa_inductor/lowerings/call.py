@@ -39,6 +39,15 @@ class Call:
             options=KernelOptions.parse(nodes.options["kernel_options"]),
         )
 
+    @staticmethod
+    def of_fakes(
+        signature: Signature, operands: Operands[Any], options: str, needs: tuple[bool, ...] = ()
+    ) -> Call:
+        """One that is yet to be lowered: fakes stand for its nodes. options: as text."""
+        given = Arguments(operands, None, needs, {"kernel_options": options})
+        problem = Problem.of(operands, signature.backward, needs)
+        return Call(signature, given, given, problem, KernelOptions.parse(options))
+
     @property
     def backward(self) -> bool:
         return self.signature.backward

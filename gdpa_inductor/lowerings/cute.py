@@ -23,7 +23,7 @@ from torch import Tensor
 from .._compat import inductor, lowering, shapes, templates
 from ..kernels.cute.architectures import CONFIGS, config_of
 from ..kernels.cute.backward import limits
-from ..kernels.cute.config import VERSIONS, unsupported
+from ..kernels.cute.config import PACKAGE, VERSIONS, unsupported
 from ..kernels.triton.template import Plan
 from ..ops import Arguments, Operands, Signature, fake_gradients, fake_output
 from ..problem import Problem
@@ -33,7 +33,6 @@ from .backends import Backend, Rule, hint
 from .call import Call, extern_call, in_order
 
 log = logging.getLogger("gdpa_inductor")
-PACKAGE = "nvidia-cutlass-dsl"
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
 LONG = 256  # the most queries of a sequence, where a side is jagged
@@ -187,7 +186,7 @@ def lower(call: Call) -> Any:
     Under max-autotune it is timed beside the Triton template, unless it was asked for by name.
     """
     given = _arguments(call)
-    _compile_ahead(call)
+    compile_ahead(call)
 
     def run() -> Any:
         return extern_call(FORWARD, given, _callee("forward_site", call))
@@ -226,11 +225,11 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    _compile_ahead(call)
+    compile_ahead(call)
     return extern_call(BACKWARD, _arguments(call), _callee("backward_site", call))
 
 
-def _compile_ahead(call: Call) -> None:
+def compile_ahead(call: Call) -> None:
     """While Inductor goes on. Whatever fails here, the first run compiles."""
     try:
         from ..kernels.cute import ahead
@@ -239,10 +238,10 @@ def _compile_ahead(call: Call) -> None:
         assert kind  # else `no_kernel` has refused
         fast, skip = call.options.fast_math, call.options.skip
         config = ahead.guess(call.fakes.operands, kind, fast, skip)
-        if not call.backward:
-            _launch().compile_ahead(config)
-        elif not any(call.needs[3:]):
-            _launch_backward().compile_ahead(config, in_order(call.options))
+        if call.backward:
+            ahead.backward(config, call.needs, in_order(call.options))
+        else:
+            ahead.forward(config)
     except Exception as error:
         log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
 
@@ -354,6 +353,7 @@ BACKEND = Backend(
     ),
     pays=(Rule(Code.SLOWER, training_is_slower),),
     yields=(Rule(Code.SLOWER, triton_is_faster), Rule(Code.SLOWER, mostly_padded)),
+    ahead=compile_ahead,
     lower=lower,
     lower_backward=lower_backward,
 )

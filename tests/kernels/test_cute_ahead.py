@@ -1,6 +1,7 @@
 """CuTe kernels that other processes compile ahead: the right ones, once, and never in the way."""
 
 import dataclasses
+import importlib
 import os
 import subprocess
 import sys
@@ -19,9 +20,10 @@ from gdpa_inductor.kernels.cute.backward import launch as backward
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.lowerings import cute
+from gdpa_inductor.lowerings import cute, early
+from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
-from tests.kernels import render
+from tests.kernels import fake_cuda, render
 from tests.kernels.test_cute_plan import BIAS, Given, biased, dense, jagged, matrices
 
 BF16 = torch.bfloat16
@@ -68,6 +70,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple]:
 
     monkeypatch.setattr(ahead, "_ASKED", {})
     monkeypatch.setattr(disk, "keeps", lambda: True)
+    monkeypatch.setattr(disk, "has", lambda *_: False)
     monkeypatch.setattr(inductor, "in_background", in_background)
     return found
 
@@ -93,29 +96,108 @@ def test_lowering_asks_for_the_kernels_of_the_call(monkeypatch, asked, bias: boo
     program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
     operands = operands_of(*tensors, aux, [], program)
     config = plan.made(operands, True, True, Sm90Config).config
-    expected = [(launch.kept, config)]
-    if not bias:  # which kernels give gradients of biases is settled by the first call
-        expected.append((hopper.kept, dataclasses.replace(config, ordered=True)))
-    assert asked == expected
+    stored = 0 if bias else None
+    gradients = dataclasses.replace(config, ordered=True, stored=stored)
+    assert asked == [(launch.__name__, config), (hopper.__name__, gradients)]
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
+def test_a_rewritten_graph_asks_for_what_its_lowering_would(monkeypatch, asked, bias) -> None:
+    """Before it is lowered, for the backward too."""
+    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
+    tensors += [torch.zeros(4, 256, 256, dtype=BF16)] * bias
+    render.wrapper(step(bias), tensors, capability=90)
+    lowered = list(asked)
+    asked.clear()
+    ahead._ASKED.clear()
+    graph, program = torch.fx.Graph(), "silu(add(s,a0))" if bias else "silu(mul(s,0.125))"
+    with fake_cuda.fake_cuda(90), FakeTensorMode():
+        given = [graph.placeholder(f"x{i}") for i in range(len(tensors))]
+        for node, x in zip(given, tensors, strict=True):
+            fake = torch.empty(x.shape, dtype=BF16, device="cuda").requires_grad_()
+            node.meta["example_value"] = fake
+    program = f"a0:f[h,q_idx,kv_idx]; {program}" if bias else program
+    call = (*given[:3], given[3:], [], program, "kernel=cute")
+    graph.output(graph.call_function(torch.ops.gdpa.attention.default, call))
+    with fake_cuda.fake_cuda(90):
+        early.begin(torch.fx.GraphModule({}, graph))
+    assert asked == lowered
+
+
+class Launched(Exception):
+    """In place of a launcher: the kernel that a call launches first."""
+
+
+def two_biases() -> Given:
+    aux = [torch.randn(40, 40, dtype=BF16), torch.randn(4, 40, 40, dtype=BF16)]
+    program = "a0:f[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; silu(add(add(s,a0),a1))"
+    return operands_of(*matrices(2, 4, 40, 64), aux, [], program)
+
+
+def shared_biased() -> Given:
+    query, key, value = matrices(2, 4, 40, 64)
+    bias = torch.randn(4, 40, 40, dtype=BF16)
+    return operands_of(query[:1], key, value, [bias], [7], BIAS)
+
+
+def jagged_biased() -> Given:
+    rows, ends = [torch.randn(12, 4, 64, dtype=BF16) for _ in range(3)], torch.tensor([0, 5, 12])
+    bias = torch.randn(4, 8, 8, dtype=BF16)
+    return operands_of(*rows, [bias], [7], BIAS, ends, ends, 8, 8)
+
+
+@pytest.mark.parametrize("folder", ["sm90", "sm100"])
+@pytest.mark.parametrize(
+    ("make", "learned"),
+    [(tiled, 0), (expanded, 0), (two_biases, 0), (two_biases, 1), (shared_biased, 0),
+     (jagged_biased, 0)],
+)  # fmt: skip
+def test_the_kernel_of_a_gradient_of_a_bias_is_what_the_first_call_launches(
+    monkeypatch, asked, folder: str, make, learned: int
+) -> None:
+    kind = {"sm90": Sm90Config, "sm100": Sm100Config}[folder]
+    given = make()
+    needs = [True, True, True, *(i == learned for i in range(len(given.aux)))]
+    ahead.backward(plan.made(given, True, True, kind).config, needs, True)
+
+    def launched(*form) -> None:
+        raise Launched(*form)
+
+    module = importlib.import_module(f"gdpa_inductor.kernels.cute.{folder}.backward.launch")
+    monkeypatch.setattr(module, "launcher", launched)
+    with pytest.raises(Launched) as first:
+        grad_out = torch.zeros(output_shape(given), dtype=BF16)
+        backward.backward(grad_out, given, needs, ctas=1, stream=0, kind=kind)
+    assert (module.__name__, *first.value.args) == asked[0]
+    assert asked[-1][1].stored == learned
 
 
 def test_what_was_asked_for_is_not_asked_for_again(asked) -> None:
     config = plan.made(dense(), True, True, Sm90Config).config
     for _ in range(2):
-        launch.compile_ahead(config)
-        backward.compile_ahead(config, True)
-    assert asked == [(launch.kept, config), (hopper.kept, config)]
+        ahead.forward(config)
+        ahead.backward(config, [True] * 3, True)
+    assert asked == [(launch.__name__, config), (hopper.__name__, config)]
+
+
+def test_what_lies_on_disk_is_not_asked_for(monkeypatch, asked) -> None:
+    config = plan.made(dense(), True, True, Sm90Config).config
+    monkeypatch.setattr(disk, "has", lambda module, *_: module == launch.__name__)
+    ahead.forward(config)
+    ahead.backward(config, [True] * 3, True)
+    assert asked == [(hopper.__name__, config)]
 
 
 def test_on_blackwell_each_side_has_a_kernel(asked) -> None:
     config = plan.made(dense(), True, True, Sm100Config).config
-    backward.compile_ahead(config, True)
+    ahead.backward(config, [True] * 3, True)
     assert [given[1:] for given in asked] == [(config, "keys"), (config, "rows")]
 
 
 def test_without_a_place_on_disk_nothing_is_asked_for(monkeypatch, asked) -> None:
     monkeypatch.setattr(disk, "keeps", lambda: False)
-    launch.compile_ahead(plan.made(dense(), True, True, Sm90Config).config)
+    ahead.forward(plan.made(dense(), True, True, Sm90Config).config)
     assert not asked
 
 
@@ -130,8 +212,8 @@ def test_a_process_that_fails_is_in_nobodys_way(monkeypatch, asked, make) -> Non
     monkeypatch.setattr(inductor, "in_background", lambda *_: make())
     monkeypatch.setattr(ahead, "PATIENCE", 0.01)
     config = plan.made(dense(), True, True, Sm90Config).config
-    launch.compile_ahead(config)
-    ahead.finish(launch.kept, config)
+    ahead.forward(config)
+    ahead.finish(launch.__name__, config)
 
 
 def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
@@ -139,7 +221,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
         raise RuntimeError("no processes")
 
     monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
-    monkeypatch.setattr(ahead, "ask", broken)
+    monkeypatch.setattr(ahead, "_ask", broken)
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
     assert "gdpa_forward_site(True)" in render.wrapper(step(False), tensors, capability=90)
 
@@ -147,7 +229,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
 PROGRAM = """
 import sys
 import torch._inductor.config
-from gdpa_inductor.kernels.cute import ahead, launch
+from gdpa_inductor.kernels.cute import ahead
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 
 def never(config):
@@ -156,8 +238,11 @@ def never(config):
 if __name__ == "__main__":
     torch._inductor.config.compile_threads = 2
     config = Sm90Config("bfloat16", 64, 64, "relu(s)")
-    launch.compile_ahead(config)
-    ahead.finish(launch.kept, config)
+    ahead.forward(config)
+    assert "cutlass" not in sys.modules
+    from gdpa_inductor.kernels.cute import launch
+
+    ahead.finish(launch.__name__, config)
     launch.compiled = never
     assert launch.kept(config) is not None
 """

@@ -4,6 +4,7 @@ The stand-in runtime of the emulator takes the launches, so host code that was e
 """
 
 import dataclasses
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -145,8 +146,7 @@ def test_the_folder_follows_from_what_compiles(folder: Path, monkeypatch: pytest
     places = {place()}
     for owner, name, value in (
         (disk, "source_hash", lambda: "others"),
-        (disk.cutlass, "__version__", "9.9.9"),
-        (disk.cutlass, "CUDA_VERSION", "99"),
+        (disk, "_versions", lambda: ("9.9.9",)),
         (disk.platform, "machine", lambda: "another"),
         (disk, "_instructions", lambda: "fewer"),
     ):
@@ -156,8 +156,21 @@ def test_the_folder_follows_from_what_compiles(folder: Path, monkeypatch: pytest
     with monkeypatch.context() as patch:
         patch.setenv("CUTE_DSL_LINEINFO", "1")
         places.add(place())
-    assert len(places) == 7
+    assert len(places) == 6
     assert place() in places
+
+
+def test_the_version_says_for_which_cuda_the_compiler_is(monkeypatch: pytest.MonkeyPatch):
+    def version(name: str) -> str:
+        if name.endswith("cu13"):
+            raise importlib.metadata.PackageNotFoundError(name)
+        return "4.8.1"
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    found = disk._versions.__wrapped__()
+    assert found == tuple(
+        f"{part} 4.8.1" for part in ("", "-libs-base", "-libs-core", "-libs-cu12")
+    )
 
 
 def test_sets_are_described_in_one_order():

@@ -1,12 +1,15 @@
 """Kernels that processes of Inductor compile while it goes on. The first call finds them on disk.
 
 What is asked for is a guess: no address is known before the first call, and some sizes may not be.
-A wrong guess costs another process some seconds, and the first call compiles as without it.
+A wrong guess costs another process some seconds, and the first call compiles as without it. Asking
+needs no cutlass, which takes seconds to import.
 """
 
+import importlib
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,19 +26,35 @@ log = logging.getLogger("gdpa_inductor")
 _ASKED: dict[Hashable, "Future[Any] | None"] = {}
 
 
-def ask(kept: Callable[..., Any], *given: Hashable) -> None:
-    """Have `kept(*given)` run elsewhere, once; it keeps a kernel on disk. kept: of a module."""
-    if (kept, given) not in _ASKED and disk.keeps():
-        _ASKED[kept, given] = inductor.in_background(_keep, kept, *given)
+def forward(config: KernelConfig) -> None:
+    """Ask for the kernel of a forward."""
+    _ask(f"{__package__}.launch", config)
 
 
-def _keep(kept: Callable[..., Any], *given: Hashable) -> None:
-    kept(*given)  # a kernel cannot be sent from process to process
+def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
+    """Ask for the kernels of a backward, but for sums over what a bias lacks: they compile in no
+    time. config: of the call. needs: of query, key, value and the operands of the program."""
+    wanted = [number for number, need in enumerate(needs[3:]) if need]
+    if wanted and not config.jagged:
+        config = replace(config, shared=frozenset())  # see `biases.unshared`
+    for given in config.backward_kernels(ordered, wanted[0] if wanted else None):
+        _ask(f"{__package__}.{config.folder}.backward.launch", *given)
 
 
-def finish(kept: Callable[..., Any], *given: Hashable) -> None:
+def _ask(module: str, *given: Hashable) -> None:
+    """Have `kept(*given)` of a module run elsewhere, once, unless the kernel is on disk."""
+    key = (module, *given)
+    if key not in _ASKED and disk.keeps() and not disk.has(*key):
+        _ASKED[key] = inductor.in_background(_keep, *key)
+
+
+def _keep(module: str, *given: Hashable) -> None:
+    importlib.import_module(module).kept(*given)  # a kernel cannot be sent between processes
+
+
+def finish(module: str, *given: Hashable) -> None:
     """Wait for it, if it was asked for."""
-    future = _ASKED.get((kept, given))
+    future = _ASKED.get((module, *given))
     try:
         if future is not None:
             future.result(PATIENCE)

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from ...program.expr import POSITIONS
+from ...program.expr import AXES, POSITIONS
 from ...program.score_mod import ScoreMod
 
 BOX = 128  # rows of a matrix that one TMA copy brings
@@ -18,7 +18,9 @@ SHARED_MEMORY = 227 << 10  # bytes of a CTA, on sm_90 and sm_100
 AUX_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64",
 )  # fmt: skip
-VERSIONS = ((4, 8), (4, 9))  # of nvidia-cutlass-dsl: from, below
+PACKAGE = "nvidia-cutlass-dsl"
+VERSIONS = ((4, 8), (4, 9))  # of the package: from, below
+LETTERS = (*AXES, "q", "k")  # of access maps
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,13 @@ class KernelConfig:
     expanded: frozenset[int] = frozenset()
     stored: int | None = None
     ordered: bool = True
+
+    def backward_kernels(
+        self, ordered: bool, stored: int | None
+    ) -> list[tuple["KernelConfig | str", ...]]:
+        """What follows from the configuration of a call for each kernel of its backward: what
+        `kept` of that architecture takes."""
+        raise NotImplementedError
 
     @property
     def mod(self) -> ScoreMod:

@@ -3,12 +3,16 @@
 They lie beside torch's own compiled graphs, go with them, and are switched off with them. A kernel
 has a folder, whose name is a hash of all that the kernel follows from. In it lies the object file
 that cutlass-dsl exports. Its name is a hash of its content, so a file that is damaged or cut off is
-known by its name. Whatever fails here costs time only: then the kernel is compiled.
+known by its name. Whatever fails here costs time only: then the kernel is compiled. cutlass is
+imported only to load and to export.
 """
 
+import contextlib
 import ctypes
 import dataclasses
+import functools
 import hashlib
+import importlib.metadata
 import logging
 import os
 import platform
@@ -18,16 +22,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cutlass
-from cutlass import cute
-
 from ..._compat import inductor
 from ...sources import source_hash
+from .config import PACKAGE
 
 FOLDER = "gdpa_cute"
 PREFIX = "gdpa"  # of the symbols in an object file
 SETTINGS = "CUTE_DSL_"  # of the compiler, in the environment
 OFF = SETTINGS + "NO_CACHE"
+PARTS = ("", "-libs-base", "-libs-core", "-libs-cu12", "-libs-cu13")  # packages of the compiler
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -56,28 +59,53 @@ def described(part: Any) -> str:
 
 def keeps() -> bool:
     """Whether kernels are kept at all."""
-    return _place(()) is not None
+    return _folder() is not None
+
+
+def has(*parts: Any) -> bool:
+    """Whether a kernel lies there, sound or not."""
+    place = _place(parts)
+    return place is not None and any(place.glob("*.o"))
+
+
+def _folder() -> Path | None:
+    """Of all kernels; None where nothing is kept."""
+    folder = inductor.cache_folder()
+    if folder is None or os.environ.get(OFF, "0").lower() not in ("0", "false", ""):
+        return None
+    return Path(folder) / FOLDER
 
 
 def _place(parts: tuple[Any, ...]) -> Path | None:
     """The folder of a kernel; None where nothing is kept."""
-    folder = inductor.cache_folder()
-    if folder is None or os.environ.get(OFF, "0").lower() not in ("0", "false", ""):
+    folder = _folder()
+    if folder is None:
         return None
     digest = hashlib.sha256()
     for line in (*_surroundings(), *map(described, parts)):
         digest.update(line.encode() + b"\n")
-    return Path(folder) / FOLDER / digest.hexdigest()
+    return folder / digest.hexdigest()
 
 
 def _surroundings() -> list[str]:
     """The package, the compiler with its settings, and the host: the code of a launch is made for
     the instructions that its CPU has."""
     settings = sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS))
-    compiler = (cutlass.__version__, str(cutlass.CUDA_VERSION), sys.version_info[:2], settings)
+    compiler = (_versions(), sys.version_info[:2], settings)
     return [source_hash(), repr(compiler), platform.machine(), _instructions()]
 
 
+@functools.cache
+def _versions() -> tuple[str, ...]:
+    """Of the compiler's packages; one of them says for which CUDA it is."""
+    found = []
+    for part in PARTS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{part} {importlib.metadata.version(PACKAGE + part)}")
+    return tuple(found)
+
+
+@functools.cache
 def _instructions() -> str:
     """The instruction sets of the CPU."""
     try:
@@ -90,6 +118,8 @@ def _instructions() -> str:
 def _loaded(place: Path) -> Any:
     """The kernel that lies there; None without a sound one."""
     try:
+        from cutlass import cute
+
         for path in place.glob("*.o"):
             if path.stem == _name(path.read_bytes()):
                 return getattr(cute.runtime.load_module(str(path)), PREFIX)
@@ -103,6 +133,8 @@ def _store(place: Path, made: Any) -> None:
     """Export the kernel. The compiler looks up the functions that host code calls in the process,
     so its libraries have to be loaded for all; they are not where there is no driver."""
     try:
+        from cutlass import cute
+
         for library in cute.runtime.find_runtime_libraries(enable_tvm_ffi=False):
             ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
         content = made.dump_to_object(PREFIX)

@@ -19,11 +19,10 @@ from ..._compat.device import current_stream
 from ...operands import Operands
 from ...rejection import GDPAError
 from . import ahead, disk
-from .config import KernelConfig
+from .config import LETTERS, KernelConfig
 from .launcher import SIZES, Launcher, pointer
 from .order import longest_first
 from .plan import ALIGNMENT, LaunchPlan, plan_of
-from .program import LETTERS
 from .replay import Record
 
 
@@ -36,17 +35,13 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
     """Of the forward of a configuration."""
-    ahead.finish(kept, config)
+    ahead.finish(__name__, config)
     return Launcher(kept(config), config)
 
 
 def kept(config: KernelConfig) -> Any:
     """The kernel, from disk or compiled."""
-    return disk.kept(lambda: compiled(config), "forward", config)
-
-
-def compile_ahead(config: KernelConfig) -> None:
-    ahead.ask(kept, config)
+    return disk.kept(lambda: compiled(config), __name__, config)
 
 
 def forward_kernel(config: KernelConfig) -> Any:

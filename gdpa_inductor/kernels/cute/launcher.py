@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from cutlass import cute
 
-from .config import KernelConfig
-from .program import DTYPES, LETTERS
+from .config import LETTERS, KernelConfig
+from .program import DTYPES
 
 SIZES = 9
 

@@ -16,8 +16,7 @@ from typing import Any
 from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from .config import BOX, KernelConfig
-from .program import LETTERS
+from .config import BOX, LETTERS, KernelConfig
 from .values import Fixed, smaller
 
 VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multiple of it

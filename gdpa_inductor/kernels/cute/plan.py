@@ -21,8 +21,7 @@ from ...operands import Operands, check, output_shape, score_shape
 from ...program.score_mod import ScoreMod
 from ...rejection import GDPAError
 from .architectures import config_of
-from .config import KernelConfig, unsupported
-from .program import LETTERS
+from .config import LETTERS, KernelConfig, unsupported
 
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
 MOST = 512  # plans that are kept; lengths that vary make a form each

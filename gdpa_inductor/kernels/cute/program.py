@@ -12,13 +12,12 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Int64, cute
 
-from ...program.expr import AXES, Expr, postorder
+from ...program.expr import Expr, postorder
 from ...program.integers import wide
-from .config import KernelConfig
+from .config import LETTERS, KernelConfig
 from .emit import emit
 from .values import Fixed, Pair, each, smaller
 
-LETTERS = (*AXES, "q", "k")
 DTYPES = {
     "float32": cutlass.Float32, "float16": cutlass.Float16, "bfloat16": cutlass.BFloat16,
     "float64": cutlass.Float64, "bool": cutlass.Uint8, "uint8": cutlass.Uint8,

@@ -1,9 +1,9 @@
 """Which tile shapes are tried for which kernel: a small table, pruned by shared memory.
 
-A row's first configuration is the best known; the others are benchmarked beside it, and
-max-autotune tries a wider list. The rows of "forward", "rows" and "keys" are the best of that
-list on an H200 (torch 2.11, Triton 3.6). They are for silu at M = N = 1024 and, for D = 128, at
-256 to 8192. Those of "tiles" follow from the shared memory that a tile takes.
+A row's first configuration is the best known. Where that is not settled (`settled`) the others
+are benchmarked beside it. max-autotune tries a wider list. The rows of "forward", "rows" and "keys"
+are the best of that list on an H200 (torch 2.11, Triton 3.6). They are for silu at M = N = 1024
+and, for D = 128, at 256 to 8192. Those of "tiles" follow from the shared memory that a tile takes.
 """
 
 from __future__ import annotations
@@ -114,6 +114,20 @@ _BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 )
 # Where none of these fits (devices with 99 KiB), the first that does.
 _SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(16, 16, 4, 1))
+
+
+MEASURED = ("forward", "rows", "keys")  # kernels
+MEASURED_ON = 90  # compute capability
+SMALL = 1 << 32  # operations of a product, some 15 µs of an H200
+
+
+def settled(kernel: str, operations: int, capability: int) -> bool:
+    """Whether the first configuration is taken without a comparison. Then it was measured, or a
+    kernel ends so soon that none would be seen. A comparison takes seconds of the compile.
+
+    operations: of one product of all rows and keys.
+    """
+    return (kernel in MEASURED and capability == MEASURED_ON) or operations < SMALL
 
 
 def _searched(itemsize: int) -> Iterator[Config]:

@@ -16,7 +16,7 @@ import torch
 
 from ..._compat import inductor, lowering, shapes, templates
 from ...kernels.triton import five_matmul
-from ...kernels.triton.configs import SHORT, Config, Shape, configs
+from ...kernels.triton.configs import SHORT, Config, Shape, configs, settled
 from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
@@ -321,9 +321,16 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
     shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
     found = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
-    if plan.kernel == "five_matmul":  # its sums lie as the accumulators of these very tiles do
-        return found
-    return list(dict.fromkeys(_cut(config, problem) for config in found))
+    if plan.kernel != "five_matmul":  # its sums lie as the accumulators of these very tiles do
+        found = list(dict.fromkeys(_cut(config, problem) for config in found))
+    alone = not inductor.thorough() and settled(plan.kernel, _operations(problem), capability)
+    return found[:1] if alone else found
+
+
+def _operations(problem: Problem) -> int:
+    """Of one product; an unknown size is a long one."""
+    sizes = (problem.batch, problem.heads, problem.rows, problem.cols, problem.head_dim)
+    return 2 * math.prod(shapes.size_hint(size) or SHORT for size in sizes)
 
 
 def _cut(config: Config, problem: Problem) -> Config:

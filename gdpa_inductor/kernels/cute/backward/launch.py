@@ -128,11 +128,6 @@ def _call(
     return BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, record)
 
 
-def compile_ahead(config: KernelConfig, ordered: bool = True) -> None:
-    """The kernels that a backward without gradients of biases launches."""
-    _kernels(config.folder).compile_ahead(config, ordered)
-
-
 @functools.cache
 def _kernels(folder: str) -> Any:
     """The launches of an architecture."""

@@ -11,7 +11,8 @@ from typing import Any
 from cutlass import Int64, cute
 
 from ....program.expr import Expr
-from ..program import LETTERS, Program, of_kind
+from ..config import LETTERS
+from ..program import Program, of_kind
 from ..values import Fixed, Pair, smaller
 from .walk import ResidentTile, Walk
 

@@ -1,12 +1,18 @@
 """What a kernel for Blackwell is a function of. No cutlass here."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .. import config
 from ..config import BOX, SHARED_MEMORY
 
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 TMEM_COLUMNS = 512
+SIDES = {"keys": "kv", "rows": "q"}  # the kernels of a backward: which gradients each writes
+
+
+def stored_by(side: str, stored: int | None) -> int | None:
+    """What a side stores of the operand whose gradient is stored."""
+    return stored if side == "rows" else None
 
 
 @dataclass(frozen=True)
@@ -19,6 +25,12 @@ class Sm100Config(config.KernelConfig):
     rows = ROWS
     max_dim = max_backward_dim = 128
     rivalled = False
+
+    def backward_kernels(
+        self, ordered: bool, stored: int | None
+    ) -> list[tuple[config.KernelConfig | str, ...]]:
+        """A side each. Each sum has one order anyway."""
+        return [(replace(self, stored=stored_by(side, stored)), side) for side in SIDES]
 
     @property
     def output_stages(self) -> int:

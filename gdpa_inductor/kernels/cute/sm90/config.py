@@ -1,7 +1,7 @@
 """What a kernel for Hopper is a function of. No cutlass here."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ....program.expr import Expr
 from ....program.factors import factored
@@ -29,6 +29,11 @@ class Sm90Config(config.KernelConfig):
     rivalled = True
     clears = True
     bare_ends = True
+
+    def backward_kernels(
+        self, ordered: bool, stored: int | None
+    ) -> list[tuple[config.KernelConfig | str, ...]]:
+        return [(replace(self, ordered=ordered, stored=stored),)]
 
     @property
     def tiles(self) -> int:

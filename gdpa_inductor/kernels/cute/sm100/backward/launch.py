@@ -13,17 +13,15 @@ from ...backward.launch import WHOLE, BackwardCall, stored_dtypes
 from ...backward.roots import masked
 from ...launch import example, options
 from ...launcher import Launcher
-from ..config import Sm100Config
+from ..config import SIDES, Sm100Config, stored_by
 from .kernel import BackwardKernel
-
-SIDES = {"keys": "kv", "rows": "q"}  # which gradients a side writes
 
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     """By letter, those that are asked for, and what comes with them. The rows side stores dS."""
     found: dict[str, Tensor] = {}
     for side, letters in SIDES.items():
-        stored = call.stored if side == "rows" else None
+        stored = stored_by(side, call.stored)
         if set(asked) & set(letters) or stored is not None:
             outputs = [call.room(letter) for letter in letters]
             _launch(call, side, stored, outputs)
@@ -68,19 +66,13 @@ def tiling(config: Sm100Config) -> StoredTiling:
 @functools.cache
 def launcher(config: Sm100Config, side: str) -> Launcher:
     """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
-    ahead.finish(kept, config, side)
+    ahead.finish(__name__, config, side)
     return Launcher(kept(config, side), config, 3 + len(others(config, side)))
 
 
 def kept(config: Sm100Config, side: str) -> Any:
     """The kernel, from disk or compiled."""
-    return disk.kept(lambda: compiled(config, side), "backward", side, config)
-
-
-def compile_ahead(config: Sm100Config, ordered: bool) -> None:
-    """The kernels of both sides, of calls without gradients of biases."""
-    for side in SIDES:
-        ahead.ask(kept, config, side)
+    return disk.kept(lambda: compiled(config, side), __name__, config, side)
 
 
 def others(config: Sm100Config, side: str) -> list[str]:

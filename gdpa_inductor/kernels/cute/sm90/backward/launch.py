@@ -83,18 +83,13 @@ def tiling(config: Sm90Config) -> StoredTiling:
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
     """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
-    ahead.finish(kept, config)
+    ahead.finish(__name__, config)
     return Launcher(kept(config), config, 3 + len(others(config)))
 
 
 def kept(config: Sm90Config) -> Any:
     """The kernel, from disk or compiled."""
-    return disk.kept(lambda: compiled(config), "backward", config)
-
-
-def compile_ahead(config: Sm90Config, ordered: bool) -> None:
-    """The kernel of calls without gradients of biases."""
-    ahead.ask(kept, replace(config, ordered=ordered))
+    return disk.kept(lambda: compiled(config), __name__, config)
 
 
 @functools.cache

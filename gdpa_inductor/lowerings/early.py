@@ -1,0 +1,57 @@
+"""Kernels that begin to compile before the graph is lowered, in other processes.
+
+A backward is lowered when it is first called, after the forward has run. Here both are asked for as
+soon as the graph is rewritten. What is asked for is a guess: the lowering decides.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from ..ops import ATTENTION, BACKWARD
+from ..options import REFERENCE
+from .backends import backend
+from .call import Call
+from .choose import select
+
+log = logging.getLogger("gdpa_inductor")
+
+
+def begin(gm: GraphModule) -> None:
+    """Begin with the kernels of each call of gdpa::attention in a rewritten graph and its bodies.
+    Whatever fails here, the lowering compiles."""
+    for body in gm.modules():
+        for node in body.graph.nodes if isinstance(body, GraphModule) else ():
+            if node.target is not ATTENTION.op:
+                continue
+            try:
+                for call in _calls(node):
+                    _begin(call)
+            except Exception as error:
+                log.debug("nothing is compiled early: %s: %s", type(error).__name__, error)
+
+
+def _calls(node: Node) -> list[Call]:
+    """The forward that a node calls, and the backward that will follow."""
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _value)
+    given = ATTENTION.bind(*args, **kwargs)
+    operands, options = given.operands, given.options["kernel_options"]
+    found = [Call.of_fakes(ATTENTION, operands, options)]
+    needs = tuple(x.requires_grad for x in operands.differentiable)
+    if any(needs) and torch.is_grad_enabled():
+        found.append(Call.of_fakes(BACKWARD, operands, options, needs))
+    return found
+
+
+def _value(node: Node) -> Any:
+    return node.meta["example_value"]
+
+
+def _begin(call: Call) -> None:
+    choice = select(call.problem, call.options.kernel, profit=False)
+    if choice and choice.kernel != REFERENCE:
+        backend(choice.kernel).ahead(call)

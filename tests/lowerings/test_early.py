@@ -1,0 +1,89 @@
+"""What is compiled before a graph is lowered: the forward, and the backward that follows."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from gdpa_inductor import GDPAPass, gdpa_backend
+from gdpa_inductor.lowerings import cpu
+from gdpa_inductor.ops import ATTENTION, BACKWARD
+
+OPTIONS = {"gdpa.profit": False}
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list:
+    """What was begun or lowered, in order."""
+    found: list = []
+
+    def lowered(run):
+        return lambda call: (found.append(("lowered", call.signature, ())), run(call))[1]
+
+    watched = dataclasses.replace(
+        cpu.BACKEND,
+        ahead=lambda call: found.append(("begun", call.signature, call.needs)),
+        lower=lowered(cpu.BACKEND.lower),
+        lower_backward=lowered(cpu.BACKEND.lower_backward),
+    )
+    monkeypatch.setattr(cpu, "BACKEND", watched)
+    return found
+
+
+def attend(query, key, value, bias):
+    return torch.nn.functional.silu(query @ key.mT + bias) @ value
+
+
+def operands(learned: bool) -> list[torch.Tensor]:
+    torch._dynamo.reset()
+    given = [torch.randn(2, 2, 64, 16, requires_grad=True) for _ in range(3)]
+    return [*given, torch.randn(2, 64, 64, requires_grad=learned)]
+
+
+def compiled(**options):
+    return torch.compile(attend, backend=gdpa_backend, options={**OPTIONS, **options})
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_both_passes_begin_before_one_is_lowered(calls, learned: bool):
+    compiled()(*operands(learned)).sum().backward()
+    assert calls[:2] == [
+        ("begun", ATTENTION, ()),
+        ("begun", BACKWARD, (True, True, True, learned)),
+    ]
+    assert {(what, signature) for what, signature, _ in calls[2:]} == {
+        ("lowered", ATTENTION),
+        ("lowered", BACKWARD),
+    }
+
+
+def test_the_pass_begins_too(calls):
+    options = {"pre_grad_custom_pass": GDPAPass(profit=False)}
+    torch.compile(attend, options=options)(*operands(True)).sum().backward()
+    assert [what for what, *_ in calls[:2]] == ["begun", "begun"]
+
+
+def test_no_backward_begins_where_none_will_follow(calls):
+    with torch.no_grad():
+        compiled()(*operands(True))
+    assert [(what, signature) for what, signature, _ in calls] == [
+        ("begun", ATTENTION),
+        ("lowered", ATTENTION),
+    ]
+
+
+def test_what_fails_early_is_in_nobodys_way(monkeypatch):
+    def broken(call) -> None:
+        raise OSError("no processes")
+
+    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, ahead=broken))
+    given = operands(True)
+    found = compiled(**{"gdpa.strict": True})(*given)
+    torch.testing.assert_close(found, attend(*given))
+
+
+def test_the_reference_has_nothing_to_begin(calls, caplog):
+    caplog.set_level("DEBUG", "gdpa_inductor")
+    compiled(**{"gdpa.kernel": "reference"})(*operands(False))
+    assert not calls
+    assert "nothing is compiled early" not in caplog.text
