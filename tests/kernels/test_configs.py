@@ -1,10 +1,14 @@
 """The table of configurations: complete, pruned, never empty."""
 
+import contextlib
 import itertools
 
 import pytest
+import torch
 
-from gdpa_inductor.kernels.triton.configs import Config, Shape, configs, shared_memory
+from gdpa_inductor.kernels.triton.configs import Config, Shape, configs, settled, shared_memory
+from gdpa_inductor.lowerings.triton import launch
+from tests.kernels import render
 
 KERNELS = ("forward", "rows", "keys", "tiles")
 WORDS = ("skips", "short", "jagged")
@@ -52,3 +56,53 @@ def test_special_loops_have_configurations_of_their_own():
     assert found("jagged") == found()
     assert found("skips", "short", "jagged") == found("skips", "short")
     assert len({tuple(found(*kind, capability=80)) for kind in kinds}) == 1
+
+
+LARGE, SMALL = 1 << 34, 1 << 30
+
+
+@pytest.mark.parametrize(
+    "kernel, operations, capability, expected",
+    [
+        ("forward", LARGE, 90, True),
+        ("keys", LARGE, 90, True),
+        ("tiles", LARGE, 90, False),
+        ("forward", LARGE, 80, False),
+        ("forward", LARGE, 100, False),
+        ("tiles", SMALL, 100, True),
+    ],
+)
+def test_settled_is_what_was_measured_or_ends_soon(kernel, operations, capability, expected):
+    assert settled(kernel, operations, capability) is expected
+
+
+def step(query, key, value, bias):
+    program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"
+    given = (query, key, value, [bias], [], program)
+    out = torch.ops.gdpa.attention(*given, "kernel=triton")
+    return out, *torch.ops.gdpa.attention_backward(out, *given, [True] * 4, "kernel=triton")
+
+
+@pytest.mark.parametrize(
+    "rows, capability, alone",
+    [
+        (1024, 90, {"forward", "rows", "keys"}),
+        (1024, 100, set()),
+        (128, 100, {"forward", "rows", "keys", "tiles"}),
+    ],
+)
+def test_a_lowering_compares_what_is_not_settled(monkeypatch, rows, capability, alone):
+    compared: dict[str, int] = {}
+    best_of = launch.templates.best_of
+
+    def first(template, name, choices, *given):
+        compared[name.removeprefix("gdpa_")] = len(choices)
+        return best_of(template, name, choices[:1], *given)
+
+    monkeypatch.setattr(launch.templates, "best_of", first)
+    monkeypatch.setattr(render, "_one_configuration", lambda choice: contextlib.nullcontext())
+    matrices = [torch.zeros(8, 4, rows, 128, dtype=torch.bfloat16) for _ in range(3)]
+    bias = torch.zeros(4, rows, rows, dtype=torch.bfloat16)
+    render.wrapper(step, [*matrices, bias], capability=capability)
+    assert compared.keys() == set(KERNELS)
+    assert {kernel for kernel, count in compared.items() if count == 1} == alone
