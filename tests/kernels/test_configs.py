@@ -62,18 +62,20 @@ LARGE, SMALL = 1 << 34, 1 << 30
 
 
 @pytest.mark.parametrize(
-    "kernel, operations, capability, expected",
+    "kernel, shape, operations, capability, expected",
     [
-        ("forward", LARGE, 90, True),
-        ("keys", LARGE, 90, True),
-        ("tiles", LARGE, 90, False),
-        ("forward", LARGE, 80, False),
-        ("forward", LARGE, 100, False),
-        ("tiles", SMALL, 100, True),
+        ("forward", Shape(128, 128, 2), LARGE, 90, True),
+        ("keys", Shape(64, 64, 4), LARGE, 90, True),
+        ("tiles", Shape(128, 128, 2), LARGE, 90, True),
+        ("tiles", Shape(64, 256, 2), LARGE, 90, False),
+        ("tiles", Shape(64, 64, 4), LARGE, 90, False),
+        ("forward", Shape(128, 128, 2), LARGE, 80, False),
+        ("forward", Shape(128, 128, 2), LARGE, 100, False),
+        ("tiles", Shape(64, 64, 4), SMALL, 100, True),
     ],
 )
-def test_settled_is_what_was_measured_or_ends_soon(kernel, operations, capability, expected):
-    assert settled(kernel, operations, capability) is expected
+def test_settled_is_what_was_measured_or_ends_soon(kernel, shape, operations, capability, expected):
+    assert settled(kernel, shape, operations, capability) is expected
 
 
 def step(query, key, value, bias):
@@ -84,14 +86,15 @@ def step(query, key, value, bias):
 
 
 @pytest.mark.parametrize(
-    "rows, capability, alone",
+    "rows, width, capability, alone",
     [
-        (1024, 90, {"forward", "rows", "keys"}),
-        (1024, 100, set()),
-        (128, 100, {"forward", "rows", "keys", "tiles"}),
+        (1024, 128, 90, {"forward", "rows", "keys", "tiles"}),
+        (1024, 256, 90, {"forward", "rows", "keys"}),
+        (1024, 128, 100, set()),
+        (128, 128, 100, {"forward", "rows", "keys", "tiles"}),
     ],
 )
-def test_a_lowering_compares_what_is_not_settled(monkeypatch, rows, capability, alone):
+def test_a_lowering_compares_what_is_not_settled(monkeypatch, rows, width, capability, alone):
     compared: dict[str, int] = {}
     best_of = launch.templates.best_of
 
@@ -101,7 +104,7 @@ def test_a_lowering_compares_what_is_not_settled(monkeypatch, rows, capability, 
 
     monkeypatch.setattr(launch.templates, "best_of", first)
     monkeypatch.setattr(render, "_one_configuration", lambda choice: contextlib.nullcontext())
-    matrices = [torch.zeros(8, 4, rows, 128, dtype=torch.bfloat16) for _ in range(3)]
+    matrices = [torch.zeros(8, 4, rows, width, dtype=torch.bfloat16) for _ in range(3)]
     bias = torch.zeros(4, rows, rows, dtype=torch.bfloat16)
     render.wrapper(step, [*matrices, bias], capability=capability)
     assert compared.keys() == set(KERNELS)

@@ -3,7 +3,8 @@
 A row's first configuration is the best known. Where that is not settled (`settled`) the others
 are benchmarked beside it. max-autotune tries a wider list. The rows of "forward", "rows" and "keys"
 are the best of that list on an H200 (torch 2.11, Triton 3.6). They are for silu at M = N = 1024
-and, for D = 128, at 256 to 8192. Those of "tiles" follow from the shared memory that a tile takes.
+and, for D = 128, at 256 to 8192. Those of "five_matmul" and "tiles" were measured less often, and
+those of wide "tiles" follow from the shared memory that a tile takes.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("keys", 4, 64, (Config(32, 64, 4, 2), Config(64, 32, 4, 2))),
     ("keys", 4, 256, (Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1))),
     ("five_matmul", 2, 128, (Config(64, 128, 8, 3), Config(32, 128, 8, 4))),
-    ("tiles", 2, 128, (Config(64, 128, 8, 2), Config(64, 64, 4, 3))),
+    ("tiles", 2, 128, (Config(64, 64, 4, 3), Config(64, 128, 8, 2))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
 )
@@ -116,18 +117,18 @@ _BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 _SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(16, 16, 4, 1))
 
 
-MEASURED = ("forward", "rows", "keys")  # kernels
 MEASURED_ON = 90  # compute capability
 SMALL = 1 << 32  # operations of a product, some 15 µs of an H200
 
 
-def settled(kernel: str, operations: int, capability: int) -> bool:
-    """Whether the first configuration is taken without a comparison. Then it was measured, or a
-    kernel ends so soon that none would be seen. A comparison takes seconds of the compile.
+def settled(kernel: str, shape: Shape, operations: int, capability: int) -> bool:
+    """Whether the first configuration is taken without a comparison. Then it was measured, or the
+    kernel ends so soon that no choice would be seen. A comparison takes seconds of the compile.
 
     operations: of one product of all rows and keys.
     """
-    return (kernel in MEASURED and capability == MEASURED_ON) or operations < SMALL
+    measured = kernel != "tiles" or (shape.itemsize == 2 and shape.widest <= 128)
+    return (measured and capability == MEASURED_ON) or operations < SMALL
 
 
 def _searched(itemsize: int) -> Iterator[Config]:

@@ -323,7 +323,9 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     found = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
     if plan.kernel != "five_matmul":  # its sums lie as the accumulators of these very tiles do
         found = list(dict.fromkeys(_cut(config, problem) for config in found))
-    alone = not inductor.thorough() and settled(plan.kernel, _operations(problem), capability)
+    alone = not inductor.thorough() and settled(
+        plan.kernel, shape, _operations(problem), capability
+    )
     return found[:1] if alone else found
 
 
