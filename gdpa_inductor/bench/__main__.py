@@ -62,7 +62,8 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
     )
-    parser.add_argument("--rows", nargs="+", default=(), help="of models")
+    parser.add_argument("--rows", nargs="+", default=(), help="of models; compile: these too")
+    parser.add_argument("--at-once", type=int, default=1, help="compile: jobs side by side")
     parser.add_argument("--train", action="store_true", help="models: 200 steps of a recommender")
     parser.add_argument("--activations", nargs="+", default=())
     parser.add_argument("--variants", nargs="+", default=(), choices=VARIANTS)
@@ -135,8 +136,12 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         for row in run_floor(arguments.floor, arguments.budget / 2, environment):
             keep(row)
     left = arguments.budget - (time.monotonic() - started)
-    run = cold_and_warm if arguments.suite == "compile" else supervise
-    for row in run(SUITES[arguments.suite](selection(arguments)), left, environment):
+    jobs = SUITES[arguments.suite](selection(arguments))
+    if arguments.suite == "compile":
+        found = cold_and_warm(jobs, left, environment, arguments.at_once)
+    else:
+        found = supervise(jobs, left, environment)
+    for row in found:
         keep(row)
     return rows
 

@@ -170,8 +170,8 @@ def compiling(pick: Selection) -> list[Job]:
         for variant in pick.variants or ("none", "causal", "bias")
         for activation in pick.activations or ("silu",)
     ]
-    if not (pick.variants or pick.shapes):
-        cases.append(MODELS["hstu-padded"].case("hstu-padded", pick.device, dtype))
+    rows = pick.rows or (() if pick.variants or pick.shapes else ("hstu-padded",))
+    cases += [MODELS[row].case(row, pick.device, dtype) for row in rows]
     names = pick.contenders or ("gdpa" if on_gpu else "gdpa-always", "inductor")
     # In turn: each compiles by itself.
     return [Job(case, (name,), ("step",), 0.0) for case in cases for name in names]

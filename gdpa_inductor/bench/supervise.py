@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from .worker import Job, Measurement
@@ -46,16 +47,25 @@ def supervise(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Ite
         return
 
 
-def cold_and_warm(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Iterator[Row]:
+def cold_and_warm(
+    jobs: Sequence[Job], budget: float, env: Mapping[str, str], at_once: int = 1
+) -> Iterator[Row]:
     """Each job in two processes, one after the other: the first finds empty caches, the second what
-    the first left there. `measure` says which."""
+    the first left there. `measure` says which. at_once: how many jobs run side by side."""
     deadline = time.monotonic() + budget
-    for job in jobs:
+
+    def both(job: Job) -> list[Row]:
         with tempfile.TemporaryDirectory(prefix="gdpa-bench-") as folder:
             caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
-            for measure in ("cold", "warm"):
-                for row in supervise([job], deadline - time.monotonic(), {**env, **caches}):
-                    yield {**row, "measure": measure}
+            return [
+                {**row, "measure": measure}
+                for measure in ("cold", "warm")
+                for row in supervise([job], deadline - time.monotonic(), {**env, **caches})
+            ]
+
+    with ThreadPoolExecutor(at_once) as threads:
+        for rows in threads.map(both, jobs):
+            yield from rows
 
 
 def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> Iterator[Row]:

@@ -1,6 +1,7 @@
 """`bench compile`: each job twice, with empty caches and with those of the first time."""
 
 import os
+import threading
 
 from gdpa_inductor.bench import supervise
 from gdpa_inductor.bench.cases import Case
@@ -36,6 +37,32 @@ def test_a_compile_is_timed_in_a_process_of_its_own():
     assert not cold["error"] and not warm["error"]
     assert cold["compile_s"] > 0
     assert "cold" in table([cold, warm], "compile_s")
+
+
+def test_jobs_run_side_by_side_in_order(monkeypatch):
+    together = threading.Barrier(2)
+
+    def fake(jobs, budget, env):
+        if not os.listdir(env["TORCHINDUCTOR_CACHE_DIR"]):
+            together.wait(60)
+        open(os.path.join(env["TORCHINDUCTOR_CACHE_DIR"], "kernel"), "w").close()
+        yield {"contender": jobs[0].contenders[0]}
+
+    monkeypatch.setattr(supervise, "supervise", fake)
+    jobs = [Job(CASE, (name,), ("step",)) for name in ("gdpa", "inductor")]
+    rows = supervise.cold_and_warm(jobs, 60, {}, at_once=2)
+    assert [(r["contender"], r["measure"]) for r in rows] == [
+        ("gdpa", "cold"), ("gdpa", "warm"), ("inductor", "cold"), ("inductor", "warm"),
+    ]  # fmt: skip
+
+
+def test_rows_of_models_beside_shapes():
+    shapes = ((32, 4, 1024, 128),)
+    pick = Selection("cuda", 0.1, variants=("none",), shapes=shapes, rows=("relu-vit",))
+    cases = [job.case for job in compiling(pick)]
+    assert [(c.activation, c.variant) for c in cases] == [
+        ("silu", "none"), ("silu", "none"), ("relu-vit", "model"), ("relu-vit", "model"),
+    ]  # fmt: skip
 
 
 def test_one_contender_a_process():
