@@ -75,7 +75,8 @@ def _gain(problem: Problem) -> str:
     if taken >= least:
         return ""
     dtype = str(problem.dtype).removeprefix("torch.")
-    return f"the scores are {taken:.3g} MiB; on a CPU {step} in {dtype} pays from {least} MiB"
+    size = f"{taken:.3g}" if taken >= 1 else f"{taken:.2g}"
+    return f"the scores are {size} MiB; on a CPU {step} in {dtype} pays from {least} MiB"
 
 
 def _wide(problem: Problem) -> str:
