@@ -151,3 +151,8 @@ def keep_saved_buffers(on: bool = True) -> Iterator[None]:
 
     with config.patch(donated_buffer=False) if on else contextlib.nullcontext():
         yield
+
+
+def backward_runs_once() -> bool:
+    """Whether a backward is under way, after which nobody needs what its graph has saved."""
+    return not torch._C._autograd._get_current_graph_task_keep_graph()

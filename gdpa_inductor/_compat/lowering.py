@@ -36,6 +36,37 @@ def lowered_node_values() -> list[Any]:
     return list(torch.fx.map_arg(V.graph.current_node.args, lambda node: node.meta["val"]))
 
 
+def spent(arguments: Sequence[Any]) -> list[bool]:
+    """Of these arguments of the node under lowering, as FX nodes: whether it is the last to need
+    the memory. They are saved for a backward that runs once, alias nothing that anybody else sees,
+    and have no other reader.
+    """
+    from torch._inductor import ir
+    from torch._inductor.virtualized import V
+
+    given: list[torch.fx.Node] = []
+    torch.fx.map_arg(V.graph.current_node.args, given.append)
+
+    def is_spent(node: Any) -> bool:
+        if not isinstance(node, torch.fx.Node) or node.op != "placeholder":
+            return False
+        held = V.graph.graph_inputs_original.get(str(node.target))
+        return (
+            isinstance(held, ir.DonatedBuffer)
+            and list(node.users) == [V.graph.current_node]
+            and given.count(node) == 1
+        )
+
+    return list(map(is_spent, arguments))
+
+
+def node_arguments() -> tuple[Any, ...]:
+    """Those of the node under lowering, as FX nodes and literals."""
+    from torch._inductor.virtualized import V
+
+    return tuple(V.graph.current_node.args)
+
+
 def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
     """What `make` gave for the key in the graph that is being lowered."""
     from torch._inductor.virtualized import V

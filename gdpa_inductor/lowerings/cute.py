@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._compat import inductor, lowering, shapes, templates
+from .._compat import autograd, inductor, lowering, shapes, templates
 from ..kernels.cute.architectures import CONFIGS, config_of
 from ..kernels.cute.backward import limits
 from ..kernels.cute.config import PACKAGE, VERSIONS, unsupported
 from ..kernels.triton.template import Plan
 from ..ops import Arguments, Operands, Signature, fake_gradients, fake_output
 from ..problem import Problem
+from ..program.expr import POSITIONS
 from ..rejection import Code
 from . import triton
 from .backends import Backend, Rule, hint
@@ -106,11 +107,22 @@ def triton_is_faster(problem: Problem) -> str:
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
     # For gradients of biases the CPU launches more. At head dims up to 64 the forwards are close.
-    closer = any(problem.needs[3:]) or (dense_forward and widest <= 64)
-    enough = ENOUGH + 2 * closer
+    enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
     if scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
+    if dense_forward and _reads_one_by_one(problem):
+        return f"on {kind.gpu} Triton is faster in a forward with a bias of another dtype"
     return ""
+
+
+def _reads_one_by_one(problem: Problem) -> bool:
+    """Whether an operand with a float for each score is not in the dtype of the matrices, so that
+    TMA does not load it in tiles."""
+    pairs = zip(problem.program.aux, problem.aux_dtypes, strict=True)
+    return any(
+        dtype.is_floating_point and dtype != problem.dtype and set(spec.access) >= POSITIONS
+        for spec, dtype in pairs
+    )
 
 
 def scores(problem: Problem) -> int:
@@ -226,7 +238,16 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 def lower_backward(call: Call) -> list[Any]:
     """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
     compile_ahead(call)
-    return extern_call(BACKWARD, _arguments(call), _callee("backward_site", call))
+    spare = _spare(call)
+    callee = _callee("backward_site", call, *([spare] if spare else []))
+    return extern_call(BACKWARD, _arguments(call), callee)
+
+
+def _spare(call: Call) -> tuple[int, ...]:
+    """The operands of the program whose memory their gradients may take."""
+    held = call.signature.bind(*lowering.node_arguments()).operands.aux
+    pairs = zip(call.needs[3:], lowering.spent(held), strict=True)
+    return tuple(number for number, (need, spent) in enumerate(pairs) if need and spent)
 
 
 def compile_ahead(call: Call) -> None:
@@ -246,9 +267,9 @@ def compile_ahead(call: Call) -> None:
         log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
 
 
-def _callee(maker: str, call: Call) -> tuple[str, str, str]:
-    """The generated code calls `maker(static)` in place of an operator."""
-    return __name__, maker, str(call.static)
+def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
+    """The generated code calls `maker(static, *more)` in place of an operator."""
+    return __name__, maker, ", ".join(map(repr, (call.static, *more)))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
@@ -289,44 +310,57 @@ def _attention_backward(given: Arguments[Tensor], **known: Any) -> list[Tensor]:
 class Site:
     """A call in the generated code, with the arguments of the operator. static: the code states
     every size and stride, so what the first run settles serves all later ones with aligned
-    addresses (kernels/cute/replay.py)."""
+    addresses (kernels/cute/replay.py). spare: operands of the program whose memory nobody needs
+    after a backward that runs once. A CUDA graph runs more often than it is recorded."""
 
-    def __init__(self, signature: Signature, run: Callable[..., Any], static: bool) -> None:
-        self.signature, self.run, self.static = signature, run, static
+    def __init__(
+        self, signature: Signature, run: Callable[..., Any], static: bool,
+        spare: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.signature, self.run, self.static, self.spare = signature, run, static, spare
         self.plan: Any = None
-        self.replay: Any = None
+        self.replays: dict[bool, Any] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        found = None if self.replay is None else self._again(*args)
-        return self._first(args, options) if found is None else found
+        spares = bool(self.spare) and _last_use()
+        replay = self.replays.get(spares)
+        found = None if replay is None else self._again(replay, *args)
+        return self._first(args, options, spares) if found is None else found
 
-    def _first(self, args: Sequence[Any], options: Mapping[str, Any]) -> Any:
+    def _first(self, args: Sequence[Any], options: Mapping[str, Any], spares: bool) -> Any:
         given = self.signature.bind(*args, **options)
+        known = {"spare": self.spare} if spares else {}
         if not self.static:
-            return self.run(given)
+            return self.run(given, **known)
         if self.plan is None or not self.plan.serves(given.operands):
             fast, skip = (given.options.get(name, True) for name in _KEYWORDS)
             self.plan = _launch().plan_of(given.operands, fast, skip, None)
         record = _launch().Record()
-        found = self.run(given, plan=self.plan, record=record)
-        self.replay = record.replay
+        found = self.run(given, plan=self.plan, record=record, **known)
+        if record.replay is not None:
+            self.replays[spares] = record.replay
         return found
 
-    def _again(self, *args: Any) -> Any:
+    def _again(self, replay: Any, *args: Any) -> Any:
         if self.signature.backward:
             grad_out, query, key, value, aux, scalars, *_ = args
-            return self.replay((query, key, value, grad_out), aux, scalars)
+            return replay((query, key, value, grad_out), aux, scalars)
         query, key, value, aux, scalars, *_ = args
-        found = self.replay((query, key, value), aux, scalars)
+        found = replay((query, key, value), aux, scalars)
         return None if found is None else found[0]
+
+
+def _last_use() -> bool:
+    """Nobody needs what was saved for the backward under way once it has run."""
+    return autograd.backward_runs_once() and not torch.cuda.is_current_stream_capturing()
 
 
 def forward_site(static: bool) -> Site:
     return Site(FORWARD, _attention, static)
 
 
-def backward_site(static: bool) -> Site:
-    return Site(BACKWARD, _attention_backward, static)
+def backward_site(static: bool, spare: tuple[int, ...] = ()) -> Site:
+    return Site(BACKWARD, _attention_backward, static, spare)
 
 
 def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:

@@ -152,3 +152,38 @@ def test_gradients_of_a_bias_and_shared_keys() -> None:
     found = backward(grad, o, (True,) * 4)
     for mine, eager, exact in zip(found, plain(q.dtype), plain(torch.float64), strict=True):
         assert error_of(mine, eager, exact, direction="backward") is None
+
+
+@pytest.mark.parametrize("kind", ["of heads", "of each score", "of keys", "two", "under a mask"])
+@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "fp32 bias"])
+def test_some_keys_at_a_time_and_gradients_in_place(
+    kind: str, wide: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One batch or head and 256 keys a launch; each gradient may take the memory of its operand."""
+    monkeypatch.setattr(biases, "ROOM", 4 * 320 * 256 * 2)
+    monkeypatch.setattr(plan, "PLANS", {})
+    sizes = {"b": 4, "h": 2, "m": 320, "n": 648}
+    case, dtype = BIASES[kind], torch.bfloat16
+    q, grad = (torch.randn(4, 2, 320, 128).to(dtype).cuda() for _ in range(2))
+    k, v = (torch.randn(4, 2, 648, 128).to(dtype).cuda() for _ in range(2))
+    aux = [x.cuda() for x in case.tensors(sizes, torch.float32 if wide else dtype)]
+    program, needs = ScoreMod.parse(case.program), (True,) * (3 + len(aux))
+
+    def plain(dtype: torch.dtype) -> list[torch.Tensor]:
+        exact = dtype == torch.float64
+        leaves = [(x.to(dtype) if exact else x).requires_grad_() for x in (q, k, v, *aux)]
+        weight = case.formula(leaves[0] @ leaves[1].mT, *leaves[3:])
+        out = weight.to(leaves[2].dtype) @ leaves[2]
+        return list(torch.autograd.grad(out, leaves, grad.to(out.dtype)))
+
+    expected = list(zip(plain(dtype), plain(torch.float64), strict=True))
+    found = []
+    for spare in ((), tuple(range(len(aux)))):
+        given = [x.detach().clone() for x in aux]
+        o = Operands(q, k, v, given, (), program, None, None, 0, 0)
+        with poisoned(), torch.no_grad():
+            found.append(backward(grad, o, needs, spare=spare))
+        assert spare or all(map(torch.equal, given, aux))
+    for mine, (eager, exact) in zip(found[0], expected, strict=True):
+        assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong
+    assert all(map(torch.equal, *found))

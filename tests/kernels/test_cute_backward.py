@@ -11,6 +11,7 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall
 from gdpa_inductor.kernels.cute.plan import plan_of
+from gdpa_inductor.kernels.cute.replay import Unrecorded
 from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, launcher
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.rejection import GDPAError
@@ -26,7 +27,7 @@ def emulated(
     """dQ, dK, dV by the kernels, or those of some sides; what they write holds NaN before."""
     o, found = call.operands, {}
     plan = plan_of(o, case.fast, True, Sm100Config)
-    given = BackwardCall(plan, o, o, call.grad_out, call.order, case.ctas, 0, True)
+    given = BackwardCall(plan, o, o, call.grad_out, call.order, case.ctas, 0, True, Unrecorded())
     for side in sides:
         letters = SIDES[side]
         with recording():

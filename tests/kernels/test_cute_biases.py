@@ -3,6 +3,9 @@
 The kernel itself is tested on the card: tests/gpu/test_cute_biases.py.
 """
 
+import types
+from typing import Any
+
 import pytest
 import torch
 
@@ -86,10 +89,12 @@ AXES = {
 
 
 @pytest.mark.parametrize("room", [1, biases.ROOM], ids=["parts", "at once"])
+@pytest.mark.parametrize("cuts", [False, True], ids=["all keys", "some keys"])
+@pytest.mark.parametrize("spare", [False, True], ids=["", "in place"])
 @pytest.mark.parametrize("shared", ["", "k"])
 @pytest.mark.parametrize("cols", [16, 13])
 @pytest.mark.parametrize("axes", AXES)
-def test_sums_of_what_the_kernel_stores(axes, cols, shared, room, monkeypatch):
+def test_sums_of_what_the_kernel_stores(axes, cols, shared, spare, cuts, room, monkeypatch):
     """With the formula in place of the kernel, in fp64. Sums of several parts are in fp32."""
     monkeypatch.setattr(biases, "ROOM", room)
     sizes = {"b": 3, "h": 4, "q_idx": 6, "kv_idx": cols, "-": 1}
@@ -101,24 +106,34 @@ def test_sums_of_what_the_kernel_stores(axes, cols, shared, room, monkeypatch):
     q, grad = (torch.randn(3, 4, 6, 5, dtype=torch.float64) for _ in range(2))
     k, v = (torch.randn(1 if x in shared else 3, 2, cols, 5, dtype=torch.float64) for x in "kv")
     o = Operands(q, k, v, aux, (), program, None, None, 0, 0)
-    launches = []
+    launches, sums = [], torch.empty(0, dtype=torch.float64)
 
     def launch(part: biases.Part) -> None:
         launches.append(part)
         *grads, scores = plain(part.operands, part.grad_out)[1]
+        if part.keys in ("middle", "last"):
+            grads[0] += sums
+        sums.resize_(grads[0].shape).copy_(grads[0])
         for letter, found in zip("qkv", grads):
             part.rooms[letter].copy_(found)
         part.scores.copy_(scores)
 
-    division = biases.Division(o, range(len(aux)), 4, 8)
+    division = biases.Division(o, range(len(aux)), 8, 1, cuts)
     needs = (True,) * (3 + len(aux))
-    found = biases.gradients(grad, o, needs, division, launch, lambda *_: False)
-    wanted = plain(o, grad)[0]
+    wanted, kept = plain(o, grad)[0], [x.clone() for x in aux]
+    numbers = range(len(aux)) if spare else ()
+    record: Any = types.SimpleNamespace(made=lambda x: x, fails=False)
+    given = (division, launch, lambda *_: False, record, numbers)
+    found = biases.gradients(grad, o, needs, *given)
+    for x, before, mine in zip(aux, kept, found[3:], strict=True):
+        assert torch.equal(x, before) or mine.data_ptr() == x.data_ptr()
+        assert spare or torch.equal(x, before)
     for mine, exact in zip(found, wanted, strict=True):
         assert mine.is_contiguous()
         torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-5)
     whole = axes == "of each score" and cols % biases.ALIGNED == 0
     assert (len(launches) == 1) == (whole or room > 1)
+    assert any(part.keys for part in launches) == (cuts and not whole and room == 1)
 
 
 def plain(o: Operands[torch.Tensor], grad: torch.Tensor) -> tuple[list, list]:

@@ -22,7 +22,7 @@ def test_sums_over_batches_and_heads(own, target, factor, monkeypatch):
     found = guarded[8:-8].view(own)
     kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, found))
     with recording():
-        kernel = WordLauncher(totals.compiled(*kinds, factor, ARCH), 6)
+        kernel = WordLauncher(totals.compiled(*kinds, factor, ARCH), 8)
         monkeypatch.setattr(totals, "_summation", lambda *_: kernel)
         taken = []
         run(lambda: taken.append(totals.total(scores, found, factor, ARCH, 0)), [scores, guarded])
@@ -31,6 +31,30 @@ def test_sums_over_batches_and_heads(own, target, factor, monkeypatch):
     exact = scores.double().sum(dims, keepdim=True) if dims else scores.double()
     assert torch.equal(found.double(), exact * factor)
     assert (guarded[:8] == 7.0).all() and (guarded[-8:] == 7.0).all()
+
+
+@pytest.mark.parametrize("own", [(1, 2, 6, 16), (1, 1, 6, 16), WHOLE])
+def test_sums_whose_rows_lie_apart(own, monkeypatch):
+    """They are some of the columns of a wider gradient, which keeps the others."""
+    scores = torch.randint(-8, 9, WHOLE).bfloat16()
+    wide = torch.full((*own[:3], 40), 7.0, dtype=torch.bfloat16)
+    found = wide[..., 8:24]
+    with recording():
+        kernel = WordLauncher(totals.compiled("bfloat16", "bfloat16", 0.5, ARCH, True), 8)
+        monkeypatch.setattr(totals, "_summation", lambda *_: kernel)
+        taken = []
+        run(lambda: taken.append(totals.total(scores, found, 0.5, ARCH, 0)), [scores, wide])
+    assert taken and all(taken)
+    dims = [d for d in range(4) if own[d] != WHOLE[d]]
+    exact = scores.double().sum(dims, keepdim=True) if dims else scores.double()
+    assert torch.equal(found.double(), exact * 0.5)
+    assert (wide[..., :8] == 7.0).all() and (wide[..., 24:] == 7.0).all()
+
+
+def test_rows_that_lie_apart_in_several_ways_are_left_to_torch():
+    """A step from row to row that is not that from head to head."""
+    own = torch.empty(1, 2, 8, 16)[:, :, :6]
+    assert not totals.total(torch.ones(WHOLE), own, 1.0, ARCH, 0)
 
 
 @pytest.mark.parametrize("own", [(3, 1, 1, 16), (1, 2, 6, 1)], ids=str)

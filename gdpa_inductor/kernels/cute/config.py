@@ -32,6 +32,7 @@ class KernelConfig:
     rivalled: Triton is faster there on some problems. clears: its kernels store zeros in the rows
     of a jagged result that no sequence owns; else these are cleared ahead. bare_ends: they leave
     out the mask past the ends of a sequence where zeros there do instead (program/tails.py).
+    cuts_keys: launches of its backward may have some of the keys each (`part`).
 
     dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
     fill.
@@ -43,7 +44,8 @@ class KernelConfig:
     aux operands whose keys lie side by side, at multiples of 16 bytes. expanded: those with a
     stride of 0, which TMA is not asked to read. stored: the aux operand whose gradient a backward
     stores, a number for each score. ordered: a backward adds up dQ in one order; all but that of
-    sm_90 always do."""
+    sm_90 always do. part: "first", "middle" or "last", where launches have some of the keys each.
+    Their sums of dQ go on from one to the next, and the last one converts them."""
 
     folder: ClassVar[str]
     arch: ClassVar[str]
@@ -54,6 +56,7 @@ class KernelConfig:
     rivalled: ClassVar[bool]
     clears: ClassVar[bool] = False
     bare_ends: ClassVar[bool] = False
+    cuts_keys: ClassVar[bool] = False
 
     dtype: str
     head_dim: int
@@ -70,6 +73,7 @@ class KernelConfig:
     expanded: frozenset[int] = frozenset()
     stored: int | None = None
     ordered: bool = True
+    part: str = ""
 
     def backward_kernels(
         self, ordered: bool, stored: int | None

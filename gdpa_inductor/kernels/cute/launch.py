@@ -92,7 +92,10 @@ def forward(
     run = plan.once("forward", lambda: launcher(plan.config))
     run(call, form)
     if record is not None and own and plan.plain:
-        record.take(plan, run, form, ctas, [out], [0])
+        record.begin((operands.query, operands.key, operands.value), operands.aux, True)
+        record.made(out)
+        record.launched(run, call, form, plan.scalars)
+        record.finish([out])
     return out
 
 

@@ -18,9 +18,10 @@ from ....rejection import GDPAError
 from ..config import KernelConfig
 from ..launch import place
 from ..launcher import Launcher
+from ..memory import cleared
 from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
-from ..replay import Record
+from ..replay import Record, Unrecorded
 from . import biases
 from .jagged_biases import JaggedDivision, Totals
 from .jagged_totals import add_rows, add_tiles
@@ -41,6 +42,7 @@ def backward(
     kind: type[KernelConfig] | None = None,
     plan: LaunchPlan | None = None,
     record: Record | None = None,
+    spare: Sequence[int] = (),
 ) -> list[Tensor]:
     """Those gradients of gdpa::attention that `needs` asks for, of query, key, value and the
     operands of the program. They are contiguous, in the dtype of the operand. Equal bits from run
@@ -50,6 +52,8 @@ def backward(
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. kind: for which architecture, by default the device's.
     plan: that of the call, if it is known. record: to be filled, if the call can be replayed.
+    spare: operands of the program whose memory nobody needs afterwards. It may be overwritten, and
+    may be that of their gradient.
 
     Raises:
         GDPAError: what the kernels do not take, and why.
@@ -60,22 +64,43 @@ def backward(
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
     kernels = _kernels(plan.config.folder)
+    begun = _call(plan, o, grad_out, ctas, stream, ordered, record)
     if o.jagged or not any(needs[3:]):
-        record = None if any(needs[3:]) else record
-        call = _call(plan, o, grad_out, ctas, stream, ordered, record)
-        return _at_once(call, needs, asked, kernels)
+        found = _at_once(begun, needs, asked, kernels)
+    else:
+        division = _division(plan, o, needs, ctas)
+        found = _in_parts(begun, division, needs, asked, kernels, (fast, skip, kind), spare)
+    begun.record.finish(found)
+    return found
+
+
+def _in_parts(
+    begun: "BackwardCall", division: biases.Division, needs: Sequence[bool], asked: str,
+    kernels: Any, form: tuple[Any, ...], spare: Sequence[int],
+) -> list[Tensor]:  # fmt: skip
+    """With gradients of biases, dense. form: how else a part finds its plan."""
+    config, record, scratch = begun.plan.config, begun.record, dict[str, Tensor]()
 
     def launch(part: biases.Part) -> None:
-        own = plan if part.whole else plan_of(part.operands, fast, skip, kind)
-        call = _call(own, part.operands, part.grad_out, ctas, stream, ordered)
-        call = replace(call, stored=part.stored, rooms=part.rooms, launches=[Deal(part.scores)])
+        own, read, gradient = begun.plan, begun.read, begun.grad_out
+        if not part.whole:
+            own, gradient = plan_of(part.operands, *form), aligned(part.grad_out)
+            read = own.readable(part.operands)
+            record.fails |= not own.plain or gradient is not part.grad_out
+        call = replace(
+            begun, plan=own, operands=part.operands, read=read, grad_out=gradient,
+            stored=part.stored, rooms=part.rooms, launches=[Deal(part.scores)],
+            part=part.keys, shared_scratch=scratch,
+        )  # fmt: skip
         kernels.gradients(call, asked)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
-        return total(scores, own, factor, plan.config.arch, stream)
+        return total(scores, own, factor, config.arch, begun.stream, record)
 
-    division = _division(plan, o, needs, ctas)
-    return biases.gradients(grad_out, o, needs, division, launch, fast_total)
+    if division.direct and not kernels.overwrites(replace(config, stored=division.sums[0].number)):
+        spare = ()
+    given, grad_out = begun.operands, begun.grad_out
+    return biases.gradients(grad_out, given, needs, division, launch, fast_total, record, spare)
 
 
 def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: Any) -> list[Tensor]:
@@ -113,18 +138,19 @@ def _division(
     plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool], ctas: int
 ) -> biases.Division:
     wanted = _wanted(needs)
-    key = ("division", *wanted, ctas)
-    return plan.once(key, lambda: biases.Division(o, wanted, plan.config.cols, ctas))
+    key, c = ("division", *wanted, ctas), plan.config
+    return plan.once(key, lambda: biases.Division(o, wanted, c.cols, ctas, c.cuts_keys))
 
 
 def _call(
     plan: LaunchPlan, o: Operands[Tensor], grad_out: Tensor, ctas: int, stream: int, ordered: bool,
-    record: Record | None = None,
+    record: Record | None,
 ) -> "BackwardCall":  # fmt: skip
     read, gradient = plan.readable(o), aligned(grad_out)
     order = longest_first(read, plan.config, stream)
+    record = record or Unrecorded()
     plain = plan.plain and gradient is grad_out and not plan.config.shared
-    record = record if plain else None
+    record.begin((o.query, o.key, o.value, grad_out), o.aux, plain)
     return BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, record)
 
 
@@ -187,9 +213,10 @@ def stored_dtypes(config: KernelConfig) -> list[str]:
 @dataclass(frozen=True)
 class BackwardCall:
     """operands: as given; read: as kernels read them. order: of the sequences. ordered: as
-    `backward` has it. record: of a call that can be replayed if it is one launch. stored: the
-    operand of the program whose gradient the launches store. rooms: for dQ, dK, dV by letter, if
-    they are there. launches: one after the other; whoever gives them reads between them."""
+    `backward` has it. record: of all that is done. stored: the operand of the program whose
+    gradient the launches store. rooms: for dQ, dK, dV by letter, if they are there. launches: one
+    after the other; whoever gives them reads between them. part: as `KernelConfig` has it.
+    shared_scratch: of several calls."""
 
     plan: LaunchPlan
     operands: Operands[Tensor]
@@ -199,10 +226,12 @@ class BackwardCall:
     ctas: int
     stream: int
     ordered: bool
-    record: Record | None = None
+    record: Record
     stored: int | None = None
     rooms: Mapping[str, Tensor] = field(default_factory=dict)
     launches: Iterable[Deal] = (WHOLE,)
+    part: str = ""
+    shared_scratch: dict[str, Tensor] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -219,7 +248,7 @@ class BackwardCall:
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return empty(shape, torch.float32, operand.device)
-        room = empty(operand.shape, operand.dtype, operand.device)
+        room = self.record.made(empty(operand.shape, operand.dtype, operand.device))
         return room.zero_() if operand.dim() == 3 and not self.plan.config.clears else room
 
     def finished(self, letter: str, grad: Tensor) -> Tensor:
@@ -233,19 +262,29 @@ class BackwardCall:
         o = self.operands
         return {"q": o.query, "k": o.key, "v": o.value}[letter]
 
+    def scratch(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Memory for a while: the same for all calls that share it and ask for as much."""
+        found = self.shared_scratch.get(name)
+        if found is None or found.shape != torch.Size(shape):
+            found = self.record.made(empty(shape, dtype, self.operands.query.device))
+            self.shared_scratch[name] = found
+        return found
+
+    def clear(self, room: Tensor) -> None:
+        """Of 32-bit numbers, by the driver."""
+        cleared(room, self.stream)
+        self.record.cleared(room)
+
+    def zero(self, room: Tensor) -> None:
+        """Whatever its numbers and strides are."""
+        room.zero_()
+        self.record.cleared(room)
+
     def launch(self, launcher: Launcher, others: Sequence[Tensor], own: Deal = WHOLE) -> None:
         """others: the matrices that the kernel takes beside query, key and value, but for those of
         the launch."""
         given, order = [*others, *own.matrices], self.order if own.order is None else own.order
         words = self.plan.call_words(self.read, given, order, self.ctas, self.stream)
-        launcher(words, self.plan.form_words(given, own.count))
-
-    def recorded(
-        self, launcher: Launcher, others: Sequence[Tensor], results: Sequence[int],
-        cleared: Sequence[int],
-    ) -> None:  # fmt: skip
-        """That launch was all that the call did. results, cleared: which of the others, but the
-        first: that is the gradient of O."""
-        assert self.record is not None
-        form, own = self.plan.form_words(others), others[1:]
-        self.record.take(self.plan, launcher, form, self.ctas, own, results, cleared)
+        form = self.plan.form_words(given, own.count)
+        launcher(words, form)
+        self.record.launched(launcher, words, form, self.plan.scalars)

@@ -29,6 +29,7 @@ class Sm90Config(config.KernelConfig):
     rivalled = True
     clears = True
     bare_ends = True
+    cuts_keys = False  # not run on the card yet
 
     def backward_kernels(
         self, ordered: bool, stored: int | None
@@ -59,6 +60,16 @@ class Sm90Config(config.KernelConfig):
             return COLS
         step = 16 if self.tiled is None else HALF
         return next(cols for cols in range(COLS, 0, -step) if self._fits(cols))
+
+    @property
+    def converts(self) -> bool:
+        """dQ leaves the backward in 16 bits. Else it is summed on, over the batch or the keys."""
+        return self.part in ("", "last") and "q" not in self.shared
+
+    @property
+    def continues(self) -> bool:
+        """The sums of dQ have been begun, by the launch before."""
+        return self.part in ("middle", "last")
 
     @property
     def query_rows(self) -> int:

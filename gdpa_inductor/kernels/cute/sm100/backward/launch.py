@@ -36,7 +36,7 @@ def _launch(call: BackwardCall, side: str, stored: int | None, outputs: list[Ten
             x.zero_()
     for each in call.launches if stored is not None else (WHOLE,):
         if each.scores is not None and each.hulls is None and form.clears:
-            each.scores.zero_()
+            call.zero(each.scores)
         if form.launcher is not None:
             call.launch(form.launcher, (call.grad_out, *outputs), each)
 
@@ -56,6 +56,11 @@ class SideForm:
         if call.empty:
             return SideForm(None, True)
         return SideForm(launcher(config, side), masked(config, weight=False))
+
+
+def overwrites(config: Sm100Config) -> bool:
+    """Whether the gradient of an operand may be stored where the operand is. Both sides read it."""
+    return False
 
 
 def tiling(config: Sm100Config) -> StoredTiling:

@@ -171,7 +171,7 @@ class HopperBackward:
         ranges = StreamedRanges(c, True, heights, aux, scalars)
         walk = (sizes, (cu_q, cu_k, order), ranges)
         gradients = self.gradients(pointers, sizes, strides)
-        converts, factor = "q" not in c.shared, factor_of(c.program, c.stored)
+        factor = factor_of(c.program, c.stored)
         if warp < LOADS:
             cute.arch.setmaxregister_increase(REGISTERS["products"])
             tiles = {name: self.tiles(name, copies[name], shared[name]) for name in OPERANDS}
@@ -196,7 +196,7 @@ class HopperBackward:
                 QuerySums(*ways, Counters(Turns(*walk), counters)).run()
             if warp == CONVERSION:
                 self.clear(sizes, cu_q, cu_k, gradients)
-            for number in range_constexpr(self.shapes.columns if converts else 0):
+            for number in range_constexpr(self.shapes.columns if c.converts else 0):
                 if warp == CONVERSION + number:
                     sums = self.tiles("dq", copies["read"], shared["c"], number)
                     given = (signals.landed[number], sums, gradients["gq"], number)

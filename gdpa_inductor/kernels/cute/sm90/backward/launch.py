@@ -8,14 +8,12 @@ import torch
 from cutlass import cute
 from torch import Tensor
 
-from ....._compat.device import empty
 from ... import ahead, disk
 from ...backward.jagged_totals import StoredTiling
 from ...backward.launch import BackwardCall, stored_dtypes
 from ...backward.roots import masked
 from ...launch import example, options
 from ...launcher import Launcher
-from ...memory import cleared
 from ..config import Sm90Config
 from .kernel import HopperBackward
 
@@ -35,7 +33,7 @@ class Form:
     def of(call: BackwardCall, stored: int | None) -> "Form":
         plan = call.plan
         assert isinstance(plan.config, Sm90Config)
-        config = replace(plan.config, stored=stored, ordered=call.ordered)
+        config = replace(plan.config, stored=stored, ordered=call.ordered, part=call.part)
         tiles = -(-plan.sizes[4] // config.query_rows)
         made = None if call.empty else launcher(config)
         return Form(config, masked(config), (plan.batch, plan.sizes[1], tiles, 1), made)
@@ -43,36 +41,39 @@ class Form:
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     """By letter; all of them, whatever is asked for."""
-    key = ("backward", call.stored, call.ordered)
+    key = ("backward", call.stored, call.ordered, call.part)
     form = call.plan.once(key, lambda: Form.of(call, call.stored))
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = form.config, found["q"]
     # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
     # mask leaves them out.
     if form.masked or (config.jagged_k and not config.jagged_q):
-        grad_query.zero_()
+        call.zero(grad_query)
     if form.launcher is None:
         for each in call.launches:
             for x in each.matrices:
                 x.zero_()
         return {letter: x.zero_() for letter, x in found.items()}
-    # The sums of a shared query are its gradient: they are not converted, but added up later.
-    shared = "q" in config.shared
-    device = grad_query.device
-    sums = grad_query if shared else empty(grad_query.shape, torch.float32, device)
-    if not config.ordered:
-        cleared(sums, call.stream)
-    counters = cleared(empty(form.counters, torch.int32, device), call.stream)
+    # The sums of a shared query are its gradient.
+    sums = grad_query
+    if "q" not in config.shared:
+        sums = call.scratch("sums", grad_query.shape, torch.float32)
+    if not (config.ordered or config.continues):
+        call.clear(sums)
+    counters = call.scratch("counters", form.counters, torch.int32)
+    call.clear(counters)
     matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
     for each in call.launches:
         if form.masked and each.scores is not None and each.hulls is None:
-            each.scores.zero_()
+            call.zero(each.scores)
         call.launch(form.launcher, matrices, each)
-    if call.record is not None:
-        numbers = {"k": 1, "v": 2, "q": 3}
-        zeros = [4, *([] if config.ordered else [0]), *([3] if form.masked else [])]
-        call.recorded(form.launcher, matrices, [numbers[letter] for letter in asked], zeros)
     return found
+
+
+def overwrites(config: Sm90Config) -> bool:
+    """Whether the gradient of an operand may be stored where the operand is: a tile of it is read
+    before, and nothing is cleared."""
+    return not masked(config)
 
 
 def tiling(config: Sm90Config) -> StoredTiling:

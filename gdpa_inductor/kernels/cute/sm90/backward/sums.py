@@ -7,7 +7,7 @@ the last, the query tile is converted to 16 bits, by warps of their own. The key
 share its query tiles for that: who adds last may always be the same.
 
 Where any order will do (`KernelConfig.ordered`), no tile waits for its turn, and all add: the sums
-were cleared.
+were cleared. All add too where the launch before has begun the sums, with other keys.
 """
 
 from typing import Any
@@ -70,7 +70,8 @@ class QuerySums:
     def __init__(self, stores: list[Tiles], adds: list[Tiles], counters: Counters) -> None:
         self.walk, self.counters = counters.walk, counters
         self.stores, self.adds = stores, adds
-        self.ordered = self.walk.ranges.config.ordered
+        config = self.walk.ranges.config
+        self.ordered, self.continues = config.ordered, config.continues
 
     @cute.jit
     def run(self):
@@ -131,7 +132,7 @@ class QuerySums:
         """Of a warpgroup's columns; rows past the end of the sequence are dropped."""
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
         if const_expr(group < len(self.adds)):
-            if const_expr(self.ordered):
+            if const_expr(self.ordered and not self.continues):
                 if before == 0:
                     self.stores[group].store(*place, group)
                 else:
