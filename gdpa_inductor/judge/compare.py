@@ -24,6 +24,7 @@ from .samples import CASES, COUNT, Lanes
 
 Side = tuple[Ref, int, Index]  # a factor of a product: its place, when, and which elements
 SLACK = 32  # roundings of the narrowest type
+EDGE = torch.finfo(torch.float64).max / 64
 
 
 def apart(left: Tensor, right: Tensor, where: Tensor) -> Tensor:
@@ -320,5 +321,7 @@ def outside(
         same = (known == value).any(0) | (known.isnan().any(0) & value.isnan())
         # What vanishes in one precision and not in another, times infinity.
         same |= known.isnan().any(0) & finite.any(0) & value.isinf()
+        # At the end of the range the order of a product's factors decides whether it overflows.
+        same |= (high > EDGE) & (value == torch.inf) | (low < -EDGE) & (value == -torch.inf)
         wrong = wrong & ~(close | same)
     return wrong.repeat(COUNT // CASES)
