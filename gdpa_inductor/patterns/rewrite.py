@@ -167,7 +167,7 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
     plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
     chosen = _compatible([p for p in plans if _replaced(p) not in told.banned], graph)
-    reported = _reported(refused, chosen) + tuple(map(_flat, graph.flat()))
+    reported = _reported(refused, chosen, graph) + tuple(map(_flat, graph.flat()))
     if not chosen:
         return Result((), reported)
     told.keep()
@@ -211,19 +211,20 @@ def _compatible(plans: Sequence[RegionPlan], graph: HostGraph) -> list[RegionPla
 
 
 def _reported(
-    refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[RegionPlan]
+    refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[RegionPlan], graph: HostGraph
 ) -> tuple[Rejection, ...]:
-    """One refusal for each second product; none for products that are part of a match."""
+    """One refusal for each second product; none for products that are part of a match. Nor is there
+    one for the way between two layers, from the result of one to a product of the next.
+    """
     taken = {node for plan in chosen for node in plan.region.all_nodes}
+    layers = [candidate for candidate, _ in refused if not graph.projects(candidate)]
+    own = {node for layer in layers for node in (*layer.firsts, layer.second)}
     found: dict[Node, Rejection] = {}
     for candidate, refusal in refused:
-        inside_one_call = candidate.second in candidate.firsts
-        if (
-            not inside_one_call
-            and candidate.second not in taken
-            and not taken & set(candidate.firsts)
-        ):
-            found.setdefault(candidate.second, refusal)
+        second, firsts = candidate.second, candidate.firsts
+        between = candidate not in layers and second in own
+        if not between and second not in firsts and taken.isdisjoint((second, *firsts)):
+            found.setdefault(second, refusal)
     return tuple(found.values())
 
 

@@ -1,8 +1,12 @@
 """The ways in which a candidate is read, one after the other."""
 
+from functools import partial
+
+import pytest
 import torch
 import torch.nn.functional as F
 
+import gdpa_inductor
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import plan, rewrite_graph
 from gdpa_inductor.rejection import Code
@@ -82,3 +86,31 @@ def test_jagged_attempts_share_a_trace(monkeypatch):
     assert [note.code for note in match.notes] == [Code.JAGGED_FILL]
     assert match.problem.jagged
     assert traced == 1
+
+
+def layers(weights: list):
+    """Layers of attention, each on the sum of all before; the scores of the last are returned."""
+
+    def model(x, w):
+        for number, weight in enumerate(weights):
+            q, k, v = (x @ w[number, i] for i in range(3))
+            scores = q @ k.mT
+            x = x + weight(scores) @ v
+        return x, scores
+
+    return model
+
+
+@pytest.mark.parametrize(
+    ("weights", "codes"),
+    [
+        ([F.softmax, torch.cosh, torch.cosh], ["NORMALISED", "POINTWISE_OP", "SCORES_ESCAPE"]),
+        ([torch.cosh, F.silu], ["POINTWISE_OP", "SCORES_ESCAPE"]),
+    ],
+)
+def test_the_way_from_one_layer_to_the_next_is_no_attention(weights, codes):
+    """A refusal for each layer, and why its own weights are refused."""
+    weights = [partial(f, dim=-1) if f is F.softmax else f for f in weights]
+    x, w = torch.randn(2, 5, 4), torch.randn(3, 3, 4, 4)
+    report = gdpa_inductor.explain(layers(weights), profit=False)(x, w)
+    assert [refusal.code.name for refusal in report.rejections] == codes, str(report)

@@ -161,6 +161,23 @@ class HostGraph:
         made = [[products.origin(n) for n in products.operands(first)] for first in firsts]
         return all(one == made[0] for one in made)
 
+    def projects(self, candidate: Candidate) -> bool:
+        """Whether a weight is multiplied on the way from the first product to the second, as on
+        that from one layer to the next.
+        """
+        seen, stack = {candidate.second}, [candidate.second]
+        while stack:
+            between = [
+                n
+                for n in stack.pop().all_input_nodes
+                if n not in candidate.firsts and not self.reach[n].isdisjoint(candidate.firsts)
+            ]
+            if any(products.is_product(n) and products.is_weight_product(n) for n in between):
+                return True
+            stack += [n for n in between if n not in seen]
+            seen.update(stack)
+        return False
+
     def is_first(self, node: Node) -> bool:
         return products.is_product(node) and not products.is_weight_product(node)
 
