@@ -98,6 +98,14 @@ def shared_key_heads(q, k, v, offsets, n):
     return unpad(out.flatten(2), offsets, k.shape[0])
 
 
+@jagged("qk", q="l h*2 d", k="l h d", v="l h e", offsets="offsets", n="scalar: n")
+def key_heads_repeated_behind_the_padding(q, k, v, offsets, n):
+    """As `repeat_kv` of many models."""
+    repeat = lambda x: x[:, :, :, None].expand(-1, -1, -1, 2, -1).flatten(2, 3)
+    keys, values = repeat(pad(k, offsets, n)), repeat(pad(v, offsets, n))
+    return unpad(attend(pad(q, offsets, n), keys, values), offsets, q.shape[0])
+
+
 @jagged("qk", program="lt(q_idx,kv_idx)")
 def causal(q, k, v, offsets, n):
     at = torch.arange(n)

@@ -10,7 +10,7 @@ from gdpa_inductor.report.sections import match_lines
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.jagged import jagged_operands
-from tests.patterns.jagged_casts_table import ROWS  # of both tables
+from tests.patterns.jagged_output_table import ROWS  # of both tables
 from tests.patterns.jagged_table import Row
 
 SIZES = {"h": 2, "d": 4, "e": 6, "n": 6, "m": 5, "s": 3}

@@ -49,8 +49,9 @@ class NotPadded(Refused):
 @dataclass
 class GraphPadding:
     """What one graph pads and unpads. padded: pads, and views and copies of them that nothing
-    changes in place. derived: all that is computed from these. unread: what is computed from
-    padding that is not read as such, each with the call that pads.
+    changes in place. derived: those that something changes, and all that is computed from any of
+    them. unread: what is computed from padding that is not read as such, each with the call that
+    pads.
     """
 
     host: HostGraph
@@ -70,7 +71,10 @@ class GraphPadding:
             if given & (found.padded | found.derived) and facts.name(node) not in UNPADS:
                 found.derived.add(node)
             view = _reads_through(node) and found.padded & set(node.all_input_nodes[:1])
-            if (pad is None and not view) or found.offsets.changes(facts.storages(node)):
+            if pad is None and not view:
+                continue
+            if found.offsets.changes(facts.storages(node)):
+                found.derived.add(node)
                 continue
             found.padded.add(node)
             if pad is not None:

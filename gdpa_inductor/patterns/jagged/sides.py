@@ -138,6 +138,10 @@ def _side(
     end: Node,
 ) -> JaggedSide:  # fmt: skip
     """The side that operands (by their names, for reasons) share. The first counts."""
+    known = padding.pads.keys() | padding.derived
+    bare = [name for name, operand in operands.items() if operand.leaf not in known]
+    if bare and len(bare) < len(operands):
+        raise Refused(Code.JAGGED_OPERAND, f"{bare[0]} is not padded, but the other of K and V is")
     pads = {name: padding.usable(name, operand.leaf, end) for name, operand in operands.items()}
     (first, pad), *others = pads.items()
     batch = operands[first].index[0]

@@ -85,7 +85,7 @@ def layout_of(reading: Reading, batch: Digits | None = None, rows: Digits | None
         raise Refused(Code.CONTRACTION, "the second product sums over more than the keys")
     free = [a for a in others if a in in_query and a not in in_key and a not in value]
     row = max(free, key=lambda a: ((a,) == rows, _length(a.size), others.index(a)), default=None)
-    _check_views(reading, set(free), in_query, in_key, value)
+    _check_views(reading, row, in_query, in_key, value)
     shared = [a for a in others if a is not row]
     chosen, heads = _grouping(shared, reading, query, key, row, batch)
     own = () if row is None else (row,)  # one seed or one query has no index of its own
@@ -115,7 +115,7 @@ def roles(reading: Reading) -> tuple[Operand, Operand]:
 
 
 def _check_views(
-    reading: Reading, rows: set[Atom], in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
+    reading: Reading, row: Atom | None, in_query: set[Atom], in_key: set[Atom], in_value: set[Atom]
 ) -> None:
     """A dimension of the scores, as the user has them, is some index variables of the output, whole
     and of one role.
@@ -127,8 +127,8 @@ def _check_views(
         if len(digits) > 1 and not reading.space.is_whole(digits):
             raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
         kinds = {(a in in_query, a in in_key, a in in_value) for a in digits}
-        if len(kinds) > 1 and set(digits) & (rows | set(reading.keys)):
-            raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
+        if len(kinds) > 1 and set(digits) & {row, *reading.keys}:
+            raise Refused(Code.LAYOUT, "a view mixes rows or keys with other dimensions")
 
 
 def _length(size: Size) -> int:

@@ -1,4 +1,6 @@
-"""Rows of the jagged table: a cast between the second product and the unpadding."""
+"""Rows of the jagged table: a cast between the second product and the unpadding, and what is said
+of one operand alone that is padded or written into.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -60,3 +62,27 @@ def cast_without_a_gradient(q, k, v, offsets, n):
 @jagged("k", "JAGGED_OFFSETS", **SELF, other="other")
 def cast_unpadded_by_other_offsets(q, k, v, offsets, n, other):
     return unpad(attend(*(pad(x, offsets, n) for x in (q, k, v))).float(), other, q.shape[0])
+
+
+@jagged("q", "JAGGED_OPERAND")
+def padded_keys_written_into(q, k, v, offsets, n):
+    keys = pad(k, offsets, n)
+    keys[:, 0] = 0.0
+    return unpad(attend(pad(q, offsets, n), keys, pad(v, offsets, n)), offsets, q.shape[0])
+
+
+@jagged("k", "JAGGED_OPERAND")
+def padded_rows_written_into_through_a_view(q, k, v, offsets, n):
+    rows = pad(q, offsets, n)
+    rows.transpose(1, 2)[:, 0] *= 2.0
+    return unpad(attend(rows, pad(k, offsets, n), pad(v, offsets, n)), offsets, q.shape[0])
+
+
+@jagged("q", "JAGGED_OPERAND", **{**SELF, "k": "b n h d"})
+def only_values_padded(q, k, v, offsets, n):
+    return unpad(attend(pad(q, offsets, n), k, pad(v, offsets, n)), offsets, q.shape[0])
+
+
+@jagged("q", "JAGGED_OPERAND", **{**SELF, "v": "b n h e"})
+def only_keys_padded(q, k, v, offsets, n):
+    return unpad(attend(pad(q, offsets, n), pad(k, offsets, n), v), offsets, q.shape[0])
