@@ -262,6 +262,11 @@ def embedding_with_a_greatest_norm(t, i):
     return F.embedding(i, t, max_norm=0.5).permute(2, 0, 1)
 
 
+@lookup(T, T, copied=False, note="one index twice")
+def one_index_twice(t, i):
+    return t[i, i]
+
+
 @lookup(3, T, H, copied=False, note="in another order")
 def table_in_another_order(t, i):
     """The result has the order of its dims."""

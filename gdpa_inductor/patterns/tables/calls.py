@@ -83,6 +83,8 @@ def _subscripted(node: Node, table: torch.Tensor) -> Places | None:
         return None
     before = _taken(widths[: indices[-1]], table.dim() - sum(w for w in widths if w and w > 0))
     others = tuple(entries[i] for i in indices[:-1])
+    if entries[indices[-1]] in others:
+        raise refused("it is given one index twice", node)
     return Places(entries[indices[-1]], before, others)
 
 
