@@ -27,7 +27,18 @@ from tests.gpu.test_cute_forward import (  # noqa: E402
     same_bits,
     step,
 )
-from tests.kernels.cute_cases import BF16, CAUSAL, F16, SELF, SILU, Case, eager, exact  # noqa: E402
+from tests.kernels.cute_cases import (  # noqa: E402
+    BF16,
+    CAUSAL,
+    F16,
+    SELF,
+    SILU,
+    Case,
+    check_integers,
+    check_neighbours,
+    eager,
+    exact,
+)
 
 GELU, NO_KEYS = "gelu_tanh(mul(s,0.088))", (100, 300, 140, 130, 1, 2)
 DIMS = ((136, 136), (160, 160), (192, 192), (224, 224), (256, 256), (192, 128), (256, 64),
@@ -84,23 +95,11 @@ def test_forward(case: Case) -> None:
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
 def test_exact_on_integers(dims: tuple[int, int]) -> None:
-    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
-    case = Case("integers", "relu(s)", d=dims[0], dv=dims[1], m=300, n=300, h=2, dtype=F16)
-    o = case.operands()
-    for matrix in (o.query, o.key, o.value):
-        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
-    assert torch.equal(forward(case, o), exact(o).to(F16))
+    check_integers(forward, d=dims[0], dv=dims[1], m=300, n=300)
 
 
 def test_neighbours_do_not_leak() -> None:
-    """Sequences that are NaN from end to end leave the others as they are."""
-    case = Case("neighbours", d=256, q_lengths=SELF, k_lengths=SELF)
-    clean, poisoned = case.operands(), case.operands()
-    for matrix in (poisoned.query, poisoned.key, poisoned.value):
-        matrix[:300] = torch.nan
-    kept = forward(case, clean)[300:]
-    assert torch.equal(forward(case, poisoned)[300:], kept)
-    assert kept.isfinite().all()
+    check_neighbours(forward, 256)
 
 
 @pytest.mark.parametrize(

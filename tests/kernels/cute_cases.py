@@ -1,6 +1,7 @@
 """Problems for the CuTe kernels of Blackwell, one line each, judged by the error rule on the
 emulator."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -212,3 +213,26 @@ MORE = (
     Case("causal_many_units", CAUSAL.format(SILU), d=32, m=260, n=130, h=65, ctas=3),
     Case("long", m=1500, n=1500, d=128, h=2, ctas=3),
 )  # fmt: skip
+
+
+Forward = Callable[[Case, Operands[torch.Tensor]], torch.Tensor]
+
+
+def check_integers(forward: Forward, **sizes: int) -> None:
+    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
+    case = Case("integers", "relu(s)", h=2, dtype=F16, **sizes)
+    o = case.operands()
+    for matrix in (o.query, o.key, o.value):
+        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
+    assert torch.equal(forward(case, o), exact(o).to(case.dtype))
+
+
+def check_neighbours(forward: Forward, dim: int) -> None:
+    """A sequence that is NaN from end to end leaves the others as they are."""
+    case, first = Case("neighbours", d=dim, q_lengths=SELF, k_lengths=SELF), SELF[0]
+    clean, poisoned = case.operands(), case.operands()
+    for matrix in (poisoned.query, poisoned.key, poisoned.value):
+        matrix[:first] = torch.nan
+    kept = forward(case, clean)[first:]
+    assert torch.equal(forward(case, poisoned)[first:], kept)
+    assert kept.isfinite().all()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from gdpa_inductor.kernels.cpu import block_pass
 from gdpa_inductor.kernels.cpu.block_pass import Pass, Sum
 from gdpa_inductor.program.expr import AXES
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -55,3 +56,19 @@ def test_passes_are_what_they_were(name: str):
 if __name__ == "__main__":
     for name in PROGRAMS:
         (GOLDEN / f"cpu_{name}.txt").write_text(text(name))
+
+
+def test_programs_of_very_sizes_are_bounded(monkeypatch):
+    """Those of a GPU. The one that was used longest ago goes."""
+    made = []
+
+    def compile_one(work, tensors):
+        made.append(tensors[0].shape[2])
+        return work
+
+    for name, value in (("_fixed", compile_one), ("_FIXED", {}), ("_MOST_FIXED", 2)):
+        monkeypatch.setattr(block_pass, name, value)
+    work = Pass(ScoreMod.parse("relu(s)").weight)
+    for rows in (2, 3, 2, 4, 2, 3):
+        assert block_pass.compiled(work, [torch.empty(1, 1, rows, 5, device="meta")]) is work
+    assert made == [2, 3, 4, 3]

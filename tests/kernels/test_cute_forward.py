@@ -11,7 +11,17 @@ from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
 
-from .cute_cases import BF16, CASES, MORE, SELF, Case, eager, exact, unwritten
+from .cute_cases import (
+    BF16,
+    CASES,
+    MORE,
+    Case,
+    check_integers,
+    check_neighbours,
+    eager,
+    exact,
+    unwritten,
+)
 
 ROWS = [
     *(pytest.param(case, id=case.name) for case in CASES),
@@ -51,23 +61,11 @@ def test_the_schedule_does_not_matter():
 
 
 def test_neighbours_do_not_leak():
-    """Sequences that are NaN from end to end leave the others as they are."""
-    case = Case("neighbours", d=64, q_lengths=SELF, k_lengths=SELF)
-    clean, poisoned = case.operands(), case.operands()
-    for matrix in (poisoned.query, poisoned.key, poisoned.value):
-        matrix[:300] = torch.nan
-    kept = forward(case, clean)[300:]
-    assert torch.equal(forward(case, poisoned)[300:], kept)
-    assert kept.isfinite().all()
+    check_neighbours(forward, 64)
 
 
 def test_exact_on_integers():
-    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
-    case = Case("integers", "relu(s)", d=64, m=300, n=300, h=2, dtype=torch.float16)
-    o = case.operands()
-    for matrix in (o.query, o.key, o.value):
-        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
-    assert torch.equal(forward(case, o), exact(o).to(torch.float16))
+    check_integers(forward, d=64, m=300, n=300)
 
 
 def test_forms_alternate_through_one_kernel():

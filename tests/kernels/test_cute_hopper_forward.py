@@ -12,7 +12,20 @@ from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.tolerances import error_of
 
 from . import test_cute_forward
-from .cute_cases import BF16, CASES, CAUSAL, F16, MORE, SELF, SILU, Case, eager, exact
+from .cute_cases import (
+    BF16,
+    CASES,
+    CAUSAL,
+    F16,
+    MORE,
+    SELF,
+    SILU,
+    Case,
+    check_integers,
+    check_neighbours,
+    eager,
+    exact,
+)
 
 BIAS, CAUSAL_BIAS = "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", "a0:f[h,q_idx,kv_idx]; {}"
 CAUSAL_BIAS = CAUSAL_BIAS.format(CAUSAL.format("sigmoid(add(s,a0))"))
@@ -93,24 +106,12 @@ def test_the_schedule_does_not_matter(case: Case):
 
 @pytest.mark.parametrize("dim", [64, pytest.param(200, marks=pytest.mark.slow), 256])
 def test_exact_on_integers(dim: int):
-    """Small integers and relu: every product is exact, so a wrong index is a gross error."""
-    case = Case("integers", "relu(s)", d=dim, m=200, n=300, h=2, dtype=F16)
-    o = case.operands()
-    for matrix in (o.query, o.key, o.value):
-        matrix.copy_(torch.randint(0, 8, matrix.shape) // 7)
-    assert torch.equal(forward(case, o), exact(o).to(F16))
+    check_integers(forward, d=dim, m=200, n=300)
 
 
 @pytest.mark.parametrize("dim", [64, 256])
 def test_neighbours_do_not_leak(dim: int):
-    """Sequences that are NaN from end to end leave the others as they are."""
-    case = Case("neighbours", d=dim, q_lengths=SELF, k_lengths=SELF)
-    clean, poisoned = case.operands(), case.operands()
-    for matrix in (poisoned.query, poisoned.key, poisoned.value):
-        matrix[:300] = torch.nan
-    kept = forward(case, clean)[300:]
-    assert torch.equal(forward(case, poisoned)[300:], kept)
-    assert kept.isfinite().all()
+    check_neighbours(forward, dim)
 
 
 def test_rows_of_no_sequence_are_zero():

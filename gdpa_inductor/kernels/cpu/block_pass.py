@@ -128,7 +128,8 @@ def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
 Runner = Callable[..., object]
 Strided = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # with its shape and its strides
 Layout = tuple[torch.dtype, tuple[str, ...]]  # with what `_layout` says of each dimension
-_FIXED: dict[tuple[object, ...], Runner] = {}
+_FIXED: dict[tuple[object, ...], Runner] = {}  # the one that was used last is last
+_MOST_FIXED = 1024
 _VECTOR = 16  # bytes that a GPU reads at once, of what is known to be aligned so
 _lock = threading.RLock()
 
@@ -150,9 +151,11 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
             return _runner(work, signature, lengths_vary, device)
         aligned = tuple(t.data_ptr() % _VECTOR == 0 for t in tensors)
         key = (work, signature, aligned, device)
-        if key not in _FIXED:
-            _FIXED[key] = _fixed(work, tensors)
-        return _FIXED[key]
+        found = _FIXED.pop(key, None) or _fixed(work, tensors)
+        if len(_FIXED) == _MOST_FIXED:
+            del _FIXED[next(iter(_FIXED))]
+        _FIXED[key] = found
+        return found
 
 
 def _fixed(work: Pass, tensors: Sequence[Tensor]) -> Runner:
