@@ -22,6 +22,7 @@ from cutlass import cute
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
+from tests.emulator.recording import linked
 
 DOCS = Path(__file__).parents[2] / "docs" / "blackwell.md"
 SILU, GELU = "silu(mul(s,0.088))", "gelu_tanh(mul(s,0.088))"
@@ -105,7 +106,8 @@ def binary(config: KernelConfig, kernel: Any = None, others: Sequence[str] = ())
 def disassembled(compiled: Callable[[str], Any], shared: Callable[[], int] = lambda: 0) -> Binary:
     """Of a kernel as a function of compiler options. shared: its bytes, once it is compiled."""
     # A folder of its own: names of dumped files are cut, and other tests dump at the same time.
-    with tempfile.TemporaryDirectory() as folder:
+    # Linked as the emulator's kernels are: else none of these could run in this process.
+    with tempfile.TemporaryDirectory() as folder, linked():
         made = compiled(f"--keep-cubin --dump-dir={folder}")
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(made.__cubin__)

@@ -1,5 +1,8 @@
 """The Blackwell forward as machine code: on tensor cores, by TMA, without spills, in bounds."""
 
+import subprocess
+import sys
+
 import pytest
 
 pytest.importorskip("cutlass")
@@ -28,3 +31,20 @@ def test_machine_code(name: str):
     if "silu" in name or "gelu" in name:
         assert block(made.sass)["MUFU"] == 128, "more than one special function for a score"
     assert cycles(config, made)["issue"] <= 4096
+
+
+EMULATED = f"""
+from tests.kernels.cute_account import CONFIGS, binary
+from tests.kernels.cute_cases import Case
+from tests.kernels.test_cute_forward import forward
+
+binary(CONFIGS["{ONCE}"])
+case = Case("after", d=64, m=64, n=64)
+assert forward(case, case.operands()).isfinite().all()
+"""
+
+
+def test_what_is_disassembled_leaves_the_emulator_running():
+    """In a process of its own: the first library of one decides for all."""
+    ran = subprocess.run([sys.executable, "-c", EMULATED], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr[-2000:]
