@@ -13,6 +13,9 @@ from tests.gpu.programs import CASES, Case
 from tests.gpu.test_kernels import breach
 
 pytest.importorskip("cutlass")
+
+from tests.gpu.test_cute_forward import step
+
 pytestmark = [
     pytest.mark.cuda,
     pytest.mark.skipif(
@@ -85,18 +88,13 @@ def test_threads_on_streams_of_their_own() -> None:
         [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(4)] for _ in "ab"
     ]
 
-    def step(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        leaves = [x.detach().requires_grad_() for x in tensors[:3]]
-        out = function(*leaves)
-        return [out.detach(), *torch.autograd.grad(out, leaves, tensors[3])]
-
-    expected = [step(tensors) for tensors in given]
+    expected = [step(function, tensors, g) for *tensors, g in given]
     torch.cuda.synchronize()
 
     def work(number: int) -> None:
-        stream = torch.cuda.Stream()
+        stream, (*tensors, g) = torch.cuda.Stream(), given[number]
         with torch.cuda.stream(stream):
-            found = [step(given[number]) for _ in range(50)]
+            found = [step(function, tensors, g) for _ in range(50)]
         stream.synchronize()
         if not all(all(map(torch.equal, one, expected[number])) for one in found):
             failed.append(number)
