@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from gdpa_inductor import GDPAPass, gdpa_backend
+from gdpa_inductor.demo.model import Layer
+from gdpa_inductor.kernels.cute import ahead
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cpu
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 
@@ -28,6 +31,35 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
     )
     monkeypatch.setattr(cpu, "BACKEND", watched)
     return found
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_what_begins_is_what_is_lowered(monkeypatch, autocast: bool):
+    """The configurations of CuTe kernels, which a CPU has none of, for a layer with a bias."""
+    guesses: dict[str, set] = {"begun": set(), "lowered": set()}
+
+    def noted(what, run):
+        def call(given):
+            config = ahead.guess(given.fakes.operands, Sm90Config, True, True)
+            guesses[what].add((config, given.backward, *given.needs))
+            return run(given)
+
+        return call
+
+    known = cpu.BACKEND
+    watched = dataclasses.replace(
+        known,
+        ahead=noted("begun", known.ahead),
+        lower=noted("lowered", known.lower),
+        lower_backward=noted("lowered", known.lower_backward),
+    )
+    monkeypatch.setattr(cpu, "BACKEND", watched)
+    torch._dynamo.reset()
+    layer = torch.compile(Layer(64, 2, 48), backend=gdpa_backend, options=OPTIONS)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        layer(torch.randn(2, 48, 64)).float().sum().backward()
+    assert len(guesses["begun"]) == 2
+    assert guesses["begun"] == guesses["lowered"]
 
 
 def attend(query, key, value, bias):
