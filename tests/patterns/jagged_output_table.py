@@ -86,3 +86,19 @@ def only_values_padded(q, k, v, offsets, n):
 @jagged("q", "JAGGED_OPERAND", **{**SELF, "v": "b n h e"})
 def only_keys_padded(q, k, v, offsets, n):
     return unpad(attend(pad(q, offsets, n), pad(k, offsets, n), v), offsets, q.shape[0])
+
+
+@jagged("", "CONTRACTION", q="l h*2 d", k="l h d", v="l h e", offsets="offsets", n="scalar: n")
+def keys_repeated_along_their_positions(q, k, v, offsets, n):
+    """Each key counts twice: that is no padding of as many keys."""
+    repeat = lambda x: pad(x, offsets, n).repeat_interleave(2, dim=1)
+    rows = pad(q, offsets, n).unflatten(2, (-1, 2))[:, :, :, 0]
+    return unpad(attend(rows, repeat(k), repeat(v)), offsets, q.shape[0])
+
+
+@jagged("q", "JAGGED_OPERAND")
+def keys_repeated_by_counts_of_a_tensor(q, k, v, offsets, n):
+    counts = torch.tensor([2, 0]).expand(q.shape[1] // 2, 2).flatten()
+    repeat = lambda x: x.repeat_interleave(counts, dim=2, output_size=q.shape[1])
+    keys, values = repeat(pad(k, offsets, n)), repeat(pad(v, offsets, n))
+    return unpad(attend(pad(q, offsets, n), keys, values), offsets, q.shape[0])

@@ -106,6 +106,13 @@ def key_heads_repeated_behind_the_padding(q, k, v, offsets, n):
     return unpad(attend(pad(q, offsets, n), keys, values), offsets, q.shape[0])
 
 
+@jagged("qk", q="l h*2 d", k="l h d", v="l h e", offsets="offsets", n="scalar: n")
+def key_heads_repeated_one_by_one(q, k, v, offsets, n):
+    keys = pad(k, offsets, n).repeat_interleave(2, dim=2)
+    values = torch.repeat_interleave(pad(v, offsets, n), repeats=2, dim=-2)
+    return unpad(attend(pad(q, offsets, n), keys, values), offsets, q.shape[0])
+
+
 @jagged("qk", program="lt(q_idx,kv_idx)")
 def causal(q, k, v, offsets, n):
     at = torch.arange(n)

@@ -203,10 +203,14 @@ def _operands(candidate: Candidate) -> list[Node]:
 
 
 def _reads_through(node: Node) -> bool:
-    """A view or a copy; of subscripts those without tensors, which look elements up."""
-    return facts.name(node) in READ_THROUGH and not (
-        facts.name(node) == "getitem" and any(map(facts.tensors, node.all_input_nodes[1:]))
-    )
+    """A view or a copy; of subscripts those without tensors, which look elements up. A repetition
+    is one where the count is a number.
+    """
+    if facts.name(node) == "getitem":
+        return not any(map(facts.tensors, node.all_input_nodes[1:]))
+    if facts.name(node) == "repeat_interleave":
+        return isinstance(facts.argument(node, 1, "repeats"), int)
+    return facts.name(node) in READ_THROUGH
 
 
 def _keeps_rows(node: Node) -> bool:
