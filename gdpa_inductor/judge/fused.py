@@ -26,7 +26,6 @@ class Fused:
         self.value: Ref = given["value"]
         for operand in (self.query, self.key, self.value):
             operand.require_known()
-        self.aux: list[Ref] = list(given["aux"] or [])
         self.scalars: list[Any] = list(given["scalars"] or [])
         self.program = ScoreMod.parse(given["score_mod"])
         self.cu_query: Ref | None = given["cu_seqlens_q"]
@@ -36,10 +35,20 @@ class Fused:
         self.heads, self.width = self.query.sizes[1], self.query.sizes[-1]
         jagged = [(self.query, self.cu_query), (self.key, self.cu_key)]
         self.total = min((p.sizes[0] for p, cu in jagged if cu is not None), default=1)
+        self.aux: list[Ref] = [
+            place.fitted([self._extents.get(entry, 1) for entry in spec.access])
+            for place, spec in zip(given["aux"] or [], self.program.aux, strict=True)
+        ]
 
     @property
     def jagged(self) -> bool:
         return self.cu_query is not None or self.cu_key is not None
+
+    @property
+    def _extents(self) -> dict[str, int]:
+        """The sizes that entries of an access map stand for."""
+        named = {"b": self.batch, "h": self.heads, "q_idx": self.rows, "kv_idx": self.keys}
+        return {**named, "q": self.query.sizes[0], "k": self.key.sizes[0]}
 
     @property
     def batch(self) -> int:

@@ -101,6 +101,8 @@ def _lane_by_lane(ev: Evaluator, event: Event, args: list[Any], kwargs: dict[str
 
 def _operand(ev: Evaluator, event: Event, given: Any, place: Ref, index: Index) -> Any:
     if isinstance(given, Ref):
+        given = given.fitted(place.sizes[len(place.sizes) - len(given.sizes) :])
+        given.require_known()
         at = broadcast(index, place.sizes, given.sizes, ev.zero)
         return ev.element(given, event.number, at)
     if isinstance(given, float) and given in ev.log.numbers:

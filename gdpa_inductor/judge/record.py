@@ -8,14 +8,15 @@ result that lies in a known storage is one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .._compat import fx, operators, subclasses
+from .._compat import fx, operators, shapes, subclasses
 
 SIZE_OF_ELEMENTS = "the size of a tensor depends on the elements of another"
 
@@ -50,6 +51,16 @@ class Ref:
         """Whether a size is known only when the model runs, as that of `x[mask]` is."""
         numbers = (*self.sizes, *self.strides, self.offset)
         return any(isinstance(n, torch.SymInt) for n in numbers)
+
+    def fitted(self, sizes: Sequence[Any]) -> Ref:
+        """The same place, with the sizes that torch has noted to be these: the graph raises an
+        error where they are not.
+        """
+        if not self.is_symbolic:
+            return self
+        pairs = zip(self.sizes, sizes, strict=True)
+        known = tuple(m if shapes.statically_known_true(n == m) else n for n, m in pairs)
+        return replace(self, sizes=known)
 
     def require_known(self) -> None:
         """Raises Incomplete where a size is known only when the model runs."""

@@ -105,7 +105,7 @@ class Weights:
         if called in _READERS:
             read: Callable[[Node, Index], Expr] = getattr(self, _READERS[called])
             return read(node, index)
-        seen = through_view(self.space, node, index)
+        seen = self._through_view(node, index)
         if seen is not None:
             found = self.read(*seen)
             return self._over(node.args[0], index, found) if called in _SCATTERS else found
@@ -114,6 +114,14 @@ class Weights:
         if called in POINTWISE and isinstance(node.meta.get("val"), torch.Tensor):
             return self._pointwise(node, index, tensor_of(node))
         raise self._refusal(node.args[0] if called == "getitem" else node)
+
+    def _through_view(self, node: Node, index: Index) -> tuple[Node, Index] | None:
+        """As the function; a refusal names the view, whose result may be an operand as it is."""
+        try:
+            return through_view(self.space, node, index)
+        except Refused as refusal:
+            refusal.node = refusal.node or self.shadow.source(node)
+            raise
 
     def _detached(self, node: Node, index: Index) -> Expr:
         """Without its gradient, where there may be one."""
