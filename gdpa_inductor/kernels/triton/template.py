@@ -75,6 +75,7 @@ class Plan:
     adds         "keys" also adds dQ, tile by tile, to the fp32 buffer DQ
     bounds       the closed ends of the inner loop (`loop_bounds`); None: its tiles are classified
     tables       the operands whose bounds tell tiles apart (`tile_bounds`)
+    split        a CTA of "forward" has one of SPLITS shares of the keys, and stores a partial sum
     still        the terms that may be summed past the ends of the operands, loaded as zeros there
     """
 
@@ -97,6 +98,7 @@ class Plan:
     bounds: tuple[str, ...] | None = None
     tables: tuple[AuxRead, ...] = ()
     still: frozenset[str] = frozenset()
+    split: bool = False
 
     @property
     def terms(self) -> Mapping[str, int]:

@@ -18,6 +18,7 @@ from ..._compat import inductor, lowering, shapes, templates
 from ...kernels.triton import five_matmul
 from ...kernels.triton.configs import SHORT, Config, Shape, configs, settled
 from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
+from ...kernels.triton.splits import FEW_ROWS
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
 from ...problem import Problem, Size
@@ -289,12 +290,14 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
     a (batch, head), or a (work tile, head) of a jagged side."""
     p = o.problem
     rows, cols, batch = map(shapes.size_expr, (p.rows, p.cols, p.batch))
+    shares, size = (output.size[0], output.size[1:]) if plan.split else (1, output.size)
     if plan.listed:
-        return [WORK_TILE, WORK_TILE, _work_tiles(plan, o) * shapes.size_expr(output.size[1])]
+        heads = shapes.size_expr(size[1])
+        return [WORK_TILE, WORK_TILE, shares * _work_tiles(plan, o) * heads]
     if plan.kernel == "five_matmul":
         ctas = gpu.processors(p.device)
         return [1, 1, shapes.smaller(batch * shapes.size_expr(p.heads), ctas)]
-    units = output.size[:3] if plan.kernel == "tiles" else output.size[:2]
+    units = (shares, *size[: 3 if plan.kernel == "tiles" else 2])
     return [rows, cols, math.prod(map(shapes.size_expr, units), start=shapes.size_expr(1))]
 
 
@@ -311,11 +314,12 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     dims = [block_dim(d) for d in (problem.head_dim, problem.value_dim)]
     tiles = [a.number for a in plan.reads if a.axes >= POSITIONS]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
-    cols = shapes.size_hint(problem.cols)
+    rows, cols = shapes.size_hint(problem.rows), shapes.size_hint(problem.cols)
     kinds = {
         "skips": plan.skips,
         "short": cols is not None and cols <= SHORT,
         "jagged": bool(plan.jagged),
+        "few": rows is not None and rows <= FEW_ROWS,
     }
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
@@ -370,7 +374,7 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         "EVEN_N": even("k", problem.cols, config.keys),
         "EVEN_D": block_d == head_dim,
         "EVEN_V": block_v == value_dim,
-        "SPLITS": int(output.size[0]) if plan.kernel == "tiles" else 1,
+        "SPLITS": int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1,
         "PRECISION": repr(gpu.float32_precision()),
         "ROUND_TF32": rounds(problem),
         **({"WORK_TILE": WORK_TILE} if plan.listed else {}),

@@ -10,6 +10,7 @@ sum by itself (over the batch, over heads) it leaves to Inductor, in fp32. With
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,11 +18,13 @@ from typing import Any
 import torch
 
 from ..._compat import lowering, shapes
+from ...kernels.triton import splits
 from ...ops import aux_from_axes, by_access, reduce_to
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
 from ...sequences import Padding, Sequences, padded_program
+from .. import gpu
 from ..call import Call, in_order
 from . import five_matmul
 from .inputs import Inputs, empty, inputs_of
@@ -37,9 +40,37 @@ def lower(call: Call, rival: Rival | None = None) -> Any:
     size = _rows_of(o, p.value_dim)
     if empty(p):
         return lowering.zeros(size, p.value_dtype, p.device)
+    count = 1 if rival else _shares(o)
+    if count > 1:
+        return _split(o, (count, *size))
     output = Output("p", o.program.weight, size, p.value_dtype)
     (out,) = run("forward", [output], o, rival=rival)
     return out
+
+
+def _shares(o: Inputs) -> int:
+    """Into how many the keys are parted, where all rows of a sequence are in one tile. Sizes count
+    as they were at capture; no guard is added.
+    """
+    p = o.problem
+    known = [shapes.size_hint(x) for x in (p.batch, p.heads, p.rows, p.cols)]
+    batch, heads, rows, keys = (0 if size is None else size for size in known)
+    if None in known or rows > splits.MOST_ROWS:
+        return 1
+    written = shapes.size_hint(p.total_rows) if p.jagged_query else batch * rows
+    partial = 4 * (written or batch * rows) * heads * int(p.value_dim)
+    return splits.shares(batch * heads, rows, keys, gpu.processors(p.device), partial)
+
+
+def _split(o: Inputs, size: tuple[Size, ...]) -> Any:
+    """O from partial sums [shares, ...], added in one order."""
+    output = Output("p", o.program.weight, size, torch.float32)
+    (parts,) = run("forward", [output], o, split=True)
+    return lowering.finish(_added, parts, size, torch.float32, o.fakes.value)
+
+
+def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return functools.reduce(torch.add, parts.unbind(0)).to(like.dtype)
 
 
 def lower_backward(call: Call) -> list[Any]:
