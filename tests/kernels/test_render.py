@@ -28,6 +28,8 @@ CASES = [
     JaggedCase("jagged_causal", CAUSAL, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0),
     JaggedCase("jagged_operands", PER_TOKEN, lengths_q=(40, 7), lengths_k=(5, 90),
                aux=(("q", 2), ("k",)), needs="qkv01"),
+    Case("split", SILU, m=3, n=1100, needs=""),
+    JaggedCase("split_keys", CAUSAL, m=3, lengths_k=(700, 90), needs=""),
     Case("five_matmul", SILU, m=128, n=256, choice=0, **TAKEN),
     JaggedCase("five_matmul_jagged", SILU, lengths_q=(300, 130), same=True, choice=0, **TAKEN),
 ]  # fmt: skip

@@ -13,23 +13,23 @@ LEAST_KEYS = 256  # of a share
 MOST = 32  # shares: the second kernel reads them one after the other
 MOST_BYTES = 64 << 20  # of partial sums
 MOST_ROWS = 128  # of a sequence: one tile
-FEW_ROWS = 32  # of a tile: its CTA waits for memory, and more of them share a multiprocessor
-_RESIDENT = {True: 3, False: 2}  # CTAs that share a multiprocessor, by whether rows are few
+FEW_ROWS = 32  # of a tile, whose CTA waits for memory
+_RESIDENT = 2  # CTAs that share a multiprocessor
 _AROUND = 4  # steps that the beginning and the end of a CTA take
 _ADDING = 4  # steps that the second kernel takes, by itself
 
 
-def shares(ctas: int, rows: int, keys: int, processors: int, partial: int) -> int:
+def shares(ctas: int, keys: int, processors: int, partial: int) -> int:
     """How many shares finish first, in steps of a CTA; a power of two.
 
-    ctas: how many there are without shares. rows, keys: of a sequence, at most. partial:
-    bytes of one share's partial sums.
+    ctas: how many there are without shares. keys: of a sequence, at most. partial: bytes of one
+    share's partial sums.
     """
-    at_once = processors * _RESIDENT[rows <= FEW_ROWS]
 
     def steps(count: int) -> int:
         each = -(-keys // (count * STEP)) + _AROUND
-        return -(-ctas * count // at_once) * each + (_ADDING if count > 1 else 0)
+        waves = -(-ctas * count // (_RESIDENT * processors))
+        return waves * each + (_ADDING if count > 1 else 0)
 
     possible = [1]
     while 2 * possible[-1] <= min(MOST, keys // LEAST_KEYS, MOST_BYTES // max(1, partial)):

@@ -320,6 +320,7 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
         "short": cols is not None and cols <= SHORT,
         "jagged": bool(plan.jagged),
         "few": rows is not None and rows <= FEW_ROWS,
+        "split": plan.split,
     }
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)

@@ -59,7 +59,7 @@ def _shares(o: Inputs) -> int:
         return 1
     written = shapes.size_hint(p.total_rows) if p.jagged_query else batch * rows
     partial = 4 * (written or batch * rows) * heads * int(p.value_dim)
-    return splits.shares(batch * heads, rows, keys, gpu.processors(p.device), partial)
+    return splits.shares(batch * heads, keys, gpu.processors(p.device), partial)
 
 
 def _split(o: Inputs, size: tuple[Size, ...]) -> Any:
