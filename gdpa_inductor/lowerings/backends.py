@@ -94,6 +94,13 @@ def backends() -> tuple[Backend, ...]:
     return tuple(map(backend, BACKENDS))
 
 
+def one_query(problem: Problem) -> str:
+    """Why a dense problem of one query is left unfused, where it pays not at all, or ""."""
+    if problem.jagged or hint(problem.rows) > 1:
+        return ""
+    return "there is one query row: the scores are a vector, which costs little to store"
+
+
 def hint(size: Size, otherwise: int = 1 << 20) -> int:
     """A size, or what it was at capture; unknown sizes count as large. Adds no guard."""
     known = shapes.size_hint(size)

@@ -36,7 +36,7 @@ from ..ops import (
 from ..problem import Problem
 from ..program.score_mod import Aux
 from ..rejection import Code
-from .backends import Backend, Rule, hint
+from .backends import Backend, Rule, hint, one_query
 from .call import Call, extern_call
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
@@ -172,8 +172,12 @@ BACKEND = Backend(
     name="cpu",
     devices=("cpu",),
     refuses=(),
-    pays=(Rule(Code.HEAD_DIM_LARGE, _wide), Rule(Code.SLOWER, _gain)),
-    frugal=(Rule(Code.SLOWER, _gain),),
+    pays=(
+        Rule(Code.TOO_SMALL, one_query),
+        Rule(Code.HEAD_DIM_LARGE, _wide),
+        Rule(Code.SLOWER, _gain),
+    ),
+    frugal=(Rule(Code.TOO_SMALL, one_query), Rule(Code.SLOWER, _gain)),
     lower=lower,
     lower_backward=lower_backward,
 )

@@ -36,6 +36,7 @@ from .call import Call, extern_call, in_order
 log = logging.getLogger("gdpa_inductor")
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
+FEW = 64  # queries of a sequence: Triton's forward reads keys and values as fast as a copy does
 LONG = 256  # the most queries of a sequence, where a side is jagged
 # Padded scores for each that there is, if all sequences had the mean length. Where the lengths of
 # queries and keys are alike there are more: a third more if they are spread evenly from 0 on.
@@ -88,6 +89,13 @@ def not_taken(problem: Problem) -> str:
         (int(dims[0] or 0), int(dims[1] or 0)),
         [str(dtype).removeprefix("torch.") for dtype in problem.aux_dtypes],
     )
+
+
+def few_queries(problem: Problem) -> str:
+    """Why the Triton forward is the better choice, or "": tiles here have 128 rows and more."""
+    if problem.needs or hint(problem.rows) > FEW:
+        return ""
+    return f"for up to {FEW} queries Triton has smaller tiles, and parts the keys"
 
 
 def triton_is_faster(problem: Problem) -> str:
@@ -386,7 +394,11 @@ BACKEND = Backend(
         Rule(Code.LOWERING, no_such_gradients),
     ),
     pays=(Rule(Code.SLOWER, training_is_slower),),
-    yields=(Rule(Code.SLOWER, triton_is_faster), Rule(Code.SLOWER, mostly_padded)),
+    yields=(
+        Rule(Code.SLOWER, few_queries),
+        Rule(Code.SLOWER, triton_is_faster),
+        Rule(Code.SLOWER, mostly_padded),
+    ),
     ahead=compile_ahead,
     lower=lower,
     lower_backward=lower_backward,

@@ -75,9 +75,8 @@ def judge(problem: Problem, rank: int, profit: Profit) -> Refused | None:
 
 def _few(rows: int, cols: int) -> str:
     """Why so many scores of a head are too few, or ""."""
-    if min(rows, cols) == 1:
-        one = "query row" if rows == 1 else "key"
-        return f"there is one {one}: the scores are a vector, which costs little to store"
+    if cols == 1:
+        return "there is one key: the scores are a vector, which costs little to store"
     if rows * cols < MIN_SCORES:
         return f"{rows} rows × {cols} keys are {rows * cols} scores; fusing pays from {MIN_SCORES}"
     return ""

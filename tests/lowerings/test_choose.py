@@ -39,6 +39,8 @@ ACCEPTED = [
     (problem(torch.float16, m=64, n=64), "triton"),
     (problem(d=24, dv=80), "triton"),
     (problem(d=256, training=False), "triton"),
+    (problem(m=1, n=4096, training=False), "triton"),
+    (problem(m=1, n=4096, jagged_key=True), "triton"),
     (problem(device="cpu", dtype=F64), "cpu"),
     (problem(device="cpu", dtype=torch.float16, m=64, n=64), "cpu"),
     # Of 8 samples and 4 heads: 32 MiB, 18, of which a causal mask leaves half out, and 512.
@@ -96,6 +98,8 @@ REFUSED = [
     (problem(device="meta"), Code.DEVICE, "meta"),
     (problem(d=256), Code.SLOWER, "training with head dim 256"),
     (problem(d=256, training=False, m=64), Code.SLOWER, "256 rows and keys"),
+    (problem(m=1, n=4096), Code.TOO_SMALL, "one query row"),
+    (problem(F32, m=1, n=1 << 20, device="cpu", training=False), Code.TOO_SMALL, "one query row"),
     (problem(F32), Code.SLOWER, "fp32 without TF32"),
     (problem(F32, d=136), Code.HEAD_DIM_LARGE, "minutes to compile"),
     (problem(F32, d=64, dv=256), Code.HEAD_DIM_LARGE, "a head dim of 256"),

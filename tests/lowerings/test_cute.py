@@ -86,6 +86,20 @@ def test_mostly_padded_scores_go_to_triton():
         assert lowerings.choose(other, Options()).kernel == "cute"
 
 
+@pytest.mark.usefixtures("blackwell")
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)])
+@pytest.mark.parametrize("jagged", [{}, {"jagged_key": True, "total_cols": 1 << 20}])
+def test_few_queries_go_to_triton(monkeypatch, capability: tuple[int, int], jagged: dict):
+    """Tiles of at least 128 rows would be mostly empty."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    sizes = {"batch": 256, "cols": 4096, "value_dim": 128, "training": False, **jagged}
+    choice = lowerings.choose(problem(rows=16, **sizes), Options())
+    assert choice.kernel == "triton"
+    assert "for up to 64 queries" in choice.reason
+    if not jagged:
+        assert lowerings.choose(problem(rows=128, **sizes), Options()).kernel == "cute"
+
+
 @pytest.fixture
 def hopper(blackwell, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))

@@ -12,7 +12,7 @@ from ...kernels.devices import nvidia
 from ...problem import Problem
 from ...rejection import Code
 from .. import gpu
-from ..backends import Rule, hint
+from ..backends import Rule, hint, one_query
 
 MAX_HEAD_DIM = 256
 MAX_IEEE_DIM = 128  # fp32 products on the vector units are unrolled: Triton 3.6, many minutes
@@ -111,6 +111,10 @@ def _gain(problem: Problem) -> str:
     return f"{where} pays from {least} rows and keys on, this has {shorter}"
 
 
+def _one_trained(problem: Problem) -> str:
+    return one_query(problem) if problem.training else ""
+
+
 _PRECISIONS = {"half": "16 bits", "tf32": "TF32", "ieee": "fp32 without TF32"}
 
 REFUSES = (
@@ -121,4 +125,6 @@ REFUSES = (
     Rule(Code.HEAD_DIM, _head_dims),
     Rule(Code.HEAD_DIM_LARGE, _wide_in_full_precision),
 )
-PAYS = (Rule(Code.SLOWER, _gain),)
+# The forward of one query over 4096 keys takes 0.71 ms on an H100 where stock Inductor takes 0.75,
+# 256 sequences, and 0.04 for 0.13, 8 sequences (docs/lab). Training was not measured.
+PAYS = (Rule(Code.TOO_SMALL, _one_trained), Rule(Code.SLOWER, _gain))
