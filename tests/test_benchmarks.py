@@ -71,6 +71,16 @@ def test_a_model_stands_with_what_limits_it():
     assert "pffn" not in found["models_forward"] and "pffn" in found["models_memory"]
 
 
+def test_a_cache_is_compared_with_a_copy_of_it():
+    case = Case("silu", "cache", 256, 4, 1, 128, "bfloat16", "cuda", keys=4096)
+    both = {"case": case, "measure": "forward"}
+    rows = [row("gdpa", ms=2.0, tflops=1.0, **both), row("copy", ms=1.5, **both)]
+    rows.append(row("inductor", ms=3.0, tflops=0.7, **both))
+    table = next(table for table in TABLES if table.name == "serving")
+    text = table.markdown(Run({}, "", "", rows))
+    assert "| 1 query, 256 sequences, dense | 2.00 | 3.00 (1.50×) | 1074 | 75% | 1 |" in text
+
+
 def test_labels_tell_jagged_cases_apart():
     jagged = dataclasses.replace(CASE, activation="gelu_tanh", fill=0.5, keys=256)
     assert case_label(row("gdpa", case=jagged)) == "tanh-gelu, N = 1024, fill 0.5, 256 keys"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.models import summary
 
 from .svg import Panel
@@ -126,6 +127,31 @@ def modelled(measure: str, *columns: str) -> Callable[[Run], list[list[str]]]:
         return [[line[place] or "–" for place in places] for line in kept]
 
     return cells
+
+
+def cached(run: Run) -> list[list[str]]:
+    """A line for each cache: times, and how fast keys and values are read beside a copy of them."""
+    header = ["", "ms: gdpa", "Inductor", "GB/s", "of a copy", "TFLOP/s"]
+    lines = []
+    for label, by_key in grouped(run.rows, cache_label).items():
+        by_name = {name: row for (_, name), row in by_key.items()}
+        own = next((by_name[name] for name in OURS if name in by_name), None)
+        stock, copy = by_name.get("inductor"), by_name.get("copy")
+        line = [label, figure(own, "ms"), figure(stock, "ms") + faster(stock, own), "–", "–", "–"]
+        if own and own["ms"]:
+            line[3] = f"{Case.parse(own['case']).cache_bytes / own['ms'] / 1e6:.0f}"
+            line[4] = f"{copy['ms'] / own['ms']:.0%}" if copy and copy["ms"] else "–"
+            line[5] = figure(own, "tflops")
+        lines.append(line)
+    return [header, *lines]
+
+
+def cache_label(row: Row) -> str:
+    """Such as `16 queries, 256 sequences, jagged`."""
+    case = row["case"]
+    queries = "1 query" if case["length"] == 1 else f"{case['length']} queries"
+    kind = {0.0: "dense", 1.0: "jagged"}.get(case["fill"], f"jagged, fill {case['fill']:g}")
+    return f"{queries}, {case['batch']} sequences, {kind}"
 
 
 def faster(row: Row | None, own: Row | None) -> str:
@@ -318,6 +344,11 @@ TABLES = (
           compared("ms", "forward", "step")),
     Table("layer_memory", "layer", "A layer of HSTU: how much memory?",
           "The same run, peak MiB.", compared("peak_mib", "forward", "step", ratios=False)),
+    Table("serving", "serving", "Few queries over a cache: how fast?",
+          "Inference with silu, bf16, D = 128, H = 4, up to 4096 keys of each sequence. GB/s are "
+          "of the keys and values, TFLOP/s of the scores that exist. *Of a copy* is the time of a "
+          "copy that moves as many bytes. A jagged cache is padded in the formula.",
+          cached),
     Table("models", "models", "Public models: how fast is a training step?",
           f"Milliseconds. {BOUND}", modelled("step", *SPEED)),
     Table("models_forward", "models", "Public models: how fast is inference?",

@@ -3,8 +3,9 @@
 dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
 against stock. cpu: fp32 on two threads. models: public models as they are, beside their attention
 alone. compile: seconds, with empty caches and in the next process. jagged: sequences of unequal
-length, padded in the formula, also against public kernels. Prints a JSON line per
-measurement and a table last. ceiling has its own options: see `ceiling --help`.
+length, padded in the formula, also against public kernels. serving: a few queries over a cache.
+Prints a JSON line per measurement and a table last. ceiling has its own options: see
+`ceiling --help`.
 """
 
 import argparse

@@ -47,14 +47,15 @@ class Case:
         "bias"     a learned bias [H, N, N], with its gradient
         "scores"   a bias [B, H, N, N], with its gradient
         "buckets"  a bias [B, N, N] by the distance of two time stamps, from a learned table
+        "cache"    a few queries over the keys of a cache, dense or jagged, without gradients
         "layer"    jagged: a whole layer of HSTU, causal
         "model"    `activation` names one of models.MODELS; the dtype "autocast" has parameters in
                    fp32 and products in bf16
 
     `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged. Their
     lengths go up to `length`, and are `fill` of it on average. Keys are as many, or `keys` for
-    every sequence. `value_dim`: of values, where it is not `head_dim`. `seed`: of the data, and of
-    what a model begins with."""
+    every sequence. Of a cache the keys are jagged, up to `keys`. `value_dim`: of values, where it
+    is not `head_dim`. `seed`: of the data, and of what a model begins with."""
 
     activation: str
     variant: str
@@ -87,15 +88,24 @@ class Case:
         if not self.fill:
             return self.batch * self.length * (self.keys or self.length)
         rows = self.lengths().long()
-        count = int((rows * (self.keys or rows)).sum())
+        others = self.length if self.variant == "cache" else self.keys or rows
+        count = int((rows * others).sum())
         return count // 2 if self.variant == "causal" else count
 
+    @property
+    def cache_bytes(self) -> int:
+        """Of the keys and values that there are."""
+        each = self.heads * (self.head_dim + (self.value_dim or self.head_dim))
+        size: int = getattr(torch, self.dtype).itemsize
+        return self.scores // self.length * each * size
+
     def lengths(self) -> Tensor:
-        """int32 [B]: all `length` for a fill of 1, else drawn around it, alike every time."""
+        """int32 [B]: all the greatest for a fill of 1, else drawn around it, alike every time."""
+        most = self.keys if self.variant == "cache" else self.length
         if self.fill == 1.0:
-            return torch.full((self.batch,), self.length, dtype=torch.int32)
-        low = max(int((2 * self.fill - 1) * self.length), 1)
-        high = self.length if self.fill >= 0.5 else max(int(2 * self.fill * self.length), 2)
+            return torch.full((self.batch,), most, dtype=torch.int32)
+        low = max(int((2 * self.fill - 1) * most), 1)
+        high = most if self.fill >= 0.5 else max(int(2 * self.fill * most), 2)
         drawn = torch.Generator().manual_seed(2025)
         return torch.randint(low, high, (self.batch,), generator=drawn, dtype=torch.int32)
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from .cases import Function
 
+COPY = "copy"
 Builder = Callable[[Function], Function]
 
 
@@ -45,6 +46,11 @@ def sdpa(backend: str) -> Builder:
     return build
 
 
+def copy(function: Function) -> Function:
+    """Of a cache: reads its keys, and writes as many bytes as its values have."""
+    return lambda query, key, *others: key.clone()
+
+
 def flex(function: Function) -> Function:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -64,6 +70,9 @@ CONTENDERS: dict[str, Builder] = {
     "cudnn": sdpa("CUDNN_ATTENTION"),
     "flash": sdpa("FLASH_ATTENTION"),
     "flex": flex,
+    COPY: copy,
 }
 
 ANCHORS = frozenset({"cudnn", "flash", "flex"})
+# They compute something else, and are not compared with eager.
+OTHERS = ANCHORS | {COPY}

@@ -5,7 +5,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from . import jagged, models
+from . import jagged, models, serving
 from .cases import Case, Subject, formula, operands
 
 
@@ -14,6 +14,8 @@ def subject(case: Case) -> Subject:
     torch.manual_seed(case.seed)
     if case.variant == "model":
         return model_subject(case)
+    if case.variant == "cache":
+        return serving.subject(case)
     if case.fill:
         return jagged.subject(case)
     given = operands(case)

@@ -9,7 +9,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from .cases import Case
-from .contenders import ANCHORS
+from .contenders import ANCHORS, COPY
 from .models import MODELS
 from .worker import Job
 
@@ -220,6 +220,26 @@ def jagged(pick: Selection) -> list[Job]:
     return found
 
 
+CACHE_ROWS, CACHE_KEYS = (1, 16, 128), 4096
+
+
+def serving(pick: Selection) -> list[Job]:
+    """Few queries over a cache, against stock Inductor and a copy of the keys; `shapes` has the
+    queries for N."""
+    on_gpu = pick.device == "cuda"
+    (dtype,) = pick.dtypes or ("bfloat16" if on_gpu else "float32",)
+    sizes = [(batch, 4, n, 128) for batch in ((256, 8) if on_gpu else (4,)) for n in CACHE_ROWS]
+    keys = CACHE_KEYS if on_gpu else 1024
+    cases = [
+        Case(activation, "cache", *shape, dtype, pick.device, fill=fill, keys=keys)
+        for activation in pick.activations or ("silu",)
+        for shape in pick.shapes or sizes
+        for fill in (0.0, 1.0, 0.5)
+    ]
+    names = pick.contenders or ("gdpa" if on_gpu else "gdpa-always", COPY, "inductor")
+    return [job for name in names for job in jobs_of(cases, (name,), ("forward",), pick)]
+
+
 SUITES: dict[str, Callable[[Selection], list[Job]]] = {
     "dense": dense,
     "grid": grid,
@@ -227,4 +247,5 @@ SUITES: dict[str, Callable[[Selection], list[Job]]] = {
     "models": models,
     "compile": compiling,
     "jagged": jagged,
+    "serving": serving,
 }

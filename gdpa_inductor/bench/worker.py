@@ -23,7 +23,7 @@ from gdpa_inductor._compat import autograd, dynamo, inductor
 from gdpa_inductor.measure import peak_extra_bytes, spread, times_ms
 
 from .cases import Case, Function, Subject
-from .contenders import ANCHORS, CONTENDERS
+from .contenders import CONTENDERS, OTHERS
 from .models import MODELS, training
 from .peers import PEERS, build
 from .profiled import share
@@ -195,7 +195,7 @@ def prepare(
         found.compile_s = time.perf_counter() - start
     if name.startswith("gdpa"):
         found.regions = dynamo.counters["gdpa"]["matched"]
-    if name not in ANCHORS and name != "eager":
+    if name not in OTHERS and name != "eager":
         # Eager needs the most memory; that it finds none is no fault of the contender.
         with contextlib.suppress(torch.OutOfMemoryError):
             wanted = CALLS[measure](on.function, on)()
