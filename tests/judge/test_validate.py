@@ -11,6 +11,7 @@ from gdpa_inductor.judge import judged
 from gdpa_inductor.patterns import rewrite_graph
 from tests.judge.rewritten import (
     ALONE,
+    B,
     M,
     called,
     fused,
@@ -242,6 +243,21 @@ def test_a_bias_of_a_size_that_elements_decide_is_judged():
     _, k, v = heads()
     table, mask = torch.randn(40), torch.arange(40) < M * M
     turned = with_argument(3, lambda old, graph: [called(graph, fused(graph), torch.t, *old)])
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        assert verdicts(attention, [k, k, v, table, mask]) == [None]
+        (verdict,) = verdicts(attention, [k, k, v, table, mask], turned)
+    assert verdict.invalid and "other weights" in verdict.reason
+
+
+def test_a_mask_of_as_many_samples_as_elements_decide_is_judged():
+    """It is multiplied with the scores: torch notes that there are as many."""
+
+    def attention(q, k, v, table, mask):
+        return (F.silu(q @ k.mT) * table[mask].view(-1, 1, M, M)) @ v
+
+    _, k, v = heads()
+    table, mask = torch.randn(60), torch.arange(60) < B * M * M
+    turned = with_argument(5, lambda old, _: old.replace("q_idx,kv_idx]", "kv_idx,q_idx]"))
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
         assert verdicts(attention, [k, k, v, table, mask]) == [None]
         (verdict,) = verdicts(attention, [k, k, v, table, mask], turned)

@@ -18,7 +18,7 @@ from ..._compat import inductor, lowering, shapes, templates
 from ...kernels.triton import five_matmul
 from ...kernels.triton.configs import SHORT, Config, Shape, configs, settled
 from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
-from ...kernels.triton.splits import FEW_ROWS
+from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
 from ...problem import Problem, Size
@@ -27,6 +27,7 @@ from ...program.loop_bounds import closed
 from ...program.tails import still
 from ...program.tile_classes import TileClasses, classify
 from .. import gpu
+from ..backends import hint
 from . import emit, grid
 from .inputs import Inputs, block_dim, rounds
 
@@ -290,14 +291,13 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
     a (batch, head), or a (work tile, head) of a jagged side."""
     p = o.problem
     rows, cols, batch = map(shapes.size_expr, (p.rows, p.cols, p.batch))
-    shares, size = (output.size[0], output.size[1:]) if plan.split else (1, output.size)
     if plan.listed:
-        heads = shapes.size_expr(size[1])
-        return [WORK_TILE, WORK_TILE, shares * _work_tiles(plan, o) * heads]
+        heads = output.size[0] * output.size[2] if plan.split else output.size[1]
+        return [WORK_TILE, WORK_TILE, _work_tiles(plan, o) * shapes.size_expr(heads)]
     if plan.kernel == "five_matmul":
         ctas = gpu.processors(p.device)
         return [1, 1, shapes.smaller(batch * shapes.size_expr(p.heads), ctas)]
-    units = (shares, *size[: 3 if plan.kernel == "tiles" else 2])
+    units = output.size[: 3 if plan.split or plan.kernel == "tiles" else 2]
     return [rows, cols, math.prod(map(shapes.size_expr, units), start=shapes.size_expr(1))]
 
 
@@ -314,14 +314,9 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     dims = [block_dim(d) for d in (problem.head_dim, problem.value_dim)]
     tiles = [a.number for a in plan.reads if a.axes >= POSITIONS]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
-    rows, cols = shapes.size_hint(problem.rows), shapes.size_hint(problem.cols)
-    kinds = {
-        "skips": plan.skips,
-        "short": cols is not None and cols <= SHORT,
-        "jagged": bool(plan.jagged),
-        "few": rows is not None and rows <= FEW_ROWS,
-        "split": plan.split,
-    }
+    rows, cols = hint(problem.rows), hint(problem.cols)
+    kinds = {"skips": plan.skips, "jagged": bool(plan.jagged), "split": plan.split}
+    kinds |= {"short": cols <= SHORT, "few": rows <= FEW_ROWS, "tile": rows <= MOST_ROWS}
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
     shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
