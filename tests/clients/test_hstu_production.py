@@ -1,5 +1,6 @@
-"""The production HSTU reference function of generative-recommenders, unmodified, over fbgemm: all
-options of `pytorch_hstu_mha`, on the values alone and without a mask of N x N.
+"""The production HSTU reference functions of generative-recommenders, unmodified, over fbgemm: all
+options of `pytorch_hstu_mha`, on the values alone and without a mask of N x N. And its serving
+function, `pytorch_cached_hstu_mha`.
 """
 
 from types import ModuleType
@@ -89,3 +90,26 @@ def test_counts_jagged_matches(hstu):
     step(compiled, LENGTHS[0], {}, torch.float32)
     counted = torch._dynamo.utils.counters["gdpa"]
     assert (counted["matched"], counted["matched_varlen"]) == (1, 1)
+
+
+CACHED = ("causal", "targets", "window and targets", "prefix")
+
+
+@pytest.mark.parametrize("name", CACHED)
+def test_new_rows_attend_to_keys_that_are_not_padded(hstu, name):
+    """Rows of its mask are chosen by another mask, between the products."""
+    recorder, new = Recorder(), 2
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
+        compiled = torch.compile(hstu.pytorch_cached_hstu_mha, backend=recorder, fullgraph=True)
+        for lengths in ((7, 2, 12, 3), (3, 9, 10, 12)):
+            generator = generator_of(sum(lengths))
+            rows = (new * len(lengths), sum(lengths), sum(lengths))
+            given = [torch.randn(n, HEADS, WIDTH, generator=generator) for n in rows]
+            arguments = (N, 0.25, *given, offsets_of(lengths))
+            found = compiled(*arguments, **OPTIONS[name])
+            torch.testing.assert_close(
+                found, hstu.pytorch_cached_hstu_mha(*arguments, **OPTIONS[name])
+            )
+    for match in recorder.matches:
+        assert match.problem.jagged_key and not match.notes
+    assert recorder.matches
