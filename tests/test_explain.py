@@ -132,13 +132,13 @@ Fused
     )
 
 
-def test_one_query_row_is_refused_in_words() -> None:
-    query, history = torch.randn(2, 2, 1, 16), torch.randn(2, 2, 4096, 16)
+def test_one_key_is_refused_in_words() -> None:
+    query, history = torch.randn(2, 2, 4096, 16), torch.randn(2, 2, 1, 16)
     report = gdpa_inductor.explain(lambda q, k: F.silu(q @ k.mT) @ k)(query, history)
     (found,) = report.rejections
     assert_expected_inline(
         str(found).partition(": ")[2],
-        """NOT_PROFITABLE/TOO_SMALL: there is one query row: the scores are a vector, which costs little to store""",  # noqa: E501
+        """NOT_PROFITABLE/TOO_SMALL: there is one key: the scores are a vector, which costs little to store""",  # noqa: E501
     )
 
 
