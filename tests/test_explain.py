@@ -138,7 +138,7 @@ def test_one_key_is_refused_in_words() -> None:
     (found,) = report.rejections
     assert_expected_inline(
         str(found).partition(": ")[2],
-        """NOT_PROFITABLE/TOO_SMALL: there is one key: the scores are a vector, which costs little to store""",  # noqa: E501
+        """NOT_PROFITABLE/TOO_SMALL: there is a single key""",
     )
 
 

@@ -75,8 +75,6 @@ def judge(problem: Problem, rank: int, profit: Profit) -> Refused | None:
 
 def _few(rows: int, cols: int) -> str:
     """Why so many scores of a head are too few, or ""."""
-    if cols == 1:
-        return "there is one key: the scores are a vector, which costs little to store"
     if rows * cols < MIN_SCORES:
         return f"{rows} rows × {cols} keys are {rows * cols} scores; fusing pays from {MIN_SCORES}"
     return ""
