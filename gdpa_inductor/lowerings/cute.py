@@ -28,6 +28,7 @@ from ..kernels.triton.template import Plan
 from ..ops import Arguments, Operands, Signature, fake_gradients, fake_output
 from ..problem import Problem
 from ..program.expr import POSITIONS
+from ..program.tile_classes import classify
 from ..rejection import Code
 from . import triton
 from .backends import Backend, Rule, hint
@@ -118,19 +119,22 @@ def triton_is_faster(problem: Problem) -> str:
     enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
     if scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
-    if dense_forward and _reads_one_by_one(problem):
-        return f"on {kind.gpu} Triton is faster in a forward with a bias of another dtype"
+    return "" if problem.jagged else _of_each_score(problem, kind.gpu)
+
+
+def _of_each_score(problem: Problem, gpu: str) -> str:
+    """Why Triton is better with operands that have an element for each score, or ""."""
+    aux = problem.program.aux
+    own = [number for number, spec in enumerate(aux) if set(spec.access) >= POSITIONS]
+    dtypes = [problem.aux_dtypes[number] for number in own if aux[number].kind == "f"]
+    if not problem.needs and any(dtype != problem.dtype for dtype in dtypes):
+        return f"on {gpu} Triton is faster in a forward with a bias of another dtype"
+    masks = [number for number in own if aux[number].kind == "b"]
+    if masks and not dtypes and classify([problem.program.weight], aux, masks).bounds:
+        return (
+            f"on {gpu} Triton is faster with a mask tensor: it leaves out the tiles without scores"
+        )
     return ""
-
-
-def _reads_one_by_one(problem: Problem) -> bool:
-    """Whether an operand with a float for each score is not in the dtype of the matrices, so that
-    TMA does not load it in tiles."""
-    pairs = zip(problem.program.aux, problem.aux_dtypes, strict=True)
-    return any(
-        dtype.is_floating_point and dtype != problem.dtype and set(spec.access) >= POSITIONS
-        for spec, dtype in pairs
-    )
 
 
 def scores(problem: Problem) -> int:

@@ -187,3 +187,31 @@ def test_some_keys_at_a_time_and_gradients_in_place(
     for mine, (eager, exact) in zip(found[0], expected, strict=True):
         assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "fp32 bias"])
+def test_a_bias_beside_mask_tensors(wide: bool, dim: int) -> None:
+    """They are read for each score, and kept as bits."""
+    program = ScoreMod.parse(
+        "a0:b[-,-,q_idx,kv_idx]; a1:f[-,h,q_idx,kv_idx]; a2:b[b,-,q_idx,kv_idx]; "
+        "where(a0,where(a2,silu(add(mul(s,0.125),a1)),0.0),0.0)"
+    )
+    rows, cols, dtype = 420, 328, torch.bfloat16
+    q, grad = (torch.randn(2, 2, rows, dim).to(dtype).cuda() for _ in range(2))
+    k, v = (torch.randn(2, 2, cols, dim).to(dtype).cuda() for _ in range(2))
+    bias = torch.randn(1, 2, rows, cols).to(torch.float32 if wide else dtype).cuda()
+    first = (torch.rand(1, 1, rows, cols) < 0.5).cuda()
+    second = (torch.rand(2, 1, rows, cols) < 0.7).cuda()
+    o = Operands(q, k, v, [first, bias, second], (), program, None, None, 0, 0)
+
+    def plain(exact: bool) -> list[torch.Tensor]:
+        leaves = [(x.double() if exact else x).requires_grad_() for x in (q, k, v, bias)]
+        weight = _silu(leaves[0] @ leaves[1].mT, leaves[3]) * (first & second)
+        out = weight.to(leaves[2].dtype) @ leaves[2]
+        return list(torch.autograd.grad(out, leaves, grad.to(out.dtype)))
+
+    with poisoned():
+        found = backward(grad, o, (True, True, True, False, True, False))
+    for mine, eager, exact in zip(found, plain(False), plain(True), strict=True):
+        assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong

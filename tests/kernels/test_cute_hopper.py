@@ -177,6 +177,30 @@ def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagg
     in_bounds(made, BACKWARD_SPILLS)
 
 
+MASKED = "a0:b[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; where(a0,0.0,silu(add(mul(s,0.1),a1)))"
+FETCHED = {  # program, dtypes, loads in a step, spills
+    "fp32 bias": ("a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", ("float32",), 32, 48),
+    "mask and fp32 bias": (MASKED, ("bool", "float32"), 64, 128),
+}
+
+
+@pytest.mark.parametrize(
+    "name", ["fp32 bias", pytest.param("mask and fp32 bias", marks=pytest.mark.slow)]
+)
+def test_machine_code_where_operands_are_fetched_for_a_step(name: str):
+    """Two steps, each with loads for whole query tiles and for those that end early."""
+    program, dtypes, loads, spills = FETCHED[name]
+    vectors = frozenset(range(len(dtypes)))
+    config = Sm90Config(
+        "bfloat16", 128, 128, program, dtypes, vectors=vectors, stored=len(dtypes) - 1
+    )
+    made = binary(config, HopperBackward(config), others(config))
+    products = made.before("USETMAXREG.DEALLOC")
+    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    assert products.count("LDG") == 2 * 2 * loads
+    assert products.spills <= spills
+
+
 TILING = StoredTiling(ROWS, COLS, by_keys=True)
 SUMS = {
     "of tiles": TileSums(1.0, False, True, TILING),

@@ -116,6 +116,16 @@ JAGGED = {"jagged_query": True, "jagged_key": True, "total_rows": TOTAL, "total_
 BACKWARD = {"needs": (True, True, True)}
 NARROW = {"head_dim": 64, "value_dim": 64}
 WIDE = {"head_dim": 256, "value_dim": 256, "training": False}
+MASK = {
+    "program": ScoreMod.parse("a0:b[q_idx,kv_idx]; where(a0,silu(s),0.0)"),
+    "aux_dtypes": (torch.bool,),
+}  # fmt: skip
+MASKED_BIAS = {
+    "program": ScoreMod.parse(
+        "a0:b[q_idx,kv_idx]; a1:f[h,q_idx,kv_idx]; where(a0,silu(add(s,a1)),0.0)"
+    ),
+    "aux_dtypes": (torch.bool, BF16), "needs": (True, True, True, False, True),
+}  # fmt: skip
 BIAS = {
     "program": ScoreMod.parse("a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))"),
     "aux_dtypes": (BF16,), "needs": (True,) * 4,
@@ -135,6 +145,10 @@ BIAS = {
         BIAS,
         {**BIAS, "rows": 1024},
         {**BIAS, "needs": ()},
+        {**MASK, **JAGGED},
+        {**MASK, "program": ScoreMod.parse("a0:b[b,-,-,kv_idx]; where(a0,silu(s),0.0)")},
+        {**MASK, "program": ScoreMod.parse("a0:b[q_idx,kv_idx]; where(a0,sigmoid(s),1.0)")},
+        MASKED_BIAS,
         {**BIAS, "aux_dtypes": (torch.float32,)},
         {**BIAS, "aux_dtypes": (torch.float32,), **JAGGED, "needs": ()},
         {**BIAS, **JAGGED},
@@ -163,6 +177,8 @@ def test_it_is_the_choice_of_hopper_for_large_problems(changes: dict):
         {**BACKWARD, "rows": 256},
         {**BIAS, "rows": 512},
         {**BIAS, "aux_dtypes": (torch.float32,), "needs": ()},
+        MASK,
+        {**MASK, **BACKWARD},
         {**JAGGED, "batch": 1024, "rows": 128},
         {**JAGGED, "batch": 1024, "rows": 512, "cols": 512, "total_rows": 1024 * 20},
         {**JAGGED, "rows": TOTAL, "cols": TOTAL},

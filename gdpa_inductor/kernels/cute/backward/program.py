@@ -40,16 +40,25 @@ class ProgramLine(Fixed):
                 self.loaded[node] = Pair(program.read(node, places))
 
     def read(self, node: Expr, index: Any) -> Any:
-        """The element of an aux operand at streamed row `index`. The offset is the same for all
-        threads of a warp, and one addition for each."""
-        there = smaller(index, self.tile.length - 1)
+        """The element of an aux operand at streamed row `index`, as the node's kind wants it."""
+        return of_kind(node, self.element(node, index), self.program.wide)
+
+    def element(self, node: Expr, index: Any) -> Any:
+        """As it is stored. The offset is the same for all threads of a warp, and one addition for
+        each."""
+        place, _ = self.walked(node, smaller(index, self.tile.length - 1))
+        return cute.make_tensor(place, cute.make_layout(1))[0]
+
+    def walked(self, node: Expr, index: Any) -> tuple[Any, Any]:
+        """Where the element at streamed row `index` is, which has to be there, and how far from it
+        the next one."""
         strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
-        offset = Int64(0)
-        for letter, place in ((self.runs, there), (self.jagged, self.tile.origin + there)):
+        offset = step = Int64(0)
+        for letter, place in ((self.runs, index), (self.jagged, self.tile.origin + index)):
             if letter in self.program.access(node):
                 offset += Int64(place) * Int64(strides[letter])
-        value = cute.make_tensor(self.lines[node] + offset, cute.make_layout(1))[0]
-        return of_kind(node, value, self.program.wide)
+                step += Int64(strides[letter])
+        return self.lines[node] + offset, step
 
     def __call__(
         self, scores: Pair, indices: Pair, given: Mapping[int | None, Pair] = MappingProxyType({})

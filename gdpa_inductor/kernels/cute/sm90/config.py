@@ -29,7 +29,7 @@ class Sm90Config(config.KernelConfig):
     rivalled = True
     clears = True
     bare_ends = True
-    cuts_keys = False  # not run on the card yet
+    cuts_keys = True
 
     def backward_kernels(
         self, ordered: bool, stored: int | None

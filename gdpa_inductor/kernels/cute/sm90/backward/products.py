@@ -28,6 +28,7 @@ from ...program import Program
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
 from ..wgmma import WARPGROUP, as_operand, first_row, issue, transposed
+from .apart import Apart, apart
 from .epilogue import KeyGradients
 from .roles import EMPTY, FULL, HANDED, HopperSignals, both
 from .shapes import HALF, HopperShapes
@@ -130,6 +131,9 @@ class HopperBackwardProducts(Fixed):
         self.walk, self.signals, self.fragments = walk, signals, fragments
         self.epilogue, self.programs, self.stored = epilogue, programs, stored
         self.tiled = walk.ranges.config.tiled
+        self.apart = [
+            Apart(node, programs[1], fragments.S) for node in apart(programs[1], self.tiled)
+        ]
         self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
         self.row = self.group * HALF + first_row(self.own)
         self.column = self.own % 4 * 2
@@ -176,6 +180,8 @@ class HopperBackwardProducts(Fixed):
         count = tile.end - tile.begin
         turn, block = i // count, self.walk.block(tile, entry, i % count)
         stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
+        for operand in self.apart:
+            self.fetch(operand, tile, turn, block)
         full["o"].wait(step)
         dP = x.flow(stage)
         if const_expr(self.tiled is not None):
@@ -201,6 +207,17 @@ class HopperBackwardProducts(Fixed):
         empty["q"].arrive_once(step)
         self.operand_is_read(step, last)
         self.hand_over(dQ)
+
+    @cute.jit
+    def fetch(self, operand: Apart, tile: ResidentTile, turn, block):
+        """What an operand has for the scores of a step, all at once: dP has not been asked for yet,
+        so there are registers for the numbers that are on their way."""
+        row, first = tile.first + self.row, block * self.walk.heights.streamed + self.column
+        lines = [ProgramLine(self.programs[1], self.walk, tile, turn, row + x) for x in (0, 8)]
+        if (block + 1) * self.walk.heights.streamed <= tile.length:
+            operand.take_whole(lines, first)
+        else:
+            operand.take(lines, first)
 
     def is_first_warp(self) -> Any:
         return self.group * WARPGROUP + self.own < LANES
@@ -294,6 +311,7 @@ class HopperBackwardProducts(Fixed):
                 if const_expr(r % 8 == 0):
                     self.fragments.fetched(operand, stage, r // 8)
                 given = {self.tiled: Pair(Float32(operand[r]), Float32(operand[r + 1]))}
+            given |= {x.node.value: x.pair(r) for x in self.apart}
             found = lines[half](Pair(S[r], S[r + 1]), indices, given)
             if const_expr(careful):
                 there = row + half * 8 < tile.rows

@@ -1,0 +1,86 @@
+"""Operands of the program that are read from global memory for each score: of another dtype than
+the matrices, such as a mask or a bias in fp32.
+
+A thread fetches all that it needs for a step at once. Read one by one, each where it is used, they
+would be waited for several times, and their addresses would take more registers than there are.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import Int32, cute
+
+from .....program.expr import POSITIONS, Expr
+from ...backward.program import ProgramLine
+from ...program import Program, of_kind
+from ...values import Fixed, Pair
+
+BITS = 16  # truth values of a word
+
+
+class Apart(Fixed):
+    """An operand of the program that is read from global memory for each score, fetched for a step.
+    Truth values are kept as bits. S: the scores of a thread."""
+
+    def __init__(self, node: Expr, program: Program, S: Any) -> None:
+        self.node, self.wide, self.count = node, program.wide, cute.size(S)
+        self.dtype = program.aux[int(node.value or 0)][0].dtype
+        size, kind = (-(-self.count // BITS), Int32) if self.bits else (self.count, self.dtype)
+        self.kept = cute.make_rmem_tensor(size, kind)
+
+    @property
+    def bits(self) -> bool:
+        return self.node.kind == "b"
+
+    def take(self, lines: Sequence[ProgramLine], first: Any) -> None:
+        """Column `first` of the query tile and those that follow; past its end any number."""
+        self.keep(
+            [
+                lines[r // 2 % 2].element(self.node, first + r // 4 * 8 + r % 2)
+                for r in range(self.count)
+            ]
+        )
+
+    def take_whole(self, lines: Sequence[ProgramLine], first: Any) -> None:
+        """The same of a tile that does not end early: from place to place, in few registers."""
+        found: list[Any] = [None] * self.count
+        for half, line in enumerate(lines):
+            place, step = line.walked(self.node, first)
+            for r in range(2 * half, self.count, 4):
+                for lane in range(2):
+                    found[r + lane] = cute.make_tensor(place + lane * step, cute.make_layout(1))[0]
+                place = place + 8 * step
+        self.keep(found)
+
+    def keep(self, found: Sequence[Any]) -> None:
+        if not self.bits:
+            for r, value in enumerate(found):
+                self.kept[r] = value
+            return
+        for word in range(cute.size(self.kept)):
+            bits = Int32(0)
+            for place, value in enumerate(found[word * BITS : (word + 1) * BITS]):
+                bits = bits | (Int32(value != 0) << place)
+            self.kept[word] = bits
+
+    def pair(self, r: int) -> Pair:
+        """Of the scores in registers r and r + 1."""
+        if self.bits:
+            word = self.kept[r // BITS]
+            return Pair(*((word & Int32(1 << (r % BITS + lane))) != 0 for lane in range(2)))
+        return Pair(*(of_kind(self.node, self.kept[r + lane], self.wide) for lane in range(2)))
+
+
+def apart(program: Program, tiled: int | None) -> list[Expr]:
+    """The operands to fetch for all scores of a step: of those with a number of at most 32 bits for
+    each the first, and those with truth values."""
+
+    def is_apart(node: Expr) -> bool:
+        if node.op != "aux" or node.value == tiled:
+            return False
+        narrow = program.aux[int(node.value or 0)][0].dtype.width <= 32
+        return narrow and set(program.access(node)) >= POSITIONS
+
+    nodes = list(filter(is_apart, program.nodes))
+    numbers = [node for node in nodes if node.kind != "b"]
+    return numbers[:1] + [node for node in nodes if node.kind == "b"]
