@@ -13,9 +13,10 @@ from .svg import Panel
 
 Row = dict[str, Any]
 Key = tuple[str, str]  # measure, contender
-OURS = ("gdpa", "gdpa-always")
+OURS = ("gdpa", "gdpa-always", "gdpa-chunked")
 WORDS = {
-    "gdpa": "gdpa", "gdpa-always": "gdpa", "inductor": "Inductor", "eager": "eager",
+    "gdpa": "gdpa", "gdpa-always": "gdpa", "gdpa-chunked": "in chunks",
+    "gdpa-triton": "Triton", "inductor": "Inductor", "eager": "eager",
     "meta": "`meta`", "hstu": "`hstu`",
 }  # fmt: skip
 
@@ -71,6 +72,8 @@ def case_label(row: Row) -> str:
     first = said.get(case["variant"], case["activation"].replace("gelu_tanh", "tanh-gelu"))
     if case["variant"] == "model":
         return f"{first}, {'×'.join(str(case[k]) for k in ('batch', 'heads', 'length'))}"
+    if case.get("value_dim"):
+        first += f", {case['dtype']}, D = {case['head_dim']}, values {case['value_dim']}"
     fill = f", fill {case['fill']:g}" if case["fill"] else ""
     keys = f", {case['keys']} keys" if case["keys"] else ""
     return f"{first}, N = {case['length']}{fill}{keys}"
@@ -362,6 +365,13 @@ TABLES = (
           "200 steps of 8 layers of HSTU, lengths as MovieLens-20M's. Stock has three seeds. The "
           "largest batch is found by doubling.",
           lambda run: summary.trained(run.rows)),
+    Table("wide", "wide", "Wide values, wide heads in training, fp32: how fast in chunks?",
+          "About 32768 tokens. Values of relu² and laplace are wider than queries and keys. "
+          "Milliseconds.",
+          compared("ms", "forward", "step")),
+    Table("wide_memory", "wide", "In chunks: how much memory?",
+          "The same run, peak MiB, outputs and gradients included.",
+          compared("peak_mib", "forward", "step", ratios=False)),
     Table("compile", "compile", "How long does the first call take?",
           "Forward and backward, seconds. *cold*: empty caches. *warm*: the next process.",
           compared("compile_s", "cold", "warm", ratios=False)),

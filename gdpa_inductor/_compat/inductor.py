@@ -127,22 +127,22 @@ class CompiledGraph:
 
 
 def compile_graph(
-    function: Callable[..., None], examples: Sequence[torch.Tensor], *, dynamic: bool
+    function: Callable[..., Any], examples: Sequence[torch.Tensor], *, dynamic: bool, tag: str = ""
 ) -> CompiledGraph:
-    """Have Inductor compile `function`, which returns nothing and writes to its arguments; at run
+    """Have Inductor compile `function`, which writes to its arguments or returns a tuple; at run
     time, without Dynamo.
 
     dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
+    tag: added to the keys of caches.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch.fx.experimental.proxy_tensor import make_fx
     from torch.utils._python_dispatch import _disable_current_modes
 
-    def flat(*tensors: torch.Tensor) -> tuple[()]:
-        function(*tensors)
-        return ()
+    def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return function(*tensors) or ()
 
     with _disable_current_modes(), torch.no_grad(), torch.inference_mode(False):
         traced = make_fx(flat, tracing_mode="symbolic" if dynamic else "fake")(*examples)
@@ -152,8 +152,19 @@ def compile_graph(
         settings: dict[str, Any] = {"emulate_precision_casts": True, "triton.cudagraphs": False}
         # A pass for the whole process (GDPAPass) is for models: it would count this graph as one.
         settings["pre_grad_custom_pass"] = None
-        with tracing(TracingContext(mode)), config.patch(settings):
-            run = compile_fx(traced, fakes)
+        if not dynamic:  # it is kept by sizes and strides: no call need check them again
+            settings["size_asserts"] = False
+        inner: list[Callable[[list[torch.Tensor]], Any]] = []
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            inner.append(compile_fx_inner(*args, **kwargs))
+            return inner[-1]
+
+        with tracing(TracingContext(mode)), config.patch(settings), cache_key_tag(tag):
+            run = compile_fx(traced, fakes, inner_compile=noted)
+        if not dynamic and len(inner) == 1:  # nothing is left for what wraps it: half of the time
+            kernel = inner[0]
+            run = lambda *tensors: kernel(list(tensors))
 
     guards = mode.shape_env.produce_guards_expression(fakes) if dynamic else None
     code = compile(guards, "<guards>", "eval") if guards else None

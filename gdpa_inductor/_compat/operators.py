@@ -20,6 +20,14 @@ OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacke
 HigherOrderOperator = torch._ops.HigherOrderOperator
 
 
+def strided_view(
+    tensor: torch.Tensor, size: tuple[int, ...], stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """`as_strided` without the dispatcher and without gradients. offset: from the first element."""
+    view: torch.Tensor = torch._C._dynamo.guards._reinterpret_tensor(tensor, size, stride, offset)
+    return view
+
+
 def op_name(op: Any) -> str:
     """The short name of an operator: "masked_fill_" of `aten.masked_fill_.Scalar`."""
     packet = getattr(op, "overloadpacket", op)

@@ -69,6 +69,10 @@ _ROWS: dict[str, _Rows] = {
         "set_code_exec_strategy": (_BOTH, "lets Dynamo try a skipped frame again"),
     },
     "torch._C._dynamo.guards": {
+        "_reinterpret_tensor": (
+            _BOTH,
+            "views without the dispatcher, as generated code makes them",
+        ),
         "_empty_strided_cuda": (_BOTH, "memory for a launch, as generated code asks for it"),
     },
     # Graphs, and the sizes in them.

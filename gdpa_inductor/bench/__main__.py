@@ -1,11 +1,11 @@
 """`python -m gdpa_inductor bench SUITE`: ours, eager, stock Inductor, softmax anchors in one run.
 
 dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
-against stock. cpu: fp32 on two threads. models: public models as they are, beside their attention
-alone. compile: seconds, with empty caches and in the next process. jagged: sequences of unequal
-length, padded in the formula, also against public kernels. serving: a few queries over a cache.
-Prints a JSON line per measurement and a table last. ceiling has its own options: see
-`ceiling --help`.
+against stock. cpu: fp32 on two threads. wide: scores in chunks. models: public models as they are,
+beside their attention alone. compile: seconds, with empty caches and in the next process. jagged:
+sequences of unequal length, padded in the formula, also against public kernels. serving: a few
+queries over a cache. Prints a JSON line per measurement and a table last. ceiling has its own
+options: see `ceiling --help`.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from .supervise import cold_and_warm, supervise
 Row = dict[str, Any]
 # Commands with options of their own, imported when asked for.
 COMMANDS = {"ceiling": f"{__package__}.ceiling.__main__"}
-ON_GPU = ("dense", "grid")  # suites whose shapes fill a GPU
+ON_GPU = ("dense", "grid", "wide")  # suites whose shapes fill a GPU
 # What the table of a suite shows, where it is not the time of a call.
 UNITS = {"compile": "compile_s", "models": "ms"}
 TITLES = {"tflops": "TFLOP/s", "ms": "milliseconds", "compile_s": "seconds of the first call"}

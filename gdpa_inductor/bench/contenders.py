@@ -61,6 +61,9 @@ CONTENDERS: dict[str, Builder] = {
     "gdpa": gdpa(),
     # Whatever is right, however small: what the cost model is judged by.
     "gdpa-always": gdpa(profit=False),
+    # By its kernel, whatever the cost model says.
+    "gdpa-chunked": gdpa(kernel="chunked", profit=False),
+    "gdpa-triton": gdpa(kernel="triton", profit=False),
     "gdpa-atomic": gdpa(deterministic=False),
     "gdpa-exact": gdpa(fast_math=False),
     "inductor": compiled("inductor"),

@@ -120,6 +120,35 @@ def cpu(pick: Selection) -> list[Job]:
     return jobs_of(cases, names, ("forward", "step"), pick)
 
 
+# (batch, heads, length, head dim, value dim) of values wider than any kernel takes; and of what
+# kernels take for inference only, or not at all.
+WIDE_SHAPES = tuple(
+    (32768 // n, 1, n, 128, width) for n in (1024, 2048, 4096) for width in (1024, 1536)
+)
+DEEP_SHAPES = tuple((32768 // n, 4, n, d, d) for d in (192, 256) for n in (1024, 2048, 8192))
+EXACT_SHAPES = tuple((16384 // n, 4, n, d, d) for d in (64, 128) for n in (1024, 4096))
+
+
+def wide(pick: Selection) -> list[Job]:
+    """Scores in chunks against stock: wide values, training with wide heads, fp32 without TF32."""
+    kinds = (("relu2", "laplace"), WIDE_SHAPES, "bfloat16"), (("silu",), DEEP_SHAPES, "bfloat16")
+    exact = ("silu",), EXACT_SHAPES, "float32"
+    found: list[Job] = []
+    for activations, shapes, dtype in (*kinds, exact):
+        if pick.dtypes and dtype not in pick.dtypes:
+            continue
+        cases = [
+            Case(activation, "none", *shape[:4], dtype, pick.device, value_dim=shape[4])
+            for activation in activations
+            for shape in shapes
+            if not pick.activations or activation in pick.activations
+            if not pick.shapes or shape[:4] in pick.shapes
+        ]
+        names = ("gdpa-chunked", "inductor", *(["gdpa-triton"] if shapes is DEEP_SHAPES else []))
+        found += jobs_of(cases, names, ("forward", "step"), pick)
+    return found
+
+
 TRAINED = {"cuda": (128, 4, 1024, 64), "cpu": (4, 2, 64, 16)}
 SEEDS = 3
 
@@ -244,6 +273,7 @@ SUITES: dict[str, Callable[[Selection], list[Job]]] = {
     "dense": dense,
     "grid": grid,
     "cpu": cpu,
+    "wide": wide,
     "models": models,
     "compile": compiling,
     "jagged": jagged,

@@ -3,7 +3,7 @@
 import itertools
 
 from gdpa_inductor.bench.cases import Case, formula, operands
-from gdpa_inductor.bench.suites import DENSE_SHAPES, LENGTHS, Selection, cpu, dense, grid
+from gdpa_inductor.bench.suites import DENSE_SHAPES, LENGTHS, Selection, cpu, dense, grid, wide
 
 
 def pick(device: str = "cuda", **chosen: tuple) -> Selection:
@@ -39,6 +39,16 @@ def test_grid_is_types_by_head_dims_by_lengths():
     types = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
     dims = (32, 64, 128, 256)
     assert found == {(*t, d, n) for t, d, n in itertools.product(types, dims, LENGTHS)}
+
+
+def test_wide_holds_what_goes_in_chunks():
+    jobs = wide(pick())
+    kinds = {(j.case.dtype, j.case.heads, j.case.head_dim, j.case.value_dim) for j in jobs}
+    assert {("bfloat16", 1, 128, 1024), ("bfloat16", 4, 256, 256), ("float32", 4, 64, 64)} <= kinds
+    names = {name for job in jobs for name in job.contenders}
+    assert names == {"gdpa-chunked", "gdpa-triton", "inductor"}
+    only = wide(pick(dtypes=("float32",), shapes=((16, 4, 1024, 64),)))
+    assert {(j.case.dtype, j.case.length) for j in only} == {("float32", 1024)}
 
 
 def test_on_a_cpu_contenders_take_turns_in_one_job():

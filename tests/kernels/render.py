@@ -12,6 +12,7 @@ from torch._inductor import config
 from torch._inductor.codecache import PyCodeCache as PyCodeCache
 from torch._inductor.codegen.triton import TritonScheduling
 from torch._inductor.debug import DebugContext
+from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.graph import GraphLowering
 from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -40,12 +41,14 @@ def wrapper(
     dynamic: bool = False,
     wide: bool = False,
     processors: int = 0,
+    decomposed: bool = False,
 ) -> str:
     """The Python source of the compiled graph of `function(*tensors)`, all on `cuda:0`.
 
     tensors: only their shapes, strides and dtypes count. choice: which configuration of each
     template is taken (the last if there are fewer). dynamic: every size above 1 is a symbol.
-    wide: index as if an operand had 2³¹ elements. processors: see `fake_cuda`.
+    wide: index as if an operand had 2³¹ elements. processors: see `fake_cuda`. decomposed: the
+    graph is traced to the operations that Inductor lowers, as it does itself.
     """
     lowerings.register()
     with (
@@ -57,7 +60,9 @@ def wrapper(
         mode = FakeTensorMode(shape_env=shape_env)
         inputs = [_fake(mode, tensor, i, dynamic) for i, tensor in enumerate(tensors)]
         with mode:
-            traced = make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*inputs)
+            table = select_decomp_table() if decomposed else None
+            make = make_fx(function, table, tracing_mode="real", _allow_non_fake_inputs=True)
+            traced = make(*inputs)
         graph = GraphLowering(
             traced, example_inputs=inputs, shape_env=shape_env, is_inference=False
         )

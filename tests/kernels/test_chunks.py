@@ -62,7 +62,15 @@ def test_gau_needs_one_pass_up_to_4096_tokens():
         for width in (1024, 1536):
             sizes = (32768 // length, 1, length, length)
             (chunk_pass,) = passes(call_of(sizes, (128, width), 2, True))
-            assert all(block.shape[3] == length for block in chunk_pass.blocks)
+            assert all(block.shape[2] == length for block in chunk_pass.blocks)
+
+
+def test_the_wider_sums_of_a_chunk_are_complete():
+    """Of a long backward: dK and dV of some columns, so that dQ alone is held in fp32."""
+    call = call_of((8, 1, 4096, 4096), (128, 1024), 2, True)
+    (chunk_pass,) = passes(call)
+    held = {side.name: chunks.unfinished(side, chunk_pass.blocks) for side in chunk_pass.served}
+    assert held == {"value": 0, "key": 0, "query": 4096 * 128 * 4}
 
 
 def test_very_long_sequences_take_a_second_pass():

@@ -10,7 +10,7 @@ from torch._inductor.utils import run_and_get_code
 
 from gdpa_inductor import lowerings
 from gdpa_inductor._compat import dynamo
-from gdpa_inductor.kernels.chunked import chunks, run
+from gdpa_inductor.kernels.chunked import chunk, chunks, operands
 from gdpa_inductor.kernels.cpu import block_pass
 from gdpa_inductor.program.score_mod import ScoreMod
 from tests._judge import Results, difference, results
@@ -51,7 +51,7 @@ def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.fixture
 def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Programs run as they are: compiling each for every form takes minutes."""
-    monkeypatch.setattr(run, "compiled", lambda work, *_: work)
+    monkeypatch.setattr(chunk, "compiled", lambda work, *_: work)
 
 
 @pytest.mark.parametrize("rearrange", [lambda t: t, strided, columns_first, gapped])
@@ -110,6 +110,15 @@ def test_programs_and_gradients_of_their_operands(form, uncompiled, name):
     text, shapes, scalars = PROGRAMS[name]
     aux = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
     same_as_reference(text, aux=aux, scalars=scalars)
+
+
+@pytest.mark.parametrize("form", ["some units", "squares"], indirect=True)
+@pytest.mark.parametrize("text", [SILU, "where(ge(q_idx,kv_idx),silu(s),0.0)", "s", "2.0"])
+def test_one_kernel_for_scores_and_program(form, uncompiled, text, monkeypatch):
+    """As NVIDIA GPUs have it for 16 bits: P and dS are made anew for each chunk."""
+    monkeypatch.setattr(chunk, "fixed", lambda work, *_: work)
+    monkeypatch.setattr(operands, "fuses", lambda *_: True)
+    same_as_reference(text)
 
 
 def test_masks_that_are_tensors(form, uncompiled):

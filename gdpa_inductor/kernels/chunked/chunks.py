@@ -14,10 +14,11 @@ from dataclasses import dataclass
 
 from ..cpu.blocks import Block, spans
 
-# The model of the memory, in bytes. An H200 has 50 MiB of L2 cache: all scores of a chunk and what
-# is multiplied with them stay there. With the sums in fp32 a call takes at most 60 MiB.
-SCORES, SUMS = 32 << 20, 28 << 20
-MIN_ROWS = 1024  # of a chunk over all columns; narrower products leave multiprocessors idle
+# The model of the memory, in bytes. With the sums in fp32 a call takes at most 60 MiB. Smaller
+# chunks would stay in the L2 cache of a GPU, but starting their kernels takes longer than that
+# saves.
+SCORES, SUMS = 40 << 20, 20 << 20
+MIN_ROWS = 1024  # of a chunk that is whole the other way; narrower products leave it idle
 ALIGNED = 64  # rows and columns of a chunk are a multiple
 
 Region = tuple[int, ...]
@@ -155,11 +156,16 @@ def _room(call: ChunkedCall) -> int:
 
 
 def _steps(call: ChunkedCall) -> tuple[int, int]:
-    """Rows and columns of a chunk: all of them; all columns of some rows; or a square."""
+    """Rows and columns of a chunk: all of them; all columns of some rows or all rows of some
+    columns; or a square."""
     _, _, rows, cols = call.sizes
     if rows * cols <= call.scores:
         return rows, cols
     most_rows, most_cols = _summed(call, "rows"), _summed(call, "cols")
+    if _width(call, "cols") > _width(call, "rows"):  # then the wider sums are complete at once
+        step = call.scores // rows
+        if step >= min(cols, MIN_ROWS) and rows <= most_rows:
+            return rows, _even(cols, step)
     step = call.scores // cols
     if step >= min(rows, MIN_ROWS) and cols <= most_cols:
         return _even(rows, step), cols
@@ -167,9 +173,14 @@ def _steps(call: ChunkedCall) -> tuple[int, int]:
     return row_step, _even(cols, max(ALIGNED, min(most_cols, call.scores // row_step)))
 
 
+def _width(call: ChunkedCall, along: str) -> int:
+    """Of the sums in fp32 along the rows, or the columns."""
+    return sum(side.width for side in call.wanted if side.along == along and not side.exact)
+
+
 def _summed(call: ChunkedCall, along: str) -> int:
     """How many rows, or columns, have sums within the memory for them."""
-    width = sum(side.width for side in call.wanted if side.along == along and not side.exact)
+    width = _width(call, along)
     return max(ALIGNED, SUMS // (4 * width)) if width else 1 << 62
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ..cpu.blocks import Block
 from .chunks import MatrixSpec, Region
+from .recording import Steps
 
 
 @dataclass(frozen=True)
@@ -73,11 +75,14 @@ class RegionSums:
     visits: how many products each region is a sum of.
     """
 
-    def __init__(self, target: Tensor, side: MatrixSpec, visits: Counter[Region]) -> None:
+    def __init__(
+        self, target: Tensor, side: MatrixSpec, visits: Counter[Region], steps: Steps
+    ) -> None:
         self._places, self._side, self._visits = Matrices(target, side), side, visits
         self._dtype = torch.promote_types(target.dtype, torch.float32)
         self._sums: dict[Region, Tensor] = {}
         self._seen: Counter[Region] = Counter()
+        self._steps = steps
 
     def add(self, block: Block, left: Tensor, right: Tensor) -> None:
         """left [units, ·, ·] · right [units, ·, width]; units that share a region are summed."""
@@ -89,15 +94,16 @@ class RegionSums:
         if place.dtype == self._dtype:
             total = place
         elif first and last and not shared:
-            multiply(left, right, place)
+            self._steps.do(multiply, left, right, place)
             return
         elif first:
-            total = self._sums[region] = torch.empty_like(place, dtype=self._dtype)
+            total = self._sums[region] = self._steps.empty(tuple(place.shape), self._dtype)
         else:
             total = self._sums[region]
-        _accumulate(left, right, total, first, shared)
+        add = functools.partial(_accumulate, first=first, shared=shared)
+        self._steps.do(add, left, right, total)
         if last and total is not place:
-            place.copy_(self._sums.pop(region))
+            self._steps.do(Tensor.copy_, place, self._sums.pop(region))
 
 
 def _accumulate(left: Tensor, right: Tensor, total: Tensor, first: bool, shared: bool) -> None:

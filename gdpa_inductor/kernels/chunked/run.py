@@ -5,9 +5,9 @@
                dQ += dS K    dK += dSᵀ Q    dV += Pᵀ dO                   for each chunk of S
 
 Every product is one call of torch's library, in the operands' dtype. The program between them is
-one compiled loop. S and dP have one buffer each, which all chunks use; P and dS replace them. The
-sums over chunks run in fp32, in the order of the chunks. So equal inputs give equal bits where the
-library's products do. No size is read from a device.
+one compiled loop, or one kernel with the product before it (`chunk`). The sums over chunks run in
+fp32, in the order of the chunks. So equal inputs give equal bits where the library's products do.
+No size is read from a device. What a call of some sizes does is found out once (`recording`).
 
 Notation: as in `cpu.dense`.
 """
@@ -16,140 +16,52 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ...program.expr import AXES, Expr
+from ...program.expr import Expr
 from ...program.score_mod import ScoreMod
-from ..cpu.block_pass import Pass, compiled, storable
+from ..cpu.block_pass import Pass
 from ..cpu.blocks import Block
 from ..cpu.dense import _backward_pass, _within
+from . import chunks
+from .chunk import Chunk
 from .chunks import ChunkedCall, ChunkPass, MatrixSpec, passes
+from .operands import ChunkedOperands, leaves_of
 from .products import Matrices, RegionSums, is_joint, multiply
+from .recording import Immediate, Recording, Steps
 
-
-@dataclass(frozen=True)
-class ChunkedOperands:
-    """query [B|1,H,M,D], key [B|1,Hk,N,D], value [B|1,Hv,N,Dv]; aux: on four axes.
-
-    only: there are no scores but where it holds. wide: scores are held in fp32, whatever the
-    operands are. lengths_vary: many sizes are to come, so nothing is compiled for a single one.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    aux: Sequence[Tensor]
-    scalars: Sequence[int]
-    program: ScoreMod
-    only: Expr | None = None
-    wide: bool = False
-    lengths_vary: bool = False
-
-    @functools.cached_property
-    def sizes(self) -> tuple[int, int, int, int]:
-        batches = [t.shape[0] for t in (self.query, self.key, self.value)]
-        batch = next((size for size in batches if size != 1), 1)
-        return batch, self.query.shape[1], self.query.shape[2], self.key.shape[2]
-
-    @property
-    def compute(self) -> torch.dtype:
-        return torch.float64 if self.query.dtype == torch.float64 else torch.float32
-
-    @property
-    def score_dtype(self) -> torch.dtype:
-        return self.compute if self.wide else self.query.dtype
-
-    @property
-    def in_place(self) -> bool:
-        """P may replace S, and dS dP."""
-        return self.score_dtype == self.query.dtype == self.value.dtype
-
-    def side(self, name: str, operand: Tensor, along: str) -> MatrixSpec:
-        return MatrixSpec(
-            name,
-            along,
-            operand.shape[-1],
-            self.sizes[1] // operand.shape[1],
-            operand.shape[0] != self.sizes[0],
-            operand.dtype.itemsize >= 4,
-        )
-
-    @functools.cached_property
-    def sides(self) -> tuple[MatrixSpec, MatrixSpec, MatrixSpec]:
-        return (
-            self.side("query", self.query, "rows"),
-            self.side("key", self.key, "cols"),
-            self.side("value", self.value, "cols"),
-        )
-
-    @functools.cached_property
-    def out_side(self) -> MatrixSpec:
-        """Of the output, and of its gradient."""
-        return MatrixSpec("out", "rows", self.value.shape[-1], exact=self.value.dtype.itemsize >= 4)
-
-
-class Chunk:
-    """The buffers of one call, and the program on them."""
-
-    def __init__(self, given: ChunkedOperands, scores: int) -> None:
-        self.given, self._scores = given, scores
-        self._buffers: dict[str, Tensor] = {}
-        self._runners: dict[tuple[object, ...], object] = {}
-
-    def buffer(self, name: str, block: Block, dtype: torch.dtype) -> Tensor:
-        """[units, rows, columns] of the chunk, uninitialised; the buffer is that of the last."""
-        found = self._buffers.get(name)
-        if found is None:
-            found = torch.empty(self._scores, dtype=dtype, device=self.given.query.device)
-            self._buffers[name] = found
-        batches, heads, rows, cols = block.shape
-        return found.as_strided((batches * heads, rows, cols), (rows * cols, cols, 1), 0)
-
-    def run(self, work: Pass, block: Block, tensors: list[Tensor]) -> None:
-        """work: over tensors of four axes, the chunk's or 1."""
-        key = (work, block.shape, *(t.data_ptr() % 16 == 0 for t in tensors))
-        runner = self._runners.get(key)
-        if runner is None:
-            runner = self._runners[key] = compiled(work, tensors, self.given.lengths_vary)
-        runner(*tensors)  # type: ignore[operator]
-
-
-def _leaves(given: ChunkedOperands, work: Pass) -> list[Tensor]:
-    """What the program reads beside scores, over the whole problem."""
-    device = given.query.device
-
-    def leaf(node: Expr) -> Tensor:
-        if node.op == "aux":
-            return storable(given.aux[int(node.value or 0)].to(device))
-        if node.op == "scalar":
-            literal = given.scalars[int(node.value or 0)]
-            return torch.full((1, 1, 1, 1), literal, dtype=torch.int64, device=device)
-        axis = AXES.index(node.op)
-        shape = [-1 if d == axis else 1 for d in range(4)]
-        return torch.arange(given.sizes[axis], device=device).view(shape)
-
-    return [leaf(node) for node in work.operands]
+# Calls whose steps are kept, and chunks of one: a list of more takes memory and no less time.
+RECORDINGS, MOST_RECORDED = 256, 1024
 
 
 def call_of(
-    given: ChunkedOperands, wanted: Sequence[MatrixSpec], grad_out: Tensor | None = None
+    given: ChunkedOperands,
+    wanted: Sequence[MatrixSpec],
+    grad_out: Tensor | None = None,
+    sums: bool = False,
 ) -> ChunkedCall:
-    """What decides on the chunks."""
+    """What decides on the chunks. sums: gradients of aux operands are asked for."""
     batch, heads, *_ = given.sizes
     tensors = [given.query, given.key, given.value]
     tensors += [] if grad_out is None else [grad_out]
     q, v, s = (x.itemsize for x in (given.query.dtype, given.value.dtype, given.score_dtype))
     per_score = (s, v) if grad_out is None else (s, v, v, q)  # S, P; S, dP, P, dS
+    if given.fused(sums):
+        score_bytes = sum(per_score[1:])
+    else:
+        score_bytes = sum(per_score) // (2 if given.in_place else 1)
     return ChunkedCall(
         given.sizes,
         given.sides,
         all(is_joint(t, batch, heads) for t in tensors),
         tuple(wanted),
-        sum(per_score) // (2 if given.in_place else 1),
+        score_bytes,
     )
 
 
@@ -158,23 +70,71 @@ def forward(given: ChunkedOperands, out: Tensor) -> None:
     if 0 in (*given.sizes, out.shape[-1]):
         out.zero_()
         return
-    work = replace(
-        _within(Pass(given.program.weight, in_place=given.in_place), given.only),
-        dtype=given.compute,
-    )
-    side = given.out_side
-    (chunk_pass,) = passes(call_of(given, [side]))
-    chunk, read = Chunk(given, _most(chunk_pass)), _leaves(given, work)
-    sums = RegionSums(out, side, chunk_pass.visits["out"])
-    query, key, value = _matrices(given)
-    for block in chunk_pass.blocks:
-        score = chunk.buffer("score", block, given.score_dtype)
-        multiply(query.of(block), key.of(block).mT, score)
-        weight = score if given.in_place else chunk.buffer("weight", block, given.value.dtype)
-        places = [score] if given.in_place else [score, weight]
-        tensors = [t.view(block.shape) for t in places] + [block.cut(t) for t in read]
-        chunk.run(work, block, tensors)
-        sums.add(block, weight, value.of(block))
+    work = _forward_pass(given)
+    (chunk_pass,) = passes(call_of(given, [given.out_side]))
+    bases = (given.query, given.key, given.value, out, *leaves_of(given, work))
+    fused = given.fused(sums=False)
+
+    def steps_of(on: ChunkedOperands, steps: Steps) -> None:
+        target, leaves = steps.bases[3], steps.bases[4:]
+        chunk = Chunk(on, work, leaves, _most(chunk_pass), steps, fused)
+        sums = RegionSums(target, given.out_side, chunk_pass.visits["out"], steps)
+        query, key, value = _matrices(on)
+
+        def add(block: Block) -> None:  # its weights do not outlive it
+            weight, _ = chunk.weights(block, query.of(block), key.of(block), None, [])
+            assert weight is not None
+            sums.add(block, weight, value.of(block))
+
+        for block in chunk_pass.blocks:
+            add(block)
+
+    _run(given, (work, fused), chunk_pass, bases, steps_of)
+
+
+@functools.lru_cache(maxsize=256)
+def _whole_pass(program: ScoreMod, in_place: bool, only: Expr | None, dtype: torch.dtype) -> Pass:
+    return replace(_within(Pass(program.weight, in_place=in_place), only), dtype=dtype)
+
+
+def _forward_pass(given: ChunkedOperands) -> Pass:
+    return _whole_pass(given.program, given.in_place, given.only, given.compute)
+
+
+_RECORDINGS: OrderedDict[tuple[object, ...], Recording] = OrderedDict()
+_lock = threading.Lock()
+
+
+def _run(
+    given: ChunkedOperands,
+    what: tuple[object, ...],
+    chunk_pass: ChunkPass,
+    bases: Sequence[Tensor],
+    steps_of: Callable[[ChunkedOperands, Steps], None],
+) -> None:
+    """Run the steps of a pass, from a recording where such a call may come again. what: all that
+    they depend on beside the chunks and the sizes, strides and dtypes of `bases`, of which the
+    first three are query, key and value."""
+    if given.lengths_vary or len(chunk_pass.blocks) > MOST_RECORDED:
+        steps_of(given, Immediate(bases))
+        return
+    layouts = [(t.dtype, t.shape, t.stride()) for t in bases]
+    limits = chunks.SCORES, chunks.SUMS, chunks.MIN_ROWS, chunks.ALIGNED
+    key = (*what, given.device, given.wide, *limits, *chunk_pass.served, *layouts)
+    with _lock:
+        found = _RECORDINGS.get(key)
+        if found is not None:
+            _RECORDINGS.move_to_end(key)
+    if found is None:
+        found = Recording(bases)
+        query, key_, value = found.bases[:3]
+        steps_of(replace(given, query=query, key=key_, value=value), found)
+        found.close()
+        with _lock:
+            _RECORDINGS[key] = found
+            while len(_RECORDINGS) > RECORDINGS:
+                _RECORDINGS.popitem(last=False)
+    found.run(bases)
 
 
 def _matrices(given: ChunkedOperands) -> list[Matrices]:
@@ -211,24 +171,32 @@ def backward(given: ChunkedOperands, grad_out: Tensor, grads: ChunkedGrads) -> N
             grad.zero_()
         return
     sides = {side.name: side for side in given.sides}
-    order = passes(call_of(given, [sides[name] for name in grads.matrices], grad_out))
+    sums = any(total is not None for total in grads.aux)
+    order = passes(call_of(given, [sides[name] for name in grads.matrices], grad_out, sums))
+    fused = given.fused(sums)
     for number, chunk_pass in enumerate(order):
         aux = grads.aux if number == 0 else [None] * len(grads.aux)
-        BackwardChunks(given, grad_out, replace(grads, aux=aux), chunk_pass).run()
+        BackwardChunks(given, grad_out, replace(grads, aux=aux), chunk_pass, fused).run()
 
 
 class BackwardChunks:
     """One pass over the chunks, for the gradients that it serves."""
 
     def __init__(
-        self, given: ChunkedOperands, grad_out: Tensor, grads: ChunkedGrads, chunk_pass: ChunkPass
+        self,
+        given: ChunkedOperands,
+        grad_out: Tensor,
+        grads: ChunkedGrads,
+        chunk_pass: ChunkPass,
+        fused: bool,
     ) -> None:
-        self.given, self.chunk_pass = given, chunk_pass
-        served = [side.name for side in chunk_pass.served]
+        self.given, self.chunk_pass, self.fused = given, chunk_pass, fused
+        self.grad_out, self.grads = grad_out, grads
+        self.names = [side.name for side in chunk_pass.served]
         asked = _backward_pass(
             given.program,
-            "query" in served or "key" in served,
-            "value" in served,
+            "query" in self.names or "key" in self.names,
+            "value" in self.names,
             tuple(total is not None for total in grads.aux),
         )
         work = replace(_within(asked, given.only), dtype=given.compute)
@@ -237,57 +205,59 @@ class BackwardChunks:
         self.work = replace(work, in_place=in_place)
         summed = zip(given.program.gradients.aux, grads.aux, strict=True)
         self.totals = [total for term, total in summed if term is not None and total is not None]
-        self.query, self.key, self.value = _matrices(given)
-        self.grad_out = Matrices(grad_out, given.out_side)
-        self.read = _leaves(given, self.work)
-        self.chunk = Chunk(given, _most(chunk_pass))
-        self.sums = {
-            side.name: RegionSums(grads.matrices[side.name], side, chunk_pass.visits[side.name])
-            for side in chunk_pass.served
-        }
-        self._without_term(grads)
+        self._without_term()
 
-    def _without_term(self, grads: ChunkedGrads) -> None:
+    def _without_term(self) -> None:
         """A program that is the same at all scores has no gradient of query and key."""
         gone = ("query", "key") if self.work.score_grad is None else ()
-        for name in [name for name in self.sums if name in gone]:
-            del self.sums[name]
-            grads.matrices[name].zero_()
+        for name in [name for name in self.names if name in gone]:
+            self.names.remove(name)
+            self.grads.matrices[name].zero_()
 
     def run(self) -> None:
         if not self.work.roots:
             return
+        o = self.given
+        targets = [self.grads.matrices[name] for name in self.names]
+        leaves = leaves_of(o, self.work)
+        bases = (o.query, o.key, o.value, self.grad_out, *targets, *self.totals, *leaves)
+        what = (self.work, self.fused, *self.names)
+        _run(o, what, self.chunk_pass, bases, self._steps)
+
+    def _steps(self, given: ChunkedOperands, steps: Steps) -> None:
+        named, summed = len(self.names), len(self.totals)
+        grad_out, rest = steps.bases[3], steps.bases[4:]
+        targets, totals = rest[:named], rest[named : named + summed]
+        sides = {side.name: side for side in self.given.sides}
+        sums = {
+            name: RegionSums(target, sides[name], self.chunk_pass.visits[name], steps)
+            for name, target in zip(self.names, targets, strict=True)
+        }
+        matrices = [*_matrices(given), Matrices(grad_out, given.out_side)]
+        leaves, scores = rest[named + summed :], _most(self.chunk_pass)
+        chunk = Chunk(given, self.work, leaves, scores, steps, self.fused)
         for block in self.chunk_pass.blocks:
-            self._add(block, *self._weights(block))
+            self._add(block, chunk, matrices, totals, sums, steps)
 
-    def _weights(self, block: Block) -> tuple[Tensor | None, Tensor | None]:
-        """P and dS of a chunk, [units, rows, columns]; adds its part of the aux gradients."""
-        given, work = self.given, self.work
-        score = self.chunk.buffer("score", block, given.score_dtype)
-        multiply(self.query.of(block), self.key.of(block).mT, score)
-        buffers = [score]
-        if work.reads_grad:
-            buffers.append(self.chunk.buffer("grad", block, given.value.dtype))
-            multiply(self.grad_out.of(block), self.value.of(block).mT, buffers[1])
-        weight, slope = score, buffers[-1]
-        if not work.in_place:
-            weight = self.chunk.buffer("weight", block, given.value.dtype)
-            slope = self.chunk.buffer("slope", block, given.query.dtype)
-            asked = ((work.weight, weight), (work.score_grad, slope))
-            buffers += [place for term, place in asked if term is not None]
-        tensors = [buffer.view(block.shape) for buffer in buffers]
-        tensors += [block.cut(t) for t in (*self.totals, *self.read)]
-        self.chunk.run(work, block, tensors)
-        return (
-            None if work.weight is None else weight,
-            None if work.score_grad is None else slope,
-        )
-
-    def _add(self, block: Block, weight: Tensor | None, slope: Tensor | None) -> None:
-        """Add what the chunk gives to dV, dK and dQ."""
-        if weight is not None and "value" in self.sums:
-            self.sums["value"].add(block, weight.mT, self.grad_out.of(block))
-        if slope is not None and "key" in self.sums:
-            self.sums["key"].add(block, slope.mT, self.query.of(block))
-        if slope is not None and "query" in self.sums:
-            self.sums["query"].add(block, slope, self.key.of(block))
+    def _add(
+        self,
+        block: Block,
+        chunk: Chunk,
+        matrices: list[Matrices],
+        totals: list[Tensor],
+        sums: dict[str, RegionSums],
+        steps: Steps,
+    ) -> None:
+        """Add what a chunk gives to dV, dK, dQ and the aux gradients."""
+        query, key, value, grad_out = (m.of(block) for m in matrices)
+        grad: Tensor | None = None
+        if self.work.reads_grad:
+            grad = chunk.buffer("grad", block, self.given.value.dtype)
+            steps.do(multiply, grad_out, value.mT, grad)
+        weight, slope = chunk.weights(block, query, key, grad, totals)
+        if weight is not None and "value" in sums:
+            sums["value"].add(block, weight.mT, grad_out)
+        if slope is not None and "key" in sums:
+            sums["key"].add(block, slope.mT, query)
+        if slope is not None and "query" in sums:
+            sums["query"].add(block, slope, key)

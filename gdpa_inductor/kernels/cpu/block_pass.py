@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,18 +78,13 @@ class Pass:
         """The leaves that need a tensor, in the order in which `__call__` takes them."""
         return tuple(node for node in postorder(self.roots) if node.op in _LEAVES)
 
-    def __call__(self, score: Tensor, *rest: Tensor) -> None:
-        given: Iterator[Tensor] = iter(rest)
-        grad = next(given) if self.reads_grad else None
+    def found(
+        self, score: Tensor, grad: Tensor | None, leaves: Iterable[Tensor]
+    ) -> tuple[Tensor, ...]:
+        """The terms, in the order of `roots`; they broadcast to the scores. leaves: in the order of
+        `operands`."""
         dtype = self.dtype or score.dtype
-        places = []
-        for root, replaced in ((self.weight, score), (self.score_grad, grad)):
-            if root is not None:
-                place = replaced if self.in_place else next(given)
-                assert place is not None
-                places.append(place)
-        totals = [next(given) for _ in self.sums]
-        leaves = dict(zip(self.operands, given, strict=True))
+        given = dict(zip(self.operands, leaves, strict=True))
 
         def leaf(node: Expr) -> Tensor:
             if node.op == "s":
@@ -100,9 +95,21 @@ class Pass:
             if node.op == "const":
                 kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
                 return torch.full((), node.value, dtype=kind, device=score.device)  # type: ignore[arg-type]
-            return _as_kind(leaves[node], node.kind, dtype)
+            return _as_kind(given[node], node.kind, dtype)
 
-        found = fold(self.roots, leaf, torch_apply(dtype))
+        return tuple(fold(self.roots, leaf, torch_apply(dtype)))
+
+    def __call__(self, score: Tensor, *rest: Tensor) -> None:
+        given: Iterator[Tensor] = iter(rest)
+        grad = next(given) if self.reads_grad else None
+        places = []
+        for root, replaced in ((self.weight, score), (self.score_grad, grad)):
+            if root is not None:
+                place = replaced if self.in_place else next(given)
+                assert place is not None
+                places.append(place)
+        totals = [next(given) for _ in self.sums]
+        found = self.found(score, grad, given)
         for total, asked, term in zip(totals, self.sums, found[len(places) :], strict=True):
             missing = [d for d, axis in enumerate(AXES) if axis not in asked.axes]
             full = term.expand_as(score)
@@ -145,28 +152,38 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
     device = tensors[0].device
     if device.type == "cpu" and work.rounds_places and inductor.drops_roundings():
         return work
+    if device.type != "cpu" and not lengths_vary:
+        return fixed(work, tensors)
     with _lock:
-        signature = tuple((t.dtype, tuple(t.shape), t.stride()) for t in tensors)
-        if device.type == "cpu" or lengths_vary:
-            return _runner(work, signature, lengths_vary, device)
-        aligned = tuple(t.data_ptr() % _VECTOR == 0 for t in tensors)
-        key = (work, signature, aligned, device)
-        found = _FIXED.pop(key, None) or _fixed(work, tensors)
+        return _runner(work, tuple(map(_strided, tensors)), lengths_vary, device)
+
+
+def fixed(work: Runner, tensors: Sequence[Tensor], tag: str = "") -> Runner:
+    """Compiled for these very sizes: a GPU's kernel is faster where they are numbers. tag: what
+    else than the graph decides on the kernel, for the caches of torch."""
+    aligned = tuple(t.data_ptr() % _VECTOR == 0 for t in tensors)
+    device = tensors[0].device
+    key = (work, *map(_strided, tensors), aligned, device)
+    with _lock:
+        found = _FIXED.pop(key, None) or _fixed(work, tensors, tag)
         if len(_FIXED) == _MOST_FIXED:
             del _FIXED[next(iter(_FIXED))]
         _FIXED[key] = found
         return found
 
 
-def _fixed(work: Pass, tensors: Sequence[Tensor]) -> Runner:
-    """Compiled for these very sizes: a GPU's kernel is faster where they are numbers."""
+def _fixed(work: Runner, tensors: Sequence[Tensor], tag: str) -> Runner:
     try:
-        return inductor.compile_graph(work, tensors, dynamic=False).run
+        return inductor.compile_graph(work, tensors, dynamic=False, tag=tag).run
     except Exception as error:
         return _uncompiled(work, error, tensors[0].device)
 
 
-def _uncompiled(work: Pass, error: Exception, device: torch.device) -> Runner:
+def _strided(tensor: Tensor) -> Strided:
+    return tensor.dtype, tuple(tensor.shape), tensor.stride()
+
+
+def _uncompiled(work: Runner, error: Exception, device: torch.device) -> Runner:
     about = (device.type, type(error).__name__, error)
     log.warning("a score program runs uncompiled on the device %r: %s: %s", *about)
     return work

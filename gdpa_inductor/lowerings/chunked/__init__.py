@@ -11,14 +11,15 @@ from .lower import lower, lower_backward
 
 __all__ = ["BACKEND", "lower", "lower_backward"]
 
+_ON_CPU = Rule(Code.SLOWER, not_on_cpu, quiet=True)
 BACKEND = Backend(
     name="chunked",
     devices=("cuda", "cpu", "xpu", "mps"),
     refuses=(Rule(Code.DTYPE, strange_dtypes), Rule(Code.LOWERING, padded_to_all)),
-    pays=(Rule(Code.SLOWER, not_on_cpu, quiet=True), Rule(Code.SLOWER, slower)),
-    frugal=(Rule(Code.SLOWER, not_on_cpu, quiet=True), Rule(Code.SLOWER, frugally_slower)),
+    pays=(_ON_CPU, Rule(Code.SLOWER, slower, quiet=True)),
+    frugal=(_ON_CPU, Rule(Code.SLOWER, frugally_slower, quiet=True)),
     about=expected,
-    by_name=("cuda", "xpu", "mps"),  # it has not been run there
+    by_name=("xpu", "mps"),  # it has not been run there
     lower=lower,
     lower_backward=lower_backward,
 )

@@ -1,44 +1,58 @@
-"""When the chunked form pays: estimates of its time and of stock Inductor's, not measurements.
+"""When the chunked form pays: estimates of its time and of stock Inductor's, from measured rates.
 
-Both do their products at one rate. Stock writes and reads all scores in memory; here they stay in
-the cache. In exchange the backward computes S again, and the CPU starts every chunk.
+Stock writes and reads all scores in memory. Chunks do not store S where one kernel computes it with
+the program. In exchange the backward computes S again, the products of a chunk are smaller, and the
+CPU starts every chunk.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 
 from ...kernels.chunked import chunks
+from ...kernels.chunked.fused import WHOLE
 from ...problem import Problem
 from .. import gpu
 from ..backends import hint
 
 # Of stock's time: an estimate that is level is not sure to win; what profit="memory" allows.
 LEAST, SLACK = 0.98, 1.2
+_HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a GPU. products: multiplications and additions a second, by precision. memory, cache:
-    bytes a second. call, launch: seconds of the CPU for the operator, and for each kernel of it.
+    """Of a GPU. whole, chunk: multiplications and additions a second, by precision, of products of
+    all scores and of those of a chunk. fused, deep: the same of the kernel that computes S and the
+    program, with up to WHOLE channels and with more. memory, cache: bytes of scores a second that a
+    program reads and writes. call, launch: seconds of the CPU for the operator, and for each kernel
+    of it.
     """
 
-    products: dict[str, float]
+    whole: dict[str, float]
+    chunk: dict[str, float]
+    fused: float
+    deep: float
     memory: float
     cache: float
     call: float
     launch: float
 
 
-# Of the order of an H200's. Only ratios count, and those of other GPUs are much alike.
+# An H100 (docs/lab/2026-11-25-chunks.md). Only ratios count, and those of other GPUs are much
+# alike.
 RATES = Rates(
-    {"half": 600e12, "tf32": 300e12, "ieee": 45e12, "double": 55e12},
-    memory=4e12,
-    cache=6e12,
-    call=40e-6,
-    launch=10e-6,
+    whole={"half": 560e12, "tf32": 300e12, "ieee": 48e12, "double": 33e12},
+    chunk={"half": 400e12, "tf32": 200e12, "ieee": 30e12, "double": 20e12},
+    fused=300e12,
+    deep=200e12,
+    memory=3.0e12,
+    cache=4.3e12,
+    call=300e-6,
+    launch=35e-6,
 )
 
 
@@ -63,31 +77,45 @@ def estimate(problem: Problem) -> Estimate:
         hint(size) for size in (problem.batch, problem.heads, problem.rows, problem.cols)
     )
     dim, value_dim = hint(problem.head_dim), hint(problem.value_dim)
-    scores = batch * heads * rows * cols
-    per_product = 2 * scores / RATES.products[precision(problem)]
-    size = scores * problem.dtype.itemsize
-    # Forward: S and P are written and read. Backward: P, S and dP are read, dP and dS written, dS
-    # is read twice; here S is written once more. The backward has each product twice.
-    stock_passes, our_passes = (11, 12) if problem.training else (4, 4)
+    scores, itemsize = batch * heads * rows * cols, problem.dtype.itemsize
+    kind, fused = precision(problem), problem.dtype in _HALF
+    # Forward: the program reads S and writes P. Backward: it reads S and dP and writes dS, and P as
+    # well in chunks.
     products = (dim + value_dim) * (3 if problem.training else 1)
-    again = dim if problem.training else 0
-    rate = RATES.cache if size <= chunks.SCORES // 2 else RATES.memory
-    kernels = _launches(problem, scores)
-    busy = per_product * (products + again) + our_passes * size / RATES.cache
-    calls = 2 if problem.training else 1
+    stock = 2 * scores * products / RATES.whole[kind]
+    stock += scores * itemsize * (5 if problem.training else 2) / RATES.memory
+    passes = 2 if problem.training else 1
+    # P V has as many rows as there are; what a chunk gives to a gradient is a small product.
+    busy = 2 * scores * (value_dim / RATES.whole[kind])
+    again = 2 * (dim + value_dim) if problem.training else 0
+    if fused:
+        rate = RATES.fused if dim <= WHOLE else RATES.deep
+        busy += passes * 2 * scores * dim / rate
+        busy += scores * itemsize * (4 if problem.training else 1) / RATES.cache
+    else:
+        busy += scores * itemsize * (6 if problem.training else 2) / RATES.cache
+        again += dim * passes
+    busy += 2 * scores * again / RATES.chunk[kind]
+    kernels = _launches(batch * heads, rows, cols, itemsize, problem.training, fused)
     return Estimate(
-        stock=per_product * products + stock_passes * size / rate,
-        chunked=max(busy, calls * RATES.call + kernels * RATES.launch),
+        stock=stock,
+        chunked=max(busy, passes * RATES.call + kernels * RATES.launch),
         launches=kernels,
     )
 
 
-def _launches(problem: Problem, scores: int) -> int:
+def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, fused: bool) -> int:
     """As many chunks as their memory asks for; the library's calls and the program for each."""
-    size = scores * problem.dtype.itemsize
-    found = 3 * -(-size // chunks.SCORES)
-    if problem.training:
-        found += 6 * -(-2 * size // chunks.SCORES)
+
+    def parts(score_bytes: int) -> int:
+        room = chunks.SCORES // (rows * cols * score_bytes)
+        if room:
+            return math.ceil(units / room)
+        return units * math.ceil(rows * cols * score_bytes / chunks.SCORES)
+
+    found = parts(itemsize) * (2 if fused else 3)
+    if training:
+        found += parts((3 if fused else 2) * itemsize) * (5 if fused else 6)
     return found
 
 
@@ -105,15 +133,16 @@ def frugally_slower(problem: Problem) -> str:
 
 
 def _complaint(problem: Problem, allowed: float) -> str:
+    step = "training" if problem.training else "inference"
+    where = f"{step} with head dims {problem.head_dim} and {problem.value_dim} in chunks"
+    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
+    if not all(isinstance(size, int) for size in sizes):
+        return f"{where} is slow where sizes vary: each call plans its chunks anew"
     found = estimate(problem)
     ratio = found.chunked / found.stock
     if ratio <= allowed:
         return ""
-    step = "training" if problem.training else "inference"
-    return (
-        f"{step} with head dims {problem.head_dim} and {problem.value_dim} in chunks is estimated "
-        f"at {ratio:.2f} times the unfused form's time"
-    )
+    return f"{where} is estimated at {ratio:.2f} times the unfused form's time"
 
 
 def not_on_cpu(problem: Problem) -> str:

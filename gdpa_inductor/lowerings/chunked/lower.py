@@ -16,7 +16,8 @@ from torch import Tensor
 
 from ..._compat import dynamo
 from ...kernels.chunked import chunks, run
-from ...kernels.chunked.run import ChunkedGrads, ChunkedOperands
+from ...kernels.chunked.operands import ChunkedOperands
+from ...kernels.chunked.run import ChunkedGrads
 from ...ops import (
     Arguments,
     Operands,
@@ -34,6 +35,7 @@ from ...program.expr import Expr, call
 from ...program.expr import aux as aux_leaf
 from ...sequences import Padding, pad_heads, unpad_heads
 from ..call import Call, extern_call
+from . import product
 
 log = logging.getLogger("gdpa_inductor")
 
@@ -64,12 +66,13 @@ def _count(call: Call) -> None:
     if not call.static or call.problem.jagged or 0 in score_shape(call.fakes.operands):
         return
     given = _given(call.fakes.operands, {"fp32_scores": call.options.fp32_scores})
+    sums = any(call.needs[3:])
     if call.backward:
         wanted = [given.sides[number] for number in (2, 1, 0) if call.needs[number]]
-        planned = run.call_of(given, wanted, call.fakes.grad_out)
+        planned = run.call_of(given, wanted, call.fakes.grad_out, sums)
     else:
         planned = run.call_of(given, [given.out_side])
-    found = chunks.launches(planned, 2 if call.backward else 1)
+    found = chunks.launches(planned, (2 if call.backward else 1) - given.fused(sums))
     dynamo.counters["gdpa"]["chunked_launches"] += found
     log.info("%s in chunks: %d launches", call.signature.name, found)
 
@@ -77,6 +80,7 @@ def _count(call: Call) -> None:
 def _attention(given: Arguments[Tensor]) -> Tensor:
     o = given.operands
     check(o)
+    product.register()
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         chunked = _given(o, given.options, padding)
@@ -88,6 +92,7 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     o, needs = given.operands, given.needs
+    product.register()
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         chunked = _given(o, given.options, padding)

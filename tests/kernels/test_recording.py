@@ -1,0 +1,96 @@
+"""The steps of a chunked call: noted once, repeated on other tensors, with as little memory."""
+
+import weakref
+
+import pytest
+import torch
+
+from gdpa_inductor import lowerings
+from gdpa_inductor.kernels.chunked import chunk, chunks, run
+from gdpa_inductor.kernels.chunked.recording import Immediate, Recording
+from tests.lowerings.operators import canonical
+
+lowerings.register()
+CAUSAL = canonical("where(ge(q_idx,kv_idx),silu(mul(s,0.125)),0.0)")
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch):
+    """Some chunks a call, uncompiled."""
+    monkeypatch.setattr(chunks, "SCORES", 16 * 20 * 20)
+    monkeypatch.setattr(chunk, "compiled", lambda work, *_: work)
+    chunks.passes.cache_clear()
+    run._RECORDINGS.clear()
+    yield
+    chunks.passes.cache_clear()
+    run._RECORDINGS.clear()
+
+
+def step(query, key, value, grad, text=CAUSAL) -> list[torch.Tensor]:
+    given = (query, key, value, [], [], text)
+    backward = torch.ops.gdpa.attention_chunked_backward(grad, *given, [True] * 3)
+    return [torch.ops.gdpa.attention_chunked(*given), *backward]
+
+
+def reference(query, key, value, grad, text=CAUSAL) -> list[torch.Tensor]:
+    given = (query, key, value, [], [], text)
+    backward = torch.ops.gdpa.attention_backward(grad, *given, [True] * 3, "")
+    return [torch.ops.gdpa.attention(*given, ""), *backward]
+
+
+def operands(joined: bool) -> list[torch.Tensor]:
+    """Each a tensor of its own, or all views of one; with the same strides."""
+    whole = torch.randn(2, 2, 4 * 50, 16, dtype=torch.float64)
+    views = list(whole.split(50, dim=2))
+    if joined:
+        return views
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) for t in views]
+
+
+def test_a_recording_does_not_mind_where_operands_lie():
+    for joined in (True, False, True):
+        given = operands(joined)
+        torch.testing.assert_close(step(*given), reference(*given), rtol=1e-10, atol=1e-10)
+    assert len(run._RECORDINGS) == 2
+
+
+def test_a_second_call_plans_nothing(monkeypatch: pytest.MonkeyPatch):
+    step(*operands(False))
+    monkeypatch.setattr(run, "Chunk", None)
+    step(*operands(False))
+
+
+def test_what_is_not_kept_runs_at_once(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "MOST_RECORDED", 1)
+    given = operands(False)
+    torch.testing.assert_close(step(*given), reference(*given), rtol=1e-10, atol=1e-10)
+    assert not run._RECORDINGS
+
+
+def test_few_recordings_are_kept(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(run, "RECORDINGS", 2)
+    for length in (30, 40, 50):
+        step(*(torch.randn(2, 2, length, 16) for _ in range(4)))
+    assert len(run._RECORDINGS) == 2
+
+
+def test_what_a_step_makes_ends_with_its_last_use():
+    alive: list[weakref.ref] = []
+
+    def make(x: torch.Tensor) -> tuple[torch.Tensor]:
+        assert not any(ref() is not None for ref in alive)
+        made = x + 1
+        alive.append(weakref.ref(made))
+        return (made,)
+
+    x, out = torch.randn(3, 4), torch.empty(4, 3)
+    for steps in (Immediate([x, out]), Recording([x, out])):
+        alive.clear()
+        for _ in range(3):
+            (made,) = steps.make(make, [steps.bases[0]], (x.dtype, (3, 4)))
+            steps.do(torch.Tensor.copy_, steps.bases[1], made.mT)
+            del made
+        if isinstance(steps, Recording):
+            steps.close().run([x, out])
+        assert len(alive) == 3 and torch.equal(out, (x + 1).mT)
+        out.zero_()
