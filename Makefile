@@ -93,8 +93,8 @@ docs: $(VENV)/.stamp-docs
 	$(BIN)/sphinx-build -q -W -b html docs docs/_build/html
 
 # Tables and charts of docs/benchmarks.md, and README's chart, from docs/measurements/*.jsonl.
-benchmarks:
-	$(PYTHON) -m docs.tools.benchmarks
+benchmarks: $(VENV)/.stamp-dev
+	$(BIN)/python -m docs.tools.benchmarks
 
 # Pages as pictures in docs/_build/pictures; needs Chromium on PATH.
 screenshots: docs
