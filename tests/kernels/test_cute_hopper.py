@@ -119,19 +119,16 @@ def test_a_bias_lies_in_registers_as_the_scores_do():
 def test_machine_code_of_the_backward(name: str):
     config = hopper(name)
     made = binary(config, HopperBackward(config), others(config))
-    width = 64 if config.head_dim <= 64 else 128
-    # Two steps: dP, dV and dK of a query tile, dQ of 128 keys, and S of the one that follows.
-    step = config.padded_value_dim // 16 + 2 * (config.query_rows // 16) + 8 + width // 16
-    assert made.count("HGMMA") == 2 * step
-    # S of a tile's first step; dP, dV, and all products of a step.
-    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    products, waits = expected_of_the_backward(config)
+    assert made.count("HGMMA") == products
+    assert made.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
     assert made.count("USETMAXREG") == 2
     assert made.count("UTMALDG") >= 4
     assert made.count("UTMAREDG") >= 1
     # The roles with few registers stand behind the products. They have time.
-    products = made.before("USETMAXREG.DEALLOC")
-    assert products.spills <= BACKWARD_SPILLS * (4 if config.aux else 1), "registers spill"
-    in_bounds(made, products.spills + BACKWARD_SPILLS)
+    before = made.before("USETMAXREG.DEALLOC")
+    assert before.spills <= BACKWARD_SPILLS * (4 if config.aux else 1), "registers spill"
+    in_bounds(made, before.spills + BACKWARD_SPILLS)
 
 
 @pytest.mark.parametrize(
@@ -168,12 +165,14 @@ def test_machine_code_where_the_gradient_of_a_bias_is_stored(head_dim: int, jagg
     config = dataclasses.replace(hopper("silu + bias (bf16), D 128"), **changes)
     made = binary(config, HopperBackward(config), others(config))
     products = made.before("USETMAXREG.DEALLOC")
-    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    waits = expected_of_the_backward(config)[1]
+    assert made.count("WARPGROUP.DEPBAR") == waits, "the products are serialized"
     # Two steps, each with a program for whole tiles and one for the ends: 8 scores a load.
     assert products.count("LDSM") == 4 * config.query_rows // 16
     # Of a tile: its sequence, and where that begins and ends on either side.
     assert products.count("LDG") == (5 if jagged else 0)
-    assert products.spills == 0
+    # What the walk of a jagged side needs: three words.
+    assert products.spills <= (6 if jagged else 0)
     in_bounds(made, BACKWARD_SPILLS)
 
 
@@ -249,6 +248,21 @@ def test_the_warpgroups_share_registers_and_named_barriers(tiles: int):
     assert products % 8 == others % 8 == 0
     # Those of `together` and of the turns; 0 is of the whole CTA.
     assert OWN > 0 and OWN + 2 * tiles <= 16
+
+
+def expected_of_the_backward(config: Sm90Config) -> tuple[int, int]:
+    """How many products of 16 deep the machine code has, and how many waits for some of them."""
+    scores, sums = (64 if config.head_dim <= 64 else 128) // 16, COLS // 16
+    # dP, dV and dK of a query tile, in a step and in the last one.
+    both = 2 * (config.padded_value_dim // 16 + 2 * (config.query_rows // 16))
+    if config.lags:
+        # S of a tile's first step, of one that follows the first and of one that follows another.
+        # dQ of the step before, in a step and in the last one, and of the last one. Waits are for
+        # S of the first step and for dQ of the last one. In both steps they are for dP, for dV, for
+        # dQ and what follows it, and for all where there was no step before.
+        return both + 3 * scores + 3 * sums, 2 + 2 * 5
+    # S of a tile's first step and of the next ones; dQ. For dP, for dV and for all.
+    return both + 2 * scores + 2 * sums, 1 + 2 * 3
 
 
 def hopper(name: str) -> Sm90Config:

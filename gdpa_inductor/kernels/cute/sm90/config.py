@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ....program.expr import Expr
+from ....program.expr import POSITIONS, Expr
 from ....program.factors import factored
 from .. import config
 from ..config import SHARED_MEMORY
@@ -76,6 +76,14 @@ class Sm90Config(config.KernelConfig):
         """Of a query tile of the backward. More make a step worth its waits. They have to fit into
         the registers beside dK and dV: 112 would spill."""
         return 96 if max(self.padded_head_dim, self.padded_value_dim) <= 64 else ROWS
+
+    @property
+    def lags(self) -> bool:
+        """Whether a step of the backward multiplies dQ of the step before: the warpgroups need not
+        be equally far then. Where a bias comes or leaves in the buffers of dS, these are needed.
+        Operands that are read for each score need the registers."""
+        read = any(set(x.access) >= POSITIONS for x in self.mod.aux)
+        return self.stored is None and not read
 
     @property
     def query_stages(self) -> int:

@@ -5,6 +5,8 @@ the store of the last dS may still read them, and `write` waits for that. A grad
 that the batch shares leaves in fp32, from registers.
 """
 
+from typing import Any
+
 from cutlass import Int64, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp
 
@@ -28,12 +30,15 @@ class KeyGradients(Fixed):
     ) -> None:
         self.shapes, self.tiles, self.gradients, self.factor = shapes, tiles, gradients, factor
 
+    def store_values(self, tile: Any, group: Any, thread: Any, fragments: Any) -> None:
+        """dV."""
+        self.gradient("gv", "dv alone", tile, group, thread, fragments.dV)
+
     @cute.jit
-    def store(self, tile, group, thread, fragments):
-        """The copies have read shared memory afterwards."""
+    def store_keys(self, tile, group, thread, fragments):
+        """dK. The copies of both have read shared memory afterwards."""
         if const_expr(self.factor != 1.0):
             fragments.dK.store(fragments.dK.load() * self.factor)
-        self.gradient("gv", "dv alone", tile, group, thread, fragments.dV)
         self.gradient("gk", "dk alone", tile, group, thread, fragments.dK)
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)

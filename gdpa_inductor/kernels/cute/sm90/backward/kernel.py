@@ -16,16 +16,16 @@ tiles of a head in turn. Roles, by warp:
 
     0-3, 4-7   products, activation and epilogue of 64 keys each
     8          loads: K and V once a tile, rings of Q and dO
-    9          dQ: adds the parts, in turn
-    10, 11     dQ: conversion of what is complete
-    10         before that, zeros in the rows that no sequence owns
+    9, 10      dQ: add the parts of a warpgroup each, in turn
+    11         dQ: conversion of what is complete
+    11         before that, zeros in the rows that no sequence owns
 """
 
 from dataclasses import replace
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Int64, cute, range_constexpr
+from cutlass import Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
@@ -47,7 +47,7 @@ from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
 from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
 from .shapes import HALF, HopperShapes
-from .sums import Conversion, Counters, QuerySums
+from .sums import Conversion, ConvertedColumns, Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
@@ -164,7 +164,7 @@ class HopperBackward:
         buffers = cutlass.memory.SmemAllocator().allocate(self.memory)
         shared = self.views(buffers, layouts)
         operands = OPERANDS + "a" if "a" in copies else OPERANDS
-        known = operands + "x" if "a" in copies else operands
+        known = operands + "s" * c.lags + "x" * ("a" in copies)
         signals = HopperSignals(buffers.barriers.data_ptr(), known, self.shapes.columns)
         signals.start(warp)
         heights = Heights(COLS, self.shapes.rows)
@@ -191,16 +191,19 @@ class HopperBackward:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
                 hulls = pointers[10] if c.notes else None
                 HopperBackwardLoads(Turns(*walk), signals, tiles, hulls).run()
-            if warp == SUMS:
-                ways = [self.columns(copies[x], shared["d"]) for x in ("dq", "add")]
-                QuerySums(*ways, Counters(Turns(*walk), counters)).run()
+            if (warp >= SUMS) & (warp < CONVERSION):
+                part = warp - SUMS
+                ways = [self.tiles("dq", copies[x], shared["d"], part) for x in ("dq", "add")]
+                QuerySums(*ways, Counters(Turns(*walk), counters, part, self.shapes.columns)).run()
             if warp == CONVERSION:
                 self.clear(sizes, cu_q, cu_k, gradients)
-            for number in range_constexpr(self.shapes.columns if c.converts else 0):
-                if warp == CONVERSION + number:
-                    sums = self.tiles("dq", copies["read"], shared["c"], number)
-                    given = (signals.landed[number], sums, gradients["gq"], number)
-                    Conversion(*given, Counters(Turns(*walk), counters), factor).run()
+                if const_expr(c.converts):
+                    parts = []
+                    for number, landed in enumerate(signals.landed):
+                        sums = self.tiles("dq", copies["read"], shared["c"], number)
+                        own = Counters(Turns(*walk), counters, number, self.shapes.columns)
+                        parts.append(ConvertedColumns(landed, sums, gradients["gq"], own, factor))
+                    Conversion(Turns(*walk), parts).run()
 
     def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
         """Zeros in the rows that no sequence owns, but for a dQ that is cleared ahead."""
@@ -226,11 +229,7 @@ class HopperBackward:
             found[name] = found["s"]
         return {**found, "c": buffers.sums.get_tensor(layouts["c"])}
 
-    def columns(self, copy: Any, sdQ: Any) -> list[Tiles]:
-        """The tiles of the sums of dQ, by the columns of each warpgroup that there are."""
-        return [self.tiles("dq", copy, sdQ, column) for column in range(self.shapes.columns)]
-
-    def tiles(self, name: str, copy: Any, sX: Any, column: int = 0) -> Tiles:
+    def tiles(self, name: str, copy: Any, sX: Any, column: Any = 0) -> Tiles:
         """The tiles of a matrix. column: which of those of a row."""
         c, (atom, mX) = self.config, copy
         if name in SCORES:

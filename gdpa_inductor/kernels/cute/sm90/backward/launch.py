@@ -14,14 +14,15 @@ from ...backward.launch import BackwardCall, stored_dtypes
 from ...backward.roots import masked
 from ...launch import example, options
 from ...launcher import Launcher
-from ..config import Sm90Config
+from ..config import HALF, Sm90Config
 from .kernel import HopperBackward
 
 
 @dataclass(frozen=True)
 class Form:
     """Facts of the form of a call, and of the operand whose gradient is stored. masked: tiles may
-    be left out. counters: their shape. launcher: None where there is nothing to launch.
+    be left out. counters: their shape, one for 64 columns of a query tile. launcher: None where
+    there is nothing to launch.
     """
 
     config: Sm90Config
@@ -34,9 +35,9 @@ class Form:
         plan = call.plan
         assert isinstance(plan.config, Sm90Config)
         config = replace(plan.config, stored=stored, ordered=call.ordered, part=call.part)
-        tiles = -(-plan.sizes[4] // config.query_rows)
+        tiles, columns = -(-plan.sizes[4] // config.query_rows), -(-config.head_dim // HALF)
         made = None if call.empty else launcher(config)
-        return Form(config, masked(config), (plan.batch, plan.sizes[1], tiles, 1), made)
+        return Form(config, masked(config), (plan.batch, plan.sizes[1], tiles, columns), made)
 
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:

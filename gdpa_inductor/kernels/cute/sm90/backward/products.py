@@ -4,21 +4,26 @@ A step takes S of its query tile, which is there already, and leaves S of the ne
 issue, `|` where it waits:
 
     dP    P and the slope, from S    dV += P dO |dP    dS = dP · slope    dK += dS Q |dV
-    S of the next query tile    dQ = dSᵀ K |    dQ to the warp that adds it up
+    dQ = dSᵀ K of the step before    S of the next query tile |dQ    dQ to a warp that adds it up |
 
 Scores are transposed, keys by queries, so P and dS are operands from registers. Only dQ, which sums
-over the keys of both warpgroups, takes dS from shared memory.
+over the keys of both warpgroups, takes dS from shared memory. It lags a step, so that neither
+warpgroup waits for the other: by `IssueTurns` they are half a step apart, and one activates and
+hands over while the tensor core multiplies for the other. dQ of the last step is handed over
+between the stores of dV and dK.
 
 An operand of the program that comes in tiles lies where the dS of its step will be. A warp reads
 from there what it later overwrites. Where the gradient of an operand is stored, dS is that
 gradient: the slope is the operand's, and dQ and dK are multiplied by a factor at the end.
+Where an operand has a number for each score dQ does not lag (`Sm90Config.lags`): the warpgroups
+wait for each other's dS, and S of the next query tile is issued before dQ.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, const_expr, cute, range_constexpr
+from cutlass import Constexpr, Float32, Int32, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp, warpgroup
 
 from ...backward.program import ProgramLine
@@ -27,10 +32,11 @@ from ...operands import Tiles
 from ...program import Program
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
+from ..issue import IssueTurns
 from ..wgmma import WARPGROUP, as_operand, first_row, issue, transposed
 from .apart import Apart, apart
 from .epilogue import KeyGradients
-from .roles import EMPTY, FULL, HANDED, HopperSignals, both
+from .roles import EMPTY, FULL, GROUPS, HANDED, TURNS, HopperSignals, both
 from .shapes import HALF, HopperShapes
 from .turns import Turns
 
@@ -119,6 +125,11 @@ class HopperBackwardFragments(Fixed):
         issue(product, dQ, k, s, True)
         return dQ
 
+    def last_query_part(self, stage: Any) -> None:
+        """The same in the registers of S."""
+        k, s = self.tKt[None, None, None, 0], self.tdS[None, None, None, stage]
+        issue(self.shapes.products["dq"], self.S, k, s, True)
+
 
 class HopperBackwardProducts(Fixed):
     """programs: for tiles without masks and tails, and for all; their roots are the slope and P.
@@ -130,18 +141,21 @@ class HopperBackwardProducts(Fixed):
     ) -> None:  # fmt: skip
         self.walk, self.signals, self.fragments = walk, signals, fragments
         self.epilogue, self.programs, self.stored = epilogue, programs, stored
-        self.tiled = walk.ranges.config.tiled
+        self.tiled, self.lags = walk.ranges.config.tiled, walk.ranges.config.lags
         self.apart = [
             Apart(node, programs[1], fragments.S) for node in apart(programs[1], self.tiled)
         ]
         self.group, self.own = thread // WARPGROUP, thread % WARPGROUP
         self.row = self.group * HALF + first_row(self.own)
         self.column = self.own % 4 * 2
+        self.turns = IssueTurns(self.group, GROUPS, TURNS)
 
     @cute.jit
     def run(self):
         """All tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
+        if const_expr(self.lags):
+            self.turns.start()
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
             self.fragments.dK.fill(0.0)
@@ -153,15 +167,27 @@ class HopperBackwardProducts(Fixed):
                 tile_step += 1
             step += tile.steps
             if tile.first < tile.rows:
-                self.epilogue.store(tile, self.group, self.own, self.fragments)
+                self.store_gradients(tile)
             deal += 1
+        if const_expr(self.lags):
+            self.turns.finish()
         self.epilogue.finish(self.own)
+
+    @cute.jit
+    def store_gradients(self, tile: ResidentTile):
+        """Those of keys and values, and the last part of dQ."""
+        given = (tile, self.group, self.own, self.fragments)
+        self.epilogue.store_values(*given)
+        if const_expr(self.lags):  # noqa: SIM102 (decided at compile time)
+            if tile.steps > 0:
+                self.hand_over(self.fragments.S)
+        self.epilogue.store_keys(*given)
 
     @cute.jit
     def sum_of_steps(self, tile: ResidentTile, tile_step, first):
         """dK and dV of a tile, from step `first` on."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
-        entry = self.walk.entry(tile)
+        entry, last = self.walk.entry(tile), first + tile.steps - 1
         full["k"].wait(tile_step)
         full["q"].wait(first)
         x.multiply_scores(full["q"].index(first))
@@ -170,7 +196,12 @@ class HopperBackwardProducts(Fixed):
         warpgroup.wait_group(0)
         for i in cutlass.range(tile.steps - 1, unroll=1):
             self.step(tile, entry, i, first + i, False)
-        self.step(tile, entry, tile.steps - 1, first + tile.steps - 1, True)
+        self.step(tile, entry, tile.steps - 1, last, True)
+        if const_expr(self.lags):
+            full["s"].wait(last)
+            x.last_query_part(last % 2)
+            warpgroup.wait_group(0)
+            empty["s"].arrive_once(last)
         for name in "kv":
             empty[name].arrive_once(tile_step)
 
@@ -187,26 +218,67 @@ class HopperBackwardProducts(Fixed):
         if const_expr(self.tiled is not None):
             full["a"].wait(step)
         slope = self.weigh(tile, turn, block, shared)
+        if self.lags:
+            self.turns.wait()
         x.sum_values(as_operand(x.S, x.shapes.dtype), stage)
         warpgroup.wait_group(1)
         self.chain(tile, turn, block, slope, dP)
         dS = as_operand(dP, x.shapes.dtype)
+        if self.lags:
+            empty["s"].wait_before(step)
         x.share(dS, shared)
         x.sum_keys(dS, q_stage)
+        if self.lags:
+            cute.arch.fence_view_async_shared()
+            full["s"].arrive_once(step)
         warpgroup.wait_group(1)
         empty["o"].arrive_once(step)
-        if not last:
-            full["q"].wait(step + 1)
-            x.multiply_scores(full["q"].index(step + 1))
-        cute.arch.fence_view_async_shared()
+        if self.lags:
+            self.finish_with_last_part(i, step, last)
+        else:
+            self.finish_with_own_part(tile, turn, block, i, step, last)
+
+    @cute.jit
+    def finish_with_last_part(self, i, step, last: Constexpr):
+        """The rest of step i of a tile: S of the next one, and dQ of the one before."""
+        full, empty, x = self.signals.full, self.signals.empty, self.fragments
+        if i > 0:
+            full["s"].wait(step - 1)
+            dQ = x.query_part((step - 1) % 2)
+            self.next_scores(step, last)
+            self.turns.passes()
+            warpgroup.wait_group(0 if last else 1)
+            empty["s"].arrive_once(step - 1)
+            empty["q"].arrive_once(step)
+            self.hand_over(dQ)
+            warpgroup.wait_group(0)
+        else:
+            self.next_scores(step, last)
+            self.turns.passes()
+            warpgroup.wait_group(0)
+            empty["q"].arrive_once(step)
+
+    def finish_with_own_part(
+        self, tile: ResidentTile, turn: Any, block: Any, i: Any, step: Any, last: bool
+    ) -> None:
+        """The rest of step i of a tile: S of the next one, and dQ of this one."""
+        self.next_scores(step, last)
+        cute.arch.fence_view_async_shared()  # here: earlier it crashed the compiler (4.8.1)
         self.stored_is_read(i, step)
         both()
-        self.store(tile, turn, block, shared)
-        dQ = x.query_part(shared)
+        self.store(tile, turn, block, step % 2)
+        dQ = self.fragments.query_part(step % 2)
         warpgroup.wait_group(0)
-        empty["q"].arrive_once(step)
+        self.signals.empty["q"].arrive_once(step)
         self.operand_is_read(step, last)
         self.hand_over(dQ)
+
+    def next_scores(self, step: Any, last: bool) -> None:
+        """S of the step after this one, in flight, unless this is the tile's last."""
+        if not last:
+            full = self.signals.full["q"]
+            full.wait(step + 1)
+            self.fragments.multiply_scores(full.index(step + 1))
 
     @cute.jit
     def fetch(self, operand: Apart, tile: ResidentTile, turn, block):

@@ -9,45 +9,45 @@ from ...values import Fixed
 from ..wgmma import WARPGROUP
 
 GROUPS = 2  # warpgroups that multiply
-LOADS, SUMS, CONVERSION, WARPS = 8, 9, 10, 12  # the first warp of each role; 0-7 multiply
-CONVERTERS = WARPS - CONVERSION
+LOADS, SUMS, CONVERSION, WARPS = 8, 9, 11, 12  # the first warp of each role; 0-7 multiply
 REGISTERS = {"products": 240, "others": 24}  # 384 threads share 168 each
-# Of the operands in shared memory. o: dO; a: the operand of the program that comes in tiles; x: its
-# buffers, while dV and dK are stored from there.
-STAGES = {"k": 1, "v": 1, "q": 2, "o": 2, "a": 2, "x": 1}
+# Of the operands in shared memory. o: dO; s: dS; a: the operand of the program that comes in tiles;
+# x: its buffers, while dV and dK are stored from there.
+STAGES = {"k": 1, "v": 1, "q": 2, "o": 2, "s": 2, "a": 2, "x": 1}
 
-# Named barriers. The last three have one for each warpgroup.
+# Named barriers. All but the first have one for each warpgroup.
 BOTH = 1  # both warpgroups
-FULL = 2  # dQ is handed over, to the warp that adds it up
-EMPTY = 4  # and may be overwritten
-OWN = 6  # the threads of a warpgroup
+EMPTY = 2  # dQ that was handed over may be overwritten
+OWN = 4  # the threads of a warpgroup
+TURNS = 6  # of `IssueTurns`
+FULL = 8  # dQ is handed over, to the warp that adds it up
 HANDED = WARPGROUP + 32  # threads at FULL and EMPTY
 
 
 class HopperSignals(Fixed):
     """All mbarriers of a CTA, from `pointer` on.
 
-    full[x]      operand x has landed: the load warp
+    full[x]      operand x has landed: the load warp; dS is written: each warp that multiplies
     empty[x]     it is read no more: each warp that multiplies
-    landed       sums of dQ are in shared memory, for each warp that converts: TMA
+    landed       64 columns of sums of dQ are in shared memory: TMA
 
-    q, o and a are counted in steps, k, v and x in tiles that have steps, the last in query tiles
+    q, o, s and a are counted in steps, k, v and x in tiles that have steps, the last in query tiles
     that the CTA converts. a lies where dS and, at the end of a tile, dV and dK are written. At the
     beginning of a tile empty[x] says that those of the tile before are gone. The tile needs its a,
     so nobody arrives there twice before the load warp has seen it. full[x] is not used.
     """
 
-    COUNT = 2 * sum(STAGES.values()) + CONVERTERS
+    COUNT = 2 * sum(STAGES.values()) + GROUPS
 
-    def __init__(self, pointer: Any, operands: str, converters: int) -> None:
+    def __init__(self, pointer: Any, operands: str, columns: int) -> None:
         self.full: dict[str, Signal] = {}
         self.empty: dict[str, Signal] = {}
         for name in operands:
             stages = STAGES[name]
-            self.full[name] = Signal(pointer, stages, 1)
+            self.full[name] = Signal(pointer, stages, LOADS if name == "s" else 1)
             self.empty[name] = Signal(pointer + stages, stages, LOADS)
             pointer = pointer + 2 * stages
-        self.landed = [Signal(pointer + i, 1, 1) for i in range(converters)]
+        self.landed = [Signal(pointer + i, 1, 1) for i in range(columns)]
 
     @cute.jit
     def start(self, warp):

@@ -35,12 +35,13 @@ from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import DTYPES, Program
 from ..config import HALF, ROWS, Sm90Config
+from ..issue import IssueTurns
 from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
 from .products import HopperFragments, HopperProducts
-from .roles import HopperChannels, IssueTurns, Roles
+from .roles import OWN, HopperChannels, Roles
 
 PLACES = ("sQ", "sO", "sK", "sV", "sBias")  # fields of shared memory
 
@@ -157,7 +158,8 @@ class HopperForward:
             programs = tuple(Program(c, aux, scalars, (term,)) for term in terms)
             epilogue = HopperEpilogue(pv, o, self.dtype, factor)
             t = warp // 4
-            turns, own = IssueTurns(t, c.tiles), self.bias(channels, shared, t, thread % WARPGROUP)
+            turns = IssueTurns(t, c.tiles, OWN + c.tiles)
+            own = self.bias(channels, shared, t, thread % WARPGROUP)
             role = HopperProducts(channels, fragments, epilogue, ranges, programs, turns, own)
             role.run(scheduler, t, thread % WARPGROUP)
         else:

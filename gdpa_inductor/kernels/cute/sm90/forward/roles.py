@@ -7,13 +7,13 @@ from cutlass import cute
 
 from ...barriers import Loan, Ring
 from ...forward.scheduler import STAGES
-from ...values import Fixed, select
+from ...values import Fixed
 from ..config import Sm90Config
 from ..wgmma import WARPGROUP
 
 REGISTERS = {2: (232, 40), 3: (160, 32)}  # by query tiles; all threads share 65536
 WARPS = 4  # of a warpgroup
-OWN = 1  # the first of the named barriers of warpgroups: see `IssueTurns` for the others
+OWN = 1  # the first of the named barriers of warpgroups: behind them are those of `IssueTurns`
 
 
 @dataclass(frozen=True)
@@ -102,39 +102,3 @@ class HopperChannels(Fixed):
 def together(t: Any) -> None:
     """The threads of warpgroup t wait for each other."""
     cute.arch.barrier(barrier_id=OWN + t, number_of_threads=WARPGROUP)
-
-
-class IssueTurns(Fixed):
-    """The warpgroups issue the products of a key block one after the other, beginning with t = 0.
-
-    So each activates its scores while the products of others run. Without turns all issue at once,
-    and then all wait for the special functions. Each has a named barrier, where it meets the one
-    before it: one waits for its turn there, the other passes it on.
-    """
-
-    def __init__(self, t: Any, tiles: int) -> None:
-        self.t, self.tiles, self.first = t, tiles, OWN + tiles
-
-    @cute.jit
-    def start(self):
-        """Before the first key block."""
-        if self.t == self.tiles - 1:
-            self.passes()
-
-    def wait(self) -> None:
-        """Before the products of a key block are issued."""
-        cute.arch.barrier(barrier_id=self.first + self.t, number_of_threads=2 * WARPGROUP)
-
-    def passes(self) -> None:
-        """After they are issued."""
-        if self.tiles == 2:
-            other = self.first + 1 - self.t
-        else:
-            other = self.first + select(self.t == self.tiles - 1, 0, self.t + 1)
-        cute.arch.barrier_arrive(barrier_id=other, number_of_threads=2 * WARPGROUP)
-
-    @cute.jit
-    def finish(self):
-        """After the last key block: t = 0 takes the last turn, which the last t has passed on."""
-        if self.t == 0:
-            self.wait()
