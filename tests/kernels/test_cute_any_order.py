@@ -34,7 +34,6 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list:
     def noted(call, launcher, others, own):
         found.append((launcher, others[1].clone(), others[5].clone()))
 
-    monkeypatch.setattr(launch, "empty", poisoned)
     monkeypatch.setattr(backward_launch, "empty", poisoned)
     monkeypatch.setattr(launch, "launcher", lambda config: config)
     monkeypatch.setattr(plan, "PLANS", {})
