@@ -349,8 +349,8 @@ TABLES = (
           "The same run, peak MiB.", compared("peak_mib", "forward", "step", ratios=False)),
     Table("serving", "serving", "Few queries over a cache: how fast?",
           "Inference with silu, bf16, D = 128, H = 4, up to 4096 keys of each sequence. GB/s are "
-          "of the keys and values, TFLOP/s of the scores that exist. The column *of a copy* has the "
-          "time of a copy that moves as many bytes. A jagged cache is padded in the formula.",
+          "of the keys and values, TFLOP/s of the scores that exist. The column *of a copy* has "
+          "the time of a copy that moves as many bytes. A jagged cache is padded in the formula.",
           cached),
     Table("models", "models", "Public models: how fast is a training step?",
           f"Milliseconds. {BOUND}", modelled("step", *SPEED)),

@@ -27,6 +27,7 @@ from .translate import PARAMETER_BASE, SPIN, Translator
 from .warpgroup import Products
 
 SCHEDULES = ("lazy", "random", "eager")
+IDLE = 4  # rounds in which all warps only poll, since what is polled is seen a round later
 Vector = np.ndarray
 
 
@@ -154,6 +155,7 @@ class Cta:
 
     def run_gangs(self) -> None:
         self.start_all()
+        idle = 0
         while self.running:
             progress = False
             order = list(self.running)
@@ -163,8 +165,9 @@ class Cta:
                 if one.waits is None or one.waits is SPIN or self.ready(one.waits):
                     progress |= self.step(one)
                     if self.schedule == "random" and self.rng.random() < 0.3:
-                        self.complete_one()
-            if not progress and not self.complete_one():
+                        progress |= self.complete_one()
+            idle = 0 if progress or self.complete_one() else idle + 1
+            if idle == IDLE:
                 raise self.deadlock()
         # Commits may be: NVIDIA's forward, which is right on hardware, ends before its last one.
         if left := len(self.in_flight):

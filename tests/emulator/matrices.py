@@ -11,21 +11,23 @@ if TYPE_CHECKING:
     from .translate import Translator
 
 
-def four_matrices(op: list[str]) -> None:
-    if op[1:6] != ["sync", "aligned", "m8n8", "x4", "shared"]:
-        raise NotImplementedError("only four matrices, not transposed")
+def transposed(op: list[str]) -> bool:
+    """Whether the four matrices are."""
+    trans = "trans" in op
+    if [x for x in op[1:] if x != "trans"][:5] != ["sync", "aligned", "m8n8", "x4", "shared"]:
+        raise NotImplementedError("only four matrices")
+    return trans
 
 
 def load_matrices(t: "Translator", op: list[str], a: list[str]) -> None:
-    four_matrices(op)
-    call = f"C.shared.load_matrices(G, {t.address(a[1], 'u32')}, m)"
+    call = f"C.shared.load_matrices(G, {t.address(a[1], 'u32')}, {transposed(op)}, m)"
     t.write_all(members(a[0]), "u32", call)
 
 
 def store_matrices(t: "Translator", op: list[str], a: list[str]) -> None:
-    four_matrices(op)
     data = "".join(f"{t.read(text, 'u32')}, " for text in members(a[1]))
-    t.line(f"C.shared.store_matrices(G, {t.address(a[0], 'u32')}, ({data}), m)")
+    address = t.address(a[0], "u32")
+    t.line(f"C.shared.store_matrices(G, {address}, ({data}), {transposed(op)}, m)")
 
 
 def warpgroup(t: "Translator", op: list[str], a: list[str]) -> None:

@@ -57,17 +57,21 @@ class SharedMemory:
         places = address // np.uint32(size)
         return [view[places + np.uint32(i)] for i in range(count)]
 
-    def load_matrices(self, gang: Gang, address: Vector, mask: Vector) -> Vector:
+    def load_matrices(self, gang: Gang, address: Vector, trans: bool, mask: Vector) -> Vector:
         """Four matrices. Lane l names row l % 8 of matrix l // 8, 16 bytes, and gets word l % 4 of
-        row l // 4 of each."""
+        row l // 4 of each. trans: of each transposed."""
         whole_warps(mask)
         words = np.stack(self.load(gang, address, 4, 4, mask)).reshape(4, -1, 4, 8)
-        return words.transpose(2, 1, 3, 0).reshape(4, -1)
+        words = words.transpose(2, 1, 3, 0)
+        return (turned(words) if trans else words).reshape(4, -1)
 
-    def store_matrices(self, gang: Gang, address: Vector, data: tuple, mask: Vector) -> None:
+    def store_matrices(
+        self, gang: Gang, address: Vector, data: tuple, trans: bool, mask: Vector
+    ) -> None:
         """The way back."""
         whole_warps(mask)
-        words = np.stack(data).reshape(4, -1, 8, 4).transpose(3, 1, 0, 2)
+        words = np.stack(data).reshape(4, -1, 8, 4)
+        words = (turned(words) if trans else words).transpose(3, 1, 0, 2)
         self.store(gang, address, tuple(words.reshape(4, -1)), 4, mask)
 
     def store(self, gang: Gang, address: Vector, data: tuple, size: int, mask: Vector) -> None:
@@ -90,3 +94,9 @@ class SharedMemory:
 
     def race(self, what: str, address: Vector, other: str) -> None:
         raise EmulatorError(f"race: {what} of {shared_name(int(address[0]))}, {other} is in flight")
+
+
+def turned(words: Vector) -> Vector:
+    """8 x 8 numbers of 16 bits, transposed. In and out: [.., 8 rows, 4 words]."""
+    numbers = np.ascontiguousarray(words).view(np.uint16).swapaxes(-1, -2)
+    return np.ascontiguousarray(numbers).view(np.uint32)

@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import ahead, disk
 from ...backward.jagged_totals import StoredTiling
 from ...backward.launch import BackwardCall, stored_dtypes
-from ...backward.roots import masked
+from ...backward.roots import factor_of, masked
 from ...launch import example, options
 from ...launcher import Launcher
 from ..config import HALF, Sm90Config
@@ -68,6 +68,10 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
         if form.masked and each.scores is not None and each.hulls is None:
             call.zero(each.scores)
         call.launch(form.launcher, matrices, each)
+    # Nothing converts the sums of a shared query, which is where others get their factor.
+    factor = factor_of(config.program, config.stored)
+    if "q" in config.shared and factor != 1.0:
+        sums.mul_(factor)
     return found
 
 

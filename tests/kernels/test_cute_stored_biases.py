@@ -1,4 +1,4 @@
-"""Gradients of biases on Blackwell, dense and jagged, on the emulator, on integers.
+"""Gradients of biases on Blackwell and Hopper, dense and jagged, on the emulator, on integers.
 
 Every product and every sum is exact, so a wrong index is a wrong bit.
 
@@ -19,6 +19,9 @@ from gdpa_inductor.kernels.cute import plan
 from gdpa_inductor.kernels.cute.backward import biases, jagged_biases, jagged_totals, totals
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
+from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
+from gdpa_inductor.kernels.cute.sm90.backward.roles import EMPTY
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.backward import launch as blackwell_launch
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
@@ -133,10 +136,18 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def emulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tensor]]:
+# Hopper's warps of dQ free their buffer behind the last part too.
+LAST = [f"bar {i} (32 of 160 threads arrived) at exit" for i in (EMPTY, EMPTY + 1)]
+# How many CTAs: those of Hopper wait for each other, and the emulator has one at a time.
+KINDS = {"sm100": (Sm100Config, 2), "sm90": (Sm90Config, 1)}
+
+
+@pytest.fixture(params=KINDS)
+def emulated(request, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tensor]]:
     """A backward on the emulator."""
+    kind, ctas = KINDS[request.param]
     caches = (blackwell_launch.compiled, blackwell_launch.launcher)
+    caches += (hopper_launch.compiled, hopper_launch.launcher)
     caches += (jagged_totals._launcher, totals._summation)
     monkeypatch.setattr(plan, "PLANS", {})
 
@@ -151,7 +162,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tensor]]:
 
         def step() -> None:
             memory.used = 0
-            found.append(backward(grad, o, needs, ctas=2, stream=0, kind=Sm100Config))
+            found.append(backward(grad, o, needs, ctas=ctas, stream=0, kind=kind))
 
         copies = Memory(1 << 22)  # unshared operands are copies
         expand = biases.unshared
@@ -166,7 +177,10 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tensor]]:
         monkeypatch.setattr(biases, "unshared", unshared)
         read = [x for x in (grad, *o.differentiable, *o.lengths[:2], order) if x is not None]
         with recording():
-            run(step, [*read, memory.bytes, copies.bytes], schedules=("random",))
+            report = run(
+                step, [*read, memory.bytes, copies.bytes], schedules=("random",), strict=False
+            )
+        assert not [x for x in report.warnings if x not in LAST]
         return found[-1]
 
     for cache in caches:

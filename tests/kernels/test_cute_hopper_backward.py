@@ -1,0 +1,126 @@
+"""The Hopper backward, as PTX for sm_90a on the emulator: the error rule, exact integers, poison.
+
+One CTA takes all tiles, for those of a head wait for each other. Each warp runs by itself: the
+warps of dQ wait at barriers of their own.
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.kernels.cute.backward import launch as backward_launch
+from gdpa_inductor.kernels.cute.backward.launch import backward
+from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from tests.emulator import recording, run
+from tests.tolerances import error_of
+
+from .cute_backward_cases import CASES, CAUSAL, Case, Problem, make_call, unfused
+from .test_cute_stored_biases import LAST, Memory
+
+MORE = {
+    "head dim 128, many steps": Case(rows=640, keys=260, heads=1, key_heads=1, dims=(128, 128)),
+    "head dim 128, causal, tails": Case(
+        CAUSAL, heads=1, key_heads=1, rows=300, keys=300, dims=(128, 128)
+    ),
+    "a bias of rows": Case(
+        "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.1),a0))", rows=136, keys=264, dims=(128, 128)
+    ),
+}  # fmt: skip
+EVERY = CASES | MORE
+FAST = {"tails, grouped heads", "jagged", "causal sigmoid", "a bias of rows", "shared seeds"}
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """Kernels of elsewhere were not recorded."""
+    for cache in (hopper_launch.compiled, hopper_launch.launcher):
+        cache.cache_clear()
+    yield
+    for cache in (hopper_launch.compiled, hopper_launch.launcher):
+        cache.cache_clear()
+
+
+@pytest.fixture
+def emulated(monkeypatch: pytest.MonkeyPatch):
+    """dQ, dK, dV. All memory that the call asks for is NaN before."""
+
+    def call(case: Case, problem: Problem, seeds=(0,), ordered: bool = True) -> list[torch.Tensor]:
+        memory, found = Memory(1 << 24), []
+        monkeypatch.setattr(backward_launch, "empty", memory.empty)
+        monkeypatch.setattr(backward_launch, "longest_first", lambda *_: problem.order)
+        o = problem.operands
+
+        def step() -> None:
+            memory.used = 0
+            needs = (True,) * 3 + (False,) * len(o.aux)
+            options = {"fast": case.fast, "ordered": ordered, "ctas": 1, "stream": 0}
+            given = backward(problem.grad_out, o, needs, kind=Sm90Config, **options)
+            found.append([x.clone() for x in given])
+
+        known = (*problem.matrices, *o.aux, *problem.offsets, problem.order, memory.bytes)
+        read = [x for x in known if x is not None]
+        for seed in seeds:
+            with recording():
+                report = run(step, read, schedules=("random",), seed=seed, strict=False)
+            assert not [x for x in report.warnings if x not in LAST]
+        first, *others = found
+        assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
+        return first
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "name", [x if x in FAST else pytest.param(x, marks=pytest.mark.slow) for x in EVERY]
+)
+def test_gradients_obey_the_error_rule(name: str, emulated) -> None:
+    case = EVERY[name]
+    call = make_call(case)
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    for letter, fused, theirs, truth in zip("qkv", emulated(case, call), eager, exact):
+        assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_every_order_of_warps_gives_the_same_bits(name: str, emulated) -> None:
+    emulated(EVERY[name], make_call(EVERY[name]), seeds=range(6))
+
+
+def test_sums_in_any_order(emulated) -> None:
+    case = dataclasses.replace(CASES["tails, grouped heads"], dims=(128, 64))
+    call = make_call(case)
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    found = emulated(case, call, ordered=False)
+    for letter, fused, theirs, truth in zip("qkv", found, eager, exact):
+        assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
+
+
+@pytest.mark.parametrize("dims", [(64, 32), (128, 128)], ids=str)
+def test_integers_come_out_exactly(dims: tuple[int, int], emulated) -> None:
+    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
+    case = Case("relu(s)", key_heads=1, rows=150, keys=140, dims=dims)
+    call = make_call(case, integers=True)
+    for tensor in call.matrices:
+        tensor *= (torch.rand(tensor.shape) < 0.04).to(tensor.dtype)
+    for fused, truth in zip(emulated(case, call), unfused(case, call, torch.float64)):
+        assert truth.any() and torch.equal(fused.double(), truth)
+
+
+def test_neighbours_do_not_leak(emulated) -> None:
+    """A sequence of NaN changes no bit of the others."""
+    case = Case(heads=1, key_heads=1, rows=(70, 30, 140), keys=(60, 50, 130))
+    call = make_call(case)
+    clean = emulated(case, call)
+    cu_q, cu_k = call.offsets
+    for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q)):
+        tensor[int(cu[1]) : int(cu[2])] = float("nan")
+    for before, after, cu in zip(clean, emulated(case, call), (cu_q, cu_k, cu_k)):
+        first, second, end = int(cu[1]), int(cu[2]), int(cu[3])
+        assert torch.equal(before[:first], after[:first])
+        assert torch.equal(before[second:end], after[second:end])
+        assert after[first:second].isnan().all() and not after[end:].any()
