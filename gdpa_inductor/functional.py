@@ -55,7 +55,8 @@ def attention(
             jagged by itself; a dense side next to a jagged one may have a batch of 1, for all.
         max_seqlen_q, max_seqlen_k: a bound on the lengths of a jagged side; rows past it take no
             part. Left out: the longest sequence, or where that would have to be read from the
-            device (in a compiled graph or a CUDA graph) the number of all rows.
+            device (in a compiled graph or a CUDA graph) the number of all rows. Give it where a
+            function above looks something up by position: it is asked for places up to the bound.
 
     Query, key and value may be nested tensors of layout torch.jagged, [B, j, H, D], instead.
 
@@ -201,7 +202,9 @@ def _unnested(
     if offsets is not None:
         raise GDPAError(f"{name} is nested: its offsets are its own, leave {cu_name} out")
     if nested.layout != torch.jagged or not subclasses.is_compact_nested(nested):
-        raise GDPAError(f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim]")
+        raise GDPAError(
+            f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim], not transposed"
+        )
     return nested.values(), nested.offsets()  # type: ignore[attr-defined]
 
 

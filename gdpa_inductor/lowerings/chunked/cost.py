@@ -146,7 +146,7 @@ def _complaint(problem: Problem, allowed: float) -> str:
 
 
 def not_on_cpu(problem: Problem) -> str:
-    return "on a CPU its own kernel is faster" if problem.device.type == "cpu" else ""
+    return "on a CPU the `cpu` kernel is faster" if problem.device.type == "cpu" else ""
 
 
 def padded_to_all(problem: Problem) -> str:
