@@ -142,7 +142,8 @@ def compile_graph(
     from torch.utils._python_dispatch import _disable_current_modes
 
     def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return function(*tensors) or ()
+        found = function(*tensors)
+        return found if isinstance(found, tuple) else ()
 
     with _disable_current_modes(), torch.no_grad(), torch.inference_mode(False):
         traced = make_fx(flat, tracing_mode="symbolic" if dynamic else "fake")(*examples)

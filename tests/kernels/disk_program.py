@@ -46,7 +46,7 @@ def attention() -> None:
 
 def words() -> None:
     order._ranking("int32", ARCH)(16, 32, 3, 0)
-    totals._summation("float32", "bfloat16", 0.5, ARCH)(48, 64, 8, 1, 1, 0)
+    totals._summation("float32", "bfloat16", 0.5, ARCH, False)(48, 64, 8, 1, 1, 1, 1, 0)
 
 
 if __name__ == "__main__":
