@@ -125,6 +125,6 @@ REFUSES = (
     Rule(Code.HEAD_DIM, _head_dims),
     Rule(Code.HEAD_DIM_LARGE, _wide_in_full_precision),
 )
-# The forward of one query over 4096 keys takes 0.71 ms on an H100 where stock Inductor takes 0.75,
-# 256 sequences, and 0.04 for 0.13, 8 sequences (docs/lab). Training was not measured.
+# The forward of one query over a cache pays (docs/lab/2026-11-25-serving.md). Training was not
+# measured.
 PAYS = (Rule(Code.TOO_SMALL, _one_trained), Rule(Code.SLOWER, _gain))

@@ -69,8 +69,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
             call.zero(each.scores)
         call.launch(form.launcher, matrices, each)
     # Nothing converts the sums of a shared query, which is where others get their factor.
-    factor = factor_of(config.program, config.stored)
-    if "q" in config.shared and factor != 1.0:
+    if "q" in config.shared and (factor := factor_of(config.program, config.stored)) != 1.0:
         sums.mul_(factor)
     return found
 
