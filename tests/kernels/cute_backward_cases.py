@@ -1,6 +1,7 @@
 """Cases of the CuTe backwards: operands, and the gradients of the plain formula."""
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -160,6 +161,38 @@ def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Te
     leaf = program_leaves(score[None], aux, call.operands.scalars, dense)
     (weight,) = fold([dense.weight], leaf, torch_apply(score.dtype))
     return weight.expand(1, heads, n, m)[0]
+
+
+Backward = Callable[[Case, Problem], list[torch.Tensor]]
+
+
+def check_integers(backward: Backward, dims: tuple[int, int] = (64, 32)) -> None:
+    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
+    case = Case("relu(s)", key_heads=1, rows=150, keys=140, dims=dims)
+    call = make_call(case, integers=True)
+    generator = torch.Generator().manual_seed(1)
+    for tensor in call.matrices:
+        tensor *= (torch.rand(tensor.shape, generator=generator) < 0.04).to(tensor.dtype)
+    exact = unfused(case, call, torch.float64)
+    assert all(x.abs().max() in range(1, 256) for x in exact)
+    for fused, truth in zip(backward(case, call), exact):
+        assert torch.equal(fused.double(), truth)
+
+
+def check_neighbours(backward: Backward) -> None:
+    """A sequence of NaN changes no bit of the others."""
+    case = Case(heads=1, key_heads=1, rows=(70, 30, 140), keys=(60, 50, 130))
+    call = make_call(case)
+    clean = backward(case, call)
+    cu_q, cu_k = call.offsets
+    for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q)):
+        tensor[int(cu[1]) : int(cu[2])] = float("nan")
+    for before, after, cu in zip(clean, backward(case, call), (cu_q, cu_k, cu_k)):
+        first, second, end = int(cu[1]), int(cu[2]), int(cu[3])
+        assert torch.equal(before[:first], after[:first])
+        assert torch.equal(before[second:end], after[second:end])
+        assert after[first:second].isnan().all()
+        assert not after[end:].any()
 
 
 CASES = {

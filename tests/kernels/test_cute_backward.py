@@ -18,7 +18,16 @@ from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
 
-from .cute_backward_cases import CASES, CAUSAL, Case, Problem, make_call, unfused
+from .cute_backward_cases import (
+    CASES,
+    CAUSAL,
+    Case,
+    Problem,
+    check_integers,
+    check_neighbours,
+    make_call,
+    unfused,
+)
 
 
 def emulated(
@@ -83,32 +92,11 @@ def test_every_schedule_of_the_emulator_gives_the_same_bits(name):
 
 
 def test_integers_come_out_exactly():
-    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
-    case = Case("relu(s)", key_heads=1, rows=150, keys=140, dims=(64, 32))
-    call = make_call(case, integers=True)
-    generator = torch.Generator().manual_seed(1)
-    for tensor in call.matrices:
-        tensor *= (torch.rand(tensor.shape, generator=generator) < 0.04).to(tensor.dtype)
-    exact = unfused(case, call, torch.float64)
-    assert all(x.abs().max() in range(1, 256) for x in exact)
-    for fused, truth in zip(emulated(case, call), exact):
-        assert torch.equal(fused.double(), truth)
+    check_integers(emulated)
 
 
 def test_neighbours_do_not_leak():
-    """A sequence of NaN changes no bit of the others."""
-    case = Case(heads=1, key_heads=1, rows=(70, 30, 140), keys=(60, 50, 130))
-    call = make_call(case)
-    clean = emulated(case, call)
-    cu_q, cu_k = call.offsets
-    for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q)):
-        tensor[int(cu[1]) : int(cu[2])] = float("nan")
-    for before, after, cu in zip(clean, emulated(case, call), (cu_q, cu_k, cu_k)):
-        first, second, end = int(cu[1]), int(cu[2]), int(cu[3])
-        assert torch.equal(before[:first], after[:first])
-        assert torch.equal(before[second:end], after[second:end])
-        assert after[first:second].isnan().all()
-        assert not after[end:].any()
+    check_neighbours(emulated)
 
 
 def test_infinity_stays_outside_a_mask():

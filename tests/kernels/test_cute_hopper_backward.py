@@ -18,7 +18,16 @@ from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.emulator import recording, run
 from tests.tolerances import error_of
 
-from .cute_backward_cases import CASES, CAUSAL, Case, Problem, make_call, unfused
+from .cute_backward_cases import (
+    CASES,
+    CAUSAL,
+    Case,
+    Problem,
+    check_integers,
+    check_neighbours,
+    make_call,
+    unfused,
+)
 from .test_cute_stored_biases import LAST, Memory
 
 MORE = {
@@ -102,25 +111,8 @@ def test_sums_in_any_order(emulated) -> None:
 
 @pytest.mark.parametrize("dims", [(64, 32), (128, 128)], ids=str)
 def test_integers_come_out_exactly(dims: tuple[int, int], emulated) -> None:
-    """Sparse small integers: every product is exact in bf16, so a wrong index is a wrong bit."""
-    case = Case("relu(s)", key_heads=1, rows=150, keys=140, dims=dims)
-    call = make_call(case, integers=True)
-    for tensor in call.matrices:
-        tensor *= (torch.rand(tensor.shape) < 0.04).to(tensor.dtype)
-    for fused, truth in zip(emulated(case, call), unfused(case, call, torch.float64)):
-        assert truth.any() and torch.equal(fused.double(), truth)
+    check_integers(emulated, dims)
 
 
 def test_neighbours_do_not_leak(emulated) -> None:
-    """A sequence of NaN changes no bit of the others."""
-    case = Case(heads=1, key_heads=1, rows=(70, 30, 140), keys=(60, 50, 130))
-    call = make_call(case)
-    clean = emulated(case, call)
-    cu_q, cu_k = call.offsets
-    for tensor, cu in zip(call.matrices, (cu_q, cu_k, cu_k, cu_q)):
-        tensor[int(cu[1]) : int(cu[2])] = float("nan")
-    for before, after, cu in zip(clean, emulated(case, call), (cu_q, cu_k, cu_k)):
-        first, second, end = int(cu[1]), int(cu[2]), int(cu[3])
-        assert torch.equal(before[:first], after[:first])
-        assert torch.equal(before[second:end], after[second:end])
-        assert after[first:second].isnan().all() and not after[end:].any()
+    check_neighbours(emulated)

@@ -167,27 +167,34 @@ def test_other_forms_are_refused(opcode):
         execute(opcode)
 
 
-def test_matrices_are_stored_and_loaded():
-    """By the PTX manual lane l holds words l % 4 of row l // 4 of each 8 x 8 matrix. The rows that
-    lanes name lie here in reverse."""
-    given, out = np.arange(128, dtype=np.uint32).reshape(32, 4), np.zeros((32, 4), np.uint32)
-    rows = np.zeros((32, 4), np.uint32)
+def through_shared(form: str, rows: int, given: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What stmatrix puts into the rows that lanes name, and what ldmatrix gets from there. rows:
+    exclusive or of the offset of each lane's row."""
+    stored, out = np.zeros_like(given), np.zeros_like(given)
     execute(
-        """
+        f"""
         mov.u32 %r298, %tid.x;
         mad.wide.u32 %rd1, %r298, 16, %rd90; mad.wide.u32 %rd2, %r298, 16, %rd91;
         mad.wide.u32 %rd3, %r298, 16, %rd92;
-        ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];
-        shl.b32 %r10, %r298, 4; xor.b32 %r10, %r10, 496; add.s32 %r10, %r10, %r299;
-        stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r10], {%r1, %r2, %r3, %r4};
+        ld.global.v4.b32 {{%r1, %r2, %r3, %r4}}, [%rd1];
+        shl.b32 %r10, %r298, 4; xor.b32 %r10, %r10, {rows}; add.s32 %r10, %r10, %r299;
+        stmatrix.sync.aligned.m8n8.x4{form}.shared.b16 [%r10], {{%r1, %r2, %r3, %r4}};
         bar.sync 0;
-        ld.shared.v4.b32 {%r20, %r21, %r22, %r23}, [%r10];
-        st.global.v4.b32 [%rd2], {%r20, %r21, %r22, %r23};
-        ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r30, %r31, %r32, %r33}, [%r10];
-        st.global.v4.b32 [%rd3], {%r30, %r31, %r32, %r33};
+        ld.shared.v4.b32 {{%r20, %r21, %r22, %r23}}, [%r10];
+        st.global.v4.b32 [%rd2], {{%r20, %r21, %r22, %r23}};
+        ldmatrix.sync.aligned.m8n8.x4{form}.shared.b16 {{%r30, %r31, %r32, %r33}}, [%r10];
+        st.global.v4.b32 [%rd3], {{%r30, %r31, %r32, %r33}};
         """,
-        [given, rows, out],
+        [given, stored, out],
     )
+    return stored, out
+
+
+def test_matrices_are_stored_and_loaded():
+    """By the PTX manual lane l holds words l % 4 of row l // 4 of each 8 x 8 matrix. The rows that
+    lanes name lie here in reverse."""
+    given = np.arange(128, dtype=np.uint32).reshape(32, 4)
+    rows, out = through_shared("", 496, given)
     assert (out == given).all()
     for matrix in range(4):
         for row in range(8):
@@ -197,24 +204,8 @@ def test_matrices_are_stored_and_loaded():
 def test_matrices_are_transposed():
     """By the PTX manual the word of lane l then holds rows 2 (l % 4) and the next, of column l // 4
     of the matrix in shared memory."""
-    given, out = np.arange(256, dtype=np.uint16).reshape(32, 8), np.zeros((32, 8), np.uint16)
-    rows = np.zeros((32, 8), np.uint16)
-    execute(
-        """
-        mov.u32 %r298, %tid.x;
-        mad.wide.u32 %rd1, %r298, 16, %rd90; mad.wide.u32 %rd2, %r298, 16, %rd91;
-        mad.wide.u32 %rd3, %r298, 16, %rd92;
-        ld.global.v4.b32 {%r1, %r2, %r3, %r4}, [%rd1];
-        shl.b32 %r10, %r298, 4; add.s32 %r10, %r10, %r299;
-        stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%r10], {%r1, %r2, %r3, %r4};
-        bar.sync 0;
-        ld.shared.v4.b32 {%r20, %r21, %r22, %r23}, [%r10];
-        st.global.v4.b32 [%rd2], {%r20, %r21, %r22, %r23};
-        ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%r30, %r31, %r32, %r33}, [%r10];
-        st.global.v4.b32 [%rd3], {%r30, %r31, %r32, %r33};
-        """,
-        [given, rows, out],
-    )
+    given = np.arange(256, dtype=np.uint16).reshape(32, 8)
+    rows, out = through_shared(".trans", 0, given)
     assert (out == given).all()
     for matrix, lane, number in itertools.product(range(4), range(32), range(2)):
         row, column = 2 * (lane % 4) + number, lane // 4
