@@ -30,7 +30,7 @@ from .models.summary import summary
 from .output import notes, plot, table, write_csv
 from .peers import PEERS
 from .suites import SUITES, Selection, Shape
-from .supervise import cold_and_warm, supervise
+from .supervise import cold_and_warm, side_by_side
 
 Row = dict[str, Any]
 # Commands with options of their own, imported when asked for.
@@ -64,7 +64,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
     )
     parser.add_argument("--rows", nargs="+", default=(), help="of models; compile: these too")
-    parser.add_argument("--at-once", type=int, default=1, help="compile: jobs side by side")
+    parser.add_argument("--at-once", type=int, default=1, help="workers that compile side by side")
     parser.add_argument("--train", action="store_true", help="models: 200 steps of a recommender")
     parser.add_argument("--activations", nargs="+", default=())
     parser.add_argument("--variants", nargs="+", default=(), choices=VARIANTS)
@@ -141,7 +141,7 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
     if arguments.suite == "compile":
         found = cold_and_warm(jobs, left, environment, arguments.at_once)
     else:
-        found = supervise(jobs, left, environment)
+        found = side_by_side(jobs, left, environment, arguments.at_once)
     for row in found:
         keep(row)
     return rows

@@ -6,6 +6,7 @@ In: jobs. Out: measurements as dicts, as they come. A job that killed its worker
 
 import dataclasses
 import json
+import queue
 import subprocess
 import sys
 import tempfile
@@ -66,6 +67,34 @@ def cold_and_warm(
     with ThreadPoolExecutor(at_once) as threads:
         for rows in threads.map(both, jobs):
             yield from rows
+
+
+def side_by_side(
+    jobs: Sequence[Job], budget: float, env: Mapping[str, str], at_once: int
+) -> Iterator[Row]:
+    """The jobs, dealt to several workers. They compile side by side; while one of them measures,
+    the others wait."""
+    if at_once == 1:
+        yield from supervise(jobs, budget, env)
+        return
+    rows: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
+
+    def work(part: Sequence[Job]) -> None:
+        try:
+            for row in supervise(part, budget, env):
+                rows.put(row)
+        finally:
+            rows.put(None)
+
+    with tempfile.NamedTemporaryFile(prefix="gdpa-bench-") as file:
+        sharing = [dataclasses.replace(job, turns=file.name) for job in jobs]
+        with ThreadPoolExecutor(at_once) as threads:
+            parts = [sharing[k::at_once] for k in range(at_once)]
+            done = [threads.submit(work, part) for part in parts]
+            for _ in done:
+                yield from iter(rows.get, None)
+            for worker in done:
+                worker.result()
 
 
 def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> Iterator[Row]:

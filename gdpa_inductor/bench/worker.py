@@ -29,6 +29,7 @@ from .peers import PEERS, build
 from .profiled import share
 from .subjects import reference, subject
 
+Calls = dict[str, Callable[[], list[Tensor]]]
 # Operations relative to the forward's: the backward recomputes the scores in its 5 products.
 WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
 
@@ -36,7 +37,8 @@ WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
 @dataclasses.dataclass(frozen=True)
 class Job:
     """Contenders of one job take turns on a CPU. `seconds`: of timing, per contender and measure.
-    `peers`: the folder of the public kernels. `cold`: each compiles with empty caches."""
+    `peers`: the folder of the public kernels. `cold`: each compiles with empty caches. `turns`: the
+    file by which workers that run side by side measure in turn."""
 
     case: Case
     contenders: tuple[str, ...]
@@ -44,6 +46,7 @@ class Job:
     seconds: float = 0.3
     peers: str = ""
     cold: bool = False
+    turns: str = ""
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> "Job":
@@ -133,15 +136,25 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
     # Not between contenders: it would throw away what the one before has compiled.
     torch.compiler.reset()
     is_model = job.case.variant == "model"
-    truth, dtype = exactly(measure, on) if is_model else ([], "")
-    ready: dict[str, Callable[[], list[Tensor]]] = {}
+    with turn(job, alone=True):  # it takes the most memory
+        truth, dtype = exactly(measure, on) if is_model else ([], "")
+        release(job.case.device)
+    ready: Calls = {}
     for name in job.contenders:
-        with failing_into(found[name]), listening() as heard:
+        with turn(job, alone=False), failing_into(found[name]), listening() as heard:
             ready[name] = prepare(job, name, measure, on, found[name])
             found[name].said = what_was_said(heard)
             if truth:
                 found[name].distance = worst(ready[name](), truth)
                 found[name].reference = dtype
+    with turn(job, alone=True):
+        weigh(job, measure, ready, found)
+    ready.clear()
+    release(job.case.device)
+
+
+def weigh(job: Job, measure: str, ready: Calls, found: dict[str, Measurement]) -> None:
+    """Time, memory, and the share of attention in the kernels of a model."""
     for name, times in times_ms(ready, job.case.device, job.seconds).items():
         ms = statistics.median(times)
         found[name].ms, found[name].spread = ms, spread(times)
@@ -150,9 +163,28 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
     for name, call in ready.items():
         peak = peak_extra_bytes(call, job.case.device)
         found[name].peak_mib = None if peak is None else peak / 2**20
-        if is_model and job.case.device == "cuda":
+        if job.case.variant == "model" and job.case.device == "cuda":
             alone = MODELS[job.case.activation].attentions(job.case)
             found[name].share = share(call, {case.padded_scores for case in alone})
+
+
+@contextlib.contextmanager
+def turn(job: Job, alone: bool) -> Iterator[None]:
+    """Beside other workers, or while all of them wait."""
+    if not job.turns:
+        yield
+        return
+    import fcntl  # Windows has none
+
+    with open(job.turns) as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
+
+
+def release(device: str) -> None:
+    """What the allocator keeps, for other workers."""
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def run_training(case: Case, name: str, found: Measurement) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+import threading
 
 import pytest
 import torch
@@ -110,3 +111,31 @@ def test_what_no_time_is_left_for_is_said():
         ("forward", "no time left"),
         ("step", "no time left"),
     ]
+
+
+def test_workers_side_by_side_leave_no_job_out():
+    jobs = [job("eager"), job("eager", measures=("step",)), job("eager")]
+    rows = list(supervise.side_by_side(jobs, 120, os.environ, at_once=2))
+    assert sorted((row["measure"], row["error"]) for row in rows) == [
+        ("forward", ""), ("forward", ""), ("step", ""),
+    ]  # fmt: skip
+
+
+def test_nobody_computes_while_a_worker_measures(tmp_path):
+    """A turn alone waits for the one beside it, which holds the file when it begins."""
+    path = tmp_path / "turns"
+    path.touch()
+    sharing = worker.Job(job("eager").case, ("eager",), ("forward",), turns=str(path))
+    order: list[str] = []
+
+    def measured() -> None:
+        with worker.turn(sharing, alone=True):
+            order.append("measured")
+
+    with worker.turn(sharing, alone=False):
+        other = threading.Thread(target=measured)
+        other.start()
+        other.join(0.2)
+        order.append("compiled")
+    other.join()
+    assert order == ["compiled", "measured"]
