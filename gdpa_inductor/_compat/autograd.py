@@ -73,6 +73,23 @@ def autocasts() -> bool:
 
 
 @contextlib.contextmanager
+def saved_tensor_hooks_set_aside() -> Iterator[None]:
+    """Saved-tensor hooks of the caller do not see what is computed meanwhile. Non-reentrant
+    checkpointing counts by them what a forward saves.
+    """
+    stack = torch._C._autograd
+    found = []
+    while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
+        stack._pop_saved_tensors_default_hooks()
+        found.append(hooks)
+    try:
+        yield
+    finally:
+        for hooks in reversed(found):
+            stack._push_saved_tensors_default_hooks(*hooks)
+
+
+@contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
     """Ordinary tensors and torch's own loops, whatever modes the interpretation is in. oneDNN's
     activations have other values at infinity, some CPUs' only.

@@ -164,6 +164,9 @@ _ROWS: dict[str, _Rows] = {
     "torch._C._autograd": {
         "_get_current_graph_task_keep_graph": (_BOTH, "whether a backward may run again"),
         "_get_creation_meta": (_BOTH, "a view made under `no_grad` must not be written to"),
+        "_pop_saved_tensors_default_hooks": (_BOTH, "hooks of the caller are set aside"),
+        "_push_saved_tensors_default_hooks": (_BOTH, "and put back"),
+        "_top_saved_tensors_default_hooks": (_BOTH, "which there are"),
         "_saved_tensors_hooks_disable": (_BOTH, "Dynamo writes it around transforms"),
         "_saved_tensors_hooks_enable": (_BOTH, "Dynamo writes it around transforms"),
         "CreationMeta": (_BOTH, "how a view was made"),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch.fx import GraphModule
 
 from .. import graphs, judge
-from .._compat import dynamo
+from .._compat import autograd, dynamo
 from ..options import Options
 from ..rejection import Code, Rejection
 from .plan import Supports
@@ -25,6 +25,7 @@ log = logging.getLogger("gdpa_inductor")
 Ban = tuple[tuple[str, ...], Rejection]
 
 
+@autograd.saved_tensor_hooks_set_aside()
 def rewrite_graph(
     gm: GraphModule, *, options: Options | None = None, supports: Supports | None = None
 ) -> Result:

@@ -77,6 +77,18 @@ def test_activation_checkpointing(backend: str) -> None:
     assert_trains_alike(torch.compile(model, backend=backend, fullgraph=True), operands())
 
 
+def test_a_compiled_layer_inside_of_a_checkpoint() -> None:
+    """The checkpoint counts what its forward saves. What is computed while the layer compiles must
+    not count: the second forward does not compile."""
+    compiled = torch.compile(fused, backend="gdpa", fullgraph=True)
+
+    def model(q, k, v):
+        return checkpoint(compiled, q, k, v, use_reentrant=False)
+
+    assert_trains_alike(model, operands())
+    assert torch._dynamo.utils.counters["gdpa"]["matched"] == 1
+
+
 @pytest.mark.parametrize("policy", [CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_RECOMPUTE])
 def test_selective_checkpointing_sees_the_op(policy: CheckpointPolicy) -> None:
     """Saved, it is not run again in the backward; recomputed, it is."""
