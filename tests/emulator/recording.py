@@ -10,6 +10,7 @@ Inside `recording()`:
 """
 
 import itertools
+import os
 import re
 import sys
 import tempfile
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
@@ -207,7 +209,18 @@ class Compile:
         LEDGER.ptx[handle] = compiled.__ptx__
         standin.next_library(handle)
         compiled.to()  # loads the library, so that the handle is this module's
+        compiled.dump_to_object = exporting(compiled.dump_to_object, handle)
         return compiled
+
+
+def exporting(export: Callable[[str], bytes], handle: int) -> Callable[[str], bytes]:
+    """What is exported is loaded next, under the same handle."""
+
+    def exported(prefix: str) -> bytes:
+        standin.next_library(handle)
+        return export(prefix)
+
+    return exported
 
 
 def replacements(folder: str) -> Iterator[tuple[Any, Any]]:
@@ -259,15 +272,16 @@ _active = False
 
 @contextmanager
 def linked() -> Iterator[None]:
-    """Host code that is compiled inside is linked to the stand-in runtime. The first library of a
-    process decides for all: after one of CUDA's own, no kernel could be run.
+    """Host code that is compiled or loaded inside is linked to the stand-in runtime. The first
+    library of a process decides for all: after one of CUDA's own, no kernel could be run.
     """
     from cutlass.cutlass_dsl import CuTeDSL
 
     settings = CuTeDSL._get_dsl().envar
     before, settings.shared_libs = settings.shared_libs, str(standin.path())
     try:
-        yield
+        with mock.patch.dict(os.environ, {"CUTE_DSL_LIBS": str(standin.path())}):
+            yield
     finally:
         settings.shared_libs = before
 

@@ -52,10 +52,21 @@ class Launch:
 def path() -> Path:
     """The shared library, built when its source has changed. RuntimeError without a C compiler."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
-    target = Path(tempfile.gettempdir()) / f"sm100_standin_{os.getuid()}_{digest}.so"
+    folder = Path(tempfile.gettempdir()) / f"cute_standin_{os.getuid()}_{digest}"
+    target = folder / "libcute_dsl_runtime.so"  # as the runtime is found by its name
     if not target.exists():
+        folder.mkdir(exist_ok=True)
         partial = target.with_suffix(f".{os.getpid()}")
-        command = [os.environ.get("CC", "cc"), "-shared", "-fPIC", "-O1", "-o", partial, SOURCE]
+        command = [
+            os.environ.get("CC", "cc"),
+            "-shared",
+            "-fPIC",
+            "-O1",
+            "-o",
+            partial,
+            SOURCE,
+            "-ldl",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise RuntimeError(f"the stand-in runtime needs a C compiler:\n{done.stderr}")
@@ -65,7 +76,8 @@ def path() -> Path:
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    loaded = ctypes.CDLL(str(path()))
+    loaded = ctypes.CDLL(str(path()), mode=ctypes.RTLD_GLOBAL)
+    loaded.CuteDSLRT_GetErrorString.restype = ctypes.c_char_p
     loaded.standin_next_library.argtypes = [ctypes.c_uint64]
     loaded.standin_on_launch.argtypes = [ctypes.c_void_p]
     return loaded

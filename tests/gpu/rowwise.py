@@ -7,7 +7,7 @@ order of tiles, their classification, the emission of score programs, operands b
 import cutlass
 from cutlass import Float32, Int32, Int64, cute, range_constexpr
 
-from gdpa_inductor.kernels.cute import launch
+from gdpa_inductor.kernels.cute.compiler import compile_kernel, example
 from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.forward.ranges import KeyRanges
 from gdpa_inductor.kernels.cute.forward.scheduler import WorkTile
@@ -91,8 +91,6 @@ class Rowwise:
             out[d] = sums[d].to(out.element_type)
 
 
-def compiled(config: KernelConfig, architecture: str):
+def compiled(config: KernelConfig, arch: str):
     """In place of `launch.compiled`."""
-    return cute.compile(
-        Rowwise(config), *launch.example(config), options=f"--gpu-arch={architecture}"
-    )
+    return compile_kernel(Rowwise(config), example(config), arch)

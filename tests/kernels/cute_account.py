@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cutlass import cute
 
 from gdpa_inductor.kernels.cute import launch
+from gdpa_inductor.kernels.cute.compiler import compile_kernel, example
 from gdpa_inductor.kernels.cute.config import KernelConfig
 from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
 from tests.emulator.recording import linked
@@ -95,10 +95,10 @@ def tool(name: str, *arguments: str) -> str:
 def binary(config: KernelConfig, kernel: Any = None, others: Sequence[str] = ()) -> Binary:
     """Compiled for its architecture; needs no GPU. kernel: by default the forward. others: dtypes
     of its matrices beside query, key and value."""
-    kernel, example = kernel or launch.forward_kernel(config), launch.example(config, others)
+    kernel, arguments = kernel or launch.forward_kernel(config), example(config, others)
 
     def compiled(more: str) -> Any:
-        return cute.compile(kernel, *example, options=launch.options(config, more))
+        return compile_kernel(kernel, arguments, config.arch, more)
 
     return disassembled(compiled, lambda: kernel.memory.size_in_bytes())
 

@@ -1,32 +1,32 @@
-"""A process that launches CuTe kernels through the stand-in runtime, and says what it compiled and
-launched: `python -m tests.kernels.disk_program attention words`. Run by `test_cute_disk`."""
+"""A process that launches CuTe kernels through the stand-in runtime, and says what it launched and
+whether it compiled: `python -m tests.kernels.disk_program attention words`. Run by
+`test_cute_disk`."""
 
 import json
 import sys
 import time
 
 import torch
-from cutlass import cute
-from cutlass.cutlass_dsl.cuda_jit_executor import CudaDialectJitCompiledFunction
 
 from gdpa_inductor._compat import inductor
-from gdpa_inductor.kernels.cute import launch, order
-from gdpa_inductor.kernels.cute.backward import totals
+from gdpa_inductor.kernels.cute import disk, launch, order
+from gdpa_inductor.kernels.cute.backward import jagged_totals, totals
+from gdpa_inductor.kernels.cute.backward.jagged_totals import StoredTiling
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.ops import operands_of
 from tests.emulator import standin
 
 ARCH = Sm90Config.arch
-CudaDialectJitCompiledFunction.num_devices = 1  # without a driver none can be asked for
-WORDS = ("Ranking", "Summation")  # whose arguments are the same in every process
+WORDS = ("Ranking", "Summation", "TileSums")  # whose arguments are the same in every process
+KINDS = (*WORDS, "TileSums", "HopperForward", "HopperBackward")
 compiled, launched = [], []
-compile_function = cute.compile
+export = disk.exported
 
 
-def counted(function, *given, **options):
-    compiled.append(type(function).__name__)
-    return compile_function(function, *given, **options)
+def counted(made) -> bytes:
+    compiled.append(next(kind for kind in KINDS if kind in made.function_name))
+    return export(made)
 
 
 def noted(found: standin.Launch) -> None:
@@ -47,10 +47,12 @@ def attention() -> None:
 def words() -> None:
     order._ranking("int32", ARCH)(16, 32, 3, 0)
     totals._summation("float32", "bfloat16", 0.5, ARCH, False)(48, 64, 8, 1, 1, 1, 1, 0)
+    jagged = ("tiles", (1.0, True, True, StoredTiling(64, 64, True)), "bfloat16", "float32", ARCH)
+    jagged_totals._launcher(*jagged)(80, 96, 112, *[1] * 10, 0)
 
 
 if __name__ == "__main__":
-    cute.compile = counted
+    disk.exported = counted
     standin.next_library(1)
     inductor.cache_folder()  # whoever calls the kernels has imported Inductor
     start = time.perf_counter()
@@ -59,4 +61,5 @@ if __name__ == "__main__":
             {"attention": attention, "words": words}[part]()
     seconds = time.perf_counter() - start
     assert not failures, failures
-    print(json.dumps({"compiled": compiled, "launched": launched, "seconds": seconds}))
+    found = {"compiled": compiled, "launched": launched, "seconds": seconds}
+    print(json.dumps({**found, "cutlass": "cutlass" in sys.modules}))

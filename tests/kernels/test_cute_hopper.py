@@ -10,8 +10,8 @@ pytest.importorskip("triton")  # its package has the disassembler
 
 from cutlass import BFloat16, cute
 
-from gdpa_inductor.kernels.cute.backward import jagged_totals
-from gdpa_inductor.kernels.cute.backward.jagged_totals import RowSums, StoredTiling, TileSums
+from gdpa_inductor.kernels.cute.backward import jagged_sums
+from gdpa_inductor.kernels.cute.backward.jagged_totals import StoredTiling
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
 from gdpa_inductor.kernels.cute.sm90.backward.launch import others
@@ -202,17 +202,17 @@ def test_machine_code_where_operands_are_fetched_for_a_step(name: str):
 
 TILING = StoredTiling(ROWS, COLS, by_keys=True)
 SUMS = {
-    "of tiles": TileSums(1.0, False, True, TILING),
-    "of tiles, for each sequence": TileSums(0.5, True, False, TILING),
-    "of rows": RowSums(1.0, TILING),
+    "of tiles": ("tiles", (1.0, False, True, TILING)),
+    "of tiles, for each sequence": ("tiles", (0.5, True, False, TILING)),
+    "of rows": ("rows", (1.0, TILING)),
 }
 
 
 @pytest.mark.parametrize("name", SUMS)
 def test_machine_code_of_the_sums_of_jagged_biases(name: str):
     """Scores come 16 bytes at a time, and threads enough fit to hide how long they take."""
-    given = (SUMS[name], "bfloat16", "float32", Sm90Config.arch)
-    made = disassembled(functools.partial(jagged_totals.compiled, *given))
+    given = (*SUMS[name], "bfloat16", "float32", Sm90Config.arch)
+    made = disassembled(functools.partial(jagged_sums.compiled, *given))
     assert made.count("LDG.E.128") >= 1
     assert made.spills == 0
     assert made.usage["REG"] <= 64

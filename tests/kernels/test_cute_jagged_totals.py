@@ -15,7 +15,7 @@ from gdpa_inductor.kernels.cute.backward.jagged_totals import (
     add_rows,
     add_tiles,
 )
-from gdpa_inductor.kernels.cute.operands import whole_vectors
+from gdpa_inductor.kernels.cute.config import whole_vectors
 from tests.emulator import recording, run
 
 ARCH = "sm_100a"  # that of the emulator

@@ -5,11 +5,10 @@ import ctypes
 import dataclasses
 import functools
 import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-
-pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.launcher import Launcher
@@ -27,21 +26,14 @@ Given = Operands[torch.Tensor]
 
 
 class Recorder:
-    """In place of a compiled kernel: the words that each launch finds, argument by argument."""
+    """In place of a kernel: the words that each launch finds."""
 
     def __init__(self) -> None:
-        self.launches: list[list[list[int] | None]] = []
+        self.launches: list[list[int]] = []
 
-    def generate_execution_args(self, *arguments):
-        return [None if x is None else x.__c_pointers__() for x in arguments], None
-
-    def run_compiled_program(self, places) -> None:
-        self.launches.append(
-            [
-                None if x is None else [ctypes.c_int64.from_address(p.value).value for p in x]
-                for x in places
-            ]
-        )
+    def at(self, places: Sequence[int]) -> Callable[[], None]:
+        words = [ctypes.c_int64.from_address(place) for place in places]
+        return lambda: self.launches.append([x.value for x in words])
 
 
 @pytest.fixture(autouse=True)
@@ -80,14 +72,14 @@ def jagged(**changes) -> Given:
     return dataclasses.replace(o, **changes)
 
 
-def last(kernels: dict) -> list[list[int] | None]:
+def last(kernels: dict) -> list[int]:
     (kernel,) = kernels.values()
     return kernel.launches[-1]
 
 
-def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> list:
-    """What a kernel takes, from its description in `launch.example`, of operands that need no copy
-    and have no extent of one."""
+def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> list[int]:
+    """What a kernel takes, in the order of `compiler.example`, of operands that need no copy and
+    have no extent of one."""
     read = (o.query, o.key, o.value, out)
     dense = o.query.dim() == 4
     sequences = o.query.shape[0] if dense else len(o.cu_seqlens_q) - 1
@@ -97,14 +89,13 @@ def taken(o: Given, out: torch.Tensor, order: torch.Tensor | None = None) -> lis
     lists = [*o.lengths[:2], order]
     aux = [[x.data_ptr(), 0, *x.stride(), 0, 0] for x in o.aux]  # b, h, q_idx, kv_idx, q, k
     return [
-        [x.data_ptr() for x in read],
-        [sequences, 4, 4, 4, *sides, *totals, sequences],
-        [n for step in steps for n in step],
-        *(None if x is None else [x.data_ptr()] for x in lists),
-        [word for words in aux for word in words] or None,
-        list(o.scalars) or None,
-        [3],
-        [5],
+        *[x.data_ptr() for x in read],
+        *[sequences, 4, 4, 4, *sides, *totals, sequences],
+        *[n for step in steps for n in step],
+        *[x.data_ptr() for x in lists if x is not None],
+        *[word for words in aux for word in words],
+        *o.scalars,
+        *[3, 5],
     ]
 
 
@@ -130,7 +121,7 @@ def test_scalars_and_ctas_and_streams_are_of_the_call(kernels):
     o = biased()
     for scalar, ctas, stream in ((1, 2, 3), (-(1 << 40), 132, 1 << 46), (3, 1, 0)):
         launch.forward(dataclasses.replace(o, scalars=[scalar]), ctas=ctas, stream=stream)
-        assert last(kernels)[-3:] == [[scalar], [ctas], [stream]]
+        assert last(kernels)[-3:] == [scalar, ctas, stream]
     assert len(plan.PLANS) == 1
 
 

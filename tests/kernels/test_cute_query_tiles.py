@@ -13,6 +13,7 @@ pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.launcher import Launcher
+from gdpa_inductor.kernels.cute.runtime import Kernel, exported
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from tests.emulator import recording, run
 from tests.gpu import rowwise
@@ -39,7 +40,7 @@ class ThreeTiles(Sm100Config):
 
 @functools.cache
 def launcher(config: ThreeTiles) -> Launcher:
-    return Launcher(rowwise.compiled(config, config.arch), config)
+    return Launcher(Kernel(exported(rowwise.compiled(config, config.arch))), config)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

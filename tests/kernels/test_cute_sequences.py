@@ -11,10 +11,12 @@ pytest.importorskip("cutlass")
 import cuda.bindings.driver as cuda
 from cutlass import Int32, Int64, cute
 
-from gdpa_inductor.kernels.cute import order
+from gdpa_inductor.kernels.cute import ranking
+from gdpa_inductor.kernels.cute.compiler import pointer
 from gdpa_inductor.kernels.cute.gaps import Gaps
-from gdpa_inductor.kernels.cute.launcher import WordLauncher, pointer
+from gdpa_inductor.kernels.cute.launcher import WordLauncher
 from gdpa_inductor.kernels.cute.operands import Matrix
+from gdpa_inductor.kernels.cute.runtime import Kernel, exported
 from tests.emulator import recording, run
 
 ARCH = "sm_100a"  # that of the emulator
@@ -30,7 +32,7 @@ def test_the_longest_come_first(lengths: tuple[int, ...], dtype: str) -> None:
     offsets = torch.tensor([4, *lengths]).cumsum(0).to(getattr(torch, dtype))
     found = torch.full((len(lengths),), -1)
     with recording():
-        kernel = WordLauncher(order.compiled(dtype, ARCH), 4)
+        kernel = WordLauncher(Kernel(exported(ranking.compiled(dtype, ARCH))), 4)
         words = (offsets.data_ptr(), found.data_ptr(), len(lengths), 0)
         run(lambda: kernel(*words), [offsets, found])
     assert torch.equal(found, torch.argsort(torch.tensor(lengths), descending=True, stable=True))

@@ -5,12 +5,17 @@ import torch
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute.backward import totals
+from gdpa_inductor.kernels.cute.backward import summation, totals
 from gdpa_inductor.kernels.cute.launcher import WordLauncher
+from gdpa_inductor.kernels.cute.runtime import Kernel, exported
 from tests.emulator import recording, run
 
 ARCH = "sm_100a"  # that of the emulator
 WHOLE = (3, 2, 6, 16)
+
+
+def launcher(*given) -> WordLauncher:
+    return WordLauncher(Kernel(exported(summation.compiled(*given))), 8)
 
 
 @pytest.mark.parametrize("own", [(1, 2, 6, 16), (3, 1, 6, 16), (1, 1, 6, 16), WHOLE])
@@ -22,7 +27,7 @@ def test_sums_over_batches_and_heads(own, target, factor, monkeypatch):
     found = guarded[8:-8].view(own)
     kinds = (str(x.dtype).removeprefix("torch.") for x in (scores, found))
     with recording():
-        kernel = WordLauncher(totals.compiled(*kinds, factor, ARCH), 8)
+        kernel = launcher(*kinds, factor, ARCH)
         monkeypatch.setattr(totals, "_summation", lambda *_: kernel)
         taken = []
         run(lambda: taken.append(totals.total(scores, found, factor, ARCH, 0)), [scores, guarded])
@@ -40,7 +45,7 @@ def test_sums_whose_rows_lie_apart(own, monkeypatch):
     wide = torch.full((*own[:3], 40), 7.0, dtype=torch.bfloat16)
     found = wide[..., 8:24]
     with recording():
-        kernel = WordLauncher(totals.compiled("bfloat16", "bfloat16", 0.5, ARCH, True), 8)
+        kernel = launcher("bfloat16", "bfloat16", 0.5, ARCH, True)
         monkeypatch.setattr(totals, "_summation", lambda *_: kernel)
         taken = []
         run(lambda: taken.append(totals.total(scores, found, 0.5, ARCH, 0)), [scores, wide])

@@ -5,7 +5,7 @@ A `KernelConfig` is the cache key: all else (lengths, batch, heads, strides) is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,6 +21,7 @@ AUX_DTYPES = (
 PACKAGE = "nvidia-cutlass-dsl"
 VERSIONS = ((4, 8), (4, 9))  # of the package: from, below
 LETTERS = (*AXES, "q", "k")  # of access maps
+VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multiple of it
 
 
 @dataclass(frozen=True)
@@ -151,3 +152,8 @@ def unsupported(
 def _padded(size: int) -> int:
     """To whole swizzle atoms of 32 elements."""
     return -(-size // 32) * 32
+
+
+def whole_vectors(count: Any) -> Any:
+    """Numbers, with those that fill the last vector of a row."""
+    return (count + (VECTOR - 1)) // VECTOR * VECTOR

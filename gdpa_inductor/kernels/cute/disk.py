@@ -2,13 +2,12 @@
 
 They lie beside torch's own compiled graphs, go with them, and are switched off with them. A kernel
 has a folder, whose name is a hash of all that the kernel follows from. In it lies the object file
-that cutlass-dsl exports. Its name is a hash of its content, so a file that is damaged or cut off is
-known by its name. Whatever fails here costs time only: then the kernel is compiled. cutlass is
-imported only to load and to export.
+that cutlass-dsl exports (`runtime`). Its name is a hash of its content, so a file that is damaged
+or cut off is known by its name. Whatever fails here costs time only: then the kernel is compiled.
+cutlass is imported only to compile.
 """
 
 import contextlib
-import ctypes
 import dataclasses
 import functools
 import hashlib
@@ -25,9 +24,9 @@ from typing import Any
 from ..._compat import inductor
 from ...sources import source_hash
 from .config import PACKAGE
+from .runtime import exported
 
 FOLDER = "gdpa_cute"
-PREFIX = "gdpa"  # of the symbols in an object file
 SETTINGS = "CUTE_DSL_"  # of the compiler, in the environment
 OFF = SETTINGS + "NO_CACHE"
 PARTS = ("", "-libs-base", "-libs-core", "-libs-cu12", "-libs-cu13")  # packages of the compiler
@@ -35,16 +34,16 @@ PARTS = ("", "-libs-base", "-libs-core", "-libs-cu12", "-libs-cu13")  # packages
 log = logging.getLogger("gdpa_inductor")
 
 
-def kept(make: Callable[[], Any], *parts: Any) -> Any:
-    """What `make` compiles, loaded if it was compiled before. parts: what else the kernel follows
-    from than this package, its compiler and the host: configurations, names, numbers."""
+def kept(make: Callable[[], Any], *parts: Any) -> bytes:
+    """The object file of what `make` compiles, read if it was compiled before. parts: what else the
+    kernel follows from than this package, its compiler and the host: configurations, names,
+    numbers."""
     place = _place(parts)
-    if place is None:
-        return make()
-    found = _loaded(place)
+    found = None if place is None else _read(place)
     if found is None:
-        found = make()
-        _store(place, found)
+        found = exported(make())
+        if place is not None:
+            _store(place, found)
     return found
 
 
@@ -115,32 +114,24 @@ def _instructions() -> str:
     return next((x for x in lines if x.lower().startswith(("flags", "features"))), "")
 
 
-def _loaded(place: Path) -> Any:
-    """The kernel that lies there; None without a sound one."""
+def _read(place: Path) -> bytes | None:
+    """What lies there; None without a sound file."""
     try:
-        from cutlass import cute
-
         for path in place.glob("*.o"):
-            if path.stem == _name(path.read_bytes()):
-                return getattr(cute.runtime.load_module(str(path)), PREFIX)
+            content = path.read_bytes()
+            if path.stem == _name(content):
+                return content
             path.unlink(missing_ok=True)
-    except Exception as error:
-        log.debug("a CuTe kernel is compiled, its file cannot be loaded: %s", error)
+    except OSError as error:
+        log.debug("a CuTe kernel is compiled, its file cannot be read: %s", error)
     return None
 
 
-def _store(place: Path, made: Any) -> None:
-    """Export the kernel. The compiler looks up the functions that host code calls in the process,
-    so its libraries have to be loaded for all; they are not where there is no driver."""
+def _store(place: Path, content: bytes) -> None:
     try:
-        from cutlass import cute
-
-        for library in cute.runtime.find_runtime_libraries(enable_tvm_ffi=False):
-            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
-        content = made.dump_to_object(PREFIX)
         place.mkdir(parents=True, exist_ok=True)
         _write(place / f"{_name(content)}.o", content)
-    except Exception as error:
+    except OSError as error:
         log.debug("a CuTe kernel is not kept: %s", error)
 
 

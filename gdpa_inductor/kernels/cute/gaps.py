@@ -10,7 +10,8 @@ from typing import Any
 import cutlass
 from cutlass import Int32, Int64, cute
 
-from .operands import VECTOR, Matrix, vector
+from .config import VECTOR
+from .operands import Matrix, vector
 from .ranges import LANES, lowest
 from .values import Fixed, select, smaller
 from .work import offset, sequence_rows

@@ -2,45 +2,45 @@
 
 Kernels take raw pointers, sizes and strides, so that compiling needs no tensors and no GPU, and a
 launch no DLPack. What follows from the form of a call is computed once (`plan`). Nothing here reads
-a length from the device.
+a length from the device. cutlass is imported where a kernel is compiled, and only then.
 """
 
 import functools
 import importlib
-from collections.abc import Sequence
 from typing import Any
 
-import cuda.bindings.driver as cuda
 import torch
-from cutlass import Int32, Int64, cute
 from torch import Tensor
 
 from ..._compat.device import current_stream
 from ...operands import Operands
 from ...rejection import GDPAError
 from . import ahead, disk
-from .config import LETTERS, KernelConfig
-from .launcher import SIZES, Launcher, pointer
+from .config import KernelConfig
+from .launcher import Launcher
 from .order import longest_first
-from .plan import ALIGNMENT, LaunchPlan, plan_of
+from .plan import LaunchPlan, plan_of
 from .replay import Record
+from .runtime import Kernel
 
 
 @functools.cache
 def compiled(config: KernelConfig, more: str = "") -> Any:
-    """The kernel of a configuration, ready to be launched. Needs no GPU. more: compiler options."""
-    return cute.compile(forward_kernel(config), *example(config), options=options(config, more))
+    """The kernel of a configuration. Needs no GPU. more: compiler options."""
+    from .compiler import compile_kernel, example
+
+    return compile_kernel(forward_kernel(config), example(config), config.arch, more)
 
 
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
     """Of the forward of a configuration."""
     ahead.finish(__name__, config)
-    return Launcher(kept(config), config)
+    return Launcher(Kernel(kept(config)), config)
 
 
-def kept(config: KernelConfig) -> Any:
-    """The kernel, from disk or compiled."""
+def kept(config: KernelConfig) -> bytes:
+    """The object file of the kernel, from disk or compiled."""
     return disk.kept(lambda: compiled(config), __name__, config)
 
 
@@ -48,11 +48,6 @@ def forward_kernel(config: KernelConfig) -> Any:
     """The forward of a configuration, before it is compiled."""
     folder = importlib.import_module(f".{config.folder}.forward.kernel", __package__)
     return folder.KERNEL(config)
-
-
-def options(config: KernelConfig, more: str = "") -> str:
-    """Of the compiler."""
-    return f"--gpu-arch={config.arch} {more}".rstrip()
 
 
 def forward(
@@ -111,21 +106,3 @@ def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int
 @functools.cache
 def multiprocessors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def example(config: KernelConfig, others: Sequence[str] = ()) -> tuple[Any, ...]:
-    """Arguments of the right types for tracing; nothing is read from them. others: dtypes of the
-    matrices beside query, key and value, by default the output's."""
-    dtypes = [config.dtype] * 3 + list(others or (config.dtype,))
-    jagged = (config.jagged_q, config.jagged_k)
-    return (
-        tuple(pointer(dtype, ALIGNMENT) for dtype in dtypes),
-        tuple(Int32(1) for _ in range(SIZES)),
-        tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
-        *(pointer(config.offsets) if side else None for side in jagged),
-        pointer("int64") if any(jagged) else None,
-        tuple((pointer(dtype), tuple(Int64(0) for _ in LETTERS)) for dtype in config.aux) or None,
-        tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
-        Int32(1),
-        cuda.CUstream(0),
-    )

@@ -1,8 +1,9 @@
 """Memory that begins as zeros. The driver clears it: to launch a kernel of torch's takes the CPU
 several times as long."""
 
-import cuda.bindings.driver as cuda
 from torch import Tensor
+
+from .driver import driver
 
 
 def cleared(room: Tensor, stream: int) -> Tensor:
@@ -15,6 +16,5 @@ def cleared(room: Tensor, stream: int) -> Tensor:
 
 def clear(address: int, words: int, stream: int) -> None:
     """Words of 32 bits, from an address on, in the order of the stream."""
-    (error,) = cuda.cuMemsetD32Async(address, 0, words, stream)
-    if error != cuda.CUresult.CUDA_SUCCESS:
-        raise RuntimeError(f"cuMemsetD32Async: {error}")
+    if error := driver().cuMemsetD32Async(address, 0, words, stream):
+        raise RuntimeError(f"cuMemsetD32Async: CUDA error {error}")

@@ -16,10 +16,8 @@ from typing import Any
 from cutlass import Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync
 
-from .config import BOX, LETTERS, KernelConfig
+from .config import BOX, LETTERS, VECTOR, KernelConfig
 from .values import Fixed, smaller
-
-VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multiple of it
 
 
 @dataclass
@@ -142,11 +140,6 @@ def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int)
         atom, mX, sX, lambda tiles: tiles, tiler, size, jagged=False,
         shared="b" not in axes, single="h" not in axes,
     )  # fmt: skip
-
-
-def whole_vectors(count: Any) -> Any:
-    """Numbers, with those that fill the last vector of a row."""
-    return (count + (VECTOR - 1)) // VECTOR * VECTOR
 
 
 def vector(pointer: Any) -> Any:

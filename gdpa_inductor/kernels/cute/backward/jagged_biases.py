@@ -16,7 +16,7 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands, aux_from_axes, score_shape
 from ....sequences import Padding, padded_program
-from ..operands import whole_vectors
+from ..config import whole_vectors
 from .biases import ROOM
 from .jagged_totals import MOST, StoredScores, StoredTiling
 from .roots import factor_of

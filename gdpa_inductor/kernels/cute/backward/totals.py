@@ -7,19 +7,16 @@ scores.
 import functools
 from typing import Any
 
-import cuda.bindings.driver as cuda
-import cutlass
 import torch
-from cutlass import Float32, Int32, Int64, const_expr, cute
 from torch import Tensor
 
 from .. import disk
-from ..launcher import WordLauncher, pointer
-from ..operands import VECTOR, vector
-from ..plan import ALIGNMENT, name, off_alignment
+from ..config import VECTOR
+from ..launcher import WordLauncher
+from ..plan import name, off_alignment
 from ..replay import Record
+from ..runtime import Kernel
 
-THREADS = 256
 MOST_OUTER = 65535  # CTAs along the second dimension of a grid
 MOST_APART = 1 << 31  # vectors, where rows of them are counted in 32 bits
 
@@ -74,52 +71,13 @@ def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
     return (batch, heads, inner) if own[0] == batch else (1, batch * heads, inner)
 
 
-class Summation:
-    """target[o, i] = factor · sum of source[o, :, i], i counted in vectors. apart: o is 0, and rows
-    of the target, of `width` vectors, begin `step` vectors apart."""
-
-    def __init__(self, factor: float, apart: bool = False) -> None:
-        self.factor, self.apart = factor, apart
-
-    @cute.jit
-    def __call__(
-        self, source, target, inner: Int64, count: Int32, outer: Int32, width: Int32, step: Int64,
-        stream,
-    ):  # fmt: skip
-        ctas = Int32((inner + (THREADS - 1)) // THREADS)
-        self.kernel(source, target, inner, count, width, step).launch(
-            grid=(ctas, outer, 1), block=(THREADS, 1, 1), stream=stream
-        )
-
-    @cute.kernel
-    def kernel(self, source, target, inner, count, width, step):
-        cta, outer, _ = cute.arch.block_idx()
-        own = Int64(cta) * THREADS + cute.arch.thread_idx()[0]
-        if own < inner:
-            first = source + (Int64(outer) * count * inner + own) * VECTOR
-            sums = cute.make_rmem_tensor(VECTOR, Float32)
-            sums.fill(0.0)
-            for i in cutlass.range(count, unroll=4):
-                found = cute.make_rmem_tensor(VECTOR, source.dtype)
-                cute.autovec_copy(vector(first + i * inner * VECTOR), found)
-                sums.store(sums.load() + found.load().to(Float32))
-            narrow = cute.make_rmem_tensor(VECTOR, target.dtype)
-            narrow.store((sums.load() * self.factor).to(target.dtype))
-            place = Int64(outer) * inner + own
-            if const_expr(self.apart):
-                row = Int32(own) // width
-                place = row * step + (Int32(own) - row * width)
-            cute.autovec_copy(narrow, vector(target + place * VECTOR))
-
-
-def compiled(source: str, target: str, factor: float, arch: str, apart: bool = False) -> Any:
-    """For scores and sums of these dtypes. Needs no GPU."""
-    pointers = (pointer(source, ALIGNMENT), pointer(target, ALIGNMENT))
-    counts = (Int64(1), Int32(1), Int32(1), Int32(1), Int64(1), cuda.CUstream(0))
-    return cute.compile(Summation(factor, apart), *pointers, *counts, options=f"--gpu-arch={arch}")
-
-
 @functools.cache
 def _summation(source: str, target: str, factor: float, arch: str, apart: bool) -> WordLauncher:
     given = (source, target, factor, arch, apart)
-    return WordLauncher(disk.kept(lambda: compiled(*given), "total", *given), 8)
+
+    def compiled() -> Any:
+        from . import summation
+
+        return summation.compiled(*given)
+
+    return WordLauncher(Kernel(disk.kept(compiled, "total", *given)), 8)

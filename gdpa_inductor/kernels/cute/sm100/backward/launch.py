@@ -4,17 +4,15 @@ import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cutlass import cute
 from torch import Tensor
 
 from ... import ahead, disk
 from ...backward.jagged_totals import StoredTiling
 from ...backward.launch import WHOLE, BackwardCall, stored_dtypes
 from ...backward.roots import masked
-from ...launch import example, options
 from ...launcher import Launcher
+from ...runtime import Kernel
 from ..config import SIDES, Sm100Config, stored_by
-from .kernel import BackwardKernel
 
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
@@ -72,11 +70,11 @@ def tiling(config: Sm100Config) -> StoredTiling:
 def launcher(config: Sm100Config, side: str) -> Launcher:
     """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
     ahead.finish(__name__, config, side)
-    return Launcher(kept(config, side), config, 3 + len(others(config, side)))
+    return Launcher(Kernel(kept(config, side)), config, 3 + len(others(config, side)))
 
 
-def kept(config: Sm100Config, side: str) -> Any:
-    """The kernel, from disk or compiled."""
+def kept(config: Sm100Config, side: str) -> bytes:
+    """The object file of the kernel, from disk or compiled."""
     return disk.kept(lambda: compiled(config, side), __name__, config, side)
 
 
@@ -88,6 +86,9 @@ def others(config: Sm100Config, side: str) -> list[str]:
 
 @functools.cache
 def compiled(config: Sm100Config, side: str, more: str = "") -> Any:
-    """The kernel of one side, ready to be launched. Needs no GPU."""
+    """The kernel of one side. Needs no GPU. more: compiler options."""
+    from ...compiler import compile_kernel, example
+    from .kernel import BackwardKernel
+
     arguments = example(config, others(config, side))
-    return cute.compile(BackwardKernel(config, side), *arguments, options=options(config, more))
+    return compile_kernel(BackwardKernel(config, side), arguments, config.arch, more)

@@ -5,7 +5,8 @@ from typing import Any
 from cutlass import Int64, cute, range_constexpr
 
 from ...backward.walk import ResidentTile, Walk
-from ...operands import VECTOR, vector, whole_vectors
+from ...config import VECTOR, whole_vectors
+from ...operands import vector
 from ...values import Fixed
 
 

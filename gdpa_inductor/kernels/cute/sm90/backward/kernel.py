@@ -30,15 +30,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, roots_of
+from ...config import whole_vectors
 from ...gaps import Gaps
-from ...operands import (
-    Matrix,
-    Tiles,
-    matrices,
-    score_operand,
-    score_tiles,
-    whole_vectors,
-)
+from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import Program
 from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout

@@ -5,17 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from cutlass import cute
 from torch import Tensor
 
 from ... import ahead, disk
 from ...backward.jagged_totals import StoredTiling
 from ...backward.launch import BackwardCall, stored_dtypes
 from ...backward.roots import factor_of, masked
-from ...launch import example, options
 from ...launcher import Launcher
+from ...runtime import Kernel
 from ..config import HALF, Sm90Config
-from .kernel import HopperBackward
 
 
 @dataclass(frozen=True)
@@ -89,19 +87,22 @@ def tiling(config: Sm90Config) -> StoredTiling:
 def launcher(config: Sm90Config) -> Launcher:
     """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
     ahead.finish(__name__, config)
-    return Launcher(kept(config), config, 3 + len(others(config)))
+    return Launcher(Kernel(kept(config)), config, 3 + len(others(config)))
 
 
-def kept(config: Sm90Config) -> Any:
-    """The kernel, from disk or compiled."""
+def kept(config: Sm90Config) -> bytes:
+    """The object file of the kernel, from disk or compiled."""
     return disk.kept(lambda: compiled(config), __name__, config)
 
 
 @functools.cache
 def compiled(config: Sm90Config, more: str = "") -> Any:
-    """The kernel, ready to be launched. Needs no GPU. more: compiler options."""
+    """The kernel. Needs no GPU. more: compiler options."""
+    from ...compiler import compile_kernel, example
+    from .kernel import HopperBackward
+
     arguments = example(config, others(config))
-    return cute.compile(HopperBackward(config), *arguments, options=options(config, more))
+    return compile_kernel(HopperBackward(config), arguments, config.arch, more)
 
 
 def others(config: Sm90Config) -> list[str]:

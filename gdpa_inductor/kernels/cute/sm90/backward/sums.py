@@ -19,7 +19,8 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
 
 from ...backward.walk import ResidentTile
 from ...barriers import Signal
-from ...operands import VECTOR, Matrix, Tiles, vector
+from ...config import VECTOR
+from ...operands import Matrix, Tiles, vector
 from ...values import Fixed, smaller
 from .roles import EMPTY, FULL, HANDED
 from .shapes import HALF

@@ -1,0 +1,47 @@
+"""Compiling kernels. Whoever imports this imports cutlass."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import cuda.bindings.driver as cuda
+import torch
+from cutlass import Int32, Int64, cute
+
+from .config import LETTERS, KernelConfig
+from .launcher import SIZES
+from .plan import ALIGNMENT
+from .program import DTYPES
+
+
+def compile_kernel(kernel: Any, arguments: Sequence[Any], arch: str, more: str = "") -> Any:
+    """Needs no GPU. arguments: of the right types. more: options of the compiler."""
+    return cute.compile(kernel, *arguments, options=f"--gpu-arch={arch} {more}".rstrip())
+
+
+def pointer(dtype: str, align: int = 0, address: int = 16) -> Any:
+    """To global memory. Where a kernel is compiled no address is read. align: of the addresses, in
+    bytes; by default that of the dtype."""
+    align, gmem = align or getattr(torch, dtype).itemsize, cute.AddressSpace.gmem
+    return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
+
+
+def stream() -> Any:
+    return cuda.CUstream(0)
+
+
+def example(config: KernelConfig, others: Sequence[str] = ()) -> tuple[Any, ...]:
+    """Arguments of the right types for tracing; nothing is read from them. others: dtypes of the
+    matrices beside query, key and value, by default the output's."""
+    dtypes = [config.dtype] * 3 + list(others or (config.dtype,))
+    jagged = (config.jagged_q, config.jagged_k)
+    return (
+        tuple(pointer(dtype, ALIGNMENT) for dtype in dtypes),
+        tuple(Int32(1) for _ in range(SIZES)),
+        tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
+        *(pointer(config.offsets) if side else None for side in jagged),
+        pointer("int64") if any(jagged) else None,
+        tuple((pointer(dtype), tuple(Int64(0) for _ in LETTERS)) for dtype in config.aux) or None,
+        tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
+        Int32(1),
+        stream(),
+    )

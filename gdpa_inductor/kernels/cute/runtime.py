@@ -1,0 +1,87 @@
+"""Compiled kernels as object files, and the runtime library of CuTe DSL that loads and launches
+them. It is a library of C (CuteDSLRuntime.h): a process that compiles nothing imports no cutlass,
+which takes about a second.
+"""
+
+import ctypes
+import functools
+import importlib.util
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .driver import newest_cuda
+
+NAME = "libcute_dsl_runtime.so"
+SETTING = "CUTE_DSL_LIBS"  # paths, in the environment: in place of the package's library
+PREFIX = "gdpa"  # of the symbols in an object file
+
+
+def exported(compiled: Any) -> bytes:
+    """The object file of what `cute.compile` gave. The compiler looks up what host code calls among
+    the functions that are loaded for all."""
+    library()
+    content: bytes = compiled.dump_to_object(PREFIX)
+    return content
+
+
+class Kernel:
+    """A kernel in an object file. It is loaded for every device, and stays."""
+
+    def __init__(self, content: bytes) -> None:
+        self.library, self.function, module = library(), ctypes.c_void_p(), ctypes.c_void_p()
+        size, none = ctypes.c_size_t(len(content)), ctypes.c_size_t(0)
+        create, find = (
+            self.library.CuteDSLRT_Module_Create_From_Bytes,
+            self.library.CuteDSLRT_Module_Get_Function,
+        )
+        self._check(create(ctypes.byref(module), content, size, None, none))
+        self._check(find(ctypes.byref(self.function), module, PREFIX.encode()))
+
+    def _check(self, error: int) -> None:
+        if error:
+            text = self.library.CuteDSLRT_GetErrorString(error).decode()
+            raise RuntimeError(f"a CuTe kernel cannot be loaded: {text}")
+
+    def at(self, places: Sequence[int]) -> Callable[[], None]:
+        """A launch. Its arguments lie at these addresses, and are read each time."""
+        result, count = ctypes.c_int32(), len(places) + 1
+        given = (ctypes.c_void_p * count)(*places, ctypes.addressof(result))
+        run = functools.partial(
+            self.library.CuteDSLRT_Function_Run, self.function, given, ctypes.c_size_t(count)
+        )
+
+        def launch() -> None:
+            if run():
+                raise RuntimeError(f"the launch of a CuTe kernel failed: CUDA error {result.value}")
+
+        return launch
+
+
+def library() -> ctypes.CDLL:
+    """Its functions, loaded for all."""
+    return _loaded(_path())
+
+
+@functools.cache
+def _loaded(path: str) -> ctypes.CDLL:
+    found = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    found.CuteDSLRT_GetErrorString.restype = ctypes.c_char_p
+    return found
+
+
+def _path() -> str:
+    """Where it lies. As CuTe DSL chooses it: that for the newest CUDA that the driver runs."""
+    for given in os.environ.get(SETTING, "").split(os.pathsep):
+        if given.endswith(NAME):
+            return given
+    spec = importlib.util.find_spec("cutlass")
+    if spec is None or spec.origin is None:
+        raise RuntimeError("CuTe DSL is not installed")
+    package, newest = Path(spec.origin).resolve().parents[2], newest_cuda()
+    by_cuda = {int(x.parts[-3][2:]): x for x in package.glob(f"cu*/lib/{NAME}")}
+    usable = [major for major in by_cuda if newest is None or major <= newest]
+    if not usable:
+        raise RuntimeError(f"no {NAME} in {package} is for CUDA {newest}")
+    return str(by_cuda[max(usable)])

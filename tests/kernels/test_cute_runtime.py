@@ -1,0 +1,76 @@
+"""The runtime library of CuTe DSL: which one is found, and what it says without a GPU."""
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gdpa_inductor.kernels.cute import runtime
+
+MODULES = (
+    "ahead", "launch", "launcher", "memory", "order", "plan", "replay", "backward.launch",
+    "backward.totals", "backward.jagged_totals", "sm90.backward.launch", "sm100.backward.launch",
+)  # fmt: skip
+
+
+def test_no_module_on_the_way_to_a_launch_imports_cutlass() -> None:
+    names = [f"gdpa_inductor.kernels.cute.{name}" for name in MODULES]
+    lines = [f"import {name}" for name in names]
+    program = "; ".join(["import sys", *lines, "sys.exit('cutlass' in sys.modules)"])
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An installation for CUDA 12 and 13."""
+    origin = tmp_path / "nvidia_cutlass_dsl" / "dsl_packages" / "cutlass" / "__init__.py"
+    spec = importlib.machinery.ModuleSpec("cutlass", None, origin=str(origin))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    monkeypatch.delenv(runtime.SETTING, raising=False)
+    for major in (12, 13):
+        library = tmp_path / "nvidia_cutlass_dsl" / f"cu{major}" / "lib" / runtime.NAME
+        library.parent.mkdir(parents=True)
+        library.touch()
+    return (tmp_path / "nvidia_cutlass_dsl").resolve()
+
+
+@pytest.mark.parametrize(("driver", "chosen"), [(None, 13), (12, 12), (13, 13), (14, 13)])
+def test_the_library_is_for_the_newest_cuda_that_runs(
+    driver: int | None, chosen: int, package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime, "newest_cuda", lambda: driver)
+    assert runtime._path() == str(package / f"cu{chosen}" / "lib" / runtime.NAME)
+
+
+def test_a_driver_that_is_too_old_is_named(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "newest_cuda", lambda: 11)
+    with pytest.raises(RuntimeError, match="CUDA 11"):
+        runtime._path()
+
+
+def test_the_setting_of_cutlass_holds(package: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(runtime.SETTING, f"/other.so:/mine/{runtime.NAME}")
+    assert runtime._path() == f"/mine/{runtime.NAME}"
+
+
+PROGRAM = """
+from gdpa_inductor.kernels.cute import ranking
+from gdpa_inductor.kernels.cute.runtime import Kernel, exported, _path
+from cutlass.cute import runtime
+
+assert runtime.find_runtime_libraries(enable_tvm_ffi=False) == [_path()]
+Kernel(exported(ranking.compiled("int32", "sm_90a")))
+"""
+
+
+def test_the_library_of_the_package_loads_what_is_exported() -> None:
+    """It is the one that CuTe DSL finds. Without a GPU it says so."""
+    pytest.importorskip("cutlass")
+    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
+    last = found.stderr.splitlines()[-1] if found.returncode else ""
+    assert last in ("", "RuntimeError: a CuTe kernel cannot be loaded: CUDA error occurred"), (
+        found.stderr
+    )
