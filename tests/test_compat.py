@@ -28,7 +28,6 @@ ALLOWED = {
     "_jagged_to_padded_dense_forward": "an operator of ATen",
     "_padded_dense_to_jagged_forward": "an operator of ATen",
     "_replace": "a public method of named tuples",
-    "_get_invoke_packed_args": "of cutlass-dsl, whose versions are few; done without if it lacks",
 }
 # Nodes of symbolic sizes have no underscore: `size.node.expr`.
 SIZE_NODE = {name.split(".")[-1] for name in SYMBOLS if ".SymNode." in name}

@@ -4,8 +4,8 @@ generated code.
 `gdpa::attention_cute` and `gdpa::attention_cute_backward` take and give what the public ops do. The
 generated code calls them as functions of Python (`Site`), without torch's dispatcher. Code in C++
 calls them by name, so importing this module must come before loading generated code from a cache.
-cutlass itself is imported when a kernel is first compiled. The rules of `BACKEND` say which
-problems the kernels do not take, without importing it.
+cutlass itself is imported when a kernel is compiled, which those on disk need not be. The rules of
+`BACKEND` say which problems the kernels do not take, without importing it.
 """
 
 from __future__ import annotations
@@ -293,7 +293,7 @@ def _arguments(call: Call) -> Arguments[Any]:
 
 @functools.cache
 def _launch() -> Any:
-    """Imports cutlass. Kept: an import statement costs each call of the operator a microsecond."""
+    """Kept: an import statement costs each call of the operator a microsecond."""
     from ..kernels.cute import launch
 
     return launch

@@ -23,7 +23,6 @@ from tests.emulator import standin
 
 KERNELS = ["HopperBackward", "HopperForward", "Ranking", "Summation", "TileSums"]
 ROOT = Path(__file__).parent.parent.parent
-SOON = 0.3  # seconds for the kernels of a forward and a backward
 CONFIG = Sm90Config("bfloat16", 64, 64, "silu(s)")
 
 
@@ -69,7 +68,6 @@ def test_a_second_process_loads_what_the_first_compiled(caches: Path, first: dic
     later = [run(caches, PYTHONHASHSEED=seed) for seed in "12"]
     assert all(found["compiled"] == [] and not found["cutlass"] for found in later)
     assert all(found["launched"] == first["launched"] for found in later)
-    assert min(found["seconds"] for found in later) < SOON
 
 
 def test_damaged_files_are_compiled_again(caches: Path, first: dict):

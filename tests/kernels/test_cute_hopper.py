@@ -11,7 +11,7 @@ pytest.importorskip("triton")  # its package has the disassembler
 from cutlass import BFloat16, cute
 
 from gdpa_inductor.kernels.cute.backward import jagged_sums
-from gdpa_inductor.kernels.cute.backward.jagged_totals import StoredTiling
+from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
 from gdpa_inductor.kernels.cute.sm90.backward.launch import others

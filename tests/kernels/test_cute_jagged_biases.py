@@ -18,9 +18,9 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute import plan
 from gdpa_inductor.kernels.cute.backward import jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.backward.jagged_totals import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
+from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape

@@ -9,12 +9,8 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.backward import jagged_totals
-from gdpa_inductor.kernels.cute.backward.jagged_totals import (
-    StoredScores,
-    StoredTiling,
-    add_rows,
-    add_tiles,
-)
+from gdpa_inductor.kernels.cute.backward.jagged_totals import add_rows, add_tiles
+from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
 from gdpa_inductor.kernels.cute.config import whole_vectors
 from tests.emulator import recording, run
 

@@ -49,7 +49,7 @@ def _ask(module: str, *given: Hashable) -> None:
 
 
 def _keep(module: str, *given: Hashable) -> None:
-    importlib.import_module(module).kept(*given)  # a kernel cannot be sent between processes
+    importlib.import_module(module).kept(*given)
 
 
 def finish(module: str, *given: Hashable) -> None:

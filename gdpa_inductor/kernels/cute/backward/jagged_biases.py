@@ -18,8 +18,9 @@ from ....operands import Operands, aux_from_axes, score_shape
 from ....sequences import Padding, padded_program
 from ..config import whole_vectors
 from .biases import ROOM
-from .jagged_totals import MOST, StoredScores, StoredTiling
+from .jagged_totals import MOST
 from .roots import factor_of
+from .stored import StoredScores, StoredTiling
 
 SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # what sums may be stored as
 # Shares of the rows that are summed apart, for each sequence and for all of them: threads for the

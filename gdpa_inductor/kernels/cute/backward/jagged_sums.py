@@ -11,7 +11,7 @@ from ..operands import vector
 from ..plan import ALIGNMENT
 from ..ranges import LANES
 from ..values import Fixed, larger, smaller
-from .jagged_totals import SIZES, StoredTiling
+from .stored import StoredTiling
 
 THREADS = 256
 WARPS = THREADS // LANES
@@ -65,6 +65,8 @@ class Hulls(Fixed):
 class TileSums:
     """target[b, h, c, j] = factor · the sum of source[slot, h, i, j] over the rows i of chunk c,
     and over what the target has one of. A thread owns 8 neighbouring columns j."""
+
+    SIZES = 9
 
     def __init__(self, factor: float, batch: bool, heads: bool, tiling: StoredTiling) -> None:
         self.factor, self.batch, self.heads, self.tiling = factor, batch, heads, tiling
@@ -123,6 +125,8 @@ class TileSums:
 class RowSums:
     """target[b, h, i] = factor · the sum of source[slot, h, i, :]. A warp owns a row."""
 
+    SIZES = 6
+
     def __init__(self, factor: float, tiling: StoredTiling) -> None:
         self.factor, self.tiling = factor, tiling
 
@@ -167,7 +171,7 @@ def _floats(place: Any) -> Any:
     return found.load().to(Float32)
 
 
-KINDS = {"tiles": TileSums, "rows": RowSums}
+KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 
 
 def compiled(
@@ -175,7 +179,8 @@ def compiled(
 ) -> Any:
     """kind: of the classes above. given: what it is made of. source, target: dtypes of scores and
     sums. Needs no GPU. more: compiler options."""
+    sums = KINDS[kind](*given)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
-    sizes = (Int32(1) for _ in range(SIZES[kind]))
+    sizes = (Int32(1) for _ in range(sums.SIZES))
     arguments = (*matrices, pointer("int32"), pointer("int64"), *sizes, stream())
-    return compile_kernel(KINDS[kind](*given), arguments, arch, more)
+    return compile_kernel(sums, arguments, arch, more)

@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from ... import ahead, disk
-from ...backward.jagged_totals import StoredTiling
 from ...backward.launch import WHOLE, BackwardCall, stored_dtypes
 from ...backward.roots import masked
+from ...backward.stored import StoredTiling
 from ...launcher import Launcher
 from ...runtime import Kernel
 from ..config import SIDES, Sm100Config, stored_by

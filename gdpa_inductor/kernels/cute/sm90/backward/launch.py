@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from ... import ahead, disk
-from ...backward.jagged_totals import StoredTiling
 from ...backward.launch import BackwardCall, stored_dtypes
 from ...backward.roots import factor_of, masked
+from ...backward.stored import StoredTiling
 from ...launcher import Launcher
 from ...runtime import Kernel
 from ..config import HALF, Sm90Config
