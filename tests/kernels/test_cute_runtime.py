@@ -2,6 +2,7 @@
 
 import importlib.machinery
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +57,7 @@ def test_the_setting_of_cutlass_holds(package: Path, monkeypatch: pytest.MonkeyP
     assert runtime._path() == f"/mine/{runtime.NAME}"
 
 
-PROGRAM = """
+EXPORTED = """
 from gdpa_inductor.kernels.cute import ranking
 from gdpa_inductor.kernels.cute.runtime import Kernel, exported, _path
 from cutlass.cute import runtime
@@ -64,13 +65,54 @@ from cutlass.cute import runtime
 assert runtime.find_runtime_libraries(enable_tvm_ffi=False) == [_path()]
 Kernel(exported(ranking.compiled("int32", "sm_90a")))
 """
+# The symbols of an exported file, but for code of a GPU.
+HOST = """
+#include <stdint.h>
+char gdpa_args_spec[] = "", gdpa_kernel_info[] = "{}", gdpa_version[] = "1.1";
+char gdpa_function_name[] = "_mlir_gdpa_entry";
+void _mlir_gdpa_entry(void **given) {
+  int64_t number = *(int64_t *)given[0];
+  int32_t half = *(int32_t *)given[1];
+  **(int64_t **)given[2] += 10 * number + half;
+  *(int *)given[3] = number < 0 ? 700 : 0;
+}
+"""
+LAUNCHES = """
+import ctypes
+import sys
+from pathlib import Path
+
+from gdpa_inductor.kernels.cute.launcher import WordLauncher
+from gdpa_inductor.kernels.cute.runtime import Kernel
+
+run, found = WordLauncher(Kernel(Path(sys.argv[1]).read_bytes()), 3), ctypes.c_int64()
+for number, half in ((1, 2), (1 << 40, -3)):
+    run(number, half, ctypes.addressof(found))
+assert found.value == 10 * (1 + (1 << 40)) + 2 - 3, found.value
+assert "cutlass" not in sys.modules
+run(-1, 0, ctypes.addressof(found))
+"""
+
+
+def last_words(program: str, *arguments: object) -> str:
+    """Of a process that may fail. The library is not loaded here: no other one could be."""
+    pytest.importorskip("cutlass")
+    command = [sys.executable, "-c", program, *map(str, arguments)]
+    found = subprocess.run(command, capture_output=True, text=True)
+    return found.stderr.splitlines()[-1] if found.returncode else ""
 
 
 def test_the_library_of_the_package_loads_what_is_exported() -> None:
     """It is the one that CuTe DSL finds. Without a GPU it says so."""
-    pytest.importorskip("cutlass")
-    found = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    last = found.stderr.splitlines()[-1] if found.returncode else ""
-    assert last in ("", "RuntimeError: a CuTe kernel cannot be loaded: CUDA error occurred"), (
-        found.stderr
-    )
+    failure = "RuntimeError: a CuTe kernel cannot be loaded: CUDA error occurred"
+    assert last_words(EXPORTED) in ("", failure)
+
+
+def test_the_library_of_the_package_launches(tmp_path: Path) -> None:
+    """Host code that launches nothing finds its words, and its error is raised."""
+    source, content = tmp_path / "host.c", tmp_path / "host.o"
+    source.write_text(HOST)
+    command = [os.environ.get("CC", "cc"), "-c", "-fPIC", "-o", content, source]
+    subprocess.run(command, check=True)
+    failure = "RuntimeError: the launch of a CuTe kernel failed: CUDA error 700"
+    assert last_words(LAUNCHES, content) == failure
