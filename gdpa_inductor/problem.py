@@ -26,7 +26,8 @@ class Problem:
 
     A jagged side has total_rows (or total_cols) rows in all, and rows (or cols) is its max_seqlen.
     needs: which gradients a backward is asked for (query, key, value, then the program's operands);
-    empty in a forward, and before the backward is known.
+    empty in a forward, and before the backward is known. crowded: elements of operands whose
+    gradients stock adds up in small learned tables, one after the other.
     """
 
     program: ScoreMod
@@ -48,6 +49,7 @@ class Problem:
     total_rows: Size = 0
     total_cols: Size = 0
     needs: tuple[bool, ...] = ()
+    crowded: int = 0
 
     @property
     def jagged(self) -> bool:

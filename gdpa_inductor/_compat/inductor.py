@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 from torch._logging import trace_structured  # tlparse artifacts
@@ -83,6 +84,23 @@ def fresh_cache() -> Iterator[None]:
     from torch._inductor.utils import fresh_cache
 
     with fresh_cache():
+        yield
+
+
+@contextlib.contextmanager
+def around_comparisons(
+    around: Callable[[], contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Where Inductor times configurations of a Triton kernel it does so inside of `around()`."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    compare = CachingAutotuner.benchmark_all_configs
+
+    def within(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return compare(*args, **kwargs)
+
+    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", within):
         yield
 
 

@@ -88,9 +88,20 @@ def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """What a wrapper subclass holds: of a nested tensor values and offsets."""
+    """What a wrapper subclass holds: of a nested tensor values and offsets. A distributed one holds
+    its mesh too (torch 2.13).
+    """
     flatten = getattr(tensor, "__tensor_flatten__", None)
-    return [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+    held = [] if flatten is None else [getattr(tensor, name) for name in flatten()[0]]
+    return [x for x in held if isinstance(x, torch.Tensor)]
+
+
+def is_foreign(value: Any) -> bool:
+    """A tensor of a class that wraps others, such as a distributed or a quantised one; nested ones
+    are torch's own.
+    """
+    wraps = isinstance(value, torch.Tensor) and hasattr(value, "__tensor_flatten__")
+    return wraps and not value.is_nested
 
 
 def parts_of(value: Any) -> Any:
@@ -99,8 +110,7 @@ def parts_of(value: Any) -> Any:
 
     if not is_traceable_wrapper_subclass(value):
         return value
-    names, _ = value.__tensor_flatten__()
-    return [parts_of(getattr(value, name)) for name in names]
+    return [parts_of(x) for x in inner_tensors(value)]
 
 
 def holds_subclass(types: Sequence[type]) -> bool:

@@ -239,6 +239,9 @@ _ROWS: dict[str, _Rows] = {
         "virtualized.OpsValue": (_BOTH, "a value with arithmetic operators"),
         "virtualized.V": (_BOTH, "the graph that is being lowered, and the kernel being written"),
     },
+    "torch._inductor.runtime.triton_heuristics.CachingAutotuner": {
+        "benchmark_all_configs": (_BOTH, "compares kernels by time while other processes wait"),
+    },
     "torch._inductor.codegen.triton.TritonKernel": {
         "compute": (_BOTH, "where a scalar is computed"),
         "cse": (_BOTH, "names what is computed"),

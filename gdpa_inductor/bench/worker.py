@@ -170,15 +170,29 @@ def weigh(job: Job, measure: str, ready: Calls, found: dict[str, Measurement]) -
 
 @contextlib.contextmanager
 def turn(job: Job, alone: bool) -> Iterator[None]:
-    """Beside other workers, or while all of them wait."""
+    """Beside other workers, or while all of them wait. Beside them Inductor compares its kernels
+    alone.
+    """
     if not job.turns:
         yield
         return
     import fcntl  # Windows has none
 
+    @contextlib.contextmanager
+    def while_others_wait() -> Iterator[None]:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_SH)
+
     with open(job.turns) as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        yield
+        if alone or job.case.device != "cuda":
+            yield
+            return
+        with inductor.around_comparisons(while_others_wait):
+            yield
 
 
 def release(device: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .._compat import fx, operators
+from .._compat import fx, operators, subclasses
 from .record import Event, Ref
 
 
@@ -30,13 +30,25 @@ def casts(target: Any) -> bool:
     return operators.op_name(target) in _CASTS
 
 
-def is_opaque(target: Any) -> bool:
+def is_opaque(node: Node) -> bool:
     """A call that is not run: nobody knows what it does, or it does more than compute."""
+    target: Any = node.target
+    if node.op != "call_function":
+        return node.op == "call_module" or _takes_wrappers(node)
     if isinstance(target, operators.HigherOrderOperator):
         return not fx.is_autograd_function(target)
     module = getattr(target, "__module__", None) or ""
     known = module.split(".")[0] in ("torch", "_operator", "builtins", "math", "")
-    return not fx.state_change(target) and (not known or module.startswith(_OPAQUE))
+    unknown = not known or module.startswith(_OPAQUE)
+    return not fx.state_change(target) and (unknown or _takes_wrappers(node))
+
+
+def _takes_wrappers(node: Node) -> bool:
+    """A call that takes or returns tensors of others' classes, such as distributed ones: those are
+    not made here, and what is called is theirs.
+    """
+    held = [n.meta.get("example_value") for n in (node, *node.all_input_nodes)]
+    return any(subclasses.is_foreign(x) for x in fx.tree_leaves(held))
 
 
 def after_bodies(args: Sequence[Any]) -> list[Any]:

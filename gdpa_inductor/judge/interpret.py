@@ -315,15 +315,15 @@ class Bodies:
         self.whole.log.grad = torch.is_grad_enabled()
         self.whole.log.implied = autograd.autocasts() and not calls.casts(target)
         self._check_views(node, args)
-        if node.op == "call_method":
-            method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
-            return self._called(method, args, kwargs)
         if node.op == "call_function" and fx.has_plain_bodies(target):
             return self._inlined(node, args, other)
-        if node.op == "call_module" or calls.is_opaque(target):
+        if calls.is_opaque(node):
             made = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
             self.whole.log.opaque(target, (args, kwargs), made)
             return made
+        if node.op == "call_method":
+            method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
+            return self._called(method, args, kwargs)
         if fx.is_autograd_function(target):
             return self._applied(target, args, kwargs)
         return self._called(target, args, kwargs)

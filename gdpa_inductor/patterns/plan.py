@@ -18,7 +18,7 @@ from ..options import Options
 from ..problem import Problem
 from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
-from . import profit
+from . import profit, tables
 from .host import facts, places
 from .host.candidates import Candidate, HostGraph
 from .host.region import Finder, Region, Sink, Through
@@ -287,6 +287,9 @@ class Analyst:
         recipe, result, problem = replacement(
             self.graph, region, understood, program, operands, self.options
         )
+        if problem.training:
+            leaves = [operand.leaf for operand in operands]
+            problem = replace(problem, crowded=tables.crowded(self.graph, leaves))
         refusal = profit.judge(problem, rank, self.options.profit)
         if refusal is not None:
             raise refusal

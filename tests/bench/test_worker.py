@@ -139,3 +139,34 @@ def test_nobody_computes_while_a_worker_measures(tmp_path):
         order.append("compiled")
     other.join()
     assert order == ["compiled", "measured"]
+
+
+def test_inductor_compares_kernels_while_others_wait(tmp_path, monkeypatch):
+    """A worker that compiles beside others lets the one that measures go first."""
+    fcntl = pytest.importorskip("fcntl")
+    heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
+    path = tmp_path / "turns"
+    path.touch()
+    beside = worker.Job(
+        Case("silu", "none", 1, 1, 16, 8, "float32", "cuda"), (), (), turns=str(path)
+    )
+    order: list[str] = []
+    held, compared = threading.Event(), threading.Event()
+    compare = lambda *_: order.append("compared")
+    monkeypatch.setattr(heuristics.CachingAutotuner, "benchmark_all_configs", compare)
+
+    def other() -> None:
+        with path.open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            held.set()
+            compared.wait(10)
+            order.append("compiled")
+
+    thread = threading.Thread(target=other)
+    with worker.turn(beside, alone=False):
+        thread.start()
+        held.wait(10)
+        threading.Timer(0.2, compared.set).start()
+        heuristics.CachingAutotuner.benchmark_all_configs(None)
+    thread.join()
+    assert order == ["compiled", "compared"]

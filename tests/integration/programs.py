@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 
 RANKS = 2
 SMALL = {"gdpa.profit": False}
@@ -74,8 +75,14 @@ def _rank(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS
     )
-    wrappers = {"ddp": DistributedDataParallel, "fsdp": fully_shard}
-    found = {name: _step(rank, wrapper) for name, wrapper in wrappers.items()}
+    given = torch.randn(2 * RANKS, 32, 32, generator=torch.Generator().manual_seed(1))
+    own = given.chunk(RANKS)[rank]
+    found = {
+        "ddp": _step(own, given, lambda model: _compiled(DistributedDataParallel(model))),
+        "fsdp": _step(own, given, lambda model: _compiled(fully_shard(model))),
+        "fsdp, checkpointed": _step(own, given, lambda model: fully_shard(Checkpoint(model))),
+        "heads split": _step(given, given, lambda model: _compiled(_split(model))),
+    }
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     dist.barrier()
@@ -85,8 +92,27 @@ def _rank(rank: int, folder: str) -> None:
     os._exit(0)
 
 
-def _step(rank: int, wrapper) -> dict:
-    """A step on the rank's share of the batch, against eager on the whole batch."""
+def _compiled(model):
+    return torch.compile(model, backend="gdpa", options=SMALL)
+
+
+def _split(model):
+    """The heads by DTensor: each rank projects to one of them."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        RowwiseParallel,
+        parallelize_module,
+    )
+
+    columns = {name: ColwiseParallel() for name in "qkv"}
+    rows = RowwiseParallel(output_layouts=Replicate())
+    return parallelize_module(model, init_device_mesh("cpu", (RANKS,)), {**columns, "out": rows})
+
+
+def _step(own, given, wrapped) -> dict:
+    """A step on what the rank takes of the batch, against eager on the whole batch."""
     from torch.distributed.tensor import DTensor
 
     torch._dynamo.reset()
@@ -94,12 +120,9 @@ def _step(rank: int, wrapper) -> dict:
     torch.manual_seed(0)
     model, alone = Attention(), Attention()
     alone.load_state_dict(model.state_dict())
-    shared = wrapper(model)
-    x = torch.randn(2 * RANKS, 32, 32)
-    torch.compile(shared, backend="gdpa", options=SMALL)(
-        x.chunk(RANKS)[rank]
-    ).square().sum().backward()
-    alone(x).square().sum().div(RANKS).backward()
+    shared = wrapped(model)  # DDP's hooks live as long as it does
+    shared(own).square().sum().backward()
+    alone(given).square().sum().mul(len(own) / len(given)).backward()
     found = [p.grad.full_tensor() if isinstance(p.grad, DTensor) else p.grad
              for p in model.parameters()]  # fmt: skip
     difference = max((a - b.grad).abs().max().item() for a, b in zip(found, alone.parameters()))
@@ -107,16 +130,27 @@ def _step(rank: int, wrapper) -> dict:
 
 
 class Attention(torch.nn.Module):
-    """Two heads, a learned bias."""
+    """Two heads of 16 channels, or those of them that are here."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv = torch.nn.Linear(32, 96)
-        self.bias = torch.nn.Parameter(torch.randn(2, 32, 32) * 0.1)
+        self.q, self.k, self.v, self.out = (torch.nn.Linear(32, 32) for _ in range(4))
 
     def forward(self, x):
-        q, k, v = (t.unflatten(-1, (2, 16)).transpose(1, 2) for t in self.qkv(x).chunk(3, -1))
-        return (F.silu(q @ k.mT * 0.25 + self.bias) @ v).transpose(1, 2).flatten(2)
+        q, k, v = (f(x).unflatten(-1, (-1, 16)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        return self.out(function(q, k, v).transpose(1, 2).flatten(2))
+
+
+class Checkpoint(torch.nn.Module):
+    """Around a compiled layer, as a trainer puts it."""
+
+    def __init__(self, inner: torch.nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+        inner.compile(backend="gdpa", options=SMALL)
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
 
 if __name__ == "__main__":

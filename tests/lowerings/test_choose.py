@@ -98,6 +98,16 @@ def test_long_inference_with_wide_values_goes_in_chunks(length: int, width: int,
     assert not lowerings.choose(replace(given, training=True), Options())
 
 
+def test_training_with_a_crowded_table_goes_in_chunks():
+    """Stock adds the gradient of each bias element to a small table, one after the other."""
+    given = problem(
+        dv=1024, m=4096, n=4096, aux=(F32,), program="a0:f[q_idx,kv_idx]; silu(add(s,a0))"
+    )
+    assert not lowerings.choose(given, Options())
+    crowded = replace(given, crowded=4 * 4096 * 4096)
+    assert lowerings.choose(crowded, Options()).kernel == "chunked"
+
+
 def test_chunks_of_sizes_that_vary_are_left_to_who_asks():
     """Each call plans them anew."""
     wide = problem(dv=1024, m=4096, n=4096, training=False)

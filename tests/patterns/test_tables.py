@@ -50,6 +50,26 @@ def compiled(function):
     return torch.compile(function, backend=backend, fullgraph=True), graphs
 
 
+@pytest.mark.parametrize("index, crowded", [(NEAR, N * N * H), (INDEX, 0)])
+def test_what_a_crowded_table_gets_is_known_to_the_cost_models(index, crowded):
+    """Seven buckets are crowded, a table with a place for each diagonal is not."""
+    found = []
+
+    def model(q, k, v, table):
+        return F.silu(q @ k.mT + heads_first(table, index)) @ v
+
+    def backend(gm, inputs):
+        found.extend(rewrite_graph(gm, options=Options(profit=False)).matches)
+        return gm.forward
+
+    torch._dynamo.reset()
+    q, k, v = (torch.randn(1, H, N, 8) for _ in range(3))
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    compiled(q, k, v, torch.randn(H, int(index.max()) + 1, requires_grad=True))
+    compiled(q, k, v, torch.randn(H, int(index.max()) + 1))
+    assert [match.problem.crowded for match in found] == [crowded, 0]
+
+
 def casts(gm) -> int:
     to_float = [n for n in gm.graph.nodes if n.kwargs.get("dtype") is torch.float32]
     return sum(n.target is torch.ops.aten._to_copy.default for n in to_float)

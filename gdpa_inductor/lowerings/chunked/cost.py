@@ -28,8 +28,8 @@ class Rates:
     """Of a GPU. whole, chunk: multiplications and additions a second, by precision, of products of
     all scores and of those of a chunk. fused, deep: the same of the kernel that computes S and the
     program, with up to WHOLE channels and with more. memory, cache: bytes of scores a second that a
-    program reads and writes. call, launch: seconds of the CPU for the operator, and for each kernel
-    of it.
+    program reads and writes. crowded: additions a second to a small table. call, launch: seconds of
+    the CPU for the operator, and for each kernel of it.
     """
 
     whole: dict[str, float]
@@ -38,6 +38,7 @@ class Rates:
     deep: float
     memory: float
     cache: float
+    crowded: float
     call: float
     launch: float
 
@@ -51,6 +52,7 @@ RATES = Rates(
     deep=200e12,
     memory=3.0e12,
     cache=4.3e12,
+    crowded=0.9e9,
     call=300e-6,
     launch=35e-6,
 )
@@ -84,6 +86,7 @@ def estimate(problem: Problem) -> Estimate:
     products = (dim + value_dim) * (3 if problem.training else 1)
     stock = 2 * scores * products / RATES.whole[kind]
     stock += scores * itemsize * (5 if problem.training else 2) / RATES.memory
+    stock += problem.crowded / RATES.crowded
     passes = 2 if problem.training else 1
     # P V has as many rows as there are; what a chunk gives to a gradient is a small product.
     busy = 2 * scores * (value_dim / RATES.whole[kind])

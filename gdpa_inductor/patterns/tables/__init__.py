@@ -9,6 +9,6 @@ copies   `relieve`: what is changed, and why
 from __future__ import annotations
 
 from .behind import handed_over
-from .copies import relieve
+from .copies import crowded, relieve
 
-__all__ = ["handed_over", "relieve"]
+__all__ = ["crowded", "handed_over", "relieve"]

@@ -17,6 +17,7 @@ before it is copied.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -73,6 +74,19 @@ def relieve(
     every = {node for nodes in behind for node in nodes}
     notes = {node: _relieved(graph, node, writer) for node in latest_first(graph, every)}
     return [[x for node in nodes if (x := notes[node]) is not None] for nodes in behind]
+
+
+def crowded(graph: HostGraph, biases: Sequence[Node]) -> int:
+    """How many elements of the gradients of `biases` go to tables that are much looked at. As the
+    model has it, they are added to an address one after the other.
+    """
+    found = 0
+    for node in lookups(graph, biases):
+        with contextlib.suppress(Refused):
+            lookup = _lookup(graph, node)
+            if lookup is not None and lookup.places is not None:
+                found += shapes.size_hint(facts.tensors(node)[0].numel()) or 0
+    return found
 
 
 def _relieved(graph: HostGraph, node: Node, writer: Writer) -> Rejection | None:
