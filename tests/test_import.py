@@ -207,9 +207,9 @@ STAGES = {
     "jagged": {"host", "reading", "result"},
     "writing": {"host", "jagged", "reading", "result"},
     "profit": {"reading", "result"},
-    "plan": {"host", "jagged", "profit", "reading", "result", "writing"},
     # Another rewrite than that of attention: it reads no region.
     "tables": {"host", "reading", "result", "writing"},
+    "plan": {"host", "jagged", "profit", "reading", "result", "tables", "writing"},
     "rewrite": {"host", "jagged", "plan", "result", "tables", "writing"},
     "judged": {"plan", "result", "rewrite"},
 }

@@ -22,6 +22,7 @@ def drawn(events: Sequence[Event]) -> list[Any]:
 
 
 _CASTS = frozenset(["to", "type", "type_as", "half", "bfloat16", "float", "double", "_to_copy"])
+_KNOWN = ("torch", "_operator", "builtins", "math", "einops", "")  # modules of what is run
 _OPAQUE = ("torch._dynamo.", "torch.distributed")
 
 
@@ -38,8 +39,7 @@ def is_opaque(node: Node) -> bool:
     if isinstance(target, operators.HigherOrderOperator):
         return not fx.is_autograd_function(target)
     module = getattr(target, "__module__", None) or ""
-    known = module.split(".")[0] in ("torch", "_operator", "builtins", "math", "")
-    unknown = not known or module.startswith(_OPAQUE)
+    unknown = module.split(".")[0] not in _KNOWN or module.startswith(_OPAQUE)
     return not fx.state_change(target) and (unknown or _takes_wrappers(node))
 
 

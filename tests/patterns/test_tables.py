@@ -70,6 +70,27 @@ def test_what_a_crowded_table_gets_is_known_to_the_cost_models(index, crowded):
     assert [match.problem.crowded for match in found] == [crowded, 0]
 
 
+def test_a_look_up_behind_a_call_of_einops():
+    """Dynamo of torch 2.11 keeps such a call, as for what is allowed in its graphs."""
+    einops = pytest.importorskip("einops")
+
+    @torch.compiler.allow_in_graph
+    def rearrange(tensor):
+        return einops.rearrange(tensor, "i j h -> h i j")
+
+    rearrange.__module__ = "einops.einops"
+
+    def model(q, k, v, table):
+        return F.silu(q @ k.mT + rearrange(F.embedding(NEAR, table))) @ v
+
+    function, graphs = compiled(model)
+    given = [torch.randn(1, H, N, 8, requires_grad=True) for _ in range(3)]
+    given.append(torch.randn(7, H, requires_grad=True))
+    found = [x for f in (function, model) for x in torch.autograd.grad(f(*given).sum(), given)]
+    assert copies(graphs[0]) == 1
+    torch.testing.assert_close(found[:4], found[4:], rtol=1e-4, atol=1e-4)
+
+
 def casts(gm) -> int:
     to_float = [n for n in gm.graph.nodes if n.kwargs.get("dtype") is torch.float32]
     return sum(n.target is torch.ops.aten._to_copy.default for n in to_float)

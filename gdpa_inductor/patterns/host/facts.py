@@ -142,6 +142,12 @@ def _is_opaque_target(target: Any) -> bool:
     return not known or module.startswith(_OPAQUE_MODULES)
 
 
+def is_einops(node: Node) -> bool:
+    """A call of einops, which is made of plain calls. Dynamo of torch 2.11 does not look inside."""
+    module = getattr(node.target, "__module__", None) or ""
+    return node.op == "call_function" and module.startswith("einops.")
+
+
 def is_view(node: Node) -> bool:
     """A call that looks at its first argument's storage in another shape, whatever the sizes."""
     if (

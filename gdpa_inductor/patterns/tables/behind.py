@@ -65,7 +65,7 @@ def _is_followed(node: Node) -> bool:
     """A plain call whose result may have a gradient."""
     return (
         node.op in ("call_function", "call_method")
-        and not facts.is_opaque(node)
+        and (facts.is_einops(node) or not facts.is_opaque(node))
         and not products.is_product(node)
         and any(t.is_floating_point() for t in facts.tensors(node))
     )
