@@ -17,6 +17,14 @@ def is_fake(tensor: torch.Tensor) -> bool:
     return type(tensor) in (FakeTensor, torch.nn.Parameter) and isinstance(tensor, FakeTensor)
 
 
+def class_of_user(value: Any) -> type | None:
+    """The class of a tensor that is of none of torch's own. Of a parameter its data's counts."""
+    if not isinstance(value, torch.Tensor):
+        return None
+    held = type(value.data if isinstance(value, torch.nn.Parameter) else value)
+    return None if held.__module__.split(".")[0] == "torch" else held
+
+
 def fake_mode_of(tensor: torch.Tensor) -> Any:
     """The FakeTensorMode that a fake tensor belongs to."""
     return tensor.fake_mode  # type: ignore[attr-defined]

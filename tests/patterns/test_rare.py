@@ -8,11 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa_inductor import gdpa_backend
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.operands import make_operands
 from tests.patterns.activations_table import ACTIVATIONS
-from tests.patterns.rows import HEADS, SIZES, fused, judge
+from tests.patterns.rows import HEADS, SIZES, fused, judge, refused
 
 
 def on_a_grid(specs: dict[str, str], seed: int = 0) -> dict:
@@ -243,6 +244,58 @@ def test_sparse_operand():
     got = torch.compile(attention, backend=recorder)(q, k)
     torch.testing.assert_close(got, attention(q, k))
     assert not recorder.matches
+
+
+class OfUser(torch.Tensor):
+    """A class with a name of its own, such as those of pictures and masks in torchvision."""
+
+
+@pytest.mark.parametrize("view", ["itself", "view"])
+@pytest.mark.parametrize("given", [0, 2, 3])
+def test_operand_of_a_class_of_the_user(given, view):
+    """torch's check of custom operators takes no such tensor, so one would fail at the first call;
+    stock gives its products views, which are plain.
+    """
+
+    def attention(q, k, v, bias):
+        q, v = (x.transpose(1, 2).transpose(1, 2) if view == "view" else x for x in (q, v))
+        return F.silu(q @ k.mT + bias) @ v
+
+    torch._dynamo.reset()
+    operands = [torch.randn(2, 3, n, 4) for n in (5, 7, 7)] + [torch.randn(5, 7)]
+    operands[given] = operands[given].as_subclass(OfUser)
+    expected = attention(*operands)
+    compiled = torch.compile(attention, backend=gdpa_backend, options={"gdpa.profit": False})
+    got = compiled(*operands)
+    assert type(got) is OfUser
+    torch.testing.assert_close(got, expected)
+
+    recorder = Recorder()
+    torch._dynamo.reset()
+    torch.compile(attention, backend=recorder)(*operands)
+    assert not recorder.matches
+    (refusal,) = recorder.rejections
+    assert refusal.code.name == "TENSOR_KIND" and refusal.reason.endswith("OfUser")
+
+
+@pytest.mark.parametrize("kind", [torch.nn.Parameter, torch.nn.Buffer])
+def test_operands_of_classes_of_torch(kind):
+    recorder = Recorder()
+    operands = [kind(torch.randn(2, 3, n, 4, dtype=torch.float64)) for n in (5, 7, 7)]
+    attention = lambda q, k, v: F.silu(q @ k.mT) @ v
+    torch._dynamo.reset()
+    torch.testing.assert_close(
+        torch.compile(attention, backend=recorder)(*operands), attention(*operands)
+    )
+    assert len(recorder.matches) == 1
+
+
+def test_attention_under_vmap_names_the_transform():
+    def attention(q, k, v):
+        return torch.vmap(lambda q, k, v: F.silu(q @ k.mT) @ v)(q, k, v)
+
+    recorder = refused({"OPAQUE_CALL"}, attention)
+    assert "function transform (vmap, grad)" in recorder.why()
 
 
 def test_einsum_by_lists_of_numbers():

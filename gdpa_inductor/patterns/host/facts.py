@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from ..._compat import fx, operators, subclasses
+from ..._compat import dynamo, fx, operators, subclasses
 from . import functions
 
 # fmt: off
@@ -93,10 +93,25 @@ def _storages(given: Iterable[torch.Tensor]) -> set[int]:
 
 def is_plain(node: Node) -> bool:
     """Only strided fake tensors: nothing sparse, quantised, nested or of another subclass."""
-    return all(
+    return _own_class(node) is None and all(
         subclasses.is_fake(t) and t.layout == torch.strided and not t.is_quantized
         for t in tensors(node)
     )
+
+
+def kinds(node: Node) -> str:
+    """What the tensors of a node are that is not plain."""
+    own = _own_class(node)
+    found = {type(t) for t in tensors(node)} if own is None else {own}
+    return ", ".join(sorted(kind.__name__ for kind in found))
+
+
+def _own_class(node: Node) -> type | None:
+    """The class of a tensor that the user gave, where that is one of the user's: Dynamo's fake of
+    it is a plain one, but the compiled code gets the tensor itself.
+    """
+    given = dynamo.real_input(node) if node.op == "placeholder" else None
+    return subclasses.class_of_user(given)
 
 
 def name(node: Node) -> str:

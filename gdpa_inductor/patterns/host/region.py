@@ -120,10 +120,11 @@ class Finder:
             if code is not None:
                 raise Refused(code, f"{places.describe(node)} {REASONS[code]}")
         leaves = _leaves(nodes, inside)
-        self._check_kinds(nodes, leaves)
         end = nodes[-1] if sink is None else sink.result
         self._check_ambient([*nodes, end])
+        self._check_kinds(nodes, leaves)
         makers, leaves = self._upstream([*nodes, end], inside, leaves, through, closed)
+        self._check_kinds(makers, leaves)
         effects.check(self.host, effects.Extent(nodes, makers, leaves, end))
         users = self._escapes(nodes, inside, () if sink is None else sink.unpad)
         dead, sizes, factories = map(tuple, users)
@@ -205,10 +206,9 @@ class Finder:
     def _check_kinds(self, nodes: Iterable[Node], leaves: Iterable[Node]) -> None:
         for node in (*nodes, *leaves):
             if not facts.is_plain(node):
-                kinds = {type(t).__name__ for t in facts.tensors(node)}
                 raise Refused(
                     Code.TENSOR_KIND,
-                    f"{places.describe(node)} is not a plain tensor: {', '.join(kinds)}",
+                    f"{places.describe(node)} is not a plain tensor: {facts.kinds(node)}",
                 )
         devices = {t.device for n in (*nodes, *leaves) for t in facts.tensors(n) if t.dim() > 0}
         if len(devices) > 1:
