@@ -364,6 +364,18 @@ def added_then_scaled(times):
     return ((apart(times).double() + 3.0) * 0.1).long()
 
 
+def scaled_by_a_sum(times):
+    return torch.add(apart(times).double(), times.double()[:, None], alpha=0.1).long()
+
+
+def scaled_by_a_difference(times):
+    return apart(times).double().sub(times.double()[:, None], alpha=0.1).long()
+
+
+def sum_of_products(times):
+    return torch.addcmul(times.double(), times.double(), times.double(), value=0.1).long()
+
+
 def halves(times):
     return (apart(times).bfloat16() * 0.125).long()
 
@@ -379,6 +391,9 @@ def halves(times):
         (added_then_scaled, "cpu", True),
         (added_then_scaled, "meta", True),
         (halves, "meta", False),
+        (scaled_by_a_sum, "meta", False),
+        (scaled_by_a_difference, "meta", False),
+        (sum_of_products, "meta", False),
     ],
 )
 def test_an_index_is_made_again_where_it_has_the_same_bits(bucket, device, expected):

@@ -10,7 +10,8 @@ Both times must give the same places, or a gradient goes to a neighbour. So noth
 that may round in another way in another kernel:
 
     values in 16 bits, which are not rounded between the calls of one kernel;
-    a sum of what was multiplied, which is one instruction in a kernel that does both;
+    a sum of what was multiplied, which is one instruction in a kernel that does both; also inside
+        of one call, as `addcmul`;
     on CPUs what is no IEEE operation, which differs between vectors and single elements.
 """
 
@@ -37,6 +38,11 @@ _EXACT = functions.MAY_ALIAS | functions.VIEWS | functions.CREATIONS | _SUMS | _
     "clamp_max", "minimum", "maximum", "min", "max", "where", "masked_fill", "floor", "ceil",
     "trunc", "round", "sqrt", "lt", "le", "gt", "ge", "eq", "ne",
 }  # fmt: skip
+# Functions of reals that a GPU's library has, without a sum of products that other code would see.
+_FUNCTIONS = frozenset([
+    "log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "sin", "cos", "tanh", "sigmoid", "pow",
+    "square", "rsqrt", "reciprocal", "sign", "floordiv", "floor_divide", "remainder", "fmod", "mod",
+])  # fmt: skip
 _ROUNDED = (torch.float16, torch.bfloat16)
 
 
@@ -123,13 +129,18 @@ def repeats(made: Iterable[Node]) -> bool:
         called, scaled = facts.name(node), not multiplied.isdisjoint(node.all_input_nodes)
         if not value.is_floating_point() and not _reads_reals(node):
             continue
-        if value.dtype in _ROUNDED or (scaled and called in _SUMS):
+        if value.dtype in _ROUNDED or (called in _SUMS and (scaled or _has_factor(node))):
             return False
-        if value.device.type == "cpu" and called not in _EXACT:
+        if called not in (_EXACT if value.device.type == "cpu" else _EXACT | _FUNCTIONS):
             return False
         if called in _PRODUCTS or scaled or called not in _EXACT:
             multiplied.add(node)
     return True
+
+
+def _has_factor(node: Node) -> bool:
+    """Whether a sum scales one of its terms (`alpha`)."""
+    return len(node.args) > 2 or node.kwargs.get("alpha", 1) != 1
 
 
 def _reads_reals(node: Node) -> bool:
