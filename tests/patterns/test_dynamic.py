@@ -109,6 +109,32 @@ def test_batch_of_one_and_length_of_one():
     assert not any(graph.guards_added for graph in recorder.graphs)
 
 
+@pytest.mark.parametrize(
+    ("weight", "values", "reason"),
+    [
+        (lambda s, x: s.clamp(-x, x), (0.5, 1.5), "a Python float that varies"),
+        (lambda s, x: F.leaky_relu(s, x), (0.5, 0.25), "a parameter is no constant"),
+        (lambda s, x: F.relu(s) ** x, (3, 4), "its exponent is no constant"),
+        (lambda s, x: s.clamp(-x, x), tuple(torch.tensor([0.5, 1.5]).double()), None),
+    ],
+    ids=["float", "parameter", "exponent", "tensor"],
+)
+def test_numbers_of_python_that_vary(weight, values, reason):
+    """The advice for a float, which is to make it a tensor, is good."""
+
+    def attention(q, k, v, x):
+        return weight(q @ k.mT, x) @ v
+
+    recorder = Recorder()
+    torch._dynamo.reset()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True, dynamic=True)
+    q, k, v = make_operands(HEADS, sized(2, 5, 7)).values()
+    for x in values:
+        torch.testing.assert_close(compiled(q, k, v, x), attention(q, k, v, x))
+    assert len(recorder.matches) == (reason is None)
+    assert reason is None or reason in recorder.why()
+
+
 def test_empty_sizes():
     recorder = Recorder()
     compiled = torch.compile(divided_by_length, backend=recorder, fullgraph=True)

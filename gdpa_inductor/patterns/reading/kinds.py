@@ -34,7 +34,7 @@ def real(x: Expr) -> Expr:
 def literal(x: Expr | None) -> float:
     """The value of a literal operand."""
     if x is None or not x.is_const or x.value is None:
-        raise Unknown("an operand that must be a number is a tensor")
+        raise Unknown("a parameter is no constant: it is a tensor, or varies from call to call")
     return float(x.value)
 
 

@@ -85,7 +85,10 @@ def _convert(expr: Any, like: torch.SymFloat, scalars: list[Size]) -> Expr:
         return const(float(expr))
     if expr.is_Symbol:
         if not expr.is_integer:
-            raise Refused(Code.DTYPE, "a real number that is known at run time only")
+            raise Refused(
+                Code.POINTWISE_OP,
+                "a Python float that varies from call to call: make it a constant or a tensor",
+            )
         return _argument(shapes.without_hint(expr, like), scalars)
     rule = _RULES.get(type(expr).__name__)
     if rule is None:

@@ -164,6 +164,8 @@ def _pow(kind: str, x: Expr, y: Expr) -> Expr:
         raise Unknown("a power of integers")
     if y.is_const:
         return call("pow", real(x), literal(y))
+    if not x.is_const:
+        raise Unknown("its exponent is no constant: it is a tensor, or varies from call to call")
     base = literal(x)
     if base == 1.0:
         return const(1.0)
