@@ -140,7 +140,7 @@ def repeats(made: Iterable[Node]) -> bool:
 
 def _has_factor(node: Node) -> bool:
     """Whether a sum scales one of its terms (`alpha`)."""
-    return len(node.args) > 2 or node.kwargs.get("alpha", 1) != 1
+    return len(node.args) > 2 or bool(node.kwargs.get("alpha", 1) != 1)
 
 
 def _reads_reals(node: Node) -> bool:
