@@ -290,6 +290,20 @@ def test_operands_of_classes_of_torch(kind):
     assert len(recorder.matches) == 1
 
 
+def test_fp16_scores_past_the_range_are_finite():
+    """See docs/numerics.md, NaN and infinity."""
+    attention = lambda q, k, v: F.silu(q @ k.mT) @ v
+    operands = [torch.full((1, 2, n, 4), x).half() for n, x in ((5, 300.0), (7, 300.0), (7, 1e-3))]
+    recorder = Recorder()
+    torch._dynamo.reset()
+    got = torch.compile(attention, backend=recorder)(*operands)
+    assert len(recorder.matches) == 1
+    assert attention(*operands).isinf().all()
+    torch.testing.assert_close(
+        got.double(), attention(*[x.double() for x in operands]), rtol=1e-2, atol=0
+    )
+
+
 def test_attention_under_vmap_names_the_transform():
     def attention(q, k, v):
         return torch.vmap(lambda q, k, v: F.silu(q @ k.mT) @ v)(q, k, v)
