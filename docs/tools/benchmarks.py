@@ -99,7 +99,8 @@ def wrapped(command: str) -> str:
 
 def pages(found: Mapping[str, Run]) -> dict[Path, str]:
     """Every file that is generated, with its text."""
-    present = [table for table in TABLES if table.file in found]
+    named = [table for table in TABLES if table.file in found]
+    present = [table for table in named if len(table.cells(found[table.file])) > 1]
     befores: list[Table | None] = [None, *present]
     body = "\n\n".join(
         section(table, found[table.file], same=before is not None and before.file == table.file)
