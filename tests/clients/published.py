@@ -1,7 +1,7 @@
 """Files of generative-recommenders as they are published, and fbgemm in any precision.
 
 The repository has no package on PyPI: a file is fetched when a test runs, or read from the folder
-that GDPA_HSTU names. Without either, or without fbgemm, its tests are skipped.
+that HSTU_FILES names. Without either, or without fbgemm, its tests are skipped.
 """
 
 from collections.abc import Mapping

@@ -28,10 +28,10 @@ def hstu_file(
 ) -> ModuleType:
     """The module of a file of generative-recommenders.
 
-    It is read from the folder that GDPA_HSTU names, else from `folder`, where it is downloaded to.
+    It is read from the folder that HSTU_FILES names, else from `folder`, where it is downloaded to.
     `needs`: what it imports for the sake of classes that are not used here."""
     fbgemm.provide()
-    source = Path(os.environ.get("GDPA_HSTU", folder)) / Path(path).name
+    source = Path(os.environ.get("HSTU_FILES", folder)) / Path(path).name
     if not source.is_file():
         source = folder / Path(path).name
         download(ROOT + path, source)
