@@ -48,8 +48,8 @@ FORMULAS: dict[str, Callable[..., Tensor]] = {
     "seeds": pooled,
 }
 # The sum dQ of seeds has the order of the batch. Under a mask Hopper's kernels add up a sequence's
-# dQ in one of two orders, which follows from where its tiles are dealt.
-ANYWHERE = ("seeds", "causal")
+# gradients in one of two orders, which follows from where its tiles are dealt.
+ANYWHERE = {"seeds": {1}, "causal": {1, 2, 3}}
 by_formula = pytest.mark.parametrize("name", FORMULAS)
 
 
@@ -111,7 +111,7 @@ def test_a_permuted_batch_keeps_its_bits(name: str) -> None:
     again = step(function, given, offsets(counts[order]))
     for i, (before, after) in enumerate(zip(found, again, strict=True)):
         before = before if i in shared else moved(before, counts, order)
-        if i == 1 and name in ANYWHERE:
+        if i in ANYWHERE.get(name, ()):
             torch.testing.assert_close(after.float(), before.float(), rtol=2e-2, atol=2e-2)
         else:
             assert torch.equal(before, after), i
