@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from .expr import POSITIONS, Expr, const, postorder
+from .expr import AXES, POSITIONS, Expr, const, postorder
 from .integers import MODEST, sums
 from .intervals import Interval, lift, literal, pinned, unknown
 from .score_mod import Aux
@@ -87,6 +87,32 @@ def classify(
     # A choice of many heads or samples: a tile then has to be zero for all of them.
     alike = _classified(roots, _leaves(aux, bounded, apart=False))
     return alike if _size(alike) <= _LARGEST else TileClasses(FALSE, TRUE, tuple(roots), TRUE)
+
+
+def boundable(aux: Sequence[Aux]) -> list[int]:
+    """The operands that are worth a table of bounds on tiles. Of reals, a vector that all samples
+    share is a scale, and no mask. One that no (batch, head) shares costs as much to read as it may
+    save. Rows of a jagged operand are in no table."""
+
+    def worth_reading(spec: Aux) -> bool:
+        axes = spec.axes
+        return spec.kind != "f" or (axes != set(AXES) and ("b" in axes or axes >= POSITIONS))
+
+    return [
+        number
+        for number, spec in enumerate(aux)
+        if spec.axes & POSITIONS and not {"q", "k"} & set(spec.access) and worth_reading(spec)
+    ]
+
+
+def classify_by_tables(
+    roots: Sequence[Expr], aux: Sequence[Aux], among: Collection[int]
+) -> TileClasses:
+    """`classify`, with tables of operands `among` those. Tables of reals are for terms that leave
+    out no tile otherwise."""
+    masks = [number for number in among if aux[number].kind != "f"]
+    found = classify(roots, aux, masks)
+    return found if found.skips or len(masks) == len(among) else classify(roots, aux, among)
 
 
 _LARGEST = 512  # terms that are worth evaluating to leave out a tile

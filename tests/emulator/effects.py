@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from . import kinds
 from .homes import members
+from .ptx import identifier
 from .values import Emitter, vector
 
 if TYPE_CHECKING:
@@ -52,9 +53,11 @@ def load(t: "Translator", op: list[str], a: list[str]) -> None:
         if any(part in POLLS for part in op):
             t.line("yield SPIN")
         value = f"C.memory.load({t.address(a[1], 'u64')}, {many}, {size}, m)"
-    if size == 1:
-        value = f"[x.view({'I8' if op[-1] == 's8' else 'U8'}).astype(U16) for x in {value}]"
-        kind = "u16"
+    room = max((t.kernel.registers[identifier(x)] for x in registers if x != "_"), default=0)
+    if 8 * size < max(room, 16):  # a register that is wider is filled
+        kind = kinds.PLAIN[max(room, 16)]
+        sign = "I" if op[-1].startswith("s") else "U"
+        value = f"[x.view({sign}{8 * size}).astype({kind.upper()}) for x in {value}]"
     elif kind != (plain := kinds.PLAIN[8 * size]):
         value = f"[x.view({kind.upper()}) for x in {value}]" if kind != "f32x2" else value
         kind = plain if kind == "f32x2" else kind

@@ -54,7 +54,7 @@ def plain_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda config: rowwise.compiled(config, f"sm_{major}{minor}{suffix}")
     )
     launcher = functools.cache(
-        lambda config: launch.Launcher(launch.Kernel(exported(compiled(config))), config)
+        lambda config: launch.launcher_of(launch.Kernel(exported(compiled(config))), config)
     )
     monkeypatch.setattr(plan, "PLANS", {})  # plans keep their launchers
     monkeypatch.setattr(launch, "compiled", compiled)

@@ -28,6 +28,7 @@ from .cute_backward_cases import (
     make_call,
     unfused,
 )
+from .cute_bounds import tables
 
 
 def emulated(
@@ -45,12 +46,15 @@ def emulated(
         for letter, tensor in zip(letters, outputs):
             _owned(call, letter, tensor, float("nan"))
         others = (call.grad_out, *outputs)
-        read = [*call.matrices, *o.aux, *call.offsets, call.order, *outputs]
-        run(
-            lambda start=start, others=others: given.launch(start, others),
-            [tensor for tensor in read if tensor is not None],
-            schedules=schedules,
-        )
+        with recording(), tables() as room:
+
+            def step(start=start, others=others, room=room) -> None:
+                room.used = 0
+                given.tables.clear()
+                given.launch(start, others)
+
+            read = [*call.matrices, *o.aux, *call.offsets, call.order, *outputs, room.bytes]
+            run(step, [x for x in read if x is not None], schedules=schedules)
         found |= dict(zip(letters, outputs))
     return [given.finished(x, found[x]) for x in "qkv" if x in found]
 

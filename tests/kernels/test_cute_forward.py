@@ -6,11 +6,14 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute import launch
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 from tests.emulator import recording, run
 from tests.tolerances import error_of
 
+from .cute_bounds import tables
 from .cute_cases import (
     BF16,
     CASES,
@@ -38,11 +41,12 @@ def forward(case: Case, o, schedules=("lazy",), kind=None) -> torch.Tensor:
     order = torch.argsort(lengths, descending=True)
 
     def start() -> None:
+        room.used = 0
         given = {"fast": case.fast, "ctas": case.ctas, "order": order, "kind": kind}
         launch.forward(o, stream=0, out=out, **given)
 
-    memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out]
-    with recording():
+    with recording(), tables() as room:
+        memory = [*o.differentiable, o.cu_seqlens_q, o.cu_seqlens_k, order, out, room.bytes]
         run(start, [x for x in memory if x is not None], schedules=schedules)
     return out
 
@@ -66,6 +70,29 @@ def test_neighbours_do_not_leak():
 
 def test_exact_on_integers():
     check_integers(forward, d=64, m=300, n=300)
+
+
+@pytest.mark.parametrize("kind", [Sm90Config, Sm100Config])
+def test_integers_of_8_bits_have_no_sign(kind):
+    """A kernel's pointer forgets that."""
+    program = "a0:i[b,kv_idx]; mul(silu(mul(s,0.088)),float(a0))"
+    case = Case("bytes", program, d=64, m=70, n=140, aux=(((1, 140), torch.uint8),))
+    o = case.operands()
+    assert o.aux[0].max() > 127
+    wrong = error_of(forward(case, o, kind=kind), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("kind", [Sm90Config, Sm100Config])
+def test_integers_above_2_24_tell_tiles_apart(kind):
+    """As floats they would be rounded: the last key of the first tile is hidden."""
+    program = "a0:i[h]; where(lt(kv_idx,sub(a0,16777217)),sigmoid(s),0.0)"
+    case = Case("large", program, d=64, m=70, n=256, aux=(((1,), torch.int32),))
+    o = case.operands()
+    o.aux[0][0] = 16777217 + 127
+    found = forward(case, o, kind=kind)
+    wrong = error_of(found, eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
 
 
 def test_forms_alternate_through_one_kernel():

@@ -14,7 +14,7 @@ from gdpa_inductor.kernels.cute.backward import jagged_sums
 from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
-from gdpa_inductor.kernels.cute.sm90.backward.launch import others
+from gdpa_inductor.kernels.cute.sm90.backward.launch import compiled, others
 from gdpa_inductor.kernels.cute.sm90.config import COLS, HALF, ROWS, Sm90Config
 from gdpa_inductor.kernels.cute.sm90.forward.bias import CHUNK, CHUNKS, HopperBias
 from gdpa_inductor.kernels.cute.sm90.forward.roles import OWN, Roles
@@ -197,6 +197,19 @@ def test_machine_code_where_operands_are_fetched_for_a_step(name: str):
     products = made.before("USETMAXREG.DEALLOC")
     assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
     assert products.count("LDG") == 2 * 2 * loads
+    assert products.spills <= spills
+
+
+def test_machine_code_where_a_table_tells_tiles_apart():
+    """A tile that the mask leaves whole reads one number of the table, and none of the mask."""
+    program, dtypes, loads, spills = FETCHED["mask and fp32 bias"]
+    config = Sm90Config("bfloat16", 128, 128, program, dtypes, vectors=frozenset([0, 1]), stored=1)
+    config = dataclasses.replace(config, bounded=frozenset([0]))
+    made = disassembled(functools.partial(compiled.__wrapped__, config))
+    products = made.before("USETMAXREG.DEALLOC")
+    assert made.count("WARPGROUP.DEPBAR") == 7, "the products are serialized"
+    # Which query tiles a tile meets, and in either step whether its own is whole.
+    assert products.count("LDG") == 2 * 2 * loads + 3
     assert products.spills <= spills
 
 

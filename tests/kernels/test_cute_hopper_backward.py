@@ -28,6 +28,7 @@ from .cute_backward_cases import (
     make_call,
     unfused,
 )
+from .cute_bounds import tables
 from .test_cute_stored_biases import LAST, Memory
 
 MORE = {
@@ -64,16 +65,16 @@ def emulated(monkeypatch: pytest.MonkeyPatch):
         o = problem.operands
 
         def step() -> None:
-            memory.used = 0
+            memory.used = room.used = 0
             needs = (True,) * 3 + (False,) * len(o.aux)
             options = {"fast": case.fast, "ordered": ordered, "ctas": 1, "stream": 0}
             given = backward(problem.grad_out, o, needs, kind=Sm90Config, **options)
             found.append([x.clone() for x in given])
 
         known = (*problem.matrices, *o.aux, *problem.offsets, problem.order, memory.bytes)
-        read = [x for x in known if x is not None]
         for seed in seeds:
-            with recording():
+            with recording(), tables() as room:
+                read = [x for x in (*known, room.bytes) if x is not None]
                 report = run(step, read, schedules=("random",), seed=seed, strict=False)
             assert not [x for x in report.warnings if x not in LAST]
         first, *others = found

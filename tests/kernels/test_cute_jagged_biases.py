@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import struct
 from collections.abc import Sequence
+from unittest import mock
 
 import pytest
 import torch
@@ -253,9 +254,13 @@ def test_what_the_launches_of_hopper_are_given(program, monkeypatch):
     monkeypatch.setattr(plan, "PLANS", {})
     monkeypatch.setattr(jagged_biases, "ROOM", ROOMS["two launches"])
     given, summed = [], []
-    monkeypatch.setattr(
-        hopper_launch, "launcher", lambda config: lambda *words: given.append((config, *words))
-    )
+
+    def launcher(config):
+        found = mock.Mock(tables=())
+        found.side_effect = lambda *words: given.append((config, *words))
+        return found
+
+    monkeypatch.setattr(hopper_launch, "launcher", launcher)
     monkeypatch.setattr(
         backward_launch, "add_tiles", lambda *x, **_: summed.append((len(given), x))
     )

@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from gdpa_inductor.kernels.cute import launch, plan, replay
+from gdpa_inductor.kernels.cute import bounds, launch, plan, replay
 from gdpa_inductor.kernels.cute.backward import biases, totals
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.launcher import SIZES, Launcher, WordLauncher
+from gdpa_inductor.kernels.cute.launcher import SIZES, WordLauncher
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cute
@@ -30,9 +30,9 @@ CAUSAL = "where(ge(q_idx,kv_idx),silu(s),0.0)"
 def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     """The forward's and the backward's recorder. Memory of a replay lies on the CPU."""
     forward, backward = Recorder(), Recorder()
-    monkeypatch.setattr(launch, "launcher", functools.cache(lambda c: Launcher(forward, c)))
-    made = functools.cache(lambda c: Launcher(backward, c, 3 + len(hopper.others(c))))
-    monkeypatch.setattr(hopper, "launcher", made)
+    for module, recorder in ((launch, forward), (hopper, backward)):
+        made = functools.cache(functools.partial(module.launcher_of, recorder))
+        monkeypatch.setattr(module, "launcher", made)
     find = plan.plan_of
     for module in (launch, backward_launch):
         monkeypatch.setattr(module, "place", lambda *_: (CTAS, STREAM))
@@ -190,7 +190,44 @@ def test_a_gradient_of_the_output_that_is_copied_is_not_replayed(kernels):
     assert not site.replays
 
 
+HIDDEN = "a0:f[h,q_idx,kv_idx]; a1:b[q_idx,kv_idx]; where(a1,silu(add(s,a0)),0.0)"
+
+
+def hidden() -> list:
+    """Under a mask tensor whose rows lie apart."""
+    mask = torch.zeros(40, 60, dtype=torch.bool)[:, :40]
+    return [*dense()[:3], [torch.zeros(4, 40, 40), mask], [], HIDDEN]
+
+
+@pytest.fixture
+def looking(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """In place of the kernel that makes a table of bounds."""
+    recorder = Recorder()
+    launcher = WordLauncher(recorder, bounds.WORDS)
+    monkeypatch.setattr(bounds, "_bounding", lambda *_: launcher)
+    return recorder
+
+
+@pytest.mark.parametrize("number", [0, 1], ids=["forward", "backward"])
+def test_the_table_of_a_mask_is_of_the_call(number: int, kernels, looking):
+    """The kernel takes the table that was made of the mask of its call."""
+    site = (cute.forward_site, cute.backward_site)[number](True)
+    for later in range(3):
+        args = of_backward(hidden()) if number else hidden()
+        site(*args)
+        assert site.replays and len(looking.launches) == later + 1
+        source, table, *numbers = looking.launches[-1]
+        assert source == args[3 + number][1].data_ptr()
+        assert numbers == [1, 1, 40, 40, 0, 0, 60, 1, STREAM]
+        matrices = 9 if number else 4
+        first = matrices + SIZES + 3 * matrices
+        bias, mask, behind = words(kernels[number])[first : first + 21 : 7]
+        assert [bias, mask, behind] == [*(x.data_ptr() for x in args[3 + number]), table]
+
+
 MATRICES = 10  # of a backward that stores the gradient of an operand
+
+
 LEARNED = {
     "of heads": ((4, 40, 40), "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"),
     "of each score": ((2, 4, 40, 40), "a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import plan
+from gdpa_inductor.kernels.cute import bounds, plan
 from gdpa_inductor.kernels.cute.backward import biases, jagged_biases, jagged_totals, totals
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
@@ -29,6 +29,7 @@ from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import reference_backward
 from tests.emulator import recording, run
 from tests.kernels.cute_backward_account import binary
+from tests.kernels.cute_mask_cases import blocks
 
 BF16, FP32 = torch.bfloat16, torch.float32
 ADDED = "relu(add(mul(s,0.5),a0))"
@@ -148,12 +149,12 @@ def emulated(request, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Ten
     kind, ctas = KINDS[request.param]
     caches = (blackwell_launch.compiled, blackwell_launch.launcher)
     caches += (hopper_launch.compiled, hopper_launch.launcher)
-    caches += (jagged_totals._launcher, totals._summation)
+    caches += (jagged_totals._launcher, totals._summation, bounds._bounding)
     monkeypatch.setattr(plan, "PLANS", {})
 
     def call(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:
         memory, found = Memory(1 << 24), []
-        for module in (biases, jagged_biases, backward_launch):
+        for module in (biases, jagged_biases, backward_launch, bounds):
             monkeypatch.setattr(module, "empty", memory.empty)
         monkeypatch.setattr(biases, "ROOM", case.room)
         monkeypatch.setattr(jagged_biases, "ROOM", case.room)
@@ -227,6 +228,22 @@ def test_only_the_gradient_of_a_bias(rows, emulated) -> None:
     needs = (False, False, False, True)
     (found,) = emulated(case, grad, o, needs)
     assert torch.equal(found, exact(grad, o, needs)[0].to(found.dtype))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(300, 420), ((300, 0, 70), (270, 0, 140))], ids=["dense", "jagged"]
+)
+@pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
+def test_under_a_mask_tensor(sizes, room: int, emulated) -> None:
+    """Where it hides whole tiles, nothing is stored."""
+    program, access = f"where(gt(a1,0.0),{ADDED},0.0)", ("h,q_idx,kv_idx", "-,-,q_idx,kv_idx")
+    case = Case(program, access, *sizes, room=room, batch=1)
+    grad, o = case.call()
+    o.aux[1].copy_(blocks(o.aux[1].shape))
+    needs = (True,) * 4 + (False,)
+    for mine, truth in zip(emulated(case, grad, o, needs), exact(grad, o, needs), strict=True):
+        assert truth.any() and truth.isfinite().all()
+        assert torch.equal(mine, truth.to(mine.dtype))
 
 
 def test_infinity_in_a_sequence_changes_no_bit_elsewhere(emulated) -> None:

@@ -7,6 +7,8 @@ import cuda.bindings.driver as cuda
 import torch
 from cutlass import Int32, Int64, cute
 
+from ...program.expr import Expr
+from .classes import classes, table_dtype
 from .config import LETTERS, KernelConfig
 from .launcher import SIZES
 from .plan import ALIGNMENT
@@ -29,18 +31,24 @@ def stream() -> Any:
     return cuda.CUstream(0)
 
 
-def example(config: KernelConfig, others: Sequence[str] = ()) -> tuple[Any, ...]:
+def example(
+    config: KernelConfig, others: Sequence[str] = (), roots: Sequence[Expr] = ()
+) -> tuple[Any, ...]:
     """Arguments of the right types for tracing; nothing is read from them. others: dtypes of the
-    matrices beside query, key and value, by default the output's."""
+    matrices beside query, key and value, by default the output's. roots: what the kernel evaluates,
+    by default the weight."""
     dtypes = [config.dtype] * 3 + list(others or (config.dtype,))
     jagged = (config.jagged_q, config.jagged_k)
+    bounded = classes(config, roots).bounds
+    tables = [table_dtype(config.mod.aux[x].kind, config.aux[x]) for x in bounded]
+    operands = (*config.aux, *tables)
     return (
         tuple(pointer(dtype, ALIGNMENT) for dtype in dtypes),
         tuple(Int32(1) for _ in range(SIZES)),
         tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
         *(pointer(config.offsets) if side else None for side in jagged),
         pointer("int64") if any(jagged) else None,
-        tuple((pointer(dtype), tuple(Int64(0) for _ in LETTERS)) for dtype in config.aux) or None,
+        tuple((pointer(dtype), tuple(Int64(0) for _ in LETTERS)) for dtype in operands) or None,
         tuple(Int64(0) for _ in range(config.mod.num_scalars)) or None,
         Int32(1),
         stream(),

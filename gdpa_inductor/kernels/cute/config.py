@@ -41,7 +41,8 @@ class KernelConfig:
     program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k:
     that side is jagged, with offsets; then positions count from the beginning of the sequence.
     shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
-    skip: leave out key blocks where the program is zero. offsets: dtype of cu_seqlens. vectors: the
+    skip: leave out key blocks where the program is zero. bounded: the operands that there may be
+    tables of bounds of (classes.py). offsets: dtype of cu_seqlens. vectors: the
     aux operands whose keys lie side by side, at multiples of 16 bytes. expanded: those with a
     stride of 0, which TMA is not asked to read. stored: the aux operand whose gradient a backward
     stores, a number for each score. ordered: a backward adds up dQ in one order; all but that of
@@ -75,6 +76,7 @@ class KernelConfig:
     stored: int | None = None
     ordered: bool = True
     part: str = ""
+    bounded: frozenset[int] = frozenset()
 
     def backward_kernels(
         self, ordered: bool, stored: int | None

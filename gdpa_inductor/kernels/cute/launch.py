@@ -16,11 +16,13 @@ from ..._compat.device import current_stream
 from ...operands import Operands
 from ...rejection import GDPAError
 from . import ahead, disk
+from .bounds import table
+from .classes import TileSize, tables
 from .config import KernelConfig
 from .launcher import Launcher
 from .order import longest_first
 from .plan import LaunchPlan, plan_of
-from .replay import Record
+from .replay import Record, Unrecorded
 from .runtime import Kernel
 
 
@@ -36,7 +38,11 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 def launcher(config: KernelConfig) -> Launcher:
     """Of the forward of a configuration."""
     ahead.finish(__name__, config)
-    return Launcher(Kernel(kept(config)), config)
+    return launcher_of(Kernel(kept(config)), config)
+
+
+def launcher_of(kernel: Kernel, config: KernelConfig) -> Launcher:
+    return Launcher(kernel, config, tables=tables(config, TileSize(config.rows, config.cols)))
 
 
 def kept(config: KernelConfig) -> bytes:
@@ -82,15 +88,17 @@ def forward(
     ctas, stream = place(operands.query.device, ctas, stream)
     read = plan.readable(operands)
     order = longest_first(read, plan.config, stream) if order is None else order
-    call = plan.call_words(read, [out], order, ctas, stream)
-    form = plan.output_words if own else plan.form_words([out])
+    if record is None or not own or not plan.plain:
+        record = Unrecorded()
+    record.begin((operands.query, operands.key, operands.value), operands.aux, True)
+    record.made(out)
     run = plan.once("forward", lambda: launcher(plan.config))
+    bounds = [table(plan, read, key, stream, record) for key in run.tables]
+    call = plan.call_words(read, [out], order, ctas, stream, bounds)
+    form = plan.output_words if own and not bounds else plan.form_words([out], tables=bounds)
     run(call, form)
-    if record is not None and own and plan.plain:
-        record.begin((operands.query, operands.key, operands.value), operands.aux, True)
-        record.made(out)
-        record.launched(run, call, form, plan.scalars)
-        record.finish([out])
+    record.launched(run, call, form, plan.scalars)
+    record.finish([out])
     return out
 
 

@@ -11,6 +11,7 @@ import struct
 import threading
 from collections.abc import Sequence
 
+from .classes import TableKey
 from .config import LETTERS, KernelConfig
 from .runtime import Kernel
 
@@ -32,26 +33,32 @@ class WordBlock:
 
 
 class Launcher:
-    """A kernel that is launched by writing words. matrices: how many it takes. Plans of one
-    configuration share a launcher."""
+    """A kernel that is launched by writing words. matrices: how many it takes. tables: those that
+    it takes. Plans of one configuration share a launcher."""
 
-    def __init__(self, kernel: Kernel, config: KernelConfig, matrices: int = 4) -> None:
+    def __init__(
+        self, kernel: Kernel, config: KernelConfig, matrices: int = 4,
+        tables: Sequence[TableKey] = (),
+    ) -> None:  # fmt: skip
         sides = config.jagged_q + config.jagged_k
-        operands, scalars = len(config.aux), config.mod.num_scalars
+        operands, scalars = len(tables) + len(config.aux), config.mod.num_scalars
         call = WordBlock(matrices + sides + (sides > 0) + operands + scalars + 2)
         form = WordBlock(SIZES + 3 * matrices + operands * len(LETTERS))
+        self.tables = tables
         self.lock = threading.Lock()
         self.call, self.form = call.words, memoryview(form.words).cast("B")
         self.pack = struct.Struct(f"{len(call.words)}q").pack_into
         self.written = b""  # the words of the form that stand there
-        places = (
+        first = [
             *call.deal(matrices),
             *form.deal(SIZES),
             *form.deal(3 * matrices),
             *call.deal(sides + (sides > 0)),
-            *[x for _ in range(operands) for x in call.deal(1) + form.deal(len(LETTERS))],
-            *call.deal(scalars + 2),
-        )
+        ]
+        # Words of tables come before those of operands, but kernels take operands first.
+        dealt = [call.deal(1) + form.deal(len(LETTERS)) for _ in range(operands)]
+        aux = dealt[len(tables) :] + dealt[: len(tables)]
+        places = (*first, *[x for found in aux for x in found], *call.deal(scalars + 2))
         self.run = kernel.at(places)
 
     def __call__(self, call: Sequence[int], form: bytes) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..._compat.device import empty
 from ...operands import Operands, check, output_shape, score_shape
 from ...program.score_mod import ScoreMod
+from ...program.tile_classes import boundable
 from ...rejection import GDPAError
 from .architectures import config_of
 from .config import LETTERS, KernelConfig, unsupported
@@ -103,14 +104,17 @@ class LaunchPlan:
         )
         return replace(o, query=query, key=key, value=value, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
 
-    def form_words(self, others: Sequence[Tensor], dealt: int | None = None) -> bytes:
+    def form_words(
+        self, others: Sequence[Tensor], dealt: int | None = None, tables: Sequence[Any] = ()
+    ) -> bytes:
         """Of a launcher. others: its matrices beside query, key and value. Their shapes follow from
         the form, so their strides are enough to know them again. dealt: how many sequences, by
-        default all."""
-        known = (dealt, *[x.stride() for x in others])
+        default all. tables: see bounds.py."""
+        known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
         if known not in self.words:
             steps = [step for x in others for step in strides(x)]
             sizes = self.sizes if dealt is None else (*self.sizes[:-1], dealt)
+            steps += [step for x in tables for step in x.strides]
             words = (*sizes, *self.strides, *steps, *self.aux_strides)
             if len(self.words) >= FEW:
                 self.words.clear()
@@ -129,6 +133,7 @@ class LaunchPlan:
         order: Tensor | None,
         ctas: int,
         stream: int,
+        tables: Sequence[Any] = (),
     ) -> list[int]:
         """Of a launcher."""
         o = readable
@@ -136,6 +141,7 @@ class LaunchPlan:
         if o.jagged:
             offsets = (o.cu_seqlens_q, o.cu_seqlens_k, order)
             words += [x.data_ptr() for x in offsets if x is not None]
+        words += [x.room.data_ptr() for x in tables]
         words += [x.data_ptr() for x in o.aux]
         words += o.scalars[: self.scalars]
         words += (ctas, stream)
@@ -248,6 +254,7 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
         skip=skip,
         vectors=_vectors(o.aux, o.program),
         expanded=frozenset(number for number, x in enumerate(o.aux) if 0 in x.stride()),
+        bounded=frozenset(boundable(o.program.aux) if skip else ()),
     )
 
 

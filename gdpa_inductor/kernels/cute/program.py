@@ -33,7 +33,7 @@ class Program(Fixed):
         self, config: KernelConfig, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
     ) -> None:
         self.mod, self.fast, self.aux, self.scalars = config.mod, config.fast, aux, scalars
-        self.vectors = config.vectors
+        self.vectors, self.dtypes = config.vectors, config.aux
         self.roots = tuple(roots or (self.mod.weight,))
         self.nodes = list(postorder(self.roots))
         self.wide = wide(self.roots)
@@ -48,30 +48,49 @@ class Program(Fixed):
 
     def place(self, node: Expr, places: dict[str, Any]) -> Any:
         """Where the element of an operand is at `places`, a position per letter."""
-        pointer, strides = self.aux[int(node.value or 0)]
-        place = Int64(0)
-        for letter, stride in zip(LETTERS, strides, strict=True):
-            if letter in self.access(node) and letter in places:
-                place += Int64(places[letter]) * Int64(stride)
-        return pointer + place
+        return address(self.aux[int(node.value or 0)], self.access(node), places)
 
     def read(self, node: Expr, places: dict[str, Any]) -> Any:
         """The element of an operand at `places`, as the node's kind wants it."""
-        value = cute.make_tensor(self.place(node, places), cute.make_layout(1))[0]
-        return of_kind(node, value, self.wide)
+        return self.of_kind(node, element(self.place(node, places)))
+
+    def of_kind(self, node: Expr, value: Any) -> Any:
+        """An element of an operand as the program computes with it."""
+        return of_kind(node, widened(value, self.dtypes[int(node.value or 0)]), self.wide)
 
     def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
-        """The roots. leaves: values by name, positions as they are. operand(node): of an
-        operand."""
+        """The roots. leaves: values by name, positions as they are. operand(node): of an operand,
+        or a bound of one."""
 
         def leaf(node: Expr) -> Any:
-            if node.op == "aux":
+            if node.op.startswith("aux"):
                 return operand(node)
             if node.op == "scalar":
                 return Pair(Int64(self.scalars[int(node.value or 0)]))
             return self.index(leaves[node.op]) if node.kind == "i" else leaves[node.op]
 
         return emit(self.roots, self.mod.weight, leaf, self.fast)
+
+
+def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> Any:
+    """Where an element is at `places`, a position per letter. operand: its pointer, and its strides
+    by `LETTERS`."""
+    pointer, strides = operand
+    place = Int64(0)
+    for letter, stride in zip(LETTERS, strides, strict=True):
+        if letter in access and letter in places:
+            place += Int64(places[letter]) * Int64(stride)
+    return pointer + place
+
+
+def element(place: Any) -> Any:
+    """What is stored there."""
+    return cute.make_tensor(place, cute.make_layout(1))[0]
+
+
+def widened(value: Any, dtype: str) -> Any:
+    """An element of an operand. A kernel's pointer to uint8 forgets that it has no sign."""
+    return Int32(value) & 0xFF if dtype == "uint8" else value
 
 
 def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
@@ -132,10 +151,7 @@ class Row(Fixed):
                 return given[number]
             if fetched and node in fetched:
                 return Pair(
-                    *(
-                        of_kind(node, fetched[node][at + lane], self.program.wide)
-                        for lane in range(2)
-                    )
+                    *(self.program.of_kind(node, fetched[node][at + lane]) for lane in range(2))
                 )
             return self.loaded.get(node) or Pair(*(one(node, x) for x in kv_idx.lanes))
 

@@ -11,9 +11,10 @@ from cutlass import Int32, cute
 
 from ...program.expr import Expr
 from ...program.tails import still
+from .classes import ENDS, TileSize
 from .config import KernelConfig
-from .program import Program
-from .values import Fixed, is_literal, pair, smaller
+from .program import Program, address, element, of_kind
+from .values import Fixed, Pair, is_literal, larger, smaller
 
 LANES = 32
 NAMES = ("p", "ds")  # of terms, as `still` has them
@@ -21,10 +22,16 @@ Span = tuple[Any, Any]  # the first and the last position of a tile
 
 
 class TileClass(Fixed):
-    """A condition on tiles, as a function of where a tile lies. term: of `classify`."""
+    """A condition on tiles, as a function of where a tile lies. term: of `classify`. tables: the
+    numbers of the operands whose tables follow the operands in aux. size: of a tile."""
 
-    def __init__(self, term: Expr, config: KernelConfig, aux: Any, scalars: Any) -> None:
-        self.program = Program(config, aux, scalars, [term])
+    def __init__(
+        self, term: Expr, config: KernelConfig, aux: Any, scalars: Any, tables: Sequence[int],
+        size: TileSize,
+    ) -> None:  # fmt: skip
+        self.program, self.size = Program(config, aux, scalars, [term]), size
+        own = aux[len(config.aux) :] if tables else ()
+        self.tables = dict(zip(tables, own, strict=True))
 
     def holds(self, batch: Any, head: Any, q_idx: Span, kv_idx: Span) -> Any:
         """Whether it holds for the tile of these positions; a bool if that is constant."""
@@ -33,9 +40,21 @@ class TileClass(Fixed):
             "q_idx_lo": q_idx[0], "q_idx_hi": q_idx[1],
             "kv_idx_lo": kv_idx[0], "kv_idx_hi": kv_idx[1],
         }  # fmt: skip
-        (value,) = self.program.evaluate(
-            {**places, **bounds}, lambda node: pair(self.program.read(node, places))
-        )
+        # A tile that there is lies in one cell of a table; any will do for others.
+        cells = {
+            "q_idx": larger(q_idx[1], 0) // self.size.rows,
+            "kv_idx": larger(kv_idx[1], 0) // self.size.cols,
+        }
+
+        def operand(node: Expr) -> Pair:
+            if node.op not in ENDS:
+                return Pair(self.program.read(node, places))
+            number = int(node.value or 0)
+            access = self.program.mod.aux[number].access
+            place = address(self.tables[number], access, {**places, **cells})
+            return Pair(of_kind(node, element(place + ENDS.index(node.op)), self.program.wide))
+
+        (value,) = self.program.evaluate({**places, **bounds}, operand)
         return value if is_literal(value) else value.lanes[0]
 
 

@@ -133,6 +133,15 @@ class Record:
     def summed(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
         self._steps.append(WordLaunch(launcher, tuple(map(self._own, addresses)), numbers))
 
+    def bounded(
+        self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
+    ) -> None:
+        """operand: its number in the program, and what of it was read. room: of its table."""
+        number, part = operand
+        place = number + len(self.given), part.data_ptr() - self.aux[number].data_ptr()
+        places = (place, self._own(room.data_ptr()))
+        self._steps.append(WordLaunch(launcher, places, numbers))
+
     def cleared(self, room: Tensor) -> None:
         """It was, whatever by."""
         self.fails |= not room.is_contiguous() or room.nbytes % 4 != 0
@@ -183,6 +192,11 @@ class Unrecorded(Record):
         pass
 
     def summed(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
+        pass
+
+    def bounded(
+        self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
+    ) -> None:
         pass
 
     def cleared(self, room: Tensor) -> None:

@@ -22,10 +22,10 @@ from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
 from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
 from ...problem import Problem, Size
-from ...program.expr import AXES, POSITIONS, Expr, const, postorder
+from ...program.expr import POSITIONS, Expr, const, postorder
 from ...program.loop_bounds import closed
 from ...program.tails import still
-from ...program.tile_classes import TileClasses, classify
+from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from .. import gpu
 from ..backends import hint
 from . import emit, grid
@@ -100,10 +100,7 @@ def _classes(outputs: list[Output], o: Inputs) -> TileClasses | None:
     if not o.options.skip:
         return None
     terms = [output.term for output in outputs]
-    bounded = _bounded("bi", o)
-    found = classify(terms, o.program.aux, bounded)
-    if not found.skips and (reals := _bounded("f", o)):
-        found = classify(terms, o.program.aux, [*bounded, *reals])
+    found = classify_by_tables(terms, o.program.aux, _bounded(o))
     if not found.skips:
         return None
     masked = found.full.is_const and not found.full.value  # no tile is known to be without a mask
@@ -117,22 +114,13 @@ def skips(outputs: list[Output], o: Inputs) -> bool:
     return _classes(outputs, o) is not None
 
 
-def _bounded(kinds: str, o: Inputs) -> list[int]:
-    """The operands of these kinds that tables may bound. Of reals, a vector that all samples share
-    is a scale, and no mask. One that no (batch, head) shares costs as much to read as it may save.
-    Rows of a jagged operand are in no block of bounds."""
-
-    def worth_reading(axes: frozenset[str]) -> bool:
-        return axes != set(AXES) and ("b" in axes or axes >= POSITIONS)
-
+def _bounded(o: Inputs) -> list[int]:
+    """The operands that tables may bound: none of unknown size."""
+    fakes = o.fakes.aux
     return [
         number
-        for number, (spec, fake) in enumerate(zip(o.program.aux, o.fakes.aux, strict=True))
-        if spec.kind in kinds
-        and spec.axes & POSITIONS
-        and (spec.kind != "f" or worth_reading(spec.axes))
-        and not {"q", "k"} & set(spec.access)
-        and all(shapes.size_hint(size) for size in fake.shape)
+        for number in boundable(o.program.aux)
+        if all(shapes.size_hint(size) for size in fakes[number].shape)
     ]
 
 

@@ -170,3 +170,20 @@ def test_quick_fma_rounds_the_product_too(opcode):
 def test_what_is_not_known_is_an_error_with_its_line(text):
     with pytest.raises(NotImplementedError, match=r"PTX line \d+: (add\.rna|min)"):
         execute(text)
+
+
+@pytest.mark.parametrize("kind", ["u8", "b8", "s8", "u16", "s16", "u32", "s32"])
+@pytest.mark.parametrize("width", [16, 32, 64])
+def test_a_load_fills_a_register_that_is_wider(kind: str, width: int):
+    size = int(kind[1:]) // 8
+    register = {16: "%rs1", 32: "%r1", 64: "%rd1"}[max(width, 8 * size)]
+    width = max(width, 8 * size)
+    body = "\n".join([
+        per_lane(0, size, "%rd50"), f"ld.global.{kind} {register}, [%rd50];",
+        per_lane(1, 8, "%rd50"), f"st.global.b{width} [%rd50], {register};",
+    ])  # fmt: skip
+    stored = np.frombuffer(np.random.default_rng(0).bytes(LANES * size), f"u{size}").copy()
+    found = np.zeros(LANES, np.uint64)
+    execute(body, [stored, found], threads=LANES)
+    wide = stored.view(f"i{size}") if kind[0] == "s" else stored
+    assert (found == wide.astype(np.int64).view(np.uint64) & np.uint64((1 << width) - 1)).all()

@@ -15,6 +15,8 @@ from torch import Tensor
 from ...._compat.device import empty
 from ....operands import Operands
 from ....rejection import GDPAError
+from ..bounds import Table, table
+from ..classes import TableKey
 from ..config import KernelConfig
 from ..launch import place
 from ..launcher import Launcher
@@ -90,7 +92,7 @@ def _in_parts(
         call = replace(
             begun, plan=own, operands=part.operands, read=read, grad_out=gradient,
             stored=part.stored, rooms=part.rooms, launches=[Deal(part.scores)],
-            part=part.keys, shared_scratch=scratch,
+            part=part.keys, shared_scratch=scratch, tables={},
         )  # fmt: skip
         kernels.gradients(call, asked)
 
@@ -216,7 +218,7 @@ class BackwardCall:
     `backward` has it. record: of all that is done. stored: the operand of the program whose
     gradient the launches store. rooms: for dQ, dK, dV by letter, if they are there. launches: one
     after the other; whoever gives them reads between them. part: as `KernelConfig` has it.
-    shared_scratch: of several calls."""
+    shared_scratch: of several calls. tables: those that were made."""
 
     plan: LaunchPlan
     operands: Operands[Tensor]
@@ -232,6 +234,7 @@ class BackwardCall:
     launches: Iterable[Deal] = (WHOLE,)
     part: str = ""
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
+    tables: dict[TableKey, Table] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
@@ -280,11 +283,17 @@ class BackwardCall:
         room.zero_()
         self.record.cleared(room)
 
+    def table(self, key: TableKey) -> Table:
+        if key not in self.tables:
+            self.tables[key] = table(self.plan, self.read, key, self.stream, self.record)
+        return self.tables[key]
+
     def launch(self, launcher: Launcher, others: Sequence[Tensor], own: Deal = WHOLE) -> None:
         """others: the matrices that the kernel takes beside query, key and value, but for those of
         the launch."""
         given, order = [*others, *own.matrices], self.order if own.order is None else own.order
-        words = self.plan.call_words(self.read, given, order, self.ctas, self.stream)
-        form = self.plan.form_words(given, own.count)
+        tables = list(map(self.table, launcher.tables))
+        words = self.plan.call_words(self.read, given, order, self.ctas, self.stream, tables)
+        form = self.plan.form_words(given, own.count, tables)
         launcher(words, form)
         self.record.launched(launcher, words, form, self.plan.scalars)

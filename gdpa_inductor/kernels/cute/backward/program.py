@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from cutlass import Int64, cute
+from cutlass import Int64
 
 from ....program.expr import Expr
 from ..config import LETTERS
-from ..program import Program, of_kind
+from ..program import Program, element
 from ..values import Fixed, Pair, smaller
 from .walk import ResidentTile, Walk
 
@@ -41,13 +41,13 @@ class ProgramLine(Fixed):
 
     def read(self, node: Expr, index: Any) -> Any:
         """The element of an aux operand at streamed row `index`, as the node's kind wants it."""
-        return of_kind(node, self.element(node, index), self.program.wide)
+        return self.program.of_kind(node, self.element(node, index))
 
     def element(self, node: Expr, index: Any) -> Any:
         """As it is stored. The offset is the same for all threads of a warp, and one addition for
         each."""
         place, _ = self.walked(node, smaller(index, self.tile.length - 1))
-        return cute.make_tensor(place, cute.make_layout(1))[0]
+        return element(place)
 
     def walked(self, node: Expr, index: Any) -> tuple[Any, Any]:
         """Where the element at streamed row `index` is, which has to be there, and how far from it

@@ -8,7 +8,7 @@ import cutlass
 from cutlass import Boolean, Int32, cute
 
 from ....program.expr import GRAD, Expr, call, postorder
-from ....program.tile_classes import classify
+from ..classes import TileSize, classes
 from ..config import KernelConfig
 from ..ranges import LANES, TileClass, ends_are_bare, lowest, past, span
 from ..values import Fixed, is_literal, smaller
@@ -32,16 +32,19 @@ class StreamedRanges(Fixed):
     ) -> None:
         self.config, self.keys, self.heights = config, keys, heights
         roots = roots_of(config.program, keys, config.stored)
-        classes = classify(roots, config.mod.aux)
-        self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
+        found = classes(config, roots)
+        sides = (heights.streamed, heights.resident)
+        size = TileSize(*(sides if keys else sides[::-1]))
+        self.skips, self.full_terms = config.skip and found.skips, found.full_terms
         self.masks = self.full_terms != roots  # some condition decides
         self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
         self.zero, self.full = (
-            TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
+            TileClass(term, config, aux, scalars, found.bounds, size)
+            for term in (found.zero, found.full)
         )
         self.per_head = any(
-            node.op == "h" or (node.op == "aux" and "h" in self.zero.program.access(node))
-            for node in postorder([classes.zero])
+            node.op == "h" or (node.op.startswith("aux") and "h" in self.zero.program.access(node))
+            for node in postorder([found.zero])
         )
 
     @property

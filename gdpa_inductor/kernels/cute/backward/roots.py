@@ -13,7 +13,7 @@ import functools
 from ....program.derivatives import differentiate
 from ....program.expr import SCORE, Expr, aux, const
 from ....program.score_mod import ScoreMod
-from ....program.tile_classes import classify
+from ..classes import classes
 from ..config import KernelConfig
 
 
@@ -46,16 +46,17 @@ def is_moderate(factor: float, dtype: str) -> bool:
     return 1.0 / bound <= abs(factor) <= bound
 
 
-@functools.lru_cache(512)
-def leaves_out(program: str, weight: bool, stored: int | None) -> bool:
-    """Whether all roots are zero on some tiles of scores."""
-    return classify(roots_of(program, weight, stored), ScoreMod.parse(program).aux).skips
-
-
 def masked(config: KernelConfig, weight: bool = True) -> bool:
     """Whether tiles of scores may be left out, and with them all that meets no other. weight:
     where P is summed too."""
-    return config.skip and leaves_out(config.program, weight, config.stored)
+    return config.skip and classes(config, roots_of(config.program, weight, config.stored)).skips
+
+
+def adds_all(config: KernelConfig) -> bool:
+    """Whether every part of dQ is added to what its sums hold: they were cleared, or the launch
+    before has begun them. With some of the keys under a mask there may be no first part."""
+    begun = config.part in ("middle", "last")
+    return not config.ordered or begun or (config.part == "first" and masked(config))
 
 
 @functools.lru_cache(512)

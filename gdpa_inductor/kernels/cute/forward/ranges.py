@@ -10,8 +10,8 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Int32, cute
 
-from ....program.tile_classes import classify
 from ..barriers import Each
+from ..classes import TileSize, classes
 from ..config import KernelConfig
 from ..ranges import LANES, TileClass, ends_are_bare, lowest, past, span
 from ..values import Fixed, is_literal, larger, select, smaller
@@ -21,11 +21,12 @@ class KeyRanges(Fixed):
     """The classes of the query tiles of one kernel."""
 
     def __init__(self, config: KernelConfig, aux: Any, scalars: Any) -> None:
-        classes = classify([config.mod.weight], config.mod.aux)
+        found, size = classes(config), TileSize(config.rows, config.cols)
         self.rows, self.cols, self.tiles = config.rows, config.cols, config.tiles
-        self.skips, self.full_terms = config.skip and classes.skips, classes.full_terms
+        self.skips, self.full_terms = config.skip and found.skips, found.full_terms
         self.zero, self.full = (
-            TileClass(term, config, aux, scalars) for term in (classes.zero, classes.full)
+            TileClass(term, config, aux, scalars, found.bounds, size)
+            for term in (found.zero, found.full)
         )
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 

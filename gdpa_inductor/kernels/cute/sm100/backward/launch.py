@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ... import ahead, disk
 from ...backward.launch import WHOLE, BackwardCall, stored_dtypes
-from ...backward.roots import masked
+from ...backward.roots import masked, roots_of
 from ...backward.stored import StoredTiling
+from ...classes import TileSize, tables
 from ...launcher import Launcher
 from ...runtime import Kernel
 from ..config import SIDES, Sm100Config, stored_by
@@ -70,7 +71,9 @@ def tiling(config: Sm100Config) -> StoredTiling:
 def launcher(config: Sm100Config, side: str) -> Launcher:
     """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
     ahead.finish(__name__, config, side)
-    return Launcher(Kernel(kept(config, side)), config, 3 + len(others(config, side)))
+    size = TileSize(config.rows, config.cols)
+    bounds = tables(config, size, roots_of(config.program, side == "keys", config.stored))
+    return Launcher(Kernel(kept(config, side)), config, 3 + len(others(config, side)), bounds)
 
 
 def kept(config: Sm100Config, side: str) -> bytes:
@@ -90,5 +93,6 @@ def compiled(config: Sm100Config, side: str, more: str = "") -> Any:
     from ...compiler import compile_kernel, example
     from .kernel import BackwardKernel
 
-    arguments = example(config, others(config, side))
+    roots = roots_of(config.program, side == "keys", config.stored)
+    arguments = example(config, others(config, side), roots)
     return compile_kernel(BackwardKernel(config, side), arguments, config.arch, more)

@@ -12,7 +12,7 @@ from cutlass import Int32, cute
 
 from .....program.expr import POSITIONS, Expr
 from ...backward.program import ProgramLine
-from ...program import Program, of_kind
+from ...program import Program, element
 from ...values import Fixed, Pair
 
 BITS = 16  # truth values of a word
@@ -23,7 +23,7 @@ class Apart(Fixed):
     Truth values are kept as bits. S: the scores of a thread."""
 
     def __init__(self, node: Expr, program: Program, S: Any) -> None:
-        self.node, self.wide, self.count = node, program.wide, cute.size(S)
+        self.node, self.program, self.count = node, program, cute.size(S)
         self.dtype = program.aux[int(node.value or 0)][0].dtype
         size, kind = (-(-self.count // BITS), Int32) if self.bits else (self.count, self.dtype)
         self.kept = cute.make_rmem_tensor(size, kind)
@@ -48,7 +48,7 @@ class Apart(Fixed):
             place, step = line.walked(self.node, first)
             for r in range(2 * half, self.count, 4):
                 for lane in range(2):
-                    found[r + lane] = cute.make_tensor(place + lane * step, cute.make_layout(1))[0]
+                    found[r + lane] = element(place + lane * step)
                 place = place + 8 * step
         self.keep(found)
 
@@ -68,7 +68,7 @@ class Apart(Fixed):
         if self.bits:
             word = self.kept[r // BITS]
             return Pair(*((word & Int32(1 << (r % BITS + lane))) != 0 for lane in range(2)))
-        return Pair(*(of_kind(self.node, self.kept[r + lane], self.wide) for lane in range(2)))
+        return Pair(*(self.program.of_kind(self.node, self.kept[r + lane]) for lane in range(2)))
 
 
 def apart(program: Program, tiled: int | None) -> list[Expr]:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ... import ahead, disk
 from ...backward.launch import BackwardCall, stored_dtypes
-from ...backward.roots import factor_of, masked
+from ...backward.roots import adds_all, factor_of, masked, roots_of
 from ...backward.stored import StoredTiling
+from ...classes import TileSize, tables
 from ...launcher import Launcher
 from ...runtime import Kernel
 from ..config import HALF, Sm90Config
@@ -57,7 +58,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     sums = grad_query
     if "q" not in config.shared:
         sums = call.scratch("sums", grad_query.shape, torch.float32)
-    if not (config.ordered or config.continues):
+    if adds_all(config) and not config.continues:
         call.clear(sums)
     counters = call.scratch("counters", form.counters, torch.int32)
     call.clear(counters)
@@ -87,7 +88,13 @@ def tiling(config: Sm90Config) -> StoredTiling:
 def launcher(config: Sm90Config) -> Launcher:
     """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
     ahead.finish(__name__, config)
-    return Launcher(Kernel(kept(config)), config, 3 + len(others(config)))
+    return launcher_of(Kernel(kept(config)), config)
+
+
+def launcher_of(kernel: Kernel, config: Sm90Config) -> Launcher:
+    size = TileSize(config.query_rows, config.cols)
+    bounds = tables(config, size, roots_of(config.program, stored=config.stored))
+    return Launcher(kernel, config, 3 + len(others(config)), bounds)
 
 
 def kept(config: Sm90Config) -> bytes:
@@ -101,7 +108,7 @@ def compiled(config: Sm90Config, more: str = "") -> Any:
     from ...compiler import compile_kernel, example
     from .kernel import HopperBackward
 
-    arguments = example(config, others(config))
+    arguments = example(config, others(config), roots_of(config.program, stored=config.stored))
     return compile_kernel(HopperBackward(config), arguments, config.arch, more)
 
 

@@ -211,18 +211,20 @@ class HopperBackwardProducts(Fixed):
         count = tile.end - tile.begin
         turn, block = i // count, self.walk.block(tile, entry, i % count)
         stage, q_stage, shared = full["o"].index(step), full["q"].index(step), step % 2
+        whole = self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block)
         for operand in self.apart:
-            self.fetch(operand, tile, turn, block)
+            fetch = self.fetch if operand.node in self.programs[0].nodes else self.fetch_mask
+            fetch(operand, tile, turn, block, whole)
         full["o"].wait(step)
         dP = x.flow(stage)
         if const_expr(self.tiled is not None):
             full["a"].wait(step)
-        slope = self.weigh(tile, turn, block, shared)
+        slope = self.weigh(tile, turn, block, shared, whole)
         if self.lags:
             self.turns.wait()
         x.sum_values(as_operand(x.S, x.shapes.dtype), stage)
         warpgroup.wait_group(1)
-        self.chain(tile, turn, block, slope, dP)
+        self.chain(slope, dP, whole)
         dS = as_operand(dP, x.shapes.dtype)
         if self.lags:
             empty["s"].wait_before(step)
@@ -281,7 +283,7 @@ class HopperBackwardProducts(Fixed):
             self.fragments.multiply_scores(full.index(step + 1))
 
     @cute.jit
-    def fetch(self, operand: Apart, tile: ResidentTile, turn, block):
+    def fetch(self, operand: Apart, tile: ResidentTile, turn, block, whole=None):
         """What an operand has for the scores of a step, all at once: dP has not been asked for yet,
         so there are registers for the numbers that are on their way."""
         row, first = tile.first + self.row, block * self.walk.heights.streamed + self.column
@@ -290,6 +292,12 @@ class HopperBackwardProducts(Fixed):
             operand.take_whole(lines, first)
         else:
             operand.take(lines, first)
+
+    @cute.jit
+    def fetch_mask(self, operand: Apart, tile: ResidentTile, turn, block, whole):
+        """The same of an operand that is read where the tile is not whole."""
+        if whole == 0:
+            self.fetch(operand, tile, turn, block)
 
     def is_first_warp(self) -> Any:
         return self.group * WARPGROUP + self.own < LANES
@@ -342,22 +350,22 @@ class HopperBackwardProducts(Fixed):
         cute.arch.barrier_arrive(barrier_id=FULL + self.group, number_of_threads=HANDED)
 
     @cute.jit
-    def weigh(self, tile: ResidentTile, turn, block, stage):
-        """S -> P in place; returns the slope. stage: of the operand that comes in tiles."""
+    def weigh(self, tile: ResidentTile, turn, block, stage, whole):
+        """S -> P in place; returns the slope. stage: of the operand that comes in tiles. whole: the
+        tile needs no mask."""
         slope = self.fragments.scores()
-        head = self.walk.streamed_head(tile, turn)
-        if self.walk.ranges.needs_no_mask(tile, head, block):
+        if whole:
             self.evaluate(tile, turn, block, stage, self.programs[0], slope, False)
         else:
             self.evaluate(tile, turn, block, stage, self.programs[1], slope, True)
         return slope
 
     @cute.jit
-    def chain(self, tile: ResidentTile, turn, block, slope, dP):
+    def chain(self, slope, dP, whole):
         """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN. What
         lies past an end is so too, if it is stored."""
         if const_expr(self.walk.ranges.selects):
-            if self.walk.ranges.needs_no_mask(tile, self.walk.streamed_head(tile, turn), block):
+            if whole:
                 for r in range_constexpr(cute.size(dP)):
                     dP[r] = dP[r] * slope[r]
             else:

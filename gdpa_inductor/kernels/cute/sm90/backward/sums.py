@@ -9,7 +9,8 @@ After the last, the query tile is converted to 16 bits, by a warp of its own. Th
 head share its query tiles for that: who adds last may always be the same.
 
 Where any order will do (`KernelConfig.ordered`), no tile waits for its turn, and all add: the sums
-were cleared. All add too where the launch before has begun the sums, with other keys.
+were cleared. All add too where the launch before has begun the sums, with other keys. The last of
+such launches converts all query tiles, those too that its own keys do not meet.
 """
 
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import cutlass
 from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
 
+from ...backward.roots import adds_all
 from ...backward.walk import ResidentTile
 from ...barriers import Signal
 from ...config import VECTOR
@@ -81,7 +83,7 @@ class QuerySums:
         self.walk, self.counters = counters.walk, counters
         self.stores, self.adds, self.group = stores, adds, counters.number
         config = self.walk.ranges.config
-        self.ordered, self.continues = config.ordered, config.continues
+        self.ordered, self.adds_all = config.ordered, adds_all(config)
 
     @cute.jit
     def run(self):
@@ -131,7 +133,7 @@ class QuerySums:
         the sequence are dropped."""
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
         self.taken()
-        if const_expr(self.ordered and not self.continues):
+        if const_expr(not self.adds_all):
             if before == 0:
                 self.stores.store(*place, self.group)
             else:
@@ -179,13 +181,18 @@ class Conversion:
                 head = self.walk.streamed_head(tile, turn)
                 for block in range(first, end):
                     count = self.walk.adders(tile, head, block)
-                    if count > 0:
+                    if self.begun(count):
                         for part in self.parts:
                             part.read(tile, head, block, count, done)
                         for part in self.parts:
                             part.write(tile, head, block, done)
                         done += 1
             deal += 1
+
+    def begun(self, count: Any) -> Any:
+        """Whether there are sums, if so many tiles of this launch have added to them."""
+        continues = self.walk.ranges.skips and self.walk.ranges.config.continues
+        return Boolean(True) if continues else count > 0
 
 
 class ConvertedColumns(Fixed):

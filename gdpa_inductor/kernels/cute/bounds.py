@@ -1,0 +1,94 @@
+"""Tables of bounds: the smallest and the largest element of an operand of the program on each tile
+of a kernel. They tell it which tiles a mask tensor hides, and which it leaves whole.
+
+    table    [batch, heads, row tiles, column tiles, 2]    1 where the operand does not vary
+
+The device makes a table before the kernel (`bounding.py`), and nothing is read on the host.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._compat.device import empty
+from ...operands import Operands
+from ...program.expr import AXES
+from ...program.score_mod import Aux
+from . import disk
+from .classes import ENDS, TableKey, TileSize, table_dtype
+from .config import LETTERS
+from .launcher import WordLauncher
+from .plan import LaunchPlan, name
+from .replay import Record
+from .runtime import Kernel
+
+WORDS = 11  # of a launch
+
+
+@dataclass(frozen=True)
+class Table:
+    """As kernels take it. strides: by `LETTERS`."""
+
+    room: Tensor
+    strides: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TableForm:
+    """What follows from the form of an operand. words: of the launch that makes the table, behind
+    the addresses. shape, dtype: of the table."""
+
+    launcher: WordLauncher
+    words: tuple[int, ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(operand: Tensor, spec: Aux, size: TileSize, arch: str) -> "TableForm":
+        steps, sizes = (
+            dict(zip(spec.access, x, strict=True)) for x in (operand.stride(), operand.shape)
+        )
+        strides = [steps.get(x, 0) for x in AXES]
+        extents = [sizes[x] if steps.get(x) else 1 for x in AXES]
+        heights = [1, 1, size.rows, size.cols]
+        heights = [height if step else 1 for height, step in zip(heights, strides, strict=True)]
+        shape = [-(-extent // height) for extent, height in zip(extents, heights, strict=True)]
+        kind = table_dtype(spec.kind, name(operand.dtype))
+        launcher = _bounding(name(operand.dtype), kind, *heights[2:], arch)
+        words = (*extents, *strides)
+        return TableForm(launcher, words, (*shape, len(ENDS)), getattr(torch, kind))
+
+    def made(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
+        """The table. number: of the operand."""
+        room = record.made(empty(self.shape, self.dtype, operand.device))
+        self.launcher(operand.data_ptr(), room.data_ptr(), *self.words, stream)
+        record.bounded(self.launcher, (number, operand), room, *self.words)
+        steps = [
+            step if extent > 1 else 0
+            for step, extent in zip(room.stride(), self.shape, strict=True)
+        ]
+        known = dict(zip(AXES, steps, strict=False))
+        return Table(room, tuple(known.get(x, 0) for x in LETTERS))
+
+
+def table(
+    plan: LaunchPlan, o: Operands[Tensor], key: TableKey, stream: int, record: Record
+) -> Table:
+    """One of a call."""
+    number, size = key
+    operand, spec = o.aux[number], o.program.aux[number]
+    form = plan.once(key, lambda: TableForm.of(operand, spec, size, plan.config.arch))
+    return form.made(operand, number, stream, record)
+
+
+@functools.cache
+def _bounding(*given: Any) -> WordLauncher:
+    def compiled() -> Any:
+        from . import bounding
+
+        return bounding.compiled(*given)
+
+    return WordLauncher(Kernel(disk.kept(compiled, "bounds", *given)), WORDS)

@@ -1,0 +1,90 @@
+"""Mask tensors in the CuTe kernels, on the emulator: tiles that they hide are left out, and the
+rest obeys the error rule."""
+
+import functools
+from collections.abc import Callable
+
+import pytest
+import torch
+
+pytest.importorskip("cutlass")
+
+from gdpa_inductor.kernels.cute.classes import classes
+from gdpa_inductor.kernels.cute.plan import made
+from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
+from tests.tolerances import error_of
+
+from . import test_cute_backward, test_cute_forward, test_cute_hopper_backward
+from .cute_backward_cases import Case, Problem, unfused
+from .cute_cases import Case as ForwardCase
+from .cute_cases import eager, exact
+from .cute_mask_cases import CASES, masked
+
+emulated = test_cute_hopper_backward.emulated  # the fixture
+KINDS = {"Hopper": Sm90Config, "Blackwell": Sm100Config}
+
+
+def problem(name: str) -> tuple[Case, Problem]:
+    case, masks = CASES[name]
+    return case, masked(case, masks)
+
+
+def test_every_case_has_a_table() -> None:
+    for name in CASES:
+        _, call = problem(name)
+        for kind in KINDS.values():
+            found = classes(made(call.operands, True, True, kind).config)
+            assert found.skips and found.bounds, name
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
+    case, call = problem(name)
+    o = call.operands
+    batch, rows, _ = case.sizes
+    lengths = {"q_lengths": case.rows} if o.cu_seqlens_q is not None else {}
+    like = ForwardCase(name, h=case.heads, m=rows, b=batch, dv=case.dims[1], **lengths)
+    found = test_cute_forward.forward(like, o, ("random",), KINDS[kind])
+    wrong = error_of(found, eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradients_obey_the_error_rule_on_blackwell(name: str) -> None:
+    correct(*problem(name), test_cute_backward.emulated)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_gradients_obey_the_error_rule_on_hopper(name: str, emulated) -> None:
+    correct(*problem(name), emulated)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_every_order_of_warps_gives_the_same_bits(name: str, emulated) -> None:
+    emulated(*problem(name), seeds=range(6))
+
+
+def test_sums_in_any_order(emulated) -> None:
+    correct(*problem("blocks"), functools.partial(emulated, ordered=False))
+
+
+def test_hidden_tiles_are_not_computed(emulated) -> None:
+    """What no query sees is NaN."""
+    case, call = problem("holes")
+    clean, o = emulated(case, call), call.operands
+    seen = call.operands.aux[0].any(0)
+    hidden = slice(128, 256)
+    assert not seen[hidden].any()
+    for matrix in (o.key, o.value):
+        matrix[:, :, hidden] = torch.nan
+    for before, after in zip(clean, emulated(case, call), strict=True):
+        assert torch.equal(before, after)
+
+
+def correct(case: Case, call: Problem, backward: Callable) -> None:
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    for letter, fused, theirs, truth in zip("qkv", backward(case, call), eager, exact):
+        assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
