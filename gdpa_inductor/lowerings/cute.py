@@ -130,10 +130,10 @@ def _of_each_score(problem: Problem, gpu: str) -> str:
     if not problem.needs and any(dtype != problem.dtype for dtype in dtypes):
         return f"on {gpu} Triton is faster in a forward with a bias of another dtype"
     masks = [number for number in own if aux[number].kind == "b"]
-    if masks and not dtypes and classify([problem.program.weight], aux, masks).bounds:
-        return (
-            f"on {gpu} Triton is faster with a mask tensor: it leaves out the tiles without scores"
-        )
+    if not masks or dtypes or 64 < max(_dims(problem)) <= 128:
+        return ""
+    if classify([problem.program.weight], aux, masks).bounds:
+        return f"on {gpu} mask tensors are Triton's at head dims up to 64 and above 128"
     return ""
 
 

@@ -41,6 +41,11 @@ def holes(shape: torch.Size) -> torch.Tensor:
     return ((column < 70) | (column >= shape[-1] - 30)).expand(shape)
 
 
+def short(shape: torch.Size) -> torch.Tensor:
+    """The first keys."""
+    return (torch.arange(shape[-1]) < 70).expand(shape)
+
+
 def a_row_of_nothing(shape: torch.Size) -> torch.Tensor:
     found = torch.rand(shape) < 0.5
     found[..., 5, :] = False

@@ -19,7 +19,7 @@ from . import test_cute_backward, test_cute_forward, test_cute_hopper_backward
 from .cute_backward_cases import Case, Problem, unfused
 from .cute_cases import Case as ForwardCase
 from .cute_cases import eager, exact
-from .cute_mask_cases import CASES, masked
+from .cute_mask_cases import CASES, masked, short
 
 emulated = test_cute_hopper_backward.emulated  # the fixture
 KINDS = {"Hopper": Sm90Config, "Blackwell": Sm100Config}
@@ -71,8 +71,21 @@ def test_sums_in_any_order(emulated) -> None:
     correct(*problem("blocks"), functools.partial(emulated, ordered=False))
 
 
-def test_hidden_tiles_are_not_computed(emulated) -> None:
-    """What no query sees is NaN."""
+@pytest.mark.parametrize("kind", KINDS)
+def test_hidden_keys_at_an_end_are_not_read(kind: str) -> None:
+    """They are NaN. Between others they would be computed: a query tile meets a range of keys."""
+    case, _ = CASES["holes"]
+    o = masked(case, (short,)).operands
+    like = ForwardCase("short", m=case.sizes[1], d=64)
+    clean = test_cute_forward.forward(like, o, ("random",), KINDS[kind])
+    for matrix in (o.key, o.value):
+        matrix[:, :, 128:] = torch.nan
+    assert clean.isfinite().all() and clean.any()
+    assert torch.equal(test_cute_forward.forward(like, o, ("random",), KINDS[kind]), clean)
+
+
+def test_keys_that_no_query_sees_have_no_gradient(emulated) -> None:
+    """They are NaN."""
     case, call = problem("holes")
     clean, o = emulated(case, call), call.operands
     seen = call.operands.aux[0].any(0)
