@@ -46,14 +46,9 @@ class HopperBackwardFragments(Fixed):
     sdQ: buffers."""
 
     def __init__(
-        self,
-        shapes: HopperShapes,
-        tiles: dict[str, Tiles],
-        sKt: Any,
-        sdS: Any,
-        sdQ: Any,
+        self, shapes: HopperShapes, tiles: dict[str, Tiles], sKt: Any, sdS: Any, sdQ: Any,
         thread: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.shapes, group = shapes, thread // WARPGROUP
         x = shapes.products
         scores, values, keys, queries = (
