@@ -147,7 +147,7 @@ def _hold_to_count(complete: Result, options: Options) -> None:
     count = len(complete.matches)
     if options.expect is not None and count != options.expect:
         raise GDPAError(
-            f"gdpa.expect: {count} regions were rewritten, not {options.expect}\n"
+            f"gdpa.expect={options.expect}, regions rewritten: {count}\n"
             + _lines(complete.rejections)
         )
 

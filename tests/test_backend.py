@@ -160,9 +160,9 @@ def test_mode_passes_through() -> None:
             {"strict": True},
             "gdpa.strict: a candidate was refused\n.*UNSUPPORTED/SCORES_ESCAPE",
         ),
-        (softmaxed, {"expect": 1}, "0 regions were rewritten, not 1\n.*NOT_GDPA/NORMALISED"),
-        (plain, {"expect": 1}, "0 regions were rewritten, not 1\n.*no candidate was refused"),
-        (fused, {"expect": 0}, "1 regions were rewritten, not 0"),
+        (softmaxed, {"expect": 1}, "expect=1, regions rewritten: 0\n.*NOT_GDPA/NORMALISED"),
+        (plain, {"expect": 1}, "expect=1, regions rewritten: 0\n.*no candidate was refused"),
+        (fused, {"expect": 0}, "expect=0, regions rewritten: 1"),
     ],
 )
 def test_strict_and_expect_raise(function, options, message: str) -> None:
