@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from gdpa_inductor.lowerings import cpu, cute
+from gdpa_inductor.lowerings import cpu
+from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 
 OPERANDS = "Tensor query, Tensor key, Tensor value, Tensor[] aux, SymInt[] scalars, str score_mod"
@@ -22,10 +23,10 @@ SCHEMAS = {
         f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
         "bool skip=True) -> Tensor[]"
     ),
-    cute.FORWARD: (
+    calls.FORWARD: (
         f"attention_cute({OPERANDS}, {LENGTHS}, *, bool fast=True, bool skip=True) -> Tensor"
     ),
-    cute.BACKWARD: (
+    calls.BACKWARD: (
         f"attention_cute_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
         "bool fast=True, bool skip=True, bool ordered=True) -> Tensor[]"
     ),
@@ -75,11 +76,11 @@ def test_all_may_be_given_by_name():
     assert given.operands.lengths == (None, offsets, 0, 9)
     assert (given.grad_out is x, given.needs) == (True, (True,) * 4)
     assert given.options == {"kernel_options": ""}
-    fused = cute.FORWARD.bind(**named, skip=False)
+    fused = calls.FORWARD.bind(**named, skip=False)
     assert fused.operands.scalars == [7] and fused.options == {"skip": False}
 
 
 def test_what_has_no_default_must_be_given():
     x = torch.zeros(1)
     with pytest.raises(KeyError, match="score_mod"):
-        cute.FORWARD.bind(x, x, x, [], [], fast=True)
+        calls.FORWARD.bind(x, x, x, [], [], fast=True)

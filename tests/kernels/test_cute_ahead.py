@@ -20,7 +20,8 @@ from gdpa_inductor.kernels.cute.backward import launch as backward
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
-from gdpa_inductor.lowerings import cute, early
+from gdpa_inductor.lowerings import early
+from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.operands import output_shape
 from gdpa_inductor.ops import operands_of
 from tests.kernels import fake_cuda, render
@@ -89,7 +90,7 @@ def step(bias: bool):
 
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 def test_lowering_asks_for_the_kernels_of_the_call(monkeypatch, asked, bias: bool) -> None:
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
     aux = [torch.zeros(4, 256, 256, dtype=BF16)] * bias
     render.wrapper(step(bias), [*tensors, *aux], capability=90)
@@ -104,7 +105,7 @@ def test_lowering_asks_for_the_kernels_of_the_call(monkeypatch, asked, bias: boo
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 def test_a_rewritten_graph_asks_for_what_its_lowering_would(monkeypatch, asked, bias) -> None:
     """Before it is lowered, for the backward too."""
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
     tensors += [torch.zeros(4, 256, 256, dtype=BF16)] * bias
     render.wrapper(step(bias), tensors, capability=90)
@@ -220,7 +221,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
     def broken(*_):
         raise RuntimeError("no processes")
 
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     monkeypatch.setattr(ahead, "_ask", broken)
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
     assert "gdpa_forward_site(True)" in render.wrapper(step(False), tensors, capability=90)

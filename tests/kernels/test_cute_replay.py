@@ -15,7 +15,7 @@ from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.launcher import SIZES, WordLauncher
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.lowerings import cute
+from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import Arguments, operands_of
 
 from .cute_cases import BF16
@@ -47,9 +47,9 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
 
 @pytest.fixture(autouse=True)
 def cleared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    calls: list[tuple[int, int, int]] = []
-    monkeypatch.setattr(replay, "clear", lambda *call: calls.append(call))
-    return calls
+    found: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(replay, "clear", lambda *call: found.append(call))
+    return found
 
 
 def matrix(*shape: int) -> torch.Tensor:
@@ -118,7 +118,7 @@ def form(found: list[int], matrices: int, aux: Sequence[torch.Tensor]) -> list[i
 
 @pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])
 def test_a_forward_is_replayed_with_the_words_of_a_first_run(make: Callable[[], list], kernels):
-    site = cute.forward_site(True)
+    site = calls.forward_site(True)
     for later in range(3):
         args = make()
         out = site(*args)
@@ -136,7 +136,7 @@ def test_a_forward_is_replayed_with_the_words_of_a_first_run(make: Callable[[], 
 def test_a_backward_is_replayed_with_the_words_of_a_first_run(
     make: Callable[[], list], asked: str, ordered: bool, kernels, cleared
 ):
-    site = cute.backward_site(True)
+    site = calls.backward_site(True)
     before = of_backward(make(), asked)
     first = site(*before, ordered=ordered)
     settled = words(kernels[1])
@@ -163,7 +163,7 @@ def test_a_backward_is_replayed_with_the_words_of_a_first_run(
 
 
 def test_scalars_are_of_the_call(kernels):
-    site = cute.forward_site(True)
+    site = calls.forward_site(True)
     for scalar in (1, -(1 << 40), 3):
         site(*biased(scalar))
         assert words(kernels[0])[-3:] == [scalar, CTAS, STREAM]
@@ -171,20 +171,20 @@ def test_scalars_are_of_the_call(kernels):
 
 @pytest.mark.parametrize("make", [jagged, expanded, empty])
 def test_other_forwards_are_run_as_the_first_one(make: Callable[[], list]):
-    site = cute.forward_site(True)
+    site = calls.forward_site(True)
     site(*make())
     assert not site.replays
 
 
 @pytest.mark.parametrize("make", [jagged, shared, expanded, empty])
 def test_other_backwards_are_run_as_the_first_one(make: Callable[[], list]):
-    site = cute.backward_site(True)
+    site = calls.backward_site(True)
     site(*of_backward(make()))
     assert not site.replays
 
 
 def test_a_gradient_of_the_output_that_is_copied_is_not_replayed(kernels):
-    site = cute.backward_site(True)
+    site = calls.backward_site(True)
     grad, *rest = of_backward(dense())
     site(grad[:, :, :1].expand(grad.shape), *rest)
     assert not site.replays
@@ -211,7 +211,7 @@ def looking(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 @pytest.mark.parametrize("number", [0, 1], ids=["forward", "backward"])
 def test_the_table_of_a_mask_is_of_the_call(number: int, kernels, looking):
     """The kernel takes the table that was made of the mask of its call."""
-    site = (cute.forward_site, cute.backward_site)[number](True)
+    site = (calls.forward_site, calls.backward_site)[number](True)
     for later in range(3):
         args = of_backward(hidden()) if number else hidden()
         site(*args)
@@ -260,7 +260,7 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
     """Every address as far from where its tensor begins as in the first run, tensor by tensor."""
     monkeypatch.setattr(biases, "ROOM", room)
     monkeypatch.setattr(biases, "GOOD", 0.0)  # as many at a time as there is room for
-    site, runs = cute.backward_site(True), []
+    site, runs = calls.backward_site(True), []
     for _ in range(2):
         kernels[1].launches.clear()
         sums.launches.clear()
@@ -297,7 +297,7 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
 
 def test_sums_by_torch_are_not_replayed(kernels, monkeypatch):
     monkeypatch.setattr(backward_launch, "total", lambda *_: False)
-    site = cute.backward_site(True)
+    site = calls.backward_site(True)
     assert len(site(*learned("of heads"))) == 4
     assert kernels[1].launches and not site.replays
 
@@ -306,8 +306,8 @@ def test_sums_by_torch_are_not_replayed(kernels, monkeypatch):
 def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, kernels, sums, monkeypatch):
     """Where the backward runs once, and nothing clears what a kernel still has to read."""
     monkeypatch.setattr(biases, "GOOD", 0.0)
-    site, once = cute.backward_site(True, (0,)), [True]
-    monkeypatch.setattr(cute, "_last_use", lambda: once[0])
+    site, once = calls.backward_site(True, (0,)), [True]
+    monkeypatch.setattr(calls, "_last_use", lambda: once[0])
     for once[0] in (True, False, True, False):
         args = learned(name)
         bias = args[4][0]
@@ -318,22 +318,22 @@ def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, kernels, sums
 
 
 def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(kernels, sums, monkeypatch):
-    monkeypatch.setattr(cute, "_last_use", lambda: True)
+    monkeypatch.setattr(calls, "_last_use", lambda: True)
     masked = "a0:f[b,h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
     args = of_backward([*dense()[:3], [matrix(2, 4, 40, 40)], [], masked], wanted=True)
-    found = cute.backward_site(True, (0,))(*args)[3]
+    found = calls.backward_site(True, (0,))(*args)[3]
     assert found.data_ptr() != args[4][0].data_ptr()
 
 
 def test_dynamic_calls_are_not_replayed():
-    site = cute.forward_site(False)
+    site = calls.forward_site(False)
     site(*dense())
     assert not site.replays and site.plan is None
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
 def test_a_matrix_off_16_bytes_is_copied_and_the_next_call_replayed(number: int, kernels):
-    site = cute.forward_site(True)
+    site = calls.forward_site(True)
     site(*dense())
     args = dense()
     room = torch.zeros(args[number].numel() + 1, dtype=BF16)
@@ -351,7 +351,7 @@ def test_a_matrix_off_16_bytes_is_copied_and_the_next_call_replayed(number: int,
 
 def test_the_operators_find_their_plan_each_time(kernels):
     """They serve calls of any form."""
-    given: Arguments = cute.FORWARD.bind(*dense(), fast=True)
+    given: Arguments = calls.FORWARD.bind(*dense(), fast=True)
     for _ in range(2):
-        out = cute._attention(given)
+        out = calls._attention(given)
         assert words(kernels[0])[3] == out.data_ptr()

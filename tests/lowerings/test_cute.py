@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
-from gdpa_inductor.lowerings import cute
+from gdpa_inductor.lowerings.cute import calls, rules
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -31,7 +31,7 @@ def problem(**changes) -> Problem:
 @pytest.fixture
 def blackwell(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (10, 0))
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
 
 
 @pytest.mark.usefixtures("blackwell")
@@ -69,7 +69,7 @@ def test_what_it_does_not_take_goes_to_triton(changes: dict, reason: str):
     ],
 )
 def test_without_a_tested_cutlass_it_is_triton(blackwell, monkeypatch, version, reason):
-    monkeypatch.setattr(cute, "installed", lambda: version)
+    monkeypatch.setattr(rules, "installed", lambda: version)
     choice = lowerings.choose(problem(), Options())
     assert choice.kernel == "triton"
     assert reason in choice.reason
@@ -253,7 +253,7 @@ def tensors(*more: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 def test_the_generated_code_calls_the_kernels(monkeypatch):
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     code = render.wrapper(step(""), tensors(), capability=100)
     assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
     assert not render.kernels(code)
@@ -261,7 +261,7 @@ def test_the_generated_code_calls_the_kernels(monkeypatch):
 
 
 def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
-    monkeypatch.setattr(cute, "installed", lambda: None)
+    monkeypatch.setattr(rules, "installed", lambda: None)
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
         code = render.wrapper(step("kernel=cute"), tensors(), capability=100)
     assert "_site" not in code
@@ -272,7 +272,7 @@ def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
 
 @pytest.mark.parametrize("capability", [90, 100])
 def test_the_gradient_of_a_bias_stays_in_cute(monkeypatch, capability: int):
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     run = step("kernel=cute", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
     code = render.wrapper(run, tensors((4, 512, 512)), capability=capability)
     assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
@@ -280,7 +280,7 @@ def test_the_gradient_of_a_bias_stays_in_cute(monkeypatch, capability: int):
 
 
 def test_the_gradient_of_a_gate_goes_to_triton(monkeypatch, caplog):
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     run = step("", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)")
     with caplog.at_level(logging.INFO, "gdpa_inductor"):
         code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
@@ -293,7 +293,7 @@ def test_the_gradient_of_a_gate_goes_to_triton(monkeypatch, caplog):
 
 @pytest.mark.parametrize("capability", [90, 100])
 def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capability: int):
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     program, options = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "kernel=cute"
 
     def run(query, key, value, bias, cu):
@@ -314,7 +314,7 @@ def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capab
 def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
     from torch._inductor import config, select_algorithm
 
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     timed: list[str] = []
 
     def choose(_, choices, nodes, layout, **__):
@@ -342,9 +342,9 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     from gdpa_inductor.operands import Operands
     from gdpa_inductor.ops import Arguments
 
-    calls: list[tuple] = []
-    monkeypatch.setattr(cute.lowering, "likely_size", int)
-    monkeypatch.setattr(launch, "forward", lambda *given, **named: calls.append((given, named)))
+    launches: list[tuple] = []
+    monkeypatch.setattr(calls.lowering, "likely_size", int)
+    monkeypatch.setattr(launch, "forward", lambda *given, **named: launches.append((given, named)))
     program = ScoreMod.parse("a0:f[b]; a1:f[h]; silu(add(s,a1))")
     q, k, v, bias, cu, out = (torch.zeros(n) for n in (1, 2, 3, 4, 5, 6))
     plan = Plan(
@@ -353,8 +353,8 @@ def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
     sized = type("Node", (), {"get_size": lambda _: [8]})()
     operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
     call = Arguments(operands, options={"fast": True, "skip": False})
-    cute._timed(call, plan, q, k, v, cu, bias, out=out)
-    (((given,), named),) = calls
+    calls._timed(call, plan, q, k, v, cu, bias, out=out)
+    (((given,), named),) = launches
     assert (given.query, given.key, given.value) == (q, k, v)
     assert given.aux[0].shape == (8,)
     assert given.aux[1] is bias
@@ -373,10 +373,10 @@ def test_the_operators_hand_on_what_they_are_given(monkeypatch):
     monkeypatch.setattr(backward, "backward", lambda *x, **named: found.append((*x, named)))
     x, cu = torch.zeros(3), torch.zeros(2)
     args = ([x], [7], "a0:f[h]; mul(s,a0)")
-    cute._attention(cute.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
+    calls._attention(calls.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
     needs = [True, False, True, False]
     given = {"fast": False, "ordered": False}
-    cute._attention_backward(cute.BACKWARD.bind(x, x, x, x, *args, needs, **given))
+    calls._attention_backward(calls.BACKWARD.bind(x, x, x, x, *args, needs, **given))
     (operands, named), (grad, theirs, asked, other) = found
     assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
     assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
@@ -392,7 +392,7 @@ def test_the_operators_hand_on_what_they_are_given(monkeypatch):
 def test_dq_is_added_in_any_order_where_that_is_admitted(
     monkeypatch, deterministic: bool, forbidden: bool, ordered: bool
 ):
-    monkeypatch.setattr(cute, "installed", lambda: "4.8.1")
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     torch.use_deterministic_algorithms(forbidden)
     try:
         code = render.wrapper(
@@ -417,7 +417,7 @@ def test_a_static_call_finds_its_plan_once(monkeypatch):
         return plan.plan_of(operands, fast, skip, Sm90Config)
 
     monkeypatch.setattr(launch, "plan_of", plan_of)
-    site = cute.Site(cute.FORWARD, lambda given, plan, record: plan, True)
+    site = calls.Site(calls.FORWARD, lambda given, plan, record: plan, True)
     room = torch.zeros(2 * 2 * 16 * 64 + 8, dtype=BF16)
     shape = (2, 2, 16, 64)
     aligned, moved = room[:4096].view(shape), room[1:4097].view(shape)

@@ -1,0 +1,216 @@
+"""One call of a warp-specialised kernel in the generated code.
+
+`gdpa::attention_cute` and `gdpa::attention_cute_backward` take and give what the public ops do. The
+generated code calls them as functions of Python (`Site`), without torch's dispatcher. Code in C++
+calls them by name, so importing this module must come before loading generated code from a cache.
+cutlass itself is imported when a kernel is compiled, which those on disk need not be.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._compat import autograd, inductor, lowering, templates
+from ...kernels.cute.architectures import config_of
+from ...kernels.triton.template import Plan
+from ...ops import Arguments, Operands, Signature, fake_gradients, fake_output
+from .. import triton
+from ..call import Call, extern_call, in_order
+
+log = logging.getLogger("gdpa_inductor")
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_KEYWORDS = ("fast", "skip")
+FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
+BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
+
+
+def lower(call: Call) -> Any:
+    """The output, contiguous. Inductor IR in and out.
+
+    Under max-autotune it is timed beside the Triton template, unless it was asked for by name.
+    """
+    given = _arguments(call)
+    compile_ahead(call)
+
+    def run() -> Any:
+        return extern_call(FORWARD, given, _callee("forward_site", call))
+
+    if call.options.kernel == "cute" or not inductor.thorough():
+        return run()
+
+    def rival(plan: Plan, body: dict[str, Any]) -> Any:
+        digest = hashlib.sha256(repr((call.problem.program, call.options)).encode()).hexdigest()
+        kernel = functools.partial(_timed, given, plan)
+        return templates.rival(f"gdpa_cute_{digest[:16]}", kernel, run, body)
+
+    return triton.lower(call, rival)
+
+
+def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
+    """The forward on the tensors that the Triton template is timed on, in the template's order."""
+    operands = given.operands
+    found = dict(zip(plan.arguments, tensors, strict=False))
+    sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
+    shared = next((found[f"CU_{side}"] for side in sides if f"CU_{side}" in found), None)
+    offsets = [None if side is None else found.get(f"CU_{side}", shared) for side in sides]
+    unread = found["Q"].new_empty(1)
+    aux = [
+        found.get(f"A{i}", unread.as_strided(x.get_size(), [0] * len(x.get_size())))
+        for i, x in enumerate(operands.aux)
+    ]
+    scalars = [lowering.likely_size(x) for x in operands.scalars]
+    rows, cols = (lowering.likely_size(x) for x in operands.lengths[2:])
+    read = Operands(
+        found["Q"], found["K"], found["V"], aux, scalars, operands.program,
+        offsets[0], offsets[1], rows, cols,
+    )  # fmt: skip
+    _launch().forward(read, **given.options, out=out)
+
+
+def lower_backward(call: Call) -> list[Any]:
+    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    compile_ahead(call)
+    spare = _spare(call)
+    callee = _callee("backward_site", call, *([spare] if spare else []))
+    return extern_call(BACKWARD, _arguments(call), callee)
+
+
+def _spare(call: Call) -> tuple[int, ...]:
+    """The operands of the program whose memory their gradients may take."""
+    held = call.signature.bind(*lowering.node_arguments()).operands.aux
+    pairs = zip(call.needs[3:], lowering.spent(held), strict=True)
+    return tuple(number for number, (need, spent) in enumerate(pairs) if need and spent)
+
+
+def compile_ahead(call: Call) -> None:
+    """While Inductor goes on. Whatever fails here, the first run compiles."""
+    try:
+        from ...kernels.cute import ahead
+
+        kind = config_of(call.problem.device)
+        assert kind  # else `no_kernel` has refused
+        fast, skip = call.options.fast_math, call.options.skip
+        config = ahead.guess(call.fakes.operands, kind, fast, skip)
+        if call.backward:
+            ahead.backward(config, call.needs, in_order(call.options))
+        else:
+            ahead.forward(config)
+    except Exception as error:
+        log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
+
+
+def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
+    """The generated code calls `maker(static, *more)` in place of an operator."""
+    return __name__, maker, ", ".join(map(repr, (call.static, *more)))
+
+
+def _arguments(call: Call) -> Arguments[Any]:
+    options = {"fast": call.options.fast_math, "skip": call.options.skip}
+    if call.backward:
+        options["ordered"] = in_order(call.options)
+    return call.on_its_device(**options)
+
+
+@functools.cache
+def _launch() -> Any:
+    """Kept: an import statement costs each call of the operator a microsecond."""
+    from ...kernels.cute import launch
+
+    return launch
+
+
+@functools.cache
+def _launch_backward() -> Any:
+    from ...kernels.cute.backward import launch
+
+    return launch
+
+
+def _attention(given: Arguments[Tensor], **known: Any) -> Tensor:
+    """known: of the call: its plan, a record to be filled."""
+    out: Tensor = _launch().forward(given.operands, **given.options, **known)
+    return out
+
+
+def _attention_backward(given: Arguments[Tensor], **known: Any) -> list[Tensor]:
+    found: list[Tensor] = _launch_backward().backward(
+        given.grad_out, given.operands, given.needs, **given.options, **known
+    )
+    return found
+
+
+class Site:
+    """A call in the generated code, with the arguments of the operator. static: the code states
+    every size and stride, so what the first run settles serves all later ones with aligned
+    addresses (kernels/cute/replay.py). spare: operands of the program whose memory nobody needs
+    after a backward that runs once. A CUDA graph runs more often than it is recorded."""
+
+    def __init__(
+        self, signature: Signature, run: Callable[..., Any], static: bool,
+        spare: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self.signature, self.run, self.static, self.spare = signature, run, static, spare
+        self.plan: Any = None
+        self.replays: dict[bool, Any] = {}
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        spares = bool(self.spare) and _last_use()
+        replay = self.replays.get(spares)
+        found = None if replay is None else self._again(replay, *args)
+        return self._first(args, options, spares) if found is None else found
+
+    def _first(self, args: Sequence[Any], options: Mapping[str, Any], spares: bool) -> Any:
+        given = self.signature.bind(*args, **options)
+        known = {"spare": self.spare} if spares else {}
+        if not self.static:
+            return self.run(given, **known)
+        if self.plan is None or not self.plan.serves(given.operands):
+            fast, skip = (given.options.get(name, True) for name in _KEYWORDS)
+            self.plan = _launch().plan_of(given.operands, fast, skip, None)
+        record = _launch().Record()
+        found = self.run(given, plan=self.plan, record=record, **known)
+        if record.replay is not None:
+            self.replays[spares] = record.replay
+        return found
+
+    def _again(self, replay: Any, *args: Any) -> Any:
+        if self.signature.backward:
+            grad_out, query, key, value, aux, scalars, *_ = args
+            return replay((query, key, value, grad_out), aux, scalars)
+        query, key, value, aux, scalars, *_ = args
+        found = replay((query, key, value), aux, scalars)
+        return None if found is None else found[0]
+
+
+def _last_use() -> bool:
+    """Nobody needs what was saved for the backward under way once it has run."""
+    return autograd.backward_runs_once() and not torch.cuda.is_current_stream_capturing()
+
+
+def forward_site(static: bool) -> Site:
+    return Site(FORWARD, _attention, static)
+
+
+def backward_site(static: bool, spare: tuple[int, ...] = ()) -> Site:
+    return Site(BACKWARD, _attention_backward, static, spare)
+
+
+def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:
+    """The generated code makes its device the current one. Others may not."""
+
+    def guarded(given: Arguments[Tensor]) -> Any:
+        with torch.cuda.device(given.operands.query.device):
+            return run(given)
+
+    return guarded
+
+
+FORWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
+BACKWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention_backward), fake_gradients)

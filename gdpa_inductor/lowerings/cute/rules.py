@@ -1,0 +1,196 @@
+"""What the CuTe kernels do not take, and what they leave to Triton. cutlass is not imported."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+
+import torch
+
+from ..._compat import shapes
+from ...kernels.cute.architectures import CONFIGS, config_of
+from ...kernels.cute.backward import limits
+from ...kernels.cute.config import PACKAGE, VERSIONS, unsupported
+from ...problem import Problem
+from ...program.expr import POSITIONS
+from ...program.tile_classes import classify
+from ...rejection import Code
+from ..backends import Rule, hint
+
+# Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
+ENOUGH = 26  # log2 of the scores of a call
+FEW = 64  # queries of a sequence: Triton's forward reads keys and values as fast as a copy does
+LONG = 256  # the most queries of a sequence, where a side is jagged
+# Padded scores for each that there is, if all sequences had the mean length. Where the lengths of
+# queries and keys are alike there are more: a third more if they are spread evenly from 0 on.
+PADDED = 6
+
+
+def no_kernel(problem: Problem) -> str:
+    """Why the device cannot run the kernels, or ""."""
+    if config_of(problem.device):
+        return ""
+    major, minor = torch.cuda.get_device_capability(problem.device)
+    known = " or ".join(f"{number}.x" for number in sorted(CONFIGS))
+    return f"the CuTe kernel needs compute capability {known}, this device has {major}.{minor}"
+
+
+def no_cutlass(_: Problem) -> str:
+    """Why CuTe DSL cannot be used, or ""."""
+    version = installed()
+    lowest, below = (".".join(map(str, bound)) for bound in VERSIONS)
+    if version is None:
+        return f"{PACKAGE} is not installed (pip install 'gdpa-inductor[cute]')"
+    parts = tuple(int(part) for part in version.split(".")[:2] if part.isdigit())
+    if VERSIONS[0] <= parts < VERSIONS[1]:
+        return ""
+    return f"{PACKAGE} {version} is not one of the tested versions, {lowest} to below {below}"
+
+
+@functools.cache
+def installed() -> str | None:
+    try:
+        return importlib.metadata.version(PACKAGE)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def not_taken(problem: Problem) -> str:
+    """Why the kernels do not take these operands, or ""."""
+    dims = [shapes.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
+    if None in dims:
+        return "a head dim that is known only at run time"
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
+    return unsupported(
+        kind,
+        (problem.dtype, problem.value_dtype),
+        (int(dims[0] or 0), int(dims[1] or 0)),
+        [str(dtype).removeprefix("torch.") for dtype in problem.aux_dtypes],
+    )
+
+
+def few_queries(problem: Problem) -> str:
+    """Why the Triton forward is the better choice, or "": tiles here have 128 rows and more."""
+    if problem.needs or hint(problem.rows) > FEW:
+        return ""
+    return f"for up to {FEW} queries Triton has smaller tiles, and parts the keys"
+
+
+def triton_is_faster(problem: Problem) -> str:
+    """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
+    kind = config_of(problem.device)
+    if kind is None or not kind.rivalled:
+        return ""
+    if problem.unbounded:
+        return f"on {kind.gpu} Triton is faster where no `max_seqlen` bounds the lengths"
+    if problem.jagged and hint(problem.rows) < LONG:
+        return (
+            f"on {kind.gpu} Triton is faster on fewer than {LONG} queries, where a side is jagged"
+        )
+    narrowest, widest = sorted(_dims(problem))
+    dense_forward = not (problem.needs or problem.jagged)
+    narrow = 64 if dense_forward and widest > 64 else 32
+    if narrowest <= narrow:
+        return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
+    # For gradients of biases the CPU launches more. At head dims up to 64 the forwards are close.
+    enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
+    if scores(problem) < 1 << enough:
+        return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
+    return "" if problem.jagged else _of_each_score(problem, kind.gpu)
+
+
+def _of_each_score(problem: Problem, gpu: str) -> str:
+    """Why Triton is better with operands that have an element for each score, or ""."""
+    aux = problem.program.aux
+    own = [number for number, spec in enumerate(aux) if set(spec.access) >= POSITIONS]
+    dtypes = [problem.aux_dtypes[number] for number in own if aux[number].kind == "f"]
+    if not problem.needs and any(dtype != problem.dtype for dtype in dtypes):
+        return f"on {gpu} Triton is faster in a forward with a bias of another dtype"
+    masks = [number for number in own if aux[number].kind == "b"]
+    if not masks or dtypes or 64 < max(_dims(problem)) <= 128:
+        return ""
+    if classify([problem.program.weight], aux, masks).bounds:
+        return f"on {gpu} mask tensors are Triton's at head dims up to 64 and above 128"
+    return ""
+
+
+def scores(problem: Problem) -> int:
+    """How many there are at most. Jagged queries or keys are no more than their values."""
+    dense = (problem.batch, problem.rows, problem.cols)
+    batch, rows, cols = (hint(size) for size in dense)
+    bounds = [batch * rows * cols]
+    if problem.jagged_query:
+        bounds.append(hint(problem.total_rows) * cols)
+    if problem.jagged_key:
+        bounds.append(hint(problem.total_cols) * rows)
+    return hint(problem.heads) * min(bounds)
+
+
+def mostly_padded(problem: Problem) -> str:
+    """Why the Triton template is the better choice for gradients of biases, or ""."""
+    kind = config_of(problem.device)
+    if kind is None or not any(problem.needs[3:]) or padded(problem) <= PADDED:
+        return ""
+    return (
+        f"on {kind.gpu} Triton is faster for gradients of operands between the products where "
+        f"there are {PADDED} times as many padded scores as others"
+    )
+
+
+def padded(problem: Problem) -> float:
+    """How many padded scores there are for each that is none, with sequences of the mean length."""
+    sides = (
+        (problem.jagged_query, problem.rows, problem.total_rows),
+        (problem.jagged_key, problem.cols, problem.total_cols),
+    )
+    found = 1.0
+    for jagged, most, total in sides:
+        if jagged:
+            found *= max(1.0, hint(problem.batch) * hint(most) / max(hint(total), 1))
+    return found
+
+
+def no_such_gradients(problem: Problem) -> str:
+    """Why the backward does not give what is asked of it, or ""."""
+    if not problem.needs:
+        return ""
+    key, value = problem.key_heads, problem.value_heads
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
+    needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
+    if any(needs) and problem.unbounded:
+        return f"{limits.NONE} where no `max_seqlen` bounds the lengths"
+    return (
+        limits.no_such_dims(kind, _dims(problem))
+        or limits.no_such_heads(key, value, shapes.statically_known_true(key == value))
+        or limits.no_such_biases(str(problem.program), needs, dtype)
+    )
+
+
+def training_is_slower(problem: Problem) -> str:
+    """Why a training step does not pay, or "": without a backward here it is Triton's, which loses
+    to the unfused form at wide heads (triton/rules.py)."""
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
+    if problem.needs or not problem.training:
+        return ""
+    return limits.no_such_dims(kind, _dims(problem))
+
+
+def _dims(problem: Problem) -> tuple[int, int]:
+    return hint(problem.head_dim), hint(problem.value_dim)
+
+
+REFUSES = (
+    Rule(Code.DEVICE, no_kernel, quiet=True),
+    Rule(Code.DEVICE, no_cutlass),
+    Rule(Code.DTYPE, not_taken),
+    Rule(Code.LOWERING, no_such_gradients),
+)
+PAYS = (Rule(Code.SLOWER, training_is_slower),)
+YIELDS = (
+    Rule(Code.SLOWER, few_queries),
+    Rule(Code.SLOWER, triton_is_faster),
+    Rule(Code.SLOWER, mostly_padded),
+)
