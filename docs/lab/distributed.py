@@ -36,6 +36,11 @@ RANKS, LAYERS, HEADS = 2, 4, 4
 SIZES = {"cuda": (8, 2048, 128), "cpu": (1, 64, 16)}  # batch of a rank, rows, head dim
 STEPS = {"cuda": 20, "cpu": 2}
 CONTENDERS = {"gdpa": gdpa_backend, "inductor": "inductor"}
+# On a CPU the layers are too small to pay.
+OPTIONS = {
+    "gdpa": {"cuda": {}, "cpu": {"gdpa.profit": False}},
+    "inductor": {"cuda": {}, "cpu": {}},
+}
 
 
 class Layer(nn.Module):
@@ -145,7 +150,7 @@ def measured(name: str, device: str, halves: Tensor, wanted: dict[str, Tensor]) 
         torch.compiler.reset()
         model = made(device, torch.bfloat16, kept)
         for layer in model.layers:
-            layer.compile(backend=backend, dynamic=False)
+            layer.compile(backend=backend, dynamic=False, options=OPTIONS[who][device])
         models[who] = wrap(model, device)
         row[f"{who} off"] = distance(gradients(models[who], x), wanted)
     times: dict[str, list[float]] = {who: [] for who in models}
