@@ -112,6 +112,11 @@ def is_foreign(value: Any) -> bool:
     return wraps and not value.is_nested
 
 
+def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """What a tensor of a foreign class wraps."""
+    return inner_tensors(tensor) if is_foreign(tensor) else []
+
+
 def parts_of(value: Any) -> Any:
     """The tensors that a tensor is made of; anything else as it is."""
     from torch.utils._python_dispatch import is_traceable_wrapper_subclass

@@ -23,6 +23,7 @@ def drawn(events: Sequence[Event]) -> list[Any]:
 
 _CASTS = frozenset(["to", "type", "type_as", "half", "bfloat16", "float", "double", "_to_copy"])
 _KNOWN = ("torch", "_operator", "builtins", "math", "einops", "")  # modules of what is run
+_IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ipow", "setitem")
 _OPAQUE = ("torch._dynamo.", "torch.distributed")
 
 
@@ -49,6 +50,14 @@ def _takes_wrappers(node: Node) -> bool:
     """
     held = [n.meta.get("example_value") for n in (node, *node.all_input_nodes)]
     return any(subclasses.is_foreign(x) for x in fx.tree_leaves(held))
+
+
+def may_write_wrappers(node: Node) -> bool:
+    """A call that is not run and, by its name, writes into what others may be views of."""
+    name = str(node.target) if node.op == "call_method" else operators.op_name(node.target)
+    named = (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
+    asked = "out" in node.kwargs or node.kwargs.get("inplace", False)
+    return (named or bool(asked)) and _takes_wrappers(node)
 
 
 def after_bodies(args: Sequence[Any]) -> list[Any]:

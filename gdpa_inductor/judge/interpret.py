@@ -318,6 +318,8 @@ class Bodies:
         if node.op == "call_function" and fx.has_plain_bodies(target):
             return self._inlined(node, args, other)
         if calls.is_opaque(node):
+            if calls.may_write_wrappers(node):
+                raise Incomplete("a write into a tensor of another class")
             made = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
             self.whole.log.opaque(target, (args, kwargs), made)
             return made

@@ -55,7 +55,11 @@ def storages(node: Node) -> set[int]:
 
 def written_storages(node: Node) -> set[int]:
     """Those that a write into the node's value changes: of a nested tensor its values alone."""
-    found = _storages(part for t in tensors(node) for part in (t, subclasses.values_of(t)))
+    found = _storages(
+        part
+        for t in tensors(node)
+        for part in (t, subclasses.values_of(t), *subclasses.wrapped_by(t))
+    )
     return found | _behind_idle_dropouts(node.graph, found)
 
 
