@@ -1,7 +1,7 @@
 """Cases of the CuTe backwards: operands, and the gradients of the plain formula."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.reference import program_leaves
+from tests.tolerances import error_of
 
 SILU = "silu(mul(s,0.125))"
 CAUSAL = "where(le(kv_idx,q_idx),sigmoid(mul(s,0.125)),0.0)"
@@ -164,6 +165,13 @@ def _weights(case: Case, call: Problem, b: int, score: torch.Tensor) -> torch.Te
 
 
 Backward = Callable[[Case, Problem], list[torch.Tensor]]
+
+
+def check_errors(found: Sequence[torch.Tensor], case: Case, call: Problem) -> None:
+    """dQ, dK and dV by the error rule."""
+    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
+    for letter, fused, theirs, truth in zip("qkv", found, eager, exact, strict=True):
+        assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
 
 
 def check_integers(backward: Backward, dims: tuple[int, int] = (64, 32)) -> None:

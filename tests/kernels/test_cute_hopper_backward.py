@@ -16,20 +16,20 @@ from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.emulator import recording, run
-from tests.tolerances import error_of
 
 from .cute_backward_cases import (
     CASES,
     CAUSAL,
     Case,
     Problem,
+    check_errors,
     check_integers,
     check_neighbours,
     make_call,
-    unfused,
 )
 from .cute_bounds import tables
-from .test_cute_stored_biases import LAST, Memory
+from .cute_memory import Memory
+from .test_cute_stored_biases import LAST
 
 MORE = {
     "head dim 128, many steps": Case(rows=640, keys=260, heads=1, key_heads=1, dims=(128, 128)),
@@ -90,9 +90,7 @@ def emulated(monkeypatch: pytest.MonkeyPatch):
 def test_gradients_obey_the_error_rule(name: str, emulated) -> None:
     case = EVERY[name]
     call = make_call(case)
-    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
-    for letter, fused, theirs, truth in zip("qkv", emulated(case, call), eager, exact):
-        assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
+    check_errors(emulated(case, call), case, call)
 
 
 @pytest.mark.slow
@@ -104,10 +102,7 @@ def test_every_order_of_warps_gives_the_same_bits(name: str, emulated) -> None:
 def test_sums_in_any_order(emulated) -> None:
     case = dataclasses.replace(CASES["tails, grouped heads"], dims=(128, 64))
     call = make_call(case)
-    exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
-    found = emulated(case, call, ordered=False)
-    for letter, fused, theirs, truth in zip("qkv", found, eager, exact):
-        assert not (fault := error_of(fused, theirs, truth, direction="backward")), (letter, fault)
+    check_errors(emulated(case, call, ordered=False), case, call)
 
 
 @pytest.mark.parametrize("dims", [(64, 32), (128, 128)], ids=str)

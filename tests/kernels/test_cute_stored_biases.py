@@ -31,24 +31,11 @@ from tests.emulator import recording, run
 from tests.kernels.cute_backward_account import binary
 from tests.kernels.cute_mask_cases import blocks
 
+from .cute_memory import Memory
+
 BF16, FP32 = torch.bfloat16, torch.float32
 ADDED = "relu(add(mul(s,0.5),a0))"
 CAUSAL = f"where(le(kv_idx,q_idx),{ADDED},0.0)"
-
-
-class Memory:
-    """What calls ask for, from one tensor, the same again in each run."""
-
-    def __init__(self, size: int) -> None:
-        self.bytes = torch.zeros(size, dtype=torch.uint8)
-        self.used = 0
-
-    def empty(self, size: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-        count = torch.Size(size).numel()
-        first, self.used = self.used, self.used + -(-count * dtype.itemsize // 256) * 256 + 256
-        assert self.used <= len(self.bytes)
-        found = self.bytes[first : first + count * dtype.itemsize].view(dtype).view(tuple(size))
-        return found.fill_(float("nan") if dtype.is_floating_point else 1 << 20)
 
 
 @dataclasses.dataclass(frozen=True)
