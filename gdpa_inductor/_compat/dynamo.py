@@ -44,6 +44,19 @@ def may_vary(tensor: torch.Tensor, dim: int) -> None:
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
+def without_limit() -> contextlib.AbstractContextManager[Any]:
+    """A function may be compiled any number of times. Else Dynamo runs it in eager from the ninth
+    on.
+    """
+    from torch._dynamo import config
+
+    often = 1 << 20
+    found: contextlib.AbstractContextManager[Any] = config.patch(
+        recompile_limit=often, accumulated_recompile_limit=often
+    )
+    return found
+
+
 @contextlib.contextmanager
 def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]:
     """Watch a run under `backend`, and take back what it leaves in Dynamo: cache entries and
@@ -51,7 +64,7 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
 
     codes: frames that Dynamo is to try again even if it skipped them before.
     """
-    from torch._dynamo import config, convert_frame, utils
+    from torch._dynamo import convert_frame, utils
 
     _retry(codes)
     compiled: dict[Any, None] = {}
@@ -61,7 +74,7 @@ def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]
     metrics_before = {id(m) for m in utils.get_compilation_metrics()}
     observed = Observed([], [])
     try:
-        with config.patch(recompile_limit=1 << 20, accumulated_recompile_limit=1 << 20):
+        with without_limit():
             yield observed
     finally:
         hook.remove()

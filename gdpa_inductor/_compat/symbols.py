@@ -18,7 +18,7 @@ _ROWS: dict[str, _Rows] = {
     "torch._dynamo": {
         "config.accumulated_recompile_limit": (_BOTH, "`recompile_limit` over all frames"),
         "config.patch": (_BOTH, "sets both limits for one run"),
-        "config.recompile_limit": (_BOTH, "a run under `explain` must not reach the user's limit"),
+        "config.recompile_limit": (_BOTH, "`explain` and `bench ceiling` must not reach it"),
         "convert_frame.register_bytecode_hook": (_BOTH, "tells which code objects a run compiled"),
         "device_interface.CudaInterface.get_raw_stream": (
             _BOTH,

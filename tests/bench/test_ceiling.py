@@ -9,6 +9,7 @@ import torch
 
 import gdpa_inductor.__main__ as command
 import gdpa_inductor.bench.ceiling.__main__ as ceiling
+from gdpa_inductor._compat import dynamo
 from gdpa_inductor.bench.ceiling import load
 from gdpa_inductor.bench.ceiling.__main__ import CONTENDERS, loaded, reference, table
 
@@ -212,3 +213,18 @@ def test_the_bench_command_hands_over_to_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ceiling, "main", lambda argv: given.append(argv) or 0)
     assert command.main(["bench", "ceiling", "--turns", "3"]) == 0
     assert given == [["--turns", "3"]]
+
+
+def test_every_contender_of_a_shape_is_compiled():
+    """All of them compile one function, and Dynamo runs the ninth in eager."""
+    compiled = []
+
+    def plain(x):
+        return x.relu() + 1
+
+    torch.compiler.reset()
+    with dynamo.without_limit():
+        for size in range(2, 22):
+            backend = lambda gm, _, size=size: compiled.append(size) or gm
+            torch.compile(plain, backend=backend, dynamic=False)(torch.ones(size))
+    assert compiled == [*range(2, 22)]
