@@ -154,3 +154,13 @@ def test_nothing_to_do_is_zero():
     given = operands_of(query, empty, empty, [], [], "sigmoid(s)")
     out = launch.forward(given, ctas=1, stream=0)
     assert torch.equal(out, torch.zeros_like(query))
+
+
+def test_sequences_without_keys_need_no_table_of_a_mask():
+    """There are rows of keys, but none is a sequence's. A table would have no cell."""
+    query, rows = torch.ones(2, 1, 4, 64, dtype=BF16), torch.ones(3, 1, 64, dtype=BF16)
+    mask, none = torch.ones(2, 4, 0, dtype=torch.bool), torch.zeros(3, dtype=torch.int32)
+    program = "a0:b[b,q_idx,kv_idx]; where(a0,sigmoid(s),0.0)"
+    given = operands_of(query, rows, rows, [mask], [], program, None, none, None, 0)
+    out = launch.forward(given, ctas=1, stream=0)
+    assert torch.equal(out, torch.zeros_like(query))

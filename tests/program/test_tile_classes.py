@@ -296,6 +296,20 @@ def test_what_is_0_for_one_size_only_is_kept(masked: str):
     assert classify([divided.weight], ()).keep is not None
 
 
+@pytest.mark.parametrize("bound", ["minimum(a0,-inf)", "maximum(a0,inf)"])
+@pytest.mark.parametrize(
+    "text", ["mul(sigmoid(s),sign({}))", "where(le(where(a1,s,{}),inf),0.0,sigmoid(s))"]
+)
+def test_a_nan_is_not_lost_beside_an_infinity(text: str, bound: str):
+    """The sign of NaN is 0, and NaN is not below infinity."""
+    program = ScoreMod.parse("a0:f[b,q_idx,kv_idx]; a1:b[b,kv_idx]; " + text.format(bound))
+    values = torch.randn(2, 1, 8, 8)
+    values[:, :, ::3, 1::2] = torch.nan
+    given = [values, (torch.arange(16) % 5 == 0).view(2, 1, 1, 8)]
+    at = Grid((2, 1, 8, 8), (4, 4), given, scores={"s": torch.ones(2, 1, 8, 8)})
+    check(classify([program.weight], program.aux, [0, 1]), [program.weight], at)
+
+
 def test_no_terms_are_no_reason_to_skip():
     assert classify([], ()) == TileClasses(FALSE, TRUE, (), TRUE)
 

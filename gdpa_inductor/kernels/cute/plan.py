@@ -219,7 +219,7 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
         config,
         sizes=(batch, heads, o.key.shape[1], o.value.shape[1], rows, cols, *totals, batch),
         output=output,
-        empty=0 in (*output, batch, o.key.numel()),
+        empty=0 in (*output, batch, rows, cols, o.key.numel()),
         copied=copied,
         strides=tuple(
             step

@@ -239,7 +239,7 @@ class BackwardCall:
     @property
     def empty(self) -> bool:
         """There is nothing to compute, and every gradient is zero."""
-        return self.plan.empty or 0 in self.plan.sizes[4:6]
+        return self.plan.empty
 
     def room(self, letter: str) -> Tensor:
         """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
