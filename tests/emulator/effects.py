@@ -77,6 +77,18 @@ def store(t: "Translator", op: list[str], a: list[str]) -> None:
         t.line(f"C.memory.store({t.address(a[0], 'u64')}, ({data}), {size}, m)")
 
 
+@emits("discard")
+def discard(t: "Translator", op: list[str], a: list[str]) -> None:
+    t.line(f"C.memory.discard({t.address(a[0], 'u64')}, {int(a[1])}, m)")
+
+
+@emits("prefetch")
+def prefetch(t: "Translator", op: list[str], a: list[str]) -> None:
+    """Others are of tensor maps."""
+    noted = op[1] == "global"
+    t.line(f"C.memory.prefetch({t.address(a[0], 'u64')}, m)" if noted else "pass")
+
+
 ATOMICS = ("add", "min", "max", "exch", "and", "or", "xor", "inc", "dec", "cas")
 
 

@@ -58,6 +58,7 @@ class GlobalMemory:
             ((array.ctypes.data, array.ctypes.data + array.size, array) for array in arrays),
             key=lambda region: region[0],
         )
+        self.prefetched = set[int]()  # addresses
 
     def region(self, low: int, high: int) -> tuple[int, Vector]:
         """(base, bytes) of the region that holds [low, high)."""
@@ -114,6 +115,18 @@ class GlobalMemory:
         for lane in np.flatnonzero(mask):
             raw = self.bytes_at(int(address[lane]), size * len(data)).view(UNSIGNED[size])
             raw[:] = [values[lane] for values in data]
+
+    def discard(self, address: Vector, size: int, mask: Vector) -> None:
+        """What was there may be anything: all bits are set, which is NaN."""
+        aligned(address, mask, size, "global")
+        for lane in np.flatnonzero(mask):
+            self.bytes_at(int(address[lane]), size)[:] = 0xFF
+
+    def prefetch(self, address: Vector, mask: Vector) -> None:
+        """Of what is there. It has no effect but to be noted."""
+        for lane in np.flatnonzero(mask):
+            self.region(int(address[lane]), int(address[lane]) + 1)
+            self.prefetched.add(int(address[lane]))
 
     def atomic(self, address: Vector, name: str, data: tuple, mask: Vector) -> Vector:
         dtype = data[0].dtype

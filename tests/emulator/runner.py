@@ -21,10 +21,12 @@ from .translate import Translator
 
 @dataclass
 class Report:
-    """What a run did: warnings (perhaps harmless on hardware), events by kind, seconds."""
+    """What a run did: warnings (perhaps harmless on hardware), events by kind, addresses that were
+    prefetched from global memory, seconds."""
 
     warnings: list[str] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
+    prefetched: set[int] = field(default_factory=set)
     seconds: float = 0.0
 
 
@@ -138,5 +140,6 @@ def run(
         if first and any((a != b).any() for a, b in zip(views, first, strict=True)):
             raise EmulatorError(f"schedule {schedule!r} gives other results than {schedules[0]!r}")
         first = first or [view.copy() for view in views]
+    report.prefetched = memory.prefetched
     report.seconds = time.perf_counter() - start
     return report

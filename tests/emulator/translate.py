@@ -23,8 +23,8 @@ SPIN = ("spin",)
 ENDS = ("ret", "exit")
 EMITTERS: dict[str, Callable] = values.EMITTERS | effects.EMITTERS | matrices.EMITTERS
 NO_EFFECT = {  # here
-    "prefetch", "prefetchu", "setmaxnreg", "griddepcontrol", "membar", "applypriority", "discard",
-    "pragma", "createpolicy",
+    "prefetchu", "setmaxnreg", "griddepcontrol", "membar", "applypriority", "pragma",
+    "createpolicy",
 }  # fmt: skip
 
 

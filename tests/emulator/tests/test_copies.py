@@ -204,6 +204,24 @@ def test_atomics_give_old_values_and_see_every_lane(space, name, expected):
         assert out[:32].tolist() == seen[name]
 
 
+def test_what_is_discarded_is_nan():
+    """A line of 128 bytes, and nothing beside it."""
+    raw = np.zeros(512 + 128, np.uint8)
+    lines = raw[-raw.ctypes.data % 128 :][:512].view(np.float32).reshape(4, 32)
+    lines[...] = 1
+    execute("discard.global.L2 [%rd90+128], 128;", [lines], threads=1)
+    assert np.isnan(lines[1]).all() and (lines[[0, 2, 3]] == 1).all()
+    with pytest.raises(EmulatorError, match="misaligned"):
+        execute("discard.global.L2 [%rd90+64], 128;", [lines], threads=1)
+
+
+def test_what_is_prefetched_is_in_a_tensor():
+    lines = np.zeros(64, np.uint32)
+    execute("prefetch.global.L2 [%rd90+252];", [lines], threads=1)
+    with pytest.raises(EmulatorError, match="outside every tensor"):
+        execute("prefetch.global.L2 [%rd90+256];", [lines], threads=1)
+
+
 def test_compare_and_swap():
     out = np.array([7, 0], np.uint32)
     body = """
