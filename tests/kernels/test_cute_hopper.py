@@ -11,6 +11,7 @@ pytest.importorskip("triton")  # its package has the disassembler
 from cutlass import BFloat16, cute
 
 from gdpa_inductor.kernels.cute.backward import jagged_sums
+from gdpa_inductor.kernels.cute.backward.roots import masked
 from gdpa_inductor.kernels.cute.backward.stored import StoredTiling
 from gdpa_inductor.kernels.cute.config import SHARED_MEMORY
 from gdpa_inductor.kernels.cute.sm90.backward.kernel import HopperBackward
@@ -125,6 +126,13 @@ def test_machine_code_of_the_backward(name: str):
     assert made.count("USETMAXREG") == 2
     assert made.count("UTMALDG") >= 4
     assert made.count("UTMAREDG") >= 1
+    # Whole lines of the cache are dropped where sums of dQ were converted.
+    assert (made.count("CCTL.E.RML2") > 0) == (config.converts and config.head_dim % 32 == 0)
+    # What the next tile begins with is asked for ahead where tiles are alike.
+    alike = config.lags and not (config.jagged_q or config.jagged_k or masked(config))
+    assert (made.count("CCTL.E.PF2") > 0) == alike
+    # dQ in 16 bits leaves the cache first.
+    assert (made.count("STG.E.EF.128") > 0) == config.converts
     # The roles with few registers stand behind the products. They have time.
     before = made.before("USETMAXREG.DEALLOC")
     assert before.spills <= BACKWARD_SPILLS * (4 if config.aux else 1), "registers spill"

@@ -5,6 +5,8 @@ warps of dQ wait at barriers of their own.
 """
 
 import dataclasses
+import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
+from gdpa_inductor.kernels.cute.sm90.backward import turns
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.emulator import recording, run
 
@@ -56,9 +59,12 @@ def fresh():
 
 @pytest.fixture
 def emulated(monkeypatch: pytest.MonkeyPatch):
-    """dQ, dK, dV. All memory that the call asks for is NaN before."""
+    """dQ, dK, dV. All memory that the call asks for is NaN before. noted: gets the addresses that
+    were prefetched."""
 
-    def call(case: Case, problem: Problem, seeds=(0,), ordered: bool = True) -> list[torch.Tensor]:
+    def call(
+        case: Case, problem: Problem, seeds=(0,), ordered: bool = True, noted: set | None = None
+    ) -> list[torch.Tensor]:
         memory, found = Memory(1 << 24), []
         monkeypatch.setattr(backward_launch, "empty", memory.empty)
         monkeypatch.setattr(backward_launch, "longest_first", lambda *_: problem.order)
@@ -77,6 +83,8 @@ def emulated(monkeypatch: pytest.MonkeyPatch):
                 read = [x for x in (*known, room.bytes) if x is not None]
                 report = run(step, read, schedules=("random",), seed=seed, strict=False)
             assert not [x for x in report.warnings if x not in LAST]
+            if noted is not None:
+                noted |= report.prefetched
         first, *others = found
         assert all(torch.equal(a, b) for other in others for a, b in zip(first, other))
         return first
@@ -103,6 +111,52 @@ def test_sums_in_any_order(emulated) -> None:
     case = dataclasses.replace(CASES["tails, grouped heads"], dims=(128, 64))
     call = make_call(case)
     check_errors(emulated(case, call, ordered=False), case, call)
+
+
+@pytest.mark.parametrize("dims", [(96, 128), (64, 32)], ids=str)
+def test_the_next_tile_comes_ahead(dims: tuple[int, int], emulated) -> None:
+    """One CTA takes all key tiles, the last keys first: all but the first of them come ahead, and
+    the two query tiles that each head begins with."""
+    case = Case(rows=300, keys=260, batch=2, heads=2, key_heads=2, dims=dims)
+    call, noted = make_call(case), set[int]()
+    check_errors(emulated(case, call, noted=noted), case, call)
+    o, streamed = call.operands, 2 * (96 if max(dims) <= 64 else 64)
+    wanted = set[int]()
+    for batch, head in itertools.product(range(2), range(2)):
+        keys = case.keys if (batch, head) != (0, 0) else 256
+        for x, rows in ((o.key, keys), (o.value, keys)):
+            wanted |= lines(x[batch, head, :rows])
+        for x in (o.query, call.grad_out):
+            wanted |= lines(x[batch, head, :streamed])
+    assert noted == wanted
+
+
+@pytest.mark.parametrize("keys", [1, 3, 4, 16])
+@pytest.mark.parametrize("count", [1, 8, 16, 21])
+def test_a_query_tile_leaves_the_cache_when_all_have_met_it(keys, count, monkeypatch) -> None:
+    """Tiles of a head that are equally far, one step after the other."""
+    monkeypatch.setattr(turns, "select", lambda condition, x, y: x if condition else y)
+    monkeypatch.setattr(turns, "larger", max)
+    walk, met = object.__new__(turns.Turns), list[tuple[int, int, bool]]()
+    walk.ranges, walk.together = SimpleNamespace(skips=False), True
+    walk.heights = SimpleNamespace(resident=128)
+    for index in range(keys):
+        tile = SimpleNamespace(first=128 * index, rows=128 * keys, begin=0, end=count)
+        entry = walk.entry(tile)
+        for i in range(count):
+            met.append((walk.block(tile, entry, i), i, bool(walk.meets_last(tile, i))))
+    last = [max(step for block, step, _ in met if block == x) for x in range(count)]
+    claimed = [block for block, _, claims in met if claims]
+    assert all(step == last[block] for block, step, claims in met if claims)
+    assert len(claimed) == len(set(claimed))
+    if count % keys == 0:
+        assert sorted(claimed) == list(range(count))
+
+
+def lines(rows: torch.Tensor) -> set[int]:
+    """Where lines of 128 bytes are asked for, row by row."""
+    begins = range(0, rows.shape[1], 64)
+    return {rows[i, j:].data_ptr() for i in range(len(rows)) for j in begins}
 
 
 @pytest.mark.parametrize("dims", [(64, 32), (128, 128)], ids=str)

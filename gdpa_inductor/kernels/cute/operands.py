@@ -19,6 +19,9 @@ from cutlass.cute.nvgpu import cpasync
 from .config import BOX, LETTERS, VECTOR, KernelConfig
 from .values import Fixed, smaller
 
+# Policies of the L2 cache, as `createpolicy` encodes them.
+EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
+
 
 @dataclass
 class Matrix:
@@ -48,6 +51,13 @@ class Matrix:
                 (rows, self.width, (self.heads, outer)), stride=(sr, 1, (sh, so))
             )
         return cute.make_tensor(pointer, layout)
+
+    def row(self, start: Any, row: Any, head: Any, batch: Any) -> Any:
+        """Where a row of a sequence begins. start: the first row of the sequence in a jagged
+        matrix."""
+        sb, sh, sr = (Int64(s) for s in self.strides)
+        place = self.pointer + ((Int64(start) + row) * sr + head * sh)
+        return place if self.jagged else place + batch * sb
 
 
 def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
@@ -99,19 +109,19 @@ class Tiles(Fixed):
     transposed: bool = False
     single: bool = False
 
-    def copy(self, start, row, rows, head, batch, stage, barrier, column=0) -> None:
+    def copy(self, start, row, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
         """Load rows [row, row + 128) of a sequence of `rows` rows, zeros past its end, by one warp.
         A tile may have fewer rows.
 
         start: the first row of the sequence in a jagged matrix. column: of the tiles side by side,
-        the number of the one that is meant."""
+        the number of the one that is meant. policy: of the L2 cache."""
         source, shared = self._ends(start, row, rows, head, batch, stage, column)
-        cute.copy(self.atom, source, shared, tma_bar_ptr=barrier)
+        cute.copy(self.atom, source, shared, tma_bar_ptr=barrier, **_hint(policy))
 
-    def store(self, start, row, rows, head, batch, stage, column=0) -> None:
+    def store(self, start, row, rows, head, batch, stage, column=0, policy=None) -> None:
         """The way back: rows past the end of the sequence are dropped."""
         target, shared = self._ends(start, row, rows, head, batch, stage, column)
-        cute.copy(self.atom, shared, target)
+        cute.copy(self.atom, shared, target, **_hint(policy))
 
     def _ends(self, start, row, rows, head, batch, stage, column) -> tuple[Any, Any]:
         """A tile in global memory, and its buffer."""
@@ -129,6 +139,10 @@ class Tiles(Fixed):
         )  # fmt: skip
         head = Int32(0) if self.single else head
         return matrix[None, 0, column, (head, outer)], shared[None, stage]
+
+
+def _hint(policy: Any) -> dict[str, Any]:
+    return {} if policy is None else {"cache_policy": Int64(policy)}
 
 
 def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int) -> Tiles:

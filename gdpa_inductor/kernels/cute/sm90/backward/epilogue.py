@@ -10,7 +10,7 @@ from typing import Any
 from cutlass import Int64, const_expr, cute, range_constexpr
 from cutlass.cute.nvgpu import warp
 
-from ...operands import Matrix, Tiles
+from ...operands import EVICT_FIRST, Matrix, Tiles
 from ...values import Fixed
 from ..wgmma import first_row
 from .roles import both, together
@@ -68,7 +68,9 @@ class KeyGradients(Fixed):
         together(group)
         row = tile.first + group * HALF
         if (thread < 32) & (row < tile.rows):
-            tiles.store(tile.start, row, tile.rows, tile.head, tile.batch, group)
+            tiles.store(
+                tile.start, row, tile.rows, tile.head, tile.batch, group, policy=EVICT_FIRST
+            )
             cute.arch.cp_async_bulk_commit_group()
 
     @cute.jit

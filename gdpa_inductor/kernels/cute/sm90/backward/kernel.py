@@ -36,12 +36,13 @@ from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import Program
 from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout
+from .conversion import Conversion, ConvertedColumns
 from .epilogue import KeyGradients
 from .loads import HopperBackwardLoads
 from .products import HopperBackwardFragments, HopperBackwardProducts
 from .roles import CONVERSION, LOADS, REGISTERS, SUMS, WARPS, HopperSignals
 from .shapes import HALF, HopperShapes
-from .sums import Conversion, ConvertedColumns, Counters, QuerySums
+from .sums import Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
@@ -184,7 +185,9 @@ class HopperBackward:
             if warp == LOADS:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
                 hulls = pointers[10] if c.notes else None
-                HopperBackwardLoads(Turns(*walk), signals, tiles, hulls).run()
+                given = matrices(c, pointers, sizes, strides)
+                given = dict(zip(OPERANDS, given, strict=True))
+                HopperBackwardLoads(Turns(*walk), signals, tiles, given, hulls).run()
             if (warp >= SUMS) & (warp < CONVERSION):
                 part = warp - SUMS
                 ways = [self.tiles("dq", copies[x], shared["d"], part) for x in ("dq", "add")]
@@ -192,11 +195,11 @@ class HopperBackward:
             if warp == CONVERSION:
                 self.clear(sizes, cu_q, cu_k, gradients)
                 if const_expr(c.converts):
-                    parts = []
+                    parts, both = [], (gradients["dq"], gradients["gq"])
                     for number, landed in enumerate(signals.landed):
                         sums = self.tiles("dq", copies["read"], shared["c"], number)
                         own = Counters(Turns(*walk), counters, number, self.shapes.columns)
-                        parts.append(ConvertedColumns(landed, sums, gradients["gq"], own, factor))
+                        parts.append(ConvertedColumns(landed, sums, *both, own, factor))
                     Conversion(Turns(*walk), parts).run()
 
     def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:

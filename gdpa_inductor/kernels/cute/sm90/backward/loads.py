@@ -1,24 +1,32 @@
 """The load warp: K and V once per tile, Q and dO once per step, by TMA. So is the operand of the
-program that comes in tiles, if there is one."""
+program that comes in tiles, if there is one.
+
+The L2 cache is nearly full. So what no CTA will read again leaves it first: K and V, and Q and dO
+by the last tile that meets them. Meanwhile the next tile comes there (`next_tile.py`)."""
 
 from typing import Any
 
-from cutlass import Int32, const_expr, cute
+from cutlass import Int32, Int64, const_expr, cute
 
 from ...backward.walk import ResidentTile
-from ...operands import Tiles
+from ...operands import EVICT_FIRST, EVICT_NORMAL, Matrix, Tiles
+from ...values import select
+from .next_tile import NextTile
 from .roles import HopperSignals
 from .turns import Turns
 
 
 class HopperBackwardLoads:
-    """tiles: of the operands "q", "k", "v", "o" and, in tiles of scores, "a". hulls: where the
-    query tiles are noted that each key tile meets, if they are: see `backward.jagged_totals`."""
+    """tiles: of the operands "q", "k", "v", "o" and, in tiles of scores, "a". matrices: the first
+    four. hulls: where the query tiles are noted that each key tile meets, if they are: see
+    `backward.jagged_totals`."""
 
     def __init__(
-        self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles], hulls: Any = None
-    ) -> None:
+        self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles],
+        matrices: dict[str, Matrix], hulls: Any = None,
+    ) -> None:  # fmt: skip
         self.walk, self.signals, self.tiles, self.hulls = walk, signals, tiles, hulls
+        self.config, self.next_tile = walk.ranges.config, NextTile(walk, matrices)
 
     @cute.jit
     def run(self):
@@ -32,29 +40,40 @@ class HopperBackwardLoads:
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
                 for i in range(tile.end - tile.begin):
-                    block = self.walk.block(tile, entry, i)
+                    block, last = self.walk.block(tile, entry, i), self.walk.meets_last(tile, i)
                     new = (turn == 0) & (i == 0)
                     if new:
                         self.resident("k", tile, tile_step)
-                    self.streamed("q", tile, head, block, step)
+                    self.streamed("q", tile, head, block, step, last)
                     if new:
                         self.resident("v", tile, tile_step)
-                    self.streamed("o", tile, head, block, step)
+                    self.streamed("o", tile, head, block, step, last)
                     if const_expr("a" in self.tiles):
                         if new:
                             self.signals.empty["x"].wait(tile_step)
                         self.scores("a", tile, head, block, step)
                     step += 1
+                    left = tile.steps - turn * (tile.end - tile.begin) - i
+                    self.next_tile.fetch(deal, left)
             if tile.steps > 0:
                 tile_step += 1
             deal += 1
 
     def resident(self, name: str, tile: ResidentTile, step: Any) -> None:
-        self.copy(name, (tile.start, tile.first, tile.rows), tile.head, tile, step)
+        rows = (tile.start, tile.first, tile.rows)
+        self.copy(name, rows, tile.head, tile, step, policy=self.unless_shared(name, EVICT_FIRST))
 
-    def streamed(self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any) -> None:
+    def streamed(
+        self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any, last: Any
+    ) -> None:
+        """last: no tile meets the query tile after this one."""
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
-        self.copy(name, rows, head, tile, step)
+        policy = select(last, Int64(EVICT_FIRST), Int64(EVICT_NORMAL))
+        self.copy(name, rows, head, tile, step, policy=self.unless_shared(name, policy))
+
+    def unless_shared(self, name: str, policy: Any) -> Any:
+        """A policy of the cache: what all batches share is read again."""
+        return None if name in self.config.shared else policy
 
     def scores(self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any) -> None:
         """A tile of scores: the rows of the query tile, the columns of the keys."""
@@ -63,10 +82,12 @@ class HopperBackwardLoads:
         self.copy(name, rows, head, tile, step, column)
 
     def copy(
-        self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any, column: Any = 0
-    ) -> None:
+        self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any, column: Any = 0,
+        policy: Any = None,
+    ) -> None:  # fmt: skip
         """rows: first row of the sequence, row in it, rows of it."""
         (start, row, end), full, tiles = rows, self.signals.full[name], self.tiles[name]
         self.signals.empty[name].wait_before(step)
         full.expect(step, tiles.size)
-        tiles.copy(start, row, end, head, tile.batch, full.index(step), full.at(step), column)
+        place = (start, row, end, head, tile.batch, full.index(step))
+        tiles.copy(*place, full.at(step), column, policy)

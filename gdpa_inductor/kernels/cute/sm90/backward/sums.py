@@ -5,8 +5,7 @@ tile adds when the counter says that all those have that come before it (`Turns`
 the same sum, term by term, in every run with as many CTAs. The first stores, so that nobody has to
 clear the sums. A warpgroup multiplies 64 columns, and a warp for each adds them.
 
-After the last, the query tile is converted to 16 bits, by a warp of its own. The key tiles of a
-head share its query tiles for that: who adds last may always be the same.
+After the last, the query tile is converted to 16 bits (`conversion.py`).
 
 Where any order will do (`KernelConfig.ordered`), no tile waits for its turn, and all add: the sums
 were cleared. All add too where the launch before has begun the sums, with other keys. The last of
@@ -16,20 +15,16 @@ such launches converts all query tiles, those too that its own keys do not meet.
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
+from cutlass import Boolean, Int32, Int64, const_expr, cute
 
 from ...backward.roots import adds_all
 from ...backward.walk import ResidentTile
-from ...barriers import Signal
-from ...config import VECTOR
-from ...operands import Matrix, Tiles, vector
+from ...operands import Tiles
 from ...values import Fixed, smaller
 from .roles import EMPTY, FULL, HANDED
-from .shapes import HALF
 from .turns import Turns
 
 UNKNOWN = -1  # of a counter
-LANES, COLUMNS = 32, HALF // VECTOR  # lanes of a warp, and those that share a row
 
 
 class Counters(Fixed):
@@ -162,81 +157,3 @@ class QuerySums:
 
     def free(self) -> None:
         cute.arch.barrier_arrive(barrier_id=EMPTY + self.group, number_of_threads=HANDED)
-
-
-class Conversion:
-    """The warp that converts. parts: the columns of dQ."""
-
-    def __init__(self, walk: Turns, parts: list["ConvertedColumns"]) -> None:
-        self.walk, self.parts = walk, parts
-
-    @cute.jit
-    def run(self):
-        """The share of each tile of the CTA."""
-        deal, done = Int32(0), Int32(0)
-        while self.walk.number(deal) < self.walk.count:
-            tile = self.walk.at(deal)
-            first, end = self.walk.share(tile)
-            for turn in range(tile.passes):
-                head = self.walk.streamed_head(tile, turn)
-                for block in range(first, end):
-                    count = self.walk.adders(tile, head, block)
-                    if self.begun(count):
-                        for part in self.parts:
-                            part.read(tile, head, block, count, done)
-                        for part in self.parts:
-                            part.write(tile, head, block, done)
-                        done += 1
-            deal += 1
-
-    def begun(self, count: Any) -> Any:
-        """Whether there are sums, if so many tiles of this launch have added to them."""
-        continues = self.walk.ranges.skips and self.walk.ranges.config.continues
-        return Boolean(True) if continues else count > 0
-
-
-class ConvertedColumns(Fixed):
-    """64 columns of dQ. landed: their barrier. sums: their tiles in fp32, read without a swizzle.
-    grads: dQ in 16 bits. factor: of the sums."""
-
-    def __init__(
-        self, landed: Signal, sums: Tiles, grads: Matrix, counters: Counters, factor: float
-    ) -> None:
-        self.walk, self.landed, self.counters = counters.walk, landed, counters
-        self.sums, self.grads, self.number, self.factor = sums, grads, counters.number, factor
-
-    def read(self, tile: ResidentTile, head: Any, block: Any, count: Any, done: Any) -> None:
-        """The sums to shared memory, once so many tiles have added to them."""
-        self.counters.watch(self.counters.of(tile, head, block), count)
-        self.landed.expect(done, self.sums.size)
-        row = block * self.walk.heights.streamed
-        place = (tile.origin, row, tile.length, head, tile.batch, self.number)
-        self.sums.copy(*place, self.landed.at(done))
-
-    @cute.jit
-    def write(self, tile: ResidentTile, head, block, done):
-        """Each lane takes 8 columns of a row, and all of them 4 rows at a time."""
-        self.landed.wait(done)
-        height, kind = self.walk.heights.streamed, self.grads.pointer.dtype
-        lane, row = cute.arch.lane_idx(), block * height
-        column = lane % COLUMNS * VECTOR
-        first = self.row(tile, head, row) + column
-        buffer = self.sums.sX[None, None, self.number].iterator
-        if self.number * HALF + column < self.grads.width:
-            rows = smaller(tile.length - row, Int32(height))
-            for i in range(lane // COLUMNS, rows, LANES // COLUMNS):
-                found = cute.make_rmem_tensor(VECTOR, Float32)
-                cute.autovec_copy(vector(buffer + (i * HALF + column)), found)
-                narrow = cute.make_rmem_tensor(VECTOR, kind)
-                whole = found.load()
-                if const_expr(self.factor != 1.0):
-                    whole = whole * self.factor
-                narrow.store(whole.to(kind))
-                cute.autovec_copy(narrow, vector(first + i * Int64(self.grads.strides[2])))
-        cute.arch.sync_warp()
-
-    def row(self, tile: ResidentTile, head: Any, row: Any) -> Any:
-        """Where the columns of the warp begin in a row of the sequence."""
-        sb, sh, sr = (Int64(s) for s in self.grads.strides)
-        place = (Int64(tile.origin) + row) * sr + head * sh + self.number * HALF
-        return self.grads.pointer + (place if self.grads.jagged else place + tile.batch * sb)

@@ -87,6 +87,14 @@ class Turns(Walk):
         block = entry + step
         return select(block < tile.end, block, block - tile.end)
 
+    def meets_last(self, tile: ResidentTile, step: Any) -> Any:
+        """Whether all other tiles of the head have met the query tile of a step of a pass, or do so
+        now, if they are equally far: where the pass of the one before has begun."""
+        if self.ranges.skips:
+            return Boolean(False)
+        begun = tile.end // larger(self.tiles(tile), 1)
+        return self.together & (step >= tile.end - begun)
+
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
         """How many tiles add to a query tile before this one, and whether this one does; by a whole

@@ -1,0 +1,123 @@
+"""dQ: from its sums in fp32 to 16 bits, once all key tiles have added to them (`sums.py`).
+
+The key tiles of a head share its query tiles for that: who adds last may always be the same. A warp
+of its own converts.
+
+Nobody reads the sums afterwards. So what the L2 cache has of them is dropped, and not written out.
+"""
+
+from typing import Any
+
+from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
+
+from ...backward.walk import ResidentTile
+from ...barriers import Signal
+from ...config import VECTOR
+from ...operands import Matrix, Tiles, vector
+from ...values import Fixed, smaller
+from .shapes import HALF
+from .sums import Counters
+from .turns import Turns
+
+WARP, COLUMNS = 32, HALF // VECTOR  # lanes, and those that share a row
+LINE = 32  # sums in a line of the L2 cache
+
+
+class Conversion:
+    """The warp that converts. parts: the columns of dQ."""
+
+    def __init__(self, walk: Turns, parts: list["ConvertedColumns"]) -> None:
+        self.walk, self.parts = walk, parts
+
+    @cute.jit
+    def run(self):
+        """The share of each tile of the CTA."""
+        deal, done = Int32(0), Int32(0)
+        while self.walk.number(deal) < self.walk.count:
+            tile = self.walk.at(deal)
+            first, end = self.walk.share(tile)
+            for turn in range(tile.passes):
+                head = self.walk.streamed_head(tile, turn)
+                for block in range(first, end):
+                    count = self.walk.adders(tile, head, block)
+                    if self.begun(count):
+                        for part in self.parts:
+                            part.read(tile, head, block, count, done)
+                        for part in self.parts:
+                            part.write(tile, head, block, done)
+                        done += 1
+            deal += 1
+
+    def begun(self, count: Any) -> Any:
+        """Whether there are sums, if so many tiles of this launch have added to them."""
+        continues = self.walk.ranges.skips and self.walk.ranges.config.continues
+        return Boolean(True) if continues else count > 0
+
+
+class ConvertedColumns(Fixed):
+    """64 columns of dQ. landed: their barrier. tiles: of the sums, read without a swizzle. sums:
+    where they are. grads: dQ in 16 bits. factor: of the sums."""
+
+    def __init__(
+        self, landed: Signal, tiles: Tiles, sums: Matrix, grads: Matrix, counters: Counters,
+        factor: float,
+    ) -> None:  # fmt: skip
+        self.walk, self.landed, self.counters = counters.walk, landed, counters
+        self.tiles, self.sums, self.grads = tiles, sums, grads
+        self.number, self.factor = counters.number, factor
+
+    def read(self, tile: ResidentTile, head: Any, block: Any, count: Any, done: Any) -> None:
+        """The sums to shared memory, once so many tiles have added to them."""
+        self.counters.watch(self.counters.of(tile, head, block), count)
+        self.landed.expect(done, self.tiles.size)
+        row = block * self.walk.heights.streamed
+        place = (tile.origin, row, tile.length, head, tile.batch, self.number)
+        self.tiles.copy(*place, self.landed.at(done))
+
+    @cute.jit
+    def write(self, tile: ResidentTile, head, block, done):
+        """Each lane takes 8 columns of a row, and all of them 4 rows at a time."""
+        self.landed.wait(done)
+        lane, row = cute.arch.lane_idx(), block * self.walk.heights.streamed
+        rows = smaller(tile.length - row, Int32(self.walk.heights.streamed))
+        column = lane % COLUMNS * VECTOR
+        buffer = self.tiles.sX[None, None, self.number].iterator
+        if self.number * HALF + column < self.grads.width:
+            first = self.grads.row(tile.origin, row, head, tile.batch) + (
+                self.number * HALF + column
+            )
+            for i in range(lane // COLUMNS, rows, WARP // COLUMNS):
+                found = cute.make_rmem_tensor(VECTOR, Float32)
+                cute.autovec_copy(vector(buffer + (i * HALF + column)), found)
+                narrow(found, first + i * Int64(self.grads.strides[2]), self.factor)
+        cute.arch.sync_warp()
+        self.discard(self.sums.row(tile.origin, row, head, tile.batch), rows)
+
+    @cute.jit
+    def discard(self, first, rows):
+        """The sums of so many rows, from the pointer on, two lines to a row."""
+        lane = cute.arch.lane_idx()
+        column = self.number * HALF + lane % 2 * LINE
+        if const_expr(self.sums.width % LINE == 0):  # noqa: SIM102 (decided at compile time)
+            if column < self.sums.width:
+                for i in range(lane // 2, rows, WARP // 2):
+                    forget(first + (i * Int64(self.sums.strides[2]) + column))
+
+
+def narrow(sums: Any, pointer: Any, factor: float) -> None:
+    """8 sums to where dQ in 16 bits has them, which leaves the L2 cache first."""
+    found = cute.make_rmem_tensor(VECTOR, pointer.dtype)
+    whole = sums.load()
+    if factor != 1.0:
+        whole = whole * factor
+    found.store(whole.to(pointer.dtype))
+    words = cute.recast_tensor(found, Int64)
+    cute.arch.inline_ptx(
+        "st.global.cs.v2.b64 [{$r0}], {{$r1}, {$r2}};",
+        read_only_args=[pointer.toint(), words[0], words[1]],
+    )
+
+
+def forget(pointer: Any) -> None:
+    """A line of 128 bytes that is read no more. The cache drops it instead of writing it out."""
+    cute.arch.inline_ptx("discard.global.L2 [{$r0}], 128;", read_only_args=[pointer.toint()])
