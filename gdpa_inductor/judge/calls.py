@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,7 +24,10 @@ def drawn(events: Sequence[Event]) -> list[Any]:
 
 _CASTS = frozenset(["to", "type", "type_as", "half", "bfloat16", "float", "double", "_to_copy"])
 _KNOWN = ("torch", "_operator", "builtins", "math", "einops", "")  # modules of what is run
-_IN_PLACE = ("iadd", "isub", "imul", "itruediv", "ipow", "setitem")
+_IN_PLACE = frozenset([
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
+    "ixor", "ilshift", "irshift", "setitem",
+])  # fmt: skip
 _OPAQUE = ("torch._dynamo.", "torch.distributed")
 
 
@@ -56,8 +60,15 @@ def may_write_wrappers(node: Node) -> bool:
     """A call that is not run and, by its name, writes into what others may be views of."""
     name = str(node.target) if node.op == "call_method" else operators.op_name(node.target)
     named = (name.endswith("_") and not name.endswith("__")) or name.strip("_") in _IN_PLACE
-    asked = "out" in node.kwargs or node.kwargs.get("inplace", False)
-    return (named or bool(asked)) and _takes_wrappers(node)
+    asked = "out" in node.kwargs or _may_ask_inplace(node)
+    return (named or asked) and _takes_wrappers(node)
+
+
+def _may_ask_inplace(node: Node) -> bool:
+    """`F.relu(x, inplace=True)`; by position any `True` counts."""
+    target: Any = node.target
+    takes = inspect.isfunction(target) and "inplace" in inspect.signature(target).parameters
+    return bool(node.kwargs.get("inplace")) or (takes and any(x is True for x in node.args))
 
 
 def after_bodies(args: Sequence[Any]) -> list[Any]:

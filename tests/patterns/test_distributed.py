@@ -3,6 +3,7 @@
 A plain tensor and the distributed one that it comes from share memory.
 """
 
+import operator
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -41,9 +42,11 @@ WRITES: dict[str, Callable] = {
     "mul_": lambda dt, q, x, k: dt.mul_(2.0),
     "copy_": lambda dt, q, x, k: dt.copy_(dt * 3),
     "+=": lambda dt, q, x, k: dt.__iadd__(1.0),
+    "%=": lambda dt, q, x, k: operator.imod(dt, 2.0),
     "out": lambda dt, q, x, k: torch.mul(dt, 2.0, out=dt),
     "fill_": lambda dt, q, x, k: torch.fill_(dt, 1.0),
     "inplace": lambda dt, q, x, k: F.relu(dt, inplace=True),
+    "inplace by place": lambda dt, q, x, k: F.relu(dt, True),
     "into a view": lambda dt, q, x, k: dt.view(-1).mul_(2.0),
     "into a transpose": lambda dt, q, x, k: dt.transpose(-1, -2).zero_(),
     "into what is detached": lambda dt, q, x, k: dt.detach().mul_(2.0),
