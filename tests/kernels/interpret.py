@@ -23,7 +23,7 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
-from . import cases, five_matmul_cases, jagged_cases, render, split_cases
+from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, render, split_cases
 
 
 class _LibDevice:
@@ -230,7 +230,8 @@ def main() -> None:
     _reduce_by_slices()
     _shuffle_programs()
     _addresses.watch()
-    every = (*cases.CASES, *jagged_cases.CASES, *five_matmul_cases.CASES, *split_cases.CASES)
+    tables = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases)
+    every = [case for table in tables for case in table.CASES]
     by_name = {case.name: case for case in every}
     for line in sys.stdin:
         print(json.dumps(wrong(by_name[line.strip()])), flush=True)

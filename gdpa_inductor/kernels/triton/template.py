@@ -55,8 +55,8 @@ class AuxRead:
 class Plan:
     """What one kernel reads, computes and stores.
 
-    kernel       "forward", "rows" (dQ), "keys" (dK, dV), "five_matmul" (all three) or "tiles" (an
-                 operand's gradient)
+    kernel       "forward", "rows" (dQ), "keys" (dK, dV), "five_matmul" or "one_tile" (all three),
+                 or "tiles" (an operand's gradient)
     names        the terms to compute, in the order of the outputs: "p" the weight, "ds" its
                  derivative with respect to the score, "g<i>" that with respect to operand i
     flat         the terms that do not depend on the score
@@ -166,7 +166,8 @@ class Plan:
         offsets = [f"CU_{side.upper()}" for side in self.measured]
         order = ["ORDER"] if self.ordered else []
         reads = [*(a.name for a in self.reads), *(a.table for a in self.tables)]
-        sums = ["SUMS", "DQ"] if self.kernel == "five_matmul" else ["DQ"] if self.adds else []
+        sums = ["SUMS"] if self.kernel == "five_matmul" else []
+        sums += ["DQ"] if self.adds or self.kernel in ("five_matmul", "one_tile") else []
         return (*self.operands, *offsets, *order, *reads, *self.outputs[1:], *sums)
 
     @property

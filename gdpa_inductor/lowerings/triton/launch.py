@@ -28,7 +28,7 @@ from ...program.tails import still
 from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from .. import gpu
 from ..backends import hint
-from . import emit, grid
+from . import emit, grid, one_tile
 from .inputs import Inputs, block_dim, rounds
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
@@ -62,7 +62,7 @@ def run(
     writes to. rival: makes a choice to compare it with. order: the table for a kernel that has
     whole sequences.
     """
-    classes = _classes(outputs, o)
+    classes = None if kernel == "one_tile" else _classes(outputs, o)
     ends = _ends(kernel, classes, o) if classes else None
     adds = kernel == "keys" and bool(added)
     planned = _plan(kernel, outputs, classes, ends, o, adds=adds, **plan)
@@ -285,6 +285,8 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
     if plan.kernel == "five_matmul":
         ctas = gpu.processors(p.device)
         return [1, 1, shapes.smaller(batch * shapes.size_expr(p.heads), ctas)]
+    if plan.kernel == "one_tile":
+        return [1, 1, batch * shapes.size_expr(p.heads) * one_tile.shares(p)]
     units = output.size[: 3 if plan.split or plan.kernel == "tiles" else 2]
     return [rows, cols, math.prod(map(shapes.size_expr, units), start=shapes.size_expr(1))]
 
@@ -358,7 +360,7 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         "EVEN_N": even("k", problem.cols, config.keys),
         "EVEN_D": block_d == head_dim,
         "EVEN_V": block_v == value_dim,
-        "SPLITS": int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1,
+        "SPLITS": _shares(plan, output, problem),
         "PRECISION": repr(gpu.float32_precision()),
         "ROUND_TF32": rounds(problem),
         **({"WORK_TILE": WORK_TILE} if plan.listed else {}),
@@ -372,6 +374,12 @@ def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[st
         **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
         **({"SINGLE": True} if single else {}),
     }
+
+
+def _shares(plan: Plan, output: Output, problem: Problem) -> int:
+    if plan.kernel == "one_tile":
+        return one_tile.shares(problem)
+    return int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1
 
 
 def _halves(plan: Plan, config: Config) -> dict[str, int]:

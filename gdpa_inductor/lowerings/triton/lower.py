@@ -26,7 +26,7 @@ from ...program.score_mod import Aux, ScoreMod
 from ...sequences import Padding, Sequences, padded_program
 from .. import gpu
 from ..call import Call, in_order
-from . import five_matmul
+from . import five_matmul, one_tile
 from .inputs import Inputs, empty, inputs_of
 from .launch import Output, Rival, run
 
@@ -95,6 +95,8 @@ def lower_backward(call: Call) -> list[Any]:
 
 def _kernels(wanted: dict[int, Expr], o: Inputs) -> tuple[Kernel, ...]:
     """The kernels that find the wanted gradients."""
+    if _in_one_tile(wanted, o):
+        return _one_tile, _tiles
     if _owns(wanted, o):
         return _five_matmul, _tiles
     return (_keys_and_queries, _tiles) if _adds(wanted, o) else (_rows, _keys, _tiles)
@@ -172,6 +174,24 @@ def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
         "five_matmul", _key_outputs(wanted, o)[0], o, added=added, order=five_matmul.order(o)
     )
     return {**found, 0: query}
+
+
+def _in_one_tile(wanted: dict[int, Expr], o: Inputs) -> bool:
+    """Whether one kernel finds dQ, dK and dV, a program all rows of a sequence and a head."""
+    rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
+    return {0, 1, 2} <= wanted.keys() and not rows and one_tile.taken(o)
+
+
+def _one_tile(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
+    """All that `_keys` finds, and dQ, whose shares are added in their order."""
+    size, dtype = one_tile.query_size(o)
+    query = lowering.empty(size, dtype, o.problem.device)
+    found = _finished("one_tile", _key_outputs(wanted, o)[0], o, added=[query])
+    return {**found, 0: lowering.finish(_query_of_shares, query, size, dtype, o.fakes.query)}
+
+
+def _query_of_shares(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return reduce_to(functools.reduce(torch.add, parts.unbind(0)), like)
 
 
 def _adds(wanted: dict[int, Expr], o: Inputs) -> bool:
@@ -269,7 +289,7 @@ def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
     """From what `kernel` stores to the gradient of an operand: sums over [B,H,·] or [L,H] without
     the other axis, or over [shares,B,H,M,N]. Takes offsets, total and longest per jagged side."""
     spec, padded = o.program.aux[number], padded_program(o.program).aux[number]
-    axis = {"rows": 3, "keys": 2, "five_matmul": 2, "tiles": None}[kernel]
+    axis = {"rows": 3, "tiles": None}.get(kernel, 2)
     listed = {"rows": "q", "keys": "k", "five_matmul": "k"}.get(kernel, "")
 
     def formula(part: torch.Tensor, like: torch.Tensor, *sized: Any) -> torch.Tensor:
