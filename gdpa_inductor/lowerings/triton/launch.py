@@ -194,7 +194,16 @@ def _plan(
         alike=o.alike,
         **plan,
     )
-    return replace(made, direct=bool(made.listed) and _direct(made.listed, o))
+    return replace(
+        made, direct=bool(made.listed) and _direct(made.listed, o), batch_first=_batch_first(made)
+    )
+
+
+def _batch_first(plan: Plan) -> bool:
+    """Whether what the CTAs of a tile share is more than what those of a (batch, head) do."""
+    if plan.jagged or plan.split or plan.kernel not in ("forward", "rows", "keys"):
+        return False
+    return any(a.axes >= POSITIONS and "b" not in a.axes for a in plan.reads)
 
 
 def few(o: Inputs, most: int) -> bool:
