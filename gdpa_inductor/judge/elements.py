@@ -166,6 +166,9 @@ class Evaluator:
         if last < 0 and ref.storage in self.log.constants:
             value = self.log.constants[ref.storage]
             return torch.full_like(self.zero, value, dtype=ref.dtype).to(self.dtype(ref.dtype))
+        if last < 0 and ref.storage in self.log.literal_tensors:
+            spelled = self.log.literal_tensors[ref.storage].flatten()
+            return spelled[self._address(ref, index)].to(self.dtype(ref.dtype))
         if last < 0:
             return self._root(("input", ref.storage), ref, self._address(ref, index))
         event, place, number = history[last]

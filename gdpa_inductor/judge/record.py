@@ -113,6 +113,7 @@ class Event:
 
 
 _KNOWN_SPACES = ("aten", "prims", "fbgemm", "gdpa")
+_LIFTS = ("lift_fresh", "lift_fresh_copy")
 _SUMS = ("bmm", "mm", "addmm", "baddbmm", "attention")
 Write = tuple[Event, Ref, "int | None"]
 
@@ -124,7 +125,8 @@ class Log:
     side: which graph runs now. grad: whether gradient mode is on for its node; an operator may
     switch it off within itself. implied: whether casts are autocast's and not the node's. products:
     matrix products and fused calls of one graph alone. owner: which graph made a storage.
-    constants: of storages that hold one known element. literals: the whole numbers that one graph
+    constants: of storages that hold one known element. literal_tensors: of storages that hold what
+    the graph itself spells, as `torch.tensor(range(n))` does. literals: the whole numbers that one graph
     alone names, since the last claim. numbers: where `.item()` read a real number, by the number
     that stands for what it returned. nested: some tensors are made of others, of which nothing says
     whether they need gradients. Storages are kept alive, so that an address is that of one
@@ -139,6 +141,7 @@ class Log:
     writes: dict[int, list[Write]] = field(default_factory=dict)
     owner: dict[int, str] = field(default_factory=dict)
     constants: dict[int, Any] = field(default_factory=dict)
+    literal_tensors: dict[int, Tensor] = field(default_factory=dict)
     literals: dict[int, None] = field(default_factory=dict)
     numbers: dict[float, tuple[Ref, int]] = field(default_factory=dict)
     nested: bool = False
@@ -240,6 +243,8 @@ class Recorder(operators.TorchDispatchMode):
         event = log.event(func, args, kwargs)
         known = log.knows
         event.writes = [(place, None) for place in _written(func, event)]
+        if event.name in _LIFTS and type(args[0]) is Tensor:
+            log.literal_tensors[event.args[0].storage] = args[0]
         made = func(*args, **kwargs)
         flat, _ = fx.tree_flatten(made)
         fresh = [isinstance(x, Tensor) and not known(x) for x in flat]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch.fx import Graph, Node
 
 from ..._compat import fx
@@ -229,7 +230,7 @@ class HostGraph:
             called in functions.POINTWISE or called in functions.CASTS or _cuts_nothing(node)
         )
         if (
-            not (pointwise or called in functions.CREATIONS)
+            not (pointwise or _is_creation(node))
             or len(facts.tensors(node)) != 1
             or not facts.is_plain(node)
         ):
@@ -238,7 +239,7 @@ class HostGraph:
             facts.storages(node) & changed for changed in self.mutators.values()
         ) or node.kwargs.get("out"):
             return False
-        if called in functions.CREATIONS:
+        if _is_creation(node):
             return not any(facts.tensors(n) for n in node.all_input_nodes)
         rank = rank_of(node)
         given = [n for n in node.all_input_nodes if facts.tensors(n)]
@@ -281,6 +282,12 @@ def _keeps_shape(node: Node) -> bool:
     return len(shapes) == 1 and any(
         len(shape) == len(shapes[0]) and all(map(same, shape, shapes[0])) for shape in given
     )
+
+
+def _is_creation(node: Node) -> bool:
+    """A function of its indices alone; `torch.tensor(range(n))` is an arange."""
+    counted = node.target is torch.tensor and isinstance(node.args[0], range)
+    return counted or facts.name(node) in functions.CREATIONS
 
 
 def _cuts_nothing(node: Node) -> bool:

@@ -29,7 +29,8 @@ POINTWISE = frozenset([
     "neg", "abs", "pow", "lt", "le", "gt", "ge", "eq", "ne", "and_", "or_", "xor", "invert",
     "logical_and", "logical_or", "logical_not", "logical_xor", "bitwise_and", "bitwise_or",
     "bitwise_not", "bitwise_xor", "__and__", "__or__", "where", "masked_fill", "clamp",
-    "clamp_min", "clamp_max", "minimum", "maximum", "tril", "triu", "exp", "sigmoid", "rsub",
+    "clamp_min", "clamp_max", "minimum", "maximum", "tril", "triu", "exp", "exp2", "sigmoid",
+    "rsub",
     "fmod", "max", "min", "lshift", "rshift", "bitwise_left_shift", "bitwise_right_shift",
     "__lshift__", "__rshift__", "zeros_like", "ones_like", "full_like",
 ])
