@@ -21,7 +21,7 @@ from torch.fx import Node
 
 from ...rejection import Code
 from ..result import Refused
-from . import effects, facts, functions, places
+from . import effects, facts, functions, heads, places
 from .candidates import Candidate, HostGraph
 from .mixing import NO_WEIGHTS, REASONS
 
@@ -73,7 +73,8 @@ class Region:
 class Through(enum.Flag):
     """What the leaves of a region are read through: what makes them is then a part of it.
 
-    VIEWS: views and exact upcasts, so that nothing is seen expanded or widened. MASKS: point-wise
+    VIEWS: views, exact upcasts and heads that are folded into the batch, so that nothing is seen
+    expanded or widened or copied. MASKS: point-wise
     functions too whose result is larger than what they are made from, such as masks of indices and
     lengths. PADDING: all views of padded values, up to what pads them.
     """
@@ -195,7 +196,8 @@ class Finder:
 
     def _is_seen(self, leaf: Node, through: Through) -> bool:
         """Whether what makes a leaf is of the kinds that are read through."""
-        seen = Through.VIEWS in through and (facts.is_view(leaf) or _is_upcast(leaf))
+        viewed = facts.is_view(leaf) or _is_upcast(leaf) or heads.leads_to_a_join(leaf)
+        seen = Through.VIEWS in through and viewed
         seen = seen or (Through.MASKS in through and self.host.spreads(leaf))
         if Through.PADDING in through:
             seen = (seen or leaf in self.padded) and leaf not in self.pads

@@ -9,7 +9,7 @@ import torch
 from torch.fx import Node
 
 from ...rejection import Code
-from ..host import facts
+from ..host import facts, heads
 from ..host.sizes import is_one, product, same
 from ..result import Refused
 from .frame import Index, Space, broadcast, permuted
@@ -32,6 +32,8 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
     """The source of a view and the index into it; None where `node` is not a view."""
     called = facts.name(node)
     source = node.args[0] if node.args and isinstance(node.args[0], Node) else None
+    if called == "cat":
+        return _through_join(space, node, space.resolve_index(index))
     if called == "getitem":
         return _through_piece(space, node, space.resolve_index(index))
     if source is None or not isinstance(source.meta.get("val"), torch.Tensor):
@@ -83,6 +85,27 @@ def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index]
         return _narrowed(space, source, (*index[:dim], (), *index[dim:]), dim, number, 1)
     start = sum(piece.shape[dim] for piece in made[:number])
     return _narrowed(space, source, index, dim, start, made[number].shape[dim])
+
+
+def _through_join(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
+    """`cat(x.split(d, 2), 0)`: position (h, b) of dim 0, and position c of dim 2, are the element of
+    `x` at b and (h, c).
+    """
+    split = heads.split_of(node)
+    if split is None:
+        return None
+    source: Node = split.all_input_nodes[0]
+    whole, made = tensor_of(source).shape, tensor_of(node).shape
+    (piece, *_), count = split.meta["val"], len(split.meta["val"])
+    joined, cut = (
+        next(d for d, size in enumerate(shape) if not same(size, piece.shape[d]))
+        for shape in (made, whole)
+    )
+    number, within = space.regroup((index[joined],), (count, piece.shape[joined]))
+    digits = list(index)
+    digits[joined] = within
+    digits[cut] = (*number, *digits[cut])
+    return source, tuple(digits)
 
 
 def _narrowed(
