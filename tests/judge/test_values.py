@@ -54,6 +54,28 @@ def test_wrong_programs_are_invalid(text: str):
     assert verdict is not None and verdict.invalid, verdict
 
 
+def counted(q, k, v):
+    rows, columns = torch.tensor(range(N)), torch.tensor([3 * i for i in range(M)])
+    return torch.where(rows[:, None] >= columns, F.relu(q @ k.mT), 0.0) @ v
+
+
+@pytest.mark.parametrize(
+    ("condition", "right"),
+    [
+        ("ge(q_idx,a0)", True),
+        ("ge(q_idx,mul(kv_idx,3))", True),
+        ("gt(q_idx,a0)", False),
+        ("ge(q_idx,mul(kv_idx,2))", False),
+    ],
+)
+def test_what_the_graph_spells_is_known(condition: str, right: bool):
+    """Numbers that are written into the graph, such as `torch.tensor(range(n))`."""
+    (verdict,) = verdicts(
+        counted, heads(), program(f"a0:i[kv_idx]; where({condition},relu(s),mul(0.0,float(a0)))")
+    )
+    assert (verdict is None) is right, verdict
+
+
 WRONG_MASKS = {
     "less or equal": "a0:i[b]; a1:f[q_idx,kv_idx]; where(le(kv_idx,a0),relu(add(s,a1)),0.0)",
     "rows for keys": "a0:i[b]; a1:f[q_idx,kv_idx]; where(lt(q_idx,a0),relu(add(s,a1)),0.0)",

@@ -34,5 +34,4 @@ CASES = [
     Case("few_padding", PADDING, m=20, n=300, aux=((2, 1, 1, 300),), **TAKEN),
     Case("few_causal", CAUSAL, m=20, n=400, **TAKEN),
     Case("few_wide", "sigmoid(s)", m=20, n=300, wide=True, **TAKEN),
-    Case("few_keys_dynamic", "sigmoid(s)", m=20, n=300, dynamic=True, **TAKEN),
 ]  # fmt: skip

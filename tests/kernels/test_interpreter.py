@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from . import cases, five_matmul_cases, jagged_cases, split_cases
+from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, split_cases
 
-CASES = [*cases.CASES, *jagged_cases.CASES, *five_matmul_cases.CASES, *split_cases.CASES]
+TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases)
+CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {
     "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
@@ -27,6 +28,7 @@ QUICK = {
     "jagged_many", "jagged_many_both",
     "jagged_bias", "jagged_bias_all", "five_columns", "five_jagged_0", "five_jagged_both",
     "five_jagged_batch", "five_jagged_unowned",
+    "few", "few_tail", "few_shares", "few_queries_shared", "few_columns_shares", "few_padding",
     "split", "split_row", "split_dynamic", "split_last", "split_mask", "split_keys",
     "split_keys_unowned", "split_both_unowned", "split_both_many",
 }  # fmt: skip
@@ -37,7 +39,8 @@ OLDEST = {
     "added_gqa", "causal_tail", "hstu_tail", "all_kinds", "bias_reversed", "integers_int32",
     "mask_blocks", "no_keys", "prefix_long", "dynamic_hstu", "jagged_per_token", "jagged_mask",
     "jagged_seeds", "jagged_unowned", "jagged_many_both", "jagged_bias", "five_columns",
-    "five_jagged_both", "five_jagged_batch", "split_last", "split_both_unowned",
+    "five_jagged_both", "five_jagged_batch", "few_tail", "few_shares", "split_last",
+    "split_both_unowned",
 }  # fmt: skip
 
 

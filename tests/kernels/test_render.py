@@ -13,6 +13,7 @@ from . import render
 from .cases import ADDED, SILU, Case
 from .five_matmul_cases import PER_TOKEN, TAKEN
 from .jagged_cases import JaggedCase
+from .one_tile_cases import TAKEN as FEW
 
 GOLDEN = Path(__file__).parent / "golden"
 CAUSAL, GELU = "where(ge(q_idx,kv_idx),silu(s),0.0)", "gelu_tanh(mul(s,0.1))"
@@ -31,6 +32,7 @@ CASES = [
     Case("split", SILU, m=3, n=1100, needs=""),
     JaggedCase("split_keys", CAUSAL, m=3, lengths_k=(700, 90), needs=""),
     Case("five_matmul", SILU, m=128, n=256, choice=0, **TAKEN),
+    Case("one_tile", SILU, m=48, n=300, b=40, choice=0, **FEW),
     JaggedCase("five_matmul_jagged", SILU, lengths_q=(300, 130), same=True, choice=0, **TAKEN),
 ]  # fmt: skip
 

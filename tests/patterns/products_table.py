@@ -211,6 +211,15 @@ def three_operand_einsum_with_decay(q, k, v, decay):
     return torch.einsum("bhnm,bhme->bhne", torch.einsum("bhnd,bhmd,hnm->bhnm", q, k, decay), v)
 
 
+@fuse(**SELF)
+def decay_of_retention(q, k, v):
+    """As its reference spells it: positions of a range, and a rate for each head."""
+    rate = (1 - q.new_tensor(2.0).pow(-5.0 - q.new_tensor(range(q.shape[1])))).log2()
+    n = q.new_tensor(range(q.shape[2]))
+    decay = torch.exp2((n.unsqueeze(-1) - n) * rate.view(-1, 1, 1)) * n.unsqueeze(-1).ge(n)
+    return torch.einsum("bhnm,bhme->bhne", torch.einsum("bhnd,bhmd,hnm->bhnm", q, k, decay), v)
+
+
 @fuse(**HEADS, decay="n m")
 def decay_by_hand(q, k, v, decay):
     return ((q @ k.mT) * decay) @ v

@@ -84,7 +84,7 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("keys", 4, 64, (Config(32, 64, 4, 2), Config(64, 32, 4, 2))),
     ("keys", 4, 256, (Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1))),
     ("five_matmul", 2, 128, (Config(64, 128, 8, 3), Config(32, 128, 8, 4))),
-    ("one_tile", 2, 128, (Config(64, 64, 4, 2), Config(128, 64, 8, 2))),
+    ("one_tile", 2, 128, (Config(64, 64, 8, 2), Config(64, 32, 4, 3))),
     ("tiles", 2, 128, (Config(64, 64, 4, 3), Config(64, 128, 8, 2))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),

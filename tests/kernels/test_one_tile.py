@@ -1,0 +1,95 @@
+"""The backward of few rows in one kernel: where it is taken, its shares, what it compiles to."""
+
+import dataclasses
+import re
+
+import pytest
+import torch
+
+from gdpa_inductor.kernels.triton import one_tile
+from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory
+
+from . import render
+from .cases import Case
+from .fake_cuda import DEVICES
+from .jagged_cases import JaggedCase
+from .one_tile_cases import CASES
+
+PLAIN = Case("plain", "gelu(mul(s,0.1))", m=48, n=1024, b=64, h=4, d=128, dv=128)
+ROW_SUMS = {"program": "a0:f[q_idx]; mul(silu(s),a0)", "aux": ((48,),), "needs": "qkv0"}
+
+
+def sources(case: Case, dtype: torch.dtype = torch.bfloat16) -> dict[str, str]:
+    """The kernels of a case whose operands are never filled."""
+    tensors = [t.to(dtype) if t.is_floating_point() else t for t in case.tensors()]
+    how = (case.capability, case.choice, case.dynamic, case.wide, case.processors)
+    return render.kernels(render.wrapper(case.function(), tensors, *how))
+
+
+def own(case: Case, dtype: torch.dtype = torch.bfloat16) -> list[str]:
+    """The kernels of a case that are of this kind."""
+    found = sources(case, dtype).values()
+    return [text for text in found if "arg_DQ" in text and "arg_SUMS" not in text]
+
+
+def small(**changes) -> Case:
+    return dataclasses.replace(PLAIN, **{"b": 2, "h": 2, "choice": 0, **changes})
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_problems_of_the_interpreter_are_of_this_kernel(case: Case) -> None:
+    assert len(own(case, torch.float16)) == 1
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(small(m=one_tile.ROWS + 1), id="rows"),
+        pytest.param(small(n=one_tile.LEAST_KEYS - 1), id="keys"),
+        pytest.param(small(dv=160), id="value dim"),
+        pytest.param(small(hk=1, hv=1), id="heads"),
+        pytest.param(small(bk=1), id="shared"),
+        pytest.param(small(needs="qv"), id="needs"),
+        pytest.param(small(**ROW_SUMS), id="row sums"),
+        pytest.param(small(dynamic=True, m=20, n=1100), id="symbolic rows"),
+        pytest.param(
+            JaggedCase("jagged", PLAIN.program, m=20, lengths_k=(300, 500), d=128, dv=128),
+            id="jagged",
+        ),
+    ],
+)
+def test_others_keep_their_kernels(case: Case) -> None:
+    assert own(small()) and not own(case)
+
+
+def test_fp32_keeps_its_kernels() -> None:
+    assert not own(small(d=64, dv=64), torch.float32)
+
+
+@pytest.mark.parametrize(("batch", "shares"), [(64, 1), (1, 4)])
+def test_idle_multiprocessors_get_shares_of_the_keys(batch: int, shares: int) -> None:
+    (text,) = own(small(b=batch, h=4))
+    assert int(re.search(r"SPLITS : tl.constexpr = (\d+)", text)[1]) == shares
+
+
+def test_keys_and_values_are_read_once_and_nothing_is_cleared() -> None:
+    """No kernel beside the forward's and this one, and no sums of dQ in memory."""
+    many = small(b=64, h=4)
+    assert len(sources(many)) == 2
+    (text,) = own(many)
+    assert len(re.findall(r"tl\.load\([kv]_ptrs", text)) == 2 and "atomic" not in text
+
+
+@pytest.mark.parametrize("rows", [16, 48, 64])
+def test_cubins(rows: int, tmp_path) -> None:
+    pytest.importorskip("triton")
+    from .test_cubins import compiled, local_bytes
+
+    ((name, text),) = (
+        (name, text) for name, text in sources(small(m=rows)).items() if "arg_DQ" in text
+    )
+    made = compiled(name, text, 90, tmp_path)
+    assert "wgmma.mma_async" in made.asm["ptx"]
+    assert local_bytes(made.asm["cubin"], tmp_path) <= 16, "registers spill"
+    best = configs("one_tile", Shape(128, 128, 2), DEVICES[90][1], thorough=False)[0]
+    assert made.metadata.shared <= shared_memory("one_tile", best, Shape(128, 128, 2))
