@@ -25,6 +25,7 @@ from .operands import (
     aux_sums,
     by_access,
     check,
+    gradient_strides,
     in_order,
     kind_of,
     output_shape,
@@ -57,7 +58,9 @@ __all__ = [
     "fake_gradients",
     "fake_output",
     "in_order",
+    "gradient_strides",
     "kind_of",
+    "laid_gradients",
     "no_autocast",
     "operands_of",
     "output_shape",
@@ -104,7 +107,11 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     with no_autocast(given.operands.query.device):
-        return reference_backward(given.grad_out, given.operands, given.needs)
+        found = reference_backward(given.grad_out, given.operands, given.needs)
+    return [
+        room if room.stride() == grad.stride() else room.copy_(grad)
+        for room, grad in zip(laid_gradients(given), found, strict=True)
+    ]
 
 
 def fake_output(given: Arguments[Tensor]) -> Tensor:
@@ -122,8 +129,20 @@ def fake_gradients(given: Arguments[Tensor]) -> list[Tensor]:
     return [t.new_empty(t.shape) for t, need in leaves if need]
 
 
+def laid_gradients(given: Arguments[Tensor]) -> list[Tensor]:
+    """The same, where those of query, key and value lie as their operands."""
+    check(given.operands)
+    leaves, matrices = enumerate(given.operands.differentiable), given.operands.differentiable[:3]
+    strides = [gradient_strides(t) for t in matrices]
+    return [
+        t.new_empty_strided(t.shape, strides[i]) if i < 3 else t.new_empty(t.shape)
+        for (i, t), need in zip(leaves, given.needs, strict=True)
+        if need
+    ]
+
+
 ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
-BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, fake_gradients)
+BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, laid_gradients)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -244,16 +244,29 @@ def rounded_to_tf32(node: Any) -> Any:
 
 def contiguous_layout(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
     """The layout of a contiguous buffer."""
+    return layout_of(size, None, dtype, device)
+
+
+def layout_of(
+    size: Sequence[Any], strides: Sequence[Any] | None, dtype: torch.dtype, device: torch.device
+) -> Any:
+    """The layout of a buffer; strides: None for a contiguous one."""
     from torch._inductor import ir
 
-    return ir.FixedLayout(device, dtype, [size_expr(extent) for extent in size])
+    steps = None if strides is None else [size_expr(step) for step in strides]
+    return ir.FixedLayout(device, dtype, [size_expr(extent) for extent in size], steps)
 
 
-def empty(size: Sequence[Any], dtype: torch.dtype, device: torch.device) -> Any:
-    """A contiguous buffer for a kernel to write to."""
+def empty(
+    size: Sequence[Any],
+    dtype: torch.dtype,
+    device: torch.device,
+    strides: Sequence[Any] | None = None,
+) -> Any:
+    """A buffer for a kernel to write to; strides: None for a contiguous one."""
     from torch._inductor.lowering import empty_strided
 
-    layout = contiguous_layout(size, dtype, device)
+    layout = layout_of(size, strides, dtype, device)
     return empty_strided(layout.size, layout.stride, dtype=dtype, device=device)
 
 

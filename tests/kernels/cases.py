@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gdpa_inductor.ops import Operands, reference, reference_backward
+from gdpa_inductor.ops import Operands, gradient_strides, reference, reference_backward
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 
@@ -121,8 +121,10 @@ class Case:
         how = (self.capability, self.choice, self.dynamic, self.wide, self.processors)
         source = render.wrapper(self.function(), tensors, *how)
         found = call(source, tensors)
+        asked = [x for x, need in zip(tensors[1:], self.asked, strict=False) if need]
+        likes = [None, *(x if x.dim() == 4 else None for x in asked if self.needs)]
         for i, (got, want) in enumerate(zip(found, self.expected(tensors), strict=True)):
-            fault = _fault(got, want, self.tolerance)
+            fault = _fault(got, want, self.tolerance, likes[i])
             if fault:
                 return f"result {i}: {fault}"
         return ""
@@ -139,8 +141,12 @@ def _laid_out(shape: tuple[int, ...], view: str) -> torch.Tensor:
     return torch.randn(shape)
 
 
-def _fault(got: torch.Tensor, want: torch.Tensor, tolerance: float) -> str:
-    if got.shape != want.shape or got.stride() != torch.empty(want.shape).stride():
+def _fault(
+    got: torch.Tensor, want: torch.Tensor, tolerance: float, like: torch.Tensor | None = None
+) -> str:
+    """like: the operand that a gradient may lie as; else a result is contiguous."""
+    known = [torch.empty(want.shape).stride(), *([] if like is None else [gradient_strides(like)])]
+    if got.shape != want.shape or got.stride() not in known:
         return f"shape {tuple(got.shape)}, strides {got.stride()}; not {tuple(want.shape)} dense"
     if not torch.equal(got.isfinite(), want.isfinite()):
         return "not finite in other places than the reference"

@@ -26,6 +26,7 @@ CASES = [
     Case("few_queries_shared", SILU, m=5, n=300, bq=1, **TAKEN),
     Case("few_odd", SILU, m=33, n=300, **TAKEN | {"d": 24, "dv": 40}),
     Case("few_split", SILU, m=33, n=300, view="split", **TAKEN),
+    Case("few_projected", SILU, m=33, n=300, view="bnhd", **TAKEN),
     Case("few_transposed", SILU, m=33, n=300, view="transposed", **TAKEN),
     Case("few_columns", COLUMNS, m=20, n=300, aux=((2, 2, 300),), needs="qkv0", **TAKEN),
     Case("few_columns_shares", COLUMNS, m=20, n=1100, b=1, aux=((1, 2, 1100),), needs="qkv0",

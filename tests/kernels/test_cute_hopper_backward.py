@@ -101,6 +101,17 @@ def test_gradients_obey_the_error_rule(name: str, emulated) -> None:
     check_errors(emulated(case, call), case, call)
 
 
+def test_gradients_lie_as_their_operands(emulated) -> None:
+    """Heads of a projection [B,N,H·D]: its gradient is a view of theirs."""
+    case, plain = CASES["tails, grouped heads"], make_call(CASES["tails, grouped heads"])
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in plain.matrices[:3])
+    operands = dataclasses.replace(plain.operands, query=q, key=k, value=v)
+    found = emulated(case, dataclasses.replace(plain, operands=operands))
+    check_errors(found, case, plain)
+    for gradient, operand in zip(found, (q, k, v)):
+        assert gradient.stride() == operand.stride() and gradient.transpose(1, 2).is_contiguous()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_every_order_of_warps_gives_the_same_bits(name: str, emulated) -> None:

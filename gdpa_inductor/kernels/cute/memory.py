@@ -1,14 +1,31 @@
-"""Memory that begins as zeros. The driver clears it: to launch a kernel of torch's takes the CPU
-several times as long."""
+"""Memory for results. What begins as zeros is cleared by the driver: to launch a kernel of torch's
+takes the CPU several times as long."""
+
+from collections.abc import Callable
 
 from torch import Tensor
 
+from ...operands import gradient_strides
 from .driver import driver
+
+
+def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
+    """Of query, key or value: it lies as the operand does. empty: makes contiguous memory."""
+    strides, shape = gradient_strides(operand), operand.shape
+    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
+    room = empty([shape[d] for d in order], operand.dtype, operand.device)
+    return room if order == sorted(order) else room.permute([order.index(d) for d in sorted(order)])
+
+
+def is_dense(room: Tensor) -> bool:
+    """It has all bytes from its first element to its last."""
+    steps = sum((size - 1) * step for size, step in zip(room.shape, room.stride(), strict=True))
+    return room.numel() == 0 or steps + 1 == room.numel()
 
 
 def cleared(room: Tensor, stream: int) -> Tensor:
     """The tensor, of 32-bit numbers, with zeros."""
-    if room.device.type != "cuda" or not room.is_contiguous():
+    if room.device.type != "cuda" or not is_dense(room):
         return room.zero_()
     clear(room.data_ptr(), room.numel(), stream)
     return room

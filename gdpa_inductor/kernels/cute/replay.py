@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..._compat.device import current_stream, empty_strided
 from .launcher import Launcher, WordLauncher
-from .memory import clear
+from .memory import clear, is_dense
 from .plan import off_alignment
 
 Place = tuple[int, int]
@@ -144,7 +144,7 @@ class Record:
 
     def cleared(self, room: Tensor) -> None:
         """It was, whatever by."""
-        self.fails |= not room.is_contiguous() or room.nbytes % 4 != 0
+        self.fails |= not is_dense(room) or room.nbytes % 4 != 0
         self._steps.append(Clear(self._own(room.data_ptr()), room.nbytes // 4))
 
     def finish(self, results: Sequence[Tensor]) -> None:
@@ -166,7 +166,7 @@ class Record:
         """A place in a room, or in an operand whose memory the call was given."""
         for number, x in enumerate((*self.aux, *self._rooms), len(self.given)):
             offset = address - x.data_ptr()
-            if 0 <= offset < max(x.nbytes, 1) and x.is_contiguous():
+            if 0 <= offset < max(x.nbytes, 1) and is_dense(x):
                 return number, offset
         self.fails = True
         return 0, 0

@@ -20,7 +20,7 @@ from torch import Tensor
 from ..._compat import autograd, inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
 from ...kernels.triton.template import Plan
-from ...ops import Arguments, Operands, Signature, fake_gradients, fake_output
+from ...ops import Arguments, Operands, Signature, fake_output, laid_gradients
 from .. import triton
 from ..call import Call, extern_call, in_order
 
@@ -213,4 +213,4 @@ def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any
 
 
 FORWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention), fake_output)
-BACKWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention_backward), fake_gradients)
+BACKWARD.register(_LIBRARY, "CUDA", _on_its_device(_attention_backward), laid_gradients)

@@ -41,12 +41,14 @@ _LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp
 
 @dataclass(frozen=True)
 class Output:
-    """One term that a kernel computes, and the contiguous buffer that it goes to."""
+    """One term that a kernel computes, and the buffer that it goes to. strides: None for a
+    contiguous one."""
 
     name: str
     term: Expr
     size: tuple[Size, ...]
     dtype: torch.dtype
+    strides: tuple[Size, ...] | None = None
 
 
 def run(
@@ -66,7 +68,9 @@ def run(
     ends = _ends(kernel, classes, o) if classes else None
     adds = kernel == "keys" and bool(added)
     planned = _plan(kernel, outputs, classes, ends, o, adds=adds, **plan)
-    others = [lowering.empty(out.size, out.dtype, o.problem.device) for out in outputs[1:]]
+    others = [
+        lowering.empty(out.size, out.dtype, o.problem.device, out.strides) for out in outputs[1:]
+    ]
     written = [*others, *added]
     body = {
         "subgraphs": _subgraphs(planned, outputs, classes, ends, o),
@@ -79,7 +83,9 @@ def run(
             *written,
         ],
         "mutated_inputs": written or None,
-        "layout": lowering.contiguous_layout(outputs[0].size, outputs[0].dtype, o.problem.device),
+        "layout": lowering.layout_of(
+            outputs[0].size, outputs[0].strides, outputs[0].dtype, o.problem.device
+        ),
         "call_sizes": _call_sizes(planned, outputs[0], o),
     }
     template = grid.template(planned)

@@ -19,7 +19,7 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.triton import splits
-from ...ops import aux_from_axes, by_access, reduce_to
+from ...ops import aux_from_axes, by_access, gradient_strides, reduce_to
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
@@ -129,7 +129,8 @@ def _rows(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     outputs: dict[int, Output] = {}
     if 0 in wanted:
         dtype = torch.float32 if "Q" in o.shared else p.dtype
-        outputs[0] = Output("ds", wanted[0], _rows_of(o, p.head_dim), dtype)
+        size = _rows_of(o, p.head_dim)
+        outputs[0] = Output("ds", wanted[0], size, dtype, _strides(0, size, o))
     for i, spec in _aux_wanted(wanted, p):
         if "kv_idx" not in spec.axes:
             outputs[3 + i] = Output(f"g{i}", wanted[3 + i], _rows_of(o), torch.float32)
@@ -153,10 +154,18 @@ def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output],
         if number in wanted:
             partial = operand in o.shared or (operand in o.grouped and not loops_heads)
             dtype = torch.float32 if partial else p.dtype
-            outputs[number] = Output(name, wanted[number], _keys_of(o, heads, width), dtype)
+            size = _keys_of(o, heads, width)
+            outputs[number] = Output(name, wanted[number], size, dtype, _strides(number, size, o))
     for i in columns:
         outputs[3 + i] = Output(f"g{i}", wanted[3 + i], _keys_of(o, heads), torch.float32)
     return outputs, loops_heads
+
+
+def _strides(number: int, size: tuple[Size, ...], o: Inputs) -> tuple[Size, ...] | None:
+    """Of a gradient that a kernel gives as it is: those of `laid_gradients`."""
+    operand = o.fakes.differentiable[number]
+    given = len(size) == 4 and _same_shape(size, operand.shape)
+    return gradient_strides(operand) if given else None
 
 
 def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:

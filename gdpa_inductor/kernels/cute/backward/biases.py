@@ -19,6 +19,7 @@ from ...._compat.device import empty
 from ....operands import Operands, aux_on_axes, score_shape
 from ....program.expr import AXES, postorder
 from ....program.score_mod import Aux
+from ..memory import for_gradient
 from .roots import factor_of
 
 if TYPE_CHECKING:
@@ -185,11 +186,11 @@ def gradients(
     record: Record,
     spare: Sequence[int] = (),
 ) -> list[Tensor]:
-    """The asked ones of dQ, dK, dV and those of the operands, contiguous. record: of what is done.
+    """The asked ones of dQ, dK, dV and those of the operands. record: of what is done.
     spare: operands that may be overwritten."""
     o = unshared(given) if division.shared else given
     matrices, sums = (o.query, o.key, o.value), division.sums
-    rooms = {x: record.made(empty(y.shape, y.dtype, y.device)) for x, y in zip("qkv", matrices)}
+    rooms = {x: record.made(for_gradient(y, empty)) for x, y in zip("qkv", matrices)}
     totals = [each.room(o.aux[each.number], each.number in spare, record) for each in sums]
     for share, scores in division.scores(o, totals[0], record):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}

@@ -20,7 +20,7 @@ from ..classes import TableKey
 from ..config import KernelConfig
 from ..launch import place
 from ..launcher import Launcher
-from ..memory import cleared
+from ..memory import cleared, for_gradient
 from ..order import longest_first
 from ..plan import LaunchPlan, aligned, plan_of
 from ..replay import Record, Unrecorded
@@ -47,7 +47,8 @@ def backward(
     spare: Sequence[int] = (),
 ) -> list[Tensor]:
     """Those gradients of gdpa::attention that `needs` asks for, of query, key, value and the
-    operands of the program. They are contiguous, in the dtype of the operand. Equal bits from run
+    operands of the program. They lie as `gradient_strides` has it, those of the program's
+    operands contiguous, in the dtype of the operand. Equal bits from run
     to run, with as many CTAs.
 
     ordered: False lets dQ be added up in any order; then its last bits may differ from run to run.
@@ -251,7 +252,7 @@ class BackwardCall:
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return empty(shape, torch.float32, operand.device)
-        room = self.record.made(empty(operand.shape, operand.dtype, operand.device))
+        room = self.record.made(for_gradient(operand, empty))
         return room.zero_() if operand.dim() == 3 and not self.plan.config.clears else room
 
     def finished(self, letter: str, grad: Tensor) -> Tensor:
