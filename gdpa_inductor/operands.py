@@ -11,7 +11,6 @@ one while it lowers.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
@@ -19,34 +18,12 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from ._compat import shapes
 from .program.expr import AXES
 from .program.score_mod import Aux, ScoreMod
 from .rejection import GDPAError
 
 T = TypeVar("T")
 Size = int | torch.SymInt
-
-
-def gradient_strides(operand: Tensor) -> tuple[Any, ...]:
-    """Of a gradient of query, key or value: dense, and in the order in which the operand lies. So
-    the views that lead to a projection [B,N,H·D] lead back to it without a copy. Contiguous where
-    the batch may share the operand, or elements of a row do not follow each other.
-    """
-    known = [shapes.size_hint(stride) for stride in operand.stride()]
-    lies = [0 if size is None else size for size in known]
-    dims = list(range(operand.dim()))
-    if operand.dim() == 4 and lies[-1] == 1 and 0 not in lies and not _is_one(operand.shape[0]):
-        dims.sort(key=lambda d: (-lies[d], d) if d < 3 else (0, d))
-    found: list[Any] = [1] * operand.dim()
-    for inner, outer in itertools.pairwise(reversed(dims)):
-        size = operand.shape[inner]
-        found[outer] = found[inner] * (max(size, 1) if isinstance(size, int) else size)
-    return tuple(found)
-
-
-def _is_one(size: Size) -> bool:
-    return isinstance(size, int) and size == 1
 
 
 @dataclass(frozen=True)

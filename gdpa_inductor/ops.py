@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._compat import shapes
 from .operands import (
     Operands,
     aux_from_axes,
@@ -25,7 +26,6 @@ from .operands import (
     aux_sums,
     by_access,
     check,
-    gradient_strides,
     in_order,
     kind_of,
     output_shape,
@@ -58,7 +58,6 @@ __all__ = [
     "fake_gradients",
     "fake_output",
     "in_order",
-    "gradient_strides",
     "kind_of",
     "laid_gradients",
     "no_autocast",
@@ -108,9 +107,10 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     with no_autocast(given.operands.query.device):
         found = reference_backward(given.grad_out, given.operands, given.needs)
+    strides = [s for s, need in zip(_strides(given.operands), given.needs, strict=True) if need]
     return [
-        room if room.stride() == grad.stride() else room.copy_(grad)
-        for room, grad in zip(laid_gradients(given), found, strict=True)
+        grad if grad.stride() == s else grad.new_empty_strided(grad.shape, s).copy_(grad)
+        for grad, s in zip(found, strides, strict=True)
     ]
 
 
@@ -130,15 +130,18 @@ def fake_gradients(given: Arguments[Tensor]) -> list[Tensor]:
 
 
 def laid_gradients(given: Arguments[Tensor]) -> list[Tensor]:
-    """The same, where those of query, key and value lie as their operands."""
+    """The same, where those of query, key and value lie as their operands (`dense_strides`). So the
+    views that lead from a projection [B,N,H·D] to them lead back without a copy.
+    """
     check(given.operands)
-    leaves, matrices = enumerate(given.operands.differentiable), given.operands.differentiable[:3]
-    strides = [gradient_strides(t) for t in matrices]
-    return [
-        t.new_empty_strided(t.shape, strides[i]) if i < 3 else t.new_empty(t.shape)
-        for (i, t), need in zip(leaves, given.needs, strict=True)
-        if need
-    ]
+    leaves = zip(given.operands.differentiable, _strides(given.operands), given.needs, strict=True)
+    return [t.new_empty_strided(t.shape, strides) for t, strides, need in leaves if need]
+
+
+def _strides(o: Operands[Tensor]) -> list[tuple[Any, ...]]:
+    """Of the gradients, those of the program's operands contiguous."""
+    own = [shapes.dense_strides(t) for t in (o.query, o.key, o.value)]
+    return own + [shapes.contiguous_strides(t.shape) for t in o.aux]
 
 
 ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)

@@ -19,6 +19,22 @@ from .shapes import without_guards
 __all__ = ["tree_flatten", "tree_leaves", "tree_map"]
 
 
+def counts(target: Any, args: Sequence[Any]) -> bool:
+    """Whether a call makes a tensor of a range: `torch.tensor(range(n))`, `x.new_tensor(range(n))`.
+    Dynamo of torch 2.11 keeps the latter."""
+    place = {"new_tensor": 1}.get(target, 0 if target is torch.tensor else None)
+    return place is not None and len(args) > place and isinstance(args[place], range)
+
+
+def arange_of(
+    target: Any, args: Sequence[Any], options: Mapping[str, Any]
+) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """The call of `torch.arange` that such a call is. args: values, not nodes."""
+    like, counted = args[0], args[-1]
+    known = {"dtype": like.dtype, "device": like.device} if target == "new_tensor" else {}
+    return torch.arange, (counted.start, counted.stop, counted.step), {**known, **options}
+
+
 def trace_functional(
     function: Callable[..., Any], inputs: Sequence[Any], fake_mode: Any
 ) -> torch.fx.GraphModule:

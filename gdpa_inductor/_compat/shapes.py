@@ -7,7 +7,8 @@ which are sympy expressions.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -37,6 +38,30 @@ def size_hint(size: int | torch.SymInt) -> int | None:
         return size
     node = size.node
     return int(node.hint) if node.has_hint() else None
+
+
+def contiguous_strides(size: Sequence[Any], order: Sequence[int] | None = None) -> tuple[Any, ...]:
+    """order: the dims, the outermost first; by default as they come."""
+    dims = range(len(size)) if order is None else order
+    found: list[Any] = [1] * len(size)
+    for inner, outer in itertools.pairwise(reversed(dims)):
+        extent = size[inner]
+        found[outer] = found[inner] * (max(extent, 1) if isinstance(extent, int) else extent)
+    return tuple(found)
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Of a tensor that is dense and has its dims in the order in which they lie here. Contiguous
+    strides where a first dim of 1 may be broadcast, dims are expanded, or the last one does not
+    lie side by side. The order is that of the strides at capture.
+    """
+    known = [size_hint(stride) for stride in tensor.stride()]
+    lies = [0 if stride is None else stride for stride in known]
+    dims, first = list(range(tensor.dim())), tensor.shape[0] if tensor.dim() else 1
+    single = isinstance(first, int) and first == 1
+    if tensor.dim() == 4 and lies[-1] == 1 and 0 not in lies and not single:
+        dims.sort(key=lambda d: (-lies[d], d) if d < 3 else (0, d))
+    return contiguous_strides(tensor.shape, dims)
 
 
 def hint_of(number: Any) -> Any:

@@ -323,6 +323,8 @@ class Bodies:
             made = self.whole.inputs.fresh(node, fx.tree_leaves((args, kwargs)))
             self.whole.log.opaque(target, (args, kwargs), made)
             return made
+        if fx.counts(target, args):
+            return self._called(*fx.arange_of(target, args, kwargs))
         if node.op == "call_method":
             method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
             return self._called(method, args, kwargs)

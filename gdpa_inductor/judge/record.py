@@ -126,8 +126,8 @@ class Log:
     switch it off within itself. implied: whether casts are autocast's and not the node's. products:
     matrix products and fused calls of one graph alone. owner: which graph made a storage.
     constants: of storages that hold one known element. literal_tensors: of storages that hold what
-    the graph itself spells, as `torch.tensor(range(n))` does. literals: the whole numbers that one graph
-    alone names, since the last claim. numbers: where `.item()` read a real number, by the number
+    the graph itself spells, such as `torch.tensor([3, 5])`. literals: the whole numbers that one
+    graph alone names, since the last claim. numbers: where `.item()` read a real number, by the number
     that stands for what it returned. nested: some tensors are made of others, of which nothing says
     whether they need gradients. Storages are kept alive, so that an address is that of one
     storage only.

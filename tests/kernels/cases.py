@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from gdpa_inductor.ops import Operands, gradient_strides, reference, reference_backward
+from gdpa_inductor._compat.shapes import dense_strides
+from gdpa_inductor.ops import Operands, reference, reference_backward
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
 
@@ -145,7 +146,7 @@ def _fault(
     got: torch.Tensor, want: torch.Tensor, tolerance: float, like: torch.Tensor | None = None
 ) -> str:
     """like: the operand that a gradient may lie as; else a result is contiguous."""
-    known = [torch.empty(want.shape).stride(), *([] if like is None else [gradient_strides(like)])]
+    known = [torch.empty(want.shape).stride(), *([] if like is None else [dense_strides(like)])]
     if got.shape != want.shape or got.stride() not in known:
         return f"shape {tuple(got.shape)}, strides {got.stride()}; not {tuple(want.shape)} dense"
     if not torch.equal(got.isfinite(), want.isfinite()):

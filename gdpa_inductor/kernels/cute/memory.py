@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from ...operands import gradient_strides
+from ..._compat.shapes import dense_strides
 from .driver import driver
 
 
 def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
     """Of query, key or value: it lies as the operand does. empty: makes contiguous memory."""
-    strides, shape = gradient_strides(operand), operand.shape
+    strides, shape = dense_strides(operand), operand.shape
     order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
     room = empty([shape[d] for d in order], operand.dtype, operand.device)
     return room if order == sorted(order) else room.permute([order.index(d) for d in sorted(order)])

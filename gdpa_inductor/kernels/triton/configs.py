@@ -57,7 +57,10 @@ def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
         "rows": (rows * both + weights, keys * both + operands),
         "keys": (keys * both + 2 * weights, rows * both + operands),
         "five_matmul": (keys * both + weights, rows * both + operands),
-        "one_tile": (rows * both + keys * shape.widest + weights, keys * both + operands),
+        "one_tile": (
+            rows * both + 4 * config.keys * shape.widest + weights,
+            keys * both + operands,
+        ),
         "tiles": (rows * both + keys * both + operands, 0),
     }[kernel]
     return resident + config.stages * streamed + _BARRIERS
@@ -84,7 +87,8 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("keys", 4, 64, (Config(32, 64, 4, 2), Config(64, 32, 4, 2))),
     ("keys", 4, 256, (Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(32, 32, 4, 1))),
     ("five_matmul", 2, 128, (Config(64, 128, 8, 3), Config(32, 128, 8, 4))),
-    ("one_tile", 2, 128, (Config(64, 64, 8, 2), Config(64, 32, 4, 3))),
+    ("one_tile", 2, 64, (Config(128, 64, 4, 2), Config(128, 32, 4, 3))),
+    ("one_tile", 2, 128, (Config(64, 64, 4, 2), Config(64, 32, 4, 3))),
     ("tiles", 2, 128, (Config(64, 64, 4, 3), Config(64, 128, 8, 2))),
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
@@ -101,6 +105,8 @@ _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     # Few rows on an H100: docs/lab/2026-11-25-serving.md
     ("forward", 2, 128, "few", (Config(32, 128, 4, 2),)),
     ("forward", 2, 128, "split", (Config(128, 64, 8, 3),)),
+    # In shares its dQ is fp32, and wider tiles spill.
+    ("one_tile", 2, 128, "split", (Config(64, 32, 4, 3),)),
     ("forward", 2, 128, "skips",
      (Config(128, 64, 4, 2), Config(128, 32, 8, 4), Config(64, 32, 4, 3))),
     ("forward", 2, 128, "tile jagged", (Config(128, 32, 4, 4), Config(128, 64, 4, 2))),

@@ -76,7 +76,7 @@ class Plan:
     bounds       the closed ends of the inner loop (`loop_bounds`); None: its tiles are classified
     tables       the operands whose bounds tell tiles apart (`tile_bounds`)
     split        a CTA of "forward" has one of SPLITS shares of the keys, and stores a partial sum
-    batch_first  the CTAs of one tile are neighbours: all batches read the same elements of an operand
+    batch_first  the batches of one tile are neighbours: they read the same elements of an operand
     still        the terms that may be summed past the ends of the operands, loaded as zeros there
     """
 

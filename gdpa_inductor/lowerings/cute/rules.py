@@ -16,6 +16,7 @@ from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ...rejection import Code
 from ..backends import Rule, hint
+from ..triton import one_tile
 
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
@@ -71,8 +72,13 @@ def not_taken(problem: Problem) -> str:
 
 
 def few_queries(problem: Problem) -> str:
-    """Why the Triton forward is the better choice, or "": tiles here have 128 rows and more."""
-    if problem.needs or hint(problem.rows) > FEW:
+    """Why Triton is the better choice, or "": tiles here have 128 rows and more."""
+    if problem.needs:
+        matrices, others = problem.needs[:3], problem.needs[3:]
+        alike = shapes.statically_known_true(problem.key_heads == problem.heads)
+        fits = all(matrices) and not any(others) and alike and one_tile.fits(problem)
+        return "for so few queries Triton's backward reads keys and values once" if fits else ""
+    if hint(problem.rows) > FEW:
         return ""
     return f"for up to {FEW} queries Triton has smaller tiles, and parts the keys"
 

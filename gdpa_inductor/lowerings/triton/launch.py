@@ -15,12 +15,11 @@ from typing import Any
 import torch
 
 from ..._compat import inductor, lowering, shapes, templates
-from ...kernels.triton import five_matmul
 from ...kernels.triton.configs import SHORT, Config, Shape, configs, settled
 from ...kernels.triton.order import WORK_TILE, likely_offsets, tile_order
 from ...kernels.triton.splits import FEW_ROWS, MOST_ROWS
 from ...kernels.triton.template import AuxRead, Plan, loop_axis
-from ...kernels.triton.tile_bounds import BOUNDS_TILE, tile_bounds
+from ...kernels.triton.tile_bounds import tile_bounds
 from ...problem import Problem, Size
 from ...program.expr import POSITIONS, Expr, const, postorder
 from ...program.loop_bounds import closed
@@ -29,14 +28,18 @@ from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from .. import gpu
 from ..backends import hint
 from . import emit, grid, one_tile
-from .inputs import Inputs, block_dim, rounds
+from .constants import constants
+from .inputs import Inputs, block_dim
 
 Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
 # Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
 # to 70 µs on an H200, far more than a search, while the order saves the less the more there are.
 _FEW = 256
 Ends = Mapping[str, Expr] | None  # see `loop_bounds.closed`
-_LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
+# Of an operand that all batches read. ALiBi in fp32, 128 MiB for 8 heads of 2048 rows: a forward
+# on an H100 takes 0.30 ms if the batches of a tile are neighbours, else 0.45. A bias of 32 MiB
+# stays in the cache anyway: 0.26 and 0.25.
+_CACHED = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ def run(
     template = grid.template(planned)
     tried = _configs(planned, o.problem)
     choices = [
-        {"num_warps": c.warps, "num_stages": c.stages, **_constants(planned, c, o, outputs[0])}
+        {"num_warps": c.warps, "num_stages": c.stages, **constants(planned, c, o, outputs[0])}
         for c in tried
     ]
     examples = _examples(planned, body["input_nodes"], o)
@@ -201,15 +204,23 @@ def _plan(
         **plan,
     )
     return replace(
-        made, direct=bool(made.listed) and _direct(made.listed, o), batch_first=_batch_first(made)
+        made,
+        direct=bool(made.listed) and _direct(made.listed, o),
+        batch_first=_batch_first(made, o),
     )
 
 
-def _batch_first(plan: Plan) -> bool:
-    """Whether what the CTAs of a tile share is more than what those of a (batch, head) do."""
+def _batch_first(plan: Plan, o: Inputs) -> bool:
+    """Whether all batches read an operand for each score that does not stay in the L2 cache."""
     if plan.jagged or plan.split or plan.kernel not in ("forward", "rows", "keys"):
         return False
-    return any(a.axes >= POSITIONS and "b" not in a.axes for a in plan.reads)
+    read = [a for a in plan.reads if a.axes >= POSITIONS and "b" not in a.axes]
+    return any(_bytes(o.fakes.aux[a.number]) > _CACHED for a in read)
+
+
+def _bytes(operand: torch.Tensor) -> int:
+    """As it was at capture."""
+    return operand.dtype.itemsize * math.prod(hint(size, 1) for size in operand.shape)
 
 
 def few(o: Inputs, most: int) -> bool:
@@ -320,7 +331,8 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     tiles = [a.number for a in plan.reads if a.axes >= POSITIONS]
     score_bytes = sum(problem.aux_dtypes[number].itemsize for number in tiles)
     rows, cols = hint(problem.rows), hint(problem.cols)
-    kinds = {"skips": plan.skips, "jagged": bool(plan.jagged), "split": plan.split}
+    split = plan.split or (plan.kernel == "one_tile" and one_tile.shares(problem) > 1)
+    kinds = {"skips": plan.skips, "jagged": bool(plan.jagged), "split": split}
     kinds |= {"short": cols <= SHORT, "few": rows <= FEW_ROWS, "tile": rows <= MOST_ROWS}
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
@@ -350,59 +362,3 @@ def _cut(config: Config, problem: Problem) -> Config:
     if len(limits) < 2:
         return config
     return replace(config, rows=min(config.rows, limits[0]), keys=min(config.keys, limits[1]))
-
-
-def _constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str, Any]:
-    """The compile-time names of the templates."""
-    problem = o.problem
-    head_dim, value_dim = int(problem.head_dim), int(problem.value_dim)
-    block_d, block_v = block_dim(head_dim), block_dim(value_dim)
-
-    def even(side: str, size: Size, block: int) -> bool:
-        return side not in plan.jagged and shapes.statically_known_true(size % block == 0)
-
-    single = all(shapes.statically_known_true(size == 1) for size in output.size)
-    if single and plan.jagged:  # several CTAs would write it
-        raise NotImplementedError("an output of one element of a jagged side")
-    return {
-        "BLOCK_M": config.rows,
-        "BLOCK_N": config.keys,
-        "D": head_dim,
-        "DV": value_dim,
-        "BLOCK_D": block_d,
-        "BLOCK_V": block_v,
-        "EVEN_M": even("q", problem.rows, config.rows),
-        "EVEN_N": even("k", problem.cols, config.keys),
-        "EVEN_D": block_d == head_dim,
-        "EVEN_V": block_v == value_dim,
-        "SPLITS": _shares(plan, output, problem),
-        "PRECISION": repr(gpu.float32_precision()),
-        "ROUND_TF32": rounds(problem),
-        **({"WORK_TILE": WORK_TILE} if plan.listed else {}),
-        **(_halves(plan, config) if plan.kernel == "forward" and plan.jagged else {}),
-        **({"BOUNDS_TILE": BOUNDS_TILE} if plan.tables else {}),
-        **(
-            {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
-            if plan.kernel == "five_matmul"
-            else {}
-        ),
-        **({"LANES": _LANES} if plan.skips and plan.bounds is None else {}),
-        **({"SINGLE": True} if single else {}),
-    }
-
-
-def _shares(plan: Plan, output: Output, problem: Problem) -> int:
-    if plan.kernel == "one_tile":
-        return one_tile.shares(problem)
-    return int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1
-
-
-def _halves(plan: Plan, config: Config) -> dict[str, int]:
-    """The tiles at the ends of sequences, where half of the configuration's hold what is left. Of a
-    uniform length, a quarter of a tile more would be empty on average. 0: nearly all sequences are
-    of the greatest length, not worth a copy of the loop, or too small for the tensor core."""
-    keys_alike = plan.direct and plan.alike
-    return {
-        "HALF_M": 0 if plan.direct or config.rows < 128 else config.rows // 2,
-        "HALF_N": 0 if keys_alike or config.keys < 32 else config.keys // 2,
-    }

@@ -19,7 +19,7 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.triton import splits
-from ...ops import aux_from_axes, by_access, gradient_strides, reduce_to
+from ...ops import aux_from_axes, by_access, reduce_to
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
@@ -165,7 +165,7 @@ def _strides(number: int, size: tuple[Size, ...], o: Inputs) -> tuple[Size, ...]
     """Of a gradient that a kernel gives as it is: those of `laid_gradients`."""
     operand = o.fakes.differentiable[number]
     given = len(size) == 4 and _same_shape(size, operand.shape)
-    return gradient_strides(operand) if given else None
+    return shapes.dense_strides(operand) if given else None
 
 
 def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:

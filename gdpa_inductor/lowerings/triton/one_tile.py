@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from ..._compat import lowering, shapes
+from ..._compat import shapes
 from ...kernels.triton import one_tile, splits
 from ...problem import Problem, Size
 from .. import gpu
-from .inputs import Inputs, block_dim
+from .inputs import Inputs
 
 
 def taken(o: Inputs) -> bool:
-    """Sizes count as they were at capture; no guard is added."""
-    p = o.problem
-    rows, keys = shapes.size_hint(p.rows), shapes.size_hint(p.cols)
-    if p.jagged or o.grouped or o.shared - {"Q"} or not rows or not keys:
+    """Whether the backward is this kernel's, if it is asked for dQ, dK and dV."""
+    return not (o.grouped or o.shared - {"Q"}) and fits(o.problem)
+
+
+def fits(p: Problem) -> bool:
+    """Whether a problem is of this kernel. Sizes count as they were at capture; no guard is
+    added."""
+    keys, dims = shapes.size_hint(p.cols), [shapes.size_hint(x) for x in (p.head_dim, p.value_dim)]
+    if p.jagged or p.dtype.itemsize != 2 or keys is None or None in dims:
         return False
-    if not shapes.statically_known_true(p.rows <= one_tile.ROWS):
-        return False
-    return one_tile.taken(rows, keys, max(map(int, (p.head_dim, p.value_dim))), p.dtype.itemsize)
+    most = one_tile.most_rows(max(dim or 0 for dim in dims))
+    return keys >= one_tile.LEAST_KEYS and shapes.statically_known_true(p.rows <= most)
 
 
 def shares(p: Problem) -> int:

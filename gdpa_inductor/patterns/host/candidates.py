@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch.fx import Graph, Node
 
 from ..._compat import fx
@@ -240,7 +239,7 @@ class HostGraph:
         ) or node.kwargs.get("out"):
             return False
         if _is_creation(node):
-            return not any(facts.tensors(n) for n in node.all_input_nodes)
+            return True
         rank = rank_of(node)
         given = [n for n in node.all_input_nodes if facts.tensors(n)]
         if called in ("max", "min") and len(given) < 2:  # a reduction
@@ -285,9 +284,11 @@ def _keeps_shape(node: Node) -> bool:
 
 
 def _is_creation(node: Node) -> bool:
-    """A function of its indices alone; `torch.tensor(range(n))` is an arange."""
-    counted = node.target is torch.tensor and isinstance(node.args[0], range)
-    return counted or facts.name(node) in functions.CREATIONS
+    """A function of its indices alone. `new_tensor` reads the dtype of a tensor, and the device."""
+    if fx.counts(node.target, node.args):
+        return True
+    given = any(facts.tensors(n) for n in node.all_input_nodes)
+    return facts.name(node) in functions.CREATIONS and not given
 
 
 def _cuts_nothing(node: Node) -> bool:

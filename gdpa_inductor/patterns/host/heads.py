@@ -31,9 +31,7 @@ def split_of(node: Node) -> Node | None:
         return None
     shape = pieces[0].shape
     alike = all(all(map(same, piece.shape, shape)) for piece in pieces)
-    unlike = [
-        not same(a, b) for a, b in zip(made.shape, source.shape, strict=True)
-    ]
+    unlike = [not same(a, b) for a, b in zip(made.shape, source.shape, strict=True)]
     return split if alike and len(pieces) > 1 and any(unlike) else None
 
 

@@ -99,9 +99,9 @@ def _leaf_value(leaf: Node) -> Any:
 def execute(node: Node, environment: dict[Node, Any]) -> Any:
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), environment.__getitem__)
     target: Any = node.target
-    if target is torch.tensor and isinstance(args[0], range):  # counted, rather than a constant
-        target, args = torch.arange, (args[0].start, args[0].stop, args[0].step)
-    if node.op == "call_method":
+    if fx.counts(target, args):  # what it holds is known
+        target, args, kwargs = fx.arange_of(target, args, kwargs)
+    elif node.op == "call_method":
         return getattr(args[0], target)(*args[1:], **kwargs)
     return target(*args, **kwargs)
 

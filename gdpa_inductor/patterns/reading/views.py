@@ -88,8 +88,8 @@ def _through_piece(space: Space, node: Node, index: Index) -> tuple[Node, Index]
 
 
 def _through_join(space: Space, node: Node, index: Index) -> tuple[Node, Index] | None:
-    """`cat(x.split(d, 2), 0)`: position (h, b) of dim 0, and position c of dim 2, are the element of
-    `x` at b and (h, c).
+    """`cat(x.split(d, 2), 0)`: what is at (h, b) of dim 0 and at c of dim 2 is at b and (h, c) of
+    `x`.
     """
     split = heads.split_of(node)
     if split is None:

@@ -47,7 +47,7 @@ def backward(
     spare: Sequence[int] = (),
 ) -> list[Tensor]:
     """Those gradients of gdpa::attention that `needs` asks for, of query, key, value and the
-    operands of the program. They lie as `gradient_strides` has it, those of the program's
+    operands of the program. They lie as `dense_strides` has it, those of the program's
     operands contiguous, in the dtype of the operand. Equal bits from run
     to run, with as many CTAs.
 

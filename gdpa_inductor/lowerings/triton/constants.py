@@ -1,0 +1,77 @@
+"""The compile-time names of a Triton kernel: tile shapes, head dims, and which of them have tails."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..._compat import shapes
+from ...kernels.triton import five_matmul
+from ...kernels.triton.configs import Config
+from ...kernels.triton.order import WORK_TILE
+from ...kernels.triton.template import Plan
+from ...kernels.triton.tile_bounds import BOUNDS_TILE
+from ...problem import Problem, Size
+from .. import gpu
+from . import one_tile
+from .inputs import Inputs, block_dim, rounds
+
+if TYPE_CHECKING:
+    from .launch import Output
+
+LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
+
+
+def constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str, Any]:
+    """The compile-time names of the templates."""
+    problem = o.problem
+    head_dim, value_dim = int(problem.head_dim), int(problem.value_dim)
+    block_d, block_v = block_dim(head_dim), block_dim(value_dim)
+
+    def even(side: str, size: Size, block: int) -> bool:
+        return side not in plan.jagged and shapes.statically_known_true(size % block == 0)
+
+    single = all(shapes.statically_known_true(size == 1) for size in output.size)
+    if single and plan.jagged:  # several CTAs would write it
+        raise NotImplementedError("an output of one element of a jagged side")
+    return {
+        "BLOCK_M": config.rows,
+        "BLOCK_N": config.keys,
+        "D": head_dim,
+        "DV": value_dim,
+        "BLOCK_D": block_d,
+        "BLOCK_V": block_v,
+        "EVEN_M": even("q", problem.rows, config.rows),
+        "EVEN_N": even("k", problem.cols, config.keys),
+        "EVEN_D": block_d == head_dim,
+        "EVEN_V": block_v == value_dim,
+        "SPLITS": _shares(plan, output, problem),
+        "PRECISION": repr(gpu.float32_precision()),
+        "ROUND_TF32": rounds(problem),
+        **({"WORK_TILE": WORK_TILE} if plan.listed else {}),
+        **(_halves(plan, config) if plan.kernel == "forward" and plan.jagged else {}),
+        **({"BOUNDS_TILE": BOUNDS_TILE} if plan.tables else {}),
+        **(
+            {"WARPS": config.warps, "ROWS": five_matmul.ROWS}
+            if plan.kernel == "five_matmul"
+            else {}
+        ),
+        **({"LANES": LANES} if plan.skips and plan.bounds is None else {}),
+        **({"SINGLE": True} if single else {}),
+    }
+
+
+def _shares(plan: Plan, output: Output, problem: Problem) -> int:
+    if plan.kernel == "one_tile":
+        return one_tile.shares(problem)
+    return int(output.size[0]) if plan.split or plan.kernel == "tiles" else 1
+
+
+def _halves(plan: Plan, config: Config) -> dict[str, int]:
+    """The tiles at the ends of sequences, where half of the configuration's hold what is left. Of a
+    uniform length, a quarter of a tile more would be empty on average. 0: nearly all sequences are
+    of the greatest length, not worth a copy of the loop, or too small for the tensor core."""
+    keys_alike = plan.direct and plan.alike
+    return {
+        "HALF_M": 0 if plan.direct or config.rows < 128 else config.rows // 2,
+        "HALF_N": 0 if keys_alike or config.keys < 32 else config.keys // 2,
+    }
