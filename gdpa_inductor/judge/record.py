@@ -127,10 +127,10 @@ class Log:
     matrix products and fused calls of one graph alone. owner: which graph made a storage.
     constants: of storages that hold one known element. literal_tensors: of storages that hold what
     the graph itself spells, such as `torch.tensor([3, 5])`. literals: the whole numbers that one
-    graph alone names, since the last claim. numbers: where `.item()` read a real number, by the number
-    that stands for what it returned. nested: some tensors are made of others, of which nothing says
-    whether they need gradients. Storages are kept alive, so that an address is that of one
-    storage only.
+    graph alone names, since the last claim. numbers: where `.item()` read a real number, by the
+    number that stands for what it returned. nested: some tensors are made of others, of which
+    nothing says whether they need gradients. Storages are kept alive, so that an address is that of
+    one storage only.
     """
 
     side: str = "both"

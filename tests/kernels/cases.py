@@ -7,10 +7,12 @@ A case is judged in fp32: the interpreter's low precision is not to be trusted.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest import mock
 
 import torch
 
 from gdpa_inductor._compat.shapes import dense_strides
+from gdpa_inductor.lowerings.triton import launch
 from gdpa_inductor.ops import Operands, reference, reference_backward
 from gdpa_inductor.program.expr import POSITIONS
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
@@ -58,6 +60,7 @@ class Case:
     half: bool = False  # fp16
     processors: int = 0  # of the faked device, see `fake_cuda`
     integers: torch.dtype = torch.int64  # of integer operands
+    cached: bool = True  # operands that all batches read stay in the L2 cache
 
     @property
     def mod(self) -> ScoreMod:
@@ -120,7 +123,8 @@ class Case:
         torch.manual_seed(0)
         tensors = [t.half() if self.half and t.is_floating_point() else t for t in self.tensors()]
         how = (self.capability, self.choice, self.dynamic, self.wide, self.processors)
-        source = render.wrapper(self.function(), tensors, *how)
+        with mock.patch.object(launch, "CACHED", launch.CACHED if self.cached else 0):
+            source = render.wrapper(self.function(), tensors, *how)
         found = call(source, tensors)
         asked = [x for x, need in zip(tensors[1:], self.asked, strict=False) if need]
         likes = [None, *(x if x.dim() == 4 else None for x in asked if self.needs)]
@@ -225,6 +229,28 @@ ALL_AUX = ((32,), (48,), (), (2, 1, 1), (2, 32), (2, 2, 48), (2, 1, 1, 48), (32,
 
 CASES = [
     Case("inference", SILU, needs=""),
+    Case(
+        "neighbours",
+        "a0:f[h,q_idx,kv_idx]; silu(add(mul(s,0.25),a0))",
+        m=150,
+        n=140,
+        b=3,
+        h=4,
+        hk=2,
+        hv=2,
+        aux=((4, 150, 140),),
+        needs="qkv0",
+        cached=False,
+    ),
+    Case(
+        "neighbours_causal",
+        "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)",
+        m=150,
+        n=140,
+        b=3,
+        aux=((150, 140),),
+        cached=False,
+    ),
     *(Case(f"activation_{name}", program, tolerance=5e-5) for name, program in ACTIVATIONS.items()),
     *(Case(f"tail_{name}", ACTIVATIONS[name], m=19, n=37) for name in ("sigmoid", "silu", "exp")),
     Case("tail_short", SILU, m=3, n=5),

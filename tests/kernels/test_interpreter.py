@@ -17,7 +17,8 @@ TABLES = (cases, jagged_cases, five_matmul_cases, one_tile_cases, split_cases)
 CASES = [case for table in TABLES for case in table.CASES]
 ROOT = Path(__file__).parents[2]
 QUICK = {
-    "inference", "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
+    "inference", "neighbours", "neighbours_causal",
+    "activation_silu", "activation_gelu_tanh", "tail_sigmoid", "head_dims_odd",
     "one_element", "one_element_of_query", "one_element_of_key", "one_element_of_operands",
     "view_split", "gqa", "causal_tail", "seeds_shared", "only_kv", "hstu_tail", "bias_reversed",
     "all_kinds", "mask_before", "added_gqa", "lengths", "no_keys", "dynamic_hstu",

@@ -144,6 +144,17 @@ def test_a_number_of_a_tensor_is_read_before_the_kernel():
     assert source.index("u0 = ") < source.index("triton_tem_fused_0.run(")
 
 
+@pytest.mark.parametrize(("rows", "neighbours"), [(2060, True), (2040, False)])
+def test_batches_are_neighbours_where_a_bias_does_not_stay_in_the_cache(
+    rows: int, neighbours: bool
+):
+    """Two heads of fp32: 32 MiB are 2048 rows and columns."""
+    program = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))"
+    case = Case("shared", program, m=rows, n=rows, b=1, aux=((2, rows, rows),))
+    texts = rendered(case).split("@triton.jit")[1:]
+    assert len(texts) == 3 and all(("batches = " in text) is neighbours for text in texts)
+
+
 if __name__ == "__main__":
     for case in CASES:
         (GOLDEN / f"{case.name}.txt").write_text(rendered(case))

@@ -1,4 +1,4 @@
-"""The compile-time names of a Triton kernel: tile shapes, head dims, and which of them have tails."""
+"""The compile-time names of a Triton kernel: tile shapes, head dims, which of them have tails."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ Ends = Mapping[str, Expr] | None  # see `loop_bounds.closed`
 # Of an operand that all batches read. ALiBi in fp32, 128 MiB for 8 heads of 2048 rows: a forward
 # on an H100 takes 0.30 ms if the batches of a tile are neighbours, else 0.45. A bias of 32 MiB
 # stays in the cache anyway: 0.26 and 0.25.
-_CACHED = 32 << 20
+CACHED = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -215,7 +215,7 @@ def _batch_first(plan: Plan, o: Inputs) -> bool:
     if plan.jagged or plan.split or plan.kernel not in ("forward", "rows", "keys"):
         return False
     read = [a for a in plan.reads if a.axes >= POSITIONS and "b" not in a.axes]
-    return any(_bytes(o.fakes.aux[a.number]) > _CACHED for a in read)
+    return any(_bytes(o.fakes.aux[a.number]) > CACHED for a in read)
 
 
 def _bytes(operand: torch.Tensor) -> int:
