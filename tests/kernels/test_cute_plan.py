@@ -345,3 +345,18 @@ def test_offsets_that_lie_apart_are_gathered(side, kernels):
     o = jagged(**{side: pairs[:, 0]})
     read = plan.plan_of(o, True, True, None).readable(o)
     assert all(x.is_contiguous() and x.tolist() == [0, 10, 50] for x in read.lengths[:2])
+
+
+@pytest.mark.parametrize(
+    ("program", "jagged", "first"),
+    [
+        ("a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", False, True),
+        ("a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", True, False),
+        ("a0:f[b,h,q_idx,kv_idx]; silu(add(s,a0))", False, False),
+        ("a0:f[q_idx,kv_idx]; silu(add(s,a0))", False, False),
+        ("a0:f[h,kv_idx]; silu(add(s,a0))", False, False),
+    ],
+)
+def test_batches_that_read_one_bias_are_neighbours(program: str, jagged: bool, first: bool) -> None:
+    config = Sm90Config("bfloat16", 64, 64, program, ("float32",), jagged, jagged)
+    assert config.batch_first is first

@@ -94,6 +94,13 @@ class KernelConfig:
         return self.jagged_q or self.jagged_k
 
     @property
+    def batch_first(self) -> bool:
+        """The batches of a head are dealt one after the other: they read the same elements of an
+        operand, which may be larger than the L2 cache for all heads together."""
+        shared = [x.axes for x in self.mod.aux if "b" not in x.axes]
+        return not self.jagged and any(axes >= {"h", *POSITIONS} for axes in shared)
+
+    @property
     def notes(self) -> bool:
         """A backward notes which tiles of scores it has stored."""
         return self.jagged and self.stored is not None

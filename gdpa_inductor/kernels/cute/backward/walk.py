@@ -52,7 +52,7 @@ class Walk:
     """
 
     def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
-        _, heads, key_heads, _, rows, cols, *_, dealt = sizes
+        _, heads, key_heads, _, rows, cols, *_, self.dealt = sizes
         cu_q, cu_k, self.order = offsets
         self.keys, self.ranges, self.heights = keys, ranges, ranges.heights
         self.group, self.query_heads = heads // key_heads, heads
@@ -62,7 +62,7 @@ class Walk:
         self.resident, self.streamed = sides if self.keys else sides[::-1]
         self.jagged = self.resident[0] is not None
         self.blocks = tiles_of(self.resident[1], self.heights.resident)
-        self.count = self.blocks * self.heads * dealt
+        self.count = self.blocks * self.heads * self.dealt
         self.cta = Int32(cute.arch.block_idx()[0])
         self.ctas = Int32(cute.arch.grid_dim()[0])
 
@@ -85,6 +85,8 @@ class Walk:
         number = self.number(turn)
         block, rest = self.block_of(number), number // self.blocks
         head, slot = rest % self.heads, rest // self.heads
+        if self.ranges.config.batch_first:
+            head, slot = rest // self.dealt, rest % self.dealt
         batch = slot if self.order is None else Int32(self.order[slot])
         (start, rows), (origin, length) = (
             sequence_rows(cu, batch, most, total)

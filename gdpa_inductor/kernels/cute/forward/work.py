@@ -39,6 +39,8 @@ class Work(Fixed):
         if self.last_rows_first:
             row, unit = self._last_rows_first(number)
         head, place = unit % self.heads, unit // self.heads
+        if self.config.batch_first:
+            head, place = unit // self.batch, unit % self.batch
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
         q_start, q_rows = sequence_rows(cu_q, batch, self.rows, self.totals[0])
