@@ -11,7 +11,7 @@ from docs.tools import benchmarks, svg
 from docs.tools.tables import TABLES, Run, case_label
 from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.machine import header
-from gdpa_inductor.bench.worker import Measurement
+from gdpa_inductor.bench.worker import Measurement, off_this_machine
 
 CASE = Case("silu", "none", 32, 4, 1024, 128, "bfloat16", "cuda")
 
@@ -33,6 +33,11 @@ def test_generated_pages_are_those_of_the_measurements():
     for path, words in made.items():
         assert path.read_text() == words, f"{path.name}: make benchmarks"
     assert set((benchmarks.DOCS / "charts").glob("*.svg")) <= set(made)
+
+
+def test_measurements_do_not_say_where_files_lay():
+    said = [row["said"] for run in benchmarks.runs().values() for row in run.rows if "said" in row]
+    assert any(said) and said == [*map(off_this_machine, said)]
 
 
 def test_a_file_begins_with_its_machine(tmp_path: Path):

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import json
 import logging
+import re
 import statistics
 import sys
 import time
@@ -301,7 +302,7 @@ def listening() -> Iterator[list[str]]:
 
     class Ear(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            heard.append(record.getMessage())
+            heard.append(off_this_machine(record.getMessage()))
 
     logger, ear = logging.getLogger("gdpa_inductor"), Ear()
     level = logger.level
@@ -312,6 +313,11 @@ def listening() -> Iterator[list[str]]:
     finally:
         logger.removeHandler(ear)
         logger.setLevel(level)
+
+
+def off_this_machine(text: str) -> str:
+    """Files with their folder, and not where they lie here."""
+    return re.sub(r"(?<!\S)/(?:[^\s/:]+/)*([^\s/:]+/[^\s/:]+\.py)", r"\1", text)
 
 
 def what_was_said(heard: Sequence[str]) -> str:

@@ -1,6 +1,7 @@
 """One job in a worker, and the run over crashes and past its budget."""
 
 import dataclasses
+import logging
 import os
 import sys
 import threading
@@ -47,6 +48,13 @@ def test_a_failing_contender_leaves_the_others_alone(monkeypatch):
     assert broken_row.error == "RuntimeError: does not compile"
     assert broken_row.ms is None
     assert eager_row.ms and not eager_row.error
+
+
+def test_files_are_named_without_the_place_where_they_lie():
+    with worker.listening() as heard:
+        logging.getLogger("gdpa_inductor").info("%s: refused", "/some/where/package/attend.py:3")
+    assert heard == ["package/attend.py:3: refused"]
+    assert worker.off_this_machine("a/b/c.py:1 and 1/2") == "a/b/c.py:1 and 1/2"
 
 
 def test_a_model_is_measured_with_the_gradients_of_its_parameters():
