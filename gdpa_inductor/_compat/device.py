@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .shapes import contiguous_strides
+
 
 @functools.cache
 def _asks() -> Callable[[int], int]:
@@ -41,10 +43,4 @@ def empty_strided(size: tuple[int, ...], strides: tuple[int, ...], dtype: torch.
     return made
 
 
-@functools.lru_cache(1024)
-def _contiguous(size: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    steps = [1]
-    for extent in reversed(size[1:]):
-        steps.append(steps[-1] * max(extent, 1))
-    return tuple(reversed(steps))[: len(size)]
+_contiguous = functools.lru_cache(1024)(contiguous_strides)
