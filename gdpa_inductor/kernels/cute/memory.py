@@ -14,7 +14,7 @@ def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
     strides, shape = dense_strides(operand), operand.shape
     order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
     room = empty([shape[d] for d in order], operand.dtype, operand.device)
-    return room if order == sorted(order) else room.permute([order.index(d) for d in sorted(order)])
+    return room.permute([order.index(d) for d in range(len(order))])
 
 
 def is_dense(room: Tensor) -> bool:

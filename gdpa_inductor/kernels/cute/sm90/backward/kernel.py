@@ -65,7 +65,7 @@ class HopperBackward:
         key tiles. The counters begin at zero. Else as those of every kernel: see
         `launch.example`."""
         self.shapes = HopperShapes(self.config)
-        given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
+        given = self.operands(pointers, sizes, strides)
         copies = {name: self.load(name, given[name]) for name in OPERANDS}
         copies |= self.stores(self.gradients(pointers, sizes, strides))
         copies |= self.scores(pointers, sizes, strides, aux)
@@ -99,9 +99,14 @@ class HopperBackward:
 
         return Memory
 
+    def operands(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
+        """Q, K, V and dO in global memory."""
+        found = matrices(self.config, pointers, sizes, strides)
+        return dict(zip(OPERANDS, found, strict=True))
+
     def gradients(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
         """The sums of dQ, dK, dV and dQ in global memory, one for each sequence."""
-        given = dict(zip(OPERANDS, matrices(self.config, pointers, sizes, strides), strict=True))
+        given = self.operands(pointers, sizes, strides)
         like = zip(GRADIENTS, "qkvq", pointers[4:8], strides[4:8], strict=True)
         return {
             name: replace(given[operand], pointer=pointer, strides=stride, batch=sizes[0])
@@ -185,8 +190,7 @@ class HopperBackward:
             if warp == LOADS:
                 tiles = {name: self.tiles(name, copies[name], shared[name]) for name in operands}
                 hulls = pointers[10] if c.notes else None
-                given = matrices(c, pointers, sizes, strides)
-                given = dict(zip(OPERANDS, given, strict=True))
+                given = self.operands(pointers, sizes, strides)
                 HopperBackwardLoads(Turns(*walk), signals, tiles, given, hulls).run()
             if (warp >= SUMS) & (warp < CONVERSION):
                 part = warp - SUMS
