@@ -93,6 +93,18 @@ def _split(qkv):
     return F.silu(q @ k.mT * 0.125) @ v
 
 
+def _from_projections(q, k, v):
+    return _plain(*(t.transpose(1, 2) for t in (q, k, v)))
+
+
+def _keys_apart(q, k, v):
+    return _plain(q.transpose(1, 2), k, v.transpose(0, 1))
+
+
+def _features_first(q, k, v):
+    return _plain(*(t.mT for t in (q, k, v)))
+
+
 def _wide(**sizes: int) -> Case:
     return Case(_plain, HEADS, sizes)
 
@@ -126,4 +138,11 @@ CASES: dict[str, Case] = {
     "head dim 128": _wide(d=128, e=128),
     "head dims 192 and 160": _wide(d=192, e=160),
     "short": _wide(m=17, n=5),
+}
+
+# Operands that lie in memory in other orders than [B,H,N,D]; their gradients do the same.
+LAYOUTS: dict[str, Case] = {
+    "[B,N,H,D]": Case(_from_projections, {"q": "b m h d", "k": "b n h d", "v": "b n h e"}),
+    "[B,H,D,N]": Case(_features_first, {"q": "b h d m", "k": "b h d n", "v": "b h e n"}),
+    "of its own each": Case(_keys_apart, {"q": "b m h d", "k": "b h n d", "v": "h b n e"}),
 }

@@ -9,7 +9,7 @@ from torch._dynamo.utils import counters
 
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor.kernels.cute.architectures import config_of
-from tests.gpu.programs import CASES, Case
+from tests.gpu.programs import CASES, LAYOUTS, Case
 from tests.gpu.test_kernels import breach
 
 pytest.importorskip("cutlass")
@@ -25,7 +25,8 @@ pytestmark = [
 ]
 
 WIDE = {"d": 128, "e": 128}
-STATIC = ["causal", "window", "one projection", "shared heads", "head dim 128", "bias"]
+OFTEN = ["causal", "window", "one projection", "shared heads", "head dim 128", "bias"]
+STATIC = {name: CASES[name] for name in OFTEN} | LAYOUTS
 
 
 def compiled(function, mode=None, dynamic=None):
@@ -51,7 +52,7 @@ def cute_alone():
 @pytest.mark.parametrize("name", STATIC)
 def test_the_error_rule_in_every_run(name: str, dynamic: bool) -> None:
     """The operands of each run are others, and lie elsewhere."""
-    case = CASES[name]
+    case = STATIC[name]
     function, kept = compiled(case.function, dynamic=dynamic), []
     for run in range(4):
         kept.append(torch.empty(1 << (12 + run), device="cuda"))  # moves what follows

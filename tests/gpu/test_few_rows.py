@@ -1,0 +1,66 @@
+"""On a GPU: the backward of few rows in one kernel, and operands that lie in other orders."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._inductor.utils import run_and_get_code
+
+from .programs import CASES, LAYOUTS, Case
+from .test_kernels import bits, breach, compiled, operands_of
+
+pytestmark = pytest.mark.cuda
+IN_ONE_TILE = "dq = tl.dot(tl.trans(ds), k"
+
+
+def _plain(q, k, v):
+    return F.gelu(q @ k.mT * 0.1) @ v
+
+
+def _columns(q, k, v, bias):
+    return F.silu(q @ k.mT * 0.1 + bias) @ v
+
+
+def few(function, m: int, n: int, d: int, *, q: str = "b h m d", b: int = 2, **more: str) -> Case:
+    specs = {"q": q, "k": "b h n d", "v": "b h n e", **more}
+    return Case(function, specs, {"b": b, "m": m, "n": n, "d": d, "e": d})
+
+
+FEW = {
+    "wide heads": few(_plain, 48, 1024, 128),
+    "narrow heads": few(_plain, 96, 1000, 64),
+    "a row": few(_plain, 1, 777, 128),
+    "odd sizes": few(_plain, 61, 301, 40),
+    "shares of the keys": few(_plain, 48, 8192, 128, b=1),
+    "shared queries": few(_plain, 32, 1000, 64, q="h m d"),
+    "a bias of columns": few(_columns, 48, 1024, 64, bias="b h 1 n"),
+    "its shares": few(_columns, 48, 8000, 64, b=1, bias="h 1 n"),
+    "a bias of all": few(_columns, 20, 1024, 64, bias="b h m n"),
+    "padding": few(CASES["mask"].function, 48, 1024, 64, mask="blocks: b 1 1 n"),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+@pytest.mark.parametrize("name", FEW)
+def test_error_rule(name: str, dtype: torch.dtype) -> None:
+    case = FEW[name]
+    fault, codes = run_and_get_code(lambda: breach(case, compiled(case.function), dtype))
+    assert not fault
+    assert any(IN_ONE_TILE in code for code in codes)
+
+
+@pytest.mark.parametrize("name", ["wide heads", "shares of the keys", "its shares"])
+def test_equal_bits(name: str) -> None:
+    case = FEW[name]
+    operands, function = operands_of(case, torch.bfloat16), compiled(case.function)
+    first = bits(function, operands)
+    for _ in range(200):
+        assert all(torch.equal(a, b) for a, b in zip(first, bits(function, operands), strict=True))
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_error_rule_of_layouts(name: str) -> None:
+    """A gradient lies in memory as its operand does."""
+    case = replace(LAYOUTS[name], sizes={"m": 48, "n": 520})
+    assert not breach(case, compiled(case.function), torch.bfloat16)
