@@ -44,7 +44,7 @@ def made(side: str) -> tuple[list[torch.Tensor], tuple]:
 
 
 def gradients(grad_out, query, key, value, *sides):
-    leading = (query, key, value, [], [], PROGRAM, [True] * 3, "strict=True")
+    leading = (query, key, value, [], [], PROGRAM, [True] * 3, "kernel=triton,strict=True")
     return torch.ops.gdpa.attention_backward(grad_out, *leading, *sides)
 
 

@@ -23,6 +23,7 @@ CASES = [
     Case("few_row", "exp(mul(s,0.125))", m=1, n=259, **TAKEN),
     Case("few_shares", "sigmoid(s)", m=21, n=1111, b=1, **TAKEN),
     Case("few_shares_even", SILU, m=64, n=1024, b=1, h=1, **TAKEN),
+    Case("few_narrow_shares", SILU, m=96, n=1111, b=1, **TAKEN),
     Case("few_queries_shared", SILU, m=5, n=300, bq=1, **TAKEN),
     Case("few_odd", SILU, m=33, n=300, **TAKEN | {"d": 24, "dv": 40}),
     Case("few_split", SILU, m=33, n=300, view="split", **TAKEN),

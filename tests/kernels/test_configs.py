@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gdpa_inductor.kernels.triton.configs import Config, Shape, configs, settled, shared_memory
+from gdpa_inductor.kernels.triton.one_tile import ROWS
 from gdpa_inductor.lowerings.triton import launch
 from tests.kernels import render
 
@@ -36,6 +37,20 @@ def test_five_matmul_have_configurations_for_what_they_are_taken_for():
     found = configs("five_matmul", shape, 227 << 10, thorough=False)
     assert len(found) == 2
     assert all(shared_memory("five_matmul", config, shape) <= 227 << 10 for config in found)
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("loop", ["", "split"])
+@pytest.mark.parametrize(("dim", "most"), ROWS)
+def test_one_tile_has_all_rows(dim: int, most: int, loop: str, thorough: bool):
+    """Rows past the tile got no dQ, where keys were parted, and where max-autotune or a small
+    device chose fewer rows."""
+    for rows, shared in itertools.product((16, 32, 64, 128), DEVICES):
+        shape = Shape(dim, dim, 2, loop=frozenset(loop.split()), rows=rows)
+        found = configs("one_tile", shape, shared, thorough) if rows <= most else []
+        assert all(config.rows >= rows for config in found)
+        assert all(shared_memory("one_tile", config, shape) <= shared for config in found)
+        assert len(found) == len(set(found)) and bool(found) == (rows <= most)
 
 
 def test_the_wide_search_begins_with_the_best_known():

@@ -29,7 +29,8 @@ QUICK = {
     "jagged_many", "jagged_many_both",
     "jagged_bias", "jagged_bias_all", "five_columns", "five_jagged_0", "five_jagged_both",
     "five_jagged_batch", "five_jagged_unowned",
-    "few", "few_tail", "few_shares", "few_queries_shared", "few_columns_shares", "few_padding",
+    "few", "few_tail", "few_shares", "few_narrow_shares", "few_queries_shared",
+    "few_columns_shares", "few_padding",
     "split", "split_row", "split_dynamic", "split_last", "split_mask", "split_keys",
     "split_keys_unowned", "split_both_unowned", "split_both_many",
 }  # fmt: skip

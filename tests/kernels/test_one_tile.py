@@ -63,6 +63,21 @@ def test_others_keep_their_kernels(case: Case) -> None:
     assert own(small()) and not own(case)
 
 
+@pytest.mark.parametrize(("most", "tile"), [(16, 16), (40, 64), (64, 64)])
+def test_the_tile_has_the_rows_of_later_calls(most: int, tile: int) -> None:
+    """With 12 rows at capture, and `most` in others."""
+    case = small(dynamic=True, m=12, n=1100)
+
+    def bounded(query, *others):
+        torch._check(query.shape[2] <= most)
+        return case.function()(query, *others)
+
+    tensors = [t.to(torch.bfloat16) for t in case.tensors()]
+    source = render.wrapper(bounded, tensors, dynamic=True)
+    (text,) = (text for text in render.kernels(source).values() if "arg_DQ" in text)
+    assert f"BLOCK_M : tl.constexpr = {tile}\n" in text
+
+
 def test_fp32_keeps_its_kernels() -> None:
     assert not own(small(d=64, dv=64), torch.float32)
 
@@ -83,7 +98,7 @@ def test_keys_and_values_are_read_once_and_nothing_is_cleared() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "dim", "batch"),
-    [(16, 128, 64), (48, 128, 64), (64, 128, 64), (48, 128, 1), (128, 64, 64)],
+    [(16, 128, 64), (48, 128, 64), (64, 128, 64), (48, 128, 1), (128, 64, 64), (128, 64, 1)],
 )
 def test_cubins(rows: int, dim: int, batch: int, tmp_path) -> None:
     """Whole heads, and shares of the keys, whose dQ is fp32."""
@@ -95,6 +110,6 @@ def test_cubins(rows: int, dim: int, batch: int, tmp_path) -> None:
     made = compiled(name, text, 90, tmp_path)
     assert "wgmma.mma_async" in made.asm["ptx"]
     assert local_bytes(made.asm["cubin"], tmp_path) <= 32, "registers spill"
-    shape = Shape(dim, dim, 2, loop=frozenset(["split"] if batch == 1 else []))
+    shape = Shape(dim, dim, 2, loop=frozenset(["split"] if batch == 1 else []), rows=rows)
     best = configs("one_tile", shape, DEVICES[90][1], thorough=False)[0]
     assert made.metadata.shared <= shared_memory("one_tile", best, shape)

@@ -33,6 +33,7 @@ class Shape:
     loop: what is special about the inner loop. "skips" is where tiles are left out of it, "short"
     for at most SHORT keys, "jagged" where sequences end anywhere, "few" for few rows, "tile"
     where all rows of a sequence fit into one, "split" where the keys are parted.
+    rows: a tile has at least so many, whatever it costs; a power of two.
     """
 
     head_dim: int
@@ -40,6 +41,7 @@ class Shape:
     itemsize: int
     score_bytes: int = 0
     loop: frozenset[str] = frozenset()
+    rows: int = 0
 
     @property
     def widest(self) -> int:
@@ -58,7 +60,7 @@ def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
         "keys": (keys * both + 2 * weights, rows * both + operands),
         "five_matmul": (keys * both + weights, rows * both + operands),
         "one_tile": (
-            rows * both + 4 * config.keys * shape.widest + weights,
+            rows * both + 4 * config.keys * shape.widest + 3 * weights,
             keys * both + operands,
         ),
         "tiles": (rows * both + keys * both + operands, 0),
@@ -106,6 +108,7 @@ _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     ("forward", 2, 128, "few", (Config(32, 128, 4, 2),)),
     ("forward", 2, 128, "split", (Config(128, 64, 8, 3),)),
     # In shares its dQ is fp32, and wider tiles spill.
+    ("one_tile", 2, 64, "split", (Config(128, 32, 4, 3),)),
     ("one_tile", 2, 128, "split", (Config(64, 32, 4, 3),)),
     ("forward", 2, 128, "skips",
      (Config(128, 64, 4, 2), Config(128, 32, 8, 4), Config(64, 32, 4, 3))),
@@ -169,8 +172,12 @@ def configs(
     )
     tried = [*known, *(_searched(shape.itemsize) if thorough else ())]
 
+    def enough(config: Config) -> Config:
+        return replace(config, rows=max(config.rows, shape.rows))
+
     def fitting(config: Config) -> Iterator[Config]:
-        """The configuration with as many stages as fit, if any."""
+        """The configuration with the rows that it needs and as many stages as fit, if any."""
+        config = enough(config)
         for stages in range(config.stages, 0, -1):
             less = replace(config, stages=stages)
             if shared_memory(kernel, less, shape) <= shared:
@@ -180,5 +187,5 @@ def configs(
     found = [less for config in tried for less in fitting(config)]
     return (
         list(dict.fromkeys(found))
-        or [*(less for c in _SMALLER for less in fitting(c)), _SMALLER[-1]][:1]
+        or [*(less for c in _SMALLER for less in fitting(c)), enough(_SMALLER[-1])][:1]
     )

@@ -335,11 +335,12 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     kinds = {"skips": plan.skips, "jagged": bool(plan.jagged), "split": split}
     kinds |= {"short": cols <= SHORT, "few": rows <= FEW_ROWS, "tile": rows <= MOST_ROWS}
     loop = frozenset(kind for kind, is_so in kinds.items() if is_so)
-    shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop)
+    least = one_tile.tile_rows(problem) if plan.kernel == "one_tile" else 0
+    shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop, least)
     shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
     found = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
     if plan.kernel != "five_matmul":  # its sums lie as the accumulators of these very tiles do
-        found = list(dict.fromkeys(_cut(config, problem) for config in found))
+        found = list(dict.fromkeys(_cut(config, problem, least) for config in found))
     alone = not inductor.thorough() and settled(
         plan.kernel, shape, _operations(problem), capability
     )
@@ -352,8 +353,9 @@ def _operations(problem: Problem) -> int:
     return 2 * math.prod(shapes.size_hint(size) or SHORT for size in sizes)
 
 
-def _cut(config: Config, problem: Problem) -> Config:
-    """No tile needs to be longer than the rows or keys that there are."""
+def _cut(config: Config, problem: Problem, least: int) -> Config:
+    """No tile needs to be longer than the rows or keys that there are. They are counted as they
+    were at capture, so that a tile which has to hold all rows keeps `least` of them."""
     limits = [
         1 << max(4, (hint - 1).bit_length())
         for hint in (shapes.size_hint(problem.rows), shapes.size_hint(problem.cols))
@@ -361,4 +363,5 @@ def _cut(config: Config, problem: Problem) -> Config:
     ]
     if len(limits) < 2:
         return config
-    return replace(config, rows=min(config.rows, limits[0]), keys=min(config.keys, limits[1]))
+    rows = max(least, min(config.rows, limits[0]))
+    return replace(config, rows=rows, keys=min(config.keys, limits[1]))

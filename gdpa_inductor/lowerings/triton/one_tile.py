@@ -26,6 +26,13 @@ def fits(p: Problem) -> bool:
     return keys >= one_tile.LEAST_KEYS and shapes.statically_known_true(p.rows <= most)
 
 
+def tile_rows(p: Problem) -> int:
+    """Rows of the one tile, which has to hold all that a sequence may have: also in later calls,
+    where rows are symbolic and bounded."""
+    lengths = (1 << power for power in range(4, 8))
+    return next(rows for rows in lengths if shapes.statically_known_true(p.rows <= rows))
+
+
 def shares(p: Problem) -> int:
     """Into how many the keys of a (batch, head) are parted."""
     known = [shapes.size_hint(x) for x in (p.batch, p.heads, p.rows, p.cols)]
