@@ -55,6 +55,15 @@ def test_a_file_of_no_table_is_an_error(tmp_path: Path):
         benchmarks.runs(tmp_path)
 
 
+def test_lengths_stand_in_order_within_a_kind():
+    """With --at-once a row comes as it is measured."""
+    kinds = [("bias", 2048), ("scores", 1024), ("bias", 512), ("scores", 512)]
+    cases = [dataclasses.replace(CASE, variant=name, length=n) for name, n in kinds]
+    found = benchmarks.by_length([row("gdpa", case=case) for case in cases])
+    ordered = [(r["case"]["variant"], r["case"]["length"]) for r in found]
+    assert ordered == [("bias", 512), ("bias", 2048), ("scores", 512), ("scores", 1024)]
+
+
 def test_others_stand_with_their_time_over_ours():
     text = dense(row("gdpa", ms=1.0, tflops=400.0), row("inductor", ms=2.25, tflops=178.0))
     assert "| silu, N = 1024 | 400 | 178 (2.25×) |" in text

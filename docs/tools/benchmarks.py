@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .svg import chart
-from .tables import TABLES, Run, Table, readme_panels
+from .tables import TABLES, Run, Table, length, readme_panels
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[2]
@@ -37,7 +37,20 @@ def read(path: Path) -> Run:
     lines = [json.loads(line) for line in path.read_text().splitlines() if line.startswith("{")]
     if not lines or "machine" not in lines[0]:
         raise ValueError(f"{path.name}: the first line has to be the machine and the command")
-    return Run(lines[0]["machine"], lines[0]["command"], lines[0].get("note", ""), lines[1:])
+    note = lines[0].get("note", "")
+    return Run(lines[0]["machine"], lines[0]["command"], note, by_length(lines[1:]))
+
+
+def by_length(rows: list[Row]) -> list[Row]:
+    """Rows come as they are measured, and `--at-once` measures what is compiled first."""
+    if any("case" not in row or row["case"]["variant"] in ("model", "cache") for row in rows):
+        return rows
+    kinds = list(dict.fromkeys(_kind(row) for row in rows))
+    return sorted(rows, key=lambda row: (kinds.index(_kind(row)), length(row), row["case"]["fill"]))
+
+
+def _kind(row: Row) -> tuple[str, ...]:
+    return tuple(str(row["case"][name]) for name in ("activation", "variant", "keys"))
 
 
 def runs(folder: Path = MEASUREMENTS) -> dict[str, Run]:
