@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from docs.tools import benchmarks, svg
-from docs.tools.tables import TABLES, Run, case_label
+from docs.tools.cells import Run, case_label
+from docs.tools.tables import TABLES
 from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.machine import header
 from gdpa_inductor.bench.worker import Measurement, off_this_machine
@@ -93,6 +94,50 @@ def test_a_cache_is_compared_with_a_copy_of_it():
     table = next(table for table in TABLES if table.name == "serving")
     text = table.markdown(Run({}, "", "", rows))
     assert "| 1 query, 256 sequences, dense | 2.00 | 3.00 (1.50×) | 1074 | 75% | 1 |" in text
+
+
+def of_file(file: str, *rows: dict[str, Any]) -> dict[str, str]:
+    """The tables of such a run, by name."""
+    run = Run({}, "", "", list(rows))
+    return {table.name: table.markdown(run) for table in TABLES if table.file == file}
+
+
+def test_a_recommender_stands_with_its_curve():
+    case = Case("recommender", "model", 128, 4, 1024, 64, "autocast", "cuda")
+    trained = {"case": case, "measure": "train", "tokens": 5e5, "losses": [7.0] * 20}
+    other = dataclasses.replace(case, seed=1)
+    rows = [
+        row("gdpa", ms=30.0, **trained), row("inductor", ms=90.0, **trained),
+        row("inductor", ms=91.0, **{**trained, "case": other, "losses": [6.0] * 20}),
+        row("gdpa", "largest", case, largest_batch=4096),
+    ]  # fmt: skip
+    text = of_file("recommender", *rows)["recommender"]
+    assert "| gdpa | 0 | 30.00 | 500000 | – | 4096 | 7.0000 | 7.0000 | 0.00 |" in text
+    assert "| Inductor | 1 | 91.00 | 500000 | – | – | 6.0000 | 6.0000 | – |" in text
+
+
+def test_a_compile_stands_with_its_second_process():
+    causal = dataclasses.replace(CASE, variant="causal")
+    model = Case("hstu-padded", "model", 16, 4, 2048, 128, "bfloat16", "cuda")
+    rows = [
+        row("gdpa", "cold", compile_s=12.0), row("gdpa", "warm", compile_s=0.5),
+        row("inductor", "cold", compile_s=2.0), row("inductor", "warm", compile_s=0.4),
+        row("gdpa", "cold", causal, compile_s=9.0), row("gdpa", "warm", model, compile_s=1.0),
+    ]  # fmt: skip
+    text = of_file("compile", *rows)["compile"]
+    assert "| silu, 32×4×1024×128 | 12.00 | 2.00 | 6.00 | 0.50 | 0.40 | 1.25 |" in text
+    assert "| silu, causal, 32×4×1024×128 | 9.00 | – | – | – | – | – |" in text
+    assert "| hstu-padded, 16×4×2048×128 | – | – | – | 1.00 | – | – |" in text
+
+
+def test_chunks_stand_with_time_and_memory():
+    case = Case("laplace", "none", 32, 1, 1024, 128, "bfloat16", "cuda", value_dim=1024)
+    rows = [row("gdpa-chunked", "forward", case, ms=1.0, peak_mib=100.0),
+            row("inductor", "forward", case, ms=1.5, peak_mib=300.0)]  # fmt: skip
+    found = of_file("wide", *rows)
+    label = "laplace, bfloat16, D = 128, values 1024, N = 1024"
+    assert f"| {label} | 1.00 | 1.50 (1.50×) |" in found["wide"]
+    assert f"| {label} | 100 | 300 |" in found["wide_memory"]
 
 
 def test_labels_tell_jagged_cases_apart():

@@ -15,8 +15,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from .cells import Run, length
 from .svg import chart
-from .tables import TABLES, Run, Table, length, readme_panels
+from .tables import TABLES, Table, readme_panels
 
 Row = dict[str, Any]
 ROOT = Path(__file__).parents[2]

@@ -39,6 +39,7 @@ ON_GPU = ("dense", "grid", "wide")  # suites whose shapes fill a GPU
 # What the table of a suite shows, where it is not the time of a call.
 UNITS = {"compile": "compile_s", "models": "ms"}
 TITLES = {"tflops": "TFLOP/s", "ms": "milliseconds", "compile_s": "seconds of the first call"}
+MEASURES = ("forward", "step", "backward", "train", "largest")
 VARIANTS = ("none", "causal", "bias", "scores", "buckets", "layer")
 
 
@@ -60,9 +61,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("--device", choices=("cpu", "cuda"), help="the GPU, if there is one")
     parser.add_argument("--contenders", nargs="+", default=(), choices=(*CONTENDERS, *PEERS))
-    parser.add_argument(
-        "--measures", nargs="+", default=(), choices=("forward", "step", "backward")
-    )
+    parser.add_argument("--measures", nargs="+", default=(), choices=MEASURES)
     parser.add_argument("--rows", nargs="+", default=(), help="of models; compile: these too")
     parser.add_argument("--at-once", type=int, default=1, help="workers that compile side by side")
     parser.add_argument("--train", action="store_true", help="models: 200 steps of a recommender")

@@ -178,14 +178,18 @@ def model_cases(name: str, pick: Selection) -> list[Case]:
 
 
 def training(pick: Selection) -> list[Job]:
-    """Ours, then stock with as many seeds as make a spread."""
+    """Ours, then stock with as many seeds as make a spread; then the largest batch of both."""
     (dtype,) = pick.dtypes or ("autocast" if pick.device == "cuda" else "float32",)
     (sizes,) = pick.shapes or (TRAINED[pick.device],)
     case = Case("recommender", "model", *sizes, dtype, pick.device)
     ours = "gdpa" if pick.device == "cuda" else "gdpa-always"
-    found = jobs_of([case], (ours,), ("train",), pick)
     cases = [dataclasses.replace(case, seed=seed) for seed in range(SEEDS)]
-    return found + jobs_of(cases, ("inductor",), ("train",), pick)
+    found = jobs_of([case], (ours,), ("train",), pick)
+    found += jobs_of(cases, ("inductor",), ("train",), pick)
+    if pick.device == "cuda":
+        for name in (ours, "inductor"):
+            found += jobs_of([case], (name,), ("largest",), pick)
+    return found
 
 
 def compiling(pick: Selection) -> list[Job]:

@@ -55,18 +55,15 @@ def cold_and_warm(
     the first left there. `measure` says which. at_once: how many jobs run side by side."""
     deadline = time.monotonic() + budget
 
-    def both(job: Job) -> list[Row]:
+    def both(job: Job) -> Iterator[Row]:
         with tempfile.TemporaryDirectory(prefix="gdpa-bench-") as folder:
             caches = {"TORCHINDUCTOR_CACHE_DIR": folder, "TRITON_CACHE_DIR": f"{folder}/triton"}
-            return [
-                {**row, "measure": measure}
-                for measure in ("cold", "warm")
-                for row in supervise([job], deadline - time.monotonic(), {**env, **caches})
-            ]
+            for measure in ("cold", "warm"):
+                left = deadline - time.monotonic()
+                for row in supervise([job], left, {**env, **caches}):
+                    yield {**row, "measure": measure}
 
-    with ThreadPoolExecutor(at_once) as threads:
-        for rows in threads.map(both, jobs):
-            yield from rows
+    yield from as_they_come([both(job) for job in jobs], at_once)
 
 
 def side_by_side(
@@ -77,24 +74,29 @@ def side_by_side(
     if at_once == 1:
         yield from supervise(jobs, budget, env)
         return
+    with tempfile.NamedTemporaryFile(prefix="gdpa-bench-") as file:
+        sharing = [dataclasses.replace(job, turns=file.name) for job in jobs]
+        parts = [sharing[k::at_once] for k in range(at_once)]
+        yield from as_they_come([supervise(part, budget, env) for part in parts], at_once)
+
+
+def as_they_come(streams: Sequence[Iterator[Row]], at_once: int) -> Iterator[Row]:
+    """The rows of all; so many streams run side by side."""
     rows: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
 
-    def work(part: Sequence[Job]) -> None:
+    def drain(stream: Iterator[Row]) -> None:
         try:
-            for row in supervise(part, budget, env):
+            for row in stream:
                 rows.put(row)
         finally:
             rows.put(None)
 
-    with tempfile.NamedTemporaryFile(prefix="gdpa-bench-") as file:
-        sharing = [dataclasses.replace(job, turns=file.name) for job in jobs]
-        with ThreadPoolExecutor(at_once) as threads:
-            parts = [sharing[k::at_once] for k in range(at_once)]
-            done = [threads.submit(work, part) for part in parts]
-            for _ in done:
-                yield from iter(rows.get, None)
-            for worker in done:
-                worker.result()
+    with ThreadPoolExecutor(at_once) as threads:
+        done = [threads.submit(drain, stream) for stream in streams]
+        for _ in done:
+            yield from iter(rows.get, None)
+        for stream in done:
+            stream.result()
 
 
 def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> Iterator[Row]:

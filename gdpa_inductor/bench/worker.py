@@ -63,8 +63,8 @@ class Measurement:
 
     Of models only: `distance`, the same from eager in the dtype `reference`. `share`, the part of
     the kernels' time in those that read or write as many elements as there are scores. `regions`,
-    how many attentions became ours. Of training only: `losses`, `tokens` per second, and the
-    `largest_batch` that fits, by doubling."""
+    how many attentions became ours. Of "train" only: `losses`, and `tokens` per second. Of
+    "largest" only: the `largest_batch` that fits, by doubling."""
 
     case: dict[str, Any]
     contender: str
@@ -122,10 +122,11 @@ def run_job(job: Job) -> Iterator[Measurement]:
     for measure in job.measures:
         case = dataclasses.asdict(job.case)
         found = {name: Measurement(case, name, measure) for name in job.contenders}
-        if measure == "train":
+        if measure in TRAINING:
             for name in job.contenders:
-                with failing_into(found[name]):
-                    run_training(job.case, name, found[name])
+                with failing_into(found[name]), listening() as heard:
+                    TRAINING[measure](job.case, name, found[name])
+                    found[name].said = what_was_said(heard)
         else:
             with failing_into(*found.values()):
                 run_measure(job, measure, subject(job.case), found)
@@ -204,15 +205,28 @@ def release(device: str) -> None:
 
 def run_training(case: Case, name: str, found: Measurement) -> None:
     """Trains a recommender under one contender."""
-    torch.compiler.reset()
-    dynamo.counters.clear()
-    with listening() as heard:
-        trained = training.train(case, CONTENDERS[name])
-    found.said, found.regions = what_was_said(heard), dynamo.counters["gdpa"]["matched"]
+    forget()
+    trained = training.train(case, CONTENDERS[name])
+    found.regions = dynamo.counters["gdpa"]["matched"]
     found.ms, found.spread = statistics.median(trained.ms), spread(trained.ms)
     found.compile_s, found.tokens = trained.compile_s, trained.tokens
-    found.losses, found.largest_batch = trained.losses, trained.largest_batch
+    found.losses = trained.losses
     found.peak_mib = None if trained.peak is None else trained.peak / 2**20
+
+
+def run_largest(case: Case, name: str, found: Measurement) -> None:
+    """How many histories one contender can train on at once."""
+    forget()
+    found.largest_batch = training.largest_batch(case, CONTENDERS[name])
+
+
+def forget() -> None:
+    """What was compiled and counted for the contender before."""
+    torch.compiler.reset()
+    dynamo.counters.clear()
+
+
+TRAINING = {"train": run_training, "largest": run_largest}
 
 
 def exactly(measure: str, on: Subject) -> tuple[list[Tensor], str]:

@@ -3,6 +3,8 @@
 import os
 import threading
 
+import pytest
+
 from gdpa_inductor.bench import supervise
 from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.output import table
@@ -39,21 +41,40 @@ def test_a_compile_is_timed_in_a_process_of_its_own():
     assert "cold" in table([cold, warm], "compile_s")
 
 
-def test_jobs_run_side_by_side_in_order(monkeypatch):
-    together = threading.Barrier(2)
+def test_rows_of_jobs_side_by_side_are_there_as_they_come(monkeypatch):
+    """A run that is cut off has those of the jobs that are through, and of a first process."""
+    go_on, ended = threading.Event(), threading.Event()
 
     def fake(jobs, budget, env):
-        if not os.listdir(env["TORCHINDUCTOR_CACHE_DIR"]):
-            together.wait(60)
+        name = jobs[0].contenders[0]
+        cold = not os.listdir(env["TORCHINDUCTOR_CACHE_DIR"])
         open(os.path.join(env["TORCHINDUCTOR_CACHE_DIR"], "kernel"), "w").close()
-        yield {"contender": jobs[0].contenders[0]}
+        if name == "gdpa" and not cold:
+            assert go_on.wait(60)
+        yield {"contender": name}
+        if name == "inductor" and not cold:
+            ended.set()
 
     monkeypatch.setattr(supervise, "supervise", fake)
     jobs = [Job(CASE, (name,), ("step",)) for name in ("gdpa", "inductor")]
     rows = supervise.cold_and_warm(jobs, 60, {}, at_once=2)
-    assert [(r["contender"], r["measure"]) for r in rows] == [
-        ("gdpa", "cold"), ("gdpa", "warm"), ("inductor", "cold"), ("inductor", "warm"),
-    ]  # fmt: skip
+    first = [next(rows) for _ in range(3)]
+    assert ended.wait(60)
+    assert {(r["contender"], r["measure"]) for r in first} == {
+        ("gdpa", "cold"), ("inductor", "cold"), ("inductor", "warm"),
+    }  # fmt: skip
+    go_on.set()
+    assert [(r["contender"], r["measure"]) for r in rows] == [("gdpa", "warm")]
+
+
+def test_a_stream_that_fails_is_seen():
+    def broken():
+        yield {"contender": "gdpa"}
+        raise ValueError("no such case")
+
+    rows = supervise.as_they_come([broken(), iter([{"contender": "inductor"}])], at_once=2)
+    with pytest.raises(ValueError, match="no such case"):
+        list(rows)
 
 
 def test_rows_of_models_beside_shapes():

@@ -1,6 +1,7 @@
 """`bench models --train`: a whole recommender, and whether its curve is stock's."""
 
 import dataclasses
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -65,12 +66,53 @@ def test_ours_trains_as_eager(few_items: None, monkeypatch: pytest.MonkeyPatch):
     assert ours.regions and ours.losses == pytest.approx(eager.losses, rel=1e-3)
 
 
+def test_the_largest_batch_is_found_by_doubling(few_items: None, monkeypatch: pytest.MonkeyPatch):
+    tried: list[int] = []
+
+    def full(function: Callable) -> Callable:
+        def call(*given: torch.Tensor) -> torch.Tensor:
+            tried.append(len(given[2]) - 1)
+            if tried[-1] > 16:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return function(*given)
+
+        return call
+
+    assert training.largest_batch(CASE, full) == 16
+    assert tried == [4, 8, 16, 32]
+    monkeypatch.setattr(training, "LARGEST", 8)
+    assert training.largest_batch(CASE, lambda function: function) == 8
+    with pytest.raises(RuntimeError, match="no kernel"):
+        training.largest_batch(CASE, failing("no kernel"))
+    assert training.largest_batch(CASE, failing("compiling: CUDA out of memory")) is None
+
+
+def failing(why: str) -> Callable:
+    def build(function: Callable) -> Callable:
+        def call(*given: torch.Tensor) -> torch.Tensor:
+            raise RuntimeError(why)
+
+        return call
+
+    return build
+
+
 def test_a_curve_is_held_against_the_spread_of_seeds():
     curve = [2.0] * training.WINDOW + [1.0] * training.WINDOW
     lower = [x - 0.1 for x in curve]
     assert training.off_curve(curve, [curve, lower]) == 0
     assert training.off_curve([x + 0.05 for x in curve], [curve, lower]) == pytest.approx(0.5)
     assert training.off_curve([x + 0.2 for x in curve], [curve, lower]) == pytest.approx(2.0)
+    assert training.off_curve(curve, [curve, curve]) == 0
+    assert training.off_curve(lower, [curve, curve]) == float("inf")
+
+
+def test_seeds_that_meet_in_one_window_do_not_decide():
+    """There stock's seeds are closer than two runs of one seed; elsewhere they are apart."""
+    window = training.WINDOW
+    stock = [[2.0] * window + [1.0] * window, [2.4] * window + [1.0001] * window]
+    ours = [2.0] * window + [1.01] * window
+    assert training.off_curve(ours, stock) == pytest.approx(0.025, rel=0.01)
 
 
 def test_the_suite_trains_ours_once_and_stock_with_every_seed():
@@ -81,15 +123,46 @@ def test_the_suite_trains_ours_once_and_stock_with_every_seed():
     assert {job.measures for job in jobs} == {("train",)}
 
 
-def test_the_table_gives_the_verdict():
-    def row(name: str, seed: int, level: float) -> dict:
-        case = dataclasses.asdict(dataclasses.replace(CASE, seed=seed))
-        losses = [level] * training.WINDOW
-        found = worker.Measurement(case, name, "train", 1.0, losses=losses, tokens=100.0)
-        return dataclasses.asdict(found)
-
-    stock = [row("inductor", seed, 2.0 + seed / 10) for seed in range(3)]
-    assert "within the spread of stock's 3 seeds: 0.50" in summary.summary(
-        [row("gdpa", 0, 2.1), *stock]
+def test_the_largest_batch_comes_behind_all_curves():
+    """What a run that is cut off has then are the curves."""
+    jobs = models(Selection(device="cuda", seconds=0.1, train=True))
+    assert [(job.contenders[0], *job.measures) for job in jobs] == [
+        ("gdpa", "train"), *[("inductor", "train")] * SEEDS,
+        ("gdpa", "largest"), ("inductor", "largest"),
+    ]  # fmt: skip
+    (alone,) = models(
+        Selection("cuda", 0.1, contenders=("gdpa",), measures=("largest",), train=True)
     )
-    assert "outside the spread" in summary.summary([row("gdpa", 0, 2.5), *stock])
+    assert alone.measures == ("largest",)
+
+
+def measured(
+    name: str, seed: int = 0, level: float = 2.0, measure: str = "train", **fields
+) -> dict:
+    case = dataclasses.asdict(dataclasses.replace(CASE, seed=seed))
+    if measure == "train":
+        fields = {"ms": 1.0, "losses": [level] * training.WINDOW, "tokens": 100.0, **fields}
+    return dataclasses.asdict(worker.Measurement(case, name, measure, **fields))
+
+
+def test_the_table_gives_the_verdict():
+    stock = [measured("inductor", seed, 2.0 + seed / 10) for seed in range(3)]
+    assert "within the spread of stock's seeds: 0.50" in summary.summary(
+        [measured("gdpa", 0, 2.1), *stock]
+    )
+    assert "outside the spread" in summary.summary([measured("gdpa", 0, 2.5), *stock])
+
+
+def test_the_largest_batch_stands_beside_the_curve_of_its_seed():
+    rows = [
+        measured("gdpa"), measured("inductor"), measured("inductor", 1, 2.2),
+        measured("gdpa", measure="largest", largest_batch=64),
+        measured("inductor", measure="largest", error="it failed"),
+    ]  # fmt: skip
+    _, ours, stock, other = summary.trained(rows)
+    assert ours == ["gdpa", "0", "1.00", "100", "", "64", "2.0000", "2.0000", "0.00"]
+    assert stock[5] == "failed" and other[5] == "" and stock[-1] == ""
+
+
+def test_a_run_that_failed_stands_in_the_table():
+    assert summary.trained([measured("gdpa", error="it failed", losses=None)])[1][2] == "failed"

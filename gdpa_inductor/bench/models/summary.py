@@ -28,7 +28,7 @@ def bound(share: float | None, alone: float | None) -> float | None:
 def summary(rows: Sequence[Row]) -> str:
     """Milliseconds, MiB, relative L2 errors and seconds; "" without rows. left: the share of
     kernels in our run that still read or write as many elements as there are scores."""
-    if any(row["measure"] == "train" for row in rows):
+    if any(row["measure"] in ("train", "largest") for row in rows):
         return "\n".join([align(trained(rows)), *verdict(rows)])
     return align(lines(rows)) if rows else ""
 
@@ -78,28 +78,50 @@ def line(
 
 
 def trained(rows: Sequence[Row]) -> list[list[str]]:
-    """A header, and a line for each run of the recommender."""
-    found = [["contender", "seed", "ms", "tokens/s", "MiB", "largest batch", "first", "last loss"]]
-    for row in rows:
-        losses = row["losses"] or [None]
+    """A header, and a line for each run of the recommender. The largest batch is of the first seed
+    of a contender, `off` how far our curve is from stock's over the spread of stock's seeds."""
+    found = [
+        ["contender", "seed", "ms", "tokens/s", "MiB", "largest batch", "first loss", "last loss",
+         "off"]
+    ]  # fmt: skip
+    largest = {(row["contender"], row["case"]["seed"]): row for row in of(rows, "largest")}
+    mine, off = ours_of(rows), off_stock(rows)
+    for row in of(rows, "train"):
+        first, *_, last = row["losses"] or [None, None]
+        key = row["contender"], row["case"]["seed"]
         found.append(
             [
-                row["contender"], str(row["case"]["seed"]), cell(row, "ms"),
-                number(row["tokens"], ".0f"), number(row["peak_mib"], ".1f"),
-                number(row["largest_batch"], "d"), number(losses[0], ".4f"),
-                number(losses[-1], ".4f"),
+                *map(str, key), cell(row, "ms"), number(row["tokens"], ".0f"),
+                number(row["peak_mib"], ".1f"), batch(largest.get(key)), number(first, ".4f"),
+                number(last, ".4f"), number(off if row["contender"] == mine else None, ".2f"),
             ]
         )  # fmt: skip
     return found
 
 
-def verdict(rows: Sequence[Row]) -> list[str]:
-    """Whether our curve is within the spread of stock's seeds."""
+def of(rows: Sequence[Row], measure: str) -> list[Row]:
+    return [row for row in rows if row["measure"] == measure]
+
+
+def batch(row: Row | None) -> str:
+    """The largest that fits."""
+    if row is None:
+        return ""
+    return "failed" if row["error"] else number(row["largest_batch"], "d") or "none"
+
+
+def off_stock(rows: Sequence[Row]) -> float | None:
+    """Of our curve; None where there is no spread to hold it against."""
     mine = ours_of(rows)
     ours = [row["losses"] for row in rows if row["contender"] == mine and row["losses"]]
     stock = [row["losses"] for row in rows if row["contender"] == "inductor" and row["losses"]]
-    if not ours or len(stock) < 2:
+    return off_curve(ours[0], stock) if ours and len(stock) > 1 else None
+
+
+def verdict(rows: Sequence[Row]) -> list[str]:
+    """Whether our curve is within the spread of stock's seeds."""
+    found = off_stock(rows)
+    if found is None:
         return []
-    found = off_curve(ours[0], stock)
     where = "within" if found <= 1 else "outside"
-    return [f"our curve is {where} the spread of stock's {len(stock)} seeds: {found:.2f} of it"]
+    return [f"our curve is {where} the spread of stock's seeds: {found:.2f} of it"]
