@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ._compat import operators
 from .sequences import Sequences
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
@@ -36,14 +37,16 @@ def _unpad(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
     return Sequences(offsets, total, dense.shape[1]).unpad(dense)
 
 
-@torch.library.register_fake("gdpa::jagged_to_padded_dense", lib=_LIBRARY)
 def _pad_fake(values: Tensor, offsets: Tensor, max_length: int) -> Tensor:
     return values.new_empty(offsets.shape[0] - 1, max_length, *values.shape[1:])
 
 
-@torch.library.register_fake("gdpa::dense_to_jagged", lib=_LIBRARY)
 def _unpad_fake(dense: Tensor, offsets: Tensor, total: int) -> Tensor:
     return dense.new_empty(total, *dense.shape[2:])
+
+
+operators.register_fake(_LIBRARY, "jagged_to_padded_dense", _pad_fake)
+operators.register_fake(_LIBRARY, "dense_to_jagged", _unpad_fake)
 
 
 def _save_for_pad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._compat import shapes
+from ._compat import operators, shapes
 from .operands import (
     Operands,
     aux_from_axes,
@@ -84,11 +84,11 @@ def _kept(x: Tensor) -> Tensor:
     return x.clone()
 
 
-@torch.library.register_fake("gdpa::kept", lib=_LIBRARY)
 def _kept_fake(x: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
+operators.register_fake(_LIBRARY, "kept", _kept_fake)
 torch.library.register_autograd("gdpa::kept", lambda ctx, grad: grad, lib=_LIBRARY)
 
 

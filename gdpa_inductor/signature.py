@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
+from ._compat import operators
 from .operands import Operands
 from .program.score_mod import ScoreMod
 
@@ -133,9 +134,7 @@ class Signature:
         """Define the operator: `run` for a dispatch key, and `fake` on fake tensors."""
         library.define(self.schema, tags=TAGS)
         torch.library.impl(library, self.name, key)(lambda *a, **k: run(self.bind(*a, **k)))
-        torch.library.register_fake(
-            f"gdpa::{self.name}", lambda *a, **k: fake(self.bind(*a, **k)), lib=library
-        )
+        operators.register_fake(library, self.name, lambda *a, **k: fake(self.bind(*a, **k)))
 
 
 def operands_of(

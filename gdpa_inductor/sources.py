@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from pathlib import Path
+import os
+
+_ROOT = os.path.dirname(__file__)
 
 
 @functools.cache
 def source_hash() -> str:
     """Equal for equal sources, whatever the version number says."""
-    root = Path(__file__).parent
     digest = hashlib.sha256()
-    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".jinja")):
-        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    for folder, inner, names in os.walk(_ROOT):  # pathlib takes three times as long
+        inner.sort()
+        for name in sorted(names):
+            if name.endswith((".py", ".jinja")):
+                path = os.path.join(folder, name)
+                with open(path, "rb") as file:
+                    digest.update(path[len(_ROOT) :].encode() + b"\0" + file.read())
     return f"gdpa-{digest.hexdigest()[:16]}"

@@ -60,6 +60,42 @@ def test_numpy_is_not_needed():
     assert done.stdout.split() == ["1", "0"], done
 
 
+NO_SEARCH = """
+import inspect
+import torch
+import torch._inductor.compile_fx
+inspect.getmodule = None
+import gdpa_inductor.backend
+"""
+
+
+def test_importing_searches_no_sources():
+    """torch.library's register_fake looks for its caller's through the files of all modules."""
+    done = subprocess.run([sys.executable, "-c", NO_SEARCH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-1500:]
+
+
+SECOND_PROCESS = """
+import sys
+import torch
+from gdpa_inductor import gdpa_backend
+from torch._dynamo.utils import counters
+attention = torch.compile(lambda q, k, v: torch.relu(q @ k.mT) @ v, backend=gdpa_backend)
+attention(*torch.randn(3, 1, 1, 64, 32))
+print(counters["gdpa"]["matched"], "gdpa_inductor.judge.interpret" in sys.modules)
+"""
+
+
+def test_a_second_process_loads_no_judge(tmp_path: Path):
+    """The first has left its verdict on disk."""
+    command = [sys.executable, "-c", SECOND_PROCESS]
+    environment = {**os.environ, "GDPA_PROFIT": "0", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path),
+                   "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}  # fmt: skip
+    for judging in ("True", "False"):
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert done.stdout.split() == ["1", judging], done
+
+
 def test_dir_has_the_public_names_before_they_are_loaded():
     command = "import gdpa_inductor as g; print(set(g.__all__) - set(dir(g)), 'Report' in vars(g))"
     done = subprocess.run([sys.executable, "-c", command], capture_output=True, text=True)
@@ -84,11 +120,11 @@ MAY_IMPORT = {
     "_compat": set(),
     "operands": {"program", "rejection"},
     "sequences": {"operands", "program"},
-    "signature": {"operands", "program"},
+    "signature": {"_compat", "operands", "program"},
     "reference": LEAVES | {"operands", "sequences"},
     "ops": LEAVES | {"operands", "reference", "signature"},
     "problem": LEAVES | {"operands"},
-    "jagged_ops": {"sequences"},
+    "jagged_ops": {"_compat", "sequences"},
     "functional": CORE | {"jagged_ops"},
     "kernels": LEAVES | {"sequences", "sources"},
     "graphs": set(),

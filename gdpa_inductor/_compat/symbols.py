@@ -130,6 +130,10 @@ _ROWS: dict[str, _Rows] = {
         "OpOverloadPacket": (_BOTH, "the operators of a graph of Dynamo's"),
         "OpOverloadPacket._qualified_op_name": (_BOTH, "the namespace of a packet"),
     },
+    "torch._library": {
+        "fake_impl.FakeImplHolder.register": (_BOTH, "fakes, without a search for their source"),
+        "simple_registry.singleton": (_BOTH, "where an operator's fake is registered"),
+    },
     "torch._dispatch.python": {
         "enable_python_dispatcher": (_BOTH, "traces C++ composites with symbolic sizes"),
     },

@@ -12,36 +12,24 @@
     autograd    what the output reaches, and what is kept for the backward
     adjoint     autograd functions of the user whose backward is known
     memory      verdicts of earlier processes
+    whole       the verdict on a pair of graphs, of all of these
 
 It imports torch and the language of score programs. It never sees what the matcher has read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch.fx import GraphModule
 
-from .._compat import shapes
-from .._compat.autograd import plain_torch
 from . import memory
-from .autograd import check_dropped, check_reach, check_saved, check_tangent, check_views, note_view
-from .interpret import Claim, Claims, Fault, SideBySide
-from .proof import Proof
-from .record import SIZE_OF_ELEMENTS, Incomplete
+from .verdict import Verdict
+
+if TYPE_CHECKING:
+    from .interpret import Claims
 
 __all__ = ["Claims", "Verdict", "judged", "validate"]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A rewrite that is not to be applied. invalid: it computes something else; else that could not
-    be told. node: of the rewritten graph, where the fault is known to lie.
-    """
-
-    reason: str
-    node: str = ""
-    invalid: bool = True
 
 
 def validate(
@@ -65,31 +53,6 @@ def validate(
 
 def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None) -> Verdict | None:
     """The same, whatever was found before."""
-    whole = SideBySide(_agree, claims or {})
-    try:
-        whole.run(before, after)
-        check_saved(whole)
-        check_views(whole)
-        check_dropped(whole)
-    except Fault as fault:
-        return Verdict(str(fault), fault.node)
-    except Incomplete as reason:
-        return Verdict(str(reason), whole.node, invalid=False)
-    except Exception as error:  # whatever an interpretation may raise, the model stays as it is
-        told = f"{type(error).__name__}: {error}"
-        told = SIZE_OF_ELEMENTS if shapes.asks_for_elements(error) else told
-        return Verdict(told, whole.node, invalid=False)
-    return None
+    from .whole import judged  # a tenth of the package, for who finds no verdict on disk
 
-
-def _agree(whole: SideBySide, claim: Claim) -> bool:
-    proof = Proof(whole, claim)
-    with plain_torch():
-        holds = proof.decide()
-        check_tangent(claim)
-    if holds:
-        check_reach(whole, claim)
-        note_view(whole, claim)
-        with plain_torch():
-            proof.check_gradients()
-    return holds
+    return judged(before, after, claims)

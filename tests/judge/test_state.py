@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from gdpa_inductor import gdpa_backend, judge
 from gdpa_inductor.graphs import copy_graph
-from gdpa_inductor.judge import interpret
+from gdpa_inductor.judge import interpret, proof
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import rewrite_graph
 from gdpa_inductor.rejection import Code
@@ -68,7 +68,7 @@ def test_nothing_is_left_behind(cut: str, monkeypatch: pytest.MonkeyPatch):
         raise ValueError("cut short")
 
     if cut == "in a proof":
-        monkeypatch.setattr(judge.Proof, "decide", fail)
+        monkeypatch.setattr(proof.Proof, "decide", fail)
     if cut == "at a node":
         inner = interpret.Bodies._run
 
