@@ -1,0 +1,236 @@
+"""The CuTe kernels as the generated code calls them, and what a call hands on."""
+
+import logging
+
+import pytest
+import torch
+
+from gdpa_inductor.lowerings.cute import calls, rules
+from gdpa_inductor.program.score_mod import ScoreMod
+from tests.kernels import render
+
+BF16 = torch.bfloat16
+
+
+def step(options: str, program: str = "silu(mul(s,0.125))", bias: bool = False):
+    """The forward and the gradients of q, k, v (and of a bias)."""
+
+    def run(query, key, value, *aux):
+        out = torch.ops.gdpa.attention(query, key, value, aux, [], program, options)
+        needs = [True, True, True, *(True for _ in aux)]
+        return out, *torch.ops.gdpa.attention_backward(
+            out, query, key, value, aux, [], program, needs, options
+        )
+
+    return run
+
+
+def tensors(*more: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=BF16) for shape in ((2, 4, 512, 64),) * 3 + more]
+
+
+def test_the_generated_code_calls_the_kernels(monkeypatch):
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    code = render.wrapper(step(""), tensors(), capability=100)
+    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert not render.kernels(code)
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
+
+
+def test_without_cutlass_the_generated_code_calls_triton(monkeypatch, caplog):
+    monkeypatch.setattr(rules, "installed", lambda: None)
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        code = render.wrapper(step("kernel=cute"), tensors(), capability=100)
+    assert "_site" not in code
+    assert len(render.kernels(code)) >= 3
+    assert "nvidia-cutlass-dsl is not installed" in caplog.text
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_triton"] == 2
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_the_gradient_of_a_bias_stays_in_cute(monkeypatch, capability: int):
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    run = step("kernel=cute", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
+    code = render.wrapper(run, tensors((4, 512, 512)), capability=capability)
+    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
+
+
+def test_the_gradient_of_a_gate_goes_to_triton(monkeypatch, caplog):
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    run = step("", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)")
+    with caplog.at_level(logging.INFO, "gdpa_inductor"):
+        code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
+    assert "gdpa_forward_site(True)" in code
+    assert "backward_site" not in code
+    assert "no gradients of operands between the products" in caplog.text
+    found = torch._dynamo.utils.counters["gdpa"]
+    assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
+
+
+@pytest.mark.parametrize("capability", [90, 100])
+def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capability: int):
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    program, options = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "kernel=cute"
+
+    def run(query, key, value, bias, cu):
+        given, lengths = (query, key, value, [bias], [], program), (cu, cu, 300, 300)
+        out = torch.ops.gdpa.attention(*given, options, *lengths)
+        needs = [True] * 4
+        return out, *torch.ops.gdpa.attention_backward(out, *given, needs, options, *lengths)
+
+    matrices = [torch.empty(512, 4, 64, dtype=BF16) for _ in range(3)]
+    bias = torch.empty(4, 300, 300, dtype=BF16)
+    cu = torch.empty(9, dtype=torch.int32)
+    code = render.wrapper(run, [*matrices, bias, cu], capability=capability)
+    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert not render.kernels(code)
+
+
+@pytest.mark.parametrize("winner", ["gdpa_cute", "gdpa_forward"])
+def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
+    from torch._inductor import config, select_algorithm
+
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    timed: list[str] = []
+
+    def choose(_, choices, nodes, layout, **__):
+        timed.extend(choice.name for choice in choices)
+        found = next((x for x in choices if winner in x.name), choices[0])
+        return found.output_node()
+
+    monkeypatch.setattr(select_algorithm, "autotune_select_algorithm", choose)
+
+    def run(query, key, value):
+        return torch.ops.gdpa.attention(query, key, value, [], [], "silu(s)", "")
+
+    with config.patch(max_autotune=True):
+        code = render.wrapper(run, tensors(), capability=100)
+    assert any(name.startswith("gdpa_cute_") for name in timed)
+    assert any("gdpa_forward" in name for name in timed)
+    assert ("forward_site" in code) == (winner == "gdpa_cute")
+    assert bool(render.kernels(code)) == (winner == "gdpa_forward")
+
+
+def test_it_is_timed_on_the_tensors_of_the_template(monkeypatch):
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.cute import launch
+    from gdpa_inductor.kernels.triton.template import AuxRead, Plan
+    from gdpa_inductor.operands import Operands
+    from gdpa_inductor.ops import Arguments
+
+    launches: list[tuple] = []
+    monkeypatch.setattr(calls.lowering, "likely_size", int)
+    monkeypatch.setattr(launch, "forward", lambda *given, **named: launches.append((given, named)))
+    program = ScoreMod.parse("a0:f[b]; a1:f[h]; silu(add(s,a1))")
+    q, k, v, bias, cu, out = (torch.zeros(n) for n in (1, 2, 3, 4, 5, 6))
+    plan = Plan(
+        kernel="forward", names=("p",), reads=(AuxRead(1, program.aux[1]),), jagged=frozenset("k")
+    )
+    sized = type("Node", (), {"get_size": lambda _: [8]})()
+    operands = Operands(q, k, v, [sized, sized], [7], program, None, cu, 0, 96)
+    call = Arguments(operands, options={"fast": True, "skip": False})
+    calls._timed(call, plan, q, k, v, cu, bias, out=out)
+    (((given,), named),) = launches
+    assert (given.query, given.key, given.value) == (q, k, v)
+    assert given.aux[0].shape == (8,)
+    assert given.aux[1] is bias
+    assert (given.scalars, given.program) == ([7], program)
+    assert given.lengths == (None, cu, 0, 96)
+    assert named["out"] is out and (named["fast"], named["skip"]) == (True, False)
+
+
+def test_the_operators_hand_on_what_they_are_given(monkeypatch):
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.cute import launch
+    from gdpa_inductor.kernels.cute.backward import launch as backward
+
+    found: list = []
+    monkeypatch.setattr(launch, "forward", lambda *x, **named: found.append((*x, named)))
+    monkeypatch.setattr(backward, "backward", lambda *x, **named: found.append((*x, named)))
+    x, cu = torch.zeros(3), torch.zeros(2)
+    args = ([x], [7], "a0:f[h]; mul(s,a0)")
+    calls._attention(calls.FORWARD.bind(x, x, x, *args, None, cu, 0, 9, skip=False))
+    needs = [True, False, True, False]
+    given = {"fast": False, "ordered": False}
+    calls._attention_backward(calls.BACKWARD.bind(x, x, x, x, *args, needs, **given))
+    (operands, named), (grad, theirs, asked, other) = found
+    assert (operands.lengths, named) == ((None, cu, 0, 9), {"skip": False})
+    assert grad is x and (operands.program, operands.scalars) == (theirs.program, theirs.scalars)
+    assert (asked, theirs.lengths) == (tuple(needs), (None, None, 0, 0))
+    assert other == {"fast": False, "ordered": False}
+
+
+@pytest.mark.parametrize(
+    ("deterministic", "forbidden", "ordered"),
+    [(True, False, True), (False, False, False), (False, True, True)],
+    ids=["by default", "admitted", "torch forbids it"],
+)
+def test_dq_is_added_in_any_order_where_that_is_admitted(
+    monkeypatch, deterministic: bool, forbidden: bool, ordered: bool
+):
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    torch.use_deterministic_algorithms(forbidden)
+    try:
+        code = render.wrapper(
+            step(f"kernel=cute,deterministic={deterministic}"), tensors(), capability=90
+        )
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert code.count("ordered=") == 1
+    assert f"ordered={ordered}" in code
+
+
+def test_a_static_call_finds_its_plan_once(monkeypatch):
+    """Unless an address is no multiple of 16 bytes: then others may have to be copied."""
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.cute import launch, plan
+    from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
+
+    asked: list[int] = []
+
+    def plan_of(operands, fast, skip, kind):
+        asked.append(operands.query.data_ptr() % 16)
+        return plan.plan_of(operands, fast, skip, Sm90Config)
+
+    monkeypatch.setattr(launch, "plan_of", plan_of)
+    site = calls.Site(calls.FORWARD, lambda given, plan, record: plan, True)
+    room = torch.zeros(2 * 2 * 16 * 64 + 8, dtype=BF16)
+    shape = (2, 2, 16, 64)
+    aligned, moved = room[:4096].view(shape), room[1:4097].view(shape)
+
+    def call(query: torch.Tensor):
+        return site(
+            query, aligned, aligned, [], [], "silu(s)", None, None, 0, 0, fast=True, skip=True
+        )
+
+    first, again = call(aligned), call(aligned)
+    assert first is again and not any(first.copied)
+    assert call(moved).copied == (True, False, False)
+    assert call(aligned) is first
+    assert asked == [0, 2, 0]
+
+
+def test_gradients_lie_as_at_capture_whatever_a_later_call_brings(monkeypatch):
+    """No guard holds symbolic strides to their order, but the generated code has it."""
+    pytest.importorskip("cutlass")
+    from gdpa_inductor.kernels.cute.backward import launch
+
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    sliced = torch.empty(4, 512, 8, 64 + 8, dtype=BF16)[..., :64].transpose(1, 2)
+    run, given = step("kernel=cute"), [sliced] * 3
+    code = render.wrapper(run, given, capability=90, dynamic=True)
+    orders = [0, 2, 1, 3] * 3
+    assert f"ordered=True, orders={orders}" in code
+    assert "orders" not in render.wrapper(run, given, capability=90)
+
+    def backward(grad_out, operands, needs, **_):
+        return [torch.randn(5, 2, 3, 16).permute(1, 2, 0, 3) for need in needs if need]
+
+    monkeypatch.setattr(launch, "backward", backward)
+    x = torch.empty(5, 2, 3, 24)[..., :16].permute(1, 2, 0, 3)
+    bound = calls.BACKWARD.bind(x, x, x, x, [], [], "silu(s)", [True, False, True], orders=orders)
+    found = calls._attention_backward(bound)
+    assert len(found) == 2
+    for grad in found:
+        assert (grad.shape, grad.stride()) == (x.shape, (5 * 3 * 16, 16, 3 * 16, 1))
