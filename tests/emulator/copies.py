@@ -13,6 +13,7 @@ import numpy as np
 from .faults import EmulatorError, shared_name
 from .gangs import Gang
 from .memory import GlobalMemory
+from .ptx import WINDOW
 from .shared import GRANULE, POISON
 from .tensormap import TOLD_BYTES, TensorMap
 from .translate import PARAMETER_BASE
@@ -87,14 +88,29 @@ class Copies:
             raise EmulatorError("a tensor map that no recorded atom stands for")
         return self.cta.maps[told]
 
-    def load(self, gang: Gang, target, handle, coordinates, barrier, mask: Vector) -> None:
+    def load(self, gang: Gang, target, handle, coordinates, barrier, ctas, mask: Vector) -> None:
+        """ctas: of the cluster, a bit for each that gets the tile; None: whose addresses are
+        given."""
         cta = self.cta
         for lane in gang.lanes(mask):
             t = self.tensor_map(handle[lane])
             start = [int(c[lane]) for c in coordinates]
-            cells = granules_of(t.bytes, t.swizzle, int(target[lane]))
             tile = functools.partial(read_tile, t, start, cta.memory)
-            self.land(gang, lane, cells, t.bytes, int(barrier[lane]), tile)
+            for window in windows(int(target[lane]), None if ctas is None else int(ctas[lane])):
+                place, signal = (window + int(x[lane]) % WINDOW for x in (target, barrier))
+                cells = granules_of(t.bytes, t.swizzle, place)
+                self.land(gang, lane, cells, t.bytes, signal, tile)
+
+    def give(self, gang: Gang, target, data: tuple, barrier, mask: Vector) -> None:
+        """st.async: 16 bytes of each lane, which complete as many on the mbarrier."""
+        size = 4 * len(data)
+        for lane in gang.lanes(mask):
+            place, signal = int(target[lane]), int(barrier[lane])
+            if place % GRANULE or size != GRANULE:
+                raise NotImplementedError("st.async of other than aligned vectors of 16 bytes")
+            raw = np.array([values[lane] for values in data], np.uint32).view(np.uint8)
+            cells = np.array([place // GRANULE])
+            self.land(gang, lane, cells, size, signal, functools.partial(np.copy, raw))
 
     def bulk_load(self, gang: Gang, target, source, size, barrier, mask: Vector) -> None:
         for lane in gang.lanes(mask):
@@ -109,6 +125,7 @@ class Copies:
         """Queues a copy into shared memory; it completes `size` bytes on the mbarrier."""
         cta, shared, warp = self.cta, self.cta.shared, int(gang.lane_warp[lane])
         shared.check(int(cells.min()) * GRANULE, int(cells.max()) * GRANULE + GRANULE)
+        cta.reach(where)
         barrier = cta.sync.signalled(where, warp)
         if np.count_nonzero(shared.writes[cells]) or np.count_nonzero(shared.reads[cells]):
             place = shared_name(int(cells[0]) * GRANULE)
@@ -118,6 +135,7 @@ class Copies:
         shared.writes[cells] += 1
 
         def complete() -> None:
+            cta.reach(where)
             shared.granules[cells] = read().reshape(-1, GRANULE)
             shared.writes[cells] -= 1
             np.maximum(barrier.gathered, published, out=barrier.gathered)
@@ -202,6 +220,13 @@ class Copies:
                 shared.bytes[start : start + count] = data
         lanes = gang.lanes(mask)
         self.cta.clocks.store_shared(target[lanes] >> 4, gang.lane_warp[lanes], lanes)
+
+
+def windows(address: int, ctas: int | None) -> list[int]:
+    """Where the shared memory begins that an address lies in, or that of some CTAs."""
+    if ctas is None:
+        return [address // WINDOW * WINDOW]
+    return [rank * WINDOW for rank in range(ctas.bit_length()) if ctas >> rank & 1]
 
 
 def first_of_equal(gang: Gang, lanes: Vector, operands: tuple) -> Vector:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 from . import kinds
 from .homes import members
-from .ptx import identifier
+from .ptx import WINDOW, identifier
 from .values import Emitter, vector
 
 if TYPE_CHECKING:
     from .translate import Translator
 
 EMITTERS: dict[str, Emitter] = {}
+SHIFT = WINDOW.bit_length() - 1
 POLLS = ("acquire", "volatile", "relaxed", "mmio")
 
 
@@ -69,6 +70,9 @@ def store(t: "Translator", op: list[str], a: list[str]) -> None:
     registers, size = vector(op, a[1])
     kind = kinds.PLAIN[max(8 * size, 16)]
     data = "".join(f"{t.read(text, kind)}, " for text in registers)
+    if "async" in op:
+        t.line(f"C.copies.give(G, {t.address(a[0], 'u32')}, ({data}), {t.address(a[2], 'u32')}, m)")
+        return
     if has(op, "local"):
         raise NotImplementedError("local memory")
     if has(op, "shared"):
@@ -162,7 +166,7 @@ def named_barrier(t: "Translator", op: list[str], a: list[str]) -> None:
 
 
 def cluster_barrier(t: "Translator", op: list[str]) -> None:
-    """A cluster is one CTA here, so its barrier is that of the CTA's threads."""
+    """Of all threads of the cluster."""
     if "arrive" in op:
         t.line("C.sync.arrive_cluster(G, m)")
     else:
@@ -219,10 +223,11 @@ def arrive(t: "Translator", op: list[str], a: list[str]) -> None:
 
 @emits("mapa")
 def map_address(t: "Translator", op: list[str], a: list[str]) -> None:
-    """The address of a variable in the CTA of this rank: only rank 0 is there."""
+    """The address of a variable in the CTA of this rank. Only an access needs it to be there."""
     kind = kinds.PTX[op[-1]]
-    t.line(f"of_this_cta({t.read(a[2], 'u32')} != 0, m)")
-    t.write(a[0], kind, t.read(a[1], kind))
+    address = t.read(a[1], kind)
+    window = f"{t.read(a[2], 'u32')}.astype({kind.upper()}) << {SHIFT}"
+    t.write(a[0], kind, f"({address} & {WINDOW - 1} | {window})")
 
 
 # Copies.
@@ -255,8 +260,10 @@ def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
     """To shared memory: [dst], [map, {coordinates}], [mbarrier]. From it: [map, {...}], [src]."""
     if any(word in op for word in ("im2col", "gather4", "scatter4")):
         raise NotImplementedError("only tiled copies")
+    ctas = "None"
     if "multicast::cluster" in op:
-        t.line(f"of_this_cta({t.read(a[3], 'u32')} != 1, m)")
+        ctas = t.read(a[3], "u16")
+        t.line(f"of_the_cluster({ctas} >> G.block.cluster != 0, m)")
     loads = op[1] != "reduce" and op.index("global") > next(
         i for i, part in enumerate(op) if part.startswith("shared")
     )
@@ -268,7 +275,7 @@ def tensor_copy(t: "Translator", op: list[str], a: list[str]) -> None:
     coordinates = "".join(f"{t.read(c, 'i32')}, " for c in members(found.group(2)))
     if loads:
         places = f"{t.address(a[0], 'u32')}, {handle}, ({coordinates}), {t.address(a[2], 'u32')}"
-        t.line(f"C.copies.load(G, {places}, m)")
+        t.line(f"C.copies.load(G, {places}, {ctas}, m)")
     else:
         mode = repr(word(op, "add", "min", "max")) if op[1] == "reduce" else "None"
         source = t.address(a[1], "u32")

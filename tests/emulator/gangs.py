@@ -1,21 +1,28 @@
 """Gangs: warps that run in step, as one vector of lanes, until they go different ways."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
 from .faults import EmulatorError
 from .lanes import by_warp
+from .ptx import WINDOW
+
+if TYPE_CHECKING:
+    from .machine import Block
 
 Vector = np.ndarray
 
 
 class Gang:
-    """warps: their numbers in the CTA. A gang is split, never joined."""
+    """warps: their numbers in the cluster, all of one CTA. A gang is split, never joined."""
 
-    def __init__(self, warps: list[int], grid: dict[str, tuple[int, int, int]]) -> None:
+    def __init__(self, warps: list[int], block: "Block") -> None:
         self.warps = np.array(warps)
         self.size = 32 * len(warps)
         self.lane_warp = np.repeat(self.warps, 32)
-        self.grid = grid
+        self.block, self.rank = block, warps[0] // block.warps
+        self.window = np.uint32(self.rank * WINDOW)  # where its shared memory begins
         self.all_lanes = np.arange(self.size)
         self.first_lanes = self.all_lanes[::32]
 
@@ -43,8 +50,11 @@ class Gang:
     def special(self, name: str) -> Vector:
         """A special register in every lane."""
         lane = np.arange(32)
-        thread = (32 * self.warps[:, None] + lane).reshape(-1)
-        x, y, z = self.grid["ntid"]
+        block, rank = self.block, self.rank
+        thread = (32 * (self.warps[:, None] - rank * block.warps) + lane).reshape(-1)
+        x, y, z = block.threads
+        first, *others = block.index
+        index = (first + rank, *others)
         root, _, axis = name[1:].partition(".")
         i = "xyz".find(axis) if axis else 0
         tables = {
@@ -52,12 +62,15 @@ class Gang:
             "laneid": (thread % 32,),
             "warpid": (thread // 32,),
             "nwarpid": (-(-x * y * z // 32),),
-            "cluster_nctaid": (1, 1, 1), "cluster_ctaid": (0, 0, 0),
-            "cluster_ctarank": (0,), "cluster_nctarank": (1,), "is_explicit_cluster": (0,),
-            "smid": (self.grid["ctaid"][0],), "clock": (0,), "clock64": (0,),
-            "clusterid": self.grid["ctaid"], "nclusterid": self.grid["nctaid"],
+            "ctaid": index, "nctaid": block.grid, "ntid": block.threads,
+            "cluster_nctaid": (block.cluster, 1, 1), "cluster_ctaid": (rank, 0, 0),
+            "cluster_ctarank": (rank,), "cluster_nctarank": (block.cluster,),
+            "is_explicit_cluster": (block.cluster > 1,),
+            "smid": (index[0],), "clock": (0,), "clock64": (0,),
+            "clusterid": (first // block.cluster, *others),
+            "nclusterid": (block.grid[0] // block.cluster, *block.grid[1:]),
         }  # fmt: skip
-        values = tables.get(root) or self.grid.get(root)
+        values = tables.get(root)
         if values is None:
             raise NotImplementedError(f"special register {name}")
         return np.broadcast_to(np.asarray(values[i], np.uint32), self.size).copy()
@@ -92,7 +105,7 @@ def split(
         if not mine:
             continue  # these warps are done
         kept = picked(registers, lanes)
-        member = Gang([int(w) for w in gang.warps[rows]], gang.grid)
+        member = Gang([int(w) for w in gang.warps[rows]], gang.block)
         parts.append((member, state(mine, kept)))
     return parts
 

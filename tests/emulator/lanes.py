@@ -6,6 +6,8 @@ A vector holds 32 lanes for each warp of a gang. Functions that depend on the pl
 
 import numpy as np
 
+from .faults import EmulatorError
+
 U8, U16, U32, U64 = np.uint8, np.uint16, np.uint32, np.uint64
 I8, I16, I32, I64 = np.int8, np.int16, np.int32, np.int64
 F16, F32, F64 = np.float16, np.float32, np.float64
@@ -234,10 +236,9 @@ def shuffle(lane: Vector, mode: str, a: Vector, b: Vector, c: Vector) -> tuple[V
     return a[warp + where(inside, source, here)], inside
 
 
-def of_this_cta(elsewhere: Vector, m: Vector) -> None:
-    """A cluster is one CTA here."""
+def of_the_cluster(elsewhere: Vector, m: Vector) -> None:
     if (elsewhere & m).any():
-        raise NotImplementedError("another CTA of the cluster")
+        raise EmulatorError("a CTA that the cluster lacks")
 
 
 def by_warp(bits: Vector) -> Vector:

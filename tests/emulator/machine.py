@@ -1,4 +1,4 @@
-"""One CTA: its memories, its asynchronous work, and the scheduler of its gangs.
+"""One CTA, or those of a cluster: memories, asynchronous work, and the scheduler of their gangs.
 
 Schedules: `lazy` completes asynchronous work only when no gang can run, in random order; `eager`
 completes it at once; `random` runs every warp by itself, in random order, and completes work at
@@ -18,7 +18,7 @@ from .copies import Copies
 from .faults import EmulatorError
 from .gangs import Gang
 from .memory import GlobalMemory
-from .ptx import SHARED_BASE
+from .ptx import SHARED_BASE, WINDOW
 from .shared import GRANULE, SharedMemory
 from .sync import Sync
 from .tensor import Tensor
@@ -27,26 +27,29 @@ from .translate import PARAMETER_BASE, SPIN, Translator
 from .warpgroup import Products
 
 SCHEDULES = ("lazy", "random", "eager")
-IDLE = 4  # rounds in which all warps only poll, since what is polled is seen a round later
+IDLE = 64  # rounds in which all warps only poll: one may look at many words, one after the other
 Vector = np.ndarray
 
 
 @dataclass(frozen=True)
 class Block:
-    """Where a CTA stands: its index, the grid, its threads, its bytes of dynamic shared memory."""
+    """Where a CTA stands: its index, the grid, its threads, its bytes of dynamic shared memory. Of
+    a cluster, of so many CTAs side by side: the first one."""
 
     index: tuple[int, int, int]
     grid: tuple[int, int, int]
     threads: tuple[int, int, int]
     shared_bytes: int
+    cluster: int = 1
 
     @property
     def thread_count(self) -> int:
         return int(np.prod(self.threads))
 
     @property
-    def registers(self) -> dict[str, tuple[int, int, int]]:
-        return {"ctaid": self.index, "nctaid": self.grid, "ntid": self.threads}
+    def warps(self) -> int:
+        """Of a CTA."""
+        return -(-self.thread_count // 32)
 
 
 @dataclass
@@ -60,7 +63,8 @@ class Running:
 
 @dataclass
 class Cta:
-    """Runs one CTA of a translated kernel.
+    """Runs one CTA of a translated kernel, or a cluster: then warps are numbered through its CTAs,
+    and each CTA has its window of shared memory.
 
     memory: global memory; parameter_bytes: as the .param list lays them out; maps: tensor maps by
     the bytes that stand for them; strict: what may be harmless on hardware is an error too; fences:
@@ -83,14 +87,16 @@ class Cta:
         if self.schedule not in SCHEDULES:
             raise ValueError(f"schedule {self.schedule!r}; there are {', '.join(SCHEDULES)}")
         self.rng = random.Random(self.seed)
-        warps = -(-self.block.thread_count // 32)
+        warps = self.block.warps * self.block.cluster
         static = max(self.translator.kernel.shared.values(), default=SHARED_BASE) - SHARED_BASE
         size = static + self.block.shared_bytes
         granules = -(-(SHARED_BASE + size) // 128) * 128 // GRANULE
+        granules += (self.block.cluster - 1) * WINDOW // GRANULE
         self.clocks = Clocks(warps, granules, self.report, self.fences)
-        self.shared = SharedMemory(self, self.clocks, size)
+        self.shared = SharedMemory(self, self.clocks, size, self.block.cluster)
         rng = self.rng if self.schedule == "random" else None
-        self.sync = Sync(self, self.clocks, 32 * warps, rng)
+        self.sync = Sync(self, self.clocks, 32 * self.block.warps, rng)
+        self.left = [self.block.warps] * self.block.cluster  # warps that have not ended
         self.tensor, self.copies, self.products = Tensor(self), Copies(self), Products(self)
         self.pipe: deque[Callable[[], None]] = deque()  # in order
         self.in_flight: list[Callable[[], None]] = []  # copies complete in any order
@@ -140,13 +146,13 @@ class Cta:
         self.running.append(Running(gang, entry(self, gang, state)))
 
     def start_all(self) -> None:
-        threads = self.block.thread_count
-        warps = -(-threads // 32)
-        alone = self.schedule == "random"
-        for group in [[w] for w in range(warps)] if alone else [list(range(warps))]:
-            gang = Gang(group, self.block.registers)
-            lanes = 32 * group[0] + np.arange(gang.size) < threads
-            self.start(gang, gangs.state({0: lanes}, None))
+        threads, each = self.block.thread_count, self.block.warps
+        for rank in range(self.block.cluster):
+            warps = list(range(rank * each, (rank + 1) * each))
+            for group in [[w] for w in warps] if self.schedule == "random" else [warps]:
+                gang = Gang(group, self.block)
+                lanes = 32 * (group[0] - rank * each) + np.arange(gang.size) < threads
+                self.start(gang, gangs.state({0: lanes}, None))
 
     def run(self) -> None:
         """Runs to the end. EmulatorError for whatever goes wrong."""
@@ -186,8 +192,12 @@ class Cta:
         except StopIteration as end:
             self.running.remove(one)
             if end.value is not None:
-                for gang, state in gangs.split(one.gang, *end.value):
+                parts = gangs.split(one.gang, *end.value)
+                for gang, state in parts:
                     self.start(gang, state)
+            else:
+                parts = []
+            self.left[one.gang.rank] -= len(one.gang.warps) - sum(len(g.warps) for g, _ in parts)
             return True
         except EmulatorError as error:
             place = f"CTA {self.block.index}, {one.gang}, PTX line {failed_line(error)}"
@@ -202,6 +212,14 @@ class Cta:
         if kind == "bar":
             return all(barrier.generation != generation for barrier, generation in what[0])
         return self.copies.done(*what)
+
+    def reach(self, address: int) -> None:
+        """A CTA at whose shared memory another one, or a copy, arrives has to be there."""
+        rank = address // WINDOW
+        if rank >= len(self.left):
+            raise EmulatorError(f"CTA {rank}, a CTA that the cluster lacks")
+        if not self.left[rank]:
+            raise EmulatorError(f"CTA {rank} of the cluster has ended")
 
     def deadlock(self) -> EmulatorError:
         lines = [f"deadlock in CTA {self.block.index}"]

@@ -13,6 +13,7 @@ BITS = {"pred": 1, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32x2": 64
 BITS |= {f"{kind}{bits}": bits for kind in "bus" for bits in (8, 16, 32, 64)}
 BITS |= {"f32": 32, "f64": 64}
 SHARED_BASE = 1024  # the first KiB of the shared window is the system's on sm_100
+WINDOW = 1 << 18  # from one CTA of a cluster to the next: what a descriptor can address
 DYNAMIC_ALIGN = 1024
 WAITS = ("mbarrier.try_wait", "mbarrier.test_wait", "bar.sync", "barrier.sync", "barrier.cta.sync")
 ENDS = ("bra", "ret", "exit")

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest import mock
 
@@ -126,7 +126,17 @@ def element(numeric: Any) -> np.dtype:
     return np.dtype(kinds.get(numeric.__name__, f"u{numeric.width // 8}"))
 
 
-def probe(info: Any, tensor: Any, tile: Any, smem_layout: Any) -> None:
+def shared_out(box: tuple[int, ...], ctas: int) -> tuple[int, ...]:
+    """Of a box, what each of some CTAs loads for all of them: the outermost dimensions are
+    divided."""
+    sizes = list(box)
+    for dim in reversed(range(len(sizes))):
+        divisor = min(ctas, sizes[dim])
+        sizes[dim], ctas = sizes[dim] // divisor, ctas // divisor
+    return tuple(sizes)
+
+
+def probe(info: Any, tensor: Any, tile: Any, smem_layout: Any, ctas: int = 1) -> None:
     """Registers the atom and emits the launch that will tell its bytes."""
     from cutlass import Int64, cute
     from cutlass.cute.nvgpu import cpasync
@@ -139,7 +149,8 @@ def probe(info: Any, tensor: Any, tile: Any, smem_layout: Any) -> None:
     identity = next(LEDGER.ids)
     if cute.rank(smem_layout) > cute.rank(tile):
         smem_layout = cute.select(smem_layout, mode=list(range(cute.rank(tile))))
-    LEDGER.shapes[identity] = shape_of(tensor, tma_tensor, smem_layout, tile)
+    shape = shape_of(tensor, tma_tensor, smem_layout, tile)
+    LEDGER.shapes[identity] = replace(shape, box=shared_out(shape.box, ctas))
     words = (
         identity,
         tensor.iterator.toint(),
@@ -168,9 +179,10 @@ def tile_of_operand(operand: str, mma_tiler: Any, tiled_mma: Any) -> Any:
 
 
 def wrapped_copy(make: Callable[..., Any]) -> Callable[..., Any]:
-    def make_tiled_tma_atom(op, gmem_tensor, smem_layout_, cta_tiler, *args, **kwargs):
-        info = make(op, gmem_tensor, smem_layout_, cta_tiler, *args, **kwargs)
-        probe(info, gmem_tensor, tile_of_copy(gmem_tensor, cta_tiler), smem_layout_)
+    def make_tiled_tma_atom(op, gmem_tensor, smem_layout_, cta_tiler, num_multicast=1, **kwargs):
+        info = make(op, gmem_tensor, smem_layout_, cta_tiler, num_multicast, **kwargs)
+        tile = tile_of_copy(gmem_tensor, cta_tiler)
+        probe(info, gmem_tensor, tile, smem_layout_, num_multicast)
         return info
 
     return make_tiled_tma_atom

@@ -63,7 +63,7 @@ def parameters(launch: Launch, kernel: ptx.Kernel) -> bytes:
 
 @dataclass
 class Execution:
-    """Runs launches on one schedule, CTA after CTA."""
+    """Runs launches on one schedule, cluster after cluster."""
 
     kernels: Kernels
     memory: GlobalMemory
@@ -79,8 +79,11 @@ class Execution:
             return
         translator = self.kernels.of(launch)
         raw = parameters(launch, translator.kernel)
-        for z, y, x in itertools.product(*map(range, launch.grid[::-1])):
-            block = Block((x, y, z), launch.grid, launch.block, launch.shared_bytes)
+        columns, rows, layers = launch.grid
+        ranges = (range(layers), range(rows), range(0, columns, launch.cluster))
+        for z, y, x in itertools.product(*ranges):
+            size, cluster = launch.shared_bytes, launch.cluster
+            block = Block((x, y, z), launch.grid, launch.block, size, cluster)
             cta = Cta(
                 translator, block, self.memory, raw, LEDGER.maps,
                 self.schedule, self.seed, self.strict, self.fences,

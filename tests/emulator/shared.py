@@ -8,32 +8,37 @@ from .clocks import Clocks
 from .faults import EmulatorError, shared_name
 from .gangs import Gang, whole_warps
 from .memory import UNSIGNED, aligned, update
-from .ptx import SHARED_BASE
+from .ptx import SHARED_BASE, WINDOW
 
 if TYPE_CHECKING:
     from .machine import Cta
 
 Vector = np.ndarray
 GRANULE = 16
-WINDOW = SHARED_BASE + 227 * 1024  # what a CTA may have on sm_100
+MOST = SHARED_BASE + 227 * 1024  # what a CTA may have on sm_100
 POISON = 0xFF  # NaN in every float format
 
 
 class SharedMemory:
-    """granules: the bytes in rows of 16; writes, reads: asynchronous accesses in flight by row."""
+    """granules: the bytes in rows of 16; writes, reads: asynchronous accesses in flight by row.
+    ctas: of the cluster, each with its window."""
 
-    def __init__(self, cta: "Cta", clocks: Clocks, size: int) -> None:
+    def __init__(self, cta: "Cta", clocks: Clocks, size: int, ctas: int = 1) -> None:
         self.cta, self.clocks = cta, clocks
         self.end = SHARED_BASE + size
-        if self.end > WINDOW:
-            raise EmulatorError(f"{size} bytes of shared memory; a CTA may have {WINDOW}")
-        self.bytes = np.full(-(-max(self.end, SHARED_BASE) // 128) * 128, POISON, np.uint8)
+        if self.end > MOST:
+            raise EmulatorError(f"{size} bytes of shared memory; a CTA may have {MOST}")
+        own = -(-max(self.end, SHARED_BASE) // 128) * 128
+        self.bytes = np.full((ctas - 1) * WINDOW + own, POISON, np.uint8)
         self.granules = self.bytes.reshape(-1, GRANULE)
         self.writes = np.zeros(len(self.granules), np.int16)
         self.reads = np.zeros(len(self.granules), np.int16)
 
     def check(self, low: int, high: int) -> None:
-        if low < SHARED_BASE or high > self.end:
+        """[low, high) lies in the memory of a CTA."""
+        window = low // WINDOW * WINDOW
+        low, high = low - window, high - window
+        if low < SHARED_BASE or high > self.end or window >= self.bytes.size:
             raise EmulatorError(
                 f"shared access [{shared_name(low)}, {shared_name(high)}) outside the "
                 f"{self.end - SHARED_BASE} bytes of the launch"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).with_name("runtime.c")
 FAILED = 719  # cudaErrorLaunchFailure
+CLUSTER_DIMENSION = 4  # cudaLaunchAttributeClusterDimension
 
 
 class LaunchConfig(ctypes.Structure):
@@ -33,6 +34,12 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
+class Dimensions(ctypes.Structure):
+    """A cudaLaunchAttribute that holds the CTAs of a cluster."""
+
+    _fields_ = [("kind", ctypes.c_int), ("pad", ctypes.c_int), ("size", ctypes.c_uint32 * 16)]
+
+
 @dataclass(frozen=True)
 class Launch:
     """One kernel launch as the host code asked for it; `argument(i, size)` reads its parameters."""
@@ -43,6 +50,7 @@ class Launch:
     block: tuple[int, int, int]
     shared_bytes: int
     pointers: int
+    cluster: int = 1
 
     def argument(self, index: int, size: int) -> bytes:
         slot = ctypes.sizeof(ctypes.c_void_p) * index
@@ -97,7 +105,19 @@ def decode(config: int, kernel: int, arguments: int) -> Launch:
         block=tuple(shape.block),
         shared_bytes=shape.dynamic_smem_bytes,
         pointers=arguments,
+        cluster=cluster_of(shape),
     )
+
+
+def cluster_of(shape: LaunchConfig) -> int:
+    """How many CTAs, side by side along x, are a cluster."""
+    room = Dimensions * shape.attribute_count
+    given = room.from_address(shape.attributes) if shape.attribute_count else ()
+    sizes = [tuple(x.size[:3]) for x in given if x.kind == CLUSTER_DIMENSION]
+    (x, *others), *_ = sizes or [(1, 1, 1)]
+    if others != [1, 1] or shape.grid[0] % x:
+        raise NotImplementedError(f"clusters of {(x, *others)} CTAs")
+    return x
 
 
 @contextmanager

@@ -80,6 +80,7 @@ class Sync:
 
     def at(self, address: int, warp: int) -> MBarrier:
         barrier = self.barriers.get(int(address))
+        self.cta.reach(int(address))
         if barrier is None:
             raise EmulatorError(f"no mbarrier was initialised at {shared_name(int(address))}")
         maker, epoch = barrier.made_by
@@ -175,10 +176,11 @@ class Sync:
         expected = uniform(threads, lanes, "the thread count of a barrier") or self.threads
         if name > 15 or expected % 32:
             raise EmulatorError(f"bar {name} for {expected} threads")
-        return self.arrive_at(f"bar {name}", expected, gang, mask)
+        which = f" of CTA {gang.rank}" if gang.rank else ""
+        return self.arrive_at(f"bar {name}{which}", expected, gang, mask)
 
     def arrive_cluster(self, gang: Gang, mask: Vector) -> None:
-        self.arrive_at("barrier.cluster", self.threads, gang, mask)
+        self.arrive_at("barrier.cluster", self.threads * gang.block.cluster, gang, mask)
 
     def cluster_ticket(self, gang: Gang) -> Ticket:
         """A wait is for the phase that the warp's own arrival belongs to."""

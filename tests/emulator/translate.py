@@ -99,7 +99,12 @@ class Translator:
         if text.startswith("%"):
             self.specials.add(text)
             return kinds.seen_as(f"S{name}", "u32", kind)
-        return self.constant(self.immediate(text), kind)
+        return self.in_window(text, self.constant(self.immediate(text), kind), kind)
+
+    def in_window(self, text: str, constant: str, kind: str) -> str:
+        """The address of a shared variable is that in the CTA of the gang."""
+        shared = text in self.kernel.shared
+        return f"({constant} + {kind.upper()}(G.window))" if shared else constant
 
     def immediate(self, text: str) -> int:
         """The bits of a literal, or the address of a shared variable or a parameter."""
@@ -119,7 +124,8 @@ class Translator:
             raise NotImplementedError(f"address {text}")
         base, offset = found.groups()
         if not self.home(base) and not base.startswith("%"):
-            return self.constant(self.immediate(base) + int(offset or "0", 0), kind)
+            constant = self.constant(self.immediate(base) + int(offset or "0", 0), kind)
+            return self.in_window(base, constant, kind)
         start = self.read(base, kind)
         moved = int(offset, 0) if offset else 0
         return f"({start} + {self.constant(moved, kind)})" if moved else start

@@ -17,6 +17,7 @@ import numpy as np
 from .descriptors import operand_granules, widened
 from .faults import EmulatorError
 from .gangs import Gang, Vector, uniform, whole_warps
+from .shared import GRANULE
 
 if TYPE_CHECKING:
     from .machine import Cta
@@ -45,14 +46,15 @@ class Products:
         after = before.copy()
         for slot in np.flatnonzero(whole):
             warp, lanes = int(gang.warps[slot]), np.arange(32 * slot, 32 * slot + 32)
-            place = uniform(b, lanes, "a descriptor of wgmma")
-            cells = [operand_granules(place, n, b_mn_major, VERSION)]
+            place, window = uniform(b, lanes, "a descriptor of wgmma"), int(gang.window) // GRANULE
+            cells = [operand_granules(place, n, b_mn_major, VERSION) + window]
             right = self.operand(cells[0], n, b_mn_major, name)
             if isinstance(a, tuple):
                 left = from_registers(np.stack(a)[:, lanes], name)
             else:
                 place = uniform(a, lanes, "a descriptor of wgmma")
-                cells.append(own_rows(operand_granules(place, 64, a_mn_major, VERSION), warp))
+                rows = operand_granules(place, 64, a_mn_major, VERSION)
+                cells.append(own_rows(rows, warp) + window)
                 left = self.operand(cells[1], ROWS, a_mn_major, name)
             self.read(warp, cells)
             found = to_registers(left @ right.T)

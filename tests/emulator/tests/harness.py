@@ -1,4 +1,4 @@
-"""Runs PTX that a test writes by hand: one CTA, no CuTe DSL.
+"""Runs PTX that a test writes by hand: one CTA or one cluster, no CuTe DSL.
 
 `execute(body, arrays)` wraps the body into a kernel whose parameters are the addresses of the
 arrays, in `%rd90`, `%rd91`, ..., and runs it; the arrays hold the result. Registers are declared:
@@ -58,8 +58,9 @@ def cta(
     strict: bool = True,
     fences: bool = True,
     exact_fma: bool = True,
+    cluster: int = 1,
 ) -> Cta:
-    """A CTA that is ready to run the body."""
+    """A CTA, or a cluster of so many, that is ready to run the body."""
     kernel = ptx.parse(kernel_text(body, len(arrays), len(maps)))["test"]
     raw = b"".join(array.ctypes.data.to_bytes(8, "little") for array in arrays)
     for index in range(len(maps)):
@@ -67,7 +68,7 @@ def cta(
     memory = GlobalMemory([array.reshape(-1).view(np.uint8) for array in arrays])
     return Cta(
         Translator(kernel, exact_fma=exact_fma),
-        Block((0, 0, 0), (1, 1, 1), (threads, 1, 1), shared_bytes),
+        Block((0, 0, 0), (cluster, 1, 1), (threads, 1, 1), shared_bytes, cluster),
         memory,
         raw,
         {map_bytes(i + 1): tensor_map for i, tensor_map in enumerate(maps)},
