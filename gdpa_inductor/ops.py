@@ -77,22 +77,31 @@ _LIBRARY = torch.library.Library("gdpa", "DEF")
 ATTENTION = Signature("attention")
 BACKWARD = Signature("attention_backward", backward=True)
 
-# A copy that the backward may rely on. A clone would not do: where a graph is partitioned, the
-# backward may take it again, from a tensor that was changed since.
-_LIBRARY.define("kept(Tensor x) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+# A copy that the backward may rely on, in one pass with a cast. A clone would not do: where a graph
+# is partitioned, the backward may take it again, from a tensor that was changed since.
+_LIBRARY.define(
+    "kept(Tensor x, ScalarType? dtype=None) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,)
+)
 
 
 @torch.library.impl(_LIBRARY, "kept", "CompositeExplicitAutograd")
-def _kept(x: Tensor) -> Tensor:
-    return x.clone()
+def _kept(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return x.to(dtype or x.dtype, copy=True)
 
 
-def _kept_fake(x: Tensor) -> Tensor:
-    return torch.empty_like(x)
+def _kept_fake(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.empty_like(x, dtype=dtype)
+
+
+def _note_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.dtype = inputs[0].dtype
 
 
 operators.register_fake(_LIBRARY, "kept", _kept_fake)
-torch.library.register_autograd("gdpa::kept", lambda ctx, grad: grad, lib=_LIBRARY)
+torch.library.register_autograd(
+    "gdpa::kept", lambda ctx, grad: (grad.to(ctx.dtype), None), setup_context=_note_dtype,
+    lib=_LIBRARY,
+)  # fmt: skip
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -80,6 +80,15 @@ def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
 _MADE: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.WeakKeyDictionary()
 
 
+def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
+    """A buffer of its own with the values of `source`, cast in the same pass."""
+    from torch._inductor.lowering import to_dtype
+
+    made = to_dtype(source, dtype or source.get_dtype(), copy=True)
+    made.realize()
+    return made
+
+
 def extern_call(op: Any, *args: Any, **options: Any) -> Any:
     """Call `op` from the generated code; tensors in and out are Inductor IR."""
     from torch._inductor.lowering import fallback_handler

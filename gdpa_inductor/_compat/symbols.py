@@ -233,6 +233,7 @@ _ROWS: dict[str, _Rows] = {
         "lowering.full": (_BOTH, "zeros"),
         "lowering.process_subgraph_nodes": (_BOTH, "lowers a formula op by op"),
         "lowering.register_lowering": (_BOTH, "lowers gdpa::attention and its backward"),
+        "lowering.to_dtype": (_BOTH, "copies an operand in one pass with a cast"),
         "lowering.to_device": (_BOTH, "moves an operand between the products to the GPU"),
         "runtime.cache_dir_utils.cache_dir": (_BOTH, "verdicts and kernels lie there"),
         "async_compile.get_compile_threads": (_BOTH, "how many processes compile"),

@@ -1,8 +1,8 @@
-"""The Inductor lowerings of gdpa::attention and gdpa::attention_backward.
+"""The Inductor lowerings of gdpa::attention and gdpa::attention_backward, and of gdpa::kept.
 
-Each becomes a `Call`, which goes to the backend that `select` names. Where there is none, or its
-lowering fails, the chunked form takes its place, or the reference formula where that fails too
-(`unfused`): slower, the latter with M×N intermediates, never wrong. That is counted under
+Each of the former becomes a `Call`, which goes to the backend that `select` names. Where there is
+none, or its lowering fails, the chunked form takes its place, or the reference formula where that
+fails too (`unfused`): slower, the latter with M×N intermediates, never wrong. That is counted under
 `fallback`, with a reason in the log; `strict` raises.
 """
 
@@ -11,6 +11,8 @@ from __future__ import annotations
 import functools
 import logging
 from typing import Any
+
+import torch
 
 from .._compat import dynamo, lowering
 from ..ops import ATTENTION, BACKWARD, Signature
@@ -28,6 +30,7 @@ def register() -> None:
     """Install the lowerings; a second call changes nothing."""
     for signature in (ATTENTION, BACKWARD):
         lowering.register_lowering(signature.op, _LOWERINGS[signature])
+    lowering.register_lowering(torch.ops.gdpa.kept.default, lowering.copied)
 
 
 def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._inductor.utils import run_and_get_code
 
 import gdpa_inductor
 from tests._recorder import Recorder
@@ -101,3 +102,43 @@ def test_a_query_that_learns_only_later():
     (found,) = torch.autograd.grad(out.sum(), bias)
     assert recorder.matches
     torch.testing.assert_close(found, expected)
+
+
+def autocast_attention(q, k, v):
+    with torch.autocast("cpu", torch.bfloat16):
+        return torch.relu(q @ k.mT) @ v
+
+
+def test_a_copy_is_taken_by_the_cast():
+    """Autograd saves what autocast casts, and the op must save no less; one pass makes it."""
+    recorder = Recorder()
+    torch.compile(autocast_attention, backend=recorder, fullgraph=True)(*heads())
+    (graph,) = recorder.graphs
+    assert graph.calls_after["kept"] == 3 and not graph.calls_after["_to_copy"], graph.after
+
+
+def test_a_copy_is_generated_code():
+    given = [x.requires_grad_() for x in heads()]
+    wanted = torch.autograd.grad(autocast_attention(*given).sum(), given)
+    function = torch.compile(
+        autocast_attention, backend=gdpa_inductor.gdpa_backend, options={"gdpa.profit": False}
+    )
+
+    def step():
+        loss = function(*given).sum()
+        for x in given:
+            x.data.neg_()
+        found = torch.autograd.grad(loss, given)
+        for x in given:
+            x.data.neg_()
+        return found
+
+    found, codes = run_and_get_code(step)
+    assert not any("gdpa.kept.default" in line for code in codes for line in calls_in(code))
+    for a, b in zip(found, wanted):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(a, b, rtol=0.02, atol=0.02 * b.abs().max().item())
+
+
+def calls_in(code: str) -> list[str]:
+    return [line for line in code.splitlines() if "torch.ops." in line and "#" not in line]

@@ -48,23 +48,26 @@ class Recipe:
     fake_mode: Any
     copied: Collection[Node] = ()
     calls: list[Handle] = field(default_factory=list)
-    _copies: dict[tuple[Node, str], Handle] = field(default_factory=dict)
+    _copies: dict[tuple[Node, str, torch.dtype | None], Handle] = field(default_factory=dict)
 
-    def leaf(self, node: Node) -> Handle:
-        """A tensor of the user's; of a nested one, its values."""
-        return self._held(node, "values")
+    def leaf(self, node: Node, dtype: torch.dtype | None = None) -> Handle:
+        """A tensor of the user's; of a nested one, its values. dtype: what it will be cast to, as a
+        copy already is."""
+        return self._held(node, "values", dtype)
 
     def offsets(self, node: Node) -> Handle:
         """A tensor of offsets, or those of a nested tensor."""
         return self._held(node, "offsets")
 
-    def _held(self, node: Node, part: str) -> Handle:
-        if (node, part) in self._copies:
-            return self._copies[node, part]
+    def _held(self, node: Node, part: str, dtype: torch.dtype | None = None) -> Handle:
+        key = node, part, dtype
+        if key in self._copies:
+            return self._copies[key]
         held = Handle(facts.tensors(node)[0], node)
         held = self.call(part, held) if held.value.is_nested else held
         if node in self.copied:
-            held = self._copies[node, part] = self.call(torch.ops.gdpa.kept.default, held)
+            kept = torch.ops.gdpa.kept.default
+            held = self._copies[key] = self.call(kept, held, *([dtype] if dtype else []))
         return held
 
     def call(self, target: Callable[..., Any] | str, *args: Any, **options: Any) -> Handle:

@@ -150,7 +150,7 @@ def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
 
 
 def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
-    handle = recipe.leaf(operand.leaf)
+    handle = recipe.leaf(operand.leaf, *operand.casts[:1])
     handle = recipe.detached(handle) if operand.detached else handle
     handle = recipe.arrange(handle, operand.index, dims)  # type: ignore[arg-type]
     for dtype in operand.casts:
