@@ -181,8 +181,8 @@ TABLES = (
           modelled("step", "error eager", "error inductor", "error ours")),
     Table("recommender", "recommender", "A whole recommender in training",
           "200 steps of 8 layers of HSTU, lengths as MovieLens-20M's; bf16 by autocast. MiB are "
-          "the peak of a step. The largest batch is found by doubling. *off* is how far our loss "
-          "is from stock's of the same seed, over the spread of stock's seeds.",
+          "the peak of a step. The largest batch is found by doubling. *off* is how far a loss "
+          "curve is from Inductor's of the same seed, over the spread of Inductor's seeds.",
           recommender),
     Table("wide", "wide", "Wide values, wide heads in training, fp32: how fast in chunks?",
           "About 32768 tokens. Values of relu² and laplace are wider than queries and keys. "

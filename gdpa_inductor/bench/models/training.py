@@ -10,6 +10,7 @@ the case is that of the parameters; the batches are the same for every seed.
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
+from statistics import fmean
 
 import torch
 import torch.nn.functional as F
@@ -156,14 +157,14 @@ def largest_batch(case: Case, build: Callable[[Function], Function]) -> int | No
     return fits
 
 
-def off_curve(ours: Sequence[float], stock: Sequence[Sequence[float]]) -> float:
-    """How far our curve is from stock's of the same seed, stock[0], over the spread of stock's
-    seeds: both on average over windows of steps. Up to 1 it is within the spread.
+def off_curve(ours: Sequence[Sequence[float]], stock: Sequence[Sequence[float]]) -> float:
+    """How far our mean curve is from stock's of the same seeds, the first of `stock`, over the
+    spread of all of stock's: both on average over windows of steps. Up to 1 it is within.
 
     Not the worst of windows: in one of ten, three seeds are close by luck."""
     apart, spread = 0.0, 0.0
-    for start in range(0, len(ours) - WINDOW + 1, WINDOW):
-        mine, *theirs = (sum(curve[start : start + WINDOW]) for curve in (ours, *stock))
-        apart += abs(mine - theirs[0])
+    for start in range(0, len(ours[0]) - WINDOW + 1, WINDOW):
+        mine, theirs = ([fmean(c[start : start + WINDOW]) for c in cs] for cs in (ours, stock))
+        apart += abs(fmean(mine) - fmean(theirs[: len(mine)]))
         spread += max(theirs) - min(theirs)
     return apart / spread if spread else float("inf") if apart else 0.0
