@@ -8,6 +8,7 @@ from typing import Any
 
 from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.models import summary
+from gdpa_inductor.bench.output import number, ratio
 
 Row = dict[str, Any]
 Key = tuple[str, str]  # measure, contender
@@ -115,9 +116,8 @@ def first_calls(run: Run) -> list[list[str]]:
         line = [label]
         for measure in ("cold", "warm"):
             ours, stock = by_key.get((measure, "gdpa")), by_key.get((measure, "inductor"))
-            over = ours["compile_s"] / stock["compile_s"] if ours and stock else None
             line += [figure(ours, "compile_s"), figure(stock, "compile_s")]
-            line.append(f"{over:.2f}" if over else "–")
+            line.append(number(ratio(ours, stock, "compile_s"), ".2f") or "–")
         lines.append(line)
     header = ["", "cold: gdpa", "Inductor", "ratio", "warm: gdpa", "Inductor", "ratio"]
     return [header, *lines]

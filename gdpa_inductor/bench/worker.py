@@ -159,7 +159,7 @@ def weigh(job: Job, measure: str, ready: Calls, found: dict[str, Measurement]) -
     """Time, memory, and the share of attention in the kernels of a model."""
     for name, times in times_ms(ready, job.case.device, job.seconds).items():
         ms = statistics.median(times)
-        found[name].ms, found[name].spread = ms, spread(times)
+        found[name].ms, found[name].spread = ms, spread(times) if len(times) > 1 else None
         if job.case.variant not in ("model", "layer"):
             found[name].tflops = job.case.flops * WEIGHT[measure] / ms / 1e9
     for name, call in ready.items():

@@ -29,6 +29,12 @@ def test_measures_time_memory_and_operations():
     assert forward.peak_mib is not None
 
 
+def test_a_single_run_has_no_spread(monkeypatch):
+    monkeypatch.setattr(worker, "times_ms", lambda calls, *_: {name: [2.0] for name in calls})
+    (found,) = worker.run_job(job("eager"))
+    assert found.ms == 2.0 and found.spread is None
+
+
 @pytest.mark.parametrize("measure", worker.CALLS)
 def test_a_wrong_contender_is_seen(monkeypatch, measure: str):
     def almost(function):
