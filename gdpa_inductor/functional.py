@@ -40,32 +40,28 @@ def attention(
     """Softmax-free attention: `O = where(mask_mod, score_mod(scale · q·k), 0) V`.
 
     Args:
-        query: [B, H, M, D], floating point.
-        key, value: [B, H, N, D] and [B, H, N, Dv]; with `enable_gqa` they may have fewer heads that
-            divide H.
-        score_mod: `(score, b, h, q_idx, kv_idx) -> weight`, what multiplies V. `score` is the fp32
-            q·k (fp64 for fp64) times `scale`; the indices are integer tensors that broadcast
-            against it, on a jagged side places in the sequence. None is the identity.
-        mask_mod: `(b, h, q_idx, kv_idx) -> bool`; where False the weight is 0. Applied after
-            `score_mod`.
+        query: [B, H, M, D], or with `cu_seqlens_q` [Lq, H, D].
+        key, value: [B, H, N, D] and [B, H, N, Dv], or with `cu_seqlens_k` [Lk, H, ·].
+        score_mod: `(score, b, h, q_idx, kv_idx) -> weight`; None is the identity. `score` is fp32
+            (fp64 for fp64). The indices are integers that broadcast against it.
+        mask_mod: `(b, h, q_idx, kv_idx) -> bool`. Where False the weight is 0, whatever
+            `score_mod` gives.
         scale: multiplies q·k. The default is 1, not 1/sqrt(D).
-        cu_seqlens_q: makes the query jagged, [Lq, H, D]. It is int32 or int64 [B+1], and sequence b
-            owns the rows cu[b]:cu[b+1].
-        cu_seqlens_k: the same for key [Lk, H, D] and value [Lk, H, Dv]. Each side is dense or
-            jagged by itself; a dense side next to a jagged one may have a batch of 1, for all.
-        max_seqlen_q, max_seqlen_k: a bound on the lengths of a jagged side; rows past it take no
-            part. Left out: the longest sequence, or where that would have to be read from the
-            device (in a compiled graph or a CUDA graph) the number of all rows. Give it where a
-            function above looks something up by position: it is asked for places up to the bound.
+        enable_gqa: key and value may have fewer heads, which divide H.
+        cu_seqlens_q, cu_seqlens_k: int32 or int64 [B+1]. Sequence b owns the rows cu[b]:cu[b+1] of
+            that side, and indices count within it.
+        max_seqlen_q, max_seqlen_k: bounds on the lengths of such a side; later rows take no part.
+            The default is a bound that holds.
 
     Query, key and value may be nested tensors of layout torch.jagged, [B, j, H, D], instead.
 
     Returns:
-        [B, H, M, Dv]; for a jagged query [Lq, H, Dv], nested if the query is; in value's dtype.
+        [B, H, M, Dv], or [Lq, H, Dv] for a jagged query, nested if it is; in value's dtype.
 
     Raises:
-        GDPAError: operands that do not fit each other. ValueError: a negative bound. TypeError: a
-            `mask_mod` that returns no booleans.
+        GDPAError: operands that do not fit each other.
+        ValueError: a negative bound.
+        TypeError: a `mask_mod` that returns no booleans.
     """
     nested = query.is_nested
     query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)

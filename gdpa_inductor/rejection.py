@@ -82,19 +82,19 @@ class Code(enum.Enum):
     )
     DTYPE = (
         Category.UNSUPPORTED,
-        "operands of this dtype, or of mixed dtypes",
+        "no kernel takes operands of this dtype, or of these dtypes together",
         "cast the operands to one of fp32, bf16 or fp16; keep integers in int64",
     )
     DEVICE = (
         Category.UNSUPPORTED,
-        "no kernel for this device, or operands on several devices",
+        "this device has no kernel, or operands are on several devices",
         "put all operands on one device that has a kernel "
         "(`python -m gdpa_inductor doctor` lists them)",
     )
-    HEAD_DIM = (Category.UNSUPPORTED, "a head dim outside the range that the kernels take", "")
+    HEAD_DIM = (Category.UNSUPPORTED, "a head dim is outside the range of the kernels", "")
     TENSOR_KIND = (
         Category.UNSUPPORTED,
-        "a sparse, quantised, nested or subclass tensor",
+        "a tensor is sparse, quantised, nested or of a subclass",
         "pass plain strided tensors",
     )
     ANALYSIS = (
@@ -119,7 +119,7 @@ class Code(enum.Enum):
     )
     JAGGED_FILL = (
         Category.UNSUPPORTED,
-        "padding is something else than zero, or its weights or slopes are infinite",
+        "the padding is not zero, or its weights or slopes are infinite",
         "pad V with zeros, Q and K with numbers of at most ±1",
     )
     JAGGED_OPERAND = (
@@ -140,7 +140,7 @@ class Code(enum.Enum):
     )
     JAGGED_PADDING = (
         Category.UNSUPPORTED,
-        "padding by a function that is not read as padding",
+        "values are padded by a function that is not read as padding",
         "pad by offsets (a nested tensor, fbgemm's `jagged_to_padded_dense`), or call "
         "`gdpa_inductor.attention` with `cu_seqlens_q` and `cu_seqlens_k`",
     )
@@ -185,12 +185,12 @@ class Code(enum.Enum):
     # NOT_PROFITABLE
     TOO_SMALL = (
         Category.NOT_PROFITABLE,
-        "too few rows, columns or channels to gain",
+        "there are too few rows, columns or channels to gain",
         "force it with `options={'gdpa.profit': False}`",
     )
     HEAD_DIM_LARGE = (
         Category.NOT_PROFITABLE,
-        "a head dim so large that the unfused form wins",
+        "a head dim is so large that the unfused form wins",
         "",
     )
     SLOWER = (
