@@ -42,8 +42,8 @@ def attention(
     Args:
         query: [B, H, M, D], or with `cu_seqlens_q` [Lq, H, D].
         key, value: [B, H, N, D] and [B, H, N, Dv], or with `cu_seqlens_k` [Lk, H, ·].
-        score_mod: `(score, b, h, q_idx, kv_idx) -> weight`; None is the identity. `score` is fp32
-            (fp64 for fp64). The indices are integers that broadcast against it.
+        score_mod: `(score, b, h, q_idx, kv_idx) -> weight`; None is the identity. `score` is
+            scale · q·k, in fp32 (fp64 for fp64); the indices are integers that broadcast with it.
         mask_mod: `(b, h, q_idx, kv_idx) -> bool`. Where False the weight is 0, whatever
             `score_mod` gives.
         scale: multiplies q·k. The default is 1, not 1/sqrt(D).

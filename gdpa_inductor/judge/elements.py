@@ -46,18 +46,26 @@ class Root(NamedTuple):
 
 
 class Evaluator:
-    """One evaluation. wide: real numbers are computed in fp64 and rounded by casts only, and where
-    both graphs have the same tensor.
+    """One evaluation.
 
-    products: calls whose elements are given, with these; `touched` says at which index each was
-    read, and in which lanes. differentiate: keep the way of gradients to the roots. most: how far,
-    as a part of it, a number may be moved by a rounding of the score. Past that, as in the sine of
-    1e20, it means nothing. gaps: takes how far apart numbers are that are compared. overwrites:
-    whether an older value of what was read was replaced. missed: writes into a part of what was
-    read, in which no lane lies. They are of real numbers only, since each side may look at other
-    offsets. valid: the lanes in which the original program raises no error, and numbers mean
-    something. owned: the lanes whose jagged row the program takes out of the lane's sequence; None
-    where it takes no padding away.
+    What it is given:
+    products       calls whose elements are known, with these elements
+    wide           real numbers are computed in fp64. They are rounded by casts only, and where both
+                   graphs have the same tensor
+    differentiate  keep the way of gradients to the roots
+    most           the relative move of a number, by a rounding of the score, past which the number
+                   means nothing: the sine of 1e20
+    gaps           is filled with the distances of numbers that are compared
+
+    What it finds:
+    touched        at which index each product was read, and in which lanes
+    overwrites     an older value of what was read was replaced
+    missed         writes into a part of what was read in which no lane lies. Only those of real
+                   numbers, since each side may look at other offsets
+    valid          the lanes in which the original program raises no error and numbers mean
+                   something
+    owned          the lanes whose jagged row the program takes out of the lane's sequence; None
+                   where it takes no padding away
     """
 
     def __init__(

@@ -67,17 +67,20 @@ Claims = Mapping[GraphModule, Mapping[str, str]]
 
 @dataclass
 class SideBySide:
-    """One run of two graphs. agree: decides a claim; False where it cannot be shown, or it raises.
-    claims: what some nodes of the rewritten graph and of its bodies stand for.
+    """One run of two graphs.
 
-    edges: the places in autograd's graph of each common value, whenever it was used. cuts: the
-    common values that the rewritten graph's own nodes use. saved: what autograd keeps. fragile:
-    storages of results that are views made without gradients, since when, and of which node. views:
-    values that are views in the rewritten graph alone. derived: nodes of autograd functions of
-    the user whose backward is known to be the derivative. leaves: those that the graph makes.
-    shown: storages that were given to a node of both graphs while there were such leaves. dropped:
-    storages of leaves that the rewritten graph does not reach, and of which node. results: what the
-    graphs return.
+    agree    decides a claim. False where it cannot be shown; it may raise
+    claims   what some nodes of the rewritten graph and of its bodies stand for
+    edges    the places in autograd's graph of each common value, whenever it was used
+    cuts     the common values that the rewritten graph's own nodes use
+    saved    what autograd keeps
+    fragile  storages of results that are views made without gradients: since when, of which node
+    views    values that are views in the rewritten graph alone
+    derived  nodes of autograd functions of the user whose backward is known to be the derivative
+    leaves   those that the graph makes
+    shown    storages that were given to a node of both graphs while there were such leaves
+    dropped  storages of leaves that the rewritten graph does not reach, and of which node
+    results  what the graphs return
     """
 
     agree: Agree

@@ -293,8 +293,8 @@ class Analyst:
         refusal = profit.judge(problem, rank, self.options.profit)
         if refusal is not None:
             raise refusal
-        shapes = [size for node in region.sizes for size in _shape_values(node)]
-        if not all(map(self.writer.can_write, [*reading.scalars, *shapes, *recipe.sizes()])):
+        sizes = [size for node in region.sizes for size in _shape_values(node)]
+        if not all(map(self.writer.can_write, [*reading.scalars, *sizes, *recipe.sizes()])):
             raise Refused(
                 Code.ANALYSIS, "a symbolic size cannot be computed from the graph's inputs"
             )

@@ -55,29 +55,44 @@ class AuxRead:
 class Plan:
     """What one kernel reads, computes and stores.
 
-    kernel       "forward", "rows" (dQ), "keys" (dK, dV), "five_matmul" or "one_tile" (all three),
-                 or "tiles" (an operand's gradient)
-    names        the terms to compute, in the order of the outputs: "p" the weight, "ds" its
-                 derivative with respect to the score, "g<i>" that with respect to operand i
-    flat         the terms that do not depend on the score
-    reads        the operands between the products that the terms need
-    shared       operands of batch 1, which all batches read
-    grouped      operands with fewer heads than the query
-    loops_heads  one CTA of "keys" runs over the query heads of its key head
+    kernel       which one:
+                   "forward"      O
+                   "rows"         dQ
+                   "keys"         dK and dV
+                   "five_matmul"  dQ, dK and dV; one CTA owns a (sequence, head)
+                   "one_tile"     dQ, dK and dV of few rows
+                   "tiles"        the gradient of an operand between the products
+
+    Terms, in the order of the outputs: "p" is the weight, "ds" its derivative with respect to the
+    score, "g<i>" that with respect to operand i.
+    names        those to compute
+    flat         those that do not depend on the score
+    still        those that may be summed past the ends of the operands, which are zeros there
     summed       the axes that "tiles" sums over
-    jagged       the sides whose lengths are read from offsets, of "q" and "k"
-    alike        one set of offsets serves both sides
-    direct       each sequence has as many CTAs as the longest, and no table says whose one is
-    skips        tiles that are zero are left out, and whole tiles are computed without the mask
-    whole_reads  the operands that the terms of whole tiles need
-    whole_flat   the terms of whole tiles that do not depend on the score
-    keeps        a mixed tile's term is that of a whole tile where `keep` holds, else 0
-    adds         "keys" also adds dQ, tile by tile, to the fp32 buffer DQ
+
+    Operands
+    reads        those between the products that the terms need
+    shared       those of batch 1, which all batches read
+    grouped      those with fewer heads than the query
+
+    Jagged sides
+    jagged       "q", "k": the sides whose lengths are read from offsets
+    alike        one set of offsets serves both
+    direct       each sequence has as many CTAs as the longest has; no table says whose a CTA is
+
+    Tiles that the program's masks tell apart: zero ones, whole ones without the mask, mixed ones
+    skips        zero tiles are left out, and whole tiles are computed without the mask
     bounds       the closed ends of the inner loop (`loop_bounds`); None: its tiles are classified
     tables       the operands whose bounds tell tiles apart (`tile_bounds`)
+    whole_reads  as `reads`, for whole tiles
+    whole_flat   as `flat`, for whole tiles
+    keeps        a mixed tile's term is that of a whole tile where `keep` holds, else 0
+
+    CTAs
+    loops_heads  one CTA of "keys" runs over the query heads of its key head
+    adds         "keys" also adds dQ, tile by tile, to the fp32 buffer DQ
     split        a CTA of "forward" has one of SPLITS shares of the keys, and stores a partial sum
-    batch_first  the batches of one tile are neighbours: they read the same elements of an operand
-    still        the terms that may be summed past the ends of the operands, loaded as zeros there
+    batch_first  the batches of a tile are neighbours, since they read the same elements of operands
     """
 
     kernel: str

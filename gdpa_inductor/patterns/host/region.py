@@ -71,17 +71,14 @@ class Region:
 
 
 class Through(enum.Flag):
-    """What the leaves of a region are read through: what makes them is then a part of it.
-
-    VIEWS: views, exact upcasts and heads that are folded into the batch, so that nothing is seen
-    expanded or widened or copied. MASKS: point-wise
-    functions too whose result is larger than what they are made from, such as masks of indices and
-    lengths. PADDING: all views of padded values, up to what pads them.
-    """
+    """What the leaves of a region are read through: what makes them is then a part of it."""
 
     NOTHING = 0
+    # Views, exact upcasts, and heads folded into the batch: no operand is expanded or copied first.
     VIEWS = enum.auto()
+    # Functions whose result is larger than what they are given: masks of indices and lengths.
     MASKS = enum.auto()
+    # All views of padded values, up to what pads them.
     PADDING = enum.auto()
 
 
@@ -164,35 +161,40 @@ class Finder:
         """Expand leaves into the pure calls that make them: (the makers, the remaining leaves)."""
         makers: set[Node] = set()
         found: dict[Node, None] = {}
-        stack = list(reversed(leaves))
-        state = self.host.ambient[nodes[-1]]
+        stack, end = list(reversed(leaves)), nodes[-1]
         while stack:
             leaf = stack.pop()
-            known = (
-                (leaf.op in ("call_function", "call_method"))
-                and not facts.is_opaque(leaf)
-                and leaf not in self.host.mutators
-                and leaf not in closed
-                and not effects.is_overwritten(self.host, leaf, nodes[-1])
-                and not effects.is_watched(leaf)
-            )
-            here = self.host.ambient[leaf]
-            same_mode = here.transforms == 0 and (
-                (here.grad, here.inference) == (state.grad, state.inference)
-                or not _wants_gradients(leaf)
-            )
-            seen = same_mode and self._is_seen(leaf, through)
-            if known and (seen or _is_size_arithmetic(leaf)):
-                makers.add(leaf)
-            else:
+            seen = self._has_mode_of(end, leaf) and self._is_seen(leaf, through)
+            if (
+                leaf in closed
+                or not self._is_repeatable(leaf, end)
+                or not (seen or _is_size_arithmetic(leaf))
+            ):
                 found[leaf] = None
                 continue
+            makers.add(leaf)
             stack.extend(
                 n
                 for n in reversed(leaf.all_input_nodes)
                 if n not in found and n not in makers and n not in inside
             )
         return sorted(makers, key=self.host.order.__getitem__), list(found)
+
+    def _is_repeatable(self, leaf: Node, end: Node) -> bool:
+        """A call that gives the same at the end of the region, and that nobody watches."""
+        return (
+            leaf.op in ("call_function", "call_method")
+            and not facts.is_opaque(leaf)
+            and leaf not in self.host.mutators
+            and not effects.is_overwritten(self.host, leaf, end)
+            and not effects.is_watched(leaf)
+        )
+
+    def _has_mode_of(self, end: Node, leaf: Node) -> bool:
+        """It runs in the gradient mode of the region's end, or has no gradient in any."""
+        here, there = self.host.ambient[leaf], self.host.ambient[end]
+        same = (here.grad, here.inference) == (there.grad, there.inference)
+        return here.transforms == 0 and (same or not _wants_gradients(leaf))
 
     def _is_seen(self, leaf: Node, through: Through) -> bool:
         """Whether what makes a leaf is of the kinds that are read through."""
