@@ -86,7 +86,8 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 
 
 def lower_backward(call: Call) -> list[Any]:
-    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    """The asked gradients of (query, key, value, *aux), as `laid_gradients` has them. Inductor IR
+    in and out."""
     compile_ahead(call)
     spare = _spare(call)
     callee = _callee("backward_site", call, *([spare] if spare else []))

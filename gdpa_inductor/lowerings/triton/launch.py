@@ -357,9 +357,9 @@ def _cut(config: Config, problem: Problem, least: int) -> Config:
     """No tile needs to be longer than the rows or keys that there are. They are counted as they
     were at capture, so that a tile which has to hold all rows keeps `least` of them."""
     limits = [
-        1 << max(4, (hint - 1).bit_length())
-        for hint in (shapes.size_hint(problem.rows), shapes.size_hint(problem.cols))
-        if hint
+        1 << max(4, (size - 1).bit_length())
+        for size in (shapes.size_hint(problem.rows), shapes.size_hint(problem.cols))
+        if size
     ]
     if len(limits) < 2:
         return config

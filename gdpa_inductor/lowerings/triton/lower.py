@@ -1,11 +1,16 @@
 """GDPA by Triton: what each kernel of one op computes, and the templates that compute it.
 
-Forward is one kernel. The backward is up to three kinds, each with loops of its own. So every sum
-has one order, and no gradient needs an atomic. They are "rows" (dQ and sums over the keys) and
-"keys" (dK, dV and sums over the rows). And there is one "tiles" per operand that varies along both.
-Where there are many short sequences, "five_matmul" stands for the first two. What a kernel cannot
-sum by itself (over the batch, over heads) it leaves to Inductor, in fp32. With
-`gdpa.deterministic=False`, "keys" adds up dQ too, by atomics.
+The forward is one kernel. The backward has these, each with loops of its own, so that every sum has
+one order and no gradient needs an atomic:
+
+    "rows"         dQ, and sums over the keys
+    "keys"         dK and dV, and sums over the rows; with `gdpa.deterministic=False` also dQ, by
+                   atomics
+    "five_matmul"  in place of these two where there are many short sequences
+    "one_tile"     in place of these two where there are few rows
+    "tiles"        the gradient of an operand that varies along rows and keys; one for each
+
+What a kernel cannot sum by itself (over the batch, over heads) it leaves to Inductor, in fp32.
 """
 
 from __future__ import annotations
@@ -74,7 +79,7 @@ def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def lower_backward(call: Call) -> list[Any]:
-    """The asked gradients of (query, key, value, *aux), each as its operand, contiguous."""
+    """The asked gradients of (query, key, value, *aux), each in the shape of its operand."""
     o, needs = inputs_of(call), call.needs
     leaves = o.fakes.differentiable
     found: dict[int, Any] = {}
