@@ -21,13 +21,19 @@ __all__ = ["Problem", "Size"]
 
 @dataclass(frozen=True)
 class Problem:
-    """query [batch, heads, rows, head_dim], key [·, key_heads, cols, head_dim], value [·,
-    value_heads, cols, value_dim].
+    """The shapes of its operands:
 
-    A jagged side has total_rows (or total_cols) rows in all, and rows (or cols) is its max_seqlen.
-    needs: which gradients a backward is asked for (query, key, value, then the program's operands);
-    empty in a forward, and before the backward is known. crowded: elements of operands whose
-    gradients stock adds up in small learned tables, one after the other.
+    query  [batch, heads, rows, head_dim], or jagged [total_rows, heads, head_dim]
+    key    [·, key_heads, cols, head_dim], or jagged [total_cols, key_heads, head_dim]
+    value  [·, value_heads, cols, value_dim], or jagged [total_cols, value_heads, value_dim]
+
+    The rows (or cols) of a jagged side are its max_seqlen.
+
+    training  gradients may be asked for
+    needs     which ones a backward is asked for: of query, key, value, then of the program's
+              operands. Empty in a forward, and before the backward is known
+    crowded   elements of operands whose gradients stock adds up in small learned tables, one after
+              the other
     """
 
     program: ScoreMod

@@ -70,12 +70,16 @@ class Ref:
 
 @dataclass(eq=False)
 class Event:
-    """One operation. args, kwargs: as called, tensors as `Ref`. results: `Ref`s and other values.
+    """One operation.
 
-    writes: the places that it changes, new storages included. Each comes with the number of the
-    result that holds the new contents, None where no result does. side: which graph has it, "both",
-    "before" or "after". grad: gradient mode was on. implied: autocast may have added it. constant:
-    the value of a new one-element tensor, if it is known.
+    args, kwargs  as called, with each tensor as its `Ref`
+    results       `Ref`s and other values
+    side          which graph has it: "both", "before" or "after"
+    grad          gradient mode was on
+    implied       autocast may have added it
+    writes        the places that it changes, new storages included. Each comes with the number of
+                  the result that holds the new contents, None where no result does
+    constant      the value of a new one-element tensor, if it is known
     """
 
     number: int
@@ -120,17 +124,27 @@ Write = tuple[Event, Ref, "int | None"]
 
 @dataclass
 class Log:
-    """The events of one interpretation. `writes[s]`: what changed storage s, in order.
+    """The events of one interpretation. Storages are kept alive, so that an address is that of one
+    storage only.
 
-    side: which graph runs now. grad: whether gradient mode is on for its node; an operator may
-    switch it off within itself. implied: whether casts are autocast's and not the node's. products:
-    matrix products and fused calls of one graph alone. owner: which graph made a storage.
-    constants: of storages that hold one known element. literal_tensors: of storages that hold what
-    the graph itself spells, such as `torch.tensor([3, 5])`. literals: the whole numbers that one
-    graph alone names, since the last claim. numbers: where `.item()` read a real number, by the
-    number that stands for what it returned. nested: some tensors are made of others, of which
-    nothing says whether they need gradients. Storages are kept alive, so that an address is that of
-    one storage only.
+    Now:
+    side             which graph runs
+    grad             gradient mode is on for its node; an operator may switch it off within itself
+    implied          casts are autocast's and not the node's
+
+    By storage:
+    writes           what changed it, in order
+    owner            which graph made it
+    constants        the one known element that it holds
+    literal_tensors  what the graph itself spells, such as `torch.tensor([3, 5])`
+
+    Of the graphs:
+    products         matrix products and fused calls of one graph alone
+    literals         the whole numbers that one graph alone names, since the last claim
+    numbers          where `.item()` read a real number, by the number that stands for what it
+                     returned
+    nested           some tensors are made of others, of which nothing says whether they need
+                     gradients
     """
 
     side: str = "both"

@@ -41,15 +41,18 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Backend:
-    """One family of kernels.
+    """One family of kernels. A problem that no rule refuses must lower.
 
-    devices: torch's device types. refuses: what it cannot run; pays: what it should not; frugal:
-    the same under profit="memory", where that differs; yields: what a later backend does better.
-    A problem that no rule refuses must lower. about: what a report adds to a choice. by_name:
-    device types where it runs only for who asks for it by its name. ahead: begins to compile the
-    kernels of a call; its nodes are fakes.
-
-    lower, lower_backward: Inductor IR in and out; the output, or the asked gradients, contiguous.
+    devices         torch's device types
+    by_name         those where it runs only for who asks for it by its name
+    refuses         what it cannot run
+    pays            what it should not run
+    frugal          the same under profit="memory", where that differs
+    yields          what a later backend does better
+    lower           the output, contiguous. Inductor IR in and out
+    lower_backward  the asked gradients; the same
+    about           what a report adds to a choice
+    ahead           begins to compile the kernels of a call, whose nodes are fakes
     """
 
     name: str

@@ -25,15 +25,18 @@ class Origin:
 
 @dataclass(frozen=True)
 class Match:
-    """One rewritten region. `location`: "file:line" of the second product. `node`: the node that
-    calls the op.
+    """One rewritten region.
 
-    `choice` is what the caller's `supports` answered: the kernel, for whoever lowers it.
-    `replaced`: the names of the nodes that the op stands for, in program order. `notes`: why a side
-    that is padded in the model stays padded, or a learned table keeps its gradient. `stands_for`:
-    the node that returns the result, and the one that returned it before. `module`: the path of the
-    module that it is in, such as "layers.0". `origins`: where each operand between the products
-    comes from. `body`: the path of the body that it is in, such as "wrap_body_0"; "" for the graph.
+    location    "file:line" of the second product
+    module      the path of the module that it is in, such as "layers.0"
+    body        the path of the body that it is in, such as "wrap_body_0"; "" for the graph
+    node        the node that calls the op
+    replaced    the names of the nodes that the op stands for, in program order
+    stands_for  the node that returns the result, and the one that returned it before
+    choice      what the caller's `supports` answered: the kernel, for whoever lowers it
+    origins     where each operand between the products comes from
+    notes       why a side that is padded in the model stays padded, or a learned table keeps its
+                gradient
     """
 
     problem: Problem

@@ -139,19 +139,29 @@ class Trait(enum.Flag):
 class Op:
     """One operation: a row of `OPS`, and all that the package knows of it.
 
-    kinds: accepted signatures such as "ff>f". torch: the function that defines it. says: what it
-    is, for people. params: how many trailing arguments are literals.
+    What it is:
+    kinds     accepted signatures such as "ff>f"
+    torch     the function that defines it
+    says      the same, for people
+    params    how many trailing arguments are literals
+    infix     its sign, and how tightly it binds
 
-    vjp: `vjp(g, y, *args)` gives a cotangent per argument, None where it is zero. An operation
-    without one has no gradient. interval, integers: its rules in the modules of these names;
-    without one, nothing is known of its result. literal: its value on Python's numbers, where a
-    program folds it. infix: its sign, and how tightly it binds. aten: ATen's names for it where a
-    call means just this, a function of reals and literals; `vocabulary` reads the others.
+    What is known of it:
+    vjp       `vjp(g, y, *args)` gives a cotangent per argument, None where it is zero. Without a
+              vjp it has no gradient
+    interval  its rule in the module of this name, and so `integers`. Without one, nothing is known
+              of its result
+    literal   its value on Python's numbers, where a program folds it
+    traits    see `Trait`
 
-    spelled: how models write it out in other operations, all of which mean just this (`canonical`).
+    How models write it:
+    aten      ATen's names for it where a call means just this, a function of reals and literals;
+              `vocabulary` reads the others
+    spelled   its forms in other operations, all of which mean just this (`canonical`)
 
-    plain, fast: its forms in other operations, for kernels (`emission`). fast is for 16 bits:
-    |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]. None: it is computed as it is.
+    How kernels compute it (`emission`); None: as it is
+    plain     in other operations
+    fast      the same for 16 bits: |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]
     """
 
     kinds: tuple[str, ...]

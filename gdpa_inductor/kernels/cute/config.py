@@ -28,26 +28,39 @@ VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multipl
 class KernelConfig:
     """The fields are those of every architecture; the constants are set by its subclass.
 
-    folder: where its kernels are. arch: its name for ptxas. gpu: its name for people. rows: of a
-    score tile. max_dim: the largest head dim of a forward. max_backward_dim: of a backward.
-    rivalled: Triton is faster there on some problems. clears: its kernels store zeros in the rows
-    of a jagged result that no sequence owns; else these are cleared ahead. bare_ends: they leave
-    out the mask past the ends of a sequence where zeros there do instead (program/tails.py).
-    cuts_keys: launches of its backward may have some of the keys each (`part`).
+    The architecture:
+    folder            where its kernels are
+    arch, gpu         its name for ptxas, and for people
+    rows              of a score tile
+    max_dim           the largest head dim of a forward
+    max_backward_dim  the same of a backward
+    rivalled          Triton is faster there on some problems
+    clears            its kernels store zeros in the rows of a jagged result that no sequence owns;
+                      else these are cleared ahead
+    bare_ends         they leave out the mask past the ends of a sequence where zeros there do
+                      instead (program/tails.py)
+    cuts_keys         launches of its backward may have some of the keys each (`part`)
 
-    dtype: "bfloat16" or "float16". head_dim, value_dim: as they are; tiles are padded by zero
-    fill.
+    The call:
+    dtype             "bfloat16" or "float16"
+    head_dim          as it is, like value_dim; tiles are padded by zero fill
+    program           the text of the score program
+    aux               dtype names of its operands
+    jagged_q          the query has offsets; positions then count within the sequence. So jagged_k
+    offsets           dtype of cu_seqlens
+    shared            which of "q", "k", "v" have a batch of one
+    fast              approximate functions are used (emit.py)
+    skip              key blocks are left out where the program is zero
+    bounded           the operands that there may be tables of bounds of (classes.py)
+    vectors           the aux operands whose keys lie side by side, at multiples of 16 bytes
+    expanded          those with a stride of 0, which TMA is not asked to read
 
-    program: the text of the score program. aux: dtype names of its operands. jagged_q, jagged_k:
-    that side is jagged, with offsets; then positions count from the beginning of the sequence.
-    shared: which of "q", "k", "v" have a batch of one. fast: approximate functions (see emit.py).
-    skip: leave out key blocks where the program is zero. bounded: the operands that there may be
-    tables of bounds of (classes.py). offsets: dtype of cu_seqlens. vectors: the
-    aux operands whose keys lie side by side, at multiples of 16 bytes. expanded: those with a
-    stride of 0, which TMA is not asked to read. stored: the aux operand whose gradient a backward
-    stores, a number for each score. ordered: a backward adds up dQ in one order; all but that of
-    sm_90 always do. part: "first", "middle" or "last", where launches have some of the keys each.
-    Their sums of dQ go on from one to the next, and the last one converts them."""
+    The backward:
+    stored            the aux operand whose gradient is stored, a number for each score
+    ordered           dQ is added up in one order; may be False on sm_90 only
+    part              "first", "middle" or "last" where launches have some of the keys each. Sums of
+                      dQ go on from one to the next, and the last one converts them
+    """
 
     folder: ClassVar[str]
     arch: ClassVar[str]

@@ -36,14 +36,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """config: of the kernels. sizes: what they take of these; the last is how many sequences a
-    launch is dealt. output: the shape of O. empty: there is nothing to compute.
+    """What one form needs.
 
-    copied: which of query, key and value TMA cannot read as they lie. strides: of the three as they
-    are read. aux_strides: by letter, of every operand of the program. widened: the offsets of the
-    queries have to be brought to the dtype of the keys'. scalars: how many the program reads.
-    aligned: every address was a multiple of 16 bytes. words: `form_words` by the strides of the
-    others. kept: what else follows from the form and was asked for (`once`).
+    config       of the kernels
+    sizes        what they take of these; the last is how many sequences a launch is dealt
+    output       the shape of O
+    empty        there is nothing to compute
+    copied       which of query, key and value TMA cannot read as they lie
+    strides      of the three as they are read
+    aux_strides  of every operand of the program, by letter
+    widened      the offsets of the queries have to be brought to the dtype of the keys'
+    gathered     offsets that do not lie side by side have to be copied
+    scalars      how many the program reads
+    aligned      every address was a multiple of 16 bytes
+    words        `form_words` by the strides of the others
+    kept         what else follows from the form and was asked for (`once`)
     """
 
     config: KernelConfig

@@ -34,11 +34,19 @@ class Operand:
 class Reading:
     """What a region computes: output[output] = sum over `keys` of weight(score, …) · value.
 
-    left, right: operands of the first product; `inner` is what it contracts. `score` is the index
-    of the product in ATen, `scores` that of its result as the user has it. `weights` is that of
-    what the second product reads. `dtypes` are that of the second product's result, and those that
-    it is cast to, one after the other. In `weight`, aux(i) stands for operand i of `aux`, and
-    Expr("index", i) for `positions[i]`.
+    weight       the score program. In it aux(i) stands for operand i of `aux`, and
+                 Expr("index", i) for `positions[i]`
+    left, right  operands of the first product, in the order in which it multiplies them
+    inner        what the first product contracts
+    keys         what the second product contracts
+    swapped      the second product has the value on the left
+    dtypes       of the second product's result, and those that it is cast to, one after the other
+
+    Indices, all of one element:
+    score        of the first product, as ATen has it
+    scores       of its result, as the user has it
+    weights      of what the second product reads
+    output       of the result
     """
 
     weight: Expr

@@ -19,11 +19,14 @@ from ..work import sequence_rows, totals
 class ResidentTile:
     """One resident tile.
 
-    batch, head: of the resident operands. slot: the number of its sequence in the order in which
-    they are dealt. first: its first row, of `rows` in its sequence, which
-    begins at row `start` of a jagged operand. length, origin: the same of the streamed side.
-    passes: how many heads stream past. begin, end: the streamed tiles of one pass. descends: it
-    meets the last of them first (sm90 only).
+    batch, head     of the resident operands
+    slot            the number of its sequence in the order in which they are dealt
+    first           its first row in the sequence
+    rows, start     how many rows the sequence has, and where it begins in a jagged operand
+    length, origin  the same of the streamed side
+    passes          how many heads stream past
+    begin, end      the streamed tiles of one pass
+    descends        it meets the last of them first (sm90 only)
     """
 
     batch: Any
