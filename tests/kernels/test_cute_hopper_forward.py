@@ -62,6 +62,14 @@ WIDE = (
     Case("D 200, short keys", d=200, b=4, n=192, q_lengths=SELF, offsets=torch.int64),
     Case("D 256, one row", d=256, m=1, n=1, h=3),
 )  # fmt: skip
+# Of 132 and more CTAs all but some tiles are cut (rounds.py), of a few the last ones.
+PIECES = (
+    Case("three of three", d=64, m=400, n=300, h=3, ctas=4),
+    Case("two of three", d=64, m=400, n=140, h=2, hk=1, ctas=13),
+    Case("two of two", d=128, m=400, n=140, h=2, ctas=5),
+    Case("with a bias", BIAS, d=64, m=328, n=136, h=2, ctas=5, aux=(((2, 328, 136), BF16),)),
+    Case("wide heads", d=256, m=200, n=136, h=3, ctas=4),
+)  # fmt: skip
 OFTEN = ("D 256", "D 192, Dv 128", "D 256, tiled bias", "D 256, no keys", "D 256, jagged, causal")
 
 
@@ -102,6 +110,12 @@ def test_wide_heads(case: Case):
 def test_the_schedule_does_not_matter(case: Case):
     """Copies complete late, early or in any order: the same bits (`run` compares)."""
     correct(case, ("lazy", "random", "eager"))
+
+
+@pytest.mark.parametrize("case", PIECES, ids=lambda case: case.name)
+def test_a_round_in_pieces(case: Case):
+    """Warpgroups without rows pass turns and buffers on, before and after tiles that have all."""
+    correct(case, ("lazy", "random"))
 
 
 @pytest.mark.parametrize("dim", [64, pytest.param(200, marks=pytest.mark.slow), 256])

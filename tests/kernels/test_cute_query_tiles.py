@@ -25,6 +25,8 @@ LENGTHS = (1, 63, 64, 65, 0, 128, 129, 192, 193, 320)
 WINDOW = "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),100)),silu(s),0.0)"
 CASES = (
     Case("dense", d=8, m=193, n=140, h=2, ctas=3),
+    Case("dense, a round in pieces", d=8, m=400, n=140, h=2, b=2, ctas=8),
+    Case("dense, only pieces", d=8, m=400, n=70, h=2, ctas=20),
     Case("causal", CAUSAL.format(SILU), d=8, m=400, n=400, ctas=2),
     Case("causal, fewer keys", CAUSAL.format(SILU), d=8, m=260, n=130, h=3, ctas=3),
     Case("window", WINDOW, d=8, m=500, n=500, ctas=3),
@@ -36,6 +38,7 @@ CASES = (
 class ThreeTiles(Sm100Config):
     rows = 64
     tiles = 3
+    in_rounds = True
 
 
 @functools.cache

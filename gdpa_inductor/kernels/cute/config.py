@@ -40,6 +40,8 @@ class KernelConfig:
     bare_ends         they leave out the mask past the ends of a sequence where zeros there do
                       instead (program/tails.py)
     cuts_keys         launches of its backward may have some of the keys each (`part`)
+    in_rounds         its forward deals tiles of equal cost so that the last round is not for a few
+                      CTAs (forward/rounds.py)
 
     The call:
     dtype             "bfloat16" or "float16"
@@ -72,6 +74,7 @@ class KernelConfig:
     clears: ClassVar[bool] = False
     bare_ends: ClassVar[bool] = False
     cuts_keys: ClassVar[bool] = False
+    in_rounds: ClassVar[bool] = False
 
     dtype: str
     head_dim: int

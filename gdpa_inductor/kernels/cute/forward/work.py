@@ -7,7 +7,8 @@ caller wants balance).
 
 Dense tiles that skip key blocks differ in cost: under a causal mask the last rows cost most. If
 there are few units, the last rows of all of them come first, so that what is dealt last is small.
-Many units balance by themselves, and would read their keys from memory again and again.
+Many units balance by themselves, and would read their keys from memory again and again. Dense tiles
+that skip none are dealt in rounds, where the configuration says so (rounds.py).
 """
 
 from cutlass import Int32
@@ -15,6 +16,7 @@ from cutlass import Int32
 from ..config import KernelConfig
 from ..values import Fixed, select
 from ..work import sequence_rows, totals
+from .rounds import Rounds, RowRange
 from .scheduler import WorkTile
 
 FEW = 64  # units
@@ -33,24 +35,34 @@ class Work(Fixed):
         self.units = self.heads * self.batch
         self.tiles = self.row_tiles * self.units
         self.last_rows_first = skips and not config.jagged
+        self.rounds = None
+        if config.in_rounds and not (skips or config.jagged):
+            self.rounds = Rounds(self.rows, self.units, config.tiles, config.rows)
+            self.tiles = self.rounds.numbers
 
     def decode(self, number) -> WorkTile:
-        row, unit = number % self.row_tiles, number // self.row_tiles
-        if self.last_rows_first:
-            row, unit = self._last_rows_first(number)
+        unit, row, end = self._rows(number)
         head, place = unit % self.heads, unit // self.heads
         if self.config.batch_first:
             head, place = unit // self.batch, unit % self.batch
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
-        q_start, q_rows = sequence_rows(cu_q, batch, self.rows, self.totals[0])
+        q_start, q_rows = sequence_rows(cu_q, batch, end, self.totals[0])
         k_start, k_rows = sequence_rows(cu_k, batch, self.cols, self.totals[1])
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         return WorkTile(
-            Int32(1), row * self.height, batch, head, key_head, value_head,
+            Int32(1), row, batch, head, key_head, value_head,
             q_start, q_rows, k_start, k_rows, *[Int32(0)] * (1 + self.config.tiles),
         )  # fmt: skip
+
+    def _rows(self, number) -> RowRange:
+        if self.rounds is not None:
+            return self.rounds.take(number)
+        row, unit = number % self.row_tiles, number // self.row_tiles
+        if self.last_rows_first:
+            row, unit = self._last_rows_first(number)
+        return RowRange(unit, row * self.height, self.rows)
 
     def _last_rows_first(self, number):
         """(row tile, unit), where units are few; otherwise the tiles of a unit stay together."""

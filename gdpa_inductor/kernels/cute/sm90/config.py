@@ -30,6 +30,7 @@ class Sm90Config(config.KernelConfig):
     clears = True
     bare_ends = True
     cuts_keys = True
+    in_rounds = True
 
     def backward_kernels(
         self, ordered: bool, stored: int | None
