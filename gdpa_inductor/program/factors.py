@@ -9,12 +9,15 @@ fp32, and a factor that is not extreme.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from .expr import Expr, call
+from .expr import Expr, call, postorder
 from .fast import gelu_tanh_halves
+from .simplify import substitute
 
 EXTREME = 2.0**40
+LEAST = 2.0**-16  # queries are multiplied by: numbers that count keep all their bits
 
 
 def factored(terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
@@ -24,6 +27,33 @@ def factored(terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
     if len(factors) > 1 or not all(1 / EXTREME <= abs(c) <= EXTREME for c in factors):
         return tuple(terms), 1.0
     return tuple(rest for rest, _ in found), factors.pop()
+
+
+def of_queries(terms: Sequence[Expr], weight: Expr) -> tuple[tuple[Expr, ...], float]:
+    """(terms, f) of scores that come multiplied by f, a power of two. Silu takes the tanh of half
+    of its argument. Where that is 2ⁿ·s, queries in bf16 can be multiplied by 2ⁿ without rounding,
+    once for all keys. f is 1 where the program `weight` uses the score in another way."""
+    nodes = list(postorder([*terms, weight]))
+    score = next((x for x in nodes if x.op == "s"), weight)
+    users = {x for x in nodes if score in x.args}
+    node, factor = score, 1.0
+    if len(users) == 1:
+        (user,) = users
+        factor = _power_of_two(user)
+        if factor != 1.0:
+            node, users = user, {x for x in nodes if user in x.args}
+    if not users or any(x.op != "silu" for x in users):
+        return tuple(terms), 1.0
+    return tuple(substitute(terms, {node: score * 2.0})), 0.5 * factor
+
+
+def _power_of_two(node: Expr) -> float:
+    """The factor of a score, 1 if there is none or it is another number."""
+    if node.op != "mul" or not node.args[1].is_const:
+        return 1.0
+    factor = float(node.args[1].value or 0.0)
+    exact = 1 / LEAST >= factor >= LEAST and math.log2(factor).is_integer()
+    return factor if exact else 1.0
 
 
 def _split(term: Expr) -> tuple[Expr, float]:

@@ -75,6 +75,7 @@ TILED = (
 
 # At head dim 64 a CTA has three query tiles of 64 rows.
 ROWS = (1, 63, 64, 65, 128, 129, 192, 193, 320, 400, 1000)
+EIGHTH = "silu(mul(s,0.125))"  # a power of two, which queries are multiplied by
 WINDOW = "where(and(ge(q_idx,kv_idx),lt(sub(q_idx,kv_idx),100)),silu(s),0.0)"
 THREE = (
     *(Case(f"{m} rows", d=64, m=m, n=600, h=4, hk=2, ctas=3) for m in ROWS),
@@ -90,6 +91,9 @@ THREE = (
     Case("head dims 32, 64", d=32, dv=64, m=400, n=400, h=2),
     Case("head dims 64, 8", d=64, dv=8, m=400, n=400, h=2),
     Case("one key", d=64, m=1000, n=1, h=3, ctas=2),
+    Case("scaled queries", EIGHTH, d=64, m=1000, n=1100, h=4, hk=2, ctas=3),
+    Case("scaled queries, causal", CAUSAL.format(EIGHTH), d=64, m=1000, n=1000, h=3, ctas=0),
+    Case("scaled queries, jagged", EIGHTH, d=64, h=2, q_lengths=ROWS, k_lengths=ROWS, ctas=3),
     Case("tanh-gelu", "gelu_tanh(mul(s,0.125))", d=64, m=1000, n=1100, h=2, ctas=3),
     Case("causal, many CTAs", CAUSAL.format(SILU), d=64, m=1000, n=1000, b=2, h=4, ctas=0),
     Case("causal, fewer keys", CAUSAL.format(SILU), d=64, m=1000, n=300, h=2),

@@ -58,6 +58,17 @@ def test_machine_code(name: str):
     in_flight(config, binary(config), 2 * SPILLS if config.aux else 0)
 
 
+def test_machine_code_where_queries_have_the_scale():
+    """A score costs a tanh, a multiply-add and half a conversion."""
+    other = hopper("silu, D 64")
+    config = dataclasses.replace(other, program="silu(mul(s,0.125))")
+    assert (config.query_factor, other.query_factor) == (0.0625, 1.0)
+    made = binary(config)
+    in_flight(config, made, 0)
+    # A tile's first block and the block of a step, each with and without a mask.
+    assert binary(other).count("FMUL") - made.count("FMUL") == 2 * 2 * COLS // 2
+
+
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in TILED])
 def test_machine_code_with_a_tiled_bias(name: str):
     config = TILED[name]

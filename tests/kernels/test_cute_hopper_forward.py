@@ -70,6 +70,15 @@ PIECES = (
     Case("with a bias", BIAS, d=64, m=328, n=136, h=2, ctas=5, aux=(((2, 328, 136), BF16),)),
     Case("wide heads", d=256, m=200, n=136, h=3, ctas=4),
 )  # fmt: skip
+UNSCALED = ({"dtype": "float16"}, {"fast": False}, {"value_dim": 96})
+EIGHTH = "silu(mul(s,0.125))"
+SCALED = (  # queries are multiplied by 1/16
+    Case("D 64", EIGHTH, d=64, m=400, n=300, h=3, hk=1, ctas=2),
+    Case("D 64, causal", CAUSAL.format(EIGHTH), d=64, m=400, n=400, ctas=2),
+    Case("D 64, jagged", EIGHTH, d=64, h=2, q_lengths=SELF, k_lengths=SELF, ctas=2),
+    Case("D 40, Dv 64", EIGHTH, d=40, dv=64, m=200, n=300, ctas=1),
+    Case("D 64, seeds", EIGHTH, d=64, b=4, m=72, shared="q", k_lengths=SELF, ctas=1),
+)  # fmt: skip
 OFTEN = ("D 256", "D 192, Dv 128", "D 256, tiled bias", "D 256, no keys", "D 256, jagged, causal")
 
 
@@ -115,6 +124,14 @@ def test_the_schedule_does_not_matter(case: Case):
 @pytest.mark.parametrize("case", PIECES, ids=lambda case: case.name)
 def test_a_round_in_pieces(case: Case):
     """Warpgroups without rows pass turns and buffers on, before and after tiles that have all."""
+    correct(case, ("lazy", "random"))
+
+
+@pytest.mark.parametrize("case", SCALED, ids=lambda case: case.name)
+def test_queries_that_are_scaled(case: Case):
+    config = made(case.operands(), True, True, Sm90Config).config
+    factors = [dataclasses.replace(config, **x).query_factor for x in ({}, *UNSCALED)]
+    assert factors == [0.0625, *[1.0] * len(UNSCALED)]
     correct(case, ("lazy", "random"))
 
 

@@ -5,7 +5,7 @@ import torch
 
 from gdpa_inductor.ops import program_leaves
 from gdpa_inductor.program.expr import call, const, fold, postorder, torch_apply
-from gdpa_inductor.program.factors import factored
+from gdpa_inductor.program.factors import factored, of_queries
 from gdpa_inductor.program.fast import gated
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.program.tile_classes import classify
@@ -75,3 +75,50 @@ def test_terms_with_other_factors_keep_them() -> None:
     weight = ScoreMod.parse("mul(silu(s),3.0)").weight
     terms = (weight, call("mul", weight, const(2.0)))
     assert factored(terms) == (terms, 1.0)
+
+
+QUERIES = {
+    "silu(mul(s,0.125))": 0.0625,
+    "where(ge(q_idx,kv_idx),silu(mul(s,0.125)),0.0)": 0.0625,
+    "div(silu(mul(s,2.0)),7.0)": 1.0,
+    "silu(mul(s,0.5))": 0.25,
+    "silu(s)": 0.5,
+    "where(ge(q_idx,kv_idx),mul(silu(s),3.0),1.0)": 0.5,
+}
+
+
+@pytest.mark.parametrize("text", QUERIES)
+def test_queries_may_have_the_factor(text: str) -> None:
+    program = ScoreMod.parse(text)
+    terms = (*classify([program.weight], program.aux).full_terms, program.weight)
+    found, factor = of_queries(terms, program.weight)
+    assert factor == QUERIES[text]
+    s = torch.linspace(-30, 30, 4002, dtype=torch.float64).view(1, 1, 2, 2001)
+    got, want = (
+        fold(x, program_leaves(y, [], [], program, torch.ones_like(y)), torch_apply(y.dtype))
+        for x, y in ((found, s * factor), (terms, s))
+    )
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s",
+        "1.0",
+        "silu(add(s,1.0))",
+        "silu(mul(s,0.1))",
+        "silu(mul(s,0.0))",
+        "silu(mul(s,-0.125))",
+        "silu(mul(s,1e-30))",
+        "sigmoid(mul(s,0.125))",
+        "gelu_tanh(mul(s,0.125))",
+        "silu(add(mul(s,0.125),1.0))",
+        "add(s,silu(mul(s,0.125)))",
+        "add(silu(mul(s,0.25)),silu(mul(s,0.125)))",
+        "where(ge(mul(s,0.125),0.0),silu(mul(s,0.125)),0.0)",
+    ],
+)
+def test_queries_without_a_factor(text: str) -> None:
+    weight = ScoreMod.parse(text).weight
+    assert of_queries([weight], weight) == ((weight,), 1.0)

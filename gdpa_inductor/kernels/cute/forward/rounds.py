@@ -7,7 +7,7 @@ that would have none multiply some of their rows.
 
 from typing import Any, NamedTuple
 
-from cutlass import cute
+from cutlass import Int32, cute
 
 from ..values import Fixed, larger, select, smaller
 
@@ -22,33 +22,36 @@ class RowRange(NamedTuple):
 
 
 class Rounds(Fixed):
-    """rows: of a unit. units: how many. query_tiles: of a tile, of `height` rows each. numbers: of
-    tiles and pieces; those of the pieces follow."""
+    """rows: of a unit. units: how many. query_tiles: of a tile, up to 3, of `height` rows each.
+    numbers: of tiles and pieces; those of the pieces follow. The first tile waits for this, so
+    there are few divisions."""
 
     def __init__(self, rows: Any, units: Any, query_tiles: int, height: int) -> None:
         ctas, _, _ = cute.arch.grid_dim()
         self.rows, self.units, self.height = rows, units, query_tiles * height
+        self.counts = range(2, query_tiles + 1)  # of pieces
         self.whole = rows // self.height  # tiles of a unit that have all their rows
         tiles = (rows + (self.height - 1)) // self.height * units
         self.uncut = tiles // ctas * ctas
         left = tiles - self.uncut
-        self.pieces = smaller(ctas // larger(left, 1), query_tiles)
-        self.piece = (query_tiles + (self.pieces - 1)) // self.pieces * height
+        self.pieces: Any = Int32(1)
+        for count in self.counts:
+            self.pieces = select(left * count <= ctas, count, self.pieces)
+        self.piece = (query_tiles + 1 - self.pieces) * height
         self.numbers = self.uncut + left * self.pieces
 
     def take(self, number: Any) -> RowRange:
         over = number - self.uncut
-        cut = over >= 0
-        unit, row = self._tile(select(cut, self.uncut + over // self.pieces, number))
-        first = row * self.height + select(cut, over % self.pieces * self.piece, 0)
+        cut, tile = over >= 0, over
+        for count in self.counts:
+            tile = select(self.pieces == count, over // count, tile)
+        unit, row = self._tile(select(cut, self.uncut + tile, number))
+        first = row * self.height + select(cut, (over - tile * self.pieces) * self.piece, 0)
         end = select(cut, first + self.piece, self.rows)
         return RowRange(unit, first, smaller(end, self.rows))
 
     def _tile(self, number: Any) -> tuple[Any, Any]:
         """Unit and number within it: the whole tiles of all units, then the ends."""
-        ends = number - self.whole * self.units
-        divisor, end = larger(self.whole, 1), ends >= 0
-        return (
-            select(end, ends, number // divisor),
-            select(end, self.whole, number % divisor),
-        )
+        ends, divisor = number - self.whole * self.units, larger(self.whole, 1)
+        unit, end = number // divisor, ends >= 0
+        return select(end, ends, unit), select(end, self.whole, number - unit * divisor)

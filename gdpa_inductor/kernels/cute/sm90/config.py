@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ....program.expr import POSITIONS, Expr
-from ....program.factors import factored
+from ....program.factors import factored, of_queries
 from .. import config
 from ..config import SHARED_MEMORY
 
@@ -125,8 +125,20 @@ class Sm90Config(config.KernelConfig):
     def factored(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
         """What the forward computes for each score of terms of the program, and the factor of its
         sums. fp16 has too few exponents for weights without their factor."""
-        if self.fast and self.dtype == "bfloat16":
-            return factored(terms)
+        if not (self.fast and self.dtype == "bfloat16"):
+            return tuple(terms), 1.0
+        return factored(self._of_queries(terms)[0])
+
+    @property
+    def query_factor(self) -> float:
+        """A power of two that the forward multiplies queries by, so that scores need no product of
+        their own."""
+        return self._of_queries((self.mod.weight,))[1]
+
+    def _of_queries(self, terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
+        """Where the activation bounds a step. fp16 would lose bits of small queries."""
+        if self.fast and self.dtype == "bfloat16" and self._widest <= 64:
+            return of_queries(terms, self.mod.weight)
         return tuple(terms), 1.0
 
     @property

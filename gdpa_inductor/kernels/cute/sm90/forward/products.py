@@ -14,15 +14,16 @@ from cutlass import Float32, cute, range_constexpr
 from cutlass.cute.nvgpu import warpgroup
 
 from ...barriers import Cursor, Each, Loan
+from ...config import VECTOR
 from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import ROWS, Sm90Config
 from ..issue import IssueTurns
-from ..wgmma import as_operand, first_row, issue, replace_operand, transposed
+from ..wgmma import WARPGROUP, as_operand, first_row, issue, replace_operand, transposed
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
-from .roles import HopperChannels
+from .roles import HopperChannels, together
 
 
 class HopperFragments(Fixed):
@@ -31,8 +32,8 @@ class HopperFragments(Fixed):
     def __init__(
         self, config: Sm90Config, qk: Any, pv: Any, sQ: Any, sK: Any, sV: Any, dtype: Any
     ) -> None:
-        self.qk, self.pv, self.dtype = qk, pv, dtype
-        scores, sums = qk.get_slice(0), pv.get_slice(0)
+        self.qk, self.pv, self.dtype, self.factor = qk, pv, dtype, config.query_factor
+        self.sQ, scores, sums = sQ, qk.get_slice(0), pv.get_slice(0)
         self.tQ = scores.make_fragment_A(scores.partition_A(sQ))
         self.tK = scores.make_fragment_B(scores.partition_B(sK))
         self.tV = sums.make_fragment_B(sums.partition_B(transposed(sV)))
@@ -40,6 +41,23 @@ class HopperFragments(Fixed):
         self.O = cute.make_rmem_tensor(pv.partition_shape_C(shape), Float32)
         self.shape = qk.partition_shape_C((ROWS, config.cols))
         self.P = as_operand(cute.make_rmem_tensor(self.shape, Float32), dtype)
+
+    @cute.jit
+    def scale(self, query, t, thread):
+        """Multiply a buffer of Q by the factor of the queries, in place, by their warpgroup."""
+        if cutlass.const_expr(self.factor != 1.0):
+            tile = self.sQ[None, None, query]
+            count = cute.size(tile)
+            words = cute.make_tensor(tile.iterator, cute.make_layout(count))
+            parts = cute.logical_divide(words, cute.make_layout(VECTOR))
+            for i in range_constexpr(count // (VECTOR * WARPGROUP)):
+                own = parts[None, i * WARPGROUP + thread]
+                held = cute.make_rmem_tensor(VECTOR, self.dtype)
+                cute.autovec_copy(own, held)
+                held.store((held.load().to(Float32) * self.factor).to(self.dtype))
+                cute.autovec_copy(held, own)
+            cute.arch.fence_view_async_shared()
+            together(t)
 
     def score(self, query: Any, key: Any) -> Any:
         """S = Q Kᵀ of two buffers, in flight. Registers of their own: what was in them before does
@@ -107,6 +125,7 @@ class HopperProducts(Fixed):
         keys, x = self.channels.keys, self.fragments
         query = q_at.index * self.channels.roles.tiles + t
         weigh = self.weights(tile, t, thread)
+        x.scale(query, t, thread)
         keys.full.wait(at)
         self.turns.wait()
         S = x.score(query, at.index)
