@@ -11,7 +11,6 @@ The eager implementation is the `reference`: any device and float dtype, and it 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -60,11 +59,9 @@ __all__ = [
     "fake_output",
     "in_order",
     "kind_of",
-    "laid",
     "laid_gradients",
     "no_autocast",
     "operands_of",
-    "orders_of",
     "output_shape",
     "program_leaves",
     "reduce_to",
@@ -118,15 +115,11 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
 
 def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
     with no_autocast(given.operands.query.device):
-        return laid(reference_backward(given.grad_out, given.operands, given.needs), given)
-
-
-def laid(gradients: Sequence[Tensor], given: Arguments[Tensor]) -> list[Tensor]:
-    """The asked gradients of a call, with the strides of `laid_gradients`."""
-    strides = [s for s, need in zip(_strides(given), given.needs, strict=True) if need]
+        found = reference_backward(given.grad_out, given.operands, given.needs)
+    strides = [s for s, need in zip(_strides(given.operands), given.needs, strict=True) if need]
     return [
         grad if grad.stride() == s else grad.new_empty_strided(grad.shape, s).copy_(grad)
-        for grad, s in zip(gradients, strides, strict=True)
+        for grad, s in zip(found, strides, strict=True)
     ]
 
 
@@ -150,25 +143,14 @@ def laid_gradients(given: Arguments[Tensor]) -> list[Tensor]:
     views that lead from a projection [B,N,H·D] to them lead back without a copy.
     """
     check(given.operands)
-    leaves = zip(given.operands.differentiable, _strides(given), given.needs, strict=True)
+    leaves = zip(given.operands.differentiable, _strides(given.operands), given.needs, strict=True)
     return [t.new_empty_strided(t.shape, strides) for t, strides, need in leaves if need]
 
 
-def _strides(given: Arguments[Tensor]) -> list[tuple[Any, ...]]:
+def _strides(o: Operands[Tensor]) -> list[tuple[Any, ...]]:
     """Of the gradients, those of the program's operands contiguous."""
-    o = given.operands
-    orders = given.options.get("orders") or orders_of(o)
-    dims = iter(orders)
-    own = [
-        shapes.contiguous_strides(t.shape, list(itertools.islice(dims, t.dim())))
-        for t in (o.query, o.key, o.value)
-    ]
+    own = [shapes.dense_strides(t) for t in (o.query, o.key, o.value)]
     return own + [shapes.contiguous_strides(t.shape) for t in o.aux]
-
-
-def orders_of(o: Operands[Tensor]) -> list[int]:
-    """The dims of query, then of key, then of value, in the order in which they lie."""
-    return [d for t in (o.query, o.key, o.value) for d in shapes.dense_order(t)]
 
 
 ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)

@@ -39,7 +39,6 @@ TYPES: Mapping[str, str] = {
     "fast": "bool fast=True",
     "skip": "bool skip=True",
     "ordered": "bool ordered=True",
-    "orders": "int[] orders=[]",
     "fp32_scores": "bool fp32_scores=False",
     "lengths_vary": "bool lengths_vary=False",
 }

@@ -50,10 +50,10 @@ def contiguous_strides(size: Sequence[Any], order: Sequence[int] | None = None) 
     return tuple(found)
 
 
-def dense_order(tensor: torch.Tensor) -> list[int]:
-    """The dims of a tensor as they lie, the outermost first; of symbolic strides as at capture,
-    which no guard holds later calls to. As they come where a first dim of 1 may be broadcast, dims
-    are expanded, or the last one does not lie side by side.
+def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Of a tensor that is dense and has its dims in the order in which they lie here. Contiguous
+    strides where a first dim of 1 may be broadcast, dims are expanded, or the last one does not
+    lie side by side. The order is that of the strides at capture.
     """
     known = [size_hint(stride) for stride in tensor.stride()]
     lies = [0 if stride is None else stride for stride in known]
@@ -61,12 +61,7 @@ def dense_order(tensor: torch.Tensor) -> list[int]:
     single = isinstance(first, int) and first == 1
     if tensor.dim() == 4 and lies[-1] == 1 and 0 not in lies and not single:
         dims.sort(key=lambda d: (-lies[d], d) if d < 3 else (0, d))
-    return dims
-
-
-def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Of a tensor that is dense and has its dims in `dense_order` of this one."""
-    return contiguous_strides(tensor.shape, dense_order(tensor))
+    return contiguous_strides(tensor.shape, dims)
 
 
 def hint_of(number: Any) -> Any:

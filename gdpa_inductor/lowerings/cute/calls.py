@@ -20,15 +20,7 @@ from torch import Tensor
 from ..._compat import autograd, inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
 from ...kernels.triton.template import Plan
-from ...ops import (
-    Arguments,
-    Operands,
-    Signature,
-    fake_output,
-    laid,
-    laid_gradients,
-    orders_of,
-)
+from ...ops import Arguments, Operands, Signature, fake_output, laid_gradients
 from .. import triton
 from ..call import Call, extern_call, in_order
 
@@ -36,10 +28,7 @@ log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
-# orders: how the gradients lie (`ops.orders_of`), where later calls may come with other strides
-BACKWARD = Signature(
-    "attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered", "orders")
-)
+BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
 
 
 def lower(call: Call) -> Any:
@@ -124,11 +113,9 @@ def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
 
 
 def _arguments(call: Call) -> Arguments[Any]:
-    options: dict[str, Any] = {"fast": call.options.fast_math, "skip": call.options.skip}
+    options = {"fast": call.options.fast_math, "skip": call.options.skip}
     if call.backward:
         options["ordered"] = in_order(call.options)
-    if call.backward and not call.static:
-        options["orders"] = orders_of(call.fakes.operands)
     return call.on_its_device(**options)
 
 
@@ -154,11 +141,10 @@ def _attention(given: Arguments[Tensor], **known: Any) -> Tensor:
 
 
 def _attention_backward(given: Arguments[Tensor], **known: Any) -> list[Tensor]:
-    options = {name: x for name, x in given.options.items() if name != "orders"}
     found: list[Tensor] = _launch_backward().backward(
-        given.grad_out, given.operands, given.needs, **options, **known
+        given.grad_out, given.operands, given.needs, **given.options, **known
     )
-    return laid(found, given) if given.options.get("orders") else found
+    return found
 
 
 class Site:
