@@ -309,3 +309,28 @@ def test_bad_operands_are_named(name: str) -> None:
 
 def test_aux_prints_as_it_is_declared() -> None:
     assert str(Aux("b", ("b", "-", "q_idx", "kv_idx"))) == "b[b,-,q_idx,kv_idx]"
+
+
+@pytest.mark.parametrize("rank", [3, 4])
+def test_symbolic_strides_in_another_order_are_captured_anew(rank: int) -> None:
+    """Gradients lie in the order of the strides at capture (`shapes.dense_strides`). We add no
+    guard for it: torch has its own."""
+    shape, captured = (3, 4, 40, 16)[4 - rank :], torch._dynamo.utils.counters["stats"]
+
+    def sliced(*order: int) -> Tensor:
+        room = torch.randn([shape[d] + 8 for d in order]).permute(
+            [order.index(d) for d in range(rank)]
+        )
+        for d, size in enumerate(shape):
+            room = room.narrow(d, 0, size)
+        return room.detach().requires_grad_()
+
+    options = {"gdpa.profit": False, "gdpa.expect": 1}
+    run = torch.compile(
+        lambda q, k, v: F.silu(q @ k.mT) @ v, backend="gdpa", dynamic=True, options=options
+    )
+    captured.clear()
+    for number, order in enumerate([(0, 1), (1, 0)], 1):
+        operands = [sliced(*order, *range(2, rank)) for _ in range(3)]
+        torch.autograd.grad(run(*operands).sum(), operands)
+        assert captured["unique_graphs"] == number

@@ -53,7 +53,8 @@ def contiguous_strides(size: Sequence[Any], order: Sequence[int] | None = None) 
 def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Of a tensor that is dense and has its dims in the order in which they lie here. Contiguous
     strides where a first dim of 1 may be broadcast, dims are expanded, or the last one does not
-    lie side by side. The order is that of the strides at capture.
+    lie side by side. The order is that of the strides at capture: where they are symbols, guards of
+    torch hold later calls to it (tests/test_ops.py).
     """
     known = [size_hint(stride) for stride in tensor.stride()]
     lies = [0 if stride is None else stride for stride in known]

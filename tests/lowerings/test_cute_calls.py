@@ -209,28 +209,3 @@ def test_a_static_call_finds_its_plan_once(monkeypatch):
     assert call(moved).copied == (True, False, False)
     assert call(aligned) is first
     assert asked == [0, 2, 0]
-
-
-def test_gradients_lie_as_at_capture_whatever_a_later_call_brings(monkeypatch):
-    """No guard holds symbolic strides to their order, but the generated code has it."""
-    pytest.importorskip("cutlass")
-    from gdpa_inductor.kernels.cute.backward import launch
-
-    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
-    sliced = torch.empty(4, 512, 8, 64 + 8, dtype=BF16)[..., :64].transpose(1, 2)
-    run, given = step("kernel=cute"), [sliced] * 3
-    code = render.wrapper(run, given, capability=90, dynamic=True)
-    orders = [0, 2, 1, 3] * 3
-    assert f"ordered=True, orders={orders}" in code
-    assert "orders" not in render.wrapper(run, given, capability=90)
-
-    def backward(grad_out, operands, needs, **_):
-        return [torch.randn(5, 2, 3, 16).permute(1, 2, 0, 3) for need in needs if need]
-
-    monkeypatch.setattr(launch, "backward", backward)
-    x = torch.empty(5, 2, 3, 24)[..., :16].permute(1, 2, 0, 3)
-    bound = calls.BACKWARD.bind(x, x, x, x, [], [], "silu(s)", [True, False, True], orders=orders)
-    found = calls._attention_backward(bound)
-    assert len(found) == 2
-    for grad in found:
-        assert (grad.shape, grad.stride()) == (x.shape, (5 * 3 * 16, 16, 3 * 16, 1))
