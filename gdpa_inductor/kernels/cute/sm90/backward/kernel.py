@@ -17,8 +17,7 @@ tiles of a head in turn. Roles, by warp:
     0-3, 4-7   products, activation and epilogue of 64 keys each
     8          loads: K and V once a tile, rings of Q and dO
     9, 10      dQ: add the parts of a warpgroup each, in turn
-    11         dQ: conversion of what is complete
-    11         before that, zeros in the rows that no sequence owns
+    11         zeros in the rows that no sequence owns; then dQ: conversion of what is complete
 """
 
 from dataclasses import replace

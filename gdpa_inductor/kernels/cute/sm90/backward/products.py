@@ -7,16 +7,17 @@ issue, `|` where it waits:
     dQ = dSᵀ K of the step before    S of the next query tile |dQ    dQ to a warp that adds it up |
 
 Scores are transposed, keys by queries, so P and dS are operands from registers. Only dQ, which sums
-over the keys of both warpgroups, takes dS from shared memory. It lags a step, so that neither
-warpgroup waits for the other: by `IssueTurns` they are half a step apart, and one activates and
-hands over while the tensor core multiplies for the other. dQ of the last step is handed over
-between the stores of dV and dK.
+over the keys of both warpgroups, takes dS from shared memory.
+
+- dQ lags a step, so that neither warpgroup waits for the other. By `IssueTurns` they are half a
+  step apart: one activates and hands over while the tensor core multiplies for the other. dQ of
+  the last step is handed over between the stores of dV and dK.
+- Where an operand of the program has a number for each score, dQ does not lag (`Sm90Config.lags`).
+  The warpgroups wait for each other's dS, and S of the next query tile is issued before dQ.
 
 An operand of the program that comes in tiles lies where the dS of its step will be. A warp reads
 from there what it later overwrites. Where the gradient of an operand is stored, dS is that
 gradient: the slope is the operand's, and dQ and dK are multiplied by a factor at the end.
-Where an operand has a number for each score dQ does not lag (`Sm90Config.lags`): the warpgroups
-wait for each other's dS, and S of the next query tile is issued before dQ.
 """
 
 from collections.abc import Sequence

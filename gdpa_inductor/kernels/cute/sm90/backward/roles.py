@@ -27,14 +27,20 @@ HANDED = WARPGROUP + 32  # threads at FULL and EMPTY
 class HopperSignals(Fixed):
     """All mbarriers of a CTA, from `pointer` on.
 
-    full[x]      operand x has landed: the load warp; dS is written: each warp that multiplies
-    empty[x]     it is read no more: each warp that multiplies
-    landed       64 columns of sums of dQ are in shared memory: TMA
+    What is signalled, and who arrives:
+    full["s"]   dS is written: each warp that multiplies
+    full[·]     another operand has landed: the load warp
+    empty[·]    an operand is read no more: each warp that multiplies
+    landed      64 columns of sums of dQ are in shared memory: TMA
 
-    q, o, s and a are counted in steps, k, v and x in tiles that have steps, the last in query tiles
-    that the CTA converts. a lies where dS and, at the end of a tile, dV and dK are written. At the
-    beginning of a tile empty[x] says that those of the tile before are gone. The tile needs its a,
-    so nobody arrives there twice before the load warp has seen it. full[x] is not used.
+    What is counted:
+    q, o, s, a  steps
+    k, v, x     tiles that have steps
+    landed      query tiles that the CTA converts
+
+    `a` lies where dS and, at the end of a tile, dV and dK are written. empty["x"] says at the
+    beginning of a tile that those of the tile before are gone. The tile needs its `a`, so nobody
+    arrives there twice before the load warp has seen it. full["x"] is not used.
     """
 
     COUNT = 2 * sum(STAGES.values()) + GROUPS

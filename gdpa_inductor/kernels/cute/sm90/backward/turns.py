@@ -1,21 +1,25 @@
 """Which tiles a CTA owns, and in which order the tiles of a head add to a dQ.
 
-Tiles are dealt so that all of a head run at once, on neighbouring CTAs, where that leaves few
-CTAs without work: `together`. From round to round the CTAs exchange the first and the last tiles:
-under a mask these differ in cost. After two rounds each takes the neighbour's, since sequences of
-several lengths have the first tiles more often. Otherwise tiles are dealt one after the other, the
-last keys of a head first.
+Which tiles a CTA owns:
 
-Without a mask the tiles that run at once begin at different query tiles, and go around. The one
-that begins nearest before a query tile comes to it first, then the one before that. So no tile
-finds another at its place.
+- `together`, where that leaves few CTAs without work: all tiles of a head run at once, on
+  neighbouring CTAs. From round to round the CTAs exchange the first and the last tiles, which
+  differ in cost under a mask. After two rounds each takes the neighbour's, since sequences of
+  several lengths have the first tiles more often.
+- Otherwise tiles are dealt one after the other, the last keys of a head first.
 
-Otherwise the query tiles ascend, and the last keys come first. Under a causal mask these begin at
-the diagonal, where no other has been. All begin at once, and the first keys end last. Tiles that
-run at once in the next round begin where the CTAs come from: those of the last keys first. So they
-go the other way, from the last query tile down, the first keys first, and end at once.
+In which order a tile meets query tiles, and who adds first:
 
-No turn waits forever. All CTAs are resident: the launch is cooperative.
+- Without a mask, tiles that run at once go around, each from another query tile. The one that
+  begins nearest before a query tile comes to it first, then the one before that. So no tile finds
+  another at its place.
+- Otherwise query tiles ascend, and the last keys come first. Under a causal mask these begin at the
+  diagonal, where no other has been. All begin at once, and the first keys end last.
+- Tiles that run at once in the next round begin where the CTAs come from: those of the last keys
+  first. So they go the other way, from the last query tile down, the first keys first, and end at
+  once.
+
+Why no turn waits forever. All CTAs are resident: the launch is cooperative.
 
 - If the tiles of a head run at once and go around, a tile waits for two kinds of others. These come
   to the query tile in an earlier step of their own, or in the same step with higher keys. That is
