@@ -48,10 +48,12 @@ class NotPadded(Refused):
 
 @dataclass
 class GraphPadding:
-    """What one graph pads and unpads. padded: pads, and views and copies of them that nothing
-    changes in place. derived: those that something changes, and all that is computed from any of
-    them. unread: what is computed from padding that is not read as such, each with the call that
-    pads.
+    """What one graph pads and unpads.
+
+    pads     by node, what it pads
+    padded   pads, and views and copies of them that nothing changes in place
+    derived  those that something changes, and all that is computed from any of them
+    unread   what is computed from padding that is not read as such, each with the call that pads
     """
 
     host: HostGraph

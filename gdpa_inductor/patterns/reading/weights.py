@@ -62,10 +62,14 @@ _READERS = {
 
 @dataclass
 class Weights:
-    """One pass over the weights of a shadow. operands, scalars, positions: the leaves met so far.
+    """One pass over the weights of a shadow.
 
-    score: the first product, and the one element of it that is asked for. scores: the index of its
-    result as the user has it.
+    memo       what was read, by node, index and branches
+    branches   the parts of joins that the reader is in: what is read counts at their positions only
+    operands   the tensors from outside met so far, and so `scalars` and `positions`
+    score      the first product, and the one element of it that is asked for
+    scores     the index of its result, as the user has it
+    precision  what is noted of the numbers on the way: fp64, and what 16 bits round
     """
 
     shadow: Shadow

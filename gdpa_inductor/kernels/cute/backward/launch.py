@@ -215,11 +215,20 @@ def stored_dtypes(config: KernelConfig) -> list[str]:
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """operands: as given; read: as kernels read them. order: of the sequences. ordered: as
-    `backward` has it. record: of all that is done. stored: the operand of the program whose
-    gradient the launches store. rooms: for dQ, dK, dV by letter, if they are there. launches: one
-    after the other; whoever gives them reads between them. part: as `KernelConfig` has it.
-    shared_scratch: of several calls. tables: those that were made."""
+    """What the launches of one backward share.
+
+    operands        as given
+    read            as kernels read them
+    order           of the sequences
+    ordered         as `backward` has it
+    record          of all that is done
+    stored          the operand of the program whose gradient the launches store
+    rooms           for dQ, dK, dV by letter, if they are there
+    launches        one after the other; whoever gives them reads between them
+    part            as `KernelConfig` has it
+    shared_scratch  of several calls
+    tables          those that were made
+    """
 
     plan: LaunchPlan
     operands: Operands[Tensor]
