@@ -46,8 +46,10 @@ class Rounds(Fixed):
         for count in self.counts:
             tile = select(self.pieces == count, over // count, tile)
         unit, row = self._tile(select(cut, self.uncut + tile, number))
-        first = row * self.height + select(cut, (over - tile * self.pieces) * self.piece, 0)
-        end = select(cut, first + self.piece, self.rows)
+        begin = row * self.height
+        first = begin + select(cut, (over - tile * self.pieces) * self.piece, 0)
+        # The last of two pieces of three query tiles has but one.
+        end = smaller(select(cut, first + self.piece, self.rows), begin + self.height)
         return RowRange(unit, first, smaller(end, self.rows))
 
     def _tile(self, number: Any) -> tuple[Any, Any]:
