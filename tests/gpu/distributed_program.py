@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
@@ -27,7 +28,11 @@ RANKS = 2
 KERNELS = {"cuda": "cute", "cpu": "cpu"}
 HEADS = 4
 SIZES = {"cuda": (2, 700, 512), "cpu": (2, 70, 128)}  # batch of a rank, rows, width
-WRAPPERS = {"ddp": DistributedDataParallel, "fsdp": fully_shard}
+WRAPPERS = {
+    "ddp": lambda model, mesh: DistributedDataParallel(model),
+    # Its own choice would be the GPUs, also for a model on the CPU.
+    "fsdp": lambda model, mesh: fully_shard(model, mesh=mesh),
+}
 
 
 def attention(q, k, v):
@@ -77,9 +82,9 @@ def rank(number: int, device: str, folder: str) -> None:
         model(x).square().mean().backward()
     one = [(x + y) / 2 for x, y in zip(*map(gradients, alone), strict=True)]
 
-    found = {}
+    found, mesh = {}, init_device_mesh(device, (RANKS,))
     for name, wrapper in WRAPPERS.items():
-        shared = wrapper(made(device, compiled))
+        shared = wrapper(made(device, compiled), mesh)
         shared(halves[number]).square().mean().backward()
         found[name] = [torch.equal(x, y) for x, y in zip(gradients(shared), one, strict=True)]
     found["nonzero"] = all(x.any().item() for x in one)
