@@ -79,10 +79,11 @@ class Model(nn.Module):
         return x
 
 
-def sharded(model: Model, reshard: bool) -> nn.Module:
+def sharded(model: Model, device: str, reshard: bool) -> nn.Module:
+    mesh = init_device_mesh(device, (RANKS,))
     for layer in model.layers:
-        fully_shard(layer, reshard_after_forward=reshard)
-    return fully_shard(model, reshard_after_forward=reshard)
+        fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+    return fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
 
 
 def split(model: Model, device: str) -> nn.Module:
@@ -96,9 +97,9 @@ def split(model: Model, device: str) -> nn.Module:
 # Name: (activations are kept, the wrapper).
 WRAPPERS: dict[str, tuple[bool, Callable[[Model, str], nn.Module]]] = {
     "ddp": (True, lambda model, device: DistributedDataParallel(model)),
-    "fsdp": (True, lambda model, device: sharded(model, True)),
-    "fsdp, no resharding": (True, lambda model, device: sharded(model, False)),
-    "fsdp, checkpointed": (False, lambda model, device: sharded(model, True)),
+    "fsdp": (True, lambda model, device: sharded(model, device, True)),
+    "fsdp, no resharding": (True, lambda model, device: sharded(model, device, False)),
+    "fsdp, checkpointed": (False, lambda model, device: sharded(model, device, True)),
     "heads split": (True, split),
 }
 

@@ -8,6 +8,7 @@
 The last line of the output is one JSON object.
 """
 
+import functools
 import json
 import os
 import sys
@@ -67,6 +68,7 @@ def distributed() -> dict:
 
 def _rank(rank: int, folder: str) -> None:
     import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.parallel import DistributedDataParallel
 
@@ -75,12 +77,14 @@ def _rank(rank: int, folder: str) -> None:
     dist.init_process_group(
         "gloo", store=dist.FileStore(f"{folder}/store", RANKS), rank=rank, world_size=RANKS
     )
+    # The mesh of its own choice would be of GPUs, where there are any.
+    shard = functools.partial(fully_shard, mesh=init_device_mesh("cpu", (RANKS,)))
     given = torch.randn(2 * RANKS, 32, 32, generator=torch.Generator().manual_seed(1))
     own = given.chunk(RANKS)[rank]
     found = {
         "ddp": _step(own, given, lambda model: _compiled(DistributedDataParallel(model))),
-        "fsdp": _step(own, given, lambda model: _compiled(fully_shard(model))),
-        "fsdp, checkpointed": _step(own, given, lambda model: fully_shard(Checkpoint(model))),
+        "fsdp": _step(own, given, lambda model: _compiled(shard(model))),
+        "fsdp, checkpointed": _step(own, given, lambda model: shard(Checkpoint(model))),
         "heads split": _step(given, given, lambda model: _compiled(_split(model))),
     }
     if rank == 0:
