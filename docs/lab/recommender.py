@@ -21,10 +21,6 @@ ITEMS, STEPS, WINDOW, SEEDS = 2000, 300, 25, (0, 1)
 NAMES = ("eager", "inductor", "gdpa-always")
 
 
-def built(name: str, model: torch.nn.Module) -> Callable:
-    return model if name == "eager" else CONTENDERS[name](model)
-
-
 def case(dtype: str, seed: int) -> Case:
     return Case("recommender", "model", *SIZES, dtype, "cpu", seed=seed)
 
@@ -33,7 +29,7 @@ def curves() -> None:
     for seed in SEEDS:
         for name, dtype in zip(NAMES, ("float32", "autocast", "autocast"), strict=True):
             torch._dynamo.reset()
-            found = training.train(case(dtype, seed), lambda m, name=name: built(name, m), STEPS)
+            found = training.train(case(dtype, seed), CONTENDERS[name], STEPS)
             parts = torch.tensor(found.losses).view(-1, WINDOW).mean(1)
             print(f"{name}, {dtype}, seed {seed}:", *(f"{x:.2f}" for x in parts), flush=True)
 
@@ -52,7 +48,7 @@ def gradients() -> None:
     torch.manual_seed(0)
     model = training.JaggedRecommender(of)
     exact, others = copy.deepcopy(model).double(), {n: copy.deepcopy(model) for n in NAMES}
-    forwards = {name: built(name, other) for name, other in others.items()}
+    forwards = {name: CONTENDERS[name](other) for name, other in others.items()}
     optimizer = torch.optim.AdamW(model.parameters(), lr=training.LEARNING_RATE)
     *feed, batch = training.batches(of, 122)
     for step, each in enumerate(feed):

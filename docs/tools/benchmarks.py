@@ -13,13 +13,11 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from .cells import Run, length
+from .cells import Row, Run, length
 from .svg import chart
 from .tables import TABLES, Table, readme_panels
 
-Row = dict[str, Any]
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MEASUREMENTS = DOCS / "measurements"

@@ -89,8 +89,8 @@ def compared(unit: str, *measures: str, ratios: bool = True) -> Callable[[Run], 
             for measure, name in wanted:
                 row = by_key.get((measure, name))
                 own = next((by_key[measure, n] for n in OURS if (measure, n) in by_key), None)
-                ratio = faster(row, own) if ratios and name not in OURS else ""
-                line.append(figure(row, unit) + ratio)
+                times = faster(row, own) if ratios and name not in OURS else ""
+                line.append(figure(row, unit) + times)
             lines.append(line)
         return [header, *lines]
 

@@ -50,7 +50,7 @@ class Backend:
     frugal          the same under profit="memory", where that differs
     yields          what a later backend does better
     lower           the output, contiguous. Inductor IR in and out
-    lower_backward  the asked gradients; the same
+    lower_backward  the asked gradients, as `ops.laid_gradients` has them; the same IR
     about           what a report adds to a choice
     ahead           begins to compile the kernels of a call, whose nodes are fakes
     """

@@ -45,10 +45,12 @@ class KernelConfig:
 
     The call:
     dtype             "bfloat16" or "float16"
-    head_dim          as it is, like value_dim; tiles are padded by zero fill
+    head_dim          of query and key as they are; tiles are padded by zero fill
+    value_dim         the same of the value
     program           the text of the score program
     aux               dtype names of its operands
-    jagged_q          the query has offsets; positions then count within the sequence. So jagged_k
+    jagged_q          the query has offsets; positions then count within the sequence
+    jagged_k          the same of key and value
     offsets           dtype of cu_seqlens
     shared            which of "q", "k", "v" have a batch of one
     fast              approximate functions are used (emit.py)
