@@ -36,10 +36,10 @@ def lowered_node_values() -> list[Any]:
     return list(torch.fx.map_arg(V.graph.current_node.args, lambda node: node.meta["val"]))
 
 
-def spent(arguments: Sequence[Any]) -> list[bool]:
+def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
     """Of these arguments of the node under lowering, as FX nodes: whether it is the last to need
     the memory. They are saved for a backward that runs once, alias nothing that anybody else sees,
-    and have no other reader.
+    and have no other reader. views: also where they are views of what is saved.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -48,16 +48,23 @@ def spent(arguments: Sequence[Any]) -> list[bool]:
     torch.fx.map_arg(V.graph.current_node.args, given.append)
 
     def is_spent(node: Any) -> bool:
-        if not isinstance(node, torch.fx.Node) or node.op != "placeholder":
+        if not isinstance(node, torch.fx.Node) or given.count(node) != 1:
             return False
+        reader = V.graph.current_node
+        while views and list(node.users) == [reader] and getattr(node.target, "is_view", False):
+            node, reader = node.args[0], node
         held = V.graph.graph_inputs_original.get(str(node.target))
-        return (
-            isinstance(held, ir.DonatedBuffer)
-            and list(node.users) == [V.graph.current_node]
-            and given.count(node) == 1
-        )
+        placed = node.op == "placeholder" and isinstance(held, ir.DonatedBuffer)
+        return placed and list(node.users) == [reader]
 
     return list(map(is_spent, arguments))
+
+
+def is_input(node: Any) -> bool:
+    """Whether the node is an input of the graph or a view of one, and no copy."""
+    from torch._inductor.virtualized import V
+
+    return node.get_name() in V.graph.graph_inputs
 
 
 def node_arguments() -> tuple[Any, ...]:

@@ -72,6 +72,11 @@ class Call:
         return self.nodes.operands
 
     @property
+    def held(self) -> Operands[Any]:
+        """The operands as FX nodes, while the call is lowered."""
+        return self.signature.bind(*lowering.node_arguments()).operands
+
+    @property
     def needs(self) -> tuple[bool, ...]:
         """Of query, key, value and the operands of the program: whose gradients are asked for."""
         return self.nodes.needs

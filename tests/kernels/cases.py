@@ -29,8 +29,8 @@ class Case:
 
     view: how the operands lie in memory. needs: the gradients to ask for, "qkv" and the numbers of
     aux operands; "" is inference. choice: which configuration of the table. capability: of the
-    faked device. blocks: operands are 0 (truth values False, and True elsewhere) in every second
-    square of so many rows and columns.
+    faked device. spent: only the backward runs, and dK takes the memory of K. blocks: operands are
+    0 (truth values False, and True elsewhere) in every second square of so many rows and columns.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Case:
     capability: int = 90
     dynamic: bool = False
     wide: bool = False
+    spent: bool = False
     blocks: int = 0
     tolerance: float = 2e-5
     options: str = "kernel=triton,strict=True"
@@ -98,13 +99,11 @@ class Case:
     def function(self) -> Callable:
         def run(grad_out, query, key, value, *aux):
             operands = (query, key, value, list(aux), list(self.scalars), self.program)
-            out = torch.ops.gdpa.attention(*operands, self.options)
-            if not self.needs:
-                return [out]
-            return [
-                out,
-                *torch.ops.gdpa.attention_backward(grad_out, *operands, self.asked, self.options),
-            ]
+            found = [] if self.spent else [torch.ops.gdpa.attention(*operands, self.options)]
+            if self.needs:
+                more = (self.asked, self.options)
+                found += torch.ops.gdpa.attention_backward(grad_out, *operands, *more)
+            return found
 
         return run
 
@@ -113,7 +112,7 @@ class Case:
             t.double() if t.is_floating_point() else t for t in tensors
         )
         operands = Operands(query, key, value, aux, self.scalars, self.mod)
-        results = [reference(operands)]
+        results = [] if self.spent else [reference(operands)]
         if self.needs:
             results += reference_backward(grad_out, operands, self.asked)
         return results
@@ -123,12 +122,17 @@ class Case:
         torch.manual_seed(0)
         tensors = [t.half() if self.half and t.is_floating_point() else t for t in self.tensors()]
         how = (self.capability, self.choice, self.dynamic, self.wide, self.processors)
+        donated = [2] if self.spent else []
         with mock.patch.object(launch, "CACHED", launch.CACHED if self.cached else 0):
-            source = render.wrapper(self.function(), tensors, *how)
+            source = render.wrapper(self.function(), tensors, *how, donated=donated)
+        expected = self.expected(tensors)
         found = call(source, tensors)
+        if self.spent and found[1].data_ptr() != tensors[2].data_ptr():
+            return "dK has memory of its own"
         asked = [x for x, need in zip(tensors[1:], self.asked, strict=False) if need]
-        likes = [None, *(x if x.dim() == 4 else None for x in asked if self.needs)]
-        for i, (got, want) in enumerate(zip(found, self.expected(tensors), strict=True)):
+        likes = [x if x.dim() == 4 else None for x in asked if self.needs]
+        likes = likes if self.spent else [None, *likes]
+        for i, (got, want) in enumerate(zip(found, expected, strict=True)):
             fault = _fault(got, want, self.tolerance, likes[i])
             if fault:
                 return f"result {i}: {fault}"

@@ -23,6 +23,8 @@ import triton
 import triton.language as tl
 from triton.runtime import interpreter
 
+from gdpa_inductor.lowerings import spare
+
 from . import cases, five_matmul_cases, jagged_cases, one_tile_cases, render, split_cases
 
 
@@ -202,6 +204,7 @@ def call(source: str, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
             (triton_helpers, "set_driver_to_gpu", lambda: None),
             (torch.cuda, "_DeviceGuard", lambda *_: contextlib.nullcontext()),
             (torch.cuda, "set_device", lambda *_: None),
+            (spare, "last_use", lambda: True),
             (tl, "inline_asm_elementwise", _instruction),
         ]:
             stack.enter_context(mock.patch.object(owner, name, value, create=True))

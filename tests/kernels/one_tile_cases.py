@@ -35,5 +35,8 @@ CASES = [
     Case("few_bias", BIAS, m=20, n=300, aux=((2, 20, 300),), needs="qkv0", **TAKEN),
     Case("few_padding", PADDING, m=20, n=300, aux=((2, 1, 1, 300),), **TAKEN),
     Case("few_causal", CAUSAL, m=20, n=400, **TAKEN),
+    Case("few_spent", SILU, m=33, n=300, b=3, spent=True, **TAKEN),
+    Case("few_spent_shares", "sigmoid(s)", m=21, n=1111, b=1, spent=True, **TAKEN),
+    Case("few_spent_projected", SILU, m=33, n=300, view="bnhd", spent=True, **TAKEN),
     Case("few_wide", "sigmoid(s)", m=20, n=300, wide=True, **TAKEN),
 ]  # fmt: skip

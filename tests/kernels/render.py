@@ -42,13 +42,15 @@ def wrapper(
     wide: bool = False,
     processors: int = 0,
     decomposed: bool = False,
+    donated: Sequence[int] = (),
 ) -> str:
     """The Python source of the compiled graph of `function(*tensors)`, all on `cuda:0`.
 
     tensors: only their shapes, strides and dtypes count. choice: which configuration of each
     template is taken (the last if there are fewer). dynamic: every size above 1 is a symbol.
     wide: index as if an operand had 2³¹ elements. processors: see `fake_cuda`. decomposed: the
-    graph is traced to the operations that Inductor lowers, as it does itself.
+    graph is traced to the operations that Inductor lowers, as it does itself. donated: inputs of a
+    backward that nobody else needs.
     """
     lowerings.register()
     with (
@@ -64,8 +66,10 @@ def wrapper(
             make = make_fx(function, table, tracing_mode="real", _allow_non_fake_inputs=True)
             traced = make(*inputs)
         graph = GraphLowering(
-            traced, example_inputs=inputs, shape_env=shape_env, is_inference=False
-        )
+            traced, example_inputs=inputs, shape_env=shape_env, is_inference=False,
+            is_backward=bool(donated),
+        )  # fmt: skip
+        graph.bw_donated_idxs = list(donated)
         handlers = (V.set_graph_handler(graph), V.set_fake_mode(mode))
         debug = V.set_debug_handler(DebugContext())
         with handlers[0], handlers[1], debug, _indices(wide), _Indexing():

@@ -1,5 +1,6 @@
 """The memory that a gradient may take: that of copies which the forward keeps for one backward."""
 
+import dataclasses
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -10,7 +11,9 @@ from torch import Tensor
 
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat import autograd, lowering
-from gdpa_inductor.lowerings import cpu
+from gdpa_inductor.lowerings import cpu, spare
+from tests.kernels import render
+from tests.kernels.cases import Case
 
 
 @pytest.fixture
@@ -79,6 +82,65 @@ def test_the_memory_of_others_is_never_spent(function, spent):
     """What the caller sees is copied before; what is computed again has no reader before."""
     backward_of(function)
     assert [query for query, _ in spent] == [False]
+
+
+def projected(q: Tensor, x: Tensor, v: Tensor, weight: Tensor, again: bool) -> Tensor:
+    key = (x @ weight).unflatten(-1, q.shape[1::2]).transpose(1, 2)
+    out = F.silu(q @ key.mT * 0.1) @ v
+    return out + key.square().mean() if again else out
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "and the loss"])
+def test_a_view_of_what_is_saved_is_spent_if_nothing_else_reads_it(again):
+    found: list[bool] = []
+    lower = cpu.BACKEND.lower_backward
+
+    def looking(call):
+        found.extend(lowering.spent([call.held.key], views=True))
+        return lower(call)
+
+    options = {"gdpa.profit": False, "gdpa.strict": True}
+    backend = lambda gm, inputs: gdpa_backend(gm, inputs, options=options)
+    shapes = ((2, 4, 64, 32), (2, 64, 16), (2, 4, 64, 32), (16, 128))
+    given = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    torch._dynamo.reset()
+    with mock.patch.dict(cpu.BACKEND.__dict__, lower_backward=looking):
+        out = torch.compile(projected, backend=backend)(*given, again)
+        torch.autograd.grad(out.sum(), given)
+    assert found == [not again]
+
+
+FEW = Case("few", "silu(s)", m=48, n=512, d=64, dv=64, half=True, options="kernel=triton")
+
+
+@pytest.mark.parametrize(
+    ("aux", "program", "taken"),
+    [
+        pytest.param((), "silu(s)", True, id="few rows"),
+        pytest.param(((2, 512),), "a0:f[h,kv_idx]; silu(add(s,a0))", True, id="sums of columns"),
+        pytest.param(((48, 512),), "a0:f[q_idx,kv_idx]; silu(add(s,a0))", False, id="bias after"),
+    ],
+)
+def test_the_gradient_of_keys_that_are_read_once_takes_their_memory(aux, program, taken):
+    """Not where another kernel reads them later."""
+    needs = "qkv" + "0" * bool(aux)
+    case = dataclasses.replace(FEW, spent=True, aux=aux, program=program, needs=needs)
+    tensors = [x.half() for x in case.tensors()]
+    kept = render.wrapper(case.function(), tensors)
+    code = render.wrapper(case.function(), tensors, donated=[2])
+    assert "room_site" not in kept and ("= gdpa_room_site()" in code) == taken
+    assert code.count("empty_strided_cuda(") == kept.count("empty_strided_cuda(") - taken
+
+
+def test_room_is_taken_only_where_the_backward_runs_once(monkeypatch):
+    key = torch.randn(2, 2, 8, 4).transpose(1, 2)
+    room = spare.room_site()
+    for spends in (False, True):
+        monkeypatch.setattr(spare, "last_use", lambda spends=spends: spends)
+        found = room(key)
+        assert (found.data_ptr() == key.data_ptr()) == spends and found.stride() == key.stride()
+    odd = torch.randn(2, 2, 8, 5)[:, :, :, 1:]
+    assert room(odd).data_ptr() != odd.data_ptr()
 
 
 def test_a_backward_knows_whether_it_runs_once():

@@ -17,12 +17,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._compat import autograd, inductor, lowering, templates
+from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
 from ...kernels.triton.template import Plan
 from ...ops import Arguments, Operands, Signature, fake_output, laid_gradients
 from .. import triton
 from ..call import Call, extern_call, in_order
+from ..spare import last_use
 
 log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
@@ -85,8 +86,7 @@ def lower_backward(call: Call) -> list[Any]:
 
 def _spare(call: Call) -> tuple[int, ...]:
     """The operands of the program whose memory their gradients may take."""
-    held = call.signature.bind(*lowering.node_arguments()).operands.aux
-    pairs = zip(call.needs[3:], lowering.spent(held), strict=True)
+    pairs = zip(call.needs[3:], lowering.spent(call.held.aux), strict=True)
     return tuple(number for number, (need, spent) in enumerate(pairs) if need and spent)
 
 
@@ -162,7 +162,7 @@ class Site:
         self.replays: dict[bool, Any] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
-        spares = bool(self.spare) and _last_use()
+        spares = bool(self.spare) and last_use()
         replay = self.replays.get(spares)
         found = None if replay is None else self._again(replay, *args)
         return self._first(args, options, spares) if found is None else found
@@ -188,11 +188,6 @@ class Site:
         query, key, value, aux, scalars, *_ = args
         found = replay((query, key, value), aux, scalars)
         return None if found is None else found[0]
-
-
-def _last_use() -> bool:
-    """Nobody needs what was saved for the backward under way once it has run."""
-    return autograd.backward_runs_once() and not torch.cuda.is_current_stream_capturing()
 
 
 def forward_site(static: bool) -> Site:

@@ -23,7 +23,8 @@ _FAST_DTYPES = (torch.float16, torch.bfloat16)
 class Inputs:
     """The operands of one op as Inductor IR, realized, and what is known of them.
 
-    nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. offsets:
+    nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. spent: the
+    matrices whose memory nobody needs after a backward. offsets:
     cu_seqlens of the jagged sides, by "q" and "k"; alike: one serves both, with one greatest
     length. shared, grouped: see `Plan`.
     """
@@ -39,6 +40,7 @@ class Inputs:
     alike: bool
     shared: frozenset[str]
     grouped: frozenset[str]
+    spent: frozenset[str]
 
     @property
     def program(self) -> ScoreMod:
@@ -99,6 +101,16 @@ def inputs_of(call: Call) -> Inputs:
         alike=same_offsets and shapes.statically_known_true(problem.rows == problem.cols),
         shared=_smaller(fakes, problem, 0, problem.batch),
         grouped=_smaller(fakes, problem, 1, problem.heads),
+        spent=_spent(call) if call.backward else frozenset(),
+    )
+
+
+def _spent(call: Call) -> frozenset[str]:
+    matrices = (call.held.query, call.held.key, call.held.value)
+    return frozenset(
+        name
+        for name, spent in zip("QKV", lowering.spent(matrices, views=True), strict=True)
+        if spent
     )
 
 

@@ -45,13 +45,14 @@ CACHED = 32 << 20
 @dataclass(frozen=True)
 class Output:
     """One term that a kernel computes, and the buffer that it goes to. strides: None for a
-    contiguous one."""
+    contiguous one. room: the buffer, if there is one; not of the first output of a kernel."""
 
     name: str
     term: Expr
     size: tuple[Size, ...]
     dtype: torch.dtype
     strides: tuple[Size, ...] | None = None
+    room: Any = None
 
 
 def run(
@@ -72,7 +73,8 @@ def run(
     adds = kernel == "keys" and bool(added)
     planned = _plan(kernel, outputs, classes, ends, o, adds=adds, **plan)
     others = [
-        lowering.empty(out.size, out.dtype, o.problem.device, out.strides) for out in outputs[1:]
+        out.room or lowering.empty(out.size, out.dtype, o.problem.device, out.strides)
+        for out in outputs[1:]
     ]
     written = [*others, *added]
     body = {

@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from ...program.score_mod import Aux, ScoreMod
 from ...sequences import Padding, Sequences, padded_program
 from .. import gpu
 from ..call import Call, in_order
+from ..spare import room_of
 from . import five_matmul, one_tile
 from .inputs import Inputs, empty, inputs_of
 from .launch import Output, Rival, run
@@ -200,8 +202,21 @@ def _one_tile(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
     """All that `_keys` finds, and dQ, whose shares are added in their order."""
     size, dtype = one_tile.query_size(o)
     query = lowering.empty(size, dtype, o.problem.device)
-    found = _finished("one_tile", _key_outputs(wanted, o)[0], o, added=[query])
+    outputs, _ = _key_outputs(wanted, o)
+    if not any(spec.axes >= POSITIONS for _, spec in _aux_wanted(wanted, o.problem)):
+        outputs[1] = replace(outputs[1], room=_key_room(outputs[1], o))
+    found = _finished("one_tile", outputs, o, added=[query])
     return {**found, 0: lowering.finish(_query_of_shares, query, size, dtype, o.fakes.query)}
+
+
+def _key_room(output: Output, o: Inputs) -> Any:
+    """The memory of K for dK, where nobody needs K: the tile's program has read it. Else None."""
+    key, node = o.fakes.key, o.matrices["K"]
+    alike = output.dtype == key.dtype and _same_shape(output.size, key.shape)
+    strides = output.strides or ()
+    lies = len(strides) == key.dim() and _same_shape(strides, key.stride())
+    spare = "K" in o.spent and lowering.is_input(node)
+    return room_of(node) if spare and alike and lies else None
 
 
 def _query_of_shares(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
