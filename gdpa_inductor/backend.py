@@ -7,6 +7,7 @@ Both find and rewrite regions in the Dynamo graph (patterns), judged by what can
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -42,6 +43,7 @@ def gdpa_backend(
         ValueError: an option that is neither ours nor Inductor's, with the nearest name.
         GDPAError: under `gdpa.strict` or `gdpa.expect`.
     """
+    inductor.start_processes()
     ours, theirs = split(options)
     check_names(theirs, inductor.option_names())
     chosen = Options.make(ours)
@@ -57,18 +59,20 @@ def gdpa_backend(
 
 
 def rewrite(gm: torch.fx.GraphModule, options: Options) -> Result:
-    """`apply`, of a graph that is compiled next."""
-    result = apply(gm, options)
-    if result.matches:
-        lowerings.begin(gm)
-    return result
+    """`apply`, of a graph that is compiled next. Its kernels begin to compile while it is
+    judged."""
+    return apply(gm, options, lowerings.begin)
 
 
-def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
+def apply(
+    gm: torch.fx.GraphModule,
+    options: Options,
+    written: Callable[[torch.fx.GraphModule], None] | None = None,
+) -> Result:
     """Find, judge and rewrite in place; count, log and trace what happened; hold to strict and
-    expect.
+    expect. written: as `rewrite_graph` has it.
     """
-    part = analyse(gm, gm, options)
+    part = analyse(gm, gm, options, written)
     result, frame = part.result, dynamo.frame_under_way()
     if frame:
         dynamo.counters["gdpa_regions"][frame] = len(part.so_far.matches)
@@ -89,15 +93,15 @@ def apply(gm: torch.fx.GraphModule, options: Options) -> Result:
 
 
 def analyse(
-    gm: torch.fx.GraphModule, target: torch.fx.GraphModule, options: Options
+    gm: torch.fx.GraphModule,
+    target: torch.fx.GraphModule,
+    options: Options,
+    written: Callable[[torch.fx.GraphModule], None] | None = None,
 ) -> compiles.PartResult:
     """Rewrite `target`, which is the captured graph `gm` or a copy of it."""
-
-    def rewrite(graph: torch.fx.GraphModule) -> Result:
-        return rewrite_graph(graph, options=options, supports=lowering_judge(options))
-
+    rewrite = functools.partial(rewrite_graph, options=options, supports=lowering_judge(options))
     under_way, values = compiles.under_way(), compiles.values(gm.graph)
-    result = rewrite(target)
+    result = rewrite(target, written=written)
     if under_way is None:
         return compiles.PartResult(result, result, True)
     return under_way.add(values, result, rewrite)

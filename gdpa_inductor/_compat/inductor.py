@@ -66,6 +66,14 @@ def cache_folder() -> str | None:
     return cache_dir() if config.fx_graph_cache and not config.force_disable_caches else None
 
 
+def start_processes() -> None:
+    """Begin to start the processes that Inductor compiles in, as its own backend does: it takes
+    seconds."""
+    from torch._inductor.async_compile import maybe_warm_pool
+
+    maybe_warm_pool()
+
+
 def in_background(task: Callable[..., Any], *given: Any) -> Future[Any] | None:
     """Run `task` in one of the processes that Inductor compiles in, None without them. task: a
     function of a module."""

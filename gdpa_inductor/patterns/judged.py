@@ -8,7 +8,7 @@ could not be written to its end, is banned. Then the graph is put back and passe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from torch.fx import GraphModule
@@ -27,13 +27,18 @@ Ban = tuple[tuple[str, ...], Rejection]
 
 @autograd.saved_tensor_hooks_set_aside()
 def rewrite_graph(
-    gm: GraphModule, *, options: Options | None = None, supports: Supports | None = None
+    gm: GraphModule,
+    *,
+    options: Options | None = None,
+    supports: Supports | None = None,
+    written: Callable[[GraphModule], None] | None = None,
 ) -> Result:
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
     Args:
         supports: asked for every region; its answer is kept as the match's `choice`, and a falsy
             answer (a Rejection) leaves the region as it is. None supports everything.
+        written: called with the rewritten graph before it is judged. It may not stay.
     """
     chosen = options or Options()
     held = _Original(gm)
@@ -42,6 +47,8 @@ def rewrite_graph(
     while True:
         try:
             result = rewrite_once(gm, told)
+            if written is not None and result.matches:
+                written(gm)
             bans = list(_objections(held, result)) if chosen.judge and result.matches else []
         except Unwritten as failure:
             bans = list(failure.plans)
