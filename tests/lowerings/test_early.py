@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 import torch
+from torch._inductor import async_compile
 
-from gdpa_inductor import GDPAPass, gdpa_backend
+from gdpa_inductor import GDPAPass, explain, gdpa_backend, judge
 from gdpa_inductor.demo.model import Layer
 from gdpa_inductor.kernels.cute import ahead
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
@@ -87,6 +88,36 @@ def test_both_passes_begin_before_one_is_lowered(calls, learned: bool):
         ("lowered", ATTENTION),
         ("lowered", BACKWARD),
     }
+
+
+def test_both_begin_before_the_rewrite_is_judged(calls, monkeypatch):
+    """The judge takes some tenths of a second, which the processes that compile can have too."""
+    validate = judge.validate
+    monkeypatch.setattr(
+        judge, "validate", lambda *given: calls.append("judged") or validate(*given)
+    )
+    compiled()(*operands(False))
+    begun = ("begun", ATTENTION, ()), ("begun", BACKWARD, (True, True, True, False))
+    assert calls[:3] == [*begun, "judged"]
+
+
+def test_what_the_judge_rejects_was_begun_for_nothing(calls, monkeypatch):
+    verdict = judge.Verdict("it is another function", invalid=True)
+    monkeypatch.setattr(judge, "validate", lambda *_: verdict)
+    given = operands(True)
+    torch.testing.assert_close(compiled()(*given), attend(*given))
+    assert {what for what, *_ in calls} == {"begun"}
+
+
+def test_explaining_begins_nothing(calls):
+    assert len(explain(attend, profit=False)(*operands(True)).matches) == 1
+    assert not calls
+
+
+def test_the_processes_of_inductor_start_before_all_else(calls, monkeypatch):
+    monkeypatch.setattr(async_compile, "maybe_warm_pool", lambda: calls.append("started"))
+    compiled()(*operands(False))
+    assert calls[0] == "started"
 
 
 def test_the_pass_begins_too(calls):

@@ -12,18 +12,19 @@ import functools
 import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
-from ...kernels.triton.template import Plan
 from ...ops import Arguments, Operands, Signature, fake_output, laid_gradients
-from .. import triton
 from ..call import Call, extern_call, in_order
 from ..spare import last_use
+
+if TYPE_CHECKING:
+    from ...kernels.triton.template import Plan
 
 log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
@@ -45,13 +46,14 @@ def lower(call: Call) -> Any:
 
     if call.options.kernel == "cute" or not inductor.thorough():
         return run()
+    from ..triton.lower import lower as lower_to_triton
 
     def rival(plan: Plan, body: dict[str, Any]) -> Any:
         digest = hashlib.sha256(repr((call.problem.program, call.options)).encode()).hexdigest()
         kernel = functools.partial(_timed, given, plan)
         return templates.rival(f"gdpa_cute_{digest[:16]}", kernel, run, body)
 
-    return triton.lower(call, rival)
+    return lower_to_triton(call, rival)
 
 
 def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:

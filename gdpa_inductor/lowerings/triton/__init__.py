@@ -1,20 +1,36 @@
 """The Triton backend: templates for NVIDIA devices from compute capability 8.0 on.
 
 `rules` says what it takes, and `lower` what each kernel of a call computes. `launch` puts one
-kernel into the graph. `emit` writes a score program in Inductor's ops.
+kernel into the graph. `emit` writes a score program in Inductor's ops. All but the rules is loaded
+with the first lowering: a process that finds its graphs in a cache has none.
 """
 
+from typing import Any
+
 from ..backends import Backend
-from .lower import lower, lower_backward
+from ..call import Call
 from .rules import PAYS, REFUSES
 
-__all__ = ["BACKEND", "lower", "lower_backward"]
+__all__ = ["BACKEND"]
+
+
+def _lower(call: Call) -> Any:
+    from .lower import lower
+
+    return lower(call)
+
+
+def _lower_backward(call: Call) -> list[Any]:
+    from .lower import lower_backward
+
+    return lower_backward(call)
+
 
 BACKEND = Backend(
     name="triton",
     devices=("cuda",),
     refuses=REFUSES,
     pays=PAYS,
-    lower=lower,
-    lower_backward=lower_backward,
+    lower=_lower,
+    lower_backward=_lower_backward,
 )

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from ..._compat import shapes
 from ...kernels.triton import one_tile, splits
 from ...problem import Problem, Size
 from .. import gpu
-from .inputs import Inputs
+
+if TYPE_CHECKING:
+    from .inputs import Inputs
 
 
 def taken(o: Inputs) -> bool:
