@@ -236,6 +236,7 @@ _ROWS: dict[str, _Rows] = {
         "lowering.to_dtype": (_BOTH, "copies an operand in one pass with a cast"),
         "lowering.to_device": (_BOTH, "moves an operand between the products to the GPU"),
         "runtime.cache_dir_utils.cache_dir": (_BOTH, "verdicts and kernels lie there"),
+        "async_compile.maybe_warm_pool": (_BOTH, "start them as Inductor does"),
         "async_compile.get_compile_threads": (_BOTH, "how many processes compile"),
         "async_compile.AsyncCompile.use_process_pool": (_BOTH, "are there processes to compile in"),
         "async_compile.AsyncCompile.process_pool": (_BOTH, "CuTe kernels are compiled there"),
