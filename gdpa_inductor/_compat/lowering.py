@@ -88,11 +88,16 @@ _MADE: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.Weak
 
 
 def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
-    """A buffer of its own with the values of `source`, cast in the same pass."""
+    """A buffer of its own with the values of `source`, cast in the same pass. It lies as the node
+    under lowering did at capture."""
     from torch._inductor.lowering import to_dtype
+    from torch._inductor.virtualized import V
 
     made = to_dtype(source, dtype or source.get_dtype(), copy=True)
     made.realize()
+    # While a layout is not settled, views of torch 2.11 may read by strides that it does not get.
+    strides = V.graph.current_node.meta["val"].stride()
+    made.freeze_layout_with_exact_strides([size_expr(step) for step in strides])
     return made
 
 

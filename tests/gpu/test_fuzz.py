@@ -1,0 +1,27 @@
+"""Programs of the fuzzer on the kernels: `python -m tests.fuzz.kernels` runs more of them."""
+
+import pytest
+
+from tests.fuzz.__main__ import reproducer
+from tests.fuzz.kernels import KERNELS, Job, jobs, run
+
+pytestmark = pytest.mark.cuda
+EACH = 6  # programs for each kernel
+FOUND = {
+    "a view of a kept tensor, padded on torch 2.11": Job(100184, "chunked", "cuda"),
+}
+
+
+def failure(job: Job) -> str:
+    _, outcome, counts = run(job)
+    return f"{job} {counts}\n{reproducer(outcome)}" if outcome.failed else ""
+
+
+@pytest.mark.parametrize("job", jobs(0, 40, list(KERNELS), "cuda")[: EACH * len(KERNELS)], ids=str)
+def test_programs(job: Job) -> None:
+    assert not failure(job)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_programs_that_failed(name: str) -> None:
+    assert not failure(FOUND[name])
