@@ -1,8 +1,10 @@
 """Memory for results. What begins as zeros is cleared by the driver: to launch a kernel of torch's
 takes the CPU several times as long."""
 
+import functools
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ..._compat.shapes import dense_strides
@@ -11,10 +13,16 @@ from .driver import driver
 
 def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
     """Of query, key or value: it lies as the operand does. empty: makes contiguous memory."""
-    strides, shape = dense_strides(operand), operand.shape
-    order = sorted(range(len(shape)), key=lambda d: (-strides[d], d))
-    room = empty([shape[d] for d in order], operand.dtype, operand.device)
-    return room.permute([order.index(d) for d in range(len(order))])
+    size, dims = _lying(tuple(operand.shape), operand.stride())
+    return empty(size, operand.dtype, operand.device).permute(dims)
+
+
+@functools.lru_cache(1024)
+def _lying(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """The size of contiguous memory, and its dims in the order of the operand."""
+    dense = dense_strides(torch.empty_strided(shape, strides, device="meta"))
+    order = sorted(range(len(shape)), key=lambda d: (-dense[d], d))
+    return [shape[d] for d in order], [order.index(d) for d in range(len(order))]
 
 
 def is_dense(room: Tensor) -> bool:
