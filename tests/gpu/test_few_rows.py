@@ -1,11 +1,15 @@
 """On a GPU: the backward of few rows in one kernel, and operands that lie in other orders."""
 
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch._inductor.utils import run_and_get_code
+
+from gdpa_inductor.lowerings import spare
+from gdpa_inductor.measure import peak_extra_bytes
 
 from .programs import CASES, LAYOUTS, Case
 from .test_kernels import bits, breach, compiled, operands_of
@@ -64,3 +68,31 @@ def test_error_rule_of_layouts(name: str) -> None:
     """A gradient lies in memory as its operand does."""
     case = replace(LAYOUTS[name], sizes={"m": 48, "n": 520})
     assert not breach(case, compiled(case.function), torch.bfloat16)
+
+
+def _projected(q, x, v, weight):
+    key = (x @ weight).unflatten(-1, q.shape[1::2]).transpose(1, 2)
+    return F.gelu(q @ key.mT * 0.1) @ v
+
+
+def test_the_gradient_of_the_keys_in_their_memory() -> None:
+    """It has the same bits as where the backward may run again, and takes less memory."""
+    batch, heads, m, n, d = 8, 4, 48, 2048, 128
+    sizes = ((batch, heads, m, d), (batch, n, 64), (batch, heads, n, d), (64, heads * d))
+    given = [torch.randn(x, device="cuda", dtype=torch.bfloat16) for x in sizes]
+    given = [x.mul_(x.shape[-1] ** -0.5).requires_grad_() for x in given]
+    function, direction = compiled(_projected), torch.randn_like(given[0])
+
+    def step() -> list[torch.Tensor]:
+        return list(torch.autograd.grad(function(*given), given, direction))
+
+    taken, codes = run_and_get_code(step)
+    assert any("gdpa_room_site()" in code for code in codes)
+    peaks, found = [], []
+    for spends in (True, False):
+        with mock.patch.object(spare, "last_use", lambda spends=spends: spends):
+            found.append(step())
+            peaks.append(peak_extra_bytes(step, "cuda"))
+    for others in found:
+        assert all(torch.equal(a, b) for a, b in zip(taken, others, strict=True))
+    assert peaks[1] - peaks[0] >= batch * heads * n * d  # half of the bytes, at least
