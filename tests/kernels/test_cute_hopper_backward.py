@@ -6,7 +6,6 @@ warps of dQ wait at barriers of their own.
 
 import dataclasses
 import itertools
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ pytest.importorskip("cutlass")
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
-from gdpa_inductor.kernels.cute.sm90.backward import turns
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.emulator import recording, run
 
@@ -140,28 +138,6 @@ def test_the_next_tile_comes_ahead(dims: tuple[int, int], emulated) -> None:
         for x in (o.query, call.grad_out):
             wanted |= lines(x[batch, head, :streamed])
     assert noted == wanted
-
-
-@pytest.mark.parametrize("keys", [1, 3, 4, 16])
-@pytest.mark.parametrize("count", [1, 8, 16, 21])
-def test_a_query_tile_leaves_the_cache_when_all_have_met_it(keys, count, monkeypatch) -> None:
-    """Tiles of a head that are equally far, one step after the other."""
-    monkeypatch.setattr(turns, "select", lambda condition, x, y: x if condition else y)
-    monkeypatch.setattr(turns, "larger", max)
-    walk, met = object.__new__(turns.Turns), list[tuple[int, int, bool]]()
-    walk.ranges, walk.together = SimpleNamespace(skips=False), True
-    walk.heights = SimpleNamespace(resident=128)
-    for index in range(keys):
-        tile = SimpleNamespace(first=128 * index, rows=128 * keys, begin=0, end=count)
-        entry = walk.entry(tile)
-        for i in range(count):
-            met.append((walk.block(tile, entry, i), i, bool(walk.meets_last(tile, i))))
-    last = [max(step for block, step, _ in met if block == x) for x in range(count)]
-    claimed = [block for block, _, claims in met if claims]
-    assert all(step == last[block] for block, step, claims in met if claims)
-    assert len(claimed) == len(set(claimed))
-    if count % keys == 0:
-        assert sorted(claimed) == list(range(count))
 
 
 def lines(rows: torch.Tensor) -> set[int]:

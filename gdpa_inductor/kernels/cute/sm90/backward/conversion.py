@@ -35,10 +35,11 @@ class Conversion:
         deal, done = Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
-            first, end = self.walk.share(tile)
+            share = self.walk.share(tile)
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
-                for block in range(first, end):
+                for i in range(share):
+                    block = self.walk.converted(tile, i)
                     count = self.walk.adders(tile, head, block)
                     if self.begun(count):
                         for part in self.parts:

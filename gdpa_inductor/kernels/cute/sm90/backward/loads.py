@@ -40,7 +40,8 @@ class HopperBackwardLoads:
             for turn in range(tile.passes):
                 head = self.walk.streamed_head(tile, turn)
                 for i in range(tile.end - tile.begin):
-                    block, last = self.walk.block(tile, entry, i), self.walk.meets_last(tile, i)
+                    block = self.walk.block(tile, entry, i)
+                    last = self.walk.meets_last(tile, block)
                     new = (turn == 0) & (i == 0)
                     if new:
                         self.resident("k", tile, tile_step)

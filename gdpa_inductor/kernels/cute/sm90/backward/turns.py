@@ -12,7 +12,8 @@ In which order a tile meets query tiles, and who adds first:
 
 - Without a mask, tiles that run at once go around, each from another query tile. The one that
   begins nearest before a query tile comes to it first, then the one before that. So no tile finds
-  another at its place.
+  another at its place. They begin at most `APART` query tiles after one another: what one has read
+  and added is in the L2 cache when the next one comes.
 - Otherwise query tiles ascend, and the last keys come first. Under a causal mask these begin at the
   diagonal, where no other has been. All begin at once, and the first keys end last.
 - Tiles that run at once in the next round begin where the CTAs come from: those of the last keys
@@ -41,7 +42,9 @@ from typing import Any
 from cutlass import Boolean, Int32, const_expr, cute
 
 from ...backward.walk import ResidentTile, Walk, tiles_of
-from ...values import larger, select
+from ...values import larger, select, smaller
+
+APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.md)
 
 
 class Turns(Walk):
@@ -81,8 +84,21 @@ class Turns(Walk):
         """The query tile with which a pass begins."""
         if self.ranges.skips:
             return select(tile.descends, tile.end - 1, tile.begin)
-        turned = self.index(tile) * tile.end // larger(self.tiles(tile), 1)
+        return self.beginning(tile, self.index(tile))
+
+    def beginning(self, tile: ResidentTile, index: Any) -> Any:
+        """The query tile with which a key tile of the head begins, without a mask."""
+        turned = index * self.spread(tile) // larger(self.tiles(tile), 1)
         return select(self.together & (tile.first < tile.rows), turned, 0)
+
+    def spread(self, tile: ResidentTile) -> Any:
+        """Among how many query tiles the key tiles of the head begin."""
+        return smaller(tile.end, APART * self.tiles(tile))
+
+    def nearest(self, tile: ResidentTile, block: Any) -> Any:
+        """The key tile that begins nearest before a query tile, or with it."""
+        tiles = self.tiles(tile)
+        return smaller(((block + 1) * tiles - 1) // self.spread(tile), tiles - 1)
 
     def block(self, tile: ResidentTile, entry: Any, step: Any) -> Any:
         """The query tile of a step of a pass."""
@@ -91,28 +107,33 @@ class Turns(Walk):
         block = entry + step
         return select(block < tile.end, block, block - tile.end)
 
-    def meets_last(self, tile: ResidentTile, step: Any) -> Any:
-        """Whether all other tiles of the head have met the query tile of a step of a pass, or do so
-        now, if they are equally far: where the pass of the one before has begun."""
+    def meets_last(self, tile: ResidentTile, block: Any) -> Any:
+        """Whether all other tiles of the head have met a query tile, or do so now, if they are
+        equally far: it lies just before the place where this one begins."""
         if self.ranges.skips:
             return Boolean(False)
-        begun = tile.end // larger(self.tiles(tile), 1)
-        return self.together & (step >= tile.end - begun)
+        following = self.nearest(tile, block) + 1
+        last = select(following == self.tiles(tile), 0, following)
+        return self.together & (self.index(tile) == last)
 
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
         """How many tiles add to a query tile before this one, and whether this one does; by a whole
         warp."""
-        tiles, index = self.tiles(tile), self.index(tile)
-        before, adds = tiles - 1 - index, Boolean(True)
+        before, adds = Int32(0), Boolean(True)
         if const_expr(self.ranges.skips):
-            below, above, adds = self.ranges.living(tile, head, block, index, tiles)
+            given = (tile, head, block, self.index(tile), self.tiles(tile))
+            below, above, adds = self.ranges.living(*given)
             before = select(tile.descends, below, above)
         else:
-            nearest = ((block + 1) * tiles - 1) // tile.end
-            turned = select(nearest < index, nearest - index + tiles, nearest - index)
-            before = select(self.together, turned, before)
+            before = self.earlier(tile, block)
         return before, adds
+
+    def earlier(self, tile: ResidentTile, block: Any) -> Any:
+        """How many tiles add to a query tile before this one, without a mask."""
+        tiles, index = self.tiles(tile), self.index(tile)
+        behind = self.nearest(tile, block) - index
+        return select(self.together, select(behind < 0, behind + tiles, behind), tiles - 1 - index)
 
     def adds(self, tile: ResidentTile, head: Any, block: Any) -> Any:
         """Whether this tile adds to a query tile."""
@@ -129,9 +150,20 @@ class Turns(Walk):
             tiles = below + above + Int32(adds)
         return tiles
 
-    def share(self, tile: ResidentTile) -> tuple[Any, Any]:
-        """The query tiles of a pass that this tile converts, half open."""
+    def share(self, tile: ResidentTile) -> Any:
+        """How many query tiles of a pass this tile converts."""
         count, tiles = tiles_of(tile.length, self.heights.streamed), larger(self.tiles(tile), 1)
-        index = self.index(tile)
-        first, end = (count * i // tiles for i in (index, index + 1))
-        return first, select(tile.first < tile.rows, end, first)
+        each = count // tiles
+        own = each + Int32((self.index(tile) + each) % tiles < count % tiles)
+        return select(tile.first < tile.rows, own, 0)
+
+    def converted(self, tile: ResidentTile, number: Any) -> Any:
+        """One of them. Those of the head are dealt to its tiles in the order in which they are
+        complete. Each time the first goes to another tile: often every other one is complete a step
+        later."""
+        tiles, count = self.tiles(tile), tiles_of(tile.length, self.heights.streamed)
+        place = number * tiles + (self.index(tile) + number) % tiles
+        if self.ranges.skips:
+            return select(tile.descends, count - 1 - place, place)
+        block = self.beginning(tile, tiles - 1) + place
+        return select(block < count, block, block - count)
