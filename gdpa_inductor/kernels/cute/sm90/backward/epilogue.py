@@ -1,7 +1,9 @@
 """Epilogue: dK and dV of a tile -> global memory, through shared memory, 64 rows a warpgroup.
 
 TMA drops the rows past the end of the sequence. The buffers are those of dS. Between two tiles only
-the store of the last dS may still read them, and `write` waits for that. A gradient of an operand
+the store of the last dS may still read them, and `write` waits for that. Where dQ lags, a warpgroup
+goes on to the next tile without waiting for the other: the signal that a dS is read no more comes
+when dK, which lay there last, is read. A gradient of an operand
 that the batch shares leaves in fp32, from registers.
 """
 
@@ -36,13 +38,26 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def store_keys(self, tile, group, thread, fragments):
-        """dK. The copies of both have read shared memory afterwards."""
+        """dK."""
         if const_expr(self.factor != 1.0):
             fragments.dK.store(fragments.dK.load() * self.factor)
         self.gradient("gk", "dk alone", tile, group, thread, fragments.dK)
+
+    @cute.jit
+    def free(self, thread, empty, steps, end):
+        """The buffers, for the dS of the next tile, once they are read. empty: of those of the last
+        two steps before `end`, or None. Of a tile with one step, one of them was free before."""
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-        both()
+        if const_expr(empty is None):
+            both()
+        else:
+            if steps < 2:
+                both()
+            if steps > 1:
+                empty.arrive_once(end - 2)
+            if steps > 0:
+                empty.arrive_once(end - 1)
 
     @cute.jit
     def gradient(self, name, product, tile, group, thread, sums):

@@ -11,7 +11,7 @@ over the keys of both warpgroups, takes dS from shared memory.
 
 - dQ lags a step, so that neither warpgroup waits for the other. By `IssueTurns` they are half a
   step apart: one activates and hands over while the tensor core multiplies for the other. dQ of
-  the last step is handed over between the stores of dV and dK.
+  the last step is handed over when dV and dK are stored.
 - Where an operand of the program has a number for each score, dQ does not lag (`Sm90Config.lags`).
   The warpgroups wait for each other's dS, and S of the next query tile is issued before dQ.
 
@@ -163,21 +163,21 @@ class HopperBackwardProducts(Fixed):
                 tile_step += 1
             step += tile.steps
             if tile.first < tile.rows:
-                self.store_gradients(tile)
+                self.store_gradients(tile, step)
             deal += 1
         if const_expr(self.lags):
             self.turns.finish()
         self.epilogue.finish(self.own)
 
     @cute.jit
-    def store_gradients(self, tile: ResidentTile):
-        """Those of keys and values, and the last part of dQ."""
-        given = (tile, self.group, self.own, self.fragments)
-        self.epilogue.store_values(*given)
+    def store_gradients(self, tile: ResidentTile, end):
+        """dV and dK, then the last part of dQ: it waits longest. end: the step after the last."""
+        for store in (self.epilogue.store_values, self.epilogue.store_keys):
+            store(tile, self.group, self.own, self.fragments)
         if const_expr(self.lags):  # noqa: SIM102 (decided at compile time)
             if tile.steps > 0:
                 self.hand_over(self.fragments.S)
-        self.epilogue.store_keys(*given)
+        self.epilogue.free(self.own, self.signals.empty.get("s"), tile.steps, end)
 
     @cute.jit
     def sum_of_steps(self, tile: ResidentTile, tile_step, first):
@@ -197,7 +197,6 @@ class HopperBackwardProducts(Fixed):
             full["s"].wait(last)
             x.last_query_part(last % 2)
             warpgroup.wait_group(0)
-            empty["s"].arrive_once(last)
         for name in "kv":
             empty[name].arrive_once(tile_step)
 
@@ -246,7 +245,8 @@ class HopperBackwardProducts(Fixed):
             self.next_scores(step, last)
             self.turns.passes()
             warpgroup.wait_group(0 if last else 1)
-            empty["s"].arrive_once(step - 1)
+            if const_expr(not last):
+                empty["s"].arrive_once(step - 1)
             empty["q"].arrive_once(step)
             self.hand_over(dQ)
             warpgroup.wait_group(0)
