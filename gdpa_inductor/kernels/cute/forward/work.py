@@ -7,14 +7,16 @@ caller wants balance).
 
 Dense tiles that skip key blocks differ in cost: under a causal mask the last rows cost most. If
 there are few units, the last rows of all of them come first, so that what is dealt last is small.
-Many units balance by themselves, and would read their keys from memory again and again. Dense tiles
-that skip none are dealt in rounds, where the configuration says so (rounds.py).
+But they are dealt a group after the other, so that more CTAs read the same keys at once. A group
+has whole rounds of tiles, so that each CTA gets as much. Many units balance by themselves, and
+would read their keys from memory again and again. Dense tiles that skip none are dealt in rounds,
+where the configuration says so (rounds.py).
 """
 
-from cutlass import Int32
+from cutlass import Int32, cute
 
 from ..config import KernelConfig
-from ..values import Fixed, select
+from ..values import Fixed, larger, select, smaller
 from ..work import sequence_rows, totals
 from .rounds import Rounds, RowRange
 from .scheduler import WorkTile
@@ -66,8 +68,23 @@ class Work(Fixed):
 
     def _last_rows_first(self, number):
         """(row tile, unit), where units are few; otherwise the tiles of a unit stay together."""
-        few = self.units <= FEW
-        divisor = select(few, self.units, self.row_tiles)
-        quotient, rest = number // divisor, number % divisor
-        row = select(few, self.row_tiles - 1 - quotient, rest)
-        return row, select(few, rest, quotient)
+        few, (row, unit) = self.units <= FEW, self._in_groups(number)
+        row = select(few, row, number % self.row_tiles)
+        return row, select(few, unit, number // self.row_tiles)
+
+    def _in_groups(self, number):
+        """The same of groups of units, the last rows of each first. The last group has up to half
+        as many more: a small one would leave CTAs without work."""
+        ctas, _, _ = cute.arch.grid_dim()
+        size = ctas // smaller(_twos(ctas), _twos(self.row_tiles))
+        groups = larger((self.units + size // 2) // size, 1)
+        group = smaller(number // (size * self.row_tiles), groups - 1)
+        first = group * size
+        units = select(group == groups - 1, self.units - first, size)
+        rest = number - first * self.row_tiles
+        return self.row_tiles - 1 - rest // units, first + rest % units
+
+
+def _twos(number):
+    """The largest power of two that divides a number."""
+    return number & -number
