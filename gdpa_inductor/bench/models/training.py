@@ -147,6 +147,7 @@ def largest_batch(case: Case, build: Callable[[Function], Function]) -> int | No
     while tried <= LARGEST:
         try:
             for batch in batches(dataclasses.replace(case, batch=tried), 1):
+                dynamo.may_vary(batch[2], 0)  # one compile serves all batches
                 step(batch).item()
                 optimizer.step()
         except RuntimeError as error:
