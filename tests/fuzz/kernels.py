@@ -90,6 +90,7 @@ def run(job: Job) -> tuple[Job, Outcome, dict[str, int]]:
 
 def _judged(program: Program, job: Job, function: Callable) -> tuple[str, str]:
     fused = _compiled(function, job.kernel)
+    traced = torch.compile(function, backend="aot_eager")
     judge = {"training": program.training, "seed": program.seed}
     dtype = getattr(torch, program.dtype)
     for number, sizes in enumerate(program.sizes):
@@ -101,6 +102,10 @@ def _judged(program: Program, job: Job, function: Callable) -> tuple[str, str]:
             exact = results(function, recast(operands, torch.float64), **judge)
         except Exception:
             return BROKEN, traceback.format_exc(limit=-2)
+        try:
+            results(traced, recast(operands, dtype), **judge)
+        except Exception as error:
+            return RIGHT, f"torch cannot trace it: {error}"
         mine = results(fused, recast(operands, dtype), **judge)
         if overflows(own):
             continue
