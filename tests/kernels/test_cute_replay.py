@@ -307,7 +307,7 @@ def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, kernels, sums
     """Where the backward runs once, and nothing clears what a kernel still has to read."""
     monkeypatch.setattr(biases, "GOOD", 0.0)
     site, once = calls.backward_site(True, (0,)), [True]
-    monkeypatch.setattr(calls, "_last_use", lambda: once[0])
+    monkeypatch.setattr(calls, "last_use", lambda: once[0])
     for once[0] in (True, False, True, False):
         args = learned(name)
         bias = args[4][0]
@@ -318,7 +318,7 @@ def test_a_gradient_takes_the_memory_of_a_spare_operand(name: str, kernels, sums
 
 
 def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(kernels, sums, monkeypatch):
-    monkeypatch.setattr(calls, "_last_use", lambda: True)
+    monkeypatch.setattr(calls, "last_use", lambda: True)
     masked = "a0:f[b,h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)"
     args = of_backward([*dense()[:3], [matrix(2, 4, 40, 40)], [], masked], wanted=True)
     found = calls.backward_site(True, (0,))(*args)[3]
