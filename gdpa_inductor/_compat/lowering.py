@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from .shapes import size_expr
+from .shapes import size_expr, statically_known_true
 
 _REGISTERED: set[Any] = set()
 
@@ -38,8 +39,9 @@ def lowered_node_values() -> list[Any]:
 
 def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
     """Of these arguments of the node under lowering, as FX nodes: whether it is the last to need
-    the memory. They are saved for a backward that runs once, alias nothing that anybody else sees,
-    and have no other reader. views: also where they are views of what is saved.
+    the memory. They are saved for a backward that runs once, have no other reader, and share their
+    memory with nothing (torch only sees to it that neither caller nor results do). views: also
+    where they are views of what is saved.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -55,9 +57,22 @@ def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
             node, reader = node.args[0], node
         held = V.graph.graph_inputs_original.get(str(node.target))
         placed = node.op == "placeholder" and isinstance(held, ir.DonatedBuffer)
-        return placed and list(node.users) == [reader]
+        return placed and list(node.users) == [reader] and _has_memory_alone(node)
 
     return list(map(is_spent, arguments))
+
+
+def _has_memory_alone(held: torch.fx.Node) -> bool:
+    """An input of the graph takes all of its memory, and no other input lies there."""
+    storage = held.meta["val"].untyped_storage()
+    inputs = held.graph.find_nodes(op="placeholder")
+    values = [node.meta.get("val") for node in inputs if node is not held]
+    whole = storage.nbytes() == held.meta["val"].numel() * held.meta["val"].itemsize
+    return statically_known_true(whole) and not any(
+        StorageWeakRef(x.untyped_storage()) == StorageWeakRef(storage)
+        for x in values
+        if isinstance(x, torch.Tensor)
+    )
 
 
 def is_input(node: Any) -> bool:

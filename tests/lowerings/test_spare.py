@@ -1,6 +1,7 @@
 """The memory that a gradient may take: that of copies which the forward keeps for one backward."""
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator
 from unittest import mock
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._inductor import config as inductor_config
 
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat import autograd, lowering
@@ -90,8 +92,8 @@ def projected(q: Tensor, x: Tensor, v: Tensor, weight: Tensor, again: bool) -> T
     return out + key.square().mean() if again else out
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["", "and the loss"])
-def test_a_view_of_what_is_saved_is_spent_if_nothing_else_reads_it(again):
+def keys_spent(function: Callable, *shapes: tuple[int, ...]) -> list[bool]:
+    """Of each backward: the memory of its key."""
     found: list[bool] = []
     lower = cpu.BACKEND.lower_backward
 
@@ -101,13 +103,32 @@ def test_a_view_of_what_is_saved_is_spent_if_nothing_else_reads_it(again):
 
     options = {"gdpa.profit": False, "gdpa.strict": True}
     backend = lambda gm, inputs: gdpa_backend(gm, inputs, options=options)
-    shapes = ((2, 4, 64, 32), (2, 64, 16), (2, 4, 64, 32), (16, 128))
     given = [torch.randn(shape, requires_grad=True) for shape in shapes]
     torch._dynamo.reset()
-    with mock.patch.dict(cpu.BACKEND.__dict__, lower_backward=looking):
-        out = torch.compile(projected, backend=backend)(*given, again)
+    off = inductor_config.patch(fx_graph_cache=False)
+    with off, mock.patch.dict(cpu.BACKEND.__dict__, lower_backward=looking):
+        out = torch.compile(function, backend=backend)(*given)
         torch.autograd.grad(out.sum(), given)
-    assert found == [not again]
+    return found
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["", "and the loss"])
+def test_a_view_of_what_is_saved_is_spent_if_nothing_else_reads_it(again):
+    shapes = ((2, 4, 64, 32), (2, 64, 16), (2, 4, 64, 32), (16, 128))
+    assert keys_spent(functools.partial(projected, again=again), *shapes) == [not again]
+
+
+@pytest.mark.parametrize("first", [2, 8], ids=["overlaps", "apart"])
+def test_keys_that_share_memory_with_values_are_not_spent(first):
+    """Both are saved as slices, and no other reads them. Their gradient would lie in the values,
+    which other tiles have yet to read."""
+
+    def sliced(q: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        heads = (x @ weight).view(16, 512, 32)
+        key, value = heads[0:4].unsqueeze(0), heads[first : first + 4].unsqueeze(0)
+        return F.silu(q @ key.mT * 0.1) @ value
+
+    assert keys_spent(sliced, (1, 4, 48, 32), (16 * 512, 64), (64, 32)) == [False]
 
 
 FEW = Case("few", "silu(s)", m=48, n=512, d=64, dv=64, half=True, options="kernel=triton")
