@@ -26,12 +26,12 @@ from collections.abc import Callable, Mapping
 import torch
 
 from gdpa_inductor import gdpa_backend
-from tests._judge import Results, difference, noise_of, results
+from tests._judge import Results, results
 from tests.fuzz.__main__ import reproducer
 from tests.fuzz.draft import FUSABLE, STATIC, Program
 from tests.fuzz.grammar import generate
-from tests.fuzz.runner import BROKEN, RIGHT, WRONG, Outcome, loaded
-from tests.operands import make_operands, recast
+from tests.fuzz.runner import BROKEN, RIGHT, WRONG, Outcome, fault_of, loaded, operands_of
+from tests.operands import recast
 
 KERNELS = ("triton", "cute", "chunked", "auto")
 HEAD_DIMS = (8, 16, 24, 32, 40, 64, 64, 96, 128, 128, 192)
@@ -94,9 +94,7 @@ def _judged(program: Program, job: Job, function: Callable) -> tuple[str, str]:
     judge = {"training": program.training, "seed": program.seed}
     dtype = getattr(torch, program.dtype)
     for number, sizes in enumerate(program.sizes):
-        generator = torch.Generator().manual_seed(program.seed + number)
-        made = make_operands(program.specs, sizes, dtype=dtype, generator=generator)
-        operands = _moved(made, job.device)
+        operands = _moved(operands_of(program, number), job.device)
         try:
             own = results(function, recast(operands, dtype), **judge)
             exact = results(function, recast(operands, torch.float64), **judge)
@@ -109,12 +107,7 @@ def _judged(program: Program, job: Job, function: Callable) -> tuple[str, str]:
         mine = results(fused, recast(operands, dtype), **judge)
         if overflows(own):
             continue
-        fault = difference(mine, own, exact)
-        if fault:
-            autocast = "wrap:autocast" in program.features
-            eps = torch.finfo(torch.bfloat16 if autocast else dtype).eps
-            noise = noise_of(function, operands, exact, eps, **judge)
-            fault = difference(mine, own, exact, noise=noise)
+        fault = fault_of(program, function, operands, (mine, own, exact))
         if fault:
             return WRONG, f"{dict(sizes)}: {fault}"
     return RIGHT, ""
@@ -139,6 +132,7 @@ def _moved(operands: Mapping[str, object], device: str) -> dict[str, object]:
 
 
 def jobs(start: int, count: int, kernels: list[str], device: str) -> list[Job]:
+    """Of the fusable programs among so many seeds; the kernels take turns."""
     seeds = range(start, start + count)
     drawn = ((seed, generate(seed)) for seed in seeds)
     fit = [s for s, p in drawn if p.label == FUSABLE and not UNFIT & set(p.features)]

@@ -13,13 +13,13 @@ import linecache
 import tempfile
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from tests._judge import difference, mark_dynamic, noise_of, results
+from tests._judge import Results, difference, mark_dynamic, noise_of, results
 from tests._recorder import Recorder
 from tests.fuzz.draft import DECOY, FUSABLE, Program
 from tests.fuzz.grammar import generate
@@ -94,13 +94,25 @@ def _judged_call(
         fused = results(compiled, fresh, **judge)
     except Exception:
         return WRONG, traceback.format_exc()
-    relative = program.gradient_relative
-    fault = difference(fused, eager, exact, gradient_relative=relative)
+    fault = fault_of(program, function, operands, (fused, eager, exact))
+    return (WRONG, fault) if fault else ("", "")
+
+
+def fault_of(
+    program: Program,
+    function: Callable,
+    operands: Mapping[str, object],
+    found: tuple[Results, Results, Results],
+) -> str:
+    """How the program breaks the error rule, or "". found: fused, eager and exact."""
+    dtype = getattr(torch, program.dtype)
+    fault = difference(*found, gradient_relative=program.gradient_relative)
     if fault and dtype != torch.float64:
         eps = torch.finfo(torch.bfloat16 if "wrap:autocast" in program.features else dtype).eps
-        noise = noise_of(function, operands, exact, eps, **judge)
-        fault = difference(fused, eager, exact, noise=noise)
-    return (WRONG, fault) if fault else ("", "")
+        judge = {"training": program.training, "seed": program.seed}
+        noise = noise_of(function, operands, found[-1], eps, **judge)
+        fault = difference(*found, noise=noise)
+    return fault
 
 
 def operands_of(program: Program, number: int) -> dict[str, object]:

@@ -18,11 +18,11 @@ def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
 
 
 @functools.lru_cache(1024)
-def _lying(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[list[int], list[int]]:
+def _lying(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
     """The size of contiguous memory, and its dims in the order of the operand."""
     dense = dense_strides(torch.empty_strided(shape, strides, device="meta"))
     order = sorted(range(len(shape)), key=lambda d: (-dense[d], d))
-    return [shape[d] for d in order], [order.index(d) for d in range(len(order))]
+    return tuple(shape[d] for d in order), tuple(map(order.index, range(len(order))))
 
 
 def is_dense(room: Tensor) -> bool:

@@ -23,10 +23,10 @@ _FAST_DTYPES = (torch.float16, torch.bfloat16)
 class Inputs:
     """The operands of one op as Inductor IR, realized, and what is known of them.
 
-    nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. spent: the
-    matrices whose memory nobody needs after a backward. offsets:
+    nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. offsets:
     cu_seqlens of the jagged sides, by "q" and "k"; alike: one serves both, with one greatest
-    length. shared, grouped: see `Plan`.
+    length. shared, grouped: see `Plan`. spent: the matrices whose memory nobody needs after a
+    backward.
     """
 
     nodes: Operands[Any]
@@ -106,12 +106,9 @@ def inputs_of(call: Call) -> Inputs:
 
 
 def _spent(call: Call) -> frozenset[str]:
-    matrices = (call.held.query, call.held.key, call.held.value)
-    return frozenset(
-        name
-        for name, spent in zip("QKV", lowering.spent(matrices, views=True), strict=True)
-        if spent
-    )
+    held = call.held
+    spent = lowering.spent((held.query, held.key, held.value), views=True)
+    return frozenset(name for name, is_spent in zip("QKV", spent, strict=True) if is_spent)
 
 
 def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> frozenset[str]:
