@@ -136,8 +136,8 @@ def compile_with_inductor(
 
 
 def drops_roundings() -> bool:
-    """Whether Inductor's C++ leaves out a rounding to 16 bits and back even where it is told to
-    keep it. torch 2.11 does, 2.13 does not; 2.12 was not checked.
+    """Inductor's C++ leaves out a rounding to 16 bits and back, even where it is told to keep it.
+    torch 2.11 does so, 2.13 does not; 2.12 was not checked.
     """
     return tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 

@@ -74,7 +74,8 @@ class Work(Fixed):
 
     def _in_groups(self, number):
         """The same of groups of units, the last rows of each first. The last group has up to half
-        as many more: a small one would leave CTAs without work."""
+        as many more: a small one would leave CTAs without work. size: the fewest units whose tiles
+        are a multiple of the CTAs, as far as powers of two go."""
         ctas, _, _ = cute.arch.grid_dim()
         size = ctas // smaller(_twos(ctas), _twos(self.row_tiles))
         groups = larger((self.units + size // 2) // size, 1)

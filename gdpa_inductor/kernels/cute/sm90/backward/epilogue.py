@@ -2,9 +2,9 @@
 
 TMA drops the rows past the end of the sequence. The buffers are those of dS. Between two tiles only
 the store of the last dS may still read them, and `write` waits for that. Where dQ lags, a warpgroup
-goes on to the next tile without waiting for the other: the signal that a dS is read no more comes
-when dK, which lay there last, is read. A gradient of an operand
-that the batch shares leaves in fp32, from registers.
+goes on to the next tile without waiting for the other. dK lay in the buffers last, so the signal
+that a dS is read no more comes when dK is read. A gradient of an operand that the batch shares
+leaves in fp32, from registers.
 """
 
 from typing import Any

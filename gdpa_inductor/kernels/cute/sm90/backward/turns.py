@@ -108,8 +108,8 @@ class Turns(Walk):
         return select(block < tile.end, block, block - tile.end)
 
     def meets_last(self, tile: ResidentTile, block: Any) -> Any:
-        """Whether all other tiles of the head have met a query tile, or do so now, if they are
-        equally far: it lies just before the place where this one begins."""
+        """This tile is the last of the head to meet a query tile, if all are equally far. The query
+        tile lies just before the place where this one begins."""
         if self.ranges.skips:
             return Boolean(False)
         following = self.nearest(tile, block) + 1
@@ -151,7 +151,8 @@ class Turns(Walk):
         return tiles
 
     def share(self, tile: ResidentTile) -> Any:
-        """How many query tiles of a pass this tile converts."""
+        """How many query tiles of a pass this tile converts: those that `converted` gives it. The
+        last round has fewer than the head has tiles, and is turned by `each` places too."""
         count, tiles = tiles_of(tile.length, self.heights.streamed), larger(self.tiles(tile), 1)
         each = count // tiles
         own = each + Int32((self.index(tile) + each) % tiles < count % tiles)
