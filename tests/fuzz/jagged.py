@@ -4,7 +4,8 @@ A program pads its values, attends, and unpads the rows (or not). Which sides ca
 alone follows from what was drawn: `sides` of the program. Nothing here knows how they are found.
 
     padding    fbgemm, if it is installed (packet, keywords, overload; exact results by index
-               arithmetic, as it has no doubles), ATen in inference, ATen in an autograd.Function
+               arithmetic, as it has no doubles), ATen in inference, ATen in an autograd.Function;
+               on kernels the last or the package's own
     offsets    given, or running sums of the lengths in three spellings; int32 and int64; one tensor
                or several
     sides      self-attention, short dense keys, shared seeds, new queries; padded outputs; operands
@@ -67,6 +68,18 @@ def unpad(padded, offsets, length):
     flat = Unpad.apply(padded.reshape(*padded.shape[:2], -1), offsets, length)
     return flat.reshape(length, *padded.shape[2:])
 """
+GDPA = """
+def pad(values, offsets, n, fill=0.0):
+    made = torch.ops.gdpa.jagged_to_padded_dense(values, offsets, n)
+    if fill:
+        past = torch.arange(n)[None, :] >= offsets.diff()[:, None]
+        made = made.masked_fill(past.reshape(*past.shape, *[1] * (made.dim() - 2)), fill)
+    return made
+
+
+def unpad(padded, offsets, length):
+    return torch.ops.gdpa.dense_to_jagged(padded, offsets, length)
+"""
 SLOW = """
 def slow_rows(offsets, count):
     row = torch.arange(count)
@@ -123,10 +136,11 @@ class Sketch:
         self.sides.discard(side)
 
 
-def generate_jagged(seed: int) -> Program:
-    """The program of a seed."""
+def generate_jagged(seed: int, padding: str = "") -> Program:
+    """The program of a seed. padding: by which functions, whatever the seed would draw."""
     draw = Sketch(random.Random(f"jagged {seed}"))
     family = draw.pick(["fbgemm", "fbgemm", "fbgemm", "aten", "wrapped"])
+    family = padding or family
     if family == "fbgemm" and not HAS_FBGEMM:
         family = "wrapped"
     draw.features.append(f"padding:{family}")
@@ -148,6 +162,7 @@ def generate_jagged(seed: int) -> Program:
         "fbgemm": (draw.pick(["float32", "float32", "bfloat16", "float16"]), draw.chance(0.7)),
         "aten": (draw.pick(["float64", "float32"]), False),
         "wrapped": ("float64", True),
+        "gdpa": ("float64", True),
     }[family]
     lengths = _lengths(draw)
     longest = max(max(batch) for batch in lengths)
@@ -341,6 +356,7 @@ def _source(draw: Sketch, family: str, result: str) -> str:
         "fbgemm": SLOW + FBGEMM.replace("{call}", draw.pick(FBGEMM_CALLS)),
         "aten": ATEN,
         "wrapped": WRAPPED,
+        "gdpa": GDPA,
     }[family]
     imports = ["import torch", "import torch.nn.functional as F"]
     imports += ["import fbgemm_gpu"] if family == "fbgemm" else []

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.fuzz.__main__ import reproducer
-from tests.fuzz.kernels import KERNELS, Job, jobs, run
+from tests.fuzz.kernels import FAMILIES, KERNELS, Job, jobs, run
 
 pytestmark = pytest.mark.cuda
 EACH = 6  # programs for each kernel
@@ -17,7 +17,14 @@ def failure(job: Job) -> str:
     return f"{job} {counts}\n{reproducer(outcome)}" if outcome.failed else ""
 
 
-@pytest.mark.parametrize("job", jobs(0, 40, list(KERNELS), "cuda")[: EACH * len(KERNELS)], ids=str)
+SAMPLE = [
+    job
+    for family in FAMILIES
+    for job in jobs(0, 40, list(KERNELS), "cuda", family)[: EACH * len(KERNELS)]
+]
+
+
+@pytest.mark.parametrize("job", SAMPLE, ids=str)
 def test_programs(job: Job) -> None:
     assert not failure(job)
 
