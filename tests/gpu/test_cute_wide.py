@@ -85,10 +85,27 @@ CASES = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+# The channels of V go in slices of up to 256.
+SLICED = (
+    *(Case(f"Dv {dv}", d=128, dv=dv, m=600, n=1100, b=2, h=2, ctas=5)
+      for dv in (320, 512, 600, 1024, 1536)),
+    Case("Dv 512, causal, fp16", CAUSAL.format(SILU), d=64, dv=512, m=1000, n=1000, h=3, dtype=F16),
+    Case("Dv 512, rows side by side", d=128, dv=512, m=300, n=300, h=4, view="bnhd"),
+    Case("Dv 1024, bias", HEADS, d=128, dv=1024, m=600, n=1104, h=2, ctas=5,
+         aux=(((2, 600, 1104), BF16),)),
+    Case("Dv 1024, bias in fp32", HEADS, d=128, dv=1024, m=200, n=304, h=2,
+         aux=(((2, 200, 304), torch.float32),)),
+    Case("Dv 512, jagged", d=128, dv=512, h=4, hk=2, q_lengths=ROWS, k_lengths=ROWS, ctas=4),
+    Case("Dv 512, no keys", "sigmoid(s)", d=192, dv=512, q_lengths=NO_KEYS,
+         k_lengths=(0, 200, 0, 100, 0, 0)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", [*CASES, *SLICED], ids=lambda case: case.name)
 def test_forward(case: Case) -> None:
     o = case.operands()
-    assert made(o, True, True, Sm90Config).config.overlaid
+    config = made(o, True, True, Sm90Config).config
+    assert config.overlaid and o.value.shape[-1] % config.value_dim == 0
     wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
     assert wrong is None, wrong
 
@@ -133,5 +150,33 @@ def test_training_has_the_forward_here_and_the_backward_of_triton() -> None:
     plain = step(attend, given, direction)
     wide = step(attend, [x.double() for x in given], direction.double())
     for i, found in enumerate(zip(fused, plain, wide, strict=True)):
+        wrong = error_of(*found, direction="backward" if i else "forward")
+        assert wrong is None, wrong
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_gated_attention_in_slices(training: bool) -> None:
+    """One head, and values of 1024 channels: its backward is in chunks."""
+    torch.manual_seed(0)
+    given = [
+        torch.randn(2, 1, 1000, d, device="cuda", dtype=torch.bfloat16) for d in (128, 128, 1024)
+    ]
+    wide, direction = [x.double() for x in given], torch.randn_like(given[2])
+
+    def run(function, tensors) -> list[torch.Tensor]:
+        if training:
+            return step(function, tensors, direction.to(tensors[0].dtype))
+        with torch.no_grad():
+            return [function(*tensors)]
+
+    dynamo.counters.clear()
+    compiled = torch.compile(
+        attend, backend=gdpa_backend, options={"gdpa.kernel": "cute", "gdpa.profit": False}
+    )
+    fused, again = run(compiled, given), run(compiled, given)
+    assert all(map(torch.equal, fused, again))
+    lowered = dynamo.counters["gdpa"]
+    assert (lowered["lowered_cute"], lowered["lowered_chunked"]) == (1, int(training))
+    for i, found in enumerate(zip(fused, run(attend, given), run(attend, wide), strict=True)):
         wrong = error_of(*found, direction="backward" if i else "forward")
         assert wrong is None, wrong

@@ -7,6 +7,7 @@ import torch
 
 pytest.importorskip("cutlass")
 
+from gdpa_inductor.kernels.cute.config import slice_of
 from gdpa_inductor.kernels.cute.plan import made
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.tolerances import error_of
@@ -70,6 +71,13 @@ PIECES = (
     Case("with a bias", BIAS, d=64, m=328, n=136, h=2, ctas=5, aux=(((2, 328, 136), BF16),)),
     Case("wide heads", d=256, m=200, n=136, h=3, ctas=4),
 )  # fmt: skip
+# Above 256 the channels of V go in slices, a launch each.
+SLICED = (
+    Case("two of 160", d=64, dv=320, m=140, n=200, h=2, hk=1),
+    Case("two of 256, causal", CAUSAL.format(SILU), d=128, dv=512, m=200, n=200),
+    Case("three of 200, jagged", d=64, dv=600, q_lengths=SELF, k_lengths=SELF),
+    Case("two of 192, bias", BIAS, d=72, dv=384, m=130, n=136, h=2, aux=(((2, 130, 136), BF16),)),
+)  # fmt: skip
 UNSCALED = ({"dtype": "float16"}, {"fast": False}, {"value_dim": 96})
 EIGHTH = "silu(mul(s,0.125))"
 SCALED = (  # queries are multiplied by 1/16
@@ -105,6 +113,23 @@ def test_forward(case: Case):
 def test_wide_heads(case: Case):
     assert made(case.operands(), True, True, Sm90Config).config.overlaid
     correct(case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(x, id=x.name, marks=[] if "160" in x.name else pytest.mark.slow) for x in SLICED],
+)
+def test_values_in_slices(case: Case):
+    correct(case)
+
+
+@pytest.mark.parametrize(
+    ("channels", "width"),
+    [(256, 256), (264, 264), (320, 160), (512, 256), (600, 200), (1000, 200), (1536, 256)],
+)
+def test_slices_are_equal_and_as_wide_as_can_be(channels: int, width: int):
+    """264 has no equal parts of 128 to 256 channels."""
+    assert slice_of(Sm90Config, channels) == width
 
 
 @pytest.mark.parametrize(

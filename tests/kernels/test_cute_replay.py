@@ -130,6 +130,21 @@ def test_a_forward_is_replayed_with_the_words_of_a_first_run(make: Callable[[], 
         kernels[0].launches.pop()
 
 
+def test_slices_of_the_values_are_replayed_with_the_words_of_a_first_run(kernels):
+    site, seen = calls.forward_site(True), []
+    for _ in range(2):
+        args = [*dense()[:2], matrix(2, 4, 40, 600), [], [], "silu(s)"]
+        out = site(*args)
+        query, key, value = args[:3]
+        places = [value.data_ptr(), out.data_ptr()]
+        found = [*kernels[0].launches]
+        kernels[0].launches.clear()
+        assert [call[:2] for call in found] == [[query.data_ptr(), key.data_ptr()]] * 3
+        assert [call[2:4] for call in found] == [[x + 400 * i for x in places] for i in range(3)]
+        seen.append([call[4:] for call in found])
+    assert site.replays and seen[0] == seen[1]
+
+
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
 @pytest.mark.parametrize("asked", ["qkv", "kv", "q"])
 @pytest.mark.parametrize("make", [dense, masked, biased, grouped, transposed])

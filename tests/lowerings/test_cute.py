@@ -208,6 +208,62 @@ def test_training_at_wide_heads_is_left_unfused():
     assert "a head dim of 256; the CuTe backward takes up to 128" in choice.reason
 
 
+BIASED = "a0:f[q_idx,kv_idx]; where(ge(q_idx,kv_idx),{}(add(s,a0)),0.0)"
+FP32 = {"aux_dtypes": (torch.float32,)}
+GAU = {
+    "program": ScoreMod.parse("where(ge(q_idx,kv_idx),silu(s),0.0)"), "batch": 8, "heads": 1,
+    "rows": 4096, "cols": 4096, "value_dim": 1024, "training": False,
+}  # fmt: skip
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"batch": 32, "rows": 1024, "cols": 1024},
+        {"program": ScoreMod.parse("relu(s)"), "value_dim": 512},
+        {**FP32, "program": ScoreMod.parse(BIASED.format("relu"))},
+        {**JAGGED, "heads": 4},
+    ],
+    ids=named,
+)
+def test_wide_values_go_in_slices_where_that_pays(changes: dict):
+    choice = lowerings.choose(problem(**{**LARGE, **GAU, **changes}), Options())
+    assert choice.kernel == "cute", choice
+
+
+@pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize(
+    "changes, reason",
+    [
+        ({"rows": 256, "cols": 256}, "4 slices are estimated at"),
+        ({"program": ScoreMod.parse("relu(s)"), "value_dim": 1536}, "6 slices are estimated at"),
+        ({**FP32, "program": ScoreMod.parse(BIASED.format("gelu"))}, "4 slices are estimated at"),
+        ({"value_dim": 1032}, "a head dim of 1032"),
+        ({"training": True}, "the CuTe backward takes up to 128"),
+    ],
+    ids=["few scores", "nothing left out", "a long function", "no equal slices", "training"],
+)
+def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
+    choice = lowerings.choose(problem(**{**LARGE, **GAU, **changes}), Options())
+    assert getattr(choice, "kernel", "") != "cute" and reason in choice.reason
+
+
+@pytest.mark.usefixtures("blackwell")
+def test_slices_leave_to_triton_what_it_takes_at_once():
+    given = problem(**{**LARGE, **GAU, "value_dim": 256})
+    choice = lowerings.choose(given, Options())
+    assert choice.kernel == "triton" and "room for all channels" in choice.reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_backward_of_slices_is_another_backend_s():
+    given = problem(**{**LARGE, **GAU, "needs": (True,) * 3})
+    choice = lowerings.choose(given, Options(profit=False))
+    assert choice.kernel == "chunked" and "a head dim of 1024" in choice.reason
+
+
 @pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize(
     "changes, reason",

@@ -22,6 +22,7 @@ PACKAGE = "nvidia-cutlass-dsl"
 VERSIONS = ((4, 8), (4, 9))  # of the package: from, below
 LETTERS = (*AXES, "q", "k")  # of access maps
 VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multiple of it
+LEAST_SLICE = 128  # channels of V of a launch, where one does not take them all
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class KernelConfig:
     The call:
     dtype             "bfloat16" or "float16"
     head_dim          of query and key as they are; tiles are padded by zero fill
-    value_dim         the same of the value
+    value_dim         the same of the value, or of a slice of its channels (`slice_of`)
     program           the text of the score program
     aux               dtype names of its operands
     jagged_q          the query has offsets; positions then count within the sequence
@@ -174,6 +175,16 @@ def unsupported(
             return f"a head dim of {size}; the CuTe kernel takes multiples of 8 up to {most}"
     strange = [dtype for dtype in aux if dtype not in AUX_DTYPES]
     return f"an operand between the products is {strange[0]}" if strange else ""
+
+
+def slice_of(kind: type[KernelConfig], value_dim: int) -> int:
+    """The channels of V that a launch of the forward takes: all, or of more than a kernel has room
+    for the largest of equal slices. `value_dim` itself where there are none."""
+    if value_dim <= kind.max_dim:
+        return value_dim
+    fewest, most = -(-value_dim // kind.max_dim), value_dim // LEAST_SLICE
+    counts = (count for count in range(fewest, most + 1) if value_dim % (count * VECTOR) == 0)
+    return value_dim // next(counts, 1)
 
 
 def _padded(size: int) -> int:

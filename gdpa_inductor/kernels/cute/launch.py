@@ -94,10 +94,11 @@ def forward(
     record.made(out)
     run = plan.once("forward", lambda: launcher(plan.config))
     bounds = [table(plan, read, key, stream, record) for key in run.tables]
-    call = plan.call_words(read, [out], order, ctas, stream, bounds)
     form = plan.output_words if own and not bounds else plan.form_words([out], tables=bounds)
-    run(call, form)
-    record.launched(run, call, form, plan.scalars)
+    for part, place_of in plan.slices(read, out):
+        call = plan.call_words(part, [place_of], order, ctas, stream, bounds)
+        run(call, form)
+        record.launched(run, call, form, plan.scalars)
     record.finish([out])
     return out
 

@@ -9,7 +9,7 @@ import functools
 import operator
 import struct
 import threading
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
 from ...rejection import GDPAError
 from .architectures import config_of
-from .config import LETTERS, KernelConfig, unsupported
+from .config import LETTERS, KernelConfig, slice_of, unsupported
 
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
 MOST = 512  # plans that are kept; lengths that vary make a form each
@@ -96,6 +96,18 @@ class LaunchPlan:
         value = operands.value
         room = empty(self.output, value.dtype, value.device)
         return room.zero_() if self.config.jagged_q and not self.config.clears else room
+
+    def slices(
+        self, readable: Operands[Tensor], out: Tensor
+    ) -> Iterator[tuple[Operands[Tensor], Tensor]]:
+        """The operands and O of each launch of a forward: with all channels of V, or a slice."""
+        width, channels = self.config.value_dim, out.shape[-1]
+        if width == channels:
+            yield readable, out
+            return
+        for first in range(0, channels, width):
+            of = slice(first, first + width)
+            yield replace(readable, value=readable.value[..., of]), out[..., of]
 
     def readable(self, operands: Operands[Tensor]) -> Operands[Tensor]:
         """The operands as kernels read them; copies have to live until the launch."""
@@ -248,7 +260,7 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
     return kind(
         dtype=name(o.query.dtype),
         head_dim=o.query.shape[-1],
-        value_dim=o.value.shape[-1],
+        value_dim=slice_of(kind, o.value.shape[-1]),
         program=str(o.program),
         aux=tuple(name(x.dtype) for x in o.aux),
         jagged_q=o.cu_seqlens_q is not None,

@@ -15,6 +15,7 @@ import torch
 from ...kernels.chunked import chunks
 from ...kernels.chunked.fused import WHOLE
 from ...problem import Problem
+from ...program.expr import postorder
 from .. import gpu
 from ..backends import hint
 
@@ -28,8 +29,9 @@ class Rates:
     """Of a GPU. whole, chunk: multiplications and additions a second, by precision, of products of
     all scores and of those of a chunk. fused, deep: the same of the kernel that computes S and the
     program, with up to WHOLE channels and with more. memory, cache: bytes of scores a second that a
-    program reads and writes. crowded: additions a second to a small table. call, launch: seconds of
-    the CPU for the operator, and for each kernel of it.
+    program reads and writes. crowded: additions a second to a small table. longer: seconds for a
+    score, of a function that takes longer than the product beside it. call, launch: seconds of the
+    CPU for the operator, and for each kernel of it.
     """
 
     whole: dict[str, float]
@@ -39,6 +41,7 @@ class Rates:
     memory: float
     cache: float
     crowded: float
+    longer: float
     call: float
     launch: float
 
@@ -53,9 +56,20 @@ RATES = Rates(
     memory=3.0e12,
     cache=4.3e12,
     crowded=0.9e9,
+    longer=0.9e-12,
     call=300e-6,
     launch=35e-6,
 )
+
+
+LONG = frozenset({
+    "expm1", "log", "log1p", "sin", "cos", "erf", "gelu", "elu", "softplus", "mish",
+})  # fmt: skip
+
+
+def long_functions(problem: Problem) -> float:
+    """Seconds for a score of those that the program has."""
+    return RATES.longer * sum(x.op in LONG for x in postorder([problem.program.weight]))
 
 
 def precision(problem: Problem) -> str:
@@ -93,7 +107,7 @@ def estimate(problem: Problem) -> Estimate:
     again = 2 * (dim + value_dim) if problem.training else 0
     if fused:
         rate = RATES.fused if dim <= WHOLE else RATES.deep
-        busy += passes * 2 * scores * dim / rate
+        busy += passes * scores * (2 * dim / rate + long_functions(problem))
         busy += scores * itemsize * (4 if problem.training else 1) / RATES.cache
     else:
         busy += scores * itemsize * (6 if problem.training else 2) / RATES.cache
@@ -122,6 +136,11 @@ def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, f
     return found
 
 
+def sizes_vary(problem: Problem) -> bool:
+    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
+    return not all(isinstance(size, int) for size in sizes)
+
+
 def expected(problem: Problem) -> str:
     """The launches, for the report."""
     return f"about {estimate(problem).launches} launches"
@@ -138,8 +157,7 @@ def frugally_slower(problem: Problem) -> str:
 def _complaint(problem: Problem, allowed: float) -> str:
     step = "training" if problem.training else "inference"
     where = f"{step} with head dims {problem.head_dim} and {problem.value_dim} in chunks"
-    sizes = (problem.batch, problem.heads, problem.rows, problem.cols)
-    if not all(isinstance(size, int) for size in sizes):
+    if sizes_vary(problem):
         return f"{where} is slow where sizes vary: each call plans its chunks anew"
     found = estimate(problem)
     ratio = found.chunked / found.stock

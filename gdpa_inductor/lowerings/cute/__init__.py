@@ -6,7 +6,7 @@ generated code, and runs them.
 
 from ..backends import Backend
 from .calls import compile_ahead, lower, lower_backward
-from .rules import PAYS, REFUSES, YIELDS
+from .rules import FRUGAL, PAYS, REFUSES, YIELDS
 
 __all__ = ["BACKEND", "lower", "lower_backward"]
 
@@ -15,6 +15,7 @@ BACKEND = Backend(
     devices=("cuda",),
     refuses=REFUSES,
     pays=PAYS,
+    frugal=FRUGAL,
     yields=YIELDS,
     ahead=compile_ahead,
     lower=lower,

@@ -20,6 +20,7 @@ from torch import Tensor
 from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
 from ...ops import Arguments, Operands, Signature, fake_output, laid_gradients
+from ..backends import backend
 from ..call import Call, extern_call, in_order
 from ..spare import last_use
 
@@ -36,7 +37,8 @@ BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWO
 def lower(call: Call) -> Any:
     """The output, contiguous. Inductor IR in and out.
 
-    Under max-autotune it is timed beside the Triton template, unless it was asked for by name.
+    Under max-autotune it is timed beside the Triton template, where that takes the call, unless it
+    was asked for by name.
     """
     given = _arguments(call)
     compile_ahead(call)
@@ -44,7 +46,8 @@ def lower(call: Call) -> Any:
     def run() -> Any:
         return extern_call(FORWARD, given, _callee("forward_site", call))
 
-    if call.options.kernel == "cute" or not inductor.thorough():
+    rivals = backend("triton").refusal(call.problem, profit=False) is None
+    if call.options.kernel == "cute" or not (rivals and inductor.thorough()):
         return run()
     from ..triton.lower import lower as lower_to_triton
 

@@ -10,13 +10,16 @@ import torch
 from ..._compat import shapes
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import limits
-from ...kernels.cute.config import PACKAGE, VERSIONS, unsupported
+from ...kernels.cute.config import PACKAGE, VERSIONS, slice_of, unsupported
+from ...options import MEMORY
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ...rejection import Code
 from ..backends import Rule, hint
 from ..triton import one_tile
+from ..triton.rules import MAX_HEAD_DIM
+from . import slices
 
 # Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
 ENOUGH = 26  # log2 of the scores of a call
@@ -66,13 +69,15 @@ def not_taken(problem: Problem) -> str:
     return unsupported(
         kind,
         (problem.dtype, problem.value_dtype),
-        (int(dims[0] or 0), int(dims[1] or 0)),
+        (int(dims[0] or 0), slice_of(kind, int(dims[1] or 0))),
         [str(dtype).removeprefix("torch.") for dtype in problem.aux_dtypes],
     )
 
 
 def few_queries(problem: Problem) -> str:
     """Why Triton is the better choice, or "": tiles here have 128 rows and more."""
+    if _no_rival(problem):
+        return ""
     if problem.needs:
         matrices, others = problem.needs[:3], problem.needs[3:]
         alike = shapes.statically_known_true(problem.key_heads == problem.heads)
@@ -86,7 +91,7 @@ def few_queries(problem: Problem) -> str:
 def triton_is_faster(problem: Problem) -> str:
     """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
     kind = config_of(problem.device)
-    if kind is None or not kind.rivalled:
+    if kind is None or not kind.rivalled or _no_rival(problem):
         return ""
     if problem.unbounded:
         return f"on {kind.gpu} Triton is faster where no `max_seqlen` bounds the lengths"
@@ -184,6 +189,30 @@ def training_is_slower(problem: Problem) -> str:
     return limits.no_such_dims(kind, _dims(problem))
 
 
+def _no_rival(problem: Problem) -> bool:
+    """Triton does not take so many channels of V. Here they go in slices."""
+    return hint(problem.value_dim) > MAX_HEAD_DIM
+
+
+def fewer_channels(problem: Problem) -> str:
+    """Why Triton is the better choice, or ""."""
+    if slices.slices(problem) == 1 or _no_rival(problem):
+        return ""
+    return "Triton's kernel has room for all channels of V"
+
+
+def chunks_are_faster(problem: Problem) -> str:
+    return slices.slower_than_chunks(problem, scores(problem))
+
+
+def slices_are_slower(problem: Problem) -> str:
+    return slices.slower(problem, scores(problem), profit=True)
+
+
+def slices_are_much_slower(problem: Problem) -> str:
+    return slices.slower(problem, scores(problem), profit=MEMORY)
+
+
 def _dims(problem: Problem) -> tuple[int, int]:
     return hint(problem.head_dim), hint(problem.value_dim)
 
@@ -194,9 +223,13 @@ REFUSES = (
     Rule(Code.DTYPE, not_taken),
     Rule(Code.LOWERING, no_such_gradients),
 )
-PAYS = (Rule(Code.SLOWER, training_is_slower),)
+_TRAINING = Rule(Code.SLOWER, training_is_slower)
+PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))
+FRUGAL = (_TRAINING, Rule(Code.SLOWER, slices_are_much_slower))
 YIELDS = (
     Rule(Code.SLOWER, few_queries),
     Rule(Code.SLOWER, triton_is_faster),
     Rule(Code.SLOWER, mostly_padded),
+    Rule(Code.SLOWER, fewer_channels),
+    Rule(Code.SLOWER, chunks_are_faster),
 )

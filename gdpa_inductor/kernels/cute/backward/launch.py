@@ -171,7 +171,7 @@ def _complaint(
     def of_the_form() -> str:
         heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
         return (
-            no_such_dims(type(c), (c.head_dim, c.value_dim))
+            no_such_dims(type(c), (c.head_dim, plan.output[-1]))
             or no_such_heads(*heads, heads[0] == heads[1])
             or no_such_biases(c.program, needs[3:], c.dtype)
         )
