@@ -14,6 +14,7 @@ exit status is not 0 if any breaks it.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import multiprocessing
 import sys
@@ -21,7 +22,8 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.pool import IMapIterator
 
 import torch
 
@@ -136,15 +138,20 @@ def main() -> int:
     kinds, lowered, until = Counter[str](), Counter[str](), time.time() + a.seconds
     todo = jobs(a.start, int(20 * a.seconds) + 20, a.kernels, a.device, a.family)
     with multiprocessing.get_context("spawn").Pool(a.workers, torch.set_num_threads, (1,)) as pool:
-        for job, outcome, counts in pool.imap_unordered(run, todo):
+        for job, outcome, counts in _until(until, pool.imap_unordered(run, todo)):
             kinds[f"{job.kernel}: {outcome.kind}"] += 1
             lowered.update(counts)
             if outcome.failed:
                 print(job, counts, reproducer(outcome), sep="\n", flush=True)
-            if time.time() > until:
-                break
     print(dict(kinds), dict(lowered), sep="\n")
     return int(any(kind.endswith((WRONG, BROKEN)) for kind in kinds))
+
+
+def _until(end: float, results: IMapIterator) -> Iterator:
+    """What a pool finds by then; programs that still run are left."""
+    with contextlib.suppress(StopIteration, multiprocessing.TimeoutError):
+        while True:
+            yield results.next(max(0.0, end - time.time()))
 
 
 def _arguments() -> argparse.Namespace:
