@@ -195,6 +195,7 @@ _ROWS: dict[str, _Rows] = {
             _BOTH,
             "a scalar that is never a block, so that it can bound a loop",
         ),
+        "codegen.simd.IterationRangesRoot.cache_clear": (_BOTH, "parts of an index, per store"),
         "compile_fx.compile_fx": (_BOTH, "compiles the rewritten graph"),
         "compile_fx.compile_fx_inner": (_BOTH, "compiles each graph under our cache key"),
         "config.emulate_precision_casts": (_BOTH, "keeps roundings to 16 bits"),
@@ -268,8 +269,10 @@ _ROWS: dict[str, _Rows] = {
             "2.13",
             "2.13 may defer layouts; ours are settled",
         ),
+        "TritonTemplate.kernel_type": (_BOTH, "writes what is fused at each store"),
         "TritonTemplate.maybe_append_choice": (_BOTH, "renders one configuration"),
         "TritonTemplate.template": (_BOTH, "the jinja template, for its globals"),
+        "TritonTemplateKernel.set_subgraph_body": (_BOTH, "where a store is written"),
     },
     # The rest.
     "torch": {

@@ -7,6 +7,7 @@ fastest of them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import io
 import logging
@@ -29,7 +30,25 @@ def triton_template(
 
     made = TritonTemplate(name=name, grid=SymbolicGridFn(grid), source=source, **_freeze())
     made.template.globals.update(names)
+    made.kernel_type = _kernel_type()
     return made
+
+
+@functools.cache
+def _kernel_type() -> Any:
+    """Kernels that may store their output at several places. What Inductor fuses into a store names
+    parts of its index. They are written where the first store is, and other branches lack them."""
+    from torch._inductor.select_algorithm import TritonTemplateKernel
+
+    class Kernel(TritonTemplateKernel):
+        @contextlib.contextmanager
+        def set_subgraph_body(self, body_name: str) -> Iterator[None]:
+            with super().set_subgraph_body(body_name):
+                for tree in self.range_trees:
+                    tree.cache_clear()
+                yield
+
+    return Kernel
 
 
 def _freeze() -> dict[str, bool]:

@@ -175,3 +175,33 @@ def test_the_forward_of_hopper_compiles_lean(tmp_path):
     assert made.asm["ptx"].count("tanh.approx.f32") == best.rows * best.keys // (32 * best.warps)
     assert local_bytes(made.asm["cubin"], tmp_path) == 0
     assert made.metadata.shared <= shared_memory("forward", best, Shape(128, 128, 2))
+
+
+HALVES = JaggedCase(
+    "halves", PLAIN.program, lengths_q=(300, 130), same=True, d=64, dv=64, h=2, choice=0, needs="",
+    half=True,
+)  # fmt: skip
+AFTERWARDS = {
+    "a factor for each row and head": lambda out, x: (
+        out * x.flatten().narrow(0, 0, 860).view(430, 2, 1)
+    ),
+    "a bias of merged heads": lambda out, x: out.flatten(1) + x.narrow(0, 0, 1).narrow(1, 0, 128),
+    "a part of a projection": lambda out, x: out.flatten(1) * x.narrow(1, 128, 128),
+}
+
+
+@pytest.mark.parametrize("after", AFTERWARDS)
+def test_what_is_computed_in_half_tiles_compiles(after, tmp_path):
+    """What follows the attention is written at each store of its kernel, with parts of an index
+    of its own."""
+    operands = [t.bfloat16() if t.is_floating_point() else t for t in HALVES.tensors()]
+
+    def model(projection, *operands):
+        return AFTERWARDS[after](HALVES.function()(*operands)[0], projection)
+
+    projection = torch.empty(430, 512, dtype=torch.bfloat16)
+    source = render.wrapper(model, [projection, *operands], decomposed=True)
+    kernels = {n: k for n, k in render.kernels(source).items() if "heuristics.template" in k}
+    ((name, kernel),) = kernels.items()
+    assert kernel.count("tl.store(") == 2  # a whole tile's and half a tile's
+    assert compiled(name, kernel, 90, tmp_path).asm["cubin"]
