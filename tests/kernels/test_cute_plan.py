@@ -13,6 +13,7 @@ import torch
 from gdpa_inductor.kernels.cute import launch, plan
 from gdpa_inductor.kernels.cute.launcher import Launcher
 from gdpa_inductor.kernels.cute.order import longest_first
+from gdpa_inductor.kernels.cute.replay import Unrecorded
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
@@ -22,6 +23,7 @@ from gdpa_inductor.rejection import GDPAError
 from .cute_cases import BF16, F16
 
 BIAS = "a0:f[h,q_idx,kv_idx]; mul(silu(add(s,a0)),float(i0))"
+BY_ROW = "a0:f[q]; silu(add(s,a0))"
 Given = Operands[torch.Tensor]
 
 
@@ -114,7 +116,7 @@ def test_jagged_sequences_are_dealt_longest_first_each_time(kernels):
         out = forward(o, order=order)
         assert last(kernels) == taken(o, out, order)
     (config,) = kernels
-    assert longest_first(o, config, 0).tolist() == [1, 0]
+    assert longest_first(o, config, 0, Unrecorded()).tolist() == [1, 0]
 
 
 def test_scalars_and_ctas_and_streams_are_of_the_call(kernels):
@@ -196,6 +198,9 @@ CHANGES = {
     "sequences": (JAGGED, dict.fromkeys(("cu_seqlens_q", "cu_seqlens_k"), CU[:2])),
     "most rows": (JAGGED, {"max_seqlen_q": 30}),
     "most keys": (JAGGED, {"max_seqlen_k": 30}),
+    "no rows": (JAGGED, {x: getattr(JAGGED, x)[:0] for x in ("query", "key", "value")}),
+    "one row": (JAGGED, {x: getattr(JAGGED, x)[:1] for x in ("query", "key", "value")}),
+    "stride of rows": (JAGGED, {"key": torch.randn(50, 8, 64).to(BF16)[:, :4]}),
     "one side": (
         JAGGED,
         {"cu_seqlens_q": None, "max_seqlen_q": 0, "query": torch.randn(2, 4, 9, 64).to(BF16)},
@@ -229,6 +234,21 @@ def test_other_options_have_another_plan(options):
     assert facts(plan.plan_of(DENSE, *options)) == facts(plan.made(DENSE, *options))
 
 
+def rows_of(o: Given, count: int) -> Given:
+    """The same with so many rows in all."""
+    query, key, value = (torch.randn(count, 4, 64).to(BF16) for _ in range(3))
+    return dataclasses.replace(o, query=query, key=key, value=value)
+
+
+def test_batches_of_other_rows_share_a_plan(kernels):
+    """The rows of a jagged side are of the call."""
+    for count in (50, 7, 2, 1000):
+        o, order = rows_of(JAGGED, count), torch.tensor([1, 0])
+        out = forward(o, order=order)
+        assert out.shape == (count, 4, 64) and last(kernels) == taken(o, out, order)
+    assert len(plan.PLANS) == 1
+
+
 def test_equal_forms_share_a_plan():
     """Whatever the addresses, the values, and the spelling of the program."""
     spelled = operands_of(*matrices(2, 4, 40, 64), [], [], " silu( s )")
@@ -256,6 +276,14 @@ WRONG = {
     "offsets": (JAGGED, {"cu_seqlens_k": CU[:2]}, "batch of cu_seqlens_k"),
     "dtype of offsets": (JAGGED, {"cu_seqlens_k": CU.short()}, "int32 or int64"),
     "shape of offsets": (JAGGED, {"cu_seqlens_k": CU[None]}, "int32 or int64"),
+    "rows of values": (JAGGED, {"value": JAGGED.value[:49]}, "length of key and value"),
+    "rows of an operand": (
+        dataclasses.replace(
+            JAGGED, aux=[torch.randn(50)], program=operands_of(1, 2, 3, [], [], BY_ROW).program
+        ),
+        {"aux": [torch.randn(49)]},
+        "dimension q of a0",
+    ),
     "no offsets": (JAGGED, {"cu_seqlens_k": None}, "key must be"),
 }
 

@@ -12,7 +12,7 @@ import torch
 from gdpa_inductor.kernels.cute import bounds, launch, plan, replay
 from gdpa_inductor.kernels.cute.backward import biases, totals
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
-from gdpa_inductor.kernels.cute.launcher import SIZES, WordLauncher
+from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS, WordLauncher
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings.cute import calls
@@ -22,12 +22,12 @@ from .cute_cases import BF16
 from .test_cute_plan import Recorder
 
 STREAM, CTAS = 5, 3
+NUMBERS = SIZES + TOTALS + 1  # behind the addresses of matrices
 BIAS = "a0:f[h,q_idx,kv_idx]; mul(silu(add(s,a0)),float(i0))"
 CAUSAL = "where(ge(q_idx,kv_idx),silu(s),0.0)"
 
 
-@pytest.fixture(autouse=True)
-def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
+def recorders(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     """The forward's and the backward's recorder. Memory of a replay lies on the CPU."""
     forward, backward = Recorder(), Recorder()
     for module, recorder in ((launch, forward), (hopper, backward)):
@@ -45,11 +45,15 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
     return [forward, backward]
 
 
-@pytest.fixture(autouse=True)
-def cleared(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+def clears(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Those of replays: address, words, stream."""
     found: list[tuple[int, int, int]] = []
     monkeypatch.setattr(replay, "clear", lambda *call: found.append(call))
     return found
+
+
+kernels = pytest.fixture(autouse=True)(recorders)
+cleared = pytest.fixture(autouse=True)(clears)
 
 
 def matrix(*shape: int) -> torch.Tensor:
@@ -75,11 +79,6 @@ def grouped() -> list:
 def transposed() -> list:
     """Rows side by side, as a projection leaves them: read in place."""
     return [matrix(2, 40, 4, 64).transpose(1, 2), *dense()[1:]]
-
-
-def jagged() -> list:
-    cu = torch.tensor([0, 10, 50], dtype=torch.int32)
-    return [*(matrix(50, 4, 64) for _ in range(3)), [], [], "silu(s)", cu, cu.clone(), 40, 40]
 
 
 def shared() -> list:
@@ -184,14 +183,14 @@ def test_scalars_are_of_the_call(kernels):
         assert words(kernels[0])[-3:] == [scalar, CTAS, STREAM]
 
 
-@pytest.mark.parametrize("make", [jagged, expanded, empty])
+@pytest.mark.parametrize("make", [expanded, empty])
 def test_other_forwards_are_run_as_the_first_one(make: Callable[[], list]):
     site = calls.forward_site(True)
     site(*make())
     assert not site.replays
 
 
-@pytest.mark.parametrize("make", [jagged, shared, expanded, empty])
+@pytest.mark.parametrize("make", [shared, expanded, empty])
 def test_other_backwards_are_run_as_the_first_one(make: Callable[[], list]):
     site = calls.backward_site(True)
     site(*of_backward(make()))
@@ -235,7 +234,7 @@ def test_the_table_of_a_mask_is_of_the_call(number: int, kernels, looking):
         assert source == args[3 + number][1].data_ptr()
         assert numbers == [1, 1, 40, 40, 0, 0, 60, 1, STREAM]
         matrices = 9 if number else 4
-        first = matrices + SIZES + 3 * matrices
+        first = matrices + NUMBERS + 3 * matrices
         bias, mask, behind = words(kernels[number])[first : first + 21 : 7]
         assert [bias, mask, behind] == [*(x.data_ptr() for x in args[3 + number]), table]
 
@@ -292,7 +291,7 @@ def test_gradients_of_biases_are_replayed_with_the_words_of_a_first_run(
         assert len(launches) == parts and len(summed) == parts * (name != "of each score")
         held = [*args[1:4], args[0], results[1], results[2], results[0], args[4][0]]
         for found in launches:
-            matrices = [*found[:4], *found[5:8], found[MATRICES + SIZES + 3 * MATRICES]]
+            matrices = [*found[:4], *found[5:8], found[MATRICES + NUMBERS + 3 * MATRICES]]
             offsets = [x - y.data_ptr() for x, y in zip(matrices, held, strict=True)]
             assert all(0 <= x < y.nbytes for x, y in zip(offsets, held, strict=True))
     first, again = (
@@ -338,12 +337,6 @@ def test_a_masked_gradient_that_is_stored_directly_has_its_own_memory(kernels, s
     args = of_backward([*dense()[:3], [matrix(2, 4, 40, 40)], [], masked], wanted=True)
     found = calls.backward_site(True, (0,))(*args)[3]
     assert found.data_ptr() != args[4][0].data_ptr()
-
-
-def test_dynamic_calls_are_not_replayed():
-    site = calls.forward_site(False)
-    site(*dense())
-    assert not site.replays and site.plan is None
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

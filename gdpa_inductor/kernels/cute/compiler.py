@@ -10,7 +10,7 @@ from cutlass import Int32, Int64, cute
 from ...program.expr import Expr
 from .classes import classes, table_dtype
 from .config import LETTERS, KernelConfig
-from .launcher import SIZES
+from .launcher import SIZES, TOTALS
 from .plan import ALIGNMENT
 from .program import DTYPES
 
@@ -44,7 +44,7 @@ def example(
     operands = (*config.aux, *tables)
     return (
         tuple(pointer(dtype, ALIGNMENT) for dtype in dtypes),
-        tuple(Int32(1) for _ in range(SIZES)),
+        tuple(Int32(1) for _ in range(SIZES + TOTALS + 1)),
         tuple(tuple(Int64(8) for _ in range(3)) for _ in dtypes),
         *(pointer(config.offsets) if side else None for side in jagged),
         pointer("int64") if any(jagged) else None,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._compat.device import current_stream
+from ..._compat.device import current_stream, empty
 from ...operands import Operands
 from ...rejection import GDPAError
 from . import ahead, disk
@@ -21,7 +21,7 @@ from .classes import TileSize, tables
 from .config import KernelConfig
 from .launcher import Launcher
 from .order import longest_first
-from .plan import LaunchPlan, plan_of
+from .plan import plan_of
 from .replay import Record, Unrecorded
 from .runtime import Kernel
 
@@ -66,7 +66,6 @@ def forward(
     out: Tensor | None = None,
     order: Tensor | None = None,
     kind: type[KernelConfig] | None = None,
-    plan: LaunchPlan | None = None,
     record: Record | None = None,
 ) -> Tensor:
     """O of gdpa::attention, in its layout.
@@ -75,30 +74,31 @@ def forward(
     current CUDA stream, if it is known. out: where to store, contiguous; with a jagged query it has
     to be zero where no sequence is, unless the kernel clears these rows (`KernelConfig.clears`).
     order: int64, in which the sequences are dealt to the CTAs, by default the longest first. kind:
-    for which architecture, by default the device's. plan: that of the call, if it is known. record:
-    to be filled, if the call can be replayed.
+    for which architecture, by default the device's. record: to be filled, if the call can be
+    replayed.
 
     Raises:
         GDPAError: what the kernel does not take, and why.
     """
-    plan = plan or plan_of(operands, fast, skip, kind)
-    own, out = out is None, plan.room(operands) if out is None else out
+    o, plan = operands, plan_of(operands, fast, skip, kind)
+    record = Unrecorded() if record is None or out is not None or order is not None else record
+    record.begin((o.query, o.key, o.value), o, plan.plain)
+    if out is None:
+        out = record.made(empty(plan.output_of(o), o.value.dtype, o.value.device), 0)
+        if plan.leaves_rows:
+            record.cleared(out.zero_())
     if plan.empty:
         return out.zero_()
-    ctas, stream = place(operands.query.device, ctas, stream)
-    read = plan.readable(operands)
-    order = longest_first(read, plan.config, stream) if order is None else order
-    if record is None or not own or not plan.plain:
-        record = Unrecorded()
-    record.begin((operands.query, operands.key, operands.value), operands.aux, True)
-    record.made(out)
+    ctas, stream = place(o.query.device, ctas, stream)
+    read = plan.readable(o)
+    order = longest_first(read, plan.config, stream, record) if order is None else order
     run = plan.once("forward", lambda: launcher(plan.config))
     bounds = [table(plan, read, key, stream, record) for key in run.tables]
-    form = plan.output_words if own and not bounds else plan.form_words([out], tables=bounds)
+    form = plan.form_words([out], tables=bounds)
     for part, place_of in plan.slices(read, out):
         call = plan.call_words(part, [place_of], order, ctas, stream, bounds)
         run(call, form)
-        record.launched(run, call, form, plan.scalars)
+        record.launched(run, call, form, 4, plan.scalars)
     record.finish([out])
     return out
 

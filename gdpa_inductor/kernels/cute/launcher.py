@@ -1,9 +1,9 @@
 """A kernel, and the words of its arguments in memory.
 
-A kernel takes its arguments by the addresses of their words. They lie in two blocks. The words of a
-call differ from call to call: addresses, scalars, the number of CTAs, the stream. The words of a
-form follow from sizes and strides (`plan`). All have 64 bits; of a 32-bit argument the kernel reads
-the low half, which comes first on the hosts of these GPUs.
+A kernel takes its arguments by the addresses of their words. They lie in two blocks. The words of
+a call differ from call to call: addresses, rows, scalars, the number of CTAs, the stream. The words
+of a form follow from other sizes and strides (`plan`). All have 64 bits; of a 32-bit argument the
+kernel reads the low half, which comes first on the hosts of these GPUs.
 """
 
 import ctypes
@@ -15,7 +15,8 @@ from .classes import TableKey
 from .config import LETTERS, KernelConfig
 from .runtime import Kernel
 
-SIZES = 9
+SIZES = 6  # of a form, in front of the rows of both sides
+TOTALS = 2  # rows of queries and of keys, those of all sequences where a side is jagged
 
 
 class WordBlock:
@@ -42,8 +43,8 @@ class Launcher:
     ) -> None:  # fmt: skip
         sides = config.jagged_q + config.jagged_k
         operands, scalars = len(tables) + len(config.aux), config.mod.num_scalars
-        call = WordBlock(matrices + sides + (sides > 0) + operands + scalars + 2)
-        form = WordBlock(SIZES + 3 * matrices + operands * len(LETTERS))
+        call = WordBlock(matrices + TOTALS + sides + (sides > 0) + operands + scalars + 2)
+        form = WordBlock(SIZES + 1 + 3 * matrices + operands * len(LETTERS))
         self.tables = tables
         self.lock = threading.Lock()
         self.call, self.form = call.words, memoryview(form.words).cast("B")
@@ -52,6 +53,8 @@ class Launcher:
         first = [
             *call.deal(matrices),
             *form.deal(SIZES),
+            *call.deal(TOTALS),
+            *form.deal(1),  # how many sequences are dealt
             *form.deal(3 * matrices),
             *call.deal(sides + (sides > 0)),
         ]

@@ -10,28 +10,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..._compat.device import empty
 from ...operands import Operands
 from . import disk
 from .config import KernelConfig
 from .launcher import WordLauncher
 from .plan import name, offsets_of
+from .replay import Record
 from .runtime import Kernel
 
 MOST = 8192  # sequences; for more, a sort is faster
 
 
-def longest_first(operands: Operands[Tensor], config: KernelConfig, stream: int) -> Tensor | None:
-    """int64 [B]; None where both sides are dense."""
+def longest_first(
+    operands: Operands[Tensor], config: KernelConfig, stream: int, record: Record
+) -> Tensor | None:
+    """int64 [B]; None where both sides are dense. record: of what is done."""
     offsets = offsets_of(operands)
     if offsets is None:
         return None
     batch = offsets.shape[0] - 1
-    if offsets.device.type != "cuda" or not 0 < batch <= MOST:
+    if not _is_ranked(offsets.device, batch):
+        record.fails = True
         return torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
-    order = offsets.new_empty(batch, dtype=torch.int64)
+    order = record.made(empty((batch,), torch.int64, offsets.device))
     ranking = _ranking(name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
+    record.ranked(ranking, order, batch)
     return order
+
+
+def _is_ranked(device: torch.device, batch: int) -> bool:
+    """By the kernel."""
+    return device.type == "cuda" and 0 < batch <= MOST
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Launch plans: what follows from the form of a call, checked and computed once for each form.
 
-The form is all of a call but its addresses, the values of its scalars and what its tensors hold.
+The form is all of a call but its addresses, the values of its scalars, what its tensors hold, and
+how many rows a jagged side has: that varies from batch to batch.
 Whoever lets a check or a plan read more of a call adds it to `form_of`. Nothing here reads from the
 device, and a plan holds no tensor.
 """
@@ -16,7 +17,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..._compat.device import empty
 from ...operands import Operands, check, output_shape, score_shape
 from ...program.score_mod import ScoreMod
 from ...program.tile_classes import boundable
@@ -25,9 +25,12 @@ from .architectures import config_of
 from .config import LETTERS, KernelConfig, slice_of, unsupported
 
 ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
-MOST = 512  # plans that are kept; lengths that vary make a form each
+MOST = 512  # plans that are kept
 MOST_TILES = 1 << 31  # kernels number them in 32 bits with a sign
 LEAST = 64  # rows or keys of a tile
+JAGGED = 3  # dims of a matrix
+SIDES = (0, 1, 1, 0)  # of query, key, value and a gradient of O: 0 if they have queries, 1 if keys
+SEVERAL = 2  # rows
 FEW = 8  # strides of the other matrices that a plan remembers
 
 Kind = type[KernelConfig]
@@ -39,8 +42,8 @@ class LaunchPlan:
     """What one form needs.
 
     config       of the kernels
-    sizes        what they take of these; the last is how many sequences a launch is dealt
-    output       the shape of O
+    sizes        what they take of these: batch, heads of query, key and value, M, N
+    output       the shape of O but for its first dim
     empty        there is nothing to compute
     copied       which of query, key and value TMA cannot read as they lie
     strides      of the three as they are read
@@ -80,22 +83,24 @@ class LaunchPlan:
         return found
 
     @property
+    def in_place(self) -> bool:
+        """Kernels read the operands as they lie."""
+        return not (any(self.copied) or self.widened or self.gathered)
+
+    @property
     def plain(self) -> bool:
-        """Kernels read the operands as they lie, and nothing is ranked or cleared for them."""
-        ragged = self.config.jagged_q or self.config.jagged_k
-        return self.aligned and not (self.empty or ragged or any(self.copied))
+        """They do so for calls of other addresses too, and there is something to compute."""
+        return self.aligned and self.in_place and not self.empty
 
-    def serves(self, operands: Operands[Tensor]) -> bool:
-        """Operands of the same sizes, strides and dtypes have this plan: all addresses are
-        multiples of 16 bytes, as they were when it was made."""
-        return self.aligned and not misaligned(operands)
+    @property
+    def leaves_rows(self) -> bool:
+        """No tile covers the rows of a jagged query that no sequence owns, and the kernel does not
+        clear them."""
+        return self.config.jagged_q and not self.config.clears
 
-    def room(self, operands: Operands[Tensor]) -> Tensor:
-        """For O. No tile covers the rows of a jagged query that no sequence owns: they are cleared
-        here, or by the kernel."""
-        value = operands.value
-        room = empty(self.output, value.dtype, value.device)
-        return room.zero_() if self.config.jagged_q and not self.config.clears else room
+    def output_of(self, o: Operands[Tensor]) -> tuple[int, ...]:
+        """The shape of O."""
+        return (o.query.shape[0] if self.config.jagged_q else self.batch, *self.output)
 
     def slices(
         self, readable: Operands[Tensor], out: Tensor
@@ -111,7 +116,7 @@ class LaunchPlan:
 
     def readable(self, operands: Operands[Tensor]) -> Operands[Tensor]:
         """The operands as kernels read them; copies have to live until the launch."""
-        if not (any(self.copied) or self.widened or self.gathered):
+        if self.in_place:
             return operands
         o = operands
         cu_q, cu_k = (None if x is None else x.contiguous() for x in o.lengths[:2])
@@ -132,18 +137,13 @@ class LaunchPlan:
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
         if known not in self.words:
             steps = [step for x in others for step in strides(x)]
-            sizes = self.sizes if dealt is None else (*self.sizes[:-1], dealt)
             steps += [step for x in tables for step in x.strides]
-            words = (*sizes, *self.strides, *steps, *self.aux_strides)
+            dealt = self.batch if dealt is None else dealt
+            words = (*self.sizes, dealt, *self.strides, *steps, *self.aux_strides)
             if len(self.words) >= FEW:
                 self.words.clear()
             self.words[known] = struct.pack(f"{len(words)}q", *words)
         return self.words[known]
-
-    @functools.cached_property
-    def output_words(self) -> bytes:
-        """`form_words` where the kernel's own O is the only other matrix."""
-        return self.form_words([torch.empty(self.output, device="meta")])
 
     def call_words(
         self,
@@ -157,6 +157,7 @@ class LaunchPlan:
         """Of a launcher."""
         o = readable
         words = [x.data_ptr() for x in (o.query, o.key, o.value, *others)]
+        words += totals(o.query, o.key)
         if o.jagged:
             offsets = (o.cu_seqlens_q, o.cu_seqlens_k, order)
             words += [x.data_ptr() for x in offsets if x is not None]
@@ -165,6 +166,13 @@ class LaunchPlan:
         words += o.scalars[: self.scalars]
         words += (ctas, stream)
         return words
+
+
+def totals(query: Tensor, key: Tensor) -> tuple[int, int]:
+    """The rows of both."""
+    return query.shape[0 if query.dim() == JAGGED else 2], key.shape[
+        0 if key.dim() == JAGGED else 2
+    ]
 
 
 def offsets_of(o: Operands[Tensor]) -> Tensor | None:
@@ -210,14 +218,32 @@ def off_alignment(addresses: Iterable[int]) -> bool:
 def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Hashable:
     """All that `made` reads of a call."""
     return (
+        *lying((o.query, o.key, o.value), o.aux, o.lengths),
         *[
-            None
-            if x is None
-            else (x.shape, x.stride(), x.dtype, x.device, x.data_ptr() % ALIGNMENT)
+            None if x is None else (x.dtype, x.device, x.data_ptr() % ALIGNMENT)
             for x in _tensors(o)
         ],
-        *(str(o.program), len(o.scalars), o.max_seqlen_q, o.max_seqlen_k, fast, skip, kind),
+        *(str(o.program), len(o.scalars), fast, skip, kind),
     )
+
+
+def lying(
+    matrices: Sequence[Tensor], aux: Sequence[Tensor], lengths: Sequence[Any]
+) -> tuple[Hashable, ...]:
+    """Sizes and strides. Of the rows of a jagged side, if there are none, one or more, and if all
+    matrices of the side have as many. matrices: query, key and value, and a gradient of O."""
+    found: list[Hashable] = list(lengths[2:])
+    rows = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
+    for x, side in zip(matrices, SIDES, strict=False):
+        shape, count = x.shape, rows[side]
+        if count is None or len(shape) != JAGGED:
+            found.append(shape)
+        else:
+            found += (shape[0] == count, min(count, SEVERAL), shape[1], shape[2])
+        found.append(x.stride())
+    for other in (*lengths[:2], *aux):
+        found.append(None if other is None else (other.shape, other.stride()))
+    return tuple(found)
 
 
 def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
@@ -231,13 +257,12 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
         raise GDPAError(complaint)
     matrices = (o.query, o.key, o.value)
     batch, heads, rows, cols = score_shape(o)
-    totals = [x.shape[0] if x.dim() == 3 else x.shape[2] for x in matrices[:2]]
     output, copied = output_shape(o), tuple(not fits(x) for x in matrices)
     specs = zip(o.aux, o.program.aux, strict=True)
     return LaunchPlan(
         config,
-        sizes=(batch, heads, o.key.shape[1], o.value.shape[1], rows, cols, *totals, batch),
-        output=output,
+        sizes=(batch, heads, o.key.shape[1], o.value.shape[1], rows, cols),
+        output=output[1:],
         empty=0 in (*output, batch, rows, cols, o.key.numel()),
         copied=copied,
         strides=tuple(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +19,10 @@ from torch import Tensor
 
 from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
+from ...kernels.cute.plan import lying
+from ...kernels.cute.replay import Record
 from ...ops import Arguments, Operands, Signature, fake_output, laid_gradients
+from ...signature import DENSE
 from ..backends import backend
 from ..call import Call, extern_call, in_order
 from ..spare import last_use
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
+MOST = 64  # forms of a call in the generated code that are kept
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
 BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
 
@@ -140,7 +144,7 @@ def _launch_backward() -> Any:
 
 
 def _attention(given: Arguments[Tensor], **known: Any) -> Tensor:
-    """known: of the call: its plan, a record to be filled."""
+    """known: of the call: a record to be filled."""
     out: Tensor = _launch().forward(given.operands, **given.options, **known)
     return out
 
@@ -153,46 +157,52 @@ def _attention_backward(given: Arguments[Tensor], **known: Any) -> list[Tensor]:
 
 
 class Site:
-    """A call in the generated code, with the arguments of the operator. static: the code states
-    every size and stride, so what the first run settles serves all later ones with aligned
-    addresses (kernels/cute/replay.py). spare: operands of the program whose memory nobody needs
-    after a backward that runs once. A CUDA graph runs more often than it is recorded."""
+    """A call in the generated code, with the arguments of the operator. What its first run settles
+    serves all later ones of the same form and with aligned addresses (kernels/cute/replay.py). The
+    code states dtypes, devices, the program and options.
+
+    static: it states every size and stride too. spare: operands of the program whose memory nobody
+    needs after a backward that runs once. A CUDA graph runs more often than it is recorded."""
 
     def __init__(
         self, signature: Signature, run: Callable[..., Any], static: bool,
         spare: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.signature, self.run, self.static, self.spare = signature, run, static, spare
-        self.plan: Any = None
-        self.replays: dict[bool, Any] = {}
+        self.replays: dict[Hashable, Any] = {}
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         spares = bool(self.spare) and last_use()
-        replay = self.replays.get(spares)
-        found = None if replay is None else self._again(replay, *args)
-        return self._first(args, options, spares) if found is None else found
+        given, aux, scalars, lengths = self._read(*args)
+        form = spares if self.static else (spares, *lying(given, aux, lengths))
+        replay = self.replays.get(form)
+        if replay is not None:
+            offsets = [x for x in lengths[:2] if x is not None]
+            found = replay(given, aux, scalars, offsets)
+            if found is not None:
+                return found if self.signature.backward else found[0]
+        return self._first(args, options, form, spares)
 
-    def _first(self, args: Sequence[Any], options: Mapping[str, Any], spares: bool) -> Any:
-        given = self.signature.bind(*args, **options)
-        known = {"spare": self.spare} if spares else {}
-        if not self.static:
-            return self.run(given, **known)
-        if self.plan is None or not self.plan.serves(given.operands):
-            fast, skip = (given.options.get(name, True) for name in _KEYWORDS)
-            self.plan = _launch().plan_of(given.operands, fast, skip, None)
-        record = _launch().Record()
-        found = self.run(given, plan=self.plan, record=record, **known)
-        if record.replay is not None:
-            self.replays[spares] = record.replay
-        return found
-
-    def _again(self, replay: Any, *args: Any) -> Any:
+    def _read(self, *args: Any) -> tuple[tuple[Tensor, ...], list[Tensor], list[int], Any]:
+        """The matrices, operands and scalars of the program, and lengths."""
         if self.signature.backward:
-            grad_out, query, key, value, aux, scalars, *_ = args
-            return replay((query, key, value, grad_out), aux, scalars)
-        query, key, value, aux, scalars, *_ = args
-        found = replay((query, key, value), aux, scalars)
-        return None if found is None else found[0]
+            grad_out, query, key, value, aux, scalars, _, _, *lengths = args
+            return (query, key, value, grad_out), aux, scalars, lengths or DENSE
+        query, key, value, aux, scalars, _, *lengths = args
+        return (query, key, value), aux, scalars, lengths or DENSE
+
+    def _first(
+        self, args: Sequence[Any], options: Mapping[str, Any], form: Hashable, spares: bool
+    ) -> Any:
+        given = self.signature.bind(*args, **options)
+        record = Record()
+        known = {"spare": self.spare} if spares else {}
+        found = self.run(given, record=record, **known)
+        if record.replay is not None:
+            while len(self.replays) >= MOST:
+                del self.replays[next(iter(self.replays))]  # the oldest
+            self.replays[form] = record.replay
+        return found
 
 
 def forward_site(static: bool) -> Site:

@@ -42,7 +42,6 @@ def backward(
     ctas: int = 0,
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
-    plan: LaunchPlan | None = None,
     record: Record | None = None,
     spare: Sequence[int] = (),
 ) -> list[Tensor]:
@@ -54,14 +53,13 @@ def backward(
     ordered: False lets dQ be added up in any order; then its last bits may differ from run to run.
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. kind: for which architecture, by default the device's.
-    plan: that of the call, if it is known. record: to be filled, if the call can be replayed.
-    spare: operands of the program whose memory nobody needs afterwards. It may be overwritten, and
-    may be that of their gradient.
+    record: to be filled, if the call can be replayed. spare: operands of the program whose memory
+    nobody needs afterwards. It may be overwritten, and may be that of their gradient.
 
     Raises:
         GDPAError: what the kernels do not take, and why.
     """
-    plan, o = plan or plan_of(operands, fast, skip, kind), operands
+    o, plan = operands, plan_of(operands, fast, skip, kind)
     if reason := _complaint(grad_out, plan, o, needs):
         raise GDPAError(reason)
     asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
@@ -150,10 +148,10 @@ def _call(
     record: Record | None,
 ) -> "BackwardCall":  # fmt: skip
     read, gradient = plan.readable(o), aligned(grad_out)
-    order = longest_first(read, plan.config, stream)
     record = record or Unrecorded()
     plain = plan.plain and gradient is grad_out and not plan.config.shared
-    record.begin((o.query, o.key, o.value, grad_out), o.aux, plain)
+    record.begin((o.query, o.key, o.value, grad_out), o, plain)
+    order = longest_first(read, plan.config, stream, record)
     return BackwardCall(plan, o, read, gradient, order, ctas, stream, ordered, record)
 
 
@@ -183,7 +181,7 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
     """Why that is no gradient of the output, or ""."""
     value = operands.value
     given = (grad_out.shape, grad_out.dtype, grad_out.device)
-    wanted = (torch.Size(plan.output), value.dtype, value.device)
+    wanted = (plan.output_of(operands), value.dtype, value.device)
     return "" if given == wanted else f"the gradient of the output is {given}, not {wanted}"
 
 
@@ -261,8 +259,10 @@ class BackwardCall:
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return empty(shape, torch.float32, operand.device)
-        room = self.record.made(for_gradient(operand, empty))
-        return room.zero_() if operand.dim() == 3 and not self.plan.config.clears else room
+        room = self.record.made(for_gradient(operand, empty), int(letter != "q"))
+        if operand.dim() == 3 and not self.plan.config.clears:
+            self.zero(room)
+        return room
 
     def finished(self, letter: str, grad: Tensor) -> Tensor:
         """Summed over the batch where the operand was shared, always in the same order."""
@@ -275,11 +275,14 @@ class BackwardCall:
         o = self.operands
         return {"q": o.query, "k": o.key, "v": o.value}[letter]
 
-    def scratch(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Memory for a while: the same for all calls that share it and ask for as much."""
+    def scratch(
+        self, name: str, shape: Sequence[int], dtype: torch.dtype, side: int | None = None
+    ) -> Tensor:
+        """Memory for a while: the same for all calls that share it and ask for as much. side: as
+        `Record.made` has it."""
         found = self.shared_scratch.get(name)
         if found is None or found.shape != torch.Size(shape):
-            found = self.record.made(empty(shape, dtype, self.operands.query.device))
+            found = self.record.made(empty(shape, dtype, self.operands.query.device), side)
             self.shared_scratch[name] = found
         return found
 
@@ -306,4 +309,4 @@ class BackwardCall:
         words = self.plan.call_words(self.read, given, order, self.ctas, self.stream, tables)
         form = self.plan.form_words(given, own.count, tables)
         launcher(words, form)
-        self.record.launched(launcher, words, form, self.plan.scalars)
+        self.record.launched(launcher, words, form, 3 + len(given), self.plan.scalars)

@@ -57,7 +57,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     # The sums of a shared query are its gradient.
     sums = grad_query
     if "q" not in config.shared:
-        sums = call.scratch("sums", grad_query.shape, torch.float32)
+        sums = call.scratch("sums", grad_query.shape, torch.float32, 0)
     if adds_all(config) and not config.continues:
         call.clear(sums)
     counters = call.scratch("counters", form.counters, torch.int32)
