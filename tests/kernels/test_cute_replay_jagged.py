@@ -236,6 +236,20 @@ def test_a_call_of_another_form_has_its_own_record(name: str, backward: bool, ke
         assert behind(words(recorder), matrices, args) == found
 
 
+@pytest.mark.parametrize("part", [(slice(4), slice(64)), (slice(8), slice(32))], ids=str)
+def test_parts_of_one_matrix_are_other_forms(part: tuple, kernels):
+    """Their strides are equal."""
+    site, (heads, dims) = calls.forward_site(False), part
+    whole = [matrix(50, 8, 64) for _ in range(3)]
+    for later, given in enumerate((whole, [x[:, heads, dims] for x in whole])):
+        args = [*given, *jagged(50)[3:]]
+        site(*args)
+        found = behind(words(kernels[0]), 4, args)
+        assert len(site.replays) == later + 1
+        calls.forward_site(False)(*args)
+        assert behind(words(kernels[0]), 4, args) == found
+
+
 def test_the_rows_of_an_operand_are_of_the_form(kernels):
     """Its strides are too, and those of a tensor with other dims may follow from its rows."""
     site = calls.forward_site(False)

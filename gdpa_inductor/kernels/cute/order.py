@@ -31,7 +31,6 @@ def longest_first(
         return None
     batch = offsets.shape[0] - 1
     if not _is_ranked(offsets.device, batch):
-        record.fails = True
         return torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
     order = record.made(empty((batch,), torch.int64, offsets.device))
     ranking = _ranking(name(offsets.dtype), config.arch)
