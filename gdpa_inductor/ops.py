@@ -40,11 +40,12 @@ from .reference import (
     reference_backward,
 )
 from .rejection import GDPAError
-from .signature import Arguments, Signature, operands_of
+from .signature import DENSE, Arguments, Signature, operands_of
 
 __all__ = [
     "ATTENTION",
     "BACKWARD",
+    "DENSE",
     "Arguments",
     "Operands",
     "Signature",

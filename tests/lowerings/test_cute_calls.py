@@ -87,6 +87,13 @@ def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capab
     assert not render.kernels(code)
 
 
+def test_the_code_of_sizes_that_vary_says_so(monkeypatch):
+    """Then launches are kept by form."""
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    code = render.wrapper(step("kernel=cute"), tensors(), capability=100, dynamic=True)
+    assert "gdpa_forward_site(False)" in code and "gdpa_backward_site(False)" in code
+
+
 @pytest.mark.parametrize("winner", ["gdpa_cute", "gdpa_forward"])
 def test_max_autotune_compares_it_with_triton(monkeypatch, winner: str):
     from torch._inductor import config, select_algorithm
@@ -179,33 +186,3 @@ def test_dq_is_added_in_any_order_where_that_is_admitted(
         torch.use_deterministic_algorithms(False)
     assert code.count("ordered=") == 1
     assert f"ordered={ordered}" in code
-
-
-def test_a_static_call_finds_its_plan_once(monkeypatch):
-    """Unless an address is no multiple of 16 bytes: then others may have to be copied."""
-    pytest.importorskip("cutlass")
-    from gdpa_inductor.kernels.cute import launch, plan
-    from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-
-    asked: list[int] = []
-
-    def plan_of(operands, fast, skip, kind):
-        asked.append(operands.query.data_ptr() % 16)
-        return plan.plan_of(operands, fast, skip, Sm90Config)
-
-    monkeypatch.setattr(launch, "plan_of", plan_of)
-    site = calls.Site(calls.FORWARD, lambda given, plan, record: plan, True)
-    room = torch.zeros(2 * 2 * 16 * 64 + 8, dtype=BF16)
-    shape = (2, 2, 16, 64)
-    aligned, moved = room[:4096].view(shape), room[1:4097].view(shape)
-
-    def call(query: torch.Tensor):
-        return site(
-            query, aligned, aligned, [], [], "silu(s)", None, None, 0, 0, fast=True, skip=True
-        )
-
-    first, again = call(aligned), call(aligned)
-    assert first is again and not any(first.copied)
-    assert call(moved).copied == (True, False, False)
-    assert call(aligned) is first
-    assert asked == [0, 2, 0]

@@ -21,8 +21,7 @@ from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
 from ...kernels.cute.plan import lying
 from ...kernels.cute.replay import Record
-from ...ops import Arguments, Operands, Signature, fake_output, laid_gradients
-from ...signature import DENSE
+from ...ops import DENSE, Arguments, Operands, Signature, fake_output, laid_gradients
 from ..backends import backend
 from ..call import Call, extern_call, in_order
 from ..spare import last_use
