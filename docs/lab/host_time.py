@@ -1,11 +1,17 @@
-"""Host time of a compiled call: `python docs/lab/host_time.py [dense] [jagged]`, on a GPU.
+"""Host time of a compiled call: `python docs/lab/host_time.py [dense] [jagged] [batches]`, on a
+GPU.
 
 Problems so small that the CPU is slower than the GPU. Microseconds, the best of five means of 200
 calls without a pause: of a forward under no_grad, and of a training step. Then the same with
 `mode="reduce-overhead"`, and how often a CUDA graph was refused there.
+
+batches: jagged, and no two of 64 batches in turn have as many rows. Not with CUDA graphs, which
+would be recorded for each.
 """
 
+import dataclasses
 import functools
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -13,17 +19,19 @@ from collections.abc import Callable, Sequence
 import torch
 
 from gdpa_inductor import gdpa_backend
+from gdpa_inductor._compat import dynamo
 from gdpa_inductor.bench.cases import Case, Subject
 from gdpa_inductor.bench.subjects import subject
 from gdpa_inductor.bench.worker import synchronize
 
-CALLS, TURNS = 200, 5
+CALLS, TURNS, BATCHES = 200, 5, 64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 KERNELS = ("stock", "triton", "cute") if DEVICE == "cuda" else ("stock", "cpu")
 CASES = {
     "dense": Case("silu", "none", 2, 4, 256, 128, "bfloat16", DEVICE),
     "jagged": Case("silu", "causal", 8, 4, 256, 128, "bfloat16", DEVICE, fill=0.5),
 }
+CASES["batches"] = CASES["jagged"]
 Calls = dict[str, Callable[[], object]]
 
 
@@ -38,18 +46,39 @@ def compiled(kernel: str, mode: str | None) -> Callable[[Callable], Callable]:
     return functools.partial(torch.compile, backend=backend)
 
 
-def calls(on: Subject, build: Callable[[Callable], Callable]) -> Calls:
+def subjects(name: str) -> list[Subject]:
+    first = subject(CASES[name])
+    return [first] if name != "batches" else [fewer(first, count) for count in range(BATCHES)]
+
+
+def fewer(on: Subject, count: int) -> Subject:
+    """Without the last rows, so many."""
+    *leaves, ends = on.given
+    rows = len(leaves[0]) - count
+    leaves = [x.detach()[:rows].clone().requires_grad_() for x in leaves]
+    for x in leaves:
+        dynamo.may_vary(x, 0)
+    return dataclasses.replace(
+        on,
+        given=(*leaves, ends.clamp(max=rows)),
+        leaves=tuple(leaves),
+        direction=on.direction[:rows],
+    )
+
+
+def calls(ons: Sequence[Subject], build: Callable[[Callable], Callable]) -> Calls:
     """A forward and a step, each compiled and recorded."""
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
-    function = build(on.function)
+    function, turn = build(ons[0].function), itertools.cycle(ons)
 
     def forward() -> None:
         torch.compiler.cudagraph_mark_step_begin()
         with torch.no_grad():
-            function(*on.given)
+            function(*next(turn).given)
 
     def step() -> None:
+        on = next(turn)
         torch.compiler.cudagraph_mark_step_begin()
         torch.autograd.grad(function(*on.given), on.leaves, on.direction)
 
@@ -76,7 +105,9 @@ def main(names: Sequence[str]) -> None:
     print(device, torch.__version__, flush=True)
     for mode in (None, "reduce-overhead"):
         for name in names or CASES:
-            on = subject(CASES[name])
+            if mode and name == "batches":
+                continue
+            on = subjects(name)
             for kernel in KERNELS:
                 found = calls(on, compiled(kernel, mode))
                 said = f"{torch._dynamo.utils.counters['gdpa']['matched']} matched"

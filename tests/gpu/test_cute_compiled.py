@@ -1,5 +1,5 @@
-"""The CuTe kernels through `torch.compile`, run after run: the first one of a static call records
-what the later ones replay (kernels/cute/replay.py)."""
+"""The CuTe kernels through `torch.compile`, run after run: the first one of a form records what the
+later ones replay (kernels/cute/replay.py)."""
 
 import threading
 
@@ -8,7 +8,11 @@ import torch
 from torch._dynamo.utils import counters
 
 from gdpa_inductor import gdpa_backend
+from gdpa_inductor._compat import dynamo
+from gdpa_inductor.bench.cases import Case as BenchCase
+from gdpa_inductor.bench.jagged import formula, offsets
 from gdpa_inductor.kernels.cute.architectures import config_of
+from gdpa_inductor.lowerings.cute import calls
 from tests.gpu.programs import CASES, LAYOUTS, Case
 from tests.gpu.test_kernels import breach
 
@@ -24,6 +28,7 @@ pytestmark = [
     ),
 ]
 
+HSTU = BenchCase("silu", "causal", 8, 4, 256, 64, "bfloat16", "cuda", fill=0.5)
 WIDE = {"d": 128, "e": 128}
 OFTEN = ["causal", "window", "one projection", "shared heads", "head dim 128", "bias"]
 STATIC = {name: CASES[name] for name in OFTEN} | LAYOUTS
@@ -68,6 +73,42 @@ def test_the_error_rule_in_cuda_graphs(name: str) -> None:
         torch.compiler.cudagraph_mark_step_begin()
         assert not breach(case, function, torch.bfloat16)
     assert counters["inductor"]["cudagraph_skips"] == 0
+
+
+def test_batches_of_any_rows_share_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many rows there are is of the call, on whatever stream it runs."""
+    firsts: list[calls.Site] = []
+    first = calls.Site._first
+
+    def counted(site: calls.Site, *given):
+        firsts.append(site)
+        return first(site, *given)
+
+    monkeypatch.setattr(calls.Site, "_first", counted)
+    attend = formula(HSTU)
+    function, drawn = compiled(attend), torch.Generator().manual_seed(7)
+    streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+    for run in range(6):
+        counts = torch.randint(0, HSTU.length, (HSTU.batch,), generator=drawn)
+        ends, total = offsets(counts).long().cuda(), int(counts.sum())
+        shape = (total, HSTU.heads, HSTU.head_dim)
+        given = [torch.randn(shape, generator=drawn).to("cuda", torch.bfloat16) for _ in range(4)]
+        *leaves, g = given
+
+        def run_compiled(*matrices: torch.Tensor, ends=ends) -> torch.Tensor:
+            for x in matrices:
+                dynamo.may_vary(x, 0)
+            return function(*matrices, ends)
+
+        doubles = [x.double() for x in leaves]
+        exact = step(lambda *x, ends=ends: attend(*x, ends), doubles, g.double())
+        torch.cuda.synchronize()
+        with torch.cuda.stream(streams[run % 2]):
+            found = step(run_compiled, leaves, g)
+        torch.cuda.synchronize()
+        for one, other in zip(found, exact, strict=True):
+            assert (one - other).norm() < 0.01 * other.norm(), run
+    assert len(firsts) == len(set(firsts)) == 2  # a forward, and a backward
 
 
 def test_operands_off_16_bytes_between_others() -> None:
