@@ -16,6 +16,7 @@ from gdpa_inductor._compat.device import current_stream  # noqa: E402
 from gdpa_inductor.kernels.cute import launch  # noqa: E402
 from gdpa_inductor.kernels.cute.order import longest_first  # noqa: E402
 from gdpa_inductor.kernels.cute.plan import made  # noqa: E402
+from gdpa_inductor.kernels.cute.replay import Unrecorded  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.ops import operands_of  # noqa: E402
@@ -221,7 +222,8 @@ def test_the_longest_sequences_come_first(batch: int, dtype: torch.dtype) -> Non
     lengths = torch.randint(0, 50, (batch,))
     cu = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(dtype).cuda()
     o = operands_of(*[torch.empty(int(cu[-1]), 1, 64)] * 3, [], [], "s", cu, cu, 50, 50)
-    found = longest_first(o, Sm90Config("bfloat16", 64, 64, "s"), current_stream(0))
+    config = Sm90Config("bfloat16", 64, 64, "s")
+    found = longest_first(o, config, current_stream(0), Unrecorded())
     assert found is not None
     assert torch.equal(found.cpu(), torch.argsort(lengths, descending=True, stable=True))
 
