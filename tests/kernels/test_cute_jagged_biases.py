@@ -22,6 +22,7 @@ from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import BackwardCall, backward
 from gdpa_inductor.kernels.cute.backward.roots import factor_of
 from gdpa_inductor.kernels.cute.backward.stored import StoredScores, StoredTiling
+from gdpa_inductor.kernels.cute.launcher import SIZES, TOTALS
 from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
 from gdpa_inductor.kernels.cute.sm90.config import COLS, Sm90Config
 from gdpa_inductor.operands import Operands, score_shape
@@ -269,8 +270,9 @@ def test_what_the_launches_of_hopper_are_given(program, monkeypatch):
     (config, first, form), (other, second, rest) = given
     assert config is other and config.stored == 0
     assert len(hopper_launch.others(config)) == 8
-    assert [struct.unpack("9q", x[:72])[8] for x in (form, rest)] == [3, 2]
-    matrices, order = 3 + 8, 3 + 8 + 2
+    dealt = [struct.unpack(f"{SIZES + 1}q", x[: 8 * (SIZES + 1)])[SIZES] for x in (form, rest)]
+    assert dealt == [3, 2]
+    matrices, order = 3 + 8, 3 + 8 + TOTALS + 2
     assert first[:order] == second[:order] and second[order] == first[order] + 3 * 8
     # Each is summed before the next one is launched; only the later one adds.
     assert [(launches, x[-1]) for launches, x in summed] == [(1, False), (2, True)]
