@@ -18,7 +18,7 @@ from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import operands_of
 from gdpa_inductor.rejection import GDPAError
 
-from .test_cute_plan import Recorder
+from .test_cute_plan import Recorder, moved
 from .test_cute_replay import (
     CAUSAL,
     CTAS,
@@ -139,6 +139,19 @@ def test_a_forward_serves_batches_of_any_rows(kind: str, static: bool, kernels, 
         assert launch.forward(operands_of(*args), out=out, kind=Sm90Config) is out
         assert behind(words(kernels[0]), 4, args) == behind(found, 4, args)
         assert out.shape == (rows if args[0].dim() == 3 else B, *args[0].shape[1:])
+
+
+def test_slices_of_the_values_serve_batches_of_any_rows(kernels, ranked):
+    site, count = calls.forward_site(False), 3
+    for rows in (50, 7, 300):
+        args = with_(jagged(rows), {2: matrix(rows, H, 600)})
+        out = site(*args)
+        assert len(site.replays) == 1 and out.shape == (rows, H, 600)
+        found = kernels[0].launches[-count:]
+        places = [args[2].data_ptr(), out.data_ptr()]
+        assert [x[2:4] for x in found] == [[y + 400 * i for y in places] for i in range(count)]
+        assert {x[order_of(4, args)] for x in found} == {ranked.launches[-1][1]}
+    assert len(kernels[0].launches) == 3 * count
 
 
 @pytest.mark.parametrize("ordered", [True, False], ids=["ordered", "in any order"])
@@ -286,19 +299,13 @@ def test_a_gradient_of_other_rows_raises_after_a_good_call():
         site(matrix(49, H, D), *of_backward(jagged(50))[1:])
 
 
-def moved(x: torch.Tensor) -> torch.Tensor:
-    """The same, off a multiple of 16 bytes."""
-    room = torch.zeros(x.numel() + 1, dtype=x.dtype)
-    return room[1:].view(x.shape).copy_(x)
-
-
 @pytest.mark.parametrize("number", [0, 1, 2, 6])
 def test_what_lies_off_16_bytes_is_not_replayed(number: int, kernels):
     """Matrices are copied. Where offsets lie does not matter to the kernel."""
     site = calls.forward_site(False)
     site(*jagged(50))
     args = jagged(50)
-    args[number] = moved(args[number])
+    args[number] = moved(args[number], 1)
     out = site(*args)
     found = words(kernels[0])
     launch.forward(operands_of(*args), out=out, kind=Sm90Config)
