@@ -130,7 +130,8 @@ EXACT_SHAPES = tuple((16384 // n, 4, n, d, d) for d in (64, 128) for n in (1024,
 
 
 def wide(pick: Selection) -> list[Job]:
-    """Scores in chunks against stock: wide values, training with wide heads, fp32 without TF32."""
+    """Scores in chunks, and what the default chooses, against stock: wide values, training with
+    wide heads, fp32 without TF32."""
     kinds = (("relu2", "laplace"), WIDE_SHAPES, "bfloat16"), (("silu",), DEEP_SHAPES, "bfloat16")
     exact = ("silu",), EXACT_SHAPES, "float32"
     found: list[Job] = []
@@ -144,7 +145,8 @@ def wide(pick: Selection) -> list[Job]:
             if not pick.activations or activation in pick.activations
             if not pick.shapes or shape[:4] in pick.shapes
         ]
-        names = ("gdpa-chunked", "inductor", *(["gdpa-triton"] if shapes is DEEP_SHAPES else []))
+        names = ("gdpa", "gdpa-chunked", "inductor")
+        names += ("gdpa-triton",) if shapes is DEEP_SHAPES else ()
         found += jobs_of(cases, names, ("forward", "step"), pick)
     return found
 

@@ -26,7 +26,10 @@ from .cute_cases import (
     unwritten,
 )
 
+# The channels of V go in two slices.
+SLICED = Case("Dv 256", d=64, dv=256, m=140, n=200, h=2, hk=1)
 ROWS = [
+    pytest.param(SLICED, id=SLICED.name, marks=pytest.mark.slow),
     *(pytest.param(case, id=case.name) for case in CASES),
     *(pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in MORE),
 ]

@@ -8,6 +8,7 @@ import torch
 from gdpa_inductor import lowerings
 from gdpa_inductor.kernels.chunked import chunk, chunks, run
 from gdpa_inductor.kernels.chunked.recording import Immediate, Recording
+from gdpa_inductor.lowerings.chunked.lower import backward_site, forward_site
 from tests.lowerings.operators import canonical
 
 lowerings.register()
@@ -94,3 +95,50 @@ def test_what_a_step_makes_ends_with_its_last_use():
             steps.close().run([x, out])
         assert len(alive) == 3 and torch.equal(out, (x + 1).mT)
         out.zero_()
+
+
+BIASED = canonical("a0:f[h,q_idx,kv_idx]; where(ge(q_idx,kv_idx),silu(add(s,a0)),0.0)")
+
+
+@pytest.mark.parametrize("asked", [(True, True, True), (False, True, False)], ids=str)
+@pytest.mark.parametrize("text", [CAUSAL, BIASED], ids=["causal", "biased"])
+def test_a_call_of_the_generated_code_is_repeated(text: str, asked: tuple, monkeypatch):
+    """With other tensors, of other addresses and numbers, but what is read of the call."""
+    sites = forward_site(), backward_site()
+    for later in (False, True):
+        if later:
+            monkeypatch.setattr(run, "forward", None)
+            monkeypatch.setattr(run, "backward", None)
+        *given, grad = operands(later)
+        aux = [torch.randn(2, 50, 50, dtype=torch.float64)] if text == BIASED else []
+        given = (*given, aux, [], text)
+        needs = [*asked, *(False for _ in aux)]
+        found = [sites[0](*given), *sites[1](grad, *given, needs)]
+        wanted = torch.ops.gdpa.attention_backward(grad, *given, needs, "")
+        wanted = [torch.ops.gdpa.attention(*given, ""), *wanted]
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("rows", [0, 50])
+def test_a_call_that_cannot_be_repeated_is_run_as_the_first_one(rows: int, monkeypatch):
+    """There are no scores, or more chunks than are noted. A constant has no gradient of Q and K."""
+    monkeypatch.setattr(run, "MOST_RECORDED", 1)
+    sites = forward_site(), backward_site()
+    for _ in range(2):
+        query, key, value = (torch.randn(2, 2, n, 16, dtype=torch.float64) for n in (rows, 50, 50))
+        given, grad = (query, key, value, [], [], CAUSAL), torch.randn_like(query)
+        found = [sites[0](*given), *sites[1](grad, *given, [True] * 3)]
+        torch.testing.assert_close(
+            found, reference(query, key, value, grad), rtol=1e-10, atol=1e-10
+        )
+    assert not any(site.repeats for site in sites)
+
+
+def test_gradients_that_are_zero_are_so_each_time():
+    site, text = backward_site(), canonical("where(ge(q_idx,kv_idx),0.5,0.0)")
+    for _ in range(3):
+        query, key, value, grad = operands(False)
+        found = site(grad, query, key, value, [], [], text, [True] * 3)
+        wanted = reference(query, key, value, grad, text)[1:]
+        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-10)
+        del found

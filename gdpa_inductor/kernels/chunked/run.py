@@ -18,7 +18,7 @@ import functools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -65,11 +65,33 @@ def call_of(
     )
 
 
-def forward(given: ChunkedOperands, out: Tensor) -> None:
-    """Fill `out` [B,H,M,Dv], contiguous."""
+@dataclass(frozen=True)
+class Repeat:
+    """A pass again, on a call of the same sizes, strides, dtypes and program. targets: the names of
+    the gradients that a backward fills."""
+
+    recording: Recording
+    work: Pass
+    targets: tuple[str, ...] = ()
+
+    def forward(self, given: ChunkedOperands, out: Tensor) -> None:
+        self._run(given, out)
+
+    def backward(
+        self, given: ChunkedOperands, grad_out: Tensor, matrices: Mapping[str, Tensor]
+    ) -> None:
+        self._run(given, grad_out, *[matrices[name] for name in self.targets])
+
+    def _run(self, given: ChunkedOperands, *others: Tensor) -> None:
+        leaves = leaves_of(given, self.work)
+        self.recording.run((given.query, given.key, given.value, *others, *leaves))
+
+
+def forward(given: ChunkedOperands, out: Tensor) -> Repeat | None:
+    """Fill `out` [B,H,M,Dv], contiguous. How to do so again, if that was recorded."""
     if 0 in (*given.sizes, out.shape[-1]):
         out.zero_()
-        return
+        return None
     work = _forward_pass(given)
     (chunk_pass,) = passes(call_of(given, [given.out_side]))
     bases = (given.query, given.key, given.value, out, *leaves_of(given, work))
@@ -89,7 +111,8 @@ def forward(given: ChunkedOperands, out: Tensor) -> None:
         for block in chunk_pass.blocks:
             add(block)
 
-    _run(given, (work, fused), chunk_pass, bases, steps_of)
+    recording = _run(given, (work, fused), chunk_pass, bases, steps_of)
+    return None if recording is None else Repeat(recording, work)
 
 
 @functools.lru_cache(maxsize=256)
@@ -111,13 +134,13 @@ def _run(
     chunk_pass: ChunkPass,
     bases: Sequence[Tensor],
     steps_of: Callable[[ChunkedOperands, Steps], None],
-) -> None:
+) -> Recording | None:
     """Run the steps of a pass, from a recording where such a call may come again. what: all that
     they depend on beside the chunks and the sizes, strides and dtypes of `bases`, of which the
     first three are query, key and value."""
     if given.lengths_vary or len(chunk_pass.blocks) > MOST_RECORDED:
         steps_of(given, Immediate(bases))
-        return
+        return None
     layouts = [(t.dtype, t.shape, t.stride()) for t in bases]
     limits = chunks.SCORES, chunks.SUMS, chunks.MIN_ROWS, chunks.ALIGNED
     key = (*what, given.device, given.wide, *limits, *chunk_pass.served, *layouts)
@@ -135,6 +158,7 @@ def _run(
             while len(_RECORDINGS) > RECORDINGS:
                 _RECORDINGS.popitem(last=False)
     found.run(bases)
+    return found
 
 
 def _matrices(given: ChunkedOperands) -> list[Matrices]:
@@ -164,19 +188,27 @@ class ChunkedGrads:
         return {name: t for name, t in named.items() if t is not None}
 
 
-def backward(given: ChunkedOperands, grad_out: Tensor, grads: ChunkedGrads) -> None:
-    """Fill `grads` from the gradient of the output, [B,H,M,Dv]."""
+def backward(
+    given: ChunkedOperands, grad_out: Tensor, grads: ChunkedGrads
+) -> tuple[Repeat, ...] | None:
+    """Fill `grads` from the gradient of the output, [B,H,M,Dv]. How to do so again, pass by pass,
+    if all of that was recorded and no operand of the program has a gradient."""
     if 0 in given.sizes:
         for grad in grads.matrices.values():
             grad.zero_()
-        return
+        return None
     sides = {side.name: side for side in given.sides}
     sums = any(total is not None for total in grads.aux)
     order = passes(call_of(given, [sides[name] for name in grads.matrices], grad_out, sums))
     fused = given.fused(sums)
+    found: list[Repeat | None] = []
     for number, chunk_pass in enumerate(order):
         aux = grads.aux if number == 0 else [None] * len(grads.aux)
-        BackwardChunks(given, grad_out, replace(grads, aux=aux), chunk_pass, fused).run()
+        found.append(
+            BackwardChunks(given, grad_out, replace(grads, aux=aux), chunk_pass, fused).run()
+        )
+    repeats = tuple(repeat for repeat in found if repeat is not None)
+    return None if sums or len(repeats) < len(found) else repeats
 
 
 class BackwardChunks:
@@ -214,15 +246,18 @@ class BackwardChunks:
             self.names.remove(name)
             self.grads.matrices[name].zero_()
 
-    def run(self) -> None:
+    def run(self) -> Repeat | None:
+        """None if not all of that was recorded."""
         if not self.work.roots:
-            return
+            return None
         o = self.given
         targets = [self.grads.matrices[name] for name in self.names]
         leaves = leaves_of(o, self.work)
         bases = (o.query, o.key, o.value, self.grad_out, *targets, *self.totals, *leaves)
         what = (self.work, self.fused, *self.names)
-        _run(o, what, self.chunk_pass, bases, self._steps)
+        recording = _run(o, what, self.chunk_pass, bases, self._steps)
+        whole = len(self.names) == len(self.chunk_pass.served)
+        return Repeat(recording, self.work, tuple(self.names)) if recording and whole else None
 
     def _steps(self, given: ChunkedOperands, steps: Steps) -> None:
         named, summed = len(self.names), len(self.totals)
