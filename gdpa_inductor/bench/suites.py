@@ -145,8 +145,8 @@ def wide(pick: Selection) -> list[Job]:
             if not pick.activations or activation in pick.activations
             if not pick.shapes or shape[:4] in pick.shapes
         ]
-        names = ("gdpa", "gdpa-chunked", "inductor")
-        names += ("gdpa-triton",) if shapes is DEEP_SHAPES else ()
+        triton = ("gdpa-triton",) if shapes is DEEP_SHAPES else ()
+        names = ("gdpa", "gdpa-chunked", "inductor", *triton)
         found += jobs_of(cases, names, ("forward", "step"), pick)
     return found
 

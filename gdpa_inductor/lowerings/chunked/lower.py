@@ -85,11 +85,13 @@ def _count(call: Call) -> None:
     log.info("%s in chunks: %d launches", call.signature.name, found)
 
 
-class Site:
+class ChunkedSite:
     """A call in the generated code, which states every size and stride. So its first run checks
     operands, plans chunks and finds the recordings (`run.Repeat`), and later ones repeat them."""
 
-    def __init__(self, signature: Signature, run: Callable[[Arguments[Tensor], Site], Any]) -> None:
+    def __init__(
+        self, signature: Signature, run: Callable[[Arguments[Tensor], ChunkedSite], Any]
+    ) -> None:
         self.signature, self._run = signature, run
         self.repeats: tuple[Repeat, ...] = ()
 
@@ -97,7 +99,7 @@ class Site:
         return self._run(self.signature.bind(*args, **options), self)
 
 
-def _attention(given: Arguments[Tensor], site: Site | None = None) -> Tensor:
+def _attention(given: Arguments[Tensor], site: ChunkedSite | None = None) -> Tensor:
     o, repeats = given.operands, () if site is None else site.repeats
     if not repeats:
         check(o)
@@ -116,7 +118,7 @@ def _attention(given: Arguments[Tensor], site: Site | None = None) -> Tensor:
         return unpad_heads(out, padding.query)
 
 
-def _attention_backward(given: Arguments[Tensor], site: Site | None = None) -> list[Tensor]:
+def _attention_backward(given: Arguments[Tensor], site: ChunkedSite | None = None) -> list[Tensor]:
     o, needs = given.operands, given.needs
     repeats = () if site is None else site.repeats
     if not repeats:
@@ -147,12 +149,12 @@ def _attention_backward(given: Arguments[Tensor], site: Site | None = None) -> l
     return [grad.to(t.dtype).contiguous() for grad, t in results if grad is not None]
 
 
-def forward_site() -> Site:
-    return Site(FORWARD, _attention)
+def forward_site() -> ChunkedSite:
+    return ChunkedSite(FORWARD, _attention)
 
 
-def backward_site() -> Site:
-    return Site(BACKWARD, _attention_backward)
+def backward_site() -> ChunkedSite:
+    return ChunkedSite(BACKWARD, _attention_backward)
 
 
 def _given(o: Operands[Tensor], options: Any, padding: Padding | None = None) -> ChunkedOperands:
