@@ -78,13 +78,13 @@ def test_the_error_rule_in_cuda_graphs(name: str) -> None:
 def test_batches_of_any_rows_share_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     """How many rows there are is of the call, on whatever stream it runs."""
     firsts: list[calls.Site] = []
-    first = calls.Site._first
+    run_first = calls.Site._run
 
-    def counted(site: calls.Site, *given):
+    def counted(site: calls.Site, *given, **known):
         firsts.append(site)
-        return first(site, *given)
+        return run_first(site, *given, **known)
 
-    monkeypatch.setattr(calls.Site, "_first", counted)
+    monkeypatch.setattr(calls.Site, "_run", counted)
     attend = formula(HSTU)
     function, drawn = compiled(attend), torch.Generator().manual_seed(7)
     streams = [torch.cuda.current_stream(), torch.cuda.Stream()]

@@ -28,6 +28,7 @@ from .test_cute_replay import (
     dense,
     matrix,
     of_backward,
+    recorded,
     recorders,
     words,
 )
@@ -131,7 +132,7 @@ def test_a_forward_serves_batches_of_any_rows(kind: str, static: bool, kernels, 
     for rows in (50, 7, 300):
         args = KINDS[kind](rows)
         out = site(*args)
-        assert len(site.replays) == 1 and len(ranked.launches) == len(kernels[0].launches)
+        assert recorded(site) == 1 and len(ranked.launches) == len(kernels[0].launches)
         found, number = words(kernels[0]), order_of(4, args)
         assert found[:4] == [x.data_ptr() for x in (*args[:3], out)]
         last = next(x for x in (args[7], args[6]) if x is not None)
@@ -146,7 +147,7 @@ def test_slices_of_the_values_serve_batches_of_any_rows(kernels, ranked):
     for rows in (50, 7, 300):
         args = with_(jagged(rows), {2: matrix(rows, H, 600)})
         out = site(*args)
-        assert len(site.replays) == 1 and out.shape == (rows, H, 600)
+        assert recorded(site) == 1 and out.shape == (rows, H, 600)
         found = kernels[0].launches[-count:]
         places = [args[2].data_ptr(), out.data_ptr()]
         assert [x[2:4] for x in found] == [[y + 400 * i for y in places] for i in range(count)]
@@ -165,7 +166,7 @@ def test_a_backward_serves_batches_of_any_rows(
         grad, query, key, value = args[:4]
         del cleared[:], rooms[:]
         results = site(*args, ordered=ordered)
-        assert len(site.replays) == 1 and len(ranked.launches) == len(kernels[1].launches)
+        assert recorded(site) == 1 and len(ranked.launches) == len(kernels[1].launches)
         found = words(kernels[1])
         addresses = dict(zip("qkvosKVQc", found, strict=False))
         assert [addresses[x] for x in "qkvo"] == [x.data_ptr() for x in (query, key, value, grad)]
@@ -244,7 +245,7 @@ def test_a_call_of_another_form_has_its_own_record(name: str, backward: bool, ke
     for later in range(2):
         site(*given(args))
         found = behind(words(recorder), matrices, args)
-        assert len(site.replays) == 2, later
+        assert recorded(site) == 2, later
         maker(False)(*given(args))
         assert behind(words(recorder), matrices, args) == found
 
@@ -258,7 +259,7 @@ def test_parts_of_one_matrix_are_other_forms(part: tuple, kernels):
         args = [*given, *jagged(50)[3:]]
         site(*args)
         found = behind(words(kernels[0]), 4, args)
-        assert len(site.replays) == later + 1
+        assert recorded(site) == later + 1
         calls.forward_site(False)(*args)
         assert behind(words(kernels[0]), 4, args) == found
 
@@ -272,7 +273,7 @@ def test_the_rows_of_an_operand_are_of_the_form(kernels):
         found = words(kernels[0])
         launch.forward(operands_of(*args), out=out, kind=Sm90Config)
         assert behind(words(kernels[0]), 4, args) == behind(found, 4, args)
-        assert len(site.replays) == min(number + 1, 2)
+        assert recorded(site) == min(number + 1, 2)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +290,7 @@ def test_what_does_not_fit_raises_after_a_good_call(wrong: dict, complaint: str,
     for _ in range(2):
         with pytest.raises(GDPAError, match=complaint):
             site(*with_(jagged(50), wrong))
-    assert len(site.replays) == 1
+    assert recorded(site) == 1
 
 
 def test_a_gradient_of_other_rows_raises_after_a_good_call():
@@ -312,7 +313,7 @@ def test_what_lies_off_16_bytes_is_not_replayed(number: int, kernels):
     assert behind(words(kernels[0]), 4, args)[:-4] == behind(found, 4, args)[:-4]
     assert number > 2 or found[number] != args[number].data_ptr()
     site(*jagged(50))
-    assert len(site.replays) == 1
+    assert recorded(site) == 1
 
 
 def test_offsets_that_are_copied_are_not_recorded(kernels):
@@ -321,7 +322,7 @@ def test_offsets_that_are_copied_are_not_recorded(kernels):
         site = calls.forward_site(False)
         for _ in range(2):
             site(*with_(jagged(50), changes))
-        assert not site.replays
+        assert not recorded(site)
 
 
 def test_an_order_by_torch_is_not_recorded(monkeypatch):
@@ -331,7 +332,7 @@ def test_an_order_by_torch_is_not_recorded(monkeypatch):
         (calls.backward_site(False), of_backward(jagged(50))),
     ):
         site(*args)
-        assert not site.replays
+        assert not recorded(site)
 
 
 def test_gradients_of_jagged_biases_are_not_recorded(monkeypatch):
@@ -344,7 +345,7 @@ def test_gradients_of_jagged_biases_are_not_recorded(monkeypatch):
     for later in range(2):
         found = site(*of_backward(biased(50), wanted=True))
         assert found[3].shape == (H, LONGEST, LONGEST) and len(done) == later + 1
-    assert not site.replays
+    assert not recorded(site)
 
 
 def test_forms_are_bounded(monkeypatch, kernels):
@@ -360,7 +361,7 @@ def test_a_record_holds_no_tensor():
     args = jagged(50)
     held = [weakref.ref(x) for x in (site(*args), *args[:3], args[6])]
     del args
-    assert site.replays and not any(x() is not None for x in held)
+    assert recorded(site) and not any(x() is not None for x in held)
 
 
 def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(kernels, cleared, monkeypatch):
@@ -380,7 +381,7 @@ def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(kernels, cl
     for number, rows in enumerate((50, 7, 300)):
         del cleared[:]
         results = [forward(*jagged(rows)), *backward(*of_backward(jagged(rows)))]
-        assert forward.replays and backward.replays
+        assert recorded(forward) and recorded(backward)
         sizes = [(x.data_ptr(), x.numel() // 2, STREAM) for x in results]
         assert sorted(cleared) == (sorted(sizes) if number else [])
     assert len(recorder.launches) == 3 * len(SIDES)
@@ -393,4 +394,4 @@ def test_sizes_of_dense_calls_are_of_the_form(kernels):
         out = site(*args)
         found = words(kernels[0])
         launch.forward(operands_of(*args), out=out, kind=Sm90Config)
-        assert words(kernels[0]) == found and len(site.replays) == min(number + 1, 2)
+        assert words(kernels[0]) == found and recorded(site) == min(number + 1, 2)

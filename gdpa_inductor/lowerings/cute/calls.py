@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
-from ...kernels.cute.plan import lying
+from ...kernels.cute.plan import lying, off_alignment
 from ...kernels.cute.replay import Record
 from ...ops import DENSE, Arguments, Operands, Signature, fake_output, laid_gradients
 from ..backends import backend
@@ -168,19 +168,25 @@ class Site:
         spare: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.signature, self.run, self.static, self.spare = signature, run, static, spare
-        self.replays: dict[Hashable, Any] = {}
+        self.replays: dict[Hashable, Any] = {}  # None where a run did more than launch
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         spares = bool(self.spare) and last_use()
         given, aux, scalars, lengths = self._read(*args)
+        offsets = [x for x in lengths[:2] if x is not None]
         form = spares if self.static else (spares, *lying(given, aux, lengths))
         replay = self.replays.get(form)
-        if replay is not None:
-            offsets = [x for x in lengths[:2] if x is not None]
-            found = replay(given, aux, scalars, offsets)
-            if found is not None:
-                return found if self.signature.backward else found[0]
-        return self._first(args, options, form, spares)
+        found = None if replay is None else replay(given, aux, scalars, offsets)
+        if found is not None:
+            return found if self.signature.backward else found[0]
+        if form in self.replays:
+            return self._run(args, options, spares)
+        record = Record()
+        out = self._run(args, options, spares, record=record)
+        aligned = not off_alignment(x.data_ptr() for x in (*given, *aux, *offsets))
+        if aligned:  # else another run may do without copies
+            self._keep(form, record.replay)
+        return out
 
     def _read(self, *args: Any) -> tuple[tuple[Tensor, ...], list[Tensor], list[int], Any]:
         """The matrices, operands and scalars of the program, and lengths."""
@@ -190,18 +196,16 @@ class Site:
         query, key, value, aux, scalars, _, *lengths = args
         return (query, key, value), aux, scalars, lengths or DENSE
 
-    def _first(
-        self, args: Sequence[Any], options: Mapping[str, Any], form: Hashable, spares: bool
+    def _run(
+        self, args: Sequence[Any], options: Mapping[str, Any], spares: bool, **known: Any
     ) -> Any:
-        given = self.signature.bind(*args, **options)
-        record = Record()
-        known = {"spare": self.spare} if spares else {}
-        found = self.run(given, record=record, **known)
-        if record.replay is not None:
-            while len(self.replays) >= MOST:
-                del self.replays[next(iter(self.replays))]  # the oldest
-            self.replays[form] = record.replay
-        return found
+        spare = {"spare": self.spare} if spares else {}
+        return self.run(self.signature.bind(*args, **options), **spare, **known)
+
+    def _keep(self, form: Hashable, replay: Any) -> None:
+        while len(self.replays) >= MOST:
+            del self.replays[next(iter(self.replays))]  # the oldest
+        self.replays[form] = replay
 
 
 def forward_site(static: bool) -> Site:
