@@ -133,11 +133,16 @@ def test_a_compile_stands_with_its_second_process():
 
 def test_chunks_stand_with_time_and_memory():
     case = Case("laplace", "none", 32, 1, 1024, 128, "bfloat16", "cuda", value_dim=1024)
-    rows = [row("gdpa-chunked", "forward", case, ms=1.0, peak_mib=100.0),
-            row("inductor", "forward", case, ms=1.5, peak_mib=300.0)]  # fmt: skip
+    both = ("gdpa-chunked", 1.0, 100.0), ("inductor", 1.5, 300.0)
+    rows = [
+        row(name, measure, case, ms=ms, peak_mib=mib)
+        for measure in ("forward", "step")
+        for name, ms, mib in both
+    ]
     found = of_file("wide", *rows)
     label = "laplace, bfloat16, D = 128, values 1024, N = 1024"
-    assert f"| {label} | 1.00 | 1.50 (1.50×) |" in found["wide"]
+    for table in ("wide", "wide_step"):
+        assert f"| {label} | 1.00 | 1.50 (1.50×) |" in found[table]
     assert f"| {label} | 100 | 300 |" in found["wide_memory"]
 
 

@@ -15,7 +15,7 @@ import torch
 from ...kernels.chunked import chunks
 from ...kernels.chunked.fused import WHOLE
 from ...problem import Problem
-from ...program.expr import postorder
+from ...program.expr import POSITIONS, postorder
 from .. import gpu
 from ..backends import hint
 
@@ -57,8 +57,8 @@ RATES = Rates(
     cache=4.3e12,
     crowded=0.9e9,
     longer=0.9e-12,
-    call=300e-6,
-    launch=35e-6,
+    call=60e-6,
+    launch=25e-6,
 )
 
 
@@ -70,6 +70,12 @@ LONG = frozenset({
 def long_functions(problem: Problem) -> float:
     """Seconds for a score of those that the program has."""
     return RATES.longer * sum(x.op in LONG for x in postorder([problem.program.weight]))
+
+
+def _operand_bytes(problem: Problem) -> int:
+    """For each score, of the operands that have an element for it."""
+    operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
+    return sum(dtype.itemsize for spec, dtype in operands if spec.axes >= POSITIONS)
 
 
 def precision(problem: Problem) -> str:
@@ -108,6 +114,7 @@ def estimate(problem: Problem) -> Estimate:
     if fused:
         rate = RATES.fused if dim <= WHOLE else RATES.deep
         busy += passes * scores * (2 * dim / rate + long_functions(problem))
+        busy += passes * scores * _operand_bytes(problem) / RATES.cache
         busy += scores * itemsize * (4 if problem.training else 1) / RATES.cache
     else:
         busy += scores * itemsize * (6 if problem.training else 2) / RATES.cache
