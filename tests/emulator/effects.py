@@ -103,8 +103,9 @@ def atomic(t: "Translator", op: list[str], target: str | None, a: list[str]) -> 
     value_kind = kinds.PTX[op[-1]]
     data = "".join(f"{t.read(text, value_kind)}, " for text in a[1:])
     gang = "G, " if space == "shared" else ""
-    call = f"C.{space}.atomic({gang}{t.address(a[0], kind)}, {word(op, *ATOMICS)!r}, ({data}), m)"
-    t.line("yield SPIN")
+    name = word(op, *ATOMICS)
+    call = f"C.{space}.atomic({gang}{t.address(a[0], kind)}, {name!r}, ({data}), m)"
+    t.line("yield" if name == "add" else "yield SPIN")  # who counts does not poll
     if target:
         t.write(target, value_kind, call)
     else:

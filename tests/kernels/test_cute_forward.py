@@ -18,6 +18,7 @@ from .cute_cases import (
     BF16,
     CASES,
     MORE,
+    SELF,
     Case,
     check_integers,
     check_neighbours,
@@ -28,8 +29,10 @@ from .cute_cases import (
 
 # The channels of V go in two slices.
 SLICED = Case("Dv 256", d=64, dv=256, m=140, n=200, h=2, hk=1)
+JAGGED_SLICED = Case("jagged, Dv 256", d=64, dv=256, q_lengths=SELF, k_lengths=SELF)
 ROWS = [
     pytest.param(SLICED, id=SLICED.name, marks=pytest.mark.slow),
+    pytest.param(JAGGED_SLICED, id=JAGGED_SLICED.name),  # both have the same order
     *(pytest.param(case, id=case.name) for case in CASES),
     *(pytest.param(case, id=case.name, marks=pytest.mark.slow) for case in MORE),
 ]
@@ -41,7 +44,7 @@ def forward(case: Case, o, schedules=("lazy",), kind=None) -> torch.Tensor:
     out = unwritten(case, o)
     offsets = o.cu_seqlens_k if o.cu_seqlens_k is not None else o.cu_seqlens_q
     lengths = torch.zeros(1) if offsets is None else offsets[1:] - offsets[:-1]
-    order = torch.argsort(lengths, descending=True)
+    order = torch.nn.functional.pad(torch.argsort(lengths, descending=True), (0, 1))
 
     def start() -> None:
         room.used = 0

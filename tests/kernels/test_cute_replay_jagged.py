@@ -176,7 +176,7 @@ def test_a_backward_serves_batches_of_any_rows(
         if rooms:  # a replay
             sizes = {x.data_ptr(): (x.numel(), x.dtype) for x in rooms}
             assert sizes[addresses["s"]] == (query.numel(), torch.float32)
-            assert sizes[found[order_of(9, args[1:7] + args[8:])]] == (B, torch.int64)
+            assert sizes[found[order_of(9, args[1:7] + args[8:])]] == (B + 1, torch.int64)
             expected = [(addresses["c"], sizes[addresses["c"]][0], STREAM)]
             if not ordered:
                 expected.append((addresses["s"], query.numel(), STREAM))

@@ -30,12 +30,14 @@ GUARD = 5  # rows before and behind the matrix, which nobody may touch
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_the_longest_come_first(lengths: tuple[int, ...], dtype: str) -> None:
     offsets = torch.tensor([4, *lengths]).cumsum(0).to(getattr(torch, dtype))
-    found = torch.full((len(lengths),), -1)
+    found = torch.full((len(lengths) + 1,), -1)
     with recording():
         kernel = WordLauncher(Kernel(exported(ranking.compiled(dtype, ARCH))), 4)
         words = (offsets.data_ptr(), found.data_ptr(), len(lengths), 0)
         run(lambda: kernel(*words), [offsets, found])
-    assert torch.equal(found, torch.argsort(torch.tensor(lengths), descending=True, stable=True))
+    *order, taken = found.tolist()
+    expected = torch.argsort(torch.tensor(lengths), descending=True, stable=True)
+    assert order == expected.tolist() and taken == 0
 
 
 class Clear:

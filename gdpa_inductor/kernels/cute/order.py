@@ -25,14 +25,16 @@ MOST = 8192  # sequences; for more, a sort is faster
 def longest_first(
     operands: Operands[Tensor], config: KernelConfig, stream: int, record: Record
 ) -> Tensor | None:
-    """int64 [B]; None where both sides are dense. record: of what is done."""
+    """int64 [B + 1], with a zero at the end: how many tiles CTAs have taken (`forward/queue.py`).
+    None where both sides are dense. record: of what is done."""
     offsets = offsets_of(operands)
     if offsets is None:
         return None
     batch = offsets.shape[0] - 1
     if not _is_ranked(offsets.device, batch):
-        return torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
-    order = record.made(empty((batch,), torch.int64, offsets.device))
+        order = torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
+        return torch.nn.functional.pad(order, (0, 1))
+    order = record.made(empty((batch + 1,), torch.int64, offsets.device))
     ranking = _ranking(name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
     record.ranked(ranking, order, batch)

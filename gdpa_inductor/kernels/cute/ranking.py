@@ -14,7 +14,7 @@ WARPS = 8  # of a CTA
 
 class Ranking:
     """order[rank of i] = i, where rank counts the sequences that are longer, or as long and before
-    i."""
+    i. Behind it order is 0: see `forward/queue.py`."""
 
     @cute.jit
     def __call__(self, offsets, order, batch: Int32, stream):
@@ -36,6 +36,8 @@ class Ranking:
             rank = cute.arch.warp_redux_sync(rank, "add")
             with cute.arch.elect_one():
                 order[rank] = Int64(own)
+        if (own == 0) & (cute.arch.lane_idx() == 0):
+            order[batch] = Int64(0)
 
     def length(self, offsets: Any, number: Any) -> Any:
         return offsets[number + 1] - offsets[number]

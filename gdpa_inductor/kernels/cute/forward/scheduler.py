@@ -2,14 +2,13 @@
 
 A tile is some query tiles, neighbours (`KernelConfig.tiles`), of one head of one sequence against
 all its keys. One warp decodes the work and publishes `WorkTile`s through a ring in shared memory;
-the other roles only read them. The grid is persistent and static: CTA c of G takes the tiles c,
-2G-1-c, 2G+c, 4G-1-c, and so on, back and forth. The longest sequences come first (`order`, made on
-the device), so that every CTA gets its share of them. Nothing is read on the host.
+the other roles only read them. The grid is persistent. Dense: CTA c of G takes the tiles c, 2G-1-c,
+2G+c, 4G-1-c, and so on, back and forth. Jagged: whoever is free takes the next one (`queue.py`).
 """
 
 import functools
 
-from cutlass import Boolean, Int32, cute, range_constexpr
+from cutlass import Boolean, Int32, const_expr, cute, range_constexpr
 
 from ..barriers import Cursor, Ring
 from ..values import Fixed, larger, select, smaller
@@ -71,7 +70,7 @@ class WorkTile:
 
 class Scheduler(Fixed):
     """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, RECORD] in
-    shared memory; work: the `Work` of the kernel; ranges: its `KeyRanges`."""
+    shared memory; work: the `Work` or the `Queue` of the kernel; ranges: its `KeyRanges`."""
 
     def __init__(self, ring: Ring, records, work, ranges):
         self.ring, self.records, self.work = ring, records, work
@@ -82,9 +81,17 @@ class Scheduler(Fixed):
         return self.ring.start()
 
     @cute.jit
-    def publish(self):
-        """The loop of the scheduler's warp. Each lane decodes a tile of its own. So lengths are
-        read for 32 tiles at once. Tiles past the end of a sequence cost next to nothing."""
+    def publish(self, queue):
+        """The loop of the scheduler's warp. queue: where jagged tiles come from, or None."""
+        if const_expr(queue is None):
+            self.publish_dealt()
+        else:
+            self.publish_taken(queue)
+
+    @cute.jit
+    def publish_dealt(self):
+        """Each lane decodes a tile of its own. Tiles past the end of a sequence cost next to
+        nothing."""
         at, turn = self.ring.start(), Int32(cute.arch.lane_idx())
         first = Int32(0)
         while self.number(first) < self.work.tiles:
@@ -97,6 +104,23 @@ class Scheduler(Fixed):
                 at = self.put(at, tile.of_lane(lane))
                 left = left & (left - 1)
             first, turn = first + LANES, turn + LANES
+        self.put(at, self.nothing())
+
+    @cute.jit
+    def publish_taken(self, queue):
+        """Each lane knows a sequence. before: how many tiles come before those of the lanes."""
+        at, number = self.ring.start(), queue.first()
+        first, before = Int32(0), Int32(0)
+        own, counts = queue.at(first)
+        while first < queue.batch:
+            after = before + cute.arch.shuffle_sync(counts, LANES - 1)
+            if number < after:
+                at = self.put(at, queue.tile(own, counts, number - before))
+                number = queue.following()
+            else:
+                first, before = first + LANES, after
+                own, counts = queue.at(first)
+        queue.finish(number, before)
         self.put(at, self.nothing())
 
     def number(self, turn):

@@ -2,8 +2,7 @@
 
 A unit is one head of one sequence. The numbers of a unit are consecutive, so that CTAs that run
 together read the same keys. Dense: every sequence has the same lengths. Jagged: lengths are read
-from the offsets on the device, and `order` says which sequence comes first (the longest, if the
-caller wants balance).
+from the offsets on the device (`queue.py`).
 
 Dense tiles that skip key blocks differ in cost: under a causal mask the last rows cost most. If
 there are few units, the last rows of all of them come first, so that what is dealt last is small.
@@ -47,16 +46,26 @@ class Work(Fixed):
         head, place = unit % self.heads, unit // self.heads
         if self.config.batch_first:
             head, place = unit // self.batch, unit % self.batch
+        return self.tile(self.sequence(place, end), head, row)
+
+    def sequence(self, place, end) -> WorkTile:
+        """Of the first rows of a sequence. end: of a dense one that may have no more rows."""
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
         q_start, q_rows = sequence_rows(cu_q, batch, end, self.totals[0])
         k_start, k_rows = sequence_rows(cu_k, batch, self.cols, self.totals[1])
+        none = Int32(0)
+        return WorkTile(
+            Int32(1), none, batch, none, none, none, q_start, q_rows, k_start, k_rows,
+            *[none] * (1 + self.config.tiles),
+        )  # fmt: skip
+
+    def tile(self, sequence: WorkTile, head, row) -> WorkTile:
+        """Of a head of a sequence, from a row on."""
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
-        return WorkTile(
-            Int32(1), row, batch, head, key_head, value_head,
-            q_start, q_rows, k_start, k_rows, *[Int32(0)] * (1 + self.config.tiles),
-        )  # fmt: skip
+        valid, _, batch, _, _, _, *rest = sequence.fields
+        return WorkTile(valid, row, batch, head, key_head, value_head, *rest)
 
     def _rows(self, number) -> RowRange:
         if self.rounds is not None:

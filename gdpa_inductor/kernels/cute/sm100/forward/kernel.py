@@ -27,6 +27,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 from cutlass.utils import blackwell_helpers
 
 from ...forward.loads import ForwardLoads
+from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
@@ -173,7 +174,7 @@ class ForwardKernel:
                 v = self.source("v", atom_v, mV, sV, pv)
                 ForwardLoads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
-                scheduler.publish()
+                scheduler.publish(Queue(work) if c.jagged else None)
 
     def shared(self, buffers, layouts):
         """sQ, sK, sV; the last two share a ring."""

@@ -28,6 +28,7 @@ from cutlass import Int32, Int64, cute, memory
 from cutlass.cute.nvgpu import cpasync
 
 from ...forward.loads import ForwardLoads
+from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
@@ -167,7 +168,7 @@ class HopperForward:
             if warp == roles.loads:
                 ForwardLoads(c, channels, q, k, v, bias).run(scheduler)
             if warp == roles.scheduler:
-                scheduler.publish()
+                scheduler.publish(Queue(work) if c.jagged else None)
             if cutlass.const_expr(c.jagged_q):  # noqa: SIM102 (decided at compile time)
                 if warp == roles.gaps:
                     out = matrices(c, pointers, sizes, strides)[3]
