@@ -135,6 +135,27 @@ class JaggedCase(Case):
         return results + (reference_backward(grad_out, operands, self.asked) if self.needs else [])
 
 
+@dataclass(frozen=True)
+class FollowedCase(JaggedCase):
+    """A bias for whole heads follows: it is added where the kernel stores its output."""
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [*super().tensors(), torch.randn(self.h * self.dv)]
+
+    def function(self) -> Callable:
+        attention = super().function()
+
+        def run(*given):
+            out, *grads = attention(*given[:-1])
+            return [out.flatten(1) + given[-1], *grads]
+
+        return run
+
+    def expected(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+        out, *grads = super().expected(tensors[:-1])
+        return [out.flatten(1) + tensors[-1].double(), *grads]
+
+
 LENGTHS = (37, 0, 150, 1, 64)
 # More sequences than are sorted; most are empty, which costs the interpreter nothing.
 FEW = tuple(3 * (i % 8 == 0) for i in range(257))
@@ -225,6 +246,9 @@ CASES = [
             f"jagged_table_{i}", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, h=1, choice=i
         )
         for i in range(2)
+    ),
+    FollowedCase(
+        "jagged_followed", SILU, lengths_q=(300, 130), same=True, d=64, dv=64, choice=0, needs=""
     ),
     JaggedCase(
         "jagged_wide", SILU, lengths_q=LENGTHS, lengths_k=OTHERS, h=4, hk=2, hv=2, wide=True
