@@ -276,6 +276,16 @@ def test_the_rows_of_an_operand_are_of_the_form(kernels):
         assert recorded(site) == min(number + 1, 2)
 
 
+def test_an_operand_of_other_rows_raises_after_a_good_call():
+    """Its sizes are those of the good call."""
+    site = calls.forward_site(False)
+    site(*by_row(50))
+    wrong = with_(by_row(70), {3: by_row(50)[3]})
+    for run in (site, lambda *args: launch.forward(operands_of(*args), kind=Sm90Config)):
+        with pytest.raises(GDPAError, match="dimension q of a0: 50 and 70"):
+            run(*wrong)
+
+
 @pytest.mark.parametrize(
     ("wrong", "complaint"),
     [

@@ -230,8 +230,8 @@ def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> H
 def lying(
     matrices: Sequence[Tensor], aux: Sequence[Tensor], lengths: Sequence[Any]
 ) -> tuple[Hashable, ...]:
-    """Sizes and strides. Of the rows of a jagged side, if there are none, one or more, and if all
-    matrices of the side have as many. matrices: query, key and value, and a gradient of O."""
+    """Sizes and strides. Of the rows of a jagged side, if there are none, one or more, and which
+    other sizes are as many. matrices: query, key and value, and a gradient of O."""
     found: list[Hashable] = list(lengths[2:])
     rows = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
     for x, side in zip(matrices, SIDES, strict=False):
@@ -243,6 +243,8 @@ def lying(
         found.append(x.stride())
     for other in (*lengths[:2], *aux):
         found.append(None if other is None else (other.shape, other.stride()))
+    counts = [count for count in rows if count is not None]
+    found += [size == count for count in counts for other in aux for size in other.shape]
     return tuple(found)
 
 
