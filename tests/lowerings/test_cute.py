@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gdpa_inductor import lowerings
+from gdpa_inductor.lowerings.backends import backend
 from gdpa_inductor.lowerings.cute import rules
 from gdpa_inductor.options import Options
 from gdpa_inductor.problem import Problem
@@ -248,6 +249,16 @@ def test_wide_values_go_in_slices_where_that_pays(changes: dict):
 def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
     choice = lowerings.choose(problem(**{**LARGE, **GAU, **changes}), Options())
     assert getattr(choice, "kernel", "") != "cute" and reason in choice.reason
+
+
+@pytest.mark.usefixtures("hopper")
+def test_slices_leave_nothing_to_chunks_that_these_refuse():
+    """One sequence, which no `max_seqlen` bounds."""
+    bounds = {"batch": 1, "heads": 1, "rows": TOTAL, "cols": TOTAL}
+    given = {**LARGE, **GAU, **JAGGED, **bounds, "program": ScoreMod.parse("relu(s)")}
+    refusal = backend("chunked").refusal(problem(**given), profit=False)
+    assert refusal is not None and "without a bound" in str(refusal.rejection)
+    assert lowerings.choose(problem(**given), Options()).kernel == "cute"
 
 
 @pytest.mark.usefixtures("blackwell")

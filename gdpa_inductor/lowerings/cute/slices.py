@@ -13,7 +13,7 @@ from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
 from ..backends import hint
-from ..chunked.cost import LEAST, SLACK, estimate, long_functions, sizes_vary
+from ..chunked.cost import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 
 # Rates of a Hopper, as fast as the H100 of `chunked.cost.RATES` (docs/lab/2026-11-26-slices.md).
 RATE = 560e12  # multiplications and additions a second
@@ -30,7 +30,7 @@ def slices(problem: Problem) -> int:
 
 def slower_than_chunks(problem: Problem, scores: int) -> str:
     """Why chunks are the better choice, or "". scores: as many as there are at most."""
-    if slices(problem) == 1 or sizes_vary(problem):
+    if slices(problem) == 1 or sizes_vary(problem) or padded_to_all(problem):
         return ""
     return _complaint(problem, scores, estimate(problem).chunked, 1.0, "chunks")
 
