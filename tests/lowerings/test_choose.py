@@ -186,6 +186,17 @@ def test_an_estimate_grows_with_the_launches(monkeypatch: pytest.MonkeyPatch):
     assert not lowerings.choose(given, Options())
 
 
+@pytest.mark.parametrize("sizes", [{"m": 0}, {"n": 0}, {"m": 0, "d": 128, "dv": 1024}], ids=str)
+@pytest.mark.parametrize("profit", [True, "memory", False])
+@pytest.mark.parametrize("training", [False, True])
+def test_calls_without_scores_can_be_lowered(sizes: dict, profit, training: bool):
+    """The rewrite leaves these alone; an exported program may hold one."""
+    given = problem(training=training, **sizes)
+    lowerings.choose(given, Options(profit=profit))
+    choice = lowerings.choose(given, Options(kernel="chunked", profit=False))
+    assert choice.kernel == "chunked" and "about " in choice.reason
+
+
 def test_jagged_sides_without_a_bound_are_not_padded():
     given = problem(dv=512, m=4096, n=4096, total_rows=4096, total_cols=4096, **JAGGED)
     refusal = lowerings.choose(given, Options(kernel="chunked"))

@@ -252,6 +252,13 @@ def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
 
 
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("size", ["batch", "rows", "cols"])
+def test_slices_without_scores_can_be_lowered(size: str):
+    given = problem(**{**LARGE, **GAU, size: 0})
+    assert lowerings.choose(given, Options(profit=False)).kernel in ("cute", "chunked")
+
+
+@pytest.mark.usefixtures("hopper")
 def test_slices_leave_nothing_to_chunks_that_these_refuse():
     """One sequence, which no `max_seqlen` bounds."""
     bounds = {"batch": 1, "heads": 1, "rows": TOTAL, "cols": TOTAL}

@@ -94,9 +94,9 @@ class Estimate:
 
 
 def estimate(problem: Problem) -> Estimate:
-    """For a forward, or for a training step."""
+    """For a forward, or for a training step. Where there are no scores, as for one of them."""
     batch, heads, rows, cols = (
-        hint(size) for size in (problem.batch, problem.heads, problem.rows, problem.cols)
+        max(hint(size), 1) for size in (problem.batch, problem.heads, problem.rows, problem.cols)
     )
     dim, value_dim = hint(problem.head_dim), hint(problem.value_dim)
     scores, itemsize = batch * heads * rows * cols, problem.dtype.itemsize
