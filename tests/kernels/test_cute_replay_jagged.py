@@ -2,6 +2,7 @@
 Nothing is compiled; a recorder is in place of kernels."""
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 
@@ -364,6 +365,24 @@ def test_forms_are_bounded(monkeypatch, kernels):
     for longest in (8, 16, 24, 32, 40, 8, 40):
         site(*with_(jagged(50), {8: longest}))
         assert words(kernels[0])[4 + 4] == longest and len(site.replays) <= 3
+
+
+def test_two_threads_may_drop_the_oldest_form(monkeypatch):
+    monkeypatch.setattr(calls, "MOST", 1)
+    site = calls.forward_site(False)
+    other = threading.Thread(target=site._keep, args=("other", None))
+
+    class Replays(dict):
+        def __delitem__(self, form):
+            if other.ident is None:
+                other.start()
+                other.join(0.2)  # it waits for us, or drops the form first
+            super().__delitem__(form)
+
+    site.replays = Replays(oldest=None)
+    site._keep("own", None)
+    other.join()
+    assert list(site.replays) == ["other"]
 
 
 def test_a_record_holds_no_tensor():

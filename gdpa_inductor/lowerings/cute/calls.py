@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -169,6 +170,7 @@ class Site:
     ) -> None:  # fmt: skip
         self.signature, self.run, self.static, self.spare = signature, run, static, spare
         self.replays: dict[Hashable, Any] = {}  # None where a run did more than launch
+        self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
         spares = bool(self.spare) and last_use()
@@ -203,9 +205,10 @@ class Site:
         return self.run(self.signature.bind(*args, **options), **spare, **known)
 
     def _keep(self, form: Hashable, replay: Any) -> None:
-        while len(self.replays) >= MOST:
-            del self.replays[next(iter(self.replays))]  # the oldest
-        self.replays[form] = replay
+        with self.lock:
+            while len(self.replays) >= MOST:
+                del self.replays[next(iter(self.replays))]  # the oldest
+            self.replays[form] = replay
 
 
 def forward_site(static: bool) -> Site:
