@@ -170,8 +170,9 @@ def test_neighbours_do_not_leak(dim: int):
     check_neighbours(forward, dim)
 
 
-def test_rows_of_no_sequence_are_zero():
-    case = Case("gaps", d=256, q_lengths=SELF, k_lengths=SELF)
+@pytest.mark.parametrize("dims", [(256, 256), (64, 320)], ids=["whole", "in slices"])
+def test_rows_of_no_sequence_are_zero(dims: tuple[int, int]):
+    case = Case("gaps", d=dims[0], dv=dims[1], q_lengths=SELF, k_lengths=SELF)
     o = case.operands()
     cu = torch.tensor([37, 100, 400, 450, 490, 480], dtype=torch.int32)
     o = dataclasses.replace(o, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=200, max_seqlen_k=200)

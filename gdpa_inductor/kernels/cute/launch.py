@@ -73,9 +73,9 @@ def forward(
     ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
     current CUDA stream, if it is known. out: where to store, contiguous; with a jagged query it has
     to be zero where no sequence is, unless the kernel clears these rows (`KernelConfig.clears`).
-    order: in which the sequences are dealt to the CTAs, by default the longest first
-    (`longest_first`). kind: for which architecture, by default the device's. record: to be filled,
-    if the call can be replayed.
+    order: in which the sequences come, by default the longest first, with room for a counter at the
+    end (`longest_first`). kind: for which architecture, by default the device's. record: to be
+    filled, if the call can be replayed.
 
     Raises:
         GDPAError: what the kernel does not take, and why.
