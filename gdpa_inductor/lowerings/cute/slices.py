@@ -16,6 +16,7 @@ from ..backends import hint
 from ..chunked.cost import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 
 # Rates of a Hopper, as fast as the H100 of `chunked.cost.RATES` (docs/lab/2026-11-26-slices.md).
+# They serve Blackwell too, where nothing was measured.
 RATE = 560e12  # multiplications and additions a second
 SINGLE = 1.15e-12  # seconds for a score, of an operand that does not come in tiles
 DIAGONAL = 100  # keys that a tile shows beside the half, where a mask leaves out tiles
