@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from gdpa_inductor.lowerings.cute import calls, rules
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -85,6 +86,28 @@ def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capab
     code = render.wrapper(run, [*matrices, bias, cu], capability=capability)
     assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
     assert not render.kernels(code)
+
+
+def test_head_dims_that_vary_become_constants(monkeypatch):
+    """The kernels take no head dim of 100, and nothing else would be asked then."""
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    known: list[ShapeEnv] = []
+
+    def symbolic(mode, tensor, *_):
+        known.append(mode.shape_env)
+        real = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+        kinds = [*[DimDynamic.STATIC] * (tensor.dim() - 1), DimDynamic.DYNAMIC]
+        context = StatelessSymbolicContext(kinds)
+        made = mode.from_tensor(real, symbolic_context=context, static_shapes=False)
+        with mode:
+            return torch.empty(made.shape, dtype=tensor.dtype, device="cuda")
+
+    monkeypatch.setattr(render, "_fake", symbolic)
+    dims = (64, 64, 72)
+    given = [torch.empty(2, 4, 512, dim, dtype=BF16) for dim in dims]
+    code = render.wrapper(step("kernel=cute"), given, capability=90, dynamic=True)
+    assert "gdpa_forward_site(" in code and "gdpa_backward_site(" in code
+    assert {64, 72} <= set(map(int, known[0].replacements.values()))
 
 
 def test_the_code_of_sizes_that_vary_says_so(monkeypatch):

@@ -122,6 +122,8 @@ def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
 
 
 def _arguments(call: Call) -> Arguments[Any]:
+    """Symbolic head dims become constants: kernels are for known ones, and not for all."""
+    int(call.problem.head_dim), int(call.problem.value_dim)
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
     if call.backward:
         options["ordered"] = in_order(call.options)
