@@ -252,6 +252,18 @@ def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
 
 
 @pytest.mark.usefixtures("hopper")
+@pytest.mark.parametrize("width", [512, 768, 1024, 1280, 1536])
+@pytest.mark.parametrize("length", [512, 1024, 4096])
+def test_what_a_report_says_of_training_is_how_its_forward_is_lowered(width: int, length: int):
+    """The backward is in chunks either way, so slices are compared with a forward of chunks."""
+    sizes = {"value_dim": width, "rows": length, "cols": length}
+    given = {**LARGE, **GAU, **sizes, "program": ScoreMod.parse("relu(s)")}
+    off = Options(profit=False)
+    said = lowerings.choose(problem(**{**given, "training": True}), off)
+    assert said.kernel == lowerings.choose(problem(**given), off).kernel
+
+
+@pytest.mark.usefixtures("hopper")
 @pytest.mark.parametrize("size", ["batch", "rows", "cols"])
 def test_slices_without_scores_can_be_lowered(size: str):
     given = problem(**{**LARGE, **GAU, size: 0})

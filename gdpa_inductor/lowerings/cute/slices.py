@@ -6,6 +6,8 @@ no score is stored, and tiles that a mask empties are left out.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ...kernels.cute.architectures import config_of
 from ...kernels.cute.config import slice_of
 from ...options import MEMORY, Profit
@@ -30,10 +32,12 @@ def slices(problem: Problem) -> int:
 
 
 def slower_than_chunks(problem: Problem, scores: int) -> str:
-    """Why chunks are the better choice, or "". scores: as many as there are at most."""
+    """Why chunks are the better choice for a forward, or "". scores: as many as there are at
+    most."""
     if slices(problem) == 1 or sizes_vary(problem) or padded_to_all(problem):
         return ""
-    return _complaint(problem, scores, estimate(problem).chunked, 1.0, "chunks")
+    forward = replace(problem, training=False)
+    return _complaint(problem, scores, estimate(forward).chunked, 1.0, "chunks")
 
 
 def slower(problem: Problem, scores: int, profit: Profit) -> str:
