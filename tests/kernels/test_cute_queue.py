@@ -149,3 +149,17 @@ def test_the_first_tiles_are_those_of_the_ctas() -> None:
     (whole,), _ = dealt("qk", LENGTHS["many"], 1)
     tiles, _ = dealt("qk", LENGTHS["many"], 5)
     assert [own[0] for own in tiles] == whole[:5]
+
+
+@pytest.mark.parametrize("sides", ["q", "qk"])
+def test_sequences_that_are_all_alike_are_dealt(sides: str) -> None:
+    """As dense ones are, back and forth, so that all CTAs get as much."""
+    batch, ctas = 9, 5
+    tiles, _ = dealt(sides, (3 * HEIGHT,) * batch, ctas)
+    for cta, own in enumerate(tiles):
+        turns = [
+            2 * ctas * turn + place for turn in range(20) for place in (cta, 2 * ctas - 1 - cta)
+        ]
+        numbers = [number for number in turns if number < 3 * batch * HEADS]
+        wanted = [(n // 3 // HEADS, n // 3 % HEADS, n % 3 * HEIGHT) for n in numbers]
+        assert [(x["batch"], x["head"], x["row"]) for x in own] == wanted

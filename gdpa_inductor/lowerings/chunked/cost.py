@@ -57,8 +57,8 @@ RATES = Rates(
     cache=4.3e12,
     crowded=0.9e9,
     longer=0.9e-12,
-    call=60e-6,
-    launch=25e-6,
+    call=300e-6,
+    launch=35e-6,
 )
 
 

@@ -4,10 +4,14 @@ Tiles are numbered sequence by sequence in the order of `order.py`, the longest 
 head, the last rows first: under a causal mask these cost most. So what is taken last is small.
 There are no numbers for tiles past the end of a sequence. Who computes a tile changes no bit of it.
 
+Sequences that are all alike are dealt, as dense ones are: then all CTAs get as much.
+
 The first numbers are those of the CTAs. For the others there is a counter behind the order. Who
 takes the last one clears it for a launch that has the same order. No length is read on the host.
 """
 
+import functools
+import operator
 from typing import Any
 
 from cutlass import Int32, cute
@@ -26,6 +30,15 @@ class Queue(Fixed):
         order = work.offsets[2]
         place = order.toint() + work.batch * 8
         self.counter = cute.make_ptr(Int32, place, order.memspace, assumed_align=8)
+
+    @property
+    def alike(self) -> Any:
+        """All sequences have as many rows and keys as one may have."""
+        c, work = self.work.config, self.work
+        jagged, most = (c.jagged_q, c.jagged_k), (work.rows, work.cols)
+        sides = zip(jagged, work.jagged_rows, most, strict=True)
+        full = [rows == self.batch * most for jagged, rows, most in sides if jagged]
+        return functools.reduce(operator.and_, full)
 
     def first(self) -> Any:
         """The number of the CTA's first tile."""

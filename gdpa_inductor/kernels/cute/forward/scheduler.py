@@ -3,7 +3,8 @@
 A tile is some query tiles, neighbours (`KernelConfig.tiles`), of one head of one sequence against
 all its keys. One warp decodes the work and publishes `WorkTile`s through a ring in shared memory;
 the other roles only read them. The grid is persistent. Dense: CTA c of G takes the tiles c, 2G-1-c,
-2G+c, 4G-1-c, and so on, back and forth. Jagged: whoever is free takes the next one (`queue.py`).
+2G+c, 4G-1-c, and so on, back and forth. So it is with jagged sequences that are all alike; else
+whoever is free takes the next tile (`queue.py`).
 """
 
 import functools
@@ -84,6 +85,13 @@ class Scheduler(Fixed):
     def publish(self, queue):
         """The loop of the scheduler's warp. queue: where jagged tiles come from, or None."""
         if const_expr(queue is None):
+            self.publish_dealt()
+        else:
+            self.publish_jagged(queue)
+
+    @cute.jit
+    def publish_jagged(self, queue):
+        if queue.alike:
             self.publish_dealt()
         else:
             self.publish_taken(queue)

@@ -30,7 +30,7 @@ class Work(Fixed):
     def __init__(self, config: KernelConfig, sizes, offsets, skips: bool):
         self.config, self.offsets = config, offsets
         self.batch, self.heads, self.key_heads, self.value_heads, self.rows, self.cols = sizes[:6]
-        self.totals = totals(config, sizes)
+        self.totals, self.jagged_rows = totals(config, sizes), sizes[6:8]
         self.height = config.tiles * config.rows
         self.row_tiles = (self.rows + (self.height - 1)) // self.height
         self.units = self.heads * self.batch
