@@ -46,7 +46,7 @@ def test_wide_holds_what_goes_in_chunks():
     kinds = {(j.case.dtype, j.case.heads, j.case.head_dim, j.case.value_dim) for j in jobs}
     assert {("bfloat16", 1, 128, 1024), ("bfloat16", 4, 256, 256), ("float32", 4, 64, 64)} <= kinds
     names = {name for job in jobs for name in job.contenders}
-    assert names == {"gdpa-chunked", "gdpa-triton", "inductor"}
+    assert names == {"gdpa", "gdpa-chunked", "gdpa-triton", "inductor"}
     only = wide(pick(dtypes=("float32",), shapes=((16, 4, 1024, 64),)))
     assert {(j.case.dtype, j.case.length) for j in only} == {("float32", 1024)}
 

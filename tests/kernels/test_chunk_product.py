@@ -86,6 +86,7 @@ def test_a_lowering_that_fails_on_a_gpu_holds_no_scores(
         )
 
     source = render.wrapper(function, given)
-    name = "attention_chunked_backward" if backward else "attention_chunked"
-    assert f"gdpa.{name}.default" in source
+    site = "gdpa_backward_site()" if backward else "gdpa_forward_site()"
+    assert f"from gdpa_inductor.lowerings.chunked.lower import {site[5:-2]} as" in source
+    assert site in source
     assert "200)" not in "".join(re.findall(r"empty_strided_cuda\((.*)\)$", source, re.M))
