@@ -87,7 +87,7 @@ class Repeat:
         self.recording.run((given.query, given.key, given.value, *others, *leaves))
 
 
-def forward(given: ChunkedOperands, out: Tensor) -> Repeat | None:
+def forward(given: ChunkedOperands, out: Tensor) -> tuple[Repeat] | None:
     """Fill `out` [B,H,M,Dv], contiguous. How to do so again, if that was recorded."""
     if 0 in (*given.sizes, out.shape[-1]):
         out.zero_()
@@ -112,7 +112,7 @@ def forward(given: ChunkedOperands, out: Tensor) -> Repeat | None:
             add(block)
 
     recording = _run(given, (work, fused), chunk_pass, bases, steps_of)
-    return None if recording is None else Repeat(recording, work)
+    return None if recording is None else (Repeat(recording, work),)
 
 
 @functools.lru_cache(maxsize=256)

@@ -95,8 +95,8 @@ def forward(
     run = plan.once("forward", lambda: launcher(plan.config))
     bounds = [table(plan, read, key, stream, record) for key in run.tables]
     form = plan.form_words([out], tables=bounds)
-    for part, place_of in plan.slices(read, out):
-        call = plan.call_words(part, [place_of], order, ctas, stream, bounds)
+    for part, channels in plan.slices(read, out):
+        call = plan.call_words(part, [channels], order, ctas, stream, bounds)
         run(call, form)
         record.launched(run, call, form, 4, plan.scalars)
     record.finish([out])

@@ -230,8 +230,8 @@ def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> H
 def lying(
     matrices: Sequence[Tensor], aux: Sequence[Tensor], lengths: Sequence[Any]
 ) -> tuple[Hashable, ...]:
-    """Sizes and strides. Of the rows of a jagged side, if there are none, one or more, and which
-    other sizes are as many. matrices: query, key and value, and a gradient of O."""
+    """Sizes and strides. The rows of a jagged side are none, one or more, and other sizes are as
+    many or not. matrices: query, key and value, and a gradient of O."""
     found: list[Hashable] = list(lengths[2:])
     rows = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
     for x, side in zip(matrices, SIDES, strict=False):

@@ -167,9 +167,8 @@ class Record:
         self._steps.append(WordLaunch(launcher, places, numbers))
 
     def ranked(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
-        """From the last of the offsets. room: of the order."""
-        last = len(self.given) + len(self.aux) + len(self.offsets) - 1
-        places = ((last, 0), self._own(room.data_ptr()))
+        """The order is made from the last of the offsets. room: where it lies."""
+        places = ((self._taken - 1, 0), self._own(room.data_ptr()))
         self._steps.append(WordLaunch(launcher, places, numbers))
 
     def cleared(self, room: Tensor) -> None:

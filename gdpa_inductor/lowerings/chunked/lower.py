@@ -99,11 +99,23 @@ class ChunkedSite:
         return self._run(self.signature.bind(*args, **options), self)
 
 
+def _known(site: ChunkedSite | None) -> tuple[Repeat, ...]:
+    """How to do again what a call of the site does, or nothing: then a kernel may be compiled."""
+    repeats = () if site is None else site.repeats
+    if not repeats:
+        product.register()
+    return repeats
+
+
+def _keep(site: ChunkedSite | None, found: tuple[Repeat, ...] | None) -> None:
+    if site is not None and found is not None:
+        site.repeats = found
+
+
 def _attention(given: Arguments[Tensor], site: ChunkedSite | None = None) -> Tensor:
-    o, repeats = given.operands, () if site is None else site.repeats
+    o, repeats = given.operands, _known(site)
     if not repeats:
         check(o)
-        product.register()
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         chunked = _given(o, given.options, padding)
@@ -112,17 +124,12 @@ def _attention(given: Arguments[Tensor], site: ChunkedSite | None = None) -> Ten
         for repeat in repeats:
             repeat.forward(chunked, out)
         if not repeats:
-            found = run.forward(chunked, out)
-            if site is not None and found is not None:
-                site.repeats = (found,)
+            _keep(site, run.forward(chunked, out))
         return unpad_heads(out, padding.query)
 
 
 def _attention_backward(given: Arguments[Tensor], site: ChunkedSite | None = None) -> list[Tensor]:
-    o, needs = given.operands, given.needs
-    repeats = () if site is None else site.repeats
-    if not repeats:
-        product.register()
+    o, needs, repeats = given.operands, given.needs, _known(site)
     with torch.no_grad(), no_autocast(o.query.device):
         padding = Padding.of(o)
         chunked = _given(o, given.options, padding)
@@ -131,9 +138,7 @@ def _attention_backward(given: Arguments[Tensor], site: ChunkedSite | None = Non
         for repeat in repeats:
             repeat.backward(chunked, grad_out, grads.matrices)
         if not repeats:
-            again = run.backward(chunked, grad_out, grads)
-            if site is not None and again is not None:
-                site.repeats = again
+            _keep(site, run.backward(chunked, grad_out, grads))
         specs = chunked.program.aux
         totals = [None if t is None else aux_from_axes(t, s) for t, s in zip(grads.aux, specs)]
         found = (

@@ -70,7 +70,7 @@ class Queue(Fixed):
         return own, count
 
     def tiles(self, sequence: WorkTile) -> Any:
-        """Of a head of a sequence."""
+        """How many a head of a sequence has."""
         return (sequence.q_rows + (self.work.height - 1)) // self.work.height
 
     def tile(self, own: WorkTile, counts: Any, number: Any) -> WorkTile:

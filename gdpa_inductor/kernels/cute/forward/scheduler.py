@@ -71,7 +71,7 @@ class WorkTile:
 
 class Scheduler(Fixed):
     """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, RECORD] in
-    shared memory; work: the `Work` or the `Queue` of the kernel; ranges: its `KeyRanges`."""
+    shared memory; work: the `Work` of the kernel; ranges: its `KeyRanges`."""
 
     def __init__(self, ring: Ring, records, work, ranges):
         self.ring, self.records, self.work = ring, records, work
@@ -91,6 +91,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_jagged(self, queue):
+        """A branch of its own, since it is taken at run time."""
         if queue.alike:
             self.publish_dealt()
         else:

@@ -49,7 +49,7 @@ class Work(Fixed):
         return self.tile(self.sequence(place, end), head, row)
 
     def sequence(self, place, end) -> WorkTile:
-        """Of the first rows of a sequence. end: of a dense one that may have no more rows."""
+        """The first rows of a sequence. end: of a dense one that may have no more rows."""
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
         q_start, q_rows = sequence_rows(cu_q, batch, end, self.totals[0])
@@ -61,7 +61,7 @@ class Work(Fixed):
         )  # fmt: skip
 
     def tile(self, sequence: WorkTile, head, row) -> WorkTile:
-        """Of a head of a sequence, from a row on."""
+        """The tile of a head of a sequence, from a row on."""
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         valid, _, batch, _, _, _, *rest = sequence.fields
