@@ -1,6 +1,7 @@
 """The op and the backend under the rest of torch: backends, checkpoints, modes, shapes, export."""
 
 import functools
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from torch.utils.checkpoint import (
 )
 
 import gdpa_inductor
+from gdpa_inductor import backend
+from gdpa_inductor.options import Options
 from tests._recorder import Recorder
 
 pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
@@ -268,31 +271,39 @@ def test_ahead_of_time_compilation(tmp_path) -> None:
 # Cost
 
 
-def test_the_pass_costs_little_where_nothing_matches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Less than 1% of the compile time, in one compile of a model with 250 nodes."""
-    import time
-
-    from gdpa_inductor import backend
-
-    spent = []
-    original = backend.rewrite_graph
-
-    def timed(*args, **kwargs):
-        start = time.perf_counter()
-        result = original(*args, **kwargs)
-        spent.append(time.perf_counter() - start)
-        return result
-
-    monkeypatch.setattr(backend, "rewrite_graph", timed)
+def calls_of_the_pass(layers: int) -> tuple[int, int]:
+    """Nodes of a graph where nothing matches, and the calls of Python functions in our pass."""
+    nodes, calls = 0, 0
 
     def model(x, weights):
         for w in weights:
             x = F.layer_norm(F.silu(x @ w) + x * 0.5, (32,)).tanh()
         return x
 
-    inputs = torch.randn(8, 32), [torch.randn(32, 32) for _ in range(50)]
-    start = time.perf_counter()
-    torch.compile(model, backend="gdpa")(*inputs)
-    total = time.perf_counter() - start
+    def count(frame, event, arg):
+        nonlocal calls
+        calls += event == "call"
+
+    def compiler(gm, inputs):
+        nonlocal nodes
+        nodes = len(gm.graph.nodes)
+        sys.setprofile(count)
+        try:
+            backend.apply(gm, Options())
+        finally:
+            sys.setprofile(None)
+        return gm.forward
+
+    torch.compile(model, backend=compiler)(torch.randn(8, 32), list(torch.randn(layers, 32, 32)))
     assert torch._dynamo.utils.counters["gdpa"] == {"matched": 0, "rejected": 0}
-    assert len(spent) == 1 and spent[0] < 0.01 * total, (spent, total)
+    return nodes, calls
+
+
+@pytest.mark.parametrize("layers", [10, 50])
+def test_the_pass_costs_little_where_nothing_matches(layers: int) -> None:
+    """Some 85 calls a node, however many there are. A test of the time fails on a busy machine.
+
+    In time: 0.04 s, where Inductor takes 5.3 s (352 nodes, 2 cores, torch 2.13, 2026-11-26).
+    """
+    nodes, calls = calls_of_the_pass(layers)
+    assert calls < 120 * nodes, (calls, nodes)
