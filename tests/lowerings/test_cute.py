@@ -241,11 +241,17 @@ def test_wide_values_go_in_slices_where_that_pays(changes: dict):
         ({"rows": 256, "cols": 256}, "4 slices are estimated at"),
         ({"program": ScoreMod.parse("relu(s)"), "value_dim": 1536}, "6 slices are estimated at"),
         ({**FP32, "program": ScoreMod.parse(BIASED.format("gelu"))}, "4 slices are estimated at"),
-        ({"value_dim": 1032}, "a head dim of 1032"),
+        ({"value_dim": 1032}, "a head dim of 1032 for the value; the CuTe kernel takes multiples "
+         "of 8 up to 256; wider values run in equal slices of such a size"),
+        ({"head_dim": 512}, "a head dim of 512 for query and key; the CuTe kernel takes "
+         "multiples of 8 up to 256"),
         ({"training": True}, "the CuTe backward takes up to 128"),
     ],
-    ids=["few scores", "nothing left out", "a long function", "no equal slices", "training"],
-)
+    ids=[
+        "few scores", "nothing left out", "a long function", "no equal slices", "a wide query",
+        "training",
+    ],
+)  # fmt: skip
 def test_other_wide_values_do_not_go_in_slices(changes: dict, reason: str):
     choice = lowerings.choose(problem(**{**LARGE, **GAU, **changes}), Options())
     assert getattr(choice, "kernel", "") != "cute" and reason in choice.reason

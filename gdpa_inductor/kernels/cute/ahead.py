@@ -1,8 +1,11 @@
-"""Kernels that processes of Inductor compile while it goes on. The first call finds them on disk.
+"""Compile CuTe kernels ahead, in worker processes of Inductor, while Inductor lowers the graph.
 
-What is asked for is a guess: no address is known before the first call, and some sizes may not be.
-A wrong guess costs another process some seconds, and the first call compiles as without it. Asking
-needs no cutlass, which takes seconds to import.
+The lowering calls `forward` or `backward` with the configuration that it expects. A worker compiles
+the kernel and stores it on disk (`disk`). The first call of the model then loads it.
+
+The configuration is a guess: addresses are unknown before the first call, and some sizes may be. A
+wrong guess costs a worker some seconds. Then the first call compiles its kernel itself. This module
+does not import cutlass, which takes seconds.
 """
 
 import gc
@@ -21,20 +24,27 @@ from . import disk
 from .config import KernelConfig
 from .plan import config_for
 
-PATIENCE = 60.0  # seconds; then the first call compiles
+PATIENCE = 60.0  # seconds that the first call waits for a worker; then it compiles by itself
 
 log = logging.getLogger("gdpa_inductor")
 _ASKED: dict[Hashable, "Future[Any] | None"] = {}
 
 
 def forward(config: KernelConfig) -> None:
-    """Ask for the kernel of a forward."""
+    """Have the kernel of a forward compiled."""
     _ask(f"{__package__}.launch", config)
 
 
 def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
-    """Ask for the kernels of a backward, but for sums over what a bias lacks: they compile in no
-    time. config: of the call. needs: of query, key, value and the operands of the program."""
+    """Have the kernels of a backward compiled.
+
+    The small kernels that sum gradients over the dims that a bias lacks are not compiled ahead.
+    They compile in no time.
+
+    Args:
+        config: The configuration of the call.
+        needs: Which gradients are wanted: of query, key, value and each aux operand.
+    """
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     if wanted and not config.jagged:
         config = replace(config, shared=frozenset())  # see `biases.unshared`
@@ -43,21 +53,21 @@ def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None
 
 
 def _ask(module: str, *given: Hashable) -> None:
-    """Have `kept(*given)` of a module run elsewhere, once, unless the kernel is on disk."""
+    """Have a worker run `kept(*given)` of a module, once, unless the kernel is on disk."""
     key = (module, *given)
     if key not in _ASKED and disk.keeps() and not disk.has(*key):
         _ASKED[key] = inductor.in_background(_keep, *key)
 
 
 def _keep(module: str, *given: Hashable) -> None:
-    """In such a process. What it holds already is no garbage: looking through it again and again
-    takes a tenth of the time."""
+    """The worker's part. Objects that it holds already are no garbage, so they are frozen:
+    collections that look through them take a tenth of the time."""
     gc.freeze()
     importlib.import_module(module).kept(*given)
 
 
 def finish(module: str, *given: Hashable) -> None:
-    """Wait for it, if it was asked for."""
+    """Wait until the worker has compiled a kernel, if it was asked to."""
     future = _ASKED.get((module, *given))
     try:
         if future is not None:
@@ -69,12 +79,16 @@ def finish(module: str, *given: Hashable) -> None:
 def guess(
     operands: Operands[Any], kind: type[KernelConfig], fast: bool, skip: bool
 ) -> KernelConfig:
-    """The configuration of a call. operands: fake tensors, and sizes that may be symbols."""
+    """The configuration that a call will probably have.
+
+    Args:
+        operands: Fake tensors; sizes may be symbols.
+    """
     return config_for(operands.filled([_likely(x) for x in operands.flat()]), kind, fast, skip)
 
 
 def _likely(item: Any) -> Any:
-    """A tensor of no memory with the sizes and strides of the hints, its address aligned."""
+    """A meta tensor with the hinted sizes and strides. Its address, 0, counts as aligned."""
     if not isinstance(item, torch.Tensor):
         return _hint(item)
     size, strides = ([_hint(x) for x in numbers] for numbers in (item.shape, item.stride()))
@@ -82,6 +96,6 @@ def _likely(item: Any) -> Any:
 
 
 def _hint(size: Any) -> int:
-    """Unknown strides are multiples of 16 bytes."""
+    """The hint of a size or a stride. An unknown stride is taken as a multiple of 16 bytes."""
     known = shapes.size_hint(size)
     return 8 if known is None else known

@@ -1,4 +1,7 @@
-"""Which GPUs there are kernels for, by the major number of their compute capability. No cutlass."""
+"""The GPUs that have CuTe kernels, by the major number of their compute capability.
+
+cutlass is not imported here.
+"""
 
 import torch
 
@@ -11,8 +14,10 @@ CONFIGS: dict[int, type[KernelConfig]] = {9: Sm90Config, 10: Sm100Config}
 
 
 def config_of(device: torch.device) -> type[KernelConfig] | None:
-    """The configurations of a GPU's kernels, None if there are none. A CPU is the newest: the
-    emulator's operands lie there."""
+    """The configuration class of a device, or None if it has no kernels.
+
+    A CPU counts as the newest GPU, because the operands of the emulator are on the CPU.
+    """
     if device.type != "cuda":
         return CONFIGS[max(CONFIGS)]
     if not nvidia(device):

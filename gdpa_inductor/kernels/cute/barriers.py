@@ -1,12 +1,14 @@
-"""Barriers between warps, and the one rule of their phases.
+"""mbarriers between warps, rings of buffers, and the one rule for their phases.
 
-A place in a ring of buffers is a stage and the parity of its round. The n-th round of a stage is
-full when its `full` barrier has completed n + 1 phases. It may be filled when its `empty` barrier
-has completed n. Hence producers wait for the inverted parity, which passes at once on fresh
-barriers. There are two ways to say a place:
+A place in a ring is a stage and the parity of its round. Round n of a stage, counted from 0, is
+full when its `full` barrier has completed n + 1 phases. A producer may fill it when its `empty`
+barrier has completed n phases. So a producer waits for the inverted parity, and this wait passes at
+once on a fresh barrier.
 
-    Cursor      the stage and the parity, carried through loops (`Barriers`)
-    a number    of a step, from which stage and parity are computed (`Signal`)
+There are two ways to name a place:
+
+    Cursor      The stage and the parity, carried through loops. `Barriers` takes it.
+    a number    The number of a step. `Signal` computes stage and parity from it.
 """
 
 from dataclasses import dataclass
@@ -73,14 +75,14 @@ class Each:
 
 @dataclass(frozen=True)
 class Mbarriers(Fixed):
-    """One barrier per stage, in shared memory. arrivals: how many complete a phase."""
+    """One mbarrier for each stage, in shared memory. arrivals: how many complete a phase."""
 
     pointer: Any
     stages: int
     arrivals: int
 
     def init(self) -> None:
-        """By one thread, before any use."""
+        """Initialise the barriers. One thread does it, before any use."""
         for stage in range(self.stages):
             cute.arch.mbarrier_init(self.pointer + stage, self.arrivals)
 
@@ -96,25 +98,25 @@ class Mbarriers(Fixed):
         cute.arch.mbarrier_wait(self.at(place), self.phase(place))
 
     def wait_before(self, place: Any) -> None:
-        """For the round before this one: what a producer waits for."""
+        """Wait for the round before this one, as a producer does."""
         cute.arch.mbarrier_wait(self.at(place), self.phase(place) ^ 1)
 
     @cute.jit
     def arrive_once(self, place):
-        """One arrival for a whole warp, after what its lanes did before."""
+        """One arrival for a whole warp, ordered after all that its lanes did before."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive(self.at(place))
 
     @cute.jit
     def expect(self, place, size: Constexpr):
-        """The phase completes when so many bytes have come by TMA; by the warp that loads."""
+        """Have the phase complete when TMA has brought `size` bytes. The load warp calls it."""
         with cute.arch.elect_one():
             cute.arch.mbarrier_arrive_and_expect_tx(self.at(place), size)
 
 
 class Barriers(Mbarriers):
-    """Those whose places are cursors."""
+    """mbarriers whose places are cursors."""
 
     def at(self, place: Cursor) -> Any:
         return self.pointer + place.index
@@ -123,22 +125,22 @@ class Barriers(Mbarriers):
         return place.phase
 
     def of(self, number: Any) -> "Barriers":
-        """Of several with one stage each, the one with this number."""
+        """The barrier with this number, if `pointer` begins an array of single barriers."""
         return Barriers(self.pointer + number, 1, self.arrivals)
 
     def arrive(self, place: Cursor) -> None:
-        """One arrival for each lane."""
+        """One arrival of each lane that calls it."""
         cute.arch.mbarrier_arrive(self.at(place))
 
 
 class Signal(Mbarriers):
-    """Those whose places are the numbers of steps, counted from 0.
+    """mbarriers whose places are numbers of steps, counted from 0.
 
-    Step i is the (i // stages)-th completion of slot i % stages, so nobody carries a parity.
+    Step i uses stage i % stages, in round i // stages. So no role carries a parity.
     """
 
     def index(self, step: Any) -> Any:
-        """The slot. Steps are never negative: an unsigned remainder needs no care for signs."""
+        """The stage. Steps are never negative, and an unsigned remainder is cheaper."""
         return Int32(Uint32(step) % self.stages) if self.stages > 1 else 0
 
     def at(self, step: Any) -> Any:
@@ -149,7 +151,12 @@ class Signal(Mbarriers):
 
 
 class Ring(Fixed):
-    """Buffers that are filled and freed in turn. barriers: room for 2 per stage."""
+    """A ring of buffers that producers fill and consumers free.
+
+    Args:
+        barriers: A pointer to shared memory for 2 mbarriers per stage.
+        producers, consumers: How many arrivals complete a phase of `full` and of `empty`.
+    """
 
     def __init__(self, barriers: Any, stages: int, producers: int, consumers: int) -> None:
         self.stages = stages
@@ -164,23 +171,26 @@ class Ring(Fixed):
         return Cursor(self.stages)
 
     def wait_for_room(self, at: Cursor) -> None:
-        """Until the buffer may be filled."""
+        """Wait until the buffer may be filled."""
         self.empty.wait_before(at)
 
     @cute.jit
     def wait_all(self, cursor: Cursor):
-        """Until every buffer is free: no arrival is on its way when the CTA ends."""
+        """Wait until every buffer is free, so that no arrival is under way when the CTA ends."""
         for _ in cutlass.range(self.stages, unroll=1):
             self.empty.wait_before(cursor)
             cursor = cursor.next()
 
 
 class Loan(Ring):
-    """Buffers that belong to their readers, who lend each one to be filled: an arrival on `empty`
-    comes before every round, the first too."""
+    """A ring whose buffers belong to their consumers.
+
+    A consumer lends each buffer to the producer. So `empty` gets arrivals before every round,
+    including the first.
+    """
 
     def wait_for_room(self, at: Cursor) -> None:
         self.empty.wait(at)
 
     def wait_all(self, cursor: Cursor) -> None:
-        """Every arrival was waited for."""
+        """Nothing to do: the producer has waited for every arrival."""

@@ -1,4 +1,4 @@
-"""The kernel that makes a table of bounds: see `bounds`. A CTA looks at one tile."""
+"""The kernel that makes a table of tile bounds (see `bounds`). A CTA reads one tile."""
 
 from typing import Any
 
@@ -14,12 +14,14 @@ from .values import larger, smaller
 WARPS = 8  # of a CTA
 THREADS = WARPS * LANES
 UNROLLED = 4  # rows that a warp reads at a time
-APART = 4  # numbers from warp to warp in shared memory, 16 bytes and more
+APART = 4  # the stride from warp to warp in shared memory, in numbers: 16 bytes or more
 
 
 class Bounding:
-    """table[b, h, i, j] = smallest and largest element of tile (i, j) of `rows` x `cols`; NaN if
-    one is."""
+    """table[b, h, i, j] = (smallest, largest) element of tile (i, j), which is `rows` × `cols`.
+
+    Both are NaN if an element is NaN.
+    """
 
     def __init__(self, source: str, table: str, rows: int, cols: int) -> None:
         self.source, self.rows, self.cols = source, rows, cols
@@ -30,7 +32,7 @@ class Bounding:
         self, source, table, batch: Int32, heads: Int32, rows: Int32, cols: Int32, sb: Int64,
         sh: Int64, sr: Int64, sc: Int64, stream,
     ):  # fmt: skip
-        """The extents and strides of an operand."""
+        """Launch the kernel. batch … cols: sizes of the operand. sb … sc: its strides."""
         tiles = ((rows + (self.rows - 1)) // self.rows, (cols + (self.cols - 1)) // self.cols)
         sizes, strides = (heads, rows, cols), (sb, sh, sr, sc)
         self.kernel(source, table, sizes, tiles, strides).launch(
@@ -56,7 +58,7 @@ class Bounding:
 
     @cute.jit
     def store(self, place, thread, lo, hi):
-        """What all threads have found."""
+        """Reduce over the threads of the CTA, and store the two results."""
         layout = cute.make_layout((WARPS, len(ENDS)), stride=(APART, 1))
         buffer = cutlass.memory.SmemAllocator().allocate_tensor(self.kind, layout, 16)
         for distance in (1, 2, 4, 8, 16):
@@ -83,7 +85,10 @@ class Bounding:
 
 
 def compiled(source: str, table: str, rows: int, cols: int, arch: str) -> Any:
-    """For an operand and a table of these dtypes, and tiles of this size. Needs no GPU."""
+    """The compiled kernel, for these dtypes of operand and table, and this tile size.
+
+    Compiling needs no GPU.
+    """
     counts = (*(Int32(1) for _ in range(4)), *(Int64(1) for _ in range(4)))
     given = (pointer(source), pointer(table), *counts, stream())
     return compile_kernel(Bounding(source, table, rows, cols), given, arch)

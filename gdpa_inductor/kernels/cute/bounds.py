@@ -1,9 +1,12 @@
-"""Tables of bounds: the smallest and the largest element of an operand of the program on each tile
-of a kernel. They tell it which tiles a mask tensor hides, and which it leaves whole.
+"""Tables of tile bounds: the smallest and the largest element of an aux operand on each tile.
 
-    table    [batch, heads, row tiles, column tiles, 2]    1 where the operand does not vary
+An attention kernel reads them to learn which tiles a mask tensor empties, and which it leaves
+whole.
 
-The device makes a table before the kernel (`bounding.py`), and nothing is read on the host.
+    table    [batch, heads, query tiles, key tiles, 2]
+
+A dim is 1 where the operand does not vary along it. The device makes the table before the attention
+kernel runs (`bounding.py`). The host reads nothing of it.
 """
 
 import functools
@@ -25,12 +28,12 @@ from .plan import LaunchPlan, name
 from .replay import Record
 from .runtime import Kernel
 
-WORDS = 11  # of a launch
+WORDS = 11  # arguments of a launch of `bounding.Bounding`
 
 
 @dataclass(frozen=True)
 class Table:
-    """As kernels take it. strides: by `LETTERS`."""
+    """A table as kernels take it. room: its memory. strides: in the order of `LETTERS`."""
 
     room: Tensor
     strides: tuple[int, ...]
@@ -38,8 +41,12 @@ class Table:
 
 @dataclass(frozen=True)
 class TableForm:
-    """What follows from the form of an operand. words: of the launch that makes the table, behind
-    the addresses. shape, dtype: of the table."""
+    """What the form of an operand decides about its table.
+
+    launcher:      Launches the kernel that makes the table.
+    words:         The arguments of this launch after the two addresses: sizes and strides.
+    shape, dtype:  Those of the table.
+    """
 
     launcher: WordLauncher
     words: tuple[int, ...]
@@ -62,7 +69,7 @@ class TableForm:
         return TableForm(launcher, words, (*shape, len(ENDS)), getattr(torch, kind))
 
     def made(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
-        """The table. number: of the operand."""
+        """Make the table on the device. number: that of the aux operand."""
         room = record.made(empty(self.shape, self.dtype, operand.device))
         self.launcher(operand.data_ptr(), room.data_ptr(), *self.words, stream)
         record.bounded(self.launcher, (number, operand), room, *self.words)
@@ -77,7 +84,7 @@ class TableForm:
 def table(
     plan: LaunchPlan, o: Operands[Tensor], key: TableKey, stream: int, record: Record
 ) -> Table:
-    """One of a call."""
+    """Make a table that a kernel of this call asks for. key: see `classes.TableKey`."""
     number, size = key
     operand, spec = o.aux[number], o.program.aux[number]
     form = plan.once(key, lambda: TableForm.of(operand, spec, size, plan.config.arch))

@@ -1,8 +1,7 @@
-"""How a kernel tells its tiles of scores apart, and which operands it has tables of bounds of. No
-cutlass here.
+"""Which tiles of scores a kernel treats as empty or whole, and which tables of bounds it reads.
 
-A table has the smallest and the largest element of an operand on each tile of the kernel. The
-device makes it before the kernel (`bounds.py`).
+`program/tile_classes.py` derives the conditions from the score program. This module chooses the
+operands with tables (`bounds.py`) and the dtypes of the tables. cutlass is not imported here.
 """
 
 import functools
@@ -23,25 +22,25 @@ class TileSize:
     cols: int
 
 
-ENDS = ("aux_lo", "aux_hi")  # of bounds, in the order of a table
-TableKey = tuple[int, TileSize]  # the operand of a table, by its number
+ENDS = ("aux_lo", "aux_hi")  # the smallest and the largest element, in the order of a table
+TableKey = tuple[int, TileSize]  # the number of the aux operand, and the tile size of the kernel
 
 
 def classes(config: KernelConfig, roots: Sequence[Expr] = ()) -> TileClasses:
-    """Of a kernel that evaluates these terms, by default the weight."""
+    """The tile classes of a kernel that evaluates `roots`, by default the weight."""
     return _classes(config.program, tuple(roots), config.bounded)
 
 
 def tables(
     config: KernelConfig, size: TileSize, roots: Sequence[Expr] = ()
 ) -> tuple[TableKey, ...]:
-    """Those that a kernel takes, on tiles of this size."""
+    """The tables that a kernel with tiles of this size takes."""
     return tuple((number, size) for number in classes(config, roots).bounds)
 
 
 @functools.lru_cache(512)
 def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> TileClasses:
-    """Tables that leave out no tile are not worth their time."""
+    """Classes with tables, if tables let the kernel skip tiles. Otherwise classes without."""
     mod = ScoreMod.parse(program)
     roots = roots or (mod.weight,)
     found = classify_by_tables(roots, mod.aux, sorted(bounded))
@@ -49,7 +48,12 @@ def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> 
 
 
 def table_dtype(kind: str, dtype: str) -> str:
-    """Of a table of an operand: what the program computes with."""
+    """The dtype of a table: the one that the score program computes in.
+
+    Args:
+        kind: "i", "b" or "f": how the program reads the operand.
+        dtype: The dtype name of the operand.
+    """
     if kind == "i":
         return "int64" if dtype == "int64" else "int32"
     return "bool" if kind == "b" else "float32"

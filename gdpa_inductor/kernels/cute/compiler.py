@@ -1,4 +1,4 @@
-"""Compiling kernels. Whoever imports this imports cutlass."""
+"""Compile kernels of CuTe DSL. Importing this module imports cutlass, which takes seconds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,13 +16,21 @@ from .program import DTYPES
 
 
 def compile_kernel(kernel: Any, arguments: Sequence[Any], arch: str, more: str = "") -> Any:
-    """Needs no GPU. arguments: of the right types. more: options of the compiler."""
+    """The compiled kernel. Compiling needs no GPU.
+
+    Args:
+        arguments: Values of the right types; nothing is read from them.
+        more: Further options of the compiler.
+    """
     return cute.compile(kernel, *arguments, options=f"--gpu-arch={arch} {more}".rstrip())
 
 
 def pointer(dtype: str, align: int = 0, address: int = 16) -> Any:
-    """To global memory. Where a kernel is compiled no address is read. align: of the addresses, in
-    bytes; by default that of the dtype."""
+    """A pointer to global memory, as an argument for tracing. The address is never read.
+
+    Args:
+        align: The alignment of all addresses, in bytes. By default that of the dtype.
+    """
     align, gmem = align or getattr(torch, dtype).itemsize, cute.AddressSpace.gmem
     return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
 
@@ -34,9 +42,15 @@ def stream() -> Any:
 def example(
     config: KernelConfig, others: Sequence[str] = (), roots: Sequence[Expr] = ()
 ) -> tuple[Any, ...]:
-    """Arguments of the right types for tracing; nothing is read from them. others: dtypes of the
-    matrices beside query, key and value, by default the output's. roots: what the kernel evaluates,
-    by default the weight."""
+    """The arguments of an attention kernel for tracing: the right types, but no data.
+
+    In order: pointers of the matrices, sizes, strides of the matrices, `cu_seqlens` of each side,
+    the order of the sequences, aux operands with their tables, scalars, CTAs and stream.
+
+    Args:
+        others: Dtypes of the matrices beside query, key and value. By default that of the output.
+        roots: The terms that the kernel evaluates. By default the weight.
+    """
     dtypes = [config.dtype] * 3 + list(others or (config.dtype,))
     jagged = (config.jagged_q, config.jagged_k)
     bounded = classes(config, roots).bounds

@@ -1,6 +1,8 @@
-"""What a compiled kernel is a function of, whatever the architecture. No cutlass here.
+"""Compile-time parameters of the CuTe kernels, and which operands the kernels take.
 
-A `KernelConfig` is the cache key: all else (lengths, batch, heads, strides) is read at run time.
+A `KernelConfig` is the key of the cache of compiled kernels. All else is read at run time: lengths,
+batch, heads and strides. Each architecture has a subclass (`sm90/config.py`, `sm100/config.py`).
+cutlass is not imported here.
 """
 
 from collections.abc import Sequence
@@ -13,58 +15,62 @@ from ...program.expr import AXES, POSITIONS
 from ...program.score_mod import ScoreMod
 
 BOX = 128  # rows of a matrix that one TMA copy brings
-TILES = 2  # query tiles of a CTA in the forward, unless `KernelConfig.tiles` has another number
-SHARED_MEMORY = 227 << 10  # bytes of a CTA, on sm_90 and sm_100
+TILES = 2  # query tiles of a CTA in the forward; a subclass may change it (`KernelConfig.tiles`)
+SHARED_MEMORY = 227 << 10  # bytes for a CTA, on sm_90 and sm_100
 AUX_DTYPES = (
     "float16", "bfloat16", "float32", "float64", "bool", "uint8", "int8", "int16", "int32", "int64",
 )  # fmt: skip
 PACKAGE = "nvidia-cutlass-dsl"
-VERSIONS = ((4, 8), (4, 9))  # of the package: from, below
-LETTERS = (*AXES, "q", "k")  # of access maps
-VECTOR = 8  # numbers that a thread moves at a time; every head dim is a multiple of it
-LEAST_SLICE = 128  # channels of V of a launch, where one does not take them all
+VERSIONS = ((4, 8), (4, 9))  # of the package: the first that is tested, and the first that is not
+# What an access map indexes an aux operand by: the indices of a score, and rows of a jagged side.
+LETTERS = (*AXES, "q", "k")
+VECTOR = 8  # 16-bit numbers that a thread moves at a time; every head dim is a multiple of it
+LEAST_SLICE = 128  # the fewest channels of V that a launch takes, if it does not take them all
 
 
 @dataclass(frozen=True)
 class KernelConfig:
-    """The fields are those of every architecture; the constants are set by its subclass.
+    """All that a compiled kernel depends on.
 
-    The architecture:
-    folder            where its kernels are
-    arch, gpu         its name for ptxas, and for people
-    rows              of a score tile
-    max_dim           the largest head dim of a forward
-    max_backward_dim  the same of a backward
-    rivalled          Triton is faster there on some problems
-    clears            its kernels store zeros in the rows of a jagged result that no sequence owns;
-                      else these are cleared ahead
-    bare_ends         they leave out the mask past the ends of a sequence where zeros there do
-                      instead (program/tails.py)
-    cuts_keys         launches of its backward may have some of the keys each (`part`)
-    in_rounds         its forward deals tiles of equal cost so that the last round is not for a few
-                      CTAs (forward/rounds.py)
+    The subclass of an architecture sets the class variables. A call sets the fields. Aux operands
+    are named by their numbers, from 0.
 
-    The call:
-    dtype             "bfloat16" or "float16"
-    head_dim          of query and key as they are; tiles are padded by zero fill
-    value_dim         the same of the value, or of a slice of its channels (`slice_of`)
-    program           the text of the score program
-    aux               dtype names of its operands
-    jagged_q          the query has offsets; positions then count within the sequence
-    jagged_k          the same of key and value
-    offsets           dtype of cu_seqlens
-    shared            which of "q", "k", "v" have a batch of one
-    fast              approximate functions are used (emit.py)
-    skip              key blocks are left out where the program is zero
-    bounded           the operands that there may be tables of bounds of (classes.py)
-    vectors           the aux operands whose keys lie side by side, at multiples of 16 bytes
-    expanded          those with a stride of 0, which TMA is not asked to read
+    Architecture:
+    folder:            The folder of its kernels.
+    arch, gpu:         Its name for ptxas, and its name for people.
+    rows:              The queries of a score tile.
+    max_dim:           The largest head dim that a launch of a forward takes.
+    max_backward_dim:  The largest head dim that a backward takes.
+    rivalled:          Triton is faster on some problems, so the lowering compares the two.
+    clears:            Kernels store zeros in rows of a jagged result that no sequence owns.
+                       If False, the host clears these rows before the launch.
+    bare_ends:         Kernels may omit the mask past the end of a sequence.
+                       They do so where zeros there give the same result (program/tails.py).
+    cuts_keys:         A launch of a backward may take only some of the keys. See `part`.
+    in_rounds:         The forward deals tiles of equal cost so that all CTAs have work in the last
+                       round (forward/rounds.py).
 
-    The backward:
-    stored            the aux operand whose gradient is stored, a number for each score
-    ordered           dQ is added up in one order; may be False on sm_90 only
-    part              "first", "middle" or "last" where launches have some of the keys each. Sums of
-                      dQ go on from one to the next, and the last one converts them
+    Call:
+    dtype:             "bfloat16" or "float16", for query, key and value.
+    head_dim:          D, the head dim of query and key. Tiles are padded with zeros.
+    value_dim:         Dv, the head dim of the value, or the width of a slice (`slice_of`).
+    program:           The text of the score program.
+    aux:               The dtype names of the aux operands.
+    jagged_q:          The query is jagged. Then `q_idx` counts within the sequence.
+    jagged_k:          Key and value are jagged. Then `kv_idx` counts within the sequence.
+    offsets:           The dtype name of `cu_seqlens`.
+    shared:            Which of "q", "k", "v" have a batch of 1 that all sequences read.
+    fast:              The kernel uses approximate functions (emit.py).
+    skip:              The kernel skips tiles where the program is zero.
+    bounded:           The aux operands that may get a table of tile bounds (classes.py).
+    vectors:           The aux operands whose keys are contiguous, at multiples of 16 bytes.
+    expanded:          The aux operands with a stride of 0. TMA does not read these.
+
+    Backward:
+    stored:            The aux operand whose gradient the kernel stores: one number for each score.
+    ordered:           dQ is summed in a fixed order. Only sm_90 allows False.
+    part:              "first", "middle" or "last" if each launch takes some of the keys, else "".
+                       Each launch adds to the sums of dQ. The last one converts them to `dtype`.
     """
 
     folder: ClassVar[str]
@@ -100,8 +106,11 @@ class KernelConfig:
     def backward_kernels(
         self, ordered: bool, stored: int | None
     ) -> list[tuple["KernelConfig | str", ...]]:
-        """What follows from the configuration of a call for each kernel of its backward: what
-        `kept` of that architecture takes."""
+        """The arguments of the architecture's `kept`, for each kernel that a backward launches.
+
+        Args:
+            ordered, stored: As the fields of the same name.
+        """
         raise NotImplementedError
 
     @property
@@ -114,20 +123,25 @@ class KernelConfig:
 
     @property
     def batch_first(self) -> bool:
-        """The batches of a head are dealt one after the other: they read the same elements of an
-        operand, which may be larger than the L2 cache for all heads together."""
+        """CTAs take all batches of a head before the next head.
+
+        These batches read the same elements of an aux operand that has no batch dim. For all heads
+        together the operand may be larger than the L2 cache.
+        """
         shared = [x.axes for x in self.mod.aux if "b" not in x.axes]
         return not self.jagged and any(axes >= {"h", *POSITIONS} for axes in shared)
 
     @property
     def notes(self) -> bool:
-        """A backward notes which tiles of scores it has stored."""
+        """A backward records which tiles of scores it has stored."""
         return self.jagged and self.stored is not None
 
     @property
     def tiled(self) -> int | None:
-        """The operand of the program that TMA can load in tiles of scores: one 16-bit number for
-        each score, in the dtype of the matrices. Of several, the first."""
+        """The aux operand that TMA loads tile by tile, such as a bias of shape [B, H, M, N].
+
+        It has one number for each score, in `dtype`. If there are several, this is the first.
+        """
         for number in sorted(self.vectors - self.expanded):
             if self.aux[number] == self.dtype and set(self.mod.aux[number].access) >= POSITIONS:
                 return number
@@ -135,17 +149,17 @@ class KernelConfig:
 
     @property
     def tiles(self) -> int:
-        """Query tiles of a CTA in the forward."""
+        """The query tiles that a CTA computes at once in the forward."""
         return TILES
 
     @property
     def cols(self) -> int:
-        """Of a score tile: the keys of a block."""
+        """The keys of a score tile."""
         return BOX
 
     @property
     def overlaid(self) -> bool:
-        """O takes the room of the query tiles in shared memory, which holds no more."""
+        """O uses the shared memory of the query tiles, because there is no room for both."""
         return False
 
     @property
@@ -163,23 +177,47 @@ def unsupported(
     dims: tuple[int, int],
     aux: Sequence[str],
 ) -> str:
-    """Why the kernels of an architecture cannot run this, or "". dtypes, dims: of query and value.
-    aux: dtype names."""
+    """Why the kernels of an architecture do not take these operands, or "".
+
+    Args:
+        kind: The configuration class of the architecture.
+        dtypes: The dtypes of query and value.
+        dims: The head dim of query and key, and the width of a slice of the value (`slice_of`).
+        aux: The dtype names of the aux operands.
+    """
     if any(dtype not in (torch.bfloat16, torch.float16) for dtype in dtypes):
         return f"the CuTe kernel takes fp16 and bf16 operands, not {dtypes[0]} and {dtypes[1]}"
     if dtypes[0] != dtypes[1]:
         return f"query is {dtypes[0]}, value {dtypes[1]}; the CuTe kernel takes one"
-    for size in dims:
-        if not 8 <= size <= kind.max_dim or size % 8:
-            most = kind.max_dim
-            return f"a head dim of {size}; the CuTe kernel takes multiples of 8 up to {most}"
+    if complaint := _unfit_dim(kind, *dims):
+        return complaint
     strange = [dtype for dtype in aux if dtype not in AUX_DTYPES]
     return f"an operand between the products is {strange[0]}" if strange else ""
 
 
+def _unfit_dim(kind: type[KernelConfig], head_dim: int, value_dim: int) -> str:
+    """Why the kernels do not take these head dims, or "".
+
+    value_dim: The width of a slice. It is above `max_dim` only if no equal slices fit (`slice_of`).
+    """
+    most = kind.max_dim
+    takes = f"the CuTe kernel takes multiples of {VECTOR} up to {most}"
+    fits = [VECTOR <= size <= most and size % VECTOR == 0 for size in (head_dim, value_dim)]
+    if not fits[0]:
+        return f"a head dim of {head_dim} for query and key; {takes}"
+    if fits[1]:
+        return ""
+    sliced = "; wider values run in equal slices of such a size"
+    return f"a head dim of {value_dim} for the value; {takes}{sliced if value_dim > most else ''}"
+
+
 def slice_of(kind: type[KernelConfig], value_dim: int) -> int:
-    """The channels of V that a launch of the forward takes: all, or of more than a kernel has room
-    for the largest of equal slices. `value_dim` itself where there are none."""
+    """How many channels of V a launch of the forward takes.
+
+    A launch takes all channels if the kernel has room for them (`max_dim`). Otherwise V is cut into
+    the fewest equal slices that fit. A slice is a multiple of 8, and at least `LEAST_SLICE` wide.
+    Where no such slices exist, the result is `value_dim` itself, and `unsupported` refuses it.
+    """
     if value_dim <= kind.max_dim:
         return value_dim
     fewest, most = -(-value_dim // kind.max_dim), value_dim // LEAST_SLICE
@@ -188,10 +226,10 @@ def slice_of(kind: type[KernelConfig], value_dim: int) -> int:
 
 
 def _padded(size: int) -> int:
-    """To whole swizzle atoms of 32 elements."""
+    """The head dim rounded up to whole swizzle atoms of 32 elements."""
     return -(-size // 32) * 32
 
 
 def whole_vectors(count: Any) -> Any:
-    """Numbers, with those that fill the last vector of a row."""
+    """A count of numbers, rounded up to whole vectors of 8."""
     return (count + (VECTOR - 1)) // VECTOR * VECTOR

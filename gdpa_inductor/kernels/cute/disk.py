@@ -1,10 +1,10 @@
-"""Compiled kernels on disk, so that the next process loads what this one has compiled.
+"""A cache of compiled kernels on disk, so that the next process need not compile them.
 
-They lie beside torch's own compiled graphs, go with them, and are switched off with them. A kernel
-has a folder, whose name is a hash of all that the kernel follows from. In it lies the object file
-that cutlass-dsl exports (`runtime`). Its name is a hash of its content, so a file that is damaged
-or cut off is known by its name. Whatever fails here costs time only: then the kernel is compiled.
-cutlass is imported only to compile.
+The cache is in Inductor's cache folder. It is deleted with that folder, and disabled with
+Inductor's cache. Each kernel has a folder named by a hash of all that the kernel depends on. The
+folder holds the object file that cutlass-dsl exports (`runtime`). The name of the file is a hash of
+its content, so a damaged file does not match its name. Errors of the disk cost only time: the
+kernel is compiled instead. cutlass is imported only to compile.
 """
 
 import contextlib
@@ -27,17 +27,21 @@ from .config import PACKAGE
 from .runtime import exported
 
 FOLDER = "gdpa_cute"
-SETTINGS = "CUTE_DSL_"  # of the compiler, in the environment
+SETTINGS = "CUTE_DSL_"  # the prefix of the compiler's environment variables
 OFF = SETTINGS + "NO_CACHE"
-PARTS = ("", "-libs-base", "-libs-core", "-libs-cu12", "-libs-cu13")  # packages of the compiler
+# Suffixes of the packages that the compiler consists of.
+PARTS = ("", "-libs-base", "-libs-core", "-libs-cu12", "-libs-cu13")
 
 log = logging.getLogger("gdpa_inductor")
 
 
 def kept(make: Callable[[], Any], *parts: Any) -> bytes:
-    """The object file of what `make` compiles, read if it was compiled before. parts: what else the
-    kernel follows from than this package, its compiler and the host: configurations, names,
-    numbers."""
+    """The object file of the kernel that `make` compiles, from disk if it is there.
+
+    Args:
+        parts: All that the kernel depends on beside this package, the compiler and the host:
+            configurations, names, numbers.
+    """
     place = _place(parts)
     found = None if place is None else _read(place)
     if found is None:
@@ -48,7 +52,7 @@ def kept(make: Callable[[], Any], *parts: Any) -> bytes:
 
 
 def described(part: Any) -> str:
-    """Equal in every process, as the text of a set is not."""
+    """A text that is equal in every process. The order of a set is not, so sets are sorted."""
     if dataclasses.is_dataclass(part):
         fields = dataclasses.fields(part)
         pairs = [f"{f.name}={described(getattr(part, f.name))}" for f in fields]
@@ -57,18 +61,18 @@ def described(part: Any) -> str:
 
 
 def keeps() -> bool:
-    """Whether kernels are kept at all."""
+    """Whether the cache is enabled."""
     return _folder() is not None
 
 
 def has(*parts: Any) -> bool:
-    """Whether a kernel lies there, sound or not."""
+    """Whether there is a file for this kernel. It may be damaged."""
     place = _place(parts)
     return place is not None and any(place.glob("*.o"))
 
 
 def _folder() -> Path | None:
-    """Of all kernels; None where nothing is kept."""
+    """The folder of all kernels, or None if the cache is disabled."""
     folder = inductor.cache_folder()
     if folder is None or os.environ.get(OFF, "0").lower() not in ("0", "false", ""):
         return None
@@ -76,7 +80,7 @@ def _folder() -> Path | None:
 
 
 def _place(parts: tuple[Any, ...]) -> Path | None:
-    """The folder of a kernel; None where nothing is kept."""
+    """The folder of one kernel, or None if the cache is disabled."""
     folder = _folder()
     if folder is None:
         return None
@@ -87,8 +91,10 @@ def _place(parts: tuple[Any, ...]) -> Path | None:
 
 
 def _surroundings() -> list[str]:
-    """The package, the compiler with its settings, and the host: the code of a launch is made for
-    the instructions that its CPU has."""
+    """What every kernel depends on: the package, the compiler with its settings, and the host.
+
+    The object file has host code for the launch, compiled for the instructions of this CPU.
+    """
     settings = sorted(item for item in os.environ.items() if item[0].startswith(SETTINGS))
     compiler = (_versions(), sys.version_info[:2], settings)
     return [source_hash(), repr(compiler), platform.machine(), _instructions()]
@@ -96,7 +102,7 @@ def _surroundings() -> list[str]:
 
 @functools.cache
 def _versions() -> tuple[str, ...]:
-    """Of the compiler's packages; one of them says for which CUDA it is."""
+    """The versions of the compiler's packages. One package tells which CUDA it is for."""
     found = []
     for part in PARTS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -106,7 +112,7 @@ def _versions() -> tuple[str, ...]:
 
 @functools.cache
 def _instructions() -> str:
-    """The instruction sets of the CPU."""
+    """The instruction sets of the CPU, as text."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -115,7 +121,7 @@ def _instructions() -> str:
 
 
 def _read(place: Path) -> bytes | None:
-    """What lies there; None without a sound file."""
+    """The content of the undamaged file in a folder, or None. Damaged files are deleted."""
     try:
         for path in place.glob("*.o"):
             content = path.read_bytes()
@@ -136,7 +142,7 @@ def _store(place: Path, content: bytes) -> None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """No reader sees a part of it."""
+    """Write a file in one step, so that no reader sees a part of it."""
     partial = path.with_suffix(f".{os.getpid()}.{uuid.uuid4().hex}")
     try:
         partial.write_bytes(content)

@@ -1,13 +1,13 @@
-"""From terms of a score program to CuTe code, inlined while the kernel is traced.
+"""Write the terms of a score program as CuTe code, inlined while a kernel is traced.
 
-`PLAIN` gives the operations that the DSL has, one line each; for all others their rows have forms.
-Fast forms are for fp16 and bf16. Why silu and tanh-gelu are written with tanh is said in
-lowerings/triton/emit.py.
+`PLAIN` has one line for each operation that the DSL knows. Other operations are first rewritten
+into these (`program/emission.py`), fp16 and bf16 with approximate instructions.
+lowerings/triton/emit.py says why silu and tanh-gelu are written with tanh.
 
     emit([weight, gradients.score], weight, leaf, fast=True)
 
-writes several terms in one pass and shares what they have in common. Values are pairs of scores
-(`values.py`); `leaf(node)` gives the value of s, g, an index, an aux operand or a scalar.
+writes several terms in one pass, and computes common parts once. Values are pairs of scores
+(`values.py`). `leaf(node)` gives the value of s, g, an index, an aux operand or a scalar.
 """
 
 import math
@@ -42,7 +42,7 @@ smallest = each(lambda x, y: cute.arch.fmin(x, y, nan=True))
 
 
 def _extremum(of_floats: Callable, of_integers: Callable) -> Callable:
-    """torch spreads NaN; integers have none."""
+    """The larger or the smaller of two. Floats propagate NaN, as in torch; integers have none."""
 
     def emit(x, y):
         return (of_floats if _is_float(x) and _is_float(y) else of_integers)(x, y)
@@ -57,14 +57,14 @@ def _is_float(value) -> bool:
 
 
 def _arithmetic(of_floats: Callable, of_integers: Callable) -> Callable:
-    """Floats in packed form, integers as they are."""
+    """Packed instructions for floats, lane by lane for integers."""
     lifted = each(of_integers)
     return lambda *xs: of_floats(*xs) if all(map(_is_float, xs)) else lifted(*xs)
 
 
 @each
 def _floor_divide(x, y):
-    """Towards minus infinity, as Python and torch have it; the hardware truncates."""
+    """Division that rounds down, as in Python and torch. The hardware truncates."""
     quotient, rest = _truncated(x, y)
     wrong = (rest != 0) & ((rest < 0) != (y < 0))
     return select(wrong, quotient - 1, quotient)
@@ -72,7 +72,7 @@ def _floor_divide(x, y):
 
 @each
 def _remainder(x, y):
-    """The sign of the divisor."""
+    """The remainder with the sign of the divisor, as in Python and torch."""
     _, rest = _truncated(x, y)
     wrong = (rest != 0) & ((rest < 0) != (y < 0))
     return select(wrong, rest + y, rest)
@@ -91,7 +91,7 @@ def _through(dtype) -> Callable:
 
 
 def _divide(x, y):
-    """By a power of two a product, which is as exact."""
+    """A quotient. Division by a power of two becomes a product, which is exact too."""
     if is_literal(y) and y and math.log2(abs(y)).is_integer():
         return multiply(x, 1.0 / y)
     return each(lambda a, b: a / b)(x, y)
@@ -140,9 +140,11 @@ PLAIN: dict[str, Callable] = {
 
 
 def emit(roots: Sequence[Expr], weight: Expr, leaf: Callable, fast: bool) -> list:
-    """The Values of `roots`, terms of the program `weight` or of its derivative.
+    """The Values of `roots`, which are terms of the program `weight` or of its derivative.
 
-    leaf(node): the Value of a leaf that is no constant.
+    Args:
+        leaf: A function from a leaf that is not a constant to its Value.
+        fast: Use approximate instructions.
     """
     forms = [gated(root, weight) for root in roots] if fast else roots
     written = emitted(forms, PLAIN, fast)

@@ -1,8 +1,13 @@
-"""Zeros where no sequence is: the rows of a jagged output or gradient that no tile covers.
+"""Store zeros in the rows of a jagged output or gradient that no tile covers.
 
-They lie before the first sequence, behind the last, and in a sequence past `max_seqlen` rows. Of dQ
-they are also the queries of sequences without keys. Most calls have none. So nothing is cleared
-ahead: a warp of each CTA looks, and stores what is missing. No offset leads out of the matrix.
+These rows, the gaps, are:
+
+- the rows before the first sequence and after the last one,
+- the rows of a sequence past `max_seqlen`,
+- in dQ, also the queries of sequences without keys.
+
+Most calls have no gaps. So the host does not clear the matrix before the launch. A warp of each CTA
+looks for gaps and stores the zeros. Offsets are clamped, so that none leads out of the matrix.
 """
 
 from typing import Any
@@ -18,9 +23,14 @@ from .work import offset, sequence_rows
 
 
 class Gaps(Fixed):
-    """Of one side. offsets: `cu_seqlens`. batch: the sequences. most: the rows of one that take
-    part. others: `cu_seqlens` of the other side, its most and all its rows, if sequences that have
-    none there take no part at all."""
+    """The gaps of one side.
+
+    offsets:  `cu_seqlens` of the side.
+    batch:    The number of sequences.
+    most:     `max_seqlen`, the most rows of a sequence that the kernel computes.
+    others:   (`cu_seqlens`, `max_seqlen`, total rows) of the other side, or None. If given, a
+              sequence without rows on the other side is a gap as a whole.
+    """
 
     def __init__(self, offsets: Any, batch: Any, most: Any, others: Any = None) -> None:
         self.offsets, self.batch, self.most, self.others = offsets, batch, most, others
@@ -28,7 +38,7 @@ class Gaps(Fixed):
 
     @cute.jit
     def clear(self, matrix: Matrix):
-        """By a whole warp of each CTA."""
+        """Clear all gaps. One whole warp of each CTA calls it."""
         self.fill(matrix, self.cta, offset(self.offsets, 0, matrix.rows), self.ctas)
         self.inside(matrix)
         last = offset(self.offsets, self.batch, matrix.rows)
@@ -36,7 +46,7 @@ class Gaps(Fixed):
 
     @cute.jit
     def inside(self, matrix: Matrix):
-        """The rows of sequences. Each lane looks at one; the CTAs share them."""
+        """Clear the gaps within sequences. The CTAs share these; a lane looks at one of them."""
         for base in cutlass.range(self.cta, self.batch, LANES * self.ctas, unroll=1):
             number = base + cute.arch.lane_idx() * self.ctas
             begin, end = self.gap(smaller(number, self.batch - 1), matrix.rows)
@@ -48,7 +58,7 @@ class Gaps(Fixed):
                 left = left & (left - 1)
 
     def gap(self, number: Any, total: Any) -> tuple[Any, Any]:
-        """The rows of a sequence that take no part, half open."""
+        """The gap of a sequence, as a half-open range of rows."""
         start, rows = sequence_rows(self.offsets, number, self.most, total)
         if self.others is not None:
             _, met = sequence_rows(self.others[0], number, *self.others[1:])
@@ -57,7 +67,7 @@ class Gaps(Fixed):
 
     @cute.jit
     def fill(self, matrix: Matrix, begin, end, step):
-        """Zeros in every `step`-th row from `begin` on."""
+        """Store zeros in every `step`-th row of [begin, end)."""
         zeros = cute.make_rmem_tensor(VECTOR, matrix.pointer.dtype)
         zeros.fill(0)
         width = matrix.width // VECTOR

@@ -1,8 +1,8 @@
-"""From the operands of a call to a launch; compiled kernels by configuration.
+"""Run the forward of a call: `forward` takes its operands and launches the compiled kernel.
 
-Kernels take raw pointers, sizes and strides, so that compiling needs no tensors and no GPU, and a
-launch no DLPack. What follows from the form of a call is computed once (`plan`). Nothing here reads
-a length from the device. cutlass is imported where a kernel is compiled, and only then.
+Kernels take raw pointers, sizes and strides. So compiling needs no tensors and no GPU, and a launch
+needs no DLPack. All that the form of a call decides is computed once (`plan`). The host reads no
+sequence length from the device. cutlass is imported only to compile a kernel.
 """
 
 import functools
@@ -28,7 +28,7 @@ from .runtime import Kernel
 
 @functools.cache
 def compiled(config: KernelConfig, more: str = "") -> Any:
-    """The kernel of a configuration. Needs no GPU. more: compiler options."""
+    """The compiled kernel of a configuration. Compiling needs no GPU. more: compiler options."""
     from .compiler import compile_kernel, example
 
     return compile_kernel(forward_kernel(config), example(config), config.arch, more)
@@ -36,7 +36,7 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
-    """Of the forward of a configuration."""
+    """The launcher of the forward kernel of a configuration, loaded or compiled once."""
     ahead.finish(__name__, config)
     return launcher_of(Kernel(kept(config)), config)
 
@@ -46,12 +46,12 @@ def launcher_of(kernel: Kernel, config: KernelConfig) -> Launcher:
 
 
 def kept(config: KernelConfig) -> bytes:
-    """The object file of the kernel, from disk or compiled."""
+    """The object file of the forward kernel, from disk or compiled."""
     return disk.kept(lambda: compiled(config), __name__, config)
 
 
 def forward_kernel(config: KernelConfig) -> Any:
-    """The forward of a configuration, before it is compiled."""
+    """The forward kernel of a configuration, not compiled."""
     folder = importlib.import_module(f".{config.folder}.forward.kernel", __package__)
     return folder.KERNEL(config)
 
@@ -68,17 +68,22 @@ def forward(
     kind: type[KernelConfig] | None = None,
     record: Record | None = None,
 ) -> Tensor:
-    """O of gdpa::attention, in its layout.
+    """O of gdpa::attention: dense [B, H, M, Dv], or [L, H, Dv] for a jagged query.
 
-    ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
-    current CUDA stream, if it is known. out: where to store, contiguous; with a jagged query it has
-    to be zero where no sequence is, unless the kernel clears these rows (`KernelConfig.clears`).
-    order: in which the sequences come, by default the longest first, with room for a counter at the
-    end (`longest_first`). kind: for which architecture, by default the device's. record: to be
-    filled, if the call can be replayed.
+    Args:
+        fast: Use approximate functions (emit.py).
+        skip: Skip tiles where the score program is zero.
+        ctas: How many CTAs to launch. By default one for each multiprocessor.
+        stream: A handle of the current CUDA stream, if the caller has it.
+        out: A contiguous tensor for O. With a jagged query its rows that no sequence owns have to
+            be zero, unless the kernel clears them (`KernelConfig.clears`).
+        order: The order in which CTAs take sequences, with a zero at the end as a counter. By
+            default the longest come first (`longest_first`).
+        kind: The configuration class of an architecture. By default that of the device.
+        record: Gets the steps of the call, if the caller wants to replay it (replay.py).
 
     Raises:
-        GDPAError: what the kernel does not take, and why.
+        GDPAError: The kernel does not take the operands. The message says why.
     """
     o, plan = operands, plan_of(operands, fast, skip, kind)
     record = Unrecorded() if record is None or out is not None or order is not None else record
@@ -104,7 +109,7 @@ def forward(
 
 
 def place(device: torch.device, ctas: int, stream: int | None) -> tuple[int, int]:
-    """ctas and stream as given, or one for each multiprocessor, and the current one."""
+    """(ctas, stream) as given. Defaults: one CTA for each multiprocessor, the current stream."""
     if stream is None:
         if torch.cuda.current_device() != device.index:
             raise GDPAError(f"the operands are on {device}, which is not the current device")

@@ -1,9 +1,14 @@
-"""A kernel, and the words of its arguments in memory.
+"""Launchers: a loaded kernel together with the memory of its arguments.
 
-A kernel takes its arguments by the addresses of their words. They lie in two blocks. The words of
-a call differ from call to call: addresses, rows, scalars, the number of CTAs, the stream. The words
-of a form follow from other sizes and strides (`plan`). All have 64 bits; of a 32-bit argument the
-kernel reads the low half, which comes first on the hosts of these GPUs.
+The runtime library takes the address of each argument. Each argument is a word of 64 bits in one of
+two blocks of memory:
+
+- Words of a call change from call to call: addresses, total rows, scalars, CTAs, stream.
+- Words of a form depend on other sizes and on strides (`plan`). They are rewritten only when the
+  form changes.
+
+A kernel reads the low half of the word of a 32-bit argument. The low half comes first, as the hosts
+of these GPUs are little-endian.
 """
 
 import ctypes
@@ -15,27 +20,29 @@ from .classes import TableKey
 from .config import LETTERS, KernelConfig
 from .runtime import Kernel
 
-SIZES = 6  # of a form, in front of the rows of both sides
-TOTALS = 2  # rows of queries and of keys, those of all sequences where a side is jagged
+SIZES = 6  # words of a form that come first: B, H, Hk, Hv, M, N
+TOTALS = 2  # words of a call that come next: the total rows of queries and of keys
 
 
 class WordBlock:
-    """Words in a row, dealt out in order."""
+    """A block of memory for words, allotted in order."""
 
     def __init__(self, size: int) -> None:
         self.words = (ctypes.c_int64 * size)()
         self.dealt = 0
 
     def deal(self, count: int) -> list[int]:
-        """Where the next ones lie."""
+        """The addresses of the next `count` words."""
         first = ctypes.addressof(self.words) + 8 * self.dealt
         self.dealt += count
         return [first + 8 * i for i in range(count)]
 
 
 class Launcher:
-    """A kernel that is launched by writing words. matrices: how many it takes. tables: those that
-    it takes. Plans of one configuration share a launcher."""
+    """Launches one attention kernel. Plans of the same configuration share it.
+
+    matrices: How many matrices the kernel takes. tables: The tables of bounds that it takes.
+    """
 
     def __init__(
         self, kernel: Kernel, config: KernelConfig, matrices: int = 4,
@@ -49,23 +56,23 @@ class Launcher:
         self.lock = threading.Lock()
         self.call, self.form = call.words, memoryview(form.words).cast("B")
         self.pack = struct.Struct(f"{len(call.words)}q").pack_into
-        self.written = b""  # the words of the form that stand there
+        self.written = b""  # the words of the form that are in the block now
         first = [
             *call.deal(matrices),
             *form.deal(SIZES),
             *call.deal(TOTALS),
-            *form.deal(1),  # how many sequences are dealt
+            *form.deal(1),  # how many sequences the launch computes
             *form.deal(3 * matrices),
             *call.deal(sides + (sides > 0)),
         ]
-        # Words of tables come before those of operands, but kernels take operands first.
+        # In the blocks, words of tables precede those of aux operands. Kernels take them after.
         dealt = [call.deal(1) + form.deal(len(LETTERS)) for _ in range(operands)]
         aux = dealt[len(tables) :] + dealt[: len(tables)]
         places = (*first, *[x for found in aux for x in found], *call.deal(scalars + 2))
         self.run = kernel.at(places)
 
     def __call__(self, call: Sequence[int], form: bytes) -> None:
-        """The words of a call in the order above, and those of its form."""
+        """Launch. call, form: the results of `LaunchPlan.call_words` and `form_words`."""
         with self.lock:
             if form is not self.written:
                 self.form[:] = form
@@ -75,7 +82,7 @@ class Launcher:
 
 
 class WordLauncher:
-    """A kernel whose arguments have a word each: addresses, integers, a stream."""
+    """Launches a small kernel whose arguments are addresses, integers and a stream."""
 
     def __init__(self, kernel: Kernel, count: int) -> None:
         self.block, self.lock = WordBlock(count), threading.Lock()

@@ -1,5 +1,8 @@
-"""Memory for results. What begins as zeros is cleared by the driver: to launch a kernel of torch's
-takes the CPU several times as long."""
+"""Memory for results, with zeros where a kernel adds to it.
+
+The CUDA driver writes the zeros. A launch of torch's own kernel takes the CPU several times as
+long.
+"""
 
 import functools
 from collections.abc import Callable
@@ -12,27 +15,31 @@ from .driver import driver
 
 
 def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
-    """Of query, key or value: it lies as the operand does. empty: makes contiguous memory."""
+    """Memory for the gradient of query, key or value, with its dims in the operand's order.
+
+    Args:
+        empty: A function (size, dtype, device) that allocates a contiguous tensor.
+    """
     size, dims = _lying(tuple(operand.shape), operand.stride())
     return empty(size, operand.dtype, operand.device).permute(dims)
 
 
 @functools.lru_cache(1024)
 def _lying(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """The size of contiguous memory, and its dims in the order of the operand."""
+    """The size of the contiguous memory, and the permutation to the operand's dims."""
     dense = dense_strides(torch.empty_strided(shape, strides, device="meta"))
     order = sorted(range(len(shape)), key=lambda d: (-dense[d], d))
     return tuple(shape[d] for d in order), tuple(map(order.index, range(len(order))))
 
 
 def is_dense(room: Tensor) -> bool:
-    """It has all bytes from its first element to its last."""
+    """The tensor owns all bytes from its first element to its last."""
     steps = sum((size - 1) * step for size, step in zip(room.shape, room.stride(), strict=True))
     return room.numel() == 0 or steps + 1 == room.numel()
 
 
 def cleared(room: Tensor, stream: int) -> Tensor:
-    """The tensor, of 32-bit numbers, with zeros."""
+    """The tensor after its 32-bit numbers are set to zero."""
     if room.device.type != "cuda" or not is_dense(room):
         return room.zero_()
     clear(room.data_ptr(), room.numel(), stream)
@@ -40,6 +47,6 @@ def cleared(room: Tensor, stream: int) -> Tensor:
 
 
 def clear(address: int, words: int, stream: int) -> None:
-    """Words of 32 bits, from an address on, in the order of the stream."""
+    """Set `words` words of 32 bits to zero, from an address on, in stream order."""
     if error := driver().cuMemsetD32Async(address, 0, words, stream):
         raise RuntimeError(f"cuMemsetD32Async: CUDA error {error}")

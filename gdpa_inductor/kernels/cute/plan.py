@@ -1,9 +1,12 @@
-"""Launch plans: what follows from the form of a call, checked and computed once for each form.
+"""Launch plans: the checks and the arguments of a launch, computed once for each form of a call.
 
-The form is all of a call but its addresses, the values of its scalars, what its tensors hold, and
-how many rows a jagged side has: that varies from batch to batch.
-Whoever lets a check or a plan read more of a call adds it to `form_of`. Nothing here reads from the
-device, and a plan holds no tensor.
+Two calls have the same form if they agree in dtypes, sizes, strides, alignment, score program and
+options. They may differ in four things: addresses, the values of scalars, the contents of tensors,
+and the total rows of a jagged side, which vary from batch to batch.
+
+`plan_of` takes a call and returns its `LaunchPlan`, new or from the cache. A check or a plan that
+reads more of a call needs a new entry in `form_of`; otherwise the cache answers wrongly. Nothing
+here reads from the device, and a plan holds no tensor.
 """
 
 import functools
@@ -24,14 +27,15 @@ from ...rejection import GDPAError
 from .architectures import config_of
 from .config import LETTERS, KernelConfig, slice_of, unsupported
 
-ALIGNMENT = 16  # bytes: of every address and stride that TMA reads
-MOST = 512  # plans that are kept
-MOST_TILES = 1 << 31  # kernels number them in 32 bits with a sign
-LEAST = 64  # rows or keys of a tile
-JAGGED = 3  # dims of a matrix
-SIDES = (0, 1, 1, 0)  # of query, key, value and a gradient of O: 0 if they have queries, 1 if keys
-SEVERAL = 2  # rows
-FEW = 8  # strides of the other matrices that a plan remembers
+ALIGNMENT = 16  # bytes; TMA wants every address and stride to be a multiple
+MOST = 512  # plans in the cache
+MOST_TILES = 1 << 31  # kernels number tiles in signed 32-bit integers
+LEAST = 64  # the fewest rows or keys that a tile has
+JAGGED = 3  # dims of a jagged matrix, [L, H, D]; a dense one has 4
+# The rows of query, key, value and the gradient of O: 0 stands for queries, 1 for keys.
+SIDES = (0, 1, 1, 0)
+SEVERAL = 2  # a form tells 0, 1 and several rows of a jagged side apart, no more
+FEW = 8  # entries of `LaunchPlan.words`
 
 Kind = type[KernelConfig]
 T = TypeVar("T")
@@ -39,21 +43,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """What one form needs.
+    """All that a launch needs and that the form of a call decides.
 
-    config       of the kernels
-    sizes        what they take of these: batch, heads of query, key and value, M, N
-    output       the shape of O but for its first dim
-    empty        there is nothing to compute
-    copied       which of query, key and value TMA cannot read as they lie
-    strides      of the three as they are read
-    aux_strides  of every operand of the program, by letter
-    widened      the offsets of the queries have to be brought to the dtype of the keys'
-    gathered     offsets that do not lie side by side have to be copied
-    scalars      how many the program reads
-    aligned      every address was a multiple of 16 bytes
-    words        `form_words` by the strides of the others
-    kept         what else follows from the form and was asked for (`once`)
+    config:       The configuration of the kernels.
+    sizes:        B, H, Hk, Hv, M and N, which every kernel takes.
+    output:       The shape of O without its first dim.
+    empty:        True if there is nothing to compute.
+    copied:       For query, key and value: TMA cannot read this one in place, so it is copied.
+    strides:      The strides of query, key and value, or of their copies: three each, in elements.
+    aux_strides:  The strides of every aux operand, in the order of `LETTERS`.
+    widened:      True if `cu_seqlens_q` is converted to the dtype of `cu_seqlens_k`.
+    gathered:     True if offsets are not contiguous, so that they are copied.
+    scalars:      How many integers the score program reads.
+    aligned:      True if every address of the first call was a multiple of 16 bytes.
+    words:        A cache of `form_words`.
+    kept:         A cache of whatever else follows from the form. See `once`.
     """
 
     config: KernelConfig
@@ -75,8 +79,11 @@ class LaunchPlan:
         return self.sizes[0]
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gave for the key. Launchers are kept so too: to hash a configuration takes
-        microseconds."""
+        """The result of `make` for this key, computed once.
+
+        Launchers are cached here too: a lookup by their configuration would hash it, which takes
+        microseconds.
+        """
         if key not in self.kept:
             self.kept[key] = make()
         found: T = self.kept[key]
@@ -84,18 +91,21 @@ class LaunchPlan:
 
     @property
     def in_place(self) -> bool:
-        """Kernels read the operands as they lie."""
+        """Kernels read all operands in place, without a copy."""
         return not (any(self.copied) or self.widened or self.gathered)
 
     @property
     def plain(self) -> bool:
-        """They do so for calls of other addresses too, and there is something to compute."""
+        """A replay is possible: nothing is copied, at any aligned address, and O is not empty."""
         return self.aligned and self.in_place and not self.empty
 
     @property
     def leaves_rows(self) -> bool:
-        """No tile covers the rows of a jagged query that no sequence owns, and the kernel does not
-        clear them."""
+        """The host has to clear O first: it has rows that no sequence owns.
+
+        No tile covers these rows of a jagged query. Kernels with `KernelConfig.clears` store zeros
+        there themselves.
+        """
         return self.config.jagged_q and not self.config.clears
 
     def output_of(self, o: Operands[Tensor]) -> tuple[int, ...]:
@@ -105,7 +115,11 @@ class LaunchPlan:
     def slices(
         self, readable: Operands[Tensor], out: Tensor
     ) -> Iterator[tuple[Operands[Tensor], Tensor]]:
-        """The operands and O of each launch of a forward: with all channels of V, or a slice."""
+        """The operands and O of each launch of a forward.
+
+        There is one launch if the kernel has room for all channels of V. Otherwise there is one
+        for each slice of V and O (`slice_of`).
+        """
         width, channels = self.config.value_dim, out.shape[-1]
         if width == channels:
             yield readable, out
@@ -115,7 +129,7 @@ class LaunchPlan:
             yield replace(readable, value=readable.value[..., of]), out[..., of]
 
     def readable(self, operands: Operands[Tensor]) -> Operands[Tensor]:
-        """The operands as kernels read them; copies have to live until the launch."""
+        """The operands, copied where TMA needs it. The caller keeps copies until the launch."""
         if self.in_place:
             return operands
         o = operands
@@ -131,9 +145,14 @@ class LaunchPlan:
     def form_words(
         self, others: Sequence[Tensor], dealt: int | None = None, tables: Sequence[Any] = ()
     ) -> bytes:
-        """Of a launcher. others: its matrices beside query, key and value. Their shapes follow from
-        the form, so their strides are enough to know them again. dealt: how many sequences, by
-        default all. tables: see bounds.py."""
+        """The arguments of a `Launcher` that do not change from call to call, as bytes.
+
+        Args:
+            others: The matrices beside query, key and value, such as O. Their shapes follow from
+                the form, so the cache needs their strides only.
+            dealt: How many sequences the launch computes. By default all.
+            tables: Tables of tile bounds; see bounds.py.
+        """
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
         if known not in self.words:
             steps = [step for x in others for step in strides(x)]
@@ -154,7 +173,11 @@ class LaunchPlan:
         stream: int,
         tables: Sequence[Any] = (),
     ) -> list[int]:
-        """Of a launcher."""
+        """The arguments of a `Launcher` that change from call to call, in its order.
+
+        They are addresses, total rows, scalars, the number of CTAs and the stream. The arguments
+        are those of `form_words`; `order` is the order of the sequences (`order.longest_first`).
+        """
         o = readable
         words = [x.data_ptr() for x in (o.query, o.key, o.value, *others)]
         words += totals(o.query, o.key)
@@ -169,14 +192,14 @@ class LaunchPlan:
 
 
 def totals(query: Tensor, key: Tensor) -> tuple[int, int]:
-    """The rows of both."""
+    """The rows of query and of key: L where jagged, else M and N."""
     return query.shape[0 if query.dim() == JAGGED else 2], key.shape[
         0 if key.dim() == JAGGED else 2
     ]
 
 
 def offsets_of(o: Operands[Tensor]) -> Tensor | None:
-    """Those that say how much work a sequence is."""
+    """The offsets that tell how much work a sequence is: of the keys, if these are jagged."""
     return o.cu_seqlens_q if o.cu_seqlens_k is None else o.cu_seqlens_k
 
 
@@ -185,10 +208,13 @@ _LOCK = threading.Lock()
 
 
 def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
-    """The plan of a call, from before if there was one of its form. kind: as `forward` has it.
+    """The plan of a call, from the cache if a call of this form came before.
+
+    Args:
+        fast, skip, kind: As in `launch.forward`.
 
     Raises:
-        GDPAError: what the kernels do not take, and why.
+        GDPAError: The kernels do not take the operands. The message says why.
     """
     form = form_of(operands, fast, skip, kind)
     plan = PLANS.get(form)
@@ -206,17 +232,17 @@ def _tensors(o: Operands[Tensor]) -> tuple[Tensor | None, ...]:
 
 
 def misaligned(o: Operands[Tensor]) -> bool:
-    """Some tensor begins elsewhere than at a multiple of 16 bytes."""
+    """Some tensor does not begin at a multiple of 16 bytes."""
     return off_alignment([0 if x is None else x.data_ptr() for x in _tensors(o)])
 
 
 def off_alignment(addresses: Iterable[int]) -> bool:
-    """One of them is no multiple of 16 bytes."""
+    """Some address is not a multiple of 16 bytes."""
     return functools.reduce(operator.or_, addresses, 0) % ALIGNMENT != 0
 
 
 def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Hashable:
-    """All that `made` reads of a call."""
+    """The key of the cache: all that `made` reads of a call."""
     return (
         *lying((o.query, o.key, o.value), o.aux, o.lengths),
         *[
@@ -230,8 +256,15 @@ def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> H
 def lying(
     matrices: Sequence[Tensor], aux: Sequence[Tensor], lengths: Sequence[Any]
 ) -> tuple[Hashable, ...]:
-    """Sizes and strides. The rows of a jagged side are none, one or more, and other sizes are as
-    many or not. matrices: query, key and value, and a gradient of O."""
+    """The sizes and strides of a call, without the exact rows of a jagged side.
+
+    Of these rows the key has only what a plan depends on. There are 0, 1 or several of them, and
+    other sizes equal their number or not.
+
+    Args:
+        matrices: Query, key, value and, in a backward, the gradient of O.
+        lengths: `Operands.lengths`.
+    """
     found: list[Hashable] = list(lengths[2:])
     rows = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
     for x, side in zip(matrices, SIDES, strict=False):
@@ -249,7 +282,7 @@ def lying(
 
 
 def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
-    """A new plan, of a call that is checked."""
+    """Check a call, and make its plan."""
     check(o)
     kind = kind or config_of(o.query.device)
     if kind is None:
@@ -281,7 +314,7 @@ def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Laun
 
 
 def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> KernelConfig:
-    """The configuration of the kernels of a call."""
+    """The configuration of the kernels that serve a call."""
     batch, offsets = score_shape(o)[0], offsets_of(o)
     matrices = {"q": o.query, "k": o.key, "v": o.value}
     return kind(
@@ -305,8 +338,8 @@ def config_for(o: Operands[Tensor], kind: Kind, fast: bool, skip: bool) -> Kerne
 
 
 def _complaint(config: KernelConfig, o: Operands[Tensor]) -> str:
-    """Why the kernels do not take operands that fit each other, or ""."""
-    # `check` lets an operand of no dimension lie elsewhere.
+    """Why the kernels do not take these operands, or "". `check` has passed them before."""
+    # `check` lets a tensor without dimensions be on another device.
     if any(x.device != o.query.device for x in o.aux):
         return "operands on several devices"
     batch, heads, rows, cols = score_shape(o)
@@ -321,8 +354,10 @@ def name(dtype: torch.dtype) -> str:
 
 
 def strides(matrix: Tensor) -> tuple[int, int, int]:
-    """(batch, head, row), in elements. That of an extent of one may be anything; TMA wants
-    multiples of 16 bytes."""
+    """The strides of (batch, head, row), in elements.
+
+    A dim of size 1 may have any stride. It gets 8 here, because TMA wants multiples of 16 bytes.
+    """
     known = matrix.stride()
     if 1 in matrix.shape:
         known = tuple(8 if n == 1 else s for n, s in zip(matrix.shape, known, strict=True))
@@ -330,7 +365,7 @@ def strides(matrix: Tensor) -> tuple[int, int, int]:
 
 
 def fits(matrix: Tensor) -> bool:
-    """TMA can read the matrix as it lies. It cannot if that is expanded, for one."""
+    """TMA can read the matrix in place. It cannot read an expanded one, for example."""
     unit = ALIGNMENT // matrix.element_size()
     in_place = matrix.stride(-1) == 1 and matrix.data_ptr() % ALIGNMENT == 0
     return in_place and all(step and step % unit == 0 for step in strides(matrix))
@@ -342,7 +377,7 @@ def aligned(matrix: Tensor) -> Tensor:
 
 
 def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
-    """The operands that can be read 16 bytes at a time along the keys."""
+    """The aux operands that a thread can read 16 bytes at a time along the keys."""
 
     def side_by_side(tensor: Tensor, access: Sequence[str]) -> bool:
         unit = ALIGNMENT // tensor.element_size()
@@ -358,6 +393,6 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
 
 
 def _by_letter(tensor: Tensor, access: Sequence[str]) -> list[int]:
-    """The strides of an operand of the program."""
+    """The strides of an aux operand, in the order of `LETTERS`; 0 where it lacks a dim."""
     known = dict(zip(access, tensor.stride(), strict=True))
     return [known.get(letter, 0) for letter in LETTERS]
