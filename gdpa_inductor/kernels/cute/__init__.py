@@ -1,12 +1,19 @@
-"""What CuTe DSL kernels share, whatever the architecture.
+"""Attention kernels in CuTe DSL for Hopper (`sm90`) and Blackwell (`sm100`), and what they share.
 
-- the score program: `program`, `emit`, `values`
-- matrices as TMA sees them: `operands`; barriers: `barriers`
-- which rows and tiles there are: `work`, `ranges`; for the forward also `forward/`
-- host checks, plans and launches: `launch`, `plan`, `launcher`; again: `replay`
-- compiled kernels: `compiler`, on `disk`, in the `runtime` library that launches them
-- which GPUs there are kernels for: `architectures`, a folder for each: `sm90`, `sm100`
+On the host:
 
-What launches does without cutlass (tests/kernels/test_cute_runtime.py). `compiler` and what
-kernels are written in are imported when one is compiled.
+- `launch` runs a forward, `backward/launch` a backward.
+- `plan` checks a call and computes the arguments of its kernels, once for each form of a call.
+- `launcher` and `runtime` launch compiled kernels. `replay` repeats the launches of a call.
+- `compiler` compiles kernels, `disk` keeps them, and `ahead` has them compiled early.
+- `config` has the compile-time parameters, `architectures` the GPUs.
+
+In the kernels:
+
+- `program`, `emit` and `values` compute the score program.
+- `operands` are matrices as TMA sees them. `barriers` are mbarriers and rings of buffers.
+- `work`, `ranges`, `forward/` and `backward/` decide which rows and tiles a CTA computes.
+
+A launch imports no cutlass (tests/kernels/test_cute_runtime.py). `compiler`, and the modules that
+kernels are written in, are imported only when a kernel is compiled.
 """

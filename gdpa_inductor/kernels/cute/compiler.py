@@ -44,8 +44,8 @@ def example(
 ) -> tuple[Any, ...]:
     """The arguments of an attention kernel for tracing: the right types, but no data.
 
-    In order: pointers of the matrices, sizes, strides of the matrices, `cu_seqlens` of each side,
-    the order of the sequences, aux operands with their tables, scalars, CTAs and stream.
+    They are pointers of the matrices, sizes, strides of the matrices, `cu_seqlens` of each side and
+    the order of the sequences. Then come aux operands with their tables, scalars, CTAs and stream.
 
     Args:
         others: Dtypes of the matrices beside query, key and value. By default that of the output.

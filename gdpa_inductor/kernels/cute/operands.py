@@ -1,13 +1,20 @@
-"""Matrices in global memory as TMA sees them: zero fill past every end, whatever lies there.
+"""Matrices in global memory as TMA sees them, so that loads fill zeros past the end of a sequence.
 
-dense [B, H, M, D]: extents (M, D, (H, B)); a tile that sticks out is filled with zeros.
+Dense [B, H, M, D]:
+    The TMA tensor has the extents (M, D, (H, B)). TMA fills a tile with zeros past row M.
 
-jagged [L, H, D]: a window that overlaps itself, extents (128, D, (H, L + 1)), strides (s_l, 1,
-(s_h, s_l)), 128 rows before the base. The r ≤ 128 rows that end before row e are the box at row 128
-- r of window e: what follows them falls off the first extent, so a load fills it with zeros and a
-store drops it. No row of a neighbouring sequence is ever read or written, NaN or not.
+Jagged [L, H, D]:
+    A sequence ends in the middle of the matrix, so the extents cannot end there. Instead the TMA
+    tensor is a set of overlapping windows of 128 rows, one for each end:
 
-All strides are in elements; those of TMA tensors are multiples of 8 (16 bytes).
+        extents (128, D, (H, L + 1)),  strides (s_l, 1, (s_h, s_l)),  base 128 rows before row 0
+
+    Window e ends right before row e. To copy the r ≤ 128 rows before row e, TMA takes the box that
+    begins at row 128 - r of window e. The rest of the box is outside the first extent: a load fills
+    it with zeros, and a store drops it. So TMA never reads or writes a row of the next sequence,
+    even if that row holds NaN.
+
+All strides are in elements. Strides of TMA tensors are multiples of 8 elements (16 bytes).
 """
 
 from dataclasses import dataclass
@@ -19,14 +26,18 @@ from cutlass.cute.nvgpu import cpasync
 from .config import BOX, LETTERS, VECTOR, KernelConfig
 from .values import Fixed, smaller
 
-# Policies of the L2 cache, as `createpolicy` encodes them.
+# Eviction policies of the L2 cache, as the PTX instruction `createpolicy` encodes them.
 EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
 
 
 @dataclass
 class Matrix:
-    """A pointer and what varies at run time. rows: M, or L of a jagged one. strides: (batch, head,
-    row); the batch stride of a jagged one is not used."""
+    """A matrix in global memory.
+
+    rows:     M, or L if jagged.
+    width:    The head dim.
+    strides:  (batch, head, row), in elements. A jagged matrix does not use the first.
+    """
 
     pointer: Any
     batch: Any
@@ -37,7 +48,11 @@ class Matrix:
     jagged: bool
 
     def tensor(self, transposed: bool = False):
-        """(row, column, (head, batch | end)), or (column, row, ...)."""
+        """The TMA tensor, with modes (row, column, (head, batch)).
+
+        A jagged matrix has the end of the rows, e, in place of the batch. transposed: The first two
+        modes are swapped.
+        """
         sb, sh, sr = (cute.assume(Int64(s), divby=8) for s in self.strides)
         pointer, rows, outer, so = self.pointer, self.rows, self.batch, sb
         if self.jagged:
@@ -53,15 +68,17 @@ class Matrix:
         return cute.make_tensor(pointer, layout)
 
     def row(self, start: Any, row: Any, head: Any, batch: Any) -> Any:
-        """Where a row of a sequence begins. start: the first row of the sequence in a jagged
-        matrix."""
+        """A pointer to row `row` of a sequence.
+
+        start: The first row of the sequence in a jagged matrix.
+        """
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = self.pointer + ((Int64(start) + row) * sr + head * sh)
         return place if self.jagged else place + batch * sb
 
 
 def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> list[Matrix]:
-    """Q, K, V and O, or dO, in global memory; sizes, strides: as the kernels take them."""
+    """Q, K, V and O (dO in a backward). pointers, sizes, strides: As the kernels take them."""
     c = config
     batch, heads, key_heads, value_heads, _, _, q_rows, k_rows = sizes[:8]
     rows = {
@@ -77,26 +94,36 @@ def matrices(config: KernelConfig, pointers: Any, sizes: Any, strides: Any) -> l
 
 
 def score_operand(config: KernelConfig, aux: Any, sizes: Any) -> Matrix:
-    """The operand of the program that comes in tiles: [M, N] for each batch and head that it has.
-    aux: as the kernels take it."""
+    """The aux operand that TMA loads in tiles (`KernelConfig.tiled`), as a matrix [.., M, N].
+
+    Its batch and heads are 1 where it lacks these dims. aux: As the kernels take it.
+    """
     number = config.tiled
     assert number is not None
     access, (pointer, strides) = config.mod.aux[number].access, aux[number]
     known = dict(zip(LETTERS, strides, strict=True))
     batch, heads = (size if x in access else 1 for x, size in zip("bh", sizes[:2]))
     address = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
-    # An extent of one may have any stride. 0 is avoided, as in `fits` of plan.py.
+    # A dim of size 1 may have any stride but 0, as in `fits` of plan.py.
     steps = tuple(known[x] if x in access else Int64(VECTOR) for x in ("b", "h", "q_idx"))
     return Matrix(address, batch, heads, sizes[4], sizes[5], steps, False)
 
 
 @dataclass
 class Tiles(Fixed):
-    """The tiles of one matrix, and how they get into shared memory.
+    """The tiles of one matrix, and their copies between global and shared memory.
 
-    mX: its TMA tensor. sX: its buffers, the last mode of which is the stage. tiler: the tile.
-    partition: to the modes of sX, where a product gives them its own. jagged, shared, single: is it
-    jagged, has it a batch of one, a head of one."""
+    atom:        The TMA copy.
+    mX:          The TMA tensor in global memory.
+    sX:          The buffers in shared memory. The last mode is the stage.
+    partition:   A function from tiles of mX to the modes of sX, which a product may define.
+    tiler:       (rows, columns) of a tile.
+    size:        The bytes of a tile.
+    jagged:      The matrix is jagged.
+    shared:      All sequences read the same matrix: its batch is 1.
+    transposed:  mX has its first two modes swapped.
+    single:      All heads read the same matrix: it has 1 head.
+    """
 
     atom: Any
     mX: Any
@@ -110,16 +137,23 @@ class Tiles(Fixed):
     single: bool = False
 
     def copy(self, start, row, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
-        """Load rows [row, row + 128) of a sequence of `rows` rows, zeros past its end, by one warp.
-        A tile may have fewer rows.
+        """Load a tile, from row `row` of a sequence on, with zeros past the end of the sequence.
 
-        start: the first row of the sequence in a jagged matrix. column: of the tiles side by side,
-        the number of the one that is meant. policy: of the L2 cache."""
+        One warp calls this.
+
+        Args:
+            start: The first row of the sequence in a jagged matrix.
+            rows: How many rows the sequence has.
+            stage: The buffer in shared memory.
+            barrier: The mbarrier that counts the bytes.
+            column: The number of the tile along the columns.
+            policy: A policy of the L2 cache.
+        """
         source, shared = self._ends(start, row, rows, head, batch, stage, column)
         cute.copy(self.atom, source, shared, tma_bar_ptr=barrier, **_hint(policy))
 
     def store(self, start, row, rows, head, batch, stage, column=0, policy=None) -> None:
-        """The way back: rows past the end of the sequence are dropped."""
+        """Store a buffer to global memory. Rows past the end of the sequence are dropped."""
         target, shared = self._ends(start, row, rows, head, batch, stage, column)
         cute.copy(self.atom, shared, target, **_hint(policy))
 
@@ -146,7 +180,7 @@ def _hint(policy: Any) -> dict[str, Any]:
 
 
 def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int) -> Tiles:
-    """The tiles of `score_operand`, which may lack the batch or heads. copy: (atom, mX)."""
+    """The `Tiles` of `score_operand`. copy: (atom, mX)."""
     number, (atom, mX) = config.tiled, copy
     assert number is not None
     axes = config.mod.aux[number].axes
@@ -157,6 +191,6 @@ def score_tiles(config: KernelConfig, copy: Any, sX: Any, tiler: Any, size: int)
 
 
 def vector(pointer: Any) -> Any:
-    """8 numbers from there on; 16 bytes at a time can be moved."""
+    """The 8 numbers from a pointer on, which is aligned so that 16 bytes move at once."""
     aligned = cute.make_ptr(pointer.dtype, pointer.toint(), pointer.memspace, assumed_align=16)
     return cute.make_tensor(aligned, cute.make_layout(VECTOR))

@@ -1,7 +1,7 @@
-"""The order in which sequences are dealt to the CTAs: the longest first. Made on the device.
+"""The order in which CTAs take jagged sequences: the longest first. The device computes it.
 
-Each sequence counts those that come before it, by a warp. That was faster than a sort on an
-H200, on the device and on the CPU.
+For each sequence a warp counts the sequences that come before it (`ranking`). On an H200 that was
+faster than a sort, both on the device and on the CPU.
 """
 
 import functools
@@ -25,8 +25,12 @@ MOST = 8192  # sequences; for more, a sort is faster
 def longest_first(
     operands: Operands[Tensor], config: KernelConfig, stream: int, record: Record
 ) -> Tensor | None:
-    """int64 [B + 1], with a zero at the end: how many tiles CTAs have taken (`forward/queue.py`).
-    None where both sides are dense. record: of what is done."""
+    """The numbers of the sequences, longest first, as int64 [B + 1]. None if both sides are dense.
+
+    The last element is 0. It is the counter of the tiles that CTAs have taken (`forward/queue.py`).
+
+    record: Gets the launch, so that the call can be replayed.
+    """
     offsets = offsets_of(operands)
     if offsets is None:
         return None
@@ -42,7 +46,7 @@ def longest_first(
 
 
 def _is_ranked(device: torch.device, batch: int) -> bool:
-    """By the kernel."""
+    """Whether the kernel of `ranking` computes the order, not a sort."""
     return device.type == "cuda" and 0 < batch <= MOST
 
 

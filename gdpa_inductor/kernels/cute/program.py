@@ -1,8 +1,8 @@
-"""The score program where a kernel computes it: its leaves, and where aux operands are read from.
+"""The score program inside a kernel: evaluate its terms, and read its aux operands.
 
-An aux operand is a pointer and a stride for each entry of its access map. An entry is an index of
-the score, or "q", "k", the row of a jagged matrix. What does not vary along the keys is read once
-for a query.
+A kernel has a pointer and strides for each aux operand. The access map of the operand says what
+indexes it: indices of the score ("b", "h", "q_idx", "kv_idx"), or "q" and "k", which are rows of a
+jagged matrix. An operand that does not vary along the keys is read once for each query.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,8 +26,11 @@ DTYPES = {
 
 
 class Program(Fixed):
-    """The terms `roots`, by default the weight, for any element. aux: (pointer, strides by
-    `LETTERS`) of each operand. scalars: the integers of the op."""
+    """The terms `roots` of a score program, by default the weight, for any score.
+
+    aux: (pointer, strides in the order of `LETTERS`) of each aux operand. scalars: The integers
+    that the program reads.
+    """
 
     def __init__(
         self, config: KernelConfig, aux: Any, scalars: Any, roots: Sequence[Expr] | None = None
@@ -39,7 +42,7 @@ class Program(Fixed):
         self.wide = wide(self.roots)
 
     def index(self, value: Any) -> Pair:
-        """A position as the program computes with it: 64 bits where integers are multiplied."""
+        """A position as an integer of the program: 64 bits if the program multiplies integers."""
         pair = value if isinstance(value, Pair) else Pair(value)
         return each(Int64)(pair) if self.wide else each(Int32)(pair)
 
@@ -47,20 +50,24 @@ class Program(Fixed):
         return self.mod.aux[int(node.value or 0)].access
 
     def place(self, node: Expr, places: dict[str, Any]) -> Any:
-        """Where the element of an operand is at `places`, a position per letter."""
+        """A pointer to an element of an aux operand. places: The position for each letter."""
         return address(self.aux[int(node.value or 0)], self.access(node), places)
 
     def read(self, node: Expr, places: dict[str, Any]) -> Any:
-        """The element of an operand at `places`, as the node's kind wants it."""
+        """An element of an aux operand, in the type that the node has."""
         return self.of_kind(node, element(self.place(node, places)))
 
     def of_kind(self, node: Expr, value: Any) -> Any:
-        """An element of an operand as the program computes with it."""
+        """A loaded element, in the type that the node has."""
         return of_kind(node, widened(value, self.dtypes[int(node.value or 0)]), self.wide)
 
     def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
-        """The roots. leaves: values by name, positions as they are. operand(node): of an operand,
-        or a bound of one."""
+        """The values of the roots.
+
+        Args:
+            leaves: The values of s, g and the indices, by name.
+            operand: A function from an aux node, or a node of its bounds, to its value.
+        """
 
         def leaf(node: Expr) -> Any:
             if node.op.startswith("aux"):
@@ -73,8 +80,13 @@ class Program(Fixed):
 
 
 def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> Any:
-    """Where an element is at `places`, a position per letter. operand: its pointer, and its strides
-    by `LETTERS`."""
+    """A pointer to an element of an operand.
+
+    Args:
+        operand: (pointer, strides in the order of `LETTERS`).
+        access: The letters that index the operand.
+        places: The position for each letter.
+    """
     pointer, strides = operand
     place = Int64(0)
     for letter, stride in zip(LETTERS, strides, strict=True):
@@ -84,17 +96,17 @@ def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> A
 
 
 def element(place: Any) -> Any:
-    """What is stored there."""
+    """The number that a pointer points to."""
     return cute.make_tensor(place, cute.make_layout(1))[0]
 
 
 def widened(value: Any, dtype: str) -> Any:
-    """An element of an operand. A kernel's pointer to uint8 forgets that it has no sign."""
+    """A loaded element. CuTe loads uint8 with a sign, so the sign is masked off."""
     return Int32(value) & 0xFF if dtype == "uint8" else value
 
 
 def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
-    """An element as a program computes with it. wide: integers in 64 bits."""
+    """An element as bool, Float32 or an integer. wide: Integers have 64 bits."""
     if node.kind == "b":
         return value != 0
     if node.kind == "f":
@@ -103,7 +115,7 @@ def of_kind(node: Expr, value: Any, wide: bool = False) -> Any:
 
 
 class Row(Fixed):
-    """A program on query q_idx of a tile's sequence."""
+    """A program for one query, `q_idx` of a tile's sequence. Calling it gives the roots."""
 
     def __init__(self, program: Program, tile: Any, q_idx: Any) -> None:
         self.program, self.tile = program, tile
@@ -117,8 +129,12 @@ class Row(Fixed):
         }
 
     def fetch(self, column: Any, count: int, given: Iterable[int | None] = ()) -> dict[Expr, Any]:
-        """Operands whose keys lie side by side, for `count` keys from `column` on, all of which
-        there are. given: the numbers of those that are there already."""
+        """Load aux operands whose keys are contiguous, for `count` keys from `column` on.
+
+        All of these keys have to exist.
+
+        given: The numbers of operands that need not be loaded.
+        """
         found = {}
         wanted = self.program.vectors - set(given)
         for node in self.program.nodes:
@@ -136,8 +152,14 @@ class Row(Fixed):
         self, s: Pair, kv_idx: Pair, fetched: dict[Expr, Any] | None = None, at: int = 0,
         given: Mapping[int | None, Pair] = MappingProxyType({}),
     ) -> list[Any]:  # fmt: skip
-        """The roots for the scores s of keys kv_idx. fetched, at: operands that are there, and the
-        number of the first column in them. given: operands of these very scores, by number."""
+        """The roots for two scores.
+
+        Args:
+            s: The scores.
+            kv_idx: Their keys.
+            fetched, at: The result of `fetch`, and where in it the first of the two keys is.
+            given: Values of aux operands for these two scores, by number.
+        """
 
         def one(node: Expr, kv_idx: Any) -> Any:
             column = smaller(kv_idx, self.tile.k_rows - 1)

@@ -1,7 +1,7 @@
-"""Which tiles a kernel visits: the classes of `program.tile_classes`, evaluated on the device.
+"""Which tiles a kernel visits: the conditions of `program.tile_classes`, evaluated on the device.
 
-A warp decides about 32 tiles at a time, one a lane, and takes the hull of those that count. No
-block mask is made, and nothing is read on the host.
+A warp classifies 32 tiles at a time, one in each lane. It then visits the hull: all tiles from the
+first to the last that is not empty. There is no block mask in memory, and the host reads nothing.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,18 @@ from .program import Program, address, element, of_kind
 from .values import Fixed, Pair, is_literal, larger, smaller
 
 LANES = 32
-NAMES = ("p", "ds")  # of terms, as `still` has them
-Span = tuple[Any, Any]  # the first and the last position of a tile
+NAMES = ("p", "ds")  # the names that `still` gives to P and dS
+Span = tuple[Any, Any]  # the first and the last position of a tile along one side
 
 
 class TileClass(Fixed):
-    """A condition on tiles, as a function of where a tile lies. term: of `classify`. tables: the
-    numbers of the operands whose tables follow the operands in aux. size: of a tile."""
+    """A condition on tiles, such as "this tile is empty".
+
+    term:    The condition as a term, from `classify`.
+    aux:     As kernels take it: the aux operands, then tables of bounds.
+    tables:  The numbers of the aux operands that have tables.
+    size:    The size of a tile.
+    """
 
     def __init__(
         self, term: Expr, config: KernelConfig, aux: Any, scalars: Any, tables: Sequence[int],
@@ -34,13 +39,16 @@ class TileClass(Fixed):
         self.tables = dict(zip(tables, own, strict=True))
 
     def holds(self, batch: Any, head: Any, q_idx: Span, kv_idx: Span) -> Any:
-        """Whether it holds for the tile of these positions; a bool if that is constant."""
+        """Whether the condition holds for the tile at these positions.
+
+        The result is a Python bool if it is the same for all tiles.
+        """
         places = {"b": batch, "h": head}
         bounds = {
             "q_idx_lo": q_idx[0], "q_idx_hi": q_idx[1],
             "kv_idx_lo": kv_idx[0], "kv_idx_hi": kv_idx[1],
         }  # fmt: skip
-        # A tile that there is lies in one cell of a table; any will do for others.
+        # Each existing tile has one cell of a table. Other tiles may read any cell.
         cells = {
             "q_idx": larger(q_idx[1], 0) // self.size.rows,
             "kv_idx": larger(kv_idx[1], 0) // self.size.cols,
@@ -59,24 +67,26 @@ class TileClass(Fixed):
 
 
 def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:
-    """Whether no variant of the terms needs a mask past the ends. Each is P, or P and dS.
+    """Whether the kernel may omit the mask past the end of a sequence (`KernelConfig.bare_ends`).
 
-    Programs with operands keep it: these must not be read past their ends.
+    Programs with aux operands keep the mask, because operands must not be read past their ends.
+
+    variants: The terms that the kernel evaluates on different tiles. Each is (P,) or (P, dS).
     """
     names = NAMES[: len(variants[0])]
     return config.bare_ends and not config.aux and still(names, variants) == set(names)
 
 
 def span(first: Any, count: int, length: Any) -> Span:
-    """`count` positions from `first` on, as far as they exist."""
+    """The span of `count` positions from `first` on, cut at the end of the sequence."""
     return first, smaller(first + (count - 1), length - 1)
 
 
 def lowest(bits: Any) -> Any:
-    """The number of the lowest bit of a vote."""
+    """The lowest lane whose bit is set in the result of a vote."""
     return cute.arch.popc((bits & -bits) - 1)
 
 
 def past(bits: Any) -> Any:
-    """The number of the highest bit of a vote, plus one."""
+    """The highest lane whose bit is set in the result of a vote, plus one."""
     return LANES - Int32(cute.arch.clz(bits))

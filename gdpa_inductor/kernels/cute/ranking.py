@@ -13,8 +13,10 @@ WARPS = 8  # of a CTA
 
 
 class Ranking:
-    """order[rank of i] = i, where rank counts the sequences that are longer, or as long and before
-    i. Behind it order is 0: see `forward/queue.py`."""
+    """order[rank(i)] = i for each sequence i, and order[B] = 0 (`forward/queue.py`).
+
+    rank(i) is the number of sequences that are longer than i, or as long and before i.
+    """
 
     @cute.jit
     def __call__(self, offsets, order, batch: Int32, stream):
@@ -44,6 +46,6 @@ class Ranking:
 
 
 def compiled(dtype: str, arch: str) -> Any:
-    """For offsets of this dtype. Needs no GPU."""
+    """The compiled kernel for offsets of this dtype. Compiling needs no GPU."""
     given = (pointer(dtype), pointer("int64"), Int32(1), stream())
     return compile_kernel(Ranking(), given, arch)

@@ -1,15 +1,19 @@
-"""A call again: the same launches at other addresses.
+"""Replay a call: repeat its launches for a later call of the same form, at other addresses.
 
-The first run of a form settles the kernels, the words of their forms and the memory that they take.
-Later runs allocate, clear and launch. A run can be replayed if it did nothing else: if it copied
-nothing, and torch summed or sorted nothing.
+The first call of a form (plan.py) chooses kernels, computes their arguments and allocates memory.
+It writes these steps into a `Record`. The `Replay` of a record only allocates, clears and launches,
+which saves time of the CPU. A call can be replayed if it did nothing else. So it must not copy an
+operand, and torch must not sum or sort anything.
 
-    tensors of a call    the matrices of the caller, the operands of the program, offsets, rooms
-    values of a call     the addresses of the tensors; the rows of queries and of keys; 0
+A step refers to the data of a call by number:
 
-Rooms are the memory that the call asks for. A word is noted as a place: which of the values, and
-how far from it. So an address lies some bytes behind the beginning of a tensor. How many rows a
-jagged side has varies from call to call, and so does the memory of what has as many.
+    tensors of a call    The caller's matrices, the aux operands, the offsets, the rooms.
+    values of a call     The addresses of these tensors, the total rows of queries and keys, and 0.
+
+A room is memory that the call allocates. An argument is recorded as a `Place`: the number of a
+value, and an offset that is added to it. For example, an address is that of a tensor plus some
+bytes. The total rows of a jagged side vary from call to call, and the sizes of some rooms with
+them.
 """
 
 from __future__ import annotations
@@ -26,16 +30,21 @@ from .launcher import TOTALS, Launcher, WordLauncher
 from .memory import clear, is_dense
 from .plan import JAGGED, off_alignment, totals
 
-Place = tuple[int, int]
-Room = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]
-ROWS, NOTHING = (-3, -2), -1  # values behind the addresses
-# Takes the values, the scalars and the stream.
+Place = tuple[int, int]  # (number of a value, offset)
+Room = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]  # see `Replay.rooms`
+ROWS, NOTHING = (-3, -2), -1  # the numbers of the last values: rows of queries, of keys, and 0
+# A function of the values, the scalars and the stream.
 Step = Callable[[Sequence[int], Sequence[int], int], None]
 
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """Of a kernel of a configuration. scalars: how many the program reads."""
+    """Launches an attention kernel.
+
+    form:     The words of the form.
+    places:   The arguments of the call before the scalars.
+    scalars:  How many integers the score program reads.
+    """
 
     launcher: Launcher
     form: bytes
@@ -50,7 +59,7 @@ class KernelLaunch:
 
 @dataclass(frozen=True)
 class WordLaunch:
-    """Of a kernel that takes addresses, numbers and the stream."""
+    """Launches a small kernel. Its arguments are addresses (`places`), `numbers` and the stream."""
 
     launcher: WordLauncher
     places: tuple[Place, ...]
@@ -63,7 +72,11 @@ class WordLaunch:
 
 @dataclass(frozen=True)
 class Clear:
-    """Words of 32 bits, so many for each row of a side, or in all."""
+    """Sets memory to zero.
+
+    words: How many words of 32 bits, in all or for each row of a side. side: 0 for queries, 1 for
+    keys, or None.
+    """
 
     place: Place
     words: int
@@ -77,9 +90,14 @@ class Clear:
 
 @dataclass(frozen=True)
 class Replay:
-    """rooms: (side, size, strides, dtype); one of a side has its rows in front of the size.
-    results: which of the tensors are returned; an operand's memory is returned as a tensor of its
-    own. device: its index; it has to be the current one."""
+    """The steps of a call.
+
+    rooms:    (side, size, strides, dtype) of each room. If there is a side, its total rows precede
+              the size.
+    results:  The numbers of the tensors that the call returns. If one is an operand, the caller
+              gets a new tensor on the same memory.
+    device:   The index of the device. It has to be the current one.
+    """
 
     rooms: tuple[Room, ...]
     steps: tuple[Step, ...]
@@ -90,8 +108,16 @@ class Replay:
         self, given: Sequence[Tensor], aux: Sequence[Tensor], scalars: Sequence[int],
         offsets: Sequence[Tensor] = (),
     ) -> list[Tensor] | None:  # fmt: skip
-        """given: the matrices of the caller; aux, scalars: of the program. None where an address is
-        no multiple of 16 bytes: then a matrix may have to be copied."""
+        """Run the call, and return its results.
+
+        The result is None, and nothing has run, if an address is not a multiple of 16 bytes. Then
+        TMA might need a copy.
+
+        Args:
+            given: The caller's matrices: query, key, value and, in a backward, the gradient of O.
+            aux, scalars: Those of the score program.
+            offsets: `cu_seqlens` of the jagged sides.
+        """
         tensors = [*given, *aux, *offsets]
         addresses = [x.data_ptr() for x in tensors]
         if off_alignment(addresses):
@@ -111,10 +137,12 @@ class Replay:
 
 @dataclass
 class Record:
-    """Of a first run: what it does, as it does it. replay: how to run it again, if it can be.
+    """Collects the steps of a first call while it runs.
 
-    given, aux, offsets: the tensors of the call, once they are known. fails: it did something else
-    too."""
+    replay:              The result after `finish`, or None if the call cannot be replayed.
+    given, aux, offsets: The tensors of the call, after `begin`.
+    fails:               The call did something that cannot be replayed.
+    """
 
     replay: Replay | None = None
     given: Sequence[Tensor] = ()
@@ -125,13 +153,15 @@ class Record:
     _steps: list[Step] = field(default_factory=list)
 
     def begin(self, given: Sequence[Tensor], o: Operands[Tensor], plain: bool) -> None:
-        """given: the matrices of the caller. plain: kernels read everything as it lies."""
+        """Begin a record. given: The caller's matrices. plain: Nothing is copied."""
         self.given, self.aux, self.fails = given, o.aux, not plain
         self.offsets = [x for x in o.lengths[:2] if x is not None]
 
     def made(self, room: Tensor, side: int | None = None) -> Tensor:
-        """Memory that the call asked for. It lives as long as the record does. side: 0 or 1 if its
-        first dim is the rows of queries or of keys where that side is jagged."""
+        """Record a room, and return it. It lives as long as the record.
+
+        side: 0 if the first dim is the total rows of a jagged query, 1 if of jagged keys.
+        """
         jagged = side is not None and self.given[side].dim() == JAGGED
         self._rooms.append((side if jagged else None, room))
         return room
@@ -139,8 +169,14 @@ class Record:
     def launched(
         self, launcher: Launcher, words: Sequence[int], form: bytes, matrices: int, scalars: int
     ) -> None:
-        """words: as in `LaunchPlan.call_words`, of so many matrices. Those of the caller come
-        first, the operands of the program last."""
+        """Record a launch of an attention kernel.
+
+        Args:
+            words: The result of `LaunchPlan.call_words`.
+            form: The result of `LaunchPlan.form_words`.
+            matrices: How many matrices the kernel takes. The caller's come first.
+            scalars: How many integers the score program reads.
+        """
         given, behind = len(self.given), matrices + TOTALS
         last = len(words) - scalars - 2
         first = last - len(self.aux)
@@ -155,24 +191,32 @@ class Record:
         self._steps.append(KernelLaunch(launcher, form, places, scalars, words[-2]))
 
     def summed(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
+        """Record a launch that sums rooms. numbers: The arguments after the addresses."""
         self._steps.append(WordLaunch(launcher, tuple(map(self._own, addresses)), numbers))
 
     def bounded(
         self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
     ) -> None:
-        """operand: its number in the program, and what of it was read. room: of its table."""
+        """Record the launch that makes a table of bounds.
+
+        operand: (number of the aux operand, the part of it that was read). room: The table's
+        memory. numbers: The arguments after the two addresses.
+        """
         number, part = operand
         place = number + len(self.given), part.data_ptr() - self.aux[number].data_ptr()
         places = (place, self._own(room.data_ptr()))
         self._steps.append(WordLaunch(launcher, places, numbers))
 
     def ranked(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
-        """The order is made from the last of the offsets. room: where it lies."""
+        """Record the launch that ranks the sequences. It reads the last of the offsets.
+
+        room: The memory of the order.
+        """
         places = ((self._taken - 1, 0), self._own(room.data_ptr()))
         self._steps.append(WordLaunch(launcher, places, numbers))
 
     def cleared(self, room: Tensor) -> None:
-        """It was, whatever by."""
+        """Record that a room, or an operand that may be overwritten, was set to zero."""
         place, words, side = self._own(room.data_ptr()), room.nbytes // 4, None
         number = place[0] - self._taken
         if number >= 0:
@@ -183,7 +227,10 @@ class Record:
         self._steps.append(Clear(place, words // rows, side))
 
     def finish(self, results: Sequence[Tensor]) -> None:
-        """That was all. Each result is one of the tensors, whole."""
+        """End the record, and make the replay if there can be one.
+
+        results: What the call returns. Each has to be a whole tensor of the call.
+        """
         found = [self._whole(x) for x in results]
         if self.fails or None in found:
             return
@@ -197,11 +244,14 @@ class Record:
 
     @property
     def _taken(self) -> int:
-        """Tensors in front of the rooms."""
+        """How many tensors come before the rooms."""
         return len(self.given) + len(self.aux) + len(self.offsets)
 
     def _of(self, tensors: Sequence[Tensor], addresses: Sequence[int], first: int) -> list[Place]:
-        """Each address is that of the tensor of its number, or of a part of it."""
+        """The places of addresses. Each address is that of a tensor here, or of a part of it.
+
+        first: The number of the first tensor.
+        """
         pairs = enumerate(zip(tensors, addresses, strict=False), first)
         return [(number, address - x.data_ptr()) for number, (x, address) in pairs]
 
@@ -209,7 +259,7 @@ class Record:
         return (ROWS[side], 0) if self.given[side].dim() == JAGGED else (NOTHING, count)
 
     def _own(self, address: int) -> Place:
-        """A place in a room, or in an operand whose memory the call was given."""
+        """The place of an address in a room, or in an operand that the call may overwrite."""
         for number, x in self._writable():
             offset = address - x.data_ptr()
             if 0 <= offset < max(x.nbytes, 1) and is_dense(x):
@@ -225,13 +275,13 @@ class Record:
         return None
 
     def _writable(self) -> Iterator[tuple[int, Tensor]]:
-        """Operands of the program and rooms, with their numbers."""
+        """The aux operands and the rooms, with their numbers."""
         yield from enumerate(self.aux, len(self.given))
         yield from enumerate((room for _, room in self._rooms), self._taken)
 
 
 class Unrecorded(Record):
-    """Of a call that nobody will replay."""
+    """A record that collects nothing, for a call that will not be replayed."""
 
     def begin(self, given: Sequence[Tensor], o: Operands[Tensor], plain: bool) -> None:
         pass

@@ -1,6 +1,7 @@
-"""Compiled kernels as object files, and the runtime library of CuTe DSL that loads and launches
-them. It is a library of C (CuteDSLRuntime.h): a process that compiles nothing imports no cutlass,
-which takes about a second.
+"""Load and launch compiled kernels, by the runtime library of CuTe DSL.
+
+A compiled kernel is an object file. The library has a C interface (CuteDSLRuntime.h), so a process
+that compiles nothing does not import cutlass. That import takes about a second.
 """
 
 import ctypes
@@ -14,20 +15,20 @@ from typing import Any
 from .driver import newest_cuda
 
 NAME = "libcute_dsl_runtime.so"
-SETTING = "CUTE_DSL_LIBS"  # paths, in the environment: in place of the package's library
-PREFIX = "gdpa"  # of the symbols in an object file
+SETTING = "CUTE_DSL_LIBS"  # environment variable: paths that replace the package's library
+PREFIX = "gdpa"  # the prefix of the symbols in an object file
 
 
 def exported(compiled: Any) -> bytes:
-    """The object file of what `cute.compile` gave. The compiler looks up what host code calls among
-    the functions that are loaded for all."""
+    """The object file of a kernel that `cute.compile` returned."""
+    # Host code calls functions of the library. The compiler finds them only if it is loaded.
     library()
     content: bytes = compiled.dump_to_object(PREFIX)
     return content
 
 
 class Kernel:
-    """A kernel in an object file. It is loaded for every device, and stays."""
+    """A kernel from the content of an object file. It stays loaded, for all devices."""
 
     def __init__(self, content: bytes) -> None:
         self.library, self.function, module = library(), ctypes.c_void_p(), ctypes.c_void_p()
@@ -45,7 +46,10 @@ class Kernel:
             raise RuntimeError(f"a CuTe kernel cannot be loaded: {text}")
 
     def at(self, places: Sequence[int]) -> Callable[[], None]:
-        """A launch. Its arguments lie at these addresses, and are read each time."""
+        """A function that launches the kernel.
+
+        places: The address of each argument. Each launch reads the arguments anew.
+        """
         result, count = ctypes.c_int32(), len(places) + 1
         given = (ctypes.c_void_p * count)(*places, ctypes.addressof(result))
         run = functools.partial(
@@ -60,7 +64,7 @@ class Kernel:
 
 
 def library() -> ctypes.CDLL:
-    """Its functions, loaded for all."""
+    """The runtime library. Its symbols are visible to all other libraries (RTLD_GLOBAL)."""
     return _loaded(_path())
 
 
@@ -72,7 +76,7 @@ def _loaded(path: str) -> ctypes.CDLL:
 
 
 def _path() -> str:
-    """Where it lies. As CuTe DSL chooses it: that for the newest CUDA that the driver runs."""
+    """The path of the library, chosen as CuTe DSL does: for the newest CUDA of the driver."""
     for given in os.environ.get(SETTING, "").split(os.pathsep):
         if given.endswith(NAME):
             return given

@@ -1,12 +1,14 @@
-"""Arithmetic on pairs of scores, two fp32 lanes to an instruction.
+"""Arithmetic on pairs of neighbouring scores: one instruction computes two fp32 lanes.
 
-    Value = Literal | Pair | Product
+Blackwell has packed add, mul and fma for two fp32 registers. A Value is one of three:
 
-Blackwell has packed add, mul and fma for two fp32 registers. A `Pair` is the same quantity of two
-neighbouring scores. One that is equal for both (a row index, a scalar) holds the same object twice,
-and is computed once. A `Product` is a multiplication that has not been written yet. It becomes one
-multiply-add with the sum that uses it. A constant factor is folded into the next constant, so that
-x/2 of x = s·c costs what x does."""
+    Literal    A Python number.
+    Pair       The same quantity of two neighbouring scores. If it is equal for both, such as a row
+               index or a scalar, it holds the same object twice, and is computed once.
+    Product    A multiplication that is not emitted yet. A sum that uses it becomes one fma.
+
+Constant factors are multiplied while tracing. So for x = s·c, x/2 costs no more than x.
+"""
 
 import functools
 import math
@@ -20,8 +22,10 @@ LIMIT = 1 << 31
 
 
 class Fixed:
-    """What loops and branches of a traced kernel may use and do not change: it carries no value of
-    its own through them."""
+    """A base for objects that loops and branches of a traced kernel use but do not change.
+
+    Such an object has no MLIR values that a loop would have to carry.
+    """
 
     def __extract_mlir_values__(self):
         return []
@@ -34,7 +38,7 @@ class Fixed:
 
 
 class Pair:
-    """Two lanes of one kind: Float32, Int32, Int64 or Boolean."""
+    """Two lanes of one type: Float32, Int32, Int64 or Boolean."""
 
     __slots__ = ("lanes",)
 
@@ -47,7 +51,7 @@ class Pair:
 
 
 class Product:
-    """x · y, not yet written. y may be a Python float."""
+    """x · y, not emitted yet. y may be a Python float."""
 
     __slots__ = ("_pair", "x", "y")
 
@@ -96,7 +100,10 @@ def packed(instruction: Callable, *operands: Pair) -> Pair:
 
 
 def each(function: Callable) -> Callable:
-    """A function of registers as a function of Values, lane by lane, once where they are equal."""
+    """Make a function of Values from a function of registers.
+
+    It is called for each lane, or once if both lanes of all arguments are equal.
+    """
 
     @functools.wraps(function)
     def lifted(*values) -> Pair:
@@ -110,7 +117,7 @@ def each(function: Callable) -> Callable:
 
 
 def add(x, y):
-    """x + y of floats; with a product, one multiply-add."""
+    """x + y of floats. If one is a product that is not emitted, this is one fma."""
     if is_literal(x) and is_literal(y):
         return x + y
     for product, other in ((x, y), (y, x)):
@@ -120,7 +127,7 @@ def add(x, y):
 
 
 def multiply(x, y):
-    """x · y of floats, written when it is used."""
+    """x · y of floats, emitted when it is used."""
     if is_literal(x) and is_literal(y):
         return x * y
     if is_literal(x):
@@ -146,12 +153,15 @@ def subtract(x, y):
 
 
 def _normal(value: float) -> bool:
-    """A folded constant must neither overflow nor lose bits that the two steps would have kept."""
+    """Whether two constants may be multiplied while tracing.
+
+    The result must not overflow, and must not lose bits that two separate steps would keep.
+    """
     return math.isfinite(value) and (value == 0.0 or 2.0**-120 < abs(value) < 2.0**120)
 
 
 def select(condition, x, y):
-    """condition ? x : y of two registers, or a register and a Python number of its kind."""
+    """condition ? x : y. x and y are registers, or a register and a Python number of its type."""
     kind = type(x) if isinstance(x, Numeric) else type(y)
     if isinstance(x, Int64) or isinstance(y, Int64):
         kind = Int64

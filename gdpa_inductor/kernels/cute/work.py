@@ -1,4 +1,4 @@
-"""What every kernel asks of the sequences of a launch, on the device."""
+"""Where the sequences of a launch begin and how long they are, read on the device."""
 
 from typing import Any
 
@@ -9,23 +9,29 @@ from .values import larger, select, smaller
 
 
 def totals(config: KernelConfig, sizes: Any) -> tuple[Any, Any]:
-    """The rows of both sides, where kernels clear rows themselves: no offset may lead past them.
-    Otherwise TMA clips what leaves a matrix."""
+    """The total rows of queries and of keys, or (None, None).
+
+    Kernels that clear rows themselves (`KernelConfig.clears`) must clamp offsets to these. In other
+    kernels TMA clips accesses outside a matrix.
+    """
     return (sizes[6], sizes[7]) if config.clears else (None, None)
 
 
 def offset(offsets: Any, number: Any, total: Any = None) -> Any:
-    """One of `cu_seqlens`. total: the rows of the matrix, which it is kept within if known."""
+    """An element of `cu_seqlens`, clamped to [0, total] if the total rows are given."""
     found = Int32(offsets[number])
     return found if total is None else larger(smaller(found, Int32(total)), Int32(0))
 
 
 def sequence_rows(offsets: Any, batch: Any, most: Any, total: Any = None) -> tuple[Any, Any]:
-    """(first row, rows) of one side of a sequence.
+    """(first row, number of rows) of one side of a sequence.
 
-    offsets: `cu_seqlens`, None where the side is dense. most: the rows of a dense side, and the
-    most that a sequence may have on a jagged one. total: see `offset`. Offsets that decrease own
-    nothing.
+    A sequence whose offsets decrease has no rows.
+
+    Args:
+        offsets: `cu_seqlens`, or None if the side is dense.
+        most: The rows of a dense side, or `max_seqlen` of a jagged one.
+        total: See `offset`.
     """
     if offsets is None:
         return Int32(0), Int32(most)

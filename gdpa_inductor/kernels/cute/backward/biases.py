@@ -1,9 +1,12 @@
-"""Gradients of biases: of operands that are added to the score, up to a constant factor (`roots`).
+"""Gradients of biases, for dense calls. A bias is an operand that is added to the score (`roots`).
 
-The kernel stores the gradient of one of them, a number for each score, in 16 bits. The gradient of
-each is a sum of these. To bound their memory, a call is launched in parts: some batches, or some
-heads, at a time. Every sum has one order. What follows from the form of a call is a `Division`,
-which its plan keeps. Host only.
+A bias may have a constant factor. The kernel stores the gradient of one bias: a 16-bit number for
+each score. The gradient of every bias is a sum of these numbers over the dims that it lacks. Each
+sum has a fixed order, so results do not vary from run to run.
+
+All scores at once may need too much memory. So a call is launched in parts, each with some of the
+batches, heads or keys. A `Division` says which parts and which sums there are. It depends on the
+form of the call only, and the plan keeps it. This module runs on the host.
 """
 
 from __future__ import annotations
@@ -25,20 +28,26 @@ from .roots import factor_of
 if TYPE_CHECKING:
     from ..replay import Record
 
-ROOM = 256 << 20  # bytes of scores at a time, where a part has more than one batch or key head
-GOOD = 0.95  # of the best use of the CTAs is as good
-ALIGNED = 8  # scores: TMA stores rows that begin at multiples of 16 bytes
+ROOM = 256 << 20  # bytes of stored scores for a part; a single batch or key head may need more
+GOOD = 0.95  # a part may be larger if it still uses the CTAs this well, relative to the best
+ALIGNED = 8  # scores; TMA stores rows that begin at multiples of 16 bytes
 KEYS = AXES.index("kv_idx")
 
-# Stores factor · the sum of scores, if it can: see `totals`.
+# Stores factor · (sum of scores) in the second tensor. Returns False if it cannot: see `totals`.
 Total = Callable[[Tensor, Tensor, float], bool]
 
 
 @dataclass(frozen=True)
 class Part:
-    """One launch. rooms: for dQ, dK, dV, by letter. stored: the operand of the program whose
-    gradient goes to `scores` [B, H, M, N]. whole: the operands are those of the call, so that its
-    plan serves. keys: which part of the keys it has, as `KernelConfig.part`."""
+    """One launch.
+
+    operands:  The operands of this part.
+    rooms:     The memory for dQ, dK and dV, by letter.
+    stored:    The number of the aux operand whose gradient is stored.
+    scores:    Where it is stored: [B, H, M, N].
+    whole:     The part is the whole call, so that the plan of the call serves.
+    keys:      Which part of the keys this is: see `KernelConfig.part`.
+    """
 
     operands: Operands[Tensor]
     grad_out: Tensor
@@ -51,8 +60,16 @@ class Part:
 
 @dataclass(frozen=True)
 class Share:
-    """`count` batches from `first` on (axis 0), or key heads (axis 1), each with `group` query
-    heads. whole: all that there are. keys: (first, count), where it has some only. part: which."""
+    """The batches, heads and keys of one part.
+
+    axis:   0 if the call is cut along the batches, 1 if along the key heads.
+    first:  The first batch or key head.
+    count:  How many batches or key heads.
+    group:  How many query heads there are for each key head.
+    whole:  The part is the whole call.
+    keys:   (first, count) if the part has only some of the keys, else None.
+    part:   Which part of the keys this is: see `KernelConfig.part`.
+    """
 
     axis: int
     first: int
@@ -63,12 +80,12 @@ class Share:
     part: str = ""
 
     def matrix(self, matrix: Tensor, letter: str) -> Tensor:
-        """Of a matrix with the heads of "q", "k" or "v"."""
+        """The share of a matrix that has the heads of "q", "k" or "v"."""
         own = self._narrowed(matrix, self.axis, 1 if letter in "kv" else self.group)
         return own.narrow(2, *self.keys) if self.keys and letter in "kv" else own
 
     def operand(self, tensor: Tensor, spec: Aux) -> Tensor:
-        """Of an operand of the program, or of its gradient."""
+        """The share of an aux operand, or of its gradient."""
         letter, keys = AXES[self.axis], "kv_idx"
         if letter in spec.access:
             tensor = self._narrowed(tensor, spec.access.index(letter), self.group)
@@ -77,6 +94,7 @@ class Share:
         return tensor
 
     def of(self, o: Operands[Tensor]) -> Operands[Tensor]:
+        """The share of all operands."""
         if self.whole:
             return o
         aux = [self.operand(x, spec) for x, spec in zip(o.aux, o.program.aux, strict=True)]
@@ -84,7 +102,7 @@ class Share:
         return replace(o, query=query, key=key, value=value, aux=aux)
 
     def cut(self, tile: int, tiles: int, cols: int) -> list[Share]:
-        """The same with so many tiles of keys at a time, of all `cols` keys."""
+        """Cut the share along its `cols` keys, `tiles` key tiles of `tile` keys at a time."""
         step = tile * tiles
         found = [(i, min(step, cols - i)) for i in range(0, cols, step)]
         parts = ["first", *["middle"] * (len(found) - 2), "last"]
@@ -97,7 +115,7 @@ class Share:
 
 
 class BiasSum:
-    """How the gradient of operand `number` follows from that of operand `stored`."""
+    """How to compute the gradient of aux operand `number` from that of operand `stored`."""
 
     def __init__(
         self, o: Operands[Tensor], number: int, stored: int, shares: Sequence[Share]
@@ -113,8 +131,10 @@ class BiasSum:
         self.shape = on_axes.shape if on_axes.is_contiguous() and shares[0].whole else None
 
     def room(self, operand: Tensor, spare: bool, record: Record) -> Tensor:
-        """For the gradient, or for a sum of several parts, in fp32. spare: the operand may be
-        overwritten, for each part has read its own before."""
+        """Memory for the gradient. It is fp32 if several parts add to it.
+
+        spare: The gradient may overwrite the operand. Each part has read its share before.
+        """
         if self.adds:
             record.fails = True
             return operand.new_zeros(operand.shape, dtype=torch.float32)
@@ -123,7 +143,7 @@ class BiasSum:
         return record.made(empty(operand.shape, operand.dtype, operand.device))
 
     def on_axes(self, share: Share, total: Tensor) -> Tensor:
-        """What a share adds to, with a dimension for each of b, h, q_idx, kv_idx."""
+        """What a share adds to, as a view with a dim for each of b, h, q_idx, kv_idx."""
         if self.shape is not None:
             return total.view(self.shape)
         return aux_on_axes(share.operand(total, self.spec), self.spec)
@@ -131,6 +151,13 @@ class BiasSum:
     def add(
         self, share: Share, scores: Tensor, total: Tensor, fast_total: Total, record: Record
     ) -> None:
+        """Sum the scores of a share into the gradient.
+
+        Args:
+            scores: What the launch has stored.
+            total: The result of `room`.
+            fast_total: A kernel for the sum. Where it cannot sum, torch does.
+        """
         own = self.on_axes(share, total)
         if not self.adds and fast_total(scores, own, self.factor):
             return
@@ -143,8 +170,16 @@ class BiasSum:
 
 
 class Division:
-    """The parts of a call, and what is summed. direct: the stored gradient is what is asked for, as
-    it lies, and there is one part. keys: of a tile. cuts: a launch may have some of the keys."""
+    """The parts of a call, and the sums.
+
+    `direct` says that the stored numbers are the gradient itself, so there is one part and no sum.
+
+    Args:
+        wanted: The numbers of the aux operands that need a gradient.
+        keys: The keys of a tile.
+        ctas: How many CTAs a launch has.
+        cuts: Whether a launch may have some of the keys only.
+    """
 
     def __init__(
         self, o: Operands[Tensor], wanted: Sequence[int], keys: int, ctas: int, cuts: bool = False
@@ -162,7 +197,7 @@ class Division:
     def scores(
         self, o: Operands[Tensor], first: Tensor, record: Record
     ) -> Iterator[tuple[Share, Tensor]]:
-        """For each share, where the scores' gradient goes. first: the room of the first sum."""
+        """Each share, and the memory for its stored scores. first: The room of the first sum."""
         room: Tensor | None = None
         for share in self.shares:
             if self.direct:
@@ -171,7 +206,7 @@ class Division:
             query, cols = share.matrix(o.query, "q"), share.matrix(o.key, "k").shape[2]
             shape = (*query.shape[:3], -(-cols // ALIGNED) * ALIGNED)
             if room is None or room.shape != shape:
-                room = None  # before there is another
+                room = None  # free it before the next is allocated
                 room = record.made(empty(shape, query.dtype, query.device))
             yield share, room if room.shape[-1] == cols else room[..., :cols]
 
@@ -186,8 +221,15 @@ def gradients(
     record: Record,
     spare: Sequence[int] = (),
 ) -> list[Tensor]:
-    """The asked ones of dQ, dK, dV and those of the operands. record: of what is done.
-    spare: operands that may be overwritten."""
+    """Run a backward part by part: the wanted ones of dQ, dK and dV, then those of aux operands.
+
+    Args:
+        needs: Which gradients are wanted: of query, key, value and each aux operand.
+        launch: Launches one part.
+        fast_total: See `BiasSum.add`.
+        record: Gets the steps, so that the call can be replayed.
+        spare: The aux operands that may be overwritten.
+    """
     o = unshared(given) if division.shared else given
     matrices, sums = (o.query, o.key, o.value), division.sums
     rooms = {x: record.made(for_gradient(y, empty)) for x, y in zip("qkv", matrices)}
@@ -204,7 +246,7 @@ def gradients(
 
 
 def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
-    """Each batch has matrices of its own."""
+    """Copy matrices with a batch of 1, so that each batch has its own."""
     batch = score_shape(o)[0]
     query, key, value = (
         x if x.shape[0] == batch else x.expand(batch, -1, -1, -1).contiguous()
@@ -214,34 +256,36 @@ def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
 
 
 def _like(grad: Tensor, operand: Tensor) -> Tensor:
-    """Summed over the batch where that shares the operand."""
+    """The gradient of an operand, summed over the batch if all batches share the operand."""
     if grad.shape == operand.shape:
         return grad
     return grad.sum(0, keepdim=True, dtype=torch.float32).to(operand.dtype)
 
 
 def _on_axes(o: Operands[Tensor], number: int) -> Tensor:
-    """The gradient of an operand with a dimension for each of b, h, q_idx, kv_idx; no memory."""
+    """A meta tensor like the gradient of an operand, with dims for b, h, q_idx and kv_idx."""
     return aux_on_axes(torch.empty(o.aux[number].shape, device="meta"), o.program.aux[number])
 
 
 def _is_the_scores(o: Operands[Tensor], number: int) -> bool:
-    """Whether the gradient of an operand is what the kernel stores, as it lies."""
+    """Whether the kernel stores exactly the gradient of this operand: the same shape and layout."""
     shape, on_axes = score_shape(o), _on_axes(o, number)
     alike = o.aux[number].dtype == o.query.dtype and on_axes.shape == shape
     return alike and on_axes.is_contiguous() and shape[-1] % ALIGNED == 0
 
 
 def _axis(o: Operands[Tensor], wanted: Sequence[int], read: Collection[str]) -> int | None:
-    """The axis that parts are cut along, 0 or 1: if it can be, one that no sum goes over. A kernel
-    numbers the batches and the heads of a part from 0, so an axis whose number the program reads
-    stays whole. None: both do."""
+    """The axis along which to cut the call: 0 for batches, 1 for heads, None if neither may be cut.
+
+    If possible, no sum goes over this axis. A kernel counts the batches and heads of a part from 0.
+    So an axis must stay whole if the program reads its index.
+    """
     first = 0 if any("b" in o.program.aux[number].axes for number in wanted) else 1
     return next((axis for axis in (first, 1 - first) if AXES[axis] not in read), None)
 
 
 def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | None) -> list[Share]:
-    """As many batches or heads at a time as there is room for, if that keeps the CTAs busy."""
+    """Shares with as many batches or heads as `room` bytes allow, if that keeps the CTAs busy."""
     (batch, heads, rows, cols), key_heads = score_shape(o), o.key.shape[1]
     units, group = (batch, key_heads)[axis], heads // max(key_heads, 1)
     tiles = batch * key_heads * -(-cols // keys) // max(units, 1)
@@ -252,7 +296,7 @@ def _shares(o: Operands[Tensor], axis: int, keys: int, ctas: int, room: int | No
 
 
 def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list[Share]:
-    """Some of the keys at a time, where all of them have no room for one batch or head."""
+    """Cut the shares along the keys, if all keys of one batch or head need more than `ROOM`."""
     (batch, heads, rows, cols), key_heads, first = score_shape(o), o.key.shape[1], shares[0]
     units = max((batch, key_heads)[first.axis], 1)
     size = batch * heads * first.count // units * rows * cols * o.query.element_size()
@@ -264,10 +308,13 @@ def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list
 
 
 def _at_a_time(units: int, tiles: int, size: int, ctas: int, room: int) -> int:
-    """How many of these units a launch has. tiles, size: of one, in tiles of keys and in bytes."""
+    """How many units (batches, heads or key tiles) to launch at a time.
+
+    tiles, size: How many key tiles, and how many bytes of scores, one unit has.
+    """
 
     def use(count: int) -> float:
-        """The share of the CTAs that work, until the last has ended."""
+        """The share of the CTAs' time that is used, from the first tile to the last."""
         return count * tiles / (max(1, -(-count * tiles // ctas)) * ctas)
 
     counts = [n for n in range(1, units + 1) if n == 1 or n * size <= room]

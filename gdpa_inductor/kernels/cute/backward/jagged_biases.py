@@ -1,10 +1,10 @@
-"""Gradients of biases where a side is jagged, from the scores of some sequences at a time.
+"""Gradients of biases where a side is jagged, some sequences at a time.
 
-The kernel stores the gradient of one operand of the program, a number for each score, in 16 bits.
-A sequence takes as much memory as the longest may have scores (`max_seqlen`), so no length is read
-on the host. As many sequences as there is room for are dealt at a time, the longest first. What is
-stored is summed after each launch, over what the operand lacks (`jagged_totals`). Every sum has one
-order. Host only.
+The kernel stores the gradient of one aux operand: a 16-bit number for each score. A sequence gets
+memory for as many scores as the longest one may have (`max_seqlen`), so the host reads no length.
+Each launch takes as many sequences as there is memory for, the longest first. After each launch the
+stored numbers are summed over the dims that a bias lacks (`jagged_totals`). Each sum has a fixed
+order. This module runs on the host.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -22,24 +22,28 @@ from .jagged_totals import MOST
 from .roots import factor_of
 from .stored import StoredScores, StoredTiling
 
-SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # what sums may be stored as
-# Shares of the rows that are summed apart, for each sequence and for all of them: threads for the
-# device. Their sums are added up by torch.
+SUMMED = (torch.bfloat16, torch.float16, torch.float32)  # dtypes in which sums may be stored
+# A sum over all rows is cut into chunks, so that the device has enough threads. torch adds the
+# sums of the chunks. First for an operand with a batch dim, then for one without.
 CHUNKS, SHARED_CHUNKS = 8, 64
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The kernels that sum, without the factor, or what stands for them: see `jagged_totals`."""
+    """The two functions that sum: `jagged_totals.add_tiles` and `add_rows`, or substitutes."""
 
     tiles: Callable[[StoredScores, Tensor, frozenset[str], float, bool], None]
     rows: Callable[[StoredScores, Tensor, float], None]
 
 
 class JaggedSum:
-    """How the gradient of operand `number` follows from that of operand `stored`. The sum lies in
-    one of two forms: [B, H, M], of rows, where the operand does not vary along the keys. Else [B|1,
-    H|1, C, N], of chunks of rows, with a chunk for each row where the operand varies along them.
+    """How to compute the gradient of aux operand `number` from that of operand `stored`.
+
+    The shape of the sum depends on the dims of the operand:
+
+    - [B, H, M], the sums of rows, if it does not vary along the keys.
+    - [B or 1, H or 1, C, N] otherwise: sums over C chunks of rows. If it varies along the queries,
+      each row is a chunk.
     """
 
     def __init__(self, o: Operands[Tensor], number: int, stored: int, launches: int) -> None:
@@ -65,7 +69,7 @@ class JaggedSum:
         return (*own, -(-rows // height), whole_vectors(cols))
 
     def add(self, stored: StoredScores, total: Tensor, later: bool, totals: Totals) -> None:
-        """later: it is not the first launch."""
+        """Sum what a launch has stored into `total`. later: It is not the first launch."""
         if self.of_rows:
             totals.rows(stored, total, self.factor)
         else:
@@ -84,7 +88,11 @@ class JaggedSum:
 
 
 class JaggedDivision:
-    """The launches of a call, and what is summed. tiling: of what the kernel stores."""
+    """The launches of a call, and the sums.
+
+    wanted: The numbers of the aux operands that need a gradient. tiling: The tiles that the kernel
+    stores.
+    """
 
     def __init__(self, o: Operands[Tensor], wanted: Sequence[int], tiling: StoredTiling) -> None:
         self.tiling, self.stored = tiling, wanted[0]
@@ -100,8 +108,10 @@ class JaggedDivision:
     def launches(
         self, order: Tensor, dtype: torch.dtype, totals: Totals, rooms: Sequence[Tensor]
     ) -> Iterator[StoredScores]:
-        """What to store, launch by launch; between them it is summed into `rooms`. order: of all
-        sequences."""
+        """The memory for each launch. Between launches its content is summed into `rooms`.
+
+        order: The order of all sequences.
+        """
         scores = empty(self.scores, dtype, order.device)
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):

@@ -1,4 +1,8 @@
-"""The kernels that sum the gradients of scores where a side is jagged: see `jagged_totals`."""
+"""Two kernels that sum the stored gradients of scores of jagged sequences: see `jagged_totals`.
+
+In both, "a vector" is 8 neighbouring columns of scores. Only tiles that the backward has stored are
+read; `Hulls` says which.
+"""
 
 from typing import Any
 
@@ -18,8 +22,12 @@ WARPS = THREADS // LANES
 
 
 class Hulls(Fixed):
-    """Where a row or a vector of scores was stored. heads, tiles: that have hulls. group: of the
-    heads of scores that share one. tiling: of vectors."""
+    """Which rows and vectors of scores were stored.
+
+    hulls:         As in `stored`: (begin, end) tiles for each slot, head and tile.
+    heads, tiles:  How many heads, and tiles of each, have hulls.
+    group:         How many heads of scores share a hull.
+    """
 
     def __init__(
         self, hulls: Any, heads: Any, tiles: Any, group: Any, tiling: StoredTiling
@@ -28,34 +36,34 @@ class Hulls(Fixed):
         self.rows, self.vectors, self.by_keys = tiling.rows, tiling.cols // VECTOR, tiling.by_keys
 
     def of(self, slot: Any, head: Any, tile: Any, height: int) -> tuple[Any, Any]:
+        """The hull of a tile, times `height`."""
         unit = Int64(slot * self.heads + head // self.group) * self.tiles
         hull = self.hulls + (unit + tile) * 2
         return hull[0] * height, hull[1] * height
 
     def rows_of(self, slot: Any, head: Any, column: Any, first: Any, end: Any) -> tuple[Any, Any]:
-        """Of the rows from `first` to `end` those that may have the vector of a column; `has` says
-        which do."""
+        """The rows in [first, end) that may have the vector of a column. `has` decides for each."""
         if self.by_keys:
             low, high = self.of(slot, head, column // self.vectors, self.rows)
             first, end = larger(first, low), smaller(end, high)
         return first, end
 
     def columns_of(self, slot: Any, head: Any, row: Any, count: Any) -> tuple[Any, Any]:
-        """Of `count` vectors those that may lie in a row; `holds` says which do."""
+        """The vectors in [0, count) that a row may have. `holds` decides for each."""
         if self.by_keys:
             return Int32(0), count
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return low, smaller(count, high)
 
     def has(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
-        """Whether one of `rows_of` has the vector."""
+        """Whether a row from `rows_of` has the vector."""
         if self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, row // self.rows, self.vectors)
         return (low <= column) & (column < high)
 
     def holds(self, slot: Any, head: Any, row: Any, column: Any) -> Any:
-        """Whether one of `columns_of` lies in the row."""
+        """Whether the row has a vector from `columns_of`."""
         if not self.by_keys:
             return Boolean(True)
         low, high = self.of(slot, head, column // self.vectors, self.rows)
@@ -63,8 +71,11 @@ class Hulls(Fixed):
 
 
 class TileSums:
-    """target[b, h, c, j] = factor · the sum of source[slot, h, i, j] over the rows i of chunk c,
-    and over what the target has one of. A thread owns 8 neighbouring columns j."""
+    """target[b, h, c, j] = factor · the sum of source[slot, h, i, j] over the rows i of chunk c.
+
+    If the target has one batch or one head, the sum is over all slots or heads too. A thread
+    computes 8 neighbouring columns j.
+    """
 
     SIZES = 9
 
@@ -77,7 +88,7 @@ class TileSums:
         tiles: Int32, rows: Int32, vectors: Int32, chunks: Int32, height: Int32, adds: Int32,
         stream,
     ):  # fmt: skip
-        """height: rows of a chunk."""
+        """Launch. height: The rows of a chunk. adds: 1 to add to what the target has, else 0."""
         ctas = (chunks * vectors + (THREADS - 1)) // THREADS
         grid = (ctas, heads if self.heads else 1, slots if self.batch else 1)
         sizes = (slots, heads, hull_heads, tiles, rows, vectors, chunks, height, adds)
@@ -123,7 +134,7 @@ class TileSums:
 
 
 class RowSums:
-    """target[b, h, i] = factor · the sum of source[slot, h, i, :]. A warp owns a row."""
+    """target[b, h, i] = factor · the sum of source[slot, h, i, :]. A warp computes a row."""
 
     SIZES = 6
 
@@ -165,7 +176,7 @@ class RowSums:
 
 
 def _floats(place: Any) -> Any:
-    """8 numbers from there on, in fp32."""
+    """The 8 numbers from a pointer on, in fp32."""
     found = cute.make_rmem_tensor(VECTOR, place.dtype)
     cute.autovec_copy(vector(place), found)
     return found.load().to(Float32)
@@ -177,8 +188,14 @@ KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 def compiled(
     kind: str, given: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
 ) -> Any:
-    """kind: of the classes above. given: what it is made of. source, target: dtypes of scores and
-    sums. Needs no GPU. more: compiler options."""
+    """The compiled kernel. Compiling needs no GPU.
+
+    Args:
+        kind: A key of `KINDS`.
+        given: The arguments of its class.
+        source, target: The dtype names of scores and of sums.
+        more: Further options of the compiler.
+    """
     sums = KINDS[kind](*given)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
     sizes = (Int32(1) for _ in range(sums.SIZES))

@@ -1,4 +1,7 @@
-"""Sums of the stored gradients of scores where a side is jagged (`stored`), in one order."""
+"""Launch the kernels that sum the stored gradients of scores of jagged sequences (`stored`).
+
+Each sum has a fixed order.
+"""
 
 import functools
 from typing import Any
@@ -11,15 +14,21 @@ from ..plan import name
 from ..runtime import Kernel
 from .stored import StoredScores
 
-MOST = 65535  # heads or slots: CTAs along a dimension of a grid other than the first
+MOST = 65535  # heads or slots: the most CTAs along the second or third dim of a grid
 
 
 def add_tiles(
     stored: StoredScores, total: Tensor, axes: frozenset[str], factor: float, adds: bool, arch: str,
     stream: int,
 ) -> None:  # fmt: skip
-    """total [B|1, H|1, C, N'] = factor · the sums of chunks of rows, C of them; with `adds`, plus
-    what is there, in fp32. axes: "b" if each sequence has its own, "h" if each head has."""
+    """total [B or 1, H or 1, C, N'] = factor · the sum of each of C chunks of rows.
+
+    N' is N rounded up to a multiple of 8.
+
+    Args:
+        axes: Has "b" if `total` has a batch dim, and "h" if it has a head dim.
+        adds: Add to what `total` holds. It is fp32 then.
+    """
     given = (factor, "b" in axes, "h" in axes, stored.tiling)
     chunks, rows = total.shape[2], stored.scores.shape[2]
     shares = (chunks, -(-rows // chunks), int(adds))
@@ -29,7 +38,7 @@ def add_tiles(
 
 
 def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
-    """total [B, H, M] = factor · the sum of each row, in fp32, of the stored sequences."""
+    """total [B, H, M] = factor · the sum of each row, in fp32, for the stored sequences."""
     given = (factor, stored.tiling)
     words = (*_addresses(stored, total), *stored.sizes, stream)
     form = (name(stored.scores.dtype), "float32", arch)
@@ -44,8 +53,11 @@ def _addresses(stored: StoredScores, total: Tensor) -> list[int]:
 def _launcher(
     kind: str, given: tuple[Any, ...], form: tuple[str, str, str], words: int
 ) -> WordLauncher:
-    """Of a kind of sums, made of what is given. form: dtypes and architecture. words: that it
-    takes."""
+    """The launcher of a kernel of `jagged_sums`.
+
+    kind, given: As in `jagged_sums.compiled`. form: Two dtypes and the architecture. words: How
+    many arguments a launch has.
+    """
 
     def compiled() -> Any:
         from . import jagged_sums

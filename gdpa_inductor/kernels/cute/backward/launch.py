@@ -1,6 +1,6 @@
-"""The gradients of one call: checks, then the kernels of the architecture. Host only.
+"""Run a backward: `backward` checks the call, then launches the kernels of the architecture.
 
-Nothing here reads a length from the device.
+The host reads no sequence length from the device.
 """
 
 import functools
@@ -45,19 +45,26 @@ def backward(
     record: Record | None = None,
     spare: Sequence[int] = (),
 ) -> list[Tensor]:
-    """Those gradients of gdpa::attention that `needs` asks for, of query, key, value and the
-    operands of the program. They lie as `dense_strides` has it, those of the program's
-    operands contiguous, in the dtype of the operand. Equal bits from run
-    to run, with as many CTAs.
+    """The gradients of gdpa::attention that `needs` asks for.
 
-    ordered: False lets dQ be added up in any order; then its last bits may differ from run to run.
-    ctas: how many to launch, by default one for each multiprocessor. stream: a handle of the
-    current CUDA stream, if it is known. kind: for which architecture, by default the device's.
-    record: to be filled, if the call can be replayed. spare: operands of the program whose memory
-    nobody needs afterwards. It may be overwritten, and may be that of their gradient.
+    Each has the dtype of its operand. Gradients of query, key and value have the strides of
+    `dense_strides`. Those of aux operands are contiguous. With the same number of CTAs, results are
+    bitwise equal from run to run.
+
+    Args:
+        grad_out: The gradient of O.
+        needs: Which gradients are wanted: of query, key, value and each aux operand.
+        fast, skip: As in `launch.forward`.
+        ordered: False allows any order of the sums of dQ. Then their last bits may vary.
+        ctas: How many CTAs to launch. By default one for each multiprocessor.
+        stream: A handle of the current CUDA stream, if the caller has it.
+        kind: The configuration class of an architecture. By default that of the device.
+        record: Gets the steps of the call, if the caller wants to replay it (replay.py).
+        spare: Aux operands that nobody needs afterwards. Their memory may be overwritten, and may
+            be returned as that of their gradient.
 
     Raises:
-        GDPAError: what the kernels do not take, and why.
+        GDPAError: The kernels do not take the call. The message says why.
     """
     o, plan = operands, plan_of(operands, fast, skip, kind)
     if reason := _complaint(grad_out, plan, o, needs):
@@ -79,7 +86,10 @@ def _in_parts(
     begun: "BackwardCall", division: biases.Division, needs: Sequence[bool], asked: str,
     kernels: Any, form: tuple[Any, ...], spare: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
-    """With gradients of biases, dense. form: how else a part finds its plan."""
+    """A dense backward with gradients of biases, part by part.
+
+    form: The arguments of `plan_of` beside the operands.
+    """
     config, record, scratch = begun.plan.config, begun.record, dict[str, Tensor]()
 
     def launch(part: biases.Part) -> None:
@@ -105,7 +115,7 @@ def _in_parts(
 
 
 def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: Any) -> list[Tensor]:
-    """All sequences, with one plan."""
+    """A backward that is jagged, or without gradients of biases. One plan serves all launches."""
     plan, o, wanted = call.plan, call.operands, _wanted(needs)
     if not wanted:
         found: dict[str, Tensor] = kernels.gradients(call, asked)
@@ -131,7 +141,7 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: A
 
 
 def _wanted(needs: Sequence[bool]) -> list[int]:
-    """The operands of the program whose gradients are asked for."""
+    """The numbers of the aux operands whose gradients are wanted."""
     return [number for number, need in enumerate(needs[3:]) if need]
 
 
@@ -157,14 +167,14 @@ def _call(
 
 @functools.cache
 def _kernels(folder: str) -> Any:
-    """The launches of an architecture."""
+    """The module that launches the kernels of an architecture."""
     return importlib.import_module(f"..{folder}.backward.launch", __package__)
 
 
 def _complaint(
     grad_out: Tensor, plan: LaunchPlan, o: Operands[Tensor], needs: Sequence[bool]
 ) -> str:
-    """Why these gradients cannot be given, or ""."""
+    """Why the kernels cannot compute these gradients, or ""."""
 
     def of_the_form() -> str:
         heads, c = (o.key.shape[1], o.value.shape[1]), plan.config
@@ -178,7 +188,7 @@ def _complaint(
 
 
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
-    """Why that is no gradient of the output, or ""."""
+    """Why a tensor cannot be the gradient of the output, or ""."""
     value = operands.value
     given = (grad_out.shape, grad_out.dtype, grad_out.device)
     wanted = (plan.output_of(operands), value.dtype, value.device)
@@ -187,10 +197,14 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 @dataclass(frozen=True)
 class Deal:
-    """One launch of a call. scores: where the gradient of an operand goes, a number for each score.
-    hulls: where the query tiles of each key tile are noted; else all scores begin at zero, where
-    some may not be stored. order, count: the sequences that are dealt, by default those of the
-    call."""
+    """One launch of a call.
+
+    scores:  Memory for the gradient of an aux operand: a number for each score, or None.
+    hulls:   Memory where the kernel records which tiles of scores it has stored, or None. Without
+             it, the scores are set to zero before the launch if some may not be stored.
+    order:   The sequences of the launch. By default all, in the order of the call.
+    count:   How many sequences the launch computes. By default all.
+    """
 
     scores: Tensor | None = None
     hulls: Tensor | None = None
@@ -206,7 +220,7 @@ WHOLE = Deal()
 
 
 def stored_dtypes(config: KernelConfig) -> list[str]:
-    """Of the matrices of a launch."""
+    """The dtypes of `Deal.matrices`."""
     scores = [] if config.stored is None else [config.dtype]
     return scores + ["int32"] * config.notes
 
@@ -215,17 +229,20 @@ def stored_dtypes(config: KernelConfig) -> list[str]:
 class BackwardCall:
     """What the launches of one backward share.
 
-    operands        as given
-    read            as kernels read them
-    order           of the sequences
-    ordered         as `backward` has it
-    record          of all that is done
-    stored          the operand of the program whose gradient the launches store
-    rooms           for dQ, dK, dV by letter, if they are there
-    launches        one after the other; whoever gives them reads between them
-    part            as `KernelConfig` has it
-    shared_scratch  of several calls
-    tables          those that were made
+    plan:            The plan of the call.
+    operands:        The operands as given.
+    read:            The operands as kernels read them.
+    grad_out:        The gradient of O as kernels read it.
+    order:           The order of the sequences, or None if dense.
+    ctas, stream:    As in `backward`, with the defaults filled in.
+    ordered:         As in `backward`.
+    record:          Gets all steps.
+    stored:          The number of the aux operand whose gradient the launches store, or None.
+    rooms:           Memory for dQ, dK and dV by letter, where the caller has allocated it.
+    launches:        The launches, one after the other. The iterator may read results between two.
+    part:            As `KernelConfig.part`.
+    shared_scratch:  Scratch memory that several calls share.
+    tables:          The tables of bounds that were made so far.
     """
 
     plan: LaunchPlan
@@ -246,13 +263,16 @@ class BackwardCall:
 
     @property
     def empty(self) -> bool:
-        """There is nothing to compute, and every gradient is zero."""
+        """Nothing is computed: every gradient is zero."""
         return self.plan.empty
 
     def room(self, letter: str) -> Tensor:
-        """For a gradient. One that is summed over the batch leaves the kernel in fp32, one for each
-        sequence. Rows of a jagged operand that take no part have a gradient of zero: it is cleared
-        here, or by the kernel."""
+        """Memory for dQ, dK or dV.
+
+        If all sequences share the operand, the kernel stores a gradient for each in fp32, and
+        `finished` sums them. Rows of a jagged operand that no sequence owns get zeros, from here or
+        from the kernel.
+        """
         operand = self.operand(letter)
         if letter in self.rooms:
             return self.rooms[letter]
@@ -265,7 +285,10 @@ class BackwardCall:
         return room
 
     def finished(self, letter: str, grad: Tensor) -> Tensor:
-        """Summed over the batch where the operand was shared, always in the same order."""
+        """The gradient, summed over the batch if all sequences share the operand.
+
+        The order of the sum is fixed.
+        """
         operand = self.operand(letter)
         if grad.shape == operand.shape:
             return grad
@@ -278,8 +301,10 @@ class BackwardCall:
     def scratch(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, side: int | None = None
     ) -> Tensor:
-        """Memory for a while: the same for all calls that share it and ask for as much. side: as
-        `Record.made` has it."""
+        """Scratch memory. Calls that share it get the same memory if they want the same shape.
+
+        side: As in `Record.made`.
+        """
         found = self.shared_scratch.get(name)
         if found is None or found.shape != torch.Size(shape):
             found = self.record.made(empty(shape, dtype, self.operands.query.device), side)
@@ -287,12 +312,12 @@ class BackwardCall:
         return found
 
     def clear(self, room: Tensor) -> None:
-        """Of 32-bit numbers, by the driver."""
+        """Set a tensor of 32-bit numbers to zero, by the driver."""
         cleared(room, self.stream)
         self.record.cleared(room)
 
     def zero(self, room: Tensor) -> None:
-        """Whatever its numbers and strides are."""
+        """Set a tensor of any dtype and strides to zero."""
         room.zero_()
         self.record.cleared(room)
 
@@ -302,8 +327,12 @@ class BackwardCall:
         return self.tables[key]
 
     def launch(self, launcher: Launcher, others: Sequence[Tensor], own: Deal = WHOLE) -> None:
-        """others: the matrices that the kernel takes beside query, key and value, but for those of
-        the launch."""
+        """Launch a kernel.
+
+        Args:
+            others: The matrices beside query, key, value and those of `own`.
+            own: What differs between the launches of a call.
+        """
         given, order = [*others, *own.matrices], self.order if own.order is None else own.order
         tables = list(map(self.table, launcher.tables))
         words = self.plan.call_words(self.read, given, order, self.ctas, self.stream, tables)

@@ -1,4 +1,7 @@
-"""What the backwards cannot do, said before anything is compiled. No cutlass here."""
+"""What the backward kernels cannot do, decided before anything is compiled.
+
+cutlass is not imported here.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +13,10 @@ NONE = "the CuTe backward has no gradients of operands between the products"
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
-    """Why the kernels cannot give any gradient, or "". Heads may be symbols; alike: they are known
-    to be equal."""
+    """Why a backward cannot run with these heads, or "".
+
+    The numbers of heads may be symbols. alike: They are known to be equal.
+    """
     if alike:
         return ""
     heads = f"{key_heads} key heads and {value_heads} value heads"
@@ -19,7 +24,7 @@ def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
 
 
 def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
-    """Why the kernels cannot give any gradient at these head dims, or ""."""
+    """Why a backward cannot run at these head dims, or ""."""
     widest, most = max(dims), kind.max_backward_dim
     if widest <= most:
         return ""
@@ -27,8 +32,13 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
 
 
 def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
-    """Why they cannot give the gradients of these operands between the products, or "". dtype: of
-    the matrices."""
+    """Why the kernels cannot compute the gradients of these aux operands, or "".
+
+    Args:
+        program: The text of the score program.
+        needs: For each aux operand, whether its gradient is wanted.
+        dtype: The dtype name of the matrices.
+    """
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""

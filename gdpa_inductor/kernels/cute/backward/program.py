@@ -1,7 +1,8 @@
-"""The score program along one resident row: one index is fixed for the thread, the other runs.
+"""The score program in a backward: a thread has one resident row, and streamed rows pass by.
 
-The roots are the slope ∂P/∂S and, on the keys side, the weight P. They are evaluated in one pass,
-so that the derivative shares the terms of the weight. dP need not be there yet: dS = dP · slope.
+The roots are the slope ∂P/∂S and, on the keys side, the weight P. Both are evaluated in one pass,
+so that common terms are computed once. The slope does not depend on dP, which may still be in the
+making: dS = dP · slope is computed later.
 """
 
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from .walk import ResidentTile, Walk
 
 
 class ProgramLine(Fixed):
-    """The program on resident row `row` of a tile while head `turn` of its group streams past."""
+    """The program for resident row `row` of a tile, and for query head `turn` of its group."""
 
     def __init__(
         self, program: Program, walk: Walk, tile: ResidentTile, turn: Any, row: Any
@@ -29,7 +30,7 @@ class ProgramLine(Fixed):
             ("kv_idx", "q_idx", "q") if walk.keys else ("q_idx", "kv_idx", "k")
         )
         self.fixed = {"b": batch, "h": head, fixed: row}
-        there = smaller(row, tile.rows - 1)  # past the end it only has to be a readable address
+        there = smaller(row, tile.rows - 1)  # past the end any readable address will do
         places = {**self.fixed, fixed: there, "k" if walk.keys else "q": tile.start + there}
         self.loaded: dict[Expr, Pair] = {}
         self.lines: dict[Expr, Any] = {}
@@ -40,18 +41,22 @@ class ProgramLine(Fixed):
                 self.loaded[node] = Pair(program.read(node, places))
 
     def read(self, node: Expr, index: Any) -> Any:
-        """The element of an aux operand at streamed row `index`, as the node's kind wants it."""
+        """The element of an aux operand at streamed row `index`, in the type of the node."""
         return self.program.of_kind(node, self.element(node, index))
 
     def element(self, node: Expr, index: Any) -> Any:
-        """As it is stored. The offset is the same for all threads of a warp, and one addition for
-        each."""
+        """The same element as it is stored.
+
+        All threads of a warp have the same offset, so a thread needs one addition for its address.
+        """
         place, _ = self.walked(node, smaller(index, self.tile.length - 1))
         return element(place)
 
     def walked(self, node: Expr, index: Any) -> tuple[Any, Any]:
-        """Where the element at streamed row `index` is, which has to be there, and how far from it
-        the next one."""
+        """(pointer to the element at streamed row `index`, stride to the next element).
+
+        The row has to exist.
+        """
         strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
         offset = step = Int64(0)
         for letter, place in ((self.runs, index), (self.jagged, self.tile.origin + index)):
@@ -63,8 +68,10 @@ class ProgramLine(Fixed):
     def __call__(
         self, scores: Pair, indices: Pair, given: Mapping[int | None, Pair] = MappingProxyType({})
     ) -> list[Any]:
-        """The roots for two scores at the streamed rows `indices`. given: operands that are there,
-        by number."""
+        """The roots for two scores, at the streamed rows `indices`.
+
+        given: Values of aux operands for these two scores, by number.
+        """
 
         def operand(node: Expr) -> Pair:
             number = int(node.value or 0)

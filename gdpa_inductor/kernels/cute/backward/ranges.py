@@ -1,4 +1,7 @@
-"""Which streamed tiles a resident tile meets. Each role asks when it comes to a tile."""
+"""Which streamed tiles a resident tile meets, by the conditions of `program.tile_classes`.
+
+Each role of the warps computes this for itself when it comes to a tile.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,7 +28,10 @@ class Heights:
 
 
 class StreamedRanges(Fixed):
-    """The range of a tile of one side, as a function of the tile and how many tiles there are."""
+    """The streamed tiles that a resident tile meets.
+
+    keys: The resident tiles are key tiles. Otherwise they are query tiles.
+    """
 
     def __init__(
         self, config: KernelConfig, keys: bool, heights: Heights, aux: Any, scalars: Any
@@ -36,7 +42,7 @@ class StreamedRanges(Fixed):
         sides = (heights.streamed, heights.resident)
         size = TileSize(*(sides if keys else sides[::-1]))
         self.skips, self.full_terms = config.skip and found.skips, found.full_terms
-        self.masks = self.full_terms != roots  # some condition decides
+        self.masks = self.full_terms != roots  # the program has a mask
         self.bare = keys and ends_are_bare(config, *map(_flow, (roots, self.full_terms)))
         self.zero, self.full = (
             TileClass(term, config, aux, scalars, found.bounds, size)
@@ -49,25 +55,30 @@ class StreamedRanges(Fixed):
 
     @property
     def selects(self) -> bool:
-        """Whether dS is zero wherever its slope is, whatever dP is there. Under a mask dP may be
-        infinite or NaN. Past an end too: there one factor is zero, and the other may be infinite.
-        That matters where dS is stored."""
+        """Whether dS has to be set to zero wherever the slope is zero.
+
+        dP · 0 is not zero if dP is infinite or NaN. Under a mask dP may be either. Past the end of
+        a sequence one factor of dP is zero, and the other may be infinite. The latter matters only
+        if dS is stored.
+        """
         return self.masks or self.config.notes
 
     def holds(self, found: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
-        """A class of the resident rows from `first` on and streamed tile `block`; a bool if it is
-        constant."""
+        """Whether a condition holds for the resident tile from row `first` on and a streamed tile.
+
+        block: The number of the streamed tile. The result is a Python bool if it is constant.
+        """
         resident = span(first, self.heights.resident, tile.rows)
         streamed = span(block * self.heights.streamed, self.heights.streamed, tile.length)
         sides = (streamed, resident) if self.keys else (resident, streamed)
         return found.holds(tile.batch, head, *sides)
 
     def lives(self, tile: ResidentTile, first: Any, head: Any, block: Any) -> Any:
-        """Whether some root may be other than zero there."""
+        """Whether a tile of scores is not empty: some root may differ from zero."""
         return self.holds(self.zero, tile, first, head, block) == 0
 
     def needs_no_mask(self, tile: ResidentTile, head: Any, block: Any) -> Any:
-        """Whether the full terms do."""
+        """Whether a tile of scores is whole, so that the terms without a mask serve."""
         inside = Boolean(True) if self.bare else self.inside(tile, block)
         full = self.holds(self.full, tile, tile.first, head, block)
         if is_literal(full):
@@ -75,7 +86,7 @@ class StreamedRanges(Fixed):
         return inside & full
 
     def inside(self, tile: ResidentTile, block: Any) -> Any:
-        """Whether all rows of both tiles are there."""
+        """Whether both tiles end within their sequences."""
         height = self.heights
         return (tile.first + height.resident <= tile.rows) & (
             (block + 1) * height.streamed <= tile.length
@@ -83,8 +94,11 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def hull(self, tile: ResidentTile, head, group, count):
-        """(begin, end) of the streamed tiles; by a whole warp. A mask that differs from head to
-        head skips nothing where several heads stream past."""
+        """(begin, end) of the streamed tiles that a resident tile meets. A whole warp calls it.
+
+        All query heads of a group share this range. So a mask that varies from head to head skips
+        nothing if the group has several heads.
+        """
         begin, end = Int32(0), Int32(count)
         if cutlass.const_expr(self.skips):
             begin, end = self.classified(tile, head, count)
@@ -95,7 +109,7 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def classified(self, tile: ResidentTile, head, count):
-        """The hull of the tiles that live; empty if none does."""
+        """The hull of the tiles that are not empty. It is empty if all are."""
         begin, end = Int32(count), Int32(0)
         for base in cutlass.range(0, count, LANES, unroll=1):
             block = base + cute.arch.lane_idx()
@@ -108,8 +122,11 @@ class StreamedRanges(Fixed):
 
     @cute.jit
     def living(self, tile: ResidentTile, head, block, index, count):
-        """How many of the `count` resident tiles of the sequence live at a streamed one, before
-        number `index` and after it, and whether that one does; by a whole warp."""
+        """Which resident tiles of a sequence are not empty at streamed tile `block`.
+
+        Returns (how many before number `index`, how many after it, whether number `index` is one).
+        A whole warp calls it. count: How many resident tiles the sequence has.
+        """
         below, above, here = Int32(0), Int32(0), Boolean(False)
         for base in cutlass.range(0, count, LANES, unroll=1):
             other = base + cute.arch.lane_idx()
@@ -121,11 +138,11 @@ class StreamedRanges(Fixed):
 
 
 def _flow(roots: Sequence[Expr]) -> tuple[Expr, Expr]:
-    """P and dS, of the slope and P."""
+    """The terms P and dS, from the roots (slope, P)."""
     slope, weight = roots
     return weight, call("mul", GRAD, slope)
 
 
 def _votes(holds: Any) -> Any:
-    """In how many lanes it holds."""
+    """In how many lanes of the warp a condition holds."""
     return Int32(cute.arch.popc(cute.arch.vote_ballot_sync(holds)))

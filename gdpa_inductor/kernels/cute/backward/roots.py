@@ -1,11 +1,12 @@
-"""What a backward evaluates for each score. No cutlass here.
+"""The terms that a backward evaluates for each score: the slope ∂P/∂s, and mostly P.
 
-Where an operand is added to the score, as a bias is, the slopes differ by a constant factor, c/k:
+A bias `a` is added to the score. So the slopes of score and bias differ by a constant factor, c/k:
 
     P = f(c·s + k·a)     ∂P/∂a = k·f'     ∂P/∂s = c·f'
 
-So the gradient of the operand is that of the score, but for the factor. A backward that stores it
-evaluates the slope of the operand in place of the score's, and multiplies dQ and dK by the factor.
+The gradients of score and bias differ by the same factor. A backward that stores the gradient of a
+bias evaluates ∂P/∂a in place of ∂P/∂s. In the end it multiplies dQ and dK by c/k. cutlass is not
+imported here.
 """
 
 import functools
@@ -19,8 +20,10 @@ from ..config import KernelConfig
 
 @functools.lru_cache(512)
 def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tuple[Expr, ...]:
-    """The slope ∂P/∂S of a score program and, where it is summed, the weight P. stored: the operand
-    whose slope stands for that of the score."""
+    """The terms to evaluate: the slope ∂P/∂s and, with `weight`, P.
+
+    stored: The number of an aux operand whose slope replaces that of the score, or None.
+    """
     mod = ScoreMod.parse(program)
     slope = _slopes(program)[0 if stored is None else 1 + stored] or const(0.0)
     return (slope, mod.weight) if weight else (slope,)
@@ -28,8 +31,10 @@ def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tu
 
 @functools.lru_cache(512)
 def factor_of(program: str, number: int | None) -> float:
-    """The slope of the score over that of an operand: 0 where it is no constant other than 0. None
-    is the score itself."""
+    """The slope of the score divided by that of aux operand `number`, if this is a constant.
+
+    Otherwise 0. The score itself is None, which gives 1.
+    """
     if number is None:
         return 1.0
     score, other = (_slopes(program)[i] for i in (0, 1 + number))
@@ -40,35 +45,47 @@ def factor_of(program: str, number: int | None) -> float:
 
 
 def is_moderate(factor: float, dtype: str) -> bool:
-    """Whether dS, which is rounded to 16 bits, may be so many times smaller than what dQ and dK are
-    made of. fp16 has few exponents, and fp32, which they are multiplied in, ends somewhere too."""
+    """Whether the factor of `factor_of` does not cost dQ and dK their precision.
+
+    dS is rounded to 16 bits before it is multiplied by the factor. fp16 has few exponents, so its
+    bound is small. For bf16 the bound keeps products within the range of fp32.
+    """
     bound = 2.0**4 if dtype == "float16" else 2.0**60
     return 1.0 / bound <= abs(factor) <= bound
 
 
 def masked(config: KernelConfig, weight: bool = True) -> bool:
-    """Whether tiles of scores may be left out, and with them all that meets no other. weight:
-    where P is summed too."""
+    """Whether the kernel may skip tiles of scores. Then it may not write some results at all.
+
+    weight: The kernel evaluates P too.
+    """
     return config.skip and classes(config, roots_of(config.program, weight, config.stored)).skips
 
 
 def adds_all(config: KernelConfig) -> bool:
-    """Whether every part of dQ is added to what its sums hold: they were cleared, or the launch
-    before has begun them. With some of the keys under a mask there may be no first part."""
+    """Whether each key tile adds to the sums of dQ, even the first one.
+
+    Otherwise the first key tile stores, so that nobody has to clear the sums. A store is impossible
+    in three cases:
+
+    - The order is not fixed.
+    - An earlier launch has begun the sums.
+    - The launch has the first keys only, and a mask may leave these without any tile.
+    """
     begun = config.part in ("middle", "last")
     return not config.ordered or begun or (config.part == "first" and masked(config))
 
 
 @functools.lru_cache(512)
 def _slopes(program: str) -> tuple[Expr | None, ...]:
-    """Of the score and of each operand, None where zero."""
+    """The slopes of P by the score and by each aux operand; None where zero."""
     mod = ScoreMod.parse(program)
     leaves = [SCORE, *(aux(number, spec.kind) for number, spec in enumerate(mod.aux))]
     return tuple(differentiate(mod.weight, leaves, const(1.0)))
 
 
 def _stripped(term: Expr) -> tuple[Expr, float]:
-    """A term as a product of another one and a constant."""
+    """Split a term into (rest, constant factor)."""
     factor = 1.0
     while term.op in ("neg", "mul", "div"):
         numbers = [_number(x) for x in term.args]

@@ -1,9 +1,11 @@
-"""What a kernel has stored of the gradients of scores where a side is jagged.
+"""The gradients of scores that a backward kernel has stored for jagged sequences.
 
-They are numbers [slots, H, M, N] in 16 bits, and which query tiles each key tile has met, or the
-other way round: `hulls`, Int32 [slots, Hk, key tiles, 2] or [slots, H, query tiles, 2], half open.
-A slot holds one sequence, that which `order` names. Only what is in the hulls was written, and only
-that is read. It is zero past the ends of a sequence.
+    scores   [slots, H, M, N], 16 bits
+    hulls    [slots, Hk, key tiles, 2] or [slots, H, query tiles, 2], int32, half open
+
+A slot is the memory of one sequence; `order` says of which. The hull of a key tile is the range of
+query tiles that it has met, or the other way round. Only tiles within hulls were written, and only
+these are read. Within them, scores past the end of a sequence are zero.
 """
 
 from dataclasses import dataclass
@@ -15,14 +17,17 @@ from ..config import VECTOR
 
 @dataclass(frozen=True)
 class StoredTiling:
-    """Queries and keys of a tile. by_keys: each key tile has a hull, else each query tile."""
+    """The tiles of scores. rows, cols: Queries and keys of a tile.
+
+    by_keys: Each key tile has a hull. Otherwise each query tile has one.
+    """
 
     rows: int
     cols: int
     by_keys: bool
 
     def units(self, key_heads: int, heads: int, rows: int, cols: int) -> tuple[int, int]:
-        """Heads, and tiles of each, that have hulls."""
+        """(how many heads have hulls, how many hulls each of them has)."""
         if self.by_keys:
             return key_heads, -(-cols // self.cols)
         return heads, -(-rows // self.rows)
@@ -30,8 +35,12 @@ class StoredTiling:
 
 @dataclass(frozen=True)
 class StoredScores:
-    """What one launch has stored, of `count` sequences. scores: [slots, H, M, N]; its rows begin
-    at multiples of 16 bytes. order: Int64, of these sequences."""
+    """What one launch has stored, for `count` sequences.
+
+    scores:  [slots, H, M, N]. Rows begin at multiples of 16 bytes.
+    hulls:   See above.
+    order:   The number of the sequence in each slot, int64.
+    """
 
     scores: Tensor
     hulls: Tensor
@@ -41,11 +50,11 @@ class StoredScores:
 
     @property
     def vectors(self) -> int:
-        """Of a row."""
+        """How many vectors of 8 numbers a row has."""
         return self.scores.stride(2) // VECTOR
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """As the kernels take them."""
+        """The sizes that the kernels of `jagged_sums` take."""
         _, heads, rows, _ = self.scores.shape
         return (self.count, heads, *self.hulls.shape[1:3], rows, self.vectors)

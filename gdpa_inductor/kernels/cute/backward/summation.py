@@ -1,4 +1,4 @@
-"""The kernel that sums the gradients of scores over batches and heads: see `totals`."""
+"""The kernel that sums the stored gradients of scores over batches or heads: see `totals`."""
 
 from typing import Any
 
@@ -14,8 +14,11 @@ THREADS = 256
 
 
 class Summation:
-    """target[o, i] = factor · sum of source[o, :, i], i counted in vectors. apart: o is 0, and rows
-    of the target, of `width` vectors, begin `step` vectors apart."""
+    """target[o, i] = factor · the sum of source[o, :, i]. i counts vectors of 8 numbers.
+
+    apart: The rows of the target are not contiguous. They have `width` vectors, and begin `step`
+    vectors apart. Then there is only o = 0.
+    """
 
     def __init__(self, factor: float, apart: bool = False) -> None:
         self.factor, self.apart = factor, apart
@@ -52,7 +55,7 @@ class Summation:
 
 
 def compiled(source: str, target: str, factor: float, arch: str, apart: bool = False) -> Any:
-    """For scores and sums of these dtypes. Needs no GPU."""
+    """The compiled kernel, for these dtypes of scores and sums. Compiling needs no GPU."""
     pointers = (pointer(source, ALIGNMENT), pointer(target, ALIGNMENT))
     counts = (Int64(1), Int32(1), Int32(1), Int32(1), Int64(1))
     return compile_kernel(Summation(factor, apart), (*pointers, *counts, stream()), arch)

@@ -1,7 +1,7 @@
-"""Sums of the stored gradients of scores over batches, heads or both, in one order.
+"""Sum the stored gradients of scores over batches, heads or both, in a fixed order.
 
-This is bound by memory, of which torch.sum uses about half. Each thread adds up 8 neighbouring
-scores.
+The sum is bound by memory bandwidth, of which torch.sum uses about half. Each thread computes 8
+neighbouring columns.
 """
 
 import functools
@@ -17,16 +17,20 @@ from ..plan import name, off_alignment
 from ..replay import Record
 from ..runtime import Kernel
 
-MOST_OUTER = 65535  # CTAs along the second dimension of a grid
-MOST_APART = 1 << 31  # vectors, where rows of them are counted in 32 bits
+MOST_OUTER = 65535  # the most CTAs along the second dim of a grid
+MOST_APART = 1 << 31  # vectors; `Summation` with `apart` counts them in 32 bits
 
 
 def total(
     scores: Tensor, own: Tensor, factor: float, arch: str, stream: int, record: Record | None = None
 ) -> bool:
-    """own = factor · the sum of scores [B, H, M, N] over batches or heads of which `own` has one.
-    Its rows may lie apart, all alike. False where it is left to torch: rows or columns are summed
-    too, or something lies otherwise."""
+    """own = factor · the sum of scores [B, H, M, N] over the dims in which `own` has size 1.
+
+    Returns False, and does nothing, if torch has to sum: rows or columns are summed too, or the
+    layout does not fit. The rows of `own` may have gaps between them, all of the same size.
+
+    record: Gets the launch, so that the call can be replayed.
+    """
     outer, count, inner = _divided(scores.shape, own.shape)
     step, width = _step(own), own.shape[-1]
     lies = scores.is_contiguous() and step % VECTOR == 0 < step
@@ -47,7 +51,7 @@ def total(
 
 
 def _step(own: Tensor) -> int:
-    """From row to row, the same for all of them; 0 if it is not."""
+    """The stride from row to row, if it is the same for all rows; else 0."""
     if own.is_contiguous():
         return own.shape[-1]
     rows, step = 1, own.stride(-2)
@@ -59,7 +63,7 @@ def _step(own: Tensor) -> int:
 
 
 def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
-    """(outer, summed, inner) extents; (0, 0, 0) where rows or columns are summed."""
+    """The sizes (outer, summed, inner), or (0, 0, 0) if rows or columns are summed."""
     batch, heads, rows, cols = whole
     inner = rows * cols
     if own[2:] != whole[2:]:

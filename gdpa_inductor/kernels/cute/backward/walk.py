@@ -1,9 +1,9 @@
-"""Which resident tiles a CTA owns, in which order, and which streamed tiles each of them meets.
+"""The tiles of a CTA in a backward: which resident tiles it owns, and what streams past each.
 
-The grid is persistent and static: tiles are dealt to the CTAs back and forth. Every role walks the
-same sequence by itself. A tile is a few integers computed from its number, so nothing is handed
-from role to role. The tiles of one head are neighbours, so that CTAs that run together stream the
-same rows.
+CTAs are persistent, and tiles are dealt to them back and forth: first to last CTA, then last to
+first. Every role of the warps walks the same tiles by itself. A tile is a few integers computed
+from its number, so roles hand nothing to each other. The tiles of a head have consecutive numbers.
+So CTAs that run at the same time stream the same rows.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,17 @@ from ..work import sequence_rows, totals
 class ResidentTile:
     """One resident tile.
 
-    batch, head     of the resident operands
-    slot            the number of its sequence in the order in which they are dealt
-    first           its first row in the sequence
-    rows, start     how many rows the sequence has, and where it begins in a jagged operand
-    length, origin  the same of the streamed side
-    passes          how many heads stream past
-    begin, end      the streamed tiles of one pass
-    descends        it meets the last of them first (sm90 only)
+    batch:       The number of its sequence.
+    head:        Its head, in the resident operands.
+    slot:        The place of its sequence in the order in which sequences are dealt.
+    first:       Its first row, counted within the sequence.
+    rows:        How many rows the sequence has on the resident side.
+    start:       The first row of the sequence in a jagged operand of this side.
+    length:      How many rows the sequence has on the streamed side.
+    origin:      The first row of the sequence in a jagged operand of that side.
+    passes:      How many heads stream past, one after the other.
+    begin, end:  The streamed tiles of each pass, half open.
+    descends:    The streamed tiles come from the last to the first (sm90 only).
     """
 
     batch: Any
@@ -44,14 +47,16 @@ class ResidentTile:
 
     @property
     def steps(self) -> Any:
-        """The streamed tiles of all passes."""
+        """How many streamed tiles pass by, in all passes."""
         return (self.end - self.begin) * self.passes
 
 
 class Walk:
     """The tiles of one launch.
 
-    sizes, offsets: as the kernels take them. ranges: `StreamedRanges`.
+    keys:            The resident tiles are key tiles. Otherwise they are query tiles.
+    sizes, offsets:  As the kernels take them.
+    ranges:          `StreamedRanges`.
     """
 
     def __init__(self, keys: bool, sizes: Any, offsets: Any, ranges: Any) -> None:
@@ -70,16 +75,16 @@ class Walk:
         self.ctas = Int32(cute.arch.grid_dim()[0])
 
     def block_of(self, number: Any) -> Any:
-        """Which tile of its head."""
+        """The place of a tile among those of its head."""
         return number % self.blocks
 
     @property
     def streamed_tiles(self) -> Any:
-        """The most that a sequence has."""
+        """The most streamed tiles that a sequence may have."""
         return tiles_of(self.streamed[1], self.heights.streamed)
 
     def number(self, turn: Any) -> Any:
-        """The tile that the CTA takes in a turn; there is none from `count` on."""
+        """The number of the CTA's tile in a turn. Numbers from `count` on are not tiles."""
         place = select(turn % 2 == 1, self.ctas - 1 - self.cta, self.cta)
         return turn * self.ctas + place
 
@@ -102,29 +107,32 @@ class Walk:
         return tile
 
     def range(self, tile: ResidentTile) -> tuple[Any, Any]:
-        """The streamed tiles that it meets: none past the end of its sequence, else those that the
-        mask leaves."""
+        """(begin, end) of the streamed tiles. There are none if the tile is past its sequence."""
         there = Int32(tile.first < tile.rows)
         count = tiles_of(tile.length, self.heights.streamed) * there
         head = self.streamed_head(tile, 0) if self.keys else tile.head
         return self.ranges.hull(tile, head, self.group, count)
 
     def streamed_head(self, tile: ResidentTile, turn: Any) -> Any:
-        """keys side: the turn-th query head of the group; rows side: the key head of the query."""
+        """The head of the streamed operands in pass `turn`.
+
+        With resident keys it is the turn-th query head of the group. With resident queries it is
+        the key head of the query head.
+        """
         return tile.head * self.group + turn if self.keys else tile.head // self.group
 
     def note(self, tile: ResidentTile, hulls: Any) -> None:
-        """The streamed tiles that it meets, to Int32 [slots, heads, tiles, 2]; by a whole warp."""
+        """Store (begin, end) of a tile in `hulls` (`stored`). A whole warp calls it."""
         unit = Int64(tile.slot * self.heads + tile.head) * self.blocks
         place = hulls + (unit + tile.first // self.heights.resident) * 2
         with cute.arch.elect_one():
             place[0], place[1] = Int32(tile.begin), Int32(tile.end)
 
     def place(self, tile: ResidentTile, turn: Any) -> tuple[Any, Any]:
-        """(batch, query head) of a score."""
+        """(batch, query head) of the scores in pass `turn`."""
         return tile.batch, self.streamed_head(tile, turn) if self.keys else tile.head
 
 
 def tiles_of(rows: Any, height: int) -> Any:
-    """How many tiles hold so many rows."""
+    """How many tiles of `height` rows cover `rows` rows."""
     return (rows + (height - 1)) // height

@@ -1,1 +1,5 @@
-"""What the forward kernels share: which tiles a CTA computes, their loads, the keys they meet."""
+"""What the forward kernels share.
+
+- `scheduler` hands work tiles to the roles of a CTA. `work`, `queue` and `rounds` decide which.
+- `ranges` decides which key blocks the query tiles meet. `loads` loads all tiles by TMA.
+"""

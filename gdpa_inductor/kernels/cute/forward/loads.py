@@ -1,10 +1,11 @@
-"""Loads: the query tiles Q_t of a tile, then K and V of each of its key blocks, by TMA into rings.
+"""The load warp of a forward: TMA copies of Q, K, V and a bias into rings of buffers.
 
-An operand of the program may come in tiles (`KernelConfig.tiled`, the bias). Those of a key block
-are loaded between its K and its V: they are needed as soon as the scores are there.
+For each work tile it loads the query tiles Q_t, then K and V of each key block. A bias
+(`KernelConfig.tiled`) comes between the K and the V of its key block, because it is needed as soon
+as the scores are computed.
 
-Where O takes the room of the query tiles (`KernelConfig.overlaid`), these come after the first key
-block, which is there already when the room is free.
+If O uses the shared memory of the query tiles (`KernelConfig.overlaid`), the query tiles come after
+the first key block. That block can be loaded before their memory is free.
 """
 
 from typing import Any
@@ -19,9 +20,12 @@ from ..values import Fixed
 
 
 class ForwardLoads(Fixed):
-    """channels: with the rings `keys`, `queries` and `bias`, of the last two one for each query
-    tile. q, k, v, bias: the tiles of the matrices. Without a bias that comes in tiles it is None,
-    and needs no rings."""
+    """The load warp.
+
+    channels:       Has the ring `keys`, and for each query tile a ring in `queries` and `bias`.
+    q, k, v, bias:  The tiles of the matrices. bias is None if TMA loads no bias; then there are no
+                    rings for it.
+    """
 
     def __init__(
         self, config: KernelConfig, channels: Any, q: Tiles, k: Tiles, v: Tiles,
@@ -63,7 +67,7 @@ class ForwardLoads(Fixed):
 
     @cute.jit
     def fetch_queries(self, tile, q_at: Each):
-        """The query tiles that meet keys; returns what follows."""
+        """Load the query tiles that meet keys. q_at: Their places; returns the next ones."""
         queries = self.channels.queries
         for t in range_constexpr(self.tiles):
             if tile.first < tile.last(t):
@@ -75,7 +79,10 @@ class ForwardLoads(Fixed):
 
     @cute.jit
     def fetch_bias(self, tile, block, b_at: Each):
-        """The bias of a key block for the query tiles that meet it; returns what follows."""
+        """Load the bias of a key block, for the query tiles that meet it.
+
+        b_at: The places in the rings; returns the next ones.
+        """
         for t in range_constexpr(len(self.rings)):
             if block < tile.last(t):
                 at, rows = b_at[t], (Int32(0), tile.row + t * self.rows, tile.q_rows)

@@ -1,13 +1,16 @@
-"""The tiles of jagged sequences: a CTA that is free takes the next one.
+"""A queue of the work tiles of jagged sequences: a CTA that is free takes the next tile.
 
-Tiles are numbered sequence by sequence in the order of `order.py`, the longest first, then head by
-head, the last rows first: under a causal mask these cost most. So what is taken last is small.
-There are no numbers for tiles past the end of a sequence. Who computes a tile changes no bit of it.
+Tiles are numbered sequence by sequence, the longest sequence first (`order.py`). Within a sequence
+they are numbered head by head, and within a head from the last rows to the first. Under a causal
+mask the last rows cost most, so the tiles that are taken last are cheap. Tiles past the end of a
+sequence have no number. Results do not depend on which CTA computes a tile.
 
-Sequences that are all alike are dealt, as dense ones are: then all CTAs get as much.
+CTA c begins with tile c. After that, CTAs take numbers from a counter in global memory, which is
+the element after the order. The CTA that takes the last number clears the counter, so that another
+launch can use the same order. The host reads no length.
 
-The first numbers are those of the CTAs. For the others there is a counter behind the order. Who
-takes the last one clears it for a launch that has the same order. No length is read on the host.
+If all sequences have the same lengths, tiles are dealt as for dense ones instead. Then all CTAs get
+the same amount of work.
 """
 
 import functools
@@ -22,8 +25,10 @@ from .work import Work
 
 
 class Queue(Fixed):
-    """What a warp asks for the number of a tile. Each lane knows one of 32 sequences, neighbours in
-    the order: `at` of the first of them."""
+    """The queue as one warp sees it.
+
+    Each lane holds one of 32 consecutive sequences of the order. `at` loads them.
+    """
 
     def __init__(self, work: Work) -> None:
         self.work, self.batch = work, work.batch
@@ -33,7 +38,7 @@ class Queue(Fixed):
 
     @property
     def alike(self) -> Any:
-        """All sequences have as many rows and keys as one may have."""
+        """Whether all sequences have the most rows and keys that a sequence may have."""
         c, work = self.work.config, self.work
         jagged, most = (c.jagged_q, c.jagged_k), (work.rows, work.cols)
         sides = zip(jagged, work.jagged_rows, most, strict=True)
@@ -46,7 +51,7 @@ class Queue(Fixed):
 
     @cute.jit
     def following(self):
-        """The number of its next tile."""
+        """The number of the CTA's next tile."""
         number = Int32(0)
         if cute.arch.lane_idx() == 0:
             number = cute.arch.atomic_add(self.counter, Int32(1), sem="relaxed", scope="gpu")
@@ -54,13 +59,21 @@ class Queue(Fixed):
 
     @cute.jit
     def finish(self, number, tiles):
-        """A number is taken for each tile, after it. number: the CTA's last; tiles: of all."""
+        """Clear the counter, if this CTA took the last number of all.
+
+        Each tile is followed by one atomic addition. So the last number is known.
+
+        number: The last number of this CTA. tiles: How many tiles the launch has.
+        """
         last = cute.arch.grid_dim()[0] + tiles - 1
         if (number == last) & (cute.arch.lane_idx() == 0):
             cute.arch.store(self.counter, Int32(0))
 
     def at(self, first: Any) -> tuple[WorkTile, Any]:
-        """The lane's sequence, and how many tiles the lanes have up to it."""
+        """(the lane's sequence, how many tiles the lanes up to this one have).
+
+        first: The place of lane 0 in the order.
+        """
         place = first + cute.arch.lane_idx()
         own = self.work.sequence(smaller(place, self.batch - 1), self.work.rows)
         count = select(place < self.batch, self.tiles(own) * self.work.heads, 0)
@@ -70,14 +83,14 @@ class Queue(Fixed):
         return own, count
 
     def tiles(self, sequence: WorkTile) -> Any:
-        """How many a head of a sequence has."""
+        """How many work tiles a head of a sequence has."""
         return (sequence.q_rows + (self.work.height - 1)) // self.work.height
 
     def tile(self, own: WorkTile, counts: Any, number: Any) -> WorkTile:
-        """A tile of the lanes' sequences. own, counts: what `at` gave."""
+        """Tile `number` of the sequences that the lanes hold. own, counts: The result of `at`."""
         lane = cute.arch.popc(cute.arch.vote_ballot_sync(counts <= number))
         sequence = own.of_lane(lane)
         tiles = self.tiles(sequence)
-        left = cute.arch.shuffle_sync(counts, lane) - 1 - number  # tiles of the sequence after it
+        left = cute.arch.shuffle_sync(counts, lane) - 1 - number  # later tiles of the sequence
         head = self.work.heads - 1 - left // tiles
         return self.work.tile(sequence, head, left % tiles * self.work.height)

@@ -1,6 +1,6 @@
-"""Which key blocks the query tiles of a CTA meet, and which of them need no mask.
+"""Which key blocks the query tiles of a work tile meet, and which of these need no mask.
 
-The scheduler's warp asks, and passes the answer on with the tile.
+The scheduler's warp computes the ranges and publishes them with the work tile.
 """
 
 import functools
@@ -18,7 +18,7 @@ from ..values import Fixed, is_literal, larger, select, smaller
 
 
 class KeyRanges(Fixed):
-    """The classes of the query tiles of one kernel."""
+    """The key blocks that query tiles meet, by the conditions of `program.tile_classes`."""
 
     def __init__(self, config: KernelConfig, aux: Any, scalars: Any) -> None:
         found, size = classes(config), TileSize(config.rows, config.cols)
@@ -31,13 +31,17 @@ class KeyRanges(Fixed):
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
     def holds(self, found: TileClass, tile: Any, row: Any, column: Any) -> Any:
-        """A class of one query tile and one block of keys; a bool if it is constant."""
+        """Whether a condition holds for one query tile and one key block.
+
+        row, column: The first query and the first key. The result is a Python bool if it is
+        constant.
+        """
         rows, columns = span(row, self.rows, tile.q_rows), span(column, self.cols, tile.k_rows)
         return found.holds(tile.batch, tile.head, rows, columns)
 
     def needs_no_mask(self, tile: Any, row: Any, column: Any) -> Any:
-        """Whether the full terms do, on one query tile and one block of keys."""
-        # Always so where ends are bare. As a literal it would serialize products of fp16 (ptxas).
+        """Whether a tile of scores is whole, so that the terms without a mask serve."""
+        # With bare ends this is always true. A literal made ptxas serialize the products of fp16.
         inside = column < tile.k_rows if self.bare else column + self.cols <= tile.k_rows
         full = self.holds(self.full, tile, row, column)
         if is_literal(full):
@@ -46,8 +50,10 @@ class KeyRanges(Fixed):
 
     @cute.jit
     def blocks(self, tile):
-        """(first, last(0), last(1), ...): the key blocks of each query tile, half open; by a whole
-        warp."""
+        """(first, last(0), last(1), ...): query tile t meets the key blocks [first, last(t)).
+
+        A whole warp calls it.
+        """
         count = (tile.k_rows + (self.cols - 1)) // self.cols
         first, lasts = Int32(0), Each(count, *self.below(tile, count))
         if cutlass.const_expr(self.skips):
@@ -62,7 +68,7 @@ class KeyRanges(Fixed):
         return first, *lasts.items
 
     def below(self, tile, count):
-        """The blocks of all query tiles but the first, without a mask."""
+        """Without a mask: the ends of the key blocks of query tiles 1, 2, ..."""
         rows = (tile.row + t * self.rows for t in range(1, self.tiles))
         return [select(row < tile.q_rows, count, 0) for row in rows]
 
@@ -72,13 +78,15 @@ class KeyRanges(Fixed):
         return [self.live(tile, row, base, count) for row in rows]
 
     def followed(self, lasts: Each, found, base) -> Each:
-        """The last blocks so far, after those that are found."""
+        """The ends of the ranges so far, moved past the blocks that were found."""
         pairs = zip(found, lasts.items, strict=True)
         return Each(*(select(bits != 0, base + past(bits), last) for bits, last in pairs))
 
     def live(self, tile, row, base, count):
-        """Of the blocks base.., one per lane, which are not zero for the query tile from `row`
-        on."""
+        """A vote over 32 key blocks from `base` on: which are not empty for a query tile.
+
+        row: The first query of the tile.
+        """
         block = base + cute.arch.lane_idx()
         zero = self.holds(self.zero, tile, row, block * self.cols)
         return cute.arch.vote_ballot_sync((block < count) & (row < tile.q_rows) & (zero == 0))

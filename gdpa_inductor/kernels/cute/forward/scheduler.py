@@ -1,10 +1,12 @@
-"""Which tiles a CTA computes, in what order.
+"""The scheduler: one warp of a CTA decides which work tiles the CTA computes, and in which order.
 
-A tile is some query tiles, neighbours (`KernelConfig.tiles`), of one head of one sequence against
-all its keys. One warp decodes the work and publishes `WorkTile`s through a ring in shared memory;
-the other roles only read them. The grid is persistent. Dense: CTA c of G takes the tiles c, 2G-1-c,
-2G+c, 4G-1-c, and so on, back and forth. So it is with jagged sequences that are all alike; else
-whoever is free takes the next tile (`queue.py`).
+A work tile is a few neighbouring query tiles (`KernelConfig.tiles`) of one head of one sequence,
+with all their keys. The scheduler's warp publishes `WorkTile`s through a ring in shared memory. The
+other roles only read them. CTAs are persistent.
+
+- Dense: tiles are dealt back and forth. CTA c of G takes the tiles c, 2G-1-c, 2G+c, 4G-1-c, …
+- Jagged: a CTA that is free takes the next tile (`queue.py`). But if all sequences have the same
+  lengths, tiles are dealt as if dense.
 """
 
 import functools
@@ -16,13 +18,21 @@ from ..values import Fixed, larger, select, smaller
 
 STAGES = 2
 LANES = 32
-RECORD = 16  # integers of a tile, with padding
+RECORD = 16  # integers of a published tile, with padding
 
 
 class WorkTile:
-    """valid: 0 ends the work. row: first query row. q_start, k_start: first row of the sequence in
-    a jagged matrix. first, last(t): the key blocks of query tile t, half open; none where it has no
-    rows, no keys, or is masked. The fields without names are last(0), last(1), ..."""
+    """A work tile, as integers. Its fields are those of `NAMES`, then last(0), last(1), ...
+
+    valid:                  0 marks the end of the work.
+    row:                    The first query, counted within the sequence.
+    batch, head:            The sequence and the query head.
+    key_head, value_head:   The heads of key and value.
+    q_start, k_start:       The first row of the sequence in a jagged query, and in jagged keys.
+    q_rows, k_rows:         The queries and keys of the sequence.
+    first, last(t):         Query tile t meets the key blocks [first, last(t)). There are none if it
+                            has no rows or no keys, or if it is masked.
+    """
 
     NAMES = (
         "valid", "row", "batch", "head", "key_head", "value_head",
@@ -38,11 +48,11 @@ class WorkTile:
         return self.fields[WorkTile.NAMES.index(name)]
 
     def of_lane(self, lane) -> "WorkTile":
-        """The tile that this lane holds, for all."""
+        """The tile that lane `lane` holds, in all lanes."""
         return WorkTile(*(cute.arch.shuffle_sync(x, lane) for x in self.fields))
 
     def last(self, t):
-        """t: a Python number, or one known at run time."""
+        """The end of the key blocks of query tile t. t is a Python number or a register."""
         if isinstance(t, int):
             return self.lasts[t]
         found = self.lasts[-1]
@@ -56,7 +66,7 @@ class WorkTile:
 
     @property
     def end(self):
-        """The last key block of any query tile."""
+        """The end of the key blocks of all query tiles."""
         return functools.reduce(larger, self.lasts)
 
     def __extract_mlir_values__(self):
@@ -70,8 +80,13 @@ class WorkTile:
 
 
 class Scheduler(Fixed):
-    """Decodes and publishes tiles. ring: of `STAGES` records; records: Int32 [STAGES, RECORD] in
-    shared memory; work: the `Work` of the kernel; ranges: its `KeyRanges`."""
+    """Publishes work tiles, and reads them in the other roles.
+
+    ring:     The ring of the records.
+    records:  Int32 [STAGES, RECORD] in shared memory.
+    work:     Turns the number of a tile into a `WorkTile`.
+    ranges:   The key blocks of each tile.
+    """
 
     def __init__(self, ring: Ring, records, work, ranges):
         self.ring, self.records, self.work = ring, records, work
@@ -91,7 +106,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_jagged(self, queue):
-        """A branch of its own, since it is taken at run time."""
+        """Publish jagged tiles. It is a method of its own since the branch is taken at run time."""
         if queue.alike:
             self.publish_dealt()
         else:
@@ -99,8 +114,10 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_dealt(self):
-        """Each lane decodes a tile of its own. Tiles past the end of a sequence cost next to
-        nothing."""
+        """Publish tiles that are dealt. Each lane decodes a tile of its own.
+
+        So tiles past the end of a sequence cost next to nothing.
+        """
         at, turn = self.ring.start(), Int32(cute.arch.lane_idx())
         first = Int32(0)
         while self.number(first) < self.work.tiles:
@@ -117,7 +134,8 @@ class Scheduler(Fixed):
 
     @cute.jit
     def publish_taken(self, queue):
-        """Each lane knows a sequence. before: how many tiles come before those of the lanes."""
+        """Publish tiles from the queue. Each lane holds a sequence."""
+        # first: The place of lane 0 in the order. before: How many tiles come before its sequence.
         at, number = self.ring.start(), queue.first()
         first, before = Int32(0), Int32(0)
         own, counts = queue.at(first)
@@ -133,13 +151,14 @@ class Scheduler(Fixed):
         self.put(at, self.nothing())
 
     def number(self, turn):
-        """The tile that this CTA takes in a turn: dealt back and forth. Grows with the turn."""
+        """The number of this CTA's tile in a turn. Tiles are dealt back and forth."""
         grid, _, _ = cute.arch.grid_dim()
         cta, _, _ = cute.arch.block_idx()
         return turn * grid + select(turn % 2 == 1, grid - 1 - cta, cta)
 
     @cute.jit
     def put(self, at: Cursor, tile: WorkTile):
+        """Publish a tile with its key blocks. Returns the next place in the ring."""
         self.ring.empty.wait_before(at)
         fields = (*tile.fields[: -1 - len(tile.lasts)], *self.ranges.blocks(tile))
         with cute.arch.elect_one():
@@ -150,7 +169,7 @@ class Scheduler(Fixed):
 
     @cute.jit
     def take(self, at: Cursor):
-        """(the tile at `at`, the place after it), for a whole warp of a role."""
+        """(the tile at `at`, the next place). A whole warp of a role calls it."""
         self.ring.full.wait(at)
         tile = WorkTile(*(self.records[at.index, i] for i in range(self.fields)))
         self.ring.empty.arrive_once(at)
@@ -166,5 +185,5 @@ class Scheduler(Fixed):
         return tile, at
 
     def nothing(self) -> WorkTile:
-        """What ends the work."""
+        """The tile that marks the end of the work."""
         return WorkTile(*(Int32(0) for _ in range(self.fields)))

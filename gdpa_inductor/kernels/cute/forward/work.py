@@ -1,15 +1,17 @@
-"""From the number of a tile to what it is: sequence, head, rows, keys.
+"""Turn the number of a work tile into its sequence, head, rows and keys.
 
-A unit is one head of one sequence. The numbers of a unit are consecutive, so that CTAs that run
-together read the same keys. Dense: every sequence has the same lengths. Jagged: lengths are read
-from the offsets on the device (`queue.py`).
+A unit is one head of one sequence. The tiles of a unit have consecutive numbers, so that CTAs that
+run at the same time read the same keys. Jagged sequences read their lengths from the offsets on the
+device (`queue.py`). How dense tiles are numbered depends on their costs:
 
-Dense tiles that skip key blocks differ in cost: under a causal mask the last rows cost most. If
-there are few units, the last rows of all of them come first, so that what is dealt last is small.
-But they are dealt a group after the other, so that more CTAs read the same keys at once. A group
-has whole rounds of tiles, so that each CTA gets as much. Many units balance by themselves, and
-would read their keys from memory again and again. Dense tiles that skip none are dealt in rounds,
-where the configuration says so (rounds.py).
+- No tile skips key blocks: tiles cost the same. They are dealt in rounds, if the configuration says
+  so (`rounds.py`).
+- Tiles skip key blocks, and there are few units. Under a causal mask the last rows cost most. So
+  the last rows of the units come first, and the tiles that are dealt last are cheap. Units are
+  taken in groups, so that more CTAs read the same keys at once. A group has whole rounds of tiles,
+  so that each CTA gets the same number.
+- Tiles skip key blocks, and there are many units. The costs balance by themselves. The tiles of a
+  unit stay together, so that its keys are not read from memory again and again.
 """
 
 from cutlass import Int32, cute
@@ -24,8 +26,11 @@ FEW = 64  # units
 
 
 class Work(Fixed):
-    """sizes, offsets: as the kernels take them. Sizes of the jagged sides are upper bounds. skips:
-    whether key blocks are skipped."""
+    """The work tiles of a launch.
+
+    sizes, offsets: As the kernels take them. Sizes of a jagged side are upper bounds. skips: Tiles
+    skip key blocks.
+    """
 
     def __init__(self, config: KernelConfig, sizes, offsets, skips: bool):
         self.config, self.offsets = config, offsets
@@ -42,6 +47,7 @@ class Work(Fixed):
             self.tiles = self.rounds.numbers
 
     def decode(self, number) -> WorkTile:
+        """The work tile with this number."""
         unit, row, end = self._rows(number)
         head, place = unit % self.heads, unit // self.heads
         if self.config.batch_first:
@@ -49,7 +55,10 @@ class Work(Fixed):
         return self.tile(self.sequence(place, end), head, row)
 
     def sequence(self, place, end) -> WorkTile:
-        """The first rows of a sequence. end: of a dense one that may have no more rows."""
+        """A tile at row 0 and head 0 of a sequence.
+
+        place: The sequence, by its place in the order. end: The end of the rows, if it is dense.
+        """
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
         q_start, q_rows = sequence_rows(cu_q, batch, end, self.totals[0])
@@ -61,7 +70,7 @@ class Work(Fixed):
         )  # fmt: skip
 
     def tile(self, sequence: WorkTile, head, row) -> WorkTile:
-        """The tile of a head of a sequence, from a row on."""
+        """The tile of a head that begins at a row. sequence: The result of `sequence`."""
         key_head = head // (self.heads // self.key_heads)
         value_head = head // (self.heads // self.value_heads)
         valid, _, batch, _, _, _, *rest = sequence.fields
@@ -76,15 +85,18 @@ class Work(Fixed):
         return RowRange(unit, row * self.height, self.rows)
 
     def _last_rows_first(self, number):
-        """(row tile, unit), where units are few; otherwise the tiles of a unit stay together."""
+        """(tile in the unit, unit): in groups if there are few units, otherwise unit by unit."""
         few, (row, unit) = self.units <= FEW, self._in_groups(number)
         row = select(few, row, number % self.row_tiles)
         return row, select(few, unit, number // self.row_tiles)
 
     def _in_groups(self, number):
-        """The same of groups of units, the last rows of each first. The last group has up to half
-        as many more: a small one would leave CTAs without work. size: the fewest units whose tiles
-        are a multiple of the CTAs, as far as powers of two go."""
+        """(tile in the unit, unit), group by group, with the last rows of each group first.
+
+        The last group has up to half as many units more than the others. A small group of its own
+        would leave CTAs without work.
+        """
+        # The fewest units whose tiles are a multiple of the CTAs, as far as powers of two go.
         ctas, _, _ = cute.arch.grid_dim()
         size = ctas // smaller(_twos(ctas), _twos(self.row_tiles))
         groups = larger((self.units + size // 2) // size, 1)

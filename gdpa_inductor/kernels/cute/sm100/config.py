@@ -1,4 +1,4 @@
-"""What a kernel for Blackwell is a function of. No cutlass here."""
+"""Compile-time parameters of the kernels for Blackwell. cutlass is not imported here."""
 
 from dataclasses import dataclass, replace
 
@@ -7,17 +7,18 @@ from ..config import BOX, SHARED_MEMORY
 
 ROWS = COLS = BOX  # a score tile: 128 lanes of tensor memory, 128 fp32 columns
 TMEM_COLUMNS = 512
-SIDES = {"keys": "kv", "rows": "q"}  # the kernels of a backward: which gradients each writes
+# The two kernels of a backward, and which gradients each computes: "keys" dK and dV, "rows" dQ.
+SIDES = {"keys": "kv", "rows": "q"}
 
 
 def stored_by(side: str, stored: int | None) -> int | None:
-    """What a side stores of the operand whose gradient is stored."""
+    """`KernelConfig.stored` for one side: only the rows side stores the gradient of a bias."""
     return stored if side == "rows" else None
 
 
 @dataclass(frozen=True)
 class Sm100Config(config.KernelConfig):
-    """The same, with the buffers that there is room for."""
+    """`KernelConfig` for Blackwell, with the buffers that fit."""
 
     folder = "sm100"
     arch = "sm_100a"
@@ -29,13 +30,15 @@ class Sm100Config(config.KernelConfig):
     def backward_kernels(
         self, ordered: bool, stored: int | None
     ) -> list[tuple[config.KernelConfig | str, ...]]:
-        """A side each. Each sum has one order anyway."""
+        """One kernel for each side. `ordered` has no effect, since each sum has one order."""
         return [(replace(self, stored=stored_by(side, stored)), side) for side in SIDES]
 
     @property
     def output_stages(self) -> int:
-        """Two accumulators per query tile where tensor memory has room, so that the next tile does
-        not wait for the drain of this one."""
+        """Accumulators of O in tensor memory, for each query tile: two if they fit.
+
+        With two, the next tile does not wait until this one is stored.
+        """
         return 2 if self.padded_value_dim <= 64 else 1
 
     @property
@@ -44,7 +47,7 @@ class Sm100Config(config.KernelConfig):
 
     @property
     def key_stages(self) -> int:
-        """As many as fit beside the query tiles, up to 6."""
+        """Buffers of K and V in shared memory: as many as fit beside Q, up to 6."""
         stage = 2 * COLS * max(self.padded_head_dim, self.padded_value_dim)
         room = SHARED_MEMORY - 2048 - 2 * ROWS * self.padded_head_dim * self.query_stages
         return min(6, room // stage)

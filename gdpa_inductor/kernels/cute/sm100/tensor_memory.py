@@ -1,4 +1,4 @@
-"""Products and tensor memory around barriers: what is signalled, and what is ordered."""
+"""Order accesses of tensor memory around mbarriers."""
 
 from cutlass import cute
 from cutlass.cute.nvgpu import tcgen05
@@ -8,18 +8,21 @@ from ..barriers import Mbarriers
 
 @cute.jit
 def arrive_when_multiplied(barriers: Mbarriers, place):
-    """One arrival when all products issued so far are done; by the warp of products."""
+    """Arrive when all products issued so far are complete. The product warp calls it."""
     with cute.arch.elect_one():
         tcgen05.commit(barriers.at(place))
 
 
 def scores_ready() -> None:
-    """After a wait, before tensor memory is touched: orders it behind what was waited for."""
+    """Call it after a wait: accesses of tensor memory come after what was waited for."""
     cute.arch.inline_ptx("tcgen05.fence::after_thread_sync;")
 
 
 def scores_done(stored: bool) -> None:
-    """Before an arrival: own accesses of tensor memory are over."""
+    """Call it before an arrival: accesses of tensor memory by this thread come before it.
+
+    stored: The accesses were stores. Otherwise they were loads.
+    """
     if stored:
         cute.arch.fence_view_async_tmem_store()
     else:

@@ -1,1 +1,6 @@
-"""Kernels for Hopper (sm_90a), in CuTe DSL. `wgmma`: what their products have in common."""
+"""Kernels for Hopper (sm_90a), in CuTe DSL.
+
+- `forward` and `backward` are the kernels.
+- `config` has their compile-time parameters, and imports no cutlass.
+- `wgmma` and `issue` are what their products have in common.
+"""

@@ -1,4 +1,4 @@
-"""In which order warpgroups issue their products."""
+"""The order in which the warpgroups of a CTA issue their products."""
 
 from typing import Any
 
@@ -9,11 +9,13 @@ from .wgmma import WARPGROUP
 
 
 class IssueTurns(Fixed):
-    """The warpgroups issue the products of a step one after the other, beginning with t = 0.
+    """Turns: in each step the warpgroups issue their products one after the other, from t = 0 on.
 
-    So each activates its scores while the products of others run. Without turns all issue at once,
-    and then all wait for the special functions. Each has a named barrier, from `first` on, where it
-    meets the one before it: one waits for its turn there, the other passes it on.
+    So a warpgroup activates its scores while the products of others run. Without turns, all would
+    issue products at once, and then all would wait for the special functions.
+
+    Warpgroup t has the named barrier `first` + t. It waits there for its turn, and the warpgroup
+    before it arrives there to pass the turn on.
     """
 
     def __init__(self, t: Any, tiles: int, first: int) -> None:
@@ -21,16 +23,16 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def start(self):
-        """Before the first step."""
+        """Call it before the first step."""
         if self.t == self.tiles - 1:
             self.passes()
 
     def wait(self) -> None:
-        """Before the products of a step are issued."""
+        """Wait for the turn, before the products of a step are issued."""
         cute.arch.barrier(barrier_id=self.first + self.t, number_of_threads=2 * WARPGROUP)
 
     def passes(self) -> None:
-        """After they are issued."""
+        """Pass the turn on, after they are issued."""
         if self.tiles == 2:
             other = self.first + 1 - self.t
         else:
@@ -39,6 +41,6 @@ class IssueTurns(Fixed):
 
     @cute.jit
     def finish(self):
-        """After the last step: t = 0 takes the last turn, which the last t has passed on."""
+        """Call it after the last step. t = 0 takes the last turn, so that no arrival is left."""
         if self.t == 0:
             self.wait()

@@ -1,9 +1,10 @@
-"""Products of one warpgroup: 64 rows, sums in its registers, operands in swizzled shared memory.
+"""Products of one warpgroup (wgmma): 64 rows, with sums in registers.
 
-Thread i of a warpgroup holds of the sums the rows 16·(i // 32) + i % 32 // 4 and that plus 8, and
-of each 8 columns the two from 2·(i % 4) on. In the order of the registers:
+Operands are in swizzled shared memory, or, for A, in registers. Thread i of the warpgroup holds two
+rows of the sums: row0 = 16·(i // 32) + i % 32 // 4, and row0 + 8. In each 8 columns it holds two,
+from col0 = 2·(i % 4) on. Its register r is the element
 
-    register r     row + 8·(r // 2 % 2),  column 8·(r // 4) + r % 2
+    row0 + 8·(r // 2 % 2),  col0 + 8·(r // 4) + r % 2
 """
 
 from typing import Any
@@ -18,21 +19,21 @@ SHARED, REGISTERS = warpgroup.OperandSource.SMEM, warpgroup.OperandSource.RMEM
 
 
 def first_row(thread: Any) -> Any:
-    """The first row of a thread of a warpgroup."""
+    """row0 of a thread: see above."""
     return thread // 32 * 16 + thread % 32 // 4
 
 
 def tiled(
     dtype: Any, cols: int, b_major: Any, a_source: Any = SHARED, a_major: Any = K, groups: int = 1
 ) -> Any:
-    """The product of [64, k] by [k, cols] for each of `groups` warpgroups."""
+    """The tiled product of [64, k] by [k, cols], for each of `groups` warpgroups."""
     return hopper_helpers.make_trivial_tiled_mma(
         dtype, dtype, a_major, b_major, Float32, (groups, 1, 1), (64, cols), a_source
     )
 
 
 def issue(product: Any, sums: Any, a: Any, b: Any, fresh: bool) -> None:
-    """sums (+)= a b, in flight as one group."""
+    """Issue sums = a b (if `fresh`) or sums += a b. The product is in flight as one group."""
     warpgroup.fence()
     atom = cute.make_mma_atom(product.op)
     atom.set(warpgroup.Field.ACCUMULATE, not fresh)
@@ -43,7 +44,7 @@ def issue(product: Any, sums: Any, a: Any, b: Any, fresh: bool) -> None:
 
 
 def operand_layout(layout: Any) -> Any:
-    """The layout of sums as an operand A: the same numbers in the same registers."""
+    """The layout of sums when they are read as operand A, from the same registers."""
     halves = cute.logical_divide(layout, ((None, None, 2), None, None))
     (a, b, (c, d)), m, n = halves.shape
     (sa, sb, (sc, sd)), sm, sn = halves.stride
@@ -51,7 +52,7 @@ def operand_layout(layout: Any) -> Any:
 
 
 def as_operand(sums: Any, dtype: Any) -> Any:
-    """Sums in 16 bits as an operand A."""
+    """Sums, rounded to 16 bits, as operand A."""
     layout = operand_layout(sums.layout)
     out = cute.make_rmem_tensor(layout, dtype)
     out.store(cute.make_tensor(sums.iterator, layout).load().to(dtype))
@@ -59,9 +60,11 @@ def as_operand(sums: Any, dtype: Any) -> Any:
 
 
 def replace_operand(old: Any, new: Any) -> None:
-    """Overwrite an operand, once no product in flight reads it. The moves are opaque: otherwise the
-    compiler makes `new` in the registers of `old`, sees that a product reads these, and waits for
-    every product."""
+    """Copy operand `new` to the registers of `old`, once no product in flight reads these.
+
+    The moves are inline PTX, so that the compiler cannot see through them. Otherwise it computes
+    `new` in the registers of `old`, sees that a product reads them, and waits for every product.
+    """
     into, out = (cute.recast_tensor(x, Int32) for x in (old, new))
     for word in range(cute.size(into)):
         into[word] = cute.arch.inline_ptx(
@@ -70,8 +73,10 @@ def replace_operand(old: Any, new: Any) -> None:
 
 
 def tile_layout(dtype: Any, rows: int, width: int) -> Any:
-    """[rows, width] in shared memory, in the widest swizzle that the rows allow. width: a multiple
-    of 32."""
+    """The layout of [rows, width] in shared memory, with the widest swizzle that the width allows.
+
+    width: A multiple of 32.
+    """
     kinds = warpgroup.SmemLayoutAtomKind
     kind = kinds.K_SW64 if width % 64 else kinds.K_SW128
     atom = warpgroup.make_smem_layout_atom(kind, dtype)
@@ -79,7 +84,7 @@ def tile_layout(dtype: Any, rows: int, width: int) -> Any:
 
 
 def staged(layout: Any, stages: int) -> Any:
-    """So many of the same, one behind the other."""
+    """The layout of `stages` buffers, one after the other."""
     return cute.append(layout, cute.make_layout(stages, stride=cute.cosize(layout)))
 
 

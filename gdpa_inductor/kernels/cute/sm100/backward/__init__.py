@@ -1,1 +1,4 @@
-"""The backward kernel and its protocol (`kernel.SIGNALS`), a module for each role of its warps."""
+"""The backward kernel for Blackwell: a module for each role of its warps.
+
+`kernel.SIGNALS` lists the signals between them.
+"""

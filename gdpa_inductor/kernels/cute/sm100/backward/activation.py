@@ -1,7 +1,7 @@
-"""The activation warps: P and dS from S and dP, and the sums of a finished tile to global memory.
+"""The activation warps: compute P and dS from S and dP, and store the sums of a finished tile.
 
-Two warpgroups share the columns of the scores: a thread has one resident row and 64 streamed ones.
-While dP is still being multiplied the program gives P and its slope. P goes back into tensor
+Two warpgroups share the columns of the scores: each thread has one resident row and 64 streamed
+rows. While the tensor core computes dP, the program computes P and the slope. P goes back to tensor
 memory. The slope stays in registers, for dS = dP · slope.
 """
 
@@ -23,8 +23,11 @@ from .sums import GradientSums
 
 
 class BackwardActivation:
-    """What each thread of the activation warps does. program: with the roots of the side. stored:
-    where dS goes as a gradient, if it is stored."""
+    """The role of the activation warps.
+
+    program: Has the roots of the side. sums: Store the sums of a tile. stored: Stores dS as the
+    gradient of a bias, or None.
+    """
 
     def __init__(
         self, walk: Walk, program: Program, signals: dict[str, Any], memory: Any,
@@ -53,17 +56,17 @@ class BackwardActivation:
             else:
                 self.sums.write(tile, False)
             deal += 1
-        scores_done(stored=False)  # the last sums are read: tensor memory may go
+        scores_done(stored=False)  # the last sums are read, so tensor memory may be freed
 
     @cute.jit
     def step(self, tile: ResidentTile, turn, block, step):
-        """P and dS of one tile of scores."""
+        """Compute P and dS of one tile of scores."""
         line = ProgramLine(self.program, self.walk, tile, turn, tile.first + self.row)
         slopes = [cute.make_rmem_tensor(PART, Float32) for _ in range(PARTS)]
         self.signals["scores"].wait(step)
         scores_ready()
         column = step % self.memory.shapes.buffers * COLS + self.left
-        # Where an operand is read for every score, that needs the registers.
+        # An aux operand that is read for each score needs the registers. Then S comes part by part.
         scores = self.fetch(column, 0 if line.lines else PARTS)
         for part in range_constexpr(PARTS):
             self.weigh(line, tile, block, column, part, scores, slopes[part])
@@ -85,18 +88,18 @@ class BackwardActivation:
                 self.stored.store(tile, self.row, first, gradients[part])
 
     def fetch(self, column: Any, parts: int) -> list[Any]:
-        """Columns of S or dP of this thread, by parts."""
+        """Load this thread's columns of S or dP, as a list of parts of 32."""
         found = [self.memory.load(column + part * PART, PART) for part in range(parts)]
         cute.arch.fence_view_async_tmem_load()
         return found
 
     def pick(self, fetched: list[Any], column: Any, part: int) -> Any:
-        """A part of what was fetched ahead, or fetched now."""
+        """A part from `fetched`, or loaded now if that is empty."""
         return fetched[part] if fetched else self.fetch(column + part * PART, 1)[0]
 
     @cute.jit
     def weigh(self, line: ProgramLine, tile: ResidentTile, block, column, part, fetched, slopes):
-        """S -> P and slope, 32 columns; zero past the end of the streamed rows."""
+        """Turn S into P and the slope, for 32 columns. Both are 0 past the end of the sequence."""
         scores = self.pick(fetched, column, part)
         weights = cute.make_rmem_tensor(PART, Float32)
         first = block * COLS + self.left + part * PART
@@ -115,7 +118,7 @@ class BackwardActivation:
 
     @cute.jit
     def slope(self, column, part, gradients, slopes):
-        """dP -> dS, 32 columns. What a mask leaves out is zero, where dP is infinite or NaN too."""
+        """Turn dP into dS, for 32 columns. Masked scores get 0, even if dP is infinite or NaN."""
         for i in cutlass.range(0, PART, 2, unroll_full=True):
             gradients[i], gradients[i + 1] = cute.arch.mul_packed_f32x2(
                 (gradients[i], gradients[i + 1]), (slopes[i], slopes[i + 1])
@@ -127,13 +130,13 @@ class BackwardActivation:
 
 
 class BackwardTensorMemory:
-    """The row of tensor memory that belongs to a thread, by columns of 32 bits."""
+    """The row (lane) of tensor memory that a thread owns. Columns have 32 bits."""
 
     def __init__(self, pointer: Any, thread: Any, shapes: Shapes) -> None:
         self.pointer, self.thread, self.shapes = pointer, thread, shapes
 
     def load(self, column: Any, width: int) -> Any:
-        """fp32 registers, there after `fence_view_async_tmem_load`."""
+        """Load `width` columns to fp32 registers, valid after `fence_view_async_tmem_load`."""
         copy, window = self._copy(tcgen05.Ld32x32bOp, column, width)
         part = copy.get_slice(self.thread % ROWS)
         rows = part.partition_D(cute.make_identity_tensor((ROWS, width)))
@@ -142,7 +145,7 @@ class BackwardTensorMemory:
         return cute.make_tensor(registers.iterator, cute.make_layout(width))
 
     def store(self, column: Any, registers: Any) -> None:
-        """fp32 registers as 16-bit elements, two to a column."""
+        """Store fp32 registers as 16-bit elements, two in a column."""
         width = cute.size(registers) // 2
         copy, window = self._copy(tcgen05.St32x32bOp, column, width)
         part = copy.get_slice(self.thread % ROWS)
@@ -155,7 +158,7 @@ class BackwardTensorMemory:
         cute.copy(copy, packed, part.partition_D(window))
 
     def _copy(self, operation: Any, column: Any, width: int) -> tuple[Any, Any]:
-        """The copy of `width` columns, and the columns of all rows."""
+        """(the copy of `width` columns, these columns of all rows)."""
         atom = cute.make_copy_atom(operation(tcgen05.Repetition(width)), Float32)
         layout = cute.make_layout((ROWS, width), stride=(1 << 16, 1))
         window = cute.make_tensor(self.pointer + column, layout)

@@ -1,29 +1,30 @@
-"""The backward of gdpa::attention on Blackwell: dQ, dK, dV, deterministic by construction.
+"""The backward of gdpa::attention on Blackwell: dQ, dK and dV, always deterministic.
 
     S = Q Kᵀ    dP = dO Vᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
     dV = Pᵀ dO        dK = dSᵀ Q        dQ = dS K
 
-No softmax: no row statistics, and no kernel before this one. One kernel has two sides, which differ
-in what stays in the CTA and what streams past:
+There is no softmax: no row statistics, and no kernel before this one. The kernel has two sides. A
+launch has one of them. They differ in what stays in the CTA (resident) and what streams past:
 
-    side     a CTA owns                  resident A, B   streamed A, B   sums
-    "keys"   128 keys of a key head      K, V            Q, dO           dK = dSᵀ Q and dV = Pᵀ dO
-    "rows"   128 rows of a query head    Q, dO           K, V            dQ = dS K
+    side     a CTA owns                    resident A, B   streamed A, B   sums
+    "keys"   128 keys of a key head        K, V            Q, dO           dK = dSᵀ Q and dV = Pᵀ dO
+    "rows"   128 queries of a query head   Q, dO           K, V            dQ = dS K
 
-On the keys side the scores are transposed, K Qᵀ. On either side a resident row is a lane of tensor
-memory. P and dS are written where the scores were, and the products that sum take them from there.
-Nothing between the products passes through shared memory. Heads that share a key head stream past
-one after the other, and are summed in that order.
+On the keys side the scores are transposed, K Qᵀ. On both sides a resident row is a lane of tensor
+memory. P and dS overwrite the scores there, and the products that sum read them from there. So
+nothing between the products passes through shared memory. Query heads that share a key head stream
+past one after the other, and are summed in that order.
 
 Notation
-    r, t     a resident row (a lane of tensor memory), a streamed row (a column)
-    A, B     the operands of the score product, Q and K, and of the gradient product, dO and V
-    S        [128 r, 128 t] = rA tAᵀ           dP     [128 r, 128 t] = rB tBᵀ
-    accA     [128 r, head_dim] += dS tA        accB   [128 r, value_dim] += P tB   (keys side)
-    tile     128 resident rows;  step: one streamed tile against them
+    r, t     A resident row (a lane of tensor memory), and a streamed row (a column).
+    A, B     The operands of the score product, Q and K; those of the gradient product, dO and V.
+    S        [128 r, 128 t] = rA tAᵀ.           dP     [128 r, 128 t] = rB tBᵀ.
+    accA     [128 r, head_dim] += dS tA.        accB   [128 r, value_dim] += P tB   (keys side).
+    tile     128 resident rows.
+    step     A tile with one streamed tile.
 
-Warps 0-7 activate, 8 multiplies, 9 loads, two are idle. Compile-time: `Sm100Config`, the side.
-Tuned: `MOST_STAGES` and `PART` of shapes.py, the order of products.py.
+Warps 0-7 activate, 8 multiplies, 9 loads, and two are idle. `Sm100Config` and the side are known at
+compile time. `MOST_STAGES` and `PART` of shapes.py, and the order in products.py, are tuned.
 """
 
 from typing import Any
@@ -73,12 +74,18 @@ class BackwardKernel:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers, strides (batch, head, row): of Q, K, V, dO, then of the gradients that this
-        side writes. On the rows side that may be, too, the gradient of an operand of the program,
-        and where a side is jagged the hulls of the query tiles. sizes: batch, heads, key heads,
-        value heads, rows, cols (the most, of a jagged side), rows of Q, rows of K, sequences that
-        are dealt. cu_q, cu_k: offsets of a jagged side; order: of the sequences. aux: (pointer,
-        strides by letter) of the operands of the program. ctas: one for each multiprocessor."""
+        """Launch the kernel.
+
+        Args:
+            pointers, strides: Those of Q, K, V, dO and the gradients that this side computes. The
+                rows side may also have the gradient of an aux operand and, if a side is jagged, the
+                hulls of the query tiles (`backward.stored`). Strides are (batch, head, row).
+            sizes: B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q and of K, and how many
+                sequences the launch computes.
+            cu_q, cu_k, order: The offsets of jagged sides, and the order of the sequences.
+            aux: (pointer, strides in the order of `LETTERS`) of each aux operand.
+            ctas: How many CTAs to launch.
+        """
         matrices = self.matrices(pointers, sizes, strides)
         found = [self.atom(name, matrices[name]) for name in NAMES]
         atoms, tensors = tuple(x[0] for x in found), tuple(x[1] for x in found)
@@ -89,12 +96,12 @@ class BackwardKernel:
         )  # fmt: skip
 
     def matrices(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
-        """The operands in global memory, by their part on this side."""
+        """The operands in global memory, by the names that they have on this side."""
         q, k, v, o = matrices(self.config, pointers, sizes, strides)
         return dict(zip(NAMES, (k, q, v, o) if self.keys else (q, k, o, v), strict=True))
 
     def letter(self, part: str) -> str:
-        """Which operand a part is: "q", "k", "v" or "o" (the gradient of the output)."""
+        """The operand of a name: "q", "k", "v" or "o" (the gradient of O)."""
         letters = "kqvo" if self.keys else "qkov"
         return letters[NAMES.index(part)]
 

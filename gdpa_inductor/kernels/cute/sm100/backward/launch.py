@@ -1,4 +1,4 @@
-"""The gradients of one call on Blackwell: one kernel for each side that is asked for. Host only."""
+"""Launch the backward on Blackwell: one kernel for each side. This runs on the host."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -17,7 +17,10 @@ from ..config import SIDES, Sm100Config, stored_by
 
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
-    """By letter, those that are asked for, and what comes with them. The rows side stores dS."""
+    """The gradients in `asked` by letter, and those that the same kernels compute.
+
+    The rows side stores dS as the gradient of a bias. So it runs too if that is wanted.
+    """
     found: dict[str, Tensor] = {}
     for side, letters in SIDES.items():
         stored = stored_by(side, call.stored)
@@ -42,8 +45,11 @@ def _launch(call: BackwardCall, side: str, stored: int | None, outputs: list[Ten
 
 @dataclass(frozen=True)
 class SideForm:
-    """launcher: of one side, None where there is nothing to launch. clears: some scores may not be
-    stored."""
+    """What the form of a call decides for one side.
+
+    launcher: The launcher, or None if there is nothing to launch. clears: The kernel may not store
+    all scores, so they are set to zero before.
+    """
 
     launcher: Launcher | None
     clears: bool
@@ -58,18 +64,18 @@ class SideForm:
 
 
 def overwrites(config: Sm100Config) -> bool:
-    """Whether the gradient of an operand may be stored where the operand is. Both sides read it."""
+    """Whether the gradient of a bias may overwrite the bias: no, because both sides read it."""
     return False
 
 
 def tiling(config: Sm100Config) -> StoredTiling:
-    """Of the scores that are stored."""
+    """The tiles of the stored scores."""
     return StoredTiling(config.rows, config.cols, by_keys=False)
 
 
 @functools.cache
 def launcher(config: Sm100Config, side: str) -> Launcher:
-    """Of one side. It takes query, key, value, the gradient of O, and what it writes."""
+    """The launcher of one side, loaded or compiled once."""
     ahead.finish(__name__, config, side)
     size = TileSize(config.rows, config.cols)
     bounds = tables(config, size, roots_of(config.program, side == "keys", config.stored))
@@ -82,14 +88,14 @@ def kept(config: Sm100Config, side: str) -> bytes:
 
 
 def others(config: Sm100Config, side: str) -> list[str]:
-    """Dtypes of the matrices beside query, key and value."""
+    """The dtypes of the matrices beside query, key and value: dO, then what the side writes."""
     outputs = ["float32" if letter in config.shared else config.dtype for letter in SIDES[side]]
     return [config.dtype, *outputs, *stored_dtypes(config)]
 
 
 @functools.cache
 def compiled(config: Sm100Config, side: str, more: str = "") -> Any:
-    """The kernel of one side. Needs no GPU. more: compiler options."""
+    """The compiled kernel of one side. Compiling needs no GPU. more: Further compiler options."""
     from ...compiler import compile_kernel, example
     from .kernel import BackwardKernel
 

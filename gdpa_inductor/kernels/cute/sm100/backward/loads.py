@@ -1,4 +1,4 @@
-"""The load warp: TMA of the resident operands once per tile, of the streamed ones once per step."""
+"""The load warp: TMA loads resident operands once for each tile, streamed ones for each step."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from ...backward.walk import ResidentTile, Walk
 
 
 class BackwardLoads:
-    """Fills the buffers rA, tA, rB, tB in the order in which the products want them. hulls: where
-    the key tiles are noted that each query tile meets, if they are: see
-    `backward.jagged_totals`."""
+    """The load warp. It fills the buffers rA, tA, rB and tB in the order of the products.
+
+    hulls: Memory for the key tiles that each query tile meets (`backward.stored`), or None.
+    """
 
     def __init__(
         self, walk: Walk, signals: dict[str, Any], tiles: dict[str, Any], hulls: Any = None
@@ -20,7 +21,7 @@ class BackwardLoads:
 
     @cute.jit
     def run(self):
-        """All tiles of the CTA."""
+        """Load for all tiles of the CTA."""
         self.announce()
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
@@ -38,13 +39,13 @@ class BackwardLoads:
             deal += 1
 
     def announce(self) -> None:
-        """The tensor maps, before they are needed."""
+        """Prefetch the tensor maps of TMA."""
         for tiles in self.tiles.values():
             cpasync.prefetch_descriptor(tiles.atom)
 
     @cute.jit
     def operands(self, name, tile: ResidentTile, turn, block, tile_step, step, new):
-        """The streamed operand of a step, before it the resident one of a new tile."""
+        """Load the streamed operand of a step; before it the resident one, if the tile is new."""
         if new:
             if name == "A":
                 self.signals["spent"].wait_before(tile_step)
@@ -58,7 +59,7 @@ class BackwardLoads:
     def copy(
         self, name: str, signal: str, rows: Any, head: Any, tile: ResidentTile, step: Any
     ) -> None:
-        """rows: first row of the sequence, row in it, rows of it."""
+        """Load a tile. rows: (first row of the sequence, row in it, rows of the sequence)."""
         full, tiles = self.signals[signal], self.tiles[name]
         full.expect(step, tiles.size)
         tiles.copy(*rows, head, tile.batch, full.index(step), full.at(step))

@@ -1,16 +1,19 @@
-"""The product warp: issues every tensor-core product of a CTA, in the order that keeps it busy.
+"""The product warp: it issues all tensor-core products of a CTA, in an order that keeps it busy.
 
-    turn i, one buffer of scores:    accB += P(i-1) tB    S(i)    accA += dS(i-1) tA    dP(i)
-    two buffers:                     S(i)    accB += P(i-1) tB    accA += dS(i-1) tA    dP(i)
+In turn i it issues, with one or with two buffers of scores:
 
-P lies where S was and dS where dP was. Products complete in the order of issue, so the next S needs
-no signal beyond those that say that P is written. In the first step of a tile these say, too, that
-the sums of the tile before are read. For the same warps do both, in this order.
+    one buffer:     accB += P(i-1) tB    S(i)    accA += dS(i-1) tA    dP(i)
+    two buffers:    S(i)    accB += P(i-1) tB    accA += dS(i-1) tA    dP(i)
 
-With one buffer the weights of step i are computed while accA and dP are multiplied, and dS while
-accB and the next S are. P is handed over in parts, so that accB begins before all of it is there.
-Two buffers have room in tensor memory on the rows side, and on the keys side up to head dims of 64.
-With two the activation never waits for S, and that dS(i-2) is written says that S(i-2) is read.
+P overwrites S, and dS overwrites dP. Products complete in the order of issue. So the next S needs
+no signal but "P is written". The same warps read the sums of a tile and then write the first P of
+the next one. So in that step the signal also says that the sums are read.
+
+One buffer: the activation computes P of step i while the tensor core computes accA and dP, and dS
+while it computes accB and the next S. P is handed over in parts, so that accB can begin early.
+
+Two buffers: the activation never waits for S. "dS(i-2) is written" says that S(i-2) is read. Tensor
+memory has room for two on the rows side, and on the keys side at head dims up to 64.
 """
 
 import itertools
@@ -29,7 +32,7 @@ STEP = 16  # streamed rows, or head dim, of one tcgen05.mma
 
 
 class BackwardProducts:
-    """S, dP, accA and, on the keys side, accB of every step."""
+    """The role of the product warp: S, dP, accA and, on the keys side, accB of each step."""
 
     def __init__(
         self,
@@ -44,7 +47,7 @@ class BackwardProducts:
 
     @cute.jit
     def run(self):
-        """All tiles of the CTA."""
+        """Issue the products of all tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -58,7 +61,10 @@ class BackwardProducts:
 
     @cute.jit
     def turn(self, tile: ResidentTile, tile_step, step, i):
-        """The sums of step - 1 and the scores of step; the first and the last turn lack one."""
+        """Issue the sums of step - 1 and the scores of `step`.
+
+        The first turn has no sums, and the last one no scores. i: The number of the turn.
+        """
         signals, ahead = self.signals, self.shapes.buffers > 1
         if const_expr(ahead):
             self.scores(tile, tile_step, step, i)
@@ -83,7 +89,7 @@ class BackwardProducts:
 
     @cute.jit
     def scores(self, tile: ResidentTile, tile_step, step, i):
-        """S of a step."""
+        """Issue S of a step, if there is one."""
         if i < tile.steps:
             self.arrived("A", tile_step, step, i)
             self.score("A", self.column(step), step)
@@ -91,7 +97,7 @@ class BackwardProducts:
 
     @cute.jit
     def sum_weights(self, step, first):
-        """accB of a step, part by part; there is none on the rows side."""
+        """Issue accB of a step, part by part. The rows side has no accB."""
         if const_expr(self.walk.keys):
             for part in range_constexpr(PARTS):
                 self.signals["weights"].wait(step * PARTS + part)
@@ -100,18 +106,19 @@ class BackwardProducts:
             arrive_when_multiplied(self.signals["free_B"], step)
 
     def column(self, step: Any) -> Any:
-        """Where S of a step lies."""
+        """The first column of S of a step in tensor memory."""
         return step % self.shapes.buffers * COLS if self.shapes.buffers > 1 else 0
 
     @cute.jit
     def arrived(self, name, tile_step, step, i):
+        """Wait until the operands of a score product are loaded."""
         if i == 0:
             self.signals["resident_" + name].wait(tile_step)
         self.signals["streamed_" + name].wait(step)
 
     @cute.jit
     def score(self, name, column, step):
-        """rX tXᵀ, 16 of the head dim at a time."""
+        """Issue rX tXᵀ, 16 of the head dim at a time."""
         product = self.shapes.score(name)
         left = product.make_fragment_A(self.buffers["r" + name])
         right = product.make_fragment_B(self.buffers["t" + name])
@@ -124,8 +131,10 @@ class BackwardProducts:
 
     @cute.jit
     def sum(self, name, column, step, part, first):
-        """acc (+)= W tX for one part of each half of the streamed rows. A half of W lies at the
-        start of the half of the scores that it replaced."""
+        """Issue acc = W tX (if `first`) or acc += W tX, for one part of each half of the rows.
+
+        W is P or dS. Each half of W is at the start of the half of the scores that it replaced.
+        """
         product, streamed = self.shapes.sum(name), self.signals["streamed_" + name]
         turned = self.shapes.transposed(name, streamed.stages)
         pointer = cute.recast_ptr(self.buffers["t" + name].iterator, turned.inner)
@@ -142,7 +151,7 @@ class BackwardProducts:
             cute.gemm(product, out, left, right[None, None, there, slot], out)
 
     def weights(self, product: Any, name: str, column: int) -> Any:
-        """The operand [128 r, 64 t] of 16-bit elements at a column of tensor memory."""
+        """P or dS as an operand [128 r, 64 t] of 16 bits, from a column of tensor memory on."""
         dtype, tiler = self.shapes.dtype, (ROWS, self.shapes.widths[name], HALF)
         layout = blackwell_helpers.make_smem_layout_a(product, tiler, dtype, 1)
         nowhere = cute.make_ptr(dtype, 0, cute.AddressSpace.tmem)

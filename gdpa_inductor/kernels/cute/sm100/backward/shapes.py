@@ -1,6 +1,6 @@
 """The tiled products of the backward, the layouts of their operands, the columns of tensor memory.
 
-By operand: "A" of the score product and the gradient it gives, "B" of the gradient product.
+"A" are the operands of the score product, "B" those of the gradient product (see `kernel`).
 """
 
 from typing import Any
@@ -13,19 +13,23 @@ from ...config import SHARED_MEMORY
 from ...program import DTYPES
 from ..config import COLS, ROWS, TMEM_COLUMNS, Sm100Config
 
-MOST_STAGES = 3  # of streamed B; A, which is read last by the sum of dS, has one more
-BARRIERS = 2048  # bytes, and what aligning the tiles takes
-HALF = COLS // 2  # of the columns, for each activation warpgroup
-PART = 32  # columns of it that are activated, and handed over, at a time
+MOST_STAGES = 3  # buffers of streamed B; A is read for longer, by accA, and has one more
+BARRIERS = 2048  # bytes for mbarriers, and for aligning the tiles
+HALF = COLS // 2  # columns of each activation warpgroup
+PART = 32  # columns that a warpgroup activates and hands over at a time
 PARTS = HALF // PART
 
 
 class Shapes:
-    """What follows from a configuration and a side.
+    """The shapes that a configuration and a side decide.
 
-    summed: the operands whose gradient the side sums. buffers: of scores; with two, the scores of
-    the next step are made while those of this step are activated. gradients, sums: first columns.
-    rings: how many slots what has several has.
+    dims, widths:  The head dims of A and B, and the same padded.
+    summed:        The operands whose gradients the side sums.
+    buffers:       Buffers of scores, 1 or 2. With two, the scores of the next step are computed
+                   while those of this step are activated.
+    gradients:     The first column of dP in tensor memory.
+    sums:          The first columns of accA and accB.
+    rings:         How many stages each ring has.
     """
 
     def __init__(self, config: Sm100Config, keys: bool) -> None:
@@ -42,17 +46,17 @@ class Shapes:
         self.rings = {**self.stages(), "S": self.buffers, "P": weights}
 
     def stages(self) -> dict[str, int]:
-        """Of the streamed operands, as many as fit beside the resident ones."""
+        """The buffers of the streamed operands: as many as fit beside the resident ones."""
         a, b = (2 * ROWS * self.widths[name] for name in "AB")
         stages = min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - 2 * a - b) // (a + b))
         return {"A": stages + 1, "B": stages}
 
     def score(self, name: str) -> Any:
-        """rX tXᵀ: both from shared memory, head dim contiguous."""
+        """The product rX tXᵀ: both operands are in shared memory, with a contiguous head dim."""
         return self._product(OperandMajorMode.K, COLS, tcgen05.OperandSource.SMEM)
 
     def sum(self, name: str) -> Any:
-        """acc += W tX: W from tensor memory; tX is the same tile, read the other way."""
+        """The product acc += W tX: W is in tensor memory. tX is the same tile, read transposed."""
         source = tcgen05.OperandSource.TMEM
         return self._product(OperandMajorMode.MN, self.widths[name], source)
 
@@ -66,11 +70,11 @@ class Shapes:
         return ROWS, COLS, self.widths[name]
 
     def layout(self, name: str, stages: int) -> Any:
-        """Tiles [128, width] in shared memory, swizzled."""
+        """The layout of tiles [128, width] in shared memory, swizzled."""
         make = blackwell_helpers.make_smem_layout_b
         return make(self.score(name), self.tiler(name), self.dtype, stages)
 
     def transposed(self, name: str, stages: int) -> Any:
-        """The same tiles as operand of the product that sums over their rows."""
+        """The layout of the same tiles, as the operand of `sum`."""
         tiler = (ROWS, self.widths[name], COLS)
         return blackwell_helpers.make_smem_layout_b(self.sum(name), tiler, self.dtype, stages)

@@ -1,4 +1,4 @@
-"""dS as the gradient of an operand of the program: from registers to global memory, rows side."""
+"""Store dS as the gradient of a bias, from registers to global memory. Only the rows side does."""
 
 from typing import Any
 
@@ -11,8 +11,11 @@ from ...values import Fixed
 
 
 class ScoreStores(Fixed):
-    """pointer, strides: of [slots, H, M, N] in 16 bits. sizes: as kernels take them. What fills the
-    last 8 columns of a row is written too."""
+    """Stores dS.
+
+    pointer, strides: Those of [slots, H, M, N] in 16 bits. N is rounded up to a multiple of 8, and
+    the columns in excess are written too. sizes: As kernels take them.
+    """
 
     def __init__(self, walk: Walk, pointer: Any, strides: Any, sizes: Any) -> None:
         self.walk, self.pointer, self.strides = walk, pointer, strides
@@ -20,7 +23,10 @@ class ScoreStores(Fixed):
 
     @cute.jit
     def store(self, tile: ResidentTile, row, column, found):
-        """The numbers of a row of the tile from a column on; zeros past the end of its sequence."""
+        """Store the numbers `found` in a row of the tile, from a column on.
+
+        A row past the end of its sequence gets zeros.
+        """
         sb, sh, sr = (Int64(s) for s in self.strides)
         number = tile.first + row
         start = self.pointer + (tile.slot * sb + tile.head * sh + number * sr + column)

@@ -1,4 +1,4 @@
-"""The end of a tile: the accumulators from tensor memory to global memory."""
+"""The end of a tile: store the accumulators, from tensor memory to global memory."""
 
 from typing import Any
 
@@ -8,15 +8,16 @@ from ...backward.walk import ResidentTile, Walk
 from ..config import ROWS
 
 PART = 16  # columns in registers at a time
-VECTOR = 8  # columns that a predicate covers: head dims are multiples of it
+VECTOR = 8  # columns that one check of the bound covers; head dims are multiples of it
 
 
 class GradientSums:
     """The gradients that one side writes.
 
-    outputs: by operand, a pointer, its strides (batch, head, row), the dim and its width in tensor
-    memory. It points to [batch, heads, rows, dim], or jagged [rows, heads, dim]. Rows past the end
-    of a sequence are not written. factor: of the sums.
+    outputs:  By operand: (pointer, strides (batch, head, row), head dim, the same padded). The
+              gradient is [B, H, M, D], or jagged [L, H, D]. Rows past the end of a sequence are not
+              written.
+    factor:   A gradient is its sums times this.
     """
 
     def __init__(
@@ -25,8 +26,10 @@ class GradientSums:
         self.walk, self.memory, self.outputs, self.factor = walk, memory, outputs, factor
 
     def write(self, tile: ResidentTile, summed: bool) -> None:
-        """The row of this thread, half of the columns by each warpgroup; zeros if nothing was
-        summed."""
+        """Store the row of this thread. Each warpgroup stores half of the columns.
+
+        summed: False if the tile met no streamed tile. Then zeros are stored.
+        """
         for name in self.outputs:
             self._write(name, tile, summed)
 
@@ -61,5 +64,5 @@ class GradientSums:
 
 
 def within(half: Any, offset: int, dim: int, width: int) -> Any:
-    """Whether a column of the operand is there, `offset` columns into either half of the width."""
+    """Whether the column at `offset` of a half of the padded width exists. half: Its first one."""
     return half + offset < dim if width // 2 + offset >= dim else Boolean(True)

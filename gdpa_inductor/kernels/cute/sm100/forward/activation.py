@@ -1,8 +1,9 @@
-"""Activation: S_t -> P_t, in the registers of one warpgroup per query tile.
+"""The activation warps: compute the weights P_t from the scores S_t, one warpgroup for each t.
 
-A thread owns one query row. Scores come from tensor memory 32 columns at a time; the next 32 are on
-their way while these are computed. Weights go back as 16-bit numbers into the first half of the
-columns of S_t. Those of part c take 16 columns from 16c on: part c / 2 of the scores has left them.
+A thread owns one query row. Scores come from tensor memory 32 columns at a time, and the next 32
+are in flight while these are computed. Weights go back as 16-bit numbers to the first half of the
+columns of S_t. Those of part c take 16 columns from 16c on. Part c / 2 of the scores was there, and
+is in registers by then.
 """
 
 from typing import Any
@@ -24,7 +25,7 @@ PARTS = COLS // PART
 
 
 class Scores(Fixed):
-    """S_t and P_t in tensor memory, as thread `thread` of a warpgroup moves them."""
+    """Copies of S_t and P_t between tensor memory and the registers of one thread."""
 
     def __init__(self, tStS: Any, thread: Any, dtype: Any) -> None:
         self.dtype = dtype
@@ -38,13 +39,13 @@ class Scores(Fixed):
         self.tP = self.store.get_slice(thread).partition_D(tP)
 
     def fetch(self, part: int) -> Any:
-        """The scores of a part, on their way; there after `fence_view_async_tmem_load`."""
+        """Load the scores of a part. They are valid after `fence_view_async_tmem_load`."""
         scores = cute.make_rmem_tensor(((PART, 1),), Float32)
         cute.copy(self.load, self.tS[None, part, 0, 0], scores)
         return scores
 
     def give(self, part: int, weights: list[Any]) -> None:
-        """Store the weights of a part, on their way as well."""
+        """Store the weights of a part. The store is in flight afterwards."""
         packed = cute.make_rmem_tensor(((PART // 2, 1),), Float32)
         halves = cute.make_tensor(
             cute.recast_ptr(packed.iterator, dtype=self.dtype), cute.make_layout(PART)
@@ -57,8 +58,14 @@ class Scores(Fixed):
 
 
 def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> list[Any]:
-    """The weights of `PART` scores, the first of which is of column `column`. They are zero from
-    column `end` on, if there is one: program(0) need not be 0. fetched: operands of the program."""
+    """The weights of `PART` scores.
+
+    Args:
+        row: The program for the query of this thread.
+        fetched: The result of `Row.fetch`.
+        column: The key of the first score.
+        end: Weights from this key on are zero, as program(0) may differ from 0. None: no end.
+    """
     found = []
     for i in range(0, PART, 2):
         kv_idx = Pair(column + i, column + (i + 1))
@@ -70,7 +77,10 @@ def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> li
 
 
 class ForwardActivation(Fixed):
-    """plain, careful: the program for blocks without masks and tails, and for all."""
+    """The role of the activation warps.
+
+    plain: The program for key blocks that need no mask. careful: The program for all others.
+    """
 
     def __init__(
         self, channels: Channels, memory: ForwardTensorMemory, ranges: KeyRanges, plain: Program,
@@ -102,7 +112,7 @@ class ForwardActivation(Fixed):
 
     @cute.jit
     def weigh(self, scores: Scores, row, t, s: Cursor, column, end):
-        """One block: every part of S_t to weights, and these to the tensor core."""
+        """Compute the weights of one key block, part by part, and hand them to the product warp."""
         following = scores.fetch(0)
         for part in range_constexpr(PARTS):
             first = column + part * PART

@@ -1,7 +1,7 @@
-"""Epilogue: O_t -> global memory, by a warpgroup of its own.
+"""The epilogue: a warpgroup of its own stores O_t in global memory.
 
-A thread owns one query row; rows past the end of the sequence are not stored. Without key blocks
-nothing was summed, and zeros are stored.
+A thread owns one query row. Rows past the end of the sequence are not stored. A tile without key
+blocks has no sums, so zeros are stored.
 """
 
 from typing import Any
@@ -22,13 +22,13 @@ VECTOR = 8  # 16-bit numbers in one store
 
 
 class OutputMatrix(Fixed):
-    """The rows of the output. pointer, strides (batch, head, row): of O in global memory."""
+    """O in global memory. strides: (batch, head, row)."""
 
     def __init__(self, pointer: Any, strides: Any, width: int, dtype: Any) -> None:
         self.pointer, self.strides, self.width, self.dtype = pointer, strides, width, dtype
 
     def row(self, tile: Any, q_idx: Any, jagged: bool) -> Any:
-        """Where row q_idx of the tile's sequence and head begins."""
+        """A pointer to row `q_idx` of the tile's sequence and head."""
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = sh * tile.head + sr * (tile.q_start + q_idx)
         if not jagged:
@@ -38,7 +38,7 @@ class OutputMatrix(Fixed):
         )
 
     def store(self, row: Any, part: int, sums: Any) -> None:
-        """Columns 32·part and on of one row. sums: fp32 registers, or None for zeros."""
+        """Store 32 columns of a row, from 32·part on. sums: fp32 registers, or None for zeros."""
         values = cute.make_rmem_tensor(PART, self.dtype)
         values.fill(0.0) if sums is None else values.store(sums.load().to(self.dtype))
         for first in range(0, min(PART, self.width - part * PART), VECTOR):
@@ -48,7 +48,7 @@ class OutputMatrix(Fixed):
 
 
 class OutputSums(Fixed):
-    """O_t in tensor memory, as thread `thread` of a warpgroup reads it."""
+    """Loads of O_t from tensor memory, for one thread of a warpgroup."""
 
     def __init__(self, tO: Any, thread: Any) -> None:
         load = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(PART)), Float32)
@@ -63,7 +63,7 @@ class OutputSums(Fixed):
 
 
 class Epilogue(Fixed):
-    """Drains the sums of every tile."""
+    """The role of the epilogue warps."""
 
     def __init__(
         self,
@@ -76,8 +76,7 @@ class Epilogue(Fixed):
 
     @cute.jit
     def run(self, scheduler, thread):
-        """The loop of thread `thread` of the warpgroup, which sees every tile: one without keys is
-        zero."""
+        """The loop of a thread. It sees all tiles, as a tile without keys has to store zeros."""
         sums = self.channels.sums
         at, o = scheduler.start(), Each(*(x.start() for x in sums))
         tile, at = scheduler.take(at)
@@ -96,7 +95,7 @@ class Epilogue(Fixed):
 
     @cute.jit
     def store(self, tile, t: Constexpr, o, thread, summed: Constexpr):
-        """One row of O_t, or zeros."""
+        """Store one row of O_t, or zeros."""
         q_idx = tile.row + t * ROWS + thread
         row = self.output.row(tile, q_idx, self.config.jagged_q)
         sums = OutputSums(self.memory.sums(t, o.index), thread)

@@ -1,25 +1,28 @@
-"""The forward kernel:  O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:],  P = program(Q Kᵀ), j < length.
+"""The forward kernel for Blackwell.
+
+    O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:],   P = program(Q Kᵀ),   j < keys of the sequence
 
 Notation
-    Q, K, V, O     query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv]
-    mX  sX  tX     in global memory, in shared memory, in tensor memory
-    t              a query tile of the CTA, 0 or 1
-    S_t            its scores, 128 x 128, fp32
-    P_t            its weights, 16 bits, in the first half of the columns of S_t
-    O_t            its sums, 128 x Dv, fp32
-    block          128 keys
+    Q, K, V, O     Query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv].
+    mX  sX  tX     X in global memory, in shared memory, in tensor memory.
+    t              A query tile of the CTA, 0 or 1.
+    S_t            The scores of query tile t and a key block: 128 × 128, fp32.
+    P_t            The weights: 16 bits, in the first half of the columns of S_t.
+    O_t            The sums of query tile t: 128 × Dv, fp32.
+    block          128 keys.
 
-No softmax: O_t stays in tensor memory over all key blocks, and nothing is rescaled. Roles, by warp:
+There is no softmax: O_t stays in tensor memory over all key blocks, and nothing is rescaled. The
+roles of the warps are:
 
-    0-3, 4-7   activation of t = 0, 1     S_t -> P_t, three quarters first
-    8-11       epilogue                   O_t -> global memory
-    12         products                   O_t += P_t V, then S_t = Q_t Kᵀ of the next block
-    13         loads                      Q tiles, and the ring of K and V tiles
-    14         scheduler
+    0-3, 4-7   Activation of t = 0, 1: S_t to P_t, the first three quarters ahead of the rest.
+    8-11       Epilogue: O_t to global memory.
+    12         Products: O_t += P_t V, then S_t = Q_t Kᵀ of the next block.
+    13         Loads of Q, K and V.
+    14         Scheduler.
 
-While one query tile is activated the tensor core works on the other. The next tile's first S_t is
-issued before the epilogue has drained this one's O_t: with one or two key blocks that is the
-difference.
+While one query tile is activated, the tensor core works on the other. The first S_t of the next
+work tile is issued before the epilogue has read O_t of this one. That matters most with one or two
+key blocks.
 """
 
 from cutlass import Float32, Int32, Int64, cute, memory
@@ -60,7 +63,7 @@ class ForwardKernel:
         self.pv_tiler = (ROWS, config.padded_value_dim, COLS)
 
     def products_and_layouts(self) -> None:
-        """The two tiled products, and how their operands lie in shared memory."""
+        """The two tiled products, and the layouts of their operands in shared memory."""
         c, dtype, one = self.config, self.dtype, tcgen05.CtaGroup.ONE
         k_major, mn_major = OperandMajorMode.K, OperandMajorMode.MN
         make = blackwell_helpers.make_trivial_tiled_mma
@@ -102,11 +105,15 @@ class ForwardKernel:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers: of Q, K, V, O. strides: (batch, head, row) of each. sizes: batch, heads, key
-        heads, value heads, rows, cols (the most, of a jagged side), rows of Q, rows of K. cu_q,
-        cu_k, order: offsets and order of the sequences, or None. aux: (pointer, strides) of each
-        operand of the program, scalars: its integers, or None. ctas: one for each
-        multiprocessor."""
+        """Launch the kernel.
+
+        Args:
+            pointers, strides: Those of Q, K, V and O. Strides are (batch, head, row).
+            sizes: B, H, Hk, Hv, M, N (the most, if jagged), then the total rows of Q and of K.
+            cu_q, cu_k, order: The offsets of jagged sides and the order of the sequences, or None.
+            aux, scalars: (pointer, strides) of each aux operand, and the integers of the program.
+            ctas: How many CTAs to launch.
+        """
         self.products_and_layouts()
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
         q, k, v, _ = matrices(self.config, pointers, sizes, strides)
@@ -177,7 +184,7 @@ class ForwardKernel:
                 scheduler.publish(Queue(work) if c.jagged else None)
 
     def shared(self, buffers, layouts):
-        """sQ, sK, sV; the last two share a ring."""
+        """sQ, sK and sV. K and V share a ring."""
         q, k, v, _ = layouts
         return (
             buffers.sQ.get_tensor(q.outer, swizzle=q.inner),

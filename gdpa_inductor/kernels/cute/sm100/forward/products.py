@@ -1,8 +1,8 @@
-"""Products, by one warp: O_t += P_t V of the block that was scored last, then S_t = Q_t Kᵀ of the
-next.
+"""The product warp: O_t += P_t V of the last scored key block, then S_t = Q_t Kᵀ of the next one.
 
-All tiles are one sequence of blocks, so the next block may be the first of the next tile. Then its
-scores are there before the epilogue has drained the sums of this one."""
+The blocks of all work tiles form one sequence. So the next block may be the first of the next tile.
+Then its scores are computed before the epilogue has read the sums of this tile.
+"""
 
 from cutlass import Boolean, Constexpr, cute, range_constexpr
 from cutlass.cute.nvgpu import tcgen05
@@ -15,11 +15,14 @@ from ..tensor_memory import arrive_when_multiplied, scores_ready
 from .activation import PARTS
 from .roles import HANDED_OVER, Channels, ForwardTensorMemory
 
-STEPS = COLS // 16  # tcgen05.mma of O_t += P_t V, 16 keys each
+STEPS = COLS // 16  # tcgen05.mma instructions of O_t += P_t V, with 16 keys each
 
 
 class ForwardProducts(Fixed):
-    """qk, pv: the tiled products. sQ, sK, sV: their operands in shared memory, by stage."""
+    """The role of the product warp.
+
+    qk, pv: The tiled products. sQ, sK, sV: Their operands in shared memory.
+    """
 
     def __init__(self, channels: Channels, memory: ForwardTensorMemory, qk, pv, sQ, sK, sV) -> None:
         self.channels, self.memory, self.qk, self.pv = channels, memory, qk, pv
@@ -28,9 +31,18 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def run(self, scheduler):
-        """The loop of the warp. pending[t]: a block is scored and not yet added; it is the first of
-        its tile unless `started`, and the last if closing[t]. A tile without blocks has its turn
-        as well: the epilogue, which must see it, may be waiting for what is pending."""
+        """The loop of the warp.
+
+        A block is pending between its score product and its sum. Names in the loop:
+
+        held:        Some query tile has a pending block.
+        pending[t]:  Query tile t has a pending block.
+        started:     The pending block is not the first of its tile.
+        closing[t]:  The pending block is the last of query tile t.
+
+        A tile without blocks has a turn too. The epilogue has to see it, and may be waiting for the
+        pending block.
+        """
         queries, keys, sums = self.channels.queries, self.channels.keys, self.channels.sums
         at, k = scheduler.start(), keys.start()
         q, o = (Each(*(x.start() for x in rings)) for rings in (queries, sums))
@@ -66,8 +78,10 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def left_over(self, tile, block, q: Each):
-        """For each query tile: is the block now scored and not yet added, and is it the last one.
-        Of the last one, Q_t is read no more."""
+        """(pending, closing, places of Q) after `block` was scored.
+
+        After the last block of a query tile, Q_t is freed.
+        """
         pending, closing = Each(*[Boolean(False)] * TILES), Each(*[Boolean(False)] * TILES)
         for t in range_constexpr(TILES):
             pending = pending.but(t, block < tile.last(t))
@@ -79,7 +93,7 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def score(self, t: Constexpr, q: Cursor, k: Cursor, fresh):
-        """S_t = Q_t Kᵀ. fresh: Q_t is a new one."""
+        """Issue S_t = Q_t Kᵀ. fresh: This is the first block with this Q_t, so wait for Q_t."""
         if fresh:
             self.channels.queries[t].full.wait(q)
         qk, tS = copied(self.qk), self.memory.scores(t)
@@ -92,7 +106,7 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def add(self, t: Constexpr, v: Cursor, p: Cursor, o: Cursor, started):
-        """O_t += P_t V, or O_t = P_t V where nothing has been summed yet."""
+        """Issue O_t += P_t V, or O_t = P_t V for the first block of a tile."""
         if not started:
             self.channels.sums[t].empty.wait_before(o)
         pv, tP, tO = copied(self.pv), self.memory.weights(t), self.memory.sums(t, o.index)
@@ -107,5 +121,5 @@ class ForwardProducts(Fixed):
 
 
 def copied(product):
-    """Setting `ACCUMULATE` changes the object, which must not leave a branch or loop."""
+    """A copy of a product. Setting `ACCUMULATE` changes it, and must not leave a branch or loop."""
     return product.__new_from_mlir_values__(product.__extract_mlir_values__())

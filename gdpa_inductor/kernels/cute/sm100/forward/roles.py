@@ -1,7 +1,8 @@
-"""The roles of the forward: which warps they are, and who waits for whom.
+"""The roles of the warps in the forward, and the mbarriers on which they wait for each other.
 
-Whatever is not a channel is ordered by the tensor core itself, which multiplies in the order of
-issue. So S_t of the next block overwrites P_t only after O_t += P_t V has read it."""
+Products need no barriers among themselves, because the tensor core computes in the order of issue.
+So S_t of the next block overwrites P_t only after O_t += P_t V has read it.
+"""
 
 from typing import Any
 
@@ -17,14 +18,14 @@ EPILOGUE, PRODUCTS, LOADS, SCHEDULER, WARPS = 8, 12, 13, 14, 16  # the first war
 READERS = 14  # warps that read the scheduler's records
 REGISTERS = {"activation": 168, "epilogue": 96, "others": 80}  # 512 threads share 65536
 WARPGROUP = 128  # threads
-HANDED_OVER = (3, 4)  # of 4 parts of P_t: the tensor core gets three, then the last
+HANDED_OVER = (3, 4)  # P_t has 4 parts: the products get three of them first, then the last
 SCORES, SUMS = 0, 256  # first columns in tensor memory
 
 
 class Channels(Fixed):
-    """All mbarriers of a CTA, from `pointer` on; `count(config)` says how many.
+    """All mbarriers of a CTA, from `pointer` on. `count(config)` says how many.
 
-                     what is handed over            who fills it    who reads it
+                     content                        filled by       read by
     tiles            records of the scheduler       scheduler       all other roles
     queries[t]       Q_t, in shared memory          loads           products
     keys             K and V in turn, the same      loads           products
@@ -63,8 +64,10 @@ class Channels(Fixed):
 
     @cute.jit
     def start(self, warp, tmem):
-        """Barriers and tensor memory are there for all warps after this. tmem: where its address
-        goes."""
+        """Initialise barriers and allocate tensor memory. All warps may use both after this.
+
+        tmem: Where to store the address of tensor memory.
+        """
         if warp == SCHEDULER:
             with cute.arch.elect_one():
                 for channel in self.all:
@@ -77,7 +80,7 @@ class Channels(Fixed):
 
 
 class ForwardTensorMemory(Fixed):
-    """S_t, P_t and O_t. tmem: the address of column 0; stages: buffers of each O_t."""
+    """S_t, P_t and O_t in tensor memory. tmem: The address of column 0. stages: Buffers of O_t."""
 
     def __init__(self, qk, pv, p_layout, tmem, stages: int, dtype) -> None:
         self.tmem, self.stages, self.dtype = tmem, stages, dtype
@@ -87,7 +90,7 @@ class ForwardTensorMemory(Fixed):
         self.p_layout = pv.make_fragment_A(probe).layout
 
     def scores(self, t):
-        """S_t. t: a Python number, or one known at run time."""
+        """S_t. t is a Python number or a register."""
         return cute.make_tensor(self.tmem + (SCORES + COLS * t), self.s_layout)
 
     def weights(self, t):

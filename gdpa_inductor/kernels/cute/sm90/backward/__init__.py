@@ -1,1 +1,1 @@
-"""The backward: `kernel` puts it together."""
+"""The backward kernel for Hopper: `kernel` puts the roles of its warps together."""

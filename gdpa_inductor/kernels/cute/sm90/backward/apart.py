@@ -1,8 +1,8 @@
-"""Operands of the program that are read from global memory for each score: of another dtype than
-the matrices, such as a mask or a bias in fp32.
+"""Aux operands that a backward reads from global memory for each score, without TMA.
 
-A thread fetches all that it needs for a step at once. Read one by one, each where it is used, they
-would be waited for several times, and their addresses would take more registers than there are.
+They have another dtype than the matrices, such as a mask or a bias in fp32. A thread fetches all
+that it needs for a step at once. If it read each number where it is used, it would wait several
+times, and the addresses would take more registers than there are.
 """
 
 from collections.abc import Sequence
@@ -15,12 +15,14 @@ from ...backward.program import ProgramLine
 from ...program import Program, element
 from ...values import Fixed, Pair
 
-BITS = 16  # truth values of a word
+BITS = 16  # truth values in a word
 
 
 class Apart(Fixed):
-    """An operand of the program that is read from global memory for each score, fetched for a step.
-    Truth values are kept as bits. S: the scores of a thread."""
+    """The numbers of such an operand for one step, in registers. Truth values are kept as bits.
+
+    node: The operand in the program. S: The scores of a thread.
+    """
 
     def __init__(self, node: Expr, program: Program, S: Any) -> None:
         self.node, self.program, self.count = node, program, cute.size(S)
@@ -33,7 +35,10 @@ class Apart(Fixed):
         return self.node.kind == "b"
 
     def take(self, lines: Sequence[ProgramLine], first: Any) -> None:
-        """Column `first` of the query tile and those that follow; past its end any number."""
+        """Fetch the numbers of a query tile. Past its end they may be any numbers.
+
+        lines: The program for each of the thread's two keys. first: The first query.
+        """
         self.keep(
             [
                 lines[r // 2 % 2].element(self.node, first + r // 4 * 8 + r % 2)
@@ -42,7 +47,7 @@ class Apart(Fixed):
         )
 
     def take_whole(self, lines: Sequence[ProgramLine], first: Any) -> None:
-        """The same of a tile that does not end early: from place to place, in few registers."""
+        """The same for a query tile that ends within its sequence. It needs fewer registers."""
         found: list[Any] = [None] * self.count
         for half, line in enumerate(lines):
             place, step = line.walked(self.node, first)
@@ -53,6 +58,7 @@ class Apart(Fixed):
         self.keep(found)
 
     def keep(self, found: Sequence[Any]) -> None:
+        """Store what was fetched in the registers."""
         if not self.bits:
             for r, value in enumerate(found):
                 self.kept[r] = value
@@ -64,7 +70,7 @@ class Apart(Fixed):
             self.kept[word] = bits
 
     def pair(self, r: int) -> Pair:
-        """Of the scores in registers r and r + 1."""
+        """The values for the scores in registers r and r + 1."""
         if self.bits:
             word = self.kept[r // BITS]
             return Pair(*((word & Int32(1 << (r % BITS + lane))) != 0 for lane in range(2)))
@@ -72,8 +78,11 @@ class Apart(Fixed):
 
 
 def apart(program: Program, tiled: int | None) -> list[Expr]:
-    """The operands to fetch for all scores of a step: of those with a number of at most 32 bits for
-    each the first, and those with truth values."""
+    """The operands to fetch at once for all scores of a step.
+
+    They have an element of at most 32 bits for each score. They are the first that has numbers, and
+    all that have truth values. tiled: The operand that TMA loads is not among them.
+    """
 
     def is_apart(node: Expr) -> bool:
         if node.op != "aux" or node.value == tiled:

@@ -1,9 +1,10 @@
-"""dQ: from its sums in fp32 to 16 bits, once all key tiles have added to them (`sums.py`).
+"""Convert the sums of dQ from fp32 to 16 bits, once all key tiles have added to them (`sums.py`).
 
-The key tiles of a head share its query tiles for that: who adds last may always be the same. A warp
-of its own converts.
+A warp of its own converts. The CTAs that own the key tiles of a head share its query tiles for this
+work. It would be unbalanced if the CTA that adds last converted, as this may always be the same.
 
-Nobody reads the sums afterwards. So what the L2 cache has of them is dropped, and not written out.
+Nobody reads the sums afterwards. So the L2 cache discards its lines of them instead of writing them
+to memory.
 """
 
 from typing import Any
@@ -19,19 +20,19 @@ from .shapes import HALF
 from .sums import Counters
 from .turns import Turns
 
-WARP, COLUMNS = 32, HALF // VECTOR  # lanes, and those that share a row
-LINE = 32  # sums in a line of the L2 cache
+WARP, COLUMNS = 32, HALF // VECTOR  # lanes of a warp, and lanes that share a row
+LINE = 32  # fp32 sums in a line of the L2 cache
 
 
 class Conversion:
-    """The warp that converts. parts: the columns of dQ."""
+    """The warp that converts. parts: The columns of dQ, 64 in each."""
 
     def __init__(self, walk: Turns, parts: list["ConvertedColumns"]) -> None:
         self.walk, self.parts = walk, parts
 
     @cute.jit
     def run(self):
-        """The share of each tile of the CTA."""
+        """Convert the share of each key tile that the CTA owns."""
         deal, done = Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -50,14 +51,21 @@ class Conversion:
             deal += 1
 
     def begun(self, count: Any) -> Any:
-        """Whether there are sums, if so many tiles of this launch have added to them."""
+        """Whether a query tile has sums. count: How many key tiles of this launch add to it."""
         continues = self.walk.ranges.skips and self.walk.ranges.config.continues
         return Boolean(True) if continues else count > 0
 
 
 class ConvertedColumns(Fixed):
-    """64 columns of dQ. landed: their barrier. tiles: of the sums, read without a swizzle. sums:
-    where they are. grads: dQ in 16 bits. factor: of the sums."""
+    """64 columns of dQ.
+
+    landed:    The mbarrier for loads of their sums.
+    tiles:     The tiles of the sums, in shared memory without a swizzle.
+    sums:      The sums in global memory.
+    grads:     dQ in 16 bits, in global memory.
+    counters:  How many key tiles have added.
+    factor:    dQ is the sums times this.
+    """
 
     def __init__(
         self, landed: Signal, tiles: Tiles, sums: Matrix, grads: Matrix, counters: Counters,
@@ -68,7 +76,10 @@ class ConvertedColumns(Fixed):
         self.number, self.factor = counters.number, factor
 
     def read(self, tile: ResidentTile, head: Any, block: Any, count: Any, done: Any) -> None:
-        """The sums to shared memory, once so many tiles have added to them."""
+        """Load the sums to shared memory, once `count` key tiles have added to them.
+
+        done: How many query tiles the CTA has converted before.
+        """
         self.counters.watch(self.counters.of(tile, head, block), count)
         self.landed.expect(done, self.tiles.size)
         row = block * self.walk.heights.streamed
@@ -77,7 +88,7 @@ class ConvertedColumns(Fixed):
 
     @cute.jit
     def write(self, tile: ResidentTile, head, block, done):
-        """Each lane takes 8 columns of a row, and all of them 4 rows at a time."""
+        """Convert and store. A lane takes 8 columns of a row, the warp 4 rows at a time."""
         self.landed.wait(done)
         lane, row = cute.arch.lane_idx(), block * self.walk.heights.streamed
         rows = smaller(tile.length - row, Int32(self.walk.heights.streamed))
@@ -96,7 +107,7 @@ class ConvertedColumns(Fixed):
 
     @cute.jit
     def discard(self, first, rows):
-        """The sums of so many rows, from the pointer on, two lines to a row."""
+        """Discard the sums of `rows` rows from a pointer on: two cache lines of each row."""
         lane = cute.arch.lane_idx()
         column = self.number * HALF + lane % 2 * LINE
         if const_expr(self.sums.width % LINE == 0):  # noqa: SIM102 (decided at compile time)
@@ -106,7 +117,7 @@ class ConvertedColumns(Fixed):
 
 
 def narrow(sums: Any, pointer: Any, factor: float) -> None:
-    """8 sums to where dQ in 16 bits has them, which leaves the L2 cache first."""
+    """Store 8 sums in 16 bits, by a streaming store: they leave the L2 cache first."""
     found = cute.make_rmem_tensor(VECTOR, pointer.dtype)
     whole = sums.load()
     if factor != 1.0:
@@ -120,5 +131,5 @@ def narrow(sums: Any, pointer: Any, factor: float) -> None:
 
 
 def forget(pointer: Any) -> None:
-    """A line of 128 bytes that is read no more. The cache drops it instead of writing it out."""
+    """Have the L2 cache discard a line of 128 bytes instead of writing it to memory."""
     cute.arch.inline_ptx("discard.global.L2 [{$r0}], 128;", read_only_args=[pointer.toint()])

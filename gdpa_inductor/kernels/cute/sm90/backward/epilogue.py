@@ -1,10 +1,13 @@
-"""Epilogue: dK and dV of a tile -> global memory, through shared memory, 64 rows a warpgroup.
+"""The epilogue: store dK and dV of a key tile by way of shared memory, 64 rows for each warpgroup.
 
-TMA drops the rows past the end of the sequence. The buffers are those of dS. Between two tiles only
-the store of the last dS may still read them, and `write` waits for that. Where dQ lags, a warpgroup
-goes on to the next tile without waiting for the other. dK lay in the buffers last, so the signal
-that a dS is read no more comes when dK is read. A gradient of an operand that the batch shares
-leaves in fp32, from registers.
+TMA drops rows past the end of the sequence. The buffers are those of dS. Between two tiles only the
+store of the last dS may still read them, and `write` waits for it.
+
+If dQ lags (`Sm90Config.lags`), a warpgroup goes on to the next tile without waiting for the other.
+The last content of the buffers is dK. So the signal that dS may be overwritten comes when the store
+of dK has read them.
+
+A gradient of an operand that all sequences share is stored in fp32, directly from registers.
 """
 
 from typing import Any
@@ -20,8 +23,13 @@ from .shapes import HALF, HopperShapes
 
 
 class KeyGradients(Fixed):
-    """gradients: "gv" and "gk". tiles: of those that TMA stores, with a buffer for each warpgroup;
-    both begin at the same place. factor: of the sums of dK."""
+    """The epilogue of both warpgroups.
+
+    tiles:      The tiles of dK ("gk") and dV ("gv") that TMA stores, with a buffer for each
+                warpgroup. Both use the same memory.
+    gradients:  dK and dV in global memory.
+    factor:     dK is its sums times this.
+    """
 
     def __init__(
         self,
@@ -33,20 +41,24 @@ class KeyGradients(Fixed):
         self.shapes, self.tiles, self.gradients, self.factor = shapes, tiles, gradients, factor
 
     def store_values(self, tile: Any, group: Any, thread: Any, fragments: Any) -> None:
-        """dV."""
+        """Store dV."""
         self.gradient("gv", "dv alone", tile, group, thread, fragments.dV)
 
     @cute.jit
     def store_keys(self, tile, group, thread, fragments):
-        """dK."""
+        """Store dK."""
         if const_expr(self.factor != 1.0):
             fragments.dK.store(fragments.dK.load() * self.factor)
         self.gradient("gk", "dk alone", tile, group, thread, fragments.dK)
 
     @cute.jit
     def free(self, thread, empty, steps, end):
-        """The buffers, for the dS of the next tile, once they are read. empty: of those of the last
-        two steps before `end`, or None. Of a tile with one step, one of them was free before."""
+        """Free the buffers for the dS of the next tile, once the store has read them.
+
+        empty: The signal that a dS may be overwritten. It is due for the last two steps before
+        `end`; if the tile had one step, one buffer was free before. None: There is no such signal,
+        and the warpgroups wait for each other.
+        """
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
         if const_expr(empty is None):
@@ -68,7 +80,7 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def write(self, name, product, tile, group, thread, sums):
-        """One gradient. The other warpgroup's buffer lies beside."""
+        """Store one gradient by TMA. The buffer of the other warpgroup is beside this one."""
         tiles, alone = self.tiles[name], self.shapes.products[product]
         halves = cute.make_rmem_tensor(sums.layout, self.shapes.dtype)
         halves.store(sums.load().to(self.shapes.dtype))
@@ -90,7 +102,7 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def write_sums(self, name, tile, first, thread, sums):
-        """One gradient as it is, two neighbouring columns at a time."""
+        """Store one gradient in fp32 from registers, two neighbouring columns at a time."""
         matrix = self.gradients[name]
         sb, sh, sr = (Int64(s) for s in matrix.strides)
         place = tile.batch * sb + tile.head * sh
@@ -104,6 +116,6 @@ class KeyGradients(Fixed):
 
     @cute.jit
     def finish(self, thread):
-        """Until all is stored."""
+        """Wait until all is stored."""
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0)

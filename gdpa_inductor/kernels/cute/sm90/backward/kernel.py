@@ -1,23 +1,27 @@
-"""The backward kernel: dQ, dK, dV in one pass, deterministic unless any order of dQ is allowed.
+"""The backward kernel for Hopper: dQ, dK and dV in one pass.
 
     S = K Qᵀ    dP = V dOᵀ    P = program(S)    dS = dP · slope,  slope = ∂P/∂S
     dV = P dO         dK = dS Q         dQ = dSᵀ K
 
+Results are deterministic, unless the configuration allows any order of the sums of dQ (`ordered`).
+
 Notation
-    Q, K, V, dO    query [.., M, D], key [.., N, D], value [.., N, Dv], gradient of O [.., M, Dv]
-    mX  sX  tX     in global memory, in shared memory, as an operand of a product
-    S, dP, dQ      scores and what flows back to them, a part of dQᵀ; fp32, in registers
-    dK, dV         sums of a tile, fp32, in registers
-    tile           128 keys of a key head;  step: one query tile of one of its query heads
+    Q, K, V, dO    Query [.., M, D], key [.., N, D], value [.., N, Dv], gradient of O [.., M, Dv].
+    mX  sX  tX     X in global memory, in shared memory, as an operand of a product.
+    S, dP          Scores and their gradient before the slope: keys × queries, fp32, in registers.
+    dQ             What one key tile adds to dQᵀ, fp32, in registers.
+    dK, dV         The sums of a tile, fp32, in registers.
+    tile           128 keys of a key head.
+    step           A tile with one query tile, of one of its query heads.
 
-No softmax: no row statistics, and no kernel before this one. A CTA owns a tile and meets its query
-tiles one after the other. dK and dV stay in registers. dQ is added up in memory, in fp32, by the
-tiles of a head in turn. Roles, by warp:
+There is no softmax: no row statistics, and no kernel before this one. A CTA owns a tile and meets
+its query tiles one after the other. dK and dV stay in registers. dQ is summed in global memory, in
+fp32: the tiles of a head add to it in turn. The roles of the warps are:
 
-    0-3, 4-7   products, activation and epilogue of 64 keys each
-    8          loads: K and V once a tile, rings of Q and dO
-    9, 10      dQ: add the parts of a warpgroup each, in turn
-    11         zeros in the rows that no sequence owns; then dQ: conversion of what is complete
+    0-3, 4-7   Products, activation and epilogue, for 64 keys each.
+    8          Loads of K and V once for each tile, and of Q and dO in rings.
+    9, 10      Each adds the dQ of one warpgroup to the sums, in turn.
+    11         Zeros in the rows that no sequence owns. Then conversion of dQ that is complete.
 """
 
 from dataclasses import replace
@@ -45,7 +49,7 @@ from .sums import Counters, QuerySums
 from .turns import Turns
 
 OPERANDS, GRADIENTS = "qkvo", ("dq", "gk", "gv", "gq")
-SCORES = "ag"  # in tiles of scores: an operand of the program, and the gradient of one
+SCORES = "ag"  # matrices in tiles of scores: an aux operand ("a"), and the gradient of one ("g")
 
 
 class HopperBackward:
@@ -58,11 +62,15 @@ class HopperBackward:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """pointers, strides: of Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ, the counters and,
-        if it is stored, the gradient of an operand of the program, [M, N] for each head of the
-        sequences that are dealt, in their order; where a side is jagged, then the hulls of their
-        key tiles. The counters begin at zero. Else as those of every kernel: see
-        `launch.example`."""
+        """Launch the kernel.
+
+        `compiler.example` lists the arguments. The matrices of `pointers` and `strides` are:
+
+        - Q, K, V, dO, the sums of dQ in fp32, dK, dV, dQ;
+        - the counters, which begin at zero;
+        - the gradient of an aux operand [slots, H, M, N], if it is stored;
+        - the hulls of the key tiles, if it is stored and a side is jagged (`backward.stored`).
+        """
         self.shapes = HopperShapes(self.config)
         given = self.operands(pointers, sizes, strides)
         copies = {name: self.load(name, given[name]) for name in OPERANDS}
@@ -79,8 +87,7 @@ class HopperBackward:
         )  # fmt: skip
 
     def storage(self, layouts):
-        """Shared memory: barriers first, then the tiles. sX: dS, and at the end of a tile dV, then
-        dK."""
+        """Shared memory: barriers, then tiles. sX holds dS; at the end of a tile dV, then dK."""
         sizes = {name: cute.cosize(layout) for name, layout in layouts.items()}
         k, v, q, o, d, c = (sizes[name] for name in "kvqodc")
         kind, x = self.shapes.dtype, max(sizes[name] for name in ("s", "gk", "gv"))
@@ -104,7 +111,7 @@ class HopperBackward:
         return dict(zip(OPERANDS, found, strict=True))
 
     def gradients(self, pointers: Any, sizes: Any, strides: Any) -> dict[str, Matrix]:
-        """The sums of dQ, dK, dV and dQ in global memory, one for each sequence."""
+        """The sums of dQ, dK, dV and dQ in global memory, with a batch for each sequence."""
         given = self.operands(pointers, sizes, strides)
         like = zip(GRADIENTS, "qkvq", pointers[4:8], strides[4:8], strict=True)
         return {
@@ -118,7 +125,7 @@ class HopperBackward:
         return cpasync.make_tiled_tma_atom(op, matrix.tensor(), layout, self.shapes.tiles[name])
 
     def stores(self, gradients: dict[str, Matrix]) -> dict[str, Any]:
-        """The same of the gradients: "dq" stores, "add" adds to it, "read" loads it."""
+        """The TMA copies of gradients: "dq" stores sums of dQ, "add" adds, "read" loads them."""
         shapes, op = self.shapes, cpasync.CopyBulkTensorTileS2GOp()
         tiles = {
             "dq": (Float32, shapes.rows, HALF), "gk": (shapes.dtype, HALF, shapes.width),
@@ -130,7 +137,7 @@ class HopperBackward:
             matrix, layout = gradients[name].tensor(), layout or tile_layout(kind, *tile)
             return cpasync.make_tiled_tma_atom(op, matrix, layout, tuple(tile))
 
-        # Those of shared operands are in fp32, and stored without TMA.
+        # Gradients of shared operands are fp32, and are stored without TMA.
         stored = [x for x in tiles if gradients[x].pointer.dtype is tiles[x][0]]
         found = {name: made(name, op) for name in stored}
         found["add"] = made("dq", cpasync.CopyReduceBulkTensorTileS2GOp())
@@ -138,7 +145,7 @@ class HopperBackward:
         return found
 
     def scores(self, pointers: Any, sizes: Any, strides: Any, aux: Any) -> dict[str, Any]:
-        """The same of what has a number for each score: "a" is loaded, "g" stored."""
+        """The TMA copies of tiles of scores: "a" loads an aux operand, "g" stores a gradient."""
         c, found = self.config, {}
         layout, tile = self.shapes.layout("s"), self.shapes.tiles["s"]
         if c.tiled is not None:
@@ -206,7 +213,7 @@ class HopperBackward:
                     Conversion(Turns(*walk), parts).run()
 
     def clear(self, sizes: Any, cu_q: Any, cu_k: Any, gradients: dict[str, Matrix]) -> None:
-        """Zeros in the rows that no sequence owns, but for a dQ that is cleared ahead."""
+        """Store zeros in rows that no sequence owns, except in a dQ that the host has cleared."""
         batch, rows, cols, total = sizes[0], sizes[4], sizes[5], sizes[7]
         if self.config.jagged_q and not masked(self.config):
             others = None if cu_k is None else (cu_k, cols, total)
@@ -230,7 +237,7 @@ class HopperBackward:
         return {**found, "c": buffers.sums.get_tensor(layouts["c"])}
 
     def tiles(self, name: str, copy: Any, sX: Any, column: Any = 0) -> Tiles:
-        """The tiles of a matrix. column: which of those of a row."""
+        """The tiles of a matrix. column: The number of the tile along the columns."""
         c, (atom, mX) = self.config, copy
         if name in SCORES:
             return self.tiles_of_scores(name, copy, sX)
@@ -246,7 +253,7 @@ class HopperBackward:
         )  # fmt: skip
 
     def tiles_of_scores(self, name: str, copy: Any, sX: Any) -> Tiles:
-        """The tiles of what has a number for each score."""
+        """The tiles of a matrix of `SCORES`."""
         rows, cols = tile = self.shapes.tiles["s"]
         size = rows * cols * self.shapes.dtype.width // 8
         if name == "a":

@@ -1,4 +1,4 @@
-"""The gradients of one call on Hopper: one kernel gives all. Host only."""
+"""Launch the backward on Hopper: one kernel computes all gradients. This runs on the host."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -19,9 +19,12 @@ from ..config import HALF, Sm90Config
 
 @dataclass(frozen=True)
 class Form:
-    """Facts of the form of a call, and of the operand whose gradient is stored. masked: tiles may
-    be left out. counters: their shape, one for 64 columns of a query tile. launcher: None where
-    there is nothing to launch.
+    """What the form of a call and `stored` decide. A plan keeps it.
+
+    config:    The configuration of the kernel.
+    masked:    The kernel may skip tiles of scores.
+    counters:  The shape of the counters: one for each 64 columns of each query tile.
+    launcher:  The launcher of the kernel, or None if there is nothing to launch.
     """
 
     config: Sm90Config
@@ -40,13 +43,13 @@ class Form:
 
 
 def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
-    """By letter; all of them, whatever is asked for."""
+    """dQ, dK and dV by letter: always all of them, even if `asked` has fewer."""
     key = ("backward", call.stored, call.ordered, call.part)
     form = call.plan.once(key, lambda: Form.of(call, call.stored))
     found = {letter: call.room(letter) for letter in "qkv"}
     config, grad_query = form.config, found["q"]
-    # Query tiles that meet no key are left out. The kernel clears those of jagged queries, unless a
-    # mask leaves them out.
+    # The kernel does not write dQ of query tiles that meet no key. It clears such rows of jagged
+    # queries itself, but not those that meet no key because of a mask.
     if form.masked or (config.jagged_k and not config.jagged_q):
         call.zero(grad_query)
     if form.launcher is None:
@@ -54,7 +57,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
             for x in each.matrices:
                 x.zero_()
         return {letter: x.zero_() for letter, x in found.items()}
-    # The sums of a shared query are its gradient.
+    # The sums of a shared query are its gradient in fp32: the kernel does not convert them.
     sums = grad_query
     if "q" not in config.shared:
         sums = call.scratch("sums", grad_query.shape, torch.float32, 0)
@@ -67,26 +70,28 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
         if form.masked and each.scores is not None and each.hulls is None:
             call.zero(each.scores)
         call.launch(form.launcher, matrices, each)
-    # Nothing converts the sums of a shared query, which is where others get their factor.
+    # Usually the conversion applies the factor. The sums of a shared query are not converted.
     if "q" in config.shared and (factor := factor_of(config.program, config.stored)) != 1.0:
         sums.mul_(factor)
     return found
 
 
 def overwrites(config: Sm90Config) -> bool:
-    """Whether the gradient of an operand may be stored where the operand is: a tile of it is read
-    before, and nothing is cleared."""
+    """Whether the gradient of an aux operand may overwrite the operand.
+
+    Each tile of it is read before it is overwritten. But scores must not be cleared before.
+    """
     return not masked(config)
 
 
 def tiling(config: Sm90Config) -> StoredTiling:
-    """Of the scores that are stored."""
+    """The tiles of the stored scores."""
     return StoredTiling(config.query_rows, config.cols, by_keys=True)
 
 
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
-    """It takes query, key, value, the gradient of O, sums and gradients, and counters."""
+    """The launcher of the kernel, loaded or compiled once."""
     ahead.finish(__name__, config)
     return launcher_of(Kernel(kept(config)), config)
 
@@ -104,7 +109,7 @@ def kept(config: Sm90Config) -> bytes:
 
 @functools.cache
 def compiled(config: Sm90Config, more: str = "") -> Any:
-    """The kernel. Needs no GPU. more: compiler options."""
+    """The compiled kernel. Compiling needs no GPU. more: Further options of the compiler."""
     from ...compiler import compile_kernel, example
     from .kernel import HopperBackward
 
@@ -113,6 +118,6 @@ def compiled(config: Sm90Config, more: str = "") -> Any:
 
 
 def others(config: Sm90Config) -> list[str]:
-    """Dtypes of the matrices beside query, key and value."""
+    """The dtypes of the matrices beside query, key and value, as `HopperBackward` takes them."""
     q, k, v = ("float32" if letter in config.shared else config.dtype for letter in "qkv")
     return [config.dtype, "float32", k, v, q, "int32", *stored_dtypes(config)]

@@ -1,8 +1,9 @@
-"""The load warp: K and V once per tile, Q and dO once per step, by TMA. So is the operand of the
-program that comes in tiles, if there is one.
+"""The load warp: K and V once for each key tile, Q, dO and a bias once for each step, by TMA.
 
-The L2 cache is nearly full. So what no CTA will read again leaves it first: K and V, and Q and dO
-by the last tile that meets them. Meanwhile the next tile comes there (`next_tile.py`)."""
+The L2 cache is nearly full. So data that no CTA will read again is evicted first: K and V, and Q
+and dO when the last key tile loads them. Meanwhile the first data of the next tile is prefetched to
+the cache (`next_tile.py`).
+"""
 
 from typing import Any
 
@@ -17,9 +18,12 @@ from .turns import Turns
 
 
 class HopperBackwardLoads:
-    """tiles: of the operands "q", "k", "v", "o" and, in tiles of scores, "a". matrices: the first
-    four. hulls: where the query tiles are noted that each key tile meets, if they are: see
-    `backward.jagged_totals`."""
+    """The load warp.
+
+    tiles:     The tiles of "q", "k", "v", "o" (dO) and, if TMA loads an aux operand, "a".
+    matrices:  The first four in global memory.
+    hulls:     Memory for the query tiles that each key tile meets (`backward.stored`), or None.
+    """
 
     def __init__(
         self, walk: Turns, signals: HopperSignals, tiles: dict[str, Tiles],
@@ -30,7 +34,7 @@ class HopperBackwardLoads:
 
     @cute.jit
     def run(self):
-        """All tiles of the CTA."""
+        """Load for all tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         while self.walk.number(deal) < self.walk.count:
             tile = self.walk.at(deal)
@@ -67,17 +71,17 @@ class HopperBackwardLoads:
     def streamed(
         self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any, last: Any
     ) -> None:
-        """last: no tile meets the query tile after this one."""
+        """Load Q or dO of a query tile. last: No other key tile meets it afterwards."""
         rows = (tile.origin, block * self.walk.heights.streamed, tile.length)
         policy = select(last, Int64(EVICT_FIRST), Int64(EVICT_NORMAL))
         self.copy(name, rows, head, tile, step, policy=self.unless_shared(name, policy))
 
     def unless_shared(self, name: str, policy: Any) -> Any:
-        """A policy of the cache: what all batches share is read again."""
+        """The cache policy, or None for a matrix that all batches share: it is read again."""
         return None if name in self.config.shared else policy
 
     def scores(self, name: str, tile: ResidentTile, head: Any, block: Any, step: Any) -> None:
-        """A tile of scores: the rows of the query tile, the columns of the keys."""
+        """Load the tile of an aux operand: the rows of the query tile, the columns of the keys."""
         rows = (Int32(0), block * self.walk.heights.streamed, tile.length)
         column = tile.first // self.walk.heights.resident
         self.copy(name, rows, head, tile, step, column)
@@ -86,7 +90,11 @@ class HopperBackwardLoads:
         self, name: str, rows: Any, head: Any, tile: ResidentTile, step: Any, column: Any = 0,
         policy: Any = None,
     ) -> None:  # fmt: skip
-        """rows: first row of the sequence, row in it, rows of it."""
+        """Load a tile.
+
+        rows: (first row of the sequence, row of the tile in it, rows of the sequence). step: The
+        number of the load, for the signals. column: The number of the tile along the columns.
+        """
         (start, row, end), full, tiles = rows, self.signals.full[name], self.tiles[name]
         self.signals.empty[name].wait_before(step)
         full.expect(step, tiles.size)

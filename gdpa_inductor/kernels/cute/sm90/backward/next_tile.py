@@ -1,8 +1,8 @@
-"""What the CTA's next tile begins with goes to the L2 cache during the last steps of this one: a
-tile that begins in memory waits longer.
+"""Prefetch the first data of the CTA's next tile to the L2 cache, in the last steps of this tile.
 
-It comes in pieces of about 64 rows, some a step, and not by TMA, which loads what the steps wait
-for. Earlier is worse: the cache is nearly full (docs/lab/2026-11-26-ahead.md).
+Otherwise the next tile would wait for global memory when it begins. The data comes in pieces of
+about 64 rows, some in each step. TMA is not used, because it loads what the current steps wait for.
+An earlier prefetch is worse, as the cache is nearly full (docs/lab/2026-11-26-ahead.md).
 """
 
 from typing import Any
@@ -14,18 +14,19 @@ from ...operands import Matrix
 from .shapes import HALF
 from .turns import Turns
 
-# Halves of the keys and values, and two query tiles, in the order in which they are needed.
+# Two halves of K and V, and two tiles of Q and dO ("o"), in the order in which they are needed.
 PIECES = ("k", 0), ("k", 1), ("q", 0), ("v", 0), ("v", 1), ("o", 0), ("q", 1), ("o", 1)
-AT_ONCE = 2
+AT_ONCE = 2  # pieces in a step
 STEPS = len(PIECES) // AT_ONCE
 LANES, LINE = 32, 64  # lanes of a warp, numbers in a line of the cache
 
 
 class NextTile:
-    """matrices: Q, K, V and dO by letter.
+    """Prefetches the next tile. matrices: Q, K, V and dO in global memory, by letter.
 
-    Nothing comes ahead where a side is jagged or a mask leaves out tiles, for there the next one
-    takes longer to find. Nor where scores have operands of their own, which was not measured."""
+    There is no prefetch in two cases. If a side is jagged or a mask skips tiles, the next tile
+    takes longer to find. If aux operands have an element for each score, it was not measured.
+    """
 
     def __init__(self, walk: Turns, matrices: dict[str, Matrix]) -> None:
         self.walk, self.matrices = walk, matrices
@@ -34,8 +35,11 @@ class NextTile:
 
     @cute.jit
     def fetch(self, deal, left):
-        """Some pieces of the tile of the round after this one. left: how many steps of this tile
-        there are, from the one on that was loaded last."""
+        """Prefetch some pieces of the tile of the next round.
+
+        deal: The current round. left: How many steps of this tile are left, with the one that was
+        loaded last.
+        """
         more = self.walk.number(deal + 1) < self.walk.count
         if const_expr(self.comes):  # noqa: SIM102 (decided at compile time)
             if more & (left <= STEPS):
@@ -46,7 +50,7 @@ class NextTile:
 
     @cute.jit
     def piece(self, tile: ResidentTile, name: Constexpr, part: Constexpr):
-        """Rows of an operand, a line of the cache for each lane."""
+        """Prefetch a piece. Each lane takes one cache line at a time."""
         matrix, height = self.matrices[name], self.height(name)
         first, rows, head = self.place(tile, name, part)
         batch = Int32(0) if name in self.shared else tile.batch
@@ -62,7 +66,7 @@ class NextTile:
         return HALF if name in "kv" else self.walk.heights.streamed
 
     def place(self, tile: ResidentTile, name: str, part: int) -> tuple[Any, Any, Any]:
-        """The first row of a piece, the rows of its sequence, and the head."""
+        """(first row of a piece, number of rows of its sequence, head)."""
         if name in "kv":
             return tile.first + part * HALF, tile.rows, tile.head
         block = self.walk.block(tile, self.walk.entry(tile), part)
@@ -71,5 +75,5 @@ class NextTile:
 
 
 def fetch_line(pointer: Any) -> None:
-    """To the L2 cache."""
+    """Prefetch a cache line to L2."""
     cute.arch.inline_ptx("prefetch.global.L2 [{$r0}];", read_only_args=[pointer.toint()])

@@ -1,23 +1,22 @@
 """Products and activation of a key tile, by two warpgroups: 64 keys each, all queries.
 
-A step takes S of its query tile, which is there already, and leaves S of the next one. The order of
-issue, `|` where it waits:
+A step begins with S of its query tile computed, and issues S of the next one. `|X` waits for X:
 
     dP    P and the slope, from S    dV += P dO |dP    dS = dP · slope    dK += dS Q |dV
-    dQ = dSᵀ K of the step before    S of the next query tile |dQ    dQ to a warp that adds it up |
+    dQ = dSᵀ K of the step before    S of the next query tile |dQ    dQ to a warp that adds it |
 
-Scores are transposed, keys by queries, so P and dS are operands from registers. Only dQ, which sums
-over the keys of both warpgroups, takes dS from shared memory.
+Scores are transposed, keys by queries, so P and dS are operands in registers. Only dQ reads dS from
+shared memory, because it sums over the keys of both warpgroups.
 
-- dQ lags a step, so that neither warpgroup waits for the other. By `IssueTurns` they are half a
-  step apart: one activates and hands over while the tensor core multiplies for the other. dQ of
-  the last step is handed over when dV and dK are stored.
-- Where an operand of the program has a number for each score, dQ does not lag (`Sm90Config.lags`).
-  The warpgroups wait for each other's dS, and S of the next query tile is issued before dQ.
+- Usually dQ lags one step (`Sm90Config.lags`), so that no warpgroup waits for the other's dS. By
+  `IssueTurns` they are half a step apart: one activates while the tensor core multiplies for the
+  other. dQ of the last step is handed over when dV and dK are stored.
+- If an aux operand has a number for each score, dQ does not lag. The warpgroups wait for each
+  other's dS, and S of the next query tile is issued before dQ.
 
-An operand of the program that comes in tiles lies where the dS of its step will be. A warp reads
-from there what it later overwrites. Where the gradient of an operand is stored, dS is that
-gradient: the slope is the operand's, and dQ and dK are multiplied by a factor at the end.
+TMA loads an aux operand (`KernelConfig.tiled`) to the buffer where dS of its step will be. Each
+warp reads the numbers that it overwrites later. If the gradient of an aux operand is stored, dS is
+that gradient: the slope is that of the operand, and dQ and dK get a factor at the end (`roots.py`).
 """
 
 from collections.abc import Sequence
@@ -43,8 +42,8 @@ from .turns import Turns
 
 
 class HopperBackwardFragments(Fixed):
-    """Registers and operands of a warpgroup. tiles: "q", "k", "v", "o". sKt: K as dQ takes it. sdS,
-    sdQ: buffers."""
+    """Registers and operands of a warpgroup. tiles: Those of "q", "k", "v" and "o" (dO). sKt: K, as
+    wide as the product dQ reads it. sdS, sdQ: The buffers of dS and dQ."""
 
     def __init__(
         self, shapes: HopperShapes, tiles: dict[str, Tiles], sKt: Any, sdS: Any, sdQ: Any,
@@ -81,40 +80,40 @@ class HopperBackwardFragments(Fixed):
         return cute.make_rmem_tensor(product.partition_shape_C(self.shapes.scores), Float32)
 
     def multiply_scores(self, query: Any) -> None:
-        """S = K Qᵀ of a buffer, in flight."""
+        """Issue S = K Qᵀ for a buffer of Q."""
         k, q = self.tK[None, None, None, 0], self.tQ[None, None, None, query]
         issue(self.shapes.products["scores"], self.S, k, q, True)
 
     def flow(self, stage: Any) -> Any:
-        """dP = V dOᵀ of a buffer, in flight."""
+        """Issue dP = V dOᵀ for a buffer of dO."""
         dP = self.scores()
         v, o = self.tV[None, None, None, 0], self.tdO[None, None, None, stage]
         issue(self.shapes.products["scores"], dP, v, o, True)
         return dP
 
     def sum_values(self, P: Any, stage: Any) -> None:
-        """dV += P dO, in flight."""
+        """Issue dV += P dO."""
         issue(self.shapes.products["dv"], self.dV, P, self.tdOt[None, None, None, stage], False)
 
     def sum_keys(self, dS: Any, stage: Any) -> None:
-        """dK += dS Q, in flight."""
+        """Issue dK += dS Q."""
         issue(self.shapes.products["dk"], self.dK, dS, self.tQt[None, None, None, stage], False)
 
     def share(self, dS: Any, stage: Any) -> None:
-        """dS to shared memory."""
+        """Copy dS to shared memory."""
         cute.copy(self.copy, self.part.retile(dS), self.to_dS[None, None, None, stage])
 
     def operand(self) -> Any:
-        """Room for what `fetched` reads."""
+        """Registers for the aux operand that `fetched` reads."""
         return cute.make_rmem_tensor(self.S.layout, self.shapes.dtype)
 
     def fetched(self, found: Any, stage: Any, part: int) -> None:
-        """The operand that comes in tiles for scores 8·part to 8·part + 7 of the thread."""
+        """Read the aux operand of scores 8·part to 8·part + 7 of the thread from shared memory."""
         source, target = self.from_a[None, None, None, stage], self.own.retile(found)
         cute.copy(self.fetch, source[None, None, part], target[None, None, part])
 
     def query_part(self, stage: Any) -> Any:
-        """dQᵀ = Kᵀ dS, in flight."""
+        """Issue dQᵀ = Kᵀ dS."""
         product = self.shapes.products["dq"]
         dQ = cute.make_rmem_tensor(product.partition_shape_C(self.shapes.dq), Float32)
         k, s = self.tKt[None, None, None, 0], self.tdS[None, None, None, stage]
@@ -122,14 +121,14 @@ class HopperBackwardFragments(Fixed):
         return dQ
 
     def last_query_part(self, stage: Any) -> None:
-        """The same in the registers of S."""
+        """The same, into the registers of S."""
         k, s = self.tKt[None, None, None, 0], self.tdS[None, None, None, stage]
         issue(self.shapes.products["dq"], self.S, k, s, True)
 
 
 class HopperBackwardProducts(Fixed):
-    """programs: for tiles without masks and tails, and for all; their roots are the slope and P.
-    stored: the tiles of the gradient that dS is, if it is stored."""
+    """The role of the warpgroups. programs: For tiles that need no mask, and for all others; the
+    roots are the slope and P. stored: Tiles of an aux operand's gradient, if it is stored."""
 
     def __init__(
         self, walk: Turns, signals: HopperSignals, fragments: HopperBackwardFragments,
@@ -148,7 +147,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def run(self):
-        """All tiles of the CTA."""
+        """Compute all tiles of the CTA."""
         tile_step, step, deal = Int32(0), Int32(0), Int32(0)
         if const_expr(self.lags):
             self.turns.start()
@@ -171,7 +170,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def store_gradients(self, tile: ResidentTile, end):
-        """dV and dK, then the last part of dQ: it waits longest. end: the step after the last."""
+        """Store dV and dK, then hand over the last dQ, which waits longest. end: Last step + 1."""
         for store in (self.epilogue.store_values, self.epilogue.store_keys):
             store(tile, self.group, self.own, self.fragments)
         if const_expr(self.lags):  # noqa: SIM102 (decided at compile time)
@@ -181,14 +180,14 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def sum_of_steps(self, tile: ResidentTile, tile_step, first):
-        """dK and dV of a tile, from step `first` on."""
+        """Compute dK and dV of a tile. first: The number of its first step."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
         entry, last = self.walk.entry(tile), first + tile.steps - 1
         full["k"].wait(tile_step)
         full["q"].wait(first)
         x.multiply_scores(full["q"].index(first))
         full["v"].wait(tile_step)
-        # In flight into the loop, ptxas would serialize all products: its copies read S.
+        # In flight into the loop, S would make ptxas serialize all products: its copies read S.
         warpgroup.wait_group(0)
         for i in cutlass.range(tile.steps - 1, unroll=1):
             self.step(tile, entry, i, first + i, False)
@@ -201,7 +200,7 @@ class HopperBackwardProducts(Fixed):
             empty[name].arrive_once(tile_step)
 
     def step(self, tile: ResidentTile, entry: Any, i: Any, step: Any, last: bool) -> None:
-        """Step i of the tile. entry: the query tile of the first."""
+        """Step i of the tile. entry: The query tile of step 0. step: The number for the signals."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
         count = tile.end - tile.begin
         turn, block = i // count, self.walk.block(tile, entry, i % count)
@@ -237,7 +236,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def finish_with_last_part(self, i, step, last: Constexpr):
-        """The rest of step i of a tile: S of the next one, and dQ of the one before."""
+        """The rest of step i if dQ lags: S of the next step, and dQ of the step before."""
         full, empty, x = self.signals.full, self.signals.empty, self.fragments
         if i > 0:
             full["s"].wait(step - 1)
@@ -259,7 +258,7 @@ class HopperBackwardProducts(Fixed):
     def finish_with_own_part(
         self, tile: ResidentTile, turn: Any, block: Any, i: Any, step: Any, last: bool
     ) -> None:
-        """The rest of step i of a tile: S of the next one, and dQ of this one."""
+        """The rest of step i if dQ does not lag: S of the next step, and dQ of this step."""
         self.next_scores(step, last)
         cute.arch.fence_view_async_shared()  # here: earlier it crashed the compiler (4.8.1)
         self.stored_is_read(i, step)
@@ -272,7 +271,7 @@ class HopperBackwardProducts(Fixed):
         self.hand_over(dQ)
 
     def next_scores(self, step: Any, last: bool) -> None:
-        """S of the step after this one, in flight, unless this is the tile's last."""
+        """Issue S of the next step, unless this is the last step of the tile."""
         if not last:
             full = self.signals.full["q"]
             full.wait(step + 1)
@@ -280,8 +279,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def fetch(self, operand: Apart, tile: ResidentTile, turn, block, whole=None):
-        """What an operand has for the scores of a step, all at once: dP has not been asked for yet,
-        so there are registers for the numbers that are on their way."""
+        """Fetch all numbers that an aux operand has for the scores of a step. dP is not issued yet,
+        so there are registers for the loads in flight."""
         row, first = tile.first + self.row, block * self.walk.heights.streamed + self.column
         lines = [ProgramLine(self.programs[1], self.walk, tile, turn, row + x) for x in (0, 8)]
         if (block + 1) * self.walk.heights.streamed <= tile.length:
@@ -291,7 +290,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def fetch_mask(self, operand: Apart, tile: ResidentTile, turn, block, whole):
-        """The same of an operand that is read where the tile is not whole."""
+        """The same for an operand that only tiles with a mask read."""
         if whole == 0:
             self.fetch(operand, tile, turn, block)
 
@@ -300,7 +299,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def store(self, tile: ResidentTile, turn, block, shared):
-        """dS as a gradient, by the first warp."""
+        """Store dS as the gradient of an aux operand. The first warp does it."""
         if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
             if self.is_first_warp():
                 row, head = block * self.walk.heights.streamed, self.walk.streamed_head(tile, turn)
@@ -312,8 +311,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def stored_is_read(self, i, step):
-        """In step i of a tile, before all warps meet: what the step before has stored was read. So
-        its buffer of dS may be overwritten in the next one."""
+        """Wait until the store of the step before has read its buffer of dS. The first warp waits,
+        before all warps meet in step i. So the next step may overwrite that buffer."""
         if const_expr(self.stored is not None):  # noqa: SIM102 (decided at compile time)
             if self.is_first_warp():
                 cute.arch.cp_async_bulk_wait_group(0, read=True)
@@ -323,8 +322,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def operand_is_read(self, step, last):
-        """The buffer of dS, where the operand was, is read by this warp. last: step of a tile. In
-        others the first warp, which stores from there, waits until the step after."""
+        """Signal that this warp has read the buffer of dS, so that TMA may load there. last: It is
+        the last step of the tile. In others the first warp, which stores, signals a step later."""
         if const_expr(self.tiled is not None):
             if const_expr(self.stored is None):
                 self.signals.empty["a"].arrive_once(step)
@@ -337,7 +336,7 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def hand_over(self, dQ):
-        """dQᵀ of the warpgroup to the warp that adds it up."""
+        """Hand dQᵀ of the warpgroup over to the warp that adds it to the sums."""
         cute.arch.barrier(barrier_id=EMPTY + self.group, number_of_threads=HANDED)
         target = self.fragments.to_dQ[None, None, None, self.group]
         for r in range_constexpr(cute.size(dQ)):
@@ -347,8 +346,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def weigh(self, tile: ResidentTile, turn, block, stage, whole):
-        """S -> P in place; returns the slope. stage: of the operand that comes in tiles. whole: the
-        tile needs no mask."""
+        """Turn S into P, in place, and return the slope. stage: The buffer of the aux operand that
+        TMA loads. whole: The tile needs no mask."""
         slope = self.fragments.scores()
         if whole:
             self.evaluate(tile, turn, block, stage, self.programs[0], slope, False)
@@ -358,8 +357,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def chain(self, slope, dP, whole):
-        """dP -> dS in place. What a mask leaves out is zero, also where dP is infinite or NaN. What
-        lies past an end is so too, if it is stored."""
+        """Turn dP into dS, in place. Masked scores get zero, even if dP is infinite or NaN. So do
+        scores past the end of a sequence, if dS is stored (`StreamedRanges.selects`)."""
         if const_expr(self.walk.ranges.selects):
             if whole:
                 for r in range_constexpr(cute.size(dP)):
@@ -373,8 +372,8 @@ class HopperBackwardProducts(Fixed):
 
     @cute.jit
     def evaluate(self, tile: ResidentTile, turn, block, stage, program, slope, careful):
-        """stage: of the operand that comes in tiles. careful: P and the slope are zero past the end
-        of either side: program(0) need not be."""
+        """Evaluate the program. stage: The buffer of the aux operand that TMA loads. careful: Set P
+        and the slope to zero past the end of either side, as program(0) may differ from 0."""
         S, row = self.fragments.S, tile.first + self.row
         lines = [ProgramLine(program, self.walk, tile, turn, row + half) for half in (0, 8)]
         first = block * self.walk.heights.streamed + self.column

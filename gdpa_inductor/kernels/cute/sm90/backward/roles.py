@@ -1,4 +1,4 @@
-"""The roles of the backward: which warps they are, and who waits for whom."""
+"""The roles of the warps in the backward, and the barriers on which they wait for each other."""
 
 from typing import Any
 
@@ -10,37 +10,38 @@ from ..wgmma import WARPGROUP
 
 GROUPS = 2  # warpgroups that multiply
 LOADS, SUMS, CONVERSION, WARPS = 8, 9, 11, 12  # the first warp of each role; 0-7 multiply
-REGISTERS = {"products": 240, "others": 24}  # 384 threads share 168 each
-# Of the operands in shared memory. o: dO; s: dS; a: the operand of the program that comes in tiles;
-# x: its buffers, while dV and dK are stored from there.
+REGISTERS = {"products": 240, "others": 24}  # of a thread; 384 threads have 168 each on average
+# Buffers in shared memory. o: dO. s: dS. a: an aux operand that TMA loads. x: the buffers of `a`
+# as a whole, since dV and dK are stored from the same memory.
 STAGES = {"k": 1, "v": 1, "q": 2, "o": 2, "s": 2, "a": 2, "x": 1}
 
-# Named barriers. All but the first have one for each warpgroup.
-BOTH = 1  # both warpgroups
+# Named barriers. Each but the first has two numbers, one for each warpgroup.
+BOTH = 1  # both warpgroups meet
 EMPTY = 2  # dQ that was handed over may be overwritten
-OWN = 4  # the threads of a warpgroup
-TURNS = 6  # of `IssueTurns`
-FULL = 8  # dQ is handed over, to the warp that adds it up
-HANDED = WARPGROUP + 32  # threads at FULL and EMPTY
+OWN = 4  # the threads of a warpgroup meet
+TURNS = 6  # used by `IssueTurns`
+FULL = 8  # dQ is handed over to the warp that adds it
+HANDED = WARPGROUP + 32  # how many threads meet at FULL and EMPTY
 
 
 class HopperSignals(Fixed):
     """All mbarriers of a CTA, from `pointer` on.
 
-    What is signalled, and who arrives:
-    full["s"]   dS is written: each warp that multiplies
-    full[·]     another operand has landed: the load warp
-    empty[·]    an operand is read no more: each warp that multiplies
-    landed      64 columns of sums of dQ are in shared memory: TMA
+    What a signal means, and who arrives:
+    full["s"]   dS is written. Each warp that multiplies arrives.
+    full[·]     Another operand has landed. The load warp arrives, and TMA counts bytes.
+    empty[·]    An operand is no longer read. Each warp that multiplies arrives.
+    landed      64 columns of sums of dQ are in shared memory. TMA counts bytes.
 
-    What is counted:
-    q, o, s, a  steps
-    k, v, x     tiles that have steps
-    landed      query tiles that the CTA converts
+    What the number of a signal counts:
+    q, o, s, a  Steps.
+    k, v, x     Tiles that have steps.
+    landed      Query tiles that the CTA converts.
 
-    `a` lies where dS and, at the end of a tile, dV and dK are written. empty["x"] says at the
-    beginning of a tile that those of the tile before are gone. The tile needs its `a`, so nobody
-    arrives there twice before the load warp has seen it. full["x"] is not used.
+    `a` uses the memory of dS. At the end of a tile, dV and dK use this memory too. empty["x"] says
+    at the beginning of a tile that dV and dK of the tile before are stored. A tile cannot go on
+    without its `a`, so nobody arrives there twice before the load warp has seen it. full["x"] is
+    not used.
     """
 
     COUNT = 2 * sum(STAGES.values()) + GROUPS
@@ -57,7 +58,7 @@ class HopperSignals(Fixed):
 
     @cute.jit
     def start(self, warp):
-        """Barriers are there for all warps after this."""
+        """Initialise the barriers. All warps may use them after this."""
         if warp == LOADS:
             with cute.arch.elect_one():
                 for signal in (*self.full.values(), *self.empty.values(), *self.landed):

@@ -1,4 +1,4 @@
-"""The products of the backward, and the tiles of their operands."""
+"""The tiled products of the backward, and the tiles of their operands in shared memory."""
 
 from typing import Any
 
@@ -9,19 +9,19 @@ from ..config import COLS, Sm90Config
 from ..wgmma import MN, REGISTERS, K, staged, tile_layout, tiled
 from .roles import GROUPS, STAGES
 
-HALF = COLS // GROUPS  # keys of a warpgroup, and its columns of dQ
+HALF = COLS // GROUPS  # the keys of a warpgroup, and the columns of dQ that it multiplies
 
 
 class HopperShapes:
-    """What follows from a configuration. rows: of a query tile."""
+    """The shapes that a configuration decides. rows: The rows of a query tile."""
 
     def __init__(self, config: Sm90Config) -> None:
         self.dtype, self.rows = DTYPES[config.dtype], config.query_rows
-        # Of whole swizzle atoms. Tiles of 128 columns ended in an illegal access at head dims up to
-        # 64 where both sides are jagged; why is not known.
+        # Whole swizzle atoms. Tiles of 128 columns caused an illegal access at head dims up to 64
+        # if both sides were jagged; the cause is not known.
         self.width = HALF if config.head_dim <= HALF else COLS
         self.value_width = config.padded_value_dim
-        self.columns = -(-config.head_dim // HALF)  # of dQ, 64 each
+        self.columns = -(-config.head_dim // HALF)  # into how many parts of 64 columns dQ is cut
         heights = {"k": COLS, "v": COLS, "q": self.rows, "o": self.rows}
         widths = {"k": self.width, "q": self.width, "v": self.value_width, "o": self.value_width}
         self.tiles = {name: (heights[name], widths[name]) for name in "kvqo"}
@@ -40,11 +40,16 @@ class HopperShapes:
         }
 
     def layouts(self) -> dict[str, Any]:
-        """Of the buffers in shared memory, with their stages.
+        """The layouts of the buffers in shared memory, with their stages.
 
-        s: dS; d: dQ of a warpgroup, fp32; c: sums of dQ that are converted; gk, gv: 64 rows of dK
-        and dV; kt: K with as many columns as two warpgroups multiply. What is read past its end
-        goes into columns of dQ that are not stored."""
+        k, v, q, o:  K, V, Q and dO.
+        kt:          K with as many columns as two warpgroups multiply. Columns past the end of K
+                     go to columns of dQ that are not stored.
+        s:           dS.
+        d:           dQ of a warpgroup, fp32.
+        c:           Sums of dQ that are being converted.
+        gk, gv:      64 rows of dK and of dV.
+        """
         found = {name: staged(self.layout(name), STAGES[name]) for name in "kvqo"}
         found["kt"] = staged(tile_layout(self.dtype, COLS, COLS), 1)
         found["s"] = staged(self.layout("s"), 2)
@@ -56,9 +61,9 @@ class HopperShapes:
 
     @property
     def plain(self) -> Any:
-        """A part of dQ without a swizzle, as it is read for its conversion."""
+        """The layout of 64 columns of dQ without a swizzle, as the conversion reads them."""
         return cute.make_layout((self.rows, HALF), stride=(HALF, 1))
 
     def layout(self, name: str) -> Any:
-        """One tile of an operand."""
+        """The layout of one tile of an operand."""
         return tile_layout(self.dtype, *self.tiles[name])

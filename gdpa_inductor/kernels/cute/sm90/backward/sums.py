@@ -1,15 +1,16 @@
-"""dQ: the parts of all key tiles, added up in memory, then converted.
+"""Sum dQ in global memory: all key tiles of a head add their parts, in a fixed order.
 
-Each query tile of a head has a counter for 64 columns: how many key tiles have added to them. A
-tile adds when the counter says that all those have that come before it (`Turns`). So every dQ is
-the same sum, term by term, in every run with as many CTAs. The first stores, so that nobody has to
-clear the sums. A warpgroup multiplies 64 columns, and a warp for each adds them.
+Each query tile of a head has a counter for each 64 columns: how many key tiles have added to them.
+A key tile waits until the counter says that its turn has come (`turns.py`). So each dQ is the same
+sum, term by term, in every run with the same number of CTAs. The first key tile stores, so that
+nobody has to clear the sums. Each warpgroup multiplies 64 columns, and a warp of its own adds them.
+After the last key tile, the sums are converted to 16 bits (`conversion.py`).
 
-After the last, the query tile is converted to 16 bits (`conversion.py`).
+If any order is allowed (`KernelConfig.ordered` is False), no key tile waits for a turn. Then all
+key tiles add, and the host clears the sums before.
 
-Where any order will do (`KernelConfig.ordered`), no tile waits for its turn, and all add: the sums
-were cleared. All add too where the launch before has begun the sums, with other keys. The last of
-such launches converts all query tiles, those too that its own keys do not meet.
+If each launch has some of the keys (`KernelConfig.part`), later launches add to the sums of earlier
+ones. The last launch converts all query tiles, even those that its own keys do not meet.
 """
 
 from typing import Any
@@ -24,36 +25,47 @@ from ...values import Fixed, smaller
 from .roles import EMPTY, FULL, HANDED
 from .turns import Turns
 
-UNKNOWN = -1  # of a counter
+UNKNOWN = -1  # the value of a counter that was not read yet
 
 
 class Counters(Fixed):
-    """How many key tiles have added to columns of a query tile. pointer: Int32 [batch, heads, query
-    tiles, columns]. number: of 64 columns, of so many."""
+    """Counters: how many key tiles have added to 64 columns of a query tile.
+
+    pointer:  Int32 [batch, heads, query tiles, columns].
+    number:   Which 64 columns these counters are for.
+    columns:  Into how many parts of 64 columns dQ is cut.
+    """
 
     def __init__(self, walk: Turns, pointer: Any, number: Any, columns: int) -> None:
         self.walk, self.pointer, self.number, self.columns = walk, pointer, number, columns
 
     def of(self, tile: ResidentTile, head: Any, block: Any) -> Any:
+        """A pointer to the counter of query tile `block` of a head."""
         unit = Int64(tile.batch * self.walk.query_heads + head)
         place = (unit * self.walk.streamed_tiles + block) * self.columns
         return self.pointer + (place + self.number)
 
     def value(self, counter: Any) -> Any:
-        """How many have, now. What they added is there for TMA after a fence."""
+        """The value of a counter now. After a fence, TMA sees what was added before."""
         return cute.arch.load(counter, Int32, sem="acquire", scope="gpu")
 
     @cute.jit
     def wait(self, counter, count: Int32, seen: Int32):
-        """Until so many have. seen: what `value` was, a while ago. What they added is there for TMA
-        afterwards."""
+        """Wait until a counter is `count`. Afterwards TMA sees what was added.
+
+        seen: An earlier result of `value`.
+        """
         while seen != count:
             seen = self.value(counter)
         cute.arch.fence_proxy("async.global")
 
     def advance(self, counter: Any, before: Any) -> None:
-        """One more has added, after `before`, by one thread. What it has seen done is done for who
-        reads the counter."""
+        """Count one more key tile. One thread calls it.
+
+        It is a release: a thread that reads the new value sees all that this thread saw before.
+
+        before: The value so far, if the order is fixed.
+        """
         if self.walk.ranges.config.ordered:
             cute.arch.store(counter, before + 1, sem="release", scope="gpu")
         else:
@@ -61,8 +73,11 @@ class Counters(Fixed):
 
     @cute.jit
     def watch(self, counter, count: Int32):
-        """The same for who may wait long. An acquire empties the L1 cache, which holds operands of
-        the program: here there is one."""
+        """As `wait`, but for a wait that may be long.
+
+        Each acquire empties the L1 cache, which holds aux operands. So this polls with relaxed
+        loads, and does one acquire at the end.
+        """
         found = cute.arch.load(counter, Int32, sem="relaxed", scope="gpu")
         while found != count:
             cute.arch.inline_ptx("nanosleep.u32 256;")
@@ -82,7 +97,7 @@ class QuerySums:
 
     @cute.jit
     def run(self):
-        """The parts of all steps of the CTA."""
+        """Add the parts of all steps of the CTA."""
         self.free()
         deal = Int32(0)
         while self.walk.number(deal) < self.walk.count:
@@ -99,9 +114,11 @@ class QuerySums:
 
     @cute.jit
     def step(self, tile: ResidentTile, head, block, following, seen):
-        """One part of dQ. Where the mask leaves nothing it is zero, and dropped. So are columns
-        that there are not. seen: what the counter was when the step before ended. Returns the same
-        for the query tile that follows."""
+        """Add one part of dQ. It is dropped if a mask empties the tile, or if dQ lacks the columns.
+
+        seen: The counter, as it was read when the step before ended. Returns the same for the next
+        query tile.
+        """
         before, adds = Int32(0), Boolean(True)
         if const_expr(self.ordered):
             before, adds = self.walk.turn(tile, head, block)
@@ -113,7 +130,7 @@ class QuerySums:
             if const_expr(self.ordered):
                 self.counters.wait(counter, before, seen)
             self.add(tile, head, block, before)
-            # Seen while the additions are on their way, for both take long.
+            # Read the next counter while the additions are in flight, as both take long.
             if const_expr(self.ordered):
                 found = self.counters.value(self.counters.of(tile, head, following))
             self.pass_on(counter, before)
@@ -124,8 +141,10 @@ class QuerySums:
 
     @cute.jit
     def add(self, tile: ResidentTile, head, block, before):
-        """The buffer is free for the next part before the counter moves on. Rows past the end of
-        the sequence are dropped."""
+        """Issue the addition. The buffer is free for the next part before the counter moves on.
+
+        Rows past the end of the sequence are dropped.
+        """
         place = (tile.origin, block * self.walk.heights.streamed, tile.length, head, tile.batch)
         self.taken()
         if const_expr(not self.adds_all):
@@ -142,9 +161,11 @@ class QuerySums:
 
     @cute.jit
     def pass_on(self, counter, before):
-        """When all is added. The wait makes the sums visible to this thread, the release to the
-        others. On sm_90 it is the release that waits for the additions
-        (docs/lab/2026-11-22-order.md)."""
+        """Advance the counter, once all is added.
+
+        The wait makes the sums visible to this thread, and the release to other threads. On sm_90
+        the release is what waits for the additions (docs/lab/2026-11-22-order.md).
+        """
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         cute.arch.sync_warp()
@@ -152,8 +173,9 @@ class QuerySums:
             self.counters.advance(counter, before)
 
     def taken(self) -> None:
-        """The part lies in shared memory."""
+        """Wait until the part is in shared memory."""
         cute.arch.barrier(barrier_id=FULL + self.group, number_of_threads=HANDED)
 
     def free(self) -> None:
+        """Let the warpgroup overwrite the buffer."""
         cute.arch.barrier_arrive(barrier_id=EMPTY + self.group, number_of_threads=HANDED)

@@ -1,40 +1,40 @@
-"""Which tiles a CTA owns, and in which order the tiles of a head add to a dQ.
+"""Turns: which key tiles a CTA owns, and in which order the key tiles of a head add to dQ.
 
-Which tiles a CTA owns:
+Which key tiles a CTA owns:
 
-- `together`, where that leaves few CTAs without work: all tiles of a head run at once, on
-  neighbouring CTAs. From round to round the CTAs exchange the first and the last tiles, which
-  differ in cost under a mask. After two rounds each takes the neighbour's, since sequences of
-  several lengths have the first tiles more often.
-- Otherwise tiles are dealt one after the other, the last keys of a head first.
+- `together`: all key tiles of a head run at the same time, on neighbouring CTAs. This is chosen if
+  it leaves few CTAs without work. Under a mask the first and the last tiles differ in cost, so the
+  CTAs exchange them from round to round. After two rounds each CTA moves on by one tile, because
+  sequences of several lengths have the first tiles more often.
+- Otherwise tiles are dealt one after the other, with the last keys of a head first.
 
-In which order a tile meets query tiles, and who adds first:
+In which order a key tile meets query tiles, and which key tile adds first:
 
-- Without a mask, tiles that run at once go around, each from another query tile. The one that
-  begins nearest before a query tile comes to it first, then the one before that. So no tile finds
-  another at its place. They begin at most `APART` query tiles after one another: what one has read
-  and added is in the L2 cache when the next one comes.
-- Otherwise query tiles ascend, and the last keys come first. Under a causal mask these begin at the
-  diagonal, where no other has been. All begin at once, and the first keys end last.
-- Tiles that run at once in the next round begin where the CTAs come from: those of the last keys
-  first. So they go the other way, from the last query tile down, the first keys first, and end at
-  once.
+- No mask, and `together`: key tiles go around the query tiles, each from another start. The key
+  tile that starts nearest before a query tile adds to it first, then the one that starts before
+  that. So two key tiles are never at the same query tile. Neighbours start at most `APART` query
+  tiles from each other. So what one has read and added is in the L2 cache when the next one comes.
+- Otherwise query tiles ascend, and the last keys add first. Under a causal mask the last keys start
+  at the diagonal, where no other tile has been. All tiles start at once, and the first keys end
+  last.
+- With a mask and `together`, every other round goes the opposite way. The CTAs of the last keys are
+  free first, so they start first. Query tiles descend, the first keys add first, and all tiles end
+  at once.
 
-Why no turn waits forever. All CTAs are resident: the launch is cooperative.
+Why no tile waits forever. The launch is cooperative, so all CTAs are resident.
 
-- If the tiles of a head run at once and go around, a tile waits for two kinds of others. These come
-  to the query tile in an earlier step of their own, or in the same step with higher keys. That is
-  no circle.
-- If they run at once and ascend, a tile waits for higher keys, which are at the same query tile or
-  an earlier one. So a chain of those that wait leads to ever higher keys or earlier query tiles,
-  and is no circle. Likewise the other way.
-- Otherwise a tile waits for lower numbers only, and every CTA takes its tiles in the order of their
-  numbers. The lowest that is not finished is running, and waits for none.
+- `together`, going around: a key tile waits for two kinds of others. They come to the query tile in
+  an earlier step of their own, or in the same step with higher keys. These waits form no cycle.
+- `together`, ascending: a key tile waits for higher keys, which are at the same or an earlier query
+  tile. A chain of waits leads to ever higher keys or earlier query tiles, so it is no cycle. The
+  same holds in the opposite direction.
+- Otherwise a key tile waits for lower numbers only, and each CTA takes its tiles in ascending
+  order. The tile with the lowest number that is not finished is running, and waits for none.
 
-A conversion waits for turns only, and no turn waits for a conversion.
+A conversion waits for turns, but no turn waits for a conversion.
 
-Where dQ may be added up in any order (`KernelConfig.ordered`), tiles go the same ways, which keeps
-them apart, and nothing waits but conversions.
+If any order is allowed (`KernelConfig.ordered` is False), tiles go the same ways, which keeps them
+apart. Then only conversions wait.
 """
 
 from typing import Any
@@ -48,7 +48,7 @@ APART = 2  # with 1 tiles wait for their turns (docs/lab/2026-11-26-short-sides.
 
 
 class Turns(Walk):
-    """The walk of the keys side, and the turns of its tiles."""
+    """The walk over key tiles, and their turns."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(True, *given)
@@ -57,7 +57,7 @@ class Turns(Walk):
         self.together = used * 10 >= self.ctas * 9
 
     def number(self, turn: Any) -> Any:
-        """The tile that the CTA takes in a round; there is none from `count` on."""
+        """The number of the CTA's tile in a round. Numbers from `count` on are not tiles."""
         group, place = self.cta // self.blocks, (self.cta + turn // 2) % self.blocks
         place = select(turn % 2 == 1, self.blocks - 1 - place, place)
         number = (turn * self.groups + group) * self.blocks + place
@@ -73,30 +73,30 @@ class Turns(Walk):
         return tile
 
     def tiles(self, tile: ResidentTile) -> Any:
-        """The key tiles of the sequence."""
+        """How many key tiles the sequence has."""
         return tiles_of(tile.rows, self.heights.resident)
 
     def index(self, tile: ResidentTile) -> Any:
-        """Which of them this is."""
+        """The number of this key tile within the sequence."""
         return tile.first // self.heights.resident
 
     def entry(self, tile: ResidentTile) -> Any:
-        """The query tile with which a pass begins."""
+        """The query tile with which each pass of this tile begins."""
         if self.ranges.skips:
             return select(tile.descends, tile.end - 1, tile.begin)
         return self.beginning(tile, self.index(tile))
 
     def beginning(self, tile: ResidentTile, index: Any) -> Any:
-        """The query tile with which a key tile of the head begins, without a mask."""
+        """Without a mask: the query tile with which key tile `index` of the head begins."""
         turned = index * self.spread(tile) // larger(self.tiles(tile), 1)
         return select(self.together & (tile.first < tile.rows), turned, 0)
 
     def spread(self, tile: ResidentTile) -> Any:
-        """Among how many query tiles the key tiles of the head begin."""
+        """Over how many query tiles the starts of the head's key tiles are spread."""
         return smaller(tile.end, APART * self.tiles(tile))
 
     def nearest(self, tile: ResidentTile, block: Any) -> Any:
-        """The key tile that begins nearest before a query tile, or with it."""
+        """The key tile that begins with query tile `block`, or nearest before it."""
         tiles = self.tiles(tile)
         return smaller(((block + 1) * tiles - 1) // self.spread(tile), tiles - 1)
 
@@ -108,8 +108,11 @@ class Turns(Walk):
         return select(block < tile.end, block, block - tile.end)
 
     def meets_last(self, tile: ResidentTile, block: Any) -> Any:
-        """This tile is the last of the head to meet a query tile, if all are equally far. The query
-        tile lies just before the place where this one begins."""
+        """Whether this is the last key tile of the head to meet query tile `block`.
+
+        It is exact only if all key tiles are equally far. Then the last one is the tile that begins
+        right after this query tile.
+        """
         if self.ranges.skips:
             return Boolean(False)
         following = self.nearest(tile, block) + 1
@@ -118,8 +121,10 @@ class Turns(Walk):
 
     @cute.jit
     def turn(self, tile: ResidentTile, head, block):
-        """How many tiles add to a query tile before this one, and whether this one does; by a whole
-        warp."""
+        """(how many key tiles add to query tile `block` before this one, whether this one adds).
+
+        A whole warp calls it.
+        """
         before, adds = Int32(0), Boolean(True)
         if const_expr(self.ranges.skips):
             given = (tile, head, block, self.index(tile), self.tiles(tile))
@@ -130,20 +135,20 @@ class Turns(Walk):
         return before, adds
 
     def earlier(self, tile: ResidentTile, block: Any) -> Any:
-        """How many tiles add to a query tile before this one, without a mask."""
+        """Without a mask: how many key tiles add to query tile `block` before this one."""
         tiles, index = self.tiles(tile), self.index(tile)
         behind = self.nearest(tile, block) - index
         return select(self.together, select(behind < 0, behind + tiles, behind), tiles - 1 - index)
 
     def adds(self, tile: ResidentTile, head: Any, block: Any) -> Any:
-        """Whether this tile adds to a query tile."""
+        """Whether this key tile adds to query tile `block`."""
         if self.ranges.skips:
             return self.ranges.lives(tile, tile.first, head, block)
         return Boolean(True)
 
     @cute.jit
     def adders(self, tile: ResidentTile, head, block):
-        """How many tiles add to a query tile; by a whole warp."""
+        """How many key tiles add to query tile `block`. A whole warp calls it."""
         tiles = Int32(self.tiles(tile))
         if const_expr(self.ranges.skips):
             below, above, adds = self.ranges.living(tile, head, block, self.index(tile), tiles)
@@ -151,17 +156,23 @@ class Turns(Walk):
         return tiles
 
     def share(self, tile: ResidentTile) -> Any:
-        """How many query tiles of a pass this tile converts: those that `converted` gives it. The
-        last round has fewer than the head has tiles, and is turned by `each` places too."""
+        """How many query tiles of a pass this key tile converts: see `converted`.
+
+        The last round has fewer query tiles than there are key tiles. It is rotated by `each`
+        places, as the other rounds are by theirs.
+        """
         count, tiles = tiles_of(tile.length, self.heights.streamed), larger(self.tiles(tile), 1)
         each = count // tiles
         own = each + Int32((self.index(tile) + each) % tiles < count % tiles)
         return select(tile.first < tile.rows, own, 0)
 
     def converted(self, tile: ResidentTile, number: Any) -> Any:
-        """One of them. Those of the head are dealt to its tiles in the order in which they are
-        complete. Each time the first goes to another tile: often every other one is complete a step
-        later."""
+        """The query tile that this key tile converts as its `number`-th.
+
+        Query tiles are dealt to the key tiles of the head in the order in which they are complete.
+        Each round begins with another key tile, since often every other query tile is complete a
+        step later.
+        """
         tiles, count = self.tiles(tile), tiles_of(tile.length, self.heights.streamed)
         place = number * tiles + (self.index(tile) + number) % tiles
         if self.ranges.skips:

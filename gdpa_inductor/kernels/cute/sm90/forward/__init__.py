@@ -1,1 +1,1 @@
-"""The forward: `kernel` puts it together."""
+"""The forward kernel for Hopper: `kernel` puts the roles of its warps together."""

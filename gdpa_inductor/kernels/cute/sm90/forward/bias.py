@@ -1,9 +1,8 @@
-"""The bias of the scores: an operand of the program that comes in tiles (`KernelConfig.tiled`).
+"""A bias that TMA loads in tiles (`KernelConfig.tiled`), as the products read it.
 
-TMA brings the tile of a key block in parts of 64 columns. ldmatrix reads 16 columns at a time, and
-puts them where the scores are: of the chunk that begins at register r of S
-
-    numbers 2i, 2i + 1     belong to the scores in registers r + 2i, r + 2i + 1,  i < 4
+The tile of a key block comes in parts of 64 columns. ldmatrix reads 16 columns at a time into 8
+numbers of a thread. They match the layout of the scores S: number i of the chunk that begins at
+register r belongs to the score in register r + i.
 """
 
 from collections.abc import Iterator, Sequence
@@ -24,8 +23,12 @@ CHUNKS = HALF // 16
 class HopperBias(Fixed):
     """The bias of query tile t, as a thread of its warpgroup reads it.
 
-    number: of the operand. ring: of the parts. sBias: those of all query tiles in turn, [64, 64,
-    stages]. tiles: how many query tiles there are. parts: of the tile of a key block."""
+    number:  The number of the aux operand.
+    ring:    The ring of the parts of query tile t.
+    sBias:   The buffers of all query tiles in turn, [64, 64, stages].
+    tiles:   How many query tiles the CTA has.
+    parts:   How many parts the tile of a key block has.
+    """
 
     def __init__(
         self, number: int, ring: Ring, sBias: Any, t: Any, thread: Any, dtype: Any, tiles: int,
@@ -47,9 +50,11 @@ class HopperBias(Fixed):
         return at
 
     def of_scores(self, at: Cursor) -> Iterator[Pair]:
-        """The bias of a key block, for one pair of scores after the other. A chunk is read when it
-        is asked for, so few are in registers at a time. A part is free as soon as its last chunk is
-        read."""
+        """The bias of a key block, for one pair of scores after the other.
+
+        A chunk is read when it is needed, so that few are in registers at a time. A part is freed
+        as soon as its last chunk is read.
+        """
         for _ in range(self.parts):
             self.ring.full.wait(at)
             chunks: list[Any] = []
@@ -63,9 +68,12 @@ class HopperBias(Fixed):
             at = at.next()
 
     def free(self, at: Cursor, chunks: Sequence[Any]) -> None:
-        """A part, of which these are the numbers. The arrival must not overtake their read, which
-        other loads can hold up for longer than the next tile takes. So its address depends on
-        them, by a zero that the compiler does not know."""
+        """Free a part. chunks: All that was read of it.
+
+        The arrival must not overtake the reads, which other loads may delay for longer than the
+        next tile takes. So the address of the barrier depends on the numbers that were read: a zero
+        is added that the compiler cannot know.
+        """
         word = Int32(0)
         for numbers in chunks:
             word = word ^ cute.recast_tensor(numbers, Int32)[0]

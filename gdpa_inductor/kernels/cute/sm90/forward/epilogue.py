@@ -1,6 +1,6 @@
-"""Epilogue: O_t -> global memory, through shared memory, by the warpgroup that has the sums.
+"""The epilogue: a warpgroup stores O_t, by way of shared memory.
 
-TMA drops the rows past the end of the sequence. Without key blocks the sums are zeros.
+TMA drops rows past the end of the sequence. A tile without key blocks has sums of zero.
 """
 
 from typing import Any
@@ -16,15 +16,18 @@ from .roles import together
 
 
 class HopperEpilogue(Fixed):
-    """pv: the product that makes the sums. o: the tiles of O, with a buffer for each query tile.
-    factor: O over the sums."""
+    """The epilogue of all query tiles.
+
+    pv: The tiled product of the sums. o: The tiles of O, with a buffer for each query tile.
+    factor: O is the sums times this.
+    """
 
     def __init__(self, pv: Any, o: Tiles, dtype: Any, factor: float) -> None:
         self.pv, self.o, self.dtype, self.factor = pv, o, dtype, factor
 
     @cute.jit
     def store(self, tile, t, thread, sums):
-        """All rows of query tile t that there are. The copy is on its way afterwards."""
+        """Store all existing rows of query tile t. The TMA copy is still in flight afterwards."""
         halves = cute.make_rmem_tensor(sums.layout, self.dtype)
         found = sums.load()
         if cutlass.const_expr(self.factor != 1.0):
@@ -45,12 +48,12 @@ class HopperEpilogue(Fixed):
 
     @cute.jit
     def stored(self, thread):
-        """Until the copy has read the buffer."""
+        """Wait until the copy has read the buffer."""
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
 
     @cute.jit
     def finish(self, thread):
-        """Until all is stored."""
+        """Wait until all is stored."""
         if thread < 32:
             cute.arch.cp_async_bulk_wait_group(0)

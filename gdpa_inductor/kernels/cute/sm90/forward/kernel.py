@@ -1,23 +1,25 @@
-"""The forward kernel:  O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:],  P = program(Q Kᵀ), j < length.
+"""The forward kernel for Hopper.
+
+    O[b,h,i,:] = sum_j P[b,h,i,j] V[b,h,j,:],   P = program(Q Kᵀ),   j < keys of the sequence
 
 Notation
-    Q, K, V, O     query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv]
-    mX  sX  tX     in global memory, in shared memory, as an operand of a product
-    t              a query tile of the CTA, 0 or 1, or 2 too (`Sm90Config.tiles`)
-    S              its scores, 64 x 128, fp32, in registers
-    P              its weights, 16 bits, in registers
-    O              its sums, 64 x Dv, fp32, in registers
-    block          128 keys, or fewer at head dims above 128 (`Sm90Config.cols`)
-    bias           an operand of the program with a number for each score, [.., M, N], if there is
-                   one that TMA can load (`KernelConfig.tiled`); in tiles of 64 x 64
+    Q, K, V, O     Query [.., M, D], key [.., N, D], value [.., N, Dv], output [.., M, Dv].
+    mX  sX  tX     X in global memory, in shared memory, as an operand of a product.
+    t              A query tile of the CTA: 0, 1 or, with three, 2 (`Sm90Config.tiles`).
+    S              The scores of a query tile and a key block: 64 × 128, fp32, in registers.
+    P              The weights: as S, in 16 bits.
+    O              The sums of a query tile: 64 × Dv, fp32, in registers.
+    block          128 keys, or fewer at head dims above 128 (`Sm90Config.cols`).
+    bias           An aux operand [.., M, N] that TMA loads (`KernelConfig.tiled`), in tiles of
+                   64 × 64.
 
-No softmax: O stays in registers over all key blocks, and nothing is rescaled. Roles, by warp, of
-two query tiles and of three:
+There is no softmax: O stays in registers over all key blocks, and nothing is rescaled. The roles of
+the warps, for two and for three query tiles, are:
 
-    0-3, 4-7   0-3, 4-7, 8-11   products, activation and epilogue of t = 0, 1, 2
-    8          12               loads: Q tiles, the ring of K and V tiles, those of the bias
-    9          13               scheduler
-    10         14               zeros in the rows that no sequence owns
+    0-3, 4-7   0-3, 4-7, 8-11   Products, activation and epilogue of query tile t.
+    8          12               Loads of Q, K, V and the bias.
+    9          13               Scheduler.
+    10         14               Zeros in the rows that no sequence owns.
 
 Each warpgroup has its own products in flight. While one stores its sums, or waits for its first
 scores, the tensor core works for the others.
@@ -81,8 +83,11 @@ class HopperForward:
         return Memory
 
     def place(self, name: str) -> str:
-        """The field of shared memory where the tiles of a matrix are. Where O has the room of Q, K
-        and V have a field each, so that neither takes the room of the wider one."""
+        """The field of shared memory that holds the tiles of a matrix.
+
+        Usually K and V share a field. If O shares that of Q (`KernelConfig.overlaid`), K and V have
+        a field each, so that neither takes as much memory as the wider one.
+        """
         shared = {"o": "sQ"} if self.config.overlaid else {"v": "sK"}
         return shared.get(name) or dict(zip((*"qokv", "bias"), PLACES, strict=True))[name]
 
@@ -91,7 +96,7 @@ class HopperForward:
         c = self.config
         size = {name: cute.cosize(tile) for name, tile in tiles.items()}
         if c.overlaid:
-            # K and V take turns in a ring, so that every other place is of one of them.
+            # K and V alternate in the ring, so every other place belongs to K.
             queries = max(size["q"], size["o"])
             rings = {x: cute.make_layout((2, c.key_stages // 2), stride=(0, size[x])) for x in "kv"}
             rings |= {x: cute.make_layout(c.tiles, stride=queries) for x in "qo"}
@@ -108,7 +113,7 @@ class HopperForward:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """The arguments are those of every forward: see `launch.example`."""
+        """Launch the kernel. `compiler.example` lists the arguments."""
         c = self.config
         qk = tiled(self.dtype, c.cols, K)
         pv = tiled(self.dtype, c.padded_value_dim, MN, FROM_REGISTERS)
@@ -192,7 +197,7 @@ class HopperForward:
         )  # fmt: skip
 
     def bias(self, channels: HopperChannels, shared, t, thread) -> HopperBias | None:
-        """What a thread of warpgroup t reads of the bias, if there is one."""
+        """The bias as a thread of warpgroup t reads it, or None."""
         number = self.config.tiled
         if number is None:
             return None

@@ -1,9 +1,14 @@
 """Products and activation of one query tile, by one warpgroup.
 
-A step issues S of the next key block, then O += P V of this one, and activates S while O is
-multiplied. So the tensor core always has a product that does not wait for this warpgroup. O is
-waited for before the step ends. Left in flight over the end of the loop, it would make the compiler
-wait for every product.
+A step does three things:
+
+1. It issues S of the next key block.
+2. It issues O += P V of this key block.
+3. It activates S while the tensor core computes O.
+
+So the tensor core always has a product that does not depend on what this warpgroup computes now.
+The step waits for O before it ends. If O were in flight over the end of the loop, the compiler
+would wait for every product.
 """
 
 from collections.abc import Sequence
@@ -27,7 +32,7 @@ from .roles import HopperChannels, together
 
 
 class HopperFragments(Fixed):
-    """Registers and operands of a warpgroup. qk, pv: the products. sQ, sK, sV: buffers."""
+    """Registers and operands of a warpgroup. qk, pv: The tiled products. sQ, sK, sV: Buffers."""
 
     def __init__(
         self, config: Sm90Config, qk: Any, pv: Any, sQ: Any, sK: Any, sV: Any, dtype: Any
@@ -44,7 +49,7 @@ class HopperFragments(Fixed):
 
     @cute.jit
     def scale(self, query, t, thread):
-        """Multiply a buffer of Q by the factor of the queries, in place, by their warpgroup."""
+        """Multiply a buffer of Q by `Sm90Config.query_factor`, in place. Its warpgroup calls it."""
         if cutlass.const_expr(self.factor != 1.0):
             tile = self.sQ[None, None, query]
             count = cute.size(tile)
@@ -60,20 +65,23 @@ class HopperFragments(Fixed):
             together(t)
 
     def score(self, query: Any, key: Any) -> Any:
-        """S = Q Kᵀ of two buffers, in flight. Registers of their own: what was in them before does
-        not live on."""
+        """Issue S = Q Kᵀ of two buffers. S has new registers, so that old scores do not live on."""
         S = cute.make_rmem_tensor(self.shape, Float32)
         q, k = self.tQ[None, None, None, query], self.tK[None, None, None, key]
         issue(self.qk, S, q, k, True)
         return S
 
     def sum_up(self, value: Any) -> None:
-        """O += P V of a buffer, in flight."""
+        """Issue O += P V for a buffer of V."""
         issue(self.pv, self.O, self.P, self.tV[None, None, None, value], False)
 
 
 class HopperProducts(Fixed):
-    """programs: for blocks without masks and tails, and for all. turns, bias: of the warpgroup."""
+    """The role of a warpgroup.
+
+    programs: The program for key blocks that need no mask, and the one for all others. turns, bias:
+    Those of the warpgroup.
+    """
 
     def __init__(
         self, channels: HopperChannels, fragments: HopperFragments, epilogue: HopperEpilogue,
@@ -113,15 +121,15 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def pass_by(self, at: Cursor):
-        """Free a buffer that only other warpgroups need."""
+        """Free a buffer of K or V that only other warpgroups need."""
         self.channels.keys.full.wait(at)
         self.channels.keys.empty.arrive_once(at)
         return at.next()
 
     @cute.jit
     def sum_of_blocks(self, tile, t, thread, q_at: Cursor, at: Cursor, b_at):
-        """O of the key blocks of a tile. at, b_at: where K and the bias of the first are; returns
-        what follows."""
+        """Compute O over the key blocks of a tile. q_at: The place of Q. at, b_at: The places of K
+        and of the bias of the first block; returns the next places."""
         keys, x = self.channels.keys, self.fragments
         query = q_at.index * self.channels.roles.tiles + t
         weigh = self.weights(tile, t, thread)
@@ -160,8 +168,10 @@ class HopperProducts(Fixed):
 
     @cute.jit
     def scored(self, tile, t, block, q_at: Cursor):
-        """S of a block is there. After the last a lone query buffer is free, unless O needs it: the
-        next tile's come while this one is summed up and stored."""
+        """Free Q after the last S of a tile, if Q has one buffer and O does not use it.
+
+        So the next Q is loaded while this tile is summed up and stored.
+        """
         queries = self.channels.queries_of(t)
         if cutlass.const_expr(queries.stages == 1 and not isinstance(queries, Loan)):  # noqa: SIM102 (decided at compile time)
             if block + 1 == tile.last(t):
@@ -173,8 +183,11 @@ class HopperProducts(Fixed):
 
 
 class HopperWeights(Fixed):
-    """Scores to weights, in place, in the registers of one thread: two rows, two neighbouring
-    columns of each 8."""
+    """Turns scores into weights, in the registers of one thread.
+
+    A thread has two rows, and two neighbouring columns in each 8 (`wgmma`). first: The first query
+    of the tile.
+    """
 
     def __init__(
         self, ranges: KeyRanges, programs: Sequence[Program], tile: Any, first: Any, thread: Any,
@@ -189,7 +202,10 @@ class HopperWeights(Fixed):
 
     @cute.jit
     def run(self, S, column, b_at):
-        """column: the first of the block. b_at: where its bias is; returns what follows."""
+        """Turn S of a key block into weights, in place.
+
+        column: The first key of the block. b_at: The place of its bias; returns the next place.
+        """
         if self.ranges.needs_no_mask(self.tile, self.first, column):
             self.weigh(S, self.plain, column + self.column, None, b_at)
         else:
@@ -198,7 +214,11 @@ class HopperWeights(Fixed):
 
     @cute.jit
     def weigh(self, S, rows, column, end, b_at):
-        """end: the weights from this column on are zero: program(0) need not be 0."""
+        """Evaluate the program for all scores of the thread.
+
+        rows: The program for each of the two rows. end: Weights from this key on are set to zero,
+        as program(0) may differ from 0. None: All keys exist.
+        """
         biases = None if self.bias is None else self.bias.of_scores(b_at)
         for r in range_constexpr(0, cute.size(S), 2):
             row, first = rows[r // 2 % 2], column + r // 4 * 8

@@ -1,4 +1,4 @@
-"""The roles of the forward: which warps they are, and who waits for whom."""
+"""The roles of the warps in the forward, and the mbarriers on which they wait for each other."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +11,14 @@ from ...values import Fixed
 from ..config import Sm90Config
 from ..wgmma import WARPGROUP
 
-REGISTERS = {2: (232, 40), 3: (160, 32)}  # by query tiles; all threads share 65536
+REGISTERS = {2: (232, 40), 3: (160, 32)}  # by number of query tiles; all threads share 65536
 WARPS = 4  # of a warpgroup
-OWN = 1  # the first of the named barriers of warpgroups: behind them are those of `IssueTurns`
+OWN = 1  # named barriers: one for each warpgroup from here on, then those of `IssueTurns`
 
 
 @dataclass(frozen=True)
 class Roles(Fixed):
-    """The first warp of each role. The warps before `loads` multiply, four for each query tile."""
+    """The first warp of each role. The warps before `loads` multiply: four for each query tile."""
 
     tiles: int
 
@@ -36,7 +36,7 @@ class Roles(Fixed):
 
     @property
     def warps(self) -> int:
-        """Of all roles, and one without."""
+        """The warps of all roles, and one without a role."""
         return self.loads + 4
 
     @property
@@ -46,20 +46,23 @@ class Roles(Fixed):
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Of a thread that multiplies, and of any other."""
+        """(registers of a thread that multiplies, registers of any other thread)."""
         return REGISTERS[self.tiles]
 
 
 class HopperChannels(Fixed):
-    """All mbarriers of a CTA, from `pointer` on; `count(config)` says how many.
+    """All mbarriers of a CTA, from `pointer` on. `count(config)` says how many.
 
-                     what is handed over            who fills it    who reads it
+    Each is a ring of buffers in shared memory:
+
+                     content                        filled by       read by
     tiles            records of the scheduler       scheduler       all other roles
-    queries[t]       Q_t, in shared memory          loads           warpgroup t
-    keys             K and V in turn, the same      loads           all warpgroups
-    bias[t]          half tiles of the bias, same   loads           warpgroup t
+    queries[t]       Q_t                            loads           warpgroup t
+    keys             K and V in turn                loads           all warpgroups
+    bias[t]          half tiles of the bias         loads           warpgroup t
 
-    Where O takes the room of Q_t, warpgroup t lends it to the loads for each tile that has keys.
+    If O uses the memory of Q_t (`overlaid`), warpgroup t owns it. It lends the memory to the load
+    warp for each tile that has keys.
     """
 
     def __init__(self, config: Sm90Config, pointer: Any) -> None:
@@ -76,11 +79,11 @@ class HopperChannels(Fixed):
         self.bias = [self.bias_of(t) for t in range(tiles if config.bias_stages else 0)]
 
     def queries_of(self, t: Any) -> Ring:
-        """queries[t]. t: a Python number, or one known at run time."""
+        """queries[t]. t is a Python number or a register."""
         return self._kind(self._queries + 2 * self._stages * t, self._stages, 1, WARPS)
 
     def bias_of(self, t: Any) -> Ring:
-        """bias[t], in the same way."""
+        """bias[t]. t is a Python number or a register."""
         first = self._bias + 2 * self._bias_stages * t
         return Ring(first, self._bias_stages, 1, WARPS)
 
@@ -90,7 +93,7 @@ class HopperChannels(Fixed):
 
     @cute.jit
     def start(self, warp):
-        """Barriers are there for all warps after this."""
+        """Initialise the barriers. All warps may use them after this."""
         if warp == self.roles.scheduler:
             with cute.arch.elect_one():
                 for channel in (self.tiles, *self.queries, self.keys, *self.bias):
