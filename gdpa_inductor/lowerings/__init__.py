@@ -1,14 +1,17 @@
 """Lowerings: how Inductor runs gdpa::attention and gdpa::attention_backward.
 
-`choose` judges a problem before the rewrite; `register` installs the Inductor lowerings, which hand
-the op to the kernel of its device. `begin` has kernels compiled by other processes meanwhile.
-Should a lowering fail all the same, the chunked form runs, or the reference formula inlined as
-ATen, counted under `fallback`. Nothing of Inductor or Triton is imported before `register`.
+- `choose` decides before the rewrite which backend runs a problem, or why none does.
+- `register` installs the Inductor lowerings. Each hands its op to the chosen backend.
+- `begin` has worker processes compile kernels early.
+
+If a lowering fails all the same, the chunked form runs. If that fails too, the reference formula is
+inlined as ATen. Both are counted under `fallback`. Nothing of Inductor or Triton is imported before
+`register`.
 """
 
 from __future__ import annotations
 
-# Defines the ops that generated code calls, also when it comes from a cache and nothing is lowered.
+# These modules define the ops that generated code calls. Code from a cache needs them too.
 from . import chunked as chunked
 from . import cpu as cpu
 from . import cute as cute

@@ -1,9 +1,9 @@
-"""What a backend is, and all that there are.
+"""The interface of a backend, and the list of all backends.
 
-A backend is a family of kernels: a folder or module under kernels/, and a module here. The latter
-is named like its option value and holds a `BACKEND`. Its name in `options.BACKENDS` is what
-registers it. Choice, dispatch, counters, option values and the doctor's table follow from that
-tuple.
+A backend is a family of kernels. It has a folder or module under kernels/, and a module here that
+holds a `BACKEND`. The module is named like its value of the option `kernel`. The tuple
+`options.BACKENDS` registers it by this name. Choice, dispatch, counters, option values and the
+doctor's table follow from that tuple.
 """
 
 from __future__ import annotations
@@ -22,8 +22,12 @@ from .call import Call
 
 @dataclass(frozen=True)
 class Rule:
-    """`complaint(problem)`: why the backend cannot or should not run it, or "". quiet: no news to
-    who asked for nothing, since all such problems go to another backend, or are refused by it.
+    """A reason for which a backend does not run a problem.
+
+    code:       The code of the refusal.
+    complaint:  Says why the backend cannot or should not run a problem, or "".
+    quiet:      The report leaves the reason out, unless the user asked for this backend. Another
+                backend takes such problems, or refuses them for a reason of its own.
     """
 
     code: Code
@@ -33,7 +37,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Refusal:
-    """The rule that a problem breaks."""
+    """The rule that a problem breaks, and what it says."""
 
     rule: Rule
     rejection: Rejection
@@ -41,18 +45,19 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Backend:
-    """One family of kernels. A problem that no rule refuses must lower.
+    """One family of kernels. A problem that breaks no rule must lower.
 
-    devices         torch's device types
-    by_name         those where it runs only for who asks for it by its name
-    refuses         what it cannot run
-    pays            what it should not run
-    frugal          the same under profit="memory", where that differs
-    yields          what a later backend does better
-    lower           the output, contiguous. Inductor IR in and out
-    lower_backward  the asked gradients, as `ops.laid_gradients` has them; the same IR
-    about           what a report adds to a choice
-    ahead           begins to compile the kernels of a call, whose nodes are fakes
+    name:            Its value of the option `kernel`.
+    devices:         The device types of torch on which it runs.
+    by_name:         Devices on which it runs only if the user asks for it by name.
+    refuses:         Rules for problems that it cannot run.
+    pays:            Rules for problems where it is slower than the unfused form.
+    frugal:          The same rules for profit="memory", if they differ.
+    yields:          Rules for problems that a later backend runs better.
+    lower:           Lowers a forward: Inductor IR of the output, contiguous.
+    lower_backward:  Lowers a backward: IR of the wanted gradients, as in `ops.laid_gradients`.
+    about:           Text that the report adds to a choice of this backend.
+    ahead:           Begins to compile the kernels of a call. Its nodes are fake tensors.
     """
 
     name: str
@@ -68,15 +73,18 @@ class Backend:
     ahead: Callable[[Call], None] = lambda call: None
 
     def runs_on(self, device: str, kernel: str) -> bool:
-        """kernel: as it was asked for."""
+        """Whether it runs on a device type. kernel: The value of the option."""
         return device in self.devices and (kernel == self.name or device not in self.by_name)
 
     def profits(self, profit: Profit) -> tuple[Rule, ...]:
-        """The cost model that is asked."""
+        """The rules of the cost model under this value of the option `profit`."""
         return self.frugal if profit == MEMORY and self.frugal is not None else self.pays
 
     def refusal(self, problem: Problem, profit: Profit, asked: bool = False) -> Refusal | None:
-        """The first rule that the problem breaks. asked: for this backend, by name."""
+        """The first rule that the problem breaks, or None.
+
+        profit: False leaves the cost model out. asked: The user asked for this backend by name.
+        """
         pays = self.profits(profit) if profit else ()
         for rule in (*(() if asked else self.yields), *self.refuses, *pays):
             complaint = rule.complaint(problem)
@@ -93,18 +101,18 @@ def backend(name: str) -> Backend:
 
 
 def backends() -> tuple[Backend, ...]:
-    """All of them, the preferred first."""
+    """All backends, the preferred first."""
     return tuple(map(backend, BACKENDS))
 
 
 def one_query(problem: Problem) -> str:
-    """Why a dense problem of one query is left unfused, where it pays not at all, or ""."""
+    """Why a dense problem with one query is left unfused, or ""."""
     if problem.jagged or hint(problem.rows) > 1:
         return ""
     return "there is one query row: the scores are a vector, which costs little to store"
 
 
 def hint(size: Size, otherwise: int = 1 << 20) -> int:
-    """A size, or what it was at capture; unknown sizes count as large. Adds no guard."""
+    """A size, or the hint of a symbolic one. Unknown sizes count as large. Adds no guard."""
     known = shapes.size_hint(size)
     return otherwise if known is None else known

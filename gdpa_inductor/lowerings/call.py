@@ -16,8 +16,11 @@ from ..problem import Problem
 
 @dataclass(frozen=True)
 class Call:
-    """nodes, fakes: the arguments as Inductor IR and as fake tensors. problem: what they are,
-    without tensors.
+    """One call of the op.
+
+    nodes:    The arguments as Inductor IR.
+    fakes:    The arguments as fake tensors.
+    problem:  Shapes, dtypes and the score program, without tensors.
     """
 
     signature: Signature
@@ -28,7 +31,7 @@ class Call:
 
     @staticmethod
     def of(signature: Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call:
-        """From what Inductor hands to a lowering."""
+        """From the arguments that Inductor passes to a lowering."""
         nodes = signature.bind(*args, **kwargs)
         fakes = signature.bind(*lowering.lowered_node_values())
         return Call(
@@ -43,7 +46,7 @@ class Call:
     def of_fakes(
         signature: Signature, operands: Operands[Any], options: str, needs: tuple[bool, ...] = ()
     ) -> Call:
-        """One that is yet to be lowered: fakes stand for its nodes. options: as text."""
+        """A call that is not lowered yet. Fake tensors stand for its IR. options: As text."""
         given = Arguments(operands, None, needs, {"kernel_options": options})
         problem = Problem.of(operands, signature.backward, needs)
         return Call(signature, given, given, problem, KernelOptions.parse(options))
@@ -54,7 +57,7 @@ class Call:
 
     @property
     def static(self) -> bool:
-        """Every size and stride is a number, and none a symbol."""
+        """Whether all sizes and strides are numbers, not symbols."""
         given = (*self.fakes.operands.flat(), self.fakes.grad_out)
         fakes = [x for x in given if isinstance(x, torch.Tensor)]
         bounds = self.fakes.operands.lengths[2:]
@@ -62,7 +65,10 @@ class Call:
         return all(type(size) is int for size in (*sizes, *bounds))
 
     def on_its_device(self, **options: Any) -> Arguments[Any]:
-        """The nodes, with these options; operands of no dimension may come from the host."""
+        """The arguments with these options, all on the device of the query.
+
+        Aux operands without dimensions may be on the host, and are moved.
+        """
         device = self.operands.query.get_device()
         aux = [lowering.realized(x, device) for x in self.operands.aux]
         return replace(self.nodes, operands=self.operands.with_aux(aux), options=options)
@@ -78,20 +84,22 @@ class Call:
 
     @property
     def needs(self) -> tuple[bool, ...]:
-        """Of query, key, value and the operands of the program: whose gradients are asked for."""
+        """Which gradients are wanted: of query, key, value and each aux operand."""
         return self.nodes.needs
 
 
 def in_order(options: KernelOptions) -> bool:
-    """Gradients have equal bits from run to run: the user's option asks for it, or torch's."""
+    """Whether gradients must be bitwise equal from run to run, by our option or by torch's."""
     return options.deterministic or torch.are_deterministic_algorithms_enabled()
 
 
 def extern_call(
     signature: Signature, given: Arguments[Any], callee: tuple[str, str, str] | None = None
 ) -> Any:
-    """A call of the operator in the generated code; of a backward, the list of its results. callee:
-    what is called in its place (`lowering.direct_call`)."""
+    """Put a call of an operator into the generated code. A backward gives a list of results.
+
+    callee: What the generated code calls instead of the operator (`lowering.direct_call`).
+    """
     args, kwargs = signature.call(given)
     if callee is None:
         found = lowering.extern_call(signature.op, *args, **kwargs)

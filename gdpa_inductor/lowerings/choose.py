@@ -1,7 +1,7 @@
-"""Which backend runs a problem, or why none does.
+"""Choose the backend that runs a problem, or say why none does.
 
-`choose` is asked before anything is rewritten, so what it accepts must lower. A `Choice` names the
-backend; a refusal is a falsy `Rejection`.
+The rewrite calls `choose` before it changes the graph. So each problem that `choose` accepts must
+lower. A `Choice` names the backend. A refusal is a `Rejection`, which is falsy.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .backends import Backend, Refusal, backends
 
 @dataclass(frozen=True)
 class Choice:
-    """What runs the problem, a value of the option `kernel` other than "auto", and why."""
+    """The chosen backend. kernel: A value of the option `kernel` other than "auto"."""
 
     kernel: str
     reason: str
@@ -26,15 +26,19 @@ class Choice:
 
 
 def choose(problem: Problem, options: Options) -> Choice | Rejection:
-    """The backend for `problem` where it should be rewritten, or the last rule that it breaks."""
+    """The backend for `problem`, or the reason to leave it as it is."""
     return select(problem, options.kernel, options.profit)
 
 
 def select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection:
-    """kernel: the option's value. profit: which cost models are asked.
+    """The backend for `problem`, or the reason to leave it as it is.
 
-    A backend that pays comes before one that does not. One that is asked for by name is asked
-    whether it pays only where nothing was rewritten yet.
+    If several backends can run it, one that is faster than the unfused form comes first.
+
+    Args:
+        kernel: The value of the option. With a name, its cost model counts only before the rewrite:
+            a lowering passes profit=False.
+        profit: Which cost models count.
     """
     found: Choice | Rejection
     steps = LADDER[False if problem.unbounded else profit]
@@ -62,7 +66,7 @@ def _select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection
 
 
 def _from(kernel: str, known: list[Backend]) -> list[Backend]:
-    """The backend that was asked for and, should it refuse, those after it."""
+    """The backend that the user asked for, and those after it in case it refuses."""
     names = [backend.name for backend in known]
     if kernel == "auto":
         return known
@@ -72,8 +76,10 @@ def _from(kernel: str, known: list[Backend]) -> list[Backend]:
 def _first(
     problem: Problem, candidates: list[Backend], kernel: str, profit: Profit
 ) -> Choice | Rejection:
-    """The first backend that takes the problem, or the refusal of the last that has news, with what
-    the others say. One that was asked for, and does not pay, leaves the problem to none.
+    """The first backend that takes the problem, or a refusal.
+
+    A refusal has the code of the last rule that is not quiet, and the reasons of the others. If the
+    user asked for a backend and it does not pay, no other backend is tried.
     """
     told: list[tuple[str, Refusal]] = []
     last: Refusal | None = None
@@ -96,5 +102,5 @@ def _first(
 
 
 def _others(told: list[tuple[str, Refusal]]) -> str:
-    """Why backends were not taken."""
+    """The reasons of the backends that were not taken, as text."""
     return "".join(f"; {name}: {refusal.rejection.reason}" for name, refusal in told)

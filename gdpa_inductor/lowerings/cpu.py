@@ -1,9 +1,8 @@
 """The CPU lowering: one call of a blocked kernel in the generated code, forward and backward.
 
-`gdpa::attention_cpu` and `gdpa::attention_cpu_backward` take and give what the public ops do; they
-differ in that no M×N tensor is ever held. The code that Inductor generates calls them by name. So
-importing this module must come before loading generated code from a cache. It imports nothing of
-Inductor.
+`gdpa::attention_cpu` and `gdpa::attention_cpu_backward` have the arguments and results of the
+public ops, but never hold an M×N tensor. Generated code calls the operators by name. So this module
+has to be imported before code is loaded from a cache. It imports nothing of Inductor.
 """
 
 from __future__ import annotations
@@ -40,24 +39,29 @@ from .backends import Backend, Rule, hint, one_query
 from .call import Call, extern_call
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-# skip: leave out blocks of which the masks leave nothing
+# skip: leave out blocks where all scores are masked
 FORWARD = Signature("attention_cpu", keywords=("skip",))
 BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
 
-# From how many MiB of scores on the fused form is chosen on a CPU: for inference, for training. It
-# is half of that where masks may leave scores out. Two cores of an EPYC 9004, L3 32 MiB, torch
-# 2.13; silu, B = 2, H = 4, D = 64, N = 256, 512, 768, 1024, 2048; stock Inductor's time / ours in
-# fp32: inference .80 .86 .96 1.00 1.62, training .66 .74 .79 1.17 1.29. Smaller scores stay in the
-# cache, larger ones are fresh pages in each call. Ours multiplies fp16 and bf16 in fp32: for bf16
-# there are instructions (.44 .48 at 512, .75 .55 at 2048, in smaller blocks), and stock's fp16 is
-# slow (8.6 and 9.4 at 256). fp64 is taken to be like fp32.
+# The fewest MiB of scores for which the fused form is chosen on a CPU: (inference, training). If a
+# mask may leave scores out, half of that is enough.
+#
+# Measured as stock Inductor's time / ours, on two cores of an EPYC 9004, L3 32 MiB, torch 2.13:
+# silu, B = 2, H = 4, D = 64.
+#     fp32, N = 256, 512, 768, 1024, 2048: inference .80 .86 .96 1.00 1.62,
+#                                          training .66 .74 .79 1.17 1.29
+#     bf16, in smaller blocks: .44 .48 at 512, .75 .55 at 2048
+#     fp16: 8.6 and 9.4 at 256
+# Stock's small scores stay in the cache, and its large ones are fresh pages in each call. Our
+# kernel multiplies fp16 and bf16 in fp32. CPUs have instructions for bf16, which stock uses;
+# stock's fp16 is slow. fp64 is assumed to be like fp32.
 _GAINS: dict[torch.dtype, tuple[int, int]] = {
     torch.float32: (16, 32),
     torch.float64: (16, 32),
     torch.bfloat16: (256, 256),
 }
-_WIDEST = 256  # head dim of the measurements
-_SHORT = 32  # jagged training on a CPU is slower up to this greatest length, else always faster
+_WIDEST = 256  # the widest head dim that was measured
+_SHORT = 32  # jagged training is slower if no sequence is longer than this, else always faster
 
 
 def _gain(problem: Problem) -> str:
@@ -80,7 +84,7 @@ def _gain(problem: Problem) -> str:
 
 
 def _wide(problem: Problem) -> str:
-    """Nothing was measured there; memory is won all the same."""
+    """Why a head dim is too wide to be sure of a gain in time, or "". It still saves memory."""
     widest = max(hint(problem.head_dim), hint(problem.value_dim))
     if widest <= _WIDEST:
         return ""
@@ -93,7 +97,7 @@ def lower(call: Call) -> Any:
 
 
 def lower_backward(call: Call) -> list[Any]:
-    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    """The wanted gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
     return extern_call(BACKWARD, _arguments(call))
 
 
@@ -105,7 +109,8 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
     operands, value, skip = given.operands, given.operands.value, given.options.get("skip", True)
     check(operands)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        if not in_order(operands):  # the kernel relies on it; memory is that of the user's padding
+        # The kernel needs ascending offsets. Otherwise the reference runs, with padding.
+        if not in_order(operands):
             return reference(operands)
         placed = _placed(operands)
         if isinstance(placed, jagged.Jagged):
@@ -139,7 +144,7 @@ def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
 
 
 def _sums(given: Arguments[Tensor], dtype: torch.dtype) -> kernel.Grads:
-    """Zeros to add the asked gradients to."""
+    """Zeros, to which the wanted gradients are added."""
     o = given.operands
     query, key, value = (
         torch.zeros(t.shape, dtype=dtype) if need else None
@@ -157,7 +162,7 @@ def _on_axes(operand: Tensor, spec: Aux) -> Tensor:
 
 
 def _placed(o: Operands[Tensor]) -> kernel.BlockOperands | jagged.Jagged:
-    """As the kernel takes them: aux operands on four axes."""
+    """The operands as the kernel takes them: with aux operands on four axes."""
     aux = [_on_axes(t, spec) for t, spec in zip(o.aux, o.program.aux, strict=True)]
     dtype = compute_dtype(o.query.dtype)
     if o.jagged:

@@ -1,9 +1,9 @@
 """The Inductor lowerings of gdpa::attention and gdpa::attention_backward, and of gdpa::kept.
 
-Each of the former becomes a `Call`, which goes to the backend that `select` names. Where there is
-none, or its lowering fails, the chunked form takes its place, or the reference formula where that
-fails too (`unfused`): slower, the latter with M×N intermediates, never wrong. That is counted under
-`fallback`, with a reason in the log; `strict` raises.
+A call of the first two becomes a `Call`, and the backend that `select` names lowers it. If there is
+no backend, or its lowering fails, the chunked form runs instead. If that fails too, the reference
+formula runs (`unfused`). Both are slower but correct, and the formula has M×N intermediates. Each
+is counted under `fallback`, and the log has the reason. The option `strict` raises instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def register() -> None:
 
 
 def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
-    """Inductor IR of the op's results."""
+    """Lower one call: Inductor IR of its results."""
     call = Call.of(signature, args, kwargs)
     choice = select(call.problem, call.options.kernel, profit=False)
     if not choice:
@@ -56,14 +56,14 @@ def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:
     return result
 
 
-# One object each, so that a second registration is seen to be the same.
+# One object for each op, so that a second registration is recognised as the same.
 _LOWERINGS = {
     signature: functools.partial(_lower, signature) for signature in (ATTENTION, BACKWARD)
 }
 
 
 def _fall_back(call: Call, reason: str) -> Any:
-    """Lower the formula in place of the op, in chunks if possible; say so."""
+    """Lower a call without its backend: in chunks if possible, else as the formula. Log why."""
     dynamo.counters["gdpa"]["fallback"] += 1
     if call.options.strict:
         raise GDPAError(f"gdpa.strict: the lowering fell back to the unfused formula: {reason}")

@@ -1,7 +1,7 @@
-"""Kernels that begin to compile before the graph is lowered, in other processes.
+"""Have workers compile kernels as soon as the graph is rewritten, before it is lowered.
 
-A backward is lowered when it is first called, after the forward has run. Here both are asked for as
-soon as the graph is rewritten. What is asked for is a guess: the lowering decides.
+Inductor lowers a backward only when it is first called, after the forward has run. So its kernels
+would be compiled late. Which kernels are needed is a guess here; the lowering decides.
 """
 
 from __future__ import annotations
@@ -22,8 +22,10 @@ log = logging.getLogger("gdpa_inductor")
 
 
 def begin(gm: GraphModule) -> None:
-    """Begin with the kernels of each call of gdpa::attention in a rewritten graph and its bodies.
-    Whatever fails here, the lowering compiles."""
+    """Begin to compile the kernels of each gdpa::attention in a rewritten graph and its bodies.
+
+    If this fails, the lowering compiles them.
+    """
     for body in gm.modules():
         for node in body.graph.nodes if isinstance(body, GraphModule) else ():
             if node.target is not ATTENTION.op:
@@ -36,7 +38,7 @@ def begin(gm: GraphModule) -> None:
 
 
 def _calls(node: Node) -> list[Call]:
-    """The forward that a node calls, and the backward that will follow."""
+    """The forward that a node calls, and the backward that will follow if gradients are wanted."""
     args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _value)
     given = ATTENTION.bind(*args, **kwargs)
     operands, options = given.operands, given.options["kernel_options"]

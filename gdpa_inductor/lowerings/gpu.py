@@ -1,4 +1,4 @@
-"""What is asked of a GPU before a kernel is chosen: its size, and how it is to multiply fp32."""
+"""Facts about a GPU that decide which kernel runs: its size, and its precision for fp32."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that one program may have."""
+    """Bytes of shared memory that a CTA may have."""
     properties: Any = torch.cuda.get_device_properties(device)  # its type leaves this one out
     return int(properties.shared_memory_per_block_optin)
 
@@ -25,7 +25,7 @@ def capability(device: torch.device) -> int:
 
 
 def float32_precision() -> str:
-    """How Triton is to multiply fp32: "ieee" or "tf32", as torch's own matmul."""
+    """The precision of fp32 products in Triton: "ieee" or "tf32", as in torch's own matmul."""
     setting = torch.backends.cuda.matmul.fp32_precision
     if setting == "none":
         return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"

@@ -1,7 +1,7 @@
-"""Memory of operands that nobody needs after a backward: a gradient may be stored there.
+"""Reuse the memory of an operand for its gradient, if nobody needs the operand after the backward.
 
-Inductor sees a buffer of its own, made from the operand before the kernel runs. So it orders the
-two, and frees the memory with the gradient.
+For Inductor the gradient is a new buffer, made from the operand before the kernel runs. So Inductor
+orders the two, and frees the memory with the gradient.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from torch import Tensor
 
 from .._compat import autograd, lowering
 
-ALIGNMENT = 16  # bytes, which Inductor takes for granted of what a call returns
+ALIGNMENT = 16  # bytes; Inductor assumes it of what a call returns
 
 
 def last_use() -> bool:
-    """Nobody needs what was saved for the backward under way once it has run. A CUDA graph runs
-    more often than it is recorded."""
+    """Whether the backward under way is the last use of what was saved for it.
+
+    It is not in a CUDA graph, which runs more often than it is recorded.
+    """
     return autograd.backward_runs_once() and not torch.cuda.is_current_stream_capturing()
 
 
 def room_of(operand: Any) -> Any:
-    """A buffer that lies as the operand does: Inductor IR. It is the operand's own memory, if that
-    is spent when the code runs."""
+    """A buffer with the shape and strides of the operand, as Inductor IR.
+
+    When the code runs, it is the operand's own memory if `last_use` says so.
+    """
     return lowering.direct_call(
         torch.ops.aten.empty_like.default, (__name__, "room_site", ""), operand
     )
 
 
 def room_site() -> Callable[[Tensor], Tensor]:
-    """The generated code calls what this returns in place of `empty_like`."""
+    """The function that generated code calls instead of `empty_like`."""
 
     def room(operand: Tensor) -> Tensor:
         spare = last_use() and operand.data_ptr() % ALIGNMENT == 0

@@ -10,10 +10,10 @@ from .call import Call, extern_call
 
 
 def unfused(call: Call) -> Any:
-    """The output, or the asked gradients; the scores are held as a tensor."""
+    """The output, or the wanted gradients. The formula holds all scores in a tensor."""
     nodes, fakes = call.nodes, call.fakes
     if any(shapes.size_hint(size) is None for size in score_shape(fakes.operands)):
-        # Inductor has no product of matrices whose sizes are known at run time only (2.13).
+        # Inductor cannot multiply matrices whose sizes are known at run time only (torch 2.13).
         return extern_call(call.signature, nodes)
 
     def forward(*flat: Any) -> Any:

@@ -1,7 +1,8 @@
-"""The chunked backend: any device, dtype and head dim, by the products of torch's library.
+"""The chunked backend: matrix products of torch's library, on some of the scores at a time.
 
-`lower` defines the operators and the calls of them in generated code. `cost` estimates when they
-pay. Kernels of other backends come first.
+It takes any device, dtype and head dim. `lower` defines its operators and puts calls of them into
+the generated code. `cost` estimates when it is faster than the unfused form. All other backends are
+preferred to it.
 """
 
 from ...rejection import Code

@@ -1,8 +1,9 @@
-"""When the chunked form pays: estimates of its time and of stock Inductor's, from measured rates.
+"""Estimate the time of the chunked form and of stock Inductor, from measured rates.
 
-Stock writes and reads all scores in memory. Chunks do not store S where one kernel computes it with
-the program. In exchange the backward computes S again, the products of a chunk are smaller, and the
-CPU starts every chunk.
+Stock Inductor writes all scores to memory and reads them again. Scores of a chunk mostly stay in
+the L2 cache. In fp16 and bf16 one kernel computes S and the program, so S is not stored at all. In
+exchange, the backward computes S again, the products of a chunk are smaller, and the CPU launches
+every chunk.
 """
 
 from __future__ import annotations
@@ -19,19 +20,26 @@ from ...program.expr import POSITIONS, postorder
 from .. import gpu
 from ..backends import hint
 
-# Of stock's time: an estimate that is level is not sure to win; what profit="memory" allows.
+# The most that the estimated time may be, relative to stock's: by default, and for profit="memory".
+# An estimate that is level is not sure to win.
 LEAST, SLACK = 0.98, 1.2
 _HALF = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class Rates:
-    """Of a GPU. whole, chunk: multiplications and additions a second, by precision, of products of
-    all scores and of those of a chunk. fused, deep: the same of the kernel that computes S and the
-    program, with up to WHOLE channels and with more. memory, cache: bytes of scores a second that a
-    program reads and writes. crowded: additions a second to a small table. longer: seconds for a
-    score, of a function that takes longer than the product beside it. call, launch: seconds of the
-    CPU for the operator, and for each kernel of it.
+    """The rates of a GPU.
+
+    whole:    FLOP/s of products of all scores, by precision.
+    chunk:    FLOP/s of products of a chunk, by precision.
+    fused:    FLOP/s of the kernel that computes S and the program, with up to WHOLE channels.
+    deep:     The same with more channels.
+    memory:   Bytes/s of scores that a program reads from memory and writes to it.
+    cache:    The same if the scores stay in the L2 cache.
+    crowded:  Additions/s to a small table.
+    longer:   Seconds for a score, for a function that takes longer than the product beside it.
+    call:     Seconds of the CPU for a call of the operator.
+    launch:   Seconds of the CPU for each kernel.
     """
 
     whole: dict[str, float]
@@ -46,8 +54,7 @@ class Rates:
     launch: float
 
 
-# An H100 (docs/lab/2026-11-25-chunks.md). Only ratios count, and those of other GPUs are much
-# alike.
+# An H100 (docs/lab/2026-11-25-chunks.md). Only ratios count, and they are similar on other GPUs.
 RATES = Rates(
     whole={"half": 560e12, "tf32": 300e12, "ieee": 48e12, "double": 33e12},
     chunk={"half": 400e12, "tf32": 200e12, "ieee": 30e12, "double": 20e12},
@@ -68,12 +75,12 @@ LONG = frozenset({
 
 
 def long_functions(problem: Problem) -> float:
-    """Seconds for a score of those that the program has."""
+    """Seconds for a score that the program spends in the functions of `LONG`."""
     return RATES.longer * sum(x.op in LONG for x in postorder([problem.program.weight]))
 
 
 def _operand_bytes(problem: Problem) -> int:
-    """For each score, of the operands that have an element for it."""
+    """Bytes for each score, of the aux operands that have an element for each score."""
     operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
     return sum(dtype.itemsize for spec, dtype in operands if spec.axes >= POSITIONS)
 
@@ -86,7 +93,7 @@ def precision(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds, and how many kernels."""
+    """Seconds of stock Inductor and of the chunked form, and how many kernels the latter has."""
 
     stock: float
     chunked: float
@@ -94,21 +101,21 @@ class Estimate:
 
 
 def estimate(problem: Problem) -> Estimate:
-    """For a forward, or for a training step. Where there are no scores, as for one of them."""
+    """The estimate for a forward, or for a training step. Sizes of 0 count as 1."""
     batch, heads, rows, cols = (
         max(hint(size), 1) for size in (problem.batch, problem.heads, problem.rows, problem.cols)
     )
     dim, value_dim = hint(problem.head_dim), hint(problem.value_dim)
     scores, itemsize = batch * heads * rows * cols, problem.dtype.itemsize
     kind, fused = precision(problem), problem.dtype in _HALF
-    # Forward: the program reads S and writes P. Backward: it reads S and dP and writes dS, and P as
-    # well in chunks.
+    # In a forward the program reads S and writes P. In a backward it reads S and dP and writes dS;
+    # in chunks it writes P too.
     products = (dim + value_dim) * (3 if problem.training else 1)
     stock = 2 * scores * products / RATES.whole[kind]
     stock += scores * itemsize * (5 if problem.training else 2) / RATES.memory
     stock += problem.crowded / RATES.crowded
     passes = 2 if problem.training else 1
-    # P V has as many rows as there are; what a chunk gives to a gradient is a small product.
+    # P V of a chunk has all its rows. The products that add to a gradient are small.
     busy = 2 * scores * (value_dim / RATES.whole[kind])
     again = 2 * (dim + value_dim) if problem.training else 0
     if fused:
@@ -129,7 +136,10 @@ def estimate(problem: Problem) -> Estimate:
 
 
 def _launches(units: int, rows: int, cols: int, itemsize: int, training: bool, fused: bool) -> int:
-    """As many chunks as their memory asks for; the library's calls and the program for each."""
+    """How many kernels are launched: calls of the library and the program, for each chunk.
+
+    units: How many (batch, head) there are.
+    """
 
     def parts(score_bytes: int) -> int:
         room = chunks.SCORES // (rows * cols * score_bytes)
@@ -149,7 +159,7 @@ def sizes_vary(problem: Problem) -> bool:
 
 
 def expected(problem: Problem) -> str:
-    """The launches, for the report."""
+    """How many launches there are, for the report."""
     return f"about {estimate(problem).launches} launches"
 
 
@@ -178,12 +188,15 @@ def not_on_cpu(problem: Problem) -> str:
 
 
 def padded_to_all(problem: Problem) -> str:
-    """Jagged sides are padded to their bound, here as in the unfused form."""
+    """Why a jagged problem without `max_seqlen` does not run in chunks, or "".
+
+    Jagged sides are padded to their bound, here as in the unfused form.
+    """
     return "a jagged side without a bound is padded to all its rows" if problem.unbounded else ""
 
 
 def strange_dtypes(problem: Problem) -> str:
-    """Why the libraries do not multiply these operands, or ""."""
+    """Why torch's library does not multiply these operands, or ""."""
     for dtype in (problem.dtype, problem.value_dtype):
         if dtype not in _FLOATS:
             return f"chunks take fp16, bf16, fp32 and fp64 operands, not {dtype}"

@@ -1,9 +1,9 @@
 """The chunked lowering: one call of an operator in the generated code, forward and backward.
 
-`gdpa::attention_chunked` and `gdpa::attention_chunked_backward` take and give what the public ops
-do, on any device. Beside results they take at most 64 MiB, whatever the lengths. Jagged sides are
-padded first. Generated code calls them by name, so importing this module must come before loading
-it from a cache.
+`gdpa::attention_chunked` and `gdpa::attention_chunked_backward` have the arguments and results of
+the public ops, on any device. Beside results they need at most 64 MiB, whatever the lengths. Jagged
+sides are padded first. Generated code calls the operators by name. So this module has to be
+imported before code is loaded from a cache.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def lower(call: Call) -> Any:
 
 
 def lower_backward(call: Call) -> list[Any]:
-    """The asked gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
+    """The wanted gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
     _count(call)
     return extern_call(BACKWARD, _arguments(call), _callee("backward_site", call))
 
@@ -86,8 +86,11 @@ def _count(call: Call) -> None:
 
 
 class ChunkedSite:
-    """A call in the generated code, which states every size and stride. So its first run checks
-    operands, plans chunks and finds the recordings (`run.Repeat`), and later ones repeat them."""
+    """One call in the generated code, where all sizes and strides are constants.
+
+    Its first run checks operands, plans chunks and finds the recordings (`run.Repeat`). Later runs
+    repeat them.
+    """
 
     def __init__(
         self, signature: Signature, run: Callable[[Arguments[Tensor], ChunkedSite], Any]
@@ -100,7 +103,7 @@ class ChunkedSite:
 
 
 def _known(site: ChunkedSite | None) -> tuple[Repeat, ...]:
-    """How to do again what a call of the site does, or nothing: then a kernel may be compiled."""
+    """The recordings of a site. If there are none, a kernel may be compiled, so register it."""
     repeats = () if site is None else site.repeats
     if not repeats:
         product.register()
@@ -163,7 +166,7 @@ def backward_site() -> ChunkedSite:
 
 
 def _given(o: Operands[Tensor], options: Any, padding: Padding | None = None) -> ChunkedOperands:
-    """In the kernel's form: dense, aux operands on four axes."""
+    """The operands as chunks take them: dense, with aux operands on four axes."""
     fp32, vary = options.get("fp32_scores", False), options.get("lengths_vary", False)
     only: Expr | None = None
     valid: list[Tensor] = []
@@ -177,8 +180,10 @@ def _given(o: Operands[Tensor], options: Any, padding: Padding | None = None) ->
 
 
 def _existing(padding: Padding, number: int) -> tuple[Expr, list[Tensor]]:
-    """The condition that a score is none of the padding, and the operands that it reads, from
-    `number` on."""
+    """(the condition that a score is not padding, the mask tensors that it reads).
+
+    number: The number of the first of these tensors, as an aux operand.
+    """
     rows = None if padding.query is None else padding.query.valid[:, None, :, None]
     cols = None if padding.key is None else padding.key.valid[:, None, None, :]
     valid = [side for side in (rows, cols) if side is not None]

@@ -1,4 +1,7 @@
-"""The lowering of `gdpa::chunk_product`: a Triton template, behind which Inductor fuses."""
+"""The lowering of `gdpa::chunk_product`, S = Q Kᵀ of a chunk: a Triton template.
+
+Inductor fuses the score program into its epilogue.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ from ...kernels.chunked import fused
 from ...kernels.triton.configs import Config
 from .. import gpu
 
-# Tiles of which two or more fit a multiprocessor: one multiplies while the other stores.
+# Tiles so small that two CTAs fit on a multiprocessor: one multiplies while the other stores.
 _CONFIG = Config(128, 128, 8, 3)
-_SMALL = Config(64, 64, 4, 2)  # where shared memory is small
-_DEPTH = 64  # channels of a step, where there are more than `fused.WHOLE`
+_SMALL = Config(64, 64, 4, 2)  # for GPUs with little shared memory
+_DEPTH = 64  # channels in a step, if there are more than `fused.WHOLE`
 
 
 @functools.cache
@@ -30,7 +33,7 @@ def _template() -> Any:
 
 
 def lower(query: Any, key: Any, heads: int) -> Any:
-    """Inductor IR in and out: fp32 [U/heads,heads,M,N]."""
+    """The scores, fp32 [U/heads, heads, M, N]. Inductor IR in and out."""
     device = query.get_device()
     if device.type != "cuda":
         return lowering.extern_call(fused.PRODUCT, query, key, heads)

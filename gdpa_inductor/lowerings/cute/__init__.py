@@ -1,7 +1,8 @@
 """The CuTe DSL backend: kernels for Hopper and Blackwell.
 
-`rules` says what it takes, and what it leaves to Triton. `calls` puts calls of its kernels into the
-generated code, and runs them.
+- `rules` says which problems it takes, and which it leaves to Triton.
+- `slices` estimates when values that are too wide for one launch pay in slices.
+- `calls` puts calls of its kernels into the generated code, and runs them.
 """
 
 from ..backends import Backend

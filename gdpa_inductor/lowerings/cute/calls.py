@@ -1,9 +1,9 @@
-"""One call of a warp-specialised kernel in the generated code.
+"""The lowering to CuTe kernels: one call in the generated code, forward and backward.
 
-`gdpa::attention_cute` and `gdpa::attention_cute_backward` take and give what the public ops do. The
-generated code calls them as functions of Python (`Site`), without torch's dispatcher. Code in C++
-calls them by name, so importing this module must come before loading generated code from a cache.
-cutlass itself is imported when a kernel is compiled, which those on disk need not be.
+`gdpa::attention_cute` and `gdpa::attention_cute_backward` have the arguments and results of the
+public ops. Generated Python code calls a `Site` instead, which saves torch's dispatcher. Generated
+C++ code calls the operators by name. So this module has to be imported before code is loaded from a
+cache. cutlass is imported only to compile a kernel that is not on disk.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("gdpa_inductor")
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _KEYWORDS = ("fast", "skip")
-MOST = 64  # forms of a call in the generated code that are kept
+MOST = 64  # how many forms of a call a `Site` keeps replays for
 FORWARD = Signature("attention_cute", keywords=_KEYWORDS)
 BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWORDS, "ordered"))
 
@@ -41,8 +41,8 @@ BACKWARD = Signature("attention_cute_backward", backward=True, keywords=(*_KEYWO
 def lower(call: Call) -> Any:
     """The output, contiguous. Inductor IR in and out.
 
-    Under max-autotune it is timed beside the Triton template, where that takes the call, unless it
-    was asked for by name.
+    Under max-autotune the kernel is timed against the Triton template. It is not if the template
+    refuses the call, or if the user asked for this backend by name.
     """
     given = _arguments(call)
     compile_ahead(call)
@@ -64,7 +64,7 @@ def lower(call: Call) -> Any:
 
 
 def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> None:
-    """The forward on the tensors that the Triton template is timed on, in the template's order."""
+    """Run the forward on the tensors of the benchmark, which are in the Triton template's order."""
     operands = given.operands
     found = dict(zip(plan.arguments, tensors, strict=False))
     sides = [None if cu is None else side for side, cu in zip("QK", operands.lengths[:2])]
@@ -85,8 +85,10 @@ def _timed(given: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor) -> 
 
 
 def lower_backward(call: Call) -> list[Any]:
-    """The asked gradients of (query, key, value, *aux), as `laid_gradients` has them. Inductor IR
-    in and out."""
+    """The wanted gradients of (query, key, value, *aux). Inductor IR in and out.
+
+    Their strides are those of `laid_gradients`.
+    """
     compile_ahead(call)
     spare = _spare(call)
     callee = _callee("backward_site", call, *([spare] if spare else []))
@@ -94,13 +96,13 @@ def lower_backward(call: Call) -> list[Any]:
 
 
 def _spare(call: Call) -> tuple[int, ...]:
-    """The operands of the program whose memory their gradients may take."""
+    """The aux operands whose memory their own gradients may overwrite."""
     pairs = zip(call.needs[3:], lowering.spent(call.held.aux), strict=True)
     return tuple(number for number, (need, spent) in enumerate(pairs) if need and spent)
 
 
 def compile_ahead(call: Call) -> None:
-    """While Inductor goes on. Whatever fails here, the first run compiles."""
+    """Have a worker compile the kernels. If this fails, the first run compiles them."""
     try:
         from ...kernels.cute import ahead
 
@@ -117,12 +119,12 @@ def compile_ahead(call: Call) -> None:
 
 
 def _callee(maker: str, call: Call, *more: Any) -> tuple[str, str, str]:
-    """The generated code calls `maker(static, *more)` in place of an operator."""
+    """Have the generated code call `maker(static, *more)` instead of the operator."""
     return __name__, maker, ", ".join(map(repr, (call.static, *more)))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
-    """Symbolic head dims become constants: kernels are for known ones, and not for all."""
+    """The arguments with options. Symbolic head dims become constants, as kernels need them."""
     int(call.problem.head_dim), int(call.problem.value_dim)
     options = {"fast": call.options.fast_math, "skip": call.options.skip}
     if call.backward:
@@ -132,7 +134,7 @@ def _arguments(call: Call) -> Arguments[Any]:
 
 @functools.cache
 def _launch() -> Any:
-    """Kept: an import statement costs each call of the operator a microsecond."""
+    """The module, cached: an import statement would cost each call a microsecond."""
     from ...kernels.cute import launch
 
     return launch
@@ -146,7 +148,7 @@ def _launch_backward() -> Any:
 
 
 def _attention(given: Arguments[Tensor], **known: Any) -> Tensor:
-    """known: of the call: a record to be filled."""
+    """Run a forward. known: May have a record to fill."""
     out: Tensor = _launch().forward(given.operands, **given.options, **known)
     return out
 
@@ -159,19 +161,23 @@ def _attention_backward(given: Arguments[Tensor], **known: Any) -> list[Tensor]:
 
 
 class Site:
-    """A call in the generated code, with the arguments of the operator. What its first run settles
-    serves all later ones of the same form and with aligned addresses (kernels/cute/replay.py). The
-    code states dtypes, devices, the program and options.
+    """One call in the generated code. It takes the arguments of the operator.
 
-    static: it states every size and stride too. spare: operands of the program whose memory nobody
-    needs after a backward that runs once. A CUDA graph runs more often than it is recorded."""
+    The first run of a form records its launches, and later runs of the form replay them
+    (kernels/cute/replay.py). They need aligned addresses. The generated code fixes dtypes, devices,
+    the program and options, so a form here is sizes and strides only.
+
+    static:  The generated code fixes all sizes and strides too, so there is one form.
+    spare:   The aux operands whose memory nobody needs after the backward, if it runs once. It does
+             not in a CUDA graph, which runs more often than it is recorded.
+    """
 
     def __init__(
         self, signature: Signature, run: Callable[..., Any], static: bool,
         spare: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
         self.signature, self.run, self.static, self.spare = signature, run, static, spare
-        self.replays: dict[Hashable, Any] = {}  # None where a run did more than launch
+        self.replays: dict[Hashable, Any] = {}  # None for a form that cannot be replayed
         self.lock = threading.Lock()
 
     def __call__(self, *args: Any, **options: Any) -> Any:
@@ -188,12 +194,12 @@ class Site:
         record = Record()
         out = self._run(args, options, spares, record=record)
         aligned = not off_alignment(x.data_ptr() for x in (*given, *aux, *offsets))
-        if aligned:  # else another run may do without copies
+        if aligned:  # otherwise this run made copies that the next one may not need
             self._keep(form, record.replay)
         return out
 
     def _read(self, *args: Any) -> tuple[tuple[Tensor, ...], list[Tensor], list[int], Any]:
-        """The matrices, operands and scalars of the program, and lengths."""
+        """(matrices, aux operands, scalars, lengths) from the arguments of the operator."""
         if self.signature.backward:
             grad_out, query, key, value, aux, scalars, _, _, *lengths = args
             return (query, key, value, grad_out), aux, scalars, lengths or DENSE
@@ -222,7 +228,7 @@ def backward_site(static: bool, spare: tuple[int, ...] = ()) -> Site:
 
 
 def _on_its_device(run: Callable[..., Any]) -> Callable[[Arguments[Tensor]], Any]:
-    """The generated code makes its device the current one. Others may not."""
+    """Run with the operands' device as the current one. Generated code sets it, others may not."""
 
     def guarded(given: Arguments[Tensor]) -> Any:
         with torch.cuda.device(given.operands.query.device):

@@ -1,4 +1,7 @@
-"""What the CuTe kernels do not take, and what they leave to Triton. cutlass is not imported."""
+"""Rules of the CuTe backend: which problems its kernels cannot run, and which Triton runs better.
+
+Each function returns a reason, or "" if the rule does not apply. cutlass is not imported here.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +24,12 @@ from ..triton import one_tile
 from ..triton.rules import MAX_HEAD_DIM
 from . import slices
 
-# Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md).
+# Where the kernels for Hopper begin to be faster than Triton's (docs/hopper.md):
 ENOUGH = 26  # log2 of the scores of a call
-FEW = 64  # queries of a sequence: Triton's forward reads keys and values as fast as a copy does
-LONG = 256  # the most queries of a sequence, where a side is jagged
-# Padded scores for each that there is, if all sequences had the mean length. Where the lengths of
-# queries and keys are alike there are more: a third more if they are spread evenly from 0 on.
+FEW = 64  # up to so many queries Triton's forward reads keys and values as fast as a copy
+LONG = 256  # if a side is jagged: the longest sequence has at least so many queries
+# The most padded scores for each existing score, if all sequences had the mean length. If queries
+# and keys have the same lengths there are more: a third more if lengths spread evenly from 0 on.
 PADDED = 6
 
 
@@ -75,7 +78,7 @@ def not_taken(problem: Problem) -> str:
 
 
 def few_queries(problem: Problem) -> str:
-    """Why Triton is the better choice, or "": tiles here have 128 rows and more."""
+    """Why Triton is better for few queries, or "". A CTA here computes 128 queries or more."""
     if _no_rival(problem):
         return ""
     if problem.needs:
@@ -89,7 +92,7 @@ def few_queries(problem: Problem) -> str:
 
 
 def triton_is_faster(problem: Problem) -> str:
-    """Why the Triton template is the better choice on this GPU, or "" (docs/hopper.md)."""
+    """Why Triton is faster on this GPU, or "" (docs/hopper.md)."""
     kind = config_of(problem.device)
     if kind is None or not kind.rivalled or _no_rival(problem):
         return ""
@@ -104,7 +107,8 @@ def triton_is_faster(problem: Problem) -> str:
     narrow = 64 if dense_forward and widest > 64 else 32
     if narrowest <= narrow:
         return f"on {kind.gpu} Triton is faster here at head dims up to {narrow}"
-    # For gradients of biases the CPU launches more. At head dims up to 64 the forwards are close.
+    # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
+    # backends are close.
     enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
     if scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
@@ -112,7 +116,7 @@ def triton_is_faster(problem: Problem) -> str:
 
 
 def _of_each_score(problem: Problem, gpu: str) -> str:
-    """Why Triton is better with operands that have an element for each score, or ""."""
+    """Why Triton is faster with aux operands that have an element for each score, or ""."""
     aux = problem.program.aux
     own = [number for number, spec in enumerate(aux) if set(spec.access) >= POSITIONS]
     dtypes = [problem.aux_dtypes[number] for number in own if aux[number].kind == "f"]
@@ -127,7 +131,7 @@ def _of_each_score(problem: Problem, gpu: str) -> str:
 
 
 def scores(problem: Problem) -> int:
-    """How many there are at most. Jagged queries or keys are no more than their values."""
+    """How many scores the problem has at most. A jagged side is bounded by its total rows too."""
     dense = (problem.batch, problem.rows, problem.cols)
     batch, rows, cols = (hint(size) for size in dense)
     bounds = [batch * rows * cols]
@@ -139,7 +143,7 @@ def scores(problem: Problem) -> int:
 
 
 def mostly_padded(problem: Problem) -> str:
-    """Why the Triton template is the better choice for gradients of biases, or ""."""
+    """Why Triton is faster for gradients of biases of jagged sequences, or ""."""
     kind = config_of(problem.device)
     if kind is None or not any(problem.needs[3:]) or padded(problem) <= PADDED:
         return ""
@@ -150,7 +154,7 @@ def mostly_padded(problem: Problem) -> str:
 
 
 def padded(problem: Problem) -> float:
-    """How many padded scores there are for each that is none, with sequences of the mean length."""
+    """How many padded scores there are for each existing score, with sequences of mean length."""
     sides = (
         (problem.jagged_query, problem.rows, problem.total_rows),
         (problem.jagged_key, problem.cols, problem.total_cols),
@@ -163,7 +167,7 @@ def padded(problem: Problem) -> float:
 
 
 def no_such_gradients(problem: Problem) -> str:
-    """Why the backward does not give what is asked of it, or ""."""
+    """Why the backward cannot compute the wanted gradients, or ""."""
     if not problem.needs:
         return ""
     key, value = problem.key_heads, problem.value_heads
@@ -180,8 +184,11 @@ def no_such_gradients(problem: Problem) -> str:
 
 
 def training_is_slower(problem: Problem) -> str:
-    """Why a training step does not pay, or "": without a backward here it is Triton's, which loses
-    to the unfused form at wide heads (triton/rules.py)."""
+    """Why a training step is slower than the unfused form, or "".
+
+    If there is no backward here, Triton's runs. At wide heads that is slower than the unfused form
+    (triton/rules.py).
+    """
     kind = config_of(problem.device)
     assert kind  # else `no_kernel` has refused
     if problem.needs or not problem.training:
@@ -190,12 +197,12 @@ def training_is_slower(problem: Problem) -> str:
 
 
 def _no_rival(problem: Problem) -> bool:
-    """Triton does not take so many channels of V. Here they go in slices."""
+    """Whether Triton refuses the problem because V is too wide. Here such values run in slices."""
     return hint(problem.value_dim) > MAX_HEAD_DIM
 
 
 def fewer_channels(problem: Problem) -> str:
-    """Why Triton is the better choice, or ""."""
+    """Why Triton is better for a value that would run in slices here, or ""."""
     if slices.slices(problem) == 1 or _no_rival(problem):
         return ""
     return "Triton's kernel has room for all channels of V"

@@ -1,7 +1,8 @@
-"""When a forward pays whose channels of V go in slices: estimates of its time and of others'.
+"""Estimate when a forward pays if its value is too wide for one launch, and runs in slices.
 
-A launch has as many channels as a kernel has room for, and computes the scores again. Against that,
-no score is stored, and tiles that a mask empties are left out.
+Each launch computes some channels of V (`slice_of`), and computes all scores again. In exchange no
+score is stored, and tiles that a mask empties are skipped. The estimate is compared with those of
+chunks and of the unfused form.
 """
 
 from __future__ import annotations
@@ -17,23 +18,22 @@ from ...program.tile_classes import classify
 from ..backends import hint
 from ..chunked.cost import LEAST, SLACK, estimate, long_functions, padded_to_all, sizes_vary
 
-# Rates of a Hopper, as fast as the H100 of `chunked.cost.RATES` (docs/lab/2026-11-26-slices.md).
-# They serve Blackwell too, where nothing was measured.
-RATE = 560e12  # multiplications and additions a second
-SINGLE = 1.15e-12  # seconds for a score, of an operand that does not come in tiles
-DIAGONAL = 100  # keys that a tile shows beside the half, where a mask leaves out tiles
-LAUNCH = 30e-6  # seconds of the CPU
+# Rates of a Hopper GPU, as fast as the H100 of `chunked.cost.RATES`
+# (docs/lab/2026-11-26-slices.md). They serve Blackwell too, where nothing was measured.
+RATE = 560e12  # FLOP/s
+SINGLE = 1.15e-12  # seconds for a score, for each aux operand that TMA does not load
+DIAGONAL = 100  # under a mask a query is assumed to meet half of the keys and so many more
+LAUNCH = 30e-6  # seconds of the CPU for a launch
 
 
 def slices(problem: Problem) -> int:
-    """How many launches a forward takes; 1 where one has room for all channels of V."""
+    """How many launches a forward needs: 1 if a launch has room for all channels of V."""
     kind, channels = config_of(problem.device), hint(problem.value_dim)
     return 1 if kind is None else channels // slice_of(kind, channels)
 
 
 def slower_than_chunks(problem: Problem, scores: int) -> str:
-    """Why chunks are the better choice for a forward, or "". scores: as many as there are at
-    most."""
+    """Why chunks are faster for a forward, or "". scores: How many there are at most."""
     if slices(problem) == 1 or sizes_vary(problem) or padded_to_all(problem):
         return ""
     forward = replace(problem, training=False)
@@ -41,7 +41,7 @@ def slower_than_chunks(problem: Problem, scores: int) -> str:
 
 
 def slower(problem: Problem, scores: int, profit: Profit) -> str:
-    """Why slices do not pay, or ""."""
+    """Why slices are slower than the unfused form, or ""."""
     if slices(problem) == 1:
         return ""
     allowed = SLACK if profit == MEMORY else LEAST
@@ -67,7 +67,7 @@ def _seconds(problem: Problem, scores: int) -> float:
 
 
 def _apart(problem: Problem) -> float:
-    """Seconds for a score of what takes longer than the products allow."""
+    """Seconds for a score that slow reads and slow functions add to the products."""
     operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
     single = [x for x, dtype in operands if x.axes >= POSITIONS and dtype != problem.dtype]
     return SINGLE * len(single) + long_functions(problem)

@@ -1,8 +1,12 @@
 """The Triton backend: templates for NVIDIA devices from compute capability 8.0 on.
 
-`rules` says what it takes, and `lower` what each kernel of a call computes. `launch` puts one
-kernel into the graph. `emit` writes a score program in Inductor's ops. All but the rules is loaded
-with the first lowering: a process that finds its graphs in a cache has none.
+- `rules` says which problems it takes.
+- `lower` says which kernels a call needs, and what each computes.
+- `launch` puts one kernel into the graph.
+- `emit` writes a score program in Inductor's ops.
+
+Only `rules` is loaded at once. The others are loaded with the first lowering, because a process
+that finds its graphs in a cache lowers nothing.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""The compile-time names of a Triton kernel: tile shapes, head dims, which of them have tails."""
+"""The compile-time constants of a Triton kernel: tile sizes, head dims, which sizes have tails."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .inputs import Inputs, block_dim, rounds
 if TYPE_CHECKING:
     from .launch import Output
 
-LANES = 32  # tiles classified at once: one per lane of a warp, so that no warp waits for another
+LANES = 32  # tiles that are classified at once: one in each lane, so that no warp waits
 
 
 def constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str, Any]:
-    """The compile-time names of the templates."""
+    """The value of each constant of the templates."""
     problem = o.problem
     head_dim, value_dim = int(problem.head_dim), int(problem.value_dim)
     block_d, block_v = block_dim(head_dim), block_dim(value_dim)
@@ -31,7 +31,7 @@ def constants(plan: Plan, config: Config, o: Inputs, output: Output) -> dict[str
         return side not in plan.jagged and shapes.statically_known_true(size % block == 0)
 
     single = all(shapes.statically_known_true(size == 1) for size in output.size)
-    if single and plan.jagged:  # several CTAs would write it
+    if single and plan.jagged:  # several CTAs would write the element
         raise NotImplementedError("an output of one element of a jagged side")
     return {
         "BLOCK_M": config.rows,
@@ -67,9 +67,12 @@ def _shares(plan: Plan, output: Output, problem: Problem) -> int:
 
 
 def _halves(plan: Plan, config: Config) -> dict[str, int]:
-    """The tiles at the ends of sequences, where half of the configuration's hold what is left. Of a
-    uniform length, a quarter of a tile more would be empty on average. 0: nearly all sequences are
-    of the greatest length, not worth a copy of the loop, or too small for the tensor core."""
+    """Smaller tiles for the end of a sequence, if half a tile holds what is left.
+
+    With uniform lengths they save a quarter of a tile on average. The value is 0, for none, in
+    these cases: nearly all sequences have the greatest length, so a copy of the loop is not worth
+    it; or half a tile is too small for the tensor core.
+    """
     keys_alike = plan.direct and plan.alike
     return {
         "HALF_M": 0 if plan.direct or config.rows < 128 else config.rows // 2,

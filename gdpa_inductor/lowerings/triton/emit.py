@@ -1,11 +1,12 @@
-"""From terms of a score program to Inductor's ops: what stands between the two products.
+"""Write the terms of a score program in Inductor's ops.
 
-`PLAIN` gives the operations that Inductor has, one line each; for all others their rows have forms.
-Fast forms are for fp16 and bf16 operands on NVIDIA devices. A tanh costs one pass of the
-special-function unit per score where ex2 and rcp cost two, and that unit bounds the forward kernel.
-So silu and tanh-gelu are written with tanh (see `program.fast`). A sigmoid by itself is not: its
-negative tail, where weights of sigmoid attention live, keeps its relative accuracy only as rcp(1 +
-ex2(-x)).
+`PLAIN` has one line for each operation that Inductor knows. Other operations are first rewritten
+into these (`program/emission.py`).
+
+Approximate forms are used for fp16 and bf16 operands on NVIDIA devices. The special-function unit
+bounds the forward kernel. A tanh needs one pass of it for a score, but ex2 and rcp need two. So
+silu and tanh-gelu are written with tanh (see `program.fast`). A plain sigmoid is not: sigmoid
+attention has its weights in the negative tail, which is accurate only as rcp(1 + ex2(-x)).
 """
 
 from __future__ import annotations
@@ -56,8 +57,10 @@ def _through(dtype: torch.dtype) -> Emit:
 
 
 def _remainder(x: Value, y: Value) -> Value:
-    """The sign of the divisor, as Python and torch have it; the hardware takes that of the
-    dividend."""
+    """The remainder with the sign of the divisor, as in Python and torch.
+
+    The hardware gives it the sign of the dividend.
+    """
     rest = ops.mod(x, y)
     zero = integer(0)
     wrong = ops.logical_and(ops.ne(rest, zero), ops.ne(ops.lt(rest, zero), ops.lt(y, zero)))
@@ -65,8 +68,7 @@ def _remainder(x: Value, y: Value) -> Value:
 
 
 def asm(instruction: str, dtype: torch.dtype = F32) -> Emit:
-    """One PTX instruction on registers of 32 bits, free of side effects, so that equal ones are
-    merged."""
+    """One PTX instruction on 32-bit registers. It is pure, so that equal ones are merged."""
 
     def emit(*inputs: Value) -> Value:
         places = ", ".join(f"${i}" for i in range(len(inputs) + 1))
@@ -136,18 +138,18 @@ PLAIN: Mapping[str, Emit] = {
 }
 
 
-# On fp32 registers: exact, and one instruction, where Triton's own takes several.
+# For fp32: exact, and one instruction each. Triton's own forms take several.
 FAST: Mapping[str, Emit] = {"maximum": asm("max.NaN.f32"), "minimum": asm("min.NaN.f32")}
 
 
-# What LLVM cannot look into. The rows and columns of a tile are bits of the thread's number. LLVM's
-# vectoriser pairs the arithmetic on them. With Triton 3.6 one half of a pair then spoils the other:
-# |q_idx - kv_idx| <= 3 was decided wrongly in three of four warps.
+# A move that LLVM cannot look into. Rows and columns of a tile are bits of the thread's number, and
+# LLVM's vectoriser pairs the arithmetic on them. With Triton 3.6 one half of a pair then spoils the
+# other: |q_idx - kv_idx| <= 3 was decided wrongly in three of four warps.
 hidden = asm("mov.b32", I32)
 
 
 def emitter(fast: bool) -> Callable[[Expr, list[Any]], Value]:
-    """The `apply` that `fold` wants."""
+    """The function `apply` for `fold`: from a node and its arguments to its value."""
 
     def apply(node: Expr, values: list[Any]) -> Value:
         own = FAST if fast and node.kind == "f" and node.op in FAST else PLAIN
@@ -159,11 +161,11 @@ def emitter(fast: bool) -> Callable[[Expr, list[Any]], Value]:
 def subgraph(
     term: Expr, weight: Expr, scalars: Sequence[Any], device: torch.device, fast: bool
 ) -> Any:
-    """The term as a body that a template inlines by `modification`.
+    """The term as a subgraph that a template inlines by `modification`.
 
-    Fixed inputs, by the names of the leaves: s, g (fp32 tiles), b, h, q_idx, kv_idx and the bounds
-    of a tile (int32). a<i>, a<i>_lo and a<i>_hi are as loaded, floats in fp32. scalars: the
-    symbolic or plain integers of the op.
+    The template passes the leaves by name: s and g (fp32 tiles), b, h, q_idx, kv_idx and the bounds
+    of a tile (int32). a<i>, a<i>_lo and a<i>_hi are loaded elements; floats are fp32. scalars: The
+    integers of the op, plain or symbolic.
     """
     (term,) = emitted([gated(term, weight) if fast else term], PLAIN, fast)
     widened = wide([term])
@@ -184,13 +186,13 @@ def subgraph(
         if node.op.startswith("aux"):
             name = f"a{node.value}{node.op.removeprefix('aux')}"
             value = lowering.fixed_input(name, {"f": F32, "i": I64, "b": torch.bool}[node.kind])
-            # The operand has a dtype of its own: one of 8 bits would wrap.
+            # An operand keeps its own integer dtype, and one of 8 bits would wrap.
             return ops.to_dtype(value, I64) if widened and node.kind == "i" else value
         if node.kind == "f":
             return lowering.fixed_input(node.op, F32)
         index = lowering.fixed_input(node.op, I32)
         if hides and node.op in POSITIONS:
-            index = hidden(ops.to_dtype(index, I32))  # 64 bits, where an operand is large
+            index = hidden(ops.to_dtype(index, I32))  # it has 64 bits if an operand is large
         return ops.to_dtype(index, I64) if widened else index
 
     def body(_: Any) -> Value:
@@ -201,7 +203,7 @@ def subgraph(
 
 
 def size(value: Any, device: torch.device) -> Any:
-    """A length of the launch as a body for `modification`: a plain integer of the kernel."""
+    """A size of the launch as a subgraph for `modification`: a plain integer of the kernel."""
     expression = shapes.size_expr(value)
     return lowering.computed_scalar(
         lambda _: lowering.plain_integer(expression), device, torch.int32

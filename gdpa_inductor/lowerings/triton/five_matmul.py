@@ -1,4 +1,4 @@
-"""The five-matmul backward: whether it is taken, and the buffers that it needs."""
+"""The five-matmul backward: when it is chosen, and the buffers that it needs."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from .. import gpu
 from .inputs import Inputs, block_dim
 from .launch import Output, few, skips
 
-# Up to so many sequences are placed by counting. A CTA's share is fixed, so the order matters
-# more than for tiles: 1152 sequences of up to 1024 rows as they come take 1.26 times as long.
+# Up to so many sequences are sorted by counting. A CTA's share of sequences is fixed, so the order
+# matters more than for tiles: unsorted, 1152 sequences of up to 1024 rows take 1.26 times as long.
 _COUNTED = 2048
 
 
 def taken(outputs: dict[int, Output], o: Inputs) -> bool:
-    """Whether CTAs that own whole heads are to compute dQ with these `outputs` of "keys"."""
+    """Whether this kernel runs. It computes dQ and the `outputs` of "keys". A CTA owns heads."""
     whole = not (o.shared or o.grouped) and not skips(list(outputs.values()), o)
     return whole and any(_fits(rule, o.problem) for rule in FIVE_MATMUL)
 
 
 def _fits(rule: FiveMatmul, p: Problem) -> bool:
-    """Sizes count as they were at capture; no guard is added."""
+    """Whether a problem fits a row of the table `FIVE_MATMUL`. Symbolic sizes count by their hints,
+    without a guard."""
     dims = [block_dim(d) for d in (p.head_dim, p.value_dim)]
     kind = (gpu.capability(p.device), p.dtype.itemsize, *dims)
     rows, keys = shapes.size_hint(p.rows), shapes.size_hint(p.cols)
@@ -38,7 +39,7 @@ def _fits(rule: FiveMatmul, p: Problem) -> bool:
 
 
 def sums(o: Inputs) -> Any:
-    """[CTAs, rows, D]: where a CTA adds up the dQ of the head at hand; not initialized."""
+    """A buffer [CTAs, rows, D] where each CTA sums dQ of its current head. Not initialised."""
     p = o.problem
     rows: Size = (p.rows + ROWS - 1) // ROWS * ROWS
     size = (gpu.processors(p.device), rows, block_dim(p.head_dim))
@@ -46,7 +47,7 @@ def sums(o: Inputs) -> Any:
 
 
 def order(o: Inputs) -> Any:
-    """The sequences as `turns` has them; None where no side is jagged."""
+    """The order of the sequences, as `turns` makes it, or None if no side is jagged."""
     if not o.offsets:
         return None
     nodes, fakes = o.extents

@@ -1,7 +1,7 @@
-"""The template of a plan, and the grid that it is launched on.
+"""The Triton template of a plan, and its grid.
 
-A `Plan` says which axes a kernel cuts into tiles: queries by BLOCK_M, keys by BLOCK_N. Inductor
-asks the grid for the number of CTAs under each configuration.
+A `Plan` says which axes a kernel cuts into tiles: queries by BLOCK_M, keys by BLOCK_N. For each
+configuration Inductor calls `grid` to get the number of CTAs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The operands of one op as Inductor IR, and what is known of them before a kernel is planned."""
+"""The operands of one op as Inductor IR, and facts about them that decide on kernels."""
 
 from __future__ import annotations
 
@@ -21,12 +21,17 @@ _FAST_DTYPES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The operands of one op as Inductor IR, realized, and what is known of them.
+    """The operands of one op as realised Inductor IR, and facts about them.
 
-    nodes, fakes: as they came, and as fake tensors. aux: in the order of the program. offsets:
-    cu_seqlens of the jagged sides, by "q" and "k"; alike: one serves both, with one greatest
-    length. shared, grouped: see `Plan`. spent: the matrices whose memory nobody needs after a
-    backward.
+    nodes:            The operands as Inductor passed them.
+    fakes:            The operands as fake tensors.
+    matrices:         "Q", "K", "V" and, in a backward, "DO".
+    aux:              The aux operands, in the order of the program.
+    scalars:          The integers that the program reads.
+    offsets:          `cu_seqlens` of the jagged sides, by "q" and "k".
+    alike:            Both sides have the same `cu_seqlens` and `max_seqlen`.
+    shared, grouped:  See `Plan`.
+    spent:            The matrices whose memory nobody needs after the backward.
     """
 
     nodes: Operands[Any]
@@ -58,7 +63,7 @@ class Inputs:
         return self.problem.total_rows if side == "q" else self.problem.total_cols
 
     def extent(self, side: str) -> tuple[list[Any], list[Any]]:
-        """Offsets, total and longest of a jagged side, as IR and as fakes, for formulas."""
+        """(offsets, total rows, longest) of a jagged side, for formulas: as IR, and as fakes."""
         sizes = (self.total(side), self.longest(side))
         node, fake = (
             x.cu_seqlens_q if side == "q" else x.cu_seqlens_k for x in (self.nodes, self.fakes)
@@ -67,13 +72,13 @@ class Inputs:
 
     @property
     def extents(self) -> tuple[list[Any], list[Any]]:
-        """The same of all jagged sides, one after the other."""
+        """The same for all jagged sides, one after the other."""
         each = [self.extent(side) for side in self.offsets]
         return [x for nodes, _ in each for x in nodes], [x for _, fakes in each for x in fakes]
 
 
 def inputs_of(call: Call) -> Inputs:
-    """Head dims are compiled in; sizes that agree are known to."""
+    """The inputs of a call. Symbolic head dims become constants, as they are compiled in."""
     operands, fakes, problem = call.operands, call.fakes.operands, call.problem
     problem = replace(problem, head_dim=int(problem.head_dim), value_dim=int(problem.value_dim))
     narrowed = rounds(problem)
@@ -112,7 +117,7 @@ def _spent(call: Call) -> frozenset[str]:
 
 
 def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> frozenset[str]:
-    """The operands whose dimension is not known to have this size; jagged ones have no batch."""
+    """The matrices whose dim is not known to have this size. Jagged ones have no batch dim."""
     sides = {
         "Q": (fakes.query, problem.jagged_query),
         "K": (fakes.key, problem.jagged_key),
@@ -126,18 +131,21 @@ def _smaller(fakes: Operands[Any], problem: Problem, dim: int, size: Size) -> fr
 
 
 def rounds(problem: Problem) -> bool:
-    """The tensor core cuts fp32 to TF32, which shrinks every product; so operands are rounded to
-    nearest before."""
+    """Whether operands are rounded to TF32 before the kernel.
+
+    The tensor core truncates fp32 to TF32, which makes every product smaller. So operands are
+    rounded to nearest first.
+    """
     return problem.dtype == torch.float32 and gpu.float32_precision() == "tf32"
 
 
 def block_dim(dim: Size) -> int:
-    """How many lanes a tile has for a head dim, which is known: a power of two, at least 16."""
+    """The padded head dim of a tile: a power of two, at least 16."""
     return max(16, 1 << (int(dim) - 1).bit_length())
 
 
 def empty(problem: Problem) -> bool:
-    """Nothing takes part, so that every result is zero."""
+    """Whether there are no scores, so that every result is zero."""
     sizes = [problem.batch, problem.heads, problem.rows, problem.cols]
     sizes += [problem.total_rows] if problem.jagged_query else []
     sizes += [problem.total_cols] if problem.jagged_key else []

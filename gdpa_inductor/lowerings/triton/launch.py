@@ -1,7 +1,7 @@
-"""One Triton kernel in the graph: from operands and the terms to compute to the buffers it fills.
+"""Put one Triton kernel into the graph: `run` takes operands and terms, and returns buffers.
 
-Shapes of what it stores, which of its tiles exist, its configurations and compile-time names are
-decided here; what is computed, by `triton`.
+This module decides the shapes of results, which tiles the kernel visits, and the configurations
+that are tried. `lower` decides which terms the kernel computes.
 """
 
 from __future__ import annotations
@@ -31,21 +31,26 @@ from . import emit, grid, one_tile
 from .constants import constants
 from .inputs import Inputs, block_dim
 
-Rival = Callable[[Plan, dict[str, Any]], Any]  # from a kernel's plan and its part of the graph
-# Up to so many sequences are placed by counting (see `tile_order`). For 1152 of them that takes 35
-# to 70 µs on an H200, far more than a search, while the order saves the less the more there are.
+# Makes another choice for autotuning, from the plan of a kernel and the body of its template.
+Rival = Callable[[Plan, dict[str, Any]], Any]
+# Up to so many sequences are sorted by counting (see `tile_order`). For 1152 sequences that takes
+# 35 to 70 µs on an H200, far more than a search. And the more sequences there are, the less an
+# order saves.
 _FEW = 256
 Ends = Mapping[str, Expr] | None  # see `loop_bounds.closed`
-# Of an operand that all batches read. ALiBi in fp32, 128 MiB for 8 heads of 2048 rows: a forward
-# on an H100 takes 0.30 ms if the batches of a tile are neighbours, else 0.45. A bias of 32 MiB
-# stays in the cache anyway: 0.26 and 0.25.
+# Bytes of an aux operand that all batches read, which the L2 cache holds. ALiBi in fp32, 128 MiB
+# for 8 heads of 2048 rows: a forward on an H100 takes 0.30 ms if the batches of a tile are
+# neighbours, else 0.45. A bias of 32 MiB stays in the cache anyway: 0.26 and 0.25.
 CACHED = 32 << 20
 
 
 @dataclass(frozen=True)
 class Output:
-    """One term that a kernel computes, and the buffer that it goes to. strides: None for a
-    contiguous one. room: the buffer, if there is one; not of the first output of a kernel."""
+    """One term that a kernel computes, and the buffer that it fills.
+
+    strides: Those of the buffer, or None if contiguous. room: The buffer, if the caller has it. The
+    first output of a kernel has none.
+    """
 
     name: str
     term: Expr
@@ -64,9 +69,10 @@ def run(
     order: Any = None,
     **plan: Any,
 ) -> list[Any]:
-    """Put one kernel into the graph; the buffers of its outputs. added: more buffers that it
-    writes to. rival: makes a choice to compare it with. order: the table for a kernel that has
-    whole sequences.
+    """Put one kernel into the graph. Returns the buffers of its outputs.
+
+    added: More buffers that it writes. rival: Makes another choice for autotuning. order: The order
+    of the sequences, if a CTA computes whole sequences. plan: More fields of `Plan`.
     """
     classes = None if kernel == "one_tile" else _classes(outputs, o)
     ends = _ends(kernel, classes, o) if classes else None
@@ -107,26 +113,26 @@ def run(
 
 
 def _classes(outputs: list[Output], o: Inputs) -> TileClasses | None:
-    """How the tiles of a kernel are told apart; None where all are computed alike."""
+    """Which tiles of a kernel are empty or whole, or None if it computes all tiles alike."""
     if not o.options.skip:
         return None
     terms = [output.term for output in outputs]
     found = classify_by_tables(terms, o.program.aux, _bounded(o))
     if not found.skips:
         return None
-    masked = found.full.is_const and not found.full.value  # no tile is known to be without a mask
+    masked = found.full.is_const and not found.full.value  # no tile is known to be whole
     if masked:
         return replace(found, full=const(True), full_terms=tuple(terms), keep=const(True))
     return found
 
 
 def skips(outputs: list[Output], o: Inputs) -> bool:
-    """Whether a kernel of these outputs leaves tiles out."""
+    """Whether a kernel with these outputs skips tiles."""
     return _classes(outputs, o) is not None
 
 
 def _bounded(o: Inputs) -> list[int]:
-    """The operands that tables may bound: none of unknown size."""
+    """The aux operands that may have tables of tile bounds. Their sizes have to be known."""
     fakes = o.fakes.aux
     return [
         number
@@ -136,7 +142,7 @@ def _bounded(o: Inputs) -> list[int]:
 
 
 def _ends(kernel: str, classes: TileClasses, o: Inputs) -> Ends:
-    """The ends of a kernel's inner loop; None where its tiles have to be classified."""
+    """The ends of a kernel's inner loop, or None if the kernel has to classify its tiles."""
     if kernel == "tiles":
         return None
     axis = loop_axis(kernel)
@@ -147,7 +153,7 @@ def _ends(kernel: str, classes: TileClasses, o: Inputs) -> Ends:
 def _subgraphs(
     plan: Plan, outputs: list[Output], classes: TileClasses | None, ends: Ends, o: Inputs
 ) -> list[Any]:
-    """In the order of `Plan.subgraphs`."""
+    """The subgraphs of a template, in the order of `Plan.subgraphs`."""
     device = o.problem.device
 
     def emitted(terms: Iterable[Expr]) -> list[Any]:
@@ -197,7 +203,7 @@ def _plan(
         whole_reads=reads(whole),
         whole_flat=flat(whole),
         keeps=classes is not None and classes.keep is not None,
-        # The forward keeps its mask at the ends: without it no faster, and its two loops spill.
+        # The forward keeps its mask at the ends. It is no faster without, and its two loops spill.
         still=frozenset() if kernel == "forward" else still(names, [terms, whole or terms]),
         shared=o.shared,
         grouped=o.grouped,
@@ -213,7 +219,7 @@ def _plan(
 
 
 def _batch_first(plan: Plan, o: Inputs) -> bool:
-    """Whether all batches read an operand for each score that does not stay in the L2 cache."""
+    """Whether all batches read an operand of [H, M, N] that is too large for the L2 cache."""
     if plan.jagged or plan.split or plan.kernel not in ("forward", "rows", "keys"):
         return False
     read = [a for a in plan.reads if a.axes >= POSITIONS and "b" not in a.axes]
@@ -221,19 +227,22 @@ def _batch_first(plan: Plan, o: Inputs) -> bool:
 
 
 def _bytes(operand: torch.Tensor) -> int:
-    """As it was at capture."""
+    """The bytes of an operand. Symbolic sizes count by their hints."""
     return operand.dtype.itemsize * math.prod(hint(size, 1) for size in operand.shape)
 
 
 def few(o: Inputs, most: int) -> bool:
-    """Whether there are so few sequences; of an unknown number there are many."""
+    """Whether there are at most `most` sequences. An unknown number counts as many."""
     hint = shapes.size_hint(o.problem.batch)
     return hint is not None and hint <= most
 
 
 def _direct(side: str, o: Inputs) -> bool:
-    """Whether a table would have no fewer work tiles than if all sequences were of the greatest
-    length: then none is made. Few sequences are sorted by a table, however long they are."""
+    """Whether the kernel computes its work tiles without a table.
+
+    It does if a table would have no fewer work tiles than if all sequences had the greatest length.
+    Few sequences always have a table, because it sorts them.
+    """
     batch, total, longest = map(shapes.size_hint, (o.problem.batch, o.total(side), o.longest(side)))
     if few(o, _FEW) or batch is None or total is None or longest is None:
         return False
@@ -241,7 +250,7 @@ def _direct(side: str, o: Inputs) -> bool:
 
 
 def _order(side: str, o: Inputs) -> Any:
-    """The table of the tiles of a jagged side, once for every kernel of the graph that wants it."""
+    """The table of the work tiles of a jagged side. Kernels of the graph share it."""
     nodes, fakes = o.extent(side)
     counted = few(o, _FEW)
 
@@ -256,7 +265,7 @@ def _order(side: str, o: Inputs) -> Any:
 
 
 def _table(a: AuxRead, o: Inputs) -> Any:
-    """The bounds of an operand by blocks, once for every kernel of the graph that wants them."""
+    """The tile bounds of an operand. Kernels of the graph share them."""
     rows, columns = (
         a.access.index(axis) if axis in a.axes else None for axis in ("q_idx", "kv_idx")
     )
@@ -272,8 +281,11 @@ def _table(a: AuxRead, o: Inputs) -> Any:
 
 
 def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[], torch.Tensor]]:
-    """What configurations are timed on: likely lengths, and integers of the program between 0 and
-    the number of keys, so that some tiles are left out."""
+    """Inputs on which configurations are timed, by the number of the argument.
+
+    Offsets have likely lengths. Integers of the program are between 0 and the number of keys, so
+    that some tiles are skipped.
+    """
     numbers = {name: number for number, name in enumerate(plan.arguments)}
     batch = max(1, lowering.likely_size(shapes.size_expr(o.problem.batch)))
 
@@ -303,8 +315,10 @@ def _examples(plan: Plan, nodes: list[Any], o: Inputs) -> dict[int, Callable[[],
 
 
 def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
-    """What the grid is a function of: rows, keys, and how many units of them there are. A unit is
-    a (batch, head), or a (work tile, head) of a jagged side."""
+    """The arguments of the grid: (rows, keys, units).
+
+    A unit is a (batch, head), or a (work tile, head) of a jagged side.
+    """
     p = o.problem
     rows, cols, batch = map(shapes.size_expr, (p.rows, p.cols, p.batch))
     if plan.listed:
@@ -320,7 +334,7 @@ def _call_sizes(plan: Plan, output: Output, o: Inputs) -> list[Any]:
 
 
 def _work_tiles(plan: Plan, o: Inputs) -> Any:
-    """How many work tiles of the listed side get CTAs."""
+    """How many work tiles of the jagged side get CTAs."""
     batch = shapes.size_expr(o.problem.batch)
     listed = shapes.listed_work_tiles(shapes.size_expr(o.total(plan.listed)), batch, WORK_TILE)
     longest = shapes.size_expr(o.longest(plan.listed))
@@ -341,7 +355,7 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
     shape = Shape(dims[0], dims[1], problem.dtype.itemsize, score_bytes, loop, least)
     shared, capability = gpu.shared_memory(problem.device), gpu.capability(problem.device)
     found = configs(plan.kernel, shape, shared, inductor.thorough(), capability)
-    if plan.kernel != "five_matmul":  # its sums lie as the accumulators of these very tiles do
+    if plan.kernel != "five_matmul":  # the layout of its sums follows from these very tiles
         found = list(dict.fromkeys(_cut(config, problem, least) for config in found))
     alone = not inductor.thorough() and settled(
         plan.kernel, shape, _operations(problem), capability
@@ -350,14 +364,16 @@ def _configs(plan: Plan, problem: Problem) -> list[Config]:
 
 
 def _operations(problem: Problem) -> int:
-    """Of one product; an unknown size is a long one."""
+    """The FLOP of one product. An unknown size counts as long."""
     sizes = (problem.batch, problem.heads, problem.rows, problem.cols, problem.head_dim)
     return 2 * math.prod(shapes.size_hint(size) or SHORT for size in sizes)
 
 
 def _cut(config: Config, problem: Problem, least: int) -> Config:
-    """No tile needs to be longer than the rows or keys that there are. They are counted as they
-    were at capture, so that a tile which has to hold all rows keeps `least` of them."""
+    """Make tiles no longer than the rows and keys that there are.
+
+    These are hints if symbolic. So a tile that has to hold all rows keeps at least `least`.
+    """
     limits = [
         1 << max(4, (size - 1).bit_length())
         for size in (shapes.size_hint(problem.rows), shapes.size_hint(problem.cols))

@@ -1,16 +1,17 @@
-"""GDPA by Triton: what each kernel of one op computes, and the templates that compute it.
+"""Lower one op to Triton kernels: which kernels it needs, and what each of them computes.
 
-The forward is one kernel. The backward has these, each with loops of its own, so that every sum has
-one order and no gradient needs an atomic:
+The forward is one kernel. A backward has some of these kernels:
 
-    "rows"         dQ, and sums over the keys
-    "keys"         dK and dV, and sums over the rows; with `gdpa.deterministic=False` also dQ, by
-                   atomics
-    "five_matmul"  in place of these two where there are many short sequences
-    "one_tile"     in place of these two where there are few rows
-    "tiles"        the gradient of an operand that varies along rows and keys; one for each
+    "rows"         dQ, and the gradients of aux operands that do not vary along the keys.
+    "keys"         dK, dV, and the gradients of aux operands that vary along the keys only. With
+                   `gdpa.deterministic=False` also dQ, by atomics.
+    "five_matmul"  Replaces these two for many short sequences.
+    "one_tile"     Replaces these two for few queries.
+    "tiles"        The gradient of one aux operand that varies along queries and keys.
 
-What a kernel cannot sum by itself (over the batch, over heads) it leaves to Inductor, in fp32.
+Each kernel has loops of its own. So every sum has a fixed order, and no gradient needs an atomic. A
+kernel cannot sum over the batch or over heads. It stores partial sums in fp32, and Inductor adds
+them.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from . import five_matmul, one_tile
 from .inputs import Inputs, empty, inputs_of
 from .launch import Output, Rival, run
 
-Kernel = Callable[[dict[int, Expr], Inputs], dict[int, Any]]  # finds gradients, by their numbers
+# A function from wanted terms to gradients, both by the number of the operand (see `_terms`).
+Kernel = Callable[[dict[int, Expr], Inputs], dict[int, Any]]
 
 
 def lower(call: Call, rival: Rival | None = None) -> Any:
@@ -56,8 +58,9 @@ def lower(call: Call, rival: Rival | None = None) -> Any:
 
 
 def _shares(o: Inputs) -> int:
-    """Into how many the keys are parted, where all rows of a sequence are in one tile. Sizes count
-    as they were at capture; no guard is added.
+    """Into how many shares the keys are cut, if all queries of a sequence are in one tile.
+
+    Symbolic sizes count by their hints, without a guard.
     """
     p = o.problem
     known = [shapes.size_hint(x) for x in (p.batch, p.heads, p.rows, p.cols)]
@@ -70,7 +73,7 @@ def _shares(o: Inputs) -> int:
 
 
 def _split(o: Inputs, size: tuple[Size, ...]) -> Any:
-    """O from partial sums [shares, ...], added in one order."""
+    """O from partial sums [shares, ...], added in a fixed order."""
     output = Output("p", o.program.weight, size, torch.float32)
     (parts,) = run("forward", [output], o, split=True)
     return lowering.finish(_added, parts, size, torch.float32, o.fakes.value)
@@ -81,7 +84,7 @@ def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def lower_backward(call: Call) -> list[Any]:
-    """The asked gradients of (query, key, value, *aux), each in the shape of its operand."""
+    """The wanted gradients of (query, key, value, *aux), each in the shape of its operand."""
     o, needs = inputs_of(call), call.needs
     leaves = o.fakes.differentiable
     found: dict[int, Any] = {}
@@ -101,7 +104,7 @@ def lower_backward(call: Call) -> list[Any]:
 
 
 def _kernels(wanted: dict[int, Expr], o: Inputs) -> tuple[Kernel, ...]:
-    """The kernels that find the wanted gradients."""
+    """The functions that compute the wanted gradients."""
     if _in_one_tile(wanted, o):
         return _one_tile, _tiles
     if _owns(wanted, o):
@@ -110,13 +113,13 @@ def _kernels(wanted: dict[int, Expr], o: Inputs) -> tuple[Kernel, ...]:
 
 
 def _terms(program: ScoreMod) -> dict[int, Expr | None]:
-    """By the number of the gradient (query, key, value, *aux): the term that it is made of."""
+    """The term that each gradient sums, by the number of the operand: query, key, value, *aux."""
     score, others = program.gradients.score, program.gradients.aux
     return {0: score, 1: score, 2: program.weight, **{3 + i: term for i, term in enumerate(others)}}
 
 
 def _rows_of(o: Inputs, *width: Size) -> tuple[Size, ...]:
-    """What a kernel stores per row: [B,H,M,·], or [Lq,H,·] where the query is jagged."""
+    """The size of a result that has queries: [B,H,M,·], or [Lq,H,·] if the query is jagged."""
     p = o.problem
     if p.jagged_query:
         return (p.total_rows, p.heads, *width)
@@ -145,13 +148,16 @@ def _rows(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
 
 
 def _keys(wanted: dict[int, Expr], o: Inputs, added: Sequence[Any] = ()) -> dict[int, Any]:
-    """dK, dV, and the gradients of operands that vary along the keys only. added: to add dQ to."""
+    """dK, dV, and the gradients of aux operands that vary along the keys only.
+
+    added: A buffer to which the kernel adds dQ, if it does.
+    """
     outputs, loops_heads = _key_outputs(wanted, o)
     return _finished("keys", outputs, o, added=added, loops_heads=loops_heads)
 
 
 def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output], bool]:
-    """What the kernel of dK and dV stores, and whether a CTA runs over the heads of a group."""
+    """(outputs of the kernel of dK and dV, whether a CTA sums over the query heads of a group)."""
     p = o.problem
     columns = [i for i, spec in _aux_wanted(wanted, p) if spec.axes & POSITIONS == {"kv_idx"}]
     loops_heads = _loops_heads(o) and not columns
@@ -169,20 +175,20 @@ def _key_outputs(wanted: dict[int, Expr], o: Inputs) -> tuple[dict[int, Output],
 
 
 def _strides(number: int, size: tuple[Size, ...], o: Inputs) -> tuple[Size, ...] | None:
-    """Of a gradient that a kernel gives as it is: those of `laid_gradients`."""
+    """The strides of `laid_gradients`, if a kernel stores the final gradient; else None."""
     operand = o.fakes.differentiable[number]
     given = len(size) == 4 and _same_shape(size, operand.shape)
     return shapes.dense_strides(operand) if given else None
 
 
 def _owns(wanted: dict[int, Expr], o: Inputs) -> bool:
-    """Whether one kernel finds dQ, dK and dV, a program all of a sequence and a head."""
+    """Whether "five_matmul" runs: a CTA computes dQ, dK and dV of a whole sequence and head."""
     rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
     return {0, 1} <= wanted.keys() and not rows and five_matmul.taken(_key_outputs(wanted, o)[0], o)
 
 
 def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
-    """All that `_keys` finds, and dQ in the order of the keys: five products instead of seven."""
+    """The results of `_keys`, and dQ, summed in the order of the keys: 5 products instead of 7."""
     p = o.problem
     query = lowering.empty(_rows_of(o, p.head_dim), p.dtype, p.device)
     added = [five_matmul.sums(o), query]
@@ -193,13 +199,13 @@ def _five_matmul(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
 
 
 def _in_one_tile(wanted: dict[int, Expr], o: Inputs) -> bool:
-    """Whether one kernel finds dQ, dK and dV, a program all rows of a sequence and a head."""
+    """Whether "one_tile" runs: a CTA computes all queries of a sequence and head in one tile."""
     rows = any("kv_idx" not in spec.axes for _, spec in _aux_wanted(wanted, o.problem))
     return {0, 1, 2} <= wanted.keys() and not rows and one_tile.taken(o)
 
 
 def _one_tile(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
-    """All that `_keys` finds, and dQ, whose shares are added in their order."""
+    """The results of `_keys`, and dQ, whose shares are added in a fixed order."""
     size, dtype = one_tile.query_size(o)
     query = lowering.empty(size, dtype, o.problem.device)
     outputs, _ = _key_outputs(wanted, o)
@@ -210,7 +216,7 @@ def _one_tile(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
 
 
 def _key_room(output: Output, o: Inputs) -> Any:
-    """The memory of K for dK, where nobody needs K: the tile's program has read it. Else None."""
+    """The memory of K, for dK, if nobody needs K afterwards; else None. A CTA reads K before."""
     key, node = o.fakes.key, o.matrices["K"]
     alike = output.dtype == key.dtype and _same_shape(output.size, key.shape)
     strides = output.strides or ()
@@ -224,13 +230,12 @@ def _query_of_shares(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 
 def _adds(wanted: dict[int, Expr], o: Inputs) -> bool:
-    """Whether dQ may be added up by the kernel of dK, in no fixed order: five products instead of
-    seven."""
+    """Whether the kernel of dK may sum dQ too, in no fixed order: 5 products instead of 7."""
     return not in_order(o.options) and {0, 1} <= wanted.keys() and "Q" not in o.shared
 
 
 def _keys_and_queries(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
-    """All that `_keys` and `_rows` find, dQ by atomic additions in fp32."""
+    """The results of `_keys` and `_rows`, with dQ by atomic additions in fp32."""
     p = o.problem
     size = _rows_of(o, p.head_dim)
     sums = lowering.zeroed(size, torch.float32, p.device)
@@ -245,7 +250,7 @@ def _keys_and_queries(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
 
 
 def _tiles(wanted: dict[int, Expr], o: Inputs) -> dict[int, Any]:
-    """The gradients of operands that vary along rows and keys, a kernel each."""
+    """The gradients of aux operands that vary along queries and keys, with a kernel for each."""
     p = o.problem
     found: dict[int, Any] = {}
     for i, spec in _aux_wanted(wanted, p):
@@ -267,16 +272,15 @@ def _aux_wanted(wanted: dict[int, Expr], problem: Problem) -> list[tuple[int, Au
 
 
 def _loops_heads(o: Inputs) -> bool:
-    """Key and value heads are the same groups, so one CTA can sum over the query heads of a
-    group."""
+    """Whether key and value have the same groups of query heads, so that a CTA can sum over one."""
     return o.grouped == {"K", "V"} and shapes.statically_known_true(
         o.problem.key_heads == o.problem.value_heads
     )
 
 
 def _splits(problem: Problem, summed: frozenset[str]) -> int:
-    """Into how many shares to part what "tiles" sums over, so that the device is filled, within 64
-    MiB of partial sums."""
+    """Into how many shares "tiles" cuts its sum: enough to fill the device, with partial sums of at
+    most 64 MiB. summed: The axes of the sum."""
     sizes = {"b": problem.batch, "h": problem.heads, "q_idx": problem.rows, "kv_idx": problem.cols}
     hints = {axis: shapes.size_hint(size) or 1 for axis, size in sizes.items()}
     members = math.prod(hints[axis] for axis in summed)
@@ -287,7 +291,7 @@ def _splits(problem: Problem, summed: frozenset[str]) -> int:
 
 
 def _finished(kernel: str, outputs: dict[int, Output], o: Inputs, **plan: Any) -> dict[int, Any]:
-    """Run a kernel and bring what it stored to the shapes of the gradients."""
+    """Run a kernel, and turn its results into gradients of the right shapes."""
     if not outputs:
         return {}
     stored = run(kernel, list(outputs.values()), o, **plan)
@@ -310,13 +314,16 @@ def _same_shape(size: Sequence[Size], other: Sequence[Size]) -> bool:
 
 
 def _sum_groups(grad: torch.Tensor, operand: torch.Tensor) -> torch.Tensor:
-    """[L,H,D] to [L,Hk,D]: the query heads of a group share a key head."""
+    """Sum a gradient [L,H,D] over the query heads that share a key head: [L,Hk,D]."""
     return grad.unflatten(1, (operand.shape[1], -1)).sum(2).to(operand.dtype)
 
 
 def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
-    """From what `kernel` stores to the gradient of an operand: sums over [B,H,·] or [L,H] without
-    the other axis, or over [shares,B,H,M,N]. Takes offsets, total and longest per jagged side."""
+    """A formula from what `kernel` stores to the gradient of an aux operand.
+
+    The kernel stores [B,H,·] or [L,H] along one side, or [shares,B,H,M,N]. The formula also takes
+    offsets, total rows and longest of each jagged side.
+    """
     spec, padded = o.program.aux[number], padded_program(o.program).aux[number]
     axis = {"rows": 3, "tiles": None}.get(kernel, 2)
     listed = {"rows": "q", "keys": "k", "five_matmul": "k"}.get(kernel, "")
@@ -338,6 +345,6 @@ def _aux_gradient(kernel: str, number: int, o: Inputs) -> Any:
 
 
 def _per_token(part: torch.Tensor, spec: Aux, letter: str) -> torch.Tensor:
-    """[L,H] to the gradient of an operand that is read by the row of the jagged values."""
+    """From [L,H] to the gradient of an aux operand that is indexed by rows of a jagged side."""
     with_heads = "h" in spec.access
     return by_access(part if with_heads else part.sum(1), (letter, "h")[: 1 + with_heads], spec)

@@ -1,4 +1,4 @@
-"""The backward of few rows in one kernel: whether it is taken, and where its dQ goes."""
+"""The one-kernel backward for few queries: when it is chosen, and the size of its dQ."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 def taken(o: Inputs) -> bool:
-    """Whether the backward is this kernel's, if it is asked for dQ, dK and dV."""
+    """Whether this kernel runs a backward that wants dQ, dK and dV."""
     return not (o.grouped or o.shared - {"Q"}) and fits(o.problem)
 
 
 def fits(p: Problem) -> bool:
-    """Whether a problem is of this kernel. Sizes count as they were at capture; no guard is
-    added."""
+    """Whether a problem fits this kernel. Symbolic sizes count by their hints, without a guard."""
     keys, dims = shapes.size_hint(p.cols), [shapes.size_hint(x) for x in (p.head_dim, p.value_dim)]
     if p.jagged or p.dtype.itemsize != 2 or keys is None or None in dims:
         return False
@@ -31,14 +30,13 @@ def fits(p: Problem) -> bool:
 
 
 def tile_rows(p: Problem) -> int:
-    """Rows of the one tile, which has to hold all that a sequence may have: also in later calls,
-    where rows are symbolic and bounded."""
+    """The rows of the tile: all that a sequence may have, also in later calls with other sizes."""
     lengths = (1 << power for power in range(4, 8))
     return next(rows for rows in lengths if shapes.statically_known_true(p.rows <= rows))
 
 
 def shares(p: Problem) -> int:
-    """Into how many the keys of a (batch, head) are parted."""
+    """Into how many shares the keys of a (batch, head) are cut."""
     known = [shapes.size_hint(x) for x in (p.batch, p.heads, p.rows, p.cols)]
     batch, heads, rows, keys = (size or 0 for size in known)
     if None in known:
@@ -48,7 +46,7 @@ def shares(p: Problem) -> int:
 
 
 def query_size(o: Inputs) -> tuple[tuple[Size, ...], torch.dtype]:
-    """Of dQ as the kernel stores it: a part for each share, in fp32 where they are added."""
+    """(size, dtype) of dQ as the kernel stores it: a part for each share, fp32 if summed later."""
     p, count = o.problem, shares(o.problem)
     dtype = torch.float32 if count > 1 or "Q" in o.shared else p.dtype
     return (count, p.batch, p.heads, p.rows, p.head_dim), dtype

@@ -1,4 +1,7 @@
-"""What the Triton kernels take, and from which sizes on they pay."""
+"""Rules of the Triton backend: which problems it takes, and from which sizes on it pays.
+
+Each function returns a reason against a problem, or "".
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,8 @@ from .. import gpu
 from ..backends import Rule, hint, one_query
 
 MAX_HEAD_DIM = 256
-MAX_IEEE_DIM = 128  # fp32 products on the vector units are unrolled: Triton 3.6, many minutes
+# Triton 3.6 unrolls fp32 products on the vector units. Beyond this it compiles for many minutes.
+MAX_IEEE_DIM = 128
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 _AUX_DTYPES = (
     *_FLOATS, torch.float64, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32,
@@ -75,9 +79,10 @@ def _wide_in_full_precision(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """From how many rows and keys on the fused form is no slower, for head dims up to `head_dim`.
+    """The fewest queries and keys for which the fused form is no slower.
 
-    inference, training: the smaller of rows and keys; None where it never pays.
+    head_dim:             The widest head dim that this row is for.
+    inference, training:  The least of the smaller one of queries and keys. None: It never pays.
     """
 
     head_dim: int
@@ -85,10 +90,10 @@ class Gain:
     training: int | None
 
 
-# Measured on an H200 (torch 2.11, Triton 3.6), silu, no mask, B·N = 8192, H = 4, N of 64 to 8192,
-# against stock Inductor. With fp32 in full precision Triton multiplies on the vector units, where
-# cuBLAS is 1.1 to 50 times faster. The backward recomputes the scores, 9 products to the 6 of a
-# backward that has stored them, so wide heads pay for inference only.
+# Measured on an H200 (torch 2.11, Triton 3.6) against stock Inductor: silu, no mask, B·N = 8192,
+# H = 4, N from 64 to 8192. In full fp32 precision Triton multiplies on the vector units, where
+# cuBLAS is 1.1 to 50 times faster. Our backward recomputes the scores: a step has 9 products, where
+# one with stored scores has 6. So wide heads pay for inference only.
 _GAINS: dict[str, tuple[Gain, ...]] = {
     "half": (Gain(128, 1, 1), Gain(256, 256, None)),
     "tf32": (Gain(32, 1, 1), Gain(64, 256, 1024)),
@@ -125,6 +130,6 @@ REFUSES = (
     Rule(Code.HEAD_DIM, _head_dims),
     Rule(Code.HEAD_DIM_LARGE, _wide_in_full_precision),
 )
-# The forward of one query over a cache pays (docs/lab/2026-11-25-serving.md). Training was not
-# measured.
+# A forward of one query over a KV cache pays (docs/lab/2026-11-25-serving.md). Training of one
+# query was not measured.
 PAYS = (Rule(Code.TOO_SMALL, _one_trained), Rule(Code.SLOWER, _gain))
