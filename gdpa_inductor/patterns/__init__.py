@@ -1,18 +1,22 @@
 """Finding: `rewrite_graph` replaces every activation(QKᵀ)V of a graph by one call of
 `gdpa::attention`, in place.
 
-Stages, each of which imports those above it only:
+Terms: a *product* is a matrix product. A *candidate* is a pair of products that may be attention:
+the second one has an operand that is made from the result of the first. A *region* is the nodes
+between the two. A *leaf* is a tensor that enters a region from outside.
 
-    result      what the finder says: matches and refusals
-    host/       the user's graph: facts about its nodes, candidates, and what is safe to touch
-    reading/    one region: traced, matched, its index variables given roles
-    jagged/     from a dense reading to a jagged one
-    writing/    the calls of a replacement, tried on fakes; then written
-    profit      whether it pays, as far as that can be said of any device
-    plan        one candidate: from its nodes to what replaces them
-    tables/     another rewrite: gradients of learned tables that biases are looked up in
-    rewrite     one pass over a graph: all of it in order
-    judged      passes until the judge has no objection
+Stages. Each imports only those above it:
+
+    result      Matches and refusals: what the finder returns.
+    host/       The user's graph: facts about its nodes, candidates, and what is safe to change.
+    reading/    Reads one region: traces it, matches it, gives its index variables roles.
+    jagged/     Turns a dense reading into a jagged one.
+    writing/    Makes the calls that replace a region, tries them on fakes, writes them.
+    profit      Whether a rewrite pays, as far as this does not depend on the device.
+    plan        From one candidate to the plan of its replacement.
+    tables/     Another rewrite: gradients of learned tables from which biases are looked up.
+    rewrite     One pass over a graph: all of the above in order.
+    judged      Repeats passes until the judge accepts the result.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""`rewrite_graph`: passes over a graph until the judge has no objection to the result.
+"""`rewrite_graph`: repeat passes over a graph until the judge accepts the result.
 
-A pass is applied to the graph itself, since whoever owns the graph holds on to its nodes. A copy of
-the graph as it came is what the judge compares it with. A rewrite that the judge rejects, or that
-could not be written to its end, is banned. Then the graph is put back and passed over once more.
+A pass changes the graph itself, because its owner keeps references to its nodes. The judge compares
+the result with a copy of the original graph. If it rejects a rewrite, or a rewrite cannot be
+written to its end, that rewrite is banned. Then the graph is restored, and the next pass begins.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def rewrite_graph(
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
     Args:
-        supports: asked for every region; its answer is kept as the match's `choice`, and a falsy
-            answer (a Rejection) leaves the region as it is. None supports everything.
-        written: called with the rewritten graph before it is judged. It may not stay.
+        supports: Called for each region. Its answer becomes the match's `choice`. A falsy answer (a
+            Rejection) leaves the region as it is. None supports all regions.
+        written: Called with the rewritten graph before it is judged. The judge may still reject it.
     """
     chosen = options or Options()
     held = _Original(gm)
@@ -57,7 +57,7 @@ def rewrite_graph(
         held.put_back()
         dropped += [refusal for _, refusal in bans]
         banned = {*told.banned, *(names for names, _ in bans)}
-        if banned == set(told.banned):  # another pass would end as this one did
+        if banned == set(told.banned):  # another pass would have the same result
             return Result((), tuple(dropped))
         told.banned = banned
 
@@ -78,7 +78,7 @@ class _Original:
 
 
 def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
-    """What the results of fused calls stand for, in a rewritten graph and in each of its bodies."""
+    """The claims to judge: each result of a fused call stands for a node of the original graph."""
     found: dict[GraphModule, dict[str, str]] = {}
     for path, body in gm.named_modules(remove_duplicate=False):
         if isinstance(body, GraphModule):
@@ -88,7 +88,7 @@ def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
 
 
 def _objections(held: _Original, result: Result) -> Iterable[Ban]:
-    """The rewrites that are not to stay: the one at fault, or all where that is not known."""
+    """The rewrites to ban: the one at fault, or all if it is not known which one is."""
     verdict = judge.validate(held.copy[0], held.gm, claims(held.gm, result.matches))
     if verdict is None:
         return
@@ -100,7 +100,7 @@ def _objections(held: _Original, result: Result) -> Iterable[Ban]:
 
 
 def _tell(match: Match, verdict: judge.Verdict, graph: GraphModule) -> None:
-    """Count, and log all that is needed to see an invalid rewrite again."""
+    """Count an invalid rewrite, and log all that is needed to reproduce it."""
     dynamo.counters["gdpa"]["invalid" if verdict.invalid else "unjudged"] += 1
     if verdict.invalid:
         log.error(

@@ -1,7 +1,7 @@
-"""One candidate: from its nodes to the plan of what replaces them.
+"""Plan the replacement of one candidate. Nothing in the graph is changed here.
 
-A candidate is read in the ways of `ATTEMPTS`, one after the other, until it is understood. Nothing
-of the graph is changed here.
+In: a candidate of a graph. Out: a `RegionPlan`, or a `Rejection` that says why there is none. A
+candidate is read in the ways of `ATTEMPTS`, one after the other, until one succeeds.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ Supports = Callable[[Problem], object]
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """A region that can be replaced: how, by what, and how much it should be preferred.
+    """A region that can be replaced, and its replacement.
 
-    pads: what pads its operands. biases: the operands between the products, where it trains.
-    origins: where each of these operands comes from.
+    pads:     The calls that pad its operands.
+    biases:   The operands of the score program, if the region trains.
+    origins:  Where each of these operands comes from.
     """
 
     candidate: Candidate
@@ -62,8 +63,10 @@ class RegionPlan:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way to read a candidate. through: what its operands are read through. rows, keys: the
-    sides that are to do without their padding.
+    """One way to read a candidate.
+
+    through:     The calls that are read as a part of the region, and not as its leaves.
+    rows, keys:  The sides whose padding is removed.
     """
 
     name: str
@@ -79,37 +82,38 @@ class Attempt:
 _MASKS = Through.VIEWS | Through.MASKS
 _PADDING = _MASKS | Through.PADDING
 
-# The best first: each later one asks for less. A jagged side computes no padded rows or keys.
+# The best attempt comes first, and each later one needs less. A jagged side computes no padded rows
+# or keys.
 ATTEMPTS = (
     Attempt("rows and keys unpadded", _PADDING, rows=True, keys=True),
-    # The keys may be padded with other numbers than zeros, or by other offsets.
+    # For keys that are padded with other numbers than zeros, or by other offsets.
     Attempt("rows unpadded", _PADDING, rows=True),
-    # The padded output may be used as such.
+    # For a padded output that is used as it is.
     Attempt("keys unpadded", _PADDING, keys=True),
-    # A mask that is a part of the program leaves tiles out, and is no tensor of the scores' size.
+    # A mask in the program skips tiles, and needs no tensor of the scores' size.
     Attempt("masks read", _MASKS),
-    # What computes a mask may be out of the vocabulary: then its result is an operand.
+    # If an operation of the mask is not in the vocabulary, the mask becomes an operand.
     Attempt("views read", Through.VIEWS),
-    # A view may cut across dimensions, or be changed in place: then its result is an operand.
+    # If a view cuts across dims, or is changed in place, its result becomes an operand.
     Attempt("operands as they are", Through.NOTHING),
 )
 
-# Refusals that may come from what a leaf is made by, and then vanish when it is taken as it is.
+# Refusals that a call before a leaf may cause. They vanish if the leaf is an operand as it is.
 _DEPENDS_ON_LEAVES = (
     Code.ANALYSIS, Code.LAYOUT, Code.POINTWISE_OP, Code.DTYPE, Code.OPERAND_EXPANDS,
     Code.MUTATED_OPERAND, Code.LOWERING,
 )  # fmt: skip
 
 
-_MOST_CLOSED = 4  # parts of masks and biases that are not read, before none is
+_MOST_CLOSED = 4  # after so many masks and biases that cannot be read, none is read
 
 
 @dataclass
 class Readings:
-    """What the regions of one candidate are read as: each is traced once, whoever tries it.
+    """The readings of the regions of one candidate. Each region is traced once.
 
-    A region that reads through less is another function, of other inputs. It is traced anew: the
-    wider trace may have failed at the very call whose result is now a leaf.
+    A region that reads through fewer calls has other leaves, so it is another function. It is
+    traced anew: the wider trace may have failed at the very call whose result is now a leaf.
     """
 
     graph: HostGraph
@@ -117,7 +121,7 @@ class Readings:
     known: dict[tuple[tuple[Node, ...], ...], Reading | Refused] = field(default_factory=dict)
 
     def of(self, region: Region) -> Reading:
-        """The reading of a region. Raises Refused where it cannot be read."""
+        """The reading of a region. Raises Refused if it cannot be read."""
         key = (region.makers, region.nodes, region.leaves)
         if key not in self.known:
             try:
@@ -147,7 +151,10 @@ class Analyst:
     supports: Supports | None
 
     def outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
-        """Jagged if it can be, else dense; `RegionPlan.notes` says why a side stays padded."""
+        """The plan of a candidate, or why there is none.
+
+        A side is jagged if it can be. Otherwise `RegionPlan.notes` says why it stays padded.
+        """
         notes: dict[Code, Rejection] = {}
         readings = Readings(self.graph, candidate.firsts[0])
         refused: Refused | None = None
@@ -168,7 +175,7 @@ class Analyst:
         return rejection(candidate, refused)
 
     def guarded(self, candidate: Candidate) -> RegionPlan | Rejection:
-        """The outcome; an error of ours leaves the candidate as it is."""
+        """The outcome. An error of this package becomes a refusal, and leaves the model as it is."""
         try:
             return self.outcome(candidate)
         except Exception as error:
@@ -178,8 +185,8 @@ class Analyst:
     def _attempts(
         self, candidate: Candidate, notes: dict[Code, Rejection]
     ) -> Iterator[tuple[Attempt, Sink | None]]:
-        """The attempts that a candidate gives cause for, with the sink of its rows where they are
-        to be unpadded.
+        """The attempts to make for a candidate, each with the sink of its rows if one removes their
+        padding.
         """
         feeds = self.padding.feeds(candidate)
         for refusal in () if feeds else self._unused_padding(candidate):
@@ -190,7 +197,7 @@ class Analyst:
                 yield attempt, sink if attempt.rows else None
 
     def _unused_padding(self, candidate: Candidate) -> Iterator[Refused]:
-        """Why padding that is behind the operands is of no use."""
+        """Why padding before the operands cannot be removed."""
         if self.padding.derives(candidate):
             yield Refused(
                 Code.JAGGED_OPERAND,
@@ -205,7 +212,7 @@ class Analyst:
             yield Refused(Code.JAGGED_PADDING, reason)
 
     def _sink(self, candidate: Candidate, notes: dict[Code, Rejection]) -> Sink | None:
-        """What unpads the output. Why nothing does becomes a note, if the rows are padded."""
+        """The unpadding of the output, or None. If the rows are padded, the reason becomes a note."""
         try:
             return self.padding.sink(candidate.second)
         except Refused as refusal:
@@ -216,7 +223,7 @@ class Analyst:
     def _plan(
         self, candidate: Candidate, attempt: Attempt, sink: Sink | None, readings: Readings
     ) -> RegionPlan:
-        """What cannot be read of a mask or bias is taken as the model computes it."""
+        """The plan of one attempt. A mask or bias that cannot be read becomes an operand."""
         if not self.graph.is_one_product(candidate.firsts):
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         closed: set[Node] = set()
@@ -233,8 +240,10 @@ class Analyst:
                 closed.add(node)
 
     def _worth_closing(self, node: Node, candidate: Candidate) -> bool:
-        """It is made of no scores. Nor is it an integer for each of them where the mask that is
-        made of it may be one byte.
+        """Whether a node may become an operand.
+
+        It must not be made from scores. It should not be an integer for each score either, if a
+        mask of one byte for each score is made from it.
         """
         made, scores = facts.tensors(node), facts.tensors(candidate.firsts[0])[0]
         if len(made) != 1 or set(candidate.firsts) & self.graph.reach[node]:
@@ -277,8 +286,9 @@ class Analyst:
         self, candidate: Candidate, region: Region, understood: Understood, program: ScoreMod,
         operands: Sequence[Operand],
     ) -> RegionPlan:  # fmt: skip
-        """The plan of a region that is understood. Raises Refused where it does not pay, or cannot
-        be written or lowered.
+        """The plan of a region that was read.
+
+        Raises Refused if it does not pay, or cannot be written or lowered.
         """
         reading = understood.reading
         rank = profit.rank(program, reading)
@@ -313,7 +323,7 @@ class Analyst:
 
 
 def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
-    """A refusal as a value, with its place."""
+    """A refusal as a value, with its place in the user's source."""
     second, firsts = candidate.second, candidate.firsts
     return Rejection(
         refusal.code,
@@ -327,7 +337,7 @@ def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
 
 
 def _bytes(scores: torch.Tensor) -> int | None:
-    """What the scores take, by the sizes at capture."""
+    """The bytes of the scores. Symbolic sizes count by their hints."""
     count = shapes.size_hint(scores.numel())
     return None if count is None else count * scores.itemsize
 

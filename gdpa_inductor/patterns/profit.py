@@ -1,6 +1,6 @@
-"""Whether a region is worth rewriting, as far as that can be said of any device.
+"""The part of the cost model that does not depend on the device.
 
-What the kernels of a device take, and where they win, is for the lowerings to say.
+The lowerings decide what the kernels of a device take, and where they are faster.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ ACTIVATION, MASK, SCALE = 2, 1, 0
 
 
 def rank(program: ScoreMod, reading: Reading) -> int:
-    """What the program does to the scores. Raises Refused for X (Y Z), which is linear attention,
-    not attention.
+    """How much the program does to the scores, for preferring one plan to another.
 
-    A program that only scales makes three matrices' product, which may be taken in either order.
-    The one that multiplies the right-hand two first was meant so.
+    Raises Refused for X (Y Z), which is linear attention. A program that only scales gives a
+    product of three matrices, which may be computed in either order. If the model multiplies the
+    right two first, that order is kept.
     """
     slope = program.gradients.score
     if slope is None or SCORE in set(postorder([slope])):
@@ -49,7 +49,7 @@ def _places(operand: Operand, reading: Reading) -> list[int]:
 
 
 def judge(problem: Problem, rank: int, profit: Profit) -> Refused | None:
-    """The structural part of the cost model. Unknown sizes are taken to be large."""
+    """Why a problem does not pay on any device, or None. Unknown sizes count as large."""
     known = {
         name: shapes.size_hint(getattr(problem, name))
         for name in ("rows", "cols", "head_dim", "value_dim")

@@ -1,4 +1,4 @@
-"""What the finder says: a `Match` for every region that was rewritten, a `Rejection` for every
+"""The results of the finder: a `Match` for each region that was rewritten, a `Rejection` for each
 candidate that was not.
 """
 
@@ -12,12 +12,12 @@ from ..problem import Problem
 from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
 
-INTERNAL = "internal error"  # how the reason of such a refusal begins: always a bug of ours
+INTERNAL = "internal error"  # the reason of a refusal begins so if this package has a bug
 
 
 @dataclass(frozen=True)
 class Origin:
-    """A tensor of the user's: its name, and "file:line" of what makes or first reads it."""
+    """A tensor of the user: its name, and the "file:line" that makes it or reads it first."""
 
     name: str
     location: str
@@ -27,16 +27,15 @@ class Origin:
 class Match:
     """One rewritten region.
 
-    location    "file:line" of the second product
-    module      the path of the module that it is in, such as "layers.0"
-    body        the path of the body that it is in, such as "wrap_body_0"; "" for the graph
-    node        the node that calls the op
-    replaced    the names of the nodes that the op stands for, in program order
-    stands_for  the node that returns the result, and the one that returned it before
-    choice      what the caller's `supports` answered: the kernel, for whoever lowers it
-    origins     where each operand between the products comes from
-    notes       why a side that is padded in the model stays padded, or a learned table keeps its
-                gradient
+    location:    The "file:line" of the second product.
+    module:      The path of its module, such as "layers.0".
+    body:        The path of its body, such as "wrap_body_0", or "" for the graph itself.
+    node:        The node that calls the op.
+    replaced:    The names of the nodes that the op replaces, in program order.
+    stands_for:  The node that returns the result now, and the one that returned it before.
+    choice:      The answer of the caller's `supports`, such as the chosen kernel.
+    origins:     Where each operand of the score program comes from.
+    notes:       Why a padded side stays padded, or why a learned table keeps its gradient.
     """
 
     problem: Problem
@@ -61,7 +60,7 @@ class Match:
 
 @dataclass(frozen=True)
 class Result:
-    """All that was found in one graph and its bodies, in program order."""
+    """All matches and refusals of one graph and its bodies, in program order."""
 
     matches: tuple[Match, ...] = ()
     rejections: tuple[Rejection, ...] = ()
@@ -71,10 +70,10 @@ class Result:
 
 
 class Refused(Exception):
-    """Raised inside the analysis of one candidate; it becomes the candidate's `Rejection`.
+    """Raised in the analysis of one candidate. It becomes the candidate's `Rejection`.
 
-    node: the one that could not be read, where it is one of the user's. formula: the weights, where
-    they were understood before the refusal.
+    node: The user's node that could not be read, if there is one. formula: The weights, if they
+    were read before the refusal.
     """
 
     def __init__(self, code: Code, reason: str, node: Node | None = None) -> None:

@@ -1,9 +1,8 @@
-"""One pass over a user's graph: every region is replaced by one call of `gdpa::attention`.
+"""One pass over a user's graph: replace each region by one call of `gdpa::attention`.
 
-Each candidate is analysed in full before anything is changed; regions that overlap are decided in
-favour of the one with an activation. Then the replacements are written where the second products
-stood. Nodes outside the regions are neither run nor touched. `judged` decides whether the result
-stays.
+All candidates are analysed before anything is changed. If regions overlap, the one with an
+activation wins. Then each replacement is written in the place of the second product. Nodes outside
+the regions are neither run nor changed. `judged` decides whether the result stays.
 """
 
 from __future__ import annotations
@@ -32,8 +31,10 @@ log = logging.getLogger("gdpa_inductor")
 
 @dataclass
 class PassOrders:
-    """What one pass is told. keep: called before the first change of any graph. banned: plans that
-    are not to be written, by the names of the nodes that each replaces.
+    """The orders for one pass.
+
+    keep:    Called before the first change of any graph.
+    banned:  Plans that must not be written, by the names of the nodes that each replaces.
     """
 
     options: Options
@@ -43,8 +44,9 @@ class PassOrders:
 
 
 class Unwritten(Exception):
-    """Plans could not be written; the graph is half changed. plans: what each replaces, and its
-    refusal.
+    """Plans could not be written, and the graph is half changed.
+
+    plans: For each, the names of the nodes that it replaces, and its refusal.
     """
 
     def __init__(self, plans: Sequence[tuple[tuple[str, ...], Rejection]]) -> None:
@@ -55,16 +57,19 @@ class Unwritten(Exception):
 def rewrite_once(gm: GraphModule, told: PassOrders) -> Result:
     """Rewrite a Dynamo or ATen graph in place, and the bodies that it calls.
 
-    Raises Unwritten where that fails half-way.
+    Raises Unwritten if that fails half-way.
     """
     return _rewrite(gm, told, set(), Caller())
 
 
 @dataclass(frozen=True)
 class Caller:
-    """What is known of the graph that calls a body. start: the modes that the body begins with;
-    later: storages that are changed after it has run; learns: inputs of the body that want
-    gradients; path: of the body, from the graph that is rewritten.
+    """Facts about the graph that calls a body.
+
+    start:   The modes in which the body begins.
+    later:   The storages that are changed after the body has run.
+    learns:  The inputs of the body that want gradients.
+    path:    The path of the body, from the graph that is rewritten.
     """
 
     start: State | None = None
@@ -103,7 +108,7 @@ def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) 
 
 
 def _relieved(gm: GraphModule, graph: HostGraph, found: Result) -> Result:
-    """Look up in another way also what is handed to bodies for biases there."""
+    """Change look-ups of tables also for biases that are passed to bodies."""
     try:
         (notes,) = tables.relieve(graph, [tables.handed_over(gm)], Writer(graph))
         gm.recompile()
@@ -127,7 +132,7 @@ def _failed(error: Exception) -> Result:
 
 
 def _called_from(graph: HostGraph, call: Node, body: GraphModule) -> Caller:
-    """What one call site says of a body."""
+    """The facts that one call site gives about a body."""
     pairs = facts.handed_over(call, body)
     return Caller(
         graph.ambient.inside(call), _changed_after(graph, call, pairs), _learning(graph, pairs)
@@ -197,8 +202,10 @@ def _written(chosen: Sequence[RegionPlan], writer: Writer) -> list[Match]:
 
 
 def _compatible(plans: Sequence[RegionPlan], graph: HostGraph) -> list[RegionPlan]:
-    """Plans that share no node: an activation before a mask before none, then as they come. In
-    program order. None whose result nobody sees: it vanishes with the scores that it is made of.
+    """The plans to write: those that share no node with a preferred plan, in program order.
+
+    A plan with an activation is preferred to one with only a mask, and that to one without either.
+    A plan whose result nobody uses is left out: it vanishes with the scores that it is made of.
     """
     chosen: list[RegionPlan] = []
     taken: set[Node] = set()
@@ -213,8 +220,10 @@ def _compatible(plans: Sequence[RegionPlan], graph: HostGraph) -> list[RegionPla
 def _reported(
     refused: Sequence[tuple[Candidate, Rejection]], chosen: Sequence[RegionPlan], graph: HostGraph
 ) -> tuple[Rejection, ...]:
-    """One refusal for each second product; none for products that are part of a match. Nor is there
-    one for the way between two layers, from the result of one to a product of the next.
+    """The refusals to report: one for each second product.
+
+    Products that are part of a match have none. There is none either for a pair of products that
+    belong to two layers, where the second one reads the result of the first layer.
     """
     taken = {node for plan in chosen for node in plan.region.all_nodes}
     layers = [candidate for candidate, _ in refused if not graph.projects(candidate)]
@@ -237,7 +246,7 @@ def _flat(second: Node) -> Rejection:
 
 
 def _commit(plan: RegionPlan, writer: Writer, bodies: dict[Node, None]) -> Match:
-    """Write a plan into its graph and take the region out, but for the bodies that it called."""
+    """Write a plan into its graph, and remove the region, but not the bodies that it called."""
     end, region, replaced = plan.region.end, plan.region, _replaced(plan)
     written = writer.write(plan.recipe, end, plan.candidate.second)
     result = written[plan.result]
@@ -259,12 +268,12 @@ def _commit(plan: RegionPlan, writer: Writer, bodies: dict[Node, None]) -> Match
 
 
 def _replaced(plan: RegionPlan) -> tuple[str, ...]:
-    """The names of the nodes that a plan takes out."""
+    """The names of the nodes that a plan removes."""
     return tuple(node.name for node in (*plan.region.all_nodes, *plan.region.dead))
 
 
 def _erase(plan: RegionPlan, writer: Writer) -> list[Node]:
-    """Take out a region, and what led to it and has no other use; the bodies that it called."""
+    """Remove a region, and nodes before it that have no other use. Returns the bodies it called."""
     region, order, graph = plan.region, writer.host.order, writer.host.graph
     gone = {*region.all_nodes, *region.dead}.difference(region.factories)
     operand = products.operands(plan.candidate.firsts[0])[0]

@@ -1,12 +1,12 @@
-"""The user's graph, and what is safe to touch in it.
+"""The user's graph: facts about its nodes, and what is safe to change.
 
-functions   what torch's functions do, by their names; `mixing`: those that mix elements
-facts       values, storages and kinds of nodes; `sizes`: what is known of symbolic ones
-writes      what a call changes in place, and what may be an alias
-products    which nodes multiply matrices
-places      where a node stands in the user's source
-ambient     autocast, gradient mode and transforms along the graph
-candidates  products made from products; what one scan of a graph tells
-effects     whether in-place calls let a region be replaced
-region      the nodes between two products, and whether it is safe to replace them
+functions   What torch's functions do, by their names. `mixing`: those that mix elements.
+facts       Values, storages and kinds of nodes. `sizes`: what is known of symbolic sizes.
+writes      What a call changes in place, and which results may be aliases.
+products    Which nodes are matrix products.
+places      The place of a node in the user's source.
+ambient     Autocast, gradient mode and transforms at each node.
+candidates  Products that are made from products, by one scan of a graph.
+effects     Whether in-place calls allow a region to be replaced.
+region      The nodes between two products, and whether it is safe to replace them.
 """

@@ -1,8 +1,7 @@
-"""What is switched on where in a graph: autocast, gradient mode, function transforms.
+"""The modes in which each node of a graph runs: autocast, gradient mode, function transforms.
 
-Dynamo records these switches as calls. `Ambient.of` scans a graph once and says, for every node,
-under which of them it runs. The scan begins with the state that was active when the graph was
-captured.
+Dynamo records changes of modes as calls. `Ambient.of` scans a graph once and returns the modes of
+each node. The scan begins with the modes that were active when the graph was captured.
 """
 
 from __future__ import annotations
@@ -19,8 +18,10 @@ from ..._compat import fx
 
 @dataclass(frozen=True)
 class State:
-    """Autocast contexts entered within the graph, outermost first; gradient mode; open transforms
-    and inference modes.
+    """The modes of a node.
+
+    They are the autocast contexts that the graph has entered (outermost first), the gradient mode,
+    and how many transforms and inference modes are open.
     """
 
     autocast: tuple[tuple[object, ...], ...] = ()
@@ -30,7 +31,7 @@ class State:
 
     @property
     def modes(self) -> tuple[bool, int, int]:
-        """What decides whether a call has a history, and which."""
+        """The modes that decide whether autograd records a call, and how."""
         return self.grad, self.transforms, self.inference
 
     @contextlib.contextmanager
@@ -71,7 +72,7 @@ class Ambient:
         return self.states[node]
 
     def inside(self, call: Node) -> State:
-        """The state that the bodies of a higher-order op begin with."""
+        """The state in which the bodies of a higher-order op begin."""
         state, change = self[call], fx.body_change(call.target)
         if change == "grad":
             return replace(state, grad=bool(call.args[0]))
@@ -81,7 +82,7 @@ class Ambient:
 
 
 def _step(node: Node, counts: bool) -> int:
-    """+1 where a transform or mode is entered, -1 where it is left."""
+    """+1 if a node enters a transform or mode, -1 if it leaves one, else 0."""
     called = getattr(node.target, "__name__", "")
     if not counts:
         return 0

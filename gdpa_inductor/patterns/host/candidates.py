@@ -1,7 +1,8 @@
-"""The candidates of a graph: products one of whose operands is made from another product.
+"""Find the candidates of a graph: products with an operand that is made from another product.
 
-`HostGraph` is one graph and what is known of it from a single scan. That is program order, what
-each node is made from, what changes which storage, and which masks are made of indices.
+`HostGraph` is a graph with the facts of a single scan: the order of nodes, and the products that
+each node is made from. It also knows which storages calls change, and which masks are made from
+indices.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from .mixing import NO_WEIGHTS
 from .sizes import same
 
 _TRANSPOSES = ("T", "mT", "t", "transpose", "permute", "swapaxes", "swapdims")
-_MANY = 4  # more products than this behind one operand are "several" all the same
+_MANY = 4  # so many of the products that an operand is made from are kept; more are "several" too
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A product `second` and the products that one of its operands is made from."""
+    """A product, `second`, and the products that one of its operands is made from."""
 
     second: Node
     firsts: tuple[Node, ...]
@@ -31,10 +32,12 @@ class Candidate:
 
 @dataclass
 class HostGraph:
-    """One graph and what is known of it. `reach`: the products that each node's tensors are made
-    from. `mutators`: the storages that each in-place call changes. `later`: those that are changed
-    after the graph, where a caller's graph says so. `learns`: the inputs that want gradients, by
-    themselves or by the caller's graph.
+    """One graph, with the facts of a scan.
+
+    reach:     The products that each node's tensors are made from.
+    mutators:  The storages that each in-place call changes.
+    later:     The storages that are changed after the graph, if a calling graph says so.
+    learns:    The inputs that want gradients, by themselves or by a calling graph.
     """
 
     graph: Graph
@@ -69,8 +72,10 @@ class HostGraph:
         return found
 
     def wants(self, node: Node) -> bool:
-        """Whether a node may want gradients. Of an exported graph only inputs tell: those behind
-        it, with nothing in between that ends the history, such as a cast to integers.
+        """Whether a node may want gradients.
+
+        In an exported graph only the inputs behind the node tell. No call in between may end the
+        history, as a cast to integers does.
         """
         if facts.requires_grad(node):
             return True
@@ -110,7 +115,7 @@ class HostGraph:
         return frozenset(sorted(found, key=self.order.__getitem__)[:_MANY])
 
     def candidates(self) -> list[Candidate]:
-        """In program order; two for a product whose operands both qualify."""
+        """The candidates, in program order. A product has two if both of its operands qualify."""
         found: list[Candidate] = []
         for node in self.graph.nodes:
             if not products.is_product(node) or products.is_weight_product(node):
@@ -125,8 +130,11 @@ class HostGraph:
         return found
 
     def flat(self) -> list[Node]:
-        """Products that would be second products if the 2-D inputs of the graph were no weights: of
-        something made from Q Kᵀ, with K as it is given, and of another such input.
+        """Products that would be second products if 2-D inputs of the graph did not count as
+        weights.
+
+        One operand is made from Q Kᵀ, with K an input as it is given, and the other is an input
+        too.
         """
         found = [n for n in self.graph.nodes if products.is_product(n)]
         given = {n: products.operands(n) for n in found if facts.name(n) != "linear"}
@@ -143,7 +151,7 @@ class HostGraph:
         ]
 
     def _made_of(self, node: Node, firsts: Collection[Node]) -> bool:
-        """Whether a tensor is made from one of some products, by no reduction."""
+        """Whether a tensor is made from one of these products, without a reduction."""
         seen, stack = {node}, [node]
         while stack:
             node = stack.pop()
@@ -155,16 +163,15 @@ class HostGraph:
         return False
 
     def is_one_product(self, firsts: Sequence[Node]) -> bool:
-        """Whether products may be one that is written several times: of the same tensors, in the
-        same order. The matcher then compares them element by element.
+        """Whether these products may be copies of one: they multiply the same tensors in one order.
+
+        The matcher then compares them element by element.
         """
         made = [[products.origin(n) for n in products.operands(first)] for first in firsts]
         return all(one == made[0] for one in made)
 
     def projects(self, candidate: Candidate) -> bool:
-        """Whether a weight is multiplied on the way from the first product to the second, as on
-        that from one layer to the next.
-        """
+        """Whether there is a product with a weight between the two products, as between layers."""
         seen, stack = {candidate.second}, [candidate.second]
         while stack:
             between = [
@@ -182,10 +189,10 @@ class HostGraph:
         return products.is_product(node) and not products.is_weight_product(node)
 
     def _scores_of(self, operand: Node, firsts: Iterable[Node]) -> set[Node]:
-        """Of several products behind an operand, the one that is its scores, if there is only one.
+        """The product that gives the scores, among several that an operand is made from.
 
-        One that is reached through a reduction only, or has fewer dims, is what a gate or a bias is
-        made from.
+        A gate or a bias may be made from a product too. Such a product is reached through a
+        reduction only, or has fewer dims.
         """
         given = set(firsts)
         if len(given) > 1:
@@ -195,7 +202,7 @@ class HostGraph:
         return full if len(full) == 1 else given
 
     def _pointwise_reach(self, operand: Node) -> set[Node]:
-        """The products that an operand is made from by no reduction."""
+        """The products that an operand is made from without a reduction."""
         found: set[Node] = set()
         seen = {operand}
         stack = [operand]
@@ -215,9 +222,7 @@ class HostGraph:
     # Masks and biases that are made of indices
 
     def spreads(self, node: Node) -> bool:
-        """A mask or bias that is made element by element from smaller tensors, and that nothing
-        changes afterwards.
-        """
+        """Whether a mask or bias is made pointwise from smaller tensors, and never changed later."""
         if node in self.spread:
             return self.spread[node]
         self.spread[node] = self._is_spread(node)
@@ -250,7 +255,7 @@ class HostGraph:
 
 
 def _relate(node: Node, related: dict[int, set[int]]) -> None:
-    """Note storages that may be one at run time, where symbolic strides decide that."""
+    """Record storages that may be the same at run time, because symbolic strides decide that."""
     if not writes.may_alias(node):
         return
     (given,) = facts.tensors(node.all_input_nodes[0])
@@ -273,7 +278,7 @@ def _closure(storages: Iterable[int], related: dict[int, set[int]]) -> frozenset
 
 
 def _keeps_shape(node: Node) -> bool:
-    """An opaque call that acts like a point-wise function: one result, shaped as an operand."""
+    """Whether an opaque call looks pointwise: it has one result, with the shape of an operand."""
     if node.op == "call_function" and fx.has_plain_bodies(node.target):
         return False
     shapes = [t.shape for t in facts.tensors(node)]
@@ -284,7 +289,7 @@ def _keeps_shape(node: Node) -> bool:
 
 
 def _is_creation(node: Node) -> bool:
-    """A function of its indices alone. `new_tensor` reads the dtype of a tensor, and the device."""
+    """Whether a call depends on indices only. `new_tensor` may read a tensor's dtype and device."""
     if fx.counts(node.target, node.args):
         return True
     given = any(facts.tensors(n) for n in node.all_input_nodes)

@@ -1,13 +1,13 @@
-"""In-place calls around a region: whether it can be replaced by one call that runs at its end.
+"""Check in-place calls around a region: can one call at its end replace it?
 
-The op reads all operands at the end of the region. Every value must then be what it was where the
-region read it, and its gradients must reach what they reached:
+The op reads all operands at the end of the region. At that point each operand must have the value
+that the region has read, and its gradient must flow to the same tensors. So:
 
-    no operand is changed in between, by anyone, through any alias; a number that `.item()` took is
-        read where it was taken;
-    a copy that is written into is an operand of its own, not what it was copied from;
-    the scores are changed by calls that autograd sees, and where no copy may be an alias;
-    no tensor of the region is cut from its history, reshaped in place or given another storage.
+- No operand is changed in between, by any call, through any alias. A number from `.item()` counts
+  as read at the `.item()`.
+- A copy that is written into is an operand of its own, not the tensor that it was copied from.
+- Scores may be changed in place, if autograd sees the call and no copy of them may be an alias.
+- No tensor of the region is detached in place, reshaped in place or given another storage.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ _EXPANSIONS = frozenset(["expand", "expand_as", "broadcast_to"])
 
 @dataclass(frozen=True)
 class Extent:
-    """A region to be checked. nodes: in program order. makers: pure calls between the leaves and
-    the nodes. end: where the op will stand.
+    """A region to check.
+
+    nodes:   Its nodes in program order.
+    makers:  Pure calls between the leaves and the nodes.
+    end:     The node that the op will replace.
     """
 
     nodes: Sequence[Node]
@@ -38,12 +41,12 @@ class Extent:
 
     @property
     def results(self) -> tuple[Node, ...]:
-        """The nodes, with what the op returns in place of."""
+        """The nodes, with the node that the op replaces."""
         return (*self.nodes, self.end)
 
 
 def check(graph: HostGraph, region: Extent) -> None:
-    """Raise Refused where an in-place call forbids to replace a region."""
+    """Raise Refused if an in-place call forbids to replace a region."""
     for mutator in graph.mutators:
         if facts.name(mutator) in functions.MOVES:
             raise Refused(
@@ -58,16 +61,14 @@ def check(graph: HostGraph, region: Extent) -> None:
 
 
 def is_overwritten(graph: HostGraph, maker: Node, end: Node) -> bool:
-    """Whether a call makes a copy that is written into before `end`: then it is no longer what the
-    call made.
-    """
+    """Whether the copy that a call makes is written into before `end`."""
     own = facts.storages(maker)
     own = own.difference(*map(facts.storages, maker.all_input_nodes))
     return bool(graph.written(own, -1, graph.order[end]))
 
 
 def is_watched(node: Node) -> bool:
-    """Whether somebody asks for the gradient of this very tensor."""
+    """Whether a call asks for the gradient of this very tensor."""
     return any(facts.name(user) in functions.WATCHERS for user in node.users)
 
 
@@ -91,7 +92,7 @@ def _check_operands(graph: HostGraph, region: Extent) -> None:
 
 
 def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
-    """Where the contents of each operand are first read. A view reads nothing: its users do."""
+    """The place where each operand is first read. A view reads nothing, but its users do."""
     order, uses = graph.order, dict[Node, int]()
     inside = set(region.nodes)
     for node in [*region.nodes, *reversed(region.makers)]:
@@ -107,8 +108,9 @@ def _first_reads(graph: HostGraph, region: Extent) -> dict[Node, int]:
 
 
 def _check_copies(graph: HostGraph, region: Extent) -> None:
-    """Refuse scores and a copy of them one of which is written and then the other read. Whether the
-    copy is an alias depends on strides, and the analysis does not know these.
+    """Refuse if scores or a copy of them is written, and the other one is read afterwards.
+
+    Whether the copy is an alias depends on strides, which the analysis does not know.
     """
     writers = [n for n in region.nodes if n in graph.mutators]
     copies = [n for n in region.nodes if writes.may_alias(n)] if writers else []
@@ -130,8 +132,9 @@ def _check_copies(graph: HostGraph, region: Extent) -> None:
 
 
 def _check_expanded(graph: HostGraph, region: Extent) -> None:
-    """Refuse writes through an expanded view. The functional form of such a write adds differences,
-    x + (new - x), which is not `new` where x is infinite.
+    """Refuse writes through an expanded view.
+
+    Functionalisation turns such a write into x + (new - x), which is not `new` if x is infinite.
     """
     views = [n for n in region.nodes if facts.name(n) in _EXPANSIONS]
     for writer in (n for n in region.nodes if views and n in graph.mutators):
@@ -145,7 +148,7 @@ def _check_expanded(graph: HostGraph, region: Extent) -> None:
 
 
 def _roots(copy: Node) -> list[Node]:
-    """What a copy may be an alias of, up to the call that made it."""
+    """The nodes that a copy may be an alias of, up to the call that made the storage."""
     found = [copy.all_input_nodes[0]]
     while found[-1].all_input_nodes and _is_alias(found[-1], found[-1].all_input_nodes[0]):
         found.append(found[-1].all_input_nodes[0])
@@ -166,11 +169,11 @@ def _is_alias(node: Node, source: Node) -> bool:
     return bool(facts.storages(node) & facts.storages(source)) or writes.may_alias(node)
 
 
-# Dims, strides and history: a view has those of the place where it is made
+# Dims, strides and history: a view takes them from its base at the place where it is made
 
 
 def _first_touches(graph: HostGraph, region: Extent) -> dict[Node, int]:
-    """Where each operand is first used, if only by a view."""
+    """The place where each operand is first used, even if only by a view."""
     users = {*region.nodes, *region.makers}
     return {
         leaf: min((graph.order[n] for n in leaf.users if n in users), default=0)
@@ -183,7 +186,7 @@ def _calls(graph: HostGraph, names: frozenset[str]) -> dict[Node, frozenset[int]
 
 
 def _check_dims(graph: HostGraph, region: Extent) -> None:
-    """A node's fake value has the dims that its tensor has in the end."""
+    """Refuse calls that change dims in place. A fake value shows the dims at the end only."""
     calls = _calls(graph, functions.RESHAPES)
     if not calls:
         return
@@ -220,7 +223,7 @@ def _check_history(graph: HostGraph, region: Extent) -> None:
 
 
 def _check_silent_writes(graph: HostGraph, region: Extent) -> None:
-    """Scores that are changed through an alias without history keep the gradient that they had."""
+    """Refuse scores that are changed through an alias without history: autograd misses the change."""
     writers = [n for n in region.nodes if n in graph.mutators]
     for alias in filter(writes.cuts_history, region.nodes if writers else ()):
         for writer in writers:

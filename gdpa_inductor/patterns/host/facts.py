@@ -1,9 +1,12 @@
-"""Facts about nodes of the user's graph: values, storages, names, and what kind of call they are.
+"""Facts about nodes of the user's graph: values, storages, names, and kinds of calls.
 
-The graph may be Dynamo's (operators, torch functions, Tensor methods; fakes in
-meta["example_value"]) or an exported one (ATen overloads; fakes in meta["val"]). Whatever is not
-known to be a plain torch function is opaque. It is never run again, and is taken to change every
-tensor that it is given.
+The graph is of one of two kinds:
+
+- Dynamo's: operators, torch functions and Tensor methods, with fakes in meta["example_value"].
+- An exported one: ATen overloads, with fakes in meta["val"].
+
+A call that is not known to be a plain torch function is *opaque*. It is never run again, and is
+assumed to change every tensor that it gets.
 """
 
 from __future__ import annotations
@@ -48,13 +51,13 @@ def tensors(node: Node) -> list[torch.Tensor]:
 
 
 def storages(node: Node) -> set[int]:
-    """Identities of the storages that the node's value lives in, with all parts of a nested one."""
+    """The identities of the storages of a node's value. A nested tensor has several."""
     found = _storages(p for t in tensors(node) for p in (t, *subclasses.inner_tensors(t)))
     return found | _behind_idle_dropouts(node.graph, found)
 
 
 def written_storages(node: Node) -> set[int]:
-    """Those that a write into the node's value changes: of a nested tensor its values alone."""
+    """The storages that a write into a node's value changes: of a nested tensor, its values only."""
     found = _storages(
         part
         for t in tensors(node)
@@ -64,7 +67,7 @@ def written_storages(node: Node) -> set[int]:
 
 
 def _behind_idle_dropouts(graph: Graph, held: set[int]) -> set[int]:
-    """The storages of arguments that a dropout returns as they are. Its fake is a copy."""
+    """The storages of arguments that a dropout returns unchanged. Its fake value is a copy."""
     found = set(held)
     dropouts = [
         node
@@ -96,7 +99,7 @@ def _storages(given: Iterable[torch.Tensor]) -> set[int]:
 
 
 def is_plain(node: Node) -> bool:
-    """Only strided fake tensors: nothing sparse, quantised, nested or of another subclass."""
+    """Whether a node has strided tensors only: none sparse, quantised, nested or of a subclass."""
     return _own_class(node) is None and all(
         subclasses.is_fake(t) and t.layout == torch.strided and not t.is_quantized
         for t in tensors(node)
@@ -104,22 +107,23 @@ def is_plain(node: Node) -> bool:
 
 
 def kinds(node: Node) -> str:
-    """What the tensors of a node are that is not plain."""
+    """The kinds of the tensors of a node that is not plain, as text."""
     own = _own_class(node)
     found = {type(t) for t in tensors(node)} if own is None else {own}
     return ", ".join(sorted(kind.__name__ for kind in found))
 
 
 def _own_class(node: Node) -> type | None:
-    """The class of a tensor that the user gave, where that is one of the user's: Dynamo's fake of
-    it is a plain one, but the compiled code gets the tensor itself.
+    """The class of an input tensor, if it is a subclass of the user's; else None.
+
+    Dynamo's fake of such a tensor is a plain one, but the compiled code gets the tensor itself.
     """
     given = dynamo.real_input(node) if node.op == "placeholder" else None
     return subclasses.class_of_user(given)
 
 
 def name(node: Node) -> str:
-    """The short name of what a node calls: "matmul", "mul_", "mT"; "" for what is not a call."""
+    """The short name of what a node calls, such as "matmul", "mul_" or "mT"; "" if it is no call."""
     target: Any = node.target
     if node.op == "call_method":
         return str(target)
@@ -133,14 +137,14 @@ def name(node: Node) -> str:
 
 
 def argument(node: Node, position: int, *names: str) -> Any:
-    """An argument of a call, by its position or by one of its names; None where it is left out."""
+    """An argument of a call, by its position or by one of its names. None if it is left out."""
     if len(node.args) > position:
         return node.args[position]
     return next((node.kwargs[name] for name in names if name in node.kwargs), None)
 
 
 def is_opaque(node: Node) -> bool:
-    """A call that is no plain torch function: a higher-order or custom op, a module, user code."""
+    """Whether a call is no plain torch function: a higher-order or custom op, a module, user code."""
     if node.op == "call_method":
         return False
     return node.op == "call_module" or (
@@ -162,13 +166,13 @@ def _is_opaque_target(target: Any) -> bool:
 
 
 def is_einops(node: Node) -> bool:
-    """A call of einops, which is made of plain calls. Dynamo of torch 2.11 does not look inside."""
+    """Whether a node calls einops, which is made of plain calls. torch 2.11 does not trace into it."""
     module = getattr(node.target, "__module__", None) or ""
     return node.op == "call_function" and module.startswith("einops.")
 
 
 def is_view(node: Node) -> bool:
-    """A call that looks at its first argument's storage in another shape, whatever the sizes."""
+    """Whether a call is always a view: it returns its first argument's storage in another shape."""
     if (
         node.op not in ("call_function", "call_method")
         or is_opaque(node)
@@ -191,7 +195,7 @@ def is_view(node: Node) -> bool:
 
 
 def is_random(node: Node) -> bool:
-    """A call that may draw random numbers."""
+    """Whether a call may draw random numbers."""
     called = name(node)
     known = _RANDOM.search(called)
     return bool(known) or any(map(operators.draws_random, operators.aten_overloads(called)))
@@ -204,13 +208,14 @@ def flat_nodes(arguments: Any) -> list[Node]:
 
 
 def requires_grad(node: Node) -> bool:
-    """Whether a tensor of the node's has gradients, as it was captured."""
+    """Whether a tensor of the node requires grad in the captured graph."""
     return any(t.requires_grad for t in tensors(node))
 
 
 def may_want_gradients(node: Node) -> bool:
-    """Whether a tensor of the node's may have gradients. Of an exported graph nobody knows yet, but
-    of what is made from no tensor.
+    """Whether a tensor of the node may have a gradient.
+
+    In an exported graph this is not known yet, except for nodes that are made from no tensor.
     """
     exported = "val" in node.meta and "example_value" not in node.meta
     exported = exported and (node.op in ("placeholder", "get_attr") or bool(node.all_input_nodes))
@@ -218,9 +223,7 @@ def may_want_gradients(node: Node) -> bool:
 
 
 def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """The plain bodies that the graph calls, with their call sites: activation checkpoints,
-    branches.
-    """
+    """(call site, body) of each plain body that the graph calls, such as a checkpoint or a branch."""
     for node in gm.graph.nodes:
         if node.op == "call_function" and fx.has_plain_bodies(node.target):
             for argument in _get_attrs(node.args):
@@ -230,7 +233,7 @@ def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
 
 
 def handed_over(call: Node, body: GraphModule) -> list[tuple[Node, Node]]:
-    """The inputs of a body, each with what a call site gives for it."""
+    """Pairs (input of a body, the node that a call site passes for it)."""
     inputs = [n for n in body.graph.nodes if n.op == "placeholder"]
     given = fx.tree_leaves(list(call.args))[-len(inputs) :] if inputs else []
     return [(inner, x) for inner, x in zip(inputs, given) if isinstance(x, Node)]

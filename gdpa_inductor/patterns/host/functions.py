@@ -1,14 +1,13 @@
-"""What torch's functions do, by their short names: tables.
+"""Tables of what torch's functions do, by their short names.
 
-A name is that of `facts.name`: "matmul", "mul_", "mT". It means the same in Dynamo's graphs
-(operators, torch functions, methods) and in exported ones (ATen).
+Names are those of `facts.name`, such as "matmul", "mul_" or "mT". A name means the same in Dynamo's
+graphs (operators, torch functions, methods) and in exported ones (ATen).
 """
 
 from __future__ import annotations
 
 # fmt: off
-# Products by short name. The number of operands follows the leading ones that are added
-# (`baddbmm`).
+# Matrix products by their short names. Some have an addend before the factors, such as `baddbmm`.
 PRODUCTS = frozenset([
     "matmul", "linalg_matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm",
     "einsum", "linear", "tensordot", "inner", "linalg_multi_dot", "chain_matmul",
