@@ -175,7 +175,10 @@ class Analyst:
         return rejection(candidate, refused)
 
     def guarded(self, candidate: Candidate) -> RegionPlan | Rejection:
-        """The outcome. An error of this package becomes a refusal, and leaves the model as it is."""
+        """The outcome.
+
+        An error of this package becomes a refusal, and leaves the model as it is.
+        """
         try:
             return self.outcome(candidate)
         except Exception as error:
@@ -212,7 +215,10 @@ class Analyst:
             yield Refused(Code.JAGGED_PADDING, reason)
 
     def _sink(self, candidate: Candidate, notes: dict[Code, Rejection]) -> Sink | None:
-        """The unpadding of the output, or None. If the rows are padded, the reason becomes a note."""
+        """The unpadding of the output, or None.
+
+        If the rows are padded, the reason becomes a note.
+        """
         try:
             return self.padding.sink(candidate.second)
         except Refused as refusal:

@@ -222,7 +222,9 @@ class HostGraph:
     # Masks and biases that are made of indices
 
     def spreads(self, node: Node) -> bool:
-        """Whether a mask or bias is made pointwise from smaller tensors, and never changed later."""
+        """Whether a mask or bias is made pointwise from smaller tensors, and never changed
+        later.
+        """
         if node in self.spread:
             return self.spread[node]
         self.spread[node] = self._is_spread(node)

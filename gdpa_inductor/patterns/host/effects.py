@@ -223,7 +223,9 @@ def _check_history(graph: HostGraph, region: Extent) -> None:
 
 
 def _check_silent_writes(graph: HostGraph, region: Extent) -> None:
-    """Refuse scores that are changed through an alias without history: autograd misses the change."""
+    """Refuse scores that are changed through an alias without history: autograd misses the
+    change.
+    """
     writers = [n for n in region.nodes if n in graph.mutators]
     for alias in filter(writes.cuts_history, region.nodes if writers else ()):
         for writer in writers:

@@ -57,7 +57,9 @@ def storages(node: Node) -> set[int]:
 
 
 def written_storages(node: Node) -> set[int]:
-    """The storages that a write into a node's value changes: of a nested tensor, its values only."""
+    """The storages that a write into a node's value changes: of a nested tensor, its values
+    only.
+    """
     found = _storages(
         part
         for t in tensors(node)
@@ -123,7 +125,9 @@ def _own_class(node: Node) -> type | None:
 
 
 def name(node: Node) -> str:
-    """The short name of what a node calls, such as "matmul", "mul_" or "mT"; "" if it is no call."""
+    """The short name of what a node calls, such as "matmul", "mul_" or "mT"; "" if it is no
+    call.
+    """
     target: Any = node.target
     if node.op == "call_method":
         return str(target)
@@ -144,7 +148,9 @@ def argument(node: Node, position: int, *names: str) -> Any:
 
 
 def is_opaque(node: Node) -> bool:
-    """Whether a call is no plain torch function: a higher-order or custom op, a module, user code."""
+    """Whether a call is no plain torch function: a higher-order or custom op, a module, user
+    code.
+    """
     if node.op == "call_method":
         return False
     return node.op == "call_module" or (
@@ -166,7 +172,9 @@ def _is_opaque_target(target: Any) -> bool:
 
 
 def is_einops(node: Node) -> bool:
-    """Whether a node calls einops, which is made of plain calls. torch 2.11 does not trace into it."""
+    """Whether a node calls einops, which is made of plain calls. torch 2.11 does not trace into
+    it.
+    """
     module = getattr(node.target, "__module__", None) or ""
     return node.op == "call_function" and module.startswith("einops.")
 
@@ -223,7 +231,9 @@ def may_want_gradients(node: Node) -> bool:
 
 
 def bodies(gm: GraphModule) -> Iterator[tuple[Node, GraphModule]]:
-    """(call site, body) of each plain body that the graph calls, such as a checkpoint or a branch."""
+    """(call site, body) of each plain body that the graph calls, such as a checkpoint or a
+    branch.
+    """
     for node in gm.graph.nodes:
         if node.op == "call_function" and fx.has_plain_bodies(node.target):
             for argument in _get_attrs(node.args):

@@ -1,5 +1,6 @@
-"""Heads that are folded into the batch by hand: `torch.cat(x.split(d, 2), 0)`, as Set Transformer
-writes them. The model copies x [B, N, H·d]; the kernels read it where it lies, as a view
+"""Recognise heads that a model folds into the batch by hand: `torch.cat(x.split(d, 2), 0)`.
+
+Set Transformer does so. The model copies x [B, N, H·d]. The kernels read x in place, as a view
 [H, B, N, d].
 """
 
@@ -17,9 +18,9 @@ _JOINS = frozenset(["cat", "concat", "concatenate"])
 
 
 def split_of(join: Node) -> Node | None:
-    """The split whose pieces a join puts side by side along another dim; None for other nodes.
+    """The split whose pieces a `cat` joins along another dim; None for other nodes.
 
-    All pieces have to be there, in their order, and of one size.
+    All pieces have to be joined, in their order, and have the same size.
     """
     if facts.name(join) not in _JOINS:
         return None
@@ -39,7 +40,7 @@ def split_of(join: Node) -> Node | None:
 
 
 def leads_to_a_join(node: Node) -> bool:
-    """A join that has a `split_of`, that split, or one of its pieces."""
+    """Whether a node is a join with a `split_of`, that split, or one of its pieces."""
     if facts.name(node) in _SPLITS:
         return any(map(leads_to_a_join, node.users))
     if facts.name(node) == "getitem":
@@ -53,7 +54,7 @@ def _as_split(given: Any) -> Node | None:
 
 
 def _source_of(pieces: Any) -> Node | None:
-    """The split that all of them are pieces of."""
+    """The split that all these nodes are pieces of."""
     taken = [n for n in pieces if isinstance(n, Node) and facts.name(n) == "getitem"]
     splits = {n.args[0] for n in taken}
     if len(taken) != len(pieces) or len(splits) != 1:

@@ -1,11 +1,11 @@
-"""Functions that mix the elements of what they are given: what a weight made with them is."""
+"""Functions that are not pointwise, and the code with which weights made by them are refused."""
 
 from __future__ import annotations
 
 from ...rejection import Code
 
 # fmt: off
-# Functions that are not point-wise, and what a weight made with them is.
+# Functions that are not pointwise, by name.
 MIXING: dict[str, Code] = {
     **dict.fromkeys([
         "_softmax", "softmax", "_log_softmax", "log_softmax", "_safe_softmax", "logsumexp",
@@ -37,7 +37,7 @@ MIXING: dict[str, Code] = {
 }
 # fmt: on
 
-# How a refusal goes on after the name of the function.
+# The text of a refusal after the name of the function.
 REASONS: dict[Code, str] = {
     Code.NORMALISED: "normalises or sums the scores along a dimension",
     Code.REDUCTION: "reduces or scans the scores",
@@ -47,7 +47,8 @@ REASONS: dict[Code, str] = {
     Code.POINTWISE_OP: "is not in the vocabulary of score programs",
 }
 
-# What is refused by its name, so that softmax attention costs nothing: a shadow would say the same.
+# Functions that are refused by name, so that softmax attention costs no trace. The trace would give
+# the same refusal.
 NO_WEIGHTS = {
     **dict.fromkeys(
         ["softmin", "gumbel_softmax", "normalize", "layer_norm", "group_norm", "rms_norm"],

@@ -1,4 +1,4 @@
-"""Where a node stands in the user's source and modules, and how a report names it."""
+"""The place of a node in the user's source and modules, and its name in a report."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def location(node: Node) -> str:
 
 
 def describe(node: Node) -> str:
-    """How a reason names a node: `softmax (line 12)`."""
+    """The name of a node in a reason, such as `softmax (line 12)`."""
     line = location(node).rpartition(":")[2]
     return f"`{facts.name(node) or node.name}`" + (f" (line {line})" if line else "")
 
@@ -71,7 +71,7 @@ def _within(paths: Sequence[str]) -> str:
 
 
 def origin(leaf: Node, user: Node) -> Origin:
-    """Where a tensor comes from that a region reads: its name, seen from the module of `user`."""
+    """Where a tensor that a region reads comes from: its name, as the module of `user` sees it."""
     source, modules = _written(dynamo.source_name(leaf)), _modules(user)
     root = _ROOT.match(source)
     if root is None:

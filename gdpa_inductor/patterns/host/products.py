@@ -1,4 +1,4 @@
-"""Which nodes multiply matrices, and what they multiply."""
+"""Which nodes are matrix products, and what they multiply."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import facts, functions
 
 
 def is_product(node: Node) -> bool:
-    """Whether a node multiplies matrices: its ATen form contains a contraction of two operands."""
+    """Whether a node is a matrix product: it contracts two operands."""
     called = facts.name(node)
     if called not in functions.PRODUCTS or facts.is_opaque(node) or len(operands(node)) < 2:
         return False
@@ -20,7 +20,7 @@ def is_product(node: Node) -> bool:
 
 
 def operands(node: Node) -> list[Node]:
-    """The tensors that a product multiplies, without what it adds."""
+    """The tensors that a product multiplies, without an addend."""
     called, args = facts.name(node), node.args
     if called in ("einsum", "chain_matmul"):  # an einsum of lists has no equation
         found = facts.flat_nodes(args)
@@ -45,8 +45,10 @@ def _contracts(node: Node) -> bool:
 
 
 def is_weight_product(node: Node) -> bool:
-    """A product with a 2-D weight. That is `x @ W` of a tensor with more dims or of a weight that
-    enters the graph. It is `linear` too, unless its weight is made from a tensor with more dims.
+    """Whether a node is a product with a 2-D weight, as in a layer.
+
+    It is if one operand of `x @ W` is 2-D and the other has more dims, or if a weight enters the
+    graph. A call of `linear` is one too, unless its weight is made from a tensor with more dims.
     """
     given = operands(node)
     if facts.name(node) == "linear":
@@ -60,7 +62,7 @@ def is_weight_product(node: Node) -> bool:
 
 
 def is_flat_input(node: Node) -> bool:
-    """A 2-D input of the user's that no module owns: it may be a weight or an activation."""
+    """Whether a node is a 2-D input that no module owns. It may be a weight or an activation."""
     found = origin(node)
     owned = re.search(r"\._(modules|parameters|buffers)\b", dynamo.source_name(found))
     flat = [t.dim() == 2 for t in facts.tensors(node)] == [True]
@@ -73,7 +75,7 @@ def is_flat_input(node: Node) -> bool:
     )
 
 
-_FAR = 16  # nodes that a weight is made by: more of them, and it counts as one all the same
+_FAR = 16  # how many nodes before a 2-D tensor are looked at; beyond, it counts as a weight
 
 
 def _is_flat_throughout(node: Node) -> bool:
@@ -89,7 +91,7 @@ def _is_flat_throughout(node: Node) -> bool:
 
 
 def origin(node: Node) -> Node:
-    """What a chain of views and casts looks at."""
+    """The node at the beginning of a chain of views and casts."""
     while (
         node.op.startswith("call")
         and (facts.name(node) in functions.VIEWS or facts.name(node) in functions.CASTS)

@@ -1,13 +1,14 @@
-"""The nodes of a candidate's region, and whether it is safe to replace them.
+"""Find the nodes of a candidate's region, and check that it is safe to replace them.
 
-A region holds the nodes on the way from the first product to the second, and whatever changes their
-storages in place on the way. Everything else that enters is a leaf. It is safe to replace if
+A region holds the nodes on the way from the first product to the second. It also holds calls that
+change their storages in place on the way. Any other tensor that enters is a leaf. A region is safe
+to replace under these conditions:
 
-    nothing outside sees its values, unless what sees them is pure and reaches no output and no
-        mutation;
-    its values are changed by its own nodes only, and in-place calls leave its operands, and the
-        gradients of them, as they are (see `effects`);
-    the gradient mode is one and the same, and no function transform is open.
+- No node outside uses its values. The exception is dead code: pure calls whose results reach no
+  output and no mutation.
+- Only its own nodes change its values. In-place calls do not change its operands or their gradients
+  (`effects`).
+- All of it runs in one gradient mode, and no function transform is open.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ from .mixing import NO_WEIGHTS, REASONS
 
 @dataclass(frozen=True)
 class Sink:
-    """The way from a second product to an unpad of its rows.
+    """The way from a second product to the call that removes the padding of its rows.
 
-    tail: views and casts of the product's result, the last of which is unpadded. unpad: the call,
-    and what takes its results apart. result: [L, ...]. again: nodes that return the offsets.
+    tail:    Views and casts of the product's result. The last one is unpadded.
+    unpad:   The call, and the nodes that take its results apart.
+    result:  The node with the unpadded result, [L, ...].
+    again:   Nodes that return the offsets.
     """
 
     tail: tuple[Node, ...]
@@ -43,12 +46,17 @@ class Sink:
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: in program order, from the first product to the second, or to the views and casts of
-    its result that `sink` takes. makers: pure calls that lead from leaves to them.
+    """The nodes to replace.
 
-    leaves: what enters. dead: what sees the region and is seen by nothing. sizes: users that read a
-    shape only. factories: calls on the region's tensors that read a dtype and a device only, and
-    whose results others use.
+    nodes:      From the first product to the second, in program order. With a `sink`, also views
+    and
+                casts of the result.
+    makers:     Pure calls between the leaves and these nodes.
+    leaves:     The tensors that enter.
+    dead:       Users of the region whose results nobody uses.
+    sizes:      Users that read a shape only.
+    factories:  Calls on the region's tensors that read only a dtype and a device, and whose results
+                are used outside.
     """
 
     nodes: tuple[Node, ...]
@@ -61,7 +69,7 @@ class Region:
 
     @property
     def end(self) -> Node:
-        """What is replaced: the result of the second product, or of the unpad that follows."""
+        """The node to replace: the result of the second product, or of the unpadding after it."""
         return self.nodes[-1] if self.sink is None else self.sink.result
 
     @property
@@ -71,12 +79,12 @@ class Region:
 
 
 class Through(enum.Flag):
-    """What the leaves of a region are read through: what makes them is then a part of it."""
+    """Calls before a region that become a part of it. Their inputs are then its leaves."""
 
     NOTHING = 0
-    # Views, exact upcasts, and heads folded into the batch: no operand is expanded or copied first.
+    # Views, exact upcasts, and heads folded into the batch. So no operand is expanded or copied.
     VIEWS = enum.auto()
-    # Functions whose result is larger than what they are given: masks of indices and lengths.
+    # Functions whose result is larger than their inputs: masks of indices and lengths.
     MASKS = enum.auto()
     # All views of padded values, up to what pads them.
     PADDING = enum.auto()
@@ -84,8 +92,9 @@ class Through(enum.Flag):
 
 @dataclass(frozen=True)
 class Finder:
-    """Finds the regions of one graph. padded: what pads, and views and copies of it; pads: what
-    pads.
+    """Finds the regions of one graph.
+
+    padded: Calls that pad, and views and copies of their results. pads: Calls that pad.
     """
 
     host: HostGraph
@@ -99,10 +108,11 @@ class Finder:
         sink: Sink | None = None,
         closed: Collection[Node] = (),
     ) -> Region:
-        """The region of a candidate; `through`: what leaves are read through, but for `closed`
-        ones.
+        """The region of a candidate. Raises Refused if it is not safe to replace.
 
-        Raises Refused where it is not safe to replace.
+        Args:
+            through: The kinds of calls before the region that become a part of it.
+            closed: Nodes that stay leaves all the same.
         """
         second = candidate.second
         closure = self._closure(candidate.firsts, second) | set(sink.tail if sink else ())
@@ -129,7 +139,7 @@ class Finder:
         return Region(tuple(nodes), tuple(makers), tuple(leaves), dead, sizes, factories, sink)
 
     def _closure(self, firsts: Sequence[Node], second: Node) -> set[Node]:
-        """firsts: one product, or several nodes that compute the same one."""
+        """The nodes between products. firsts: One product, or several that compute the same."""
         inside = {*firsts, second}
         first = firsts[0]
         stack = [second]
@@ -158,7 +168,7 @@ class Finder:
         self, nodes: list[Node], inside: set[Node], leaves: list[Node], through: Through,
         closed: Collection[Node],
     ) -> tuple[list[Node], list[Node]]:  # fmt: skip
-        """Expand leaves into the pure calls that make them: (the makers, the remaining leaves)."""
+        """Replace leaves by the pure calls that make them. Returns (makers, remaining leaves)."""
         makers: set[Node] = set()
         found: dict[Node, None] = {}
         stack, end = list(reversed(leaves)), nodes[-1]
@@ -181,7 +191,7 @@ class Finder:
         return sorted(makers, key=self.host.order.__getitem__), list(found)
 
     def _is_repeatable(self, leaf: Node, end: Node) -> bool:
-        """A call that gives the same at the end of the region, and that nobody watches."""
+        """Whether a call gives the same result at the end of the region, and nobody watches it."""
         return (
             leaf.op in ("call_function", "call_method")
             and not facts.is_opaque(leaf)
@@ -191,13 +201,15 @@ class Finder:
         )
 
     def _has_mode_of(self, end: Node, leaf: Node) -> bool:
-        """It runs in the gradient mode of the region's end, or has no gradient in any."""
+        """Whether a call runs in the gradient mode of the region's end, or has no gradient
+        anyway.
+        """
         here, there = self.host.ambient[leaf], self.host.ambient[end]
         same = (here.grad, here.inference) == (there.grad, there.inference)
         return here.transforms == 0 and (same or not _wants_gradients(leaf))
 
     def _is_seen(self, leaf: Node, through: Through) -> bool:
-        """Whether what makes a leaf is of the kinds that are read through."""
+        """Whether the call that makes a leaf is of a kind in `through`."""
         viewed = facts.is_view(leaf) or _is_upcast(leaf) or heads.leads_to_a_join(leaf)
         seen = Through.VIEWS in through and viewed
         seen = seen or (Through.MASKS in through and self.host.spreads(leaf))
@@ -237,9 +249,10 @@ class Finder:
     def _escapes(
         self, nodes: list[Node], inside: set[Node], unpad: Sequence[Node]
     ) -> tuple[list[Node], list[Node], list[Node]]:
-        """Users outside of the region: those that are dead, those that read a shape, and factories,
-        those inside that others use among them. Others are refused. `unpad`: what uses the last
-        node, where this one is replaced too.
+        """The users outside of the region: (dead ones, readers of a shape, factories).
+
+        Factories may be inside and used outside. Any other user is refused. unpad: The nodes that
+        use the last node and are replaced too.
         """
         dead: dict[Node, None] = {}
         sizes: dict[Node, None] = {}
@@ -267,8 +280,9 @@ class Finder:
         return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
 
     def _is_factory(self, node: Node, inside: set[Node]) -> bool:
-        """It reads the values of no tensor, and no call of the region writes into what it makes,
-        which has no gradient.
+        """Whether a call reads no values of a tensor, and makes a tensor without a gradient.
+
+        No call of the region may write into that tensor.
         """
         if facts.name(node) not in functions.FACTORIES or facts.is_opaque(node):
             return False
@@ -280,8 +294,9 @@ class Finder:
         return not any(map(facts.tensors, others)) and not written & facts.storages(node)
 
     def _is_dead(self, user: Node, inside: set[Node], dead: dict[Node, None]) -> bool:
-        """Nothing sees it: every transitive user is pure and none is an output. Adds what it finds
-        to `dead`.
+        """Whether a user is dead: all its transitive users are pure, and none is an output.
+
+        Adds these nodes to `dead`.
         """
         seen: dict[Node, None] = {user: None}
         stack = [user]
@@ -313,7 +328,7 @@ def _is_pure(node: Node) -> bool:
 
 
 def _is_upcast(node: Node) -> bool:
-    """A cast that loses nothing and that kernels do on the fly: 16 bits to 32."""
+    """Whether a node is an exact cast that kernels do on the fly: from 16 bits to 32."""
     given = [t for n in node.all_input_nodes for t in facts.tensors(n)]
     made = facts.tensors(node)
     return (
@@ -327,9 +342,7 @@ def _is_upcast(node: Node) -> bool:
 
 
 def _is_readable(user: Node, inside: set[Node]) -> bool:
-    """What it returns is one size, or several of which each is taken by number, as far as others
-    see it.
-    """
+    """Whether a user returns a size, or several sizes that are only taken one by one."""
     if not isinstance(facts.value(user), (tuple, list)):
         return True
     others = [n for n in user.users if n not in inside]
@@ -337,12 +350,12 @@ def _is_readable(user: Node, inside: set[Node]) -> bool:
 
 
 def _wants_gradients(node: Node) -> bool:
-    """Whether what it is made from has gradients: else no gradient mode makes a difference."""
+    """Whether inputs of a node have gradients. Otherwise the gradient mode makes no difference."""
     return any(map(facts.may_want_gradients, node.all_input_nodes))
 
 
 def _is_size_arithmetic(node: Node) -> bool:
-    """A call that makes a tuple of sizes."""
+    """Whether a call makes a tuple of sizes."""
     return isinstance(facts.value(node), (tuple, list)) and not facts.tensors(node)
 
 

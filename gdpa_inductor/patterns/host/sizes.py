@@ -1,4 +1,4 @@
-"""Sizes that may be symbolic: only what is statically known is used, and no guard is ever added."""
+"""Compare sizes that may be symbolic, by static knowledge only. No guard is ever added."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ Size = int | torch.SymInt
 
 
 def same(left: Size, right: Size) -> bool:
-    """Statically known to be equal."""
+    """Whether two sizes are statically known to be equal."""
     return left is right or shapes.statically_known_true(left == right)
 
 
 def alike(left: Size, right: Size) -> bool:
-    """Equal, statically or in the sizes that the graph was captured with. Whoever relies on the
-    second leaves a check in the graph.
+    """Whether two sizes are equal, statically or by their hints.
+
+    A caller that relies on the hints has to leave a check in the graph.
     """
     hints = shapes.size_hint(left), shapes.size_hint(right)
     return same(left, right) or (hints[0] is not None and hints[0] == hints[1])

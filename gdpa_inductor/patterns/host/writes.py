@@ -1,4 +1,4 @@
-"""What a call changes in place, and whether its result may be an alias of what it is given."""
+"""Which arguments a call changes in place, and whether its result may be an alias of one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _INPLACE_OPERATORS = frozenset([
     "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
     "ixor", "ilshift", "irshift", "iconcat", "setitem", "delitem",
 ])
-# Functions that write into what they are given after the first argument, whatever a schema says.
+# Functions that write into arguments after the first one, even if no schema says so.
 _WRITES_BUFFERS = frozenset([
     "batch_norm", "instance_norm", "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm",
     "batch_norm_update_stats", "rrelu_with_noise",
@@ -28,7 +28,7 @@ _RENORMALISES = frozenset(["embedding", "embedding_bag"])
 
 
 def mutated(node: Node) -> list[Node]:
-    """The arguments that a call changes in place; all of them where that is not known."""
+    """The arguments that a call changes in place, or all of them if that is not known."""
     if node.op not in ("call_function", "call_method", "call_module"):
         return []
     if _is_state_change(node):
@@ -63,7 +63,10 @@ def mutated(node: Node) -> list[Node]:
 
 
 def _declared(node: Node) -> list[Node]:
-    """What ATen's function of that name writes into: of optimizers' and observers', several."""
+    """The arguments that ATen's function of that name writes.
+
+    Optimizers and observers have several.
+    """
     called = facts.name(node)
     if called in functions.WATCHERS or getattr(node.target, "__module__", "") == "_operator":
         return []
@@ -73,7 +76,7 @@ def _declared(node: Node) -> list[Node]:
 
 
 def _silently_written(node: Node) -> list[Node]:
-    """Buffers that a function changes although neither its name nor a schema says so."""
+    """Buffers that a function changes, although neither its name nor a schema says so."""
     called, others = facts.name(node), (node.args[1:], node.kwargs)
     if called in _WRITES_BUFFERS:
         return facts.flat_nodes(others)
@@ -84,7 +87,7 @@ def _silently_written(node: Node) -> list[Node]:
 
 
 def may_alias(node: Node) -> bool:
-    """Whether it depends on strides if a call returns its argument itself or a copy."""
+    """Whether a call returns its argument itself or a copy, depending on strides."""
     if (
         facts.name(node) not in functions.MAY_ALIAS
         or facts.is_opaque(node)
@@ -96,7 +99,7 @@ def may_alias(node: Node) -> bool:
 
 
 def cuts_history(node: Node) -> bool:
-    """A call that returns its argument itself, without its history."""
+    """Whether a call returns its argument itself, without its autograd history."""
     source = node.all_input_nodes[0] if node.all_input_nodes else None
     if source is None or not facts.storages(node) & facts.storages(source):
         return False

@@ -1,9 +1,9 @@
-"""One step from a dense reading to a jagged one: without the padding that the model has around it.
+"""Turn a dense reading into a jagged one: remove the padding that the model has around it.
 
-pads     calls that pad and unpad; `autograd_functions`: autograd.Functions around them
-offsets  which offsets are one
-padding  what a graph pads, what stands there, where it is cut off
-sides    the sides of an attention that can do without
-implied  masks that vanish there
-step     all of it
+pads     Calls that pad and unpad. `autograd_functions`: autograd.Functions around such calls.
+offsets  Which offsets are equal.
+padding  What a graph pads, which numbers the padding has, and where it is removed.
+sides    The sides of an attention whose padding can be removed.
+implied  Masks that are always true on such a side.
+step     All of the above in order.
 """

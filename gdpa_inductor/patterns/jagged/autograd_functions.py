@@ -1,7 +1,7 @@
-"""A torch.autograd.Function that only calls one function, and whose backward only calls one.
+"""Read a torch.autograd.Function that wraps one call, and whose backward is one call too.
 
-ATen's padding functions have no derivative of their own, so models that train wrap them so. Dynamo
-captures such a Function as one call with two bodies, forward and backward.
+ATen's padding functions have no derivative, so models that train wrap them in such Functions.
+Dynamo captures a Function as one call with two bodies, forward and backward.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from ..host import facts
 
 @dataclass(frozen=True)
 class AutogradFunction:
-    """forward, backward: the one call of each body; the second makes the gradient of the first
-    tensor that the first is given. operands: what the caller passes, by the inputs of the forward
-    body. saved: inputs of the forward body, by those of the backward body.
+    """A Function that wraps one call.
+
+    forward:   The call of the forward body.
+    backward:  The call of the backward body. It makes the gradient of the forward's first tensor.
+    operands:  From each input of the forward body to the caller's argument.
+    saved:     From each input of the backward body to the input of the forward body that it saves.
     """
 
     forward: Node
@@ -29,19 +32,19 @@ class AutogradFunction:
     saved: dict[Node, Node]
 
     def outside(self, given: Any) -> Any:
-        """An argument of the forward call in terms of the caller's graph; inputs of the body become
-        what is passed for them.
+        """An argument of the forward call, with the caller's nodes in place of the body's
+        inputs.
         """
         return torch.fx.map_arg(given, lambda node: self.operands.get(node, node))
 
     @property
     def gradient(self) -> Node:
-        """The input of the backward body that is the gradient of the result."""
+        """The input of the backward body that holds the gradient of the result."""
         return next(iter(self.backward.graph.nodes))
 
 
 def autograd_function(node: Node) -> AutogradFunction | None:
-    """What the call of an autograd.Function wraps; None where it does more than one call."""
+    """The reading of a call of an autograd.Function, or None if it wraps more than one call."""
     if node.op != "call_function" or not fx.is_autograd_function(node.target):
         return None
     bodies = [fx.body_of(n) for n in node.args[:2] if isinstance(n, Node)]
@@ -72,7 +75,7 @@ def _only_call(body: GraphModule) -> Node | None:
 
 
 def _is_idle(node: Node) -> bool:
-    """A switch of modes, or arithmetic of sizes."""
+    """Whether a node only changes modes, or computes sizes."""
     if node.op == "call_function" and fx.state_change(node.target):
         return True
     return facts.value(node) is not None and not facts.tensors(node)

@@ -1,8 +1,8 @@
-"""Conditions that a jagged side makes true: `n < length of its sequence`.
+"""Remove conditions that are always true on a jagged side, such as `n < length of its sequence`.
 
-On a jagged side no score lies past the end of a sequence. A mask that says so says nothing there,
-and would cost a load and a comparison. Its lengths are the differences of the side's offsets, or
-what those are the running sums of.
+On a jagged side no score is past the end of a sequence. So a mask for that has no effect, but would
+cost a load and a comparison. Its lengths have to be the differences of the side's offsets, or the
+offsets have to be their running sums.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .offsets import Offsets
 from .padding import GraphPadding
 from .sides import JaggedSide, Sides
 
-# What a comparison of a position with the length is; and one of the length with a position.
+# The value of a comparison of a position with the length, and of the length with a position.
 _TRUTH = ({"lt": TRUE, "ge": FALSE}, {"gt": TRUE, "le": FALSE})
 
 
 def without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> Reading:
-    """The reading, its weight without such conditions."""
+    """The reading, without such conditions in its weight."""
     jagged = [side for side in (sides.query, sides.key) if side is not None]
 
     def is_position(node: Expr, side: JaggedSide) -> bool:
@@ -53,7 +53,7 @@ def without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> Re
     if not known:
         return reading
     (weight,) = substitute([reading.weight], known)
-    # What such a condition never chooses has a gradient of zeros all the same.
+    # The branch that such a condition never chooses still has a gradient of zeros.
     return (
         replace(reading, weight=weight) if reached(weight) == reached(reading.weight) else reading
     )

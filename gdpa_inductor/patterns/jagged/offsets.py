@@ -1,4 +1,4 @@
-"""Which offsets are one and the same, and which lengths they are the running sums of."""
+"""Which offsets are equal, and which lengths they are the running sums of."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _JOINS = frozenset(["cat", "concat", "concatenate", "hstack"])  # of vectors the
 
 @dataclass
 class Offsets:
-    """What is known of the offsets of one graph."""
+    """Facts about the offsets of one graph."""
 
     host: HostGraph
     _keys: dict[Node, Hashable] = field(default_factory=dict)
@@ -32,8 +32,9 @@ class Offsets:
         return any(storages & changed for changed in self.host.mutators.values())
 
     def one(self, left: Node, right: Node) -> bool:
-        """Whether two offsets are one and the same: by what they are computed from. Those of two
-        nested tensors are, if they are now; then a guard keeps it so.
+        """Whether two offsets are equal, by the calls and tensors that they are computed from.
+
+        Two nested tensors have equal offsets if they have now. Then a guard checks later calls.
         """
         keys = self._key(left), self._key(right)
         if keys[0] == keys[1] or not all(key in self._ragged for key in keys):
@@ -41,8 +42,9 @@ class Offsets:
         return shapes.guarded_equal(*(self._ragged[key] for key in keys))
 
     def summed_lengths(self, node: Node) -> Node | None:
-        """The lengths whose running sums, after a zero, a node returns, if it is known to, and
-        nothing on the way is changed in place.
+        """The lengths, if a node is known to return a zero and then their running sums; else None.
+
+        Nothing on the way may be changed in place.
         """
         way = _running_sums(node)
         changed = any(self.changes(facts.storages(n)) for n in way)
@@ -54,7 +56,7 @@ class Offsets:
         return self._keys[node]
 
     def _made(self, node: Node) -> Hashable:
-        """A value number: equal for nodes that are equal by what they call on what."""
+        """A value number: equal for nodes that make the same calls on the same tensors."""
         called, given = facts.name(node), node.all_input_nodes
         if pads.is_nested(node):  # its ragged size stands for its offsets
             size = facts.tensors(node)[0].shape[1]
@@ -79,8 +81,9 @@ class Offsets:
 
 
 def _running_sums(node: Node) -> list[Node]:
-    """The way from offsets to the lengths that they are the running sums of, after a zero; empty
-    where they are not known to be.
+    """The nodes from offsets to the lengths that they are the running sums of, after a zero.
+
+    Empty if they are not known to be such sums.
     """
     if _is_complete_cumsum(node):
         return [node, node.all_input_nodes[0]]
@@ -106,7 +109,7 @@ def _is_complete_cumsum(node: Node) -> bool:
 
 
 def _summed(way: list[Node], node: Any) -> list[Node]:
-    """`way`, and on from a cumulative sum in integers to the lengths that are summed."""
+    """`way`, continued from a cumulative sum of integers to the lengths that it sums."""
     while isinstance(node, Node) and facts.name(node) in _KEEPS_VALUES and _keeps_integers(node):
         way = [*way, node]
         node = node.all_input_nodes[0]

@@ -1,8 +1,8 @@
-"""Padding in a user's graph: what is padded, what stands in the padding, and where it is cut off.
+"""Padding in a user's graph: what is padded, with which numbers, and where padding is removed.
 
-A *pad* makes [B, N, ...] of values [L, ...] and offsets [B+1]. Sequence b owns the values
-offsets[b]:offsets[b+1]. The first N of them are kept, and what is missing is filled. An *unpad* is
-its inverse; what a pad left out it fills with zeros.
+A *pad* makes [B, N, ...] from values [L, ...] and offsets [B+1]. Sequence b owns the values
+offsets[b]:offsets[b+1]. A pad keeps the first N of them, and fills the rest up to N. An *unpad* is
+the inverse. It fills values that a pad has dropped with zeros.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .offsets import Offsets
 from .pads import UNPADS, Pad, is_unread_pad, pad_of, sink_of
 
 # fmt: off
-# Functions between a pad and a product, or a product and an unpad, that a shadow reads through.
+# Functions that may come between a pad and a product, or between a product and an unpad.
 LAYOUTS = functions.VIEWS | {
     "reshape", "flatten", "contiguous", "clone", "chunk", "split", "split_with_sizes", "unbind",
     "getitem", "select", "narrow", "unsafe_chunk",
@@ -34,7 +34,7 @@ READ_THROUGH = LAYOUTS | functions.CASTS
 _ELEMENTWISE = (functions.POINTWISE | POINTWISE.keys()) - {"max", "min", "tril", "triu"}
 # fmt: on
 
-# Numbers that an element of an operand may be, by its kind.
+# Ordinary numbers, by the kind of an operand. They stand for elements that are not known.
 ORDINARY = {
     "f": torch.tensor([1.0, 0.5, -2.0, 3.0], dtype=torch.float64),
     "i": torch.tensor([1, 2, 3, 4]),  # sizes among them, which scores are divided by
@@ -43,17 +43,17 @@ ORDINARY = {
 
 
 class NotPadded(Refused):
-    """A side has nothing to do with padding: no note about it."""
+    """A side has no padding at all, so there is no note about it."""
 
 
 @dataclass
 class GraphPadding:
-    """What one graph pads and unpads.
+    """The padding of one graph.
 
-    pads     by node, what it pads
-    padded   pads, and views and copies of them that nothing changes in place
-    derived  those that something changes, and all that is computed from any of them
-    unread   what is computed from padding that is not read as such, each with the call that pads
+    pads:     The pad of each node that pads.
+    padded:   Pads, and views and copies of them that nothing changes in place.
+    derived:  Padded tensors that are changed in place, and all that is computed from padded ones.
+    unread:   Nodes that are computed from padding that is not recognised, with the call that pads.
     """
 
     host: HostGraph
@@ -84,7 +84,7 @@ class GraphPadding:
         return found
 
     def _follow_unread(self, node: Node) -> None:
-        """Note a call that pads in a way of its own, and what is computed from such padding."""
+        """Record a call whose padding is not recognised, and what is computed from it."""
         if is_unread_pad(node):
             self.unread[node] = node
             if node in self.host.mutators:  # it writes into its first argument
@@ -96,13 +96,14 @@ class GraphPadding:
                 self.unread[node] = pad
 
     def unread_pad(self, candidate: Candidate) -> Node | None:
-        """What pads an operand of a product, where that is not read as padding."""
+        """The call that pads an operand of a product, if it is not recognised as padding."""
         found = [self.unread[n] for n in _operands(candidate) if n in self.unread]
         return found[0] if found else None
 
     def absent(self, leaf: Node) -> Tensor | None:
-        """The number in the padding of an operand, or several that it may be. None where it is not
-        padded, or not known what stands there.
+        """The numbers that the padding of an operand may have.
+
+        None if the operand is not padded, or if the numbers are not known.
         """
         if leaf not in self.padded and leaf not in self.derived:
             return None
@@ -112,7 +113,9 @@ class GraphPadding:
             return None
 
     def _absent(self, node: Any) -> Any:
-        """Of padding and of what is computed from it element by element; else ordinary numbers."""
+        """The numbers in the padding of a node, by pointwise evaluation; ordinary numbers
+        elsewhere.
+        """
         given = facts.tensors(node)
         if not given:
             return 2  # a size
@@ -132,7 +135,7 @@ class GraphPadding:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
     def sink(self, second: Node) -> Sink:
-        """Where the rows of a product go. Raises Refused where that is not one unpad alone."""
+        """The unpad of a product's rows. Raises Refused if the rows have another user."""
         tail: list[Node] = []
         node = second
         while True:
@@ -160,8 +163,9 @@ class GraphPadding:
         return not self.derived.isdisjoint(_operands(candidate))
 
     def pads_rows(self, candidate: Candidate) -> bool:
-        """Whether the rows may be padded: of the first product one operand is the keys, padded as
-        the value is.
+        """Whether the rows may be padded too: one operand of the first product is the padded keys.
+
+        The keys are padded as the value is.
         """
         made = self.padded | self.derived
         firsts = [n in made for first in candidate.firsts for n in products.operands(first)]
@@ -172,8 +176,9 @@ class GraphPadding:
         return sum(firsts) > value
 
     def usable(self, name: str, leaf: Node, end: Node) -> Pad:
-        """The pad that makes an operand. Raises Refused where its values, taken at `end`, are not
-        what was padded.
+        """The pad that makes an operand.
+
+        Raises Refused if the values are not the same at `end` as when they were padded.
         """
         pad = self.pads.get(leaf)
         if pad is None and leaf not in self.derived:
@@ -198,15 +203,16 @@ class GraphPadding:
 
 
 def _operands(candidate: Candidate) -> list[Node]:
-    """Of all its products."""
+    """The operands of all products of a candidate."""
     return [
         n for product in (*candidate.firsts, candidate.second) for n in products.operands(product)
     ]
 
 
 def _reads_through(node: Node) -> bool:
-    """A view or a copy; of subscripts those without tensors, which look elements up. A repetition
-    is one where the count is a number.
+    """Whether a node is a view or a copy.
+
+    A subscript is one if it has no tensor, and a repetition if its count is a number.
     """
     if facts.name(node) == "getitem":
         return not any(map(facts.tensors, node.all_input_nodes[1:]))
@@ -216,7 +222,10 @@ def _reads_through(node: Node) -> bool:
 
 
 def _keeps_rows(node: Node) -> bool:
-    """A view, a copy or a cast among reals: zeros stay zeros, and rows are not mixed."""
+    """Whether a node is a view, a copy or a cast of floats.
+
+    So zeros stay zeros, and rows stay rows.
+    """
     if facts.name(node) in functions.CASTS:
         return all(t.dtype.is_floating_point for t in facts.tensors(node))
     return facts.name(node) in LAYOUTS

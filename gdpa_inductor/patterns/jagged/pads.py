@@ -1,7 +1,7 @@
-"""The calls that pad and unpad, read by their names: `Pad` and `Sink`.
+"""Read calls that pad and unpad, by their names, as `Pad` and `Sink`.
 
-Nothing of fbgemm is imported. A torch.autograd.Function that only calls one of these functions, and
-whose backward only calls the inverse, is the same.
+fbgemm is not imported. A torch.autograd.Function counts as such a call, if it calls only one of
+these functions and its backward only the inverse.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ..result import Refused
 from .autograd_functions import AutogradFunction, autograd_function
 
 # fmt: off
-# Functions that pad: the names of their parameters, those that are not there left out. All of them
-# have the values (or the nested tensor) first.
+# Functions that pad, with the names of their parameters. The first parameter is always the values,
+# or the nested tensor.
 PADS: dict[str, tuple[str, ...]] = {
     "jagged_to_padded_dense": ("values", "offsets", "max_lengths", "padding_value"),
     "jagged_to_padded_dense_forward": ("values", "offsets", "max_lengths", "padding_value"),
@@ -38,7 +38,7 @@ UNPADS: dict[str, tuple[str, ...]] = {
     "dense_to_jagged_forward": ("dense", "x_offsets", "total_L"),
     "_padded_dense_to_jagged_forward": ("dense", "offsets", "total_L"),
 }
-# Calls that fill a tensor made for it with rows one behind the other, by a mask.
+# Calls that fill a tensor with rows one after the other, by a mask.
 _SCATTERS = (
     "masked_scatter", "masked_scatter_", "setitem", "__setitem__", "index_put", "index_put_",
 )
@@ -50,7 +50,7 @@ _MADE_FOR_IT = (
 
 
 def is_unread_pad(node: Node) -> bool:
-    """A call that pads without offsets: `pad_sequence`, or rows that go where a mask is true."""
+    """Whether a call pads without offsets: `pad_sequence`, or rows that go where a mask is true."""
     if facts.name(node) == "pad_sequence":
         return True
     if facts.name(node) not in _SCATTERS or len(node.args) < 3:
@@ -66,8 +66,13 @@ def is_unread_pad(node: Node) -> bool:
 
 @dataclass(frozen=True)
 class Pad:
-    """`node` [B, N, ...] holds `values` [L, ...] (or a nested tensor's) by `offsets`; past the end
-    stands `fill`. calls: what makes it, the last first.
+    """One pad.
+
+    node:     The padded tensor, [B, N, ...].
+    values:   The values, [L, ...], or a nested tensor.
+    offsets:  The offsets of the sequences.
+    fill:     The number in the padding.
+    calls:    The nodes that make it, the last first.
     """
 
     node: Node
@@ -83,7 +88,7 @@ class Pad:
 
 @dataclass(frozen=True)
 class PadCall:
-    """A call of one of the tables: its name, its arguments by name, and the nodes that make it."""
+    """A call of a function in a table: its name, its arguments by name, the nodes that make it."""
 
     name: str
     given: dict[str, Any]
@@ -91,7 +96,7 @@ class PadCall:
 
 
 def call_of(node: Node, table: Mapping[str, tuple[str, ...]]) -> PadCall | None:
-    """The call whose one result `node` is, in the open or in an autograd.Function of its own."""
+    """The call of a function in `table` that returns `node`, plain or in an autograd.Function."""
     given = _arguments(node, table)
     if given is not None:
         return PadCall(facts.name(node), given, (node,))
@@ -106,8 +111,9 @@ def call_of(node: Node, table: Mapping[str, tuple[str, ...]]) -> PadCall | None:
 
 
 def _is_inverse(held: AutogradFunction, table: Mapping[str, tuple[str, ...]]) -> bool:
-    """Whether the backward of a wrapped pad is an unpad of the gradient by the same offsets, or the
-    other way round with zeros.
+    """Whether the backward of a wrapped pad is an unpad of the gradient by the same offsets.
+
+    Or the other way round: then the backward pads with zeros.
     """
     inverse = UNPADS if table is PADS else PADS
     given, back = _arguments(held.forward, table), _arguments(held.backward, inverse)
@@ -119,7 +125,7 @@ def _is_inverse(held: AutogradFunction, table: Mapping[str, tuple[str, ...]]) ->
 
 
 def pad_of(node: Node) -> Pad | None:
-    """What a node pads; None where it does not, or in a form of its own (several levels)."""
+    """The pad of a node. None if it does not pad, or pads by several levels of offsets."""
     call, made = call_of(node, PADS), facts.tensors(node)
     if call is None or len(made) != 1 or not facts.is_plain(node):
         return None
@@ -143,7 +149,7 @@ def length_of(pad: Pad) -> Size:
 
 
 def is_nested(node: Node) -> bool:
-    """A nested tensor of one ragged dimension, the second, whose values lie close together."""
+    """Whether a node is a nested tensor with contiguous values, whose only ragged dim is dim 1."""
     found = facts.value(node)
     return (
         isinstance(found, torch.Tensor)
@@ -154,7 +160,7 @@ def is_nested(node: Node) -> bool:
 
 
 def sink_of(tail: tuple[Node, ...], node: Node) -> Sink | None:
-    """The sink that the call of `node` is; None where it is no unpad."""
+    """The sink of a node that unpads, or None."""
     parts = {n: n.args[1] for n in node.users if facts.name(n) == "getitem"}
     values = [n for n, number in parts.items() if number == 0]
     call = call_of(node, UNPADS) or (call_of(values[0], UNPADS) if values else None)
@@ -174,7 +180,7 @@ def sink_of(tail: tuple[Node, ...], node: Node) -> Sink | None:
 
 
 def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, Any] | None:
-    """The arguments of a call by name; None where it is none of the table's."""
+    """The arguments of a call by name, or None if its function is not in the table."""
     called = facts.name(node)
     if called not in table or node.op not in ("call_function", "call_method"):
         return None
@@ -184,14 +190,14 @@ def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, An
 
 
 def is_known(node: Node) -> bool:
-    """Whether a call is of a library whose names these are: elsewhere a namesake is another one."""
+    """Whether a call is from a library of the tables. Other libraries may use the same names."""
     qualified = operators.qualified_name(node.target)
     space = getattr(node.target, "namespace", None) or (qualified or "aten::").split("::")[0]
     return space in ("aten", "fbgemm", "gdpa")
 
 
 def _offsets(arguments: Mapping[str, Any]) -> Node | None:
-    """The offsets of a call, if they are of one level: one tensor, or a list of one."""
+    """The offsets of a call, if they have one level: a tensor, or a list with one."""
     given = arguments.get("x_offsets", arguments.get("offsets"))
     if isinstance(given, (tuple, list)):
         return given[0] if len(given) == 1 and isinstance(given[0], Node) else None

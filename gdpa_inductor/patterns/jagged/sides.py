@@ -1,20 +1,17 @@
-"""The jagged sides of an attention, and its operands by their tokens.
+"""Find the sides of an attention whose padding can be removed, and read operands without padding.
 
-Where the rows of an attention lie between a pad and an unpad, or its keys behind pads, it can run
-on the values alone:
+In: the reading of a region, and the padding of its graph. Out: `Sides`, or Refused with a JAGGED_*
+code. Then that side stays padded. A side can be jagged in two cases:
 
-    rows   the output is unpadded by the offsets of Q, so padded rows are never seen, and get no
-           gradient
-    keys   K and V are padded by the same offsets, V with zeros, so padded keys add nothing, and dP
-           there, hence every gradient, is zero
+    rows   The output is unpadded by the offsets of Q. So nobody sees padded rows, and they get no
+           gradient.
+    keys   K and V are padded by the same offsets, V with zeros. So padded keys add nothing, and dP
+           is zero there, which makes all their gradients zero.
 
-Both hold of padding whose weights are finite: zeros times them are zeros. So Q and K are padded
-with ordinary numbers. A program stays padded that makes infinities of scores of zero (1/s, log, the
-slope of a square root). So does one that makes them of the numbers that operands are padded with
-(s/p). What other operands do there is not known: docs/jagged.md has what follows.
-
-In: the reading of a region, and the padding of its graph. Out: `Sides`, or Refused with a code of
-JAGGED_*: then that side stays padded.
+Both need finite weights in the padding, since zero times infinity is NaN. So Q and K have to be
+padded with ordinary numbers. The padding stays if the program is infinite at a score of zero (1/s,
+log, the slope of a square root). It also stays if the program is infinite for the numbers with
+which its operands are padded (s/p). docs/jagged.md says what follows for other operands.
 """
 
 from __future__ import annotations
@@ -42,8 +39,9 @@ from .pads import Pad, length_of
 
 @dataclass(frozen=True)
 class JaggedSide:
-    """One jagged side of an attention. tokens: the index variable of its values, which stands for
-    `batch` and `positions` together.
+    """One jagged side of an attention.
+
+    tokens: The index variable of its values. It replaces `batch` and `positions` together.
     """
 
     pad: Pad
@@ -78,7 +76,7 @@ class Sides:
         return self.padding.offsets.one(self.query.pad.offsets, self.key.pad.offsets)
 
     def layout(self, layout: Layout) -> Layout:
-        """The operands by their tokens, on the sides that are jagged."""
+        """The layout, with operands indexed by tokens on the sides that are jagged."""
         if self.query is not None:
             query = self._tokens(self.query, layout.query)
             layout = replace(layout, query=query, query_tokens=self.query.tokens)
@@ -88,7 +86,7 @@ class Sides:
         return layout
 
     def operand(self, operand: Operand) -> Operand:
-        """An operand of the program by its tokens, where it is padded as a side is."""
+        """An operand of the program, indexed by tokens if it is padded as a side is."""
         for side in (self.query, self.key):
             if side is not None and operand.index[:2] == (side.batch, side.positions):
                 try:
@@ -110,8 +108,9 @@ class Sides:
 def sides(
     padding: GraphPadding, reading: Reading, sink: Sink | None, keys: bool, end: Node
 ) -> Sides:
-    """The jagged sides of a reading: rows, where `sink` unpads them, and `keys`. Raises Refused
-    where they are not.
+    """The jagged sides of a reading: the rows if there is a `sink`, the keys if `keys` is set.
+
+    Raises Refused if such a side cannot be jagged.
     """
     if sink is not None or keys:
         _check_padding(padding, reading)
@@ -137,7 +136,7 @@ def _side(
     padding: GraphPadding, operands: Mapping[str, Operand], positions: Index, reading: Reading,
     end: Node,
 ) -> JaggedSide:  # fmt: skip
-    """The side that operands (by their names, for reasons) share. The first counts."""
+    """The side that operands share. They are named for reasons; the first one defines the side."""
     known = padding.pads.keys() | padding.derived
     bare = [name for name, operand in operands.items() if operand.leaf not in known]
     if bare and len(bare) < len(operands):
@@ -162,8 +161,10 @@ def _side(
 
 
 def _check_padding(padding: GraphPadding, reading: Reading) -> None:
-    """Scores of zero have finite weights and gradients, whatever ordinary operands are beside. They
-    have them also with what stands in the padding of operands of rows, of keys and of both.
+    """Raise Refused unless weights and gradients are finite in the padding.
+
+    Scores are zero there. Operands may be any ordinary numbers, or the numbers of their padding: on
+    rows, on keys, and on both.
     """
     if not _is_finite(reading.weight, {}, set()):
         raise Refused(Code.JAGGED_FILL, "a score of zero has an infinite weight or slope")
@@ -171,7 +172,7 @@ def _check_padding(padding: GraphPadding, reading: Reading) -> None:
     known = {n: padding.absent(leaf) for n, leaf in leaves.items()}
     fills = {n: x for n, x in known.items() if x is not None}
     keys = {n for n in fills if {*reading.keys} <= {*flat(reading.aux[n].index)}}
-    # What a pad's own values get there is cut off with the padding.
+    # Gradients that the padding itself gets are dropped with it.
     asked = {
         n for n, leaf in leaves.items() if leaf not in padding.pads and may_want_gradients(leaf)
     }
@@ -183,8 +184,10 @@ def _check_padding(padding: GraphPadding, reading: Reading) -> None:
 
 
 def _is_finite(weight: Expr, fills: Mapping[int, Tensor], asked: set[int]) -> bool:
-    """Whether scores of zero have finite weights, and finite gradients, those of the operands
-    `asked` too. fills: operands that are no ordinary numbers.
+    """Whether scores of zero have finite weights and gradients.
+
+    fills: The numbers of operands that are not ordinary. asked: Operands whose gradients have to be
+    finite too.
     """
     wanted = [torch.zeros(4, dtype=torch.float64, requires_grad=True)]
 
@@ -211,7 +214,7 @@ def _is_finite(weight: Expr, fills: Mapping[int, Tensor], asked: set[int]) -> bo
 
 
 def _is_ordinary(fill: object) -> bool:
-    """Whether scores of padding are finite, as others are: of 0·NaN a user's NaN would vanish."""
+    """Whether a padding number is finite and small. A user's NaN would vanish from 0·NaN."""
     return isinstance(fill, (int, float)) and abs(fill) <= 1
 
 

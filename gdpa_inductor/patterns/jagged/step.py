@@ -16,7 +16,7 @@ from .sides import Sides, sides
 
 @dataclass(frozen=True)
 class Understood:
-    """A region with everything in its role: what it computes, its axes, and its jagged sides."""
+    """A region that is fully read: what it computes, the roles of its axes, its jagged sides."""
 
     reading: Reading
     layout: Layout
@@ -26,10 +26,9 @@ class Understood:
 def without_padding(
     padding: GraphPadding, reading: Reading, sink: Sink | None, keys: bool, end: Node
 ) -> Understood:
-    """A reading, its rows jagged where `sink` unpads the output, its keys where `keys` says so.
-    With neither it is dense as before.
+    """A reading with jagged rows if there is a `sink`, and jagged keys if `keys` is set.
 
-    Raises Refused where a side that is wanted cannot do without its padding.
+    With neither it stays dense. Raises Refused if the padding of a wanted side cannot be removed.
     """
     found = sides(padding, reading, sink, keys, end)
     layout = found.layout(layout_of(reading, found.batch, found.rows))

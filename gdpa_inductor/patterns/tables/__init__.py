@@ -1,9 +1,11 @@
-"""Learned tables that a bias is looked up in: how its gradient is added up there.
+"""Change look-ups in learned tables, so that the gradient of the table is summed fast and exactly.
 
-calls    the one form of all spellings of a look-up
-behind   the look-ups that a bias comes from
-again    indices that the backward makes again
-copies   `relieve`: what is changed, and why
+A bias may be looked up in a learned table, as in T5 (docs/masks.md).
+
+calls    Reads all ways to write a look-up in one form.
+behind   Finds the look-ups that a bias comes from.
+again    Has the backward compute indices again, instead of storing them.
+copies   `relieve`: what is changed, and why.
 """
 
 from __future__ import annotations

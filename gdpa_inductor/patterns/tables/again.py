@@ -1,18 +1,18 @@
-"""Indices that the backward makes again, in place of keeping them.
+"""Have the backward compute the index of a look-up again, instead of storing it.
 
-The gradient of a table needs the index, which has an element for each score: 8 bytes, where the
-time stamps that it is made from are few. torch's partitioner keeps what a scatter of the backward
-reads. So the calls that make the index are written once more, with the mark that activation
-checkpoints give to what is to be made again. They start from copies of what they read, since the
+The gradient of a table needs the index, which has 8 bytes for each score. The time stamps that it
+is computed from are far smaller. torch's partitioner would store the index, because a scatter of
+the backward reads it. So the calls that compute the index are written a second time, with the mark
+that activation checkpoints use for recomputed nodes. They read copies of their inputs, since the
 caller may change an input before the backward.
 
-Both times must give the same places, or a gradient goes to a neighbour. So nothing is made again
-that may round in another way in another kernel:
+Both computations must give the same index, or a gradient goes to a neighbour. So an index is not
+computed again if another kernel might round it differently:
 
-    values in 16 bits, which are not rounded between the calls of one kernel;
-    a sum of what was multiplied, which is one instruction in a kernel that does both; also inside
-        of one call, as `addcmul`;
-    on CPUs what is no IEEE operation, which differs between vectors and single elements.
+- It has values in 16 bits, which are not rounded between the calls of one kernel.
+- It has a sum of a product, which one kernel may compute as one instruction. A call such as
+  `addcmul` counts too.
+- On CPUs, it has an operation that is not an IEEE one. It differs between vectors and elements.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from ..host import facts, functions
 from ..host.candidates import HostGraph
 from ..writing.writer import describe
 
-_LEAST_SHARE = 4  # how much more bytes the index has than all that it is made from
+_LEAST_SHARE = 4  # the index has at least so many times the bytes of all that it is made from
 _SUMS = frozenset(["add", "sub", "rsub"])
 _PRODUCTS = frozenset(["mul", "div", "truediv"])
-# Calls that cost a backward little and have one result on every device. Those that ATen calls
-# point-wise cost little too.
+# Calls that cost a backward little, and have the same result on every device. Calls that ATen tags
+# as pointwise cost little too.
 _EXACT = functions.MAY_ALIAS | functions.VIEWS | functions.CREATIONS | _SUMS | _PRODUCTS | {
     "detach", "getitem", "cat", "concat", "stack", "pad", "constant_pad_nd", "slice", "select",
     "narrow", "repeat", "bucketize", "searchsorted", "abs", "neg", "clamp", "clamp_min",
     "clamp_max", "minimum", "maximum", "min", "max", "where", "masked_fill", "floor", "ceil",
     "trunc", "round", "sqrt", "lt", "le", "gt", "ge", "eq", "ne",
 }  # fmt: skip
-# Functions of reals that a GPU's library has, without a sum of products that other code would see.
+# Functions of floats from a GPU's library. The compiler cannot fuse into their sums of products.
 _FUNCTIONS = frozenset([
     "log", "log2", "log10", "log1p", "exp", "exp2", "expm1", "sin", "cos", "tanh", "sigmoid", "pow",
     "square", "rsqrt", "reciprocal", "sign", "floordiv", "floor_divide", "remainder", "fmod", "mod",
@@ -47,8 +47,9 @@ _ROUNDED = (torch.float16, torch.bfloat16)
 
 
 def again(graph: HostGraph, index: Node) -> Node:
-    """A node of the same value as `index` that the backward makes again; itself where that would
-    not pay, or is not known to be right.
+    """A node with the value of `index` that the backward computes again.
+
+    It is `index` itself if that would not pay, or is not known to be right.
     """
     made = _makers(graph, index)
     roots = {n for node in made for n in node.all_input_nodes if n not in made}
@@ -66,7 +67,7 @@ def again(graph: HostGraph, index: Node) -> Node:
 
 
 def mark(nodes: Iterable[Node]) -> None:
-    """Let the backward make these again."""
+    """Mark nodes, so that the backward computes them again."""
     for node in nodes:
         fx.prefer_recompute(node)
 
@@ -79,7 +80,7 @@ def is_given(index: Node) -> bool:
 
 
 def _kept(graph: HostGraph, root: Node, first: Node) -> Node:
-    """A copy that nobody changes. first: the first call that is made again."""
+    """A copy that nobody changes. first: The first call that is computed again."""
     given = root.op == "placeholder"
     with graph.graph.inserting_before(first) if given else graph.graph.inserting_after(root):
         found: Node = graph.graph.call_function(torch.ops.gdpa.kept.default, (root,))
@@ -99,7 +100,7 @@ def _makers(graph: HostGraph, index: Node) -> list[Node]:
 
 
 def _is_cheap(graph: HostGraph, node: Node) -> bool:
-    """A plain call that gives the same whenever it runs, and has no gradient."""
+    """Whether a call is cheap, has no gradient, and gives the same result whenever it runs."""
     called = facts.name(node)
     return (
         node in graph.order
@@ -117,12 +118,12 @@ def _is_cheap(graph: HostGraph, node: Node) -> bool:
 
 
 def _reduces(node: Node) -> bool:
-    """`max` and `min` of one tensor read all of it for each element that they give."""
+    """Whether a call is a reduction: `max` or `min` of one tensor."""
     return facts.name(node) in ("max", "min") and len(node.all_input_nodes) < 2
 
 
 def repeats(made: Iterable[Node]) -> bool:
-    """Whether calls, in program order, give the same places in whatever kernel they run."""
+    """Whether calls, in program order, give the same index in any kernel."""
     multiplied = set[Node]()
     for node in made:
         (value,) = facts.tensors(node)
@@ -148,7 +149,7 @@ def _reads_reals(node: Node) -> bool:
 
 
 def _changes(graph: HostGraph, node: Node) -> bool:
-    """Whether the graph, or who calls it, writes into a node's value."""
+    """Whether the graph or its caller writes into a node's value."""
     held = facts.storages(node)
     return bool(held & graph.later) or any(
         node is mutator or not held.isdisjoint(changed)

@@ -1,8 +1,8 @@
-"""The look-ups that biases come from.
+"""Find the look-ups that biases come from.
 
-Whatever a bias goes through, a look-up behind it may be changed: its result keeps every bit. So the
-walk needs no list of views and functions. It follows all plain calls, and what was written into
-their results. It ends at products: what is behind them is another part of the model.
+A changed look-up gives the same bits. So it may be changed whatever calls come after it, and the
+walk needs no list of known functions. It follows all plain calls, and all calls that write into
+their results. It ends at matrix products, as calls before these are another part of the model.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .calls import LOOKUPS
 
 
 def lookups(graph: HostGraph, biases: Iterable[Node]) -> list[Node]:
-    """The calls behind `biases` that may look up in a table, the last first."""
+    """The calls before `biases` that may look up in a table, the last first."""
     stack, seen, found = list(biases), set[Node](), list[Node]()
     while stack:
         node = stack.pop()
@@ -34,12 +34,12 @@ def lookups(graph: HostGraph, biases: Iterable[Node]) -> list[Node]:
 
 
 def latest_first(graph: HostGraph, nodes: Iterable[Node]) -> list[Node]:
-    """In the order of the program, backwards: who looks up in what was looked up comes first."""
+    """The nodes in reverse program order. So a look-up in a looked-up table comes first."""
     return sorted(nodes, key=graph.order.__getitem__, reverse=True)
 
 
 def handed_over(gm: GraphModule) -> list[Node]:
-    """What a graph hands to the bodies that it calls and biases there are made from."""
+    """The nodes that a graph passes to bodies, and from which biases are made there."""
     found: dict[Node, None] = {}
     for call, body in facts.bodies(gm):
         asked = _asked(body)
@@ -48,7 +48,7 @@ def handed_over(gm: GraphModule) -> list[Node]:
 
 
 def _asked(body: GraphModule) -> set[Node]:
-    """The inputs of a body that biases of fused regions are made from, there and in its bodies."""
+    """The inputs of a body from which biases are made, in the body and in bodies that it calls."""
     stack, found = handed_over(body), set[Node]()
     for node in body.graph.nodes:
         if node.target is ATTENTION.op:
@@ -62,7 +62,7 @@ def _asked(body: GraphModule) -> set[Node]:
 
 
 def _is_followed(node: Node) -> bool:
-    """A plain call whose result may have a gradient."""
+    """Whether a node is a plain call whose result may have a gradient."""
     return (
         node.op in ("call_function", "call_method")
         and (facts.is_einops(node) or not facts.is_opaque(node))

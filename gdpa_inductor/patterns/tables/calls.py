@@ -1,7 +1,7 @@
-"""Look-ups in learned tables: every spelling in one form.
+"""Read look-ups in learned tables, however they are written, in one form: `Places`.
 
-A spelling is a function of `LOOKUPS`. It says which index reads which dim of the table. All other
-arguments (whole dims, slices, numbers, other indices) mean the same whatever that dim holds.
+`LOOKUPS` has a function for each kind of call. It says which index reads which dim of the table.
+All other arguments (whole dims, slices, numbers, other indices) do not depend on that dim.
 """
 
 from __future__ import annotations
@@ -19,15 +19,19 @@ from ..host import facts
 from ..host.sizes import Size, product
 from ..result import Refused
 
-_CHOICES = (torch.bool, torch.uint8)  # such an index reads no element twice: it adds up nothing
+_CHOICES = (torch.bool, torch.uint8)  # such an index reads no element twice, so nothing is summed
 
 
 @dataclass(frozen=True)
 class Places:
-    """Which elements of a table a call reads. index: the places along `dim`; a dim of None is that
-    of the table as one row. others: indices that it is broadcast with. pads: the place of the row
-    without a gradient. long: the index must be int64. wraps: a place past an end is one from the
-    other end on, as often as it takes; else it is an error.
+    """Which elements of a table a call reads.
+
+    index:   The places along `dim`.
+    dim:     A dim of the table. None means the flattened table.
+    others:  Indices of other dims, with which `index` is broadcast.
+    pads:    The place of the row without a gradient, or None.
+    long:    The index must be int64.
+    wraps:   Places count modulo the size. Otherwise a place past an end is an error.
     """
 
     index: Node
@@ -47,9 +51,9 @@ class Places:
 
 
 def of(node: Node, table: Node) -> Places | None:
-    """The places that a call of `LOOKUPS` reads; None where it looks nothing up.
+    """The places that a call reads, or None if it is not a look-up.
 
-    Raises Refused where a copy of the table would not have the gradient that the table has.
+    Raises Refused if copies of the table would not have the gradient of the table.
     """
     found = LOOKUPS[facts.name(node)](node, facts.tensors(table)[0])
     if found is None or not all(
@@ -60,7 +64,7 @@ def of(node: Node, table: Node) -> Places | None:
 
 
 def _counts(index: Any) -> bool:
-    """Its elements are places: truth values would be a choice."""
+    """Whether the elements of an index are places. Bools would choose elements instead."""
     return isinstance(index, Node) and any(
         t.dtype in (torch.int32, torch.int64) for t in facts.tensors(index)
     )
@@ -71,7 +75,10 @@ def refused(reason: str, node: Node) -> Refused:
 
 
 def _subscripted(node: Node, table: torch.Tensor) -> Places | None:
-    """`table[i]`, `table[:, i, None, 2]`, `table[..., i, j]`. To ATen's index None is a dim."""
+    """`table[i]`, `table[:, i, None, 2]`, `table[..., i, j]`.
+
+    In ATen's index, None is a whole dim.
+    """
     whole = facts.name(node) == "index"
     given: Any = node.args[1]
     entries = list(given) if whole or isinstance(given, tuple) else [given]
@@ -92,7 +99,7 @@ _REST = -1  # the width of an ellipsis
 
 
 def _width(entry: Any, whole: bool) -> int | None:
-    """How many dims of the table an entry of a subscript stands for; None of one that chooses."""
+    """How many dims of the table an entry of a subscript reads, or None for an entry of bools."""
     if entry is None:
         return int(whole)
     if entry is Ellipsis:
@@ -132,7 +139,7 @@ def _taken_along(node: Node, table: torch.Tensor) -> Places | None:
 
 
 def _embedded(node: Node, table: torch.Tensor) -> Places:
-    """The call by its name, or ATen's, which has the table first and no negative padding."""
+    """`F.embedding`, or ATen's, which has the table first and no negative padding index."""
     first = _is_table_first(node)
     pads = facts.argument(node, 2, "padding_idx")
     if not isinstance(node.target, operators.OpOverload) and not first:
@@ -152,7 +159,7 @@ def _is_table_first(node: Node) -> bool:
     return isinstance(given, Node) and facts.tensors(given)[0].is_floating_point()
 
 
-# What a call reads, by its short name.
+# The reader of each call, by its short name.
 LOOKUPS: Mapping[str, Callable[[Node, torch.Tensor], Places | None]] = {
     "getitem": _subscripted,
     "index": _subscripted,
@@ -165,7 +172,7 @@ LOOKUPS: Mapping[str, Callable[[Node, torch.Tensor], Places | None]] = {
 
 
 def without_padding(node: Node) -> None:
-    """Let a call of `embedding` give every row its gradient."""
+    """Remove `padding_idx` of an embedding, so that every row gets its gradient."""
     none = -1 if _is_table_first(node) else None
     if len(node.args) > 2:
         node.update_arg(2, none)

@@ -1,18 +1,19 @@
-"""How a look-up in a learned table is changed, so that its gradient adds up well.
+"""Change a look-up in a learned table, so that the gradient of the table is summed fast and
+exactly.
 
-A bias `table[index]` has an element for each score and its table a few hundred or thousand. So the
-gradient of each element of a table sums thousands, or millions, of those of the bias. Two changes
-of such a lookup keep every bit of the bias:
+A bias `table[index]` has an element for each score, and its table has a few hundred or thousand. So
+the gradient of each table element sums thousands or millions of gradients of the bias. Two changes
+of the look-up help. Both keep every bit of the bias:
 
-    a table in 16 bits is looked up through fp32, so that its gradient is added in fp32. Inductor
-        adds in the table's own 16 bits, where of a few hundred like terms the next one rounds away,
-        and on a GPU each addition is a loop of compare and swap;
-    a table that is much looked at is looked up in copies of it, neighbours in different ones. All
-        that is added to one address is added one after the other, and the copies are summed after:
-        of 67 million elements in 129 buckets that is 0.2 ms on an H200 where it was 77.
+- A table in 16 bits is looked up through fp32, so that its gradient is summed in fp32. Inductor
+  would sum in 16 bits. There, after a few hundred similar terms, the next one is rounded away. On a
+  GPU each addition would also be a loop of compare and swap.
+- A table with many look-ups is replaced by copies of it, and neighbours read different copies.
+  Additions to one address run one after the other, so they spread over the copies. The copies are
+  summed at the end. For 67 million elements in 129 buckets that takes 0.2 ms on an H200; it was 77.
 
-Of copies the backward makes the index again (`again`). A row that is padding is given no gradient
-before it is copied.
+With copies, the backward computes the index again (`again`). A padding row is detached before it is
+copied.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ from .calls import Places
 
 aten = torch.ops.aten
 _NARROW = (torch.float16, torch.bfloat16)
-# Measured on an H200: more copies gain nothing, fewer than these are not worth their index.
+# Measured on an H200: more copies gain nothing, and fewer are not worth their index.
 _MOST_COPIES, _FEWEST_COPIES = 2048, 16
-_MOST_ELEMENTS = 1 << 20  # of all copies: they stay in the cache
-_LEAST_SHARE = 4  # how much more elements are looked up than all copies have
+_MOST_ELEMENTS = 1 << 20  # of all copies together, so that they stay in the cache
+_LEAST_SHARE = 4  # at least so many times as many elements are looked up as all copies have
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """A call that looks elements of `table` up. places: where it is worth `copies` of the table;
-    else None.
+    """A call that looks up elements of `table`.
+
+    copies: How many copies of the table to make. places: What is read, if copies are worth it.
     """
 
     node: Node
@@ -65,10 +67,10 @@ class Lookup:
 def relieve(
     graph: HostGraph, regions: Sequence[Sequence[Node]], writer: Writer
 ) -> list[list[Rejection]]:
-    """Let the learned tables that biases come from be looked up so that gradients add up well.
+    """Change the look-ups that biases come from.
 
-    regions: the biases of each region. Returns for each why tables stay as they are that are much
-    looked at.
+    regions: The biases of each region. Returns for each region why tables with many look-ups stay
+    as they are.
     """
     behind = [lookups(graph, biases) for biases in regions]
     every = {node for nodes in behind for node in nodes}
@@ -77,8 +79,9 @@ def relieve(
 
 
 def crowded(graph: HostGraph, biases: Sequence[Node]) -> int:
-    """How many elements of the gradients of `biases` go to tables that are much looked at. As the
-    model has it, they are added to an address one after the other.
+    """How many elements of the gradients of `biases` are added to tables with many look-ups.
+
+    In the model as it is, additions to one address run one after the other.
     """
     found = 0
     for node in lookups(graph, biases):
@@ -102,7 +105,7 @@ def _relieved(graph: HostGraph, node: Node, writer: Writer) -> Rejection | None:
 
 
 def _change(graph: HostGraph, found: Lookup, writer: Writer) -> None:
-    """Raises Refused where the same call of the changed table would not be the same."""
+    """Change a look-up. Raises Refused if the call on the changed table would differ."""
     recipe = Recipe(True, subclasses.fake_mode_of(facts.tensors(found.node)[0]))
     changed = _changed(recipe, found)
     if not all(map(writer.can_write, recipe.sizes())):
@@ -121,7 +124,7 @@ def _change(graph: HostGraph, found: Lookup, writer: Writer) -> None:
 
 
 def _changed(recipe: Recipe, found: Lookup) -> dict[Node, Handle]:
-    """What the call is given in place of its table and of its index."""
+    """The new arguments of the call: for its table, and for its index."""
     table = recipe.leaf(found.table)
     table = recipe.cast(table, torch.float32) if found.is_narrow else table
     if found.places is None:
@@ -134,7 +137,7 @@ def _changed(recipe: Recipe, found: Lookup) -> dict[Node, Handle]:
 
 
 def _padded(recipe: Recipe, table: Handle, size: Size, pads: Size) -> Handle:
-    """[T, ...] without a gradient of the row at `pads`."""
+    """The table [T, ...], with the row at `pads` detached."""
     row = recipe.call(aten.arange.default, size, device=table.value.device)
     pad = recipe.call(aten.eq.Scalar, row, pads)
     pad = recipe.call(aten.view.default, pad, [size, *[1] * (table.value.dim() - 1)])
@@ -143,8 +146,9 @@ def _padded(recipe: Recipe, table: Handle, size: Size, pads: Size) -> Handle:
 
 
 def _many(recipe: Recipe, table: Handle, found: Lookup) -> Handle:
-    """[..., T, ...] as [..., T · copies, ...]: copies of one element are neighbours, so that
-    negative places keep their meaning.
+    """The table [..., T, ...] as [..., T · copies, ...].
+
+    Copies of an element are neighbours, so that negative places keep their meaning.
     """
     assert found.places is not None
     dim = found.places.dim
@@ -158,7 +162,7 @@ def _many(recipe: Recipe, table: Handle, found: Lookup) -> Handle:
 
 
 def _places(recipe: Recipe, given: Places, size: Size, copies: int) -> Handle:
-    """Where each place is in the copies: in 32 bits, where the call takes them."""
+    """The index into the copies: int32 if the call takes it, else int64."""
     index = recipe.leaf(given.index)
     if given.others:
         shapes_of = [facts.tensors(n)[0].shape for n in given.indices]
@@ -168,16 +172,16 @@ def _places(recipe: Recipe, given: Places, size: Size, copies: int) -> Handle:
     copy = recipe.call(aten.remainder.Scalar, count, copies)
     if given.wraps:
         index = recipe.call(aten.remainder.Scalar, index, size)
-    else:  # no wrong place gets right
+    else:  # a wrong place has to stay wrong
         index = recipe.call(aten.clamp.default, index, -size - 1, size)
     index = recipe.call(aten.add.Tensor, recipe.call(aten.mul.Scalar, index, copies), copy)
     return recipe.cast(index, torch.int64 if given.long else torch.int32)
 
 
 def _tried(recipe: Recipe, found: Lookup, changed: dict[Node, Handle]) -> torch.Tensor:
-    """The value of the call as it will be, on fakes.
+    """The value of the changed call, on fakes.
 
-    Raises Refused where its sizes or strides are others.
+    Raises Refused if its sizes or strides differ from the original.
     """
     old, node = facts.tensors(found.node)[0], found.node
     given = {n: facts.value(n) for n in node.all_input_nodes}
@@ -193,7 +197,7 @@ def _tried(recipe: Recipe, found: Lookup, changed: dict[Node, Handle]) -> torch.
 
 
 def _make_again(graph: HostGraph, found: Lookup, written: list[Node]) -> None:
-    """Let the backward make the index again."""
+    """Have the backward compute the index again."""
     assert found.places is not None
     remade = {index: again(graph, index) for index in found.places.indices}
     for index, made in remade.items():
@@ -204,7 +208,7 @@ def _make_again(graph: HostGraph, found: Lookup, written: list[Node]) -> None:
 
 
 def _narrowed(graph: HostGraph, node: Node, wide: torch.Tensor) -> None:
-    """Give what is looked up in fp32 back in the dtype that it had."""
+    """Cast a look-up in fp32 back to the dtype that it had."""
     (narrow,) = facts.tensors(node)
     users = list(node.users)
     with graph.graph.inserting_after(node):
@@ -218,9 +222,9 @@ def _narrowed(graph: HostGraph, node: Node, wide: torch.Tensor) -> None:
 
 
 def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
-    """A node as a lookup in a table that learns, and that is much looked at.
+    """A node read as a look-up in a learned table with many look-ups, or None.
 
-    Raises Refused where such a lookup must stay as it is.
+    Raises Refused if such a look-up must stay as it is.
     """
     given = [n for n in node.all_input_nodes if facts.tensors(n)]
     tables = [n for n in given if facts.tensors(n)[0].is_floating_point()]
@@ -233,7 +237,7 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
         return None  # it was changed before
     size, count = (shapes.size_hint(facts.tensors(n)[0].numel()) for n in (tables[0], node))
     if size is None or count is None or not 0 < size <= count:
-        return None  # a copy of the whole table is for those that are much looked at
+        return None  # a copy of the whole table pays only for many look-ups
     found, copies = calls.of(node, tables[0]), _copies(size, count)
     if node in graph.mutators:
         raise calls.refused("it writes into a tensor", node)
@@ -242,12 +246,12 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
 
 
 def _learns(node: Node, table: Node) -> bool:
-    """A table with a gradient, of which elements are copied."""
+    """Whether a table has a gradient, and a node copies elements of it."""
     copied = not facts.storages(node) & facts.storages(table)
     return facts.tensors(table)[0].requires_grad and copied and facts.is_plain(table)
 
 
 def _copies(size: int, count: int) -> int:
-    """How many copies a table of `size` elements gets in which `count` are looked up."""
+    """How many copies a table of `size` elements gets, if `count` elements are looked up."""
     most = min(_MOST_COPIES, _MOST_ELEMENTS // size, count // (_LEAST_SHARE * size))
     return 1 if most < _FEWEST_COPIES else 1 << (most.bit_length() - 1)

@@ -1,7 +1,7 @@
-"""What replaces a region: tried on fakes first, written into the graph afterwards.
+"""Write the replacement of a region: try its calls on fakes, then put them into the graph.
 
-recipe       calls that are tried on fakes
-replacement  the calls that replace one region
-saved        operands that are copied, since they change before the backward
-writer       recipes put into a graph
+recipe       Calls that are tried on fakes.
+replacement  The calls that replace one region.
+saved        Operands that are copied, because they change before the backward.
+writer       Puts recipes into a graph.
 """

@@ -1,7 +1,7 @@
-"""New calls, tried on fakes: a region's replacement is computed before the graph is touched.
+"""A recipe is the list of new calls that replace a region, tried on fakes before the graph changes.
 
-`Recipe.call` runs a function on the operands' fake values and notes it. `writer` puts what was
-noted into the graph.
+`Recipe.call` runs a function on fake values, and records it. `writer` puts the recorded calls into
+the graph.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """A tensor of the replacement: its fake value, and the call that makes it or the user's node
-    that it is.
+    """A tensor of the replacement: its fake value, and the user's node or the call that makes
+    it.
     """
 
     value: torch.Tensor
@@ -40,8 +40,9 @@ class Handle:
 
 @dataclass
 class Recipe:
-    """The calls of one replacement, in order. copied: tensors of the user's of which copies are
-    taken, since they change before the backward.
+    """The calls of one replacement, in order.
+
+    copied: Tensors of the user that are copied, because they change before the backward.
     """
 
     grad: bool
@@ -51,12 +52,14 @@ class Recipe:
     _copies: dict[tuple[Node, str, torch.dtype | None], Handle] = field(default_factory=dict)
 
     def leaf(self, node: Node, dtype: torch.dtype | None = None) -> Handle:
-        """A tensor of the user's; of a nested one, its values. dtype: what it will be cast to, as a
-        copy already is."""
+        """A tensor of the user; for a nested tensor, its values.
+
+        dtype: The dtype to which it will be cast. A copy has it already.
+        """
         return self._held(node, "values", dtype)
 
     def offsets(self, node: Node) -> Handle:
-        """A tensor of offsets, or those of a nested tensor."""
+        """A tensor of offsets, or the offsets of a nested tensor."""
         return self._held(node, "offsets")
 
     def _held(self, node: Node, part: str, dtype: torch.dtype | None = None) -> Handle:
@@ -71,8 +74,9 @@ class Recipe:
         return held
 
     def call(self, target: Callable[..., Any] | str, *args: Any, **options: Any) -> Handle:
-        """Run `target`, a function or a method's name, on fakes and note it. `args` may hold
-        handles and symbolic sizes.
+        """Run `target` on fakes, and record the call.
+
+        target: A function or the name of a method. args: May hold handles and symbolic sizes.
         """
         with (
             self.fake_mode,
@@ -87,10 +91,9 @@ class Recipe:
         return made
 
     def arrange(self, source: Handle, index: Index, target: Index) -> Handle:
-        """A tensor whose dims have the digits `index` as one whose dims have those of `target`.
+        """Permute and reshape a tensor with the digits `index` to one with the digits `target`.
 
-        Digits of `target` that the source lacks are expanded. Copies only where strides leave no
-        other way.
+        Digits of `target` that the source lacks are expanded. It copies only if strides require it.
         """
         source, index = self._selected(source, index)
         if index == target:
@@ -107,7 +110,7 @@ class Recipe:
         return source if single else self._reshape(source, target)
 
     def _permuted(self, source: Handle, have: Digits, target: Index) -> Handle:
-        """Dims `have`, one atom each, in the order of `target`."""
+        """The dims `have`, which have one atom each, in the order of `target`."""
         wanted = itertools.chain.from_iterable(target)
         order = [have.index(atom) for atom in wanted if atom in have]
         if order == list(range(len(order))):
@@ -115,7 +118,7 @@ class Recipe:
         return self.call(aten.permute.default, source, order)
 
     def _expanded(self, source: Handle, have: Digits, target: Index) -> Handle:
-        """A dim for each atom of `target`; those that are not among `have` are expanded."""
+        """A dim for each atom of `target`. Atoms that are not in `have` are expanded."""
         dims: list[Digits] = []
         for digits in target:
             if not digits:
@@ -130,7 +133,7 @@ class Recipe:
         return self.call(aten.expand.default, source, [sizes(digits) for digits in dims])
 
     def _selected(self, source: Handle, index: Index) -> tuple[Handle, Index]:
-        """The tensor without the atoms that are fixed."""
+        """The tensor without fixed atoms."""
         have = tuple(itertools.chain.from_iterable(index))
         if not any(atom.is_fixed for atom in have):
             return source, index
@@ -143,11 +146,11 @@ class Recipe:
 
     def _reshape(self, source: Handle, target: Index) -> Handle:
         """The same digits in the same order, in the dims of `target`."""
-        # Not `view`: real strides may differ from a fake's where a dim has size 1.
+        # Not `view`: in a dim of size 1 the real stride may differ from that of the fake.
         return self.call(aten.reshape.default, source, [sizes(digits) for digits in target])
 
     def sized(self, source: Handle, shape: Sequence[Size]) -> Handle:
-        """The same tensor in other symbols for the same sizes; wherever it runs, it checks them."""
+        """The same tensor with other symbols for its sizes. The call checks at run time."""
         if all(map(same, source.value.shape, shape)):
             return source
         return self.call(aten.view.default, source, list(shape))
@@ -160,16 +163,19 @@ class Recipe:
         return source if same_dtype else self.call(aten._to_copy.default, source, dtype=dtype)
 
     def own(self, source: Handle) -> Handle:
-        """No view: one made under `no_grad` must not be written into where gradients flow."""
+        """A tensor that is not a view.
+
+        A view that was made under `no_grad` must not be written into while gradients flow.
+        """
         made = source.node is None and source.target is not torch.ops.gdpa.attention.default
         return self.call(aten.detach.default, source) if made else source
 
     def duplicated(self, source: Handle) -> Handle:
-        """A tensor of its own, of the same strides."""
+        """A copy with the same strides."""
         return self.call(aten.clone.default, source)
 
     def detached(self, source: Handle) -> Handle:
-        """Without a gradient. Whether an exported graph's operand wants one, nobody knows yet."""
+        """The tensor without a gradient. In an exported graph it may want one: nobody knows yet."""
         return self.call(aten.detach.default, source) if self.grad else source
 
     def moved(self, source: Handle, device: torch.device) -> Handle:
@@ -181,7 +187,7 @@ class Recipe:
         return self.call(aten.expand.default, source, [sizes(batch), *source.value.shape[1:]])
 
     def sizes(self) -> list[Size]:
-        """Every symbolic size that the calls are given."""
+        """All symbolic sizes in the arguments of the calls."""
         found: list[Size] = []
         for made in self.calls:
             for arg in fx.tree_leaves(list(made.args)):
@@ -190,7 +196,7 @@ class Recipe:
         return found
 
     def with_strides(self, source: Handle, wanted: torch.Tensor) -> Handle:
-        """The same tensor with the strides of `wanted`; a copy only if they differ."""
+        """The same tensor with the strides of `wanted`. It is copied only if they differ."""
         if _same_strides(source.value, wanted):
             return source
         order = sorted(range(wanted.dim()), key=lambda d: _stride_key(wanted, d))

@@ -1,5 +1,7 @@
-"""What replaces one region: the operator, its operands in the operator's layout, and its result in
-the layout that the model's had.
+"""Make the replacement of one region.
+
+It brings the operands to the operator's layout, calls the operator, and gives the result the layout
+that the model's result had.
 """
 
 from __future__ import annotations
@@ -35,16 +37,16 @@ def replacement(
     graph: HostGraph, region: Region, understood: Understood, program: ScoreMod,
     operands: Sequence[Operand], options: Options,
 ) -> tuple[Recipe, Handle, Problem]:  # fmt: skip
-    """The calls that replace a region, tried on its fakes; its result; what is asked of a kernel.
+    """(the calls that replace a region, their result, the problem for a kernel).
 
-    operands: those of the program. Raises Refused where the calls do not fit.
+    operands: Those of the score program. Raises Refused if the calls do not fit.
     """
     expected = facts.tensors(region.end)[0]
     recipe = _recipe(graph, region, understood, operands)
     made = understood.reading.dtypes[0]
     try:
         given = _given(recipe, understood, program, operands, made)
-        # What was fp32 in the model must not be held in 16 bits.
+        # Scores that were fp32 in the model must not be stored in 16 bits.
         wide = options.fp32_scores or _has_upcasts(understood.layout, made)
         kernel_options = replace(options.kernel_options, fp32_scores=wide)
         call = Arguments(given, options={"kernel_options": str(kernel_options)})
@@ -68,7 +70,7 @@ def replacement(
 def _recipe(
     graph: HostGraph, region: Region, understood: Understood, operands: Sequence[Operand]
 ) -> Recipe:
-    """An empty recipe, which knows the operands that have to be copied."""
+    """An empty recipe that knows which operands have to be copied."""
     layout, sides = understood.layout, understood.sides
     grad = graph.ambient[region.end].grad
     leaves = [layout.query.leaf, layout.key.leaf, layout.value.leaf]
@@ -96,7 +98,7 @@ def _given(
 def _result(
     graph: HostGraph, region: Region, understood: Understood, recipe: Recipe, output: Handle
 ) -> Handle:
-    """The operator's output in the dims, dtype and strides of the region's result."""
+    """The operator's output, with the dims, dtype and strides of the region's result."""
     expected, layout = facts.tensors(region.end)[0], understood.layout
     wanted = understood.reading.output
     if layout.query_tokens is not None:
@@ -113,15 +115,17 @@ def _result(
 
 
 def _meets_foreach(graph: HostGraph, result: Node) -> bool:
-    """Whether one of torch._foreach_* writes into the result. In a checkpoint's body torch gives
-    wrong gradients where it writes into a view, which the user's own result is not.
+    """Whether a torch._foreach_* function writes into the result.
+
+    In the body of a checkpoint torch gives wrong gradients if such a function writes into a view.
+    The user's own result is not a view.
     """
     writers = graph.written(facts.storages(result), graph.order[result])
     return any(facts.name(writer).startswith("_foreach") for writer in writers)
 
 
 def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
-    """cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k; offsets that are one are one node."""
+    """(cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k). Equal offsets are the same node."""
     query, key = sides.query, sides.key
     offsets_q = None if query is None else recipe.offsets(query.pad.offsets)
     offsets_k = None if key is None else recipe.offsets(key.pad.offsets)
@@ -132,7 +136,7 @@ def _lengths(recipe: Recipe, sides: Sides) -> tuple[Any, ...]:
 
 
 def _has_upcasts(layout: Layout, result: torch.dtype) -> bool:
-    """Whether query and key are upcast exactly, and all three factors are of one 16-bit type."""
+    """Whether query and key are upcast exactly, and all three factors have one 16-bit dtype."""
     return all(
         o.casts == (torch.float32,)
         and facts.tensors(o.leaf)[0].dtype == result
@@ -142,7 +146,7 @@ def _has_upcasts(layout: Layout, result: torch.dtype) -> bool:
 
 
 def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
-    """Query and key before upcasts without which the factors are of one type."""
+    """The layout with query and key before their upcasts, so that all factors have one dtype."""
     if not _has_upcasts(layout, result):
         return layout
     query, key = (replace(o, casts=()) for o in (layout.query, layout.key))
@@ -159,8 +163,9 @@ def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], .
 
 
 def _with_batch(recipe: Recipe, layout: Layout, query: Handle, others: Sequence[Handle]) -> Handle:
-    """One of query, key and value must have the batch: where a mask alone has it, the query is
-    expanded.
+    """The query, expanded to the batch if neither it nor key or value has the batch.
+
+    A mask alone may have it.
     """
     jagged = layout.query_tokens is not None or layout.key_tokens is not None
     if jagged or not layout.batch or any(not _is_one(h.value.shape[0]) for h in (query, *others)):

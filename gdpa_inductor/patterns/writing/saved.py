@@ -1,10 +1,13 @@
-"""What the op saves for its backward and the user's own operations did not.
+"""Which operands have to be copied, because they may change between forward and backward.
 
-The op saves its operands. One that is changed in place before the backward has to be copied, if
-autograd on the user's operations does without it. Else the user's model trains and ours raises, or
-learns something else where the change is not seen (`.data`). Changes come later in the graph, or
-from what runs next. The latter change an operand that is an input, a parameter or an output of the
-graph: it is copied whatever its size. Nor does autograd save what was made in inference mode.
+The op saves its operands for the backward. The user's own operations may not have saved all of
+these. If such an operand is changed in place before the backward, the user's model trains, but with
+the op autograd raises an error. If the change is invisible to autograd (`.data`), gradients would
+be wrong. So the op gets a copy.
+
+Changes come from later calls in the graph, or from the caller. The caller can change operands that
+are inputs, parameters or outputs of the graph. These are copied whatever their size. Autograd does
+not save tensors that were made in inference mode either.
 """
 
 from __future__ import annotations
@@ -30,10 +33,12 @@ def to_copy(
     graph: HostGraph, region: Region, factors: Sequence[Node], others: Sequence[Node],
     pads: Sequence[Pad],
 ) -> frozenset[Node]:  # fmt: skip
-    """The operands to copy. factors: query, key and value; others: those of the score program.
+    """The operands to copy.
 
-    Raises Refused where the graph itself changes an operand as large as the scores, or changes one
-    in a way that autograd does not notice.
+    factors: Query, key and value. others: The operands of the score program.
+
+    Raises Refused in two cases. The graph itself changes an operand as large as the scores, or it
+    changes an operand in a way that autograd does not notice.
     """
     if not _trains(graph, (*factors, *others)):
         return frozenset()
@@ -99,8 +104,9 @@ def _later(graph: HostGraph, region: Region) -> frozenset[int]:
 
 
 def _held_by_the_caller(graph: HostGraph) -> set[int]:
-    """The storages of inputs and outputs. Parameters too: an optimizer may run before the
-    backward, or a parameter be clamped through `.data`.
+    """The storages of inputs, parameters and outputs.
+
+    Parameters count because an optimizer may run before the backward, or `.data` may be clamped.
     """
     ends = (n for n in graph.order if n.op in ("placeholder", "get_attr", "output"))
     held = (x for n in ends for x in (n.all_input_nodes if n.op == "output" else [n]))
@@ -108,23 +114,22 @@ def _held_by_the_caller(graph: HostGraph) -> set[int]:
 
 
 def _trains(graph: HostGraph, operands: Sequence[Node]) -> bool:
-    """Whether the region may have a backward. Values inside of an exported graph do not tell: there
-    one of its inputs decides.
-    """
+    """Whether the region may have a backward. In an exported graph its inputs decide."""
     return any(map(facts.requires_grad, operands)) or (
         bool(graph.learns) and any(map(facts.may_want_gradients, operands))
     )
 
 
 def _size(node: Node) -> int | None:
-    """How many elements a node has; None where nobody knows."""
+    """How many elements a node has, or None if that is not known."""
     sizes = [shapes.size_hint(subclasses.values_of(t).numel()) for t in facts.tensors(node)]
     return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def _saved_by_autograd(graph: HostGraph, region: Region, later: frozenset[int]) -> set[int]:
-    """The storages of leaves that autograd saves of the region, which is run on fakes; none where
-    that fails. later: storages that are changed after the region.
+    """The storages of leaves that autograd saves for the region. The region is run on fakes.
+
+    The set is empty if the run fails. later: The storages that are changed after the region.
     """
     kept: set[int] = set()
 
@@ -147,7 +152,7 @@ def _rerun(
     graph: HostGraph, region: Region, later: frozenset[int],
     pack: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[Node, Any]:  # fmt: skip
-    """Every value of a region, run on fakes of its leaves. `pack` sees what autograd saves."""
+    """All values of a region, run on fakes of its leaves. pack: Gets each tensor that is saved."""
     nodes = sorted((*region.makers, *region.nodes), key=graph.order.__getitem__)
     mode = subclasses.fake_mode_of(facts.tensors(region.end)[0])
     hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
@@ -160,8 +165,10 @@ def _rerun(
 
 
 def _alike(graph: HostGraph, leaf: Node, later: frozenset[int]) -> Any:
-    """A fake of its own, of the same strides. later: storages that are changed after the region: by
-    then the captured value may want gradients that it did not want before.
+    """A new fake with the same strides.
+
+    later: The storages that are changed after the region. After such a change the captured value
+    may require grad although it did not before.
     """
     value = facts.value(leaf)
     if not isinstance(value, torch.Tensor):

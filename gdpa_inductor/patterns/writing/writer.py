@@ -1,5 +1,6 @@
-"""The calls of recipes, put into a graph. Symbolic sizes become nodes that compute them from sizes
-that the graph has.
+"""Put the calls of recipes into a graph.
+
+Symbolic sizes become nodes that compute them from sizes in the graph.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Writer:
         self.erased: set[Node] = set()
 
     def write(self, recipe: Recipe, before: Node, like: Node) -> dict[Handle, Node]:
-        """Insert all calls before a node, with the source place of `like`."""
+        """Insert all calls before a node. They get the source location of `like`."""
         written: dict[Handle, Node] = {}
         graph = self.host.graph
         with graph.inserting_before(before):
@@ -51,7 +52,7 @@ class Writer:
         return args
 
     def current(self, node: Node) -> Node:
-        """The node that stands for a node of the analysis, which may have been replaced since."""
+        """The current node for a node of the analysis, which may have been replaced since."""
         while node in self.replaced:
             node = self.replaced[node]
         return node
@@ -69,8 +70,9 @@ class Writer:
         return node
 
     def replace_size(self, node: Node, gone: set[Node]) -> list[Node]:
-        """Let users of a node that reads a shape, other than `gone` ones, use the sizes themselves;
-        what is then unused.
+        """Let users of a node that reads a shape use the sizes themselves. Returns unused nodes.
+
+        gone: Users that are removed anyway.
         """
         value = facts.value(node)
         several = isinstance(value, (tuple, list))
@@ -104,8 +106,9 @@ class Writer:
 
     @functools.cached_property
     def _symbols(self) -> dict[Any, tuple[Node, int | None]]:
-        """Where each symbol is found: a node that holds it, or a dim of an input or of a padded
-        nested tensor. The latter's longest sequence is in no other place.
+        """The place of each symbol: a node that holds it, or a dim of an input.
+
+        The longest sequence of a nested tensor is found only as a dim of the padded tensor.
         """
         found: dict[Any, tuple[Node, int | None]] = {}
         for node in self.host.graph.nodes:
@@ -127,8 +130,9 @@ class Writer:
 
 
 def _replace_uses(node: Node, user: Node, new: Any) -> None:
-    """Replace `node` in the arguments of `user`, or of all its users where it is given as its own
-    user.
+    """Replace `node` in the arguments of `user`.
+
+    If `user` is `node`, replace it in all its users.
     """
     swap = lambda n: new if n is node else n
     for one in list(node.users) if user is node else [user]:
@@ -136,7 +140,7 @@ def _replace_uses(node: Node, user: Node, new: Any) -> None:
 
 
 def _evaluate(node: Node, like: Node) -> Any:
-    """Give values to a chain of new nodes over sizes."""
+    """Compute the values of a chain of new nodes over sizes."""
     if facts.value(node) is None:
         args = [_evaluate(a, like) if isinstance(a, Node) else a for a in node.args]
         describe(node, like, node.target(*args))  # type: ignore[operator]
@@ -144,7 +148,7 @@ def _evaluate(node: Node, like: Node) -> Any:
 
 
 def describe(node: Node, like: Node, value: Any) -> None:
-    """Meta data of a new node: those of the node that it stands for, and its own value."""
+    """Set the metadata of a new node: that of `like`, and its own value."""
     for key in (
         "stack_trace",
         "nn_module_stack",
