@@ -1,20 +1,24 @@
-"""A judge of rewrites: facts that torch itself states, and nothing of the matcher's.
+"""The judge: an independent check that a rewritten graph computes what the original does.
 
-    validate(before, after, replaced) -> the first fault, or None
+    validate(before, after, claims) -> the first fault, or None
 
-    record      every ATen operation of a run, operands as places in storages
-    inputs      fakes as the inputs were before the graph ran
-    interpret   both graphs side by side; what they have in common is run once
-    elements    elements of logged tensors, evaluated backwards; rules in `operations`, `jagged`
-    samples     the coordinates and values that are tried
-    fused       a call of gdpa::attention
-    proof       is the fused result what it stands for; `compare` weights, and their `gradients`
-    autograd    what the output reaches, and what is kept for the backward
-    adjoint     autograd functions of the user whose backward is known
-    memory      verdicts of earlier processes
-    whole       the verdict on a pair of graphs, of all of these
+It runs both graphs on fakes and compares them (docs/judge.md). It imports torch and the language of
+score programs. It never sees what the matcher has read, so it does not share the matcher's errors.
 
-It imports torch and the language of score programs. It never sees what the matcher has read.
+    record      Logs every ATen operation of a run. Operands are places in storages.
+    inputs      Fakes of the inputs, as they were before the graph ran.
+    interpret   Runs both graphs side by side. Common nodes are run once.
+    elements    Evaluates elements of logged tensors backwards. Rules: `operations`, `jagged`.
+    samples     The coordinates and values that are tried.
+    fused       Reads a call of gdpa::attention.
+    proof       Decides whether a fused result equals what it replaces, by `compare`, `gradients`.
+    autograd    What the output reaches, and what is saved for the backward.
+    adjoint     Autograd functions of the user whose backward is known.
+    memory      Verdicts of earlier processes.
+    whole       The verdict on a pair of graphs, from all of these.
+
+Terms: a *lane* is one sampled case; tensors of samples have an element for each lane. A *root* is a
+tensor whose elements are drawn at random: an input, or the result of a call that has no rule.
 """
 
 from __future__ import annotations
@@ -38,9 +42,9 @@ def validate(
     """Whether `after` computes what `before` does, with every effect and gradient; None if so.
 
     Args:
-        claims: for `after` and each of its bodies, its nodes and those of `before` that they stand
-            for. Needed only where one fused call feeds another with no common node between; a
-            claim is decided like any.
+        claims: For `after` and each of its bodies: from its nodes to the nodes of `before` that
+            they replace. It is needed only if one fused call feeds another, with no common node
+            between them. A claim is checked like any other pair.
     """
     place = memory.place_of(before, after)
     if place is not None and place.exists():
@@ -52,7 +56,7 @@ def validate(
 
 
 def judged(before: GraphModule, after: GraphModule, claims: Claims | None = None) -> Verdict | None:
-    """The same, whatever was found before."""
-    from .whole import judged  # a tenth of the package, for who finds no verdict on disk
+    """The same, without verdicts of earlier processes."""
+    from .whole import judged  # a tenth of the package; not needed if a verdict is on disk
 
     return judged(before, after, claims)

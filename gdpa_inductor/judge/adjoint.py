@@ -1,8 +1,8 @@
-"""Autograd functions of the user: whose backward is known to be the derivative of its forward.
+"""Autograd functions of the user whose backward is known to be the derivative of its forward.
 
-What such a function does to gradients is its author's word. The judge knows one pair: padding
-jagged values and taking the padding away, by the same offsets. Each is the other's transpose, where
-the gradient is padded with zeros.
+In general the author of such a function decides what it does to gradients. The judge knows one pair
+of operations: padding jagged values, and removing the padding by the same offsets. Each is the
+derivative of the other, if the gradient is padded with zeros.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Samples at which comparisons tie.
+"""Aim samples at ties of comparisons.
 
-A mask may be wrong at a few scores only: where two numbers that it compares are nearly the same.
-Drawn samples seldom are. So a first evaluation notes how far apart the two sides of each comparison
-are. Then a quarter of the lanes moves its key by that much, and another quarter an operand. So the
-sides meet, or miss each other by one.
+A mask may be wrong at a few scores only, where the two numbers that it compares are nearly equal.
+Random samples seldom hit these. So a first evaluation records the distance between the two sides of
+each comparison. Then a quarter of the lanes moves its key by that distance, and another quarter an
+operand. There the two sides become equal, or differ by one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What autograd does on both sides: which values the output reaches, and what is kept for it."""
+"""Compare autograd on both sides: what the output reaches, and what is saved for the backward."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ from .record import Incomplete
 
 
 def check_reach(whole: SideBySide, claim: Claim) -> None:
-    """Both sides of a claim reach the same operands of the rewritten graph, and no other leaf.
-    Leaves that the graph makes itself and that nobody sees are excepted (`check_dropped`).
+    """Raise Fault unless both sides of a claim reach the same operands, and no other leaf.
 
-    Raises Fault where they do not.
+    Leaves that the graph makes itself and that nobody uses are excepted (`check_dropped`).
     """
     if not claim.before.requires_grad:
         return
@@ -38,20 +37,20 @@ def check_reach(whole: SideBySide, claim: Claim) -> None:
 
 
 def check_dropped(whole: SideBySide) -> None:
-    """Raises Fault where a leaf of the graph that gets no gradient now is used by what remains."""
+    """Raise Fault if a leaf of the graph has lost its gradient but is still used."""
     for storage, node in whole.dropped:
         if storage in whole.shown:
             raise Fault("an operand would get no gradient", node)
 
 
 def check_tangent(claim: Claim) -> None:
-    """Raises Fault where forward-mode differentiation has a tangent on one side only."""
+    """Raise Fault if forward-mode differentiation has a tangent on one side only."""
     if autograd.has_tangent(claim.before) != autograd.has_tangent(claim.after):
         raise Fault("a tangent of forward-mode differentiation is lost", claim.after_node)
 
 
 def note_view(whole: SideBySide, claim: Claim) -> None:
-    """Remember a result that is a view where it was none: some writes are then an error."""
+    """Record a result that is a view now and was none before. Some writes into it are an error."""
     if autograd.is_view(claim.after) and not autograd.is_view(claim.before):
         whole.views.append(claim.before)
     if autograd.is_fragile_view(claim.after) and not autograd.is_fragile_view(claim.before):
@@ -60,7 +59,7 @@ def note_view(whole: SideBySide, claim: Claim) -> None:
 
 
 def check_views(whole: SideBySide) -> None:
-    """Raises Fault where a view made without gradients is written into while they flow."""
+    """Raise Fault if a view that was made without gradients is written into while they flow."""
     for storage, time, node in whole.fragile:
         for event, _, _ in whole.log.writes[storage]:
             if event.number >= time and event.grad:
@@ -104,10 +103,10 @@ def _is_unknown(node: Any, derived: Sequence[Any]) -> bool:
 
 
 def check_saved(whole: SideBySide) -> None:
-    """What the rewritten graph alone keeps for the backward is not written later.
+    """Raise Fault if a tensor that only the rewritten graph saves for the backward may change.
 
-    Raises Fault for a write in the graph, be it one that autograd does not see. Also for what the
-    caller holds and may change before the backward.
+    It may change by a later write in the graph, even one that autograd does not see. It may also
+    change if the caller holds it.
     """
     common = {_version(whole, s) for s in whole.saved if s.side != "after"}
     held = _held_by_the_caller(whole)

@@ -1,8 +1,9 @@
-"""The weights of recorded operations and of a score program, lane by lane (`gradients`: theirs).
+"""Compare the weights of recorded operations with those of a score program, lane by lane.
 
-The recorded operations round where the program may leave a rounding out. So they are evaluated as
-they are and in fp64, each with the scores moved by a rounding up and down. The program, in its own
-precision or in fp64, must lie in the range of these results, or be NaN or infinite where one is.
+The recorded operations may round where the program does not. So they are evaluated as they are and
+in fp64, each with the scores moved by one rounding up and down. These results span a range. The
+program, in its own precision or in fp64, must be in this range, or be NaN or infinite where one of
+them is. `gradients` compares the gradients.
 """
 
 from __future__ import annotations
@@ -44,12 +45,16 @@ class Recorded:
 
 @dataclass
 class SampledWeights:
-    """One score per lane, at the coordinates `at`. products: the matrix products of the operations.
+    """The weights of one sampled score in each lane.
 
-    training: gradients are compared too. scored: the products that make the scores, at which index
-    and in which lanes; what follows from them is for after `told_apart`. valid: the lanes in which
-    eager raises no error; raised: those in which the program does. unsampled: writes that one side
-    alone meets, and into which no lane looks.
+    at:         The coordinates of the scores.
+    products:   The matrix products among the operations.
+    training:   Gradients are compared too.
+    scored:     The products that give the scores, each with its index and lanes. `told_apart` sets
+                it, so whatever depends on it comes later.
+    valid:      The lanes in which eager raises no error.
+    raised:     The lanes in which the program raises an error.
+    unsampled:  Writes that only one side has, and that no lane reads.
     """
 
     log: Log
@@ -73,7 +78,7 @@ class SampledWeights:
             self.at["k"] = self.key_row.clamp(0, self.call.key.sizes[0] - 1)
 
     def exists(self) -> tuple[Tensor, Tensor]:
-        """Lanes whose row exists, and whose key does: those of jagged sides may not."""
+        """(lanes whose row exists, lanes whose key exists). On a jagged side they may not exist."""
         row = key = torch.ones(COUNT, dtype=torch.bool)
         if self.call.cu_query is not None:
             row = self.at["q_idx"] < self.call.span(self.exact, self.call.cu_query)[1]
@@ -87,9 +92,10 @@ class SampledWeights:
     def told_apart(
         self, sides: Sequence[Side], gaps: list[Tensor] | None = None
     ) -> tuple[Side, Side]:
-        """(weights, values): the weights are made from products, which are kept in `scored`. Scores
-        that were overwritten are in no weight. gaps: takes how far apart numbers are that are
-        compared on the way.
+        """Decide which of two sides has the weights. Returns (weights, values).
+
+        The weights are made from products, which are stored in `scored`. Scores that were
+        overwritten are in no weight. gaps: Gets the distances of numbers that are compared.
         """
         for weight, value in (sides, sides[::-1]):
             given = {event: self.drawn(event) for event in self.products}
@@ -152,14 +158,16 @@ class SampledWeights:
 
     @cached_property
     def scale(self) -> Tensor:
-        """What rounding errors of a term may be as large as, where its value is small."""
+        """The size that rounding errors of a term are relative to, if its value is small."""
         return self.scores.double().abs().nan_to_num(posinf=0.0).clamp(1.0, 1e4)
 
     @cached_property
     def amplitude(self) -> Tensor:
-        """How often the operands may multiply a rounding error of a slope. Where an activation is
-        flat, torch's vectors and single elements have other slopes in fp64: 0 and 5e-15. Narrower
-        dtypes have slack enough."""
+        """The factor by which operands may multiply a rounding error of a slope.
+
+        Where an activation is flat, torch's vectorised and scalar code have different slopes in
+        fp64: 0 and 5e-15. Narrower dtypes have enough slack.
+        """
         leaf, size = self.leaves(self.exact, self.scores), torch.ones(COUNT, dtype=torch.float64)
         for number, given in enumerate(self.call.program.aux):
             if given.kind == "f" and self.narrowest == torch.float64:
@@ -244,8 +252,10 @@ class SampledWeights:
         return [self._programmed[dtype] for dtype in dtypes]
 
     def _apply(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:
-        """Operations of the program. Where no score enters, kernels do not round less than this:
-        neither integers that become real, nor what decides a mask.
+        """How to apply operations of the program, as kernels do.
+
+        Terms without a score are rounded here as in kernels: integers that become floats, and
+        numbers that decide a mask.
         """
         narrow, apply = self.compute_dtype, self.applied(dtype)
         if dtype == narrow:
@@ -262,8 +272,10 @@ class SampledWeights:
         return as_in_kernels
 
     def applied(self, dtype: torch.dtype) -> Callable[[Expr, list[Any]], Tensor]:
-        """Operations of the program; torch divides no integer by zero, so those lanes are noted.
-        In 16 bits integers that fp32 rounds mean nothing once they are real.
+        """How to apply operations of the program, without errors.
+
+        torch raises an error for integer division by zero, so these lanes are recorded. With 16-bit
+        operands, integers that fp32 cannot hold exactly are not compared once they become floats.
         """
         apply, narrow = torch_apply(dtype), self.narrowest.itemsize == 2
 
@@ -279,7 +291,7 @@ class SampledWeights:
         return without_errors
 
     def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
-        """Lanes with other weights. `wide` finds fewer of them: it looks at more roundings."""
+        """Lanes with different weights. `wide` allows more roundings, so it finds fewer lanes."""
         # The program is as exact as scores in fp64 are: then nothing is left out.
         wider = wide and self.scores.dtype != torch.float64
         expected = [x.weight.detach().double() for x in self.recorded(side, wider)]
@@ -305,8 +317,10 @@ class SampledWeights:
 def outside(
     expected: Sequence[Tensor], given: Sequence[Tensor], eps: float, least: Tensor
 ) -> Tensor:
-    """Lanes whose case no given value answers. An answer lies in the range of the expected ones, of
-    all variants of the case, or is as special as one of them.
+    """Lanes in which no given value matches the expected ones.
+
+    A value matches if it is in the range of the expected values of all variants of the case. It
+    also matches if it is NaN or infinite, and one of these is too.
     """
     wrong = torch.ones(CASES, dtype=torch.bool)
     known = torch.stack(list(expected)).view(-1, CASES)
@@ -319,9 +333,9 @@ def outside(
     for value in (x[:CASES] for x in given):
         close = (value >= low - slack) & (value <= high + slack)
         same = (known == value).any(0) | (known.isnan().any(0) & value.isnan())
-        # What vanishes in one precision and not in another, times infinity.
+        # A number is 0 in one precision and not in another, and is multiplied by infinity.
         same |= known.isnan().any(0) & finite.any(0) & value.isinf()
-        # At the end of the range the order of a product's factors decides whether it overflows.
+        # Near the end of the range the order of factors decides whether a product overflows.
         same |= (high > EDGE) & (value == torch.inf) | (low < -EDGE) & (value == -torch.inf)
         wrong = wrong & ~(close | same)
     return wrong.repeat(COUNT // CASES)

@@ -1,12 +1,13 @@
-"""Elements of logged tensors, evaluated backwards: one element in each lane.
+"""Evaluate elements of logged tensors backwards: one element in each lane.
 
-A tensor is a place in a storage, and a storage has a history of writes. The element at an address
-is found in the last write that covers it. The call that wrote it is evaluated there, from elements
-of its operands as they were then. So views, aliases and in-place calls need no understanding: they
-are addresses and times.
+A tensor is a place in a storage, and a storage has a history of writes. To find the element at an
+address, the evaluator takes the last write that covers the address. It evaluates the call that
+wrote there, from elements of the call's operands at that time. So views, aliases and in-place calls
+need no rules of their own: they are only addresses and times.
 
-What no rule takes further is a root. It is an input of the graph, or the result of a call such as a
-matrix product or a sum. Its elements are drawn (`samples`), the same for the same address and lane.
+The walk ends at roots. A root is an input of the graph, or the result of a call without a rule,
+such as a matrix product or a sum. Its elements are drawn (`samples`), and the same address and lane
+always gives the same number.
 """
 
 from __future__ import annotations
@@ -48,24 +49,25 @@ class Root(NamedTuple):
 class Evaluator:
     """One evaluation.
 
-    What it is given:
-    products       calls whose elements are known, with these elements
-    wide           real numbers are computed in fp64. They are rounded by casts only, and where both
-                   graphs have the same tensor
-    differentiate  keep the way of gradients to the roots
-    most           the relative move of a number, by a rounding of the score, past which the number
-                   means nothing: the sine of 1e20
-    gaps           is filled with the distances of numbers that are compared
+    Inputs:
+    log, lanes:     The logged operations, and the sampled cases.
+    products:       Calls whose elements are known, with these elements.
+    wide:           Compute floats in fp64. They are rounded only by casts, and where both graphs
+                    have the same tensor.
+    differentiate:  Keep the autograd graph to the roots.
+    most:           A bound on the relative change of a number when the score moves by one rounding.
+                    Beyond it the number means nothing, such as the sine of 1e20.
+    gaps:           A list that gets the distances of numbers that are compared.
 
-    What it finds:
-    touched        at which index each product was read, and in which lanes
-    overwrites     an older value of what was read was replaced
-    missed         writes into a part of what was read in which no lane lies. Only those of real
-                   numbers, since each side may look at other offsets
-    valid          the lanes in which the original program raises no error and numbers mean
-                   something
-    owned          the lanes whose jagged row the program takes out of the lane's sequence; None
-                   where it takes no padding away
+    Results:
+    touched:        For each product that was read: at which index, and in which lanes.
+    overwrites:     An older value of an element that was read was replaced.
+    missed:         Writes of floats to tensors that were read, which no lane reads. Integers do not
+                    count, since each side may read other offsets.
+    valid:          The lanes in which the original program raises no error, and numbers mean
+                    something.
+    owned:          The lanes whose jagged row belongs to the lane's sequence, or None if the
+                    program removes no padding.
     """
 
     def __init__(
@@ -92,15 +94,15 @@ class Evaluator:
         return torch.float64 if self.wide and dtype.is_floating_point else dtype
 
     def require(self, holds: Tensor) -> None:
-        """Lanes in which eager would raise are left out."""
+        """Leave out lanes in which eager would raise an error."""
         self.valid = self.valid & (holds | ~self.live)
 
     def require_everywhere(self, holds: Tensor) -> None:
-        """The same for an error of any element, be it one that is not used in the end."""
+        """The same for an error that any element would raise, even one that is not used later."""
         self.valid = self.valid & holds
 
     def note_owned(self, row_is_there: Tensor) -> None:
-        """The last call that takes padding away counts. It is read first."""
+        """Record `owned`. The last call that removes padding counts, and it is read first."""
         if self.owned is None:
             self.owned = self.live & row_is_there
 
@@ -112,14 +114,14 @@ class Evaluator:
 
     @contextlib.contextmanager
     def within(self, lanes: Tensor) -> Iterator[None]:
-        """What is read meanwhile counts in these lanes only."""
+        """A context in which reads count in these lanes only."""
         outer, self.live = self.live, self._one(self.live & lanes)
         yield
         self.live = outer
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[set[Event]]:
-        """The writes that what is read meanwhile misses."""
+        """A context that collects the writes that reads in it miss."""
         outer, self.missed = self.missed, set()
         try:
             yield self.missed
@@ -140,11 +142,11 @@ class Evaluator:
         return self.element(place, time, (self.zero,) * len(place.sizes)).detach().double()
 
     def stranger(self, dtype: torch.dtype) -> Tensor:
-        """Elements that are nowhere else."""
+        """Elements that differ from all others."""
         return self.lanes.reals(self.lanes.hash("stranger"), dtype, self.lanes.lane < 0)
 
     def place(self, event: Event, number: int) -> Ref:
-        """Where result `number` of a call lies, or what it writes."""
+        """The place of result `number` of a call, or the place that it writes."""
         made = event.results[number] if number < len(event.results) else None
         return made if isinstance(made, Ref) else event.writes[number][0]
 
@@ -201,8 +203,9 @@ class Evaluator:
             return torch.where(covered, self._made(event, place, number, within), older)
 
     def _unlike(self, event: Event, place: Ref, ref: Ref, index: Index, *, first: bool) -> Tensor:
-        """What is read in another dtype than it was written in, or was written at a size that is
-        not known. What makes a storage writes all of it, at any size.
+        """Elements that were written in another dtype, or with an unknown size.
+
+        The call that makes a storage writes all of it, at any size.
         """
         if event.side != "both" or not first:
             place.require_known()
@@ -215,11 +218,11 @@ class Evaluator:
             raise Untracked(event.name)
 
     def _is_untracked(self, event: Event, place: Ref, ref: Ref) -> bool:
-        """A write that autograd does not see, of what is read with gradients."""
+        """Whether autograd does not see a write to a tensor that is read with gradients."""
         return self.differentiate and ref.grad and not (event.grad and place.grad)
 
     def _made(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor:
-        """What a call wrote at `index` of a place."""
+        """The elements that a call wrote at `index` of a place."""
         if event in self.products:
             self._touch(event, index)
             return self._with_addend(event, place, index)
@@ -247,7 +250,9 @@ class Evaluator:
         return self._overflown(made) if place.dtype in _SINGLE else made
 
     def _decided(self, event: Event, place: Ref, number: int | None, index: Index) -> Tensor | None:
-        """Integers and truth values that no score enters: the model's, with all their roundings."""
+        """Integers and bools that depend on no score: as the model computes them, with
+        roundings.
+        """
         if not self.wide or place.dtype.is_floating_point or place.dtype.is_complex:
             return None
         plain = self._plain = self._plain or Evaluator(self.log, self.lanes, {})
@@ -262,9 +267,9 @@ class Evaluator:
         return made
 
     def _overflown(self, x: Tensor) -> Tensor:
-        """What is infinite in fp32, which is what single and half precision are computed in.
+        """Numbers past the range of fp32 become infinite, as fp32 and 16-bit types do.
 
-        Gradients pass as they do in fp32: through x · inf those of all lanes would be NaN.
+        Gradients pass as they do in fp32. With x · inf the gradients of all lanes would be NaN.
         """
         large = x.abs() > torch.finfo(torch.float32).max
         return torch.where(large, x + x.detach() * torch.inf, x) if bool(large.any()) else x
@@ -295,7 +300,7 @@ class Evaluator:
         self._touched[event] = (index if known is index else merged, lanes | self.live)
 
     def root(self, event: Event, place: Ref, index: Index) -> Tensor:
-        """The result of a call that is not taken apart."""
+        """Drawn elements for the result of a call without a rule."""
         return self._root((event.number, place.storage), place, self._address(place, index))
 
     def _root(self, key: tuple[Any, ...], ref: Ref, address: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""A logged call of gdpa::attention: its operands, and which of their elements belong to a score."""
+"""Read a logged call of gdpa::attention: its operands, and which elements belong to a score."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from .samples import Lanes
 
 
 class Fused:
-    """The call. batch, heads, rows, keys, width: B, H, M, N, D. total: jagged rows."""
+    """The call. batch, heads, rows, keys, width: B, H, M, N, D. total: All rows of a jagged
+    side.
+    """
 
     def __init__(self, event: Event) -> None:
         given = event.given

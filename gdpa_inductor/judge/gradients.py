@@ -1,7 +1,7 @@
-"""The gradients of weights, lane by lane: by the score, and by every root behind the operands.
+"""Compare gradients of weights, lane by lane: by the score, and by every root of the operands.
 
-The recorded operations are differentiated by autograd, the score program by its own derivative. A
-root may be read at several places, by either side. What counts is the sum for each of its elements.
+Autograd differentiates the recorded operations. The score program has its own derivative. Either
+side may read a root at several places, so the sums for each of its elements are compared.
 """
 
 from __future__ import annotations

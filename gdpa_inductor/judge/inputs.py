@@ -1,7 +1,7 @@
-"""Fake inputs for a captured graph: as they were before the graph ran, sizes at their hints.
+"""Make fake inputs for a captured graph: as they were before the graph ran, with hinted sizes.
 
-The fakes that a capture leaves on its nodes may have been changed by the graph itself, so that the
-real inputs are asked first. Inputs that share a storage share one here too.
+The fakes on the nodes of a capture may have been changed by the graph itself. So the real inputs
+are used if they are known. Inputs that share a storage share one here too.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .record import Incomplete
 
 @dataclass
 class GraphInputs:
-    """Fakes of inputs, parameters and buffers, of one mode.
+    """Fakes of inputs, parameters and buffers, in one fake mode.
 
-    passed: what the caller passes or the graph holds, parameters included: all may change later.
+    passed: All tensors that the caller passes or the graph holds. They may change later.
     """
 
     mode: Any = field(default_factory=subclasses.own_fake_mode)

@@ -1,13 +1,12 @@
-"""Two graphs, before and after a rewrite, run side by side on fakes.
+"""Run two graphs, before and after a rewrite, side by side on fakes.
 
-A node that both graphs have is run once, as long as both give it the same values. The others are
-run by each graph for itself. Where a node of both is given different tensors, `agree` is asked
-whether they are equal nevertheless. If so, the rest of the graph is common again. So a rewrite
-claims little: a few pairs of tensors. All else is the same by construction.
+A node that both graphs have is run once, as long as both pass the same values to it. Other nodes
+are run for one graph. If the graphs pass different tensors to a common node, `agree` decides
+whether these are equal. If so, the rest of the graph is common again. So only a few pairs of
+tensors have to be proved equal, and all else is equal by construction.
 
-A node of both graphs that is given different values is run twice. Then it must not write, and its
-result must be shown to be equal later. Anything that one graph alone writes must lie in storages
-that it has made itself.
+If they are not, the common node is run twice. Then it must not write, and its result must be proved
+equal later. A node of one graph may write only to storages that this graph has made itself.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from .record import Incomplete, Log, Recorder, Ref
 
 
 class Fault(Exception):
-    """The rewritten graph does something else; the message says what. node: where, if known."""
+    """The rewritten graph computes something else. The message says what, `node` where if known."""
 
     def __init__(self, reason: str, node: str = "") -> None:
         super().__init__(reason)
@@ -36,7 +35,7 @@ class Fault(Exception):
 
 @dataclass(frozen=True)
 class Claim:
-    """`after` stands for `before`, by the names of the nodes that return them."""
+    """The claim that tensor `after` equals tensor `before`, by the names of their nodes."""
 
     before: Tensor
     after: Tensor
@@ -46,9 +45,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor that autograd keeps for the backward: its place, when, and for which graph.
+    """A tensor that autograd saves for the backward: its place, the time, and the graph.
 
-    version: how many writes autograd has seen by then.
+    version: How many writes autograd has seen by then.
     """
 
     ref: Ref
@@ -61,7 +60,7 @@ class Saved:
 
 Agree = Callable[["SideBySide", Claim], bool]
 Edge = tuple[Any, int]
-# Of each graph, since names are unique within one only: nodes, and what these stand for.
+# For each graph (names are unique only within one): from nodes to the nodes that they replace.
 Claims = Mapping[GraphModule, Mapping[str, str]]
 
 
@@ -69,18 +68,18 @@ Claims = Mapping[GraphModule, Mapping[str, str]]
 class SideBySide:
     """One run of two graphs.
 
-    agree    decides a claim. False where it cannot be shown; it may raise
-    claims   what some nodes of the rewritten graph and of its bodies stand for
-    edges    the places in autograd's graph of each common value, whenever it was used
-    cuts     the common values that the rewritten graph's own nodes use
-    saved    what autograd keeps
-    fragile  storages of results that are views made without gradients: since when, of which node
-    views    values that are views in the rewritten graph alone
-    derived  nodes of autograd functions of the user whose backward is known to be the derivative
-    leaves   those that the graph makes
-    shown    storages that were given to a node of both graphs while there were such leaves
-    dropped  storages of leaves that the rewritten graph does not reach, and of which node
-    results  what the graphs return
+    agree:    Decides a claim. It returns False if the claim cannot be proved, and may raise Fault.
+    claims:   Which nodes of the original some nodes of the rewritten graph replace.
+    edges:    The edges of autograd's graph for each common value, at each use.
+    cuts:     The common values that nodes of the rewritten graph alone use.
+    saved:    The tensors that autograd saves.
+    fragile:  Storages of results that are views made without gradients: since when, of which node.
+    views:    Values that are views only in the rewritten graph.
+    derived:  Nodes of the user's autograd functions whose backward is known to be the derivative.
+    leaves:   The leaves that the graph makes itself.
+    shown:    Storages that were passed to a common node while there were such leaves.
+    dropped:  Storages of leaves that the rewritten graph does not reach, with their nodes.
+    results:  The results of the graphs.
     """
 
     agree: Agree
@@ -100,7 +99,10 @@ class SideBySide:
     node: str = ""
 
     def run(self, before: GraphModule, after: GraphModule) -> None:
-        """Raises Fault where the graphs differ, Incomplete where that cannot be told."""
+        """Run both graphs.
+
+        Raises Fault if they differ, and Incomplete if that cannot be decided.
+        """
         with autograd.restored_state(), self.inputs.mode:
             given = self.inputs.of_graph(before)
             with Recorder(self.log), _hooks(before, self._save):
@@ -118,7 +120,10 @@ class SideBySide:
 
 
 def _hooks(gm: GraphModule, save: Callable[[Tensor], Tensor]) -> Any:
-    """Watch what autograd saves. A graph with transforms of its own forbids such hooks."""
+    """A context that watches what autograd saves.
+
+    A graph with function transforms forbids hooks.
+    """
     switches = [fx.state_change(n.target) for n in gm.graph.nodes if n.op == "call_function"]
     if "transform" in switches:
         return torch.set_grad_enabled(torch.is_grad_enabled())
@@ -127,9 +132,9 @@ def _hooks(gm: GraphModule, save: Callable[[Tensor], Tensor]) -> Any:
 
 @dataclass
 class Bodies:
-    """A graph and its rewritten form. path: the calls that lead to it.
+    """A graph and its rewritten form. path: The calls that lead to it.
 
-    values: what the nodes return; others: where the rewritten graph has something else.
+    values: What the nodes return. others: What differs in the rewritten graph.
     """
 
     whole: SideBySide
@@ -140,7 +145,7 @@ class Bodies:
     others: dict[str, Any] = field(default_factory=dict)
 
     def run(self, given: Sequence[Any]) -> Any:
-        """What both return."""
+        """Run both, and return their results."""
         self._given = iter(given)
         result: Any = None
         for old, new in self._merged():

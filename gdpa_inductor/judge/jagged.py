@@ -1,4 +1,4 @@
-"""Elements of padded jagged values, of jagged rows, and of offsets made from lengths."""
+"""Rules for elements of padded jagged values, of jagged rows, and of offsets from lengths."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _UNPADS = frozenset([
 
 @dataclass(frozen=True)
 class PaddingCall:
-    """A call that pads jagged values, [L, ...] -> [B, N, ...], or takes their padding away."""
+    """A call that pads jagged values, [L, ...] to [B, N, ...], or removes the padding."""
 
     pads: bool
     source: Ref
@@ -35,7 +35,7 @@ class PaddingCall:
 
 
 def padding_of(event: Event) -> PaddingCall | None:
-    """What a call pads or unpads; None where it does neither, or by offsets of several levels."""
+    """The reading of a call that pads or unpads. None for other calls, and for nested offsets."""
     pads = event.name in _PADS
     if not event.is_known or not (pads or event.name in _UNPADS):
         return None
@@ -56,7 +56,7 @@ def _known(ev: Evaluator, event: Event) -> PaddingCall:
 
 
 def span(ev: Evaluator, offsets: Ref, time: int, sequence: Tensor) -> tuple[Tensor, Tensor]:
-    """Where a sequence begins, and how long it is."""
+    """(first row of a sequence, its length)."""
     with ev.lanes.offsets_named():
         start, end = (ev.element(offsets, time, (sequence + step,)).long() for step in (0, 1))
     return start, end - start
@@ -72,7 +72,7 @@ def _padded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 
 def _unpadded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
-    """The lanes say whose row it is."""
+    """Rows without their padding. The lanes say which sequence a row belongs to."""
     held = _known(ev, event)
     longest, sequence = held.source.sizes[1], ev.lanes.sequence
     if sequence is None:
@@ -83,7 +83,7 @@ def _unpadded(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
     ev.note_owned((row >= 0) & (row < length))
     at = (sequence, ev.clamped(row, longest), *index[1:])
     made = torch.where(row < longest, ev.element(held.source, event.number, at), 0)
-    # By these offsets the row is one of another sequence: something else stands there.
+    # By these offsets the row may belong to another sequence. Then its elements are unknown.
     return torch.where((row >= 0) & (row < length), made, ev.stranger(made.dtype))
 
 

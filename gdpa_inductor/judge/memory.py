@@ -1,9 +1,9 @@
-"""Verdicts that were reached before: an empty file for each pair of graphs that was found right.
+"""Remember verdicts on disk: an empty file for each pair of graphs that was found to be equal.
 
-The files lie beside torch's own compiled graphs and go with them. A name is a hash of all that the
-judge looks at. That is both graphs node for node, the modes, and the versions of torch and of this
-package. Of each input it is the size at its hint, strides, dtype, aliases and gradients. Faults are
-not remembered.
+The files are in Inductor's cache folder, and are deleted with it. The name of a file is a hash of
+all that the judge looks at: both graphs node by node, the modes, and the versions of torch and of
+this package. For each input the hash has hinted sizes, strides, dtype, aliases and requires_grad.
+Faults are not remembered.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Single elements of ATen operations: an element of a result from elements of the operands.
+"""Rules for ATen operations: from elements of the operands to an element of a result.
 
 `RULES[name](evaluator, event, number, index)` gives the elements `index` of result `number` of a
-logged call, one for each lane. Point-wise operations need no rule: they are known by their tag
+logged call, one for each lane. Pointwise operations have no rule here: torch tags them
 (`pointwise`).
 """
 

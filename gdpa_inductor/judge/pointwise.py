@@ -1,7 +1,7 @@
-"""Single elements of point-wise operations: the call itself, run on one element per lane.
+"""Elements of pointwise operations: the call itself is run, on one element for each lane.
 
-No operation of a score program is mentioned here: which operations are point-wise, torch says by a
-tag. `RULES` has the few that need more than that.
+torch tags pointwise operations, so this module needs no list of them. `RULES` has the few that need
+more than running the call.
 """
 
 from __future__ import annotations

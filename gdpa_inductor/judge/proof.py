@@ -1,11 +1,13 @@
-"""A claim is decided: is the result of a fused call that of the operations it stands for?
+"""Decide a claim: does a fused call give the result of the operations that it replaces?
 
-    before   out[i,j,k] = sum_c W[i,j,c] · V[i,c,k]        W = point-wise operations of S = A · B
+    before   out[i,j,k] = sum_c W[i,j,c] · V[i,c,k]        W = pointwise operations of S = A · B
     after    out[b,h,q,e] = sum_c P(s, b,h,q,c, operands) · value[b,h,c,e],    s = query · key
 
-Sampled elements of the output lead to both sums. For sampled c the factors must be the same. The
-rows of query and key are those of A and B, and the values those of V. The weights of the recorded
-operations are those of the score program, NaN and infinity included. So are their gradients.
+Sampled elements of the output lead to both sums. For sampled c the factors must be equal:
+
+- The rows of query and key are those of A and B.
+- The values are those of V.
+- The weights W equal the score program P, including NaN and infinity, and so do their gradients.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from .samples import COUNT, Lanes, cases, mixed, near, positions
 
 @dataclass
 class Proof:
-    """One claim. before, after: the places of the two tensors; seed: of the samples."""
+    """One claim. before, after: The places of the two tensors. seed: The seed of the samples."""
 
     whole: SideBySide
     claim: Claim
@@ -36,8 +38,9 @@ class Proof:
     _decided: tuple[SampledWeights, Side, Side, Tensor] | None = None
 
     def decide(self) -> bool:
-        """True if it holds. Raises Fault where it does not; False if no fused call is behind it
-        and it does not hold.
+        """Whether the claim holds. If it does not, raises Fault.
+
+        If no fused call is behind the tensors, a claim that does not hold gives False.
         """
         log = self.log = self.whole.log
         self.before, self.after = log.ref(self.claim.before), log.ref(self.claim.after)
@@ -64,8 +67,9 @@ class Proof:
         return True
 
     def check_gradients(self) -> None:
-        """Of what was decided: the factors pass their gradients to the same elements, where they
-        have any. Raises Fault where they do not.
+        """Raise Fault unless the factors pass their gradients to the same elements.
+
+        It is called after `decide`.
         """
         if self._decided is None or not self._decided[0].training or self.log.nested:
             return
@@ -95,9 +99,10 @@ class Proof:
     def _traced(
         self, lanes: Lanes, index: Index, owned: Tensor | None = None
     ) -> tuple[_Read, _Read, Tensor] | bool:
-        """Where the elements of the output are summed, on both sides, and in which lanes. Where no
-        fused call is behind it, whether they are equal. owned: the lanes whose row the fused call
-        computes for the lane's sequence.
+        """The two sums behind the elements of the output, and the lanes in which they are.
+
+        If there is no fused call, the result is whether the elements are equal. owned: The lanes
+        whose row the fused call computes for the lane's sequence.
         """
         # Exact in every dtype that the result may be cast to on the way.
         given = lanes.reals(lanes.hash("result"), torch.bfloat16, lanes.lane < 0)

@@ -1,9 +1,9 @@
-"""A log of every ATen operation that a graph runs: operands and results as places in storages.
+"""Log every ATen operation that a graph runs. Operands and results are places in storages.
 
 `Recorder` is a dispatch mode. It sees operations below autograd and above the fake kernels. So
-composite functions are taken apart, and every spelling of a write is one. In-place methods, `out=`,
-foreach, `set_`, views, `.data` and `detach()` are alike. An alias needs no rule of its own: a
-result that lies in a known storage is one.
+composite functions are decomposed, and all kinds of writes look the same: in-place methods, `out=`,
+foreach, `set_`, views, `.data` and `detach()`. Aliases need no rules: a result in a known storage
+is an alias.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SIZE_OF_ELEMENTS = "the size of a tensor depends on the elements of another"
 
 
 class Incomplete(Exception):
-    """The graph cannot be interpreted or evaluated; the message says what stands in the way."""
+    """The graph cannot be interpreted or evaluated. The message says why."""
 
 
 @dataclass(frozen=True)
 class Ref:
     """A tensor as a place: a storage of the log, and the geometry of the view, in elements.
 
-    grad: the tensor requires gradients, as it was when it was logged. A detached alias does not.
+    grad: Whether the tensor required grad when it was logged. A detached alias does not.
     """
 
     storage: int
@@ -72,14 +72,14 @@ class Ref:
 class Event:
     """One operation.
 
-    args, kwargs  as called, with each tensor as its `Ref`
-    results       `Ref`s and other values
-    side          which graph has it: "both", "before" or "after"
-    grad          gradient mode was on
-    implied       autocast may have added it
-    writes        the places that it changes, new storages included. Each comes with the number of
-                  the result that holds the new contents, None where no result does
-    constant      the value of a new one-element tensor, if it is known
+    args, kwargs:  The arguments, with a `Ref` for each tensor.
+    results:       `Ref`s and other values.
+    side:          The graph that has it: "both", "before" or "after".
+    grad:          Gradient mode was on.
+    implied:       Autocast may have added it.
+    writes:        The places that it changes, including new storages. Each has the number of the
+                   result with the new contents, or None.
+    constant:      The value of a new one-element tensor, if it is known.
     """
 
     number: int
@@ -124,27 +124,26 @@ Write = tuple[Event, Ref, "int | None"]
 
 @dataclass
 class Log:
-    """The events of one interpretation. Storages are kept alive, so that an address is that of one
-    storage only.
+    """The events of one interpretation.
 
-    Now:
-    side             which graph runs
-    grad             gradient mode is on for its node; an operator may switch it off within itself
-    implied          casts are autocast's and not the node's
+    Storages are kept alive, so that no two of them ever have the same address.
 
-    By storage:
-    writes           what changed it, in order
-    owner            which graph made it
-    constants        the one known element that it holds
-    literal_tensors  what the graph itself spells, such as `torch.tensor([3, 5])`
+    Current state:
+    side:             Which graph runs.
+    grad:             Gradient mode is on for the node. An operator may turn it off inside.
+    implied:          Casts are autocast's, not the node's.
 
-    Of the graphs:
-    products         matrix products and fused calls of one graph alone
-    literals         the whole numbers that one graph alone names, since the last claim
-    numbers          where `.item()` read a real number, by the number that stands for what it
-                     returned
-    nested           some tensors are made of others, of which nothing says whether they need
-                     gradients
+    For each storage:
+    writes:           The events that changed it, in order.
+    owner:            The graph that made it.
+    constants:        The one element that it holds, if known.
+    literal_tensors:  Its content, if the graph itself states it, as in `torch.tensor([3, 5])`.
+
+    For the graphs:
+    products:         Matrix products and fused calls that only one graph has.
+    literals:         Integers that only one graph names, since the last claim.
+    numbers:          The place that an `.item()` has read, by the number that it returned.
+    nested:           Some tensors consist of others, which may or may not need gradients.
     """
 
     side: str = "both"

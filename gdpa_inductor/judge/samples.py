@@ -1,9 +1,9 @@
-"""What the lanes of an evaluation hold: coordinates of scores, and the values of roots.
+"""The samples of an evaluation: coordinates of scores, and values of roots, for each lane.
 
-The values of a root are drawn from its address and the lane, so they are the same wherever they
-are read, and deterministic. Each lane is a case of its own. Real numbers are ordinary in most and
-special in the others (0, -0, infinities, NaN, subnormal, huge). Integers, and some of the real
-numbers, are chosen among those at which a mask may change its mind.
+The value of a root depends only on its address and the lane. So it is the same wherever it is read,
+and deterministic. Each lane is a case. In most lanes floats are ordinary; in others they are
+special (0, -0, infinities, NaN, subnormal, huge). Integers and some floats are chosen near numbers
+at which a mask may change.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ def _specials(dtype: torch.dtype) -> Tensor:
 class Lanes:
     """The cases of one evaluation.
 
-    In `whole` lanes real numbers are whole ones too. In `based` lanes whole numbers lie close
-    together, at `base`: there another width of an integer or of a real number ties or wraps.
-
-    around: per lane, integers near which something may change: sizes, positions, literals.
-    sequence: per lane, the sequence that jagged rows belong to; None where nothing is jagged.
-    total: how many jagged rows there are, about; step: of each sequence, as many or, in some lanes,
-    as a sequence may have.
+    whole:     Lanes in which floats are whole numbers.
+    based:     Lanes in which whole numbers are close together, near `base`. There a narrower dtype
+               would tie or wrap.
+    around:    For each lane, integers near which something may change: sizes, positions, literals.
+    sequence:  For each lane, the sequence that jagged rows belong to. None if nothing is jagged.
+    total:     About how many jagged rows there are.
+    step:      About how many rows a sequence has; in some lanes, the most that it may have.
     """
 
     seed: int

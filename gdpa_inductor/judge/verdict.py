@@ -1,4 +1,4 @@
-"""What the judge says of a rewrite that is not to be applied."""
+"""The verdict of the judge on a rewrite that must not be applied."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Verdict:
-    """A rewrite that is not to be applied. invalid: it computes something else; else that could not
-    be told. node: of the rewritten graph, where the fault is known to lie.
+    """A rewrite that must not be applied.
+
+    invalid: It computes something else. If False, the judge could not decide. node: The node of the
+    rewritten graph with the fault, if it is known.
     """
 
     reason: str
