@@ -1,8 +1,9 @@
-"""Names for programs written out by hand: `x * sigmoid(x)` is silu.
+"""Recognise operations that are written out by hand: `x * sigmoid(x)` is silu.
 
-The spellings of an operation stand in its row (`Op.spelled`). They hold for every x, infinities and
-gradients included: a name lets a kernel have one fast form, and never decides what is computed.
-Spellings that differ anywhere (a clamp at 0 is not relu: their gradients at 0 differ) are none.
+The row of an operation lists formulas that equal it (`Op.spelled`). They equal it for every x, also
+infinities, and in gradients. So a name only gives a kernel a fast form, and never changes a result.
+A formula that differs anywhere is not listed: a clamp at 0 is not relu, as their gradients at 0
+differ.
 """
 
 from __future__ import annotations
@@ -16,12 +17,13 @@ from .rounding import reworded_decision
 
 X = Expr("any")  # stands for any term in a spelling
 _COMMUTATIVE = ("add", "mul")
-_LEAST = 1e-30  # of a scale: smaller ones are no matter of speed
+_LEAST = 1e-30  # the smallest scale that is folded; smaller ones need no speed
 
 
 def canonical(weight: Expr) -> Expr:
-    """The same program with every term named that a row spells, and scales by numbers folded. As it
-    is, if a term that would change decides something.
+    """The same program, with formulas replaced by their operations, and constant scales folded.
+
+    It is unchanged if a term that would change decides something, such as a mask.
     """
     changed = set[Expr]()
 
@@ -38,7 +40,7 @@ def canonical(weight: Expr) -> Expr:
 
 
 def _named(node: Expr) -> Expr:
-    """The operation that the term spells out, or the term."""
+    """The operation that a term equals by `Op.spelled`, or the term itself."""
     spelled = ((name, row.spelled) for name, row in OPS.items() if row.spelled is not None)
     for name, written in spelled if node.op in OPS else ():
         for spelling in _spellings(written):
@@ -50,13 +52,13 @@ def _named(node: Expr) -> Expr:
 
 @functools.cache
 def _spellings(written: Callable[[Expr], tuple[Expr, ...]]) -> tuple[Expr, ...]:
-    """Made once, and not for each term that is compared with them."""
+    """The formulas of a row, made once and not for each comparison."""
     return written(X)
 
 
 def _folded(node: Expr) -> Expr:
-    """x·c·d is x·(c·d) where both overflow and vanish for the same x; integers lose what adds
-    nothing.
+    """Fold x·c·d to x·(c·d), if both overflow and vanish for the same x. Integers lose neutral
+    terms.
     """
     if node.kind == "i" and node.op in ("add", "sub"):
         left, right = node.args
@@ -73,8 +75,10 @@ def _folded(node: Expr) -> Expr:
 
 
 def _same_range(first: float, second: float) -> bool:
-    """Whether x·first·second leaves the range of a float exactly where x·(first·second) does. Both
-    numbers shrink x or both let it grow, so that what lies between is no further out than the end.
+    """Whether x·first·second leaves the range of a float for the same x as x·(first·second).
+
+    It does if both numbers shrink x or both enlarge it. Then the intermediate result is not further
+    out than the final one.
     """
     product = abs(first * second)
     grows = abs(first) >= 1.0 and abs(second) >= 1.0
@@ -84,7 +88,7 @@ def _same_range(first: float, second: float) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def _match(pattern: Expr, node: Expr) -> Expr | None:
-    """What X is, if `node` is an instance of `pattern`."""
+    """The term for X, if `node` is an instance of `pattern`; else None."""
     if pattern is X:
         return node
     if pattern.is_const:

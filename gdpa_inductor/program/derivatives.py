@@ -8,8 +8,9 @@ from .expr import GRAD, OPS, Expr, postorder
 
 
 def differentiate(output: Expr, wrt: Sequence[Expr], seed: Expr = GRAD) -> list[Expr | None]:
-    """Reverse mode: the cotangents of the leaves `wrt` for the cotangent `seed` of `output`; None
-    where zero.
+    """The gradients of the leaves `wrt`, for the gradient `seed` of `output`.
+
+    None stands for zero.
     """
     order = list(postorder([output]))
     active: set[Expr] = set(wrt)

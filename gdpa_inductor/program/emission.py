@@ -1,7 +1,7 @@
-"""Terms in the operations that a kernel has: what stands in for all others.
+"""Rewrite terms into the operations that a kernel can emit.
 
-A kernel's emitter lists the operations that it writes by itself. Each other one is replaced by the
-form that its row gives: `plain` in full accuracy, `fast` by approximate instructions.
+The emitter of a kernel lists its own operations. Any other operation is replaced by a form from its
+row: `plain` has full accuracy, and `fast` uses approximate instructions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from .expr import OPS, Expr, call, postorder
 
 
 def emitted(roots: Sequence[Expr], own: Container[str], fast: bool) -> list[Expr]:
-    """The same terms in the operations `own` alone. fast: for 16 bits, see `expr.Op`.
+    """The same terms, in the operations `own` only. fast: Use the forms for 16 bits (`expr.Op`).
 
-    Raises ValueError where an operation is neither among them nor has a form.
+    Raises ValueError if an operation is neither in `own` nor has a form.
     """
     found: dict[Expr, Expr] = {}
 
@@ -37,7 +37,7 @@ def emitted(roots: Sequence[Expr], own: Container[str], fast: bool) -> list[Expr
 
 
 def _form(node: Expr, args: Sequence[Expr], own: Container[str], fast: bool) -> Expr | None:
-    """What to write for an operation on `args`; None: itself."""
+    """The form that replaces an operation on `args`, or None if it is emitted itself."""
     op = OPS.get(node.op)
     if op is None:  # an instruction
         return None

@@ -1,9 +1,9 @@
-"""Expressions over one attention score: the terms a score program is made of.
+"""Expressions over one attention score: the terms of a score program.
 
-An `Expr` is an immutable, interned node of a directed acyclic graph: equal terms are the same
-object, so common subexpressions are shared by construction. `OPS` is the whole vocabulary, a row
-per operation (`ops`). Nothing outside this table can appear in a program. Kernels emit the
-operations; they do not redefine them.
+An `Expr` is an immutable node of a directed acyclic graph. Nodes are interned: equal terms are the
+same object, so common subexpressions are shared. `OPS` is the whole vocabulary, with a row for each
+operation (`ops`). A program has no other operations. Kernels emit operations, and do not redefine
+them.
 
 Kinds: "f" a real number in the compute dtype, "i" an integer, "b" a truth value.
 """
@@ -25,9 +25,10 @@ class Expr:
     """One term. `op` is a leaf ("s", "g", "b", "h", "q_idx", "kv_idx", "aux", "scalar", "const") or
     a name in `OPS`.
 
-    s: the score q·k. g: the gradient of the loss with respect to the weight P[b,h,q_idx,kv_idx].
-    b, h, q_idx, kv_idx: batch, query head, query and key of the score, as in FlexAttention. aux,
-    scalar: `value` is their number.
+    s:                    The score q·k.
+    g:                    The gradient of the loss by the weight P[b,h,q_idx,kv_idx].
+    b, h, q_idx, kv_idx:  Batch, query head, query and key of the score, as in FlexAttention.
+    aux, scalar:          An aux operand or an integer argument. `value` is its number.
     """
 
     __slots__ = ("op", "args", "value", "kind", "__weakref__")  # noqa: RUF023 (the constructor)
@@ -89,9 +90,7 @@ class Expr:
 
 
 def const(value: Literal) -> Expr:
-    """A literal; its Python type gives its kind. Subclasses (NumPy's float64) become the plain
-    type.
-    """
+    """A literal. Its Python type decides its kind; NumPy's float64 becomes a plain float."""
     if isinstance(value, bool):
         return Expr("const", (), value, "b")
     if isinstance(value, int):
@@ -116,15 +115,17 @@ INDEX = {name: Expr(name, (), None, "i") for name in AXES}
 
 
 class Trait(enum.Flag):
-    """What analyses ask of an operation.
+    """Properties of an operation that analyses use.
 
-    DECIDES: its value jumps, so that a last bit of its operand may turn it. TURNS: its slope jumps
-    elsewhere than at 0, whose sign is exact. Without these two a result may be wrong; the others
-    may be left out, and cost a rewrite, a name or speed. `tests/program/test_traits.py` measures.
+    DECIDES:       Its value jumps, so the last bit of an operand may change it.
+    TURNS:         Its slope jumps at a number other than 0. (The sign of 0 is exact.)
+    KEEPS_VALUES:  Its result is one of its operands, a literal, or rounded as in every precision.
+    KEEPS_WHOLES:  Its result is a whole number if its operands are.
+    SMOOTH:        Its slope multiplies the gradient and never chooses 0. So an infinite gradient
+                   gives no finite one (`tails`).
 
-    KEEPS_VALUES: its result is one of its operands, a literal, or rounded as every precision does.
-    KEEPS_WHOLES: of whole numbers it makes whole numbers. SMOOTH: its slope multiplies, and never
-    chooses 0. An infinite gradient then leaves no finite one (`tails`).
+    If DECIDES or TURNS is missing in a row, a result may be wrong. If another one is missing, only
+    a rewrite, a name or speed is lost. `tests/program/test_traits.py` measures all of them.
     """
 
     NONE = 0
@@ -139,29 +140,29 @@ class Trait(enum.Flag):
 class Op:
     """One operation: a row of `OPS`, and all that the package knows of it.
 
-    What it is:
-    kinds     accepted signatures such as "ff>f"
-    torch     the function that defines it
-    says      the same, for people
-    params    how many trailing arguments are literals
-    infix     its sign, and how tightly it binds
+    Definition:
+    kinds:     The accepted signatures, such as "ff>f".
+    torch:     The torch function that defines it.
+    says:      Its meaning, for people.
+    params:    How many trailing arguments are literals.
+    infix:     Its sign in a formula, and its precedence.
 
-    What is known of it:
-    vjp       `vjp(g, y, *args)` gives a cotangent per argument, None where it is zero. Without a
-              vjp it has no gradient
-    interval  its rule in the module of this name, and so `integers`. Without one, nothing is known
-              of its result
-    literal   its value on Python's numbers, where a program folds it
-    traits    see `Trait`
+    Analysis:
+    vjp:       `vjp(g, y, *args)` gives a gradient for each argument, or None for zero. Without a
+               vjp the operation has no gradient.
+    interval:  Its rule in `intervals`. Without a rule, nothing is known about its result.
+    integers:  Its rule in the module of this name.
+    literal:   Its value on Python numbers, with which a program folds it.
+    traits:    See `Trait`.
 
-    How models write it:
-    aten      ATen's names for it where a call means just this, a function of reals and literals;
-              `vocabulary` reads the others
-    spelled   its forms in other operations, all of which mean just this (`canonical`)
+    In models:
+    aten:      ATen names of functions of floats and literals that mean exactly this. `vocabulary`
+               reads other calls.
+    spelled:   Formulas in other operations that mean exactly this (`canonical`).
 
-    How kernels compute it (`emission`); None: as it is
-    plain     in other operations
-    fast      the same for 16 bits: |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30]
+    In kernels (`emission`). None: The kernel emits the operation itself.
+    plain:     A form in other operations.
+    fast:      A form for 16 bits: |fast - exact| <= 2^-10 max(1, |x|) for x in [-30, 30].
     """
 
     kinds: tuple[str, ...]
@@ -188,11 +189,13 @@ class Op:
 
 
 def call(name: str, *operands: Expr | Literal) -> Expr:
-    """Apply an operation: checks kinds, folds literals where no dtype makes a difference, drops
-    exact identities (x·1, x/1).
+    """Apply an operation, and return the term.
+
+    It checks kinds, folds literals if the result does not depend on a dtype, and drops exact
+    identities (x·1, x/1).
 
     Raises:
-        ValueError: unknown operation, or operands of kinds that it does not accept.
+        ValueError: The operation is unknown, or does not accept operands of these kinds.
     """
     args = tuple(x if isinstance(x, Expr) else const(x) for x in operands)
     op = row_of(name)
@@ -220,8 +223,9 @@ def call(name: str, *operands: Expr | Literal) -> Expr:
 
 
 def _folds_alike(literals: Sequence[Expr]) -> bool:
-    """Whether an operation on literals gives the same in fp32, in fp64 and here. No number among
-    them overflows or vanishes in one of them, and integers are of 64 bits.
+    """Whether an operation on literals gives the same result in fp32, in fp64 and here.
+
+    No literal may overflow or vanish in one of these, and integers have to fit into 64 bits.
     """
     return all(
         is_ordinary(float(x.value or 0)) if x.kind == "f" else abs(int(x.value or 0)) < 1 << 63
@@ -230,12 +234,15 @@ def _folds_alike(literals: Sequence[Expr]) -> bool:
 
 
 def is_ordinary(value: float) -> bool:
-    """0, or a number whose fp32 neither overflows nor is subnormal."""
+    """Whether a number is 0, or neither overflows nor is subnormal in fp32."""
     return value == 0.0 or 2.0**-126 <= abs(value) < 2.0**127
 
 
 def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
-    """Every distinct term under the roots, arguments first; iterative, so depth is no limit."""
+    """Every distinct term under the roots, arguments first.
+
+    It is iterative, so depth is no limit.
+    """
     seen: set[Expr] = set()
     stack = [(root, False) for root in reversed(list(roots))]
     while stack:
@@ -251,7 +258,7 @@ def postorder(roots: Iterable[Expr]) -> Iterator[Expr]:
 def fold(
     roots: Sequence[Expr], leaf: Callable[[Expr], T], apply: Callable[[Expr, list[Any]], T]
 ) -> list[T]:
-    """Evaluate terms bottom-up, each once. `apply` gets literals for an operation's `params`."""
+    """Evaluate terms bottom-up, each once. For `params` of an operation, `apply` gets literals."""
     values: dict[Expr, T] = {}
     for node in postorder(roots):
         if node in values:
@@ -267,7 +274,8 @@ def fold(
     return [values[root] for root in roots]
 
 
-# The rows of `ops`, which fills these: what programs are made of, and what only kernels have.
+# The rows of `ops`: operations of programs, and instructions that only kernels have. `ops` fills
+# both.
 OPS: dict[str, Op] = {}
 INSTRUCTIONS: dict[str, Op] = {}
 

@@ -1,10 +1,10 @@
-"""A factor that all weights have in common. A kernel may multiply its sums by it, not each weight:
+"""Take a constant factor out of all weights. A kernel multiplies its sums by it instead:
 
     sum_j c·r(s_j) V_j  =  c · sum_j r(s_j) V_j
 
-Tanh-gelu has one: with y, c and t as in `fast`, it is c/2 · (y·t + y), which leaves an instruction
-less. The rest of a weight may be larger than the weight. So it needs a dtype with the exponents of
-fp32, and a factor that is not extreme.
+Tanh-gelu has such a factor: with y, c and t as in `fast`, it is c/2 · (y·t + y). That saves an
+instruction for each score. Without the factor a weight may be larger. So the dtype needs the
+exponents of fp32, and the factor must not be extreme.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from .fast import gelu_tanh_halves
 from .simplify import substitute
 
 EXTREME = 2.0**40
-LEAST = 2.0**-16  # queries are multiplied by: numbers that count keep all their bits
+LEAST = 2.0**-16  # the least factor of queries: numbers that matter keep all their bits
 
 
 def factored(terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
-    """(rests, c) with each term = c · rest; c is 1 where they have no factor in common."""
+    """(rests, c) with each term = c · rest. c is 1 if the terms have no common factor."""
     found = [_split(term) for term in terms]
     factors = {factor for _, factor in found}
     if len(factors) > 1 or not all(1 / EXTREME <= abs(c) <= EXTREME for c in factors):
@@ -30,9 +30,12 @@ def factored(terms: Sequence[Expr]) -> tuple[tuple[Expr, ...], float]:
 
 
 def of_queries(terms: Sequence[Expr], weight: Expr) -> tuple[tuple[Expr, ...], float]:
-    """(terms, f) of scores that come multiplied by f, a power of two. Silu takes the tanh of half
-    of its argument. Where that is 2ⁿ·s, queries in bf16 can be multiplied by 2ⁿ without rounding,
-    once for all keys. f is 1 where the program `weight` uses the score in another way."""
+    """(terms, f): the terms as functions of the scaled score f·s, where f is a power of two.
+
+    Silu takes the tanh of half of its argument. If that is 2ⁿ·s, queries in bf16 can be multiplied
+    by 2ⁿ without rounding, once for all keys. f is 1 if the program `weight` uses the score in
+    another way.
+    """
     nodes = list(postorder([*terms, weight]))
     score = next((x for x in nodes if x.op == "s"), weight)
     users = {x for x in nodes if score in x.args}
@@ -48,7 +51,7 @@ def of_queries(terms: Sequence[Expr], weight: Expr) -> tuple[tuple[Expr, ...], f
 
 
 def _power_of_two(node: Expr) -> float:
-    """The factor of a score, 1 if there is none or it is another number."""
+    """The factor of a score, if it is a power of two; else 1."""
     if node.op != "mul" or not node.args[1].is_const:
         return 1.0
     factor = float(node.args[1].value or 0.0)

@@ -1,16 +1,15 @@
-"""Silu and tanh-gelu together with the scale of their score, and their slopes: the fast forms for
-fp16 and bf16.
+"""Fast forms of silu, tanh-gelu and their slopes, together with the scale of the score.
 
-y is the score, x = c·y what the activation takes, h = c/2 · (1 + t):
+They are for fp16 and bf16. y is the score, x = c·y the argument of the activation, and
+h = c/2 · (1 + t):
 
     silu       t = tanh(c/2 · y)                  p = c/2 · y · t + c/2 · y
                ∂p/∂y = p · (c - h) + h
     gelu_tanh  t = tanh(y · (cβ + c³βα · y²))     p = y · h
                ∂p/∂y = p · (1 - t) · (cβ + 3c³βα · y²) + h
 
-The scale costs nothing, and the slope shares what the weight has computed. With the product by dP
-that is 6 instructions and a tanh for silu, 10 for gelu. The forms that differentiation writes take
-9 and 14.
+The scale costs nothing, and the slope uses terms of the weight. With the product by dP, silu needs
+6 instructions and a tanh, and gelu 10. The forms from differentiation need 9 and 14.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """How large the integers of a program can become.
 
-A program's integers are those of torch's int64: a model's narrower integers wrap, and a kernel's
-may. `ranges` bounds every integer of a program from below and above; `wide` says whether a kernel
-needs 64 bits for them.
+The integers of a program are torch's int64. A model's narrower integers may wrap, and so may those
+of a kernel. `ranges` bounds every integer term of a program. `wide` says whether a kernel needs 64
+bits for its integers.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 from .expr import OPS, Expr, postorder
 
 Range = tuple[int, int]
-ANY: Range = (-(1 << 63), (1 << 63) - 1)  # of what is not known
+ANY: Range = (-(1 << 63), (1 << 63) - 1)  # an unknown integer
 TRUTH: Range = (0, 1)
 INT32: Range = (-(1 << 31), (1 << 31) - 1)
-# Rows, keys, heads and samples of one call, and its sizes. A kernel counts them in 32 bits, with
-# room for a sum of some of them.
+# Sizes, and indices of queries, keys, heads and batches. A kernel counts them in 32 bits, with room
+# for a sum of some of them.
 _PLACE: Range = (-(1 << 28), 1 << 28)
-# Elements of operands as far as sums of a few stay within 64 bits, times in nanoseconds included.
+# Elements of operands of which a sum of a few fits into 64 bits. Times in nanoseconds do.
 MODEST: Range = (-(1 << 61), 1 << 61)
 _GIVEN = frozenset(["aux", "aux_lo", "aux_hi", "scalar"])
 _KEEPS = frozenset(["maximum", "minimum", "where"])  # an operand comes out as it is
@@ -30,8 +30,9 @@ def inside(inner: Range, outer: Range) -> bool:
 
 
 def ranges(roots: Sequence[Expr], leaf: Callable[[Expr], Range]) -> dict[Expr, Range]:
-    """The smallest and largest value of every integer term, and of no other. leaf: of a leaf that
-    is no literal.
+    """The (smallest, largest) value of every integer term.
+
+    leaf: A function from a leaf that is not a literal to its range.
     """
     found: dict[Expr, Range] = {}
     for node in postorder(roots):
@@ -52,8 +53,8 @@ def ranges(roots: Sequence[Expr], leaf: Callable[[Expr], Range]) -> dict[Expr, R
 def wide(terms: Sequence[Expr]) -> bool:
     """Whether a kernel must compute the integers of these terms in 64 bits.
 
-    Elements of operands may be as large as their dtype lets them be, so only comparisons and
-    choices of them do without.
+    Elements of operands may be as large as their dtype allows. So 32 bits are enough only if terms
+    compare and choose them, and nothing else.
     """
     found = ranges(terms, lambda node: ANY if node.op.startswith("aux") else _PLACE)
     return any(

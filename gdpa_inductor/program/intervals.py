@@ -1,13 +1,12 @@
-"""Interval arithmetic on the operations of score programs: from terms over elements to bounds over
-a set of elements, in the same vocabulary.
+"""Interval arithmetic on score programs: from a term for one element to bounds for a set of them.
 
-The rule of an operation (`ops`) takes the node and the `Interval`s of its operands, and plain
-literals for its parameters. It gives the interval of the result. Bounds are terms themselves,
-evaluated at run time. Integers are exact. Reals are widened by `SLACK`, so that another rounding of
-the same formula (a fused multiply-add) cannot move an element out of its interval. What has no rule
-to bound it is unknown.
+Each operation has a rule (`ops`). It takes the node, the `Interval`s of its operands, and plain
+literals for its parameters. It returns the interval of the result. Bounds are terms of the same
+language, and are evaluated at run time.
 
-Unknown reals count as finite: x·0 is 0 and x + (-inf) is -inf.
+Integers are exact. Floats are widened by `SLACK`, so that another rounding of the same formula (a
+fused multiply-add) cannot move an element out of its interval. A result without a rule is unknown.
+Unknown floats count as finite: x·0 is 0 and x + (-inf) is -inf.
 """
 
 from __future__ import annotations
@@ -31,12 +30,16 @@ _EXACT = 1 << 24  # integers up to here are themselves in fp32
 
 @dataclass(frozen=True)
 class Interval:
-    """What is known of a term on a set of elements: lo <= term <= hi, None where there is no bound.
+    """Bounds of a term on a set of elements.
 
-    Of a truth value, lo is whether it is true everywhere, hi whether it may be true somewhere.
-    zero: the real number is 0 everywhere. flat: the term depends on a condition or a clamp, so that
-    it may well be 0 everywhere; only then it is worth asking. falls: it may be -inf. whole: it is
-    an integer, and at most so large.
+    lo, hi:  lo <= term <= hi. None if there is no bound. For a bool, lo is "true everywhere", and
+    hi
+             is "true somewhere".
+    zero:    The float is 0 everywhere.
+    flat:    The term depends on a condition or a clamp. Only then is it worth testing whether it is
+             0 everywhere.
+    falls:   It may be -inf.
+    whole:   It is an integer, with at most this magnitude.
     """
 
     lo: Bound
@@ -48,17 +51,17 @@ class Interval:
 
     @property
     def always(self) -> Expr:
-        """Of a truth value: true everywhere."""
+        """Whether a bool is true everywhere."""
         return FALSE if self.lo is None else self.lo
 
     @property
     def never(self) -> Expr:
-        """Of a truth value: false everywhere."""
+        """Whether a bool is false everywhere."""
         return FALSE if self.hi is None else negation(self.hi)
 
     @property
     def point(self) -> Bound:
-        """Its only value, if it has one whatever the elements are."""
+        """The value, if it is the same for all elements; else None."""
         return self.lo if self.lo is self.hi else None
 
 
@@ -76,7 +79,7 @@ def literal(node: Expr) -> Interval:
 
 
 def lift(roots: Sequence[Expr], leaf: Callable[[Expr], Interval]) -> list[Interval]:
-    """The intervals of terms whose leaves have the given ones, integer operands MODEST ones."""
+    """The intervals of terms, from those of their leaves. Integer operands count as MODEST."""
     wraps = wrapping(roots)
 
     def apply(node: Expr, values: list[Any]) -> Interval:
@@ -87,7 +90,7 @@ def lift(roots: Sequence[Expr], leaf: Callable[[Expr], Interval]) -> list[Interv
 
 
 def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
-    """Whether bounds leave nothing but 0."""
+    """Whether bounds allow only 0."""
     if not flat or lo is None or hi is None:
         return FALSE
     zero: Literal = 0.0 if lo.kind == "f" else 0
@@ -95,7 +98,7 @@ def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
 
 
 def _do(name: str, *bounds: Bound | Literal) -> Bound:
-    """An operation on bounds; none if one of them is missing."""
+    """An operation on bounds. None if one of them is None."""
     given = [x for x in bounds if x is not None]
     return build(name, *given) if len(given) == len(bounds) else None
 

@@ -1,14 +1,14 @@
-"""Closed loop bounds: where the classes of tiles are half-lines of the axis that a kernel loops on.
+"""Loop bounds in closed form, for masks that are linear along the axis of a kernel's loop.
 
-`tile_classes.classify` answers for one tile. Its answers may be comparisons that are linear in the
-tile's place: a causal mask, a window, lengths. Then the tiles that are not zero, and those that
-need no mask, are an interval each. Its ends follow from the conditions:
+`tile_classes.classify` decides for one tile. Its conditions may be comparisons that are linear in
+the position of the tile: a causal mask, a window, lengths. Then the tiles that are not zero form an
+interval, and so do the tiles that need no mask. The ends follow from the conditions:
 
     zero  or of  X < Y      not zero:  first column <= upper,  last column >= lower,  not empty
     full  and of X < Y      full:      first column >= whole_lower,  last column <= whole_upper,
                                        not mixed
 
-A kernel then computes two ends instead of classifying every tile of the loop.
+A kernel then computes these ends instead of classifying every tile of the loop.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .simplify import FALSE, TRUE, both, build, either, negation
 from .tile_classes import TileClasses, within
 
 NAMES = ("upper", "lower", "empty", "whole_lower", "whole_upper", "mixed")
-# Ends that leave nothing out.
+# Ends that skip no tile.
 _ALL = {"upper": 1 << 30, "lower": -1, "whole_lower": 1 << 30, "whole_upper": -1}
 _MERGE = {
     "upper": "minimum", "lower": "maximum", "whole_lower": "maximum", "whole_upper": "minimum",
@@ -31,7 +31,7 @@ _MERGE = {
 
 @dataclass(frozen=True)
 class _Linear:
-    """slope · place + rest; slope is -1, 0 or 1, and place one of the tile's ends on the axis."""
+    """slope · place + rest. slope is -1, 0 or 1; place is an end of the tile along the axis."""
 
     slope: int
     rest: Expr
@@ -40,11 +40,14 @@ class _Linear:
 def closed(
     classes: TileClasses, axis: str, inside: Collection[int] = ()
 ) -> Mapping[str, Expr] | None:
-    """The ends that there are, of `NAMES`; None where the classes are no intervals.
+    """The ends of the loop by name (`NAMES`), or None if the classes are not intervals.
 
-    axis: "kv_idx" for a loop over keys, "q_idx" for one over queries. inside: the numbers of the
-    operands whose bounds differ along it. Ends are integers over b, h, scalars, operands and the
-    tile's place on the other axis; "empty" and "mixed" are truth values.
+    Ends are integer terms over b, h, scalars, operands and the tile's position on the other axis.
+    "empty" and "mixed" are bools.
+
+    Args:
+        axis: "kv_idx" for a loop over keys, "q_idx" for a loop over queries.
+        inside: The numbers of operands whose bounds vary along this axis.
     """
     assert axis in POSITIONS, axis
     if not set(inside).isdisjoint(classes.bounds):
@@ -72,8 +75,9 @@ def _without(modest: Expr, condition: Expr) -> Expr:
 
 
 def _guarded(found: dict[str, Expr]) -> dict[str, Expr]:
-    """The ends, and all of the axis where an operand is so large that a sum of them may wrap. A
-    window of the largest int64 is no window.
+    """The ends, or the whole axis if an operand is so large that a sum may wrap.
+
+    For example, a window of the largest int64 is no window.
     """
     summed = sums(list(found.values()))
     modest = TRUE

@@ -1,9 +1,9 @@
 """Whether a mask decides the same in every precision.
 
-A mask that is computed from positions in fp32, `(i - j) * 0.1 <= 3`, depends on how its numbers
-round. In fp64, with a fused multiply-add or a fast division, another score may count. Such a mask
-is not taken into a program; it stays a tensor that the model computes. Decisions on integers, on
-whole numbers held as reals, and on operands as they are do not depend on rounding.
+A mask from positions in fp32, such as `(i - j) * 0.1 <= 3`, depends on rounding. In fp64, or with a
+fused multiply-add or a fast division, it may keep other scores. Such a mask does not become a part
+of a program. It stays a tensor that the model computes. Decisions on integers, on whole numbers in
+floats, and on unchanged operands do not depend on rounding.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from .expr import OPS, Expr, Trait, fold, postorder
 
 
 class Grade(enum.IntEnum):
-    """How a term that no score enters is known. Known with rounding; or as the value that it is in
-    every precision from fp32 on; or as an integer of at most 24 bits. Or it has a score in it.
+    """How exactly a term without a score is known.
+
+    It may be rounded, or have the same value in every precision from fp32 on, or be an integer of
+    at most 24 bits. A term with a score has a grade of its own.
     """
 
     ROUNDED = 0
@@ -35,8 +37,9 @@ def _is(node: Expr, trait: Trait) -> bool:
 
 
 def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | None:
-    """A term of the program that decides by a rounded number without a score; None if there is
-    none. rounded: terms that the model has in 16 bits, where whole numbers round too.
+    """A term that decides by a rounded number without a score, or None.
+
+    rounded: Terms that the model has in 16 bits, where whole numbers are rounded too.
     """
     grades: dict[Expr, Grade] = {}
 
@@ -58,9 +61,10 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
 def reworded_decision(
     weight: Expr, reworded: Collection[Expr], turns: Trait = Trait.NONE
 ) -> Expr | None:
-    """A term that decides by one of `reworded`, whose last bit is not torch's; None if there is
-    none. Where scores are whole numbers, as those of one-hot keys are, the last bit decides.
-    turns: traits that count as deciding too.
+    """A term that decides by one of `reworded`, or None.
+
+    The last bit of `reworded` terms may differ from torch's. It matters if scores are whole
+    numbers, as with one-hot keys. turns: Further traits that count as deciding.
     """
     inexact = set(reworded)
     for node in postorder([weight]) if inexact else ():
@@ -73,7 +77,10 @@ def reworded_decision(
 
 
 def rounded_term(weight: Expr, terms: Collection[Expr], large: Collection[Expr]) -> Expr | None:
-    """The outermost of `terms` whose value depends on the precision. large: integers past 2^24."""
+    """The outermost of `terms` whose value depends on the precision, or None.
+
+    large: Terms with integers past 2^24.
+    """
     grades: dict[Expr, Grade] = {}
 
     def note(node: Expr, values: list[Any]) -> Grade:

@@ -1,19 +1,20 @@
-"""ScoreMod: the program between the two products, as one canonical line of text.
+"""ScoreMod: a score program as one canonical line of text.
 
     a0:b[b,-,q_idx,kv_idx]; t0=mul(s,0.125); where(a0,silu(t0),0.0)
 
-Declarations give each auxiliary tensor a kind (f, i, b) and an access map. The map has one entry
-per dimension of that tensor: the score index that reads it, or "-" for a dimension of size 1. "q"
-and "k" count the rows of jagged query and key values, so they stand for b with q_idx and b with
-kv_idx. The last expression is the weight P[b,h,q_idx,kv_idx] that multiplies V. The text travels as
-an argument of the op, so every cache sees it. It is parsed by the grammar below and the table of
-operations, and is never executed as Python.
+A declaration gives each aux operand a kind (f, i or b: float, integer, bool) and an access map. The
+map has an entry for each dim of the operand: the score index that reads the dim, or "-" for a dim
+of size 1. "q" and "k" are rows of jagged queries and keys; they replace b together with q_idx or
+kv_idx. The last expression is the weight P[b,h,q_idx,kv_idx] that multiplies V.
+
+The text is an argument of the op, so every cache sees it. It is parsed by the grammar below and the
+table of operations, and is never executed as Python.
 
     program = { declaration ";" } { name "=" term ";" } term
     declaration = "a" digits ":" ("f"|"i"|"b") "[" [ entry { "," entry } ] "]"
     term = name | literal | name "(" term { "," term } ")"
 
-Texts that were saved before say n for q_idx and m for kv_idx. They are read with this meaning.
+Old texts say n for q_idx and m for kv_idx. They are read with this meaning.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from .expr import (
     scalar,
 )
 
-# Entries that count the rows of jagged values, and the position that each stands for.
+# Entries for rows of a jagged side, and the position that each contains.
 JAGGED = {"q": "q_idx", "k": "kv_idx"}
-# What an entry of an access map varies along.
+# The score indices along which an entry of an access map varies.
 _VARIES: dict[str, tuple[str, ...]] = {
     **{axis: (axis,) for axis in AXES},
     **{rows: ("b", position) for rows, position in JAGGED.items()},
     "-": (),
 }
-_BEFORE = {"n": "q_idx", "m": "kv_idx"}  # what indices were called, in texts that were saved then
+_BEFORE = {"n": "q_idx", "m": "kv_idx"}  # the names of indices in old texts
 _MAX_TEXT = 1 << 16
 _MAX_DEPTH = 64
 _TOKEN = re.compile(
@@ -58,12 +59,12 @@ _TOKEN = re.compile(
 
 
 class ScoreModError(ValueError):
-    """The text is not a score program; the message says where and why."""
+    """The text is not a score program. The message says where and why."""
 
 
 @dataclass(frozen=True)
 class Aux:
-    """How an auxiliary tensor is read. kind: "f", "i" or "b"; access: an entry per dimension."""
+    """How an aux operand is read. kind: "f", "i" or "b". access: An entry for each dim."""
 
     kind: str
     access: tuple[str, ...]
@@ -73,14 +74,15 @@ class Aux:
 
     @property
     def axes(self) -> frozenset[str]:
-        """The score indices that it varies along, of `AXES`."""
+        """The score indices of `AXES` along which the operand varies."""
         return frozenset(axis for entry in self.access for axis in _VARIES.get(entry, ()))
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Cotangent terms in s, g (the gradient of P) and the aux operands; None where identically
-    zero.
+    """The gradients of the score and of each aux operand, as terms. None stands for zero.
+
+    They are terms in s, g (the gradient of P) and the aux operands.
     """
 
     score: Expr | None
@@ -89,8 +91,10 @@ class Gradients:
 
 @dataclass(frozen=True)
 class ScoreMod:
-    """A score program: `weight` over the score, indices, scalars and the aux operands declared in
-    `aux`.
+    """A score program.
+
+    weight: A term over the score, indices, scalars and aux operands. aux: The declarations of the
+    aux operands.
     """
 
     weight: Expr

@@ -1,7 +1,7 @@
-"""Terms, folded as they are made: literals evaluated, truth values simplified.
+"""Make terms and simplify them at once: evaluate literals, simplify logic.
 
-`expr.call` keeps a program as it was written, so that its text is stable. What is derived from
-programs for a kernel to run (`tile_classes`) is built here instead, as short as it goes.
+`expr.call` keeps a program as it was written, so that its text is stable. Terms that are derived
+from a program for a kernel (`tile_classes`) are built here instead, as short as possible.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Terms that may be summed past the ends of their operands.
+"""Which terms need no mask past the end of a sequence.
 
-A kernel loads what lies past the end of Q, K, V or DO as zeros. There the score and the gradient
-are 0, and what a term gives is multiplied by another such zero. So it needs no mask if it is
-finite, whatever the operands between the products and the masks are. `silu(c·s)` is, a bias may be
-infinite.
+A kernel loads zeros past the ends of Q, K, V and dO. So the score and the gradient are 0 there, and
+the value of a term is multiplied by another such zero. A term needs no mask if it is finite there,
+whatever its operands are. `silu(c·s)` is finite, but a bias may be infinite.
 
-Beside a key (row) of infinities a zero is not enough. 0 · inf is not a number, and what comes of it
-is added to the gradient of that key. That gradient must not be finite in the formula either. It is
-not where `silu` meets an infinite score; `sigmoid` gives 1 there. Nor is it where an infinite
-gradient is multiplied by a slope, be it 0; it may be where a term chooses by the score.
+If a key (or query) has infinite elements, this is not enough: 0 · inf is NaN, and it is added to
+the gradient of that key. Then the formula's own gradient must not be finite either. It is not if
+`silu` gets an infinite score, but `sigmoid` gives 1 there. It is not either if an infinite gradient
+is multiplied by a slope, even by 0. It may be finite if a term chooses by the score.
 """
 
 from __future__ import annotations
@@ -30,9 +29,10 @@ _DTYPES = {"f": torch.float32, "i": torch.int64, "b": torch.bool}
 
 
 def still(names: Sequence[str], variants: Sequence[Sequence[Expr]]) -> frozenset[str]:
-    """Which terms may do without a mask past the ends, in each of the variants of all of them.
+    """The names of terms that need no mask past the ends, in any of the variants.
 
-    names: "p" and "ds" are multiplied by zeros there; the others are summed as they are.
+    names: "p" and "ds" are multiplied by zeros there. Other terms are summed as they are. variants:
+    Each has a term for each name.
     """
     return frozenset(
         name

@@ -1,15 +1,18 @@
-"""Which tiles of the scores cannot matter: score programs lifted from elements to tiles.
+"""Which tiles of the scores are empty or whole: lift a score program from elements to tiles.
 
 A tile is the queries q_idx_lo..q_idx_hi and the keys kv_idx_lo..kv_idx_hi, both inclusive, of one
-(batch, head). `classify` turns terms over (b, h, q_idx, kv_idx) into two programs over those
-bounds, for a kernel to evaluate at run time. `zero`: every term is exactly 0 on the tile, so that
-it can be left out. `full`: no element of the tile is masked, so that the terms without their masks
-do. No block mask is made, and no length is read on the host.
+(batch, head). `classify` turns terms over (b, h, q_idx, kv_idx) into two conditions over these
+bounds. A kernel evaluates them at run time:
 
-Scores, the gradient g and operands that vary inside the tile count as finite, and x·0 as 0. This is
-the one departure from the unfused formula: NaN and infinities do not spread from masked elements,
-be their tile left out or not. A term whose gradient needs a masked score (that of a learned mask)
-is not zero there. Lifting the terms of the backward finds that by itself.
+- `zero`: every term is exactly 0 on the tile, so that it can be skipped.
+- `full`: no element of the tile is masked, so that terms without their masks serve.
+
+There is no block mask in memory, and the host reads no length.
+
+Scores, the gradient g and operands that vary within the tile count as finite, and x·0 as 0. This is
+the only difference from the unfused formula: NaN and infinity do not spread from masked elements,
+whether their tile is skipped or not. The gradient of a learned mask needs masked scores. So that
+term is not zero there, which lifting the terms of the backward finds by itself.
 """
 
 from __future__ import annotations
@@ -32,19 +35,23 @@ Leaf = Callable[[Expr], Interval]
 
 
 def aux_bound(end: str, number: int, kind: str) -> Expr:
-    """The smallest (end "lo") or largest ("hi") element of an operand on the tile."""
+    """The smallest (end "lo") or largest (end "hi") element of an operand on the tile."""
     return Expr(f"aux_{end}", (), number, kind)
 
 
 @dataclass(frozen=True)
 class TileClasses:
-    """Truth values over the leaves of `TILE`, b, h, scalars, operands that are constant on a tile
+    """The classes of tiles, as conditions.
+
+    They are terms over the leaves of `TILE`, b, h, scalars, operands that are constant on a tile,
     and `aux_bound`s.
 
-    full_terms: what the terms are on a full tile.
-    keep: over the elements, as the terms are. Each term is its full term where this holds, and
-    else 0. None where no one condition says so.
-    modest: what `zero` and `full` demand besides, that no integer wraps.
+    zero:        The tile can be skipped.
+    full:        No element of the tile is masked.
+    full_terms:  The terms on a full tile.
+    keep:        A condition on elements. Each term equals its full term where it holds, and 0
+                 elsewhere. None if no single condition says so.
+    modest:      No integer wraps. `zero` and `full` contain it.
     """
 
     zero: Expr
@@ -60,12 +67,12 @@ class TileClasses:
 
     @property
     def reads(self) -> tuple[int, ...]:
-        """The numbers of the operands that `zero` and `full` read."""
+        """The numbers of the aux operands that `zero` and `full` read."""
         return self._numbers("aux", "aux_lo", "aux_hi")
 
     @property
     def bounds(self) -> tuple[int, ...]:
-        """The numbers of those that they read an `aux_bound` of."""
+        """The numbers of the aux operands whose `aux_bound` they read."""
         return self._numbers("aux_lo", "aux_hi")
 
     def _numbers(self, *names: str) -> tuple[int, ...]:
@@ -78,21 +85,26 @@ def classify(
 ) -> TileClasses:
     """Classify tiles for a kernel that computes the terms `roots`, of kind "f".
 
-    aux: the operands that the program declares. bounded: the numbers of those that vary inside a
-    tile and whose `aux_bound`s the kernel gives; the others are unknown.
+    Args:
+        aux: The aux operands of the program.
+        bounded: The numbers of operands that vary within a tile, and for which the kernel has
+            `aux_bound`s. Other operands that vary are unknown.
     """
     found = _classified(roots, _leaves(aux, bounded))
     if _size(found) <= _LARGEST:
         return found
-    # A choice of many heads or samples: a tile then has to be zero for all of them.
+    # If the program chooses by many heads or batches, a tile has to be zero for all of them.
     alike = _classified(roots, _leaves(aux, bounded, apart=False))
     return alike if _size(alike) <= _LARGEST else TileClasses(FALSE, TRUE, tuple(roots), TRUE)
 
 
 def boundable(aux: Sequence[Aux]) -> list[int]:
-    """The operands that are worth a table of bounds on tiles. Of reals, a vector that all samples
-    share is a scale, and no mask. One that no (batch, head) shares costs as much to read as it may
-    save. Rows of a jagged operand are in no table."""
+    """The operands that are worth a table of tile bounds.
+
+    A float vector that all batches share is a scale, and not a mask. A float operand that no
+    (batch, head) share costs as much to read as it may save. Operands that are indexed by jagged
+    rows have no table.
+    """
 
     def worth_reading(spec: Aux) -> bool:
         axes = spec.axes
@@ -108,14 +120,16 @@ def boundable(aux: Sequence[Aux]) -> list[int]:
 def classify_by_tables(
     roots: Sequence[Expr], aux: Sequence[Aux], among: Collection[int]
 ) -> TileClasses:
-    """`classify`, with tables of operands `among` those. Tables of reals are for terms that leave
-    out no tile otherwise."""
+    """`classify`, with tables for some of the operands `among`.
+
+    Floats have tables only if no tile could be skipped otherwise.
+    """
     masks = [number for number in among if aux[number].kind != "f"]
     found = classify(roots, aux, masks)
     return found if found.skips or len(masks) == len(among) else classify(roots, aux, among)
 
 
-_LARGEST = 512  # terms that are worth evaluating to leave out a tile
+_LARGEST = 512  # the most terms that are worth evaluating to skip a tile
 
 
 def _size(classes: TileClasses) -> int:
@@ -141,8 +155,9 @@ def _classified(roots: Sequence[Expr], leaf: Leaf) -> TileClasses:
 
 
 def _modest(classes: Sequence[Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr:
-    """Whether the integers that are added up are so small on a tile that no sum wraps: sentinels
-    like the largest int64 are not.
+    """A condition that integers on a tile are so small that no sum wraps.
+
+    Sentinels like the largest int64 do not meet it.
     """
     read = set(postorder(classes))
     found = TRUE
@@ -160,7 +175,9 @@ def within(lo: Expr | None, hi: Expr | None) -> Expr:
 
 
 def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Expr | None:
-    """All the conditions at once, if each of them alone makes every term 0 where it masks."""
+    """The conjunction of all conditions, if each of them alone makes every term 0 where it
+    masks.
+    """
     keep = TRUE
     for condition, value in opened.items():
         masked = substitute(roots, {condition: const(not value.value)})
@@ -171,8 +188,9 @@ def _keep(opened: Mapping[Expr, Expr], roots: Sequence[Expr], leaf: Leaf) -> Exp
 
 
 def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) -> Leaf:
-    """The intervals of a program's leaves. apart: b and h are known; else every tile is judged for
-    all of them.
+    """The intervals of a program's leaves.
+
+    apart: b and h are known. Otherwise each tile is judged for all batches and heads.
     """
 
     def leaf(node: Expr) -> Interval:
@@ -194,8 +212,9 @@ def _leaves(aux: Sequence[Aux], bounded: Collection[int], apart: bool = True) ->
 
 
 def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
-    """The largest truth values in the terms that can be decided for a tile, and are not a matter of
-    b and h alone.
+    """The largest conditions in the terms that can be decided for a tile.
+
+    Conditions on b and h only are left out.
     """
     decided: set[Expr] = set()
     masking: set[Expr] = set()
@@ -222,10 +241,10 @@ def _conditions(roots: Sequence[Expr], leaf: Leaf) -> list[Expr]:
 
 
 def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | None:
-    """The value of a condition that masks nothing; None if neither value makes more terms 0."""
+    """The value of a condition for which it masks nothing, or None if neither value masks more."""
 
     def at_work(node: Expr) -> Interval:
-        """Sizes and scales taken for 1: whether one is 0 is not what is asked here."""
+        """Sizes and scales count as 1, since it does not matter here whether one is 0."""
         if node.op in ("scalar", "aux") and node.kind != "b" and leaf(node).point is node:
             return literal(const(1 if node.kind == "i" else 1.0))
         return leaf(node)
@@ -238,5 +257,5 @@ def _open_value(condition: Expr, roots: Sequence[Expr], leaf: Leaf) -> bool | No
 
 
 def _sizes(leaf: Leaf) -> Leaf:
-    """Scalars as what they are, sizes: 1 or more, so that one may divide."""
+    """Leaves in which scalars, which are sizes, are at least 1. So they may divide."""
     return lambda node: Interval(const(1), None) if node.op == "scalar" else leaf(node)
