@@ -1,8 +1,7 @@
-"""The two doors into the compiler: `torch.compile(m, backend="gdpa")`, and the same pass inside
-stock Inductor.
+"""The entry points: `torch.compile(m, backend="gdpa")`, and the same pass inside stock Inductor.
 
-Both find and rewrite regions in the Dynamo graph (patterns), judged by what can be lowered
-(lowerings), and leave everything else to Inductor.
+Both find and rewrite regions in the Dynamo graph (`patterns`), if `lowerings` can run them. All
+else is left to Inductor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The compile that is under way: the graph that Dynamo captured, and what was found in it so far.
-`regions` counts what compiles have left.
+"""The current compile: the graph that Dynamo captured, and what was found in it so far.
 
-A backend may be given less than Dynamo captured. DDPOptimizer cuts a graph where a bucket of
-gradients is full, often where a bias is used, and so between two products. It hands the parts over
-one by one. A part shares the fake values of its nodes with the whole, though not their names.
+A backend may get only a part of the captured graph. DDPOptimizer cuts a graph where a bucket of
+gradients is full. That is often where a bias is used, and so between two products. It passes the
+parts to the backend one by one. The nodes of a part have the fake values of the whole graph, but
+other names. `regions` counts the regions of finished compiles.
 """
 
 from __future__ import annotations

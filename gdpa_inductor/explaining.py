@@ -1,10 +1,10 @@
-"""explain(model)(*args) -> Report: what `backend="gdpa"` would do with a model, and what stands in
-its way.
+"""explain(model)(*args) -> Report: what `backend="gdpa"` would do with a model, and what prevents
+it.
 
-Dynamo captures the model afresh, whatever was compiled before; each graph is analysed on a copy and
-then run as it was captured, without Inductor. Afterwards the model is as it was: parameters,
-buffers, gradients and attributes. So are the inputs, the random number generators and Dynamo's
-counters. What was compiled before stays compiled.
+Dynamo captures the model anew. Each graph is analysed on a copy, and then runs as it was captured,
+without Inductor. Afterwards the model is unchanged: parameters, buffers, gradients and attributes.
+So are the inputs, the random number generators and Dynamo's counters. Models that were compiled
+before stay compiled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""rewrite(program) -> (program, Report): the same for graphs that were captured without Dynamo's
-door.
+"""rewrite(program) -> (program, Report): rewrite exported programs and other captured graphs.
 
-In: a torch.export.ExportedProgram, or a GraphModule whose nodes carry fake values. Out: one of the
-same type over the same parameters, and what was found. The argument is never changed.
+In: a torch.export.ExportedProgram, or a GraphModule whose nodes have fake values. Out: a program of
+the same type with the same parameters, and a report. The argument is never changed.
 """
 
 from __future__ import annotations

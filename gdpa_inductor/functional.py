@@ -1,10 +1,9 @@
-"""The public door for those who know that they have GDPA: `attention(query, key, value,
-score_mod=..., mask_mod=...)`, dense, jagged or nested.
+"""The public function `attention(query, key, value, score_mod=..., mask_mod=...)`.
 
-It is spelled in plain torch, in exactly the form that the matcher reads. Eager and under any
-backend it computes the formula. Under `backend="gdpa"` it becomes the same fused op and the same
-score program as a region found in a model. Jagged values are padded by ops that the matcher takes
-away again.
+Operands are dense, jagged or nested. The function is written in plain torch, in exactly the form
+that the matcher reads. In eager mode and under any backend it computes the formula. Under
+`backend="gdpa"` it becomes the same fused op as a region that was found in a model. Jagged values
+are padded by ops that the matcher removes again.
 """
 
 from __future__ import annotations

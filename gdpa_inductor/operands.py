@@ -1,12 +1,12 @@
-"""Operands: what one call of gdpa::attention reads, in one value, dense or jagged on each side.
+"""`Operands`: all inputs of one call of gdpa::attention. Each side is dense or jagged.
 
     dense     query [B|1,H,M,D]    key [B|1,Hk,N,D]   value [B|1,Hv,N,Dv]
     jagged    query [Lq,H,D]       key [Lk,Hk,D]      value [Lk,Hv,Dv]
 
-A side is jagged where its cu_seqlens [B+1] (int32 or int64) is given. Sequence b owns the rows
-cu[b]:cu[b+1], of which the first max_seqlen take part. Then M (or N) is max_seqlen. `sequences`
-says how offsets count that decrease or leave the rows. `T` is a Tensor, or what Inductor has for
-one while it lowers.
+A side is jagged if its cu_seqlens [B+1] (int32 or int64) is given. Sequence b owns the rows
+cu[b]:cu[b+1]. The first max_seqlen of them are computed, and M (or N) is max_seqlen. `sequences`
+says what happens with offsets that decrease or leave the rows. `T` is a Tensor, or Inductor's IR of
+one during lowering.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Operands(Generic[T]):
 
     @property
     def differentiable(self) -> list[T]:
-        """What a gradient may be asked of, in the order of `needs`."""
+        """The tensors that may have a gradient, in the order of `needs`."""
         return [self.query, self.key, self.value, *self.aux]
 
     @property
@@ -56,7 +56,7 @@ class Operands(Generic[T]):
         return self.cu_seqlens_q, self.cu_seqlens_k, self.max_seqlen_q, self.max_seqlen_k
 
     def flat(self) -> list[Any]:
-        """Every tensor and size, one after the other; absent ones are left out."""
+        """All tensors and sizes in a list. Absent ones are left out."""
         given = [*self.differentiable, *self.scalars, *self.lengths]
         return [item for item in given if item is not None]
 
@@ -75,7 +75,7 @@ class Operands(Generic[T]):
 
 
 def score_shape(operands: Operands[Tensor]) -> tuple[Any, Any, Any, Any]:
-    """[B, H, M, N] of the scores: batches of 1 are shared, jagged sides have their max_seqlen."""
+    """The sizes [B, H, M, N] of the scores. A jagged side has its max_seqlen."""
     o = operands
     rows = o.query.shape[2] if o.cu_seqlens_q is None else o.max_seqlen_q
     cols = o.key.shape[2] if o.cu_seqlens_k is None else o.max_seqlen_k
@@ -99,7 +99,7 @@ def output_shape(operands: Operands[Tensor]) -> tuple[Any, ...]:
 
 
 def check(operands: Operands[Tensor]) -> None:
-    """Raise GDPAError where operands do not fit each other or the program, saying which and how."""
+    """Raise GDPAError if operands do not fit each other or the program."""
     o = operands
     for name, tensor, offsets in _matrices(o):
         _check_layout(name, tensor, offsets is not None)
@@ -195,7 +195,7 @@ def _check_aux(o: Operands[Tensor]) -> None:
 
 
 def in_order(operands: Operands[Tensor]) -> bool:
-    """Whether no row has two owners and none lies outside of the values. Reads the offsets."""
+    """Whether offsets ascend within the rows. It reads the offsets on the host."""
     sides = ((operands.cu_seqlens_q, operands.query), (operands.cu_seqlens_k, operands.key))
     return all(cu is None or _rises_within(cu, values.shape[0]) for cu, values in sides)
 
@@ -225,7 +225,7 @@ def _fits(what: str, left: Size, right: Size) -> None:
 
 
 def _require(holds: Any, complaint: Callable[[], str]) -> None:
-    """Raise GDPAError where that does not hold. Of symbolic sizes it becomes a fact for torch."""
+    """Raise GDPAError if a condition is false. For symbolic sizes torch records it as a fact."""
     if not isinstance(holds, bool):
         torch._check(holds, complaint)
     elif not holds:
@@ -248,9 +248,11 @@ def aux_on_axes(tensor: Tensor, spec: Aux) -> Tensor:
 
 
 def aux_sums(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
-    """Zeros to add the gradient of an aux operand to, which `aux_on_axes` has placed. dtype: of
-    sums."""
-    # With all four axes nothing is summed: every element is written once, in its own dtype.
+    """Zeros, to which the gradient of an aux operand is added. dtype: The dtype of sums.
+
+    placed: The result of `aux_on_axes`.
+    """
+    # With all four axes nothing is summed. Each element is written once, in its own dtype.
     kept = placed.dtype if len(spec.axes) == len(AXES) else dtype
     return torch.zeros(placed.shape, dtype=kept, device=placed.device)
 
@@ -262,7 +264,7 @@ def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:
 
 
 def by_access(tensor: Tensor, letters: Sequence[str], spec: Aux) -> Tensor:
-    """A tensor with a dimension for each of `letters`, arranged as the access map of `spec` is."""
+    """A tensor with a dim for each of `letters`, permuted to the access map of `spec`."""
     axes = [a for a in spec.access if a != "-"]
     restored = tensor.permute([letters.index(a) for a in axes])
     for position, entry in enumerate(spec.access):

@@ -1,9 +1,11 @@
 """Every option of the package, in one frozen dataclass.
 
-Given as `torch.compile(m, backend="gdpa", options={"gdpa.strict": True})`, as keyword arguments of
-`GDPAPass`, or as environment variables (`GDPA_STRICT=1`); options win over the environment. The
-part that kernels need travels with the op as a short canonical string, so that caches, and backward
-graphs compiled later, see it.
+Options are given in one of three ways: `torch.compile(m, backend="gdpa",
+options={"gdpa.strict": True})`, keyword arguments of `GDPAPass`, or environment variables
+(`GDPA_STRICT=1`). The first two override the environment.
+
+The options for kernels are an argument of the op, as a short canonical string. So caches see them,
+and so do backward graphs that are compiled later.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ log = logging.getLogger("gdpa_inductor")
 PREFIX = "gdpa."
 VARIABLE = "GDPA_"
 # The backends, the preferred first; each is a module of that name in lowerings/.
-CHUNKED = "chunked"  # the one that takes what all others refuse
+CHUNKED = "chunked"  # the backend for problems that all others refuse
 BACKENDS = ("cute", "triton", "cpu", CHUNKED)
 REFERENCE = "reference"  # the unfused formula
 KERNELS = ("auto", *BACKENDS, REFERENCE)
 MEMORY: Final = "memory"
 Profit = bool | Literal["memory"]
-# Which cost models are asked, one after the other, until one lets a problem pass.
+# The cost models that are tried in turn, until one accepts a problem.
 LADDER: Mapping[Profit, tuple[Profit, ...]] = {
     True: (True,),
     MEMORY: (True, MEMORY),
@@ -36,15 +38,16 @@ LADDER: Mapping[Profit, tuple[Profit, ...]] = {
 
 @dataclasses.dataclass(frozen=True)
 class KernelOptions:
-    """What a lowering may know. Its text is an argument of the op.
+    """The options for a lowering. Their text is an argument of the op.
 
-    kernel: which kernel to use, or "auto". deterministic: every gradient has equal bits from run to
-    run; False admits atomic additions. fast_math: fp16 and bf16 kernels may use the
-    hardware's approximate functions. skip: leave out tiles where the program's masks make value and
-    gradients zero; NaN and infinities at masked places then do not spread.
-    strict: raise where a lowering would fall back to the unfused formula. fp32_scores: the chunked
-    form holds scores in fp32, also where operands have 16 bits; a rewrite sets it where the model's
-    first product is in fp32.
+    kernel:         Which backend to use, or "auto".
+    deterministic:  Every gradient is bitwise equal from run to run. False allows atomics.
+    fast_math:      fp16 and bf16 kernels may use approximate functions of the hardware.
+    skip:           Skip tiles where masks make value and gradients zero. Then NaN and infinity at
+                    masked places do not spread.
+    strict:         Raise if a lowering would fall back to the unfused formula.
+    fp32_scores:    Chunks store scores in fp32 even for 16-bit operands. A rewrite sets it if the
+                    model's first product is in fp32.
     """
 
     kernel: str = "auto"
@@ -78,11 +81,12 @@ class KernelOptions:
 class Options(KernelOptions):
     """All options.
 
-    strict: also raise when a candidate is refused as UNSAFE or UNSUPPORTED. expect: raise unless
-    exactly so many regions were rewritten. verify: compare fused and unfused once on the first real
-    inputs. profit: apply the cost model; "memory" also rewrites what may take up to 1.2 times the
-    unfused form's time, and less memory; False rewrites whatever is right, however small.
-    judge: check every rewrite independently before it is applied (docs/judge.md).
+    strict:  Also raise if a candidate is refused as UNSAFE or UNSUPPORTED.
+    expect:  Raise unless exactly so many regions were rewritten.
+    verify:  Compare fused and unfused results once, on the first real inputs.
+    profit:  Apply the cost model. "memory" also rewrites regions that need less memory but may take
+             up to 1.2 times the unfused form's time. False rewrites all regions.
+    judge:   Check every rewrite independently before it is applied (docs/judge.md).
     """
 
     expect: int | None = None

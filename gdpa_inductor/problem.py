@@ -1,7 +1,7 @@
-"""Problem: the one description of a fused region that crosses from patterns to lowerings.
+"""`Problem`: the description of a region that `patterns` passes to `lowerings`.
 
-Sizes may be symbolic. It names no tensors and no graph nodes, so it can be judged, printed and
-compared.
+It has shapes, dtypes and the score program, but no tensors and no graph nodes. So it can be judged,
+printed and compared. Sizes may be symbolic.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Problem:
 
     The rows (or cols) of a jagged side are its max_seqlen.
 
-    training  gradients may be asked for
-    needs     which ones a backward is asked for: of query, key, value, then of the program's
-              operands. Empty in a forward, and before the backward is known
-    crowded   elements of operands whose gradients stock adds up in small learned tables, one after
-              the other
+    training:  Gradients may be wanted.
+    needs:     Which gradients a backward computes: of query, key, value and each aux operand. Empty
+               in a forward, and before the backward is known.
+    crowded:   How many elements of biases have gradients that stock Inductor adds to small learned
+               tables, one after the other.
     """
 
     program: ScoreMod
@@ -63,9 +63,7 @@ class Problem:
 
     @property
     def unbounded(self) -> bool:
-        """The bound of a jagged side is the number of all its rows: padded to that, the unfused
-        form is out of the question.
-        """
+        """A jagged side has no bound but its total rows. Padding to that is out of the question."""
         sides = (
             (self.jagged_query, self.rows, self.total_rows),
             (self.jagged_key, self.cols, self.total_cols),
@@ -76,7 +74,10 @@ class Problem:
 
     @property
     def score_bytes(self) -> int | None:
-        """What the matrix of scores would take, by the sizes at capture; padded on jagged sides."""
+        """The bytes of all scores in the unfused form, with padding.
+
+        Symbolic sizes count by hints.
+        """
         sizes = [size_hint(n) for n in (self.batch, self.heads, self.rows, self.cols)]
         known = [size for size in sizes if size is not None]
         return math.prod(known) * self.dtype.itemsize if known == sizes else None

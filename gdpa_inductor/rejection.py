@@ -1,9 +1,8 @@
-"""Why a candidate stays as the user wrote it: stable codes, in four classes, and the refusal as a
-value.
+"""Refusals: why a candidate is not rewritten. A `Rejection` is a value with a stable `Code`.
 
-A refusal is falsy, so `if not result:` reads as it should. The codes are part of the public
-interface: they are documented in docs/reasons.md, never renamed, and what tests, logs and reports
-print.
+A refusal is falsy, so `if not result:` tests for it. Codes have four categories. They are part of
+the public interface: docs/reasons.md documents them, and they are never renamed. Tests, logs and
+reports print the same texts.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ class Category(enum.Enum):
 
 
 class Code(enum.Enum):
-    """One code for each reason; the value is (class, what it means, what the user can change).
+    """A code for each reason. The value is (category, meaning, what the user can change).
 
-    The last is "" where there is nothing to change.
+    The last is "" if there is nothing to change.
     """
 
     # UNSAFE
@@ -209,17 +208,21 @@ class Code(enum.Enum):
 
     @property
     def advice(self) -> str:
-        """What the user can change; "" where there is nothing."""
+        """What the user can change, or "" if there is nothing."""
         return self.value[2]
 
 
 @dataclass(frozen=True)
 class Rejection:
-    """A refused candidate. `reason`: one sentence. `location`: "file:line" in the user's source, or
-    "". `module`: the path of the module that it is in, such as "layers.0".
+    """A refused candidate.
 
-    `formula`: the weights in terms of the score s, where they were understood. `score_bytes`: of
-    the matrix of scores, where its size is known.
+    code:         The code of the reason.
+    reason:       One sentence.
+    location:     The "file:line" in the user's source, or "".
+    node:         The name of its node in the graph, or "".
+    module:       The path of its module, such as "layers.0", or "".
+    formula:      The weights as a function of the score s, or "" if they were not read.
+    score_bytes:  The bytes of all scores, or None if their number is not known.
     """
 
     code: Code

@@ -1,12 +1,13 @@
-"""Sequences: jagged rows [L, …] to padded [B, N, …] and back, by index arithmetic alone.
+"""Convert jagged rows [L, …] to padded ones [B, N, …] and back, by index arithmetic in torch.
 
 `pad` and `unpad` are each other's transpose, so each is the gradient of the other. Lengths stay on
-the device: no size depends on them. What takes no part is never read: rows past a sequence's end or
-past N, and rows that no sequence owns. Its place is filled with zeros, whatever it holds.
+the device, and no size depends on them. Some rows are never read: rows past a sequence's end or
+past N, and rows that no sequence owns. They give zeros, whatever they hold.
 
-Offsets may decrease or leave 0..L. A sequence that ends before it begins is empty, a row outside is
-zero. On a CPU a row of several sequences is padded for each and unpadded from the last, as fbgemm
-does. Its gradient is that of the last alone. On a GPU such offsets read and write within bounds.
+Offsets may decrease or leave 0..L. A sequence that ends before it begins is empty, and a row
+outside is zero. On a CPU a row may belong to several sequences. As in fbgemm, it is padded for each
+of them, unpadded from the last one, and gets the gradient of the last one. On a GPU such offsets
+read and write within bounds, and the result is undefined.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from .program.score_mod import JAGGED, Aux, ScoreMod
 
 @dataclass(frozen=True)
 class Sequences:
-    """cu_seqlens [B+1]; total: rows of the jagged form (L); longest: of the padded form (N)."""
+    """cu_seqlens: [B+1]. total: The rows L of the jagged form. longest: The rows N when padded."""
 
     cu_seqlens: Tensor
     total: Any

@@ -1,8 +1,8 @@
-"""The signatures of the operators, each written once, and `Arguments`: one call of an operator.
+"""The signatures of the operators, and `Arguments`: the arguments of one call.
 
-gdpa::attention and gdpa::attention_backward have forms for single devices, such as
-gdpa::attention_cpu. All take the same operands; they differ in how options are given. The order of
-a schema is part of exported programs and must not change.
+gdpa::attention and gdpa::attention_backward have forms for single backends, such as
+gdpa::attention_cpu. All take the same operands, and differ in their options. The order of a schema
+is part of exported programs and must not change.
 """
 
 from __future__ import annotations

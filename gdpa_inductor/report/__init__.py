@@ -1,9 +1,8 @@
-"""What a user is told: what was fused and on which kernel, what was not and why, and what Dynamo
-never handed over.
+"""The report for the user: fused regions with their kernels, refusals with reasons, graph breaks.
 
-A `Report` is made by `explain` and by `rewrite`. It prints as text, shows itself in a notebook,
-`to_dict()` is for programs, `to_html()` for a browser.
-Result types only are imported here: a report finds, chooses and runs nothing.
+`explain` and `rewrite` return a `Report`. It prints as text, and a notebook shows it as a page.
+`to_dict()` is for programs, and `to_html()` for a browser. This module imports result types only: a
+report finds, chooses and runs nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from .page import fragment, page
 
 @dataclass(frozen=True, repr=False)
 class Report:
-    """All that is known about one model: see the module."""
+    """The report of one model: see the module."""
 
     matches: tuple[Match, ...] = ()
     rejections: tuple[Rejection, ...] = ()
@@ -44,7 +43,7 @@ class Report:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """What a notebook shows: the page without its surroundings."""
+        """The fragment that a notebook shows."""
         return fragment(self)
 
     @property

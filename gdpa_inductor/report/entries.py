@@ -1,4 +1,4 @@
-"""What a report lists beside matches and refusals, and how places are printed."""
+"""Graph breaks, skipped frames and listings of a report, and how places are printed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where Dynamo ended one graph and began another. `location`: "file:line" of the user;
-    `advice`: what to change.
-    """
+    """A graph break of Dynamo. location: The user's "file:line". advice: What to change."""
 
     location: str
     reason: str
@@ -23,9 +21,7 @@ class GraphBreak:
 
 @dataclass(frozen=True)
 class SkippedFrame:
-    """A function that Dynamo ran without capturing anything of it, so that nothing in it can be
-    fused.
-    """
+    """A function that Dynamo ran without capturing it. So nothing in it can be fused."""
 
     name: str
     location: str
@@ -43,8 +39,9 @@ class SkippedFrame:
 
 @dataclass(frozen=True)
 class Line:
-    """One node of a captured graph. `match`, `rejection`: the index in the report of what it
-    belongs to.
+    """One node of a captured graph.
+
+    match, rejection: The index in the report of the match or refusal that it belongs to, or None.
     """
 
     name: str

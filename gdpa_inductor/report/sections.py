@@ -1,8 +1,7 @@
-"""The lists of a report: fused regions, refused candidates by what the user can do, and what Dynamo
-never handed over.
+"""The lists of a report: fused regions, refused candidates, graph breaks and skipped functions.
 
-In: a `Report`. Out: `Section`s of `Entry`s, which text and page print alike. Equal entries, such as
-the layers of one model, are one.
+In: a `Report`. Out: `Section`s of `Entry`s, which the text and the page print. Equal entries, such
+as the layers of one model, become one.
 """
 
 from __future__ import annotations
@@ -30,9 +29,13 @@ _LEFT = (Category.NOT_GDPA, Category.NOT_PROFITABLE)
 
 @dataclass(frozen=True)
 class Entry:
-    """One thing of a list, or several equal ones. kind: "match", "rejection" or "". numbers: which
-    of the report's they are, from 1. modules: where they are. advice: what to change, or "". same:
-    what is equal of equal ones.
+    """One item of a list, or several equal ones.
+
+    kind:     "match", "rejection" or "".
+    numbers:  Their numbers in the report, from 1.
+    modules:  Their modules.
+    advice:   What to change, or "".
+    same:     The key by which items are equal.
     """
 
     place: str

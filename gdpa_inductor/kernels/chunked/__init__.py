@@ -1,4 +1,5 @@
-"""GDPA in chunks of scores, on any device: the products are those of torch's library, the score
-program is one compiled loop over a chunk (`cpu.block_pass`). Which chunks there are, and in which
-order, is for `chunks`.
+"""GDPA in chunks of scores, on any device.
+
+Torch's library computes the products. The score program is one compiled loop over a chunk
+(`cpu.block_pass`). `chunks` decides which chunks there are, and their order.
 """

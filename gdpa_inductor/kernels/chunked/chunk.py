@@ -1,7 +1,7 @@
-"""One chunk after the other: S = Q Kᵀ, the score program, and the buffers of both.
+"""Compute S = Q Kᵀ and the score program for one chunk after the other.
 
-S and dP have one buffer each, which all chunks use; P and dS replace them. Where one kernel
-computes S and the program (`fused`), S is not stored, and P and dS are made anew for each chunk.
+S and dP have one buffer each, which all chunks use. P overwrites S, and dS overwrites dP. If one
+kernel computes S and the program (`fused`), S is not stored, and P and dS are new for each chunk.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .recording import Steps
 
 
 class ChunkProgram:
-    """A score program on chunks of one shape; compiled when it first runs."""
+    """A score program for chunks of one shape. It is compiled when it first runs."""
 
     def __init__(self, work: Pass | FusedPass, lengths_vary: bool) -> None:
         self._work, self._vary = work, lengths_vary
@@ -41,10 +41,11 @@ class ChunkProgram:
 
 
 class Chunk:
-    """The program of one pass, on one chunk after the other, and its buffers.
+    """The program and the buffers of one pass over the chunks.
 
-    leaves: what the program reads beside scores, over the whole problem. scores: of the largest
-    chunk. fused: one kernel computes S and the program.
+    leaves:  The tensors that the program reads beside scores, for the whole problem.
+    scores:  How many scores the largest chunk has.
+    fused:   One kernel computes S and the program.
     """
 
     def __init__(
@@ -62,7 +63,7 @@ class Chunk:
         self._programs: dict[tuple[int, ...], ChunkProgram] = {}
 
     def buffer(self, name: str, block: Block, dtype: torch.dtype) -> Tensor:
-        """[units, rows, columns] of the chunk, uninitialised; the buffer is that of the last."""
+        """A buffer [units, rows, columns] for a chunk, uninitialised. All chunks share it."""
         found = self._buffers.get(name)
         if found is None:
             found = self._buffers[name] = self._steps.empty((self._scores,), dtype)
@@ -78,8 +79,11 @@ class Chunk:
         grad: Tensor | None,
         totals: Sequence[Tensor],
     ) -> tuple[Tensor | None, Tensor | None]:
-        """P and dS of a chunk, as far as asked, [units, rows, columns]; adds its part to `totals`.
-        query, key: its matrices. grad: dP."""
+        """(P, dS) of a chunk, [units, rows, columns], or None for one that is not wanted.
+
+        It adds the chunk's part of aux gradients to `totals`. query, key: The matrices of the
+        chunk. grad: dP.
+        """
         leaves = [block.cut(t) for t in (*totals, *self._leaves)]
         made = self._fused if self._is_fused else self._separate
         weight, slope = made(block, query, key, grad, leaves)

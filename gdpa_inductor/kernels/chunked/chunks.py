@@ -1,7 +1,9 @@
-"""Which chunks of scores a call has, in which order, and which gradients are summed on the way.
+"""Decide which chunks of scores a call has, their order, and which gradients each pass sums.
 
-A chunk is a `Block`: all scores of some (batch, head), or some rows and columns of one of them. In
-goes what is known without tensors, out come passes over the chunks. Notation: as in `cpu.dense`.
+A chunk is a `Block`: all scores of some (batch, head), or some rows and columns of one of them. In:
+a `ChunkedCall`, which has sizes but no tensors. Out: passes over the chunks. Notation: as in
+`cpu.dense`; a *unit* is one (batch, head), and a *region* is the part of a matrix that a chunk
+reads or adds to.
 """
 
 from __future__ import annotations
@@ -14,12 +16,12 @@ from dataclasses import dataclass
 
 from ..cpu.blocks import Block, spans
 
-# The model of the memory, in bytes. With the sums in fp32 a call takes at most 60 MiB. Smaller
-# chunks would stay in the L2 cache of a GPU, but starting their kernels takes longer than that
+# Bytes for the scores of a chunk and for fp32 sums: together a call takes at most 60 MiB. Smaller
+# chunks would stay in the L2 cache of a GPU, but launching their kernels takes longer than that
 # saves.
 SCORES, SUMS = 40 << 20, 20 << 20
-MIN_ROWS = 1024  # of a chunk that is whole the other way; narrower products leave it idle
-ALIGNED = 64  # rows and columns of a chunk are a multiple
+MIN_ROWS = 1024  # the fewest rows of a chunk with all columns; narrower products idle the GPU
+ALIGNED = 64  # rows and columns of a chunk are multiples of this
 
 Region = tuple[int, ...]
 
@@ -28,8 +30,10 @@ Region = tuple[int, ...]
 class MatrixSpec:
     """A matrix operand, or the gradient of one: [B|1, H/group, M|N, width].
 
-    along: the axis of the scores that it varies along. shared: by all batches. exact: a sum may run
-    in its own dtype.
+    along:   The axis of the scores along which it varies: rows or columns.
+    group:   How many query heads read each of its heads.
+    shared:  All batches share it.
+    exact:   Its gradient may be summed in its own dtype.
     """
 
     name: str
@@ -43,7 +47,7 @@ class MatrixSpec:
         return block.rows if self.along == "rows" else block.cols
 
     def region(self, block: Block) -> Region:
-        """Chunks of one region read, and add to, the same part of it."""
+        """The region of a chunk: chunks with equal regions use the same part of the matrix."""
         first = 0 if self.shared else block.b.start
         return first, block.h.start // self.group, self.span(block).start
 
@@ -53,16 +57,20 @@ class MatrixSpec:
         return (self.shared and units[0] > 1) or (self.group > 1 and units[1] > 1)
 
     def elements(self, block: Block) -> int:
-        """Of its part of a chunk, where no unit shares it."""
+        """How many elements a chunk uses, if no units share them."""
         span = self.span(block)
         return math.prod(block.shape[:2]) * (span.stop - span.start) * self.width
 
 
 @dataclass(frozen=True)
 class ChunkedCall:
-    """sizes: [B,H,M,N]. joint: batches and heads of every operand are one dimension of a view; else
-    a chunk has several batches or several heads. wanted: what is summed. score_bytes: what a score
-    takes in all buffers of a chunk.
+    """The facts about a call that decide on its chunks.
+
+    sizes:        [B, H, M, N].
+    joint:        In every operand, batches and heads can be viewed as one dim. Otherwise a chunk
+                  has several batches or several heads, not both.
+    wanted:       The results that are sums over chunks.
+    score_bytes:  The bytes of one score in all buffers of a chunk.
     """
 
     sizes: tuple[int, int, int, int]
@@ -73,19 +81,22 @@ class ChunkedCall:
 
     @property
     def scores(self) -> int:
-        """How many a chunk has at most."""
+        """The most scores of a chunk."""
         return SCORES // self.score_bytes
 
     @property
     def run(self) -> int:
-        """How many heads in a row have equal distances in each operand."""
+        """How many neighbouring heads have equal strides in each operand."""
         heads = self.sizes[1]
         return math.gcd(heads, *(s.group for s in self.sides if 1 < s.group < heads))
 
 
 @dataclass(frozen=True)
 class ChunkPass:
-    """served: what is summed in this pass. visits: by name, how often each region is added to."""
+    """One pass over the chunks.
+
+    served: What it sums. visits: By name, how often each region is added to.
+    """
 
     blocks: tuple[Block, ...]
     served: tuple[MatrixSpec, ...]
@@ -94,8 +105,11 @@ class ChunkPass:
 
 @functools.lru_cache(maxsize=256)
 def passes(call: ChunkedCall) -> tuple[ChunkPass, ...]:
-    """Few passes, within the memory of sums. Each has the order of one gradient, whose regions are
-    then complete one after the other; others join it if their unfinished sums are small."""
+    """The passes of a call: as few as the memory for sums allows.
+
+    Each follows the order of one gradient, whose regions are then complete one after the other.
+    Other gradients join the pass if their unfinished sums are small.
+    """
     blocks = list(_blocks(call))
     found: list[ChunkPass] = []
     left = list(call.wanted)
@@ -115,7 +129,7 @@ def passes(call: ChunkedCall) -> tuple[ChunkPass, ...]:
 
 
 def unfinished(side: MatrixSpec, order: Sequence[Block]) -> int:
-    """The most bytes of fp32 sums of `side` that are held at once, if chunks have this order."""
+    """The most bytes of unfinished fp32 sums of `side`, if chunks have this order."""
     regions = [side.region(block) for block in order]
     visits = Counter(regions)
     if side.exact or (max(visits.values()) == 1 and not any(map(side.is_shared_in, order))):
@@ -142,8 +156,10 @@ def _blocks(call: ChunkedCall) -> Iterator[Block]:
 
 
 def _room(call: ChunkedCall) -> int:
-    """How many units of M × N scores a chunk has at most. The sums of those that share a matrix are
-    held for each."""
+    """The most units of M × N scores that a chunk may have.
+
+    Units that share a matrix need memory for a sum each.
+    """
     _, _, rows, cols = call.sizes
     lengths = {"rows": rows, "cols": cols}
     parts = [
@@ -156,8 +172,7 @@ def _room(call: ChunkedCall) -> int:
 
 
 def _steps(call: ChunkedCall) -> tuple[int, int]:
-    """Rows and columns of a chunk: all of them; all columns of some rows or all rows of some
-    columns; or a square."""
+    """(rows, columns) of a chunk: all, or all of one and some of the other, or a square."""
     _, _, rows, cols = call.sizes
     if rows * cols <= call.scores:
         return rows, cols
@@ -174,7 +189,7 @@ def _steps(call: ChunkedCall) -> tuple[int, int]:
 
 
 def _width(call: ChunkedCall, along: str) -> int:
-    """Of the sums in fp32 along the rows, or the columns."""
+    """The width of the fp32 sums along the rows, or along the columns."""
     return sum(side.width for side in call.wanted if side.along == along and not side.exact)
 
 
@@ -213,7 +228,7 @@ def _even(size: int, limit: int) -> int:
 
 
 def launches(call: ChunkedCall, products: int) -> int:
-    """How many kernels a call starts. products: of a chunk, without those that are summed."""
+    """How many kernels a call launches. products: Those of a chunk that are not summed."""
     found = 0
     for chunk_pass in passes(call):
         found += (products + 1) * len(chunk_pass.blocks)  # one is the program

@@ -1,8 +1,8 @@
-"""S = Q Kᵀ with the score program behind it, in one Triton kernel: S is never stored.
+"""S = Q Kᵀ and the score program in one Triton kernel, so that S is never stored.
 
-`gdpa::chunk_product` is the product as an operator of the graph that Inductor compiles for a chunk.
-Its lowering is a template, behind which Inductor fuses the program. It serves 16-bit operands on
-NVIDIA GPUs; all else multiplies by torch's library.
+`gdpa::chunk_product` is the product, as an operator in the graph that Inductor compiles for a
+chunk. Its lowering is a template, and Inductor fuses the program into its epilogue. It serves
+16-bit operands on NVIDIA GPUs. Otherwise torch's library computes the product.
 """
 
 from __future__ import annotations
@@ -42,8 +42,10 @@ def source() -> str:
 
 @dataclass(frozen=True)
 class FusedPass:
-    """What a pass computes, from the operands of the scores: (query, key, [dP], *operands) to the
-    weight and the gradient of the score, as far as asked, in the dtype of the query."""
+    """The function of a chunk that Inductor compiles: (query, key, [dP], *operands) to P and dS.
+
+    It returns only the wanted ones, in the dtype of the query.
+    """
 
     work: Pass
     heads: int

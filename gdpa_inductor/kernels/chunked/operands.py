@@ -1,4 +1,4 @@
-"""What a call of the chunked form is given, and what its score program reads beside scores.
+"""The operands of a call in chunks, and the tensors that its score program reads.
 
 Notation: as in `cpu.dense`.
 """
@@ -21,10 +21,11 @@ from .fused import fuses
 
 @dataclass(frozen=True)
 class ChunkedOperands:
-    """query [B|1,H,M,D], key [B|1,Hk,N,D], value [B|1,Hv,N,Dv]; aux: on four axes.
+    """query [B|1,H,M,D], key [B|1,Hk,N,D], value [B|1,Hv,N,Dv], and aux operands on four axes.
 
-    only: there are no scores but where it holds. wide: scores are held in fp32, whatever the
-    operands are. lengths_vary: many sizes are to come, so nothing is compiled for a single one.
+    only:          A condition. Scores exist only where it holds.
+    wide:          Scores are stored in fp32, whatever the operands are.
+    lengths_vary:  Many sizes will come, so nothing is compiled for a single one.
     """
 
     query: Tensor
@@ -57,11 +58,11 @@ class ChunkedOperands:
 
     @property
     def in_place(self) -> bool:
-        """P may replace S, and dS dP."""
+        """P may overwrite S, and dS may overwrite dP."""
         return self.score_dtype == self.query.dtype == self.value.dtype
 
     def fused(self, sums: bool) -> bool:
-        """Whether one kernel computes S and the program. sums: aux gradients are asked for."""
+        """Whether one kernel computes S and the program. sums: Aux gradients are wanted."""
         return not sums and not self.lengths_vary and fuses(self.query, self.value)
 
     def side(self, name: str, operand: Tensor, along: str) -> MatrixSpec:
@@ -84,12 +85,12 @@ class ChunkedOperands:
 
     @functools.cached_property
     def out_side(self) -> MatrixSpec:
-        """Of the output, and of its gradient."""
+        """The spec of the output, and of its gradient."""
         return MatrixSpec("out", "rows", self.value.shape[-1], exact=self.value.dtype.itemsize >= 4)
 
 
 def leaves_of(given: ChunkedOperands, work: Pass) -> list[Tensor]:
-    """What the program reads beside scores, over the whole problem."""
+    """The tensors that the program reads beside scores, for the whole problem."""
     device = given.query.device
 
     def leaf(node: Expr) -> Tensor:

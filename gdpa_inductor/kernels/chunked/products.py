@@ -1,4 +1,4 @@
-"""Products of matrices of a chunk, and their sums over chunks, in fp32 and in one order."""
+"""Matrix products of a chunk, and their sums over chunks in fp32 and in a fixed order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .recording import Steps
 class Matrices:
     """The matrices [units, rows, width] of an operand [B|1, H/group, L, width] that a chunk reads.
 
-    Views of one stride per dimension: what a chunk has in batches and heads allows that (`chunks`).
+    They are views with one stride for each dim. `chunks` chooses batches and heads so.
     """
 
     operand: Tensor
@@ -36,13 +36,13 @@ class Matrices:
         return t.as_strided(size, (per_head if heads > 1 else per_batch, by_row, by_column), start)
 
     def own(self, block: Block) -> Tensor:
-        """Without repetitions: one matrix where the units share it."""
+        """The matrices without repetitions: one matrix if the units share it."""
         found = self.of(block)
         return found[:1] if self.side.is_shared_in(block) else found
 
 
 def is_joint(operand: Tensor, batch: int, heads: int) -> bool:
-    """Whether batches and heads are one dimension of a view."""
+    """Whether batches and heads can be viewed as one dim."""
     own_batch, own_heads = operand.shape[:2]
     if batch == 1 or heads == 1:
         return own_heads in (1, heads)
@@ -52,7 +52,7 @@ def is_joint(operand: Tensor, batch: int, heads: int) -> bool:
 
 
 def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
-    """out = left · right; out may be fp32 where those are of 16 bits."""
+    """out = left · right. For 16-bit factors, out may be fp32."""
     if left.dtype == out.dtype:
         torch.bmm(left, right, out=out)
     elif left.is_cuda:
@@ -62,7 +62,7 @@ def multiply(left: Tensor, right: Tensor, out: Tensor) -> None:
 
 
 def add_product(left: Tensor, right: Tensor, total: Tensor) -> None:
-    """total += left · right; total may be fp32 where those are of 16 bits."""
+    """total += left · right. For 16-bit factors, total may be fp32."""
     if left.dtype != total.dtype and left.is_cuda:
         torch.ops.aten.baddbmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
@@ -70,9 +70,9 @@ def add_product(left: Tensor, right: Tensor, total: Tensor) -> None:
 
 
 class RegionSums:
-    """Fills `target`, region after region, with sums of products; its sums are in fp32 or wider.
+    """Fills `target`, region after region, with sums of products. Sums are fp32 or wider.
 
-    visits: how many products each region is a sum of.
+    visits: How many products each region sums.
     """
 
     def __init__(

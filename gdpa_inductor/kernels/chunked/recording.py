@@ -1,12 +1,11 @@
-"""The steps of a call, noted once for its sizes and strides, and repeated on its tensors.
+"""Record the steps of a call once for its sizes and strides, and repeat them on other tensors.
 
-Chunks are many and small, so the CPU must start their kernels fast. What a step reads and writes is
-the same in every call but for the addresses. It is found out once, on tensors without memory that
-stand for the call's; after that a call makes its views and starts its kernels, no more.
+Chunks are many and small, so the CPU must launch their kernels fast. Two calls with the same sizes
+and strides differ only in addresses. So the steps are recorded once, with tensors without memory in
+place of the call's. Later calls only make views and launch kernels.
 
-
-`Immediate` has the same methods and runs each step at once: for sizes that will not come again, and
-for so many chunks that a list of them is too long.
+`Immediate` has the same methods, but runs each step at once. It is for sizes that will not come
+again, and for so many chunks that a list of steps is too long.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from ..._compat.operators import strided_view
 
 Function = Callable[..., Any]
 Size = Sequence[int]
-_ROOM = 1 << 56  # elements of the storage that all stand-ins share
+_ROOM = 1 << 56  # elements of the storage that all tensors without memory share
 
 
 @dataclass(frozen=True)
 class View:
-    """Elements of a base, from the base's first on."""
+    """A view of a base: its offset from the base's first element, sizes and strides."""
 
     base: int
     size: tuple[int, ...]
@@ -43,8 +42,10 @@ class View:
 
 @dataclass
 class Step:
-    """function(*views). Its results are new bases, `born` the views of them; `last`: the views that
-    no later step reads."""
+    """A call, function(*views). Its results are new bases.
+
+    born: The views of these bases. last: The views that no later step reads.
+    """
 
     function: Function
     views: tuple[int, ...]
@@ -54,7 +55,7 @@ class Step:
 
 
 class Immediate:
-    """Runs each step as it comes. `bases` are the call's tensors themselves."""
+    """Runs each step at once. bases: The call's tensors."""
 
     def __init__(self, bases: Sequence[Tensor]) -> None:
         self.bases, self.device = list(bases), bases[0].device
@@ -73,10 +74,10 @@ class Immediate:
 
 
 class Recording:
-    """Steps on bases: the call's tensors, in their order, and those that steps make.
+    """Recorded steps. Their bases are the call's tensors in order, then tensors that steps make.
 
-    While it is recorded, tensors without memory stand for them (`bases`, `empty`, `make`). Where
-    one lies says which base it is of.
+    While steps are recorded, tensors without memory replace the bases (`bases`, `empty`, `make`).
+    Their address tells which base they belong to.
     """
 
     def __init__(self, like: Sequence[Tensor]) -> None:
@@ -114,13 +115,13 @@ class Recording:
         return self._views.setdefault(found, len(self._views))
 
     def do(self, function: Function, *tensors: Tensor) -> None:
-        """Note a step that writes to some of its tensors."""
+        """Record a step that writes to some of its tensors."""
         self._steps.append(Step(function, tuple(map(self._view, tensors))))
 
     def make(
         self, function: Function, tensors: Sequence[Tensor], *sizes: tuple[torch.dtype, Size]
     ) -> list[Tensor]:
-        """Note a step that returns new contiguous tensors of these dtypes and sizes."""
+        """Record a step that returns new contiguous tensors of these dtypes and sizes."""
         first = self._count
         found = [self._stand_in(dtype, size) for dtype, size in sizes]
         step = Step(function, tuple(map(self._view, tensors)), tuple(range(first, self._count)))
@@ -129,7 +130,7 @@ class Recording:
         return found
 
     def empty(self, size: Size, dtype: torch.dtype) -> Tensor:
-        """Note an allocation, which lasts until its last use."""
+        """Record an allocation. It is freed after its last use."""
         device, size = self.device, tuple(size)
 
         def allocate() -> tuple[Tensor]:
@@ -138,7 +139,7 @@ class Recording:
         return self.make(allocate, [], (dtype, size))[0]
 
     def close(self) -> Recording:
-        """All steps are noted."""
+        """End the recording."""
         self._first: list[tuple[int, View]] = []
         for view, slot in self._views.items():
             if view.base in self._maker:

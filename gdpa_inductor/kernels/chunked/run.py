@@ -6,8 +6,8 @@
 
 Every product is one call of torch's library, in the operands' dtype. The program between them is
 one compiled loop, or one kernel with the product before it (`chunk`). The sums over chunks run in
-fp32, in the order of the chunks. So equal inputs give equal bits where the library's products do.
-No size is read from a device. What a call of some sizes does is found out once (`recording`).
+fp32, in the order of the chunks. So results are bitwise reproducible if the library's products are.
+No size is read from a device. The steps of a call are recorded for its sizes (`recording`).
 
 Notation: as in `cpu.dense`.
 """
@@ -36,7 +36,8 @@ from .operands import ChunkedOperands, leaves_of
 from .products import Matrices, RegionSums, is_joint, multiply
 from .recording import Immediate, Recording, Steps
 
-# Calls whose steps are kept, and chunks of one: a list of more takes memory and no less time.
+# The most calls whose steps are kept, and the most chunks of such a call. A longer list takes
+# memory, and saves no time.
 RECORDINGS, MOST_RECORDED = 256, 1024
 
 
@@ -46,7 +47,7 @@ def call_of(
     grad_out: Tensor | None = None,
     sums: bool = False,
 ) -> ChunkedCall:
-    """What decides on the chunks. sums: gradients of aux operands are asked for."""
+    """The facts that decide on the chunks. sums: Gradients of aux operands are wanted."""
     batch, heads, *_ = given.sizes
     tensors = [given.query, given.key, given.value]
     tensors += [] if grad_out is None else [grad_out]
@@ -67,8 +68,10 @@ def call_of(
 
 @dataclass(frozen=True)
 class Repeat:
-    """A pass again, on a call of the same sizes, strides, dtypes and program. targets: the names of
-    the gradients that a backward fills."""
+    """A recorded pass, for calls with the same sizes, strides, dtypes and program.
+
+    targets: The names of the gradients that a backward fills.
+    """
 
     recording: Recording
     work: Pass
@@ -88,7 +91,7 @@ class Repeat:
 
 
 def forward(given: ChunkedOperands, out: Tensor) -> tuple[Repeat] | None:
-    """Fill `out` [B,H,M,Dv], contiguous. How to do so again, if that was recorded."""
+    """Fill `out` [B,H,M,Dv], contiguous. Returns the recorded pass, or None."""
     if 0 in (*given.sizes, out.shape[-1]):
         out.zero_()
         return None
@@ -135,9 +138,11 @@ def _run(
     bases: Sequence[Tensor],
     steps_of: Callable[[ChunkedOperands, Steps], None],
 ) -> Recording | None:
-    """Run the steps of a pass, from a recording where such a call may come again. what: all that
-    they depend on beside the chunks and the sizes, strides and dtypes of `bases`, of which the
-    first three are query, key and value."""
+    """Run the steps of a pass, and record them if such a call may come again.
+
+    what: The key of the recording, beside the chunks and the sizes, strides and dtypes of `bases`.
+    bases: Query, key, value, and further tensors.
+    """
     if given.lengths_vary or len(chunk_pass.blocks) > MOST_RECORDED:
         steps_of(given, Immediate(bases))
         return None
@@ -172,8 +177,10 @@ def _most(chunk_pass: ChunkPass) -> int:
 
 @dataclass(frozen=True)
 class ChunkedGrads:
-    """Where to leave the gradients: contiguous, uninitialised, in the operands' shapes and dtypes.
-    aux: zeros on four axes to add to. None where not asked.
+    """Memory for the gradients, or None for those that are not wanted.
+
+    query, key, value: Contiguous and uninitialised, with the shapes and dtypes of the operands.
+    aux: Zeros on four axes, to which gradients are added.
     """
 
     query: Tensor | None
@@ -183,7 +190,7 @@ class ChunkedGrads:
 
     @property
     def matrices(self) -> dict[str, Tensor]:
-        """Those of value, key and query, in the order in which passes are made for them."""
+        """The gradients of value, key and query, in the order of their passes."""
         named = {"value": self.value, "key": self.key, "query": self.query}
         return {name: t for name, t in named.items() if t is not None}
 
@@ -191,8 +198,10 @@ class ChunkedGrads:
 def backward(
     given: ChunkedOperands, grad_out: Tensor, grads: ChunkedGrads
 ) -> tuple[Repeat, ...] | None:
-    """Fill `grads` from the gradient of the output, [B,H,M,Dv]. How to do so again, pass by pass,
-    if all of that was recorded and no operand of the program has a gradient."""
+    """Fill `grads` from the gradient of the output, [B,H,M,Dv]. Returns the recorded passes.
+
+    None if not all of it was recorded, or if an aux operand has a gradient.
+    """
     if 0 in given.sizes:
         for grad in grads.matrices.values():
             grad.zero_()
@@ -240,14 +249,14 @@ class BackwardChunks:
         self._without_term()
 
     def _without_term(self) -> None:
-        """A program that is the same at all scores has no gradient of query and key."""
+        """Zero gradients of query and key, for a program that does not depend on the score."""
         gone = ("query", "key") if self.work.score_grad is None else ()
         for name in [name for name in self.names if name in gone]:
             self.names.remove(name)
             self.grads.matrices[name].zero_()
 
     def run(self) -> Repeat | None:
-        """None if not all of that was recorded."""
+        """Run the pass. Returns its recording, or None if not all of it was recorded."""
         if not self.work.roots:
             return None
         o = self.given
@@ -283,7 +292,7 @@ class BackwardChunks:
         sums: dict[str, RegionSums],
         steps: Steps,
     ) -> None:
-        """Add what a chunk gives to dV, dK, dQ and the aux gradients."""
+        """Add the part of a chunk to dV, dK, dQ and the aux gradients."""
         query, key, value, grad_out = (m.of(block) for m in matrices)
         grad: Tensor | None = None
         if self.work.reads_grad:

@@ -1,12 +1,12 @@
-"""One pass over a block of scores on the CPU: the score program or its derivative as one loop.
+"""One pass over a block of scores: the score program or its derivative, as one compiled loop.
 
-`Pass` is that loop in plain torch, over 4-D tensors [b,h,rows,cols] of one block. `compiled` has
-Inductor turn it into vectorised C++ that serves every block size: sizes and strides stay symbolic.
-Where there is no C++ compiler the torch form itself runs.
+`Pass` is the loop in plain torch, over tensors [b,h,rows,cols] of a block. `compiled` has Inductor
+compile it to vectorised C++. Sizes and strides stay symbolic, so one kernel serves all block sizes.
+Without a C++ compiler the torch form runs.
 
-What goes in is a flat list. It holds the score, in the backward its gradient, the places for the
-results, the sums, and the operands that the program reads. An operand has the block's size or 1
-along an axis. All results are written in place.
+The arguments are a flat list: the score, its gradient in a backward, the places for the results,
+the sums, and the operands that the program reads. Along each axis an operand has the block's size
+or 1. All results are written in place.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LEAVES = ("aux", "scalar", *AXES)
 
 @dataclass(frozen=True)
 class Sum:
-    """A term whose sum over the axes that an operand lacks is added to that operand's gradient."""
+    """A term that is summed over the axes that an operand lacks, for the operand's gradient."""
 
     term: Expr
     axes: frozenset[str]
@@ -38,10 +38,10 @@ class Sum:
 
 @dataclass(frozen=True)
 class Pass:
-    """What to compute at every score, None where it is not asked.
+    """The terms to compute for every score. None for those that are not wanted.
 
-    in_place: the weight replaces the score, and the gradient of the score that of the weight; else
-    each result goes to a tensor of its own. dtype: to compute in; None is that of the score.
+    in_place: The weight overwrites the score, and dS overwrites dP. Otherwise each result has a
+    tensor of its own. dtype: The dtype to compute in. None is that of the score.
     """
 
     weight: Expr | None
@@ -61,7 +61,7 @@ class Pass:
 
     @functools.cached_property
     def rounds_places(self) -> bool:
-        """Whether something that no score enters is rounded to 16 bits: most likely for a mask."""
+        """Whether a term without a score is rounded to 16 bits, probably for a mask."""
         return any(
             node.op in ("bf16", "f16") and not {SCORE, GRAD} & set(postorder([node]))
             for node in postorder(self.roots)
@@ -69,13 +69,13 @@ class Pass:
 
     @functools.cached_property
     def buffers(self) -> int:
-        """How many of the tensors are contiguous blocks of scores: they come first."""
+        """How many arguments are contiguous blocks of scores. They come first."""
         places = 0 if self.in_place else sum(t is not None for t in (self.weight, self.score_grad))
         return 1 + self.reads_grad + places
 
     @functools.cached_property
     def operands(self) -> tuple[Expr, ...]:
-        """The leaves that need a tensor, in the order in which `__call__` takes them."""
+        """The leaves that are tensors, in the order in which `__call__` takes them."""
         return tuple(node for node in postorder(self.roots) if node.op in _LEAVES)
 
     def found(
@@ -119,8 +119,10 @@ class Pass:
 
 
 def storable(operand: Tensor) -> Tensor:
-    """Truth values as bytes: the vectorised load of bools branches per element (torch 2.13), which
-    makes a pass with a random mask 7 times slower.
+    """An operand with bools as bytes.
+
+    The vectorised load of bools branches for each element (torch 2.13). It makes a pass with a
+    random mask 7 times slower.
     """
     return operand.view(torch.uint8) if operand.dtype == torch.bool else operand
 

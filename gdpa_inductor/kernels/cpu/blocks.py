@@ -1,4 +1,4 @@
-"""Blocks of scores on the CPU: what a block is, and how large the blocks of a problem are.
+"""Blocks of scores on the CPU, and how large the blocks of a problem are.
 
 Notation: as in `dense`.
 """
@@ -19,14 +19,14 @@ from torch import Tensor
 # 18.1 / 56.2, 512K 10.6 / 26.5 and 17.6 / 50.4, 1M 9.6 / 23.2 and 15.8 / 45.1. Flat blocks slow
 # products down.
 SCORES, EDGE, MAX_THREADS = 1 << 20, 512, 4
-# Where masks may leave scores out, bands are narrower, an eighth of the rows. 7/16 of the scores of
-# a causal mask are left out then, 1/2 in the limit. Narrower than FINE, they slow products down.
-# FEW scores are not worth the question.
+# If masks may make blocks zero, bands of rows are narrower: an eighth of the rows. Of a causal mask
+# 7/16 of the scores are then skipped; 1/2 is the limit. Bands narrower than FINE slow products
+# down. For up to FEW scores nothing is skipped.
 FINE, BANDS, FEW = 128, 8, 1 << 18
 
 
 class Block(NamedTuple):
-    """A span of each axis of the scores."""
+    """A block: a slice of each axis of the scores."""
 
     b: slice
     h: slice
@@ -54,9 +54,9 @@ def spans(size: int, step: int) -> Iterator[slice]:
 
 @dataclass(frozen=True)
 class Tiling:
-    """The largest block along each axis; where a row of blocks ends, it may be smaller.
+    """The size of a block along each axis. The last block of an axis may be smaller.
 
-    skip_cols: by how many columns scores are left out.
+    skip_cols: The granularity in columns with which zero scores are skipped.
     """
 
     batch: int
@@ -75,9 +75,11 @@ def tile(
 ) -> Tiling:
     """Blocks of about SCORES for each thread.
 
-    groups: query heads per key head, and per value head; a block has whole groups, or lies in one.
-    shared: an operand serves all batches; then a block has one, so that its gradient adds in place.
-    masked: masks may leave blocks out.
+    groups:  Query heads for each key head, and for each value head. A block has whole groups, or a
+             part of one.
+    shared:  An operand serves all batches. Then a block has one batch, so that its gradient is
+             added in place.
+    masked:  Masks may make blocks zero.
     """
     batch, heads, rows, cols = sizes
     edge = min(EDGE, max(FINE, rows // BANDS)) if masked else EDGE

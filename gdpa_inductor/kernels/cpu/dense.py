@@ -1,18 +1,22 @@
-"""GDPA on the CPU in blocks of scores: beyond the results it takes a few MiB, whatever M and N are.
+"""GDPA on the CPU in blocks of scores. Beside the results it needs a few MiB, whatever M and N are.
 
     forward    S = Q Kᵀ    P = program(S)                                 O += P V
     backward   S = Q Kᵀ    P, dS, Σ da = derivative(S, dP = dO Vᵀ)
                dQ += dS K    dK += dSᵀ Q    dV += Pᵀ dO                   for each block of S
 
-Products are torch.bmm into buffers that all blocks reuse, the step between them is one compiled
-loop (`block_pass`). Blocks of which the program's masks leave nothing are left out (`tiles`).
-Sums run in fp32 (fp64 for fp64), in an order that the sizes and the number of threads fix, so equal
-inputs give equal bits.
+Products are torch.bmm into buffers that all blocks reuse. The score program between them is one
+compiled loop (`block_pass`). Blocks where the program's masks make all scores zero are skipped
+(`tiles`). Sums run in fp32 (fp64 for fp64). Their order depends only on the sizes and the number of
+threads, so results are bitwise reproducible.
 
-Notation: B, H, M, N batches, query heads, rows and columns of the scores. A block is a span of
-each. Every tensor has four dimensions; those of query, key and value are as in `ops`, aux tensors
-are [B|1, H|1, M|1, N|1]. A *unit* is what one matrix of a batched product covers. It is a key (or
-value) head of one batch with the rows of all query heads that read it.
+Notation
+    B, H, M, N   Batches, query heads, rows (queries) and columns (keys) of the scores.
+    block        A slice of each of these.
+    unit         One matrix of a batched product: a key (or value) head of one batch, with the rows
+                 of all query heads that read it.
+
+All tensors have four dims. Those of query, key and value are as in `ops`; aux tensors are
+[B|1, H|1, M|1, N|1].
 """
 
 from __future__ import annotations
@@ -33,18 +37,18 @@ from . import blocks, tiles
 from .block_pass import Pass, Sum, compiled, storable
 from .blocks import WHOLE, Block, spans, tile
 
-_ALIGNED = 64  # bytes, as torch.empty gives them
+_ALIGNED = 64  # bytes; torch.empty aligns so
 
 
 class Scratch:
-    """Buffers that all blocks use again, by number; each grows to the largest request."""
+    """Buffers by number, which all blocks reuse. Each grows to its largest request."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._buffers: dict[int, Tensor] = {}
 
     def take(self, number: int, size: int) -> Tensor:
-        """Uninitialised, [size]."""
+        """A buffer [size], uninitialised."""
         found = self._buffers.get(number)
         if found is None or found.numel() < size:
             found = self._buffers[number] = torch.empty(size, dtype=self.dtype)
@@ -52,11 +56,11 @@ class Scratch:
 
 
 class BlockOperands:
-    """Query, key and value in the compute dtype, what the program reads, and the blocks.
+    """Query, key and value in the compute dtype, the operands of the program, and the blocks.
 
-    numbers: [batch], which sequences of a jagged call these are; then sizes differ from block to
-    block, and code is compiled for all of them. only: a condition; there are no scores but where it
-    holds.
+    numbers: The numbers of the sequences of a jagged call, [batch], or None. If given, sizes vary
+    from block to block, and code is compiled for all sizes. only: A condition. Scores exist only
+    where it holds.
     """
 
     def __init__(
@@ -84,7 +88,7 @@ class BlockOperands:
         self._zero: Tensor | None = None
 
     def read_by(self, work: Pass) -> list[Tensor]:
-        """The leaves of the pass over the whole problem: an index is a range along its axis."""
+        """The leaves of a pass, for the whole problem. An index is a range along its axis."""
         return [self._leaf(node) for node in work.operands]
 
     def _leaf(self, node: Expr) -> Tensor:
@@ -102,8 +106,9 @@ class BlockOperands:
         return index.view([-1 if d == axis else 1 for d in range(4)])
 
     def leave_out(self, work: Pass, aux: tuple[Aux, ...]) -> None:
-        """From here on, `blocks` leaves out scores where the terms of `work` are 0. aux: what the
-        program declares.
+        """Have `blocks` skip scores where all terms of `work` are 0.
+
+        aux: The declarations of the program's operands.
         """
         term = tiles.zero(work.roots, aux)
         if term is None or math.prod(self.sizes) <= blocks.FEW:
@@ -116,7 +121,7 @@ class BlockOperands:
             )
 
     def bands(self) -> Iterator[Block]:
-        """Blocks over all columns."""
+        """The bands: blocks with all columns."""
         batch, heads, rows, cols = self.sizes
         for b in spans(batch, self.tiling.batch):
             for h in spans(heads, self.tiling.heads):
@@ -124,13 +129,13 @@ class BlockOperands:
                     yield Block(b, h, span, slice(0, cols))
 
     def blocks(self, band: Block) -> Iterator[Block]:
-        """Those that a band is made of, without the scores that are left out."""
+        """The blocks of a band, without skipped scores."""
         for left in self._left(band):
             for part in spans(left.stop - left.start, self.tiling.cols):
                 yield band._replace(cols=slice(left.start + part.start, left.start + part.stop))
 
     def _left(self, band: Block) -> Iterator[slice]:
-        """The columns of a band that are not left out, in runs."""
+        """The columns of a band that are not skipped, as slices."""
         cells = list(spans(self.sizes[3], self.tiling.skip_cols))
         zeros = [False] * len(cells)
         if self._zero is not None:
@@ -143,7 +148,7 @@ class BlockOperands:
                 yield slice(taken[0].start, taken[-1].stop)
 
     def scratch(self, number: int, size: int | None = None) -> Tensor:
-        """A buffer, of a block of scores unless `size` is given."""
+        """A buffer. By default it has the size of a block of scores."""
         return self._scratch.take(number, self.tiling.scores if size is None else size)
 
     def run(self, work: Pass, tensors: list[Tensor]) -> None:
@@ -151,19 +156,19 @@ class BlockOperands:
 
 
 def multipliable(operand: Tensor, dtype: torch.dtype) -> Tensor:
-    """In `dtype`, laid out as torch.bmm reads it without a copy: rows or columns contiguous."""
+    """The operand in `dtype`, with contiguous rows or columns, so that torch.bmm makes no copy."""
     converted = operand.to(dtype)
     return converted if 1 in converted.stride()[-2:] else converted.contiguous()
 
 
 def of_heads(operand: Tensor, block: Block, group: int) -> Tensor:
-    """[units, columns, D] of a key-like [B|1, H/group, N, D]; a view, where that is contiguous."""
+    """The block of a key-like [B|1, H/group, N, D] as [units, columns, D], a view if contiguous."""
     heads = slice(block.h.start // group, (block.h.stop - 1) // group + 1)
     return operand[_batches(operand, block), heads, block.cols].flatten(0, 1)
 
 
 def of_rows(operand: Tensor, block: Block, count: int) -> Tensor:
-    """[units, rows of the unit's query heads, D] of a query-like [B|1, H, M, D]; maybe a copy."""
+    """The block of a query-like [B|1, H, M, D] as [units, rows of its heads, D], maybe a copy."""
     return operand[_batches(operand, block), block.h, block.rows].reshape(
         count, -1, operand.shape[3]
     )
@@ -174,7 +179,7 @@ def _batches(operand: Tensor, block: Block) -> slice:
 
 
 def forward(operands: BlockOperands, program: ScoreMod, out: Tensor, skip: bool = True) -> None:
-    """Fill `out` [B,H,M,Dv]. skip: leave out blocks of which the masks leave nothing."""
+    """Fill `out` [B,H,M,Dv]. skip: Skip blocks where masks make all scores zero."""
     work = _within(_forward_pass(program), operands.only)
     if skip:
         operands.leave_out(work, program.aux)
@@ -196,7 +201,7 @@ def _forward_pass(program: ScoreMod) -> Pass:
 
 @functools.lru_cache(maxsize=256)
 def _backward_pass(program: ScoreMod, score: bool, value: bool, aux: tuple[bool, ...]) -> Pass:
-    """score, value, aux: of which gradients the terms are asked."""
+    """The pass of a backward. score, value, aux: Which gradients are wanted."""
     terms = program.gradients
     sums = zip(terms.aux, program.aux, aux, strict=True)
     return Pass(
@@ -229,14 +234,14 @@ def _products(rows: Tensor, heads: Tensor, block: Block, group: int, scratch: Te
 
 
 class Total:
-    """A sum of products of a band, which `write` leaves in `target` [b,h,rows,D].
+    """A sum of products over the blocks of a band. `write` stores it in `target` [b,h,rows,D].
 
-    The first is written and not added to zeros. onto: add to what is in the target.
+    The first product is written, not added to zeros. onto: Add to the content of the target.
     """
 
     def __init__(self, target: Tensor, operands: BlockOperands, onto: bool = False) -> None:
         self._target, self._onto = target, onto
-        # The last bits of a product depend on the alignment of its place.
+        # The last bits of a product depend on the alignment of its memory.
         aligned = target.is_contiguous() and target.data_ptr() % _ALIGNED == 0
         self._direct = aligned and target.dtype == operands.dtype
         buffer = target if self._direct else operands.scratch(4, target.numel())
@@ -279,7 +284,7 @@ def _add_transposed(
 
 @dataclass(frozen=True)
 class Grads:
-    """Zeros to add the gradients to, in the operands' shapes; None where not asked."""
+    """Zeros with the operands' shapes, to which gradients are added. None if not wanted."""
 
     query: Tensor | None
     key: Tensor | None
@@ -288,7 +293,7 @@ class Grads:
 
 
 class BackwardPass:
-    """Adds the gradients that follow from that of the output, [B,H,M,Dv], to `grads`."""
+    """Computes gradients from that of the output, [B,H,M,Dv], and adds them to `grads`."""
 
     def __init__(
         self, operands: BlockOperands, program: ScoreMod, grad_out: Tensor, grads: Grads,
@@ -327,7 +332,7 @@ class BackwardPass:
                 total.write()
 
     def _weights(self, block: Block) -> tuple[Tensor | None, Tensor | None]:
-        """P and dS of a block, [b,h,rows,cols]; adds its part of the aux gradients."""
+        """(P, dS) of a block, [b,h,rows,cols]. It adds the block's part of the aux gradients."""
         operands, (key_group, value_group) = self.operands, self.operands.groups
         tensors = [_products(operands.query, operands.key, block, key_group, self.score)]
         if self.weight_grad is not None:
@@ -351,7 +356,7 @@ class BackwardPass:
         weight: Tensor | None,
         score_grad: Tensor | None,
     ) -> None:
-        """Add what the block gives to dV, dK and, [b,h,rows,D], dQ."""
+        """Add the block's part to dV, dK and dQ [b,h,rows,D]."""
         key_group, value_group = self.operands.groups
         if weight is not None and self.grads.value is not None:
             place = of_heads(self.grads.value, block, value_group)

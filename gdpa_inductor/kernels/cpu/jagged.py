@@ -1,11 +1,11 @@
 """Jagged GDPA on the CPU: the blocked kernel of `dense`, one sequence after the other.
 
-A sequence is a dense problem on views of its rows. So nothing is padded, and nothing of another
-sequence is read. What a sequence gives does not depend on its place in the batch. Short ones run
-together (`short`). Offsets are read here, on the CPU, once a call.
+A sequence is a dense problem on views of its rows. So nothing is padded, and no row of another
+sequence is read. The result of a sequence does not depend on its place in the batch. Short
+sequences run together (`short`). Offsets are read here, on the CPU, once for each call.
 
-Notation: as in `dense`; `o` is the call, with aux operands on four axes. The dimension that counts
-the rows of the query side ("q") stands at q_idx, that of the key side ("k") at kv_idx.
+Notation: as in `dense`. `o` is the call, with aux operands on four axes. A dim for rows of the
+query side ("q") is at the axis q_idx, and one for rows of the key side ("k") at kv_idx.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _WHOLE = slice(None)
 
 
 def standing(spec: Aux) -> Aux:
-    """The access map with jagged rows at their score index: where `Jagged` wants the operand."""
+    """The access map with q_idx and kv_idx in place of "q" and "k", as `Jagged` takes operands."""
     return replace(spec, access=tuple(JAGGED.get(entry, entry) for entry in spec.access))
 
 
 @dataclass(frozen=True)
 class Side:
-    """Which rows of the values are those of a sequence; no spans: the side is dense."""
+    """The rows of each sequence on one side. spans: None if the side is dense."""
 
     spans: tuple[slice, ...] | None
 
@@ -46,7 +46,7 @@ class Side:
         return Side(tuple(slice(a, a + min(b - a, longest)) for a, b in pairwise(cu)))
 
     def cut(self, operand: Tensor, b: int) -> Tensor:
-        """[1,H,n,D] of [L,H,D], or of [B|1,H,M,D]; a view."""
+        """The rows of sequence b, [1,H,n,D], of [L,H,D] or of [B|1,H,M,D]. It is a view."""
         if self.spans is None:
             return operand if operand.shape[0] == 1 else operand[b : b + 1]
         return operand[self.spans[b]].transpose(0, 1).unsqueeze(0)
@@ -55,7 +55,7 @@ class Side:
         return dense if self.spans is None else self.spans[b].stop - self.spans[b].start
 
     def span(self, letter: str, access: Sequence[str], dense: int, b: int) -> slice:
-        """Of an aux operand along the axis of this side; letter: "q" or "k"."""
+        """The slice of an aux operand along the axis of this side. letter: "q" or "k"."""
         if self.spans is not None and letter in access:
             return self.spans[b]
         present = JAGGED[letter] in access
@@ -63,14 +63,14 @@ class Side:
 
 
 class One(NamedTuple):
-    """A sequence that has rows and keys: its number, and its operands as a dense problem."""
+    """A sequence with queries and keys: its number, and its operands as a dense problem."""
 
     b: int
     operands: cpu.BlockOperands
 
 
 class Jagged:
-    """A call, sequence by sequence: first `grouped`, then `alone`."""
+    """A jagged call. Its sequences run in two steps: first `grouped`, then `alone`."""
 
     def __init__(self, o: Call[Tensor], dtype: torch.dtype) -> None:
         self.o, self.dtype = o, dtype
@@ -86,13 +86,13 @@ class Jagged:
         self._alone = {b for b, lengths in enumerate(self.lengths) if all(lengths)}
 
     def grouped(self) -> Iterator[tuple[short.Group, cpu.BlockOperands]]:
-        """The short sequences, together."""
+        """Groups of short sequences, each with its operands."""
         for group in short.groups(self.o, (self.query.spans, self.key.spans), self.lengths):
             self._alone.difference_update(group.numbers.tolist())
             yield group, group.operands(self.dtype, self._scratch)
 
     def alone(self) -> Iterator[One]:
-        """The sequences that are left, one by one."""
+        """The other sequences, one by one."""
         o = self.o
         for b in sorted(self._alone):
             aux = [self.cut_aux(t, spec, b) for t, spec in zip(o.aux, o.program.aux, strict=True)]
@@ -111,14 +111,14 @@ class Jagged:
             )
 
     def cut_aux(self, placed: Tensor, spec: Aux, b: int) -> Tensor:
-        """What sequence b reads of an aux operand on four axes; a view."""
+        """The part of an aux operand on four axes that sequence b reads. It is a view."""
         batch = slice(b, b + 1) if "b" in spec.access else _WHOLE
         rows = self.query.span("q", spec.access, self.rows, b)
         return placed[batch, :, rows, self.key.span("k", spec.access, self.cols, b)]
 
 
 def forward(jagged: Jagged, out: Tensor, skip: bool = True) -> None:
-    """Fill `out`, zeros of the output's shape."""
+    """Fill `out`, which holds zeros."""
     for group, together in jagged.grouped():
         short.forward(group, together, out)
     for b, operands in jagged.alone():
@@ -126,7 +126,7 @@ def forward(jagged: Jagged, out: Tensor, skip: bool = True) -> None:
 
 
 def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads, skip: bool = True) -> None:
-    """Add to `grads`: zeros in the operands' shapes, those of aux operands on four axes."""
+    """Add gradients to `grads`: zeros with the operands' shapes, for aux operands on four axes."""
     program = jagged.o.program
     for group, together in jagged.grouped():
         short.backward(group, together, grad_out, grads)
@@ -147,9 +147,10 @@ def backward(jagged: Jagged, grad_out: Tensor, grads: cpu.Grads, skip: bool = Tr
 
 
 def _own(total: Tensor | None, side: Side, b: int) -> Tensor | None:
-    """Where to add the products of a sequence: `total` itself where the batch shares it, else a
-    buffer. Matrices have to be contiguous, and the last bits of a product depend on the alignment
-    of what it is added to.
+    """The memory to which products of a sequence are added.
+
+    It is `total` itself if the batch shares it, and else a buffer. Matrices have to be contiguous,
+    and the last bits of a product depend on the alignment of this memory.
     """
     if total is None:
         return None

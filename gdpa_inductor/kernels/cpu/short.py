@@ -1,8 +1,8 @@
-"""Short sequences on the CPU: those of about one size are padded to it and run as one problem.
+"""Short sequences on the CPU: sequences of similar length are padded and run as one problem.
 
 One by one they would be all overhead: a sequence takes some 0.1 ms whatever its length. Lengths are
-rounded up to whole vectors. So wherever a sequence stands, a score is computed in the same lane,
-and matrices are aligned in the same way. Its bits depend on that (MKL, torch 2.13).
+rounded up to whole vectors. So, wherever a sequence is in the batch, its scores are computed in the
+same lanes, and its matrices have the same alignment. Its bits depend on both (MKL, torch 2.13).
 
 Notation: as in `jagged`; g is the number of sequences in a group.
 """
@@ -27,7 +27,7 @@ _LANES, _SCORES, _MOST = 16, 64 * 64, 256
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a group on one side. index, valid: [g, length]; no index: the side is dense."""
+    """The rows of a group on one side. index, valid: [g, length]. index is None if dense."""
 
     numbers: Tensor
     length: int
@@ -41,7 +41,7 @@ class Rows:
         return Rows(numbers, length, index, index < stops)
 
     def pad(self, values: Tensor) -> Tensor:
-        """[L, …] to [g, length, …], of a dense side [B, …] to [g, …]."""
+        """Pad values [L, …] to [g, length, …]. On a dense side select [g, …] from [B, …]."""
         if self.index is None or self.valid is None:
             return values[self.numbers]
         found = values[self.index.clamp(max=values.shape[0] - 1)]
@@ -49,14 +49,14 @@ class Rows:
         return found.masked_fill(missing, 0)
 
     def put(self, target: Tensor, padded: Tensor) -> None:
-        """The inverse: write what there is."""
+        """The inverse of `pad`: write the existing rows to `target`."""
         if self.index is None or self.valid is None:
             target[self.numbers] = padded
         else:
             target[self.index[self.valid]] = padded[self.valid]
 
     def heads(self, values: Tensor) -> Tensor:
-        """[g,H,length,D] of query, key or value."""
+        """Query, key or value of the group, [g,H,length,D]."""
         return self.pad(values) if self.index is None else self.pad(values).transpose(1, 2)
 
     def put_heads(self, target: Tensor, padded: Tensor) -> None:
@@ -64,7 +64,7 @@ class Rows:
 
 
 class Group:
-    """Sequences as one dense problem."""
+    """A group of sequences as one dense problem."""
 
     def __init__(self, o: Call[Tensor], numbers: Tensor, query: Rows, key: Rows) -> None:
         self.o, self.numbers, self.query, self.key = o, numbers, query, key
@@ -96,7 +96,7 @@ class Group:
         )
 
     def pad_aux(self, placed: Tensor, spec: Aux) -> Tensor:
-        """What the group reads of an aux operand on four axes."""
+        """The part of an aux operand on four axes that the group reads."""
         found = placed[self.numbers] if "b" in spec.access else placed
         for letter, place, axis, rows in self.sides:
             if letter in spec.access:
@@ -121,7 +121,7 @@ class Group:
 
 
 def _fitted(operand: Tensor, axis: int, size: int) -> Tensor:
-    """Cut or filled up with zeros to `size`."""
+    """The operand, cut or filled up with zeros to `size` along an axis."""
     there = min(size, operand.shape[axis])
     part = operand.narrow(axis, 0, there)
     if there == size:
@@ -133,9 +133,13 @@ def _fitted(operand: Tensor, axis: int, size: int) -> Tensor:
 def groups(
     o: Call[Tensor], spans: tuple[tuple[slice, ...] | None, ...], lengths: list[tuple[int, int]]
 ) -> Iterator[Group]:
-    """Groups of short sequences, two at least; none where a dense side is shared, or has not whole
-    vectors of rows. spans: of the query and of the key side, none where
-    it is dense; lengths: rows and keys of each sequence.
+    """Groups of at least two short sequences.
+
+    There are none if a dense side is shared, or if its rows are not whole vectors.
+
+    Args:
+        spans: The rows of each sequence on the query side and on the key side; None if dense.
+        lengths: (queries, keys) of each sequence.
     """
     matrices = zip((spans[0], spans[1], spans[1]), (o.query, o.key, o.value), strict=True)
     if any(own is None and (t.shape[0] == 1 or t.shape[2] % _LANES) for own, t in matrices):
@@ -163,7 +167,7 @@ def groups(
 
 
 def forward(group: Group, operands: cpu.BlockOperands, out: Tensor) -> None:
-    """Fill the rows of the group in `out`. So few scores are one block, which no mask skips."""
+    """Fill the rows of the group in `out`. So few scores are one block, and no mask skips it."""
     batch, heads, rows, _ = operands.sizes
     padded = out.new_empty(batch, heads, rows, out.shape[-1])
     cpu.forward(operands, group.o.program, padded, skip=False)
@@ -171,7 +175,7 @@ def forward(group: Group, operands: cpu.BlockOperands, out: Tensor) -> None:
 
 
 def backward(group: Group, operands: cpu.BlockOperands, grad_out: Tensor, grads: cpu.Grads) -> None:
-    """Add what the group gives to `grads`."""
+    """Add the group's part to `grads`."""
     o, dtype = group.o, operands.dtype
     matrices = (
         (group.query, grads.query, operands.query),

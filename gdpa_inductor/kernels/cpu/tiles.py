@@ -1,8 +1,8 @@
-"""Which blocks of scores the CPU kernel leaves out: those that the program's masks make zero.
+"""Which blocks of scores the CPU kernel skips: those that the program's masks make zero.
 
-The verdicts of all blocks of a problem are computed at once, in plain torch. Operands that vary
-inside a block are bounded by their smallest and largest element in it. So a padding mask or segment
-numbers that come as tensors are skipped by too.
+The conditions of all blocks of a problem are evaluated at once, in plain torch. An operand that
+varies within a block is bounded by its smallest and largest element there. So tensors such as a
+padding mask or segment numbers can make a block zero too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _ENDS: dict[str, Callable[..., Tensor]] = {"lo": torch.amin, "hi": torch.amax}
 
 @functools.lru_cache(maxsize=256)
 def zero(roots: tuple[Expr, ...], aux: tuple[Aux, ...]) -> Expr | None:
-    """Whether all the terms are 0 on a block, over its bounds; None where that is never so."""
+    """The condition that all terms are 0 on a block, over its bounds. None if it is never true."""
     classes = classify(roots, aux, bounded=range(len(aux)))
     return classes.zero if classes.skips else None
 
@@ -35,10 +35,12 @@ def verdicts(
     scalars: Sequence[int],
     dtype: torch.dtype,
 ) -> Tensor:
-    """`term` of every block: [B|1, H|1, row blocks | 1, column blocks | 1].
+    """The value of `term` for every block: [B|1, H|1, row blocks | 1, column blocks | 1].
 
-    index: the values of an index of `AXES` as a tensor of four dimensions. steps: rows and columns
-    of a block. aux: on four axes.
+    Args:
+        index: A function from an index of `AXES` to its values, as a tensor of four dims.
+        steps: Rows and columns of a block.
+        aux: The aux operands on four axes.
     """
 
     def leaf(node: Expr) -> Tensor:

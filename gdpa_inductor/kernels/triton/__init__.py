@@ -1,3 +1,6 @@
-"""Triton templates (`templates/`), what a rendered kernel is a function of (`template`), and its
-configurations (`configs`). The device makes tables for it (`tile_bounds`, `order`, `five_matmul`).
+"""The Triton kernels: templates and what decides how they are rendered.
+
+`templates/` has the jinja sources. `template` has the `Plan` of a kernel, which decides how its
+source is rendered. `configs` has the tile sizes. The device makes tables for the kernels:
+`tile_bounds`, `order` and `five_matmul`.
 """

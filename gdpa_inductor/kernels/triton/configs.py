@@ -1,10 +1,12 @@
-"""Which tile shapes are tried for which kernel: a small table, pruned by shared memory.
+"""Which tile sizes are tried for which kernel: a small table, pruned by shared memory.
 
-A row's first configuration is the best known. Where that is not settled (`settled`) the others
-are benchmarked beside it. max-autotune tries a wider list. The rows of "forward", "rows" and "keys"
-are the best of that list on an H200 (torch 2.11, Triton 3.6). They are for silu at M = N = 1024
-and, for D = 128, at 256 to 8192. Those of "five_matmul" and "tiles" were measured less often, and
-those of wide "tiles" follow from the shared memory that a tile takes.
+The first configuration of a row is the best known one. If it is not settled (`settled`), the others
+are benchmarked too. max-autotune tries a wider list.
+
+The rows of "forward", "rows" and "keys" are the best of that list on an H200 (torch 2.11, Triton
+3.6). They were measured for silu at M = N = 1024 and, for D = 128, from 256 to 8192. The rows of
+"five_matmul" and "tiles" were measured less often. Those of wide "tiles" follow from the shared
+memory that a tile needs.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True)
 class Config:
-    """rows × keys of the score tile, warps of the program, stages of the pipelined loop."""
+    """rows × keys of the score tile, warps of a CTA, stages of the pipelined loop."""
 
     rows: int
     keys: int
@@ -28,12 +30,17 @@ class Config:
 class Shape:
     """What decides the cost of a tile.
 
-    head_dim, value_dim: rounded up to powers of two. itemsize: bytes of an element.
-    score_bytes: bytes per score of the operands between the products that vary along rows and keys.
-    loop: what is special about the inner loop. "skips" is where tiles are left out of it, "short"
-    for at most SHORT keys, "jagged" where sequences end anywhere, "few" for few rows, "tile"
-    where all rows of a sequence fit into one, "split" where the keys are parted.
-    rows: a tile has at least so many, whatever it costs; a power of two.
+    head_dim, value_dim:  Rounded up to powers of two.
+    itemsize:             Bytes of an element of the matrices.
+    score_bytes:          Bytes for each score, of aux operands that vary along queries and keys.
+    loop:                 Properties of the inner loop:
+                            "skips"   It skips tiles.
+                            "short"   There are at most SHORT keys.
+                            "jagged"  Sequences end anywhere.
+                            "few"     There are few queries.
+                            "tile"    All queries of a sequence fit into one tile.
+                            "split"   The keys are cut into shares.
+    rows:                 The fewest rows that a tile may have, a power of two.
     """
 
     head_dim: int
@@ -49,7 +56,9 @@ class Shape:
 
 
 def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
-    """Bytes, at most: resident tiles, and one copy per stage of what the loop loads."""
+    """The most bytes of shared memory: resident tiles, and a copy of loaded tiles for each
+    stage.
+    """
     both = shape.head_dim + shape.value_dim
     rows, keys = config.rows * shape.itemsize, config.keys * shape.itemsize
     scores = config.rows * config.keys
@@ -68,7 +77,7 @@ def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
     return resident + config.stages * streamed + _BARRIERS
 
 
-_BARRIERS = 256  # what the asynchronous copies and products of sm_90 and sm_100 wait on
+_BARRIERS = 256  # bytes of barriers for asynchronous copies and products on sm_90 and sm_100
 
 
 # (kernel, bytes per element, widest head dim up to): configurations, best first
@@ -95,10 +104,10 @@ _TABLE: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("tiles", 2, 256, (Config(64, 64, 8, 1), Config(32, 32, 4, 1))),
     ("tiles", 4, 256, (Config(32, 32, 4, 1), Config(64, 64, 8, 1), Config(16, 16, 4, 1))),
 )
-# Such rows where the inner loop is a special one. Few steps leave their latency bare, so that more
-# warps, stages or CTAs at a time are worth more loads. Configurations are timed in short runs at
-# the full clock. That favours these also where a loop is long and power is the limit. The first row
-# whose words are all among those of the loop counts.
+# Such rows for special inner loops. The first row counts whose words are all in `Shape.loop`. With
+# few steps latency is not hidden. So more warps, stages or CTAs at a time are worth more loads.
+# Configurations are timed in short runs at the full clock. That favours these rows too much if a
+# loop is long and power is the limit.
 _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     ("forward", 2, 128, "skips short", (Config(64, 32, 4, 3), Config(128, 32, 8, 4))),
     ("forward", 2, 128, "short jagged",
@@ -107,7 +116,7 @@ _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
     # Few rows on an H100: docs/lab/2026-11-25-serving.md
     ("forward", 2, 128, "few", (Config(32, 128, 4, 2),)),
     ("forward", 2, 128, "split", (Config(128, 64, 8, 3),)),
-    # In shares its dQ is fp32, and wider tiles spill.
+    # With shares dQ is fp32, and wider tiles spill.
     ("one_tile", 2, 64, "split", (Config(128, 32, 4, 3),)),
     ("one_tile", 2, 128, "split", (Config(64, 32, 4, 3),)),
     ("forward", 2, 128, "skips",
@@ -120,8 +129,8 @@ _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
      (Config(64, 64, 4, 2), Config(64, 128, 8, 3), Config(32, 64, 4, 3))),
 )  # fmt: skip
 SHORT = 512  # keys
-# Before sm_90 the tensor core takes its operands from registers, so the same tiles need more warps
-# or fewer rows.
+# Before sm_90 the tensor core reads operands from registers. So the same tiles need more warps or
+# fewer rows.
 _BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("forward", 2, 64, (Config(64, 64, 4, 3), Config(128, 64, 8, 3))),
     ("forward", 2, 128, (Config(128, 64, 8, 2), Config(64, 64, 4, 2))),
@@ -129,21 +138,23 @@ _BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("keys", 2, 128, (Config(32, 64, 4, 2), Config(64, 64, 8, 2))),
     ("tiles", 2, 128, (Config(64, 64, 8, 1), Config(32, 64, 4, 1))),
 )
-# Where none of these fits (devices with 99 KiB), the first that does.
+# If none of these fits (GPUs with 99 KiB of shared memory), the first of these that fits.
 _SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(16, 16, 4, 1))
 
 
 MEASURED_ON = 90  # compute capability
-LIGHT = 2  # bytes for each score, of operands between the products
-SMALL = 1 << 32  # operations of a product, some 15 µs of an H200
+LIGHT = 2  # bytes of aux operands for each score, up to which the first configuration is settled
+SMALL = 1 << 32  # FLOP of a product, some 15 µs of an H200
 
 
 def settled(kernel: str, shape: Shape, operations: int, capability: int) -> bool:
-    """Whether the first configuration is taken without a comparison. Then it was measured, or the
-    kernel ends so soon that no choice would be seen. A comparison takes seconds of the compile.
-    With an fp32 bias for each score the first was three times slower than the best, in a forward.
+    """Whether to take the first configuration without a benchmark, which takes seconds.
 
-    operations: of one product of all rows and keys.
+    It is taken if it was measured, or if the kernel is so fast that the choice does not matter.
+    With an fp32 bias for each score the first was three times slower than the best, in a forward.
+    So heavy operands are benchmarked.
+
+    operations: The FLOP of one product of all queries and keys.
     """
     measured = kernel != "tiles" or (shape.itemsize == 2 and shape.widest <= 128)
     measured &= shape.score_bytes <= LIGHT
@@ -151,7 +162,7 @@ def settled(kernel: str, shape: Shape, operations: int, capability: int) -> bool
 
 
 def _searched(itemsize: int) -> Iterator[Config]:
-    """The list of max-autotune. Wide tiles of fp32 in full precision take minutes to compile."""
+    """The list for max-autotune. Wide tiles of fp32 in full precision take minutes to compile."""
     lengths = (32, 64, 128) if itemsize == 2 else (32, 64)
     for rows, keys, stages in itertools.product(lengths, lengths, (2, 3)):
         for warps in (4, 8):
@@ -162,7 +173,10 @@ def _searched(itemsize: int) -> Iterator[Config]:
 def configs(
     kernel: str, shape: Shape, shared: int, thorough: bool, capability: int = 90
 ) -> list[Config]:
-    """What to try, best known first, within `shared` bytes; capability: such as 80, 90, 100."""
+    """The configurations to try, the best known first.
+
+    shared: The bytes of shared memory that a CTA may have. capability: Such as 80, 90 or 100.
+    """
     special = tuple((*row[:3], row[4]) for row in _BY_LOOP if shape.loop.issuperset(row[3].split()))
     table = (*(_BEFORE_WGMMA if capability < 90 else special), *_TABLE)
     known = next(

@@ -1,6 +1,6 @@
-"""The backward in one kernel of five matmuls, whose CTAs own whole heads of a sequence.
+"""The five-matmul backward: when it is faster, and the order in which CTAs take sequences.
 
-When it is the faster one, and in which order the sequences are taken.
+It is one kernel. A CTA owns a whole head of a sequence, and computes S and dP once.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROWS = 128  # of dQ that are brought from fp32 sums to the output at once
+ROWS = 128  # how many rows of dQ are converted from fp32 sums to the output at once
 
 
 @dataclass(frozen=True)
 class FiveMatmul:
-    """Where one CTA for a (sequence, head) is faster than CTAs for its tiles.
+    """A case in which one CTA for a (sequence, head) is faster than CTAs for its tiles.
 
-    capability, itemsize (bytes), head_dim (rounded up to a power of two): what it was measured on.
-    rows, keys: of a sequence, at most. units: (sequence, head)s of the greatest length for each
-    multiprocessor, at least; with fewer the last ones leave too many of them idle.
+    capability, itemsize:  The GPU, and the bytes of an element, for which it was measured.
+    head_dim:              The same, rounded up to a power of two.
+    rows, keys:            The most queries and keys of a sequence.
+    units:                 The fewest (sequence, head) of greatest length for each multiprocessor.
+                           With fewer, the last ones leave too many multiprocessors idle.
     """
 
     capability: int
@@ -38,10 +40,10 @@ FIVE_MATMUL = (FiveMatmul(capability=90, itemsize=2, head_dim=128, rows=2048, ke
 
 
 def turns(work: Tensor, few: bool) -> Tensor:
-    """[B] int32: the sequences, those with most work first; of equal ones the first comes first.
+    """The numbers of the sequences, int32 [B], those with most work first. The order is stable.
 
-    work [B]: integers. few: place them by counting, B² comparisons in two small kernels; else they
-    stay as they are.
+    work: Integers, [B]. few: Sort by counting, with B² comparisons in two small kernels. Otherwise
+    the order is unchanged.
     """
     number = torch.arange(work.shape[0], device=work.device)
     if not few:

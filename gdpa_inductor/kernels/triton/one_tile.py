@@ -1,4 +1,4 @@
-"""The backward in one kernel for few rows, which a tile holds: when it is the faster one.
+"""The backward in one kernel for few queries, which fit into one tile: when it is faster.
 
 Measured on an H100 (torch 2.11, Triton 3.6), gelu, in ms beside "rows" and "keys", and CuTe:
 
@@ -10,11 +10,11 @@ Measured on an H100 (torch 2.11, Triton 3.6), gelu, in ms beside "rows" and "key
 
 from __future__ import annotations
 
-# Of a sequence at most, by the widest head dim up to which. More do not fit into registers.
+# (widest head dim, the most rows of a sequence). More rows do not fit into registers.
 ROWS = ((64, 128), (128, 64))
-LEAST_KEYS = 256  # of a sequence
+LEAST_KEYS = 256  # the fewest keys of a sequence
 
 
 def most_rows(widest: int) -> int:
-    """Of a sequence; 0 where the kernel is not for such heads."""
+    """The most queries of a sequence at this head dim, or 0 if the kernel does not take it."""
     return next((rows for dim, rows in ROWS if widest <= dim), 0)

@@ -1,9 +1,9 @@
-"""Which tile of a jagged side each CTA owns: a table that the device makes for itself.
+"""The table that says which tile of a jagged side each CTA owns. The device makes it.
 
-No length is known on the host, so the grid is an upper bound and what is left over ends at once.
-The tiles of one sequence are neighbours. The longest sequences may come first, so that no long one
-is left at the end while the other multiprocessors are idle. Where nearly all sequences have the
-greatest length there is no table: `Plan.direct`.
+The host knows no length, so the grid is an upper bound, and CTAs without a tile end at once. The
+tiles of a sequence are neighbours. The longest sequences may come first. Otherwise a long one could
+be left at the end, while other multiprocessors are idle. If nearly all sequences have the greatest
+length, there is no table (`Plan.direct`).
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-WORK_TILE = 128  # rows per entry; the tiles of kernels are whole parts of it
+WORK_TILE = 128  # rows of an entry; the tile sizes of kernels divide it
 
 
 def tile_order(cu_seqlens: Tensor, total: Any, longest: Any, few: bool) -> Tensor:
-    """[total // WORK_TILE + B] int64: 2³² times the sequence, plus the work tile in it; or -1.
+    """The table, int64 [total // WORK_TILE + B]. An entry is 2³² · sequence + its work tile, or -1.
 
-    cu_seqlens [B+1] over `total` rows, at most `longest` of a sequence take part. The work tiles of
-    a sequence hold the rows that do. One is listed also where there are only rows that do not, so
-    that these find a CTA which writes zeros. Rows that no sequence owns count as those of the last
-    one.
+    The work tiles of a sequence hold its first `longest` rows. A sequence has at least one work
+    tile, so that a CTA writes zeros to its other rows. Rows that no sequence owns count as rows of
+    the last one.
 
-    few: place the sequences by counting, B comparisons for each entry, in two small kernels. Then
-    the longest come first, and what is left over is -1. Else by a search, in the order of the
-    sequences; what is left over are work tiles behind a sequence's own.
+    Args:
+        cu_seqlens: The offsets, [B+1].
+        total: All rows.
+        longest: How many rows of a sequence are computed.
+        few: Sort the sequences by counting, with B comparisons for each entry, in two small
+            kernels. Then the longest come first, and unused entries are -1. Otherwise a search
+            keeps the order of the sequences, and unused entries are past the end of a sequence.
     """
     offsets = cu_seqlens.to(torch.int64)
     batch = offsets.shape[0] - 1

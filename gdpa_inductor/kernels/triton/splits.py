@@ -1,29 +1,32 @@
-"""Into how many shares the keys of the forward are parted, where rows are few.
+"""Into how many shares the keys of a forward are cut, if there are few queries.
 
-A CTA owns a tile of rows and all keys. A few queries of a few long sequences are then a few CTAs,
-and most multiprocessors are idle. So each CTA takes a share of the keys and stores a partial sum of
-O in fp32; GDPA has no softmax, so partial sums add up as they are. A second kernel adds them in the
-order of the shares, so that results have equal bits from run to run.
+A CTA usually owns a tile of queries and all keys. With few queries and few long sequences there are
+few CTAs, and most multiprocessors are idle. So each CTA takes a share of the keys, and stores a
+partial sum of O in fp32. There is no softmax, so partial sums need no rescaling. A second kernel
+adds them in a fixed order, so results are bitwise equal from run to run.
 """
 
 from __future__ import annotations
 
-STEP = 64  # keys, about, of one step
-LEAST_KEYS = 256  # of a share
-MOST = 32  # shares: the second kernel reads them one after the other
-MOST_BYTES = 64 << 20  # of partial sums
-MOST_ROWS = 128  # of a sequence: one tile
-FEW_ROWS = 32  # of a tile, whose CTA waits for memory
+STEP = 64  # keys of a step, about
+LEAST_KEYS = 256  # the fewest keys of a share
+MOST = 32  # the most shares; the second kernel reads them one after the other
+MOST_BYTES = 64 << 20  # the most bytes of partial sums
+MOST_ROWS = 128  # the most queries of a sequence: one tile
+FEW_ROWS = 32  # with so few queries a CTA waits for memory
 _RESIDENT = 2  # CTAs that share a multiprocessor
-_AROUND = 4  # steps that the beginning and the end of a CTA take
-_ADDING = 4  # steps that the second kernel takes, by itself
+_AROUND = 4  # the time of the beginning and the end of a CTA, in steps
+_ADDING = 4  # the time of the second kernel, in steps
 
 
 def shares(ctas: int, keys: int, processors: int, partial: int) -> int:
-    """How many shares finish first, in steps of a CTA; a power of two.
+    """The number of shares that finishes first, by an estimate in steps of a CTA: a power of two.
 
-    ctas: how many there are without shares. keys: of a sequence, at most. partial: bytes of one
-    share's partial sums.
+    Args:
+        ctas: How many CTAs there are without shares.
+        keys: The most keys of a sequence.
+        processors: How many multiprocessors the GPU has.
+        partial: The bytes of the partial sums of one share.
     """
 
     def steps(count: int) -> int:

@@ -21,7 +21,7 @@ _SOURCES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class AuxRead:
-    """An operand between the products as a kernel reads it."""
+    """An aux operand as a kernel reads it."""
 
     number: int
     spec: Aux
@@ -47,7 +47,7 @@ class AuxRead:
         return self.spec.axes
 
     def dim(self, *entries: str) -> int:
-        """The dimension that one of these entries reads."""
+        """The dim of the operand that one of these entries of its access map indexes."""
         return next(d for d, entry in enumerate(self.spec.access) if entry in entries)
 
 
@@ -55,44 +55,44 @@ class AuxRead:
 class Plan:
     """What one kernel reads, computes and stores.
 
-    kernel       which one:
-                   "forward"      O
-                   "rows"         dQ
-                   "keys"         dK and dV
-                   "five_matmul"  dQ, dK and dV; one CTA owns a (sequence, head)
-                   "one_tile"     dQ, dK and dV of few rows
-                   "tiles"        the gradient of an operand between the products
+    kernel:       Which kernel:
+                    "forward"      computes O.
+                    "rows"         computes dQ.
+                    "keys"         computes dK and dV.
+                    "five_matmul"  computes dQ, dK and dV. A CTA owns a (sequence, head).
+                    "one_tile"     computes dQ, dK and dV, for few queries.
+                    "tiles"        computes the gradient of one aux operand.
 
-    Terms, in the order of the outputs: "p" is the weight, "ds" its derivative with respect to the
-    score, "g<i>" that with respect to operand i.
-    names        those to compute
-    flat         those that do not depend on the score
-    still        those that may be summed past the ends of the operands, which are zeros there
-    summed       the axes that "tiles" sums over
+    Terms, in the order of the outputs. "p" is the weight, "ds" its derivative by the score, "g<i>"
+    its derivative by aux operand i:
+    names:        The terms to compute.
+    flat:         The terms that do not depend on the score.
+    still:        The terms that need no mask past the end of a sequence (`program/tails.py`).
+    summed:       The axes over which "tiles" sums.
 
-    Operands
-    reads        those between the products that the terms need
-    shared       those of batch 1, which all batches read
-    grouped      those with fewer heads than the query
+    Operands:
+    reads:        The aux operands that the terms need.
+    shared:       The matrices with a batch of 1, which all batches read.
+    grouped:      The matrices with fewer heads than the query.
 
-    Jagged sides
-    jagged       "q", "k": the sides whose lengths are read from offsets
-    alike        one set of offsets serves both
-    direct       each sequence has as many CTAs as the longest has; no table says whose a CTA is
+    Jagged sides:
+    jagged:       The sides ("q", "k") whose lengths are read from offsets.
+    alike:        Both sides have the same offsets.
+    direct:       Each sequence has as many CTAs as the longest one, so there is no table ORDER.
 
-    Tiles that the program's masks tell apart: zero ones, whole ones without the mask, mixed ones
-    skips        zero tiles are left out, and whole tiles are computed without the mask
-    bounds       the closed ends of the inner loop (`loop_bounds`); None: its tiles are classified
-    tables       the operands whose bounds tell tiles apart (`tile_bounds`)
-    whole_reads  as `reads`, for whole tiles
-    whole_flat   as `flat`, for whole tiles
-    keeps        a mixed tile's term is that of a whole tile where `keep` holds, else 0
+    Tiles. A mask makes a tile empty, whole (nothing is masked) or mixed:
+    skips:        Empty tiles are skipped, and whole tiles are computed without the mask.
+    bounds:       The ends of the inner loop (`loop_bounds`). None: The kernel classifies its tiles.
+    tables:       The aux operands with tables of tile bounds (`tile_bounds`).
+    whole_reads:  As `reads`, for whole tiles.
+    whole_flat:   As `flat`, for whole tiles.
+    keeps:        On a mixed tile a term is that of a whole tile where `keep` holds, else 0.
 
-    CTAs
-    loops_heads  one CTA of "keys" runs over the query heads of its key head
-    adds         "keys" also adds dQ, tile by tile, to the fp32 buffer DQ
-    split        a CTA of "forward" has one of SPLITS shares of the keys, and stores a partial sum
-    batch_first  the batches of a tile are neighbours, since they read the same elements of operands
+    CTAs:
+    loops_heads:  A CTA of "keys" loops over the query heads of its key head.
+    adds:         "keys" also adds dQ, tile by tile, to the fp32 buffer DQ.
+    split:        A CTA of "forward" has one of SPLITS shares of the keys, and stores partial sums.
+    batch_first:  The batches of a tile are neighbours, as they read the same operand elements.
     """
 
     kernel: str
@@ -119,12 +119,12 @@ class Plan:
 
     @property
     def terms(self) -> Mapping[str, int]:
-        """Which of the subgraphs computes each term."""
+        """The number of the subgraph that computes each term."""
         return {name: number for number, name in enumerate(self.names)}
 
     @property
     def subgraphs(self) -> Mapping[str, int]:
-        """The number of every subgraph by what it computes."""
+        """The number of every subgraph, by the name of what it computes."""
         classes = ("zero", "full") if self.bounds is None else self.bounds
         skipping = (*classes, *(f"whole_{name}" for name in self.names), *["keep"] * self.keeps)
         known = (*self.names, *self.longest, *(skipping if self.skips else ()))
@@ -132,17 +132,19 @@ class Plan:
 
     @property
     def branches(self) -> bool:
-        """One inner loop serves all tiles, with a branch for those that are not whole.
+        """Whether one inner loop serves all tiles, with a branch for tiles that are not whole.
 
-        Nothing may be loaded for these alone, since a branch waits for its loads. And Triton 3.6
-        does not compile a product that only a branch reads.
+        It must not load anything in the branch, since a branch waits for its loads. Nor does Triton
+        3.6 compile a product that only a branch reads.
         """
         axis = loop_axis(self.kernel)
         alike = all(a in self.whole_reads for a in self.reads if axis in a.axes)
         return alike and not self.whole_flat
 
     def together(self, axis: str) -> bool:
-        """One inner loop along `axis` serves whole tiles and the tail: all loads are masked."""
+        """Whether one inner loop along `axis` serves whole tiles and the tail, with masked
+        loads.
+        """
         jagged = any(JAGGED[side] == axis for side in self.jagged)
         return jagged or self.still >= set(self.names)
 
@@ -152,12 +154,12 @@ class Plan:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The first is the template's own output, the others are buffers that it is given."""
+        """The outputs. The first is that of the template, the others are buffers that it gets."""
         return tuple(f"OUT{i}" for i in range(len(self.names)))
 
     @property
     def listed(self) -> str:
-        """The jagged side whose tiles the CTAs own, "" where that side is dense."""
+        """The side whose tiles the CTAs own, if it is jagged; else ""."""
         side = {"forward": "q", "rows": "q", "keys": "k"}.get(self.kernel, "")
         return side if side in self.jagged else ""
 
@@ -175,7 +177,7 @@ class Plan:
 
     @property
     def longest(self) -> tuple[str, ...]:
-        """The greatest lengths of these sides: subgraphs that follow the terms."""
+        """The names of the greatest lengths of these sides. Their subgraphs follow the terms."""
         return tuple({"q": "max_m", "k": "max_n"}[side] for side in self.measured)
 
     @property
@@ -189,7 +191,7 @@ class Plan:
 
     @property
     def fixed(self) -> Mapping[str, str]:
-        """What a term calls its inputs, and the variable of the kernel that holds each."""
+        """From the names of the inputs of a term to the kernel's variables."""
         leaves = ["s", "b", "h", "q_idx", "kv_idx", *(f"a{a.number}" for a in self.reads)]
         bounds = ["q_idx_lo", "q_idx_hi", "kv_idx_lo", "kv_idx_hi"] if self.skips else []
         bounds += [f"a{a.number}_{end}" for a in self.tables for end in ("lo", "hi")]
@@ -197,7 +199,10 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The same in every process, so that what was measured for it is found again."""
+        """The name of the kernel.
+
+        It is the same in every process, so autotuning results are found.
+        """
         fields = (getattr(self, field.name) for field in dataclasses.fields(self))
         text = repr([sorted(x) if isinstance(x, frozenset) else x for x in fields])
         return f"gdpa_{self.kernel}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"
@@ -208,7 +213,7 @@ class Plan:
 
 
 def loop_axis(kernel: str) -> str:
-    """What the inner loop of a kernel runs along."""
+    """The axis of a kernel's inner loop."""
     return "q_idx" if kernel == "keys" else "kv_idx"
 
 

@@ -1,8 +1,8 @@
-"""Bounds of an operand between the products, for kernels that tell the tiles of the scores apart.
+"""Tables of tile bounds for the Triton kernels: the smallest and largest element of each block.
 
-A mask that comes as a tensor says nothing by its formula; what it holds on a tile has to be looked
-at. The device does so once for each graph. It reads the operand and keeps the smallest and largest
-element of every block of BOUNDS_TILE rows and columns: a thousandth of its size.
+A mask that is a tensor has no formula, so a kernel has to look at its elements to find empty tiles.
+The device reads it once for each graph. It stores the smallest and largest element of every block
+of BOUNDS_TILE rows and columns: a thousandth of the mask's size.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-BOUNDS_TILE = 32  # no tile that is worth leaving out is smaller
+BOUNDS_TILE = 32  # a smaller tile is not worth skipping
 
 
 def tile_bounds(operand: Tensor, rows: int | None, columns: int | None) -> Tensor:
-    """[2, ...] smallest and largest elements: `operand` with its dimensions `rows` and `columns`,
-    where it has them, in blocks; NaN where a block has one.
+    """The smallest and the largest elements, [2, ...], by blocks of the dims `rows` and `columns`.
+
+    rows, columns: The dims of the operand for queries and keys, or None if it lacks them. A block
+    with a NaN has NaN.
     """
     found = operand.to(torch.uint8) if operand.dtype == torch.bool else operand
     inside: list[int] = []
@@ -29,7 +31,7 @@ def tile_bounds(operand: Tensor, rows: int | None, columns: int | None) -> Tenso
 
 
 def _filled(operand: Tensor, dim: int) -> Tensor:
-    """The last block filled up by the last element."""
+    """The operand, with the last block filled up by the last element."""
     length = operand.shape[dim]
     count = (length + BOUNDS_TILE - 1) // BOUNDS_TILE
     index = torch.arange(count * BOUNDS_TILE, device=operand.device).clamp(max=length - 1)

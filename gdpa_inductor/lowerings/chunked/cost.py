@@ -1,9 +1,8 @@
 """Estimate the time of the chunked form and of stock Inductor, from measured rates.
 
-Stock Inductor writes all scores to memory and reads them again. Scores of a chunk mostly stay in
-the L2 cache. In fp16 and bf16 one kernel computes S and the program, so S is not stored at all. In
-exchange, the backward computes S again, the products of a chunk are smaller, and the CPU launches
-every chunk.
+Stock Inductor writes all scores to memory and reads them again. In chunks, in fp16 and bf16, one
+kernel computes S and the program, so S is not stored at all. In exchange, the backward computes S
+again, the products of a chunk are smaller, and the CPU launches every chunk.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Rates:
     fused:    FLOP/s of the kernel that computes S and the program, with up to WHOLE channels.
     deep:     The same with more channels.
     memory:   Bytes/s of scores that a program reads from memory and writes to it.
-    cache:    The same if the scores stay in the L2 cache.
+    cache:    The same for the scores of a chunk, part of which stay in the L2 cache.
     crowded:  Additions/s to a small table.
     longer:   Seconds for a score, for a function that takes longer than the product beside it.
     call:     Seconds of the CPU for a call of the operator.

@@ -1,14 +1,14 @@
-"""Reading one region: from its nodes to the product, program and product that they compute.
+"""Read one region: from its nodes to "product, score program, product".
 
-shadow      the region traced to functional ATen, for analysis only
-frame       the dimension algebra: index variables; `views`: views of them
-vocabulary  ATen's point-wise functions as score expressions, with `activations` and `kinds`
-symbolic    sizes as score expressions; `widths`: dtypes that a program forgets
-matcher     the structural reading of a shadow: product, program, product
-weights     the program, element by element; `piecewise`: weights put together from parts
-factors     the factors of the products; `precision`: numbers that the model rounds
-reached     which operands a gradient reaches
-reading     what a region was read as
-layout      the roles of index variables: batch, heads, rows, keys
-program     the score program of a reading
+shadow      A copy of the region, traced to functional ATen, for analysis only.
+frame       The dimension algebra with index variables. `views`: how views change indices.
+vocabulary  ATen's pointwise functions as score expressions, with `activations` and `kinds`.
+symbolic    Sizes as score expressions. `widths`: dtypes that a program does not have.
+matcher     Reads a shadow as product, program, product.
+weights     Reads the program, element by element. `piecewise`: weights that consist of parts.
+factors     The factors of the products. `precision`: numbers that the model rounds.
+reached     Which operands a gradient reaches.
+reading     The result of the above.
+layout      Gives index variables their roles: batch, heads, rows, keys.
+program     The score program of a reading.
 """

@@ -1,13 +1,15 @@
-"""Dimension algebra: which element of one tensor an element of another is made from.
+"""Dimension algebra: from an element of a tensor to the element of another that it is made from.
 
-An `Atom` is one index variable. The position inside one dimension is a tuple of atoms, the most
-significant first (mixed radix). An `Index` has one such tuple for each dimension of a tensor. A
-dimension of size 1 has none. Views map the index of their result to the index of their source. So
-"the element of `x.view(b, h, n, m)` at (b, h, n, m)" becomes "the element of `x` at ((b, h), n,
-m)". An atom that a view cuts through is split in two; the split holds everywhere. An atom may be
-fixed: `x[:, 1]` at (b, n) is `x` at (b, 1, n).
+An `Atom` is an index variable. A position in one dim is a tuple of atoms, the most significant
+first (mixed radix); such a tuple is called *digits*. An `Index` has digits for each dim of a
+tensor. A dim of size 1 has none.
 
-Sizes may be symbolic: only what is statically known is used, and no guard is ever added.
+A view maps the index of its result to the index of its source. So "the element of
+`x.view(b, h, n, m)` at (b, h, n, m)" becomes "the element of `x` at ((b, h), n, m)". If a view cuts
+through an atom, the atom is split in two everywhere. An atom may be fixed: `x[:, 1]` at (b, n) is
+`x` at (b, 1, n).
+
+Sizes may be symbolic. Only static knowledge is used, and no guard is ever added.
 """
 
 from __future__ import annotations
@@ -26,10 +28,9 @@ from ..result import Refused
 
 @dataclass(frozen=True, eq=False)
 class Atom:
-    """One index variable that runs from 0 to `size` - 1. Atoms are compared by identity.
+    """An index variable from 0 to `size` - 1. Atoms are compared by identity.
 
-    value: where it stays, if it does not run. part: it runs over a part of other digits, from the
-    position given with them on.
+    value: Its value, if it is fixed. part: (digits, start), if it runs over a part of other digits.
     """
 
     size: Size
@@ -63,9 +64,11 @@ def _quotient(size: Size, divisor: Size) -> Size | None:
 
 @dataclass
 class Space:
-    """The atoms of one analysis, and how they were split. `contracted`: what each product sums
-    over, by its name. `outer`: atoms that views of the second product's result split, not views of
-    the scores.
+    """The atoms of one analysis, and how they were split.
+
+    contracted:  The digits that each product sums over, by its name.
+    outer:       Atoms that were split by views of the second product's result, and not by views of
+                 the scores.
     """
 
     splits: dict[Atom, Digits] = field(default_factory=dict)
@@ -100,7 +103,9 @@ class Space:
         return tuple(itertools.chain.from_iterable(parts))
 
     def is_whole(self, digits: Digits) -> bool:
-        """Whether every variable that views of the scores split is here with all of its parts."""
+        """Whether the digits have all parts of each variable that views of the scores have
+        split.
+        """
         have = set(digits)
         return all(
             set(self.resolve(parts)) <= have or not set(self.resolve(parts)) & have
@@ -112,10 +117,9 @@ class Space:
         return tuple(self.resolve(digits) for digits in index)
 
     def regroup(self, index: Index, shape: Sequence[Size]) -> Index:
-        """The index into a tensor of `shape` whose elements, in row-major order, are those that
-        `index` runs over.
+        """The index into a tensor of `shape` with the same elements, in row-major order.
 
-        Raises Refused where the dimensions do not divide.
+        Raises Refused if the dims do not divide.
         """
         left = deque(itertools.chain.from_iterable(self.resolve_index(index)))
         grouped: list[Digits] = []
@@ -140,9 +144,7 @@ class Space:
         return tuple(grouped)
 
     def _split(self, atom: Atom, covered: Size, size: Size) -> tuple[Atom, Atom]:
-        """Split `atom` so that its outer part completes a dimension of `size` of which `covered` is
-        there.
-        """
+        """Split `atom` so that its outer part completes a dim of `size`, if `covered` is there."""
         outer = _quotient(size, covered)
         inner = None if outer is None else _quotient(atom.size, outer)
         if outer is not None and inner is not None and not (atom.is_fixed or atom.part):
@@ -153,8 +155,8 @@ class Space:
 
 
 def broadcast(index: Index, result: Sequence[Size], source: Sequence[Size]) -> Index:
-    """The index into an operand of shape `source` for the element `index` of a broadcast result of
-    shape `result`.
+    """The index into an operand of shape `source` that is broadcast to a result of shape
+    `result`.
     """
     offset = len(result) - len(source)
     found: list[Digits] = []

@@ -1,15 +1,16 @@
-"""The roles of index variables: batch, heads, rows, keys, channels; and operands in the op's
-layout.
+"""Give index variables their roles (batch, heads, rows, keys, channels), and arrange operands.
 
-Roles follow from membership. With the atoms of the first product's operands (one of which has the
-keys), of the value and of the output:
+The role of an atom follows from the tensors that have it: the operands of the first product, the
+value, and the output.
 
-    keys       what the second product sums over; in exactly one operand of the first product
-    rows       in the other operand and in the output only; of several the longest, others are heads
-    channels   of the value: in the value and the output, not in the weights
-    shared     every other atom, batch or head: an operand either has it or is shared along it
+    keys       The second product sums over them. Exactly one operand of the first product has them.
+    rows       Only the other operand and the output have them. If there are several, the longest is
+               the rows, and the others are heads.
+    channels   The value and the output have them, and the weights do not.
+    shared     All other atoms. They are batch or heads. An operand that lacks one is shared along
+               it.
 
-Batch and heads are grouped so that no auxiliary operand has to be expanded.
+Shared atoms are divided into batch and heads so that no aux operand has to be expanded.
 """
 
 from __future__ import annotations
@@ -35,10 +36,9 @@ _REFUSE, _COPY, _EXPAND = (
 
 @dataclass(frozen=True)
 class Layout:
-    """Which atoms make up each axis. `key`, `query` and `value` are the operands of the products in
-    their roles.
+    """The atoms of each axis, and the operands of the products in their roles.
 
-    query_tokens, key_tokens: what runs over the rows of jagged values, on a side that has them.
+    query_tokens, key_tokens: The atom that runs over jagged rows, on a jagged side.
     """
 
     query: Operand

@@ -1,7 +1,7 @@
-"""The structural reading of a shadow: product, program, product.
+"""Read a shadow as product, score program, product.
 
-From the region's result back: views, the second product, then the weights (`weights`), and the
-first product in them.
+The walk goes backwards from the region's result: through views to the second product, then through
+the weights (`weights`) to the first product.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Whether the numbers of a program are those of the model: what a reading notes and refuses.
+"""Check that the numbers of a program are those of the model.
 
-A program has one kind of integer and one kind of real (`widths`). The model may round or wrap
-where the program does not.
+A program has one integer type and one float type (`widths`). The model may round or wrap numbers
+where the program does not. If that could change a result, the region is refused.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ from .widths import fits, is_small
 
 @dataclass
 class Precision:
-    """What is noted of the numbers of one reading. ranges: of the integer leaves.
+    """Facts about the numbers of one reading.
 
-    wide: what continues in fp64. singles: what the model has in fp32. rounded: positions computed
-    with in 16 bits. reworded: reals that torch computes in other words.
+    ranges:    The ranges of the integer leaves.
+    wide:      Terms that the model computes in fp64.
+    singles:   Terms that the model has in fp32.
+    rounded:   Positions that the model computes in 16 bits.
+    reworded:  Floats for which torch uses another formula.
     """
 
     shadow: Shadow

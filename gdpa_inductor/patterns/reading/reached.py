@@ -1,9 +1,11 @@
-"""What autograd reaches of a term. An operand that it reaches may have a gradient of zeros, and one
-that it does not reach has none. Optimizers tell None from zeros, so the op has to as well.
+"""Which operands of a term autograd reaches.
 
-A number that is compared, converted to an integer or detached is not reached; a rounded one is.
-What a write covers, and what a product adds zero times, is reached too: such a term stays in the
-program as `where(True, what is seen, what is not)`.
+A reached operand has a gradient, maybe of zeros. Any other operand has the gradient None.
+Optimizers treat None and zeros differently, so the op has to as well.
+
+An operand is not reached if it is only compared, converted to an integer or detached. It is reached
+if it is rounded, overwritten later, or added zero times. A term that is reached but not used stays
+in the program, as `where(True, used, not used)`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a region was read as: the types that cross from the matcher to layout, jagged and plan."""
+"""The types of a reading, which the matcher passes to `layout`, `jagged` and `plan`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Operand:
-    """A tensor from outside, the index it is read at, and the casts that it goes through.
+    """A tensor from outside the region, the index at which it is read, and the casts on the way.
 
-    detached: it is read as a number, by `.item()`, and so without a gradient.
+    detached: It is read without a gradient, for example by `.item()`.
     """
 
     leaf: Node
@@ -34,19 +34,19 @@ class Operand:
 class Reading:
     """What a region computes: output[output] = sum over `keys` of weight(score, …) · value.
 
-    weight       the score program. In it aux(i) stands for operand i of `aux`, and
-                 Expr("index", i) for `positions[i]`
-    left, right  operands of the first product, in the order in which it multiplies them
-    inner        what the first product contracts
-    keys         what the second product contracts
-    swapped      the second product has the value on the left
-    dtypes       of the second product's result, and those that it is cast to, one after the other
+    weight:       The score program. aux(i) is operand i of `aux`. Expr("index", i) is
+                  `positions[i]`.
+    left, right:  The operands of the first product, in its order.
+    inner:        The digits that the first product contracts.
+    keys:         The digits that the second product contracts.
+    swapped:      The second product has the value on the left.
+    dtypes:       The dtype of the second product's result, then the dtypes of casts after it.
 
-    Indices, all of one element:
-    score        of the first product, as ATen has it
-    scores       of its result, as the user has it
-    weights      of what the second product reads
-    output       of the result
+    Indices of one and the same element:
+    score:        In the first product, as ATen has it.
+    scores:       In its result, as the user has it.
+    weights:      In the operand of the second product.
+    output:       In the result.
     """
 
     weight: Expr

@@ -1,8 +1,7 @@
-"""The shadow of a region: its nodes traced to functional ATen on fakes, for analysis only.
+"""The shadow of a region: a copy that is traced to functional ATen on fakes, for analysis only.
 
-In the shadow there is one spelling of everything: no in-place call, no composite function, casts of
-autocast in the open. `Shadow.origin` leads from a node of the shadow to the user's node that it was
-traced from.
+The shadow has one form for everything: it has no in-place calls and no composite functions, and
+autocast's casts are nodes. `Shadow.origin` maps its nodes to the user's nodes.
 """
 
 from __future__ import annotations

@@ -1,9 +1,14 @@
-"""The weights, element by element: what the second product multiplies the value with.
+"""Read the weights, element by element: the operand of the second product beside the value.
 
-`Weights.read(node, index)` is the score expression of the element `index` of an ATen node. Views
-change the index, point-wise functions become expressions, tensors from outside become auxiliary
-operands at their own index, and the first product becomes the score. Every demand for the score
-must be for one and the same element; else the weights mix scores, and are something else.
+`Weights.read(node, index)` returns the score expression of one element of an ATen node:
+
+- A view changes the index.
+- A pointwise function becomes an expression.
+- A tensor from outside becomes an aux operand with its index.
+- The first product becomes the score.
+
+All reads of the score must be at the same element. Otherwise the weights mix several scores, and
+the region is not GDPA.
 """
 
 from __future__ import annotations
@@ -64,12 +69,12 @@ _READERS = {
 class Weights:
     """One pass over the weights of a shadow.
 
-    memo       what was read, by node, index and branches
-    branches   the parts of joins that the reader is in: what is read counts at their positions only
-    operands   the tensors from outside met so far, and so `scalars` and `positions`
-    score      the first product, and the one element of it that is asked for
-    scores     the index of its result, as the user has it
-    precision  what is noted of the numbers on the way: fp64, and what 16 bits round
+    memo:       The expressions that were read, by node, index and branches.
+    branches:   The parts of joins that are being read. An expression holds at their positions only.
+    operands:   The tensors from outside that were found so far; likewise `scalars`, `positions`.
+    score:      The first product, and the element of it that is read.
+    scores:     The index of its result, as the user has it.
+    precision:  Facts about numbers on the way: fp64, and rounding to 16 bits.
     """
 
     shadow: Shadow

@@ -1,7 +1,7 @@
-"""Whether a number is in the program what it is in the model: the dtypes that a program forgets.
+"""Whether a number has the same value in the program as in the model, although dtypes differ.
 
-A program has one kind of integer, torch's int64, and one kind of real, that of the scores. The
-model may have narrower ones: integers that wrap, and, beside scores in fp64, reals that round.
+A program has one integer type, torch's int64, and one float type, that of the scores. The model may
+have narrower types: integers that wrap, and, if scores are fp64, floats that round.
 """
 
 from __future__ import annotations
