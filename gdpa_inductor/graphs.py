@@ -1,4 +1,4 @@
-"""Copies of captured graphs, and going back to one."""
+"""Copy captured graphs, and restore a graph from its copy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 
 def copy_graph(gm: GraphModule) -> GraphModule:
-    """The same parameters and modules under a copy of the graph and of the graphs that it calls."""
+    """A copy of a graph and of the graphs that it calls. Parameters and modules are shared."""
     made = GraphModule(gm, copy.deepcopy(gm.graph))
     made.meta = dict(gm.meta)
     for old, new in zip(gm.graph.nodes, made.graph.nodes, strict=True):
@@ -21,7 +21,7 @@ def copy_graph(gm: GraphModule) -> GraphModule:
 
 
 def restore(gm: GraphModule, kept: GraphModule) -> None:
-    """Make `gm` what it was when `kept` was copied from it; `kept` stays as it is."""
+    """Restore `gm` to the state in which `kept` was copied from it. `kept` is unchanged."""
     fresh = copy_graph(kept)
     gm.graph = fresh.graph
     for name, child in fresh.named_children():

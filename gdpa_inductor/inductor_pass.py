@@ -1,9 +1,9 @@
-"""The second door: the pass alone, inside of stock Inductor.
+"""The second entry point: the rewrite as a pass of stock Inductor.
 
     torch.compile(model, options={"pre_grad_custom_pass": gdpa_inductor.GDPAPass(strict=True)})
 
-Inductor calls it with the graph that Dynamo captured, before autograd is traced, exactly where
-`backend="gdpa"` works.
+Inductor calls the pass with the graph that Dynamo captured, before autograd is traced. That is the
+place where `backend="gdpa"` rewrites too.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
 
     def __call__(self, graph: torch.fx.Graph) -> None:
         gm = graph.owning_module
-        # Inductor hands over nested bodies first and on their own. The graph that calls them
-        # rewrites them with what it knows of their surroundings (autocast, gradient mode).
+        # Inductor passes nested bodies first, without the graph that calls them. They are rewritten
+        # later, with that graph, which knows their modes (autocast, gradient mode).
         if gm is not None and not dynamo.is_dynamo_body(gm):
             rewrite(gm, self.options)
 
     def uuid(self) -> Any:
-        """What the caches of Inductor know this pass by: our sources and the options."""
+        """The key of this pass in Inductor's caches: the package's sources and the options."""
         return (source_hash(), repr(self.options))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """In another process the tag of the caches is not there yet."""
+        """Set the tag of the caches, which another process does not have yet."""
         self.__dict__.update(state)
         inductor.add_cache_key_tag(source_hash())

@@ -3,10 +3,10 @@
     jagged_to_padded_dense(values [L, …], offsets [B+1], max_length) -> [B, max_length, …]
     dense_to_jagged(dense [B, N, …], offsets [B+1], total) -> [total, …]
 
-Named as in fbgemm, where they come from. Sequence b owns the values offsets[b]:offsets[b+1]. What
-is past max_length is left out, and comes back as zeros. What is missing is zero, whatever stands
-next to it in memory. Each is the gradient of the other. No length is read on the host, so they run
-in CUDA graphs and compile for all lengths at once, on any device.
+The names are those of fbgemm. Sequence b owns the values offsets[b]:offsets[b+1]. Values past
+max_length are dropped, and come back as zeros. Missing values are zero, whatever is next to them in
+memory. Each op is the gradient of the other. The host reads no length. So the ops run in CUDA
+graphs, and compile for all lengths at once, on any device.
 """
 
 from __future__ import annotations

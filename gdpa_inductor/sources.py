@@ -1,4 +1,4 @@
-"""A hash of this package's sources: an upgrade must not find what an older version has cached."""
+"""A hash of this package's sources, so that a new version does not use caches of an old one."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Running a model and leaving no trace: everything it may change is put back.
+"""Run a model and restore everything that it may change.
 
-In: a function or a module and its arguments. What is kept: tensors and their gradients, attributes
-of modules, training mode, and the states of the random number generators. Tensors are parameters,
-buffers, arguments, and what a closure holds.
+In: a function or a module and its arguments. These are restored: tensors and their gradients,
+attributes of modules, training mode, and the states of random number generators. Tensors are
+parameters, buffers, arguments, and tensors in a closure.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ._compat import fx, subclasses
 
 @contextlib.contextmanager
 def untouched(target: Any, *arguments: Any) -> Iterator[None]:
-    """Put back, on leaving, what `target` and `arguments` were on entering."""
+    """A context that restores `target` and `arguments` on exit."""
     modules = _modules(target, arguments)
     tensors = _tensors(target, arguments, modules)
     attributes = [(vars(m), _copied(vars(m))) for m in modules]
@@ -52,8 +52,8 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
-    """A module's attributes; its tables of parameters, buffers and modules are copied, so that
-    entries can be put back.
+    """A module's attributes. Its dicts of parameters, buffers and modules are copied, to restore
+    them.
     """
     return {
         name: type(x)(x) if name.startswith("_") and type(x) is dict else x
@@ -62,7 +62,7 @@ def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _reachable(target: Any, arguments: Any) -> list[Any]:
-    """The target, what its closure or bound self holds, and every argument."""
+    """The target, the objects in its closure or its bound self, and every argument."""
     function = getattr(target, "__func__", target)
     cells = getattr(function, "__closure__", None) or ()
     held = [cell.cell_contents for cell in cells if cell != type(cell)()]

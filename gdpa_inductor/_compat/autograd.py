@@ -1,7 +1,7 @@
-"""Autograd: its graph, views and versions, and the switches of the thread that it reads.
+"""Autograd: its graph, views and versions, and the modes of a thread that it reads.
 
-`restored_state` and `plain_torch` set those switches for a while: gradient mode, autocast,
-inference mode, function transforms and dispatch modes.
+The modes are gradient mode, autocast, inference mode, function transforms and dispatch modes.
+`restored_state` and `plain_torch` are contexts that set them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 
 
 def gradient_edge(tensor: torch.Tensor) -> tuple[Any, int]:
-    """The place of a tensor in the graph of autograd: its node, and the number of the result; of a
-    leaf, its identity.
+    """The place of a tensor in autograd's graph: its node and the number of the result.
+
+    For a leaf it is the identity of the leaf.
     """
     return (None, id(tensor)) if tensor.grad_fn is None else (tensor.grad_fn, tensor.output_nr)
 
@@ -38,8 +39,10 @@ def is_view(tensor: torch.Tensor) -> bool:
 
 
 def is_leaf(tensor: torch.Tensor) -> bool:
-    """`Tensor.is_leaf`, also of a view whose base was changed in another gradient mode, where torch
-    raises. No operation made such a view, and none may be given it: it counts as a result.
+    """`Tensor.is_leaf`, also for a view whose base was changed in another gradient mode.
+
+    torch raises an error for such a view. It may not be passed to any operation, and counts as no
+    leaf here.
     """
     try:
         return tensor.is_leaf
@@ -59,8 +62,9 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def has_tangent(tensor: torch.Tensor) -> bool:
-    """Whether forward-mode differentiation follows a tensor. Asked of an inference tensor, torch
-    fails, and dispatches wrongly from then on.
+    """Whether forward-mode differentiation follows a tensor.
+
+    It must not ask torch about an inference tensor: torch fails, and dispatches wrongly afterwards.
     """
     if tensor.is_inference() or not _in_forward_mode():
         return False
@@ -68,14 +72,15 @@ def has_tangent(tensor: torch.Tensor) -> bool:
 
 
 def autocasts() -> bool:
-    """Whether operators cast what they are given."""
+    """Whether autocast is on, so that operators cast their arguments."""
     return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
 
 
 @contextlib.contextmanager
 def saved_tensor_hooks_set_aside() -> Iterator[None]:
-    """Saved-tensor hooks of the caller do not see what is computed meanwhile. Non-reentrant
-    checkpointing counts by them what a forward saves.
+    """A context in which the caller's saved-tensor hooks see nothing.
+
+    Non-reentrant checkpointing counts by such hooks what a forward saves.
     """
     stack = torch._C._autograd
     found = []
@@ -91,8 +96,9 @@ def saved_tensor_hooks_set_aside() -> Iterator[None]:
 
 @contextlib.contextmanager
 def plain_torch() -> Iterator[None]:
-    """Ordinary tensors and torch's own loops, whatever modes the interpretation is in. oneDNN's
-    activations have other values at infinity, some CPUs' only.
+    """A context with ordinary tensors and torch's own kernels, whatever modes are active.
+
+    oneDNN is off: its activations have other values at infinity, on some CPUs.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -109,8 +115,10 @@ def plain_torch() -> Iterator[None]:
 
 @contextlib.contextmanager
 def restored_state() -> Iterator[None]:
-    """Gradient, autocast, inference and forward modes, open transforms and random numbers as
-    before, also where the body raises. Active modes of the caller are set aside meanwhile.
+    """A context that restores all modes, transforms and random numbers, also after an exception.
+
+    The modes are gradient, autocast, inference and forward mode. Active dispatch modes of the
+    caller are disabled inside.
     """
     from torch._C import _functorch
     from torch.utils._python_dispatch import _disable_current_modes
@@ -163,7 +171,9 @@ def _autocast_nesting() -> int:
 
 @contextlib.contextmanager
 def keep_saved_buffers(on: bool = True) -> Iterator[None]:
-    """Compile backwards that may run again over one forward: they do not reuse saved buffers."""
+    """A context in which compiled backwards do not reuse saved buffers, so that they can run
+    again.
+    """
     from torch._functorch import config
 
     with config.patch(donated_buffer=False) if on else contextlib.nullcontext():
@@ -171,5 +181,5 @@ def keep_saved_buffers(on: bool = True) -> Iterator[None]:
 
 
 def backward_runs_once() -> bool:
-    """Whether a backward is under way, after which nobody needs what its graph has saved."""
+    """Whether a backward is running that frees what its graph has saved."""
     return not torch._C._autograd._get_current_graph_task_keep_graph()

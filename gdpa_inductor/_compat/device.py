@@ -1,5 +1,6 @@
-"""The current CUDA stream, and memory, as the code that Inductor generates asks for them: torch's
-public functions for these take microseconds more.
+"""The current CUDA stream, and allocation of memory, by the functions that generated code uses.
+
+torch's public functions for these take microseconds more.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Dynamo: its counters, what it leaves on a graph's inputs, and watching one run of it.
+"""Dynamo: its counters, what it stores on a graph's inputs, and observing one run.
 
-Importing this module loads Dynamo. `explain` watches a run by `dynamo_observed`, which takes back
-what the run left in Dynamo: cache entries, counters, graph breaks.
+Importing this module loads Dynamo. `explain` observes a run by `dynamo_observed`. It removes
+afterwards what the run left in Dynamo: cache entries, counters, graph breaks.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ __all__ = ["counters"]
 
 @dataclass(frozen=True)
 class FrameFailure:
-    """A frame that Dynamo gave up. `location`: "file:line" of what it failed at, or of the
-    function.
-    """
+    """A frame that Dynamo gave up. location: The "file:line" of the failure, or of the function."""
 
     name: str
     location: str
@@ -33,20 +31,21 @@ class FrameFailure:
 
 @dataclass
 class Observed:
-    """What Dynamo said in one run. breaks: ("file:line", reason) for each graph break."""
+    """What Dynamo reported in one run. breaks: ("file:line", reason) for each graph break."""
 
     breaks: list[tuple[str, str]]
     failures: list[FrameFailure]
 
 
 def may_vary(tensor: torch.Tensor, dim: int) -> None:
-    """Compile for every size of a dim at once, where that is possible."""
+    """Have Dynamo compile for every size of a dim at once, if that is possible."""
     torch._dynamo.maybe_mark_dynamic(tensor, dim)
 
 
 def without_limit() -> contextlib.AbstractContextManager[Any]:
-    """A function may be compiled any number of times. Else Dynamo runs it in eager from the ninth
-    on.
+    """A context without a limit of recompiles.
+
+    Otherwise Dynamo runs a function in eager after 8.
     """
     from torch._dynamo import config
 
@@ -59,10 +58,9 @@ def without_limit() -> contextlib.AbstractContextManager[Any]:
 
 @contextlib.contextmanager
 def dynamo_observed(backend: object, codes: Sequence[Any]) -> Iterator[Observed]:
-    """Watch a run under `backend`, and take back what it leaves in Dynamo: cache entries and
-    counters.
+    """Observe a run under `backend`, and remove what it leaves in Dynamo: cache entries, counters.
 
-    codes: frames that Dynamo is to try again even if it skipped them before.
+    codes: Frames that Dynamo tries again, even if it skipped them before.
     """
     from torch._dynamo import convert_frame, utils
 
@@ -133,8 +131,9 @@ _ANCHOR = _Anchor()
 
 
 def _forget(code: Any, backend: object) -> None:
-    """Make the cache entries of `backend` unusable, and not count against the user's recompile
-    limit.
+    """Make the cache entries of `backend` unusable.
+
+    They must not count against the user's recompile limit.
     """
     from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
     from torch._dynamo.guards import DeletedGuardManagerWrapper
@@ -173,7 +172,7 @@ def uncompiled(target: Any) -> Any:
 
 
 def captured_graph() -> torch.fx.Graph | None:
-    """The whole graph of the compile that is under way; None outside of one."""
+    """The whole captured graph of the current compile, or None outside of one."""
     from torch._dynamo.symbolic_convert import tls
 
     translator = getattr(tls, "current_tx", None)
@@ -181,7 +180,10 @@ def captured_graph() -> torch.fx.Graph | None:
 
 
 def frame_under_way() -> str:
-    """What tells the frame that is compiled from others, through recompiles; "" outside of one."""
+    """A name of the frame that is being compiled.
+
+    It is the same in recompiles; "" outside of one.
+    """
     found = CompileContext.current_compile_id()
     if found is None:
         return ""
@@ -189,7 +191,7 @@ def frame_under_way() -> str:
 
 
 def is_cut_by_ddp() -> bool:
-    """Whether the graph of the compile that is under way is handed over in parts."""
+    """Whether DDP cuts the graph of the current compile into parts."""
     from torch._dynamo.utils import get_optimize_ddp_mode
 
     if not torch.distributed.is_available() or get_optimize_ddp_mode() != "ddp_optimizer":
@@ -200,8 +202,9 @@ def is_cut_by_ddp() -> bool:
 
 
 def is_dynamo_body(gm: torch.fx.GraphModule) -> bool:
-    """A nested graph of Dynamo's (a checkpoint body, a branch): its inputs are no inputs of the
-    user's.
+    """Whether a graph is nested, such as a checkpoint body.
+
+    Its inputs are not the user's inputs.
     """
     inputs = [node.meta for node in gm.graph.nodes if node.op == "placeholder"]
     return any("example_value" in meta for meta in inputs) and not any(
@@ -220,7 +223,7 @@ def real_input(node: torch.fx.Node) -> Any:
 
 
 def source_name(node: torch.fx.Node) -> str:
-    """How Dynamo's guards name an input: `L['self']._modules['layers']…`; "" where it has none."""
+    """The name of an input in Dynamo's guards: `L['self']._modules['layers']…`, or ""."""
     source = getattr(node, "_dynamo_source", None) or getattr(
         node.meta.get("grapharg"), "source", None
     )

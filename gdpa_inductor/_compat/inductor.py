@@ -37,7 +37,7 @@ def option_names() -> frozenset[str]:
 
 
 def thorough() -> bool:
-    """max-autotune was asked for."""
+    """Whether max-autotune is on."""
     from torch._inductor import config
 
     return bool(config.max_autotune or config.max_autotune_gemm)
@@ -52,14 +52,16 @@ def cache_key_tag(tag: str) -> Iterator[None]:
 
 
 def add_cache_key_tag(tag: str) -> None:
-    """The same for the rest of the process: 2.11 does not ask a pre-grad pass for its uuid."""
+    """The same for the rest of the process. torch 2.11 does not ask a pre-grad pass for its
+    uuid.
+    """
     config: Any = torch.compiler.config
     if tag not in config.cache_key_tag:
         config.cache_key_tag = f"{config.cache_key_tag}{tag}"
 
 
 def cache_folder() -> str | None:
-    """Where torch keeps compiled graphs; None where such caches are off."""
+    """The folder of torch's compiled graphs, or None if such caches are off."""
     from torch._inductor import config
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
@@ -67,16 +69,17 @@ def cache_folder() -> str | None:
 
 
 def start_processes() -> None:
-    """Begin to start the processes that Inductor compiles in, as its own backend does: it takes
-    seconds."""
+    """Begin to start Inductor's worker processes, as its own backend does. It takes seconds."""
     from torch._inductor.async_compile import maybe_warm_pool
 
     maybe_warm_pool()
 
 
 def in_background(task: Callable[..., Any], *given: Any) -> Future[Any] | None:
-    """Run `task` in one of the processes that Inductor compiles in, None without them. task: a
-    function of a module."""
+    """Run `task` in one of Inductor's worker processes. Returns None if there are none.
+
+    task: A function of a module.
+    """
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
     if get_compile_threads() <= 1:
@@ -88,7 +91,7 @@ def in_background(task: Callable[..., Any], *given: Any) -> Future[Any] | None:
 
 @contextlib.contextmanager
 def fresh_cache() -> Iterator[None]:
-    """Compile with empty caches, which are gone afterwards."""
+    """A context with empty caches, which are deleted afterwards."""
     from torch._inductor.utils import fresh_cache
 
     with fresh_cache():
@@ -99,7 +102,7 @@ def fresh_cache() -> Iterator[None]:
 def around_comparisons(
     around: Callable[[], contextlib.AbstractContextManager[None]],
 ) -> Iterator[None]:
-    """Where Inductor times configurations of a Triton kernel it does so inside of `around()`."""
+    """A context in which Inductor times configurations of Triton kernels inside of `around()`."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     compare = CachingAutotuner.benchmark_all_configs
@@ -113,7 +116,7 @@ def around_comparisons(
 
 
 def custom_graph_pass() -> Any:
-    """The base class that Inductor wants of a pass with a uuid."""
+    """The base class that Inductor requires for a pass with a uuid."""
     from torch._inductor.custom_graph_pass import CustomGraphPass
 
     return CustomGraphPass
@@ -136,8 +139,9 @@ def compile_with_inductor(
 
 
 def drops_roundings() -> bool:
-    """Inductor's C++ leaves out a rounding to 16 bits and back, even where it is told to keep it.
-    torch 2.11 does so, 2.13 does not; 2.12 was not checked.
+    """Whether Inductor's C++ drops a rounding to 16 bits and back, even if it is told to keep it.
+
+    torch 2.11 does, and 2.13 does not. 2.12 was not checked.
     """
     return tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 

@@ -38,10 +38,12 @@ def lowered_node_values() -> list[Any]:
 
 
 def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
-    """Of these arguments of the node under lowering, as FX nodes: whether it is the last to need
-    the memory. They are saved for a backward that runs once, have no other reader, and share their
-    memory with nothing (torch only sees to it that neither caller nor results do). views: also
-    where they are views of what is saved.
+    """For each argument (an FX node): whether the node under lowering is the last to need its
+    memory.
+
+    It is, if the argument is saved for a backward that runs once, has no other reader, and shares
+    its memory with nothing. torch itself ensures only that the caller and results do not share it.
+    views: Also accept views of saved tensors.
     """
     from torch._inductor import ir
     from torch._inductor.virtualized import V
@@ -63,7 +65,7 @@ def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
 
 
 def _has_memory_alone(held: torch.fx.Node) -> bool:
-    """An input of the graph takes all of its memory, and no other input lies there."""
+    """Whether an input of the graph uses all of its memory, and no other input uses it."""
     storage = held.meta["val"].untyped_storage()
     inputs = held.graph.find_nodes(op="placeholder")
     values = [node.meta.get("val") for node in inputs if node is not held]
@@ -83,14 +85,14 @@ def is_input(node: Any) -> bool:
 
 
 def node_arguments() -> tuple[Any, ...]:
-    """Those of the node under lowering, as FX nodes and literals."""
+    """The arguments of the node under lowering, as FX nodes and literals."""
     from torch._inductor.virtualized import V
 
     return tuple(V.graph.current_node.args)
 
 
 def once_per_graph(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
-    """What `make` gave for the key in the graph that is being lowered."""
+    """The result of `make` for the key, computed once for each graph that is lowered."""
     from torch._inductor.virtualized import V
 
     made = _MADE.setdefault(V.graph, {})
@@ -103,8 +105,10 @@ _MADE: weakref.WeakKeyDictionary[Any, dict[tuple[Any, ...], Any]] = weakref.Weak
 
 
 def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
-    """A buffer of its own with the values of `source`, cast in the same pass. It lies as the node
-    under lowering did at capture."""
+    """A new buffer with the values of `source`, cast in the same pass.
+
+    It has the strides that the node under lowering had at capture.
+    """
     from torch._inductor.lowering import to_dtype
     from torch._inductor.virtualized import V
 
@@ -124,9 +128,11 @@ def extern_call(op: Any, *args: Any, **options: Any) -> Any:
 
 
 def direct_call(op: Any, callee: tuple[str, str, str], *args: Any, **options: Any) -> Any:
-    """The same without torch's dispatcher, which takes longer than a launch. callee: (module, name,
-    argument); what `name(argument)` returns, once for each call in the code, is called in place of
-    `op`. Code in C++, and graphs that are not written as code, still call `op`.
+    """The same without torch's dispatcher, which takes longer than a launch.
+
+    callee: (module, name, argument). The generated code calls `name(argument)` once for each call
+    site, and then calls the result instead of `op`. C++ code, and graphs that are not written as
+    code, still call `op`.
     """
     import torch.utils._pytree as pytree
     from torch._inductor import ir
@@ -176,8 +182,11 @@ def finish(
     like: torch.Tensor,
     extra: tuple[list[Any], list[Any]] = ([], []),
 ) -> Any:
-    """Lower `formula(buffer, like, *extra)`, with the buffer's size and dtype, and `like` for its
-    own. extra: more operands, as IR and as fakes."""
+    """Lower `formula(buffer, like, *extra)`.
+
+    size, dtype: Those of the buffer. like: A fake tensor with the size and dtype of the result.
+    extra: More operands, as IR and as fakes.
+    """
     from torch._inductor.virtualized import V
 
     with V.fake_mode:
@@ -196,7 +205,9 @@ def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def fixed_input(name: str, dtype: torch.dtype) -> Any:
-    """What a template hands to `modification`. 2.11 takes it for fp32, so the dtype is set here."""
+    """An input that a template passes to `modification`. torch 2.11 assumes fp32, so set the
+    dtype.
+    """
     import sympy
     from torch._inductor.virtualized import OpsValue, ops
 
@@ -207,7 +218,7 @@ def fixed_input(name: str, dtype: torch.dtype) -> Any:
 
 
 def symbolic_scalar(value: Any, dtype: torch.dtype) -> Any:
-    """A size of the graph inside of a `modification`; a symbolic one becomes an argument."""
+    """A size of the graph in a `modification`. A symbolic size becomes an argument."""
     import sympy
 
     expression = sympy.sympify(value)
@@ -217,7 +228,7 @@ def symbolic_scalar(value: Any, dtype: torch.dtype) -> Any:
 
 
 def plain_integer(expression: Any, dtype: torch.dtype = torch.int32) -> Any:
-    """The same, never a block, so that it can bound a loop."""
+    """The same as a plain integer, not a Triton block, so that it can bound a loop."""
     from torch._inductor.virtualized import OpsValue, V
 
     text = V.kernel.kexpr(V.kernel.rename_indexing(expression))
@@ -225,7 +236,7 @@ def plain_integer(expression: Any, dtype: torch.dtype = torch.int32) -> Any:
 
 
 def computed_scalar(body: Callable[[Any], Any], device: torch.device, dtype: torch.dtype) -> Any:
-    """`body` as a buffer of no dimensions: the form in which a template takes what it inlines."""
+    """`body` as a buffer without dims, which is the form that a template inlines."""
     from torch._inductor import ir
 
     data = ir.Pointwise(device=device, dtype=dtype, inner_fn=body, ranges=[])
@@ -234,7 +245,7 @@ def computed_scalar(body: Callable[[Any], Any], device: torch.device, dtype: tor
 
 
 def likely_size(expression: Any) -> int:
-    """A size as it was at capture, or a guess; adds no guard."""
+    """The hint of a size, or a guess. Adds no guard."""
     from torch._inductor.virtualized import V
 
     return int(V.graph.sizevars.optimization_hint(expression))
@@ -247,7 +258,7 @@ def random_integers(node: Any, high: int) -> torch.Tensor:
 
 
 def realized(node: Any, device: torch.device) -> Any:
-    """The operand as a buffer, or a strided view of one, on `device`, its layout settled."""
+    """The operand as a buffer on `device`, or a strided view of one, with a fixed layout."""
     from torch._inductor import ir
     from torch._inductor.lowering import to_device
 

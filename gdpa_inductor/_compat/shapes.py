@@ -1,4 +1,4 @@
-"""Symbolic sizes: what is known of them without a guard, and their sympy expressions.
+"""Symbolic sizes: facts about them without a guard, and their sympy expressions.
 
 A size is an int or a SymInt. `size_expr` and what follows it work on sizes as Inductor has them,
 which are sympy expressions.
@@ -15,7 +15,7 @@ import torch
 
 
 def statically_known_true(condition: bool | torch.SymBool) -> bool:
-    """True only if it is known without a guard."""
+    """Whether a condition is known to be true without a guard."""
     if isinstance(condition, bool):
         return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -24,16 +24,14 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
 
 
 def asks_for_elements(error: Exception) -> bool:
-    """Whether torch was asked for a size that elements decide, and could not say it."""
+    """Whether an error says that a size depends on data, so that torch does not know it."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     return isinstance(error, GuardOnDataDependentSymNode)
 
 
 def size_hint(size: int | torch.SymInt) -> int | None:
-    """The value that a size had when the graph was captured; None where there is none. Adds no
-    guard.
-    """
+    """The hint of a size: its value when the graph was captured, or None. Adds no guard."""
     if isinstance(size, int):
         return size
     node = size.node
@@ -41,7 +39,7 @@ def size_hint(size: int | torch.SymInt) -> int | None:
 
 
 def contiguous_strides(size: Sequence[Any], order: Sequence[int] | None = None) -> tuple[Any, ...]:
-    """order: the dims, the outermost first; by default as they come."""
+    """The strides of a contiguous tensor. order: The dims, outermost first; by default in order."""
     dims = range(len(size)) if order is None else order
     found: list[Any] = [1] * len(size)
     for inner, outer in itertools.pairwise(reversed(dims)):
@@ -51,10 +49,11 @@ def contiguous_strides(size: Sequence[Any], order: Sequence[int] | None = None) 
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Of a tensor that is dense and has its dims in the order in which they lie here. Contiguous
-    strides where a first dim of 1 may be broadcast, dims are expanded, or the last one does not
-    lie side by side. The order is that of the strides at capture: where they are symbols, guards of
-    torch hold later calls to it (tests/test_ops.py).
+    """The strides of a dense tensor with the dims in the order of this tensor's strides.
+
+    They are contiguous strides in three cases: a first dim of size 1 may be broadcast, a dim is
+    expanded, or the last dim is not contiguous. Symbolic strides have the order of their hints, and
+    torch's guards keep later calls to it (tests/test_ops.py).
     """
     known = [size_hint(stride) for stride in tensor.stride()]
     lies = [0 if stride is None else stride for stride in known]
@@ -66,7 +65,7 @@ def dense_strides(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def hint_of(number: Any) -> Any:
-    """A symbolic number at its hint, a plain one as it is; None for a symbol without a hint."""
+    """The hint of a symbolic number, or None. A plain number is returned as it is."""
     node = getattr(number, "node", None)
     if node is None or not isinstance(number, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return number
@@ -114,8 +113,9 @@ def exact_quotient(
 
 @contextlib.contextmanager
 def without_guards(fake_mode: Any) -> Iterator[None]:
-    """Let the sizes of `fake_mode` be compared without a guard: only for what decides nothing about
-    the program.
+    """A context in which sizes of `fake_mode` are compared without a guard.
+
+    Only comparisons that decide nothing about the program may be made in it.
     """
     with contextlib.ExitStack() as stack:
         if fake_mode.shape_env is not None:
@@ -129,31 +129,31 @@ def expression_of(number: Any) -> Any:
 
 
 def is_constant(number: Any) -> bool:
-    """Whether a symbolic number is one number only, whatever the inputs."""
+    """Whether a symbolic number has the same value for all inputs."""
     return bool(number.node.is_constant() or number.node.expr.is_number)
 
 
 def without_hint(expression: Any, like: Any) -> Any:
-    """An integer expression as a SymInt beside `like`, of no known value."""
+    """An integer expression as a SymInt without a hint, in the shape environment of `like`."""
     return like.node.shape_env.create_symintnode(expression, hint=None)
 
 
 def size_expr(size: int | torch.SymInt) -> Any:
-    """A size as Inductor has it."""
+    """A size as a sympy expression, as Inductor has it."""
     import sympy
 
     return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 def listed_work_tiles(total: Any, batch: Any, rows: int) -> Any:
-    """How many work tiles the sequences of a jagged side have at most, as a size of Inductor."""
+    """The most work tiles that the sequences of a jagged side have, as a size of Inductor."""
     from torch.utils._sympy.functions import FloorDiv
 
     return FloorDiv(total, rows) + batch
 
 
 def work_tiles_each(longest: Any, rows: int) -> Any:
-    """How many a sequence of the greatest length has; one of no length has one."""
+    """How many work tiles the longest sequence has. An empty one has one."""
     import sympy
     from torch.utils._sympy.functions import CeilDiv
 

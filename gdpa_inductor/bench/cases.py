@@ -40,7 +40,7 @@ BUCKETS = 128
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One problem. Its `variant`:
+    """One problem to measure. The variants are:
 
         "none"     the activation of the scores alone
         "causal"   a mask tensor [N, N]
@@ -52,10 +52,16 @@ class Case:
         "model"    `activation` names one of models.MODELS; the dtype "autocast" has parameters in
                    fp32 and products in bf16
 
-    `precision`: torch's float32 matmul precision. A fill above 0 makes the queries jagged. Their
-    lengths go up to `length`, and are `fill` of it on average. Keys are as many, or `keys` for
-    every sequence. Of a cache the keys are jagged, up to `keys`. `value_dim`: of values, where it
-    is not `head_dim`. `seed`: of the data, and of what a model begins with."""
+    Some fields:
+
+    precision:  torch's float32 matmul precision.
+    fill:       Above 0, queries are jagged. Their lengths are at most `length`, and `fill` times
+                that on average.
+    keys:       The keys of each sequence. By default as many as queries. In the variant "cache"
+                keys are jagged, with at most so many.
+    value_dim:  The head dim of values. By default `head_dim`.
+    seed:       The seed of the data, and of the parameters of a model.
+    """
 
     activation: str
     variant: str
@@ -73,18 +79,21 @@ class Case:
 
     @property
     def flops(self) -> int:
-        """Of the forward: two products. Masked places count, as in the published figures, but for
-        those of a causal mask over jagged lengths."""
+        """The FLOP of the two products of a forward.
+
+        Masked scores count, as in published figures. The exception is a causal mask over jagged
+        sequences.
+        """
         return 2 * self.scores * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
 
     @property
     def padded_scores(self) -> int:
-        """Of all heads together, with the places of padding: what an unfused form keeps."""
+        """The scores of all heads with padding, which an unfused form stores."""
         return self.batch * self.heads * self.length * (self.keys or self.length)
 
     @property
     def scores(self) -> int:
-        """How many one head has."""
+        """The scores of one head."""
         if not self.fill:
             return self.batch * self.length * (self.keys or self.length)
         rows = self.lengths().long()
@@ -94,7 +103,7 @@ class Case:
 
     @property
     def cache_bytes(self) -> int:
-        """Of the keys and values that there are."""
+        """The bytes of the existing keys and values."""
         each = self.heads * (self.head_dim + (self.value_dim or self.head_dim))
         size: int = getattr(torch, self.dtype).itemsize
         return self.scores // self.length * each * size
@@ -125,8 +134,11 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """`function(*given)` is measured, with products in the dtype `autocast` if there is one; a
-    training step takes the gradients of `leaves` for `direction`, the gradient of its output."""
+    """What is measured: `function(*given)`.
+
+    A training step also computes the gradients of `leaves`. `direction` is the gradient of the
+    output. autocast: The dtype of products under autocast, or None.
+    """
 
     function: Function
     given: tuple[Tensor, ...]

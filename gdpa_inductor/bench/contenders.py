@@ -1,6 +1,6 @@
-"""Who is measured: a table from a name to what runs the function.
+"""The contenders: a table from a name to a function that builds what is measured.
 
-The softmax attentions compute something else. They are anchors: they say what a fused kernel of the
+Softmax attentions compute something else. They are anchors: they show what a fused kernel with the
 same products reaches on the same machine on the same day.
 """
 
