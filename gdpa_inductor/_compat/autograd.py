@@ -98,7 +98,8 @@ def saved_tensor_hooks_set_aside() -> Iterator[None]:
 def plain_torch() -> Iterator[None]:
     """A context with ordinary tensors and torch's own kernels, whatever modes are active.
 
-    oneDNN is off: its activations have other values at infinity, on some CPUs.
+    oneDNN is off: its activations have other values at infinity, on some CPUs. Anomaly detection is
+    off too: it raises at NaN.
     """
     from torch.utils._python_dispatch import _disable_current_modes
 
@@ -106,6 +107,7 @@ def plain_torch() -> Iterator[None]:
         stack.enter_context(_disable_current_modes())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autograd.set_detect_anomaly(False))
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
         stack.callback(torch._C._set_mkldnn_enabled, torch._C._get_mkldnn_enabled())

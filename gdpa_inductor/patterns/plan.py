@@ -21,7 +21,7 @@ from ..rejection import Code, Rejection
 from . import profit, tables
 from .host import facts, places
 from .host.candidates import Candidate, HostGraph
-from .host.region import Finder, Region, Sink, Through
+from .host.region import Finder, Region, Sink, Through, no_weights
 from .host.sizes import is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.step import Understood, without_padding
@@ -231,6 +231,9 @@ class Analyst:
     ) -> RegionPlan:
         """The plan of one attempt. A mask or bias that cannot be read becomes an operand."""
         if not self.graph.is_one_product(candidate.firsts):
+            reduction = self.graph.reduction(candidate)
+            if reduction is not None:
+                raise no_weights(reduction)
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         closed: set[Node] = set()
         while True:

@@ -223,7 +223,8 @@ def _reported(
     """The refusals to report: one for each second product.
 
     Products that are part of a match have none. There is none either for a pair of products that
-    belong to two layers, where the second one reads the result of the first layer.
+    belong to two layers, where the second one reads the result of the first layer: a weight stands
+    between them, and the second product has a refusal of its own, or the result is used elsewhere.
     """
     taken = {node for plan in chosen for node in plan.region.all_nodes}
     layers = [candidate for candidate, _ in refused if not graph.projects(candidate)]
@@ -231,7 +232,8 @@ def _reported(
     found: dict[Node, Rejection] = {}
     for candidate, refusal in refused:
         second, firsts = candidate.second, candidate.firsts
-        between = candidate not in layers and second in own
+        used = second in own or refusal.code is Code.SCORES_ESCAPE
+        between = used and candidate not in layers
         if not between and second not in firsts and taken.isdisjoint((second, *firsts)):
             found.setdefault(second, refusal)
     return tuple(found.values())

@@ -51,6 +51,8 @@ def state() -> tuple:
         torch._C._functorch.get_interpreter_stack(),
         torch._C._len_torch_dispatch_stack(),
         torch._C._get_mkldnn_enabled(),
+        torch.is_anomaly_enabled(),
+        torch.is_anomaly_check_nan_enabled(),
     )
 
 
@@ -109,6 +111,17 @@ def test_a_rejected_rewrite_leaves_the_graph_and_says_so(monkeypatch: pytest.Mon
     backend = functools.partial(gdpa_backend, options={"gdpa.profit": False})
     compiled = torch.compile(function, backend=backend)
     torch.testing.assert_close(compiled(*inputs), function(*inputs))
+
+
+def test_anomaly_detection_does_not_see_what_is_tried():
+    """It is on in RecBole. The judge tries NaN and infinities, whose gradients are NaN."""
+    recorder = Recorder(options=Options(profit=False))
+    function = lambda q, k, v: torch.tanh(q @ k.mT) @ v
+    inputs = [torch.randn(2, 3, 6, 4, requires_grad=True) for _ in range(3)]
+    with torch.autograd.detect_anomaly(check_nan=True):
+        torch.compile(function, backend=recorder)(*inputs).sum().backward()
+        assert torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    assert recorder.matches, recorder.why()
 
 
 def test_only_the_rewrite_at_fault_is_dropped(monkeypatch: pytest.MonkeyPatch):

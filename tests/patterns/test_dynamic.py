@@ -135,6 +135,57 @@ def test_numbers_of_python_that_vary(weight, values, reason):
     assert reason is None or reason in recorder.why()
 
 
+class Dropping(torch.nn.Module):
+    """Dynamo makes the rate of a module a number that varies, under `dynamic=True`."""
+
+    def __init__(self, drop) -> None:
+        super().__init__()
+        self.drop, self.p = drop, 0.0
+
+    def forward(self, q, k, v):
+        return self.drop(F.silu(q @ k.mT), self.p, self.training) @ v
+
+
+@pytest.mark.parametrize("drop", [F.dropout, torch.dropout, F.alpha_dropout])
+def test_a_dropout_whose_rate_varies(drop):
+    """It drops nothing by now. The rewritten graph would drop nothing ever."""
+    model, recorder = Dropping(drop), Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True, dynamic=True)
+    operands = make_operands(HEADS, sized(2, 5, 7)).values()
+    for rate in (0.0, 0.5):
+        model.p = rate
+        drawn = []
+        for call in (model, compiled):
+            torch.manual_seed(3)
+            drawn.append(call(*operands))
+        assert torch.equal(*drawn)
+    assert not recorder.matches
+    assert {r.code.name for r in recorder.rejections} == {"DROPOUT"}, recorder.why()
+    model.eval()
+    torch.testing.assert_close(compiled(*operands), model(*operands))
+    assert len(recorder.matches) == 1
+
+
+def test_a_dropout_whose_rate_varies_may_return_its_argument():
+    """What is written into its result is then written into the query."""
+    model = Dropping(lambda s, p, training: s)
+    model.forward = lambda q, k, v: attend(F.dropout(q, model.p, True), q, k, v)
+
+    def attend(dropped, q, k, v):
+        s = F.silu(q @ k.mT)
+        dropped.mul_(2)
+        return s @ v + (q @ k.mT).sum()
+
+    recorder = Recorder()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        results = [
+            call(*make_operands(HEADS, sized(2, 5, 7)).values()) for call in (model, compiled)
+        ]
+    torch.testing.assert_close(*results)
+    assert not recorder.matches, "the query is written between"
+
+
 def test_empty_sizes():
     recorder = Recorder()
     compiled = torch.compile(divided_by_length, backend=recorder, fullgraph=True)

@@ -104,6 +104,16 @@ def factorisation_machine(x, w):
     return F.linear(x.flatten(1), w).sum(-1) + pairs.sum(-1)
 
 
+@quiet(x="b d", a="d 1", b="d 1")
+def cross_network(x, a, b):
+    """DeepCTR-Torch's: a layer's product reaches that of the next through a weight alone."""
+    first = x.unsqueeze(2)
+    state = first
+    for weight in (a, b):
+        state = first @ torch.tensordot(state, weight, dims=([1], [0])) + state
+    return state.squeeze(2)
+
+
 @quiet(x="n d", adjacency="const: n n", w1="d e", w2="e d")
 def graph_convolution(x, adjacency, w1, w2):
     return adjacency @ F.relu(adjacency @ (x @ w1)) @ w2
@@ -219,6 +229,16 @@ def newton_schulz(x):
         a = x @ x.mT
         b = -4.775 * a + 2.0315 * a @ a
         x = 3.4445 * x + b @ x
+    return x
+
+
+@candidate(x="b d 8 8", there="3*d d 1 1", back="d d 3 3", mean="const: d", variance="const: d")
+def linear_attention_between_convolutions(x, there, back, mean, variance):
+    """EfficientViT: what a layer's norm writes is nothing to the product of the next."""
+    for _ in range(2):
+        q, k, v = F.conv2d(x, there).flatten(2).mT.chunk(3, dim=2)
+        y = (F.relu(q) @ (F.relu(k).mT @ v)).mT.unflatten(2, (8, 8))
+        x = x + F.batch_norm(F.conv2d(y, back, padding=1), mean, variance.abs(), training=True)
     return x
 
 

@@ -171,7 +171,10 @@ class HostGraph:
         return all(one == made[0] for one in made)
 
     def projects(self, candidate: Candidate) -> bool:
-        """Whether there is a product with a weight between the two products, as between layers."""
+        """Whether a weight is multiplied between the first product and the second.
+
+        The two products then belong to two layers. A convolution is such a weight.
+        """
         seen, stack = {candidate.second}, [candidate.second]
         while stack:
             between = [
@@ -179,11 +182,27 @@ class HostGraph:
                 for n in stack.pop().all_input_nodes
                 if n not in candidate.firsts and not self.reach[n].isdisjoint(candidate.firsts)
             ]
-            if any(products.is_product(n) and products.is_weight_product(n) for n in between):
+            if any(map(products.multiplies_a_weight, between)):
                 return True
             stack += [n for n in between if n not in seen]
             seen.update(stack)
         return False
+
+    def reduction(self, candidate: Candidate) -> Node | None:
+        """A normalisation or reduction on the way from the first products, if every way has one:
+        the last of the nearest way.
+        """
+        found: list[Node] = []
+        stack, seen = [candidate.second], {candidate.second}
+        while stack:
+            for node in stack.pop(0).all_input_nodes:
+                if node in candidate.firsts:
+                    return None
+                if node in seen or self.reach[node].isdisjoint(candidate.firsts):
+                    continue
+                seen.add(node)
+                (found if facts.name(node) in NO_WEIGHTS else stack).append(node)
+        return found[0] if found else None
 
     def is_first(self, node: Node) -> bool:
         return products.is_product(node) and not products.is_weight_product(node)

@@ -84,10 +84,21 @@ def _behind_idle_dropouts(graph: Graph, held: set[int]) -> set[int]:
 
 
 def _is_idle(dropout: Node) -> bool:
-    """Whether a dropout drops nothing: p is 0, or it is not in training."""
+    """Whether a dropout may drop nothing: p is 0 or varies, or it is not in training."""
+    p = _rate(dropout)
+    return p is None or isinstance(p, Node) or bool(p == 0.0)
+
+
+def drops_at_times(node: Node) -> bool:
+    """Whether a node is a dropout in training whose rate varies, so that it is 0 at most by now."""
+    return "dropout" in name(node) and isinstance(_rate(node), Node)
+
+
+def _rate(dropout: Node) -> Any:
+    """The p of a dropout; None where it is not in training."""
     given = dict(zip(("input", "p", "training", "inplace"), dropout.args, strict=False))
     given = given | {"training" if k == "train" else k: x for k, x in dropout.kwargs.items()}
-    return given.get("training", True) is False or bool(given.get("p", 0.5) == 0.0)
+    return None if given.get("training", True) is False else given.get("p", 0.5)
 
 
 def _storages(given: Iterable[torch.Tensor]) -> set[int]:

@@ -12,6 +12,10 @@ PRODUCTS = frozenset([
     "matmul", "linalg_matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm",
     "einsum", "linear", "tensordot", "inner", "linalg_multi_dot", "chain_matmul",
 ])
+CONVOLUTIONS = frozenset([
+    "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",
+    "convolution",
+])
 # Views whose result always shares storage with the first argument, and depends on nothing else but
 # sizes.
 VIEWS = frozenset([

@@ -61,6 +61,12 @@ def is_weight_product(node: Node) -> bool:
     )
 
 
+def multiplies_a_weight(node: Node) -> bool:
+    """A product with a weight, or a convolution."""
+    called = facts.name(node)
+    return called in functions.CONVOLUTIONS or (is_product(node) and is_weight_product(node))
+
+
 def is_flat_input(node: Node) -> bool:
     """Whether a node is a 2-D input that no module owns. It may be a weight or an activation."""
     found = origin(node)

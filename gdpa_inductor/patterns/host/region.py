@@ -124,9 +124,8 @@ class Finder:
                     Code.OPAQUE_CALL,
                     f"{places.describe(node)} acts on the scores and cannot be analysed",
                 )
-            code = NO_WEIGHTS.get(facts.name(node))
-            if code is not None:
-                raise Refused(code, f"{places.describe(node)} {REASONS[code]}")
+            if facts.name(node) in NO_WEIGHTS:
+                raise no_weights(node)
         leaves = _leaves(nodes, inside)
         end = nodes[-1] if sink is None else sink.result
         self._check_ambient([*nodes, end])
@@ -315,6 +314,12 @@ class Finder:
                     stack.append(next_user)
         dead.update(seen)
         return True
+
+
+def no_weights(node: Node) -> Refused:
+    """The refusal of a function after which scores are no weights: softmax, a sum, a scan."""
+    code = NO_WEIGHTS[facts.name(node)]
+    return Refused(code, f"{places.describe(node)} {REASONS[code]}")
 
 
 def _is_pure(node: Node) -> bool:

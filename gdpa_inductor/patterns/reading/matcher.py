@@ -101,9 +101,8 @@ class Matcher:
         while facts.name(node) not in PRODUCTS:
             seen = _through_cast(node, index) or through_view(self.space, node, index)
             if seen is None:
-                raise Refused(
-                    Code.LAYOUT, f"the second product ends in {self.shadow.describe(node)}"
-                )
+                more = f"{self.shadow.describe(node)} does more than the second product"
+                raise Refused(Code.LAYOUT, f"{more}: call the rest apart")
             node, index = seen
             if tensor_of(node).dtype != dtypes[0]:
                 dtypes.insert(0, tensor_of(node).dtype)

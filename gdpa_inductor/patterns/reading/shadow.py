@@ -59,12 +59,15 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
         environment: dict[Node, Any] = dict(zip(leaves, inputs, strict=True))
         known = fx.traced_so_far()
         for node in nodes:
+            if facts.drops_at_times(node):
+                more = "unless its rate, which varies from call to call, is 0"
+                raise _random(node, more)
             with ambient[node].entered():
                 environment[node] = execute(node, environment)
             written = fx.traced_so_far()
             new = written.keys() - known.keys()
             if any(operators.draws_random(written[name]) for name in new):
-                raise Refused(Code.DROPOUT, f"{places.describe(node)} {REASONS[Code.DROPOUT]}")
+                raise _random(node)
             origin.update(dict.fromkeys(new, node))
             known = written
         return environment[nodes[-1]]
@@ -79,6 +82,11 @@ def trace(nodes: Sequence[Node], first: Node, leaves: Sequence[Node], ambient: A
             Code.ANALYSIS, f"the region could not be traced: {_first_line(error)}"
         ) from error
     return _shadow(traced, first, leaves, origin)
+
+
+def _random(node: Node, more: str = "") -> Refused:
+    reason = f"{places.describe(node)} {REASONS[Code.DROPOUT]} {more}"
+    return Refused(Code.DROPOUT, reason.strip())
 
 
 def _leaf_value(leaf: Node) -> Any:
