@@ -157,7 +157,6 @@ def swept(line: str) -> Iterator[str]:
 
 
 def main(path: str, *words: str) -> None:
-    torch.set_num_threads(1)
     for line in Path(path).read_text().splitlines():
         if not line or line.startswith("#") or not all(word in line for word in words):
             continue
@@ -169,4 +168,5 @@ def main(path: str, *words: str) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)
     main(*sys.argv[1:])
