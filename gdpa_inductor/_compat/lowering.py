@@ -142,9 +142,10 @@ def direct_call(op: Any, callee: tuple[str, str, str], *args: Any, **options: An
         def codegen(self, wrapper: Any) -> None:
             if not V.graph.cpp_wrapper:
                 module, name, argument = callee
+                made = f"{module}.{name}".replace(".", "_")  # others may have a `name` too
                 self.python_kernel_name = f"gdpa_{self.get_name()}"
-                wrapper.add_import_once(f"from {module} import {name} as gdpa_{name}")
-                wrapper.add_import_once(f"{self.python_kernel_name} = gdpa_{name}({argument})")
+                wrapper.add_import_once(f"from {module} import {name} as {made}")
+                wrapper.add_import_once(f"{self.python_kernel_name} = {made}({argument})")
             super().codegen(wrapper)
 
     def boxed(node: Any) -> Any:

@@ -87,7 +87,7 @@ def test_the_gradient_of_the_keys_in_their_memory() -> None:
         return list(torch.autograd.grad(function(*given), given, direction))
 
     taken, codes = run_and_get_code(step)
-    assert any("gdpa_room_site()" in code for code in codes)
+    assert any("spare_room_site()" in code for code in codes)
     peaks, found = [], []
     for spends in (True, False):
         with mock.patch.object(spare, "last_use", lambda spends=spends: spends):

@@ -225,7 +225,7 @@ def test_lowering_goes_on_where_asking_fails(monkeypatch) -> None:
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     monkeypatch.setattr(ahead, "_ask", broken)
     tensors = [torch.zeros(2, 4, 256, 64, dtype=BF16) for _ in range(3)]
-    assert "gdpa_forward_site(True)" in render.wrapper(step(False), tensors, capability=90)
+    assert "calls_forward_site(True)" in render.wrapper(step(False), tensors, capability=90)
 
 
 def test_the_process_that_compiles_searches_no_old_objects(monkeypatch) -> None:

@@ -292,7 +292,7 @@ def allocated(code: str) -> list[list[str]]:
 
 # How generated code calls the operators, where sizes vary and where they do not.
 CALLED_BY_NAME = "gdpa.attention_chunked.default", "gdpa.attention_chunked_backward.default"
-SITES = "gdpa_forward_site()", "gdpa_backward_site()"
+SITES = "lower_forward_site()", "lower_backward_site()"
 
 
 @pytest.mark.parametrize("dynamic", [False, True])

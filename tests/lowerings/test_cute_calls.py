@@ -1,6 +1,8 @@
 """The CuTe kernels as the generated code calls them, and what a call hands on."""
 
 import logging
+import re
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +35,7 @@ def tensors(*more: tuple[int, ...]) -> list[torch.Tensor]:
 def test_the_generated_code_calls_the_kernels(monkeypatch):
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     code = render.wrapper(step(""), tensors(), capability=100)
-    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
     assert not render.kernels(code)
     assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
 
@@ -53,7 +55,7 @@ def test_the_gradient_of_a_bias_stays_in_cute(monkeypatch, capability: int):
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     run = step("kernel=cute", "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))")
     code = render.wrapper(run, tensors((4, 512, 512)), capability=capability)
-    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
     assert torch._dynamo.utils.counters["gdpa"]["lowered_cute"] == 2
 
 
@@ -62,7 +64,7 @@ def test_the_gradient_of_a_gate_goes_to_triton(monkeypatch, caplog):
     run = step("", "a0:f[h,q_idx,kv_idx]; mul(silu(s),a0)")
     with caplog.at_level(logging.INFO, "gdpa_inductor"):
         code = render.wrapper(run, tensors((4, 512, 512)), capability=100)
-    assert "gdpa_forward_site(True)" in code
+    assert "calls_forward_site(True)" in code
     assert "backward_site" not in code
     assert "no gradients of operands between the products" in caplog.text
     found = torch._dynamo.utils.counters["gdpa"]
@@ -84,7 +86,7 @@ def test_the_gradient_of_a_bias_on_jagged_sides_stays_in_cute(monkeypatch, capab
     bias = torch.empty(4, 300, 300, dtype=BF16)
     cu = torch.empty(9, dtype=torch.int32)
     code = render.wrapper(run, [*matrices, bias, cu], capability=capability)
-    assert "gdpa_forward_site(True)" in code and "gdpa_backward_site(True)" in code
+    assert "calls_forward_site(True)" in code and "calls_backward_site(True)" in code
     assert not render.kernels(code)
 
 
@@ -106,7 +108,7 @@ def test_head_dims_that_vary_become_constants(monkeypatch):
     dims = (64, 64, 72)
     given = [torch.empty(2, 4, 512, dim, dtype=BF16) for dim in dims]
     code = render.wrapper(step("kernel=cute"), given, capability=90, dynamic=True)
-    assert "gdpa_forward_site(" in code and "gdpa_backward_site(" in code
+    assert "calls_forward_site(" in code and "calls_backward_site(" in code
     assert {64, 72} <= set(map(int, known[0].replacements.values()))
 
 
@@ -114,7 +116,25 @@ def test_the_code_of_sizes_that_vary_says_so(monkeypatch):
     """Then launches are kept by form."""
     monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
     code = render.wrapper(step("kernel=cute"), tensors(), capability=100, dynamic=True)
-    assert "gdpa_forward_site(False)" in code and "gdpa_backward_site(False)" in code
+    assert "calls_forward_site(False)" in code and "calls_backward_site(False)" in code
+
+
+def test_calls_of_two_backends_take_turns(monkeypatch):
+    """Both have functions of the same names, and the code imports each of them once."""
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    turns = ["cute", "chunked", "cute", "chunked"]
+
+    def run(query, key, value):
+        for kernel in turns:
+            options = f"kernel={kernel}"
+            query = torch.ops.gdpa.attention(query, key, value, [], [], "silu(s)", options)
+        return query
+
+    code = render.wrapper(run, tensors(), capability=90)
+    made: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"^\S.*_site.*", code, re.M)), made)
+    sites = [x for x in made.values() if hasattr(x, "signature")]
+    assert [x.signature.name for x in sites] == [f"attention_{x}" for x in turns]
 
 
 @pytest.mark.parametrize("winner", ["gdpa_cute", "gdpa_forward"])

@@ -149,7 +149,7 @@ def test_the_gradient_of_keys_that_are_read_once_takes_their_memory(aux, program
     tensors = [x.half() for x in case.tensors()]
     kept = render.wrapper(case.function(), tensors)
     code = render.wrapper(case.function(), tensors, donated=[2])
-    assert "room_site" not in kept and ("= gdpa_room_site()" in code) == taken
+    assert "room_site" not in kept and ("spare_room_site()" in code) == taken
     assert code.count("empty_strided_cuda(") == kept.count("empty_strided_cuda(") - taken
 
 
