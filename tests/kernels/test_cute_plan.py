@@ -158,6 +158,19 @@ def test_threads_do_not_mix_their_words(kernels):
     assert all(kernel.launches.count(x) == 200 for x in expected)
 
 
+def test_a_thread_may_clear_the_words_that_another_asks_for(kernels):
+    class Cleared(dict):
+        """Another thread clears the words as soon as there are some."""
+
+        def __setitem__(self, known, words):
+            pass
+
+    o = dense()
+    object.__setattr__(plan.plan_of(o, True, True, None), "words", Cleared())
+    out = forward(o)
+    assert last(kernels) == taken(o, out)
+
+
 def test_an_output_may_lie_anywhere(kernels):
     """Its strides are those of the tensor that is given, plan or not."""
     o = dense()

@@ -276,6 +276,16 @@ def test_slices_without_scores_can_be_lowered(size: str):
     assert lowerings.choose(given, Options(profit=False)).kernel in ("cute", "chunked")
 
 
+@pytest.mark.parametrize("capability", [(9, 0), (10, 0)], ids=str)
+@pytest.mark.parametrize("dims", [(64, 0), (0, 64), (0, 0)], ids=str)
+def test_values_without_channels_are_no_slices(capability: tuple, dims: tuple, monkeypatch):
+    """Their number was divided by the width of one."""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: capability)
+    monkeypatch.setattr(rules, "installed", lambda: "4.8.1")
+    given = problem(**{**LARGE, **GAU, "head_dim": dims[0], "value_dim": dims[1]})
+    assert lowerings.choose(given, Options(profit=False)).kernel == "chunked"
+
+
 @pytest.mark.usefixtures("hopper")
 def test_slices_leave_nothing_to_chunks_that_these_refuse():
     """One sequence, which no `max_seqlen` bounds."""

@@ -211,18 +211,23 @@ def _unfit_dim(kind: type[KernelConfig], head_dim: int, value_dim: int) -> str:
     return f"a head dim of {value_dim} for the value; {takes}{sliced if value_dim > most else ''}"
 
 
-def slice_of(kind: type[KernelConfig], value_dim: int) -> int:
-    """How many channels of V a launch of the forward takes.
+def slices_of(kind: type[KernelConfig], value_dim: int) -> int:
+    """How many launches of the forward share the channels of V.
 
     A launch takes all channels if the kernel has room for them (`max_dim`). Otherwise V is cut into
     the fewest equal slices that fit. A slice is a multiple of 8, and at least `LEAST_SLICE` wide.
-    Where no such slices exist, the result is `value_dim` itself, and `unsupported` refuses it.
+    Where no such slices exist, the result is 1, and `unsupported` refuses the width.
     """
     if value_dim <= kind.max_dim:
-        return value_dim
+        return 1
     fewest, most = -(-value_dim // kind.max_dim), value_dim // LEAST_SLICE
     counts = (count for count in range(fewest, most + 1) if value_dim % (count * VECTOR) == 0)
-    return value_dim // next(counts, 1)
+    return next(counts, 1)
+
+
+def slice_of(kind: type[KernelConfig], value_dim: int) -> int:
+    """How many channels of V a launch of the forward takes."""
+    return value_dim // slices_of(kind, value_dim)
 
 
 def _padded(size: int) -> int:

@@ -154,15 +154,16 @@ class LaunchPlan:
             tables: Tables of tile bounds; see bounds.py.
         """
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
-        if known not in self.words:
+        found = self.words.get(known)
+        if found is None:  # another thread may clear the words at any time
             steps = [step for x in others for step in strides(x)]
             steps += [step for x in tables for step in x.strides]
             dealt = self.batch if dealt is None else dealt
             words = (*self.sizes, dealt, *self.strides, *steps, *self.aux_strides)
             if len(self.words) >= FEW:
                 self.words.clear()
-            self.words[known] = struct.pack(f"{len(words)}q", *words)
-        return self.words[known]
+            found = self.words[known] = struct.pack(f"{len(words)}q", *words)
+        return found
 
     def call_words(
         self,

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...kernels.cute.architectures import config_of
-from ...kernels.cute.config import slice_of
+from ...kernels.cute.config import slices_of
 from ...options import MEMORY, Profit
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -28,8 +28,8 @@ LAUNCH = 30e-6  # seconds of the CPU for a launch
 
 def slices(problem: Problem) -> int:
     """How many launches a forward needs: 1 if a launch has room for all channels of V."""
-    kind, channels = config_of(problem.device), hint(problem.value_dim)
-    return 1 if kind is None else channels // slice_of(kind, channels)
+    kind = config_of(problem.device)
+    return 1 if kind is None else slices_of(kind, hint(problem.value_dim))
 
 
 def slower_than_chunks(problem: Problem, scores: int) -> str:
