@@ -113,6 +113,27 @@ def dealt(sides: str, lengths: tuple[int, ...], ctas: int) -> tuple[list[list[di
     return [own[: [x["head"] for x in own].index(-1)] for own in found], int(order[-1])
 
 
+class Place(Deal):
+    """A kernel that says how many sequences it takes to be in front of the counter."""
+
+    @cute.kernel
+    def kernel(self, out, cu_q, cu_k, order, sizes):
+        work = Work(self.config, sizes, (cu_q, cu_k, order), False)
+        with cute.arch.elect_one():
+            out[0] = Int32((Queue(work).counter.toint() - order.toint()) // 8)
+
+
+@pytest.mark.parametrize("batch", [1, 9000, 1 << 28])
+def test_the_counter_lies_behind_any_number_of_sequences(batch: int) -> None:
+    """An offset of 32 bits led in front of the order."""
+    out, order = torch.zeros(2, dtype=torch.int32), torch.zeros(1, dtype=torch.int64)
+    given = arguments(out, order, None, order, [batch, *[1] * 8], 1)
+    with recording():
+        kernel = cute.compile(Place(CONFIG["q"]), *given, options=f"--gpu-arch={ARCH}")
+        run(lambda: kernel(*given), [out, order])
+    assert out[0] == batch
+
+
 @pytest.mark.parametrize("sides", ["q", "k", "qk"])
 @pytest.mark.parametrize("name", LENGTHS)
 @pytest.mark.parametrize("ctas", [1, 3, 40])

@@ -17,7 +17,7 @@ import functools
 import operator
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Int32, Int64, cute
 
 from ..values import Fixed, select, smaller
 from .scheduler import WorkTile
@@ -33,7 +33,7 @@ class Queue(Fixed):
     def __init__(self, work: Work) -> None:
         self.work, self.batch = work, work.batch
         order = work.offsets[2]
-        place = order.toint() + work.batch * 8
+        place = order.toint() + Int64(work.batch) * 8
         self.counter = cute.make_ptr(Int32, place, order.memspace, assumed_align=8)
 
     @property
