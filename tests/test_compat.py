@@ -42,7 +42,8 @@ LAST = set(map(last, SYMBOLS))
 
 
 def is_private(part: str) -> bool:
-    return part.startswith("_") and not (part.startswith("__") and part.endswith("__"))
+    dunder = part.startswith("__") and part.endswith("__")
+    return part.startswith("_") and part != "_" and not dunder
 
 
 def is_hidden(name: str) -> bool:
