@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from ..cpu.blocks import Block, spans
 
 # Bytes for the scores of a chunk and for fp32 sums: together a call takes at most 60 MiB. Smaller
-# chunks would stay in the L2 cache of a GPU, but launching their kernels takes longer than that
-# saves.
+# chunks would stay whole in the L2 cache of a GPU, but launching their kernels takes longer than
+# that saves.
 SCORES, SUMS = 40 << 20, 20 << 20
 MIN_ROWS = 1024  # the fewest rows of a chunk with all columns; narrower products idle the GPU
 ALIGNED = 64  # rows and columns of a chunk are multiples of this
