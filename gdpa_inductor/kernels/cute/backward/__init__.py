@@ -1,4 +1,4 @@
-"""What the backward kernels of all architectures share.
+"""The parts that the backward kernels of all architectures share.
 
 - `launch` runs a backward. `limits` says what it cannot do.
 - `walk` and `ranges` decide which tiles a CTA computes. `roots` and `program` are its terms.

@@ -1,4 +1,4 @@
-"""What the backward kernels cannot do, decided before anything is compiled.
+"""The refusals of the backward kernels, decided before anything is compiled.
 
 cutlass is not imported here.
 """

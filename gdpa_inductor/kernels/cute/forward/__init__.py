@@ -1,4 +1,4 @@
-"""What the forward kernels share.
+"""The parts that the forward kernels share.
 
 - `scheduler` hands work tiles to the roles of a CTA. `work`, `queue` and `rounds` decide which.
 - `ranges` decides which key blocks the query tiles meet. `loads` loads all tiles by TMA.
