@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import gdpa_inductor  # noqa: F401  registers the backend
+from gdpa_inductor import gdpa_backend
 from gdpa_inductor.measure import medians_ms
 
 DEVICE = "cpu" if "cpu" in sys.argv else "cuda"
@@ -42,7 +42,7 @@ def backward(function: Callable[..., Tensor], operands: list[Tensor], learns: Te
         leaf.requires_grad_()
     torch._dynamo.reset()
     options = {"gdpa.expect": 1, "gdpa.profit": False}
-    compiled = torch.compile(function, backend="gdpa", options=options, dynamic=False)
+    compiled = torch.compile(function, backend=gdpa_backend, options=options, dynamic=False)
     direction = torch.randn_like(operands[0])
 
     def forward() -> Tensor:
