@@ -7,7 +7,8 @@ indices.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from torch.fx import Graph, Node
@@ -175,34 +176,37 @@ class HostGraph:
 
         The two products then belong to two layers. A convolution is such a weight.
         """
-        seen, stack = {candidate.second}, [candidate.second]
-        while stack:
-            between = [
-                n
-                for n in stack.pop().all_input_nodes
-                if n not in candidate.firsts and not self.reach[n].isdisjoint(candidate.firsts)
-            ]
-            if any(map(products.multiplies_a_weight, between)):
-                return True
-            stack += [n for n in between if n not in seen]
-            seen.update(stack)
-        return False
+        between = (n for n in self._back(candidate) if n not in candidate.firsts)
+        return any(map(products.multiplies_a_weight, between))
 
     def reduction(self, candidate: Candidate) -> Node | None:
-        """A normalisation or reduction on the way from the first products, if every way has one:
-        the last of the nearest way.
+        """A normalisation or reduction on the way from the first products, if every way has one.
+
+        It is the last of the nearest way.
         """
-        found: list[Node] = []
-        stack, seen = [candidate.second], {candidate.second}
-        while stack:
-            for node in stack.pop(0).all_input_nodes:
-                if node in candidate.firsts:
-                    return None
-                if node in seen or self.reach[node].isdisjoint(candidate.firsts):
+        found = list(self._back(candidate, ends=lambda node: facts.name(node) in NO_WEIGHTS))
+        if any(node in candidate.firsts for node in found):
+            return None
+        return next((node for node in found if facts.name(node) in NO_WEIGHTS), None)
+
+    def _back(
+        self, candidate: Candidate, ends: Callable[[Node], bool] = lambda node: False
+    ) -> Iterator[Node]:
+        """The nodes from the second product back to the first ones, these too, the nearest first.
+
+        The walk does not go past nodes that are `ends`.
+        """
+        seen, queue = {candidate.second}, deque([candidate.second])
+        while queue:
+            for node in queue.popleft().all_input_nodes:
+                is_first = node in candidate.firsts
+                aside = not is_first and self.reach[node].isdisjoint(candidate.firsts)
+                if node in seen or aside:
                     continue
                 seen.add(node)
-                (found if facts.name(node) in NO_WEIGHTS else stack).append(node)
-        return found[0] if found else None
+                yield node
+                if not is_first and not ends(node):
+                    queue.append(node)
 
     def is_first(self, node: Node) -> bool:
         return products.is_product(node) and not products.is_weight_product(node)
