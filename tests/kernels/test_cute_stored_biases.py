@@ -217,10 +217,18 @@ def test_only_the_gradient_of_a_bias(rows, emulated) -> None:
     assert torch.equal(found, exact(grad, o, needs)[0].to(found.dtype))
 
 
+DENSE, RAGGED = (300, 420), ((300, 0, 70), (270, 0, 140))
+
+
 @pytest.mark.parametrize(
-    "sizes", [(300, 420), ((300, 0, 70), (270, 0, 140))], ids=["dense", "jagged"]
+    ("sizes", "room"),
+    [
+        pytest.param(DENSE, 256 << 20, id="dense, at once"),
+        pytest.param(DENSE, 1, id="dense, in parts", marks=pytest.mark.slow),
+        pytest.param(RAGGED, 256 << 20, id="jagged, at once", marks=pytest.mark.slow),
+        pytest.param(RAGGED, 1, id="jagged, in parts"),
+    ],
 )
-@pytest.mark.parametrize("room", [1, 256 << 20], ids=["parts", "at once"])
 def test_under_a_mask_tensor(sizes, room: int, emulated) -> None:
     """Where it hides whole tiles, nothing is stored."""
     program, access = f"where(gt(a1,0.0),{ADDED},0.0)", ("h,q_idx,kv_idx", "-,-,q_idx,kv_idx")

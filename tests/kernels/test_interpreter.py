@@ -32,7 +32,7 @@ QUICK = {
     "few", "few_tail", "few_shares", "few_narrow_shares", "few_queries_shared",
     "few_columns_shares", "few_padding",
     "split", "split_row", "split_dynamic", "split_last", "split_mask", "split_keys",
-    "split_keys_unowned", "split_both_unowned", "split_both_many",
+    "split_keys_unowned", "split_both_unowned",
 }  # fmt: skip
 
 # Every template and feature once: what the oldest Triton runs too.
