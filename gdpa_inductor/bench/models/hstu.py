@@ -100,8 +100,8 @@ def production(case: Case, targets: bool = False) -> Built:
     counts = case.lengths()
     rows = (int(counts.sum()), case.heads, case.head_dim)
     values = tuple(torch.randn(rows, requires_grad=True) for _ in range(3))
-    # Targets are the last rows of a sequence, a sixteenth of the greatest length. They see the
-    # history, but not each other.
+    # Targets are the last rows of a sequence, at most a sixteenth of the greatest length. They see
+    # the history, but not each other.
     wanted = counts.clamp(max=case.length // 16).long()
     options: dict[str, Any] = {"max_attn_len": case.length // 4} if targets else {}
 

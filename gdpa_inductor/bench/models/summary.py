@@ -124,7 +124,7 @@ def batch(row: Row | None) -> str:
 def off_stock(rows: Sequence[Row], name: str, seeds: Sequence[int] = ()) -> float | None:
     """The distance of a contender's loss curves from stock's (`off_curve`).
 
-    It is None if stock has less than two curves, which have no spread.
+    It is None if no seed is common to both, or if stock has fewer than two curves.
 
     seeds: The seeds of the curves; by default all that both have.
     """
