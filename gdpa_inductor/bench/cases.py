@@ -111,7 +111,7 @@ class Case:
     def lengths(self) -> Tensor:
         """The lengths of the jagged side, int32 [B], the same at every call.
 
-        With a fill of 1 all have the greatest length. Else they are drawn uniformly.
+        With a fill of 1 all have the greatest length. Otherwise they are drawn uniformly.
         """
         most = self.keys if self.variant == "cache" else self.length
         if self.fill == 1.0:
@@ -137,7 +137,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is measured: `function(*given)`.
+    """The call that is measured: `function(*given)`.
 
     A training step also computes the gradients of `leaves`. `direction` is the gradient of the
     output. autocast: The dtype of products under autocast, or None.

@@ -70,7 +70,7 @@ CONTENDERS: dict[str, Builder] = {
     "gdpa": gdpa(),
     # All regions are rewritten, also small ones. The cost model is judged by this contender.
     "gdpa-always": gdpa(profit=False),
-    # One backend, without the cost model.
+    # The named backend runs, whatever the cost model would choose.
     "gdpa-chunked": gdpa(kernel="chunked", profit=False),
     "gdpa-triton": gdpa(kernel="triton", profit=False),
     "gdpa-atomic": gdpa(deterministic=False),

@@ -37,7 +37,7 @@ class Setting:
     batch:          The users of a step.
     length:         The items of a history.
     negatives:      The sampled items of a step.
-    learning_rate:  That of AdamW.
+    learning_rate:  The learning rate of AdamW.
     seed:           The seed of the parameters and the batches.
     seconds:        Training stops after so many seconds, even before `steps` steps. So the demo
                     ends in time on a slow machine.

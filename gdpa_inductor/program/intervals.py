@@ -60,7 +60,7 @@ class Interval:
 
     @property
     def point(self) -> Bound:
-        """The term's value, if it is known to be the same for all elements. Else None."""
+        """The term's value if it is known to be the same for all elements. Otherwise None."""
         return self.lo if self.lo is self.hi else None
 
 

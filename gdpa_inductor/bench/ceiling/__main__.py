@@ -76,7 +76,7 @@ def attention(
     with autograd.keep_saved_buffers():
         out = output()
         call = lambda: ordered(torch.autograd.grad(out, given, direction, retain_graph=True))
-        call()  # compiles, while buffers are kept
+        call()  # this call compiles, in the context that keeps saved buffers
         return call
 
 

@@ -7,8 +7,8 @@ A CTA computes dK and dV of 128 keys at a time. Scores are transposed, so that P
 from registers. The product dQ reads dS from shared memory. A CTA issues S of the next query tile
 before dQ of the current one.
 
-Notation: a step is one query tile of a key tile. A turn is the place of a key tile in the order in
-which the key tiles of a head add to one query tile of dQ.
+Notation: a step is one query tile of a key tile. The key tiles of a head add to a query tile of dQ
+one after another. A turn is the place of a key tile in that order.
 """
 
 from dataclasses import dataclass
