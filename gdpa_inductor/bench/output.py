@@ -133,9 +133,7 @@ def plot(rows: Sequence[Row], path: Path, unit: str) -> None:
             panels.setdefault(panel_of(row), []).append(row)
     if not panels:
         return
-    columns = min(
-        3, len(panels), len({row["measure"] for row in rows})
-    )  # a row of panels is a case
+    columns = min(3, len(panels), len({row["measure"] for row in rows}))  # a row is a case
     size = (5 * columns, 3.5 * -(-len(panels) // columns))
     figure, axes = pyplot.subplots(
         -(-len(panels) // columns), columns, figsize=size, squeeze=False, layout="constrained"

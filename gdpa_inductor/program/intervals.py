@@ -4,9 +4,9 @@ Each operation has a rule, in its row of `program/ops/`. A rule takes the node, 
 its operands, and literals for its parameters. It returns the interval of the result. Bounds are
 terms of the same language, and are evaluated at run time.
 
-Integers are exact. Floats are widened by `SLACK`. A kernel may round the same formula differently,
-by a fused multiply-add, and no element may leave its interval by that. A result without a rule is
-unknown. Unknown floats count as finite: x·0 is 0 and x + (-inf) is -inf.
+Integers are exact. Bounds of floats are widened by `SLACK`. So an element stays in its interval if
+a kernel rounds the same formula differently, such as by a fused multiply-add. A result without a
+rule is unknown. Unknown floats count as finite: x·0 is 0 and x + (-inf) is -inf.
 """
 
 from __future__ import annotations

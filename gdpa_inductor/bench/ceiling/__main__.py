@@ -2,9 +2,10 @@
 
 The output is a JSON line for each contender and shape, then two tables. The loops of forward.py and
 backward.py are the ceiling. They load and multiply the same tiles as attention; some also compute
-silu. Other contenders are softmax attention: cuDNN, the forward of FlashAttention-3 (package
-fa3-fwd) and FlashAttention-4 (flash-attn-4). All contenders of a shape take turns in one process. A
-contender that is not installed, or computes wrong results, is left out. A line on stderr says so.
+silu. They are compared with gdpa's kernels and with softmax attention: cuDNN, the forward of
+FlashAttention-3 (package fa3-fwd) and FlashAttention-4 (flash-attn-4). All contenders of a shape
+take turns in one process. A contender that is not installed, or computes wrong results, is left
+out. A line on stderr says so.
 """
 
 import argparse
