@@ -61,7 +61,7 @@ class BackwardCeiling:
     rows:       Queries of a tile.
     resident:   See ForwardCeiling.
     activated:  P and dS are those of silu.
-    dq:         The way of dQ, see below.
+    dq:         How dQ is added to memory, see below.
     turned:     The CTAs of a head begin at different query tiles, so that they do not add to the
                 same place.
     warps:      The number of warps that add dQ. Two warps take every second step each.
