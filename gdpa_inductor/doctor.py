@@ -1,7 +1,7 @@
-"""`python -m gdpa_inductor doctor [--json]`: what is installed, which kernels can run, a self-test.
+"""`python -m gdpa_inductor doctor [--json]`: versions, kernels that can run, and a self-test.
 
-In: the machine. Out: text for people or one JSON object for reports of faults; status 0 if the
-self-test passed. Nothing here raises for what is missing: what is missing is the finding.
+The output is text, or one JSON object for bug reports. The exit status is 0 if the self-test
+passed. A missing package, compiler or GPU is no error: the doctor reports it.
 """
 
 import argparse
@@ -28,13 +28,13 @@ from .program.score_mod import ScoreMod
 
 DISTRIBUTIONS = ("gdpa-inductor", "torch", "triton", "sympy", "numpy", "nvidia-cutlass-dsl")
 CASES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.float16, torch.bfloat16)}
-TESTED = ((2, 11), (2, 15))  # first and last minor version of torch
+TESTED = ((2, 11), (2, 15))  # the first and the last minor version of torch that are tested
 
 Finding = dict[str, Any]
 
 
 def versions() -> Finding:
-    """Distribution -> version or None, and the interpreter."""
+    """The version of each distribution, or None, and those of Python and the platform."""
 
     def version(name: str) -> str | None:
         try:
@@ -48,7 +48,7 @@ def versions() -> Finding:
 
 
 def devices() -> Finding:
-    """The processors that torch sees, and what Inductor needs to build for a CPU."""
+    """The threads, the GPUs, and the C++ compiler that Inductor needs for a CPU."""
     gpus = []
     for index in range(torch.cuda.device_count()):
         seen = torch.cuda.get_device_properties(index)
@@ -63,7 +63,7 @@ def devices() -> Finding:
 
 
 def warnings() -> list[str]:
-    """What stands in the way, one sentence each."""
+    """Problems of the installation, in one sentence each."""
     found = []
     major, minor = (int(part) for part in torch.__version__.split(".")[:2])
     if not TESTED[0] <= (major, minor) <= TESTED[1]:
@@ -77,14 +77,17 @@ def warnings() -> list[str]:
 
 
 def judge(problem: Problem, kernel: str) -> object:
-    """The lowerings' answer, a choice or a refusal, where this kernel is asked for."""
+    """The answer of the lowerings if the user requests this kernel: a choice or a refusal."""
     from .backend import lowering_judge
 
     return lowering_judge(Options(kernel=kernel))(problem)
 
 
 def kernels() -> list[Finding]:
-    """For each device and dtype, and each kernel that may be asked for: does it run, and why."""
+    """A row for each device, dtype and kernel.
+
+    A row has `runs`, whether the kernel runs, and `answer`, the choice or the reason against it.
+    """
     found: list[Finding] = []
     for device, dtypes in CASES.items():
         if device == "cuda" and not torch.cuda.is_available():
@@ -100,7 +103,7 @@ def kernels() -> list[Finding]:
 
 
 def guarded(ask: Callable[[], object]) -> object:
-    """The answer, or the exception: a doctor reports faults, it does not have them."""
+    """The answer of `ask`, or its exception. The doctor reports exceptions and never raises one."""
     try:
         return ask()
     except Exception as error:
@@ -108,7 +111,10 @@ def guarded(ask: Callable[[], object]) -> object:
 
 
 def sample_problem(device: str, dtype: torch.dtype) -> Problem:
-    """silu attention of an ordinary size, large enough to be worth a kernel."""
+    """silu attention in training: 4 samples, 4 heads, 2048 rows, head dim 64.
+
+    It is large enough that a fused kernel pays.
+    """
     query = torch.empty(4, 4, 2048, 64, dtype=dtype, device="meta")
     operands = Operands(query, query, query, (), (), ScoreMod.parse("silu(s)"))
     found = Problem.of(operands, training=True)
@@ -116,7 +122,7 @@ def sample_problem(device: str, dtype: torch.dtype) -> Problem:
 
 
 def patient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tensor:
-    """A model in small: everything that has a kernel of its own occurs once."""
+    """A small attention with a bias, a mask and a scale. It uses each kind of kernel once."""
     scores = q @ k.transpose(-2, -1) * 0.125 + bias
     return (F.silu(scores) / q.size(-2)).masked_fill(~mask, 0.0) @ v
 
@@ -124,7 +130,7 @@ def patient(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, mask: Tensor) -> Tens
 def run_patient(
     function: Callable[..., Tensor], dtype: torch.dtype, device: str
 ) -> tuple[Tensor, ...]:
-    """Output and the gradients of q, k, v and bias, on data that is the same for every dtype."""
+    """The output and the gradients of q, k, v and bias. The data are the same for every dtype."""
     generator = torch.Generator().manual_seed(0)
     shapes = [(2, 2, 150, 64), (2, 2, 150, 64), (2, 2, 150, 64), (2, 150, 150)]
     exact = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
@@ -135,7 +141,11 @@ def run_patient(
 
 
 def self_test(device: str) -> Finding:
-    """Compiles `patient`, small as it is, and holds output and gradients against eager and fp64."""
+    """Compile `patient`, without the cost model, and compare results with eager and fp64.
+
+    It fails if an error is more than 4 times eager's, if nothing was rewritten, or if a kernel
+    could not be built.
+    """
     torch.compiler.reset()
     dynamo.counters.clear()
     options: dict[str, Any] = {"gdpa.profit": False}
@@ -167,12 +177,12 @@ def self_test(device: str) -> Finding:
 
 
 def _distance(tensor: Tensor, exact: Tensor) -> float:
-    """Largest error relative to the largest value."""
+    """The largest absolute error, relative to the largest absolute value."""
     return ((tensor.double() - exact).abs().max() / exact.abs().max()).item()
 
 
 def examine() -> Finding:
-    """Everything, as one JSON-able dict."""
+    """All findings as one dict, which can be written as JSON."""
     tested = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     tests = [self_test(device) for device in tested]
     return {
@@ -186,7 +196,7 @@ def examine() -> Finding:
 
 
 def as_text(finding: Finding) -> str:
-    """The examination for people."""
+    """All findings as text."""
     lines = ["Versions"]
     lines += [
         f"  {name:20}{value or 'not installed'}" for name, value in finding["versions"].items()

@@ -1,7 +1,7 @@
-"""Time and extra memory of a call, on a GPU or a CPU, by the same two functions.
+"""Time and peak memory of calls, with the same functions for a GPU and a CPU.
 
-In: callables without arguments and a device string. Out: milliseconds, bytes (peak above
-what was held before the call). Nothing here knows what is being measured.
+In: callables without arguments, and the type of a device. Out: milliseconds, and the bytes of the
+peak above the memory held before the call. This module does not depend on what is measured.
 """
 
 import ctypes
@@ -19,19 +19,19 @@ Call = Callable[[], object]
 
 # glibc's mallopt parameter numbers (malloc.h).
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-# The smallest block that gets a mapping of its own: while memory is measured, and otherwise. The
-# latter is what glibc's own adaptation arrives at; it cannot be switched on again once it has been
-# set by hand.
+# The bytes from which a block has a mapping of its own: while memory is measured, and afterwards.
+# glibc adapts this threshold itself, up to the second value. Once it is set by hand, glibc does not
+# adapt it again. So the second value is set at the end.
 _MEASURING, _USUAL = 256 * 1024, 32 * 1024 * 1024
 
 
 def times_ms(
     calls: Mapping[str, Call], device: str, seconds: float = 0.5
 ) -> dict[str, list[float]]:
-    """Milliseconds of each run of each call, from about `seconds` of running it.
+    """The milliseconds of each run of each call. A call runs for about `seconds`.
 
-    On a GPU by do_bench, which flushes L2 in between. On a CPU the calls take turns, so that
-    whatever else the machine does meets all of them alike.
+    On a GPU, Triton's do_bench measures. It flushes the L2 cache before each run. On a CPU the
+    calls take turns, so that other work on the machine slows all of them equally.
     """
     if device == "cuda":
         from triton.testing import do_bench
@@ -50,28 +50,31 @@ def times_ms(
             start = time.perf_counter()
             call()
             times[name].append((time.perf_counter() - start) * 1e3)
-    # The first two turns warm the caches up.
+    # The first two turns warm up caches, and do not count.
     return {name: taken[2:] for name, taken in times.items()}
 
 
 def medians_ms(calls: Mapping[str, Call], device: str, seconds: float = 0.5) -> dict[str, float]:
-    """The median of the `times_ms` of each call."""
+    """The median milliseconds of each call, from `times_ms`."""
     taken = times_ms(calls, device, seconds)
     return {name: statistics.median(times) for name, times in taken.items()}
 
 
 def spread(times: Sequence[float]) -> float:
-    """The slow end of the runs over the fast one, without the tenth at each end: 1 is steady."""
+    """The slowest time over the fastest one, without a tenth of the times at each end.
+
+    It is 1 if all runs are equally fast.
+    """
     ordered = sorted(times)
     cut = len(ordered) // 10
     return ordered[len(ordered) - 1 - cut] / ordered[cut]
 
 
 def peak_extra_bytes(call: Call, device: str) -> int | None:
-    """The most memory held during one call beyond that held before it; None where it is unknown.
+    """The peak memory of one call in bytes, above the memory held before it. None if unknown.
 
-    On a GPU what torch's allocator says; on a CPU the growth of the resident set, which is only to
-    be had on Linux. The call should have run before, so that compiling is not counted.
+    On a GPU it is measured by torch's allocator. On a CPU it is the growth of the resident set,
+    which only Linux reports. The call should have run before, so that compiling does not count.
     """
     if device == "cuda":
         return _cuda_peak(call)
@@ -96,7 +99,7 @@ def _resident_peak(call: Call) -> int | None:
         call()
         gc.collect()
         _return_freed_memory(_MEASURING)
-        # Sets the high-water mark back to what is resident now (proc(5)).
+        # This resets the peak of the resident set to its present size (proc(5)).
         Path("/proc/self/clear_refs").write_text("5")
         before = _status_bytes("VmRSS")
         call()
@@ -108,7 +111,11 @@ def _resident_peak(call: Call) -> int | None:
 
 
 def _return_freed_memory(mapped_from: int) -> None:
-    """Makes glibc give freed blocks back, or a second call would seem to need none."""
+    """Make glibc return freed blocks to the system.
+
+    Otherwise a second call would reuse them, and seem to need no memory. mapped_from: The bytes
+    from which a block has a mapping of its own.
+    """
     libc = ctypes.CDLL(ctypes.util.find_library("c"))
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_MMAP_THRESHOLD, mapped_from)

@@ -1,1 +1,1 @@
-"""Times and memory: `python -m gdpa_inductor bench`."""
+"""The benchmarks of time and memory: `python -m gdpa_inductor bench`."""

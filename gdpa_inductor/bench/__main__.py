@@ -1,11 +1,12 @@
-"""`python -m gdpa_inductor bench SUITE`: ours, eager, stock Inductor, softmax anchors in one run.
+"""`python -m gdpa_inductor bench SUITE`: gdpa, eager, Inductor and softmax anchors in one run.
 
-dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: types × head dims × lengths
-against stock. cpu: fp32 on two threads. wide: scores in chunks. models: public models as they are,
-beside their attention alone. compile: seconds, with empty caches and in the next process. jagged:
-sequences of unequal length, padded in the formula, also against public kernels. serving: a few
-queries over a cache. Prints a JSON line per measurement and a table last. ceiling has its own
-options: see `ceiling --help`.
+dense: activation(Q Kᵀ) V in bf16 on a GPU, forward and training. grid: dtypes × head dims × lengths
+against stock Inductor. cpu: fp32 on two threads. wide: problems for the chunked backend, against
+stock Inductor. models: public models without changes, and the attentions of each alone. compile:
+seconds of the first call, with empty caches and again in a second process. jagged: sequences of
+unequal length, which the formula pads, also against public kernels. serving: a few queries over the
+keys of a cache. A run prints a JSON line for each measurement, and a table at the end. The command
+`bench ceiling` has its own options: see `bench ceiling --help`.
 """
 
 import argparse
@@ -33,10 +34,10 @@ from .suites import SUITES, Selection, Shape
 from .supervise import cold_and_warm, side_by_side
 
 Row = dict[str, Any]
-# Commands with options of their own, imported when asked for.
+# Commands with their own options. They are imported only when they are used.
 COMMANDS = {"ceiling": f"{__package__}.ceiling.__main__"}
 ON_GPU = ("dense", "grid", "wide")  # suites whose shapes fill a GPU
-# What the table of a suite shows, where it is not the time of a call.
+# The unit of a suite's table. Other suites show TFLOP/s on a GPU and milliseconds on a CPU.
 UNITS = {"compile": "compile_s", "models": "ms"}
 TITLES = {"tflops": "TFLOP/s", "ms": "milliseconds", "compile_s": "seconds of the first call"}
 MEASURES = ("forward", "step", "backward", "train", "largest")
@@ -44,7 +45,7 @@ VARIANTS = ("none", "causal", "bias", "scores", "buckets", "layer")
 
 
 def shape(text: str) -> Shape:
-    """BxHxN (D 128) or BxHxNxD."""
+    """Parse a shape: BxHxN, where D is 128, or BxHxNxD."""
     sizes = [int(part) for part in text.split("x")]
     if len(sizes) not in (3, 4):
         raise argparse.ArgumentTypeError(f"{text}: a shape is BxHxN or BxHxNxD")
@@ -86,7 +87,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _fault(arguments: argparse.Namespace) -> str:
-    """What argparse cannot see, or ""."""
+    """The error message for arguments that argparse accepts but the suites cannot use, or ""."""
     for option, known in {"activations": tuple(ACTIVATIONS), "rows": tuple(MODELS)}.items():
         for name in (n for n in getattr(arguments, option) if n not in known):
             near = difflib.get_close_matches(name, known, n=1)
@@ -121,7 +122,7 @@ def selection(arguments: argparse.Namespace) -> Selection:
 
 
 def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Runs the suite (and the floor before it), printing and keeping each measurement."""
+    """Run the floor, if there is one, and then the suite. Print and return all measurements."""
     started = time.monotonic()
     environment = dict(os.environ)
     if arguments.device == "cpu" or arguments.suite == "cpu":
@@ -147,7 +148,10 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
 
 
 def write(folder: Path, suite: str, unit: str, first: Row, rows: Sequence[Row]) -> None:
-    """CSV, JSON lines and, where lengths make lines of it, a plot."""
+    """Write a CSV, JSON lines and a plot. The suites in UNITS have no plot.
+
+    first: The header of the run (machine.py), which is the first JSON line.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(rows, folder / f"{suite}.csv")
     lines = "".join(json.dumps(row) + "\n" for row in (first, *rows))
@@ -157,7 +161,7 @@ def write(folder: Path, suite: str, unit: str, first: Row, rows: Sequence[Row]) 
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Status 1 if a contender of ours failed."""
+    """Run the command. The exit status is 1 if a contender of gdpa failed."""
     if argv and argv[0] in COMMANDS:
         return int(importlib.import_module(COMMANDS[argv[0]]).main(argv[1:]))
     arguments = parse_arguments(argv)

@@ -1,9 +1,9 @@
-"""What is measured: a formula or a model, its operands, and how many operations it counts as.
+"""The problems that are measured: a formula or a model, its operands and its number of FLOP.
 
-In: `Case`, a plain value that travels between processes as JSON. Out: `Subject`, the function as a
-user would write it, with what it is called on.
+In: `Case`, a plain value that is sent between processes as JSON. Out: `Subject`, the function as a
+user would write it, and its arguments.
 
-Notation: B batch, H heads, N query and key rows, D head dim of queries, keys and values.
+Notation: B batch, H heads, N queries and keys, D head dim of queries, keys and values.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ Function = Callable[..., Tensor]
 
 
 def laplace(x: Tensor) -> Tensor:
-    """Of Mega (arXiv 2209.10655)."""
+    """The Laplace activation of Mega (arXiv 2209.10655)."""
     mean, deviation = math.sqrt(0.5), math.sqrt(0.25 / math.pi)
     return 0.5 * (1 + torch.erf((x - mean) / (deviation * math.sqrt(2))))
 
@@ -109,7 +109,10 @@ class Case:
         return self.scores // self.length * each * size
 
     def lengths(self) -> Tensor:
-        """int32 [B]: all the greatest for a fill of 1, else drawn around it, alike every time."""
+        """The lengths of the jagged side, int32 [B], the same at every call.
+
+        With a fill of 1 all have the greatest length. Otherwise they are drawn uniformly.
+        """
         most = self.keys if self.variant == "cache" else self.length
         if self.fill == 1.0:
             return torch.full((self.batch,), most, dtype=torch.int32)
@@ -134,7 +137,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True)
 class Subject:
-    """What is measured: `function(*given)`.
+    """The call that is measured: `function(*given)`.
 
     A training step also computes the gradients of `leaves`. `direction` is the gradient of the
     output. autocast: The dtype of products under autocast, or None.
@@ -147,7 +150,7 @@ class Subject:
     autocast: torch.dtype | None = None
 
     def running(self, function: Function) -> Tensor:
-        """The output of what runs in place of `function`."""
+        """The output of `function`, which runs in place of `self.function`, on the arguments."""
         if self.autocast is None:
             return function(*self.given)
         with torch.autocast(self.direction.device.type, dtype=self.autocast):
@@ -155,7 +158,7 @@ class Subject:
 
 
 def formula(case: Case) -> Function:
-    """The case in plain torch, with as many operands as `operands` gives."""
+    """The formula of a case in plain torch. Its arguments are those that `operands` returns."""
     activation = ACTIVATIONS[case.activation]
     scale = case.head_dim**-0.5
 
@@ -181,7 +184,10 @@ def formula(case: Case) -> Function:
 
 
 def operands(case: Case) -> list[Tensor]:
-    """q, k, v and what the variant adds; what is a float tensor wants its gradient."""
+    """Random q [B, H, N, D], k and v, and then the tensors that the variant adds.
+
+    All floating-point tensors require gradients.
+    """
     dtype = getattr(torch, case.dtype)
     queries, keys = case.length, case.keys or case.length
     square = (queries, keys)
@@ -199,7 +205,7 @@ def operands(case: Case) -> list[Tensor]:
     if case.variant in ("bias", "scores"):
         own = () if case.variant == "bias" else (case.batch,)
         found.append(torch.randn(*own, case.heads, *square, device=case.device, dtype=dtype))
-    if case.variant == "buckets":  # of seconds, as HSTU's research model has them
+    if case.variant == "buckets":  # time stamps in seconds, as in HSTU's research model
         found.append(torch.randn(BUCKETS + 1, device=case.device))
         gaps = torch.randn(case.batch, case.length + 1, device=case.device).mul(2.0).add(6.0).exp()
         found.append(gaps.long().cumsum(1))

@@ -1,7 +1,9 @@
-"""The contenders: a table from a name to a function that builds what is measured.
+"""The contenders: a table from a name to a builder.
 
-Softmax attentions compute something else. They are anchors: they show what a fused kernel with the
-same products reaches on the same machine on the same day.
+A builder takes the formula of a case, and returns the function that runs in place of it.
+
+Softmax attentions compute other values. They are anchors: they show the speed of a fused kernel
+with the same products, on the same machine on the same day.
 """
 
 from collections.abc import Callable
@@ -22,7 +24,11 @@ def compiled(backend: str, mode: str | None = None) -> Builder:
 
 
 def gdpa(dynamic: bool | None = None, **options: object) -> Builder:
-    """dynamic: as torch.compile takes it. options: ours, by their names without `gdpa.`"""
+    """The builder for this package.
+
+    dynamic:  The argument `dynamic` of torch.compile.
+    options:  Options of this package. Their names are without `gdpa.`
+    """
 
     def build(function: Function) -> Function:
         from gdpa_inductor import gdpa_backend
@@ -47,7 +53,10 @@ def sdpa(backend: str) -> Builder:
 
 
 def copy(function: Function) -> Function:
-    """Of a cache: reads its keys, and writes as many bytes as its values have."""
+    """The contender for caches. It reads the keys and writes as many bytes as the values have.
+
+    Its time is that of the memory traffic alone.
+    """
     return lambda query, key, *others: key.clone()
 
 
@@ -59,15 +68,15 @@ def flex(function: Function) -> Function:
 
 CONTENDERS: dict[str, Builder] = {
     "gdpa": gdpa(),
-    # Whatever is right, however small: what the cost model is judged by.
+    # All regions are rewritten, also small ones. The cost model is judged by this contender.
     "gdpa-always": gdpa(profit=False),
-    # By its kernel, whatever the cost model says.
+    # The named backend runs, whatever the cost model would choose.
     "gdpa-chunked": gdpa(kernel="chunked", profit=False),
     "gdpa-triton": gdpa(kernel="triton", profit=False),
     "gdpa-atomic": gdpa(deterministic=False),
     "gdpa-exact": gdpa(fast_math=False),
     "inductor": compiled("inductor"),
-    # Without CUDA graphs, which at these sizes only blur what the kernels take.
+    # Without CUDA graphs, which at these sizes only add noise to the time of the kernels.
     "max-autotune": compiled("inductor", "max-autotune-no-cudagraphs"),
     "eager": lambda function: function,
     "cudnn": sdpa("CUDNN_ATTENTION"),
@@ -77,5 +86,5 @@ CONTENDERS: dict[str, Builder] = {
 }
 
 ANCHORS = frozenset({"cudnn", "flash", "flex"})
-# They compute something else, and are not compared with eager.
+# They compute other values, and are not compared with eager.
 OTHERS = ANCHORS | {COPY}

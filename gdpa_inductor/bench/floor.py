@@ -1,8 +1,9 @@
-"""A measuring stick from outside, measured in the same run: `--floor PATH`.
+"""An external reference for the speed, measured in the same run: `--floor PATH`.
 
-In: a script that prints JSON lines about plain kernels in bf16. A line has `act` ("silu,
-tanh.approx"), B, H, N, D, and the TFLOP/s `fwd` and `bwd`. Out: measurements of a contender "floor
-FORM", so that ours can be held against the floor of the same form of the activation.
+In: a script that measures plain kernels in bf16 and prints JSON lines. A line has `act` (such as
+"silu, tanh.approx"), B, H, N, D, and the TFLOP/s `fwd` and `bwd`. Out: measurements of a contender
+"floor FORM". FORM is the form of the activation, such as "tanh.approx". So gdpa is compared with a
+kernel that computes the activation in the same form.
 """
 
 import dataclasses
@@ -19,7 +20,12 @@ Row = dict[str, Any]
 
 
 def run_floor(script: Sequence[str], budget: float, env: Mapping[str, str]) -> Iterator[Row]:
-    """The figures of a script, given with its arguments; its faults go to stderr and end there."""
+    """The measurements of a script, as dicts.
+
+    Lines that cannot be read, and a timeout after `budget` seconds, are only reported on stderr.
+
+    script: The path of the script and its arguments.
+    """
     command = [sys.executable, *script]
     try:
         done = subprocess.run(
@@ -27,7 +33,7 @@ def run_floor(script: Sequence[str], budget: float, env: Mapping[str, str]) -> I
         )
         text = done.stdout
     except subprocess.TimeoutExpired as late:
-        # On POSIX what was read so far comes as bytes, whatever `text` says.
+        # On POSIX the output read so far is bytes, even with `text=True`.
         text = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
         print(f"floor: not done after {budget:.0f} s", file=sys.stderr)
     for line in text.splitlines():
@@ -39,7 +45,7 @@ def run_floor(script: Sequence[str], budget: float, env: Mapping[str, str]) -> I
 
 
 def measurements(fields: Row) -> Iterator[Row]:
-    """One line of the stick as forward and backward measurements."""
+    """The forward and the backward measurement of one line of the script."""
     activation, form = fields["act"].split(", ")
     shape = (fields["B"], fields["H"], fields["N"], fields["D"])
     case = Case(activation, "none", *shape, "bfloat16", "cuda")

@@ -1,8 +1,11 @@
-"""Jagged attention: operands, and the formula as users write it, padded.
+"""Jagged attention: its operands, and the formula with padding, as users write it.
 
-Values [L,H,D] are padded by ATen's jagged ops, multiplied, activated, multiplied and unpadded.
-Queries, keys and values share offsets, or keys and values are short and dense, [B,N,H,D]. The
-variant "causal" is HSTU's: weights are masked and divided by the padded length.
+The formula pads operands [L, H, D] by ATen's jagged operators, computes attention, and removes the
+padding. Either queries, keys and values share offsets, or keys and values are short and dense, with
+shape [B, N, H, D]. The variant "causal" is that of HSTU: its weights are masked and divided by the
+padded length.
+
+Notation: L rows of all sequences, n the padded length, E channels of a row.
 """
 
 import dataclasses
@@ -18,17 +21,20 @@ aten = torch.ops.aten
 
 
 def offsets(counts: Tensor) -> Tensor:
-    """int32 [B+1]."""
+    """The offsets of sequences, int32 [B + 1], from their lengths [B]."""
     return torch.cat([torch.zeros(1, dtype=torch.int32), counts.cumsum(0).int()])
 
 
 def scale(case: Case) -> float:
-    """1 for gelu_tanh, as the public kernels are measured; they leave scaling to the caller."""
+    """The factor of the scores. It is 1 for gelu_tanh, as in the public kernels' benchmark.
+
+    These kernels leave scaling to the caller.
+    """
     return 1.0 if case.activation == "gelu_tanh" else case.head_dim**-0.5
 
 
 class _Pad(torch.autograd.Function):
-    """ATen's padding has no derivative of its own: [L,E] to [B,n,E]."""
+    """Padding, [L, E] to [B, n, E]. ATen's operator has no derivative."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, ends: Tensor, n: int) -> Tensor:
@@ -43,7 +49,7 @@ class _Pad(torch.autograd.Function):
 
 
 class _Unpad(torch.autograd.Function):
-    """[B,n,E] to [L,E]."""
+    """The inverse of `_Pad`, [B, n, E] to [L, E]."""
 
     @staticmethod
     def forward(ctx: Any, padded: Tensor, ends: Tensor, total: int) -> Tensor:
@@ -58,13 +64,13 @@ class _Unpad(torch.autograd.Function):
 
 
 def pad(values: Tensor, ends: Tensor, n: int) -> Tensor:
-    """[L,H,D] to [B,H,n,D]."""
+    """Pad rows [L, H, D] to [B, H, n, D]."""
     padded = _Pad.apply(values.flatten(1), ends, n)
     return padded.view(-1, n, *values.shape[1:]).transpose(1, 2)
 
 
 def formula(case: Case) -> Function:
-    """On query, key, value and int64 offsets."""
+    """The formula of a jagged case: a function of query, key, value and int64 offsets."""
     activation, n, factor = ACTIVATIONS[case.activation], case.length, scale(case)
 
     def attend(query: Tensor, key: Tensor, value: Tensor, ends: Tensor) -> Tensor:
@@ -83,7 +89,7 @@ def formula(case: Case) -> Function:
 
 
 class JaggedLayer(torch.nn.Module):
-    """A layer of HSTU on values [L, H·D]: one projection, padded causal attention, the gate."""
+    """A layer of HSTU: one projection, padded causal attention and a gate. [L, H·D] to [L, H·D]."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()

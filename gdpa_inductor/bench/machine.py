@@ -1,7 +1,6 @@
 """The first line of every run: the command, the machine, the versions and the date.
 
-docs/benchmarks.py reads it: a table states them once, and a figure without its machine is no
-figure.
+docs/tools/benchmarks.py reads it and prints it below each table.
 """
 
 import importlib.metadata
@@ -22,13 +21,13 @@ KERNELS = {"triton": "triton", "cutlass_dsl": "nvidia-cutlass-dsl"}
 
 
 def header(device: str, argv: Sequence[str]) -> Row:
-    """argv: the arguments behind `bench`."""
+    """The first row of a run: the machine and the command. argv: The arguments after `bench`."""
     command = shlex.join(["python", "-m", "gdpa_inductor", "bench", *argv])
     return {"machine": machine(device), "command": command}
 
 
 def machine(device: str) -> Row:
-    """Where and when: a figure without its machine is no figure."""
+    """The date, the versions, and the GPU or CPU with its driver or compiler."""
     found: Row = {"date": time.strftime("%Y-%m-%d"), "python": platform.python_version()}
     found["torch"] = torch.__version__
     if device == "cuda":
@@ -43,14 +42,14 @@ def machine(device: str) -> Row:
 
 
 def cpu_model(table: Path = Path("/proc/cpuinfo")) -> str:
-    """As Linux names it; elsewhere what Python knows."""
+    """The name of the CPU from Linux's /proc/cpuinfo. Without that file it is Python's name."""
     lines = table.read_text().splitlines() if table.exists() else []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
 
 
 def compiler() -> str:
-    """The C++ compiler that Inductor finds first, by the first line of its version."""
+    """The first line of `--version` of the C++ compiler that Inductor finds first, or "none"."""
     name = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
     if name is None:
         return "none"
@@ -59,7 +58,7 @@ def compiler() -> str:
 
 
 def version(package: str) -> str:
-    """As installed, or "none"."""
+    """The installed version of a package, or "none"."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -67,7 +66,7 @@ def version(package: str) -> str:
 
 
 def driver() -> str:
-    """Of the GPU, or "" where nvidia-smi does not say."""
+    """The version of the GPU's driver. It is "" if nvidia-smi is missing or fails."""
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=True)

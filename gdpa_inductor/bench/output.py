@@ -1,6 +1,7 @@
-"""What a run leaves behind: JSON lines as they come, a CSV, a plot, and a table last.
+"""The output of a run: a CSV, a plot, and the table at the end.
 
-In: measurements as dicts. Only the plot needs a library, and says so where it is missing.
+In: measurements as dicts. Only the plot needs a library, matplotlib. Without matplotlib a message
+on stderr takes its place.
 """
 
 import csv
@@ -17,7 +18,7 @@ Key = tuple[Case, str]
 
 
 def flat(row: Row) -> Row:
-    """A measurement with the fields of its case beside its own."""
+    """A measurement as one flat row: the fields of its case, then its other fields."""
     own = {name: value for name, value in row.items() if name != "case"}
     return {**row["case"], **own}
 
@@ -32,7 +33,7 @@ def write_csv(rows: Sequence[Row], path: Path) -> None:
 
 
 def gather(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
-    """(case, measure) -> contender -> measurement. Anchors stand in every activation's row."""
+    """The measurements by (case, measure), and then by the name of the contender."""
     found: dict[Key, dict[str, Row]] = {}
     for row in rows:
         found.setdefault((Case.parse(row["case"]), row["measure"]), {})[row["contender"]] = row
@@ -40,14 +41,17 @@ def gather(rows: Iterable[Row]) -> dict[Key, dict[str, Row]]:
 
 
 def ratio(over: Row | None, under: Row | None, field: str) -> float | None:
-    """over[field] / under[field], or None where either is missing."""
+    """over[field] / under[field]. It is None if one of them is missing or 0."""
     if not over or not under or not over.get(field) or not under.get(field):
         return None
     return float(over[field] / under[field])
 
 
 def ours_of(rows: Iterable[Row]) -> str:
-    """The contender that a table compares with others: ours by default, else the first of ours."""
+    """The contender that a table compares with the others.
+
+    It is "gdpa" if that was measured, and else the first contender whose name begins with "gdpa".
+    """
     names = [row["contender"] for row in rows if row["contender"].startswith("gdpa")]
     return "gdpa" if "gdpa" in names else next(iter(names), "gdpa")
 
@@ -57,11 +61,14 @@ def number(value: float | None, form: str) -> str:
 
 
 def table(rows: Sequence[Row], unit: str) -> str:
-    """One line per case and measure; contenders side by side in `unit`, a field of measurements.
+    """A table with a line for each case and measure, and a column for each contender.
 
-    speedup: stock's time over ours, of compiling if that is the unit. of floor: our share of the
-    floor, by form, and of the public kernels. MiB: peak extra. off: how far ours is
-    from eager. An error shows as "failed", a refusal as its reason below.
+    A cell is in `unit`, a field of measurements, or "failed". Further columns:
+
+    speedup:  Time of stock Inductor over ours. It is the time of compiling if that is the unit.
+    of NAME:  Our TFLOP/s as a share of those of a floor or of a public kernel.
+    MiB:      Peak memory beyond that held before the call, ours and stock's.
+    off:      Relative L2 distance of our results from eager's.
     """
     grouped, mine = gather(rows), ours_of(rows)
     names = list(dict.fromkeys(row["contender"] for row in rows))
@@ -96,7 +103,7 @@ def align(lines: Sequence[Sequence[str]]) -> str:
 
 
 def notes(rows: Iterable[Row]) -> list[str]:
-    """What the table has no room for: errors, and cases that gdpa left to Inductor."""
+    """The lines below the table: errors, refusals and fallbacks, with their cases."""
     found = []
     for row in rows:
         where = f"{Case.parse(row['case']).label()} {row['measure']} {row['contender']}"
@@ -108,7 +115,10 @@ def notes(rows: Iterable[Row]) -> list[str]:
 
 
 def plot(rows: Sequence[Row], path: Path, unit: str) -> None:
-    """A panel per activation, variant, type and measure: `unit` over length, a line a contender."""
+    """Write a plot of `unit` over length, with a line for each contender.
+
+    Each activation, variant, dtype, head dim and measure has its own panel.
+    """
     try:
         import matplotlib
     except ImportError:
@@ -142,7 +152,7 @@ def panel_of(row: Row) -> str:
 
 
 def line_of(row: Row) -> str:
-    """Jagged cases of one length differ in how full they are, and in their keys."""
+    """The label of a line in a plot: the contender, and for jagged cases their fill and keys."""
     case = Case.parse(row["case"])
     fill = f", fill {case.fill:g}" if case.fill else ""
     return row["contender"] + fill + (f", {case.keys} keys" if case.keys else "")

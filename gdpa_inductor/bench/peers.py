@@ -1,8 +1,10 @@
-"""Public kernels for the jagged cases, given as a folder: `--peers PATH`.
+"""Public kernels for the jagged cases, from a folder of the user: `--peers PATH`.
 
-PATH holds tb_gdpa/ (gdpa.py, gdpa_utils.py and math.py of tritonbench's operators/gdpa, and an
-empty __init__.py) and gr/generative_recommenders (that repository's package). Nothing of them is
-part of this package. In: the case. Out: a function of the same operands, with its own gradients.
+PATH has two folders. tb_gdpa/ has gdpa.py, gdpa_utils.py and math.py of tritonbench's
+operators/gdpa, and an empty __init__.py. gr/generative_recommenders is the package of the
+repository of that name. No code of theirs is part of this package.
+
+In: a case. Out: a function of the operands of `jagged.formula`, with its own backward.
 """
 
 import importlib
@@ -19,7 +21,10 @@ from .jagged import offsets
 
 
 def meta(case: Case, **options: Any) -> Function:
-    """Generalised dot-product attention; its fast_gelu is gelu_tanh by tanh.approx. No masks."""
+    """Generalised dot-product attention of tritonbench, without masks.
+
+    Its activation fast_gelu is gelu_tanh, computed by the instruction tanh.approx.
+    """
     if (case.activation, case.variant) != ("gelu_tanh", "none"):
         raise NotImplementedError("measured for gelu_tanh without a mask")
     module: Any = importlib.import_module("tb_gdpa.gdpa")
@@ -48,8 +53,10 @@ def meta(case: Case, **options: Any) -> Function:
 
 
 def hstu(case: Case) -> Function:
-    """Pointwise attention of HSTU: silu, causal, divided by the greatest length. As it comes, it
-    tunes itself once, at the first case; at lengths that vary its tuner may read illegal addresses.
+    """Pointwise attention of HSTU: silu with a causal mask, divided by the greatest length.
+
+    By default the kernel is tuned only once, for the first case. If lengths vary, its tuner may
+    read illegal addresses.
     """
     if (case.activation, case.variant, case.keys) != ("silu", "causal", 0):
         raise NotImplementedError("measured for causal silu, with offsets in common")
@@ -68,7 +75,7 @@ def hstu(case: Case) -> Function:
 
 
 def meta_atomic(case: Case) -> Function:
-    """The same with its persistent grid, bulk copies and atomic dQ."""
+    """The same kernel as `meta`, with a persistent grid, TMA copies and atomic additions to dQ."""
     return meta(case, enable_persistent=True, enable_tma=True, use_dq_atomic_add=True)
 
 
@@ -80,7 +87,7 @@ PEERS: dict[str, Callable[[Case], Function]] = {
 
 
 def build(name: str, case: Case, folder: str) -> Function:
-    """A peer's function for a case; raises ImportError where the folder has it not."""
+    """The function of a peer for a case. Raises ImportError if the folder does not have it."""
     if not folder:
         raise ImportError(f"{name} is measured with --peers PATH only")
     sys.path[:0] = [str(Path(folder)), str(Path(folder) / "gr")]

@@ -1,7 +1,7 @@
-"""How much of a call's time goes into its scores: a profile of one call on a GPU.
+"""The share of a call's time that its scores take, from a profile of one call on a GPU.
 
-In: a call, and how many scores its attentions have. Out: the part of the kernels' time that is
-spent by operators that read or write a tensor of that many elements.
+In: a call, and the numbers of scores that its attentions have. Out: the share of the kernels' time
+in operators that read or write a tensor with as many elements as an attention has scores.
 """
 
 import math
@@ -13,7 +13,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def share(call: Callable[[], object], sizes: Collection[int]) -> float | None:
-    """Of all kernels' time; None where no kernel ran."""
+    """The share of a call's kernel time that is spent on tensors of these sizes.
+
+    It is None if no kernel ran. sizes: The tensors' numbers of elements.
+    """
     call()
     torch.cuda.synchronize()
     with profile(
@@ -25,7 +28,10 @@ def share(call: Callable[[], object], sizes: Collection[int]) -> float | None:
 
 
 def share_of(events: Iterable[Any], sizes: Collection[int]) -> float | None:
-    """Each kernel belongs to the innermost operator, or generated kernel, that launched it."""
+    """The share from a profile's events.
+
+    A kernel belongs to the innermost operator, or generated kernel, that launched it.
+    """
     total, part = 0.0, 0.0
     for event in events:
         own = sum(kernel.duration for kernel in event.kernels)

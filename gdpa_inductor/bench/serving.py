@@ -1,8 +1,8 @@
 """Serving with a cache: a few queries of each sequence over its keys, dense or jagged.
 
-In: cases of the variant "cache", whose `length` counts queries and `keys` the keys at most. Out:
-their subjects. A jagged cache [L,H,D] is padded in the formula, as users write it. One GPU call is
-measured without gradients.
+In: cases of the variant "cache". Their `length` is the number of queries, and `keys` the most keys
+of a sequence. Out: their subjects, which have no gradients. The formula pads a jagged cache
+[L, H, D], as users write it.
 """
 
 import torch
@@ -13,7 +13,10 @@ from .jagged import offsets, pad
 
 
 def formula(case: Case) -> Function:
-    """On query [B,H,M,D], key and value [B,H,N,D]; of a jagged cache on [L,H,D] and offsets."""
+    """A function of query [B, H, M, D], and key and value [B, H, N, D].
+
+    For a jagged cache, key and value are [L, H, D], and the int64 offsets come last.
+    """
     activation, scale = ACTIVATIONS[case.activation], case.head_dim**-0.5
 
     def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

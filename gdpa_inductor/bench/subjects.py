@@ -1,4 +1,4 @@
-"""What is measured, of whatever kind a case is: a formula, dense or jagged, or a model."""
+"""The subject of a case of any kind: a dense or jagged formula, a cache, or a model."""
 
 import copy
 
@@ -10,7 +10,7 @@ from .cases import Case, Subject, formula, operands
 
 
 def subject(case: Case) -> Subject:
-    """The case on random data, the same every time."""
+    """The function of a case with random arguments, the same at every call."""
     torch.manual_seed(case.seed)
     if case.variant == "model":
         return model_subject(case)
@@ -25,7 +25,10 @@ def subject(case: Case) -> Subject:
 
 
 def model_subject(case: Case) -> Subject:
-    """A model in training mode; leaves are what it was given with a gradient, and parameters."""
+    """A model in training mode.
+
+    Its leaves are the parameters, and the arguments that require gradients.
+    """
     built = models.build(case)
     autocast = torch.bfloat16 if case.dtype == "autocast" else None
     dtype = torch.float32 if autocast else getattr(torch, case.dtype)
@@ -38,7 +41,7 @@ def model_subject(case: Case) -> Subject:
     with torch.no_grad():
         direction = torch.randn_like(on.running(function))
     wanted = [*(t for t in given if t.requires_grad), *parameters(function)]
-    # What the loss does not reach has no gradient (a model may hold such parameters).
+    # A parameter that the output does not depend on has no gradient, and is no leaf.
     used = torch.autograd.grad(on.running(function), wanted, direction, allow_unused=True)
     leaves = tuple(t for t, grad in zip(wanted, used, strict=True) if grad is not None)
     return Subject(function, given, leaves, direction, autocast)
@@ -49,13 +52,16 @@ def parameters(function: object) -> list[Tensor]:
 
 
 def moved(tensor: Tensor, device: str, dtype: torch.dtype) -> Tensor:
-    """The same on a device; real numbers in the dtype, with a gradient if they had one."""
+    """A detached copy on a device. Floating-point tensors get the dtype.
+
+    It requires gradients if the tensor did.
+    """
     found = tensor.detach().to(device, dtype if tensor.is_floating_point() else None)
     return found.requires_grad_(tensor.requires_grad)
 
 
 def reference(on: Subject, dtype: torch.dtype) -> Subject:
-    """The same subject in another dtype, without autocast: a copy."""
+    """A copy of the subject in another dtype, without autocast."""
     device = on.direction.device.type
     function = copy.deepcopy(on.function)
     if isinstance(function, nn.Module):

@@ -1,7 +1,7 @@
-"""The suites: which cases, against whom, in which order, the most telling first.
+"""The suites: tables of cases and contenders, in the order in which they are measured.
 
-In: `Selection`, what the command line leaves in. Out: jobs. If time runs out, the tail is what is
-missing, so that the tail holds what costs most and says least.
+In: `Selection`, the choices of the command line. Out: jobs. If the time runs out, the last jobs
+are missing. So the most informative jobs come first, and slow ones that say little come last.
 """
 
 import dataclasses
@@ -18,7 +18,14 @@ Shape = tuple[int, int, int, int]
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """None and empty mean: whatever the suite takes."""
+    """The choices of the command line. An empty field stands for the suite's own values.
+
+    device:    "cpu" or "cuda".
+    seconds:   The seconds of timing, for each contender and measure.
+    peers:     The folder of the public kernels.
+    rows:      Names of models.
+    train:     The suite `models` trains the recommender instead.
+    """
 
     device: str
     seconds: float
@@ -41,18 +48,21 @@ DENSE_SHAPES: tuple[Shape, ...] = (
 )
 CPU_SHAPES: tuple[Shape, ...] = tuple((2, 4, n, 64) for n in (512, 1024, 2048, 4096))
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
-# About as many tokens at every length, so that a GPU is full.
+# The number of tokens is about the same at every length, so that a GPU is full.
 GRID_SHAPES: tuple[Shape, ...] = tuple(
     (max(1, min(64, 32768 // n)), 4, n, d) for d in (32, 64, 128, 256) for n in LENGTHS
 )
-# (dtype, float32 matmul precision): IEEE, TF32, bf16.
+# (dtype, float32 matmul precision): IEEE fp32, TF32 and bf16.
 GRID_TYPES = (("float32", "highest"), ("float32", "high"), ("bfloat16", "highest"))
 
 
 def jobs_of(
     cases: Iterable[Case], names: tuple[str, ...], measures: tuple[str, ...], pick: Selection
 ) -> list[Job]:
-    """On a CPU one job a case, its contenders taking turns; on a GPU one a contender."""
+    """The jobs of some cases, without the contenders and measures that were not selected.
+
+    On a CPU a case is one job, and its contenders take turns. On a GPU each contender is a job.
+    """
     kept = tuple(n for n in names if not pick.contenders or n in pick.contenders)
     measured = tuple(m for m in measures if not pick.measures or m in pick.measures)
     groups = [kept] if pick.device == "cpu" else [(name,) for name in kept]
@@ -62,8 +72,7 @@ def jobs_of(
 
 
 def dense(pick: Selection) -> list[Job]:
-    """Ours against stock Inductor, eager and softmax anchors; silu and tanh-gelu, four
-    variants."""
+    """silu and gelu_tanh in four variants: gdpa, stock Inductor, eager and softmax anchors."""
     activations = pick.activations or ("silu", "gelu_tanh")
     shapes = pick.shapes or DENSE_SHAPES
     (dtype,) = pick.dtypes or ("bfloat16",)
@@ -83,7 +92,7 @@ def dense(pick: Selection) -> list[Job]:
     found += jobs_of(cases("bias"), pair, ("forward", "step"), pick)
     found += jobs_of(cases("buckets"), pair, ("forward", "step"), pick)
     found += jobs_of(cases("none"), ("eager",), ("forward", "step"), pick)
-    # Asked for by name only.
+    # These are measured only if the command line names them.
     if "scores" in pick.variants:
         found += jobs_of(cases("scores"), pair, ("forward", "step"), pick)
     for name in ("gdpa-always", "gdpa-atomic", "gdpa-exact"):
@@ -93,7 +102,10 @@ def dense(pick: Selection) -> list[Job]:
 
 
 def grid(pick: Selection) -> list[Job]:
-    """dtype and precision × head dim × length: nowhere may ours be slower, unless it says so."""
+    """dtype and precision × head dim × length: gdpa and stock Inductor.
+
+    gdpa may nowhere be slower, except where it reports a refusal.
+    """
     cases = [
         Case(activation, variant, *shape, dtype, pick.device, precision)
         for dtype, precision in GRID_TYPES
@@ -107,7 +119,7 @@ def grid(pick: Selection) -> list[Job]:
 
 
 def cpu(pick: Selection) -> list[Job]:
-    """fp32 on a CPU, time and memory against stock Inductor."""
+    """fp32 on a CPU: gdpa and stock Inductor."""
     cases = [
         Case(activation, variant, *shape, dtype, "cpu")
         for activation in pick.activations or ("silu",)
@@ -120,8 +132,8 @@ def cpu(pick: Selection) -> list[Job]:
     return jobs_of(cases, names, ("forward", "step"), pick)
 
 
-# (batch, heads, length, head dim, value dim) of values wider than any kernel takes; and of what
-# kernels take for inference only, or not at all.
+# (batch, heads, length, head dim, value dim). WIDE_SHAPES have values too wide for fused kernels.
+# DEEP_SHAPES, and EXACT_SHAPES in fp32, use fused kernels in inference only, or never.
 WIDE_SHAPES = tuple(
     (32768 // n, 1, n, 128, width) for n in (1024, 2048, 4096) for width in (1024, 1536)
 )
@@ -130,8 +142,10 @@ EXACT_SHAPES = tuple((16384 // n, 4, n, d, d) for d in (64, 128) for n in (1024,
 
 
 def wide(pick: Selection) -> list[Job]:
-    """Scores in chunks, and what the default chooses, against stock: wide values, training with
-    wide heads, fp32 without TF32."""
+    """Problems for the chunked backend: wide values, wide heads, and fp32 without TF32.
+
+    The contenders are gdpa's own choice, the chunked backend and stock Inductor.
+    """
     kinds = (("relu2", "laplace"), WIDE_SHAPES, "bfloat16"), (("silu",), DEEP_SHAPES, "bfloat16")
     exact = ("silu",), EXACT_SHAPES, "float32"
     found: list[Job] = []
@@ -156,8 +170,10 @@ SEEDS = 3
 
 
 def models(pick: Selection) -> list[Job]:
-    """Public models in training and inference, and behind each its attention alone; `rows` names
-    them. Or the whole recommender in training."""
+    """Public models in training and inference, each followed by its attentions alone.
+
+    With `train` it is the recommender in training instead.
+    """
     if pick.train:
         return training(pick)
     on_gpu = pick.device == "cuda"
@@ -180,8 +196,11 @@ def model_cases(name: str, pick: Selection) -> list[Case]:
 
 
 def training(pick: Selection) -> list[Job]:
-    """Ours and stock with as many seeds as make a spread, and eager, which rounds in yet another
-    order; then the largest batch of both."""
+    """The recommender in training: gdpa and stock Inductor with SEEDS seeds, and eager with one.
+
+    Stock's seeds give the spread of its losses. Eager shows a third order of rounding. On a GPU the
+    largest batch of gdpa and of stock comes last.
+    """
     (dtype,) = pick.dtypes or ("autocast" if pick.device == "cuda" else "float32",)
     (sizes,) = pick.shapes or (TRAINED[pick.device],)
     case = Case("recommender", "model", *sizes, dtype, pick.device)
@@ -196,7 +215,7 @@ def training(pick: Selection) -> list[Job]:
 
 
 def compiling(pick: Selection) -> list[Job]:
-    """One attention each, forward and backward: what its compile takes, ours and stock's."""
+    """The time to compile the forward and backward of one attention, by gdpa and by Inductor."""
     on_gpu = pick.device == "cuda"
     (dtype,) = pick.dtypes or ("bfloat16" if on_gpu else "float32",)
     shapes = pick.shapes or (((32, 4, 1024, 128), (32, 4, 1024, 64)) if on_gpu else CPU_SHAPES[1:2])
@@ -209,11 +228,11 @@ def compiling(pick: Selection) -> list[Job]:
     rows = pick.rows or (() if pick.variants or pick.shapes else ("hstu-padded",))
     cases += [MODELS[row].case(row, pick.device, dtype) for row in rows]
     names = pick.contenders or ("gdpa" if on_gpu else "gdpa-always", "inductor")
-    # In turn: each compiles by itself.
+    # A job for each contender: each compiles in its own process.
     return [Job(case, (name,), ("step",), 0.0) for case in cases for name in names]
 
 
-# (length, fill, keys): jagged queries and keys, then jagged queries over short dense keys.
+# (length, fill, keys). Keys are jagged if their number is 0, and else dense and short.
 JAGGED_SIZES = (
     (256, 1.0, 0), (512, 0.5, 0), (1024, 0.5, 0), (1024, 1.0, 0), (2048, 0.5, 0), (1024, 1.0, 256),
     (2048, 1.0, 256),
@@ -221,8 +240,11 @@ JAGGED_SIZES = (
 
 
 def jagged(pick: Selection) -> list[Job]:
-    """The padded formula over jagged values: gelu_tanh against stock Inductor and the public
-    kernels, causal silu against HSTU's; `shapes` keeps the cases of these lengths."""
+    """The padded formula over jagged sequences.
+
+    gelu_tanh is compared with stock Inductor and Meta's kernels, and causal silu with HSTU's.
+    `shapes` selects cases by their length.
+    """
     batch, heads = (1152, 4) if pick.device == "cuda" else (8, 2)
     (dtype,) = pick.dtypes or ("bfloat16" if pick.device == "cuda" else "float32",)
     kept = {shape[2] for shape in pick.shapes}
@@ -260,8 +282,10 @@ CACHE_ROWS, CACHE_KEYS = (1, 16, 128), 4096
 
 
 def serving(pick: Selection) -> list[Job]:
-    """Few queries over a cache, against stock Inductor and a copy of the keys; `shapes` has the
-    queries for N."""
+    """A few queries over a cache: gdpa, stock Inductor and a copy of the keys.
+
+    In `shapes`, N is the number of queries.
+    """
     on_gpu = pick.device == "cuda"
     (dtype,) = pick.dtypes or ("bfloat16" if on_gpu else "float32",)
     sizes = [(batch, 4, n, 128) for batch in ((256, 8) if on_gpu else (4,)) for n in CACHE_ROWS]

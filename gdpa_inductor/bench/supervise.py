@@ -1,7 +1,7 @@
-"""Runs jobs in worker processes, past crashes and no longer than the budget.
+"""Runs jobs in worker processes, within a budget of time. A crash costs only the job that crashed.
 
-In: jobs. Out: measurements as dicts, as they come. A job that killed its worker comes as one with
-`error`, and so do those that no time was left for.
+In: jobs. Out: measurements as dicts, as soon as they are there. A job that crashed its worker gives
+measurements with `error`. So does a job for which no time is left.
 """
 
 import dataclasses
@@ -22,7 +22,10 @@ Row = dict[str, Any]
 
 
 def supervise(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Iterator[Row]:
-    """Measurements of all jobs; a new worker takes over behind the job on which one died."""
+    """Measurements of all jobs. If a worker dies, a new one continues after the job that failed.
+
+    budget: Seconds for all jobs. env: The environment of the workers.
+    """
     deadline = time.monotonic() + budget
     start = 0
     while start < len(jobs):
@@ -51,8 +54,11 @@ def supervise(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Ite
 def cold_and_warm(
     jobs: Sequence[Job], budget: float, env: Mapping[str, str], at_once: int = 1
 ) -> Iterator[Row]:
-    """Each job in two processes, one after the other: the first finds empty caches, the second what
-    the first left there. `measure` says which. at_once: how many jobs run side by side."""
+    """Each job in two processes, one after the other.
+
+    The first, of measure "cold", begins with empty caches. The second, of measure "warm", finds in
+    them what the first has compiled. at_once: The number of jobs that run at the same time.
+    """
     deadline = time.monotonic() + budget
 
     def both(job: Job) -> Iterator[Row]:
@@ -69,8 +75,10 @@ def cold_and_warm(
 def side_by_side(
     jobs: Sequence[Job], budget: float, env: Mapping[str, str], at_once: int
 ) -> Iterator[Row]:
-    """The jobs, dealt to several workers. They compile side by side; while one of them measures,
-    the others wait."""
+    """The jobs, distributed over `at_once` workers.
+
+    The workers compile at the same time. While one of them measures, the others wait.
+    """
     if at_once == 1:
         yield from supervise(jobs, budget, env)
         return
@@ -81,7 +89,7 @@ def side_by_side(
 
 
 def as_they_come(streams: Sequence[Iterator[Row]], at_once: int) -> Iterator[Row]:
-    """The rows of all; so many streams run side by side."""
+    """The rows of all streams. At most `at_once` streams run at the same time."""
     rows: queue.SimpleQueue[Row | None] = queue.SimpleQueue()
 
     def drain(stream: Iterator[Row]) -> None:
@@ -100,7 +108,7 @@ def as_they_come(streams: Sequence[Iterator[Row]], at_once: int) -> Iterator[Row
 
 
 def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> Iterator[Row]:
-    """The lines of one worker; `{"ended": 0}` last if it came to its end."""
+    """The lines of one worker as dicts. The last is `{"ended": 0}` if it ended without an error."""
     process = subprocess.Popen(
         [sys.executable, "-m", "gdpa_inductor.bench.worker"],
         stdin=subprocess.PIPE,
@@ -127,6 +135,7 @@ def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> 
 
 
 def lost(jobs: Sequence[Job], why: str) -> Iterator[Row]:
+    """A measurement with the error `why` for everything that these jobs would have measured."""
     for job in jobs:
         for name in job.contenders:
             for measure in job.measures:

@@ -1,8 +1,8 @@
 """Measures jobs in a process of its own, so that a crash costs one job and not the run.
 
-In on stdin: a JSON list of jobs. Out on stdout, one JSON line each: `{"begin": i}` before job i,
-and measurements, the fields of `Measurement`. What a contender raises becomes a measurement with
-`error`.
+In, on stdin: a JSON list of jobs. Out, on stdout: JSON lines. A line is `{"begin": i}` before job
+i, or the fields of a `Measurement`. If a contender raises an exception, its measurement has the
+message as `error`.
 """
 
 import contextlib
@@ -31,15 +31,19 @@ from .profiled import share
 from .subjects import reference, subject
 
 Calls = dict[str, Callable[[], list[Tensor]]]
-# Operations relative to the forward's: the backward recomputes the scores in its 5 products.
+# FLOP relative to a forward with 2 products. A backward has 5, since it recomputes the scores.
 WEIGHT = {"forward": 1.0, "step": 3.5, "backward": 2.5}
 
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Contenders of one job take turns on a CPU. `seconds`: of timing, per contender and measure.
-    `peers`: the folder of the public kernels. `cold`: each compiles with empty caches. `turns`: the
-    file by which workers that run side by side measure in turn."""
+    """A case with its contenders and measures. On a CPU the contenders of a job take turns.
+
+    seconds:  Seconds of timing, for each contender and measure.
+    peers:    The folder of the public kernels.
+    cold:     Each contender compiles with empty caches.
+    turns:    A file to lock, so that parallel workers measure in turn. "" if there is one worker.
+    """
 
     case: Case
     contenders: tuple[str, ...]
@@ -57,14 +61,28 @@ class Job:
 
 @dataclasses.dataclass
 class Measurement:
-    """One figure. `spread`: of its runs (measure.py). `off`: relative L2 distance from eager in the
-    same dtype, of the output (forward) or the worst gradient (step). `said`: what gdpa counted and
-    why it refused.
+    """One figure, or the error of a contender.
 
-    Of models only: `distance`, the same from eager in the dtype `reference`. `share`, the part of
-    the kernels' time in those that read or write as many elements as there are scores. `regions`,
-    how many attentions became ours. Of "train" only: `losses`, and `tokens` per second. Of
-    "largest" only: the `largest_batch` that fits, by doubling."""
+    ms:         The median time of a call.
+    spread:     The spread of the times (measure.py).
+    peak_mib:   Peak memory of a call, beyond that held before, in MiB.
+    compile_s:  Seconds of the first call. In "train": of the steps that compiled.
+    off:        Relative L2 distance from eager in the same dtype: of the output, or of the worst
+                gradient.
+    said:       The counters of gdpa, and its log messages, such as refusals.
+
+    Fields of models:
+
+    distance:   The same as `off`, from eager in the dtype `reference`.
+    share:      The share of the kernels' time on tensors with as many elements as there are scores.
+    regions:    The number of attentions that gdpa fused.
+
+    Fields of the recommender in training:
+
+    tokens:         Tokens per second, in "train".
+    losses:         The losses of all steps, in "train".
+    largest_batch:  The largest batch that fits, found by doubling, in "largest".
+    """
 
     case: dict[str, Any]
     contender: str
@@ -95,7 +113,7 @@ def forward_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
 
 
 def step_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
-    """Forward and backward, all gradients, nothing kept."""
+    """A call of forward and backward, which returns the gradients of all leaves."""
 
     def call() -> list[Tensor]:
         return list(torch.autograd.grad(on.running(function), on.leaves, on.direction))
@@ -104,7 +122,7 @@ def step_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
 
 
 def backward_call(function: Function, on: Subject) -> Callable[[], list[Tensor]]:
-    """The backward alone, over and over the same forward."""
+    """A call of the backward alone. All calls share one forward."""
     out = on.running(function)
 
     def call() -> list[Tensor]:
@@ -117,7 +135,7 @@ CALLS = {"forward": forward_call, "step": step_call, "backward": backward_call}
 
 
 def run_job(job: Job) -> Iterator[Measurement]:
-    """Every measure of every contender of the job."""
+    """The measurement of every measure and contender of a job."""
     torch.set_float32_matmul_precision(job.case.precision)
     for measure in job.measures:
         case = dataclasses.asdict(job.case)
@@ -134,11 +152,11 @@ def run_job(job: Job) -> Iterator[Measurement]:
 
 
 def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measurement]) -> None:
-    """Prepares all contenders, then times and weighs those that could be prepared."""
-    # Not between contenders: it would throw away what the one before has compiled.
+    """Compile all contenders, then measure time and memory of those without an error."""
+    # A reset between contenders would remove the compiled code of the one before.
     torch.compiler.reset()
     is_model = job.case.variant == "model"
-    with turn(job, alone=True):  # it takes the most memory
+    with turn(job, alone=True):  # the reference takes the most memory
         truth, dtype = exactly(measure, on) if is_model else ([], "")
         release(job.case.device)
     ready: Calls = {}
@@ -156,7 +174,7 @@ def run_measure(job: Job, measure: str, on: Subject, found: dict[str, Measuremen
 
 
 def weigh(job: Job, measure: str, ready: Calls, found: dict[str, Measurement]) -> None:
-    """Time, memory, and the share of attention in the kernels of a model."""
+    """Measure time and memory, and for models the share of attention in the kernels' time."""
     for name, times in times_ms(ready, job.case.device, job.seconds).items():
         ms = statistics.median(times)
         found[name].ms, found[name].spread = ms, spread(times) if len(times) > 1 else None
@@ -172,8 +190,9 @@ def weigh(job: Job, measure: str, ready: Calls, found: dict[str, Measurement]) -
 
 @contextlib.contextmanager
 def turn(job: Job, alone: bool) -> Iterator[None]:
-    """Beside other workers, or while all of them wait. Beside them Inductor compares its kernels
-    alone.
+    """A context for a part of a job that runs alone, or at the same time as other workers.
+
+    If it does not run alone, Inductor's comparisons of kernels in it do: other workers wait.
     """
     if not job.turns:
         yield
@@ -198,13 +217,13 @@ def turn(job: Job, alone: bool) -> Iterator[None]:
 
 
 def release(device: str) -> None:
-    """What the allocator keeps, for other workers."""
+    """Free the memory that torch's allocator caches, so that other workers can use it."""
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
 def run_training(case: Case, name: str, found: Measurement) -> None:
-    """Trains a recommender under one contender."""
+    """Train the recommender under one contender, and fill in its measurement."""
     forget()
     trained = training.train(case, CONTENDERS[name])
     found.regions = dynamo.counters["gdpa"]["matched"]
@@ -215,13 +234,13 @@ def run_training(case: Case, name: str, found: Measurement) -> None:
 
 
 def run_largest(case: Case, name: str, found: Measurement) -> None:
-    """How many histories one contender can train on at once."""
+    """Find the largest batch of histories on which one contender can train."""
     forget()
     found.largest_batch = training.largest_batch(case, CONTENDERS[name])
 
 
 def forget() -> None:
-    """What was compiled and counted for the contender before."""
+    """Forget the compiled code and the counters of the contender before."""
     torch.compiler.reset()
     dynamo.counters.clear()
 
@@ -230,7 +249,11 @@ TRAINING = {"train": run_training, "largest": run_largest}
 
 
 def exactly(measure: str, on: Subject) -> tuple[list[Tensor], str]:
-    """What eager gives in fp64; in fp32 where there is no kernel for doubles, or no memory."""
+    """The results of eager in fp64, and the name of the dtype.
+
+    They are in fp32 if an operator has no kernel for fp64 or memory does not suffice. The list is
+    empty if fp32 fails too.
+    """
     for dtype in (torch.float64, torch.float32):
         with contextlib.suppress(RuntimeError):
             exact = reference(on, dtype)
@@ -241,14 +264,14 @@ def exactly(measure: str, on: Subject) -> tuple[list[Tensor], str]:
 def prepare(
     job: Job, name: str, measure: str, on: Subject, found: Measurement
 ) -> Callable[[], list[Tensor]]:
-    """Compiles, runs once, and compares with eager."""
+    """Compile a contender, run it once, and compare it with eager. Returns the compiled call."""
     if name != "eager":
         compiler_loaded(job.case.device)
     dynamo.counters.clear()
     caches = inductor.fresh_cache() if job.cold else contextlib.nullcontext()
     start = time.perf_counter()
-    # A backward that will run again must not give its saved buffers away. The whole job is compiled
-    # alike, so that its measures share what is cached.
+    # A backward that runs again must not reuse its saved buffers. All measures of the job are
+    # compiled in the same way, so that they share caches.
     with caches, autograd.keep_saved_buffers("backward" in job.measures):
         call = CALLS[measure](built(job, name, on), on)
         got = call()
@@ -257,7 +280,7 @@ def prepare(
     if name.startswith("gdpa"):
         found.regions = dynamo.counters["gdpa"]["matched"]
     if name not in OTHERS and name != "eager":
-        # Eager needs the most memory; that it finds none is no fault of the contender.
+        # Eager needs the most memory. If it runs out of memory, the contender is not at fault.
         with contextlib.suppress(torch.OutOfMemoryError):
             wanted = CALLS[measure](on.function, on)()
             found.off = worst(got, wanted)
@@ -266,7 +289,7 @@ def prepare(
 
 @functools.cache
 def compiler_loaded(device: str) -> None:
-    """No contender pays for what the first compile of a process loads."""
+    """Compile something small once, so that no contender pays for loading the compiler."""
     torch.compile(lambda x: x + 1)(torch.zeros(8, device=device))
 
 
@@ -275,14 +298,14 @@ def worst(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
 
 
 def built(job: Job, name: str, on: Subject) -> Function:
-    """What the contender runs in place of the case's formula."""
+    """The function that a contender runs in place of the case's formula."""
     if name in PEERS:
         return build(name, job.case, job.peers)
     return CONTENDERS[name](on.function)
 
 
 def distance(got: Tensor, wanted: Tensor) -> float:
-    """Relative L2. In slices, so that comparing large tensors takes no memory to speak of."""
+    """The relative L2 distance. It is computed in slices, to save memory."""
     pairs = zip(got.flatten().split(1 << 26), wanted.flatten().split(1 << 26), strict=True)
     apart, norm = 0.0, 0.0
     for g, w in pairs:
@@ -298,7 +321,10 @@ def synchronize(device: str) -> None:
 
 @contextlib.contextmanager
 def failing_into(*found: Measurement) -> Iterator[None]:
-    """Notes an exception in the measurements and goes on; a broken device ends the process."""
+    """A context that writes an exception into the measurements.
+
+    If the device is broken, the exception of torch ends the process.
+    """
     try:
         yield
     except Exception as error:
@@ -311,7 +337,7 @@ def failing_into(*found: Measurement) -> Iterator[None]:
 
 @contextlib.contextmanager
 def listening() -> Iterator[list[str]]:
-    """What the package logs meanwhile: its matches and refusals."""
+    """A context that collects the log messages of the package: matches and refusals."""
     heard: list[str] = []
 
     class Ear(logging.Handler):
@@ -330,11 +356,12 @@ def listening() -> Iterator[list[str]]:
 
 
 def off_this_machine(text: str) -> str:
-    """Files with their folder, and not where they lie here."""
+    """The text with paths shortened to a file and its folder."""
     return re.sub(r"(?<!\S)/(?:[^\s/:]+/)*([^\s/:]+/[^\s/:]+\.py)", r"\1", text)
 
 
 def what_was_said(heard: Sequence[str]) -> str:
+    """The counters of gdpa and the messages in one line. It is "" if nothing was counted."""
     counted = {name: n for name, n in dynamo.counters["gdpa"].items() if n}
     return "; ".join([*(f"{name}={n}" for name, n in counted.items()), *heard]) if counted else ""
 

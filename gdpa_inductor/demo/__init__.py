@@ -1,1 +1,1 @@
-"""An ordinary recommender on MovieLens-100K under eager, stock Inductor and gdpa: `make demo`."""
+"""The demo, `make demo`: a recommender on MovieLens-100K under eager, Inductor and gdpa."""

@@ -1,9 +1,9 @@
-"""The main job from end to end: an ordinary recommender on real data, trained three times.
+"""The demo: an ordinary recommender on real data, trained three times.
 
-`python -m gdpa_inductor demo` trains the same model, from the same start, on the same batches:
-eagerly, under stock Inductor and under gdpa. Each runs in a process with empty compile caches. What
-came of it is printed side by side. Exit status 1 if gdpa found nothing to fuse or its loss curve is
-another one.
+`python -m gdpa_inductor demo` trains one model in eager, under stock Inductor and under gdpa. All
+three begin with the same parameters and see the same batches. Each runs in a process of its own
+with empty compile caches. The results are printed side by side. The exit status is 1 if gdpa fused
+nothing, or if its loss curve differs from eager's.
 """
 
 import argparse
@@ -24,7 +24,8 @@ from .worker import Run, Setting
 
 CONTENDERS = ("eager", "inductor", "gdpa")
 
-# How far apart two curves may be and still count as one: rounding, grown over a few hundred steps.
+# The largest relative difference of two loss curves that count as the same. Rounding errors grow
+# to this size over a few hundred steps.
 CURVE_TOLERANCE = {"cpu": 1e-3, "cuda": 0.03}
 
 
@@ -33,7 +34,7 @@ class WorkerFailed(RuntimeError):
 
 
 def run_worker(setting: Setting) -> Run:
-    """Trains in a fresh process with a fresh compile cache, showing its progress."""
+    """Train in a new process with an empty compile cache, and show the progress."""
     progress = Progress(setting.contender, setting.steps)
     progress.update(0, "compiling" if setting.contender != "eager" else "")
     command = [sys.executable, "-m", "gdpa_inductor.demo.worker"]
@@ -50,7 +51,10 @@ def run_worker(setting: Setting) -> Run:
 
 
 def run_all(setting: Setting, contenders: Sequence[str], seconds: float) -> list[Run]:
-    """All contenders for as many steps as the first one manages in time."""
+    """Train all contenders for the same number of steps.
+
+    The first contender stops after `seconds` of training. The others train as many steps as it did.
+    """
     first = run_worker(dataclasses.replace(setting, contender=contenders[0], seconds=seconds))
     steps = len(first.losses)
     if steps < setting.steps:
@@ -60,7 +64,10 @@ def run_all(setting: Setting, contenders: Sequence[str], seconds: float) -> list
 
 
 def follow(process: subprocess.Popen[str], progress: Progress) -> Run | None:
-    """Reads a worker's lines to the end; lines that are not JSON are passed through."""
+    """Read a worker's lines to the end, and return its result, or None if there was none.
+
+    Lines that are not JSON are copied to stderr.
+    """
     assert process.stdout is not None
     result = None
     for line in process.stdout:
@@ -78,7 +85,7 @@ def follow(process: subprocess.Popen[str], progress: Progress) -> Run | None:
 
 
 def show(results: Sequence[Run], histories: data.Histories, setting: Setting) -> bool:
-    """Prints everything; returns whether gdpa fused something and trained the same model."""
+    """Print all results. Returns whether gdpa fused something and trained the same model."""
     by_name = {result.contender: result for result in results}
     if "gdpa" in by_name:
         print("\nWhat gdpa found (gdpa_inductor.explain):\n")
@@ -97,7 +104,10 @@ def show(results: Sequence[Run], histories: data.Histories, setting: Setting) ->
 
 
 def verdict(by_name: dict[str, Run], setting: Setting) -> tuple[bool, str]:
-    """Whether gdpa fused something and trained the same model, and what came of it in a line."""
+    """Whether gdpa fused something and trained the same model; a line that says so.
+
+    The line is "" if eager or gdpa did not run.
+    """
     if not {"eager", "gdpa"} <= by_name.keys():
         return True, ""
     ours = by_name["gdpa"]

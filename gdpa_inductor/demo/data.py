@@ -1,8 +1,10 @@
-"""MovieLens-100K as item histories, and the batches that every contender trains on.
+"""MovieLens-100K as item histories, and the batches on which every contender trains.
 
-In: a cache directory. Out: `Histories`, the item ids of each user in order of time; `Batch`es.
-The data is not ours to ship: it is taken from the RecBole wheel, which carries `ml-100k.inter`.
-Only where that cannot be had is a set generated, and it says so in its name.
+In: a cache folder. Out: `Histories`, which are the item ids of each user in order of time, and
+`Batch`es.
+
+The licence does not allow us to ship the data. It is taken from the wheel of RecBole, which has
+`ml-100k.inter`. If the wheel cannot be downloaded, a set is generated. Its name says so.
 """
 
 import os
@@ -25,7 +27,12 @@ NAMES = {"ml-100k.inter": "MovieLens-100K", "generated.inter": "generated set"}
 
 @dataclass(frozen=True)
 class Histories:
-    """`users[u]` is what user u consumed, oldest first; the last item is held out for testing."""
+    """The histories of all users.
+
+    name:   The name of the set, which the demo prints.
+    users:  The item ids of each user, oldest first. The last item is held out for testing.
+    items:  The number of items. Ids are 1 to `items`.
+    """
 
     name: str
     users: tuple[tuple[int, ...], ...]
@@ -34,7 +41,12 @@ class Histories:
 
 @dataclass(frozen=True)
 class Batch:
-    """history, target: [B, N] ids, 0 past the end; negatives: [K] ids."""
+    """A batch of B users with N places.
+
+    history:    The ids of items, int64 [B, N], 0 after the end.
+    target:     The next item of each place, int64 [B, N], 0 after the end.
+    negatives:  The ids of sampled items, int64 [K].
+    """
 
     history: Tensor
     target: Tensor
@@ -49,12 +61,15 @@ class Batch:
 
 
 def folder() -> Path:
-    """Where caches of a user are: $XDG_CACHE_HOME or ~/.cache, and in it a folder of ours."""
+    """Our folder in the user's folder of caches, which is $XDG_CACHE_HOME or ~/.cache."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gdpa_inductor"
 
 
 def obtain(cache: Path) -> Path:
-    """The data file: MovieLens-100K, downloaded into `cache` once, else a generated set."""
+    """The path of the data file. MovieLens-100K is downloaded into `cache` once.
+
+    If the download fails, the file is a generated set.
+    """
     path = cache / "ml-100k.inter"
     if path.exists():
         return path
@@ -70,12 +85,12 @@ def obtain(cache: Path) -> Path:
 
 
 def load(path: Path) -> Histories:
-    """The histories in a data file."""
+    """Read the histories of a data file."""
     return parse(path.read_text(), NAMES.get(path.name, path.stem))
 
 
 def download(cache: Path) -> None:
-    """Takes the one file out of the wheel; pip finds the wheel, none of its dependencies."""
+    """Download the wheel by pip, without its dependencies, and extract the one file."""
     command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(cache)]
     subprocess.run([*command, WHEEL], check=True, timeout=300)
     wheel = next(cache.glob("recbole-*.whl"), None)
@@ -90,9 +105,13 @@ def download(cache: Path) -> None:
 
 
 def parse(text: str, name: str) -> Histories:
-    """RecBole's atomic file: a header, then `user item rating timestamp`, tab-separated."""
+    """The histories in the text of a RecBole atomic file.
+
+    The file has a header, and then lines `user item rating timestamp`, separated by tabs. Users
+    with fewer than 3 items are left out.
+    """
     rows = [line.split("\t") for line in text.splitlines()[1:] if line]
-    # Ties in time are common (ratings entered in one sitting); the item breaks them.
+    # Many ratings of a user have the same time stamp. The id of the item decides their order.
     events = sorted((int(user), float(when), int(item)) for user, item, _, when in rows)
     ids = {item: i for i, item in enumerate(sorted({item for *_, item in events}), start=1)}
     users: dict[int, list[int]] = {}
@@ -103,8 +122,10 @@ def parse(text: str, name: str) -> Histories:
 
 
 def generate(users: int = 943, items: int = 1682, seed: int = 0) -> str:
-    """A set of MovieLens' size, as a data file: the next item is near the last one, so that there
-    is something to learn."""
+    """The text of a data file with random histories, as large as MovieLens-100K.
+
+    The next item is always near the one before, so that there is something to learn.
+    """
     rng = random.Random(seed)
     lines = [HEADER]
     for user in range(1, users + 1):
@@ -116,7 +137,7 @@ def generate(users: int = 943, items: int = 1682, seed: int = 0) -> str:
 
 
 def pad(history: tuple[int, ...], length: int) -> list[int]:
-    """The newest `length` items, zeros behind."""
+    """The newest `length` items of a history, filled up with zeros at the end."""
     newest = list(history[-length:])
     return newest + [0] * (length - len(newest))
 
@@ -124,7 +145,10 @@ def pad(history: tuple[int, ...], length: int) -> list[int]:
 def batches(
     data: Histories, steps: int, batch: int, length: int, negatives: int, seed: int
 ) -> Iterator[Batch]:
-    """`steps` batches, the same for the same arguments. The held-out items never appear."""
+    """`steps` random batches. Equal arguments give equal batches.
+
+    Held-out items are neither in a history nor a target. batch: B. length: N. negatives: K.
+    """
     rng = random.Random(seed)
     for _ in range(steps):
         users = rng.sample(data.users, batch)

@@ -1,4 +1,4 @@
-"""HR@k and NDCG@k of the held-out last item among all items that the user has not seen."""
+"""HR@k and NDCG@k of the held-out last item, ranked among all items that the user has not seen."""
 
 from collections.abc import Callable
 
@@ -11,9 +11,13 @@ Scorer = Callable[[Tensor, Tensor], Tensor]
 
 
 def ranks(scores: Tensor, held_out: Tensor, seen: Tensor) -> Tensor:
-    """Rank (0 is best) of held_out [B] in scores [B, items + 1]; ids in seen [B, L] do not compete.
+    """The ranks of the held-out items, int64 [B]. Rank 0 is the best.
 
-    Ties count against the item, so a constant scorer ranks last, not first.
+    A tie counts against the held-out item, so with constant scores it ranks last.
+
+    scores:    The scores of all items, [B, items + 1].
+    held_out:  The ids of the held-out items, [B].
+    seen:      The ids of items that do not compete, [B, L].
     """
     wanted = scores.gather(1, held_out[:, None])
     scores = scores.scatter(1, seen, float("-inf"))
@@ -25,7 +29,12 @@ def ranks(scores: Tensor, held_out: Tensor, seen: Tensor) -> Tensor:
 def evaluate(
     data: Histories, scorer: Scorer, length: int, k: int = 10, batch: int = 16, device: str = "cpu"
 ) -> dict[str, float]:
-    """HR@k and NDCG@k over all users of `scorer(history [B, N], last [B]) -> [B, items + 1]`."""
+    """The means of HR@k and NDCG@k over all users.
+
+    scorer:  `scorer(history [B, N], last [B])` returns scores [B, items + 1]. `last` is the last
+             place of each history.
+    length:  N.
+    """
     found: list[Tensor] = []
     for start in range(0, len(data.users), batch):
         users = data.users[start : start + batch]
@@ -42,7 +51,7 @@ def evaluate(
 
 
 def popularity(data: Histories) -> Scorer:
-    """The scorer that a model has to beat: how often an item was consumed."""
+    """The scorer that a model has to beat. A score is the number of times an item was consumed."""
     counts = torch.zeros(data.items + 1)
     for user in data.users:
         counts += torch.bincount(torch.tensor(user[:-1]), minlength=data.items + 1)

@@ -1,7 +1,8 @@
-"""A two-layer HSTU-like recommender, written the ordinary way in plain PyTorch.
+"""A recommender of two layers like HSTU's, written in plain PyTorch as users write it.
 
-In: item histories as ids [B, N], 0 past the end. Out: the sampled-softmax loss of predicting each
-next item, or one hidden state per place. Nothing here knows of gdpa_inductor: that is the point.
+In: item histories as ids [B, N], 0 after the end. Out: the sampled-softmax loss of predicting each
+next item, or a hidden state of each place. This file does not use gdpa_inductor: models need no
+change.
 
 Notation: B users, N places, D channels, H heads, K sampled negatives.
 """
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 
 class RelativeBias(nn.Module):
-    """A learned bias for each head and each distance n - m, read out as [H, N, N]."""
+    """A learned bias for each head and each distance of a query and a key. Returns [H, N, N]."""
 
     distance: Tensor
 
@@ -28,7 +29,7 @@ class RelativeBias(nn.Module):
 
 
 class Layer(nn.Module):
-    """One sequential transduction unit: pointwise attention, gated by u. [B, N, D] -> [B, N, D]."""
+    """A sequential transduction unit: pointwise attention, gated by u. [B, N, D] to [B, N, D]."""
 
     mask: Tensor
 
@@ -54,7 +55,7 @@ class Layer(nn.Module):
 
 
 class Recommender(nn.Module):
-    """Embeds a history, runs the layers, scores items by the dot product with their embeddings."""
+    """The model: embeddings, layers, and scores of items by dot products with their embeddings."""
 
     def __init__(
         self, items: int, length: int, width: int = 64, heads: int = 2, layers: int = 2
@@ -68,14 +69,20 @@ class Recommender(nn.Module):
         nn.init.normal_(self.places.weight, std=0.02)
 
     def encode(self, history: Tensor) -> Tensor:
-        """[B, N] ids -> [B, N, D], each place a unit vector that sees only what came before it."""
+        """The hidden states [B, N, D] of ids [B, N].
+
+        The state of a place is a unit vector. It depends only on this place and those before it.
+        """
         x = self.items(history) + self.places.weight
         for layer in self.layers:
             x = layer(x)
         return F.normalize(x, dim=-1)
 
     def forward(self, history: Tensor, target: Tensor, negatives: Tensor) -> Tensor:
-        """Mean loss over the places whose target [B, N] is not 0, against negatives [K]."""
+        """The mean loss over the places whose target is not 0.
+
+        history, target: The ids [B, N]. negatives: The ids of sampled items, [K].
+        """
         hidden = self.encode(history)
         wanted = F.normalize(self.items(target), dim=-1)
         others = F.normalize(self.items(negatives), dim=-1)
@@ -89,7 +96,7 @@ class Recommender(nn.Module):
         return (loss * valid).sum() / valid.sum()
 
     def rank(self, history: Tensor, last: Tensor) -> Tensor:
-        """Scores [B, items + 1] of every item as the one that follows place `last` [B]."""
+        """The scores [B, items + 1] of all items as the next one after the place `last` [B]."""
         hidden = self.encode(history)
         state = hidden[torch.arange(len(history), device=history.device), last]
         return state @ F.normalize(self.items.weight, dim=-1).T

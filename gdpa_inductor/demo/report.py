@@ -1,4 +1,7 @@
-"""What the demo prints: a progress bar, loss curves in characters, one table. No dependencies."""
+"""The output of the demo: a progress bar, loss curves in characters, and a table.
+
+It needs no library.
+"""
 
 import itertools
 import sys
@@ -11,7 +14,7 @@ MARKS = {"eager": "e", "inductor": "i", "gdpa": "g"}
 
 
 class Progress:
-    """A bar on a terminal; elsewhere a line for every tenth part."""
+    """The progress of a run: a bar on a terminal, and elsewhere a line for every tenth part."""
 
     def __init__(self, label: str, total: int, stream: TextIO = sys.stderr) -> None:
         self.label, self.total, self.stream = label, total, stream
@@ -31,14 +34,14 @@ class Progress:
 
 
 def smooth(values: Sequence[float], columns: int) -> list[float]:
-    """Means over `columns` equal stretches."""
+    """The means of `columns` equal parts of a curve."""
     edges = [len(values) * c // columns for c in range(columns + 1)]
     pairs = [(a, b) for a, b in itertools.pairwise(edges) if b > a]
     return [sum(values[a:b]) / (b - a) for a, b in pairs]
 
 
 def plot(curves: dict[str, Sequence[float]], columns: int = 60, rows: int = 12) -> str:
-    """Curves by their marks, `*` where two or more meet."""
+    """A plot of curves in characters. A curve has its mark, and `*` is for several curves."""
     smoothed = {name: smooth(values, columns) for name, values in curves.items()}
     low = min(min(values) for values in smoothed.values())
     high = max(max(values) for values in smoothed.values())
@@ -55,7 +58,7 @@ def plot(curves: dict[str, Sequence[float]], columns: int = 60, rows: int = 12) 
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns padded to their widest cell; the first to the left, the others to the right."""
+    """A table in characters. The first column is aligned left, and the others right."""
     widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
     lines = []
     for row in [header, ["-" * width for width in widths], *rows]:
@@ -70,7 +73,7 @@ def difference(a: Run, b: Run) -> float:
 
 
 def summary(results: Sequence[Run]) -> str:
-    """One row per contender; the first is what loss curves are compared with."""
+    """A table with a row for each contender. Loss curves are compared with the first one's."""
     names = list(results[0].metrics)
     header = ["", "compile s", "step ms", "peak MiB", *names]
     header += ["loss error", "grad error", f"curve from {results[0].contender}"]

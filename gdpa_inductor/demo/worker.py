@@ -1,8 +1,8 @@
 """Trains the recommender under one contender, in a process of its own, and reports in JSON lines.
 
-In: `Setting` as JSON on the command line. Out on stdout: `{"step": i, "loss": x}` per step, then
-one `{"result": {...}}`, the fields of `Run`. A process each, so that memory and compile time are
-its own.
+In: `Setting` as JSON on the command line. Out, on stdout: `{"step": i, "loss": x}` for each step,
+and then `{"result": {...}}` with the fields of `Run`. Each contender has its own process, so that
+its memory and compile time are not affected by others.
 """
 
 import copy
@@ -29,8 +29,19 @@ Trained = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What one run trains. `contender` is "eager" or a torch.compile backend. After `seconds` of
-    training it stops short of `steps`, so that the demo ends in time on a slow machine too."""
+    """The settings of a run.
+
+    contender:      "eager", or a backend of torch.compile.
+    device:         "cpu" or "cuda".
+    steps:          The steps of training.
+    batch:          The users of a step.
+    length:         The items of a history.
+    negatives:      The sampled items of a step.
+    learning_rate:  The learning rate of AdamW.
+    seed:           The seed of the parameters and the batches.
+    seconds:        Training stops after so many seconds, even before `steps` steps. So the demo
+                    ends in time on a slow machine.
+    """
 
     contender: str
     device: str
@@ -46,7 +57,18 @@ class Setting:
 
 @dataclasses.dataclass
 class Run:
-    """What one run found. Errors are relative, against the same model and batch in fp64."""
+    """The result of a run.
+
+    losses:      The loss of each step.
+    compile_s:   Seconds of the first call, without the time of a step.
+    step_ms:     The median milliseconds of a step.
+    peak_bytes:  Peak memory of a forward and backward, beyond that held before. None if unknown.
+    loss_error:  The relative error of the first loss, against the same model in fp64.
+    grad_error:  The same of the worst gradient of a parameter, as a relative L2 distance.
+    metrics:     HR@k and NDCG@k.
+    explained:   The text of `gdpa_inductor.explain`. Only gdpa has it.
+    matches:     The number of regions that gdpa fused.
+    """
 
     contender: str
     losses: list[float]
@@ -61,7 +83,7 @@ class Run:
 
 
 def autocast(device: str) -> AbstractContextManager[None]:
-    """bf16 products on a GPU, as such models are trained there; plain fp32 on a CPU."""
+    """A context with bf16 autocast on a GPU, as such models are trained. A CPU computes in fp32."""
     return torch.autocast(device, dtype=torch.bfloat16, enabled=device == "cuda")
 
 
@@ -70,7 +92,7 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def errors(loss: Tensor, model: nn.Module, batch: data.Batch) -> tuple[float, float]:
-    """Relative error of loss, and the worst of any parameter's gradient, against eager fp64."""
+    """The relative errors of the loss and of the worst gradient of a parameter, against fp64."""
     exact = copy.deepcopy(model).double()
     exact.zero_grad()
     wanted = exact(*batch.tensors())
@@ -81,7 +103,7 @@ def errors(loss: Tensor, model: nn.Module, batch: data.Batch) -> tuple[float, fl
 
 
 def gradient_step(forward: Trained, model: nn.Module, batch: data.Batch) -> Tensor:
-    """Loss and fresh gradients; the parameters stay."""
+    """Compute new gradients, and return the loss. The parameters do not change."""
     device = batch.history.device.type
     model.zero_grad()
     with autocast(device):
@@ -99,7 +121,7 @@ def synchronize(device: str) -> None:
 def train(
     setting: Setting, forward: Trained, model: nn.Module, feed: Iterable[data.Batch]
 ) -> tuple[list[float], list[float]]:
-    """Losses and seconds of each step; prints a line for each."""
+    """Train, and print a line for each step. Returns the losses and the seconds of all steps."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=setting.learning_rate)
     losses: list[float] = []
     seconds: list[float] = []
@@ -120,7 +142,11 @@ def train(
 
 
 def run(setting: Setting) -> Run:
-    """Compiles with the first batch, compares with fp64, trains, weighs a step, ranks."""
+    """The whole run of one contender.
+
+    It compiles and compares with fp64 on the first batch. Then it trains, measures the memory of a
+    step, and evaluates the ranking.
+    """
     histories = data.load(Path(setting.data))
     torch.manual_seed(setting.seed)
     model = Recommender(histories.items, setting.length).to(setting.device)
@@ -155,7 +181,7 @@ def run(setting: Setting) -> Run:
 
 
 def drawn(setting: Setting, histories: data.Histories) -> list[data.Batch]:
-    """The training batches on the device."""
+    """All training batches, on the device."""
     sizes = (setting.steps, setting.batch, setting.length, setting.negatives)
     return [batch.to(setting.device) for batch in data.batches(histories, *sizes, setting.seed)]
 

@@ -1,12 +1,12 @@
-"""Interval arithmetic on score programs: from a term for one element to bounds for a set of them.
+"""Interval arithmetic on score programs: bounds of a term over a set of elements, such as a tile.
 
-Each operation has a rule (`ops`). It takes the node, the `Interval`s of its operands, and plain
-literals for its parameters. It returns the interval of the result. Bounds are terms of the same
-language, and are evaluated at run time.
+Each operation has a rule, in its row of `program/ops/`. A rule takes the node, the `Interval`s of
+its operands, and literals for its parameters. It returns the interval of the result. Bounds are
+terms of the same language, and are evaluated at run time.
 
-Integers are exact. Floats are widened by `SLACK`, so that another rounding of the same formula (a
-fused multiply-add) cannot move an element out of its interval. A result without a rule is unknown.
-Unknown floats count as finite: x·0 is 0 and x + (-inf) is -inf.
+Integers are exact. Bounds of floats are widened by `SLACK`. So an element stays in its interval if
+a kernel rounds the same formula differently, such as by a fused multiply-add. A result without a
+rule is unknown. Unknown floats count as finite: x·0 is 0 and x + (-inf) is -inf.
 """
 
 from __future__ import annotations
@@ -25,21 +25,20 @@ from .simplify import FALSE, TRUE, both, build, either, negation
 Bound = Expr | None
 Rule = Callable[..., "Interval"]
 SLACK = 2.0**-20
-_EXACT = 1 << 24  # integers up to here are themselves in fp32
+_EXACT = 1 << 24  # integers up to this one are exact in fp32
 
 
 @dataclass(frozen=True)
 class Interval:
     """Bounds of a term on a set of elements.
 
-    lo, hi:  lo <= term <= hi. None if there is no bound. For a bool, lo is "true everywhere", and
-    hi
-             is "true somewhere".
-    zero:    The float is 0 everywhere.
+    lo, hi:  lo <= term <= hi. A bound is None if it is not known. For a bool, lo is "true
+             everywhere", and hi is "true somewhere".
+    zero:    A term that is true only if the float or integer is 0 everywhere.
     flat:    The term depends on a condition or a clamp. Only then is it worth testing whether it is
              0 everywhere.
-    falls:   It may be -inf.
-    whole:   It is an integer, with at most this magnitude.
+    falls:   The term may be -inf.
+    whole:   If it is finite, the term is an integer, and its magnitude is at most this number.
     """
 
     lo: Bound
@@ -51,17 +50,17 @@ class Interval:
 
     @property
     def always(self) -> Expr:
-        """Whether a bool is true everywhere."""
+        """A term: whether a bool is true everywhere."""
         return FALSE if self.lo is None else self.lo
 
     @property
     def never(self) -> Expr:
-        """Whether a bool is false everywhere."""
+        """A term: whether a bool is false everywhere."""
         return FALSE if self.hi is None else negation(self.hi)
 
     @property
     def point(self) -> Bound:
-        """The value, if it is the same for all elements; else None."""
+        """The term's value if it is known to be the same for all elements. Otherwise None."""
         return self.lo if self.lo is self.hi else None
 
 
@@ -79,7 +78,10 @@ def literal(node: Expr) -> Interval:
 
 
 def lift(roots: Sequence[Expr], leaf: Callable[[Expr], Interval]) -> list[Interval]:
-    """The intervals of terms, from those of their leaves. Integer operands count as MODEST."""
+    """The intervals of terms, from those of their leaves.
+
+    Integer operands count as MODEST (integers.py). An integer that may overflow is unknown.
+    """
     wraps = wrapping(roots)
 
     def apply(node: Expr, values: list[Any]) -> Interval:
@@ -90,7 +92,7 @@ def lift(roots: Sequence[Expr], leaf: Callable[[Expr], Interval]) -> list[Interv
 
 
 def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
-    """Whether bounds allow only 0."""
+    """A term: whether bounds allow only 0."""
     if not flat or lo is None or hi is None:
         return FALSE
     zero: Literal = 0.0 if lo.kind == "f" else 0
@@ -98,19 +100,19 @@ def pinned(lo: Bound, hi: Bound, flat: bool) -> Expr:
 
 
 def _do(name: str, *bounds: Bound | Literal) -> Bound:
-    """An operation on bounds. None if one of them is None."""
+    """An operation on bounds. It is None if one of them is None."""
     given = [x for x in bounds if x is not None]
     return build(name, *given) if len(given) == len(bounds) else None
 
 
 def _flags(*given: Any) -> dict[str, bool]:
-    """Those of the operands."""
+    """`flat` and `falls` of a result. Each is true if it is true for one of the operands."""
     intervals = [x for x in given if isinstance(x, Interval)]
     return {"flat": any(x.flat for x in intervals), "falls": any(x.falls for x in intervals)}
 
 
 def _widened(lo: Bound, hi: Bound, whole: float = math.inf) -> tuple[Bound, Bound]:
-    """The bounds of a rounded result. 0, infinities and integers that are exact stay."""
+    """The bounds of a rounded result. 0, infinities and exact integers are not widened."""
     if whole <= _EXACT:
         return lo, hi
     ways = (1.0 - SLACK, 1.0 + SLACK)
@@ -146,7 +148,7 @@ def sub(node: Expr, x: Interval, y: Interval) -> Interval:
 
 
 def _corners(name: str, x: Interval, y: Interval) -> tuple[Bound, Bound]:
-    """The extremes of an operation that is monotone in each operand."""
+    """The bounds of an operation that is monotone in each operand: the extremes of its corners."""
     if y.point is not None and y.point.is_const:
         ends = (_do(name, x.lo, y.point), _do(name, x.hi, y.point))
         return ends if float(y.point.value or 0) >= 0 else ends[::-1]
@@ -175,7 +177,7 @@ def mul(node: Expr, x: Interval, y: Interval) -> Interval:
 
 
 def div(node: Expr, x: Interval, y: Interval) -> Interval:
-    """0 / y is 0 only for a y that is known not to be."""
+    """The rule of x / y. A quotient 0 / y counts as 0 only if y is known not to be 0."""
     lo, hi = _widened(*_corners("div", x, y)) if y.point is not None else (None, None)
     if y.point is not None:
         apart = build("ne", y.point, 0.0)
@@ -199,7 +201,7 @@ def absolute(node: Expr, x: Interval) -> Interval:
 def extremum(name: str) -> Rule:
     def rule(node: Expr, x: Interval, y: Interval) -> Interval:
         ends = {"lo": _do(name, x.lo, y.lo), "hi": _do(name, x.hi, y.hi)}
-        if node.kind == "i":  # one operand alone is a bound; of reals the other may be NaN
+        if node.kind == "i":  # one bound suffices; for floats, the other operand may be NaN
             end = "lo" if name == "maximum" else "hi"
             ends[end] = ends[end] or getattr(x, end) or getattr(y, end)
         zero = either(both(x.zero, y.zero), pinned(ends["lo"], ends["hi"], node.kind == "f"))
@@ -215,7 +217,7 @@ def floordiv(node: Expr, x: Interval, y: Interval) -> Interval:
 
 
 def mod(node: Expr, x: Interval, y: Interval) -> Interval:
-    """In order as long as no multiple of the divisor lies between."""
+    """The rule of x % y. It is monotone on a set without a multiple of the divisor inside."""
     divisor = y.point
     if divisor is None or x.lo is None or x.hi is None:
         return unknown("i")
@@ -231,17 +233,17 @@ def mod(node: Expr, x: Interval, y: Interval) -> Interval:
 
 
 def _keeps_zero(node: Expr, params: Sequence[Literal]) -> bool:
-    """Whether f(0) = 0, by the operation's own definition."""
+    """Whether f(0) = 0, by the torch function that defines the operation."""
     return bool(OPS[node.op].torch(torch.zeros((), dtype=torch.float64), *params) == 0)
 
 
 def function(node: Expr, x: Interval, *params: Literal) -> Interval:
-    """Without bounds, but 0 where it is."""
+    """The rule of any function. It gives no bounds. The result is 0 if x is 0 and f(0) = 0."""
     return Interval(None, None, x.zero if _keeps_zero(node, params) else FALSE, x.flat)
 
 
 def rising(node: Expr, x: Interval, *params: Literal) -> Interval:
-    """Monotone and exact."""
+    """The rule of a function that is monotone and exact."""
     lo, hi = _do(node.op, x.lo, *params), _do(node.op, x.hi, *params)
     flat = lo is not None and hi is not None
     zero = either(x.zero if _keeps_zero(node, params) else FALSE, pinned(lo, hi, flat))
@@ -249,7 +251,10 @@ def rising(node: Expr, x: Interval, *params: Literal) -> Interval:
 
 
 def sign(node: Expr, x: Interval) -> Interval:
-    """By comparisons: the sign of a NaN is 0 in torch, and a bound may be NaN for inf - inf."""
+    """The rule of the sign, by comparisons. torch's sign of a NaN is 0.
+
+    A bound may be NaN, by inf - inf, and then must not count as 0.
+    """
     lo = hi = None
     if x.lo is not None:
         below = build("where", build("ge", x.lo, 0.0), 0.0, -1.0)
@@ -262,11 +267,13 @@ def sign(node: Expr, x: Interval) -> Interval:
 
 
 def vanishing(below: float, at_infinity: bool) -> Rule:
-    """Exactly 0 at and below a number, in fp32 and fp64 alike; at_infinity: at -inf too, where
-    others are NaN."""
+    """The rule of a function that is exactly 0 up to a number, in fp32 and in fp64.
+
+    below: The number. at_infinity: The function is 0 at -inf too. Other functions are NaN there.
+    """
 
     def rule(node: Expr, x: Interval, *params: Literal) -> Interval:
-        if params and float(params[0]) <= 0:  # softplus of a negative slope falls
+        if params and float(params[0]) <= 0:  # softplus with a negative slope decreases
             return function(node, x, *params)
         limit = below / float(params[0]) if params else below
         far = FALSE if x.hi is None else build("le", x.hi, limit)
@@ -341,7 +348,11 @@ def where(node: Expr, c: Interval, x: Interval, y: Interval) -> Interval:
 
 
 def _between(c: Interval, x: Bound, y: Bound, merge: str, none: Bound) -> Bound:
-    """A bound of a choice; `none` is what stands for no bound of one side, if there is such."""
+    """A bound of `where(c, x, y)`, from bounds of x and y.
+
+    merge: The operation that joins both bounds. none: It replaces the bound of one side if that is
+    not known; None if there is no such value.
+    """
     if (x is None) != (y is None):
         x, y = x or none, y or none
     if x is None or y is None:
@@ -363,7 +374,10 @@ def to_float(node: Expr, x: Interval) -> Interval:
 
 
 def to_int(node: Expr, x: Interval) -> Interval:
-    """Of a truth value. A real may be too large for an integer, and then is any integer."""
+    """The rule of a conversion to an integer. It has bounds for a bool only.
+
+    A float may be too large for an integer, and then may become any integer.
+    """
     if node.args[0].kind == "f":
         return unknown("i")
     return Interval(_do("int", x.lo), _do("int", x.hi), flat=True)

@@ -1,10 +1,11 @@
-"""`python -m gdpa_inductor bench ceiling`: on Hopper, attention beside the matmuls it is made of.
+"""`python -m gdpa_inductor bench ceiling`: attention on Hopper beside its matmuls alone.
 
-Out: a JSON line for each contender and shape, then two tables. The loops of forward.py and
-backward.py are the ceiling: they move and multiply the same tiles as attention and compute nothing
-else. Peers are softmax attention: cuDNN, FlashAttention-3 (package fa3-fwd, its forward) and
-FlashAttention-4 (flash-attn-4). All contenders of a shape take turns in one process. A contender
-that is not installed, or is wrong, is left out with a line on stderr.
+The output is a JSON line for each contender and shape, then two tables. The loops of forward.py and
+backward.py are the ceiling. They load and multiply the same tiles as attention; some also compute
+silu. They are compared with gdpa's kernels and with softmax attention: cuDNN, the forward of
+FlashAttention-3 (package fa3-fwd) and FlashAttention-4 (flash-attn-4). All contenders of a shape
+take turns in one process. A contender that is not installed, or computes wrong results, is left
+out. A line on stderr says so.
 """
 
 import argparse
@@ -28,15 +29,19 @@ from ..worker import WEIGHT
 from .load import Call, Sampler, turns_ms, under_load
 
 Row = dict[str, Any]
-SMALL: Shape = (2, 4, 512, 128)  # where everybody is checked
-ALLOWED = 0.02  # relative L2 distance from fp64; what is right in bf16 has 0.002
-SIZE = 8192  # of a plain matrix product
+SMALL: Shape = (2, 4, 512, 128)  # the shape on which results are checked
+ALLOWED = 0.02  # relative L2 distance from fp64; a correct result in bf16 has about 0.002
+SIZE = 8192  # rows and columns of a plain matrix product
 TURN = 0.03  # seconds
-LOADED = 8192  # the length that is run without a pause as well
+LOADED = 8192  # the length that is also measured under steady load
 
 
 class Tensors:
-    """Random q, k, v, dO of [B, H, N, D], and the same for those that take [B, N, H, D]."""
+    """Random q, k, v and dO in bf16.
+
+    heads_first:  The tensors as [B, H, N, D].
+    rows_first:   The same tensors as [B, N, H, D].
+    """
 
     def __init__(self, shape: Shape) -> None:
         torch.manual_seed(0)
@@ -50,7 +55,10 @@ class Tensors:
 def attention(
     function: Callable[..., Any], on: Tensors, measure: str, rows_first: bool = False
 ) -> Call:
-    """A call of the forward, or of the backward alone, of a function of q, k, v."""
+    """A call of the forward, or of the backward alone, of a function of q, k, v.
+
+    rows_first: The function takes [B, N, H, D]. The results of the call are [B, H, N, D] anyway.
+    """
     *given, direction = on.rows_first if rows_first else on.heads_first
 
     def output() -> Tensor:
@@ -69,7 +77,7 @@ def attention(
     with autograd.keep_saved_buffers():
         out = output()
         call = lambda: ordered(torch.autograd.grad(out, given, direction, retain_graph=True))
-        call()  # compiles, while buffers are kept
+        call()  # this call compiles, in the context that keeps saved buffers
         return call
 
 
@@ -94,7 +102,7 @@ def ours(
     on: Tensors, measure: str, activation: str, kernel: str, deterministic: bool = True
 ) -> Call:
     function = formula(dataclasses.replace(on.case, activation=activation))
-    # Two shapes in one process must not make one kernel of dynamic ones.
+    # By default the second shape would compile a kernel for dynamic shapes.
     compiled = gdpa(dynamic=False, kernel=kernel, deterministic=deterministic)(function)
     return attention(compiled, on, measure)
 
@@ -105,7 +113,12 @@ Check = Callable[[Tensors, str], float | None]
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
-    """make: the call for a measure, or raises. computes: "softmax" or an activation."""
+    """An attention to measure.
+
+    make:      It returns the call for a measure, or raises an exception.
+    computes:  "softmax", or the name of an activation.
+    measures:  The measures that it supports.
+    """
 
     make: Make
     computes: str
@@ -135,7 +148,7 @@ CONTENDERS = {
 
 
 def reference(computes: str, on: Tensors, measure: str) -> list[Tensor]:
-    """O, or dQ, dK and dV, in fp64."""
+    """The exact results in fp64: O in the forward, and dQ, dK and dV in the backward."""
     q, k, v, direction = (x.detach().double() for x in on.heads_first)
     given = [x.requires_grad_() for x in (q, k, v)]
     scores = q @ k.mT * on.case.head_dim**-0.5
@@ -145,13 +158,18 @@ def reference(computes: str, on: Tensors, measure: str) -> list[Tensor]:
 
 
 def distance(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The worst relative L2 distance."""
+    """The largest relative L2 distance of any result."""
     pairs = ((g.detach().double(), w.detach().double()) for g, w in zip(got, wanted, strict=True))
     return max(float((g - w).norm() / w.norm()) for g, w in pairs)
 
 
 def everybody(measure: str) -> Iterator[tuple[str, Make, Check]]:
-    """Name, what makes the call, and what tells how far its results are off (None: unknown)."""
+    """All contenders of a measure as (name, make, check).
+
+    make:   It returns the call.
+    check:  It returns the distance of the call's results from the exact ones, or None if the
+            contender computes no meaningful results.
+    """
     from .products import LOOPS, Launch, expected
 
     def check_products(on: Tensors, measure: str, loop: Any) -> float | None:
@@ -173,7 +191,7 @@ def everybody(measure: str) -> Iterator[tuple[str, Make, Check]]:
 
 
 def calls_of(on: Tensors, measure: str) -> Iterator[tuple[str, Call, float | None]]:
-    """Name, call and error of whoever can be had and is right."""
+    """(name, call, error) of each contender that is available and computes correct results."""
     small = Tensors(SMALL)
     for name, make, check in everybody(measure):
         try:
@@ -187,8 +205,15 @@ def calls_of(on: Tensors, measure: str) -> Iterator[tuple[str, Call, float | Non
 
 
 def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator[Row]:
-    """A row for everybody. spread: the slowest turn over the fastest. same_bits: of a loop, whether
-    runs agree bit by bit. load: under steady load."""
+    """A row for each contender at a shape.
+
+    Some fields of a row:
+
+    spread:     The slowest turn over the fastest.
+    off:        The relative L2 distance from fp64.
+    same_bits:  Whether several runs give the same bits. Only loops have this field.
+    load:       Rate, clock and power under steady load, at the length LOADED.
+    """
     on = Tensors(shape)
     found = {name: (call, error) for name, call, error in calls_of(on, measure)}
     calls = {name: call for name, (call, _) in found.items()}
@@ -208,7 +233,7 @@ def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator
 
 
 def plain(turns: int, seconds: float) -> Iterator[Row]:
-    """A plain product of torch, which is cuBLAS."""
+    """A row for a plain matrix product in torch, which runs in cuBLAS."""
     a, b = (torch.randn(SIZE, SIZE, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     call, flops = (lambda: a @ b), 2.0 * SIZE**3
     ms = statistics.median(turns_ms({"": call}, turns, TURN)[""])
@@ -219,7 +244,7 @@ def plain(turns: int, seconds: float) -> Iterator[Row]:
 
 
 def table(rows: Sequence[Row], field: Callable[[Row], str]) -> str:
-    """Markdown: a line for each contender and measure, a column for each length."""
+    """A table in Markdown: a line for each contender and measure, a column for each length."""
     lengths = list(dict.fromkeys(r["shape"][2] for r in rows))
     cells = {(r["measure"], r["contender"], r["shape"][2]): field(r) for r in rows}
     names = list(dict.fromkeys((r["measure"], r["contender"]) for r in rows))
@@ -229,7 +254,7 @@ def table(rows: Sequence[Row], field: Callable[[Row], str]) -> str:
 
 
 def loaded(row: Row) -> str:
-    """TFLOP/s, MHz, W and the share of the tensor cores' peak under steady load."""
+    """The cell of a row under steady load: TFLOP/s, MHz, W and the share of the peak rate."""
     found = row.get("load") or {}
     if "of_peak" not in found:
         return "–"
@@ -256,7 +281,7 @@ def main(argv: Sequence[str] = ()) -> int:
     for shape in DENSE_SHAPES:
         for measure in chosen.measures:
             torch.compiler.reset()
-            with dynamo.without_limit():  # everybody compiles the same function
+            with dynamo.without_limit():  # all contenders compile the same function
                 keep(measured(shape, measure, chosen.turns, chosen.seconds))
     print(table(rows[1:], lambda row: f"{row['tflops']:.0f}"))
     print(table([r for r in rows if r.get("load")], loaded))

@@ -1,10 +1,14 @@
-"""A plain loop of the five products of a backward, 128 keys and `rows` queries to a tile.
+"""A plain loop of the five products of a backward. A tile has 128 keys and `rows` queries.
 
     S = Q Kᵀ,  dP = dO Vᵀ,  dV = Pᵀ dO,  dK = dSᵀ Q,  dQ = dS K
-    P = S, dS = dP, or activated:  P = silu(S / √D), dS = silu'(S / √D) dP,  in 16 bits
+    P = S, dS = dP, or activated:  P = silu(S / √D), dS = silu'(S / √D) dP,  in bf16
 
-A tile of the grid is 128 keys. Scores are transposed, so that P and dS are operands from registers;
-dQ takes dS from shared memory. S of the next query tile is issued before dQ of this one.
+A CTA computes dK and dV of 128 keys at a time. Scores are transposed, so that P and dS are operands
+from registers. The product dQ reads dS from shared memory. A CTA issues S of the next query tile
+before dQ of the current one.
+
+Notation: a step is one query tile of a key tile. The key tiles of a head add to a query tile of dQ
+one after another. A turn is the place of a key tile in that order.
 """
 
 from dataclasses import dataclass
@@ -42,8 +46,8 @@ from .wgmma import (
     view,
 )
 
-BOTH, FULL, EMPTY = 1, 2, 4  # named barriers; the last two one for each warpgroup
-OTHER = 6  # from FULL to those of a second warp, behind wgmma.OWN
+BOTH, FULL, EMPTY = 1, 2, 4  # named barriers; FULL and EMPTY have one for each warpgroup
+OTHER = 6  # the offset from FULL to the barriers of a second warp, which follow wgmma.OWN
 STAGES = (1, 1, 2, 2)  # K, V, Q, dO
 BULK = "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [{$r0}], [{$r1}], {$r2};"
 PLAIN = "cp.async.bulk.global.shared::cta.bulk_group [{$r0}], [{$r1}], {$r2};"
@@ -52,12 +56,24 @@ QUAD = "red.global.add.v4.f32 [{$r0}], {{$r1}, {$r2}, {$r3}, {$r4}};"
 
 @dataclass(frozen=True)
 class BackwardCeiling:
-    """resident: see ForwardCeiling. activated: P and dS are silu's.
+    """The loop of a backward. Calling it, inside of a CuTe compile, launches the kernel.
 
-    dq: "added" by bulk copies out of shared memory, by a warp of its own. "ordered": the same, the
-    key tiles one after another (see `turn`). "reduced" from registers. "handed" to that warp, which
-    drops it. "dropped". turned: the CTAs of a head begin at different query tiles, so that they do
-    not add to the same place. warps: 2 add by turns, a step each."""
+    rows:       Queries of a tile.
+    resident:   See ForwardCeiling.
+    activated:  P and dS are those of silu.
+    dq:         How dQ is added to memory, see below.
+    turned:     The CTAs of a head begin at different query tiles, so that they do not add to the
+                same place.
+    warps:      The number of warps that add dQ. Two warps take every second step each.
+
+    The values of `dq`:
+
+    "added":    A warp of its own adds dQ to memory by bulk copies from shared memory.
+    "ordered":  The same, and the key tiles of a head add in a fixed order (see `turn`).
+    "reduced":  The threads that computed dQ add it to memory from registers.
+    "handed":   dQ is handed to the warp of its own, which drops it.
+    "dropped":  dQ is computed and dropped.
+    """
 
     rows: int = 64
     resident: bool = False
@@ -81,9 +97,14 @@ class BackwardCeiling:
 
     @cute.jit
     def __call__(self, inputs, outputs, sums, sizes, ctas: Int32, stream):
-        """inputs: pointers to k, v, q, dO. outputs: to dv, dk. sums: to dQ in fp32, as registers
-        hold it, and to a counter for each query tile of a head. sizes: heads, N (a multiple of
-        128)."""
+        """Launch the kernel.
+
+        inputs:   Pointers to k, v, q and dO, bf16 [heads, N, D].
+        outputs:  Pointers to dv and dk, bf16 [heads, N, D].
+        sums:     Pointers to dQ, fp32 in the order of the registers, and to an int32 counter for
+                  each query tile of each head.
+        sizes:    (heads, N). Heads of all batches are counted. N is a multiple of 128.
+        """
         load, write = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         sources = tuple(tma(load, matrix(p, *sizes), h) for p, h in zip(inputs, self.heights))
         targets = tuple(tma(write, matrix(p, *sizes), 64) for p in outputs)
@@ -103,7 +124,7 @@ class BackwardCeiling:
         stored, handed = 2 * self.rows * D, self.rows * D if self.by_hand else 4
 
         @cute.struct
-        class Memory:  # out: two stages of dS; at the end of a tile dV, then dK
+        class Memory:  # out: two stages of dS in the loop; dV and then dK at the end of a tile
             barriers: cute.struct.MemRange[Int64, 16]
             tiles: cute.struct.Align[cute.struct.MemRange[BFloat16, loaded], 1024]
             out: cute.struct.Align[cute.struct.MemRange[BFloat16, stored], 1024]
@@ -131,20 +152,22 @@ class BackwardCeiling:
             self.multiply(targets, products, alone, made, buffers, places, sizes, thread)
 
     def first(self, tile, tiles, steps):
-        """The query tile with which a tile begins."""
+        """The query tile with which a key tile begins."""
         return tile % tiles * steps // tiles if self.turned else Int32(0)
 
     def turn(self, tile, row, tiles, steps):
-        """How many tiles of the head add to a query tile before this one, if it is ordered.
+        """The number of key tiles of the head that add to query tile `row` before this one.
 
-        Turned, that which begins nearest before the query tile comes to it first. Then comes the
-        one before that, and so around. In step with each other, none finds another at its place."""
+        Turned, the key tile that begins nearest before the query tile comes first. The key tile
+        that begins before that one comes second, and so on, around the end. If all key tiles are
+        equally fast, no two meet at one query tile.
+        """
         nearest = ((row + 1) * tiles - 1) // steps
         return (nearest - tile % tiles + tiles) % tiles if self.turned else tile % tiles
 
     @cute.jit
     def load(self, parts, made, sizes):
-        """K and V of a tile, then Q and dO by turns."""
+        """Load K and V of a tile, then Q and dO in turn."""
         (heads, length), (cta, ctas) = sizes, grid()
         tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
         done, step = Int32(0), Int32(0)
@@ -160,7 +183,7 @@ class BackwardCeiling:
             done += 1
 
     def operands(self, products, buffers, pointer, thread, group):
-        """The products, their operands for a warpgroup, and how its dS gets into shared memory."""
+        """The products, their fragments for one warpgroup, and its copy of dS to shared memory."""
         mine, mine_kv, mine_q = (x.get_slice(group * WARPGROUP) for x in products)
         sK, sV, sQ, sdO = buffers
         sdS = view(pointer, tile_layout(self.rows, 2))
@@ -196,7 +219,8 @@ class BackwardCeiling:
             at = q.wait(step)
             issue(scores, S, tK[None, None, None, 0], tQ[None, None, None, at], True)
             v.wait(done)
-            # In flight into the loop, ptxas would serialize all products: its copies read S.
+            # If S were in flight at the loop, ptxas would serialize all products: its copies of
+            # registers read S.
             warpgroup.wait_group(0)
             for _ in cutlass.range(steps - 1, unroll=1):
                 place = tile // tiles * steps + row, places, group, thread, sizes
@@ -220,7 +244,10 @@ class BackwardCeiling:
             cute.arch.cp_async_bulk_wait_group(0)
 
     def step(self, step, S, dK, dV, operands, made, place, last: bool) -> None:
-        """One query tile, whose S is there; S of the next is there at the end."""
+        """Compute one query tile. Its S is complete at the beginning.
+
+        S of the next query tile is complete at the end, unless this is the last one.
+        """
         (scores, sums, queries), tiles, (copy, part, to) = operands
         tK, tV, tQ, tdO, tQt, tdOt, tKt, tdS = tiles
         (_, _, q, do), thread = made, place[3]
@@ -249,7 +276,9 @@ class BackwardCeiling:
             issue(scores, S, tK[None, None, None, 0], tQ[None, None, None, at], True)
         cute.arch.fence_view_async_shared()
         cute.arch.barrier(barrier_id=BOTH, number_of_threads=2 * WARPGROUP)
-        if self.rows > 64:  # else registers do not suffice, and ptxas serializes all products
+        # With more than 64 rows and without this wait, registers do not suffice, and ptxas
+        # serializes all products.
+        if self.rows > 64:
             warpgroup.wait_group(0 if last else 1)
         dQ = cute.make_rmem_tensor(queries.partition_shape_C((D, self.rows)), Float32)
         issue(queries, dQ, tKt[None, None, None, 0], tdS[None, None, None, turn], True)
@@ -258,12 +287,15 @@ class BackwardCeiling:
         self.hand_over(dQ, place, step)
 
     def full(self, group, step):
-        """The barrier at which dQ of a warpgroup is handed over."""
+        """The named barrier at which a warpgroup hands over its dQ."""
         return FULL + group + (step % 2 * OTHER if self.warps == 2 else 0)
 
     @cute.jit
     def hand_over(self, dQ, place, step):
-        """dQᵀ of the warpgroup, as it lies in registers, four numbers of every thread at a time."""
+        """Hand over dQᵀ of the warpgroup in the order of its registers.
+
+        Each thread writes four numbers at a time.
+        """
         number, (_, pointer, sums), group, thread, sizes = place
         quads, own = self.rows // 8, thread % WARPGROUP
         lain = cute.make_layout((4, quads, WARPGROUP, 2), stride=(1, 512, 4, 512 * quads))
@@ -281,18 +313,22 @@ class BackwardCeiling:
                 address = (start + (group * quads + quad) * 512 + own * 4).toint()
                 numbers = [source[i, quad] for i in range(4)]
                 cute.arch.inline_ptx(QUAD, read_only_args=[address, *numbers])
-        elif sizes[0] < 0:  # never; keeps the product of a dQ that nobody takes
+        elif sizes[0] < 0:  # never true; it keeps the compiler from removing the product dQ
             target = cute.make_tensor(sums, lain)[None, None, own, group]
             cute.autovec_copy(source, target)
 
     @cute.jit
     def add_up(self, sums, pointer, sizes, mine):
-        """One of the warps that add what they are handed to dQ in memory.
+        """Add the dQ that is handed over to dQ in memory. This runs in one of `self.warps` warps.
 
-        A turn cannot wait forever. It waits for a tile of its head that comes to that query tile in
-        an earlier step of its own. Not turned, it waits for a lower tile. That is no circle. All
-        tiles of a head run at once: a head has at most as many as there are CTAs (`products.ctas`).
-        All CTAs are resident (a cooperative launch), and each takes the heads in order."""
+        A turn cannot wait forever. It waits for a key tile of its head that reaches the query tile
+        in an earlier step of its own. Not turned, it waits for a lower key tile. So there is no
+        cycle. All key tiles of a head run at once: a head has at most as many as there are CTAs
+        (`products.ctas`). All CTAs are resident (a cooperative launch), and each takes the heads in
+        order.
+
+        mine: The number of this warp.
+        """
         (heads, length), (cta, ctas), step = sizes, grid(), Int32(0)
         tiles, steps = length // COLS, cute.ceil_div(length, self.rows)
         if mine == 0:
@@ -310,10 +346,13 @@ class BackwardCeiling:
 
     @cute.jit
     def add_tile(self, sums, pointer, number, turn, step):
-        """Query tile `number` of all; where there is an order, in turn (number of, of so many)."""
+        """Add one query tile of dQ, in its turn if there is an order.
+
+        number: The query tile, counted over all heads. turn: (this turn, number of turns).
+        """
         (dq, counters), half = sums, self.rows * D // 2
         place, counter = dq + Int64(number) * (2 * half), counters + number
-        if const_expr(self.ordered):  # before dQ comes, when this warp has nothing to do
+        if const_expr(self.ordered):  # this warp has nothing else to do before dQ is handed over
             self.await_turn(counter, turn)
         for group in cutlass.range_constexpr(2):
             full = self.full(group, step)
@@ -326,11 +365,11 @@ class BackwardCeiling:
             cute.arch.cp_async_bulk_wait_group(1 - group, read=True)
             cute.arch.sync_warp()
             cute.arch.barrier_arrive(barrier_id=EMPTY + group, number_of_threads=WARPGROUP + 32)
-        if const_expr(self.ordered):  # the buffer is free already
+        if const_expr(self.ordered):  # the buffer was freed before this wait
             self.pass_on(counter, turn)
 
     def add(self, given, turn) -> None:
-        """Where there is an order, the first turn stores: nobody has to clear dQ."""
+        """Issue the bulk copy that adds. In order, the first turn stores, so dQ is not cleared."""
         if self.dq == "added":
             cute.arch.inline_ptx(BULK, read_only_args=given)
         elif self.ordered:
@@ -346,11 +385,13 @@ class BackwardCeiling:
 
     @cute.jit
     def pass_on(self, counter, turn):
-        """The last turn leaves 0 for the next launch.
+        """Let the next turn add. The last turn sets the counter to 0 for the next launch.
 
-        On sm_90a the wait ends once all is read: it is one instruction with and without `.read`,
-        and takes 90 clocks for 16 bytes. The fence of the release (MEMBAR.ALL.GPU) waits until all
-        is added; with relaxed accesses, 20 runs did not agree (docs/lab/2026-11-22-order.md)."""
+        On sm_90a `cp_async_bulk_wait_group` ends when the source is read, and not later: with and
+        without `.read` it is the same instruction, and takes 90 clocks for 16 bytes. The release's
+        fence (MEMBAR.ALL.GPU) waits until all is added. With relaxed accesses, 20 runs did not
+        agree (docs/lab/2026-11-22-order.md).
+        """
         cute.arch.cp_async_bulk_wait_group(0)
         cute.arch.fence_proxy("async.global")
         with cute.arch.elect_one():

@@ -1,7 +1,7 @@
-"""A plain loop of the products of a forward:  S = Q Kᵀ,  O = P V,  P = S or silu(S) in 16 bits.
+"""A plain loop of the products of a forward:  S = Q Kᵀ,  O = P V,  P = S or silu(S / √D) in bf16.
 
-A tile of the grid is 128 queries. S of the next key tile is issued before P V of this one. With
-`ahead`, the first S of the next tile runs while O is stored.
+A CTA computes the O of 128 queries at a time. It issues S of the next key tile before P V of the
+current one. With `ahead`, the first S of the next query tile runs while O is stored.
 """
 
 from dataclasses import dataclass
@@ -34,8 +34,13 @@ STAGES, HEIGHTS = (2, 2, 2), (ROWS, COLS, COLS)  # Q, K, V
 
 @dataclass(frozen=True)
 class ForwardCeiling:
-    """resident: loads each buffer once and multiplies it over and over, so that nothing competes
-    with the tensor core (its results mean nothing). activated: P is silu(S / √D)."""
+    """The loop of a forward. Calling it, inside of a CuTe compile, launches the kernel.
+
+    resident:   Each buffer is loaded once and then multiplied again and again. So no load competes
+                with the tensor core, and the results mean nothing.
+    activated:  P is silu(S / √D). Otherwise it is S.
+    ahead:      The first S of the next query tile is issued before O is stored.
+    """
 
     resident: bool = False
     activated: bool = False
@@ -45,7 +50,12 @@ class ForwardCeiling:
 
     @cute.jit
     def __call__(self, inputs, outputs, _sums, sizes, ctas: Int32, stream):
-        """inputs: pointers to q, k, v. outputs: to o. sizes: heads, N (a multiple of 128)."""
+        """Launch the kernel.
+
+        inputs:   Pointers to q, k and v, bf16 [heads, N, D].
+        outputs:  A pointer to o, bf16 [heads, N, D].
+        sizes:    (heads, N). Heads of all batches are counted. N is a multiple of 128.
+        """
         load, write = cpasync.CopyBulkTensorTileG2SOp(), cpasync.CopyBulkTensorTileS2GOp()
         sources = tuple(tma(load, matrix(p, *sizes), h) for p, h in zip(inputs, HEIGHTS))
         target = tma(write, matrix(outputs[0], *sizes), 64)
@@ -83,7 +93,10 @@ class ForwardCeiling:
 
     @cute.jit
     def load(self, parts, made, sizes):
-        """Q of a tile, then K and V by turns; with `ahead`, one Q and K more that nobody needs."""
+        """Load Q of a tile, then K and V in turn.
+
+        With `ahead`, one more Q and K are loaded at the end, since the last tile looks ahead too.
+        """
         (heads, length), (cta, ctas) = sizes, grid()
         tiles, steps = length // ROWS, length // COLS
         done, step = Int32(0), Int32(0)
@@ -103,7 +116,7 @@ class ForwardCeiling:
         return as_operand(S, silu(S)[0] if self.activated else None)
 
     def fragments(self, products, buffers, group):
-        """Q, K and V as operands of a warpgroup."""
+        """The fragments of Q, K and V for one warpgroup."""
         mine, mine_o = (x.get_slice(group * WARPGROUP) for x in products)
         tQ = mine.make_fragment_A(mine.partition_A(buffers[0]))
         tK = mine.make_fragment_B(mine.partition_B(buffers[1]))
@@ -111,13 +124,13 @@ class ForwardCeiling:
         return tQ, tK, tV
 
     def scores(self, product, tQ, tK):
-        """S of a query and a key tile, in flight."""
+        """Issue S of a query tile and a key tile. The result is still in flight."""
         S = cute.make_rmem_tensor(product.partition_shape_C((ROWS, COLS)), Float32)
         issue(product, S, tQ, tK, True)
         return S
 
     def activate(self, P, S, key, step, leader) -> None:
-        """P, once S is there."""
+        """Wait for S, free its keys, and compute P."""
         warpgroup.wait_group(0)
         key.free(step, leader)
         P.store(self.weights(S).load())

@@ -1,7 +1,7 @@
-"""Time in turns, and rate, clock and power under steady load, on one GPU.
+"""Times of calls that take turns, and their rate, clock and power under steady load, on one GPU.
 
-In: calls without arguments. Out: milliseconds of every turn, and the clock and power of nvidia-smi.
-Nothing here knows what is being measured.
+In: calls without arguments. Out: milliseconds of every turn, and clock and power from nvidia-smi.
+This module does not depend on what is measured.
 """
 
 import statistics
@@ -16,15 +16,18 @@ from torch import Tensor
 
 Call = Callable[[], object]
 BATCH = 16
-LEAD = 64  # flushes that the GPU does meanwhile, some 5 ms
+LEAD = 64  # flushes before a batch, which keep the GPU busy for about 5 ms
 FLUSH = 1 << 28  # bytes: more than the L2 cache holds
-# Operations in bf16 of the tensor cores of one multiprocessor in a clock (Hopper).
+# FLOP in bf16 of the tensor cores of one multiprocessor in one clock (Hopper).
 TENSOR = 4096
 
 
 def turns_ms(calls: Mapping[str, Call], turns: int, seconds: float) -> dict[str, list[float]]:
-    """The median milliseconds of each turn of each call, a turn of about so many seconds. The order
-    rotates, since the clock of a card at its power limit depends on what ran before."""
+    """The median milliseconds of each turn of each call.
+
+    The order rotates from turn to turn. A GPU at its power limit has a clock that depends on the
+    call before. seconds: The approximate length of a turn.
+    """
     cache = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
     found: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(turns):
@@ -39,15 +42,18 @@ def rotated(names: list[str], turn: int) -> list[str]:
 
 
 def turn_ms(call: Call, cache: Tensor, seconds: float) -> float:
-    """The median of at most 64 runs, the L2 cache flushed before each."""
+    """The median milliseconds of at most 64 runs. The L2 cache is flushed before each run."""
     expected = statistics.median(runs_ms(call, cache))
     batches = min(4, 1 + int(seconds * 1e3 / expected / BATCH))
     return statistics.median(ms for _ in range(batches) for ms in runs_ms(call, cache))
 
 
 def runs_ms(call: Call, cache: Tensor) -> list[float]:
-    """A batch of runs. The GPU is kept busy before it, so that the CPU gets ahead, and what it
-    takes to launch is not measured."""
+    """The milliseconds of each run of a batch.
+
+    The GPU is kept busy before the batch, so that the CPU gets ahead of it. So the time to launch
+    is not measured.
+    """
     for _ in range(LEAD):
         cache.zero_()
     call()
@@ -64,7 +70,10 @@ def runs_ms(call: Call, cache: Tensor) -> list[float]:
 
 
 class Sampler:
-    """Clock, power, temperature and what slows the card down, while it is open."""
+    """A context that samples the GPU every 20 ms.
+
+    A sample has the clock, the power, the temperature, and the reasons for a lower clock.
+    """
 
     FIELDS = "clocks.sm,power.draw.instant,temperature.gpu,clocks_event_reasons.active"
 
@@ -91,7 +100,7 @@ class Sampler:
 
 
 def summary(lines: list[str]) -> dict[str, Any]:
-    """Medians of nvidia-smi's lines, and every reason for a lower clock that they name."""
+    """The medians over nvidia-smi's lines, and all reasons for a lower clock that they name."""
     parts = [line.split(",") for line in lines if line.count(",") == 3]
     if not parts:
         return {}
@@ -101,8 +110,11 @@ def summary(lines: list[str]) -> dict[str, Any]:
 
 
 def under_load(call: Call, flops: float, sampler: Sampler, seconds: float) -> dict[str, Any]:
-    """Rate, clock and power of a call that runs without a pause, after as long without measuring.
-    of_peak: share of what the tensor cores can do at that clock."""
+    """The rate, clock and power of a call that runs without a pause.
+
+    The call runs for `seconds` first, and for `seconds` again to measure. The field of_peak is the
+    share of the tensor cores' peak rate at the measured clock.
+    """
     busy(call, seconds)
     began = time.perf_counter()
     found = {"tflops": flops / busy(call, seconds) / 1e9, **sampler.since(began)}
@@ -113,12 +125,12 @@ def under_load(call: Call, flops: float, sampler: Sampler, seconds: float) -> di
 
 
 def of_peak(tflops: float, mhz: float, multiprocessors: int) -> float:
-    """The share of what all tensor cores can do at a clock."""
+    """A rate as a share of the peak rate of all tensor cores at a clock."""
     return tflops * 1e6 / (mhz * TENSOR * multiprocessors)
 
 
 def busy(call: Call, seconds: float) -> float:
-    """Milliseconds of a call, from so many seconds of them, one behind the other."""
+    """The mean milliseconds of a call, from calls without a pause for so many seconds."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began, done = time.perf_counter(), 0
     start.record()

@@ -1,7 +1,7 @@
-"""The host's side of the plain wgmma loops (wgmma.py): compiling, launching, and what is right.
+"""The host's side of the plain wgmma loops (wgmma.py): compiling, launching, expected results.
 
-In: q, k, v and dO in bf16, contiguous [B, H, N, 128]. Out: what the loop stores. Compiling needs
-no GPU. Importing this module needs nvidia-cutlass-dsl.
+In: q, k, v and dO in bf16, contiguous [B, H, N, 128]. Out: the tensors that the loop stores.
+Compiling needs no GPU. Importing this module needs nvidia-cutlass-dsl.
 """
 
 import functools
@@ -18,8 +18,8 @@ from .forward import ForwardCeiling
 from .wgmma import COLS, D
 
 Loop = ForwardCeiling | BackwardCeiling
-ADDED = ("added", "ordered", "reduced")  # dQ comes out
-# By measure.
+ADDED = ("added", "ordered", "reduced")  # the variants of `dq` that compute dQ
+# The loops of each measure by their name in the table.
 LOOPS: dict[str, dict[str, Loop]] = {
     "forward": {
         "products": ForwardCeiling(),
@@ -63,8 +63,11 @@ def compiled(loop: Loop, options: str = "--gpu-arch=sm_90a") -> Any:
 
 
 def ctas(loop: Loop, multiprocessors: int, tiles: int) -> int:
-    """One CTA on each multiprocessor. Ordered, whole heads of so many tiles. So no tile waits for
-    one whose CTA is busy with another head, and no turn for one that never comes."""
+    """The number of CTAs of a launch: one on each multiprocessor.
+
+    In order, it is a multiple of a head's tiles, so that all tiles of a head run at once. So no
+    tile waits for a CTA that is busy with another head. tiles: Key tiles of a head.
+    """
     if not (isinstance(loop, BackwardCeiling) and loop.ordered):
         return multiprocessors
     if tiles > multiprocessors:
@@ -73,7 +76,10 @@ def ctas(loop: Loop, multiprocessors: int, tiles: int) -> int:
 
 
 class Launch:
-    """A loop with its operands; calling it runs the kernel on the current stream."""
+    """A loop with its operands. Calling it runs the kernel on the current stream.
+
+    q, k, v, direction: bf16 [B, H, N, D], where direction is dO and N a multiple of 128.
+    """
 
     def __init__(self, loop: Loop, q: Tensor, k: Tensor, v: Tensor, direction: Tensor) -> None:
         batch, heads, length, width = q.shape
@@ -83,7 +89,7 @@ class Launch:
         self.outputs = [torch.empty_like(q) for _ in range(2 if loop.backward else 1)]
         self.tiles = -(-length // loop.rows)
         self.dq = torch.zeros(self.heads * self.tiles * loop.rows * D, device=q.device)
-        # The last turn of a run leaves 0.
+        # The last turn of a run sets its counter back to 0.
         self.counters = torch.zeros(self.heads * self.tiles, dtype=torch.int32, device=q.device)
         self.kernel = compiled(loop)
         found = torch.cuda.get_device_properties(q.device)
@@ -99,7 +105,7 @@ class Launch:
         self.kernel(*self.arguments, cuda.CUstream(torch.cuda.current_stream().cuda_stream))
 
     def results(self) -> list[Tensor]:
-        """O, or dV, dK and, if it is added up, dQ, of one run."""
+        """The results of one run: O, or dV and dK, and dQ if the loop computes it."""
         ordered = isinstance(self.loop, BackwardCeiling) and self.loop.ordered
         self.dq.fill_(math.nan if ordered else 0)
         self()
@@ -107,13 +113,13 @@ class Launch:
         return [*self.outputs, self.rows_of_dq()] if summed else self.outputs
 
     def same_bits(self, runs: int = 20) -> bool:
-        """Whether the results of so many more runs are those of the first, bit by bit."""
+        """Whether further runs give the same results as the first one, bit by bit."""
         first = [x.clone() for x in self.results()]
         pairs = (pair for _ in range(runs) for pair in zip(first, self.results(), strict=True))
         return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)
 
     def rows_of_dq(self) -> Tensor:
-        """dQ out of the order in which the registers of the warps hold it."""
+        """dQ [B, H, N, D], put in order: the loop leaves it as the warps' registers hold it."""
         q, rows = self.given[0], self.loop.rows
         # heads, tile, warpgroup, 8 rows, warp, 8 columns, 2 rows, column + 8, row
         lain = self.dq.view(self.heads, self.tiles, 2, rows // 8, 4, 8, 4, 2, 2)
@@ -122,7 +128,7 @@ class Launch:
 
 
 def expected(loop: Loop, q: Tensor, k: Tensor, v: Tensor, direction: Tensor) -> list[Tensor]:
-    """`Launch.results` in fp64, with P and dS in 16 bits."""
+    """The results that `Launch.results` should have, in fp64 but with P and dS rounded to bf16."""
     q, k, v, direction = (x.double() for x in (q, k, v, direction))
     scores, slope = q @ k.mT, torch.ones((), dtype=torch.double, device=q.device)
     if loop.activated:

@@ -1,10 +1,10 @@
-"""What the plain loops of wgmma share: rings of tiles, products in flight, weights, stores.
+"""The parts that both plain wgmma loops share: rings of tiles, products, weights and stores.
 
-Two warpgroups multiply, one warp loads; the grid is persistent. forward.py and backward.py have the
-loops. All matrices are bf16, contiguous [heads, N, D], D = 128.
+Two warpgroups multiply and one warp loads. The grid is persistent. forward.py and backward.py have
+the loops. All matrices are bf16, contiguous [heads, N, D], D = 128.
 
-Notation: a tile is [rows, D] of a matrix. S is a fragment of scores in fp32, P and dS are operands
-from registers in 16 bits. Names: sX in shared memory, tX a partition of it, X in registers.
+Notation: a tile is [rows, D] of a matrix. S is a fragment of scores in fp32. P and dS are operands
+in bf16 from registers. sX is in shared memory, tX a partition of sX, and X in registers.
 """
 
 from cutlass import BFloat16, Int32, Int64, const_expr, cute, memory
@@ -15,11 +15,16 @@ from ...kernels.cute.sm90.wgmma import WARPGROUP, operand_layout
 
 D, COLS = 128, 128
 THREADS = 3 * WARPGROUP
-OWN = 6  # the first of two named barriers, of one warpgroup each
+OWN = 6  # the first of two named barriers, one for each warpgroup
 
 
 class TileRing:
-    """Buffers that one warp fills by TMA and eight free. Resident ones are filled once."""
+    """A ring of buffers in shared memory. One warp fills them by TMA, and eight warps free them.
+
+    pointer:   The mbarriers, first the full ones, then the empty ones.
+    stages:    The number of buffers.
+    resident:  Each buffer is filled only once and never freed.
+    """
 
     def __init__(self, pointer, stages: int, resident: bool) -> None:
         self.full, self.empty, self.stages = pointer, pointer + stages, stages
@@ -31,7 +36,7 @@ class TileRing:
             cute.arch.mbarrier_init(self.empty + stage, 2 * WARPGROUP // 32)
 
     def wait(self, count):
-        """The buffer of load number `count`, once it has come."""
+        """Wait for load number `count`, and return the number of its buffer."""
         parity = Int32(0) if self.resident else (count // self.stages) % 2
         cute.arch.mbarrier_wait(self.full + count % self.stages, parity)
         return count % self.stages
@@ -44,7 +49,7 @@ class TileRing:
 
     @cute.jit
     def fill(self, count, tiles, place):
-        """Load number `count`, tile `place` of (row, head), by one warp."""
+        """Issue load number `count` from one warp. place: The (row, head) of the tile."""
         if const_expr(self.resident):
             if count < self.stages:
                 self.load(tiles, place, count % self.stages)
@@ -68,7 +73,7 @@ class TileRing:
 
 
 def tile_layout(rows: int, stages: int):
-    """[rows, D, stages]; the 256 bytes of a row in two swizzled halves."""
+    """The layout [rows, D, stages]. The 256 bytes of a row are in two swizzled halves."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, BFloat16)
     return cute.tile_to_shape(atom, (rows, D, stages), order=(0, 1, 2))
 
@@ -83,14 +88,17 @@ def matrix(pointer, heads, length):
 
 
 def tma(op, tensor, rows: int):
-    """(atom, tensor) for tiles of so many rows."""
+    """The TMA (atom, tensor) for tiles of `rows` rows."""
     layout = cute.select(tile_layout(rows, 1), mode=[0, 1])
     atom, coordinates = cpasync.make_tiled_tma_atom(op, tensor, layout, (rows, D))
     return atom, coordinates
 
 
 def parted(source, shared, rows: int):
-    """(atom, tiles in memory by (row, head), buffers, bytes) of a matrix."""
+    """The parts of a TMA copy: (atom, tiles in memory, buffers, bytes of a tile).
+
+    Tiles in memory are indexed by (row, head).
+    """
     atom, tensor = source
     tiles = cute.flat_divide(tensor, (rows, D))
     target, tiles = cpasync.tma_partition(
@@ -100,7 +108,10 @@ def parted(source, shared, rows: int):
 
 
 def rings(barrier, buffer, stages, rows, resident: bool):
-    """The rings of some matrices and their buffers, one behind the other in shared memory."""
+    """The rings of several matrices, and their buffers, which follow each other in shared memory.
+
+    stages: The number of buffers of each matrix. rows: The rows of a tile of each matrix.
+    """
     made, tiles = [], []
     for count, height in zip(stages, rows, strict=True):
         made.append(TileRing(barrier, count, resident))
@@ -110,7 +121,7 @@ def rings(barrier, buffer, stages, rows, resident: bool):
 
 
 def begin(made) -> None:
-    """Makes the barriers, before the roles part."""
+    """Initialize the mbarriers of all rings. It runs before the warps take their roles."""
     with cute.arch.elect_one():
         for ring in made:
             ring.init()
@@ -118,12 +129,12 @@ def begin(made) -> None:
 
 
 def tiled(cols: int, a_major, b_major, a_source, groups: int = 2):
-    """A product of 64 rows for each warpgroup."""
+    """The tiled wgmma of a product with 64 rows for each warpgroup."""
     return wgmma.tiled(BFloat16, cols, b_major, a_source, a_major, groups)
 
 
 def as_operand(sums, values=None):
-    """Sums, or values in their place, in 16 bits as an operand A."""
+    """Sums in bf16 as an operand A from registers. values: They replace the sums, if given."""
     layout = operand_layout(sums.layout)
     out = cute.make_rmem_tensor(layout, BFloat16)
     values = cute.make_tensor(sums.iterator, layout).load() if values is None else values
@@ -132,7 +143,7 @@ def as_operand(sums, values=None):
 
 
 def silu(sums):
-    """x σ(x) and σ(x) of x = sums / √D, in the order of an operand A."""
+    """(x σ(x), σ(x)) for x = sums / √D, in the order of an operand A."""
     layout = operand_layout(sums.layout)
     half = cute.make_tensor(sums.iterator, layout).load() * (0.5 * D**-0.5)
     tanh = cute.math.tanh(half, fastmath=True)
@@ -141,8 +152,16 @@ def silu(sums):
 
 @cute.jit
 def store(sums, alone, target, pointer, place, group, own):
-    """The 64 rows of a warpgroup as tile `place` of (row, head), by way of shared memory. alone:
-    the product of one warpgroup. own: the thread in its warpgroup."""
+    """Store the 64 rows of a warpgroup in bf16, through shared memory and TMA.
+
+    sums:     The fragment in fp32.
+    alone:    The tiled wgmma of one warpgroup.
+    target:   The TMA (atom, tensor) of the matrix.
+    pointer:  The buffers in shared memory, one for each warpgroup.
+    place:    The (row, head) of the tile.
+    group:    The number of the warpgroup.
+    own:      The thread's number in its warpgroup.
+    """
     buffers = view(pointer, tile_layout(64, 2))
     halves = cute.make_rmem_tensor(sums.layout, BFloat16)
     halves.store(sums.load().to(BFloat16))
@@ -162,7 +181,7 @@ def store(sums, alone, target, pointer, place, group, own):
 
 
 def grid():
-    """Number of this CTA, and of all."""
+    """(number of this CTA, number of all CTAs)."""
     cta, _, _ = cute.arch.block_idx()
     ctas, _, _ = cute.arch.grid_dim()
     return cta, ctas

@@ -1,4 +1,7 @@
-"""The rows of `bench models`, named in advance: public models as they are published."""
+"""The rows of `bench models`: public models as they are published.
+
+The list was fixed before the first measurement.
+"""
 
 import dataclasses
 from typing import Any
@@ -20,7 +23,7 @@ def groups(case: Case) -> int:
 
 _SMALL = (2, 2, 64, 16)
 _ENCODER = ((16, 8, 2048, 64), _SMALL)
-# Causal, with one bias for all samples: one head, values twice as wide as the model.
+# GAU is causal, with one head and one bias for all samples. Values are twice as wide as the model.
 _GAU: dict[str, Any] = {"variant": "bias", "heads": 1, "value_dim": lambda case: 2 * width(case)}
 _FLASH = _GAU | {"activation": "relu2", "batch": groups, "length": packages.group}
 _POOL: dict[str, Any] = {"activation": "gelu", "length": plain.seeds, "keys": lambda c: c.length}
@@ -28,11 +31,11 @@ _PFFN: dict[str, Any] = {"activation": "gelu", "keys": plain.tokens}
 _TARGET = {"activation": "sigmoid", "length": plain.candidates, "keys": lambda c: c.length}
 _JAGGED = {"variant": "causal", "fill": 0.5}
 
-# Sizes are such that no other tensor of a model has as many elements as its scores: by that the
-# profile knows them.
+# The profile recognizes scores by their number of elements. So the sizes are chosen such that no
+# other tensor of a model has that number.
 MODELS: dict[str, Model] = {
     "hstu-padded": Model(hstu.padded, (16, 4, 2048, 128), _SMALL, 2, ({"variant": "bias"},)),
-    # Dynamo's graph ends within a layer, and one graph serves both layers.
+    # Dynamo's graph ends within a layer, and both layers share one graph.
     "hstu-research": Model(
         hstu.research, (16, 4, 1024, 128), _SMALL, 1, ({"variant": "buckets"},), fill=0.5
     ),
@@ -74,5 +77,5 @@ MODELS: dict[str, Model] = {
 
 
 def build(case: Case) -> Built:
-    """The model of a case; raises ImportError for one that cannot be had here."""
+    """The model of a case. Raises ImportError if its package or file is not available."""
     return MODELS[case.activation].build(dataclasses.replace(case, variant="model"))

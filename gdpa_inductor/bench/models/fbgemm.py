@@ -1,8 +1,10 @@
-"""fbgemm's two jagged operators: its own, or the same by ATen's where it is not installed.
+"""fbgemm's two jagged operators, or replacements by ATen's kernels if fbgemm is not installed.
 
-HSTU's published code calls them by name. fbgemm's package for a CPU has no kernels for a GPU, and
-its package for a GPU fits few versions of torch. ATen's kernels do the same where no sequence is
-longer than what it is padded to; fbgemm would cut it.
+HSTU's published code calls these operators by name. fbgemm's package for CPUs has no kernels for
+GPUs, and its package for GPUs fits few versions of torch. ATen's kernels compute the same if no
+sequence is longer than the padded length. A longer one is cut by fbgemm only.
+
+Notation: L rows of all sequences, B sequences, n the padded length, E channels.
 """
 
 from typing import Any
@@ -26,7 +28,7 @@ _library: list[Library] = []
 
 
 def provide() -> None:
-    """Loads fbgemm, or defines its operators once."""
+    """Load fbgemm, or define its operators. Only the first call does this."""
     if _library:
         return
     try:
@@ -36,7 +38,10 @@ def provide() -> None:
 
 
 def define() -> Library:
-    """The operators with derivatives and shapes; the outer two are made of the inner two."""
+    """Define the operators, with derivatives and shapes.
+
+    The two operators without "_forward" call the other two.
+    """
     library = Library("fbgemm", "DEF")
     for schema in SCHEMAS:
         library.define(schema)
@@ -62,14 +67,14 @@ def define() -> Library:
 
 
 def pad(values: Tensor, offsets: Offsets, max_lengths: Sizes, padding_value: float = 0.0) -> Tensor:
-    """[L, E] to [B, n, E]."""
+    """Pad rows [L, E] to [B, n, E]."""
     forward = torch.ops.fbgemm.jagged_to_padded_dense_forward
     found: Tensor = forward(values, offsets, max_lengths, padding_value)
     return found
 
 
 def unpad(dense: Tensor, offsets: Offsets, total_L: int | None = None) -> tuple[Tensor, Offsets]:
-    """[B, n, E] to [L, E], and the offsets."""
+    """Remove padding, [B, n, E] to [L, E]. Returns the rows and the offsets."""
     return torch.ops.fbgemm.dense_to_jagged_forward(dense, offsets, total_L), offsets
 
 

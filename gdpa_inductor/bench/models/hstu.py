@@ -1,6 +1,7 @@
 """HSTU as it is published: research layers and the production function, and the demo's layers.
 
-Lengths are jagged: `fill` of the greatest on average. Public code: generative-recommenders.
+Published models have jagged sequences, whose mean length is `fill` times the greatest. Their code
+is from the repository generative-recommenders.
 """
 
 import functools
@@ -34,7 +35,7 @@ BUCKETS = 128
 
 
 def padded(case: Case) -> Built:
-    """The demo's layers: pointwise attention with a learned bias by distance, causal, gated."""
+    """The demo's layers: causal and gated pointwise attention with a learned bias by distance."""
     from gdpa_inductor.demo.model import Layer
 
     width = case.heads * case.head_dim
@@ -43,7 +44,10 @@ def padded(case: Case) -> Built:
 
 
 class Research(nn.Module):
-    """Values [L, width], offsets [B+1] and times [B, N] to [B, N, width]."""
+    """Layers of the research code. Rows [L, W], offsets [B + 1] and times [B, N] to [B, N, W].
+
+    W is the width. A time is a time stamp in seconds.
+    """
 
     mask: Tensor
 
@@ -62,7 +66,7 @@ class Research(nn.Module):
 
 
 def bucket(apart: Tensor) -> Tensor:
-    """As the published configurations have it."""
+    """The bucket of a time difference, as in the published configurations."""
     return (torch.log(torch.abs(apart).clamp(min=1)) / 0.301).long()
 
 
@@ -80,7 +84,7 @@ def research_layer(module: ModuleType, case: Case) -> nn.Module:
 
 
 def research(case: Case) -> Built:
-    """Two layers with learned biases of positions and times, as the research code trains them."""
+    """DEPTH layers with learned biases by position and time, as the research code trains them."""
     ends = offsets(case.lengths()).long()
     x = torch.randn(int(ends[-1]), case.heads * case.head_dim, requires_grad=True)
     times = torch.randint(0, 5000, (case.batch, case.length)).cumsum(1)
@@ -88,12 +92,16 @@ def research(case: Case) -> Built:
 
 
 def production(case: Case, targets: bool = False) -> Built:
-    """`pytorch_hstu_mha` over jagged values: causal, or with targets and a window besides."""
+    """`pytorch_hstu_mha` on jagged sequences with a causal mask.
+
+    targets: The mask also has targets and a window.
+    """
     function = hstu_file(PRODUCTION, FOLDER).pytorch_hstu_mha
     counts = case.lengths()
     rows = (int(counts.sum()), case.heads, case.head_dim)
     values = tuple(torch.randn(rows, requires_grad=True) for _ in range(3))
-    # At a sixteenth of the greatest length, targets of a request see the history, not each other.
+    # Targets are the last rows of a sequence, at most a sixteenth of the greatest length. They see
+    # the history, but not each other.
     wanted = counts.clamp(max=case.length // 16).long()
     options: dict[str, Any] = {"max_attn_len": case.length // 4} if targets else {}
 

@@ -1,4 +1,4 @@
-"""What a row of `bench models` is: how its model is built, at which sizes, and its attention alone.
+"""A row of `bench models`: a model, its sizes, and its attentions as cases of their own.
 
 In: a case with the row's sizes. Out: `Built`, on the CPU and in fp32, with random data.
 """
@@ -17,7 +17,7 @@ DEPTH = 2
 
 @dataclasses.dataclass(frozen=True)
 class Built:
-    """`function(*given)`: a module or a function of tensors. It gives one tensor."""
+    """A model and its arguments. `function(*given)` returns one tensor; it may be a module."""
 
     function: Callable[..., Tensor]
     given: tuple[Tensor, ...]
@@ -25,12 +25,16 @@ class Built:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A row.
+    """A row of `bench models`.
 
-    `gpu`, `cpu`: B, H, N and D; the width of a model is H·D.
-    `regions`: how many attentions of it are ours.
-    `alone`: what its attention has other than `Case("silu", "none", sizes)`; one for each kind.
-    `fill`: as that of a case: above 0 the model is jagged."""
+    build:    It returns the model of a case.
+    gpu:      B, H, N and D on a GPU. The width of a model is H·D.
+    cpu:      The same on a CPU.
+    regions:  The number of attentions that gdpa fuses.
+    alone:    The attentions, one for each kind. Each has the fields that differ from
+              `Case("silu", "none", sizes)`.
+    fill:     The fill of a case. Above 0 the model is jagged.
+    """
 
     build: Callable[[Case], Built]
     gpu: Sizes
@@ -44,8 +48,10 @@ class Model:
         return Case(name, "model", *chosen, dtype, device, fill=self.fill)
 
     def attentions(self, case: Case) -> tuple[Case, ...]:
-        """The attentions of a case of this model, as cases of their own. A size may be a function
-        of the model's case."""
+        """The attentions of a case of this model, as cases of their own.
+
+        A size in `alone` may be a function of the model's case.
+        """
         dtype = "bfloat16" if autocasts(case) else case.dtype
         plain = dataclasses.replace(case, activation="silu", variant="none", dtype=dtype, fill=0.0)
         return tuple(
@@ -57,5 +63,5 @@ class Model:
 
 
 def autocasts(case: Case) -> bool:
-    """Parameters in fp32, products in bf16: the dtype "autocast"."""
+    """Whether a case has parameters in fp32 and products in bf16, by the dtype "autocast"."""
     return case.dtype == "autocast"

@@ -1,4 +1,4 @@
-"""Models of packages: x-transformers, FLASH-pytorch and fla-core (the extra `clients`)."""
+"""Models from packages: x-transformers, FLASH-pytorch and fla-core (the extra `clients`)."""
 
 import functools
 from collections.abc import Callable
@@ -17,7 +17,7 @@ def sequence(case: Case) -> Tensor:
 
 
 def transformer(case: Case, kind: str = "Encoder", **options: Any) -> Built:
-    """Layers of x-transformers, feed-forward blocks and all."""
+    """Layers of x-transformers with their feed-forward blocks."""
     import x_transformers
 
     layers = getattr(x_transformers, kind)(
@@ -51,7 +51,7 @@ gau_laplace = functools.partial(gau, laplace=True)
 
 
 def group(case: Case) -> int:
-    """Tokens of a group of FLASH."""
+    """The number of tokens in a group of FLASH."""
     return min(256, case.length // 2)
 
 
@@ -70,13 +70,13 @@ def flash(case: Case) -> Built:
 
 
 def heads(case: Case) -> tuple[Tensor, ...]:
-    """q, k and v, [B, H, N, D]."""
+    """Random q, k and v [B, H, N, D], which require gradients."""
     shape = (case.batch, case.heads, case.length, case.head_dim)
     return tuple(torch.randn(shape, requires_grad=True) for _ in range(3))
 
 
 def naive(case: Case, path: str, name: str, **options: Any) -> Built:
-    """A reference function of fla-core on q, k and v."""
+    """A reference function of fla-core, on q, k and v [B, H, N, D]."""
     function: Callable[..., Tensor] = getattr(package_file("fla-core", path), name)
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
-"""Models in no package: as their papers describe them, and as a user writes them in plain torch.
+"""Models without a package, written in plain torch after their papers.
 
-N places, H heads of D channels, width W = H·D. What pools a history has its keys from the N places.
+Notation: B samples, N places, H heads of D channels, width W = H·D, M queries. The keys of a layer
+that pools a history are its N places.
 """
 
 import math
@@ -21,7 +22,7 @@ def seeds(case: Case) -> int:
 
 
 def tokens(case: Case) -> int:
-    """Keys and values that PFFN generates for a sample."""
+    """The number of keys and values that PFFN generates for a sample."""
     return min(TOKENS, case.length // 2)
 
 
@@ -30,8 +31,10 @@ def candidates(case: Case) -> int:
 
 
 class AttentionBlock(nn.Module):
-    """Set Transformer's multihead attention block, with gelu for softmax: the heads are folded into
-    the batch. Q [B, M, W] and K [B, N, W] to [B, M, W]."""
+    """Set Transformer's multihead attention block, with gelu in place of softmax.
+
+    Q [B, M, W] and K [B, N, W] to [B, M, W]. The heads are folded into the batch.
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -50,7 +53,7 @@ class AttentionBlock(nn.Module):
 
 
 class Pool(nn.Module):
-    """Pooling by multihead attention: learned seeds over a set [B, N, W]."""
+    """Pooling by multihead attention. Queries are learned seeds, keys a set [B, N, W]."""
 
     def __init__(self, width: int, heads: int, seeds: int) -> None:
         super().__init__()
@@ -64,8 +67,11 @@ class Pool(nn.Module):
 
 
 class Personalized(nn.Module):
-    """A feed-forward layer whose weights are generated for each sample, from its context [B, W]:
-    act(x W1) W2 on each head of x [B, N, W]."""
+    """PFFN, a feed-forward layer with weights of its own for each sample.
+
+    A linear layer generates the weights from the context [B, W] of a sample. The layer is
+    gelu(x W1) W2 on each head of x [B, N, W].
+    """
 
     def __init__(self, width: int, heads: int, tokens: int) -> None:
         super().__init__()
@@ -84,7 +90,7 @@ class Personalized(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    """act(Q Kᵀ / sqrt(D)) V / N over x [B, N, W], behind a norm."""
+    """x [B, N, W] plus a projection of act(Q Kᵀ / sqrt(D)) V / N, with a norm before it."""
 
     def __init__(self, width: int, heads: int, activation: nn.Module) -> None:
         super().__init__()
@@ -103,8 +109,11 @@ class SelfAttention(nn.Module):
 
 
 class InterFormer(nn.Module):
-    """A block that exchanges summaries between a sequence [B, N, W] and features [B, W]: weights
-    from the features, self-attention, pooling back into the features."""
+    """A block that exchanges summaries between a sequence [B, N, W] and features [B, W].
+
+    The features generate weights for the sequence. Self-attention follows. The sequence is then
+    pooled into the features.
+    """
 
     def __init__(self, width: int, heads: int, tokens: int, seeds: int) -> None:
         super().__init__()
@@ -162,8 +171,10 @@ class ViT(nn.Module):
 
 
 class TargetAttention(nn.Module):
-    """Candidates [B, M, W] look at a history [B, N, W], as in DIN (arXiv 1706.06978) without
-    normalizing the weights; an MLP makes a logit of each."""
+    """Candidates [B, M, W] attend to a history [B, N, W], and an MLP gives each a logit.
+
+    The weights are not normalized, as in DIN (arXiv 1706.06978).
+    """
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Models that are published as files or packages: where each comes from.
+"""Sources of models that are published as files or packages.
 
-In: a path in a repository, or the name of a package. Out: the module. What cannot be had raises
-ImportError with the reason.
+In: a path in a repository, or the name of a package. Out: the module. It raises ImportError with
+the reason if a source is not available.
 """
 
 import importlib.metadata
@@ -28,8 +28,12 @@ def hstu_file(
 ) -> ModuleType:
     """The module of a file of generative-recommenders.
 
-    It is read from the folder that HSTU_FILES names, else from `folder`, where it is downloaded to.
-    `needs`: what it imports for the sake of classes that are not used here."""
+    The variable HSTU_FILES may name a folder that has the file. Otherwise the file is downloaded
+    once into `folder`.
+
+    needs: Modules that the file imports, and their classes. They are replaced by empty classes,
+        since nothing here uses them.
+    """
     fbgemm.provide()
     source = Path(os.environ.get("HSTU_FILES", folder)) / Path(path).name
     if not source.is_file():
@@ -53,7 +57,7 @@ def download(address: str, target: Path) -> None:
 
 
 def package_file(package: str, path: str) -> ModuleType:
-    """The module of one file of an installed package, without the package around it."""
+    """The module of one file of an installed package. The package itself is not imported."""
     try:
         found = importlib.metadata.distribution(package).locate_file(path)
     except importlib.metadata.PackageNotFoundError as error:

@@ -1,7 +1,9 @@
-"""The table of `bench models`: a line for each row and measure, with what limits it.
+"""The table of `bench models`: a line for each row and measure, with its bound.
 
-f: the share of GDPA in stock's time. a: the speed-up of its attentions alone. If nothing else
-changes, a model can be faster by 1 / (1 - f + f / a); reached is how much of that it is.
+f:        The share of attention in stock Inductor's time.
+a:        The speed-up of the attentions alone.
+bound:    1 / (1 - f + f / a), the speed-up of a model if only its attentions change.
+reached:  The speed-up as a share of the bound.
 """
 
 from collections.abc import Sequence
@@ -21,20 +23,26 @@ HEADER = (
 
 
 def bound(share: float | None, alone: float | None) -> float | None:
-    """By how much a model is faster if only its attentions are."""
+    """The speed-up of a model if only its attentions are faster.
+
+    share: f, the share of attention in stock's time. alone: a, the speed-up of the attentions.
+    """
     return None if share is None or not alone else 1 / (1 - share + share / alone)
 
 
 def summary(rows: Sequence[Row]) -> str:
-    """Milliseconds, MiB, relative L2 errors and seconds; "" without rows. left: the share of
-    kernels in our run that still read or write as many elements as there are scores."""
+    """The table of a run, or "" if there are no rows.
+
+    Times are in milliseconds, memory in MiB, errors are relative L2 distances, and compile times
+    are in seconds. left: The share of our time that kernels on tensors of scores still take.
+    """
     if any(row["measure"] in ("train", "largest") for row in rows):
         return "\n".join([align(trained(rows)), *verdict(rows)])
     return align(lines(rows)) if rows else ""
 
 
 def lines(rows: Sequence[Row]) -> list[list[str]]:
-    """HEADER, and a line for each model and measure."""
+    """The cells of the table: HEADER, then a line for each model and measure."""
     grouped, mine = gather(rows), ours_of(rows)
     found = [
         line(case, measure, by_name, alone(case, measure, grouped, mine), mine)
@@ -45,7 +53,7 @@ def lines(rows: Sequence[Row]) -> list[list[str]]:
 
 
 def alone(case: Case, measure: str, grouped: Any, mine: str) -> float | None:
-    """The speed-up of the attentions of a model: of their times together."""
+    """The speed-up of a model's attentions, from the sums of their times. None if one failed."""
     together = {"inductor": 0.0, mine: 0.0}
     for each in MODELS[case.activation].attentions(case):
         found = grouped.get((each, measure), {})
@@ -78,8 +86,11 @@ def line(
 
 
 def trained(rows: Sequence[Row]) -> list[list[str]]:
-    """A header, and a line for each run of the recommender. The largest batch is of the first seed
-    of a contender. off: how far a curve is from stock's of its seed, over the spread of stock's."""
+    """The cells of the table of training: a header, then a line for each run of the recommender.
+
+    The largest batch was measured with the first seed. off: The distance of a loss curve from
+    stock's with the same seed, over the spread of stock's curves.
+    """
     found = [
         ["contender", "seed", "ms", "tokens/s", "MiB", "largest batch", "first loss", "last loss",
          "off"]
@@ -104,15 +115,19 @@ def of(rows: Sequence[Row], measure: str) -> list[Row]:
 
 
 def batch(row: Row | None) -> str:
-    """The largest that fits."""
+    """The cell of the largest batch that fits."""
     if row is None:
         return ""
     return "failed" if row["error"] else number(row["largest_batch"], "d") or "none"
 
 
 def off_stock(rows: Sequence[Row], name: str, seeds: Sequence[int] = ()) -> float | None:
-    """Of a contender's curves with these seeds, or all that it has; None where there is no spread
-    to hold them against."""
+    """The distance of a contender's loss curves from stock's (`off_curve`).
+
+    It is None if no seed is common to both, or if stock has fewer than two curves.
+
+    seeds: The seeds of the curves; by default all that both have.
+    """
 
     def curves(name: str) -> dict[int, list[float]]:
         found = (row for row in rows if row["contender"] == name and row["losses"])
@@ -127,7 +142,7 @@ def off_stock(rows: Sequence[Row], name: str, seeds: Sequence[int] = ()) -> floa
 
 
 def verdict(rows: Sequence[Row]) -> list[str]:
-    """Whether the mean of our curves is within the spread of stock's seeds."""
+    """A line that says whether the mean of our curves is within the spread of stock's seeds."""
     found = off_stock(rows, ours_of(rows))
     if found is None:
         return []

@@ -1,10 +1,11 @@
 """A whole recommender in training: 8 layers of HSTU over jagged histories.
 
-Histories are as long as MovieLens-20M's. In: a case and who compiles. Out: `Trained`, or the
-largest batch that fits.
+In: a case and a contender, which compiles the model. Out: `Trained`, or the largest batch that
+fits.
 
-The items are synthetic: each is near the one before, so that there is something to learn. `seed` of
-the case is that of the parameters; the batches are the same for every seed.
+Lengths of histories follow MovieLens-20M. Items are synthetic: each is near the one before, so that
+there is something to learn. The seed of the case decides the parameters. The batches are the same
+for every seed.
 """
 
 import dataclasses
@@ -23,17 +24,24 @@ from ..cases import Case, Function
 from ..jagged import JaggedLayer, offsets
 
 LAYERS, STEPS, NEGATIVES, LEARNING_RATE = 8, 200, 512, 1e-3
-LARGEST = 1 << 16  # batch that is tried
+LARGEST = 1 << 16  # the largest batch that is tried
 ITEMS = 26_744
-# A log-normal fit to MovieLens-20M's ratings per user, which are at least 20: deviation, location
-# and scale, by codex.lenskit.org/movielens/ML20M/description.html.
+# A log-normal fit to the number of MovieLens-20M's ratings per user, which is at least 20.
+# Deviation, location and scale are from codex.lenskit.org/movielens/ML20M/description.html.
 SPREAD, LOCATION, SCALE, SHORTEST = 1.609, 19.078, 43.087, 20
 WINDOW = 20
 
 
 @dataclasses.dataclass(frozen=True)
 class Trained:
-    """`ms`: of each step behind those that compile. `peak`: bytes of a step."""
+    """The result of a training.
+
+    losses:     The loss of every step.
+    ms:         The milliseconds of every step that did not compile.
+    compile_s:  The seconds of the steps that compiled.
+    tokens:     Tokens per second, without the steps that compiled.
+    peak:       Peak memory of a step in bytes, beyond that held before. None if it is unknown.
+    """
 
     losses: list[float]
     ms: list[float]
@@ -43,7 +51,7 @@ class Trained:
 
 
 class JaggedRecommender(nn.Module):
-    """Histories of items [L] with offsets to the loss of predicting each next item."""
+    """The model. Histories of items [L] with offsets to the loss of predicting each next item."""
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -69,14 +77,17 @@ class JaggedRecommender(nn.Module):
 
 
 def lengths(batch: int, longest: int, drawn: torch.Generator) -> Tensor:
-    """int64 [B]: of MovieLens-20M's histories, the newest `longest` items of each."""
+    """Random lengths of histories as in MovieLens-20M, int64 [B].
+
+    A longer history is cut to its newest `longest` items.
+    """
     z = torch.randn(batch, generator=drawn)
     shortest = min(SHORTEST, longest)
     return (LOCATION + SCALE * torch.exp(SPREAD * z)).long().clamp(shortest, longest)
 
 
 def batches(case: Case, steps: int) -> Iterator[tuple[Tensor, ...]]:
-    """The arguments of the recommender, the same for the same sizes."""
+    """Batches as arguments of the recommender. Cases of the same sizes have the same batches."""
     drawn = torch.Generator().manual_seed(2025)
     for _ in range(steps):
         counts = lengths(case.batch, case.length, drawn)
@@ -100,7 +111,7 @@ Step = Callable[[Sequence[Tensor]], Tensor]
 
 
 def ready(case: Case, build: Callable[[Function], Function]) -> tuple[Step, torch.optim.Optimizer]:
-    """Forward and backward of a batch, giving its loss; and what moves the parameters then."""
+    """A function that runs forward and backward of a batch and returns its loss; the optimizer."""
     torch.manual_seed(case.seed)
     model = JaggedRecommender(case).to(case.device)
     forward = build(model)
@@ -117,7 +128,7 @@ def ready(case: Case, build: Callable[[Function], Function]) -> tuple[Step, torc
 
 
 def train(case: Case, build: Callable[[Function], Function], steps: int | None = None) -> Trained:
-    """Some steps of AdamW; `steps` of the suite, or as many as are asked for."""
+    """Train with AdamW for `steps` steps, by default STEPS."""
     step, optimizer = ready(case, build)
     losses, seconds, tokens = [], [], []
     feed = list(batches(case, steps or STEPS))
@@ -128,7 +139,7 @@ def train(case: Case, build: Callable[[Function], Function], steps: int | None =
         losses.append(loss.item())
         seconds.append(time.perf_counter() - start)
         tokens.append(len(batch[0]))
-    # A step that takes long is a compile.
+    # A step that takes 10 times as long as the median step has compiled.
     usual = sorted(seconds)[len(seconds) // 2]
     settled = [(s, n) for s, n in zip(seconds, tokens, strict=True) if s < 10 * usual]
     return Trained(
@@ -141,7 +152,10 @@ def train(case: Case, build: Callable[[Function], Function], steps: int | None =
 
 
 def largest_batch(case: Case, build: Callable[[Function], Function]) -> int | None:
-    """The greatest that fits in training, by doubling from the case's; None if that does not."""
+    """The largest batch that fits in training, found by doubling the batch of the case.
+
+    It is None if the batch of the case does not fit.
+    """
     step, optimizer = ready(case, build)
     fits, tried = None, case.batch
     while tried <= LARGEST:
@@ -151,7 +165,7 @@ def largest_batch(case: Case, build: Callable[[Function], Function]) -> int | No
                 step(batch).item()
                 optimizer.step()
         except RuntimeError as error:
-            if "out of memory" not in str(error):  # a compile wraps it
+            if "out of memory" not in str(error):  # a compile wraps torch's own exception
                 raise
             break
         fits, tried = tried, 2 * tried
@@ -159,10 +173,14 @@ def largest_batch(case: Case, build: Callable[[Function], Function]) -> int | No
 
 
 def off_curve(ours: Sequence[Sequence[float]], stock: Sequence[Sequence[float]]) -> float:
-    """How far our mean curve is from stock's of the same seeds, the first of `stock`, over the
-    spread of all of stock's: both on average over windows of steps. Up to 1 it is within.
+    """The distance of our mean loss curve from stock's, over the spread of stock's curves.
 
-    Not the worst of windows: in one of ten, three seeds are close by luck."""
+    Up to 1 our curve is within the spread. Distance and spread are averages over windows of WINDOW
+    steps. The worst window would not do: in one of ten, three seeds are close by chance.
+
+    ours:   Our curves.
+    stock:  Stock's curves. The first ones have the seeds of ours.
+    """
     apart, spread = 0.0, 0.0
     for start in range(0, len(ours[0]) - WINDOW + 1, WINDOW):
         mine, theirs = ([fmean(c[start : start + WINDOW]) for c in cs] for cs in (ours, stock))
