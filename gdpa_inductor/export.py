@@ -7,11 +7,11 @@ the same type with the same parameters, and a report. The argument is never chan
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import torch
-from torch.export import ExportedProgram
-from torch.fx import GraphModule
+from torch.export import ExportedProgram, ModuleCallEntry
+from torch.fx import Graph, GraphModule
 
 from .backend import apply
 from .explaining import listing
@@ -53,20 +53,25 @@ def _report(gm: GraphModule, result: Result) -> Report:
 
 
 def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgram, Report]:
-    before = _output_names(program.graph)
-    gm, result = _rewritten(program.graph_module, options)
+    gm = copy_graph(program.graph_module)
+    before, held = _outputs(gm.graph), _hold_boundaries(gm.graph, program.module_call_graph)
+    result = apply(gm, options)
+    after = _outputs(gm.graph)
+    gm.graph.output_node().update_arg(0, after[: len(before)])
+    gm.recompile()
     signature = copy.deepcopy(program.graph_signature)
     # A region that is an output of the program has another node, so another name, now.
-    for old, new in zip(before, _output_names(gm.graph), strict=True):
+    for old, new in zip(map(_name, before), map(_name, after), strict=False):
         if old != new:
             signature.replace_all_uses(old, new)
+    renamed = dict(zip(held, map(_name, after[len(before) :]), strict=True))
     made = ExportedProgram(
         root=gm,
         graph=gm.graph,
         graph_signature=signature,
         state_dict=program.state_dict,
         range_constraints=dict(program.range_constraints),
-        module_call_graph=program.module_call_graph,
+        module_call_graph=_renamed(program.module_call_graph, renamed),
         example_inputs=program.example_inputs,
         constants=program.constants,
         verifiers=program.verifiers,
@@ -74,6 +79,34 @@ def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgr
     return made, _report(program.graph_module, result)
 
 
-def _output_names(graph: torch.fx.Graph) -> list[str]:
-    output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    return [getattr(node, "name", "") for node in output.args[0]]
+def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> list[str]:
+    """Make what enters and leaves modules outputs of the graph; the names of these nodes.
+
+    A program keeps them under `preserve_module_call_signature`. So a region holds none of them
+    between its products, and one at its end is followed to its new name.
+    """
+    wanted = {argument.name for entry in calls for argument in _boundary(entry)}
+    held = [node for node in graph.nodes if node.op != "output" and node.name in wanted]
+    graph.output_node().update_arg(0, (*_outputs(graph), *held))
+    return [node.name for node in held]
+
+
+def _renamed(calls: Iterable[ModuleCallEntry], names: dict[str, str]) -> list[ModuleCallEntry]:
+    made = copy.deepcopy(list(calls))
+    for argument in (x for entry in made for x in _boundary(entry)):
+        argument.name = names.get(argument.name, argument.name)
+    return made
+
+
+def _boundary(entry: ModuleCallEntry) -> list[Any]:
+    """The arguments and results of a module whose signature is preserved."""
+    found = entry.signature
+    return [] if found is None else [*found.inputs, *found.outputs]
+
+
+def _outputs(graph: Graph) -> tuple[Any, ...]:
+    return tuple(graph.output_node().args[0])  # type: ignore[arg-type]
+
+
+def _name(output: Any) -> str:
+    return getattr(output, "name", "")

@@ -106,8 +106,25 @@ def _operand(ev: Evaluator, event: Event, given: Any, place: Ref, index: Index) 
         at = broadcast(index, place.sizes, given.sizes, ev.zero)
         return ev.element(given, event.number, at)
     if isinstance(given, float) and given in ev.log.numbers:
-        return ev.number(given)
+        return _as_scalar(ev.number(given), event, place)
     return given
+
+
+def _as_scalar(number: Tensor, event: Event, place: Ref) -> Tensor:
+    """A number as a call takes it beside its tensors: in fp32, unless it computes in fp64. Past the
+    range of fp32 it is infinite. Tensors in 16 bits are compared with it in 16 bits.
+    """
+    beside = (r for r in event.args if isinstance(r, Ref))
+    kinds = [place.dtype, *(torch.result_type(_like(r), 1.0) for r in beside)]
+    computed = next((dtype for dtype in kinds if dtype.is_floating_point), torch.float64)
+    if computed == torch.float64:
+        return number
+    return number.to(computed if place.dtype == torch.bool else torch.float32).double()
+
+
+def _like(ref: Ref) -> Tensor:
+    """A tensor that promotes as one at this place does."""
+    return torch.empty([1] * len(ref.sizes), dtype=ref.dtype)
 
 
 def _promoted(ev: Evaluator, refs: Sequence[Any], args: list[Any]) -> list[Any]:
@@ -115,9 +132,7 @@ def _promoted(ev: Evaluator, refs: Sequence[Any], args: list[Any]) -> list[Any]:
     held = [r for r in refs if isinstance(r, Ref)]
     if len(held) < 2 or all(r.sizes for r in held) or not any(r.sizes for r in held):
         return args
-    samples = [
-        torch.empty([1] * len(r.sizes), dtype=r.dtype) for r in held if r.dtype != torch.bool
-    ]
+    samples = [_like(r) for r in held if r.dtype != torch.bool]
     if len(samples) < 2:
         return args
     common = samples[0].dtype if len(samples) == 1 else torch.result_type(samples[0], samples[1])
@@ -132,7 +147,7 @@ def _meeting(refs: Sequence[Any], args: list[Any]) -> list[Any]:
     held = [r for r in refs if isinstance(r, Ref)]
     if len(held) != 2 or held[0].dtype == held[1].dtype:
         return args
-    common = torch.result_type(*(torch.empty([1] * len(r.sizes), dtype=r.dtype) for r in held))
+    common = torch.result_type(*map(_like, held))
     rounds = lambda r: isinstance(r, Ref) and loses(r.dtype, common)
     return [x.to(common).double() if rounds(r) else x for r, x in zip(refs, args)]
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa_inductor.options import Options
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.operands import make_operands
@@ -251,3 +252,42 @@ def test_the_analysis_of_a_size_that_is_a_quotient_adds_no_guard():
     fault = compare(function, compiled, operands, training=False, specs=specs)
     assert not fault and recorder.matches, recorder.why()
     assert not any(graph.guards_added for graph in recorder.graphs)
+
+
+def at_least(s, rows, columns, x):
+    return torch.where(torch.maximum(rows[:, None], columns) >= x, F.silu(s), 0.0)
+
+
+def at_most(s, rows, columns, x):
+    return F.silu(s) * (torch.maximum(rows[:, None], columns) <= x)
+
+
+def window(s, rows, columns, x):
+    i, j = torch.arange(len(rows))[:, None], torch.arange(len(columns))
+    return F.silu(s) * ((i - j).abs() < x)
+
+
+def temperature(s, rows, columns, x):
+    return F.silu(s / x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("weigh", [at_least, at_most, window, temperature])
+def test_a_float_that_varies_rounds_as_torch_rounds_it(weigh, dtype) -> None:
+    """Beside 16-bit tensors a comparison is in 16 bits, beside integers in fp32."""
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(2, 2, n, 4).to(dtype) for n in (5, 7, 7))
+    rows = torch.tensor([0.0, 0.0, 0.1, 0.3, 0.7]).to(dtype)
+    columns = torch.tensor([0.1, 0.3, 0.7, 0.3, 0.1, 0.7, 0.2]).to(dtype)
+
+    def attend(x):
+        return weigh(q @ k.mT, rows, columns, x) @ v
+
+    for judge in (False, True):
+        recorder = Recorder(Options(profit=False, judge=judge))
+        torch._dynamo.reset()
+        compiled = torch.compile(attend, backend=recorder, dynamic=True)
+        for x in (0.3, 0.1, 0.7, 3.00000001):
+            torch.testing.assert_close(compiled(x), attend(x), rtol=0.05, atol=0.05)
+        assert recorder.matches, recorder.why()
+        assert "other weights" not in recorder.why()

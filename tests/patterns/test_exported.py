@@ -156,3 +156,41 @@ def test_the_key_of_a_query_that_was_cut_in_place_may_change_before_the_backward
         given["k"].zero_()
     for got, wanted in zip(torch.autograd.grad(out.sum(), trained), expected, strict=True):
         torch.testing.assert_close(got, wanted)
+
+
+class Scores(torch.nn.Module):
+    def forward(self, query, key):
+        return query @ key.mT
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scores = Scores()
+
+    def forward(self, query, key, value):
+        return F.silu(self.scores(query, key)) @ value
+
+
+class Layers(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = Layer(), Layer()
+
+    def forward(self, query, key, value):
+        found = self.first(query, key, value)
+        return self.second(found, key, value) + found
+
+
+@pytest.mark.parametrize("preserved, fused", [(["first", "second"], 2), (["second.scores"], 1)])
+def test_preserved_signatures_of_modules_stay(preserved, fused) -> None:
+    """What enters and leaves such a module is a node of the program still."""
+    operands = [torch.randn(2, 2, 5, 4, dtype=torch.float64) for _ in range(3)]
+    program = torch.export.export(
+        Layers(), tuple(operands), preserve_module_call_signature=tuple(preserved)
+    )
+    made, report = gdpa_inductor.rewrite(program, profit=False)
+    assert len(report.matches) == fused, str(report)
+    assert len(made.graph_signature.user_outputs) == 1
+    for run in (made.module(), torch.export.unflatten(made)):
+        torch.testing.assert_close(run(*operands), Layers()(*operands))

@@ -31,6 +31,7 @@ class Precision:
     ranges:    The ranges of the integer leaves.
     wide:      Terms that the model computes in fp64.
     singles:   Terms that the model has in fp32.
+    number:    A call that takes a Python float which varies, in fp32.
     rounded:   Positions that the model computes in 16 bits.
     reworded:  Floats for which torch uses another formula.
     """
@@ -38,6 +39,7 @@ class Precision:
     shadow: Shadow
     ranges: Callable[[Expr], Range]
     wide: Node | None = None
+    number: Node | None = None
     singles: dict[Expr, Node] = field(default_factory=dict)
     rounded: set[Expr] = field(default_factory=set)
     reworded: set[Expr] = field(default_factory=set)
@@ -77,7 +79,7 @@ class Precision:
         large = [node.args[0] for node in self.singles if node.op == "float"]
         large = [x for x in large if not is_small(x, self.ranges)]
         rounded = rounded_term(weight, self.singles, large)
-        if rounded is not None:
-            node = self.singles[rounded]
+        node = self.number if rounded is None else self.singles[rounded]
+        if node is not None:
             reason = f"{self.shadow.describe(node)} rounds to fp32 beside scores in {dtype}"
             raise Refused(Code.DTYPE, reason, self.shadow.source(node))

@@ -277,6 +277,7 @@ class Weights:
             found = rounded_literal(float(found.value or 0), dtype)
         if dtype == torch.float32:
             self.precision.singles[found] = node
+            self.precision.number = node if _varies(fill) else self.precision.number
         return found
 
     def _constant(self, node: Node) -> Expr:
@@ -359,6 +360,8 @@ class Weights:
                 self.precision.check_fit(x, meets, node)
                 if meets == torch.float32:
                     self.precision.singles[real(x)] = node
+        if meets == torch.float32 and any(map(_varies, given)):
+            self.precision.number = node
         return args
 
     def _pointwise_operand(self, given: Any, index: Index, result: torch.Tensor) -> Any:
@@ -376,6 +379,11 @@ class Weights:
         return Refused(
             code, f"{self.shadow.describe(node)} {REASONS[code]}", self.shadow.source(node)
         )
+
+
+def _varies(given: Any) -> bool:
+    """Whether an argument is a Python float that varies from call to call."""
+    return isinstance(given, Node) and isinstance(given.meta.get("val"), torch.SymFloat)
 
 
 def _has_places(x: Expr) -> bool:

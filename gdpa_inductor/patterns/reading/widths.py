@@ -110,7 +110,7 @@ def rounded_literal(value: float, dtype: torch.dtype) -> Expr:
 
 def in_16_bits(x: Any, given: Any, dtype: torch.dtype, compared: bool) -> Any:
     """An operand of a choice or a comparison in 16 bits, as torch casts it first. It casts
-    literals, and tensors of other dtypes where the result is a decision.
+    numbers, and tensors of other dtypes where the result is a decision.
     """
     if not isinstance(x, Expr) or x.kind == "b":
         return x
@@ -118,6 +118,7 @@ def in_16_bits(x: Any, given: Any, dtype: torch.dtype, compared: bool) -> Any:
         return rounded_literal(float(x.value or 0), dtype)
     value = given.meta.get("val") if isinstance(given, Node) else None
     cast = compared and isinstance(value, torch.Tensor) and value.dtype != dtype
+    cast = cast or isinstance(value, (torch.SymInt, torch.SymFloat))
     return call(ROUNDING[dtype], real(x)) if cast else x
 
 
