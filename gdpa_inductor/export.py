@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from torch.export import ExportedProgram, ModuleCallEntry
@@ -56,15 +57,16 @@ def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgr
     gm = copy_graph(program.graph_module)
     before, held = _outputs(gm.graph), _hold_boundaries(gm.graph, program.module_call_graph)
     result = apply(gm, options)
-    after = _outputs(gm.graph)
-    gm.graph.output_node().update_arg(0, after[: len(before)])
+    found = _outputs(gm.graph)
+    after, boundaries = found[: len(before)], found[len(before) :]
+    gm.graph.output_node().update_arg(0, after)
     gm.recompile()
     signature = copy.deepcopy(program.graph_signature)
     # A region that is an output of the program has another node, so another name, now.
-    for old, new in zip(map(_name, before), map(_name, after), strict=False):
+    for old, new in zip(map(_name, before), map(_name, after), strict=True):
         if old != new:
             signature.replace_all_uses(old, new)
-    renamed = dict(zip(held, map(_name, after[len(before) :]), strict=True))
+    renamed = dict(zip(held, map(_name, boundaries), strict=True))
     made = ExportedProgram(
         root=gm,
         graph=gm.graph,
@@ -80,22 +82,31 @@ def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgr
 
 
 def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> list[str]:
-    """Make what enters and leaves modules outputs of the graph; the names of these nodes.
+    """Make what enters and leaves modules outputs of the graph. Returns the names of these nodes.
 
     A program keeps them under `preserve_module_call_signature`. So a region holds none of them
     between its products, and one at its end is followed to its new name.
     """
     wanted = {argument.name for entry in calls for argument in _boundary(entry)}
-    held = [node for node in graph.nodes if node.op != "output" and node.name in wanted]
+    held = [node for node in graph.nodes if node.op == "call_function" and node.name in wanted]
     graph.output_node().update_arg(0, (*_outputs(graph), *held))
     return [node.name for node in held]
 
 
 def _renamed(calls: Iterable[ModuleCallEntry], names: dict[str, str]) -> list[ModuleCallEntry]:
-    made = copy.deepcopy(list(calls))
-    for argument in (x for entry in made for x in _boundary(entry)):
-        argument.name = names.get(argument.name, argument.name)
-    return made
+    """The calls with new names of nodes. They share tree specs, whose copies warn."""
+
+    def named(arguments: Iterable[Any]) -> list[Any]:
+        return [replace(x, name=names.get(x.name, x.name)) for x in arguments]
+
+    def entry(call: ModuleCallEntry) -> ModuleCallEntry:
+        found = call.signature
+        if found is None:
+            return call
+        made = replace(found, inputs=named(found.inputs), outputs=named(found.outputs))
+        return replace(call, signature=made)
+
+    return list(map(entry, calls))
 
 
 def _boundary(entry: ModuleCallEntry) -> list[Any]:
