@@ -55,18 +55,18 @@ def _report(gm: GraphModule, result: Result) -> Report:
 
 def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgram, Report]:
     gm = copy_graph(program.graph_module)
-    before, held = _outputs(gm.graph), _hold_boundaries(gm.graph, program.module_call_graph)
+    count = len(_outputs(gm.graph))
+    _hold_boundaries(gm.graph, program.module_call_graph)
+    held = _output_names(gm.graph)
     result = apply(gm, options)
-    found = _outputs(gm.graph)
-    after, boundaries = found[: len(before)], found[len(before) :]
-    gm.graph.output_node().update_arg(0, after)
+    # A region that is an output has another node, so another name, now.
+    renamed = dict(zip(held, _output_names(gm.graph), strict=True))
+    gm.graph.output_node().update_arg(0, _outputs(gm.graph)[:count])
     gm.recompile()
     signature = copy.deepcopy(program.graph_signature)
-    # A region that is an output of the program has another node, so another name, now.
-    for old, new in zip(map(_name, before), map(_name, after), strict=True):
+    for old, new in renamed.items():
         if old != new:
             signature.replace_all_uses(old, new)
-    renamed = dict(zip(held, map(_name, boundaries), strict=True))
     made = ExportedProgram(
         root=gm,
         graph=gm.graph,
@@ -81,8 +81,8 @@ def _exported(program: ExportedProgram, options: Options) -> tuple[ExportedProgr
     return made, _report(program.graph_module, result)
 
 
-def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> list[str]:
-    """Make what enters and leaves modules outputs of the graph. Returns the names of these nodes.
+def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> None:
+    """Append the operands and results of modules to the outputs of the graph.
 
     A program keeps them under `preserve_module_call_signature`. So a region holds none of them
     between its products, and one at its end is followed to its new name.
@@ -90,7 +90,6 @@ def _hold_boundaries(graph: Graph, calls: Iterable[ModuleCallEntry]) -> list[str
     wanted = {argument.name for entry in calls for argument in _boundary(entry)}
     held = [node for node in graph.nodes if node.op == "call_function" and node.name in wanted]
     graph.output_node().update_arg(0, (*_outputs(graph), *held))
-    return [node.name for node in held]
 
 
 def _renamed(calls: Iterable[ModuleCallEntry], names: dict[str, str]) -> list[ModuleCallEntry]:
@@ -119,5 +118,5 @@ def _outputs(graph: Graph) -> tuple[Any, ...]:
     return tuple(graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def _name(output: Any) -> str:
-    return getattr(output, "name", "")
+def _output_names(graph: Graph) -> list[str]:
+    return [getattr(output, "name", "") for output in _outputs(graph)]

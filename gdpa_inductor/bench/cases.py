@@ -42,15 +42,15 @@ BUCKETS = 128
 class Case:
     """One problem to measure. The variants are:
 
-        "none"     the activation of the scores alone
-        "causal"   a mask tensor [N, N]
-        "bias"     a learned bias [H, N, N], with its gradient
-        "scores"   a bias [B, H, N, N], with its gradient
-        "buckets"  a bias [B, N, N] by the distance of two time stamps, from a learned table
-        "cache"    a few queries over the keys of a cache, dense or jagged, without gradients
-        "layer"    jagged: a whole layer of HSTU, causal
-        "model"    `activation` names one of models.MODELS; the dtype "autocast" has parameters in
-                   fp32 and products in bf16
+        "none"     The activation of the scores alone.
+        "causal"   A mask tensor [N, N].
+        "bias"     A learned bias [H, N, N], with its gradient.
+        "scores"   A bias [B, H, N, N], with its gradient.
+        "buckets"  A bias [B, N, N] by the distance of two time stamps, from a learned table.
+        "cache"    A few queries over the keys of a cache, dense or jagged, without gradients.
+        "layer"    A whole layer of HSTU, causal and jagged.
+        "model"    One of models.MODELS, which `activation` names. The dtype "autocast" has
+                   parameters in fp32 and products in bf16.
 
     Some fields:
 

@@ -104,7 +104,7 @@ def show(results: Sequence[Run], histories: data.Histories, setting: Setting) ->
 
 
 def verdict(by_name: dict[str, Run], setting: Setting) -> tuple[bool, str]:
-    """Whether gdpa fused something and trained the same model; a line that says so.
+    """True if gdpa fused something and trained the same model, with a line that says so.
 
     The line is "" if eager or gdpa did not run.
     """

@@ -70,7 +70,7 @@ def elementwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tenso
 
 
 def _wants_numbers(ev: Evaluator, event: Event) -> bool:
-    """Whether a number that `.item()` read stands where a call takes no tensor."""
+    """True if a number that `.item()` read stands where a call takes no tensor."""
     declared = {a.name: str(a.type) for a in operators.schema_of(event.op).arguments}
     return any(
         isinstance(given, float) and given in ev.log.numbers and declared[name] != "Tensor"
@@ -111,8 +111,10 @@ def _operand(ev: Evaluator, event: Event, given: Any, place: Ref, index: Index) 
 
 
 def _as_scalar(number: Tensor, event: Event, place: Ref) -> Tensor:
-    """A number as a call takes it beside its tensors: in fp32, unless it computes in fp64. Past the
-    range of fp32 it is infinite. Tensors in 16 bits are compared with it in 16 bits.
+    """A number as a call takes it beside its tensors.
+
+    It is in fp64 if the call computes in fp64, and else in fp32. Past the range of fp32 it is
+    infinite. A comparison with tensors in 16 bits takes it in 16 bits.
     """
     beside = (r for r in event.args if isinstance(r, Ref))
     kinds = [place.dtype, *(torch.result_type(_like(r), 1.0) for r in beside)]
@@ -153,7 +155,7 @@ def _meeting(refs: Sequence[Any], args: list[Any]) -> list[Any]:
 
 
 def loses(old: torch.dtype, new: torch.dtype) -> bool:
-    """Whether a cast to a `new` dtype, of reals, rounds numbers of the old one."""
+    """True if a cast of reals to a `new` dtype rounds numbers of the old one."""
     if not new.is_floating_point or old == torch.bool:
         return False
     return not old.is_floating_point or torch.finfo(new).eps > torch.finfo(old).eps

@@ -233,7 +233,7 @@ def mod(node: Expr, x: Interval, y: Interval) -> Interval:
 
 
 def _keeps_zero(node: Expr, params: Sequence[Literal]) -> bool:
-    """Whether f(0) = 0, by the torch function that defines the operation."""
+    """True if f(0) = 0, by the torch function that defines the operation."""
     return bool(OPS[node.op].torch(torch.zeros((), dtype=torch.float64), *params) == 0)
 
 

@@ -23,10 +23,11 @@ from .cute_mask_cases import CASES, masked, short
 
 emulated = test_cute_hopper_backward.emulated  # the fixture
 KINDS = {"Hopper": Sm90Config, "Blackwell": Sm100Config}
-# Each kind of mask once. The others, which take minutes, are run at length and on GPUs.
+# Truth values, integers and factors; of heads, of jagged sides, and beside a bias. The other cases
+# take minutes. They are run at length, and on GPUs.
 QUICK = {
     "holes", "a mask for each head, grouped", "causal, with a bias", "causal, fewer rows",
-    "segments", "jagged keys",
+    "segments", "factors", "jagged keys",
 }  # fmt: skip
 NAMES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in CASES]
 
@@ -44,17 +45,9 @@ def test_every_case_has_a_table() -> None:
             assert found.skips and found.bounds, name
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_output_obeys_the_error_rule_on_hopper(name: str) -> None:
-    output_correct(name, "Hopper")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_output_obeys_the_error_rule_on_blackwell(name: str) -> None:
-    output_correct(name, "Blackwell")
-
-
-def output_correct(name: str, kind: str) -> None:
+def test_the_output_obeys_the_error_rule(name: str, kind: str) -> None:
     case, call = problem(name)
     o = call.operands
     batch, rows, _ = case.sizes

@@ -62,7 +62,7 @@ class Case:
         return next((len(x) for x in sides if isinstance(x, tuple)), self.batch)
 
     def call(self) -> tuple[Tensor, Operands[Tensor]]:
-        """What no sequence owns is NaN."""
+        """Rows that no sequence owns are NaN."""
         lengths = {"q": self.rows, "k": self.keys}
         longest = [max(x) if isinstance(x, tuple) else x for x in lengths.values()]
         most = dict(zip("qk", self.most or longest, strict=True))

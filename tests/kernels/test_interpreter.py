@@ -62,7 +62,7 @@ class Interpreter:
         )
 
     def judge(self, name: str) -> str:
-        """What is wrong with a case, "" for nothing."""
+        """The fault of a case, or "" if there is none."""
         print(name, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith('"'):  # else a word of torch or Triton

@@ -184,7 +184,7 @@ class Layers(torch.nn.Module):
 
 @pytest.mark.parametrize("preserved, fused", [(["first", "second"], 2), (["second.scores"], 1)])
 def test_preserved_signatures_of_modules_stay(preserved, fused) -> None:
-    """What enters and leaves such a module is a node of the program still."""
+    """The operands and results of such a module are still nodes of the program."""
     operands = [torch.randn(2, 2, 5, 4, dtype=torch.float64) for _ in range(3)]
     program = torch.export.export(
         Layers(), tuple(operands), preserve_module_call_signature=tuple(preserved)

@@ -211,7 +211,7 @@ def measured(shape: Shape, measure: str, turns: int, seconds: float) -> Iterator
 
     spread:     The slowest turn over the fastest.
     off:        The relative L2 distance from fp64.
-    same_bits:  Whether several runs give the same bits. Only loops have this field.
+    same_bits:  True if several runs give the same bits. Only loops have this field.
     load:       Rate, clock and power under steady load, at the length LOADED.
     """
     on = Tensors(shape)

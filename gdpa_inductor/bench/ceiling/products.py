@@ -113,7 +113,7 @@ class Launch:
         return [*self.outputs, self.rows_of_dq()] if summed else self.outputs
 
     def same_bits(self, runs: int = 20) -> bool:
-        """Whether further runs give the same results as the first one, bit by bit."""
+        """True if further runs give the same bits as the first one."""
         first = [x.clone() for x in self.results()]
         pairs = (pair for _ in range(runs) for pair in zip(first, self.results(), strict=True))
         return all(torch.equal(a.view(torch.int16), b.view(torch.int16)) for a, b in pairs)

@@ -63,5 +63,5 @@ class Model:
 
 
 def autocasts(case: Case) -> bool:
-    """Whether a case has parameters in fp32 and products in bf16, by the dtype "autocast"."""
+    """True if the dtype of a case is "autocast": parameters in fp32, products in bf16."""
     return case.dtype == "autocast"

@@ -73,7 +73,7 @@ class HostGraph:
         return found
 
     def wants(self, node: Node) -> bool:
-        """Whether a node may want gradients.
+        """True if a node may want gradients.
 
         In an exported graph only the inputs behind the node tell. No call in between may end the
         history, as a cast to integers does.
@@ -152,7 +152,7 @@ class HostGraph:
         ]
 
     def _made_of(self, node: Node, firsts: Collection[Node]) -> bool:
-        """Whether a tensor is made from one of these products, without a reduction."""
+        """True if a tensor is made from one of these products, without a reduction."""
         seen, stack = {node}, [node]
         while stack:
             node = stack.pop()
@@ -164,7 +164,7 @@ class HostGraph:
         return False
 
     def is_one_product(self, firsts: Sequence[Node]) -> bool:
-        """Whether these products may be copies of one: they multiply the same tensors in one order.
+        """True if these products may be copies of one: they multiply the same tensors in one order.
 
         The matcher then compares them element by element.
         """
@@ -172,7 +172,7 @@ class HostGraph:
         return all(one == made[0] for one in made)
 
     def projects(self, candidate: Candidate) -> bool:
-        """Whether a weight is multiplied between the first product and the second.
+        """True if a weight is multiplied between the first product and the second.
 
         The two products then belong to two layers. A convolution is such a weight.
         """
@@ -184,24 +184,28 @@ class HostGraph:
 
         It is the last of the nearest way.
         """
-        found = list(self._back(candidate, ends=lambda node: facts.name(node) in NO_WEIGHTS))
-        if any(node in candidate.firsts for node in found):
-            return None
-        return next((node for node in found if facts.name(node) in NO_WEIGHTS), None)
+        found = None
+        ends = lambda node: facts.name(node) in NO_WEIGHTS
+        for node in self._back(candidate, ends):
+            if node in candidate.firsts:
+                return None
+            if found is None and ends(node):
+                found = node
+        return found
 
     def _back(
         self, candidate: Candidate, ends: Callable[[Node], bool] = lambda node: False
     ) -> Iterator[Node]:
-        """The nodes from the second product back to the first ones, these too, the nearest first.
+        """Walk from the second product back to the first ones, which are yielded too.
 
-        The walk does not go past nodes that are `ends`.
+        The nearest nodes come first. The walk does not go past a node for which `ends` is true.
         """
         seen, queue = {candidate.second}, deque([candidate.second])
         while queue:
             for node in queue.popleft().all_input_nodes:
                 is_first = node in candidate.firsts
-                aside = not is_first and self.reach[node].isdisjoint(candidate.firsts)
-                if node in seen or aside:
+                leads = is_first or not self.reach[node].isdisjoint(candidate.firsts)
+                if not leads or node in seen:
                     continue
                 seen.add(node)
                 yield node
@@ -245,9 +249,7 @@ class HostGraph:
     # Masks and biases that are made of indices
 
     def spreads(self, node: Node) -> bool:
-        """Whether a mask or bias is made pointwise from smaller tensors, and never changed
-        later.
-        """
+        """True if a mask or bias is made pointwise from smaller tensors and never changes later."""
         if node in self.spread:
             return self.spread[node]
         self.spread[node] = self._is_spread(node)
@@ -303,7 +305,7 @@ def _closure(storages: Iterable[int], related: dict[int, set[int]]) -> frozenset
 
 
 def _keeps_shape(node: Node) -> bool:
-    """Whether an opaque call looks pointwise: it has one result, with the shape of an operand."""
+    """True if an opaque call looks pointwise: it has one result, with the shape of an operand."""
     if node.op == "call_function" and fx.has_plain_bodies(node.target):
         return False
     shapes = [t.shape for t in facts.tensors(node)]
@@ -314,7 +316,7 @@ def _keeps_shape(node: Node) -> bool:
 
 
 def _is_creation(node: Node) -> bool:
-    """Whether a call depends on indices only. `new_tensor` may read a tensor's dtype and device."""
+    """True if a call depends on indices only. `new_tensor` may read a tensor's dtype and device."""
     if fx.counts(node.target, node.args):
         return True
     given = any(facts.tensors(n) for n in node.all_input_nodes)

@@ -6,8 +6,9 @@ where the program does not. If that could change a result, the region is refused
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -49,6 +50,11 @@ class Precision:
         if tensor_of(node).dtype == torch.float64:
             self.wide = node
 
+    def note_numbers(self, node: Node, given: Iterable[Any], dtype: torch.dtype) -> None:
+        """Note a call that takes a Python float which varies, if it takes it in fp32."""
+        if dtype == torch.float32 and any(map(_varies, given)):
+            self.number = node
+
     def check_fit(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
         """Integers of a program do not wrap: those of the model must not either."""
         if not fits(x, dtype, self.ranges):
@@ -83,3 +89,8 @@ class Precision:
         if node is not None:
             reason = f"{self.shadow.describe(node)} rounds to fp32 beside scores in {dtype}"
             raise Refused(Code.DTYPE, reason, self.shadow.source(node))
+
+
+def _varies(given: Any) -> bool:
+    """True if an argument is a Python float that varies from call to call."""
+    return isinstance(given, Node) and isinstance(given.meta.get("val"), torch.SymFloat)

@@ -146,7 +146,7 @@ class Weights:
         return call("detach", x) if wanted else x
 
     def _over(self, covered: Any, index: Index, seen: Expr) -> Expr:
-        """What overwrites an element, with the gradient of zeros that this one has."""
+        """The element that overwrites one, with the gradient of zeros that this one has."""
         wanted = seen.kind == "f" and wants_gradients(covered, self.shadow)
         return covering(seen, real(self.read(covered, index))) if wanted else seen
 
@@ -188,7 +188,7 @@ class Weights:
         return call("add", call("mul", real(self.read(added, at)), options["beta"]), score)
 
     def _is_twin(self, node: Node, index: Index) -> bool:
-        """Whether a product is the first one, written once more: of the same elements."""
+        """True if a product is the first one, written once more: of the same elements."""
         assert self.score is not None
         first, at = self.score
         if at != index or tensor_of(first).dtype != tensor_of(node).dtype:
@@ -277,7 +277,7 @@ class Weights:
             found = rounded_literal(float(found.value or 0), dtype)
         if dtype == torch.float32:
             self.precision.singles[found] = node
-            self.precision.number = node if _varies(fill) else self.precision.number
+        self.precision.note_numbers(node, [fill], dtype)
         return found
 
     def _constant(self, node: Node) -> Expr:
@@ -360,8 +360,7 @@ class Weights:
                 self.precision.check_fit(x, meets, node)
                 if meets == torch.float32:
                     self.precision.singles[real(x)] = node
-        if meets == torch.float32 and any(map(_varies, given)):
-            self.precision.number = node
+        self.precision.note_numbers(node, given, meets)
         return args
 
     def _pointwise_operand(self, given: Any, index: Index, result: torch.Tensor) -> Any:
@@ -379,11 +378,6 @@ class Weights:
         return Refused(
             code, f"{self.shadow.describe(node)} {REASONS[code]}", self.shadow.source(node)
         )
-
-
-def _varies(given: Any) -> bool:
-    """Whether an argument is a Python float that varies from call to call."""
-    return isinstance(given, Node) and isinstance(given.meta.get("val"), torch.SymFloat)
 
 
 def _has_places(x: Expr) -> bool:

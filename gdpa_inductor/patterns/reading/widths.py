@@ -1,4 +1,4 @@
-"""Whether a number has the same value in the program as in the model, although dtypes differ.
+"""Checks that a number is the same in the program as in the model, although dtypes differ.
 
 A program has one integer type, torch's int64, and one float type, that of the scores. The model may
 have narrower types: integers that wrap, and, if scores are fp64, floats that round.
@@ -41,7 +41,7 @@ def leaf_ranges(
     operands: list[Operand], scalars: list[Size], positions: list[Digits],
     dtype_of: Callable[[Operand], torch.dtype],
 ) -> Callable[[Expr], Range]:  # fmt: skip
-    """What is known of the integer leaves of a reading."""
+    """The known ranges of the integer leaves of a reading."""
 
     def leaf(node: Expr) -> Range:
         number = int(node.value or 0)
@@ -66,14 +66,14 @@ def size_range(size: Size) -> Range:
 
 
 def fits(x: Expr, dtype: torch.dtype, leaf: Callable[[Expr], Range]) -> bool:
-    """Whether an integer, or what becomes one, is the same in `dtype`, whatever the operands."""
+    """True if an integer, or a term that becomes one, fits `dtype` for all operands."""
     if dtype == torch.int64 or dtype.is_floating_point or dtype == torch.bool or x.kind == "b":
         return True
     return x.kind == "i" and inside(ranges([x], leaf)[x], limits(dtype))
 
 
 def is_small(x: Expr, leaf: Callable[[Expr], Range]) -> bool:
-    """Whether an integer is itself in fp32."""
+    """True if an integer is exact in fp32."""
     return x.kind != "i" or inside(ranges([x], leaf)[x], _EXACT_IN_FP32)
 
 
@@ -93,8 +93,9 @@ def _sample(argument: Any) -> Any:
 
 
 def decides_in_fp64(node: Node) -> bool:
-    """Whether a call that returns no real numbers reads some in fp64: a comparison if its operands
-    meet there.
+    """True if a call that returns no real numbers reads some in fp64.
+
+    A comparison does so if its operands meet there.
     """
     called = facts.name(node)
     if called in COMPARISONS:
@@ -109,17 +110,18 @@ def rounded_literal(value: float, dtype: torch.dtype) -> Expr:
 
 
 def in_16_bits(x: Any, given: Any, dtype: torch.dtype, compared: bool) -> Any:
-    """An operand of a choice or a comparison in 16 bits, as torch casts it first. It casts
-    numbers, and tensors of other dtypes where the result is a decision.
+    """An operand of a choice or a comparison in 16 bits, as torch casts it first.
+
+    It casts numbers. In a comparison it also casts tensors of other dtypes.
     """
     if not isinstance(x, Expr) or x.kind == "b":
         return x
     if x.is_const:
         return rounded_literal(float(x.value or 0), dtype)
     value = given.meta.get("val") if isinstance(given, Node) else None
-    cast = compared and isinstance(value, torch.Tensor) and value.dtype != dtype
-    cast = cast or isinstance(value, (torch.SymInt, torch.SymFloat))
-    return call(ROUNDING[dtype], real(x)) if cast else x
+    varies = isinstance(value, (torch.SymInt, torch.SymFloat))
+    narrows = compared and isinstance(value, torch.Tensor) and value.dtype != dtype
+    return call(ROUNDING[dtype], real(x)) if varies or narrows else x
 
 
 def in_fp32(weight: Expr) -> Expr:
