@@ -1,31 +1,60 @@
 """A learned table's gradient against its traffic: `python docs/lab/table_gradient.py`, on a GPU.
 
-The gradient's time is that of a backward with the table, less that of one with the bias itself. The
-bound reads the bias's gradient and the index once, at the rate of a copy. Milliseconds; with
-`cpu` behind the command small sizes are run, to try the script.
+The gradient's time is that of a backward with the table, less that of one with the bias itself: by
+the kernel with tables in shared memory, and by additions to copies of the table. The bound reads
+the bias's gradient, which has 16 bits, and the index once, at the rate of a copy. All in
+milliseconds. With `cpu` behind the command small sizes are run, to try the script.
 """
 
 import sys
 from collections.abc import Callable
+from unittest import mock
 
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor
 
 from gdpa_inductor import gdpa_backend
+from gdpa_inductor.lowerings import tables
 from gdpa_inductor.measure import medians_ms
 
 DEVICE = "cpu" if "cpu" in sys.argv else "cuda"
 SIZES = ((2, 2, 64, 16),) if DEVICE == "cpu" else ((16, 4, 1024, 128), (16, 4, 2048, 128))
 BUCKETS = 129
-# The index's dims, the table's shape behind its buckets, and the bias that they make. b, h, n are
-# the samples, heads and tokens.
-FORMS: dict[str, tuple[str, str, Callable[[Tensor, Tensor], Tensor]]] = {
-    "table[i], a sample each": ("bnn", "", lambda t, i: t[i][:, None]),
-    "table[i], all alike": ("nn", "", lambda t, i: t[i]),
-    "F.embedding, a head each": ("nn", "h", lambda t, i: F.embedding(i, t).permute(2, 0, 1)),
-    "index_select, a sample each": (
-        "bnn", "", lambda t, i: t.index_select(0, i.view(-1)).view(i.shape)[:, None]
+
+
+def drawn(samples: int, tokens: int) -> Tensor:
+    """Buckets at random."""
+    return torch.randint(BUCKETS, (samples, tokens, tokens), device=DEVICE)
+
+
+def times(samples: int, tokens: int) -> Tensor:
+    """HSTU's buckets of the time between two tokens: its logarithm. Gaps are log-normal."""
+    gaps = torch.exp(torch.randn(samples, tokens, device=DEVICE) * 2 + 6)
+    stamps = gaps.cumsum(1).long()
+    apart = (stamps[:, :, None] - stamps[:, None, :]).abs().clamp(min=1)
+    return (torch.log(apart.float()) / 0.301).long().clamp(0, BUCKETS - 1)
+
+
+def distances(samples: int, tokens: int) -> Tensor:
+    """How far two tokens are apart. The table has twice as many elements as there are tokens."""
+    at = torch.arange(tokens, device=DEVICE)
+    return (at[:, None] - at + tokens - 1).expand(samples, -1, -1).contiguous()
+
+
+# The index, the table's shape behind its buckets, and the bias that they make. An index "of one
+# sample" is read by all. h: the heads.
+FORMS: dict[str, tuple[Callable[[int, int], Tensor], str, Callable[[Tensor, Tensor], Tensor]]] = {
+    "table[i], at random": (drawn, "", lambda t, i: t[i][:, None]),
+    "table[i], times": (times, "", lambda t, i: t[i][:, None]),
+    "table[i], distances": (distances, "", lambda t, i: t[i][:, None]),
+    "index_select, times": (
+        times, "", lambda t, i: t.index_select(0, i.view(-1)).view(i.shape)[:, None]
+    ),
+    "table[i] of one sample, times": (times, "", lambda t, i: t[i[0]]),
+    "F.embedding of one sample, a head each": (
+        times, "h", lambda t, i: F.embedding(i[0], t).permute(2, 0, 1)
     ),
 }  # fmt: skip
 
@@ -56,28 +85,34 @@ def backward(function: Callable[..., Tensor], operands: list[Tensor], learns: Te
     return times["step"] - times["forward"]
 
 
-def row(size: tuple[int, ...], name: str) -> str:
-    dims, behind, look_up = FORMS[name]
-    sizes = dict(zip("bhnd", size))
+def row(size: tuple[int, int, int, int], name: str) -> str:
+    samples, heads, tokens, _ = size
+    make, behind, look_up = FORMS[name]
     given = [torch.randn(size, device=DEVICE, dtype=torch.bfloat16) for _ in range(3)]
-    index = torch.randint(BUCKETS, [sizes[x] for x in dims], device=DEVICE)
-    table = torch.randn([BUCKETS, *(sizes[x] for x in behind)], device=DEVICE)
+    index = make(samples, tokens)
+    table = torch.randn([int(index.max()) + 1, *([heads] if behind else [])], device=DEVICE)
     bias = look_up(table, index).detach().clone()
 
     def looked_up(query, key, value, table, index):
         return attention(query, key, value, look_up(table, index))
 
-    spent = backward(looked_up, [*given, table, index], table)
-    spent -= backward(attention, [*given, bias], bias)
+    bare = backward(attention, [*given, bias], bias)
+    spent = [backward(looked_up, [*given, table, index], table) - bare]
+    with mock.patch.object(tables, "_has_kernel", lambda *_: False):
+        spent.append(backward(looked_up, [*given, table, index], table) - bare)
     # A copy moves twice what it copies.
     held = torch.empty(1 << (20 if DEVICE == "cpu" else 30), device=DEVICE, dtype=torch.int8)
     rate = 2 * held.nbytes / medians_ms({"copy": held.clone}, DEVICE)["copy"]
-    bound = (bias.nbytes + index.nbytes) / rate
-    return f"| {size} | {name} | {spent:.3f} | {bound:.3f} | {spent / bound:.2f} |"
+    read = index if bias.dim() == 4 else index[0]
+    bound = (2 * bias.numel() + read.nbytes) / rate
+    found = " | ".join(f"{x:.3f} | {x / bound:.2f}" for x in spent)
+    return f"| {size} | {name} | {bound:.3f} | {found} |"
 
 
+@torch._inductor.config.patch(force_disable_caches=True)
 def main() -> None:
-    print("| size | look-up | gradient | bound | ratio |\n|---|---|---:|---:|---:|")
+    print("| size | look-up | bound | kernel | ratio | copies | ratio |")
+    print("|---|---|---:|---:|---:|---:|---:|")
     for size in SIZES:
         for name in FORMS:
             print(row(size, name), flush=True)

@@ -77,6 +77,13 @@ def _has_memory_alone(held: torch.fx.Node) -> bool:
     )
 
 
+def statically_equal(size: Any, other: Any) -> bool:
+    """Whether two sizes are known to be equal. Adds no guard."""
+    from torch._inductor.virtualized import V
+
+    return bool(V.graph.sizevars.statically_known_equals(size, other))
+
+
 def is_input(node: Any) -> bool:
     """Whether the node is an input of the graph or a view of one, and no copy."""
     from torch._inductor.virtualized import V
@@ -118,6 +125,54 @@ def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
     strides = V.graph.current_node.meta["val"].stride()
     made.freeze_layout_with_exact_strides([size_expr(step) for step in strides])
     return made
+
+
+def lowered(op: Any, *args: Any) -> Any:
+    """What Inductor lowers a call of an ATen operator to."""
+    from torch._inductor.lowering import lowerings
+
+    return lowerings[op](*args)
+
+
+def contiguous(node: Any) -> Any:
+    """The operand as a contiguous buffer."""
+    from torch._inductor import ir
+
+    return ir.ExternKernel.require_contiguous(node)
+
+
+def is_in_memory(node: Any) -> bool:
+    """Whether the operand is a buffer, or a view of one, and no code that computes it."""
+    from torch._inductor import ir
+
+    return bool(ir.is_storage_and_layout(node))
+
+
+def unwidened(node: Any) -> Any:
+    """The operand in 16 bits, if it is a buffer in 16 bits that is only cast to fp32. Else itself.
+
+    The buffer has the operand's elements in the same order, and no others.
+    """
+    from torch._inductor import dependencies, ir
+    from torch._inductor.virtualized import V
+
+    flat = lowered(torch.ops.aten.reshape.default, node, [node.get_numel()])
+    whole = ir.Pointwise(
+        device=node.get_device(), dtype=node.get_dtype(), inner_fn=flat.make_loader(),
+        ranges=flat.get_size(),
+    )  # fmt: skip
+    reads = list(whole.get_reads())
+    if whole.inner_fn_opcount().used_ops != {"load", "to_dtype"} or len(reads) != 1:
+        return node
+    held = V.graph.try_get_buffer(reads[0].name)
+    in_order = isinstance(reads[0], dependencies.MemoryDep) and reads[0].is_contiguous()
+    if not in_order or held is None or held.get_dtype() not in (torch.float16, torch.bfloat16):
+        return node
+    layout = held.get_layout()
+    if not (layout.is_contiguous() and statically_equal(held.get_numel(), node.get_numel())):
+        return node
+    found = ir.TensorBox(held if isinstance(held, ir.StorageBox) else ir.StorageBox(held))
+    return lowered(torch.ops.aten.reshape.default, found, node.get_size())
 
 
 def extern_call(op: Any, *args: Any, **options: Any) -> Any:

@@ -229,8 +229,17 @@ def _taken(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
 
 
 def _subscripted(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    return _indexed(ev, event, index, list(event.args[1]))
+
+
+def _looked_up_along(ev: Evaluator, event: Event, number: int, index: Index) -> Tensor:
+    _, places, dim = event.args
+    return _indexed(ev, event, index, [*[None] * dim, places])
+
+
+def _indexed(ev: Evaluator, event: Event, index: Index, given: list[Any]) -> Tensor:
     """aten.index: indices are broadcast; their dims stand first unless they are neighbours."""
-    source, given = event.args[0], list(event.args[1])
+    source = event.args[0]
     used = [d for d, x in enumerate(given) if x is not None]
     shapes = [given[d].sizes for d in used]
     shape = torch.broadcast_shapes(*shapes)
@@ -301,7 +310,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["tril", "tril_"], _triangle(lambda apart, k: apart <= k)),
     **dict.fromkeys(["triu", "triu_"], _triangle(lambda apart, k: apart >= k)),
     "index_select": _selected, "gather": _gathered, "embedding": _embedded, "take": _taken,
-    "index": _subscripted, "bucketize": _bucketed, "searchsorted": _bucketed,
+    "index": _subscripted, "look_up": _looked_up_along,
+    "bucketize": _bucketed, "searchsorted": _bucketed,
     **pointwise.RULES,
     **jagged.RULES,
 }  # fmt: skip

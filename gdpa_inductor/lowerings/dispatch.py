@@ -1,9 +1,10 @@
-"""The Inductor lowerings of gdpa::attention and gdpa::attention_backward, and of gdpa::kept.
+"""The Inductor lowerings of this package's operators.
 
-A call of the first two becomes a `Call`, and the backend that `select` names lowers it. If there is
-no backend, or its lowering fails, the chunked form runs instead. If that fails too, the reference
-formula runs (`unfused`). Both are slower but correct, and the formula has M×N intermediates. Each
-is counted under `fallback`, and the log has the reason. The option `strict` raises instead.
+A call of gdpa::attention or gdpa::attention_backward becomes a `Call`. The backend that `select`
+names lowers it. If there is no backend, or its lowering fails, the chunked form runs instead. If
+that fails too, the reference formula runs (`unfused`). Both are slower but correct, and the formula
+has M×N intermediates. Each is counted under `fallback`, and the log has the reason. The option
+`strict` raises instead.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from .._compat import dynamo, lowering
 from ..ops import ATTENTION, BACKWARD, Signature
 from ..options import CHUNKED, REFERENCE
 from ..rejection import GDPAError
+from . import tables
 from .backends import backend
 from .call import Call
 from .choose import select
@@ -31,6 +33,8 @@ def register() -> None:
     for signature in (ATTENTION, BACKWARD):
         lowering.register_lowering(signature.op, _LOWERINGS[signature])
     lowering.register_lowering(torch.ops.gdpa.kept.default, lowering.copied)
+    lowering.register_lowering(torch.ops.gdpa.look_up.default, tables.lower)
+    lowering.register_lowering(torch.ops.gdpa.look_up_backward.default, tables.lower_backward)
 
 
 def _lower(signature: Signature, *args: Any, **kwargs: Any) -> Any:

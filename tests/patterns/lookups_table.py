@@ -1,8 +1,7 @@
-"""How models look a bias up in a learned table: a small function, the table's sizes, and how often
-the table is copied.
+"""How models look a bias up in a learned table: a small function, and the table's sizes.
 
-    @lookup(T, H)                 bias(table [T, H], places [N, N]) -> [..., N, N], in copies
-    @lookup(T, H, copied=False)   the table stays as it is
+    @lookup(T, H)                   bias(table [T, H], places [N, N]) -> [..., N, N], replaced
+    @lookup(T, H, replaced=False)   the call stays as it is
 
 `places` are drawn from 0 to T - 1. Sizes are T = 7 buckets, H = 2 heads, N = 24 tokens, B = 3.
 """
@@ -23,16 +22,16 @@ class Spelling:
 
     bias: Callable[[Tensor, Tensor], Tensor]
     sizes: tuple[int, ...]
-    copied: bool = True
+    replaced: bool = True
     note: str = ""
 
 
 SPELLINGS: dict[str, Spelling] = {}
 
 
-def lookup(*sizes: int, copied: bool = True, note: str = "") -> Callable:
+def lookup(*sizes: int, replaced: bool = True, note: str = "") -> Callable:
     def add(bias: Callable) -> Callable:
-        SPELLINGS[bias.__name__] = Spelling(bias, sizes, copied, note)
+        SPELLINGS[bias.__name__] = Spelling(bias, sizes, replaced, note)
         return bias
 
     return add
@@ -252,27 +251,32 @@ def rolled(t, i):
 # What stays
 
 
-@lookup(T, H, copied=False, note="divides by how often")
+@lookup(T, H, replaced=False, note="divides by how often")
 def embedding_scaled_by_frequency(t, i):
     return F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)
 
 
-@lookup(T, H, copied=False, note="changes the rows")
+@lookup(T, H, replaced=False, note="changes the rows")
 def embedding_with_a_greatest_norm(t, i):
     return F.embedding(i, t, max_norm=0.5).permute(2, 0, 1)
 
 
-@lookup(T, T, copied=False, note="one index twice")
+@lookup(T, T)
 def one_index_twice(t, i):
     return t[i, i]
 
 
-@lookup(3, T, H, copied=False, note="in another order")
+@lookup(3, T, H)
 def table_in_another_order(t, i):
     """The result has the order of its dims."""
     return t.permute(2, 1, 0)[:, i].sum(-1)
 
 
-@lookup(N, N, copied=False)
+@lookup(3, T, H, replaced=False, note="in another order")
+def two_places_of_a_table_in_another_order(t, i):
+    return t.permute(2, 1, 0)[:, i, :2].sum(-1)
+
+
+@lookup(N, N, replaced=False)
 def as_large_as_the_bias(t, i):
     return t[torch.arange(N)]

@@ -4,7 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa_inductor.patterns.tables import copies as relieving
+from gdpa_inductor import look_up
+from gdpa_inductor.patterns.tables import relief
 from gdpa_inductor.report.sections import match_lines
 from tests._recorder import Recorder
 from tests.operands import generator_of
@@ -13,13 +14,13 @@ from tests.patterns.lookups_table import SPELLINGS, B, H, N, T
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Copies of a table are worth it at the sizes of these tests."""
-    monkeypatch.setattr(relieving, "_FEWEST_COPIES", 2)
-    monkeypatch.setattr(relieving, "_LEAST_SHARE", 1)
+    """At the sizes of these tests, tables count as crowded."""
+    monkeypatch.setattr(look_up, "_FEWEST_COPIES", 2)
+    monkeypatch.setattr(look_up, "_LEAST_SHARE", 1)
 
 
-def copies(recorder: Recorder) -> int:
-    return recorder.graphs[-1].calls_after["remainder"]
+def look_ups(recorder: Recorder) -> int:
+    return recorder.graphs[-1].calls_after["look_up"]
 
 
 def operands(sizes, seed: int = 0):
@@ -50,7 +51,7 @@ def test_a_spelling(name):
         for f in (torch.compile(attention, backend=recorder, fullgraph=True), attention)
     )
     assert len(recorder.matches) == 1, recorder.why()
-    assert bool(copies(recorder)) == spelling.copied, recorder.graphs[-1].after
+    assert bool(look_ups(recorder)) == spelling.replaced, recorder.graphs[-1].after
     assert torch.equal(bias, wanted) and bias.stride() == wanted.stride()
     torch.testing.assert_close(mine, theirs)
     for name, one, other in zip("qkvt", gradients(mine, leaves), gradients(theirs, leaves)):
@@ -62,7 +63,7 @@ def test_a_spelling(name):
 
 @pytest.mark.refused_by_judge
 def test_the_judge_sees_a_gradient_of_padding(monkeypatch):
-    monkeypatch.setattr(relieving, "_padded", lambda recipe, table, size, pads: table)
+    monkeypatch.setattr(relief, "_padded", lambda recipe, table, size, pads: table)
 
     def attention(q, k, v, table, places):
         bias = F.embedding(places, table, padding_idx=2).permute(2, 0, 1)

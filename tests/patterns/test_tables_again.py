@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from torch.fx import Graph
 from torch.utils.checkpoint import checkpoint
 
+from gdpa_inductor import look_up
 from gdpa_inductor._compat import subclasses
 from gdpa_inductor.patterns.tables import again
-from gdpa_inductor.patterns.tables import copies as relieving
 from tests._recorder import ALWAYS, Recorder
 from tests.operands import generator_of
 
@@ -20,7 +20,7 @@ NO_PROFIT = {"gdpa.profit": False}
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    monkeypatch.setattr(relieving, "_FEWEST_COPIES", 2)
+    monkeypatch.setattr(look_up, "_FEWEST_COPIES", 2)
 
 
 def apart(times):
@@ -103,7 +103,7 @@ def test_the_caller_may_change_what_an_index_is_made_from():
 
 
 def test_an_index_that_is_an_input_is_not_kept_again():
-    """It is there anyway; where each place is in the copies is made again."""
+    """It is there anyway."""
 
     def function(q, k, v, table, places):
         return F.silu(q @ k.mT + table[places]) @ v
@@ -143,7 +143,7 @@ def test_a_bias_that_is_made_outside_of_a_checkpoint():
     torch.testing.assert_close(output, wanted)
     torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
     assert len(recorder.matches) == 1, recorder.why()
-    assert recorder.graphs[0].calls_after["remainder"] == 1
+    assert recorder.graphs[0].calls_after["look_up"] == 1
 
 
 def written_before(q, k, v, table, times):
@@ -260,7 +260,7 @@ def test_a_place_outside_of_the_table_is_an_error_still(look, place):
     recorder = Recorder()
     mine = compiled(function, recorder)
     mine(*leaves, places)
-    assert recorder.graphs[-1].calls_after["remainder"] == 1
+    assert recorder.graphs[-1].calls_after["look_up"] == 1
     places[3, 4] = place
     for one in (function, mine):
         with pytest.raises((IndexError, RuntimeError), match=r"out of|range"):
@@ -279,7 +279,7 @@ def test_places_that_wrap_in_eager_wrap_as_far(judge):
     places[0, :4] = torch.tensor([T, -T - 1, torch.iinfo(torch.int64).max, -(2**63)])
     recorder = Recorder(dataclasses.replace(ALWAYS, judge=judge))
     output, wanted = compiled(function, recorder)(*leaves, places), function(*leaves, places)
-    assert recorder.graphs[-1].calls_after["remainder"] == 2, recorder.why()
+    assert recorder.graphs[-1].calls_after["look_up"] == 1, recorder.why()
     torch.testing.assert_close(output, wanted)
     torch.testing.assert_close(gradients(output, leaves), gradients(wanted, leaves))
 
@@ -322,7 +322,7 @@ def test_a_table_of_a_size_that_varies():
         torch.testing.assert_close(output, wanted)
         torch.testing.assert_close(gradients(output, [table]), gradients(wanted, [table]))
     assert len(recorder.graphs) == 1 and not recorder.graphs[0].guards_added
-    assert recorder.graphs[0].calls_after["remainder"] == 2, recorder.matches[0].notes
+    assert recorder.graphs[0].calls_after["look_up"] == 2, recorder.matches[0].notes
 
 
 # What rounds in another way in another kernel is kept. The device "meta" stands for any but a CPU.

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa_inductor.patterns.tables import copies
+from gdpa_inductor import look_up
 from tests._judge import difference, mark_dynamic, noise_of, results
 from tests._recorder import Recorder
 from tests.operands import make_operands, recast
@@ -126,8 +126,8 @@ def drawn(seed: int) -> tuple[Callable, dict[str, str], str]:
 @pytest.mark.usefixtures("uncached_fakes")
 @pytest.mark.parametrize("seed", range(90))
 def test_a_random_lookup(seed, monkeypatch):
-    monkeypatch.setattr(copies, "_FEWEST_COPIES", 2)
-    monkeypatch.setattr(copies, "_LEAST_SHARE", 1)
+    monkeypatch.setattr(look_up, "_FEWEST_COPIES", 2)
+    monkeypatch.setattr(look_up, "_LEAST_SHARE", 1)
     function, specs, name = drawn(seed)
     dtype = getattr(torch, name)
     operands = make_operands(specs, SIZES, dtype=dtype, seed=seed)
@@ -145,4 +145,4 @@ def test_a_random_lookup(seed, monkeypatch):
     after = recorder.graphs[-1].after
     assert not fault, f"{fault}\n{after}"
     assert recorder.matches and not any(graph.guards_added for graph in recorder.graphs)
-    assert "remainder" in after, after
+    assert "look_up" in after, after

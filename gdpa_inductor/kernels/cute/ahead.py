@@ -52,6 +52,11 @@ def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None
         _ask(f"{__package__}.{config.folder}.backward.launch", *given)
 
 
+def table(*given: Hashable) -> None:
+    """Have the kernel compiled that sums the gradient of a learned table (`tables.kept`)."""
+    _ask(f"{__package__}.tables", *given)
+
+
 def _ask(module: str, *given: Hashable) -> None:
     """Have a worker run `kept(*given)` of a module, once, unless the kernel is on disk."""
     key = (module, *given)

@@ -43,6 +43,10 @@ def no_kernel(problem: Problem) -> str:
 
 
 def no_cutlass(_: Problem) -> str:
+    return unusable()
+
+
+def unusable() -> str:
     """Why CuTe DSL cannot be used, or ""."""
     version = installed()
     lowest, below = (".".join(map(str, bound)) for bound in VERSIONS)

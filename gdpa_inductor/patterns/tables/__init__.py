@@ -5,12 +5,12 @@ A bias may be looked up in a learned table, as in T5 (docs/masks.md).
 calls    Reads all ways to write a look-up in one form.
 behind   Finds the look-ups that a bias comes from.
 again    Has the backward compute indices again, instead of storing them.
-copies   `relieve`: what is changed, and why.
+relief   `relieve`: what is changed, and why.
 """
 
 from __future__ import annotations
 
 from .behind import handed_over
-from .copies import crowded, relieve
+from .relief import crowded, relieve
 
 __all__ = ["crowded", "handed_over", "relieve"]

@@ -1,7 +1,8 @@
 """Read look-ups in learned tables, however they are written, in one form: `Places`.
 
-`LOOKUPS` has a function for each kind of call. It says which index reads which dim of the table.
-All other arguments (whole dims, slices, numbers, other indices) do not depend on that dim.
+`LOOKUPS` has a function for each kind of call. It says which indices the call reads, and whether it
+does nothing but look up along one dim. All other arguments (whole dims, slices, numbers) do not
+matter: the same call on a table of places tells which elements it reads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.fx import Node
 from ..._compat import operators
 from ...rejection import Code
 from ..host import facts
-from ..host.sizes import Size, product
+from ..host.sizes import Size
 from ..result import Refused
 
 _CHOICES = (torch.bool, torch.uint8)  # such an index reads no element twice, so nothing is summed
@@ -26,34 +27,23 @@ _CHOICES = (torch.bool, torch.uint8)  # such an index reads no element twice, so
 class Places:
     """Which elements of a table a call reads.
 
-    index:   The places along `dim`.
-    dim:     A dim of the table. None means the flattened table.
-    others:  Indices of other dims, with which `index` is broadcast.
+    indices: Its indices.
+    dim:     If all that the call does is to read the elements at one index along one dim: this dim.
+             Else None.
+    flat:    The dim is that of the flattened table.
     pads:    The place of the row without a gradient, or None.
-    long:    The index must be int64.
-    wraps:   Places count modulo the size. Otherwise a place past an end is an error.
     """
 
-    index: Node
-    dim: int | None = 0
-    others: tuple[Node, ...] = ()
+    indices: tuple[Node, ...]
+    dim: int | None = None
+    flat: bool = False
     pads: Size | None = None
-    long: bool = False
-    wraps: bool = False
-
-    @property
-    def indices(self) -> tuple[Node, ...]:
-        return (self.index, *self.others)
-
-    def size(self, table: torch.Tensor) -> Size:
-        """How many places there are."""
-        return product(table.shape) if self.dim is None else table.shape[self.dim]
 
 
 def of(node: Node, table: Node) -> Places | None:
     """The places that a call reads, or None if it is not a look-up.
 
-    Raises Refused if copies of the table would not have the gradient of the table.
+    Raises Refused if `gdpa::look_up` would not have the gradient of the table.
     """
     found = LOOKUPS[facts.name(node)](node, facts.tensors(table)[0])
     if found is None or not all(
@@ -88,11 +78,12 @@ def _subscripted(node: Node, table: torch.Tensor) -> Places | None:
     ]
     if not indices or None in widths:
         return None
-    before = _taken(widths[: indices[-1]], table.dim() - sum(w for w in widths if w and w > 0))
-    others = tuple(entries[i] for i in indices[:-1])
-    if entries[indices[-1]] in others:
-        raise refused("it is given one index twice", node)
-    return Places(entries[indices[-1]], before, others)
+    read = tuple(entries[i] for i in indices)
+    others = [entry for entry in entries if entry not in read]
+    if len(read) > 1 or not all(_is_whole(entry, whole) for entry in others):
+        return Places(read)
+    rest = table.dim() - sum(w for w in widths if w and w > 0)
+    return Places(read, _taken(widths[: indices[0]], rest))
 
 
 _REST = -1  # the width of an ellipsis
@@ -109,33 +100,34 @@ def _width(entry: Any, whole: bool) -> int | None:
     return 1 if isinstance(entry, (slice, int)) and not isinstance(entry, bool) else None
 
 
+def _is_whole(entry: Any, none: bool) -> bool:
+    """Whether an entry of a subscript keeps a dim as it is. none: `None` does."""
+    return entry is Ellipsis or entry == slice(None) or (none and entry is None)
+
+
 def _taken(widths: Sequence[int | None], rest: int) -> int:
     return sum(rest if width == _REST else width or 0 for width in widths)
 
 
 def _selected(node: Node, table: torch.Tensor) -> Places | None:
     dim = facts.argument(node, 1, "dim")
-    return Places(facts.argument(node, 2, "index"), dim % table.dim()) if table.dim() else None
+    index = facts.argument(node, 2, "index")
+    return Places((index,), dim % table.dim()) if table.dim() else None
 
 
 def _gathered(node: Node, table: torch.Tensor) -> Places | None:
     if facts.argument(node, 3, "sparse_grad"):
         raise refused("its gradient is sparse", node)
-    dim = facts.argument(node, 1, "dim")
     index = facts.argument(node, 2, "index")
-    return Places(index, dim % table.dim(), long=True) if table.dim() else None
+    return Places((index,), 0 if table.dim() == 1 else None) if table.dim() else None
 
 
 def _taken_flat(node: Node, table: torch.Tensor) -> Places:
-    return Places(facts.argument(node, 1, "index"), None, long=True)
+    return Places((facts.argument(node, 1, "index"),), 0, flat=True)
 
 
 def _taken_along(node: Node, table: torch.Tensor) -> Places | None:
-    dim = facts.argument(node, 2, "dim")
-    index = facts.argument(node, 1, "indices")
-    if dim is None:
-        return Places(index, None, long=True)
-    return Places(index, dim % table.dim(), long=True, wraps=True) if table.dim() else None
+    return Places((facts.argument(node, 1, "indices"),)) if table.dim() else None
 
 
 def _embedded(node: Node, table: torch.Tensor) -> Places:
@@ -151,7 +143,7 @@ def _embedded(node: Node, table: torch.Tensor) -> Places:
     if facts.argument(node, 4 if first else 6, "sparse"):
         raise refused("its gradient is sparse", node)
     index = facts.argument(node, *((1, "indices") if first else (0, "input")))
-    return Places(index, 0, pads=None if pads is None or pads < 0 else pads)
+    return Places((index,), 0, pads=None if pads is None or pads < 0 else pads)
 
 
 def _is_table_first(node: Node) -> bool:
@@ -169,12 +161,3 @@ LOOKUPS: Mapping[str, Callable[[Node, torch.Tensor], Places | None]] = {
     "take": _taken_flat,
     "take_along_dim": _taken_along,
 }
-
-
-def without_padding(node: Node) -> None:
-    """Remove `padding_idx` of an embedding, so that every row gets its gradient."""
-    none = -1 if _is_table_first(node) else None
-    if len(node.args) > 2:
-        node.update_arg(2, none)
-    else:
-        node.update_kwarg("padding_idx", none)

@@ -1,0 +1,100 @@
+"""Sum the gradient of a look-up in a learned table, in a fixed order: `sums`.
+
+Each thread adds to a table of its own in shared memory, so no addition waits for another one. Then
+the CTA sums the tables of its threads. The time is that of reading the gradients and the index
+once, wherever the index points.
+"""
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._compat.device import current_stream, empty
+from . import ahead, disk
+from .architectures import config_of
+from .config import SHARED_MEMORY, VECTOR
+from .launch import multiprocessors
+from .launcher import WordLauncher
+from .plan import name, off_alignment
+from .runtime import Kernel
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+ROWS = 2048  # that a CTA loads at once
+THREADS = (128, 64)  # of a CTA; the most whose tables fit
+WORDS = SHARED_MEMORY // 4
+RESERVED = 1024  # bytes of shared memory that the hardware keeps for each CTA
+MOST_THREADS = 1024  # of all CTAs on a multiprocessor; more gain nothing
+MOST_COLUMNS = 65535  # the most CTAs along the second dim of a grid
+MOST = WORDS // THREADS[-1] - 1  # elements of a table; one more place takes what is left out
+
+
+def sums(grad: Tensor, index: Tensor, size: int, parts: int, stream: int | None = None) -> Tensor:
+    """Sums [parts, W, size] in fp32 of gradients [W, R].
+
+    result[p, w, i] is the sum over the rows r of part p with index[r] = i. Both operands are
+    contiguous, on the current device. The index is int32 or int64, and negative places count from
+    the end. Terms of places past an end are left out.
+
+    Args:
+        parts: Among how many CTAs the rows are divided (`parts_for`).
+        stream: A handle of the current CUDA stream, if the caller has it.
+    """
+    columns, rows = grad.shape
+    found = empty((parts, columns, size), torch.float32, grad.device)
+    if not (rows and columns):
+        return found.zero_()
+    addresses = (grad.data_ptr(), index.data_ptr())
+    width = VECTOR if rows % VECTOR == 0 and not off_alignment(addresses) else 1
+    height = -(-rows // (parts * width)) * width
+    run = _launcher(grad.dtype, index.dtype, size, width, grad.device)
+    stream = current_stream(grad.device.index) if stream is None else stream
+    run(*addresses, found.data_ptr(), rows, height, parts, columns, stream)
+    return found
+
+
+def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
+    """Among how many CTAs to divide the rows, so that with all columns they fill the GPU once."""
+    threads = threads_for(size)
+    each = (size + 1) * threads * 4 + RESERVED
+    resident = max(1, min(SHARED_MEMORY // each, MOST_THREADS // threads))
+    filled = multiprocessors(device) * resident // max(columns, 1)
+    return max(1, min(filled, -(-rows // ROWS)))
+
+
+def threads_for(size: int) -> int:
+    """The threads of a CTA, for a table of `size` elements."""
+    return next(count for count in THREADS if (size + 1) * count <= WORDS)
+
+
+def _arch(device: torch.device) -> str:
+    config = config_of(device)
+    assert config  # else the lowering has not chosen the kernel
+    return config.arch
+
+
+@functools.cache
+def _launcher(
+    grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
+) -> WordLauncher:
+    given = (name(grad), name(index), size, threads_for(size), width, _arch(device))
+    ahead.finish(__name__, *given)
+    return WordLauncher(Kernel(kept(*given)), 8)
+
+
+def compile_ahead(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
+    """Have a worker compile the kernel for operands that lie as most do."""
+    ahead.table(name(grad), name(index), size, threads_for(size), VECTOR, _arch(device))
+
+
+def kept(grad: str, index: str, size: int, threads: int, width: int, arch: str) -> bytes:
+    """The object file of a kernel, from disk or compiled."""
+    given = (grad, index, size, threads, width, arch)
+
+    def compiled() -> Any:
+        from . import table_sums
+
+        return table_sums.compiled(*given)
+
+    return disk.kept(compiled, __name__, *given)

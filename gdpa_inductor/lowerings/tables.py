@@ -1,0 +1,125 @@
+"""The Inductor lowerings of gdpa::look_up and gdpa::look_up_backward.
+
+A look-up is ATen's `index`, which Inductor fuses with what reads it. For its gradient there are two
+ways:
+
+- A kernel with tables of its own in shared memory (`kernels/cute/tables.py`), if the GPU has CuTe
+  kernels and the table is small. Its sums have the same bits in every run.
+- Additions to copies of the table (`look_up.summed`), in code that Inductor generates.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import look_up
+from .._compat import lowering, operators, shapes
+from ..kernels.cute import tables
+from ..kernels.cute.architectures import config_of
+from .cute.rules import unusable
+
+aten, prims = torch.ops.aten, torch.ops.prims
+_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
+_LIBRARY.define(
+    "table_sums(Tensor grad, Tensor index, SymInt size, SymInt parts) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+
+
+@torch.library.impl(_LIBRARY, "table_sums", "CompositeExplicitAutograd")
+def _table_sums(grad: Tensor, index: Tensor, size: int, parts: int) -> Tensor:
+    """Sums [parts, W, size] of gradients [W, R]: `tables.sums`, and on a CPU all in one part."""
+    if grad.device.type == "cuda":
+        with torch.cuda.device(grad.device):
+            return tables.sums(grad, index, size, parts)
+    found = _fake_sums(grad, index, size, parts).zero_()
+    found[0] = look_up.summed(grad.float(), index, 1, size)
+    return found
+
+
+def _fake_sums(grad: Tensor, index: Tensor, size: int, parts: int) -> Tensor:
+    return grad.new_empty((parts, grad.shape[0], size), dtype=torch.float32)
+
+
+operators.register_fake(_LIBRARY, "table_sums", _fake_sums)
+
+
+def kernel() -> Callable[..., Tensor]:
+    """What generated Python code calls instead of the operator, which saves torch's dispatcher."""
+    return tables.sums
+
+
+def lower(table: Any, index: Any, dim: int) -> Any:
+    """The elements that are looked up. Inductor IR in and out."""
+    return lowering.lowered(aten.index.Tensor, table, look_up.at(index, dim))
+
+
+def lower_backward(grad: Any, index: Any, dim: int, size: Any) -> Any:
+    """The gradient of a table. Inductor IR in and out."""
+    whole, read, _, places = lowering.lowered_node_values()
+    if _has_kernel(whole, read, dim, places):
+        return _by_kernel(grad, index, dim, places)
+    copies = _copies(whole, read, places)
+
+    def formula(grad: Tensor, index: Tensor, size: int) -> Tensor:
+        return look_up.summed(grad, index, dim, size, copies)
+
+    return lowering.inline_formula(formula, [grad, index, size], [whole, read, places])
+
+
+def _copies(whole: Tensor, read: Tensor, places: int | torch.SymInt) -> int:
+    """How many copies the additions go to. Where sizes are unknown, it is one."""
+    count, rows, size = map(shapes.size_hint, (whole.numel(), read.numel(), places))
+    if not (count and rows and size):
+        return 1
+    return look_up.copies(count // rows * size, count)
+
+
+def _has_kernel(whole: Tensor, read: Tensor, dim: int, places: int | torch.SymInt) -> bool:
+    device, rest = whole.device, [*whole.shape[:dim], *whole.shape[dim + read.dim() :]]
+    return (
+        device.type == "cuda"
+        and read.device == device
+        and whole.dtype in tables.DTYPES
+        and isinstance(places, int)
+        and 0 < places <= tables.MOST
+        and all(isinstance(size, int) for size in rest)
+        and math.prod(rest) <= tables.MOST_COLUMNS
+        and config_of(device) is not None
+        and not unusable()
+    )
+
+
+def _by_kernel(grad: Any, index: Any, dim: int, size: int) -> Any:
+    """The gradient [*P, T, *Q] from gradients [*P, *I, *Q], by sums of a matrix [P · Q, I]."""
+    sizes, middle = grad.get_size(), len(index.get_size())
+    rest = [d for d in range(len(sizes)) if not dim <= d < dim + middle]
+    outer = [int(sizes[d]) for d in rest]
+    columns, rows, device = math.prod(outer), index.get_numel(), grad.get_device()
+    matrix = lowering.lowered(aten.permute.default, grad, [*rest, *range(dim, dim + middle)])
+    matrix = lowering.lowered(aten.reshape.default, matrix, [columns, rows])
+    places = lowering.lowered(aten.reshape.default, index, [rows])
+    terms = lowering.contiguous(lowering.unwidened(matrix))
+    places = lowering.contiguous(_in_32_bits(places))
+    tables.compile_ahead(terms.get_dtype(), places.get_dtype(), size, device)
+    parts = tables.parts_for(size, columns, lowering.likely_size(rows), device)
+    callee = (__name__, kernel.__name__, "")
+    op = torch.ops.gdpa.table_sums.default
+    sums = lowering.direct_call(op, callee, terms, places, size, parts)
+    sums = lowering.lowered(aten.sum.dim_IntList, sums, [0])
+    sums = lowering.lowered(aten.reshape.default, sums, [*outer, size])
+    back = [*range(dim), len(outer), *range(dim, len(outer))]
+    sums = lowering.lowered(aten.permute.default, sums, back)
+    return lowering.lowered(prims.convert_element_type.default, sums, grad.get_dtype())
+
+
+def _in_32_bits(places: Any) -> Any:
+    """The places in int32, unless they are in memory already."""
+    if lowering.is_in_memory(places):
+        return places
+    return lowering.lowered(prims.convert_element_type.default, places, torch.int32)

@@ -1,0 +1,126 @@
+"""On a GPU: gradients of learned tables, summed by the kernel and by additions to copies."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._inductor.utils import run_and_get_code
+
+from gdpa_inductor import gdpa_backend
+from gdpa_inductor.kernels.cute import tables
+from tests.tolerances import error_of
+
+pytestmark = pytest.mark.cuda
+B, H, N, D, T = 3, 2, 200, 64, 129
+KERNEL = "lowerings_tables_kernel"
+
+
+def each_sample(table, index):
+    return table[index][:, None]
+
+
+def selected(table, index):
+    return table.index_select(0, index.view(-1)).view(index.shape)[:, None]
+
+
+def a_head_each(table, index):
+    return F.embedding(index[0], table[:, None].expand(-1, H)).permute(2, 0, 1)
+
+
+def heads_first(table, index):
+    return table[None].expand(H, -1)[:, index[0]]
+
+
+def gathered(table, index):
+    return table.gather(0, index[0].view(-1)).view(N, N)
+
+
+def made_again(table, index):
+    at = index[:, 0].cumsum(-1)
+    return table[(at[:, :, None] - at[:, None]).abs() // 300 % T][:, None]
+
+
+def two_indices(table, index):
+    return table.view(43, 3)[index // 3, index % 3][:, None]
+
+
+FORMS = [each_sample, selected, a_head_each, heads_first, gathered, made_again, two_indices]
+
+
+def operands(dtype: torch.dtype, size: int = T) -> list[torch.Tensor]:
+    generator = torch.Generator("cuda").manual_seed(0)
+    draw = lambda *shape: torch.randn(*shape, device="cuda", generator=generator)
+    given = [draw(B, H, N, D).to(dtype) for _ in range(3)] + [draw(size)]
+    index = torch.randint(size, (B, N, N), device="cuda", generator=generator)
+    return [*(x.requires_grad_() for x in given), index]
+
+
+def attention(form):
+    def function(query, key, value, table, index):
+        scores = query @ key.mT * 0.125 + form(table, index)
+        return F.silu(scores).to(value.dtype) @ value
+
+    return function
+
+
+def gradient(function, given):
+    output = function(*given)
+    direction = torch.randn(
+        output.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1)
+    ).to(output.dtype)
+    return torch.autograd.grad(output, given[3], direction)[0]
+
+
+def compiled(function):
+    torch._dynamo.reset()
+    options = {"gdpa.expect": 1, "gdpa.profit": False}
+    return torch.compile(function, backend=gdpa_backend, options=options, dynamic=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("form", FORMS)
+def test_gradient(form, dtype):
+    pytest.importorskip("cutlass")
+    given, function = operands(dtype), attention(form)
+    mine, codes = run_and_get_code(lambda: gradient(compiled(function), given))
+    assert any(KERNEL in code for code in codes)
+    exact = gradient(
+        function, [x.detach().double().requires_grad_() for x in given[:4]] + given[4:]
+    )
+    eager = gradient(function, given)
+    fault = error_of(mine, eager, exact, direction="backward")
+    assert not fault, fault
+    again = gradient(compiled(function), given)
+    assert torch.equal(mine, again)
+
+
+@pytest.mark.parametrize("size", [1, 452, tables.MOST])
+@pytest.mark.parametrize("rows", [3, 100_000, 1_000_003])
+def test_sizes(size, rows):
+    pytest.importorskip("cutlass")
+    terms = torch.randint(-8, 9, (2, rows), device="cuda").bfloat16()
+    places = torch.randint(-size, size, (rows,), device="cuda")
+    found = torch.ops.gdpa.table_sums(terms, places, size, 300).sum(0)
+    exact = torch.zeros(2, size, device="cuda", dtype=torch.float64)
+    exact.index_add_(1, places % size, terms.double())
+    assert torch.equal(found.double(), exact)
+
+
+def test_a_table_that_is_too_large_has_copies():
+    given, function = operands(torch.bfloat16, tables.MOST + 1), attention(each_sample)
+    mine, codes = run_and_get_code(lambda: gradient(compiled(function), given))
+    assert not any(KERNEL in code for code in codes)
+    exact = gradient(
+        function, [x.detach().double().requires_grad_() for x in given[:4]] + given[4:]
+    )
+    fault = error_of(mine, gradient(function, given), exact, direction="backward")
+    assert not fault, fault
+
+
+def test_rows_beyond_32_bits_of_bytes():
+    pytest.importorskip("cutlass")
+    rows, last = (1 << 29) + 12345, 12345
+    grad = torch.zeros(1, rows, device="cuda", dtype=torch.bfloat16)
+    grad[:, -last:] = 1
+    index = torch.arange(rows, device="cuda", dtype=torch.int32).remainder_(7)
+    found = torch.ops.gdpa.table_sums(grad, index, 7, 1000).sum(0)
+    assert torch.equal(found[0].long(), torch.bincount(index[-last:], minlength=7))
