@@ -156,16 +156,15 @@ def unwidened(node: Any) -> Any:
     from torch._inductor import dependencies, ir
     from torch._inductor.virtualized import V
 
-    flat = lowered(torch.ops.aten.reshape.default, node, [node.get_numel()])
     whole = ir.Pointwise(
-        device=node.get_device(), dtype=node.get_dtype(), inner_fn=flat.make_loader(),
-        ranges=flat.get_size(),
+        device=node.get_device(), dtype=node.get_dtype(), inner_fn=node.make_loader(),
+        ranges=node.get_size(),
     )  # fmt: skip
     reads = list(whole.get_reads())
     if whole.inner_fn_opcount().used_ops != {"load", "to_dtype"} or len(reads) != 1:
         return node
     held = V.graph.try_get_buffer(reads[0].name)
-    in_order = isinstance(reads[0], dependencies.MemoryDep) and reads[0].is_contiguous()
+    in_order = isinstance(reads[0], dependencies.MemoryDep) and reads[0].normalize().is_contiguous()
     if not in_order or held is None or held.get_dtype() not in (torch.float16, torch.bfloat16):
         return node
     layout = held.get_layout()

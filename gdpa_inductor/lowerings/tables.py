@@ -4,7 +4,8 @@ A look-up is ATen's `index`, which Inductor fuses with what reads it. For its gr
 ways:
 
 - A kernel with tables of its own in shared memory (`kernels/cute/tables.py`), if the GPU has CuTe
-  kernels and the table is small. Its sums have the same bits in every run.
+  kernels, the table is small, and the terms are many. Its sums have the same bits in every run. So
+  it also serves where torch is asked for deterministic algorithms.
 - Additions to copies of the table (`look_up.summed`), in code that Inductor generates.
 """
 
@@ -26,24 +27,24 @@ from .cute.rules import unusable
 aten, prims = torch.ops.aten, torch.ops.prims
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _LIBRARY.define(
-    "table_sums(Tensor grad, Tensor index, SymInt size, SymInt parts) -> Tensor",
+    "table_sums(Tensor grad, Tensor index, SymInt size) -> Tensor",
     tags=(torch.Tag.pt2_compliant_tag,),
 )
+# Below so many terms the CPU would wait longer for the launches than the GPU saves (an H200).
+MANY = 1 << 25
 
 
 @torch.library.impl(_LIBRARY, "table_sums", "CompositeExplicitAutograd")
-def _table_sums(grad: Tensor, index: Tensor, size: int, parts: int) -> Tensor:
-    """Sums [parts, W, size] of gradients [W, R]: `tables.sums`, and on a CPU all in one part."""
+def _table_sums(grad: Tensor, index: Tensor, size: int) -> Tensor:
+    """Sums [W, size] in fp32 of gradients [W, R]."""
     if grad.device.type == "cuda":
         with torch.cuda.device(grad.device):
-            return tables.sums(grad, index, size, parts)
-    found = _fake_sums(grad, index, size, parts).zero_()
-    found[0] = look_up.summed(grad.float(), index, 1, size)
-    return found
+            return tables.sums(grad, index, size)
+    return look_up.summed(grad.float(), index, 1, size)
 
 
-def _fake_sums(grad: Tensor, index: Tensor, size: int, parts: int) -> Tensor:
-    return grad.new_empty((parts, grad.shape[0], size), dtype=torch.float32)
+def _fake_sums(grad: Tensor, index: Tensor, size: int) -> Tensor:
+    return grad.new_empty((grad.shape[0], size), dtype=torch.float32)
 
 
 operators.register_fake(_LIBRARY, "table_sums", _fake_sums)
@@ -92,6 +93,10 @@ def _has_kernel(whole: Tensor, read: Tensor, dim: int, places: int | torch.SymIn
         and math.prod(rest) <= tables.MOST_COLUMNS
         and config_of(device) is not None
         and not unusable()
+        and (
+            (shapes.size_hint(whole.numel()) or 0) >= MANY
+            or torch.are_deterministic_algorithms_enabled()
+        )
     )
 
 
@@ -102,16 +107,15 @@ def _by_kernel(grad: Any, index: Any, dim: int, size: int) -> Any:
     outer = [int(sizes[d]) for d in rest]
     columns, rows, device = math.prod(outer), index.get_numel(), grad.get_device()
     matrix = lowering.lowered(aten.permute.default, grad, [*rest, *range(dim, dim + middle)])
-    matrix = lowering.lowered(aten.reshape.default, matrix, [columns, rows])
+    matrix = lowering.unwidened(matrix)
+    terms = lowering.lowered(aten.reshape.default, matrix, [columns, rows])
+    terms = lowering.contiguous(terms)
     places = lowering.lowered(aten.reshape.default, index, [rows])
-    terms = lowering.contiguous(lowering.unwidened(matrix))
     places = lowering.contiguous(_in_32_bits(places))
     tables.compile_ahead(terms.get_dtype(), places.get_dtype(), size, device)
-    parts = tables.parts_for(size, columns, lowering.likely_size(rows), device)
-    callee = (__name__, kernel.__name__, "")
+    callee = (__name__, "kernel", "")
     op = torch.ops.gdpa.table_sums.default
-    sums = lowering.direct_call(op, callee, terms, places, size, parts)
-    sums = lowering.lowered(aten.sum.dim_IntList, sums, [0])
+    sums = lowering.direct_call(op, callee, terms, places, size)
     sums = lowering.lowered(aten.reshape.default, sums, [*outer, size])
     back = [*range(dim), len(outer), *range(dim, len(outer))]
     sums = lowering.lowered(aten.permute.default, sums, back)

@@ -1,8 +1,8 @@
 """Sum the gradient of a look-up in a learned table, in a fixed order: `sums`.
 
 Each thread adds to a table of its own in shared memory, so no addition waits for another one. Then
-the CTA sums the tables of its threads. The time is that of reading the gradients and the index
-once, wherever the index points.
+the CTA sums the tables of its threads, and torch sums those of the CTAs. The time is that of
+reading the gradients and the index once, wherever the index points.
 """
 
 import functools
@@ -30,28 +30,30 @@ MOST_COLUMNS = 65535  # the most CTAs along the second dim of a grid
 MOST = WORDS // THREADS[-1] - 1  # elements of a table; one more place takes what is left out
 
 
-def sums(grad: Tensor, index: Tensor, size: int, parts: int, stream: int | None = None) -> Tensor:
-    """Sums [parts, W, size] in fp32 of gradients [W, R].
+def sums(
+    grad: Tensor, index: Tensor, size: int, *, parts: int = 0, stream: int | None = None
+) -> Tensor:
+    """The sums [W, size] in fp32 of gradients [W, R]: result[w, i] is that of index[r] = i.
 
-    result[p, w, i] is the sum over the rows r of part p with index[r] = i. Both operands are
-    contiguous, on the current device. The index is int32 or int64, and negative places count from
-    the end. Terms of places past an end are left out.
+    Both operands are contiguous, on the current device. The index is int32 or int64, and negative
+    places count from the end. Terms of places past an end are left out.
 
     Args:
-        parts: Among how many CTAs the rows are divided (`parts_for`).
+        parts: Among how many CTAs the rows are divided. By default `parts_for` says.
         stream: A handle of the current CUDA stream, if the caller has it.
     """
     columns, rows = grad.shape
-    found = empty((parts, columns, size), torch.float32, grad.device)
     if not (rows and columns):
-        return found.zero_()
+        return grad.new_zeros((columns, size), dtype=torch.float32)
+    parts = parts or parts_for(size, columns, rows, grad.device)
+    found = empty((parts, columns, size), torch.float32, grad.device)
     addresses = (grad.data_ptr(), index.data_ptr())
     width = VECTOR if rows % VECTOR == 0 and not off_alignment(addresses) else 1
     height = -(-rows // (parts * width)) * width
     run = _launcher(grad.dtype, index.dtype, size, width, grad.device)
     stream = current_stream(grad.device.index) if stream is None else stream
     run(*addresses, found.data_ptr(), rows, height, parts, columns, stream)
-    return found
+    return found.sum(0)
 
 
 def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
