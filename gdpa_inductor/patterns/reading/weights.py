@@ -290,7 +290,7 @@ class Weights:
         self.precision.check_fit(found, dtype, node)
         found = as_kind(kind_of(dtype), found)
         if dtype in ROUNDING:
-            found = in_16_bits(found, fill, dtype, compared=False)
+            found = in_16_bits(found, fill, dtype, False)
         if dtype == torch.float32:
             self.precision.singles[found] = node
         self.precision.note_numbers(node, [fill], dtype)

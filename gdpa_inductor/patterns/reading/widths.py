@@ -130,7 +130,7 @@ def kept_in_16_bits(found: Expr, args: Sequence[Any], given: Sequence[Any], dtyp
     args: The operands. given: The call's arguments that they were read from.
     """
     same = [g for x, g in zip(args, given, strict=False) if x is found]
-    return in_16_bits(found, same[0], dtype, compared=True) if same else found
+    return in_16_bits(found, same[0], dtype, True) if same else found
 
 
 def in_fp32(weight: Expr) -> Expr:

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import D64, INF, Programs, ikv, normal, of_scores, plus, qkv, square
+from .rows import D64, INF, Programs, ikv, normal, of_scores, plus, qkv, square, values
 
 CASES, MORE = Programs(), Programs()
 NAN, BF16, FP32 = float("nan"), torch.bfloat16, torch.float32
@@ -41,6 +41,11 @@ CASES.table(
         "copy_to_truth": lambda s: torch.empty_like(s, dtype=torch.bool).copy_(s) * F.silu(s),
     },
     of=of_scores,
+)
+CASES.add(
+    "factor_of_uint64",
+    of_scores(lambda s, count: s * count[:, None]),
+    plus(qkv(), values([0, 1, 2**64 - 1, 2**63, 5], dtype=torch.uint64)),
 )
 CASES.table(
     qkv(dtype=BF16),
