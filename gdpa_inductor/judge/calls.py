@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from .._compat import fx, operators, subclasses
+from .._compat import fx, operators, shapes, subclasses
 from .record import Event, Ref
 
 
@@ -69,6 +69,15 @@ def _may_ask_inplace(node: Node) -> bool:
     target: Any = node.target
     takes = inspect.isfunction(target) and "inplace" in inspect.signature(target).parameters
     return bool(node.kwargs.get("inplace")) or (takes and any(x is True for x in node.args))
+
+
+def specialised(node: Node, made: Any) -> Any:
+    """What a method returns: of `.item()` the number that the sizes of the graph were made for, if
+    it is only this one.
+    """
+    held = node.meta.get("example_value")
+    known = isinstance(held, torch.SymInt) and shapes.is_constant(held)
+    return int(shapes.expression_of(held)) if known and isinstance(made, int) else made
 
 
 def after_bodies(args: Sequence[Any]) -> list[Any]:

@@ -335,7 +335,7 @@ class Bodies:
             return self._called(*fx.arange_of(target, args, kwargs))
         if node.op == "call_method":
             method = lambda first, *rest, **named: getattr(first, target)(*rest, **named)
-            return self._called(method, args, kwargs)
+            return calls.specialised(node, self._called(method, args, kwargs))
         if fx.is_autograd_function(target):
             return self._applied(target, args, kwargs)
         return self._called(target, args, kwargs)

@@ -94,8 +94,11 @@ def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) 
         paths = {body: name for name, body in gm.named_modules()}
     except Exception as error:
         return _failed(error)
-    for body, call in callers:
+    for (node, _), (body, call) in zip(calls, callers, strict=True):
         same = [other for called, other in callers if called is body]
+        if any(other.start != call.start for other in same):
+            found += _of_several_modes(node, body, seen)
+            continue
         later = frozenset[int]().union(*(x.later for x in same))
         learns = frozenset[Node]().union(*(x.learns for x in same))
         path = f"{caller.path}.{paths[body]}".removeprefix(".")
@@ -105,6 +108,16 @@ def _rewrite(gm: GraphModule, told: PassOrders, seen: set[int], caller: Caller) 
         matches = tuple(replace(m, body=caller.path) for m in own.matches)
         found += Result(matches, own.rejections)
     return _relieved(gm, graph, found) if calls and found.matches else found
+
+
+def _of_several_modes(call: Node, body: GraphModule, seen: set[int]) -> Result:
+    """A body that is called in several modes stays as it is: what it computes depends on them."""
+    if id(body) in seen or not _worthwhile(body.graph):
+        return Result()
+    seen.add(id(body))
+    reason = f"{places.describe(call)} runs a body that is called in other modes too"
+    place = places.location(call), call.name, places.module(call)
+    return Result((), (Rejection(Code.OPAQUE_CALL, reason, *place),))
 
 
 def _relieved(gm: GraphModule, graph: HostGraph, found: Result) -> Result:

@@ -260,7 +260,7 @@ CHECKS: list[Check] = [
     Check("a mask does not depend on rounding", precision, "fragile_condition", nothing),
     Check("fp32 beside fp64 rounds", precision, "rounded_term", nothing),
     Check("factors are real, fp64 is seen", precision.Precision, "check_dtypes", nothing, raised),
-    Check("positions in 16 bits round", weights, "_has_places", gives(False)),
+    Check("positions in 16 bits round", precision.Precision, "note_rounding", nothing),
     Check("operands that meet 16 bits round", weights, "in_16_bits", as_given),
     Check(
         "casts of scores round",

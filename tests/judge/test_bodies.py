@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from gdpa_inductor.graphs import copy_graph
 from gdpa_inductor.judge import judged
 from gdpa_inductor.patterns import rewrite_graph
+from gdpa_inductor.rejection import Code
 from tests.judge.rewritten import (
     ALONE,
     fused,
@@ -54,6 +55,32 @@ def test_a_rewritten_body_is_judged(function: Callable):
     torch.compile(function, backend=backend)(*heads())
     assert found[0] is None
     assert found[1].invalid and "other weights" in found[1].reason
+
+
+def once_in_autocast(q, k, v):
+    with torch.autocast("cpu", torch.bfloat16):
+        low = region(q, k, v)
+    return low + region(q, k, v)
+
+
+def once_without_gradients(q, k, v):
+    with torch.no_grad():
+        constant = region(q, k, v)
+    return constant + region(q, k, v)
+
+
+@pytest.mark.parametrize("function", [once_in_autocast, once_without_gradients])
+def test_a_body_that_is_called_in_several_modes_stays_as_it_is(function: Callable):
+    """What the calls in it compute depends on the mode of its caller."""
+    found = []
+
+    def backend(gm, _):
+        found.append(rewrite_graph(gm, options=ALONE))
+        return lambda *arguments: (plain(*heads()),)
+
+    torch.compile(function, backend=backend)(*heads())
+    assert not found[0].matches
+    assert [r.code for r in found[0].rejections] == [Code.OPAQUE_CALL]
 
 
 def in_body(tamper: Callable) -> Callable:

@@ -279,6 +279,14 @@ def test_numbers_that_a_call_takes_as_such(function):
     assert verdict is not None and verdict.invalid
 
 
+def test_a_number_that_sizes_were_made_for_is_read_as_that_number():
+    def attention(q, k, v, count):
+        return F.silu(q[None].expand(count.item(), -1, -1, -1, -1) @ k.mT) @ v
+
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        assert verdicts(attention, [*heads(), torch.tensor(1)]) == [None]
+
+
 def some_heads_constant(q, k, v):
     s = q @ k.mT
     return torch.cat([s[:, :1].relu(), torch.ones_like(s[:, 1:])], 1) @ v

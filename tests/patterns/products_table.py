@@ -21,6 +21,13 @@ def matmul_mt(q, k, v):
 
 
 @fuse(**HEADS)
+def assigned_in_place(q, k, v):
+    p = F.silu(q @ k.mT)
+    p @= v  # a new tensor
+    return p
+
+
+@fuse(**HEADS)
 def method_permute(q, k, v):
     return F.silu(q.matmul(k.permute(0, 1, 3, 2))).matmul(v)
 

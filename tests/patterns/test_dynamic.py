@@ -262,6 +262,18 @@ def at_most(s, rows, columns, x):
     return F.silu(s) * (torch.maximum(rows[:, None], columns) <= x)
 
 
+def chosen(s, rows, columns, x):
+    return F.silu(s) * (torch.where(rows[:, None] > columns, columns, x) == columns)
+
+
+def filled(s, rows, columns, x):
+    return F.silu(s) * (torch.full_like(s, x) == columns)
+
+
+def times_one(s, rows, columns, x):
+    return F.silu(s) * ((torch.ones(7, dtype=s.dtype) * x).float() <= 179 / 256)  # bf16(0.7)
+
+
 def window(s, rows, columns, x):
     i, j = torch.arange(len(rows))[:, None], torch.arange(len(columns))
     return F.silu(s) * ((i - j).abs() < x)
@@ -272,7 +284,9 @@ def temperature(s, rows, columns, x):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-@pytest.mark.parametrize("weigh", [at_least, at_most, window, temperature])
+@pytest.mark.parametrize(
+    "weigh", [at_least, at_most, chosen, filled, times_one, window, temperature]
+)
 def test_a_float_that_varies_rounds_as_torch_rounds_it(weigh, dtype) -> None:
     """Beside 16-bit tensors a comparison is in 16 bits, beside integers in fp32."""
     torch.manual_seed(0)

@@ -121,6 +121,19 @@ def test_custom_function_in_the_region():
     refused({"OPAQUE_CALL", "POINTWISE_OP"}, attention)
 
 
+def test_a_body_that_acts_on_the_scores_is_named():
+    """A body without a product is a part of the region that is not read."""
+
+    def checkpointed(q, k, v):
+        return torch.utils.checkpoint.checkpoint(F.silu, q @ k.mT, use_reentrant=False) @ v
+
+    def branches(q, k, v):
+        return torch.cond(q.sum() > 0, torch.tanh, torch.sigmoid, (q @ k.mT,)) @ v
+
+    refused({"OPAQUE_CALL"}, checkpointed)
+    refused({"OPAQUE_CALL"}, branches)
+
+
 def test_custom_function_makes_the_bias():
     def attention(q, k, v, bias):
         return F.silu(q @ k.mT + Straight.apply(bias)) @ v

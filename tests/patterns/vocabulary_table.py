@@ -120,7 +120,7 @@ CASES: list[Case] = [
     ),
 ]  # fmt: skip
 
-# Rows that have no case: what functionalisation makes of `fill_`, `zero_` and `copy_`.
-WRITTEN = {"fill", "zero", "copy"}
+# Rows that have no case: what functionalisation makes of `fill_` and `zero_`.
+WRITTEN = {"fill", "zero"}
 # Refused for every call, so that the refusal has the function's name.
 REFUSED = {"addcdiv"}

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from torch.fx import Graph, Node
+from torch.fx import Graph, GraphModule, Node
 
 from ..._compat import fx
 from . import facts, functions, products, writes
@@ -305,9 +305,16 @@ def _closure(storages: Iterable[int], related: dict[int, set[int]]) -> frozenset
 
 
 def _keeps_shape(node: Node) -> bool:
-    """True if an opaque call looks pointwise: it has one result, with the shape of an operand."""
+    """True if an opaque call looks pointwise: it has one result, with the shape of an operand.
+
+    A body with a product may hold an attention of its own.
+    """
     if node.op == "call_function" and fx.has_plain_bodies(node.target):
-        return False
+        found = [fx.body_of(n) for n in node.all_input_nodes if n.op == "get_attr"]
+        bodies = [part for body in found if body is not None for part in body.modules()]
+        graphs = [body.graph for body in bodies if isinstance(body, GraphModule)]
+        if any(products.is_product(n) for graph in graphs for n in graph.nodes):
+            return False
     shapes = [t.shape for t in facts.tensors(node)]
     given = [t.shape for n in node.all_input_nodes for t in facts.tensors(n)]
     return len(shapes) == 1 and any(

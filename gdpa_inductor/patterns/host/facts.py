@@ -158,6 +158,14 @@ def argument(node: Node, position: int, *names: str) -> Any:
     return next((node.kwargs[name] for name in names if name in node.kwargs), None)
 
 
+def read_by_item(node: Node | None) -> Node | None:
+    """The tensor of no dims that `.item()` reads: a float that Dynamo keeps as an input."""
+    if node is None or name(node) != "item":
+        return None
+    (tensor,) = node.all_input_nodes
+    return tensor if tensors(tensor)[0].dim() == 0 else None
+
+
 def is_opaque(node: Node) -> bool:
     """Whether a call is no plain torch function: a higher-order or custom op, a module, user
     code.

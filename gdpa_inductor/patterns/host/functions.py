@@ -9,8 +9,8 @@ from __future__ import annotations
 # fmt: off
 # Matrix products by their short names. Some have an addend before the factors, such as `baddbmm`.
 PRODUCTS = frozenset([
-    "matmul", "linalg_matmul", "__matmul__", "__rmatmul__", "bmm", "mm", "baddbmm", "addmm",
-    "einsum", "linear", "tensordot", "inner", "linalg_multi_dot", "chain_matmul",
+    "matmul", "linalg_matmul", "__matmul__", "__rmatmul__", "imatmul", "bmm", "mm", "baddbmm",
+    "addmm", "einsum", "linear", "tensordot", "inner", "linalg_multi_dot", "chain_matmul",
 ])
 CONVOLUTIONS = frozenset([
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d",

@@ -15,8 +15,8 @@ from . import facts, functions
 
 # fmt: off
 _INPLACE_OPERATORS = frozenset([
-    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul", "iand", "ior",
-    "ixor", "ilshift", "irshift", "iconcat", "setitem", "delitem",
+    "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor",
+    "ilshift", "irshift", "iconcat", "setitem", "delitem",
 ])
 # Functions that write into arguments after the first one, even if no schema says so.
 _WRITES_BUFFERS = frozenset([

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from ...program.expr import Expr, call
-from .kinds import literal, real
+from .kinds import Unknown, literal, real
 
 
 def gelu(kind: str, x: Expr, *, approximate: str = "none") -> Expr:
@@ -32,8 +32,16 @@ def softplus(kind: str, x: Expr, beta: Expr | None = None, threshold: Expr | Non
 
 
 def hardtanh(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
-    lo = -1.0 if low is None else literal(low)
-    return call("hardtanh", real(x), lo, 1.0 if high is None else literal(high))
+    lo = -1.0 if low is None else _bound(low)
+    return call("hardtanh", real(x), lo, 1.0 if high is None else _bound(high))
+
+
+def _bound(given: Expr) -> float:
+    """A literal that elements are compared with. ATen's comparisons with NaN are not these."""
+    found = literal(given)
+    if math.isnan(found):
+        raise Unknown("a bound is NaN")
+    return found
 
 
 def log_sigmoid(kind: str, x: Expr) -> Expr:
@@ -50,7 +58,7 @@ def softshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
 
 
 def hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
-    x, c = real(x), 0.5 if bound is None else literal(bound)
+    x, c = real(x), 0.5 if bound is None else _bound(bound)
     outside = call("or", call("lt", x, -c), call("gt", x, c))
     return call("where", outside, x, _nothing_but_nan(x))
 

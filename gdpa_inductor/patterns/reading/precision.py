@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
-from ...program.expr import Expr
+from ...program.expr import Expr, postorder
 from ...program.integers import Range
 from ...program.rounding import fragile_condition, reworded_decision, rounded_term
 from ...program.score_mod import formula
@@ -22,7 +22,7 @@ from ..result import Refused
 from .reading import kind_of
 from .shadow import Shadow
 from .views import tensor_of
-from .widths import fits, is_small
+from .widths import ROUNDING, fits, is_small
 
 
 @dataclass
@@ -54,6 +54,12 @@ class Precision:
         """Note a call that takes a Python float which varies, if it takes it in fp32."""
         if dtype == torch.float32 and any(map(_varies, given)):
             self.number = node
+
+    def note_rounding(self, x: Expr, dtype: torch.dtype) -> None:
+        """Note a term of positions, and of no score, that the model computes in 16 bits."""
+        leaves = {leaf.op for leaf in postorder([x]) if not leaf.args}
+        if dtype in ROUNDING and "index" in leaves and "s" not in leaves:
+            self.rounded.add(x)
 
     def check_fit(self, x: Expr, dtype: torch.dtype, node: Node) -> None:
         """Integers of a program do not wrap: those of the model must not either."""

@@ -68,14 +68,14 @@ class Reading:
 
 
 def kind_of(dtype: torch.dtype) -> str:
-    """The kind of an element of this dtype. Raises Refused for complex numbers and for formats
-    below 16 bits.
+    """The kind of an element of this dtype. Raises Refused for complex numbers, for formats below
+    16 bits, and for integers that int64 does not hold.
     """
     if dtype == torch.bool:
         return "b"
     if dtype in _FLOATS:
         return "f"
-    if dtype.is_floating_point or dtype.is_complex:
+    if dtype.is_floating_point or dtype.is_complex or dtype == torch.uint64:
         raise Refused(Code.DTYPE, f"{dtype} operands")
     return "i"
 

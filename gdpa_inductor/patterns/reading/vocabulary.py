@@ -171,8 +171,8 @@ def _pow(kind: str, x: Expr, y: Expr) -> Expr:
         return const(1.0)
     if base == 2.0:
         return call("exp2", real(y))
-    if base <= 0.0:
-        raise Unknown("a power of a negative number")
+    if not 0.0 < base < math.inf:
+        raise Unknown("a power of what is no positive number")
     return call("exp", real(y) * math.log(base))
 
 
@@ -299,10 +299,9 @@ RULES: dict[str, Rule] = {
     "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),
     "isfinite": lambda kind, x: call("lt", call("abs", real(x)), math.inf), "where": where,
     "masked_fill": lambda kind, x, mask, fill: where(kind, mask, fill, x),
-    # What functionalisation makes of `x.fill_(c)`, `x.zero_()` and `x.copy_(y)`.
+    # What functionalisation makes of `x.fill_(c)` and `x.zero_()`.
     "fill": lambda kind, x, fill: as_kind(kind, fill),
     "zero": lambda kind, x: as_kind(kind, const(0)),
-    "copy": lambda kind, x, source, *_: as_kind(kind, source),
 }
 # fmt: on
 

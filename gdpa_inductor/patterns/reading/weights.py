@@ -43,16 +43,16 @@ from .widths import (
     ROUNDS_OPERANDS,
     decides_in_fp64,
     in_16_bits,
+    kept_in_16_bits,
     leaf_ranges,
     meeting_dtype,
-    rounded_literal,
 )
 
 _EXACT = {
     (torch.float16, torch.float32), (torch.bfloat16, torch.float32), (torch.float32, torch.float64),
     (torch.float16, torch.float64), (torch.bfloat16, torch.float64),
 }  # fmt: skip
-_OVERWRITES = frozenset(["copy", "fill", "zero"])
+_OVERWRITES = frozenset(["fill", "zero"])
 _SCATTERS = frozenset(["select_scatter", "slice_scatter"])
 _READERS = {
     **dict.fromkeys(PRODUCTS, "_product"),
@@ -62,6 +62,7 @@ _READERS = {
     **dict.fromkeys(("arange", "eye"), "_indices"),
     "detach": "_detached",
     "_to_copy": "_cast",
+    "copy": "_copied",
 }  # the methods of `Weights`
 
 
@@ -200,7 +201,24 @@ class Weights:
 
     def _cast(self, node: Node, index: Index) -> Expr:
         source: Node = node.args[0]  # type: ignore[assignment]
-        x, old, new = self.read(source, index), tensor_of(source).dtype, tensor_of(node).dtype
+        origin = self.shadow.source(node)
+        explicit = origin is not None and facts.name(origin) in functions.CASTS
+        return self._converted(self.read(source, index), source, node, explicit)
+
+    def _copied(self, node: Node, index: Index) -> Expr:
+        """What functionalisation makes of `x.copy_(y)`: y, in the dtype of x."""
+        covered: Any = node.args[0]
+        source: Any = node.args[1]
+        at = broadcast(index, tensor_of(node).shape, tensor_of(source).shape)
+        found = self._converted(self.read(source, at), source, node, explicit=True)
+        return self._over(covered, index, found)
+
+    def _converted(self, x: Expr, source: Node, node: Node, explicit: bool) -> Expr:
+        """An element of `source` in the dtype of `node`.
+
+        explicit: The model asks for this dtype, so 16 bits round. Otherwise torch's promotion does.
+        """
+        old, new = tensor_of(source).dtype, tensor_of(node).dtype
         if tensor_of(source).device != tensor_of(node).device:
             raise Refused(
                 Code.DEVICE, f"{self.shadow.describe(node)} moves the scores to another device"
@@ -212,10 +230,8 @@ class Weights:
             self.precision.check_fit(x, new, node)
             return as_kind(kind, x)
         self.precision.note_width(node)
-        origin = self.shadow.source(node)
-        explicit = origin is not None and facts.name(origin) in functions.CASTS
         exact = old == new or (old, new) in _EXACT or kind_of(old) == "b"
-        if exact or not explicit:
+        if exact or (new in ROUNDING and not explicit):
             return real(x)
         if new in ROUNDING:
             return call(ROUNDING[new], real(x))
@@ -273,8 +289,8 @@ class Weights:
         found, dtype = self._argument(fill), tensor_of(node).dtype
         self.precision.check_fit(found, dtype, node)
         found = as_kind(kind_of(dtype), found)
-        if dtype in ROUNDING and found.is_const:
-            found = rounded_literal(float(found.value or 0), dtype)
+        if dtype in ROUNDING:
+            found = in_16_bits(found, fill, dtype, False)
         if dtype == torch.float32:
             self.precision.singles[found] = node
         self.precision.note_numbers(node, [fill], dtype)
@@ -297,7 +313,7 @@ class Weights:
         if isinstance(value, (bool, int, float)):
             return const(value)
         if isinstance(value, torch.SymFloat) and isinstance(given, Node):
-            held = _read_number(self.shadow.leaves.get(given))
+            held = facts.read_by_item(self.shadow.leaves.get(given))
             if held is not None:
                 return real(self._outside(held, (), detached=True))
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
@@ -329,8 +345,9 @@ class Weights:
                 Code.POINTWISE_OP,
                 f"{self.shadow.describe(node)} changes kind from {found.kind} to {kind}",
             )
-        if result.dtype in ROUNDING and _has_places(found):
-            self.precision.rounded.add(found)
+        if result.dtype in ROUNDING:
+            found = kept_in_16_bits(found, args, node.args, result.dtype)
+        self.precision.note_rounding(found, result.dtype)
         if facts.name(node) in REWORDED and found.op != "pow":
             self.precision.reworded.add(found)
         self.precision.check_fit(found, result.dtype, node)
@@ -378,17 +395,3 @@ class Weights:
         return Refused(
             code, f"{self.shadow.describe(node)} {REASONS[code]}", self.shadow.source(node)
         )
-
-
-def _has_places(x: Expr) -> bool:
-    """A term of positions, and of no score."""
-    leaves = {leaf.op for leaf in postorder([x]) if not leaf.args}
-    return "index" in leaves and "s" not in leaves
-
-
-def _read_number(leaf: Node | None) -> Node | None:
-    """The tensor of no dims that `.item()` reads: a float that Dynamo keeps as an input."""
-    if leaf is None or facts.name(leaf) != "item":
-        return None
-    (tensor,) = leaf.all_input_nodes
-    return tensor if facts.tensors(tensor)[0].dim() == 0 else None

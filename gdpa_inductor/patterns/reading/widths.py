@@ -7,7 +7,7 @@ have narrower types: integers that wrap, and, if scores are fp64, floats that ro
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -122,6 +122,15 @@ def in_16_bits(x: Any, given: Any, dtype: torch.dtype, compared: bool) -> Any:
     varies = isinstance(value, (torch.SymInt, torch.SymFloat))
     narrows = compared and isinstance(value, torch.Tensor) and value.dtype != dtype
     return call(ROUNDING[dtype], real(x)) if varies or narrows else x
+
+
+def kept_in_16_bits(found: Expr, args: Sequence[Any], given: Sequence[Any], dtype: Any) -> Expr:
+    """The result of a call in 16 bits, rounded if it is an operand as it is: 1 · x is x.
+
+    args: The operands. given: The call's arguments that they were read from.
+    """
+    same = [g for x, g in zip(args, given, strict=False) if x is found]
+    return in_16_bits(found, same[0], dtype, True) if same else found
 
 
 def in_fp32(weight: Expr) -> Expr:

@@ -1,0 +1,129 @@
+"""Literals that are NaN or infinite, casts that are spelled as copies, and numbers in 16 bits."""
+
+import torch
+import torch.nn.functional as F
+
+from .rows import D64, INF, Programs, ikv, normal, of_scores, plus, qkv, square, values
+
+CASES, MORE = Programs(), Programs()
+NAN, BF16, FP32 = float("nan"), torch.bfloat16, torch.float32
+
+CASES.table(
+    ikv(),
+    {
+        "power_of_infinity": lambda s: torch.pow(INF, s),
+        "power_of_nan": lambda s: torch.pow(NAN, s),
+        "hardshrink_at_nan": lambda s: F.hardshrink(s, NAN),
+        "hardtanh_from_nan": lambda s: F.hardtanh(s, NAN, INF),
+        "hardtanh_to_nan": lambda s: F.hardtanh(s, -1.0, NAN),
+    },
+    of=of_scores,
+)
+
+
+def _assigned(s, value):
+    s[:] = value
+    return s
+
+
+CASES.table(
+    qkv(),
+    {
+        "copy_to_fp32_is_compared": lambda s: (
+            (torch.empty_like(s, dtype=FP32).copy_(s).double() == s) * F.silu(s)
+        ),
+        "assigned_to_fp32_is_compared": lambda s: (
+            (_assigned(torch.empty_like(s, dtype=FP32), s).double() == s) * F.silu(s)
+        ),
+        "sum_in_fp32_is_compared": lambda s: (
+            (torch.zeros_like(s, dtype=FP32).add_(s).double() == s) * F.silu(s)
+        ),
+        "copy_to_truth": lambda s: torch.empty_like(s, dtype=torch.bool).copy_(s) * F.silu(s),
+    },
+    of=of_scores,
+)
+CASES.add(
+    "factor_of_uint64",
+    of_scores(lambda s, count: s * count[:, None]),
+    plus(qkv(), values([0, 1, 2**64 - 1, 2**63, 5], dtype=torch.uint64)),
+)
+CASES.table(
+    qkv(dtype=BF16),
+    {
+        "copy_to_16_bits": lambda s: (
+            (torch.empty_like(s).copy_(s.float() * 1.001) == s) * F.silu(s)
+        ),
+        "assigned_to_16_bits": lambda s: (
+            (_assigned(torch.empty_like(s), s.float() * 1.001) == s) * F.silu(s)
+        ),
+    },
+    of=of_scores,
+)
+
+
+def _each(*functions):
+    return lambda s: torch.stack([f(x) for f, x in zip(functions, s.unbind(1), strict=True)], 1)
+
+
+# Found right
+MORE.table(
+    ikv(),
+    {
+        f"{name}_{bound}": lambda s, f=f, bound=bound: f(s, bound)
+        for name, f in {
+            "elu": F.elu,
+            "leaky_relu": F.leaky_relu,
+            "softplus": F.softplus,
+            "hardshrink_": F.hardshrink,
+            "threshold": lambda s, bound: F.threshold(s, bound, 2.0),
+            "at_least": lambda s, bound: F.silu(s).clamp(min=bound),
+            "between": lambda s, bound: s.clamp(-1.0, bound),
+            "maximum": lambda s, bound: torch.maximum(s, torch.tensor(bound, dtype=D64)),
+            "power": lambda s, bound: s.abs() ** bound,
+            "equal": lambda s, bound: torch.where(s == bound, 1.0, F.silu(s)),
+        }.items()
+        for bound in (NAN, INF, -INF, 0.0)
+        if (name, bound) != ("hardshrink_", NAN)
+    },
+    of=of_scores,
+)
+MORE.table(
+    qkv(),
+    {
+        "power_of_one": (
+            lambda s, b: F.silu(s) * torch.pow(1.0, b),
+            normal((5, 7)),
+        ),
+        "zeroth_power": (lambda s, b: F.silu(s) + b**0, normal((5, 7))),
+        "parts_of_batch_and_heads": lambda s: torch.stack(
+            [torch.stack([F.silu(s[0, 0]), F.gelu(s[1, 1])]), torch.stack([s[0, 0], s[1, 1]])]
+        ),
+        "a_head_twice": lambda s: torch.stack([F.silu(s[:, 0]), F.gelu(s[:, 0])], 1),
+        "heads_exchanged": lambda s: torch.stack([F.silu(s[:, 1]), F.gelu(s[:, 0])], 1),
+        "biases_exchanged": (
+            lambda s, b: torch.stack([F.silu(s[0] + b[1]), F.gelu(s[1] + b[0])]),
+            normal((2, 5, 7)),
+        ),
+        "unbound_heads": _each(F.silu, F.gelu),
+        "bias_moved": (
+            lambda s, b: s.sigmoid() * torch.cat([b[:, 1:], b[:, :1]], 1),
+            normal((5, 7)),
+        ),
+    },
+    of=of_scores,
+)
+
+
+def _last(x):
+    return x.transpose(-1, -2)
+
+
+@MORE.case(square())
+def detached_in_each_place(q, k, v):
+    attend = lambda q, k, v: F.silu(q @ _last(k)) @ v
+    return attend(q.detach(), k, v) + 2 * attend(q, k.detach(), v) + 3 * attend(q, k, v.detach())
+
+
+@MORE.case(plus(square(), normal((5, 1, 6, 6))))
+def bias_with_a_batch_of_its_own(q, k, v, bias):
+    return F.silu(q[:1] @ _last(k[:1]) + bias) @ v[:1]
