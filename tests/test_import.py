@@ -126,14 +126,15 @@ MAY_IMPORT = {
     "ops": LEAVES | {"operands", "reference", "signature"},
     "problem": LEAVES | {"operands"},
     "jagged_ops": {"_compat", "sequences"},
+    "look_up": {"_compat"},
     "functional": CORE | {"jagged_ops"},
     "kernels": LEAVES | {"sequences", "sources"},
     "graphs": set(),
     "sources": set(),
     # Only the language of score programs: it shares nothing with what it judges.
     "judge": {"_compat", "program", "sources"},
-    "patterns": CORE | {"graphs", "judge"},
-    "lowerings": CORE | {"kernels", "sequences"},
+    "patterns": CORE | {"graphs", "judge", "look_up"},
+    "lowerings": CORE | {"kernels", "look_up", "sequences"},
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "program", "rejection"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},

@@ -170,7 +170,7 @@ def unwidened(node: Any) -> Any:
     layout = held.get_layout()
     if not (layout.is_contiguous() and statically_equal(held.get_numel(), node.get_numel())):
         return node
-    found = ir.TensorBox(held if isinstance(held, ir.StorageBox) else ir.StorageBox(held))
+    found = held if isinstance(held, ir.TensorBox) else ir.TensorBox.create(held)
     return lowered(torch.ops.aten.reshape.default, found, node.get_size())
 
 

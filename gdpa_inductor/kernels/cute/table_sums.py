@@ -9,7 +9,6 @@ from .compiler import compile_kernel, pointer, stream
 from .operands import vector
 from .plan import ALIGNMENT
 from .ranges import LANES
-from .tables import ROWS
 
 
 class TableSums:
@@ -18,12 +17,13 @@ class TableSums:
     size:     How many places there are.
     threads:  The threads of a CTA. Each has a table of size + 1 sums in shared memory. The last sum
               takes terms that are left out.
-    width:    How many rows a thread loads at once: 1, or 8 if all addresses allow it.
+    tile:     How many rows a CTA loads at once.
+    width:    How many neighbouring rows a thread loads: 1, or 8 if all addresses allow it.
     """
 
-    def __init__(self, size: int, threads: int, width: int) -> None:
-        self.size, self.threads, self.width = size, threads, width
-        self.groups = ROWS // (threads * width)
+    def __init__(self, size: int, threads: int, tile: int, width: int) -> None:
+        self.size, self.threads, self.tile, self.width = size, threads, tile, width
+        self.groups = tile // (threads * width)
 
     @cute.jit
     def __call__(
@@ -51,16 +51,16 @@ class TableSums:
         terms, places = (cute.make_rmem_tensor(shape, x.dtype) for x in (grad, index))
         source = grad + Int64(column) * rows
         self.load(source, index, own, end, terms, places)
-        for _ in cutlass.range(Int32((end - first + (ROWS - 1)) // ROWS), unroll=1):
+        for _ in cutlass.range(Int32((end - first + (self.tile - 1)) // self.tile), unroll=1):
             read, at = (cute.make_rmem_tensor(shape, x.dtype) for x in (grad, index))
             read.store(terms.load())
             at.store(places.load())
             # The next rows arrive while these are added. The compiler would move these loads behind
             # the additions, but moves none across this.
-            self.load(source, index, own + ROWS, end, terms, places)
+            self.load(source, index, own + self.tile, end, terms, places)
             cute.arch.sync_warp()
             self.add(read, at, own, end, tables, thread)
-            own += ROWS
+            own += self.tile
         cute.arch.sync_threads()
         self.store(tables, parts + (Int64(cta) * columns + column) * self.size, thread)
 
@@ -101,9 +101,11 @@ class TableSums:
                 target[i] = total
 
 
-def compiled(grad: str, index: str, size: int, threads: int, width: int, arch: str) -> Any:
+def compiled(
+    grad: str, index: str, size: int, threads: int, tile: int, width: int, arch: str
+) -> Any:
     """The compiled kernel, for these dtypes of gradients and index. Compiling needs no GPU."""
     align = ALIGNMENT if width > 1 else 0
     given = (pointer(grad, align), pointer(index, align), pointer("float32"))
     counts = (Int64(1), Int64(1), Int32(1), Int32(1))
-    return compile_kernel(TableSums(size, threads, width), (*given, *counts, stream()), arch)
+    return compile_kernel(TableSums(size, threads, tile, width), (*given, *counts, stream()), arch)

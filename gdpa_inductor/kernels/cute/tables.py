@@ -80,19 +80,18 @@ def _arch(device: torch.device) -> str:
 def _launcher(
     grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
 ) -> WordLauncher:
-    given = (name(grad), name(index), size, threads_for(size), width, _arch(device))
+    given = (name(grad), name(index), size, threads_for(size), ROWS, width, _arch(device))
     ahead.finish(__name__, *given)
     return WordLauncher(Kernel(kept(*given)), 8)
 
 
 def compile_ahead(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
     """Have a worker compile the kernel for operands that lie as most do."""
-    ahead.table(name(grad), name(index), size, threads_for(size), VECTOR, _arch(device))
+    ahead.table(name(grad), name(index), size, threads_for(size), ROWS, VECTOR, _arch(device))
 
 
-def kept(grad: str, index: str, size: int, threads: int, width: int, arch: str) -> bytes:
-    """The object file of a kernel, from disk or compiled."""
-    given = (grad, index, size, threads, width, arch)
+def kept(*given: Any) -> bytes:
+    """The object file of a kernel, from disk or compiled. given: As `table_sums.compiled`."""
 
     def compiled() -> Any:
         from . import table_sums
