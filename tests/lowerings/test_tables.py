@@ -99,6 +99,24 @@ def test_what_is_generated(form):
         assert (found.double() - wanted).norm() <= 1e-2 * wanted.norm()
 
 
+def test_a_table_of_a_size_that_varies():
+    """Two look-ups: by one index, and by two."""
+
+    def function(q, k, v, table):
+        n = q.shape[-2]
+        apart = (torch.arange(n)[:, None] - torch.arange(n)).abs()
+        near, pairs = table[: n // 8], table[: n // 8, None].expand(-1, 2)
+        bias = near[apart.clamp(max=4)] + pairs[apart.clamp(max=3), apart % 2]
+        return F.silu(q @ k.mT + bias) @ v
+
+    compiled = torch.compile(function, backend="gdpa", options=OPTIONS, dynamic=True)
+    torch._dynamo.reset()
+    table = torch.randn(10, dtype=torch.float64, requires_grad=True)
+    for n in (64, 72):
+        given = [*(torch.randn(B, H, n, 8, dtype=torch.float64) for _ in range(3)), table]
+        torch.testing.assert_close(gradient(compiled, given), gradient(function, given))
+
+
 def test_small_tables_get_copies():
     assert look_up.copies(129, 1 << 24) == 2048
     assert look_up.copies(4095, 1 << 24) == 256
