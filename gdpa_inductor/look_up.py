@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ._compat import operators
 
-__all__ = ["at", "copies", "summed"]
+__all__ = ["NARROW", "at", "copies", "summed"]
 
 _LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
 _TAGS = (torch.Tag.pt2_compliant_tag,)
@@ -32,7 +32,7 @@ _LIBRARY.define(
 )
 
 aten = torch.ops.aten
-_NARROW = (torch.float16, torch.bfloat16)
+NARROW = (torch.float16, torch.bfloat16)
 # Measured on an H200: more copies gain nothing, and fewer are not worth their index.
 _MOST_COPIES, _FEWEST_COPIES = 2048, 16
 _MOST_ELEMENTS = 1 << 20  # of all copies together, so that they stay in the cache
@@ -57,7 +57,7 @@ def summed(grad: Tensor, index: Tensor, dim: int, size: int, copies: int = 1) ->
         wait for each other. Copies of an element are neighbours in memory, so negative places keep
         their meaning.
     """
-    wide = torch.float32 if grad.dtype in _NARROW else grad.dtype
+    wide = torch.float32 if grad.dtype in NARROW else grad.dtype
     before, after = grad.shape[:dim], grad.shape[dim + index.dim() :]
     if copies > 1:
         count = torch.arange(index.numel(), device=index.device).view(index.shape)

@@ -65,7 +65,7 @@ def spent(arguments: Sequence[Any], views: bool = False) -> list[bool]:
 
 
 def _has_memory_alone(held: torch.fx.Node) -> bool:
-    """Whether an input of the graph uses all of its memory, and no other input uses it."""
+    """True if an input of the graph uses all of its memory, and no other input uses it."""
     storage = held.meta["val"].untyped_storage()
     inputs = held.graph.find_nodes(op="placeholder")
     values = [node.meta.get("val") for node in inputs if node is not held]
@@ -78,14 +78,14 @@ def _has_memory_alone(held: torch.fx.Node) -> bool:
 
 
 def statically_equal(size: Any, other: Any) -> bool:
-    """Whether two sizes are known to be equal. Adds no guard."""
+    """True if two sizes are known to be equal. Adds no guard."""
     from torch._inductor.virtualized import V
 
     return bool(V.graph.sizevars.statically_known_equals(size, other))
 
 
 def is_input(node: Any) -> bool:
-    """Whether the node is an input of the graph or a view of one, and no copy."""
+    """True if the node is an input of the graph or a view of one. A copy is neither."""
     from torch._inductor.virtualized import V
 
     return node.get_name() in V.graph.graph_inputs
@@ -128,7 +128,7 @@ def copied(source: Any, dtype: torch.dtype | None = None) -> Any:
 
 
 def lowered(op: Any, *args: Any) -> Any:
-    """What Inductor lowers a call of an ATen operator to."""
+    """Lower a call of an ATen operator, as Inductor does."""
     from torch._inductor.lowering import lowerings
 
     return lowerings[op](*args)
@@ -142,7 +142,7 @@ def contiguous(node: Any) -> Any:
 
 
 def is_in_memory(node: Any) -> bool:
-    """Whether the operand is a buffer, or a view of one, and no code that computes it."""
+    """True if the operand is in memory: a buffer, or a view of one."""
     from torch._inductor import ir
 
     return bool(ir.is_storage_and_layout(node))
@@ -213,7 +213,6 @@ def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list
 
     operands: IR nodes and symbolic sizes; fakes: the same as fake tensors and SymInts.
     """
-    from torch._inductor import ir
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.lowering import process_subgraph_nodes
     from torch._inductor.virtualized import V
@@ -225,8 +224,8 @@ def inline_formula(formula: Callable[..., Any], operands: list[Any], fakes: list
         )(*fakes)
     result = process_subgraph_nodes(traced, operands)
     if isinstance(result, (list, tuple)):
-        return [ir.ExternKernel.require_contiguous(part) for part in result]
-    return ir.ExternKernel.require_contiguous(result)
+        return [contiguous(part) for part in result]
+    return contiguous(result)
 
 
 def finish(

@@ -51,7 +51,7 @@ operators.register_fake(_LIBRARY, "table_sums", _fake_sums)
 
 
 def kernel() -> Callable[..., Tensor]:
-    """What generated Python code calls instead of the operator, which saves torch's dispatcher."""
+    """The function that generated Python code calls. It saves torch's dispatcher."""
     return tables.sums
 
 

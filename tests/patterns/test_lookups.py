@@ -63,7 +63,7 @@ def test_a_spelling(name):
 
 @pytest.mark.refused_by_judge
 def test_the_judge_sees_a_gradient_of_padding(monkeypatch):
-    monkeypatch.setattr(relief, "_padded", lambda recipe, table, size, pads: table)
+    monkeypatch.setattr(relief, "_padded", lambda recipe, table, pads: table)
 
     def attention(q, k, v, table, places):
         bias = F.embedding(places, table, padding_idx=2).permute(2, 0, 1)

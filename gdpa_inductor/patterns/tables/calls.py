@@ -54,7 +54,7 @@ def of(node: Node, table: Node) -> Places | None:
 
 
 def _counts(index: Any) -> bool:
-    """Whether the elements of an index are places. Bools would choose elements instead."""
+    """True if the elements of an index are places. Bools would choose elements instead."""
     return isinstance(index, Node) and any(
         t.dtype in (torch.int32, torch.int64) for t in facts.tensors(index)
     )
@@ -101,7 +101,7 @@ def _width(entry: Any, whole: bool) -> int | None:
 
 
 def _is_whole(entry: Any, none: bool) -> bool:
-    """Whether an entry of a subscript keeps a dim as it is. none: `None` does."""
+    """True if an entry of a subscript keeps a dim as it is. none: `None` does."""
     return entry is Ellipsis or entry == slice(None) or (none and entry is None)
 
 

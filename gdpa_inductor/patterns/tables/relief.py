@@ -36,7 +36,6 @@ from .behind import latest_first, lookups
 from .calls import Places
 
 aten = torch.ops.aten
-_NARROW = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -120,13 +119,14 @@ def _table(recipe: Recipe, found: Lookup) -> Handle:
     """The table that `gdpa::look_up` gets."""
     table, places = recipe.leaf(found.table), found.places
     if places.pads is not None:
-        table = _padded(recipe, table, table.value.shape[0], places.pads)
+        table = _padded(recipe, table, places.pads)
     flat = places.flat or places.dim is None
     return recipe.call(aten.reshape.default, table, [-1]) if flat else table
 
 
-def _padded(recipe: Recipe, table: Handle, size: Size, pads: Size) -> Handle:
+def _padded(recipe: Recipe, table: Handle, pads: Size) -> Handle:
     """The table [T, ...], with the row at `pads` detached."""
+    size = table.value.shape[0]
     row = recipe.call(aten.arange.default, size, device=table.value.device)
     pad = recipe.call(aten.eq.Scalar, row, pads)
     pad = recipe.call(aten.view.default, pad, [size, *[1] * (table.value.dim() - 1)])
@@ -228,12 +228,12 @@ def _lookup(graph: HostGraph, node: Node) -> Lookup | None:
     if node in graph.mutators:
         raise calls.refused("it writes into a tensor", node)
     crowded = look_up.copies(size, count) > 1
-    if places is None or not (crowded or facts.tensors(node)[0].dtype in _NARROW):
+    if places is None or not (crowded or facts.tensors(node)[0].dtype in look_up.NARROW):
         return None
     return Lookup(node, tables[0], places, crowded)
 
 
 def _learns(node: Node, table: Node) -> bool:
-    """Whether a table has a gradient, and a node copies elements of it."""
+    """True if a table has a gradient, and a node copies elements of it."""
     copied = not facts.storages(node) & facts.storages(table)
     return facts.tensors(table)[0].requires_grad and copied and facts.is_plain(table)
