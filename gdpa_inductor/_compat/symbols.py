@@ -278,6 +278,7 @@ _ROWS: dict[str, _Rows] = {
             "2.13",
             "2.13 may defer layouts; ours are settled",
         ),
+        "TritonTemplate.generate(triton_meta)": (_BOTH, "sets options of Triton's compiler"),
         "TritonTemplate.kernel_type": (_BOTH, "writes what is fused at each store"),
         "TritonTemplate.maybe_append_choice": (_BOTH, "renders one configuration"),
         "TritonTemplate.template": (_BOTH, "the jinja template, for its globals"),
