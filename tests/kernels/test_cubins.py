@@ -11,7 +11,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from gdpa_inductor.kernels.triton.configs import Shape, configs, shared_memory  # noqa: E402
+from gdpa_inductor.kernels.triton.configs import Config, Shape, configs, shared_memory  # noqa: E402
 
 from . import render  # noqa: E402
 from .cases import HSTU, Case  # noqa: E402
@@ -116,6 +116,37 @@ def test_cubins(case: Case, capability: int, tmp_path):
         assert TENSOR_CORE[capability] in made.asm["ptx"], "no tensor core"
         assert made.metadata.shared <= DEVICES[capability][1]
         assert local_bytes(made.asm["cubin"], tmp_path) <= SPILLS[capability], "registers spill"
+
+
+def config_of(source: str) -> tuple[str, Config]:
+    """Which kernel this is, of a forward and a backward without other operands, and its tiles."""
+    kernel = "forward" if "arg_DO" not in source else "keys" if "arg_OUT1" in source else "rows"
+    patterns = (r"'BLOCK_M': (\d+)", r"'BLOCK_N': (\d+)", r"num_warps=(\d+)", r"num_stages=(\d+)")
+    return kernel, Config(*(int(re.search(pattern, source)[1]) for pattern in patterns))
+
+
+def _fitting(capability: int, dim: int):
+    quick = (capability, dim) == (100, 256)
+    return pytest.param(capability, dim, marks=[] if quick else [pytest.mark.slow])
+
+
+@pytest.mark.parametrize("program", [PLAIN.program, CAUSAL.program], ids=["plain", "causal"])
+@pytest.mark.parametrize(
+    ("capability", "dim"), [_fitting(c, d) for c in sorted(DEVICES) for d in (64, 128, 256)]
+)
+def test_shared_memory_is_no_more_than_thought(capability: int, dim: int, program: str, tmp_path):
+    """Configurations are pruned by it. On sm_100 the first for dK and dV of head dim 256 took 256
+    KiB, where 227 are."""
+    case = Case("wide", program, m=1024, n=1024, d=dim, dv=dim, h=4)
+    for name, text in sources(case, torch.bfloat16, capability).items():
+        if "triton_heuristics.template" not in text:
+            continue
+        taken = compiled(name, text, capability, tmp_path).metadata.shared
+        kernel, config = config_of(text)
+        thought = shared_memory(kernel, config, Shape(dim, dim, 2), capability)
+        assert taken <= DEVICES[capability][1], (kernel, config)
+        # sm_120 takes a little more for dK of head dim 256, and has room for it.
+        assert taken <= thought or TENSOR_CORE[capability] == "mma.sync", (kernel, config)
 
 
 @pytest.mark.parametrize("case", [JAGGED, CAUSAL], ids=lambda case: case.name)

@@ -55,18 +55,24 @@ class Shape:
         return max(self.head_dim, self.value_dim)
 
 
-def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
+def shared_memory(kernel: str, config: Config, shape: Shape, capability: int = 90) -> int:
     """The most bytes of shared memory: resident tiles, and a copy of loaded tiles for each
     stage.
+
+    With tcgen05, a loaded tile that is read both ways round takes the memory of one more stage.
+    These are K in "rows", and Q and DO in "keys". Weights then lie in tensor memory.
     """
     both = shape.head_dim + shape.value_dim
     rows, keys = config.rows * shape.itemsize, config.keys * shape.itemsize
     scores = config.rows * config.keys
     weights, operands = scores * shape.itemsize, scores * shape.score_bytes
+    turned = rows * both if kernel == "keys" else keys * shape.head_dim
+    if capability not in _TENSOR_MEMORY:
+        turned = 0
     resident, streamed = {
         "forward": (rows * shape.head_dim, keys * both + operands),
-        "rows": (rows * both + weights, keys * both + operands),
-        "keys": (keys * both + 2 * weights, rows * both + operands),
+        "rows": (rows * both + max(weights, turned), keys * both + operands),
+        "keys": (keys * both + max(2 * weights, turned), rows * both + operands),
         "five_matmul": (keys * both + weights, rows * both + operands),
         "one_tile": (
             rows * both + 4 * config.keys * shape.widest + 3 * weights,
@@ -145,6 +151,7 @@ _SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Co
 # Compute capabilities of GPUs whose tensor core reads operands from shared memory (wgmma, tcgen05).
 # Consumer Blackwell, sm_120 and sm_121, has neither instruction.
 _FROM_MEMORY = range(90, 120)
+_TENSOR_MEMORY = range(100, 120)  # those with tcgen05
 MEASURED_ON = 90  # compute capability
 LIGHT = 2  # bytes of aux operands for each score, up to which the first configuration is settled
 SMALL = 1 << 32  # FLOP of a product, some 15 µs of an H200
@@ -197,7 +204,7 @@ def configs(
         config = enough(config)
         for stages in range(config.stages, 0, -1):
             less = replace(config, stages=stages)
-            if shared_memory(kernel, less, shape) <= shared:
+            if shared_memory(kernel, less, shape, capability) <= shared:
                 yield less
                 return
 
