@@ -41,6 +41,7 @@ RUNS: dict[str, list[tuple[str, list[str]]]] = {
     "all": [("everything", _FAST)],
     "jagged": [
         ("matching, jagged with fbgemm", [*_FAST, "tests/patterns", "tests/clients"]),
+        ("hostile programs", [*_FAST, "tests/adversary", "tests/fuzz"]),
         ("contract, judge", [*_FAST, *_CONTRACT]),
         ("operator", [*_FAST, *_OPERATOR]),
         ("CPU kernels", [*_FAST, *_CPU]),

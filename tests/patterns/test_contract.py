@@ -100,3 +100,45 @@ def recorded(attention) -> Recorder:
         *make_operands(HEADS, SIZES).values()
     )
     return recorder
+
+
+NARROW = {
+    "hardtanh": lambda s: F.hardtanh(s, -0.7, 0.9),
+    "clamp": lambda s: s.clamp(-0.7, 0.9),
+    "softshrink": lambda s: F.softshrink(s, 0.7),
+    "hardshrink": lambda s: F.hardshrink(s, 0.9),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", NARROW)
+def test_slopes_at_a_bound_that_16_bits_do_not_hold(name: str, dtype: torch.dtype) -> None:
+    """torch rounds the bound in some functions and not in others: -0.7 is -0.699 in bf16."""
+    activation = NARROW[name]
+
+    def attention(q, k, v):
+        return activation(q @ k.mT) @ v
+
+    bounds = torch.tensor([-0.7, 0.7, 0.9, -0.9]).to(dtype)
+    near = [torch.nextafter(bounds, torch.full_like(bounds, end)) for end in (-9.0, 9.0)]
+    scores = torch.cat([bounds, *near]).view(1, 1, -1, 1)
+    ones = torch.ones(1, 1, 16, 1, dtype=dtype)
+    recorder, found = Recorder(), []
+    for call in (attention, torch.compile(attention, backend=recorder, fullgraph=True)):
+        q = scores.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(call(q, ones, ones).sum(), q)
+        found.append(grad)
+    assert recorder.matches and torch.equal(*found)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_threshold_that_some_devices_round_is_refused(dtype: torch.dtype) -> None:
+    """GPUs compare with 0.1 in 16 bits, CPUs with 0.1: next to it the value itself is another."""
+    operands = [x.detach().to(dtype) for x in make_operands(HEADS, SIZES).values()]
+    for bound, refused in ((0.5, False), (0.1, True)):
+        torch._dynamo.reset()
+        recorder = Recorder()
+        model = lambda q, k, v, bound=bound: F.threshold(q @ k.mT, bound, 0.0) @ v
+        torch.compile(model, backend=recorder, fullgraph=True)(*operands)
+        codes = [refusal.code for refusal in recorder.rejections]
+        assert codes == [Code.DTYPE] * refused and bool(recorder.matches) != refused

@@ -72,8 +72,8 @@ def rule(case: TorchCall):
     return found
 
 
-def program(case: TorchCall, kind: str) -> Expr:
-    return contract.expression(case, rule(case), kind)
+def program(case: TorchCall, kind: str, dtype: torch.dtype) -> Expr:
+    return contract.expression(case, rule(case), kind, dtype)
 
 
 eager = contract.eager
@@ -134,7 +134,7 @@ def test_what_is_refused_says_why(name: str) -> None:
 def test_value(case: TorchCall, dtype: torch.dtype) -> None:
     given = samples(case, dtype)
     want = eager(case, given)
-    root = program(case, kind_of(want))
+    root = program(case, kind_of(want), dtype)
     assert root.kind == kind_of(want)
     got = computed(root, given, dtype)
     if want.is_floating_point():
@@ -148,7 +148,7 @@ def test_what_may_differ_in_the_last_bit_is_named(case: TorchCall, dtype: torch.
     """Else a rule that computes in other words than ATen is to be added to REWORDED."""
     given = samples(case, dtype)
     want = eager(case, given)
-    got = evaluate(program(case, kind_of(want)), given, dtype).expand_as(want)
+    got = evaluate(program(case, kind_of(want), dtype), given, dtype).expand_as(want)
     same = (got == want) | (got.isnan() & want.isnan())
     assert same.all() or case.name in REWORDED
 
@@ -175,7 +175,7 @@ def test_gradient_of_what_is_not_finite(case: TorchCall, dtype: torch.dtype, com
 )
 def test_gradient_at_nan(case: TorchCall, dtype: torch.dtype, coming: float) -> None:
     """One of the two that torch has, whichever its loop is made of."""
-    (term,) = contract.slopes(case, rule(case))
+    (term,) = contract.slopes(case, rule(case), dtype)
     slopes = set()
     for count in (1, 64):
         given = torch.full((count,), math.nan, dtype=dtype).requires_grad_()
@@ -244,7 +244,7 @@ def assert_gradients(case: TorchCall, dtype: torch.dtype, coming: float, at=None
         wide = gradients_by_torch(case, widened(given), coming)
         expected.append([x.to(dtype) for x in wide])
     grad = torch.full_like(expected[0][0], coming)
-    for term, *wants in zip(contract.slopes(case, rule(case)), *expected, strict=True):
+    for term, *wants in zip(contract.slopes(case, rule(case), dtype), *expected, strict=True):
         none = torch.zeros_like(grad)
         got = none if term is None else computed(term, given, dtype, grad)
         assert_same(got, wants, given, COARSE[dtype])

@@ -31,6 +31,7 @@ from ..result import Refused
 from .contract_cases import CASES, TorchCall, X
 from .kinds import Unknown
 from .vocabulary import POINTWISE, Rule, key_of
+from .widths import ROUNDING, ROUNDS_OPERANDS, in_16_bits
 
 # Where rules are tried: kinks and bounds of the cases, and beside them.
 _PLACES: dict[str, list[Any]] = {
@@ -79,10 +80,12 @@ def eager(case: TorchCall, operands: Sequence[Tensor]) -> Tensor:
     return made[0] if isinstance(made, tuple) else made
 
 
-def expression(case: TorchCall, rule: Rule, kind: str) -> Expr:
-    """The case by a rule. kind: that of the result."""
+def expression(case: TorchCall, rule: Rule, kind: str, dtype: torch.dtype | None = None) -> Expr:
+    """The case by a rule. kind: that of the result. dtype: that of the operands, if in 16 bits."""
     leaves = iter([aux(number, kind) for number, kind in enumerate(case.kinds)])
     args = [next(leaves) if x is X else None if x is None else const(x) for x in case.args]
+    if dtype in ROUNDING and case.name in ROUNDS_OPERANDS:
+        args = [x if x is None else in_16_bits(x, None, dtype, False) for x in args]
     options = {k: v if isinstance(v, str) else const(v) for k, v in case.options.items()}
     return rule(kind, *args, **options)
 
@@ -104,10 +107,10 @@ def evaluate(
     return fold([root], leaf, torch_apply(dtype))[0]
 
 
-def slopes(case: TorchCall, rule: Rule) -> list[Expr | None]:
+def slopes(case: TorchCall, rule: Rule, dtype: torch.dtype | None = None) -> list[Expr | None]:
     """The gradients of a case by its floating operands."""
     own = [aux(number) for number, kind in enumerate(case.kinds) if kind == "f"]
-    return differentiate(expression(case, rule, "f"), own)
+    return differentiate(expression(case, rule, "f", dtype), own)
 
 
 def kind_of(tensor: Tensor) -> str:

@@ -43,6 +43,7 @@ from .widths import (
     ROUNDS_OPERANDS,
     decides_in_fp64,
     in_16_bits,
+    is_rounded_on_some,
     kept_in_16_bits,
     leaf_ranges,
     meeting_dtype,
@@ -369,6 +370,12 @@ class Weights:
             ]
         args = [self._pointwise_operand(a, index, result) for a in given]
         meets = meeting_dtype(node, called, result.dtype)
+        if meets in ROUNDING and is_rounded_on_some(called, args, meets):
+            raise Refused(
+                Code.DTYPE,
+                f"{self.shadow.describe(node)} decides by a number that {meets} does not hold",
+                self.shadow.source(node),
+            )
         if meets in ROUNDING and called in ROUNDS_OPERANDS:
             compared = called in COMPARISONS
             args = [in_16_bits(x, a, meets, compared) for x, a in zip(args, given, strict=True)]

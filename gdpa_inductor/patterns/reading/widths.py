@@ -24,11 +24,14 @@ from .vocabulary import real
 
 COMPARISONS = frozenset(["eq", "ne", "lt", "le", "gt", "ge"])
 ROUNDING = {torch.bfloat16: "bf16", torch.float16: "f16"}
-# Calls that give out, or decide by, their operands as they are, once these are of one dtype.
+# Calls that give out, or decide by, their operands as they are, once these are of one dtype. Not
+# hardtanh: its slope is decided by the numbers that it is given.
 ROUNDS_OPERANDS = COMPARISONS | {
     "where", "masked_fill", "clamp", "clamp_min", "clamp_max", "maximum", "minimum", "fill",
-    "hardtanh", "threshold",
+    "hardshrink", "softshrink", "threshold",
 }  # fmt: skip
+# Calls that decide by a number which some devices round and others do not (threshold: GPUs do).
+ROUNDS_ON_SOME = {"threshold": 1}  # which argument
 _EXACT_IN_FP32 = (-(1 << 24), 1 << 24)
 
 
@@ -131,6 +134,13 @@ def kept_in_16_bits(found: Expr, args: Sequence[Any], given: Sequence[Any], dtyp
     """
     same = [g for x, g in zip(args, given, strict=False) if x is found]
     return in_16_bits(found, same[0], dtype, True) if same else found
+
+
+def is_rounded_on_some(called: str, args: Sequence[Any], dtype: torch.dtype) -> bool:
+    """True if the value of a call in 16 bits depends on the device, next to one number."""
+    given = args[ROUNDS_ON_SOME[called]] if called in ROUNDS_ON_SOME else None
+    value = float(given.value or 0) if isinstance(given, Expr) and given.is_const else math.nan
+    return not math.isnan(value) and rounded_literal(value, dtype).value != value
 
 
 def in_fp32(weight: Expr) -> Expr:
