@@ -1,0 +1,26 @@
+"""Each test of a function of `_compat` runs all of its lines; see `lines`."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import lines
+
+
+@pytest.fixture(autouse=True)
+def every_line(request: pytest.FixtureRequest) -> Iterator[None]:
+    """`test_f` runs every line of `f`. Other tests, such as `test_f_of_views`, need not."""
+    stem, wanted = Path(request.node.path).stem, request.node.originalname.removeprefix("test_")
+    name = stem.removeprefix("test_")
+    module = lines.load(name) if name in lines.modules() else None
+    if module is None or wanted not in lines.functions(module):
+        yield
+        return
+    lines.forget(module)
+    with lines.executed(module) as seen:
+        yield
+    missed = lines.lines(wanted, module) - seen
+    source = Path(module.__file__ or "").read_text().splitlines()
+    told = [f"{number}: {source[number - 1].strip()}" for _, number in sorted(missed)]
+    assert not told, f"lines of {name}.{wanted} that its test does not run: {told}"
