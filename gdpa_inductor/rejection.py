@@ -69,6 +69,11 @@ class Code(enum.Enum):
         "an operation on the scores is not in the vocabulary",
         "spell the function with the operations of a score program",
     )
+    UNKNOWN_TORCH = (
+        Category.UNSUPPORTED,
+        "the installed torch computes or differentiates an operation as no tested version does",
+        "use a version of torch that is tested, and please report it",
+    )
     LAYOUT = (
         Category.UNSUPPORTED,
         "the dimensions cannot be brought to [B, H, N, D]",

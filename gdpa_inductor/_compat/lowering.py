@@ -261,13 +261,17 @@ def inductor_op(name: str, *args: Any, **kwargs: Any) -> Any:
 def fixed_input(name: str, dtype: torch.dtype) -> Any:
     """An input that a template passes to `modification`. torch 2.11 assumes fp32, so set the
     dtype.
+
+    torch 2.14 also runs a subgraph only to record what it reads. Its loads are then plain text.
     """
     import sympy
+    from torch._inductor.codegen.common import CSEVariable
     from torch._inductor.virtualized import OpsValue, ops
 
     loaded = ops.load(name, sympy.S.Zero)
     variable = loaded.value if isinstance(loaded, OpsValue) else loaded
-    variable.dtype = dtype
+    if isinstance(variable, CSEVariable):
+        variable.dtype = dtype
     return loaded
 
 
@@ -283,8 +287,10 @@ def symbolic_scalar(value: Any, dtype: torch.dtype) -> Any:
 
 def plain_integer(expression: Any, dtype: torch.dtype = torch.int32) -> Any:
     """The same as a plain integer, not a Triton block, so that it can bound a loop."""
-    from torch._inductor.virtualized import OpsValue, V
+    from torch._inductor.virtualized import NullKernelHandler, OpsValue, V
 
+    if isinstance(V.kernel, NullKernelHandler):  # nothing is written, see `fixed_input`
+        return inductor_op("index_expr", expression, dtype)
     text = V.kernel.kexpr(V.kernel.rename_indexing(expression))
     return OpsValue(V.kernel.cse.generate(V.kernel.compute, f"({text})", dtype=dtype, shape=()))
 

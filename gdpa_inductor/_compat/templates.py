@@ -21,6 +21,10 @@ from .shapes import size_expr
 
 log = logging.getLogger("gdpa_inductor")
 
+# How Triton compiles every template. Its default for this option changes in 3.10, and torch 2.15
+# leaves it to Triton under `emulate_precision_casts`. docs/numerics.md says why ours is True.
+_COMPILED = {"enable_fp_fusion": True}
+
 
 def triton_template(
     name: str, grid: Callable[..., Any], source: str, names: Mapping[str, Any]
@@ -99,7 +103,10 @@ def best_of(
     from torch._inductor.select_algorithm import autotune_select_algorithm
 
     callers: list[Any] = []
-    errors = [template.maybe_append_choice(callers, **choice, **body) for choice in choices]
+    errors = [
+        template.maybe_append_choice(callers, triton_meta=dict(_COMPILED), **choice, **body)
+        for choice in choices
+    ]
     if not callers:
         raise RuntimeError(f"no configuration of {name} can be rendered: {errors}")
     callers += rivals

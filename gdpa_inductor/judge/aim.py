@@ -1,9 +1,14 @@
-"""Aim samples at ties of comparisons.
+"""Aim samples at ties of comparisons, and at numbers where a function of the score turns.
 
 A mask may be wrong at a few scores only, where the two numbers that it compares are nearly equal.
 Random samples seldom hit these. So a first evaluation records the distance between the two sides of
 each comparison. Then a quarter of the lanes moves its key by that distance, and another quarter an
 operand. There the two sides become equal, or differ by one.
+
+A slope may be wrong at one score only, where a clamp meets its bound, a ReLU its kink or a maximum
+its tie. So scores are aimed too (`scores_at_turns`): Newton's method leads from a score to one at
+which the argument of such a function is exactly the number where it turns. Some lanes then step
+aside by one ulp.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from torch import Tensor
 from .samples import inside
 
 if TYPE_CHECKING:
-    from .compare import SampledWeights
+    from .compare import SampledWeights, Side
 
 _FARTHEST = 2.0**62
 
@@ -51,3 +56,69 @@ def aimed(weights: SampledWeights, gaps: list[Tensor]) -> SampledWeights:
     at = {**weights.at, "kv_idx": inside(key + steps, weights.call.keys, other)}
     lanes.draw_again(torch.where(kind == 1, move, 0.0))
     return replace(weights, at=at, scored={})
+
+
+# Functions that turn nowhere, or only where their arguments are no numbers.
+_SMOOTH = frozenset([
+    "add", "sub", "rsub", "mul", "div", "neg", "exp", "exp2", "expm1", "sigmoid", "tanh", "silu",
+    "gelu", "erf", "sin", "cos", "tan", "pow", "square", "sqrt", "rsqrt", "log", "log1p", "log2",
+    "log10", "reciprocal", "_to_copy", "copy", "clone", "where", "masked_fill", "lerp", "addcmul",
+    "addcdiv", "mish", "detach", "positive", "fill", "zero", "nan_to_num",
+])  # fmt: skip
+# Where functions turn that name no such number. The others turn at 0.
+_KINKS = {"hardswish": (-3.0, 3.0), "hardsigmoid": (-3.0, 3.0)}
+
+
+def turns_of(name: str, args: Sequence[Any]) -> list[Tensor]:
+    """The distances of the first argument from the numbers beside it, and from the kinks."""
+    base = name.rstrip("_") if not name.startswith("_") else name
+    if base in _SMOOTH or not args or not _is_real(args[0]):
+        return []
+    x, beside = args[0], [y for y in args[1:] if _is_number(y)]
+    others = [*beside, *(_KINKS.get(base, (0.0,)) if len(beside) < 2 else ())]
+    return [x - (y if _is_real(y) else float(y)) for y in others if not _is_integer(y)]
+
+
+def _is_real(x: Any) -> bool:
+    return isinstance(x, Tensor) and x.is_floating_point()
+
+
+def _is_integer(x: Any) -> bool:
+    return isinstance(x, Tensor) and not x.is_floating_point()
+
+
+def scores_at_turns(weights: SampledWeights, side: Side) -> Tensor | None:
+    """Scores, of which a third is aimed; None where no function turns."""
+    lanes, scores = weights.lanes, weights.scores.double()
+    drawn = lanes.hash("turn")
+    aims = (drawn % 3 == 0) & ~lanes.special_scores
+    for _ in range(_STEPS):
+        turns, leaf = weights.turns(side, scores)
+        if not turns:
+            return None
+        moved = _newton(turns, leaf, drawn >> 8)
+        step = torch.where(aims & moved.isfinite(), moved, 0.0)
+        scores = (scores - step).to(leaf.dtype).double()
+        if not bool(step.any()):
+            break
+    aside = (drawn >> 40) % 4  # of four lanes one is below, and one above
+    ends = torch.where(aside == 2, -torch.inf, torch.inf).to(leaf.dtype)
+    beside = torch.nextafter(scores.to(leaf.dtype), ends).double()
+    return torch.where(aims & (aside >= 2), beside, scores)
+
+
+_STEPS = 4
+
+
+def _newton(turns: Sequence[Tensor], leaf: Tensor, drawn: Tensor) -> Tensor:
+    """How far each lane's score is from where one of the functions turns, in the first order."""
+    gaps = torch.stack([turn.double().expand(leaf.shape) for turn in turns])
+    slopes = [
+        torch.autograd.grad(turn.sum(), leaf, retain_graph=True, allow_unused=True)[0]
+        if turn.requires_grad
+        else None
+        for turn in turns
+    ]
+    slope = torch.stack([torch.zeros_like(leaf) if x is None else x for x in slopes]).double()
+    chosen = drawn % len(turns), torch.arange(len(leaf))
+    return gaps.detach()[chosen] / slope[chosen]

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..program.expr import AXES, Expr, fold, postorder, torch_apply
-from .elements import CASTS, Evaluator
+from .aim import scores_at_turns
+from .elements import CASTS, Evaluator, Untracked
 from .fused import Fused
 from .pointwise import Index
 from .record import Event, Incomplete, Log, Ref
@@ -25,6 +26,7 @@ from .samples import CASES, COUNT, Lanes
 
 Side = tuple[Ref, int, Index]  # a factor of a product: its place, when, and which elements
 SLACK = 32  # roundings of the narrowest type
+_DECIDE = ("eq", "ne", "lt", "le", "gt", "ge", "sign")  # where derivatives choose
 EDGE = torch.finfo(torch.float64).max / 64
 
 
@@ -55,6 +57,7 @@ class SampledWeights:
     valid:      The lanes in which eager raises no error.
     raised:     The lanes in which the program raises an error.
     unsampled:  Writes that only one side has, and that no lane reads.
+    aimed:      Scores, some of them where a function turns; None where they are drawn.
     """
 
     log: Log
@@ -67,8 +70,10 @@ class SampledWeights:
     raised: Tensor = field(default_factory=lambda: torch.zeros(COUNT, dtype=torch.bool))
     scored: dict[Event, tuple[Index, Tensor]] = field(default_factory=dict)
     unsampled: set[Event] = field(default_factory=set)
+    aimed: Tensor | None = None
     _recorded: dict[bool, Recorded] = field(default_factory=dict)
     _programmed: dict[torch.dtype, Tensor] = field(default_factory=dict)
+    _tied: dict[torch.dtype, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.exact = Evaluator(self.log, self.lanes, {})
@@ -88,6 +93,24 @@ class SampledWeights:
         return row & self.exact.valid, key
 
     # Operands
+
+    def aim(self, side: Side) -> None:
+        """Aim scores at numbers where the weights, as functions of the score, turn."""
+        self.aimed = scores_at_turns(self, side)
+        if self.aimed is not None:
+            del self.__dict__["scores"]
+
+    def turns(self, side: Side, scores: Tensor) -> tuple[list[Tensor], Tensor]:
+        """Where functions turn that the weights are made by, and the scores as a leaf."""
+        leaf = scores.to(self.scores.dtype).requires_grad_()
+        turns: list[Tensor] = []
+        given = dict.fromkeys(self.scored, leaf)
+        ev = Evaluator(self.log, self.lanes, given, differentiate=True, turns=turns)
+        try:
+            ev.element(*side)
+        except Untracked:
+            return [], leaf
+        return turns, leaf
 
     def told_apart(
         self, sides: Sequence[Side], gaps: list[Tensor] | None = None
@@ -184,6 +207,8 @@ class SampledWeights:
         return self._drawn(next((e.results[0].dtype for e in self.scored), self.call.query.dtype))
 
     def _drawn(self, dtype: torch.dtype) -> Tensor:
+        if self.aimed is not None:
+            return self.aimed.to(dtype)
         return self.lanes.reals(self.lanes.hash("score"), dtype, self.lanes.special_scores)
 
     def recorded(self, side: Side, wide: bool) -> list[Recorded]:
@@ -203,6 +228,7 @@ class SampledWeights:
         ev = Evaluator(
             self.log, self.lanes, given, wide=wide, differentiate=self.training,
             most=torch.finfo(self.narrowest).eps ** 0.5,
+            turns=None if self.aimed is None else [],
         )  # fmt: skip
         weight = ev.element(*side)
         self.valid = self.valid & ev.valid
@@ -286,9 +312,29 @@ class SampledWeights:
                 zero = values[1] == 0
                 self.raised = self.raised | zero
                 values = [values[0], torch.where(zero, 1, values[1])]
+            if self.aimed is not None and node.op in _DECIDE and node.args[0].kind == "f":
+                other = values[1] if len(values) > 1 else 0.0
+                self._tied[dtype] = self._tied.get(dtype, False) | (values[0] == other)
             return apply(node, values)
 
         return without_errors
+
+    @property
+    def tied(self) -> Tensor:
+        """Cases in which both the operations and the program are exactly where a function turns.
+
+        There a slope is one of two, and both must have the same. Cases in which a rounding of the
+        score changes the weight by much more than a rounding say nothing.
+        """
+        tied = self._tied.get(self.compute_dtype)
+        if self.aimed is None or tied is None:
+            return torch.zeros(COUNT, dtype=torch.bool)
+        found = self._recorded[False]
+        weight = found.weight.detach().double().view(-1, CASES)
+        low, high = weight.aminmax(dim=0)
+        steady = high - low <= SLACK * self.eps * (weight[0].abs() + self.scale[:CASES])
+        here = found.ev.tied[:CASES] & tied[:CASES] & steady & ~self.lanes.special_scores[:CASES]
+        return here.repeat(COUNT // CASES)
 
     def apart(self, side: Side, valid: Tensor, wide: bool) -> Tensor:
         """Lanes with different weights. `wide` allows more roundings, so it finds fewer lanes."""

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .aim import gap
+from .aim import gap, turns_of
 from .operations import rule_of
 from .pointwise import Index, broadcast, loses
 from .record import Event, Incomplete, Log, Ref, Write
@@ -58,9 +58,12 @@ class Evaluator:
     most:           A bound on the relative change of a number when the score moves by one rounding.
                     Beyond it the number means nothing, such as the sine of 1e20.
     gaps:           A list that gets the distances of numbers that are compared.
+    turns:          A list that gets the distances from numbers where a function may turn: see
+                    `aim.turns_of`.
 
     Results:
     touched:        For each product that was read: at which index, and in which lanes.
+    tied:           With `turns`: lanes in which a function is exactly at such a number.
     overwrites:     An older value of an element that was read was replaced.
     missed:         Writes of floats to tensors that were read, which no lane reads. Integers do not
                     count, since each side may read other offsets.
@@ -73,13 +76,16 @@ class Evaluator:
     def __init__(
         self, log: Log, lanes: Lanes, products: dict[Event, Tensor], *, wide: bool = False,
         differentiate: bool = False, most: float | None = None, gaps: list[Tensor] | None = None,
+        turns: list[Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.log, self.lanes, self.products = log, lanes, products
         self.wide, self.differentiate, self.most = wide, differentiate, most
         self.gaps, self.overwrites, self.missed = gaps, False, set[Event]()
+        self.turns = turns
         self.zero = torch.zeros(COUNT, dtype=torch.int64)
         self.true = torch.ones(COUNT, dtype=torch.bool)
         self.valid = self.live = self.true
+        self.tied = ~self.true
         self.owned: Tensor | None = None
         self._touched: dict[Event, tuple[Index, Tensor]] = {}
         self.roots: dict[tuple[Any, int], Root] = {}
@@ -111,6 +117,13 @@ class Evaluator:
         found = None if self.gaps is None else gap(args)
         if self.gaps is not None and found is not None:
             self.gaps.append(found)
+
+    def note_turns(self, event: Event, args: Sequence[Any]) -> None:
+        """Note where a function of the score turns, and which lanes are there."""
+        if self.turns is not None:
+            for turn in turns_of(event.name, args):
+                self.turns.append(turn)
+                self.tied = self.tied | (turn.detach() == 0) & self.live
 
     @contextlib.contextmanager
     def within(self, lanes: Tensor) -> Iterator[None]:

@@ -20,6 +20,7 @@ from .samples import CASES, COUNT, bytes_of
 
 SCORE = "score"
 _ROUGH = 2.0**-6  # a few roundings of bf16
+_TURN_SLACK = 16  # roundings: in bf16, slopes that are half of each other are told apart
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,30 @@ def gradients_apart(weights: SampledWeights, side: Side, valid: Tensor, wide: bo
         theirs, mine = ([_summed(place, found) for found in many] for many in (expected, given))
         finite = torch.stack(theirs).view(-1, CASES).isfinite().all(0).repeat(COUNT // CASES)
         wrong = outside(theirs, mine, weights.eps, least) & ok & finite
+        size = grad.double().abs() * weights.amplitude
+        wrong |= _at_a_turn(theirs, mine, weights.eps, size) & weights.tied & ok & finite
         if bool(wrong.any()):
             lane = int(wrong.nonzero()[0])
             what = "the scores" if place.root == SCORE else "an operand"
             values = f"{float(mine[0][lane]):.9g} for {float(theirs[0][lane]):.9g}"
             return f"another gradient of {what}: {values}"
     return ""
+
+
+def _at_a_turn(
+    theirs: Sequence[Tensor], mine: Sequence[Tensor], eps: float, size: Tensor
+) -> Tensor:
+    """Lanes in which no gradient is one of those expected, at the scores as they are.
+
+    `outside` accepts all between the slopes on both sides of a score, as a rounding may decide. At
+    a number where a function turns nothing rounds, and torch has one slope.
+    """
+    wrong = torch.ones(CASES, dtype=torch.bool)
+    for expected in (x[:CASES] for x in theirs):
+        for found in (x[:CASES] for x in mine):
+            slack = _TURN_SLACK * eps * (expected.abs() + size[:CASES])
+            wrong &= (found - expected).abs() > slack
+    return wrong.repeat(COUNT // CASES)
 
 
 def slopes(weights: SampledWeights, side: Side) -> tuple[Tensor, Tensor]:

@@ -59,6 +59,7 @@ def elementwise(ev: Evaluator, event: Event, number: int, index: Index) -> Tenso
     _avoid_errors(ev, event, args)
     if place.dtype == torch.bool:
         ev.note_gap(args)
+    ev.note_turns(event, args)
     if "out" in kwargs:
         kwargs["out"] = torch.empty_like(kwargs["out"])
     elif operators.writes_first(event.op) and isinstance(args[0], Tensor):

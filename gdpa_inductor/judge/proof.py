@@ -191,6 +191,8 @@ class Proof:
         if gaps:
             weights = aimed(weights, gaps)
             weight, value = weights.told_apart(sides(weights.at["kv_idx"]))
+        if weights.training and not self.log.nested:
+            weights.aim(weight)
         valid = self._decide_values(weights, value, valid)
         for product, (index, read) in weights.scored.items():
             self._decide_scores(weights, product, index, valid & read)

@@ -14,6 +14,7 @@ from gdpa_inductor.patterns import plan, rewrite
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
 from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
 from gdpa_inductor.patterns.reading import (
+    contract,
     layout,
     matcher,
     precision,
@@ -305,6 +306,7 @@ CHECKS: list[Check] = [
     ),
     Check("views keep the scores' dimensions apart", layout, "_check_views", nothing),
     Check("constants that overflow are not folded", canonical, "_same_range", mutants.same_range),
+    Check("a clamp's slope is asked of torch", contract, "holding", mutants.of_another_torch),
     Check("lerp has two branches", vocabulary.RULES, "lerp", lambda old: mutants.plain_lerp),
     Check("division rounds towards zero", vocabulary.RULES, "div", mutants.towards_minus),
     Check("maximum beside a NaN", expr.OPS, "maximum", mutants.loses_to_nan),

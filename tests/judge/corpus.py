@@ -5,7 +5,8 @@ Three sources, each as `Subject`s that a run can enter again and again:
     tests     what the tests of the patterns compile: their `torch.compile` is taken down, not run
     hunts     every program of tests/adversary/hunts
     drawn     seeds of tests/adversary that are labelled a hazard
-    own       those of `programs` and `jagged_programs`, for checks that none of the others needs
+    own       those of `programs`, `jagged_programs` and `turning_programs`, for checks that none
+              of the others needs
 """
 
 import contextlib
@@ -167,7 +168,7 @@ def from_hunts() -> list[Subject]:
 
 
 def from_programs() -> list[Subject]:
-    from tests.judge import jagged_programs  # noqa: F401 (registers its programs)
+    from tests.judge import jagged_programs, turning_programs  # noqa: F401 (register programs)
     from tests.judge.programs import PROGRAMS
 
     found = []

@@ -187,6 +187,17 @@ class Product:
     target: Any = torch.ops.aten.bmm.default
 
 
+def of_another_torch(check: Callable) -> Callable:
+    """The rule of other versions of torch, where they differ."""
+
+    def other(key: str) -> Any:
+        held = check(key)
+        others = [rule for rule in vocabulary.POINTWISE[key] if rule is not held]
+        return others[0] if others else held
+
+    return other
+
+
 def plain_lerp(kind: str, x: Any, y: Any, weight: Any) -> Any:
     x, y, w = (vocabulary.real(given) for given in (x, y, weight))
     return x + w * (y - x)

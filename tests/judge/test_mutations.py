@@ -4,9 +4,10 @@ import pytest
 import torch
 
 from tests.adversary.generator import generate
-from tests.judge import corpus
+from tests.judge import corpus, turning_programs
 from tests.judge.checks import CHECKS
 from tests.judge.mutations import Outcome, examine, subjects
+from tests.judge.programs import PROGRAMS
 
 SAMPLE = (
     "first_hour: number_then_write",
@@ -18,6 +19,9 @@ SAMPLE = (
     "hunt_fresh: jag_other_offsets_v",
     "hunt_fresh: forward_ad",
 )
+
+
+TURNING = [name for name, (f, *_) in PROGRAMS.items() if f.__module__ == turning_programs.__name__]
 
 
 def assert_held(outcome: Outcome) -> None:
@@ -49,6 +53,17 @@ def test_sample(name):
     (subject,) = [s for s in [*corpus.from_programs(), *corpus.from_hunts()] if s.name == name]
     outcome = examine(subject)
     assert outcome.wrong, "no check matters here"
+    assert_held(outcome)
+
+
+@pytest.mark.refused_by_judge
+@pytest.mark.parametrize("name", TURNING)
+def test_the_slope_of_another_torch_at_a_bound_is_refused(name):
+    """torch 2.14 changed what a clamp passes on where a score is equal to its bound."""
+    (subject,) = [s for s in corpus.from_programs() if s.name == f"own: {name}"]
+    (check,) = [check for check in CHECKS if check.name == "holding"]
+    outcome = examine(subject, [check])
+    assert set(outcome.wrong) == {check.label}
     assert_held(outcome)
 
 

@@ -154,8 +154,10 @@ class _Addresses:
 
     def _watched(self, touch, pointers: int, mask: int):
         def watched(builder, *args, **kwargs):
+            # A comparison of numbers has their dtype here. Triton 3.9 refuses such a mask.
+            assert args[mask].data.dtype == bool, "a mask is made of a number, not of a block"
             places = args[pointers].data.astype(np.int64)
-            taken = places[np.broadcast_to(args[mask].data, places.shape) != 0]
+            taken = places[np.broadcast_to(args[mask].data, places.shape)]
             inside = np.zeros(taken.shape, bool)
             for begin, end in self.known:
                 inside |= (begin <= taken) & (taken < end)

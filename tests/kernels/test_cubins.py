@@ -62,7 +62,7 @@ def sources(case: Case, dtype: torch.dtype, capability: int) -> dict[str, str]:
 
 
 def compiled(name: str, source: str, capability: int, tmp_path):
-    """One kernel as Inductor would compile it: its own signature, warps and stages."""
+    """One kernel as Inductor would compile it: its own signature, warps, stages and options."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
@@ -79,9 +79,16 @@ def compiled(name: str, source: str, capability: int, tmp_path):
     options = {
         key: int(re.search(rf"{key}=(\d+)", source)[1]) for key in ("num_warps", "num_stages")
     }
+    options["enable_fp_fusion"] = fuses(source)
     with fake_cuda(capability):
         described = ASTSource(fn=namespace[name], signature=signature, constexprs={}, attrs=aligned)
         return triton.compile(described, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def fuses(source: str) -> bool | None:
+    """Whether a kernel asks that products and sums be fused. None: it leaves that to Triton."""
+    found = re.search(r"'enable_fp_fusion': (True|False)", source)
+    return found and found[1] == "True"
 
 
 def local_bytes(cubin: bytes, tmp_path) -> int:

@@ -1,21 +1,23 @@
 """ATen's point-wise functions as score expressions: one line each.
 
-`POINTWISE[name](kind, *operands, **options)` gives the expression for one call of `aten.<name>`,
-any overload. `kind` is that of the call's result ("f", "i", "b"). Tensor operands and numbers are
-expressions; all else is as ATen has it. What is not here, or raises `Unknown`, is refused;
-`host.mixing` says why a known function that is not point-wise is.
+`POINTWISE[name]` has the rules for calls of `aten.<name>`; a name may end in an overload
+(`key_of`). Where versions of torch differ there are several, and `contract` chooses one.
+
+`rule(kind, *operands, **options)` gives the expression for one call. `kind` is that of the call's
+result ("f", "i", "b"). Tensor operands and numbers are expressions; all else is as ATen has it.
+What is not here, or raises `Unknown`, is refused; `host.mixing` says why a known function that is
+not point-wise is.
 """
 
 from __future__ import annotations
 
 import math
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...program.expr import OPS, Expr, call, const
-from . import activations
-from .kinds import Unknown, as_kind, either, literal, negation, real, where
+from . import activations, clamps
+from .kinds import Unknown, as_kind, literal, negation, real, where
 
 Rule = Callable[..., Expr]
 _SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
@@ -44,7 +46,7 @@ def _arithmetic(name: str, on_truth: str = "") -> Rule:
 
 
 def _reversed_sub(kind: str, x: Expr, y: Expr, alpha: Expr | None = None) -> Expr:
-    return RULES["sub"](kind, y, x, alpha=alpha)
+    return _arithmetic("sub")(kind, y, x, alpha=alpha)
 
 
 def _unary(name: str) -> Rule:
@@ -181,44 +183,6 @@ def _square(kind: str, x: Expr) -> Expr:
     return x * x if kind == "i" else call("pow", x, 2.0)
 
 
-def _clamp(
-    kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None, **bounds: Expr | None
-) -> Expr:
-    low, high = bounds.get("min", low), bounds.get("max", high)
-    if kind == "i":
-        x = as_kind("i", x)
-        x = x if low is None else call("maximum", x, as_kind("i", low))
-        return x if high is None else call("minimum", x, as_kind("i", high))
-    x = real(x)
-    if any(bound is not None and not bound.is_const for bound in (low, high)):
-        return _clamp_between(x, low, high)
-    if low is not None:
-        x = call("clamp_min", x, literal(low))
-    return x if high is None else call("clamp_max", x, literal(high))
-
-
-def _clamp_between(x: Expr, low: Expr | None, high: Expr | None) -> Expr:
-    """Between bounds that are tensors or sizes, with the gradients that autograd gives.
-
-    A bound gets the gradient of the elements that it cuts: `low` only where it is below `high`. A
-    NaN among the three makes a NaN, and takes no gradient.
-    """
-    low, high = (None if bound is None else real(bound) for bound in (low, high))
-    spread = const(False)
-    for term in (x, low, high):
-        if term is not None and not term.is_const and term.op != "float":
-            spread = either(spread, call("isnan", term))
-    found = where("f", spread, const(math.nan), x)
-    if low is not None:
-        own = low if high is None else where("f", call("lt", low, high), low, call("detach", low))
-        found = call("where", call("lt", x, low), own, found)
-    if high is not None:
-        over = call("gt", x, high)
-        over = over if low is None else call("or", over, call("lt", high, low))
-        found = call("where", over, high, found)
-    return found + call("where", spread, math.nan, 0.0)
-
-
 def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
     """x + w (y - x) for |w| < 1/2, else y - (1 - w)(y - x), so that both ends are met exactly."""
     x, y, w = real(x), real(y), real(weight)
@@ -258,17 +222,30 @@ def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
     return _rounding("round")(kind, x)
 
 
+def _clamp(rule: Rule) -> Rule:
+    """aten.clamp: the bounds by position, or by name."""
+    return lambda kind, x, low=None, high=None, **bounds: rule(
+        kind, x, bounds.get("min", low), bounds.get("max", high)
+    )
+
+
+def _clamp_min(rule: Rule) -> Rule:
+    return lambda kind, x, low: rule(kind, x, low, None)
+
+
+def _clamp_max(rule: Rule) -> Rule:
+    return lambda kind, x, high: rule(kind, x, None, high)
+
+
 # fmt: off
 # Functions whose rows say how ATen names them need no rule here. A rule whose last bit may not be
 # ATen's stands in REWORDED too.
-RULES: dict[str, Rule] = {
+RULES: dict[str, Rule | tuple[Rule, ...]] = {
     "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"),
     "rsub": _reversed_sub, "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow,
     "square": _square,
     "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"),
-    "minimum": _arithmetic("minimum", "and"), "clamp": _clamp,
-    "clamp_min": lambda kind, x, c: _clamp(kind, x, c),
-    "clamp_max": lambda kind, x, c: _clamp(kind, x, None, c),
+    "minimum": _arithmetic("minimum", "and"),
     "floor_divide": _integers("floordiv"), "remainder": _integers("mod"),
     "fmod": _towards_zero(False), "lerp": _lerp,
     "addcmul": _addcmul, "addcdiv": _addcdiv, "positive": lambda kind, x: x,
@@ -302,27 +279,43 @@ RULES: dict[str, Rule] = {
     # What functionalisation makes of `x.fill_(c)` and `x.zero_()`.
     "fill": lambda kind, x, fill: as_kind(kind, fill),
     "zero": lambda kind, x: as_kind(kind, const(0)),
+    # Versions of torch differ: see `clamps`.
+    "clamp": (_clamp(clamps.open_), _clamp(clamps.closed)),
+    "clamp_min": (_clamp_min(clamps.open_), _clamp_min(clamps.closed)),
+    "clamp_max": (_clamp_max(clamps.open_), _clamp_max(clamps.closed)),
+    "clamp.Tensor": (_clamp(clamps.shared), _clamp(clamps.closed)),
+    "clamp_min.Tensor": (_clamp_min(clamps.shared), _clamp_min(clamps.closed)),
+    "clamp_max.Tensor": (_clamp_max(clamps.shared), _clamp_max(clamps.closed)),
 }
 # fmt: on
 
 
-class _Functions(Mapping[str, Rule]):
-    """ATen's names in the rows of `program.ops`."""
+class _Vocabulary(Mapping[str, tuple[Rule, ...]]):
+    """`RULES`, and ATen's names in the rows of `program.ops`."""
 
-    def __getitem__(self, name: str) -> Rule:
+    def __getitem__(self, name: str) -> tuple[Rule, ...]:
+        if name in RULES:
+            rules = RULES[name]
+            return rules if isinstance(rules, tuple) else (rules,)
         for op, row in OPS.items():
             if name in row.aten:
-                return _function(op)
+                return (_function(op),)
         raise KeyError(name)
 
     def __iter__(self) -> Iterator[str]:
-        return (name for row in OPS.values() for name in row.aten)
+        return iter(dict.fromkeys([*RULES, *(name for row in OPS.values() for name in row.aten)]))
 
     def __len__(self) -> int:
-        return sum(len(row.aten) for row in OPS.values())
+        return len(list(iter(self)))
 
 
-POINTWISE: Mapping[str, Rule] = ChainMap(RULES, _Functions())  # type: ignore[arg-type]
+POINTWISE: Mapping[str, tuple[Rule, ...]] = _Vocabulary()
+
+
+def key_of(name: str, overload: str) -> str:
+    """The row of `POINTWISE` that a call of an overload belongs to."""
+    return f"{name}.{overload}" if f"{name}.{overload}" in RULES else name
+
 
 # Rules that compute reals in other words than ATen, so that the last bit may differ.
 REWORDED = frozenset(["log2", "log10", "tan", "pow", "lerp", "addcmul", "log_sigmoid_forward"])

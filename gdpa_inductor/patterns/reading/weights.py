@@ -26,7 +26,7 @@ from ..host import facts, functions
 from ..host.mixing import MIXING, REASONS
 from ..host.sizes import Size
 from ..result import Refused
-from . import symbolic
+from . import contract, symbolic
 from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
 from .frame import Digits, Index, Space, broadcast
 from .kinds import Unknown, as_kind, real, where
@@ -331,7 +331,7 @@ class Weights:
             if name not in ("dtype", "layout", "device", "pin_memory", "memory_format", "inplace")
         }
         try:
-            found = POINTWISE[facts.name(node)](kind, *args, **options)
+            found = contract.rule_of(node)(kind, *args, **options)
         except (Unknown, ValueError, TypeError) as error:
             raise Refused(
                 Code.POINTWISE_OP,

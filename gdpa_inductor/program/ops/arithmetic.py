@@ -32,8 +32,16 @@ def number(literal: Expr) -> float:
     return float(literal.value or 0)
 
 
+def _at_least(x: torch.Tensor, low: float) -> torch.Tensor:
+    return x.clamp(min=low)
+
+
+def _at_most(x: torch.Tensor, high: float) -> torch.Tensor:
+    return x.clamp(max=high)
+
+
 def _d_clamp(inside: str) -> Callable[..., tuple[Expr | None, ...]]:
-    """torch's clamp passes the gradient at the bound itself."""
+    """inside: the comparison of x with the bound, where the gradient passes."""
     return lambda g, y, x, bound: (keep(g, call(inside, x, bound)), None)
 
 
@@ -119,14 +127,25 @@ ROWS = {
         vjp=_d_extremum("gt"), interval=intervals.extremum("minimum"),
         integers=integers.minimum, traits=VALUES | Trait.TURNS,
     ),
+    # torch's clamp has slope 1 at its bounds up to 2.13, and 0 from 2.14 on.
     "clamp_min": Op(
-        OF_REALS, lambda x, c: x.clamp(min=c), "max(x, literal)", params=1,
+        OF_REALS, _at_least, "max(x, literal); slope 1 at the literal", params=1,
         vjp=_d_clamp("ge"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
         plain=lambda x, low: call("maximum", x, low),
     ),
     "clamp_max": Op(
-        OF_REALS, lambda x, c: x.clamp(max=c), "min(x, literal)", params=1,
+        OF_REALS, _at_most, "min(x, literal); slope 1 at the literal", params=1,
         vjp=_d_clamp("le"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
+        plain=lambda x, high: call("minimum", x, high),
+    ),
+    "clamp_min_open": Op(
+        OF_REALS, _at_least, "max(x, literal); slope 0 at the literal", params=1,
+        vjp=_d_clamp("gt"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
+        plain=lambda x, low: call("maximum", x, low),
+    ),
+    "clamp_max_open": Op(
+        OF_REALS, _at_most, "min(x, literal); slope 0 at the literal", params=1,
+        vjp=_d_clamp("lt"), interval=intervals.rising, traits=VALUES | Trait.TURNS,
         plain=lambda x, high: call("minimum", x, high),
     ),
     "floordiv": Op(

@@ -1,7 +1,7 @@
 """How every row of `vocabulary.POINTWISE` is called: kinds of its tensors, then its arguments.
 
 "x" stands for the next tensor; all else is given as it is. Numbers are those at which functions
-bend or end, besides ordinary ones.
+bend or end, besides ordinary ones. `contract` runs the cases, and so do the tests.
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ _DIVISION = "remainder floor_divide".split()
 
 
 @dataclass(frozen=True)
-class Case:
+class TorchCall:
     """at_nan: the slope of torch's vectors at NaN, where its single elements have another one.
 
     only_finite: gradients that come in are finite. Under others torch's slope is no product as the
     row's is, or torch's vectors and single elements differ.
+
+    decides: Where a name has several rules, this case tells which one holds.
     """
 
     name: str
@@ -41,23 +43,32 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     at_nan: float | None = None
     only_finite: bool = False
+    decides: bool = False
+
+    @property
+    def key(self) -> str:
+        """The row: ATen's clamps by tensors have rows of their own."""
+        by_tensor = self.name.startswith("clamp") and X in self.args[1:]
+        return f"{self.name}.Tensor" if by_tensor else self.name
 
     def __str__(self) -> str:
         given = [*map(str, self.args), *(f"{k}={v}" for k, v in self.options.items())]
         return f"{self.name}-{self.kinds}-{','.join(given)}"
 
 
-def _cases(names: list[str], *kinds: str, args: tuple[Any, ...] = (X,), **options: Any):
-    return [Case(name, kind, args, options) for name in names for kind in kinds]
+def _cases(
+    names: list[str], *kinds: str, args: tuple[Any, ...] = (X,), **options: Any
+) -> list[TorchCall]:
+    return [TorchCall(name, kind, args, options) for name in names for kind in kinds]
 
 
-def _split(name: str, at_nan: float, *args: tuple[Any, ...]) -> list[Case]:
+def _split(name: str, at_nan: float, *args: tuple[Any, ...]) -> list[TorchCall]:
     """Of one real argument; torch has two slopes at NaN."""
-    return [Case(name, "f", (X, *given), at_nan=at_nan) for given in args or ((),)]
+    return [TorchCall(name, "f", (X, *given), at_nan=at_nan) for given in args or ((),)]
 
 
 TWO, THREE = (X, X), (X, X, X)
-CASES: list[Case] = [
+CASES: list[TorchCall] = [
     *_cases(_REAL_ROWS, "f"),
     *_cases(_INTEGER_ROWS, "i"),
     *_cases(_TRUTH_ROWS, "b"),
@@ -74,14 +85,16 @@ CASES: list[Case] = [
     *_cases(["div"], "ii", args=TWO, rounding_mode="floor"),
     *_cases(["div"], "i", args=(X, 3), rounding_mode="trunc"),
     *_cases(["add", "sub", "rsub"], "ff", "ii", args=TWO, alpha=-1),
-    *_cases(["clamp_min", "clamp_max"], "f", args=(X, 0.5)),
+    *(TorchCall(name, "f", (X, 0.5), decides=True) for name in ("clamp_min", "clamp_max")),
     *_cases(["clamp_min", "clamp_max"], "i", args=(X, 2)),
-    *_cases(["clamp_min", "clamp_max"], "ff", "ii", "fi", args=TWO),
-    *_cases(["clamp"], "fff", "iii", "fif", args=THREE),
+    *(TorchCall(name, "ff", TWO, decides=True) for name in ("clamp_min", "clamp_max")),
+    *_cases(["clamp_min", "clamp_max"], "ii", "fi", args=TWO),
+    TorchCall("clamp", "fff", THREE, decides=True),
+    *_cases(["clamp"], "iii", "fif", args=THREE),
     *_cases(["clamp"], "ff", args=(X, None, X)),
-    Case("nan_to_num", "f", (X, 0.0, 3e38, -3e38), only_finite=True),
-    Case("nan_to_num", "f", (X, 2.0, 1.0, -1.0), only_finite=True),
-    Case("tan", "f", only_finite=True),
+    TorchCall("nan_to_num", "f", (X, 0.0, 3e38, -3e38), only_finite=True),
+    TorchCall("nan_to_num", "f", (X, 2.0, 1.0, -1.0), only_finite=True),
+    TorchCall("tan", "f", only_finite=True),
     *_cases(["nan_to_num"], "i"),
     *_cases(["lerp"], "fff", args=THREE),
     *_cases(["addcmul"], "fff", args=THREE),
@@ -100,21 +113,25 @@ CASES: list[Case] = [
     *_split("hardshrink", 0.0, (), (0.0,)),
     *_cases(["threshold"], "f", args=(X, 0.5, 7.0)),
     *_cases(["softplus"], "f", args=(X, 2.0, 6.0)),
-    *(Case("lerp", "ff", (X, X, w)) for w in (0.0, 0.3, -0.3, 0.5, -0.5, 1.0, 2.0)),
-    *(Case("clamp", "f", (X, *ends)) for ends in ((0.0, 1.0), (1.0, -1.0), (None, 2.0), (0, 2))),
-    *(Case("clamp", "i", (X, *ends)) for ends in ((0, 2), (2, 0), (None, 3))),
-    *(Case("pow", "f", (X, e)) for e in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, -0.5, -1.0, -2.0, 2)),
-    *(Case("pow", "f", (base, X)) for base in (0.5, 2.0, 3.0, 10.0, 2)),
-    Case("pow", "f", (1.0, X), only_finite=True),
-    *(Case("leaky_relu", "f", (X, slope)) for slope in (0.3, -0.3, 0.0)),
+    *(TorchCall("lerp", "ff", (X, X, w)) for w in (0.0, 0.3, -0.3, 0.5, -0.5, 1.0, 2.0)),
+    *_cases(["clamp"], "ff", args=(X, X, None)),
+    TorchCall("clamp", "f", (X, 0.0, 1.0), decides=True),
+    *(TorchCall("clamp", "f", (X, *ends)) for ends in ((1.0, -1.0), (None, 2.0), (0, 2))),
+    *(TorchCall("clamp", "f", (X, *ends)) for ends in ((1.0, 1.0), (0.5, None))),
+    TorchCall("clamp", "f", (X, -math.inf, math.inf)),
+    *(TorchCall("clamp", "i", (X, *ends)) for ends in ((0, 2), (2, 0), (None, 3))),
+    *(TorchCall("pow", "f", (X, e)) for e in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, -0.5, -1.0, -2.0, 2)),
+    *(TorchCall("pow", "f", (base, X)) for base in (0.5, 2.0, 3.0, 10.0, 2)),
+    TorchCall("pow", "f", (1.0, X), only_finite=True),
+    *(TorchCall("leaky_relu", "f", (X, slope)) for slope in (0.3, -0.3, 0.0)),
     *(
-        Case(name, "i", (X, bits))
+        TorchCall(name, "i", (X, bits))
         for name in ("bitwise_right_shift", "__rshift__", "bitwise_left_shift", "__lshift__")
         for bits in (0, 1, 5, 30)
     ),
-    *(Case(name, "f", (X, by)) for name in _BINARY[:4] + _BINARY[7:] for by in (0, 3, -1.5)),
+    *(TorchCall(name, "f", (X, by)) for name in _BINARY[:4] + _BINARY[7:] for by in (0, 3, -1.5)),
     *(
-        Case(name, "i", (X, by))
+        TorchCall(name, "i", (X, by))
         for name in ("add", "mul", "div", "eq", "lt", "ge")
         for by in (3, 0.5, True)
     ),

@@ -1,0 +1,162 @@
+"""The contract with torch: what ATen's functions compute, and what autograd makes of them.
+
+A score program has derivatives of its own, so they have to be those of the installed torch, also at
+bounds, kinks, ties, infinity and NaN. `rule_of` gives the rule of the vocabulary that holds there:
+
+- Where supported versions of torch differ, the rules are tried on the installed one, and the first
+  that agrees is taken. The program's text then says which one it was.
+- On a version that no test has run on, every rule is tried before it is used.
+
+Each name is tried once in a process, when a model first uses it. The tests run the same cases
+(`contract_cases`) at many more places and in all dtypes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from ..._compat import autograd, operators, versions
+from ...program.derivatives import differentiate
+from ...program.expr import GRAD, Expr, aux, const, fold, torch_apply
+from ...rejection import Code
+from ..host import facts
+from ..result import Refused
+from .contract_cases import CASES, TorchCall, X
+from .kinds import Unknown
+from .vocabulary import POINTWISE, Rule, key_of
+
+# Where rules are tried: kinks and bounds of the cases, and beside them.
+_PLACES: dict[str, list[Any]] = {
+    "f": [-math.inf, -3.0, -1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 20.0, math.inf, math.nan],
+    "i": [-3, -1, 0, 1, 2, 3, 8],
+    "b": [False, True],
+}
+_MEETING: dict[str, list[Any]] = {
+    **_PLACES,
+    "f": [-1.0, 0.0, 1.0, math.inf, math.nan],
+    "i": [-1, 0, 2],
+}  # of several
+_COMING = 1.5  # the gradient of the result
+_CLOSE = 1e-4  # of fp32: what is sought are other slopes, not other roundings
+
+
+def rule_of(node: Node) -> Rule:
+    """The rule for a call of ATen. Raises Refused where none is known to hold on this torch."""
+    name = facts.name(node)
+    rule = holding(key_of(name, operators.overload_name(node.target)))
+    if rule is None:
+        raise Refused(
+            Code.UNKNOWN_TORCH,
+            f"torch {torch.__version__} has another `{name}` than the versions that were tested",
+        )
+    return rule
+
+
+@functools.cache
+def holding(key: str) -> Rule | None:
+    """The rule of a name that holds on the installed torch, or None."""
+    rules = POINTWISE[key]
+    if len(rules) == 1 and versions.is_tested():
+        return rules[0]
+    cases = [x for x in CASES if x.key == key and (x.decides or not versions.is_tested())]
+    with autograd.plain_torch():
+        holds = (rule for rule in rules if not any(differs(case, rule) for case in cases))
+        return next(holds, None)
+
+
+def eager(case: TorchCall, operands: Sequence[Tensor]) -> Tensor:
+    """The case by ATen itself."""
+    tensors = iter(operands)
+    args = [next(tensors) if x is X else x for x in case.args]
+    made = getattr(torch.ops.aten, case.name)(*args, **case.options)
+    return made[0] if isinstance(made, tuple) else made
+
+
+def expression(case: TorchCall, rule: Rule, kind: str) -> Expr:
+    """The case by a rule. kind: that of the result."""
+    leaves = iter([aux(number, kind) for number, kind in enumerate(case.kinds)])
+    args = [next(leaves) if x is X else None if x is None else const(x) for x in case.args]
+    options = {k: v if isinstance(v, str) else const(v) for k, v in case.options.items()}
+    return rule(kind, *args, **options)
+
+
+def evaluate(
+    root: Expr, operands: Sequence[Tensor], dtype: torch.dtype, grad: Tensor | None = None
+) -> Tensor:
+    """An expression of a case, with floats in `dtype`."""
+
+    def leaf(node: Expr) -> Tensor:
+        if node is GRAD:
+            assert grad is not None
+            return grad
+        if node.op == "aux":
+            return operands[int(node.value or 0)]
+        kind = {"f": dtype, "i": torch.int64, "b": torch.bool}[node.kind]
+        return torch.full((), node.value, dtype=kind)  # type: ignore[arg-type]
+
+    return fold([root], leaf, torch_apply(dtype))[0]
+
+
+def slopes(case: TorchCall, rule: Rule) -> list[Expr | None]:
+    """The gradients of a case by its floating operands."""
+    own = [aux(number) for number, kind in enumerate(case.kinds) if kind == "f"]
+    return differentiate(expression(case, rule, "f"), own)
+
+
+def kind_of(tensor: Tensor) -> str:
+    return "b" if tensor.dtype == torch.bool else "f" if tensor.is_floating_point() else "i"
+
+
+def places(case: TorchCall, grids: dict[str, list[Any]], dtype: torch.dtype) -> list[Tensor]:
+    """One tensor for each operand; together they run over the product of the grids."""
+    dtypes = {"f": dtype, "i": torch.int64, "b": torch.bool}
+    axes = [torch.tensor(grids[kind], dtype=dtypes[kind]) for kind in case.kinds]
+    rows = torch.meshgrid(*(torch.arange(len(axis)) for axis in axes), indexing="ij")
+    found = [axis[row.flatten()] for axis, row in zip(axes, rows, strict=True)]
+    divides = case.name in ("remainder", "floor_divide") or "rounding_mode" in case.options
+    if divides and len(found) == 2:
+        kept = found[1] != 0
+        found = [x[kept] for x in found]
+    return found
+
+
+def differs(case: TorchCall, rule: Rule) -> bool:
+    """True if the installed torch has other values or gradients than the rule."""
+    operands = places(case, _PLACES if len(case.kinds) == 1 else _MEETING, torch.float32)
+    for x in operands:
+        x.requires_grad_(x.is_floating_point())
+    made = eager(case, operands)
+    held = [x.detach() for x in operands]
+    try:
+        root = expression(case, rule, kind_of(made))
+    except (Unknown, Refused):
+        return True
+    if _apart(evaluate(root, held, torch.float32), made.detach()):
+        return True
+    if not made.requires_grad:
+        return False
+    grad = torch.full_like(made, _COMING)
+    leaves = [x for x in operands if x.requires_grad]
+    theirs = torch.autograd.grad(made, leaves, grad, allow_unused=True)
+    none = torch.zeros_like(grad)
+    mine = [
+        none if x is None else evaluate(x, held, torch.float32, grad) for x in slopes(case, rule)
+    ]
+    # Where torch's vectors and single elements have different slopes at NaN, nothing is compared.
+    skip = held[0].isnan() if case.at_nan is not None else torch.zeros_like(grad, dtype=torch.bool)
+    return any(_apart(a, none if b is None else b, skip) for a, b in zip(mine, theirs, strict=True))
+
+
+def _apart(mine: Tensor, theirs: Tensor, skip: Tensor | None = None) -> bool:
+    """True if two results differ by more than a rounding; NaN is one value."""
+    mine, theirs = mine.expand_as(theirs).double(), theirs.double()
+    close = (mine - theirs).abs() <= _CLOSE * (1.0 + theirs.abs())
+    same = close | (mine == theirs) | (mine.isnan() & theirs.isnan())
+    return not bool((same if skip is None else same | skip).all())

@@ -1,0 +1,102 @@
+"""Which rule a call of ATen gets: the one that holds on the installed torch, or none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gdpa_inductor._compat import versions
+from gdpa_inductor.patterns.reading import contract
+from gdpa_inductor.patterns.reading.vocabulary import POINTWISE
+from gdpa_inductor.rejection import Code
+from tests._recorder import Recorder
+from tests.operands import make_operands
+from tests.patterns.rows import HEADS, SIZES
+
+SEVERAL = sorted(name for name, rules in POINTWISE.items() if len(rules) > 1)
+
+
+@pytest.fixture(autouse=True)
+def asked_anew(monkeypatch: pytest.MonkeyPatch):
+    contract.holding.cache_clear()
+    yield
+    monkeypatch.undo()
+    contract.holding.cache_clear()
+
+
+def untested(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(versions, "is_tested", lambda: False)
+
+
+@pytest.mark.parametrize("release", ["2.15.0", "2.11.0+cu130", "2.13.1+cpu"])
+def test_releases_in_the_matrix_are_tested(monkeypatch, release: str) -> None:
+    assert is_tested(monkeypatch, release)
+
+
+@pytest.mark.parametrize(
+    "release", ["2.99.0", "2.15.0a0+git123", "2.15.0.dev20261101+cpu", "2.9.1"]
+)
+def test_other_releases_and_builds_of_its_source_are_not(monkeypatch, release: str) -> None:
+    assert not is_tested(monkeypatch, release)
+
+
+def is_tested(monkeypatch: pytest.MonkeyPatch, release: str) -> bool:
+    monkeypatch.setattr(torch, "__version__", release)
+    return versions.is_tested.__wrapped__()
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_where_versions_differ_one_rule_holds(name: str) -> None:
+    """Each of its rules differs from the others in a case that decides."""
+    rule = contract.holding(name)
+    cases = [case for case in contract.CASES if case.key == name and case.decides]
+    assert rule in POINTWISE[name] and cases
+    for other in POINTWISE[name]:
+        assert any(contract.differs(case, other) for case in cases) == (other is not rule)
+
+
+def test_on_a_torch_that_no_test_ran_on_every_rule_is_tried(monkeypatch) -> None:
+    tested = {name: contract.holding(name) for name in SEVERAL}
+    contract.holding.cache_clear()
+    untested(monkeypatch)
+    assert all(contract.holding(name) is not None for name in POINTWISE)
+    assert {name: contract.holding(name) for name in SEVERAL} == tested
+
+
+# What another torch might do: a slope at a kink, a value at infinity, a result of integers.
+OTHERS = {
+    "softshrink": (lambda x: x + 0.5 * (x - x.detach()) * (x == 0.5), F.softshrink),
+    "relu": (lambda x: x + 0.5 * (x - x.detach()) * (x == 0.0), F.relu),
+    "sigmoid": (lambda x: torch.where(x == 1.0, 2.0, x), torch.sigmoid),
+    "clamp": (lambda x: x + 0.25 * (x - x.detach()) * (x == 1.0), lambda s: s.clamp(0.0, 1.0)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_torch_does_otherwise_is_refused(monkeypatch, name: str) -> None:
+    changed, activation = OTHERS[name]
+    eager = contract.eager
+    untested(monkeypatch)
+
+    def of_another_torch(case, operands):
+        made = eager(case, operands)
+        return changed(made) if case.name == name else made
+
+    def attention(q, k, v):
+        return activation(q @ k.mT) @ v
+
+    assert recorded(attention).matches
+    contract.holding.cache_clear()
+    monkeypatch.setattr(contract, "eager", of_another_torch)
+    (refusal,) = recorded(attention).rejections
+    assert refusal.code is Code.UNKNOWN_TORCH and f"`{name}`" in refusal.reason
+
+
+def recorded(attention) -> Recorder:
+    torch._dynamo.reset()
+    recorder = Recorder()
+    torch.compile(attention, backend=recorder, fullgraph=True)(
+        *make_operands(HEADS, SIZES).values()
+    )
+    return recorder
