@@ -7,8 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+import sympy
 import torch
 from torch._inductor import ir
+from torch._inductor.virtualized import MockHandler, V
 
 from gdpa_inductor._compat import lowering, shapes
 
@@ -101,7 +104,7 @@ def test_spent():
     viewed = lambda x, y: probe(x.view(6, 4).transpose(0, 1), y, 3)
     assert spent(viewed, x, y) == [False, False, False]
     assert spent(viewed, x, y, views=True) == [True, False, False]
-    both = lambda x, y: (probe(x.view(6, 4).transpose(0, 1), y, 3), x * 2)
+    both = lambda x, y: (probe(x.view(6, 4).transpose(0, 1), y, 3), x.sum())
     assert spent(both, x, y, views=True) == [False, False, False]
 
 
@@ -211,6 +214,8 @@ def test_unwidened():
     ):
         assert during(look, half, plain, function=function) == same
     assert during(look, plain, plain, function=lambda x, y: probe(x, y, 3)) == same
+    part = lambda x, y: probe(x[:2].float(), y[:2], 3)
+    assert during(look, half, plain, function=part) == (True, torch.float32, [2, 6])
     other = lambda x, y: probe(x.double().float(), y, 3)
     assert during(look, plain, plain, function=other)[1] == torch.float32
 
@@ -424,3 +429,87 @@ def test_values():
         for _ in range(2):
             torch.testing.assert_close(run(x, y), x + y * 4)
     assert sites == ["here"] and calls == ["here"] * 2
+
+
+F32, I32, I64 = torch.float32, torch.int32, torch.int64
+op = lowering.inductor_op
+
+
+@pytest.fixture
+def template():
+    """A Triton template, whose subgraphs the functions below are for."""
+    pytest.importorskip("triton")
+    from . import template
+
+    return template
+
+
+def operands() -> tuple[torch.Tensor, torch.Tensor]:
+    numbers = torch.arange(48).view(6, 8)
+    return torch.randn(6, 8), (numbers % 5).to(torch.int32)
+
+
+def recorded(body: Callable[[], Any]) -> list[str]:
+    """What a subgraph asks for while no kernel is written, as torch 2.14 runs it at first."""
+    asked: list[str] = []
+
+    class Records(MockHandler):
+        def load(self, name, index):
+            asked.append(name)
+            return super().load(name, index)
+
+    with V.set_ops_handler(Records()):
+        body()
+    return asked
+
+
+def test_fixed_input(template, monkeypatch):
+    """An input is of the dtype that is said: integers divide as integers, truths choose."""
+    x, y = operands()
+
+    def term(size):
+        row, s = lowering.fixed_input("q_idx", I32), lowering.fixed_input("s", F32)
+        half = op("floordiv", row - 3, op("constant", 2, I32))
+        whole = op("to_dtype", half, F32) + op("to_dtype", lowering.fixed_input("a0", I32), F32)
+        return op("where", lowering.fixed_input("keep", torch.bool), s, whole)
+
+    for dynamic in (False, True):
+        found = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
+        row = torch.arange(6)[:, None]
+        torch.testing.assert_close(found, 6 * torch.where(row % 2 == 0, x, (row - 3) // 2 + y))
+    assert recorded(lambda: term(6)) == ["q_idx", "s", "a0", "keep"]
+
+
+def test_symbolic_scalar(template, monkeypatch):
+    """A number, a symbol and an expression of one, as integers of the kernel."""
+    x, y = operands()
+
+    def term(size):
+        three = lowering.symbolic_scalar(3, I64)
+        more = lowering.symbolic_scalar(size, I64) * lowering.symbolic_scalar(2 * size + 1, I64)
+        return lowering.fixed_input("s", F32) + op("to_dtype", three + more, F32)
+
+    for dynamic in (False, True):
+        found = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
+        torch.testing.assert_close(found, 6 * (x + 3 + 6 * 13))
+    assert recorded(lambda: term(6)) == ["s"]
+
+
+def test_plain_integer(template, monkeypatch):
+    """It bounds a loop of the template: a number, or an argument of the kernel."""
+    x, y = operands()
+    term = lambda size: lowering.fixed_input("s", F32)
+    for dynamic in (False, True):
+        code = template.rendered(term, (x, y), dynamic)
+        torch.testing.assert_close(template.run(code, (x, y), monkeypatch), 6 * x)
+    assert recorded(lambda: lowering.plain_integer(sympy.Symbol("s0", integer=True))) == []
+
+
+def test_rounded_to_tf32(template):
+    """By the instruction that rounds to the nearest, of a kernel on its own."""
+
+    def lower(x, y, size):
+        return lowering.rounded_to_tf32(x)
+
+    code = template.rendered(None, (torch.randn(6, 8), torch.randn(6, 8)), lower=lower)
+    assert "cvt.rna.tf32.f32 $0, $1;" in code and "tl.inline_asm_elementwise" in code
