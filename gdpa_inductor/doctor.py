@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._compat import dynamo
+from ._compat.versions import TESTED
 from .operands import Operands
 from .options import KERNELS, Options
 from .problem import Problem
@@ -28,7 +29,6 @@ from .program.score_mod import ScoreMod
 
 DISTRIBUTIONS = ("gdpa-inductor", "torch", "triton", "sympy", "numpy", "nvidia-cutlass-dsl")
 CASES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.float16, torch.bfloat16)}
-TESTED = ((2, 11), (2, 15))  # the first and the last minor version of torch that are tested
 
 Finding = dict[str, Any]
 
@@ -65,9 +65,9 @@ def devices() -> Finding:
 def warnings() -> list[str]:
     """Problems of the installation, in one sentence each."""
     found = []
-    major, minor = (int(part) for part in torch.__version__.split(".")[:2])
-    if not TESTED[0] <= (major, minor) <= TESTED[1]:
-        found.append(f"torch {torch.__version__} is outside the tested range 2.11 to 2.15")
+    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
+        tested = f"{TESTED[0]} to {TESTED[-1]}"
+        found.append(f"torch {torch.__version__} is outside the tested range {tested}")
     points = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "gdpa" not in {point.name for point in points}:
         found.append('backend="gdpa" needs the package installed (its entry point is missing)')

@@ -167,7 +167,11 @@ def unwidened(node: Any) -> Any:
     read = reads[0].normalize() if isinstance(reads[0], dependencies.MemoryDep) else None
     # A row that is expanded is read in order too, but more than once.
     once = read is not None and statically_equal(read.get_numel(), node.get_numel())
-    if not (once and read.is_contiguous()) or held is None or held.get_dtype() not in (torch.float16, torch.bfloat16):
+    if (
+        not (once and read.is_contiguous())
+        or held is None
+        or held.get_dtype() not in (torch.float16, torch.bfloat16)
+    ):
         return node
     layout = held.get_layout()
     if not (layout.is_contiguous() and statically_equal(held.get_numel(), node.get_numel())):

@@ -11,6 +11,7 @@ import dis
 import functools
 import importlib
 import inspect
+import pkgutil
 import sys
 from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType
@@ -18,15 +19,12 @@ from typing import Any
 
 import gdpa_inductor._compat
 
-# Functions whose symbols need a GPU. Their tests are marked `cuda`.
 Line = tuple[str, int]  # the name of the code, and the number
 
 
 def modules() -> list[str]:
     """The modules of `_compat` that hold functions."""
     (folder,) = gdpa_inductor._compat.__path__
-    import pkgutil
-
     return [found.name for found in pkgutil.iter_modules([folder]) if found.name != "symbols"]
 
 

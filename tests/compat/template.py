@@ -55,7 +55,9 @@ def grid(n: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any
 def made() -> Any:
     """A new one: Inductor wants a name for each."""
     name = f"gdpa_compat_{next(_numbers)}"
-    return templates.triton_template(name, grid, SOURCE, {"say": "# said", "SHAPE": ("ROWS", "COLUMNS")})
+    return templates.triton_template(
+        name, grid, SOURCE, {"say": "# said", "SHAPE": ("ROWS", "COLUMNS")}
+    )
 
 
 _numbers = itertools.count()

@@ -122,7 +122,9 @@ def test_write_symbolic():
     (x,) = fakes((6, 7), dynamic=True)
     n, m = x.shape
     graph = torch.fx.Graph()
-    nodes = {shapes.expression_of(size): graph.placeholder(f"s{i}") for i, size in enumerate((n, m))}
+    nodes = {
+        shapes.expression_of(size): graph.placeholder(f"s{i}") for i, size in enumerate((n, m))
+    }
     sizes = (2 * n + m * n, (n + 1) // 2, n % m, torch.sym_max(n, m), 3 - n)
     made = [fx.write_symbolic(shapes.expression_of(size), nodes, graph) for size in sizes]
     graph.output(tuple(made))
@@ -254,7 +256,9 @@ def test_state_change_of_names():
     """Each name of the lists is that of a function which does what its kind says."""
     functorch, stack = torch._C._functorch, torch._C._autograd
     for name in fx._TRANSFORMS:
-        owners = [x for x in (functorch, stack, torch._C, torch.autograd.forward_ad) if hasattr(x, name)]
+        owners = [
+            x for x in (functorch, stack, torch._C, torch.autograd.forward_ad) if hasattr(x, name)
+        ]
         assert [fx.state_change(getattr(owner, name)) for owner in owners][:1] == ["transform"]
     for name in fx._INFERENCE:
         assert fx.state_change(getattr(torch.autograd.grad_mode, name)) == "inference"

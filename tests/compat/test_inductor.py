@@ -76,8 +76,9 @@ def test_thorough():
 def graph_cache() -> Iterator[None]:
     """FxGraphCache may be switched on here; the environment of the tests keeps it off."""
     forced = config._config["fx_graph_cache"]
-    with mock.patch.object(forced, "env_value_force", _UNSET_SENTINEL), config.patch(
-        fx_graph_cache=True
+    with (
+        mock.patch.object(forced, "env_value_force", _UNSET_SENTINEL),
+        config.patch(fx_graph_cache=True),
     ):
         yield
 

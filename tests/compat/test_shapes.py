@@ -195,7 +195,9 @@ def test_listed_work_tiles():
         assert shapes.listed_work_tiles(sympy.Integer(total), sympy.Integer(3), 64) == (
             total // 64 + 3
         )
-    values(lambda total, batch: shapes.listed_work_tiles(total, batch, 64), range(1, 140, 21), range(7))
+    values(
+        lambda total, batch: shapes.listed_work_tiles(total, batch, 64), range(1, 140, 21), range(7)
+    )
 
 
 def test_work_tiles_each():
