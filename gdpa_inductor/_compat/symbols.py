@@ -20,8 +20,8 @@ def _since(first: str, reason: str) -> _Row:
     return TESTED[TESTED.index(first) :], reason
 
 
-# Owner → its symbols, and why each is needed. All versions that the tests run on have it, unless the
-# row says more. What only an instance has is listed under its class, a keyword in brackets.
+# Owner → its symbols, and why each is needed. All versions that the tests run on have it, unless
+# the row says more. What only an instance has is listed under its class, a keyword in brackets.
 _ROWS: dict[str, dict[str, str | _Row]] = {
     # Dynamo: what it counts, reports and caches.
     "torch._dynamo": {
@@ -29,10 +29,14 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "config.patch": "sets both limits for one run",
         "config.recompile_limit": "`explain` and `bench ceiling` must not reach it",
         "convert_frame.register_bytecode_hook": "tells which code objects a run compiled",
-        "device_interface.CudaInterface.get_raw_stream": "the current stream of a launch, as generated code asks for it",
+        "device_interface.CudaInterface.get_raw_stream": (
+            "the current stream of a launch, as generated code asks for it"
+        ),
         "output_graph.GraphCompileReason.reason": "the text of a graph break",
         "output_graph.GraphCompileReason.user_stack": "the user's line of a graph break",
-        "repro.after_dynamo.WrapBackendDebug._torchdynamo_orig_backend": "the backend below Dynamo's wrapper",
+        "repro.after_dynamo.WrapBackendDebug._torchdynamo_orig_backend": (
+            "the backend below Dynamo's wrapper"
+        ),
         "symbolic_convert.tls": "the compile under way: its graph before DDP cuts it",
         "symbolic_convert.InstructionTranslator.output": "what a compile has captured",
         "utils.get_optimize_ddp_mode": "whether DDP cuts graphs",
@@ -185,7 +189,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
     },
     # Inductor: the compiler, its IR and its templates.
     "torch._inductor": {
-        "codegen.common.CSE.generate": "a scalar that is never a block, so that it can bound a loop",
+        "codegen.common.CSE.generate": "a scalar that is no block, so that it can bound a loop",
         "codegen.common.CSEVariable": "a variable of a kernel, with a dtype to set",
         "codegen.simd.IterationRangesRoot.cache_clear": "parts of an index, per store",
         "compile_fx.compile_fx": "compiles the rewritten graph",

@@ -23,6 +23,8 @@ from gdpa_inductor._compat import lowering
 
 Lower = Callable[..., Any]  # (x, y, size) as Inductor's IR, to IR
 
+CPU = torch.device("cpu")
+
 _LIBRARY = torch.library.Library("gdpa_compat", "FRAGMENT")
 _LIBRARY.define("probe(Tensor x, Tensor y, SymInt size) -> Tensor")
 _LIBRARY.define("noted(Tensor x, Tensor y) -> Tensor")
@@ -106,3 +108,28 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: bool) -> torch.Te
         return mode.from_tensor(tensor, static_shapes=True)
     context = StatelessSymbolicContext([DimDynamic.DUCK] * tensor.dim())
     return mode.from_tensor(tensor, symbolic_context=context)
+
+
+def during(look: Callable[..., Any], *tensors: torch.Tensor, function=None, **options) -> Any:
+    """What `look(x, y, size)` returns while a graph is lowered."""
+    found = []
+
+    def lower(x, y, size):
+        found.append(look(x, y, size))
+        return lowering.lowered(torch.ops.aten.add.Tensor, x, y)
+
+    given = tensors or (torch.ones(4, 6), torch.ones(4, 6))
+    function = function or (lambda x, y: probe(x, y, x.shape[0]))
+    code_of(function, given, lower, **options)
+    (result,) = found
+    return result
+
+
+def written(lower: Callable[..., Any], *tensors: torch.Tensor, **options) -> str:
+    """The code of a graph in which `lower` is the lowering."""
+    given = tensors or (torch.ones(4, 6), torch.ones(4, 6))
+    return code_of(lambda x, y: probe(x, y, x.shape[0]), given, lower, **options)
+
+
+def layout(node: Any) -> tuple[list, list]:
+    return list(node.get_size()), list(node.get_stride())

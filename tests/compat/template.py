@@ -91,7 +91,10 @@ def rendered(
     term: Term, tensors: Sequence[torch.Tensor], dynamic: bool = False, *,
     after: Callable[..., Any] = lambda node, x: node, lower: Callable[..., Any] | None = None,
 ) -> str:  # fmt: skip
-    """The code of a graph whose only kernel is the template. after: lowers more, of its output and x."""
+    """The code of a graph whose only kernel is the template.
+
+    after: lowers more, of the template's output and x.
+    """
 
     def own(x: Any, y: Any, size: Any) -> Any:
         body = body_of(x, y, size, term)
@@ -123,7 +126,7 @@ def run(code: str, tensors: Sequence[torch.Tensor], monkeypatch: Any) -> torch.T
     ]
     (called,) = re.findall(rf"{name}\.run\((.*), stream=", code)
     ctas = called.split(", ")[-3:]
-    values = {word: size for word in re.findall(r"[a-z]\w*", " ".join(ctas))}
+    values = dict.fromkeys(re.findall(r"[a-z]\w*", " ".join(ctas)), size)
     function[tuple(eval(part, {}, values) for part in ctas)](*args)
     return out
 

@@ -70,7 +70,7 @@ def test_is_leaf():
         view = base[1:]
     base.mul_(x)
     with pytest.raises(RuntimeError):
-        view.is_leaf  # noqa: B018
+        view.is_leaf
     assert not autograd.is_leaf(view)
 
 

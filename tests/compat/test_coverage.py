@@ -21,9 +21,10 @@ HERE = Path(__file__).parent
 
 
 def with_tests(name: str) -> set[str]:
-    """The functions whose names are those of tests, in the test module of a module."""
-    tree = ast.parse((HERE / f"test_{name}.py").read_text())
-    found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    """The functions whose names are those of tests, in the test modules of a module."""
+    trees = [ast.parse(path.read_text()) for path in HERE.glob(f"test_{name}*.py")]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
     return {test.removeprefix("test_") for test in found if test.startswith("test_")}
 
 
@@ -93,11 +94,10 @@ import functools
 @functools.cache
 def asked(x):
     found = _inner(x)
-    return (
-        found
-        if x else
-        -found
-    )
+    if x:
+        return found
+    return (found or
+            x)
 
 def _inner(x):
     for each in map(lambda y:
@@ -108,7 +108,10 @@ def _inner(x):
 
 
 def test_lines_that_do_not_run_are_told(tmp_path: Path):
-    """A branch, a line of an expression, the body of a lambda, a function below; a cached result."""
+    """A branch, a line of an expression, the body of a lambda, a function below, a cached result.
+
+    The first branch of a conditional expression counts as run, whichever runs.
+    """
     module = types.ModuleType("sample")
     module.__file__ = str(tmp_path / "sample.py")
     Path(module.__file__).write_text(SAMPLE)
@@ -123,7 +126,7 @@ def test_lines_that_do_not_run_are_told(tmp_path: Path):
         return sorted({number for _, number in wanted - seen})
 
     assert missed(0, 1) == [] and missed() == sorted({number for _, number in wanted})
-    assert missed(0) == [8, 15, 16] and missed(1) == [10, 17]
+    assert missed(0) == [8, 13, 14, 15] and missed(1) == [9, 10, 16]
     with lines.executed(module) as seen:
         module.asked(1)
     assert seen == set()

@@ -1,4 +1,4 @@
-"""What `_compat.dynamo` knows of a compile, of what a run left in Dynamo, and that it forgets it."""
+"""What `_compat.dynamo` knows of a compile and of what a run left, and that it forgets it."""
 
 import contextlib
 import os
@@ -99,7 +99,7 @@ def test_dynamo_observed():
     told = {failure.name: failure for failure in seen.failures}
     assert told["failing"].location == place("the failure")
     assert told["scaled"].location.startswith(f"{__file__}:") and "told" in told["scaled"].reason
-    assert {name: counter for name, counter in dynamo.counters.items()} == before
+    assert dict(dynamo.counters) == before
     assert torch._dynamo.utils.graph_break_reasons == reasons
 
 

@@ -1,8 +1,7 @@
-"""What `_compat.fx` makes of graphs, and knows of the calls that Dynamo and export write in them."""
+"""What `_compat.fx` makes of graphs, and knows of the calls that Dynamo and export write there."""
 
 from collections.abc import Callable
 
-import pytest
 import torch
 import torch.utils.checkpoint
 from torch._higher_order_ops.wrap import wrap

@@ -1,4 +1,4 @@
-"""What `_compat.lowering` makes of Inductor's IR, while a graph is lowered that calls our operator.
+"""What `_compat.lowering` asks of a graph that Inductor lowers, and has it call.
 
 Most tests read the IR, or the code that is written. The last one compiles code and compares values.
 """
@@ -7,40 +7,14 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-import pytest
-import sympy
 import torch
-from torch._inductor import ir
-from torch._inductor.virtualized import MockHandler, V
 
 from gdpa_inductor._compat import lowering, shapes
 
 from . import lowered as graphs
-from .lowered import calls, code_of, lowering_by, noted, probe, sites
+from .lowered import CPU, calls, code_of, during, layout, lowering_by, noted, probe, sites, written
 
 aten = torch.ops.aten
-CPU = torch.device("cpu")
-
-
-def during(look: Callable[..., Any], *tensors: torch.Tensor, function=None, **options) -> Any:
-    """What `look(x, y, size)` returns while a graph is lowered."""
-    found = []
-
-    def lower(x, y, size):
-        found.append(look(x, y, size))
-        return lowering.lowered(aten.add.Tensor, x, y)
-
-    given = tensors or (torch.ones(4, 6), torch.ones(4, 6))
-    function = function or (lambda x, y: probe(x, y, x.shape[0]))
-    code_of(function, given, lower, **options)
-    (result,) = found
-    return result
-
-
-def written(lower: Callable[..., Any], *tensors: torch.Tensor, **options) -> str:
-    """The code of a graph in which `lower` is the lowering."""
-    given = tensors or (torch.ones(4, 6), torch.ones(4, 6))
-    return code_of(lambda x, y: probe(x, y, x.shape[0]), given, lower, **options)
 
 
 def test_register_lowering():
@@ -146,25 +120,6 @@ def test_once_per_graph():
     assert made == ["a", "b"] * 2
 
 
-def layout(node: Any) -> tuple[list, list]:
-    return list(node.get_size()), list(node.get_stride())
-
-
-def test_copied():
-    """A buffer with the strides of the capture, in the dtype that is asked for."""
-
-    def look(x, y, size):
-        made, cast = lowering.copied(x), lowering.copied(y, torch.bfloat16)
-        names = {node.get_name() for node in (x, y, made, cast)}
-        assert len(names) == 4 and not lowering.is_input(made)
-        return layout(made), made.get_dtype(), cast.get_dtype()
-
-    x, y = torch.ones(6, 4).mT, torch.ones(4, 6)
-    (sizes, strides), dtype, cast = during(look, x, y)
-    assert strides == [6, 1] or strides == list(torch.empty_like(x).stride())
-    assert sizes == [4, 6] and (dtype, cast) == (torch.float32, torch.bfloat16)
-
-
 def test_lowered():
     """A call of an ATen operator is fused, as if it stood in the graph."""
     code = written(lambda x, y, size: lowering.lowered(aten.add.Tensor, x, y))
@@ -172,14 +127,6 @@ def test_lowered():
     assert "aten.add" not in code.split("def call")[1]
     sizes = during(lambda x, *_: lowering.lowered(aten.reshape.default, x, [24]).get_size())
     assert list(sizes) == [24]
-
-
-def test_contiguous():
-    def look(x, y, size):
-        moved = lowering.lowered(aten.permute.default, x, [1, 0])
-        return layout(lowering.contiguous(moved)), layout(lowering.contiguous(x))
-
-    assert during(look) == (([6, 4], [4, 1]), ([4, 6], [6, 1]))
 
 
 def test_is_in_memory():
@@ -265,7 +212,7 @@ def test_inline_formula():
 
 def test_finish():
     def lower(x, y, size):
-        like, wanted, extent = lowering.lowered_node_values()
+        like, wanted, _ = lowering.lowered_node_values()
         buffer = lowering.zeroed((2, 4, 6), torch.float32, CPU)
         made = lowering.finish(
             lambda parts, like, more: parts.sum(0).to(like.dtype) + more,
@@ -277,33 +224,6 @@ def test_finish():
     found: list[Any] = []
     written(lower, torch.ones(4, 6).half(), torch.ones(4, 6).half())
     assert found == [(([4, 6], [6, 1]), torch.float16)]
-
-
-def test_inductor_op():
-    """Inside of a kernel: the results have arithmetic operators."""
-
-    def lower(x, y, size):
-        def body(index):
-            value = lowering.inductor_op("tanh", x.make_loader()(index))
-            return value * 2 + lowering.inductor_op("constant", 0.5, torch.float32)
-
-        found = ir.Pointwise.create(
-            device=CPU, dtype=torch.float32, inner_fn=body, ranges=x.get_size()
-        )
-        return found
-
-    code = written(lower)
-    assert "tanh" in code and "0.5" in code
-
-
-def test_computed_scalar():
-    def look(*_):
-        body = lambda index: lowering.inductor_op("constant", 2.5, torch.float32)
-        made = lowering.computed_scalar(body, CPU, torch.float32)
-        assert isinstance(made, ir.ComputedBuffer)
-        return list(made.get_size()), made.get_dtype(), made.get_device()
-
-    assert during(look) == ([], torch.float32, CPU)
 
 
 def test_likely_size():
@@ -324,83 +244,6 @@ def test_random_integers():
         assert some.dtype == torch.int32 and some.shape == (40, 6) and some.is_contiguous()
         assert set(some.unique().tolist()) == {0, 1, 2, 3}
         assert zeros.dtype == torch.float32 and not zeros.any()
-
-
-def test_realized():
-    """A buffer of settled layout, or a strided view of one."""
-
-    def look(x, y, size):
-        moved = lowering.lowered(aten.permute.default, x, [1, 0])
-        found = [lowering.realized(node, CPU) for node in (x, moved)]
-        found.append(lowering.realized(lowering.lowered(aten.add.Tensor, x, y), CPU))
-        found.append(lowering.realized(x, torch.device("meta")))
-        assert not any(isinstance(node.get_layout(), ir.FlexibleLayout) for node in found)
-        return [(node.get_device(), *layout(node)) for node in found]
-
-    plain, viewed, computed, moved = during(look)
-    assert plain == computed == (CPU, [4, 6], [6, 1]) and viewed == (CPU, [6, 4], [1, 6])
-    assert moved == (torch.device("meta"), [4, 6], [6, 1])
-
-
-def test_contiguous_layout():
-    def look(x, y, size):
-        *_, extent = lowering.lowered_node_values()
-        made = lowering.contiguous_layout((extent, 6), torch.float16, CPU)
-        return isinstance(made, ir.FixedLayout), made.dtype, made.device, made.size, made.stride
-
-    assert during(look) == (True, torch.float16, CPU, [4, 6], [6, 1])
-    *_, size, stride = during(look, dynamic=True)
-    assert size[0].is_Symbol and stride == [6, 1]
-
-
-def test_layout_of():
-    def look(x, y, size):
-        *_, extent = lowering.lowered_node_values()
-        made = lowering.layout_of((6, extent), (1, 6), torch.float16, CPU)
-        plain = lowering.layout_of((6, extent), None, torch.float16, CPU)
-        return list(made.size), list(made.stride), list(plain.stride)
-
-    assert during(look) == ([6, 4], [1, 6], [4, 1])
-    size, stride, plain = during(look, dynamic=True)
-    assert size[1].is_Symbol and stride == [1, 6] and plain == [size[1], 1]
-
-
-def test_empty():
-    """A buffer that nothing fills."""
-
-    def lower(x, y, size):
-        made = lowering.empty((6, 4), torch.float16, CPU)
-        strided = lowering.empty((6, 4), torch.float16, CPU, (1, 6))
-        found.extend(map(layout, (made, strided)))
-        for node in (made, strided):
-            node.realize()
-        return lowering.lowered(aten.add.Tensor, x, y)
-
-    found: list[Any] = []
-    written(lower)
-    assert found == [([6, 4], [4, 1]), ([6, 4], [1, 6])]
-
-
-def test_zeros():
-    def look(x, y, size):
-        *_, extent = lowering.lowered_node_values()
-        made = lowering.zeros((extent, 6), torch.float16, CPU)
-        assert not lowering.is_in_memory(made)
-        return list(made.get_size()), made.get_dtype()
-
-    assert during(look) == ([4, 6], torch.float16)
-    assert during(look, dynamic=True)[0][0].is_Symbol
-
-
-def test_zeroed():
-    """Two of them are two buffers, for kernels that add to them."""
-
-    def look(x, y, size):
-        made = [lowering.zeroed((4, 6), torch.float32, CPU) for _ in range(2)]
-        assert all(map(lowering.is_in_memory, made))
-        return len({node.get_name() for node in made}), layout(made[0])
-
-    assert during(look) == (2, ([4, 6], [6, 1]))
 
 
 def test_values():
@@ -429,87 +272,3 @@ def test_values():
         for _ in range(2):
             torch.testing.assert_close(run(x, y), x + y * 4)
     assert sites == ["here"] and calls == ["here"] * 2
-
-
-F32, I32, I64 = torch.float32, torch.int32, torch.int64
-op = lowering.inductor_op
-
-
-@pytest.fixture
-def template():
-    """A Triton template, whose subgraphs the functions below are for."""
-    pytest.importorskip("triton")
-    from . import template
-
-    return template
-
-
-def operands() -> tuple[torch.Tensor, torch.Tensor]:
-    numbers = torch.arange(48).view(6, 8)
-    return torch.randn(6, 8), (numbers % 5).to(torch.int32)
-
-
-def recorded(body: Callable[[], Any]) -> list[str]:
-    """What a subgraph asks for while no kernel is written, as torch 2.14 runs it at first."""
-    asked: list[str] = []
-
-    class Records(MockHandler):
-        def load(self, name, index):
-            asked.append(name)
-            return super().load(name, index)
-
-    with V.set_ops_handler(Records()):
-        body()
-    return asked
-
-
-def test_fixed_input(template, monkeypatch):
-    """An input is of the dtype that is said: integers divide as integers, truths choose."""
-    x, y = operands()
-
-    def term(size):
-        row, s = lowering.fixed_input("q_idx", I32), lowering.fixed_input("s", F32)
-        half = op("floordiv", row - 3, op("constant", 2, I32))
-        whole = op("to_dtype", half, F32) + op("to_dtype", lowering.fixed_input("a0", I32), F32)
-        return op("where", lowering.fixed_input("keep", torch.bool), s, whole)
-
-    for dynamic in (False, True):
-        found = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
-        row = torch.arange(6)[:, None]
-        torch.testing.assert_close(found, 6 * torch.where(row % 2 == 0, x, (row - 3) // 2 + y))
-    assert recorded(lambda: term(6)) == ["q_idx", "s", "a0", "keep"]
-
-
-def test_symbolic_scalar(template, monkeypatch):
-    """A number, a symbol and an expression of one, as integers of the kernel."""
-    x, y = operands()
-
-    def term(size):
-        three = lowering.symbolic_scalar(3, I64)
-        more = lowering.symbolic_scalar(size, I64) * lowering.symbolic_scalar(2 * size + 1, I64)
-        return lowering.fixed_input("s", F32) + op("to_dtype", three + more, F32)
-
-    for dynamic in (False, True):
-        found = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
-        torch.testing.assert_close(found, 6 * (x + 3 + 6 * 13))
-    assert recorded(lambda: term(6)) == ["s"]
-
-
-def test_plain_integer(template, monkeypatch):
-    """It bounds a loop of the template: a number, or an argument of the kernel."""
-    x, y = operands()
-    term = lambda size: lowering.fixed_input("s", F32)
-    for dynamic in (False, True):
-        code = template.rendered(term, (x, y), dynamic)
-        torch.testing.assert_close(template.run(code, (x, y), monkeypatch), 6 * x)
-    assert recorded(lambda: lowering.plain_integer(sympy.Symbol("s0", integer=True))) == []
-
-
-def test_rounded_to_tf32(template):
-    """By the instruction that rounds to the nearest, of a kernel on its own."""
-
-    def lower(x, y, size):
-        return lowering.rounded_to_tf32(x)
-
-    code = template.rendered(None, (torch.randn(6, 8), torch.randn(6, 8)), lower=lower)
-    assert "cvt.rna.tf32.f32 $0, $1;" in code and "tl.inline_asm_elementwise" in code

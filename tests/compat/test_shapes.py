@@ -95,7 +95,7 @@ def test_size_bounds(env):
     torch._check(some <= 9)
     assert shapes.size_bounds(some) == (3, 9) and shapes.size_bounds(2 * some + 1) == (7, 19)
     low, high = shapes.size_bounds(n)
-    assert low == 2 and high is None or high > 1 << 40
+    assert (low == 2 and high is None) or high > 1 << 40
     assert not env.guards
 
 

@@ -8,11 +8,11 @@ from torch._inductor import config
 
 pytest.importorskip("triton")
 
-from gdpa_inductor._compat import lowering, templates  # noqa: E402
+from gdpa_inductor._compat import lowering, templates
 
-from . import template  # noqa: E402
-from .lowered import noted  # noqa: E402
-from .template import CUDA, F32, body_of, choice, made, rendered, timed  # noqa: E402
+from . import template
+from .lowered import noted
+from .template import F32, body_of, choice, made, rendered, timed
 
 op = lowering.inductor_op
 aten = torch.ops.aten
@@ -105,7 +105,7 @@ def test_best_of(monkeypatch, caplog):
 
 
 def test_best_of_is_quiet(capsys):
-    """Inductor prints a table of each comparison. It does so only for who asked for max-autotune."""
+    """Inductor prints a table of each comparison, even if nobody asked for max-autotune."""
     x, y = operands()
 
     def lower(x, y, size):
