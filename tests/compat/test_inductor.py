@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -178,6 +179,7 @@ def test_around_comparisons():
         def __init__(self):
             self.launchers = [mock.MagicMock(), mock.MagicMock()]
             self._prune_compile_results_to_launcher = lambda launcher: None  # 2.13
+            self.fn = types.SimpleNamespace(__name__="kernel")
 
         def __getattr__(self, name):
             return mock.MagicMock()
