@@ -1,8 +1,8 @@
 # On a fresh machine: `make demo` and `make test`. Each makes its own .venv and installs what it
-# needs. Any Python >= 3.10 on PATH will do; CPU or CUDA torch, whichever the machine gets.
+# needs. Any Python >= 3.11 on PATH will do; CPU or CUDA torch, whichever the machine gets.
 #
 #   PYTHON=...       the interpreter to build .venv from
-#   TORCH=...        another torch requirement, e.g. TORCH='torch==2.11.0' TRITON='triton==3.6.0'
+#   TORCH=...        of `make test-torch`, a version of .ci/matrix.txt, e.g. TORCH=2.13.0
 #   TORCH_INDEX=...  an extra package index, e.g. the one of PyTorch's CPU builds
 #   SEEDS=...        how many programs `make fuzz` runs
 #   THREADS=...      torch's threads in each test process (1); `make test CAPABILITY=default` or
@@ -15,32 +15,32 @@ ARGS ?=
 WORKERS ?= 2
 THREADS ?= 1
 CAPABILITY ?=
-PYTHON ?= $(shell for p in python3 python python3.14 python3.13 python3.12 python3.11 python3.10; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && echo $$p && break; done)
+PYTHON ?= $(shell for p in python3 python python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 
-# With an NVIDIA GPU: the newest torch in range, with the Triton that it brings. Without: the pinned
-# pair. A CPU build does not ask for Triton, but the tests need its compiler and its interpreter.
-ifneq ($(shell nvidia-smi -L 2>/dev/null | head -n 1),)
-TORCH ?= torch>=2.11,<2.16
-TRITON ?=
-else
-TORCH ?= torch==2.13.0
-TRITON ?= triton==3.7.1
-endif
+# Column $1 of a version's row in .ci/matrix.txt; the newest is the first.
+column = $(shell awk '$$1 == "$(TORCH)" {print $$$(1)}' .ci/matrix.txt)
+VERSIONS := $(shell awk '/^[0-9]/ {print $$1}' .ci/matrix.txt)
+TORCH ?= $(firstword $(VERSIONS))
+TRITON := $(call column,2)
+FBGEMM := $(filter-out -,$(call column,3))
 
-# The oldest Triton in range compiles and runs the kernels too, where the pair is pinned.
-OLDEST := $(if $(TRITON),$(VENV)/.stamp-oldest)
-KERNELS := tests/kernels/test_cubins.py tests/kernels/test_interpreter.py
+# With an NVIDIA GPU the tests run on the torch that is pinned too, or on $(TORCH_REQUIREMENT).
+# A CPU build does not ask for Triton, but the tests need its compiler and its interpreter.
+TORCH_REQUIREMENT ?= torch==$(TORCH)
+TRITON_REQUIREMENT ?= $(if $(TRITON),triton==$(TRITON))
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check \
+# A constraint of the machine's must not choose another torch than is asked for.
+PIP := PIP_CONSTRAINT=/dev/null $(BIN)/python -m pip install -qq --disable-pip-version-check \
 	-c .ci/constraints.txt $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 # One thread a worker: pytest-xdist is the parallelism, and Inductor's own pool would double it.
 SERIAL := OMP_NUM_THREADS=$(THREADS) TORCHINDUCTOR_COMPILE_THREADS=1 \
 	$(if $(CAPABILITY),ATEN_CPU_CAPABILITY=$(CAPABILITY))
 PYTEST := $(SERIAL) $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+MATRIX := $(SERIAL) $(BIN)/python -m tests.matrix $(TORCH) --workers $(WORKERS)
 
-.PHONY: demo test test-full test-oldest-torch test-without-gpu test-machines fuzz bench doctor lint types format docs benchmarks screenshots clean help
+.PHONY: demo test test-torch test-matrix test-full test-machines fuzz bench doctor lint types format docs benchmarks screenshots clean help
 
 help:
 	@sed -n '1,/^$$/s/^# \{0,1\}//p' $(MAKEFILE_LIST)
@@ -49,21 +49,23 @@ demo: $(VENV)/.stamp-base
 	$(BIN)/python -m gdpa_inductor demo $(ARGS)
 
 # The CuTe DSL is for the tests of the Blackwell kernels, which need no GPU (docs/emulator.md).
-test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute $(OLDEST)
-	$(PYTEST) -m "not slow" $(ARGS)
-	$(if $(OLDEST),PYTHONPATH=$(abspath $(VENV)/oldest) $(PYTEST) -n 0 -m "oldest_triton and not slow" $(KERNELS))
+test: $(VENV)/.stamp-clients $(VENV)/.stamp-cute $(VENV)/.stamp-fbgemm
+	$(MATRIX) $(ARGS)
+
+# On another torch, in a folder of its own: what .ci/matrix.txt and tests/matrix.py say.
+test-torch:
+	$(MAKE) TORCH=$(TORCH) VENV=.venv-$(TORCH) test
+
+# All versions, and docs/versions.md of what they showed.
+test-matrix:
+	for version in $(VERSIONS); do \
+		$(MAKE) TORCH=$$version VENV=.venv-$$version \
+			ARGS='$(ARGS) --record docs/measurements/matrix.jsonl' test || exit 1; done
+	$(BIN)/python -m docs.tools.versions
 
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) $(ARGS)
 	$(MAKE) fuzz SEEDS=10000
-
-# The oldest torch in range: what is found, the operator, the CPU kernel. Some dtypes are left out.
-test-oldest-torch:
-	$(MAKE) VENV=$(VENV)-oldest-torch TORCH=torch==2.11.0 TRITON=triton==3.6.0 test-without-gpu
-
-test-without-gpu: $(VENV)/.stamp-test
-	$(PYTEST) -m "not slow" -k "not bf16 and not int32" tests/patterns tests/lowerings/test_cpu*.py \
-		tests/kernels/test_cpu_*.py tests/test_*ops.py tests/test_reference.py tests/test_functional*.py
 
 # Instruction sets × threads, and 20 seeds of the tests that judge by the error rule: hours.
 test-machines: $(VENV)/.stamp-clients
@@ -101,17 +103,26 @@ screenshots: docs
 	$(PYTHON) -m docs.tools.screenshots
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest-torch .cache docs/_build build dist *.egg-info
+	rm -rf .venv .venv-* .cache docs/_build build dist *.egg-info
 
-$(VENV)/.stamp-torch:
-	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.10 on PATH; set PYTHON=..." >&2; exit 1; }
+# By the versions asked for, so that another one is installed where a folder has one already.
+STAMP := $(VENV)/.stamp-torch-$(subst torch==,,$(TORCH_REQUIREMENT))
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "make: no Python >= 3.11 on PATH; set PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing $(TORCH) $(TRITON) into $(VENV)"
-	$(PIP) '$(TORCH)' $(if $(TRITON),'$(TRITON)') numpy
+	@echo "installing $(TORCH_REQUIREMENT) $(TRITON_REQUIREMENT) into $(VENV)"
+	$(PIP) '$(TORCH_REQUIREMENT)' $(if $(TRITON_REQUIREMENT),'$(TRITON_REQUIREMENT)') numpy
+	@rm -f $(VENV)/.stamp-*
 	@touch $@
 
-$(VENV)/.stamp-base: pyproject.toml $(VENV)/.stamp-torch
+$(VENV)/.stamp-base: pyproject.toml $(STAMP)
 	$(PIP) -e .
+	@touch $@
+
+# A build for this torch, if there is one.
+$(VENV)/.stamp-fbgemm: $(STAMP)
+	$(if $(FBGEMM),$(PIP) --no-deps fbgemm-gpu-cpu==$(FBGEMM))
 	@touch $@
 
 # .stamp-test installs the extra `test`, and so on.
@@ -120,9 +131,5 @@ $(VENV)/.stamp-%: $(VENV)/.stamp-base .ci/constraints.txt
 	@touch $@
 
 comma := ,
-# Beside the other one: a folder that goes first on the path.
-$(VENV)/.stamp-oldest: $(VENV)/.stamp-torch
-	$(BIN)/python -m pip install -qq --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oldest triton==3.6.0
-	@touch $@
 
 .PRECIOUS: $(VENV)/.stamp-%

@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ._compat import dynamo
-from ._compat.versions import TESTED
+from ._compat.versions import TESTED, is_tested
 from .operands import Operands
 from .options import KERNELS, Options
 from .problem import Problem
@@ -65,9 +65,9 @@ def devices() -> Finding:
 def warnings() -> list[str]:
     """Problems of the installation, in one sentence each."""
     found = []
-    if ".".join(torch.__version__.split(".")[:2]) not in TESTED:
+    if not is_tested():
         tested = f"{TESTED[0]} to {TESTED[-1]}"
-        found.append(f"torch {torch.__version__} is outside the tested range {tested}")
+        found.append(f"torch {torch.__version__} is no release in the tested range {tested}")
     points = importlib.metadata.entry_points(group="torch_dynamo_backends")
     if "gdpa" not in {point.name for point in points}:
         found.append('backend="gdpa" needs the package installed (its entry point is missing)')

@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from docs.tools import versions
+from gdpa_inductor._compat.versions import TESTED
+from tests import matrix
+
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "tests").glob("*.md")])
 PAGES = [page for page in PAGES if "_build" not in page.parts]
@@ -137,12 +141,26 @@ def test_the_page_of_versions_has_the_ranges_of_the_package():
     first, end = re.findall(r'"torch>=([\d.]+),<2\.(\d+)"', wanted)[0]
     assert f"| torch | {first} to 2.{int(end) - 1} |" in page
     assert f"torch {first} to 2.{int(end) - 1}" in (ROOT / "README.md").read_text()
-    assert f"| Triton | {re.findall('triton>=([0-9.]+)', wanted)[0]} and later |" in page
     assert f"| Python | {re.findall('requires-python = .>=([0-9.]+)', wanted)[0]} and later" in page
-    makefile = (ROOT / "Makefile").read_text()
-    for name, places in {"torch": "2.13 all, 2.11", "triton": "3.7.1 all, 3.6.0"}.items():
-        for version in re.findall(r"\d[\d.]+", places):
-            assert places in page and f"{name}=={version}" in makefile
+
+
+def test_the_page_of_versions_says_what_the_matrix_ran():
+    """Else: make test-matrix, or python -m docs.tools.versions"""
+    page = versions.PAGE.read_text()
+    assert versions.table() in page and versions.renewed(page) == page
+    assert all(record["failed"] == 0 for many in versions.latest().values() for record in many)
+
+
+def test_the_matrix_has_every_version_that_the_package_accepts():
+    """The newest first, which is that of `make test`."""
+    found = [row.torch.rpartition(".")[0] for row in matrix.rows()]
+    assert found == list(reversed(TESTED)) and matrix.rows()[0].runs == "all"
+
+
+@pytest.mark.parametrize("row", matrix.rows(), ids=lambda row: row.torch)
+def test_each_version_has_run_what_its_row_says(row):
+    ran = {record["shows"] for record in versions.latest()[row.torch]}
+    assert ran == {shows for shows, _ in matrix.RUNS[row.runs]}
 
 
 def for_index(text: str) -> str:

@@ -334,3 +334,16 @@ def test_symbolic_strides_in_another_order_are_captured_anew(rank: int) -> None:
         operands = [sliced(*order, *range(2, rank)) for _ in range(3)]
         torch.autograd.grad(run(*operands).sum(), operands)
         assert captured["unique_graphs"] == number
+
+
+SLOPES = {"clamp_min": 1.0, "clamp_max": 1.0, "clamp_min_open": 0.0, "clamp_max_open": 0.0}
+
+
+@pytest.mark.parametrize("name", SLOPES)
+def test_a_program_has_the_same_slopes_on_every_torch(name):
+    """Also where torch's own clamp has another one: an export keeps what it was exported with."""
+    query, key, value = (torch.ones(1, 1, 1, 1, dtype=torch.float64) for _ in range(3))
+    query.requires_grad_()
+    out = torch.ops.gdpa.attention(query, key, value, [], [], f"{name}(s,1.0)", "")
+    (grad,) = torch.autograd.grad(out, query)
+    assert out.item() == 1.0 and grad.item() == SLOPES[name]

@@ -13,7 +13,7 @@ from unittest import mock
 import torch
 
 # compute capability: multiprocessors, shared memory per program
-DEVICES = {80: (108, 166912), 90: (132, 232448), 100: (148, 232448)}
+DEVICES = {80: (108, 166912), 90: (132, 232448), 100: (148, 232448), 120: (170, 101376)}
 
 
 class _Driver:
@@ -42,8 +42,8 @@ class _Driver:
 
 @contextlib.contextmanager
 def fake_cuda(capability: int, processors: int = 0) -> Iterator[None]:
-    """Inside, `cuda:0` is a device of this compute capability (80, 90 or 100). processors: how many
-    multiprocessors it has, 0 for as many as such a device has."""
+    """Inside, `cuda:0` is a device of this compute capability, one of `DEVICES`. processors: how
+    many multiprocessors it has, 0 for as many as such a device has."""
     import torch._inductor.scheduler
     import triton
     from torch._dynamo.device_interface import CudaInterface

@@ -16,7 +16,7 @@ from gdpa_inductor.program.score_mod import ScoreMod
 
 from . import render
 from .fake_cuda import DEVICES
-from .test_cubins import TENSOR_CORE, compiled, local_bytes
+from .test_cubins import TENSOR_CORE, compiled, fuses, local_bytes
 
 CAUSAL = "where(ge(q_idx,kv_idx),silu(mul(s,0.088)),0.0)"
 RELU2 = "mul(relu(mul(s,0.088)),relu(mul(s,0.088)))"
@@ -59,6 +59,7 @@ def test_cubins(capability: int, dim: int, tmp_path):
     given = operands(asked, 4, 2, 1024, 1024, dim)
     source = render.wrapper(FusedPass(asked, 2), given, capability, decomposed=True)
     ((name, text),) = render.kernels(source).items()
+    assert fuses(text)
     made = compiled(name, text, capability, tmp_path)
     assert TENSOR_CORE[capability] in made.asm["ptx"]
     assert 2 * made.metadata.shared <= DEVICES[capability][1], "one tile a multiprocessor"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch._inductor import config
 
 from . import render
 from .cases import ADDED, SILU, Case
@@ -94,6 +95,17 @@ def test_what_follows_the_product_is_computed_by_its_kernel():
     source = render.wrapper(gated, [q, k, v, torch.empty_like(q), torch.empty_like(q)])
     (kernel,) = render.kernels(source).values()
     assert "triton_heuristics.template" in kernel and kernel.count("tl.store(") == 1
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["default", "emulate_precision_casts"])
+@pytest.mark.parametrize("name", ["operands", "one_tile", "jagged_causal", "split_keys"])
+def test_templates_say_how_they_are_compiled(name: str, exact: bool):
+    """Triton's default changes in 3.10. That of torch depends on a setting, from 2.15 on."""
+    (case,) = (case for case in CASES if case.name == name)
+    with config.patch(emulate_precision_casts=exact):
+        source = render.wrapper(case.function(), case.tensors())
+    texts = [k for k in render.kernels(source).values() if "triton_heuristics.template" in k]
+    assert texts and all("'enable_fp_fusion': True" in text for text in texts)
 
 
 def test_a_scalar_in_fp64_is_an_operand(tmp_path):

@@ -46,11 +46,13 @@ BY_TORCH = {
 }
 
 
+def play(name: str, *args, **kwargs):
+    """One of Inductor's ops."""
+    return BY_TORCH.get(name, getattr(torch, name, None))(*args, **kwargs)
+
+
 @pytest.fixture(autouse=True)
 def ops_by_torch(monkeypatch: pytest.MonkeyPatch):
-    def play(name, *args, **kwargs):
-        return BY_TORCH.get(name, getattr(torch, name, None))(*args, **kwargs)
-
     monkeypatch.setattr(lowering, "inductor_op", play)
 
 

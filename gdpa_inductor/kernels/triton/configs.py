@@ -55,18 +55,24 @@ class Shape:
         return max(self.head_dim, self.value_dim)
 
 
-def shared_memory(kernel: str, config: Config, shape: Shape) -> int:
+def shared_memory(kernel: str, config: Config, shape: Shape, capability: int = 90) -> int:
     """The most bytes of shared memory: resident tiles, and a copy of loaded tiles for each
     stage.
+
+    With tcgen05, a loaded tile that is read both ways round takes the memory of one more stage.
+    These are K in "rows", and Q and DO in "keys". Weights then lie in tensor memory.
     """
     both = shape.head_dim + shape.value_dim
     rows, keys = config.rows * shape.itemsize, config.keys * shape.itemsize
     scores = config.rows * config.keys
     weights, operands = scores * shape.itemsize, scores * shape.score_bytes
+    turned = rows * both if kernel == "keys" else keys * shape.head_dim
+    if capability not in _TENSOR_MEMORY:
+        turned = 0
     resident, streamed = {
         "forward": (rows * shape.head_dim, keys * both + operands),
-        "rows": (rows * both + weights, keys * both + operands),
-        "keys": (keys * both + 2 * weights, rows * both + operands),
+        "rows": (rows * both + max(weights, turned), keys * both + operands),
+        "keys": (keys * both + max(2 * weights, turned), rows * both + operands),
         "five_matmul": (keys * both + weights, rows * both + operands),
         "one_tile": (
             rows * both + 4 * config.keys * shape.widest + 3 * weights,
@@ -129,9 +135,9 @@ _BY_LOOP: tuple[tuple[str, int, int, str, tuple[Config, ...]], ...] = (
      (Config(64, 64, 4, 2), Config(64, 128, 8, 3), Config(32, 64, 4, 3))),
 )  # fmt: skip
 SHORT = 512  # keys
-# Before sm_90 the tensor core reads operands from registers. So the same tiles need more warps or
-# fewer rows.
-_BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
+# Where the tensor core reads all operands from registers, the same tiles need more warps or fewer
+# rows.
+_FROM_REGISTERS: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
     ("forward", 2, 64, (Config(64, 64, 4, 3), Config(128, 64, 8, 3))),
     ("forward", 2, 128, (Config(128, 64, 8, 2), Config(64, 64, 4, 2))),
     ("rows", 2, 128, (Config(64, 64, 4, 2), Config(64, 32, 4, 2))),
@@ -142,6 +148,10 @@ _BEFORE_WGMMA: tuple[tuple[str, int, int, tuple[Config, ...]], ...] = (
 _SMALLER = (Config(64, 64, 4, 2), Config(64, 32, 4, 2), Config(32, 32, 4, 2), Config(16, 16, 4, 1))
 
 
+# Compute capabilities of GPUs whose tensor core reads operands from shared memory (wgmma, tcgen05).
+# Consumer Blackwell, sm_120 and sm_121, has neither instruction.
+_FROM_MEMORY = range(90, 120)
+_TENSOR_MEMORY = range(100, 120)  # those with tcgen05
 MEASURED_ON = 90  # compute capability
 LIGHT = 2  # bytes of aux operands for each score, up to which the first configuration is settled
 SMALL = 1 << 32  # FLOP of a product, some 15 µs of an H200
@@ -175,10 +185,10 @@ def configs(
 ) -> list[Config]:
     """The configurations to try, the best known first.
 
-    shared: The bytes of shared memory that a CTA may have. capability: Such as 80, 90 or 100.
+    shared: The bytes of shared memory that a CTA may have. capability: Such as 80, 90, 100 or 120.
     """
     special = tuple((*row[:3], row[4]) for row in _BY_LOOP if shape.loop.issuperset(row[3].split()))
-    table = (*(_BEFORE_WGMMA if capability < 90 else special), *_TABLE)
+    table = (*(special if capability in _FROM_MEMORY else _FROM_REGISTERS), *_TABLE)
     known = next(
         row
         for name, size, dim, row in table
@@ -194,7 +204,7 @@ def configs(
         config = enough(config)
         for stages in range(config.stages, 0, -1):
             less = replace(config, stages=stages)
-            if shared_memory(kernel, less, shape) <= shared:
+            if shared_memory(kernel, less, shape, capability) <= shared:
                 yield less
                 return
 
