@@ -15,10 +15,10 @@ import torch
 
 import gdpa_inductor
 from gdpa_inductor._compat.symbols import SYMBOLS
+from gdpa_inductor._compat.versions import TESTED
 
 PACKAGE = Path(gdpa_inductor.__file__).parent
 COMPAT = PACKAGE / "_compat"
-CHECKED = {"2.11", "2.13"}
 INSTALLED = ".".join(torch.__version__.split(".")[:2])
 
 # Looks private, and may be used anywhere: name → why.
@@ -143,7 +143,7 @@ def defined(path: Path) -> Iterator[str]:
 
 
 FILES = sorted(p for p in PACKAGE.rglob("*.py") if COMPAT not in p.parents)
-WRAPPERS = sorted(p for p in COMPAT.glob("*.py") if p.stem != "symbols")
+WRAPPERS = sorted(p for p in COMPAT.glob("*.py") if p.stem not in ("symbols", "versions"))
 OWN = frozenset(name for path in [*FILES, *WRAPPERS] for name in defined(path))
 
 
@@ -192,12 +192,12 @@ def test_every_exception_is_needed():
 
 @pytest.mark.parametrize("name", SYMBOLS)
 def test_it_exists(name: str):
-    """In a torch that was checked, exactly as the table says. In another, what all of them have."""
-    versions = set(SYMBOLS[name][0].split(", "))
-    assert versions and versions <= CHECKED and SYMBOLS[name][1]
-    if INSTALLED in versions or versions == CHECKED:
+    """In a torch that is tested, exactly as the table says. In another, what all of them have."""
+    versions, reason = SYMBOLS[name]
+    assert versions and set(versions) <= set(TESTED) and reason
+    if INSTALLED in versions or versions == TESTED:
         assert exists(name)
-    elif INSTALLED in CHECKED:
+    elif INSTALLED in TESTED:
         assert not exists(name)
 
 

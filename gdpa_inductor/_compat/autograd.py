@@ -128,9 +128,9 @@ def restored_state() -> Iterator[None]:
     devices = ("cpu", "cuda")
     grad, cache = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
     casts = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
-    level, generator = _depth(_functorch), torch.get_rng_state()
-    forward = _in_forward_mode()
-    nesting = _autocast_nesting()
+    level, forward, nesting = _depth(_functorch), _in_forward_mode(), _autocast_nesting()
+    with _disable_current_modes():
+        generator = torch.get_rng_state()
     try:
         with _disable_current_modes():
             torch.set_autocast_cache_enabled(False)
@@ -147,8 +147,9 @@ def restored_state() -> Iterator[None]:
             torch.autocast_decrement_nesting()
         torch.set_autocast_cache_enabled(cache)
         torch.set_grad_enabled(grad)
-        if not torch.equal(torch.get_rng_state(), generator):
-            torch.set_rng_state(generator)
+        with _disable_current_modes():  # fakes of the caller refuse real tensors
+            if not torch.equal(torch.get_rng_state(), generator):
+                torch.set_rng_state(generator)
 
 
 def _depth(functorch: Any) -> int:

@@ -47,7 +47,7 @@ def trace_functional(
 
     functional = dispatch_functionalize(function, FunctionalTensorMode())
     rules = {torch.ops.aten.rrelu_with_noise_functional.default: _rrelu}
-    traced = make_fx(functional, rules, tracing_mode="real", _allow_non_fake_inputs=True)
+    traced = make_fx(functional, rules, tracing_mode="real")
     with contextlib.ExitStack() as stack:
         if any(isinstance(s, torch.SymInt) for x in inputs for s in getattr(x, "shape", (x,))):
             stack.enter_context(enable_python_dispatcher())  # C++ composites want concrete sizes

@@ -164,8 +164,14 @@ def unwidened(node: Any) -> Any:
     if whole.inner_fn_opcount().used_ops != {"load", "to_dtype"} or len(reads) != 1:
         return node
     held = V.graph.try_get_buffer(reads[0].name)
-    in_order = isinstance(reads[0], dependencies.MemoryDep) and reads[0].normalize().is_contiguous()
-    if not in_order or held is None or held.get_dtype() not in (torch.float16, torch.bfloat16):
+    read = reads[0].normalize() if isinstance(reads[0], dependencies.MemoryDep) else None
+    # A row that is expanded is read in order too, but more than once.
+    once = read is not None and statically_equal(read.get_numel(), node.get_numel())
+    if (
+        not (once and read.is_contiguous())
+        or held is None
+        or held.get_dtype() not in (torch.float16, torch.bfloat16)
+    ):
         return node
     layout = held.get_layout()
     if not (layout.is_contiguous() and statically_equal(held.get_numel(), node.get_numel())):

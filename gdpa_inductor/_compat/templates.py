@@ -56,7 +56,7 @@ def _kernel_type() -> Any:
 
 
 def _freeze() -> dict[str, bool]:
-    """2.13 may defer the layout of an operand; ours are settled before the template sees them."""
+    """2.12 may defer the layout of an operand; ours are settled before the template sees them."""
     from torch._inductor.select_algorithm import TritonTemplate
 
     known = inspect.signature(TritonTemplate.__init__).parameters

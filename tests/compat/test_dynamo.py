@@ -1,0 +1,289 @@
+"""What `_compat.dynamo` knows of a compile and of what a run left, and that it forgets it."""
+
+import contextlib
+import os
+import threading
+
+import torch
+from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
+from torch._dynamo.testing import CompileCounter
+from torch._guards import CompileContext
+
+import gdpa_inductor
+from gdpa_inductor._compat import dynamo
+
+
+def test_counters():
+    """Users read and clear them under this very name."""
+    assert dynamo.counters is torch._dynamo.utils.counters
+    dynamo.counters["gdpa"]["matched"] += 1
+    torch._dynamo.utils.counters.clear()
+    assert dynamo.counters["gdpa"]["matched"] == 0
+
+
+def test_may_vary():
+    """One compile serves all sizes; a function that wants one size is compiled for it."""
+    counter = CompileCounter()
+    run = torch.compile(lambda x: x * 2, backend=counter)
+    for size in (3, 5, 9):
+        x = torch.ones(size, 4)
+        dynamo.may_vary(x, 0)
+        assert torch.equal(run(x), x * 2)
+    assert counter.frame_count == 1
+    x = torch.ones(3, 4)
+    dynamo.may_vary(x, 0)
+    torch.compile(lambda x: x * 2 if x.shape[0] == 3 else x, backend=counter)(x)
+
+
+def scaled(x, factor):
+    return x * factor
+
+
+def test_without_limit():
+    counter = CompileCounter()
+    run = torch.compile(scaled, backend=counter, dynamic=False)
+    limit = torch._dynamo.config.recompile_limit
+    with dynamo.without_limit():
+        for factor in map(str, range(2 * limit)):
+            run(torch.ones(len(factor) + int(factor)), 2)
+    assert counter.frame_count == 2 * limit
+    assert torch._dynamo.config.recompile_limit == limit
+    assert torch._dynamo.config.accumulated_recompile_limit < 1 << 20
+
+
+def breaking(x):
+    x = x * 2
+    torch._dynamo.graph_break()  # the break
+    return x + 1
+
+
+def failing(x):
+    torch._check(False)  # the failure
+    return x
+
+
+class Backend:
+    """Counts the graphs that it is given, or fails."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.graphs, self.error = 0, error
+
+    def __call__(self, gm, inputs):
+        self.graphs += 1
+        if self.error:
+            raise self.error
+        return gm.forward
+
+
+def place(word: str) -> str:
+    """The "file:line" of the line of this file that ends in a comment."""
+    with open(__file__) as file:
+        (number,) = [n for n, text in enumerate(file, 1) if text.rstrip().endswith(f"# {word}")]
+    return f"{__file__}:{number}"
+
+
+def test_dynamo_observed():
+    backend, x = Backend(), torch.ones(3)
+    dynamo.counters["gdpa"]["kept"] = 3
+    before = {name: counter.copy() for name, counter in dynamo.counters.items()}
+    reasons = list(torch._dynamo.utils.graph_break_reasons)
+    with dynamo.dynamo_observed(backend, [breaking.__code__]) as seen:
+        torch.compile(breaking, backend=backend)(x)
+        with contextlib.suppress(Exception):
+            torch.compile(failing, backend=Backend(ValueError("told")))(x)
+        with contextlib.suppress(Exception):
+            torch.compile(scaled, backend=Backend(ValueError("told")))(x, 3)
+    assert backend.graphs == 2
+    assert [found[0] for found in seen.breaks] == [place("the break")]
+    assert "graph_break" in seen.breaks[0][1]
+    told = {failure.name: failure for failure in seen.failures}
+    assert told["failing"].location == place("the failure")
+    assert told["scaled"].location.startswith(f"{__file__}:") and "told" in told["scaled"].reason
+    assert dict(dynamo.counters) == before
+    assert torch._dynamo.utils.graph_break_reasons == reasons
+
+
+def test_dynamo_observed_forgets():
+    """What it has compiled is not run again, and does not count against the limit; what the user
+    has compiled stays.
+    """
+    own, counter = Backend(), CompileCounter()
+    compiled = torch.compile(scaled, backend=counter, dynamic=False)
+    x = torch.ones(3)
+    compiled(x, 2)
+    limit = torch._dynamo.config.recompile_limit
+    for _ in range(limit + 1):
+        with dynamo.dynamo_observed(own, [scaled.__code__]):
+            torch.compile(scaled, backend=own)(x, 2)
+    assert own.graphs == limit + 1
+    compiled(x, 2)
+    assert counter.frame_count == 1
+    entries = _debug_get_cache_entry_list(scaled.__code__)
+    assert any(dynamo.backend_of(entry.backend) is counter for entry in entries)
+    for size in range(4, 4 + limit - 1):  # all of the limit is the user's
+        compiled(torch.ones(size), 2)
+    assert counter.frame_count == limit
+
+
+def skipped(x):
+    return x * 2
+
+
+def test_dynamo_observed_tries_again():
+    """Dynamo skips a frame that it has given up; observed, it looks at it once more."""
+    backend, x = Backend(), torch.ones(3)
+    frames = torch._C._dynamo.eval_frame
+    skip, default = frames._FrameAction.SKIP, frames._FrameAction.DEFAULT
+    frames.set_code_exec_strategy(skipped.__code__, frames._FrameExecStrategy(skip, default))
+    torch.compile(skipped, backend=backend)(x)
+    assert backend.graphs == 0
+    with dynamo.dynamo_observed(backend, [skipped.__code__]):
+        torch.compile(skipped, backend=backend)(x)
+    assert backend.graphs == 1
+
+
+def test_is_torchs():
+    assert dynamo.is_torchs(f"{torch.nn.__file__}:1") and dynamo.is_torchs(f"{os.__file__}:1")
+    assert dynamo.is_torchs(f"{threading.__file__}:1")
+    assert not dynamo.is_torchs(f"{__file__}:1") and not dynamo.is_torchs("<string>:1")
+    assert not dynamo.is_torchs(f"{gdpa_inductor.__file__}:1")
+
+
+def test_backend_of():
+    """Below what Dynamo and torch.compile wrap around it: in the entries of the cache."""
+    backend = Backend()
+    for given in (backend, "eager"):
+        torch._dynamo.reset()
+        torch.compile(scaled, backend=given)(torch.ones(3), 2)
+        (entry,) = _debug_get_cache_entry_list(scaled.__code__)
+        wanted = backend if given is backend else torch._dynamo.lookup_backend("eager")
+        assert dynamo.backend_of(entry.backend) is wanted
+    assert dynamo.backend_of(backend) is backend
+    wrapper = torch._TorchCompileWrapper(backend, None, None, None)
+    assert dynamo.backend_of(wrapper) is backend
+
+
+def test_uncompiled():
+    module = torch.nn.Linear(2, 2)
+    assert dynamo.uncompiled(torch.compile(module, backend="eager")) is module
+    assert dynamo.uncompiled(torch.compile(scaled, backend="eager")) is scaled
+    assert dynamo.uncompiled(module) is module and dynamo.uncompiled(scaled) is scaled
+
+
+def test_captured_graph():
+    found = []
+
+    def backend(gm, _):
+        found.append((dynamo.captured_graph(), gm))
+        return gm.forward
+
+    assert dynamo.captured_graph() is None
+    torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(3))
+    ((whole, gm),) = found
+    assert isinstance(whole, torch.fx.Graph)
+    targets = [node.target for node in gm.graph.nodes if node.op.startswith("call")]
+    assert [node.target for node in whole.nodes if node.op.startswith("call")] == targets
+    assert dynamo.captured_graph() is None
+
+
+def test_frame_under_way():
+    """The same in recompiles of a frame, another in other frames."""
+    names = []
+
+    def backend(gm, _):
+        names.append(dynamo.frame_under_way())
+        return gm.forward
+
+    run = torch.compile(scaled, backend=backend, dynamic=False)
+    for size in (3, 4):
+        run(torch.ones(size), 2)
+    torch.compile(breaking, backend=backend)(torch.ones(3))
+    first, again, other, rest = names
+    assert first == again != "" and len({first, other, rest}) >= 2
+    assert dynamo.frame_under_way() == "" and CompileContext.current_compile_id() is None
+
+
+class Parallel(torch.nn.parallel.DistributedDataParallel):
+    """As far as it can be had without other processes."""
+
+    def __init__(self, module):
+        torch.nn.Module.__init__(self)
+        self.module = module
+
+
+def test_is_cut_by_ddp():
+    """Inside the forward of a module under DistributedDataParallel, if its optimizer is on."""
+    parallel = Parallel(torch.nn.Linear(2, 2))
+    for mode, cut in (("ddp_optimizer", True), ("no_optimization", False)):
+        with torch._dynamo.config.patch(optimize_ddp=mode):
+            with parallel._inside_ddp_forward():
+                assert dynamo.is_cut_by_ddp() is cut
+            assert not dynamo.is_cut_by_ddp()
+
+
+def checkpointed(x):
+    return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False)
+
+
+def test_is_dynamo_body():
+    found = []
+
+    def backend(gm, _):
+        modules = [m for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
+        found.extend(map(dynamo.is_dynamo_body, modules))
+        return gm.forward
+
+    torch.compile(checkpointed, backend=backend)(torch.ones(2, requires_grad=True))
+    assert found == [False, True]
+    traced = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))  # a graph of nobody's
+    assert not dynamo.is_dynamo_body(traced)
+
+
+def inputs(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
+    return gm.graph.find_nodes(op="placeholder")
+
+
+def test_real_input():
+    """Dynamo holds inputs weakly: one that is gone is no value, and no error."""
+    given, found, held = [torch.arange(4), torch.ones(4)], [], []
+
+    def backend(gm, _):
+        found.extend(map(dynamo.real_input, inputs(gm)))
+        held.extend((node, node.meta["grapharg"]) for node in inputs(gm))
+        return gm.forward
+
+    torch.compile(lambda x, y: x + y, backend=backend)(*given)
+    assert [x is y for x, y in zip(found, given, strict=True)] == [True, True]
+    given.clear(), found.clear()
+    for node, graph_input in held:
+        node.meta["grapharg"] = graph_input
+        assert dynamo.real_input(node) is None
+    assert dynamo.real_input(torch.fx.Graph().placeholder("x")) is None
+
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(2, 2, bias=False)])
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x):
+        return self.layers[0](x) * self.scale * outside
+
+
+outside = torch.full((2,), 3.0)
+
+
+def test_source_name():
+    found, held = [], []
+
+    def backend(gm, _):
+        held.extend(inputs(gm))
+        found.extend(map(dynamo.source_name, held))
+        return gm.forward
+
+    torch.compile(Model(), backend=backend)(torch.ones(2))
+    own = "._modules['layers']._modules['0']._parameters['weight']", "._buffers['scale']"
+    assert set(found) == {"L['x']", "G['outside']", *(f"L['self']{name}" for name in own)}
+    assert list(map(dynamo.source_name, held)) == found  # afterwards too
+    assert dynamo.source_name(torch.fx.Graph().placeholder("x")) == ""

@@ -1,0 +1,304 @@
+"""What `_compat.inductor` has Inductor do: compile, find its caches, start its processes."""
+
+import contextlib
+import logging
+import os
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch._inductor import config
+from torch.utils._config_module import _UNSET_SENTINEL
+
+from gdpa_inductor._compat import inductor
+
+TAG = "tag_of_a_test"
+
+
+@pytest.fixture(autouse=True)
+def tags():
+    before = torch.compiler.config.cache_key_tag
+    yield
+    torch.compiler.config.cache_key_tag = before
+
+
+def test_trace_artifact():
+    """The text is made if someone records the trace, and only then."""
+    asked = []
+
+    def payload() -> str:
+        asked.append(True)
+        return "the text"
+
+    inductor.trace_artifact("of_a_test", payload)
+    assert asked == []
+    trace, found = logging.getLogger("torch.__trace"), []
+    handler = logging.Handler()
+    handler.emit = lambda record: found.append((record.metadata, record.payload))
+    level = trace.level
+    trace.addHandler(handler), trace.setLevel(logging.DEBUG)
+    try:
+        inductor.trace_artifact("of_a_test", payload)
+    finally:
+        trace.removeHandler(handler), trace.setLevel(level)
+    told = [
+        payload for data, payload in found if data.get("artifact", {}).get("name") == "of_a_test"
+    ]
+    assert told == ["the text"] and asked == [True]
+
+
+def test_inductor_config():
+    assert inductor.inductor_config("max-autotune", None)["max_autotune"] is True
+    assert inductor.inductor_config(None, None) == {}
+    found = inductor.inductor_config(None, {"max_autotune": True, "triton.cudagraphs": False})
+    assert found["max_autotune"] is True and found["triton.cudagraphs"] is False
+    for wrong in ({"no_such_option": 1}, {"max_autotune": "yes"}):
+        with pytest.raises(RuntimeError):
+            inductor.inductor_config(None, wrong)
+
+
+def test_option_names():
+    assert {"max_autotune", "triton.cudagraphs", "size_asserts"} <= inductor.option_names()
+    assert "gdpa.strict" not in inductor.option_names()
+
+
+def test_thorough():
+    assert not inductor.thorough()
+    for name in ("max_autotune", "max_autotune_gemm"):
+        with config.patch({name: True}):
+            assert inductor.thorough()
+
+
+@pytest.fixture
+def graph_cache() -> Iterator[None]:
+    """FxGraphCache may be switched on here; the environment of the tests keeps it off."""
+    forced = config._config["fx_graph_cache"]
+    with (
+        mock.patch.object(forced, "env_value_force", _UNSET_SENTINEL),
+        config.patch(fx_graph_cache=True),
+    ):
+        yield
+
+
+def hits(**options: Any) -> int:
+    """How many graphs a compile finds in the cache. Products need no C++ compiler."""
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    torch.compile(lambda x: x @ x, **options)(torch.ones(3, 3))
+    return torch._dynamo.utils.counters["inductor"]["fxgraph_cache_hit"]
+
+
+def test_cache_key_tag(graph_cache):
+    """A graph under another tag is another graph."""
+    with inductor.fresh_cache():
+        assert hits() == 0 and hits() == 1
+        with inductor.cache_key_tag(TAG):
+            assert torch.compiler.config.cache_key_tag.endswith(TAG)
+            assert hits() == 0 and hits() == 1
+        assert TAG not in torch.compiler.config.cache_key_tag and hits() == 1
+
+
+def test_add_cache_key_tag():
+    before = torch.compiler.config.cache_key_tag
+    for _ in range(2):
+        inductor.add_cache_key_tag(TAG)
+        assert torch.compiler.config.cache_key_tag == before + TAG
+
+
+def test_cache_folder(graph_cache, monkeypatch, tmp_path: Path):
+    """Where Inductor itself writes."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    assert Path(inductor.cache_folder()) == tmp_path
+    hits()
+    assert list(tmp_path.glob("fxgraph/*"))
+    for name, value in (("force_disable_caches", True), ("fx_graph_cache", False)):
+        with config.patch({name: value}):
+            assert inductor.cache_folder() is None
+
+
+@pytest.fixture
+def processes():
+    """Inductor's workers, of which the tests have none otherwise."""
+    from torch._inductor import async_compile
+
+    async_compile.AsyncCompile.process_pool.cache_clear()
+    with config.patch(compile_threads=2, worker_start_method="subprocess"):
+        yield
+        async_compile.shutdown_compile_workers()
+    async_compile.AsyncCompile.process_pool.cache_clear()
+
+
+def test_start_processes():
+    """As Inductor does when it begins to compile: not where it compiles in this process."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    assert config.compile_threads == 1
+    with mock.patch.object(AsyncCompile, "process_pool") as pool:
+        inductor.start_processes()
+        assert not pool.called
+        with config.patch(compile_threads=2), mock.patch.object(AsyncCompile, "warm_pool") as warm:
+            inductor.start_processes()
+            assert warm.called
+
+
+def test_in_background(processes):
+    future = inductor.in_background(os.getpid)
+    assert future is not None and future.result(120) != os.getpid()
+    with config.patch(compile_threads=1):
+        assert inductor.in_background(os.getpid) is None
+
+
+def test_fresh_cache(tmp_path: Path):
+    with inductor.fresh_cache():
+        folder = Path(torch._inductor.runtime.cache_dir_utils.cache_dir())
+        assert folder.is_dir() and not list(folder.rglob("*.py"))
+        (folder / "left").touch()
+    assert not folder.exists()
+    assert Path(torch._inductor.runtime.cache_dir_utils.cache_dir()) != folder
+
+
+def test_around_comparisons():
+    """Inductor compares configurations of a kernel by the method that is wrapped."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
+    order = []
+
+    @contextlib.contextmanager
+    def around():
+        order.append("begins")
+        yield
+        order.append("ends")
+
+    class Tuner(CachingAutotuner):
+        """A kernel of two configurations, of which only the comparison is real."""
+
+        def __init__(self):
+            self.launchers = [mock.MagicMock(), mock.MagicMock()]
+            self._prune_compile_results_to_launcher = lambda launcher: None  # 2.13
+            self.fn = types.SimpleNamespace(__name__="kernel")
+
+        def __getattr__(self, name):
+            return mock.MagicMock()
+
+    def compare(self, *args, **kwargs):
+        order.append("compares")
+        return dict(zip(self.launchers, (2.0, 1.0), strict=True))
+
+    with mock.patch.object(CachingAutotuner, "benchmark_all_configs", compare):
+        with inductor.around_comparisons(around):
+            tuner = Tuner()
+            fast = tuner.launchers[1]
+            tuner.autotune_to_one_config(1)
+        assert CachingAutotuner.benchmark_all_configs is compare
+    assert order == ["begins", "compares", "ends"] and tuner.launchers == [fast]
+
+
+def test_custom_graph_pass(graph_cache):
+    """Inductor calls a pass of this class with the captured graph."""
+    given = []
+
+    class Pass(inductor.custom_graph_pass()):
+        def __call__(self, graph):
+            given.append(graph.owning_module.graph is graph)
+
+        def uuid(self):
+            return "of a test"
+
+    with inductor.fresh_cache():
+        hits(options={"pre_grad_custom_pass": Pass()})
+    assert given == [True]
+
+
+def products(x, w):
+    return ((x @ w) @ w,)
+
+
+def test_compile_with_inductor():
+    """Under the tag, also the backward, which is compiled later; settings hold for this graph."""
+    tags, seen = [], []
+    inner = torch._inductor.compile_fx.compile_fx_inner
+
+    def noted(*args, **kwargs):
+        tags.append(torch.compiler.config.cache_key_tag)
+        seen.append(config.size_asserts)
+        return inner(*args, **kwargs)
+
+    def backend(gm, inputs):
+        return inductor.compile_with_inductor(gm, inputs, {"size_asserts": not plain}, TAG)
+
+    plain = config.size_asserts
+    x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    with mock.patch.object(torch._inductor.compile_fx, "compile_fx_inner", noted):
+        for dynamic in (False, True):  # of symbolic sizes, the backward is compiled when it runs
+            tags.clear()
+            torch._dynamo.reset()
+            (out,) = torch.compile(products, backend=backend, dynamic=dynamic)(x, w)
+            found = torch.autograd.grad(out.sum(), (x, w))
+            wanted = torch.autograd.grad(products(x, w)[0].sum(), (x, w))
+            torch.testing.assert_close(found, wanted)
+            assert len(tags) == 2 and all(tag.count(TAG) == 1 for tag in tags)
+    assert set(seen) == {not plain} and config.size_asserts == plain
+    assert TAG not in torch.compiler.config.cache_key_tag
+
+
+def narrowed(x: torch.Tensor, out: torch.Tensor) -> None:
+    out.copy_(x.bfloat16().float() - x)
+
+
+def test_drops_roundings():
+    """Whether generated C++ has the value of x, or that of x in 16 bits, where it is to round."""
+    x = torch.rand(64) + 1
+    compiled = inductor.compile_graph(narrowed, (x, torch.empty(64)), dynamic=False)
+    found = torch.empty(64)
+    compiled.run(x, found)
+    wanted = x.bfloat16().float() - x
+    assert wanted.abs().max() > 0
+    if inductor.drops_roundings():
+        assert not torch.equal(found, wanted)
+    else:
+        assert torch.equal(found, wanted)
+
+
+def test_CompiledGraph():
+    made = inductor.CompiledGraph(run=len, fits=bool)
+    assert made.run([1]) == 1 and made.fits([1])
+
+
+def test_compile_graph():
+    """It writes to an argument or returns a tuple; fits say which sizes and strides it is for."""
+
+    def product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return (x @ y,)
+
+    x, y = torch.randn(4, 6), torch.randn(6, 5)
+    tags = []
+    inner = torch._inductor.compile_fx.compile_fx_inner
+
+    def noted(*args, **kwargs):
+        tags.append((torch.compiler.config.cache_key_tag, config.pre_grad_custom_pass))
+        return inner(*args, **kwargs)
+
+    everywhere = config.patch(pre_grad_custom_pass=lambda graph: pytest.fail("a pass of models"))
+    with everywhere, mock.patch.object(torch._inductor.compile_fx, "compile_fx_inner", noted):
+        fixed = inductor.compile_graph(product, (x, y), dynamic=False, tag=TAG)
+        varying = inductor.compile_graph(product, (x, y), dynamic=True)
+    assert [TAG in tag for tag, _ in tags] == [True, False]
+    torch.testing.assert_close(fixed.run(x, y)[0], x @ y)
+    assert fixed.fits((x, y))
+    for size in (4, 9):
+        given = torch.randn(size, 6), torch.randn(6, 5)
+        assert varying.fits(given)
+        torch.testing.assert_close(varying.run(*given)[0], given[0] @ given[1])
+    for given in ((x.mT.contiguous().mT, y), (torch.randn(4, 7), y), (x[:1], y)):
+        assert not varying.fits(given)
+
+    def written(x: torch.Tensor, out: torch.Tensor) -> None:
+        out.copy_(x @ x)
+
+    x, out = torch.randn(4, 4), torch.empty(4, 4)
+    inductor.compile_graph(written, (x, out), dynamic=False).run(x, out)
+    torch.testing.assert_close(out, x @ x)
