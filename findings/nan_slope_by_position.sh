@@ -7,8 +7,7 @@
 # is left over. elu and hardswish give NaN and 1, hardshrink 0 and 1. Inductor gives 1 to all.
 # relu (1 at NaN) and clamp(min=0) (0 at NaN), the same function otherwise, do not depend on it;
 # since 2.14 their slopes agree at 0, but not at NaN.
-# Source: none found. The kernels' vector branches and their scalar branches compare the other way
-# round, which only NaN can tell.
+# Source: none found.
 #
 # Seen:
 #   hardtanh    first 0.0  last 1.0  compiled, first 1.0

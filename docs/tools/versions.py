@@ -19,16 +19,18 @@ _PART = re.compile(r"(<!-- matrix -->\n).*?(<!-- end of matrix -->)", re.DOTALL)
 
 def latest() -> dict[str, list[dict]]:
     """By version of torch, the last record of each run."""
-    found: dict[str, dict[str, dict]] = {}
-    for line in RECORDS.read_text().splitlines():
-        record = json.loads(line)
+    found: dict[str, dict[str, dict]] = {row.torch: {} for row in rows()}
+    for text in RECORDS.read_text().splitlines():
+        record = json.loads(text)
         found.setdefault(record["torch"], {})[record["shows"]] = record
     return {version: list(records.values()) for version, records in found.items()}
 
 
 def line(row: Row, records: list[dict]) -> str:
-    shown = "; ".join(f"{one['shows']} ({one['passed']:,})" for one in records)
     fbgemm = "none" if row.fbgemm == "-" else row.fbgemm
+    if not records:
+        return f"| {row.torch} | {row.triton} | {fbgemm} | | no run is recorded | |"
+    shown = "; ".join(f"{one['shows']} ({one['passed']:,})" for one in records)
     python, date = records[-1]["python"], max(one["date"] for one in records)
     return f"| {row.torch} | {row.triton} | {fbgemm} | {python} | {shown} | {date} |"
 
