@@ -160,7 +160,8 @@ def test_backend_of():
         assert dynamo.backend_of(entry.backend) is wanted
     assert dynamo.backend_of(backend) is backend
     wrapper = torch._TorchCompileWrapper(backend, None, None, None)
-    assert dynamo.backend_of(wrapper) is backend
+    debugged = torch._dynamo.repro.after_dynamo.wrap_backend_debug(wrapper, None)
+    assert dynamo.backend_of(wrapper) is dynamo.backend_of(debugged) is backend
 
 
 def test_uncompiled():
