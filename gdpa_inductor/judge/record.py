@@ -219,9 +219,13 @@ class Log:
         return len(self.events)
 
     def opaque(self, op: Any, given: Any, results: Any) -> None:
-        """Log a call without a schema: it is taken to write all that it is given."""
+        """Log a call without a schema: it is taken to write all that it is given.
+
+        A hook changes gradients and no element. Both graphs have it on the same tensor.
+        """
         event = self.event(op, (given,))
         changed = [x for x in fx.tree_leaves(event.args) if isinstance(x, Ref)]
+        changed = [] if event.name in _HOOKS else changed
         made = [self.ref(x) for x in fx.tree_leaves(results) if isinstance(x, Tensor)]
         event.results = tuple(made)
         event.writes = [(place, None) for place in (*changed, *made)]
@@ -295,6 +299,7 @@ def _written(func: Any, event: Event) -> list[Ref]:
     return found
 
 
+_HOOKS = ("register_hook",)  # from torch 2.15 on a call in Dynamo's graph
 # Operations that change an operand which their schema declares to be read only.
 SILENT_WRITERS: dict[str, tuple[str, ...]] = dict.fromkeys(
     ["native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "_batch_norm_impl_index",
