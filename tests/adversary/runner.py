@@ -7,7 +7,9 @@ counted); "dynamo" (Dynamo alone differs from eager or raises: not counted).
 
 import concurrent.futures
 import contextlib
+import functools
 import gc
+import importlib.util
 import json
 import multiprocessing
 import os
@@ -64,10 +66,18 @@ def run_program(program: Program, judge: str = "both") -> Outcome:
         program.spelling,
         "right",
     )
+    if "import fbgemm_gpu" in program.source and not _has_fbgemm():
+        outcome.status, outcome.fault = "eager", "there is no fbgemm for this torch"
+        return outcome
     with settings(program):
         (_export_door if program.door == "export" else _dynamo_door)(program, judge, outcome)
     outcome.seconds = round(time.time() - start, 3)
     return outcome
+
+
+@functools.cache
+def _has_fbgemm() -> bool:
+    return importlib.util.find_spec("fbgemm_gpu") is not None
 
 
 @contextlib.contextmanager
