@@ -60,7 +60,7 @@ test-torch:
 test-matrix:
 	for version in $(VERSIONS); do \
 		$(MAKE) TORCH=$$version VENV=.venv-$$version \
-			ARGS='$(ARGS) --record docs/measurements/matrix.jsonl' test || exit 1; done
+			ARGS='$(ARGS) --record .ci/matrix.jsonl' test || exit 1; done
 	$(BIN)/python -m docs.tools.versions
 
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute

@@ -1,6 +1,6 @@
 """What is run on each version of torch: `make test-torch TORCH=2.14.1`, and `make test` for all.
 
-    python -m tests.matrix 2.14.1 --workers 2 --record docs/measurements/matrix.jsonl
+    python -m tests.matrix 2.14.1 --workers 2 --record .ci/matrix.jsonl
 
 .ci/matrix.txt has the versions and which runs each gets. The installed torch and Triton must be the
 ones of the row: a machine's constraints may have put another one there. `--record` adds a line for

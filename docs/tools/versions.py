@@ -1,4 +1,4 @@
-"""The part of docs/versions.md that says what ran on which torch: docs/measurements/matrix.jsonl.
+"""The part of docs/versions.md that says what ran on which torch: .ci/matrix.jsonl.
 
 python -m docs.tools.versions          renews the page
 """
@@ -13,7 +13,7 @@ from tests.matrix import Row, rows
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "versions.md"
-RECORDS = ROOT / "docs" / "measurements" / "matrix.jsonl"
+RECORDS = ROOT / ".ci" / "matrix.jsonl"
 _PART = re.compile(r"(<!-- matrix -->\n).*?(<!-- end of matrix -->)", re.DOTALL)
 
 
