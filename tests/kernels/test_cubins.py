@@ -162,9 +162,12 @@ def test_jagged_cubins(case: JaggedCase, capability: int, tmp_path):
         assert TENSOR_CORE[capability] in made.asm["ptx"], "no tensor core"
         assert made.metadata.shared <= DEVICES[capability][1]
         # The forward has two loops. Triton 3.6 keeps more of a masked one of the backward at hand;
-        # Triton 3.7 a register more than there are on sm_100, and Triton 3.9 two.
+        # Triton 3.7 a register more than there are on sm_100, and Triton 3.9 two. On sm_90 Triton
+        # 3.8 keeps four of a backward without a mask.
         masked = 176 if TRITON < (3, 7) else 16 if capability == 100 else 0
-        allowed = 8 if "arg_DO" not in text else masked if case is CAUSAL else 0
+        allowed = masked if case is CAUSAL else SPILLS[capability]
+        if "arg_DO" not in text:
+            allowed = 8
         if TENSOR_CORE[capability] == "mma.sync":
             allowed = SPILLS[capability]
         assert local_bytes(made.asm["cubin"], tmp_path) <= allowed, "registers spill"
