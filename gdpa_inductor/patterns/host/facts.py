@@ -135,6 +135,10 @@ def _own_class(node: Node) -> type | None:
     return subclasses.class_of_user(given)
 
 
+# What Dynamo writes for the attributes `T` and `H` from torch 2.15 on: ATen's functions of them.
+_ATTRIBUTES = {"numpy_T": "T", "matrix_H": "H"}
+
+
 def name(node: Node) -> str:
     """The short name of what a node calls, such as "matmul", "mul_" or "mT"; "" if it is no
     call.
@@ -147,8 +151,10 @@ def name(node: Node) -> str:
     if target is getattr:
         return str(node.args[1])
     if isinstance(target, operators.OpOverload):
-        return str(operators.schema_of(target).name.split("::")[-1])
-    return str(getattr(target, "__name__", target))
+        called = str(operators.schema_of(target).name.split("::")[-1])
+    else:
+        called = str(getattr(target, "__name__", target))
+    return _ATTRIBUTES.get(called, called)
 
 
 def argument(node: Node, position: int, *names: str) -> Any:

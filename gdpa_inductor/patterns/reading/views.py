@@ -44,7 +44,7 @@ def through_view(space: Space, node: Node, index: Index) -> tuple[Node, Index] |
         return source, space.regroup(index, shape)
     if called in _SAME_ELEMENT:
         return source, index
-    if called in ("permute", "transpose", "t", "numpy_T"):
+    if called in ("permute", "transpose", "t", "T"):
         return source, permuted(index, _order(called, args, len(shape)))
     if called == "expand":
         return source, broadcast(index, made, shape)
@@ -145,7 +145,7 @@ def _order(called: str, args: Sequence[Any], rank: int) -> list[int]:
     if called == "permute":
         return [int(d) for d in args[0]]
     order = list(range(rank))
-    if called == "numpy_T":
+    if called == "T":
         return order[::-1]
     first, second = (0, 1) if called == "t" else (args[0], args[1])
     if rank >= 2:
