@@ -61,7 +61,7 @@ test-matrix:
 	for version in $(VERSIONS); do \
 		$(MAKE) TORCH=$$version VENV=.venv-$$version \
 			ARGS='$(ARGS) --record .ci/matrix.jsonl' test || exit 1; done
-	$(BIN)/python -m docs.tools.versions
+	.venv-$(firstword $(VERSIONS))/bin/python -m docs.tools.versions
 
 test-full: $(VENV)/.stamp-clients $(VENV)/.stamp-cute
 	$(PYTEST) $(ARGS)

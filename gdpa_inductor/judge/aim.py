@@ -65,6 +65,7 @@ _SMOOTH = frozenset([
     "log10", "reciprocal", "_to_copy", "copy", "clone", "where", "masked_fill", "lerp", "addcmul",
     "addcdiv", "mish", "detach", "positive", "fill", "zero", "nan_to_num",
 ])  # fmt: skip
+_STEPS = 4  # of Newton's method: one suffices where the argument is affine in the score
 # Where functions turn that name no such number. The others turn at 0.
 _KINKS = {"hardswish": (-3.0, 3.0), "hardsigmoid": (-3.0, 3.0)}
 
@@ -105,9 +106,6 @@ def scores_at_turns(weights: SampledWeights, side: Side) -> Tensor | None:
     ends = torch.where(aside == 2, -torch.inf, torch.inf).to(leaf.dtype)
     beside = torch.nextafter(scores.to(leaf.dtype), ends).double()
     return torch.where(aims & (aside >= 2), beside, scores)
-
-
-_STEPS = 4
 
 
 def _newton(turns: Sequence[Tensor], leaf: Tensor, drawn: Tensor) -> Tensor:
