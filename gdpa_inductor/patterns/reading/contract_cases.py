@@ -139,6 +139,9 @@ CASES: list[TorchCall] = [
         for by in (3, 0.5, True)
     ),
 ]  # fmt: skip
+BY_KEY: dict[str, list[TorchCall]] = {}
+for _case in CASES:
+    BY_KEY.setdefault(_case.key, []).append(_case)
 
 # Rows that have no case: what functionalisation makes of `fill_` and `zero_`.
 WRITTEN = {"fill", "zero"}
