@@ -13,8 +13,8 @@ import contextlib
 import copy
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,8 @@ class _Taken(Exception):
 class _Harvest:
     """A plugin of pytest: every first compiled call of a test becomes a subject."""
 
-    found: list[Subject]
+    part: slice
+    found: list[Subject] = field(default_factory=list)
     test: str = ""
     between: Callable | None = None
 
@@ -223,7 +224,7 @@ class _Harvest:
         self.test, self.between = f"{Path(item.fspath).stem}: {item.name}", None
 
     def pytest_collection_modifyitems(self, items: list) -> None:
-        items[:] = [x for x in items if _wanted(Path(x.fspath).stem, x.name)]
+        items[:] = [x for x in items if _wanted(Path(x.fspath).stem, x.name)][self.part]
 
     def compile(self, function: Callable | None = None, **options: Any) -> Callable:
         def called(*args: Any, **kwargs: Any) -> None:
@@ -240,21 +241,19 @@ def _wanted(module: str, test: str) -> bool:
     return module != "test_jagged" or "static" in test or "[" not in test
 
 
-# Modules of tests/patterns, in two halves that take about as long.
-HARVESTED = (
-    ("test_effects", "test_effects_table", "test_widths", "test_exact", "test_region",
-     "test_loops"),
-    ("test_hazards", "test_mutations", "test_gradients", "test_implied", "test_jagged",
-     "test_modes", "test_nested", "test_matcher_unit", "test_tables"),
-)  # fmt: skip
+_HARVESTED = (
+    "effects effects_table widths exact region loops hazards mutations gradients implied jagged "
+    "modes nested matcher_unit tables"
+).split()
 
 
-def from_tests(modules: Iterable[str]) -> list[Subject]:
+def from_tests(part: slice) -> list[Subject]:
+    """What a part of the tests of tests/patterns compiles."""
     import pytest
 
     from tests.patterns import effects
 
-    harvest = _Harvest([])
+    harvest = _Harvest(part)
     kept, run = torch.compile, effects.run
 
     def noted(function: Callable, operands: Any, training: bool = True, between: Any = None) -> Any:
@@ -264,7 +263,7 @@ def from_tests(modules: Iterable[str]) -> list[Subject]:
 
     torch.compile, effects.run = harvest.compile, noted
     try:
-        paths = [str(_PATTERNS / f"{name}.py") for name in modules]
+        paths = [str(_PATTERNS / f"test_{name}.py") for name in _HARVESTED]
         how = ["-qq", "--tb=no", "--no-summary", "-p", "no:cacheprovider", "-m", "not slow"]
         with contextlib.redirect_stdout(io.StringIO()):
             pytest.main([*how, *paths], plugins=[harvest])

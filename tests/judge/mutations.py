@@ -1,7 +1,7 @@
 """The judge without each of the matcher's checks: does it let a wrong rewrite through?
 
-    python -m tests.judge.mutations --half 0 --out results.jsonl     run, and go on where it was
-    python -m tests.judge.mutations --table results*.jsonl             docs/judge_mutations.md
+    python -m tests.judge.mutations --part 0/16 --out 0.jsonl     run, and go on where it was
+    python -m tests.judge.mutations --table *.jsonl                docs/judge_mutations.md
 
 Each program is captured once. It is rewritten as it is, then without each check that matters to it:
 once with the judge off, once with it on. A rewrite that differs runs eagerly and is compared with
@@ -165,11 +165,11 @@ def _said(error: BaseException) -> str:
 # Many
 
 
-def subjects(seeds: int, half: int) -> Iterator[Subject]:
-    """Half of the corpus."""
-    yield from [*corpus.from_programs(), *corpus.from_hunts()][half::2]
-    yield from corpus.from_tests(corpus.HARVESTED[half])
-    yield from corpus.from_seeds(seeds)[half::2]
+def subjects(seeds: int, part: slice) -> Iterator[Subject]:
+    """A part of the corpus."""
+    yield from [*corpus.from_programs(), *corpus.from_hunts()][part]
+    yield from corpus.from_tests(part)
+    yield from corpus.from_seeds(seeds)[part]
 
 
 def run(given: Iterable[Subject], path: Path) -> None:
@@ -247,7 +247,7 @@ def table(outcomes: list[Outcome]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--table", nargs="+", type=Path, help="write the page from these results")
-    parser.add_argument("--half", type=int, choices=(0, 1), help="of the corpus; both if not given")
+    parser.add_argument("--part", default="0/1", help="1/16: the second of 16 parts of the corpus")
     parser.add_argument("--seeds", type=int, default=400)
     parser.add_argument("--out", type=Path, default=Path("mutations.jsonl"))
     parser.add_argument("--only", default="", help="programs whose name holds this")
@@ -257,8 +257,9 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     logging.disable(logging.ERROR)  # the log of a rewrite that is held back
-    for half in (0, 1) if given.half is None else (given.half,):
-        run((s for s in subjects(given.seeds, half) if given.only in s.name), given.out)
+    first, parts = map(int, given.part.split("/"))
+    found = subjects(given.seeds, slice(first, None, parts))
+    run((subject for subject in found if given.only in subject.name), given.out)
 
 
 if __name__ == "__main__":
