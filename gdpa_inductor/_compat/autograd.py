@@ -71,9 +71,13 @@ def has_tangent(tensor: torch.Tensor) -> bool:
     return torch._VF._unpack_dual(tensor, level=0).tangent is not None
 
 
-def autocasts() -> bool:
-    """Whether autocast is on, so that operators cast their arguments."""
-    return any(map(torch.is_autocast_enabled, ("cpu", "cuda")))
+def autocasts() -> list[tuple[str, torch.dtype]]:
+    """The devices where autocast is on, with what it casts to."""
+    return [
+        (device, torch.get_autocast_dtype(device))
+        for device in ("cpu", "cuda")
+        if torch.is_autocast_enabled(device)
+    ]
 
 
 @contextlib.contextmanager

@@ -78,6 +78,12 @@ def is_composite(op: Any) -> bool:
 
 
 @functools.cache
+def has_autocast(op: Any, device: str) -> bool:
+    """Whether autocast casts the arguments of an operator; else those of what it is made of."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), f"Autocast{device.upper()}")
+
+
+@functools.cache
 def writes_first(op: Any) -> bool:
     """Whether an operator changes its first argument."""
     first = op._schema.arguments[:1]

@@ -321,7 +321,8 @@ class Bodies:
         args, kwargs = self._arguments(node, side)
         target: Any = node.target
         self.whole.log.grad = torch.is_grad_enabled()
-        self.whole.log.implied = autograd.autocasts() and not calls.casts(target)
+        self.whole.log.autocasts = autograd.autocasts()
+        self.whole.log.implied = bool(self.whole.log.autocasts) and not calls.casts(target)
         self._check_views(node, args)
         if node.op == "call_function" and fx.has_plain_bodies(target):
             return self._inlined(node, args, other)

@@ -8,6 +8,7 @@ is an alias.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -132,6 +133,7 @@ class Log:
     side:             Which graph runs.
     grad:             Gradient mode is on for the node. An operator may turn it off inside.
     implied:          Casts are autocast's, not the node's.
+    autocasts:        Those that are on.
 
     For each storage:
     writes:           The events that changed it, in order.
@@ -149,6 +151,7 @@ class Log:
     side: str = "both"
     grad: bool = True
     implied: bool = False
+    autocasts: list[tuple[str, torch.dtype]] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     products: list[Event] = field(default_factory=list)
     writes: dict[int, list[Write]] = field(default_factory=dict)
@@ -246,8 +249,7 @@ class Recorder(operators.TorchDispatchMode):
         if func.namespace == "prim":  # a question about a tensor
             return subclasses.asked(func, args[0])
         if torch.is_inference_mode_enabled() and operators.is_composite(func):
-            with self:
-                made = func.decompose(*args, **kwargs)
+            made = self._decomposed(func, args, kwargs)
             if made is not NotImplemented:
                 return made
         # A nested tensor: what it does to its values is logged.
@@ -270,6 +272,21 @@ class Recorder(operators.TorchDispatchMode):
         event.constant = subclasses.constant_of(flat[0]) if len(flat) == 1 else None
         log.add(event)
         return made
+
+    def _decomposed(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A composite as its parts. Modes see it whole in inference mode, with autocast off."""
+        log = self.log
+        ambient = log.autocasts
+        # The others have cast its arguments.
+        log.autocasts = [x for x in ambient if not operators.has_autocast(func, x[0])]
+        try:
+            with contextlib.ExitStack() as stack:
+                stack.enter_context(self)
+                for cast in log.autocasts:
+                    stack.enter_context(torch.autocast(*cast))
+                return func.decompose(*args, **kwargs)
+        finally:
+            log.autocasts = ambient
 
     def _number(self, func: Any, tensor: Tensor) -> Any:
         """`.item()`: a number that no program would write, so that it is known again."""

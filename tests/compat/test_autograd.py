@@ -114,7 +114,7 @@ def test_has_tangent():
 def test_autocasts():
     assert not autograd.autocasts()
     with torch.autocast("cpu", torch.bfloat16):
-        assert autograd.autocasts()
+        assert autograd.autocasts() == [("cpu", torch.bfloat16)]
         with torch.autocast("cpu", enabled=False):
             assert not autograd.autocasts()
 

@@ -113,6 +113,13 @@ def test_is_composite(library):
     assert not operators.is_composite(torch.ops.gdpa_compat.composed.default)
 
 
+def test_has_autocast():
+    assert operators.has_autocast(aten.matmul.default, "cpu")
+    assert operators.has_autocast(aten.matmul.default, "cuda")
+    assert not operators.has_autocast(aten.einsum.default, "cpu")
+    assert not operators.has_autocast(aten.mT.default, "cuda")
+
+
 def test_writes_first():
     assert operators.writes_first(aten.add_.Tensor) and operators.writes_first(aten.copy_.default)
     assert not operators.writes_first(aten.add.Tensor)

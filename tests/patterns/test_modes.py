@@ -273,6 +273,22 @@ def test_inference_mode():
     assert len(recorder.matches) == 1
 
 
+def test_einsum_in_inference_mode_is_cast():
+    """Dispatch modes see einsum whole there, with autocast off; eager casts its products."""
+
+    def attention(q, k, v):
+        with torch.inference_mode():
+            weights = F.silu(q @ k.mT)
+            with torch.autocast("cpu", torch.bfloat16):
+                return torch.einsum("...nm,...md->...nd", weights, v)
+
+    recorder = Recorder()
+    operands = recast(make_operands(HEADS, SIZES), torch.float32)
+    output = torch.compile(attention, backend=recorder, fullgraph=True)(**operands)
+    assert output.dtype == attention(**operands).dtype == torch.bfloat16
+    assert len(recorder.matches) == 1, recorder.why()
+
+
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "bias", "scale"])
 def test_one_gradient_only(wanted):
     """Only what autograd asks for is computed."""
