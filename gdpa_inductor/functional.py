@@ -17,6 +17,7 @@ from torch import Tensor
 from . import jagged_ops as jagged_ops  # which registers the ops
 from .operands import Size, check_bounds, check_form
 from .rejection import GDPAError
+from .scalars import at_all_scores
 
 ScoreFn = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 MaskFn = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -42,7 +43,8 @@ def attention(
         query: [B, H, M, D], or with `cu_seqlens_q` [Lq, H, D].
         key, value: [B, H, N, D] and [B, H, N, Dv], or with `cu_seqlens_k` [Lk, H, ·].
         score_mod: `(score, b, h, q_idx, kv_idx) -> weight`; None is the identity. `score` is
-            scale · q·k, in fp32 (fp64 for fp64); the indices are integers that broadcast with it.
+            scale · q·k, in fp32 (fp64 for fp64). All five are tensors of no dims, the indices
+            integers, as in flex_attention.
         mask_mod: `(b, h, q_idx, kv_idx) -> bool`. Where False the weight is 0, whatever
             `score_mod` gives.
         scale: multiplies q·k. The default is 1, not 1/sqrt(D).
@@ -60,7 +62,8 @@ def attention(
     Raises:
         GDPAError: operands that do not fit each other.
         ValueError: a negative bound.
-        TypeError: a `mask_mod` that returns no booleans.
+        TypeError: a `score_mod` or `mask_mod` that returns no tensor of no dims, or a `mask_mod`
+            that returns no booleans.
     """
     nested = query.is_nested
     query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
@@ -108,20 +111,34 @@ def _formula(
     # Twice: what is no score has no weight, and what the weight's slope is there does not matter.
     for exists in there:
         score = torch.where(exists, score, 0.0)
-    weight = score if score_mod is None else score_mod(score, b, h, q_idx, kv_idx)
+    last = score.dim() - 1
+    indices = (b, h, q_idx, kv_idx)
+    axes = [(0,), tuple(range(1, last - 1)), (last - 1,), (last,)]
+    weight = score
+    if score_mod is not None:
+        weight = at_all_scores(score_mod, (score, *indices), [range(last + 1), *axes])
+        weight = _of_one_score("score_mod", weight, score.dim())
+        if weight.dim() == 0 or weight.shape != score.shape:
+            weight = weight.expand(score.shape)
     if mask_mod is not None:
-        weight = torch.where(_booleans(mask_mod(b, h, q_idx, kv_idx)), weight, 0.0)
+        mask = _of_one_score("mask_mod", at_all_scores(mask_mod, indices, axes), score.dim())
+        weight = torch.where(mask, weight, 0.0)
     for exists in there:
         weight = torch.where(exists, weight, 0.0)
     out = torch.matmul(weight.to(value.dtype), value)
     return out.flatten(1, 2) if groups > 1 else out
 
 
-def _booleans(mask: object) -> Tensor:
-    if isinstance(mask, Tensor) and mask.dtype == torch.bool:
-        return mask
-    found = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-    raise TypeError(f"mask_mod must return a tensor of torch.bool, not {found}")
+def _of_one_score(name: str, made: object, rank: int) -> Tensor:
+    """What a mod has returned, if it is one element for each score."""
+    wanted = "a tensor of torch.bool" if name == "mask_mod" else "a tensor"
+    found = made.dtype if isinstance(made, Tensor) else type(made).__name__
+    if not isinstance(made, Tensor) or (name == "mask_mod" and made.dtype != torch.bool):
+        raise TypeError(f"{name} must return {wanted}, not {found}")
+    if made.dim() not in (0, rank):
+        shape = tuple(made.shape[rank:])
+        raise TypeError(f"{name} must return {wanted} without dims, not of shape {shape}")
+    return made
 
 
 def _head_axes(size: Size, groups: int) -> tuple[Size, Size]:

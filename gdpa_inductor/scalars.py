@@ -1,0 +1,188 @@
+"""Run a `score_mod` or `mask_mod`, which is written for one score, for all scores.
+
+Its arguments behave as 0-dim tensors, as in flex_attention. `torch.vmap` makes them so, whatever
+the function calls. Most functions compute with elements and look elements up. Given tensors that
+broadcast, they have the same results, in a form that the matcher reads. So that is tried first, and
+left at the first call that might see more than one element (`_Mapped`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+_ELEMENTWISE = """
+    abs absolute add addcdiv addcmul and bitwise_and bitwise_left_shift bitwise_not bitwise_or
+    bitwise_right_shift bitwise_xor bfloat16 bool ceil celu clamp clamp_max clamp_min clip cos div
+    divide double elu eq erf exp exp2 expm1 fix float floor floor_divide floordiv fmod frac ge gelu
+    greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh iadd iand ifloordiv imul
+    int invert ior ipow isfinite isinf isnan isub itruediv ixor le leaky_relu lerp less less_equal
+    log log10 log1p log2 logical_and logical_not logical_or logical_xor logsigmoid long lshift lt
+    masked_fill maximum minimum mish mod mul multiply nan_to_num ne neg negative not_equal or pos
+    positive pow radd rand reciprocal relu relu6 remainder rfloordiv rlshift rmod rmul ror round
+    rpow rrshift rshift rsqrt rsub rtruediv rxor selu sgn sigmoid sign silu sin softplus softshrink
+    softsign special_erf special_expit special_exp2 special_expm1 special_log1p sqrt square sub
+    subtract tan tanh tanhshrink threshold to true_divide truediv trunc type type_as where xor
+"""
+_RANDOM = """
+    alpha_dropout bernoulli binomial cauchy dropout exponential feature_dropout geometric
+    log_normal multinomial normal poisson rand randint randn random randperm uniform
+"""
+# As functions, methods, operators and methods in place are named. Those that make a number for
+# Python want one element.
+ELEMENTWISE = {x for name in _ELEMENTWISE.split() for x in (name, f"__{name}__", f"{name}_")}
+ELEMENTWISE -= {"__bool__", "__float__", "__int__", "__long__"}
+# They differ from score to score, also where only a shape is given.
+RANDOM = {x for name in _RANDOM.split() for x in (name, f"{name}_", f"{name}_like")}
+# Of a tensor's attributes, those that do not depend on its shape.
+_PLAIN = (Tensor.dtype.__get__, Tensor.device.__get__)  # type: ignore[attr-defined]
+
+
+def at_all_scores(
+    mod: Callable[..., Any], operands: Sequence[Tensor], axes: Sequence[Sequence[int]]
+) -> Any:
+    """`mod(*operands)` as if each operand were 0-dim.
+
+    Args:
+        operands: of equally many dims, which broadcast.
+        axes: the dims over which each of them varies.
+    """
+    rank = operands[0].dim()
+    try:
+        with _AtOnce(rank):
+            made = mod(*operands)
+        has_dims = isinstance(made, Tensor) and made.dim() not in (0, rank)
+        if not has_dims and not isinstance(made, _Row):
+            return made
+    except _Mapped:
+        pass
+    # The innermost map runs over the last axis.
+    for axis in reversed(range(rank)):
+        dims = tuple(0 if axis in own else None for own in axes)
+        mod = torch.vmap(mod, in_dims=dims, randomness="different")
+    found = [
+        operand[tuple(slice(None) if axis in own else 0 for axis in range(rank))]
+        for operand, own in zip(operands, axes, strict=True)
+    ]
+    return mod(*found)
+
+
+class _Mapped(Exception):
+    """A function has to be mapped: it calls what sees more than one element."""
+
+
+class _AtOnce(TorchFunctionMode):
+    """Scores and indices are tensors of `rank` dims; anything else is the same for all scores.
+
+    inside: A call is the mode's own.
+    """
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.inside = rank, False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if self.inside:
+            return func(*args, **kwargs)
+        if func is Tensor.__getitem__:
+            return self._look_up(*args)
+        given = [*args, *kwargs.values()]
+        for x in (*args, *kwargs.values()):
+            if isinstance(x, (list, tuple)):
+                given += x
+        if any(isinstance(x, _Row) for x in given):
+            raise _Mapped
+        dims = [x.dim() for x in given if isinstance(x, Tensor)]
+        if self.rank not in dims:
+            if func.__name__ in RANDOM:
+                raise _Mapped
+        elif func not in _PLAIN:
+            known = func.__name__ in ELEMENTWISE
+            if not known or any(n not in (0, self.rank) for n in dims):
+                raise _Mapped
+        return func(*args, **kwargs)
+
+    def _look_up(self, table: Tensor, given: Any) -> Any:
+        at = given if isinstance(given, tuple) else (given,)
+        varies = any(isinstance(i, Tensor) and i.dim() == self.rank for i in at)
+        if not varies and table.dim() != self.rank:
+            return table[given]
+        return _Row(self, table, table.dim(), ())[at]
+
+
+class _Row:
+    """Elements of a table, at each score's own place in its first dims.
+
+    at:    The place.
+    dims:  Of the table. Asking it would be a call that the mode sees.
+    """
+
+    def __init__(self, mode: _AtOnce, table: Tensor, dims: int, at: tuple[Any, ...]) -> None:
+        self.mode, self.table, self.dims, self.at = mode, table, dims, at
+
+    def __getitem__(self, given: Any) -> Any:
+        at = (*self.at, *(given if isinstance(given, tuple) else (given,)))
+        for i in at:
+            whole = isinstance(i, Tensor) and i.dtype not in (torch.bool, torch.uint8)
+            if not whole and (not isinstance(i, (int, torch.SymInt)) or isinstance(i, bool)):
+                raise _Mapped
+        if len(at) < self.dims:
+            return _Row(self.mode, self.table, self.dims, at)
+        return self._inside(lambda: self.table[at])
+
+    def _inside(self, function: Callable[[], Tensor]) -> Tensor:
+        before, self.mode.inside = self.mode.inside, True
+        try:
+            return function()
+        finally:
+            self.mode.inside = before
+
+    def _elements(self) -> Tensor:
+        """All of a place in one last dim."""
+        return self.table[self.at].flatten(len(self.at) - self.dims)
+
+    def sum(self) -> Tensor:
+        return self._inside(lambda: self._elements().sum(-1))
+
+    def mean(self) -> Tensor:
+        return self._inside(lambda: self._elements().mean(-1))
+
+    def amax(self) -> Tensor:
+        return self._inside(lambda: self._elements().amax(-1))
+
+    def amin(self) -> Tensor:
+        return self._inside(lambda: self._elements().amin(-1))
+
+    def any(self) -> Tensor:
+        return self._inside(lambda: self._elements().any(-1))
+
+    def all(self) -> Tensor:
+        return self._inside(lambda: self._elements().all(-1))
+
+    max, min = amax, amin
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise _Mapped
+
+    @classmethod
+    def __torch_function__(cls, *given: Any) -> NoReturn:
+        raise _Mapped
+
+
+def _mapped(*given: Any) -> NoReturn:
+    raise _Mapped
+
+
+_OPERATORS = """
+    add radd sub rsub mul rmul truediv rtruediv pow rpow matmul rmatmul neg abs invert and or lt le
+    gt ge eq ne bool len iter contains
+"""
+for _name in _OPERATORS.split():
+    setattr(_Row, f"__{_name}__", _mapped)
