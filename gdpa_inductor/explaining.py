@@ -19,7 +19,7 @@ from torch.fx import GraphModule, Node
 from ._compat import dynamo
 from .backend import analyse
 from .graphs import copy_graph
-from .options import Options
+from .options import PREFIX, Options, split
 from .patterns import Result
 from .patterns.host import facts, places
 from .rejection import Code
@@ -35,9 +35,9 @@ def explain(
     `backend="gdpa"`.
 
     Args:
-        dynamic: as torch.compile's.
-        options: those of the backend without their prefix, such as `profit=False`. `strict` and
-            `expect` raise nothing.
+        dynamic: as torch.compile's. The default is that of a compiled `target`.
+        options: those of the backend without their prefix, such as `profit=False`, over those of a
+            compiled `target`. `strict` and `expect` raise nothing.
 
     Returns:
         A function of the model's own arguments that runs it once and returns the Report.
@@ -50,13 +50,17 @@ def explain(
             "explain wants a model or a function and returns a function of its inputs: write "
             "explain(model)(x), with options in the first brackets, explain(model, profit=False)(x)"
         )
-    chosen = Options.make(options)
+    its_dynamic, its_options = dynamo.settings(target)
+    ours, _ = split(its_options)
+    chosen = Options.make(ours | {PREFIX + name: value for name, value in options.items()})
+    dynamic = its_dynamic if dynamic is None else dynamic
     target = dynamo.uncompiled(target)
 
     def report(*args: Any, **kwargs: Any) -> Report:
         analyst = _Analyst(chosen)
         with (
             untouched(target, args, kwargs),
+            dynamo.compiled_calls_set_aside(target),
             dynamo.dynamo_observed(analyst, _code_objects(target)) as seen,
         ):
             torch.compile(target, backend=analyst, dynamic=dynamic)(*args, **kwargs)

@@ -11,6 +11,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -169,6 +170,35 @@ def uncompiled(target: Any) -> Any:
         or getattr(target, "_torchdynamo_orig_callable", None)
         or target
     )
+
+
+def settings(target: Any) -> tuple[bool | None, dict[str, Any]]:
+    """What torch.compile was given for a function or module: `dynamic`, and `options` if any."""
+    run = getattr(target, "_compiled_call_impl", None) or target  # of Module.compile
+    wrapped = getattr(getattr(target, "dynamo_ctx", None), "callback", None)
+    if isinstance(run, FunctionType) and hasattr(run, "_torchdynamo_orig_callable"):
+        cells = zip(run.__code__.co_freevars, run.__closure__, strict=True)
+        wrapped = next((x.cell_contents for name, x in cells if name == "callback"), wrapped)
+    while (inner := getattr(wrapped, "_torchdynamo_orig_backend", None)) is not None:
+        wrapped = inner
+    given = getattr(wrapped, "kwargs", {})
+    return getattr(wrapped, "dynamic", None), given.get("options") or {}
+
+
+@contextlib.contextmanager
+def compiled_calls_set_aside(target: Any) -> Iterator[None]:
+    """A context in which modules that `Module.compile` has compiled run as they were written."""
+    modules = list(target.modules()) if isinstance(target, torch.nn.Module) else []
+    held = [
+        (x, x.__dict__.pop("_compiled_call_impl"))
+        for x in modules
+        if "_compiled_call_impl" in x.__dict__
+    ]
+    try:
+        yield
+    finally:
+        for module, call in held:
+            module._compiled_call_impl = call
 
 
 def captured_graph() -> torch.fx.Graph | None:

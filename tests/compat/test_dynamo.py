@@ -171,6 +171,31 @@ def test_uncompiled():
     assert dynamo.uncompiled(module) is module and dynamo.uncompiled(scaled) is scaled
 
 
+def test_settings():
+    given = {"gdpa.profit": False}
+    how = {"backend": "gdpa", "dynamic": True, "options": given}
+    module = torch.nn.Linear(2, 2)
+    assert dynamo.settings(torch.compile(module, **how)) == (True, given)
+    assert dynamo.settings(torch.compile(scaled, **how)) == (True, given)
+    assert dynamo.settings(torch.compile(scaled, backend="gdpa")) == (None, {})
+    assert dynamo.settings(torch.compile(scaled, backend="eager", dynamic=False)) == (False, {})
+    assert dynamo.settings(module) == dynamo.settings(scaled) == (None, {})
+    module.compile(**how)
+    assert dynamo.settings(module) == (True, given)
+
+
+def test_compiled_calls_set_aside():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    model.compile(backend="eager")
+    model[0].compile(backend="eager")
+    calls = model._compiled_call_impl, model[0]._compiled_call_impl
+    with dynamo.compiled_calls_set_aside(model):
+        assert model._compiled_call_impl is model[0]._compiled_call_impl is None
+    assert (model._compiled_call_impl, model[0]._compiled_call_impl) == calls
+    with dynamo.compiled_calls_set_aside(scaled):
+        pass
+
+
 def test_captured_graph():
     found = []
 
