@@ -216,8 +216,8 @@ def test_a_pass_for_the_whole_process_leaves_our_own_graphs_alone(caplog) -> Non
     user. `expect` raised there, so that the program ran uncompiled.
     """
     config = torch._inductor.config
-    for cache in (block_pass._runner, block_pass._variant):
-        cache.cache_clear()
+    block_pass.RUNNERS.clear()
+    block_pass._variant.cache_clear()
     function = lambda q: F.silu(q @ q.mT) @ q
     q = torch.randn(2, 2, 64, 32, requires_grad=True)
     with (

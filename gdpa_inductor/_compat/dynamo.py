@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,10 +16,11 @@ from types import FunctionType
 from typing import Any
 
 import torch
+from torch._dynamo import register_backend
 from torch._dynamo.utils import counters  # a defaultdict(Counter), which users may clear
 from torch._guards import CompileContext
 
-__all__ = ["counters"]
+__all__ = ["counters", "register_backend"]
 
 
 @dataclass(frozen=True)
@@ -150,6 +152,13 @@ def _forget(code: Any, backend: object) -> None:
             # none.
             deleted.id_matched_objs = {"<explained>": weakref.ref(_ANCHOR)}
             manager.extra_state.invalidate(manager.cache_entry, deleted)
+
+
+def compile_lock() -> threading.RLock:
+    """What Dynamo holds while it compiles: a thread after the other does."""
+    from torch._dynamo import convert_frame
+
+    return convert_frame.compile_lock
 
 
 def backend_of(wrapped: Any) -> Any:

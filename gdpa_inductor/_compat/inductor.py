@@ -6,9 +6,11 @@ Imports of torch._inductor are inside the functions: the CPU kernel and the doct
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -156,19 +158,39 @@ class CompiledGraph:
     fits: Callable[[Sequence[torch.Tensor]], bool]
 
 
+@functools.cache
+def _unannounced_tracer() -> type:
+    """make_fx's tracer, without the flag of the process that fx is tracing.
+
+    While it is set, compiled functions raise an error in all threads. Since torch 2.14 each thread
+    has its own, and this changes nothing.
+    """
+    from torch.fx import _symbolic_trace
+    from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+
+    plain: Any = _symbolic_trace.Tracer.trace
+    plain = getattr(plain, "_torchdynamo_orig_callable", plain)
+    own = dict(vars(_symbolic_trace))  # the flag is a global of the module
+    trace = FunctionType(plain.__code__, own, "trace", plain.__defaults__, plain.__closure__)
+    return type("UnannouncedTracer", (PythonKeyTracer,), {"trace": trace})
+
+
 def compile_graph(
     function: Callable[..., Any], examples: Sequence[torch.Tensor], *, dynamic: bool, tag: str = ""
 ) -> CompiledGraph:
-    """Have Inductor compile `function`, which writes to its arguments or returns a tuple; at run
-    time, without Dynamo.
+    """Have Inductor compile `function`, at run time, without Dynamo.
+
+    It returns a tuple, or its last calls are `copy_` to its arguments. For this is the graph that
+    Inductor gets: AOTAutograd, which would take out other writes, is left out as well.
 
     dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
     tag: added to the keys of caches.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
-    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.decomposition import select_decomp_table
+    from torch.fx.experimental import proxy_tensor
     from torch.utils._python_dispatch import _disable_current_modes
 
     def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -176,26 +198,23 @@ def compile_graph(
         return found if isinstance(found, tuple) else ()
 
     with _disable_current_modes(), torch.no_grad(), torch.inference_mode(False):
-        traced = make_fx(flat, tracing_mode="symbolic" if dynamic else "fake")(*examples)
+        with mock.patch.object(proxy_tensor, "PythonKeyTracer", _unannounced_tracer()):
+            make = proxy_tensor.make_fx(
+                flat,
+                decomposition_table=select_decomp_table(),
+                tracing_mode="symbolic" if dynamic else "fake",
+            )
+            traced = make(*examples)
+        for held in (traced, traced.graph):  # the keys of caches have it
+            held._tracer_cls = proxy_tensor.PythonKeyTracer
         fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
         mode = fakes[0].fake_mode
         # Else its C++ leaves out a rounding to 16 bits and back. The caller may itself be captured.
         settings: dict[str, Any] = {"emulate_precision_casts": True, "triton.cudagraphs": False}
-        # A pass for the whole process (GDPAPass) is for models: it would count this graph as one.
-        settings["pre_grad_custom_pass"] = None
         if not dynamic:  # it is kept by sizes and strides: no call need check them again
             settings["size_asserts"] = False
-        inner: list[Callable[[list[torch.Tensor]], Any]] = []
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            inner.append(compile_fx_inner(*args, **kwargs))
-            return inner[-1]
-
         with tracing(TracingContext(mode)), config.patch(settings), cache_key_tag(tag):
-            run = compile_fx(traced, fakes, inner_compile=noted)
-        if not dynamic and len(inner) == 1:  # nothing is left for what wraps it: half of the time
-            kernel = inner[0]
-            run = lambda *tensors: kernel(list(tensors))
+            kernel = compile_fx_inner(traced, fakes, is_inference=True)
 
     guards = mode.shape_env.produce_guards_expression(fakes) if dynamic else None
     code = compile(guards, "<guards>", "eval") if guards else None
@@ -203,4 +222,4 @@ def compile_graph(
     def fits(tensors: Sequence[torch.Tensor]) -> bool:
         return code is None or bool(mode.shape_env.evaluate_guards_expression(code, tensors))
 
-    return CompiledGraph(run, fits)
+    return CompiledGraph(lambda *tensors: kernel(list(tensors)), fits)

@@ -25,6 +25,8 @@ def _since(first: str, reason: str) -> _Row:
 _ROWS: dict[str, dict[str, str | _Row]] = {
     # Dynamo: what it counts, reports and caches.
     "torch._dynamo": {
+        "convert_frame.compile_lock": "held while something is compiled at run time",
+        "register_backend": "makes the backend known, once for all threads",
         "config.accumulated_recompile_limit": "`recompile_limit` over all frames",
         "config.patch": "sets both limits for one run",
         "config.recompile_limit": "`explain` and `bench ceiling` must not reach it",
@@ -80,7 +82,11 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
     "torch.fx.proxy": {
         "GraphAppendingTracer": "writes a computed size into a graph",
     },
+    "torch.fx._symbolic_trace": {
+        "Tracer.trace": "traces without telling other threads so",
+    },
     "torch.fx.experimental.proxy_tensor": {
+        "PythonKeyTracer": "the tracer of make_fx",
         "get_proxy_mode": "tells which node of a trace draws random numbers",
         "make_fx": "traces a region to ATen, and a formula to lower",
         "make_fx(_allow_non_fake_inputs)": "a trace may close over real tensors",

@@ -12,11 +12,11 @@ PROGRAMS = Path(__file__).parent / "programs.py"
 TOLERANCE = 1e-3  # of sums of squares over fp32 values of order 10
 
 
-def run(*arguments: str, **environment: str) -> tuple[dict, str]:
+def run(*arguments: str, program: Path = PROGRAMS, **environment: str) -> tuple[dict, str]:
     """The JSON that a program prints last, and its stderr."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("TORCHINDUCTOR_", "TORCH_"))}
     done = subprocess.run(
-        [sys.executable, str(PROGRAMS), *arguments],
+        [sys.executable, str(program), *arguments],
         env={**clean, "TORCHINDUCTOR_COMPILE_THREADS": "1", **environment},
         capture_output=True,
         text=True,

@@ -66,8 +66,8 @@ def test_programs_of_very_sizes_are_bounded(monkeypatch):
         made.append(tensors[0].shape[2])
         return work
 
-    for name, value in (("_fixed", compile_one), ("_FIXED", {}), ("_MOST_FIXED", 2)):
-        monkeypatch.setattr(block_pass, name, value)
+    monkeypatch.setattr(block_pass, "_fixed", compile_one)
+    monkeypatch.setattr(block_pass, "FIXED", block_pass.Compiled(2))
     work = Pass(ScoreMod.parse("relu(s)").weight)
     for rows in (2, 3, 2, 4, 2, 3):
         assert block_pass.compiled(work, [torch.empty(1, 1, rows, 5, device="meta")]) is work

@@ -302,7 +302,7 @@ def test_the_generated_code_has_no_scores(dynamic: bool):
     given = [torch.randn(2, 96, width, requires_grad=True) for width in (32, 32, 512)]
     options = {"gdpa.kernel": "chunked", "gdpa.profit": False}
     model = torch.compile(gated, backend="gdpa", options=options, dynamic=dynamic)
-    block_pass._runner.cache_clear()
+    block_pass.RUNNERS.clear()
     block_pass._variant.cache_clear()
     with torch._inductor.config.patch(force_disable_caches=True):
         _, codes = run_and_get_code(lambda: model(*given).sum().backward())

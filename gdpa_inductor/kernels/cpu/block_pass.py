@@ -11,16 +11,19 @@ or 1. All results are written in place.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
-import threading
+import math
+import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ..._compat import inductor
+from ..._compat import dynamo, inductor
 from ...program.expr import AXES, GRAD, SCORE, Expr, fold, postorder, torch_apply
 
 log = logging.getLogger("gdpa_inductor")
@@ -113,7 +116,7 @@ class Pass:
         for total, asked, term in zip(totals, self.sums, found[len(places) :], strict=True):
             missing = [d for d, axis in enumerate(AXES) if axis not in asked.axes]
             full = term.expand_as(score)
-            total.add_(full.sum(missing, keepdim=True) if missing else full)
+            total.copy_(total + (full.sum(missing, keepdim=True) if missing else full))
         for place, term in zip(places, found, strict=False):
             place.copy_(term)
 
@@ -137,10 +140,60 @@ def _as_kind(operand: Tensor, kind: str, dtype: torch.dtype) -> Tensor:
 Runner = Callable[..., object]
 Strided = tuple[torch.dtype, tuple[int, ...], tuple[int, ...]]  # with its shape and its strides
 Layout = tuple[torch.dtype, tuple[str, ...]]  # with what `_layout` says of each dimension
-_FIXED: dict[tuple[object, ...], Runner] = {}  # the one that was used last is last
-_MOST_FIXED = 1024
 _VECTOR = 16  # bytes that a GPU reads at once, of what is known to be aligned so
-_lock = threading.RLock()
+_RETRY = 60.0  # seconds
+
+
+@dataclass
+class Compiled:
+    """What was compiled, by key. Beyond `most`, what was used longest ago goes.
+
+    A hit takes no lock. Compiling holds Dynamo's, because torch's tracers and Inductor's settings
+    are of the process. Where it fails, the plain form runs, and it is tried again later.
+    """
+
+    most: int
+    made: OrderedDict[object, Runner] = field(default_factory=OrderedDict)
+    failed: dict[object, float] = field(default_factory=dict)
+
+    def get(self, key: object, make: Callable[[], Runner], plain: Runner, device: str) -> Runner:
+        found = self._known(key)
+        if found is None and self._is_due(key):
+            with dynamo.compile_lock():
+                found = self._known(key) or self._make(key, make, device)
+        return found or plain
+
+    def clear(self) -> None:
+        self.made.clear()
+        self.failed.clear()
+
+    def _known(self, key: object) -> Runner | None:
+        found = self.made.get(key)
+        if found is not None:
+            with contextlib.suppress(KeyError):  # another thread has dropped it
+                self.made.move_to_end(key)
+        return found
+
+    def _is_due(self, key: object) -> bool:
+        return time.monotonic() - self.failed.get(key, -math.inf) > _RETRY
+
+    def _make(self, key: object, make: Callable[[], Runner], device: str) -> Runner | None:
+        if not self._is_due(key):  # it failed while this thread waited
+            return None
+        try:
+            self.made[key] = make()
+        except Exception as error:
+            if key not in self.failed:
+                about = device, type(error).__name__, error
+                log.warning("a score program runs uncompiled on the device %r: %s: %s", *about)
+            self.failed[key] = time.monotonic()
+            return None
+        while len(self.made) > self.most:
+            self.made.popitem(last=False)
+        return self.made[key]
+
+
+RUNNERS, FIXED = Compiled(4096), Compiled(1024)
 
 
 def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) -> Runner:
@@ -156,8 +209,9 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
         return work
     if device.type != "cpu" and not lengths_vary:
         return fixed(work, tensors)
-    with _lock:
-        return _runner(work, tuple(map(_strided, tensors)), lengths_vary, device)
+    signature = tuple(map(_strided, tensors))
+    make = lambda: _runner(work, signature, lengths_vary, device)
+    return RUNNERS.get((work, signature, lengths_vary, device), make, work, device.type)
 
 
 def fixed(work: Runner, tensors: Sequence[Tensor], tag: str = "") -> Runner:
@@ -166,47 +220,29 @@ def fixed(work: Runner, tensors: Sequence[Tensor], tag: str = "") -> Runner:
     aligned = tuple(t.data_ptr() % _VECTOR == 0 for t in tensors)
     device = tensors[0].device
     key = (work, *map(_strided, tensors), aligned, device)
-    with _lock:
-        found = _FIXED.pop(key, None) or _fixed(work, tensors, tag)
-        if len(_FIXED) == _MOST_FIXED:
-            del _FIXED[next(iter(_FIXED))]
-        _FIXED[key] = found
-        return found
+    return FIXED.get(key, lambda: _fixed(work, tensors, tag), work, device.type)
 
 
 def _fixed(work: Runner, tensors: Sequence[Tensor], tag: str) -> Runner:
-    try:
-        return inductor.compile_graph(work, tensors, dynamic=False, tag=tag).run
-    except Exception as error:
-        return _uncompiled(work, error, tensors[0].device)
+    return inductor.compile_graph(work, tensors, dynamic=False, tag=tag).run
 
 
 def _strided(tensor: Tensor) -> Strided:
     return tensor.dtype, tuple(tensor.shape), tensor.stride()
 
 
-def _uncompiled(work: Runner, error: Exception, device: torch.device) -> Runner:
-    about = (device.type, type(error).__name__, error)
-    log.warning("a score program runs uncompiled on the device %r: %s: %s", *about)
-    return work
-
-
-@functools.lru_cache(maxsize=4096)
 def _runner(
     work: Pass, signature: tuple[Strided, ...], lengths_vary: bool, device: torch.device
 ) -> Runner:
     first = work.buffers if lengths_vary else len(signature)
-    try:
-        layouts = tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
-        variant = _variant(work, layouts, device)
-        if variant.fits(_tensors(signature, "meta")):
-            return variant.run
-        if lengths_vary:
-            return work
-        # The compiler assumed more than the layout says: compile for these very sizes.
-        return inductor.compile_graph(work, _tensors(signature, device), dynamic=False).run
-    except Exception as error:
-        return _uncompiled(work, error, device)
+    layouts = tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
+    variant = _variant(work, layouts, device)
+    if variant.fits(_tensors(signature, "meta")):
+        return variant.run
+    if lengths_vary:
+        return work
+    # The compiler assumed more than the layout says: compile for these very sizes.
+    return inductor.compile_graph(work, _tensors(signature, device), dynamic=False).run
 
 
 @functools.lru_cache(maxsize=1024)

@@ -1,0 +1,87 @@
+"""Threads that compile and run models at the same time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from gdpa_inductor.kernels.cpu import block_pass
+from gdpa_inductor.kernels.cpu.block_pass import Compiled, Pass
+from gdpa_inductor.program.score_mod import ScoreMod
+from tests.integration.test_processes import run
+
+PROGRAM = Path(__file__).parent / "threads.py"
+
+
+def test_sixteen_threads_and_eight_models(tmp_path: Path) -> None:
+    """All look the backend up at once. Nothing fails, is left behind or runs uncompiled."""
+    found, stderr = run("16", "10", "cpu", program=PROGRAM, TORCHINDUCTOR_CACHE_DIR=str(tmp_path))
+    assert found["errors"] == found["warnings"] == found["left"] == [], stderr[-2000:]
+    assert found["gdpa"]["matched"] >= 8
+
+
+# What is compiled at run time
+
+
+def work_of(text: str) -> tuple[Pass, list[torch.Tensor]]:
+    return Pass(ScoreMod.parse(text).weight), [torch.zeros(1, 2, 5, 6), torch.zeros(1, 2, 5, 6)]
+
+
+def test_it_is_compiled_under_the_lock_of_dynamo(monkeypatch) -> None:
+    """Another thread that compiles is waited for, and then nothing is compiled twice."""
+    made = []
+    monkeypatch.setattr(block_pass, "_runner", lambda *given: made.append(given) or print)
+    monkeypatch.setattr(block_pass, "RUNNERS", Compiled(8))
+    work, tensors = work_of("relu(mul(s,0.8125))")
+    threads = [threading.Thread(target=block_pass.compiled, args=(work, tensors)) for _ in range(4)]
+    with torch._dynamo.convert_frame.compile_lock:
+        for thread in threads:
+            thread.start()
+        threads[0].join(0.2)
+        assert made == [] and all(thread.is_alive() for thread in threads)
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    # What is compiled is found while another thread holds the lock.
+    with torch._dynamo.convert_frame.compile_lock:
+        finding = threading.Thread(target=block_pass.compiled, args=(work, tensors))
+        finding.start()
+        finding.join(10)
+        assert not finding.is_alive()
+
+
+def test_a_failure_is_not_kept(monkeypatch, caplog) -> None:
+    """It is told once, the plain form runs, and after a while it is tried again."""
+    clock, tries = [0.0], []
+
+    def runner(*given):
+        tries.append(clock[0])
+        if len(tries) < 3:
+            raise OSError("no space left on device")
+        return print
+
+    monkeypatch.setattr(block_pass, "_runner", runner)
+    monkeypatch.setattr(block_pass, "RUNNERS", Compiled(8))
+    monkeypatch.setattr(block_pass.time, "monotonic", lambda: clock[0])
+    work, tensors = work_of("relu(mul(s,0.6875))")
+    found = []
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        for clock[0] in (0.0, 1.0, 59.0, 61.0, 100.0, 123.0, 124.0):
+            found.append(block_pass.compiled(work, tensors))
+    assert tries == [0.0, 61.0, 123.0]
+    assert found == [work] * 5 + [print] * 2
+    (record,) = caplog.records
+    assert "no space left" in record.getMessage()
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_what_was_used_longest_ago_goes(most: int) -> None:
+    held = Compiled(most)
+    for key in "abcd":
+        held.get(key, lambda key=key: key.upper, print, "cpu")
+    held.get("d", lambda: pytest.fail("it was compiled"), print, "cpu")
+    assert list(held.made) == list("abcd")[-most:]

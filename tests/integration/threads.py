@@ -1,0 +1,109 @@
+"""Threads that compile and run models at the same time: `python threads.py THREADS CALLS DEVICE`.
+
+Each thread calls all models in an order of its own, forward and backward. The first to call a model
+compiles it. The last line is one JSON object.
+"""
+
+import json
+import logging
+import random
+import sys
+import threading
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+ACTIVATIONS = [F.silu, torch.tanh, torch.sigmoid, F.gelu, F.relu, F.softplus, torch.sin, F.mish]
+SIZES = [(2, 2, 20, 16), (1, 3, 33, 16), (2, 2, 20, 16), (3, 1, 7, 16)]
+
+
+def model(number: int) -> Callable[..., Tensor]:
+    activation, factor = ACTIVATIONS[number % len(ACTIVATIONS)], 0.25 * (1 + number)
+    return lambda q, k, v: activation(q @ k.mT * factor) @ v
+
+
+def operands(seed: int, device: str) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    shape = SIZES[seed % len(SIZES)]
+    made = [torch.randn(shape, generator=generator).to(device) for _ in range(3)]
+    return [x.requires_grad_() for x in made]
+
+
+def results(function: Callable[..., Tensor], given: list[Tensor]) -> list[Tensor]:
+    out = function(*given)
+    return [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
+
+
+def state() -> dict[str, object]:
+    """What a compile changes and has to put back."""
+    return {
+        "tracing": torch.fx._symbolic_trace.is_fx_symbolic_tracing(),
+        "patcher": torch.fx._symbolic_trace.CURRENT_PATCHER is None,
+        "inductor": str(sorted(torch._inductor.config.get_config_copy().items(), key=str)),
+        "dynamo": str(sorted(torch._dynamo.config.get_config_copy().items(), key=str)),
+        "grad": torch.is_grad_enabled(),
+    }
+
+
+class Warnings(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(record.getMessage())
+
+
+def main(threads: int, calls: int, device: str, backend: str = "gdpa") -> dict[str, object]:
+    torch.set_num_threads(1)
+    torch._dynamo.config.recompile_limit = 64  # the models are one piece of code
+    options = {"gdpa.profit": False} if backend == "gdpa" else {}
+    models = [model(number) for number in range(8)]
+    wanted = [
+        [results(function, operands(seed, device)) for seed in range(len(SIZES))]
+        for function in models
+    ]
+    torch.compile(torch.sin, backend="inductor")(torch.ones(3))
+    before, warnings = state(), Warnings()
+    logging.getLogger("gdpa_inductor").addHandler(warnings)
+    compiled: list[Callable | None] = [None] * len(models)
+    errors: list[str] = []
+    start = threading.Barrier(threads)
+
+    def work(number: int) -> None:
+        order = random.Random(number)
+        start.wait()
+        for _ in range(calls):
+            which, seed = order.randrange(len(models)), order.randrange(len(SIZES))
+            try:
+                # Two threads may make one each: both have to be right.
+                run = compiled[which] or torch.compile(
+                    models[which], backend=backend, options=options
+                )
+                compiled[which] = run
+                for mine, theirs in zip(
+                    results(run, operands(seed, device)), wanted[which][seed], strict=True
+                ):
+                    torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+            except Exception as error:
+                text = " ".join(str(error).split())[:300]
+                errors.append(f"model {which}, {type(error).__name__}: {text}")
+
+    running = [threading.Thread(target=work, args=(number,)) for number in range(threads)]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    after = state()
+    return {
+        "errors": errors,
+        "warnings": warnings.seen,
+        "left": [name for name in before if before[name] != after[name]],
+        "gdpa": dict(torch._dynamo.utils.counters["gdpa"]),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])))
