@@ -82,6 +82,9 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
     "torch.fx.proxy": {
         "GraphAppendingTracer": "writes a computed size into a graph",
     },
+    "torch.nn.Module": {
+        "_compiled_call_impl": "what Module.compile has compiled",
+    },
     "torch.fx._symbolic_trace": {
         "Tracer.trace": "traces without telling other threads so",
     },
