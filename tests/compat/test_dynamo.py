@@ -164,6 +164,24 @@ def test_backend_of():
     assert dynamo.backend_of(wrapper) is dynamo.backend_of(debugged) is backend
 
 
+def test_compile_lock():
+    """Dynamo holds it while a backend compiles: another thread does not get it."""
+    got = []
+
+    def backend(gm, inputs):
+        attempt = lambda: got.append(dynamo.compile_lock().acquire(blocking=False))
+        other = threading.Thread(target=attempt)
+        other.start()
+        other.join()
+        return gm.forward
+
+    torch._dynamo.reset()
+    torch.compile(scaled, backend=backend)(torch.ones(3), 2)
+    assert got == [False]
+    with dynamo.compile_lock(), dynamo.compile_lock():  # a thread may take it again
+        pass
+
+
 def test_uncompiled():
     module = torch.nn.Linear(2, 2)
     assert dynamo.uncompiled(torch.compile(module, backend="eager")) is module
