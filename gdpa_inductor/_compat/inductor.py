@@ -176,19 +176,25 @@ def _unannounced_tracer() -> type:
 
 
 def compile_graph(
-    function: Callable[..., Any], examples: Sequence[torch.Tensor], *, dynamic: bool, tag: str = ""
+    function: Callable[..., Any],
+    examples: Sequence[torch.Tensor],
+    *,
+    dynamic: bool,
+    aot: bool,
+    tag: str = "",
 ) -> CompiledGraph:
     """Have Inductor compile `function`, at run time, without Dynamo.
 
-    It returns a tuple, or its last calls are `copy_` to its arguments. For this is the graph that
-    Inductor gets: AOTAutograd, which would take out other writes, is left out as well.
+    It returns a tuple, or its last calls are `copy_` to its arguments.
 
+    aot: through AOTAutograd, which traces it a second time. Else Inductor gets the graph as it is.
+    A GPU's kernels of bf16 chunks had larger errors so (torch 2.11).
     dynamic: every size but 0 and 1 is a symbol, and so is every stride that is no product of sizes.
     tag: added to the keys of caches.
     """
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner
+    from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental import proxy_tensor
     from torch.utils._python_dispatch import _disable_current_modes
@@ -201,7 +207,7 @@ def compile_graph(
         with mock.patch.object(proxy_tensor, "PythonKeyTracer", _unannounced_tracer()):
             make = proxy_tensor.make_fx(
                 flat,
-                decomposition_table=select_decomp_table(),
+                decomposition_table=None if aot else select_decomp_table(),
                 tracing_mode="symbolic" if dynamic else "fake",
             )
             traced = make(*examples)
@@ -211,10 +217,24 @@ def compile_graph(
         mode = fakes[0].fake_mode
         # Else its C++ leaves out a rounding to 16 bits and back. The caller may itself be captured.
         settings: dict[str, Any] = {"emulate_precision_casts": True, "triton.cudagraphs": False}
+        # A pass for the whole process (GDPAPass) is for models: it would count this graph as one.
+        settings["pre_grad_custom_pass"] = None
         if not dynamic:  # it is kept by sizes and strides: no call need check them again
             settings["size_asserts"] = False
+        kernels: list[Callable[[list[torch.Tensor]], Any]] = []
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            kernels.append(compile_fx_inner(*args, **kwargs))
+            return kernels[-1]
+
         with tracing(TracingContext(mode)), config.patch(settings), cache_key_tag(tag):
-            kernel = compile_fx_inner(traced, fakes, is_inference=True)
+            if aot:
+                run = compile_fx(traced, fakes, inner_compile=noted)
+            else:
+                noted(traced, fakes, is_inference=True)
+        # Nothing is left for what wraps the kernel: that is half of the time.
+        if not aot or (not dynamic and len(kernels) == 1):
+            run = lambda *tensors: kernels[0](list(tensors))
 
     guards = mode.shape_env.produce_guards_expression(fakes) if dynamic else None
     code = compile(guards, "<guards>", "eval") if guards else None
@@ -222,4 +242,4 @@ def compile_graph(
     def fits(tensors: Sequence[torch.Tensor]) -> bool:
         return code is None or bool(mode.shape_env.evaluate_guards_expression(code, tensors))
 
-    return CompiledGraph(lambda *tensors: kernel(list(tensors)), fits)
+    return CompiledGraph(run, fits)

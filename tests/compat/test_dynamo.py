@@ -4,6 +4,7 @@ import contextlib
 import os
 import threading
 
+import pytest
 import torch
 from torch._C._dynamo.eval_frame import _debug_get_cache_entry_list
 from torch._dynamo.testing import CompileCounter
@@ -162,6 +163,13 @@ def test_backend_of():
     wrapper = torch._TorchCompileWrapper(backend, None, None, None)
     debugged = torch._dynamo.repro.after_dynamo.wrap_backend_debug(wrapper, None)
     assert dynamo.backend_of(wrapper) is dynamo.backend_of(debugged) is backend
+
+
+def test_register_backend():
+    """It is torch's, which a second registration and threads that race do not get past."""
+    assert dynamo.register_backend is torch._dynamo.register_backend
+    with pytest.raises(AssertionError, match="duplicate name: eager"):
+        dynamo.register_backend(scaled, name="eager")
 
 
 def test_compile_lock():

@@ -252,7 +252,7 @@ def narrowed(x: torch.Tensor, out: torch.Tensor) -> None:
 def test_drops_roundings():
     """Whether generated C++ has the value of x, or that of x in 16 bits, where it is to round."""
     x = torch.rand(64) + 1
-    compiled = inductor.compile_graph(narrowed, (x, torch.empty(64)), dynamic=False)
+    compiled = inductor.compile_graph(narrowed, (x, torch.empty(64)), dynamic=False, aot=False)
     found = torch.empty(64)
     compiled.run(x, found)
     wanted = x.bfloat16().float() - x
@@ -270,6 +270,11 @@ def test_CompiledGraph():
 
 def test_compile_graph():
     """It writes to an argument or returns a tuple; fits say which sizes and strides it is for."""
+    for aot in (False, True):
+        check_compiled(aot)
+
+
+def check_compiled(aot: bool) -> None:
 
     def product(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
         return (x @ y,)
@@ -284,8 +289,8 @@ def test_compile_graph():
 
     everywhere = config.patch(pre_grad_custom_pass=lambda graph: pytest.fail("a pass of models"))
     with everywhere, mock.patch.object(torch._inductor.compile_fx, "compile_fx_inner", noted):
-        fixed = inductor.compile_graph(product, (x, y), dynamic=False, tag=TAG)
-        varying = inductor.compile_graph(product, (x, y), dynamic=True)
+        fixed = inductor.compile_graph(product, (x, y), dynamic=False, aot=aot, tag=TAG)
+        varying = inductor.compile_graph(product, (x, y), dynamic=True, aot=aot)
     assert [TAG in tag for tag, _ in tags] == [True, False]
     torch.testing.assert_close(fixed.run(x, y)[0], x @ y)
     assert fixed.fits((x, y))
@@ -300,5 +305,5 @@ def test_compile_graph():
         out.copy_(x @ x)
 
     x, out = torch.randn(4, 4), torch.empty(4, 4)
-    inductor.compile_graph(written, (x, out), dynamic=False).run(x, out)
+    inductor.compile_graph(written, (x, out), dynamic=False, aot=aot).run(x, out)
     torch.testing.assert_close(out, x @ x)

@@ -224,7 +224,7 @@ def fixed(work: Runner, tensors: Sequence[Tensor], tag: str = "") -> Runner:
 
 
 def _fixed(work: Runner, tensors: Sequence[Tensor], tag: str) -> Runner:
-    return inductor.compile_graph(work, tensors, dynamic=False, tag=tag).run
+    return inductor.compile_graph(work, tensors, dynamic=False, aot=True, tag=tag).run
 
 
 def _strided(tensor: Tensor) -> Strided:
@@ -242,7 +242,8 @@ def _runner(
     if lengths_vary:
         return work
     # The compiler assumed more than the layout says: compile for these very sizes.
-    return inductor.compile_graph(work, _tensors(signature, device), dynamic=False).run
+    aot = device.type != "cpu"
+    return inductor.compile_graph(work, _tensors(signature, device), dynamic=False, aot=aot).run
 
 
 @functools.lru_cache(maxsize=1024)
@@ -250,7 +251,8 @@ def _variant(
     work: Pass, layouts: tuple[Layout, ...], device: torch.device
 ) -> inductor.CompiledGraph:
     signature = tuple(_example(layout, number) for number, layout in enumerate(layouts))
-    return inductor.compile_graph(work, _tensors(signature, device), dynamic=True)
+    aot = device.type != "cpu"
+    return inductor.compile_graph(work, _tensors(signature, device), dynamic=True, aot=aot)
 
 
 def _tensors(signature: tuple[Strided, ...], device: str | torch.device) -> list[Tensor]:
