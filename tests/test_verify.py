@@ -1,0 +1,177 @@
+"""verify: copies of inputs stand to each other as the inputs do, and only a difference raises."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gdpa_inductor import GDPAError, verify
+from gdpa_inductor.patterns import Result
+
+pytestmark = pytest.mark.usefixtures("no_cpu_cost_model")
+SHAPE = (2, 2, 12, 16)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.silu(q @ k.mT) @ v
+
+
+def writing(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    q.mul_(2)
+    return attend(q, k, v)
+
+
+def padded(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attend(*(x.to_padded_tensor(0.0).transpose(1, 2) for x in (q, k, v)))
+
+
+@torch.library.custom_op("gdpa_verify::only_fp32", mutates_args=())
+def only_fp32(x: Tensor) -> Tensor:
+    assert x.dtype == torch.float32
+    return {torch.float32: x * 2}[x.dtype]
+
+
+@only_fp32.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+def plain() -> list[Tensor]:
+    return list(torch.randn(3, *SHAPE))
+
+
+def split() -> list[Tensor]:
+    return list(torch.randn(2, 2, 12, 48).chunk(3, -1))
+
+
+def expanded() -> list[Tensor]:
+    return [torch.randn(1, 2, 12, 16).expand(SHAPE), *plain()[1:]]
+
+
+def aliases() -> list[Tensor]:
+    base = torch.randn(SHAPE)
+    return [base, base[:, :, :], torch.randn(SHAPE)]
+
+
+def overlapping() -> list[Tensor]:
+    base = torch.randn(2, 2, 15, 16)
+    return [base[:, :, :12], base[:, :, 3:], torch.randn(SHAPE)]
+
+
+def activation() -> list[Tensor]:
+    return [torch.randn(SHAPE, requires_grad=True) * 1.0, *plain()[1:]]
+
+
+def views_with_gradients() -> list[Tensor]:
+    return list((torch.randn(2, 2, 12, 48, requires_grad=True) * 1.0).chunk(3, -1))
+
+
+def nested() -> list[Tensor]:
+    offsets = torch.tensor([0, 3, 10])
+    return [torch.nested.nested_tensor_from_jagged(torch.randn(10, 2, 16), offsets) for _ in "qkv"]
+
+
+FORMS: dict[str, tuple[Callable[..., Tensor], Callable[[], list[Tensor]]]] = {
+    "plain": (attend, plain),
+    "split": (attend, split),
+    "expanded": (attend, expanded),
+    "two names of one tensor": (attend, lambda: [plain()[0]] * 3),
+    "aliases, one written": (writing, aliases),
+    "overlapping, one written": (writing, overlapping),
+    "an activation, written": (writing, activation),
+    "views with gradients": (attend, views_with_gradients),
+    "nested": (padded, nested),
+    "an operator for fp32 only": (lambda q, k, v: attend(only_fp32(q), k, v), plain),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_right_graph_is_compared_and_passes(name: str, caplog, monkeypatch) -> None:
+    function, make = FORMS[name]
+    compared = []
+    difference = verify.difference
+    note = lambda *given: compared.append(difference(*given)) or compared[-1]
+    monkeypatch.setattr(verify, "difference", note)
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    wanted = function(*make())
+    torch.manual_seed(0)
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        options = {"gdpa.verify": True, "gdpa.expect": 1, "gdpa.profit": False}
+        found = torch.compile(function, backend="gdpa", options=options)(*make())
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert compared == [""]
+    assert [r for r in caplog.records if r.name == "gdpa_inductor"] == []
+
+
+def off_by_one_row(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def wrong(*given: Tensor) -> Tensor:
+        out = function(*given)
+        return torch.cat([out[:, :, 1:], out[:, :, :1]], 2)
+
+    return wrong
+
+
+def without_its_gradient(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda q, k, v: function(q, k.detach(), v)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_wrong_graph_is_told(name: str) -> None:
+    function, make = FORMS[name]
+    wrong = off_by_one_row(function)
+    run = verify.verified(wrong, function, Result())
+    with pytest.raises(GDPAError, match=r"gdpa\.verify: output 0 is off by"):
+        run(*make())
+
+
+@pytest.mark.parametrize("make", [views_with_gradients, activation])
+def test_a_missing_gradient_is_told(make: Callable[[], list[Tensor]]) -> None:
+    given = [x if x.requires_grad else x.requires_grad_() for x in make()]
+    run = verify.verified(without_its_gradient(attend), attend, Result())
+    with pytest.raises(GDPAError, match=r"gdpa\.verify: the gradient of .*input \d is off by"):
+        run(*given)
+
+
+def test_a_missing_write_is_told() -> None:
+    run = verify.verified(lambda q, k, v: attend(q * 2, k, v), writing, Result())
+    with pytest.raises(GDPAError, match=r"gdpa\.verify: input 0, as the graph left it, is off by"):
+        run(*plain())
+
+
+@pytest.mark.parametrize("make", [split, aliases, overlapping, activation, views_with_gradients])
+def test_copies_stand_to_each_other_as_the_inputs(make: Callable[[], list[Tensor]]) -> None:
+    given = make()
+    copies = verify._Copies(None)
+    made = [copies.of(x, "input") for x in given]
+    for x, y in zip(given, made, strict=True):
+        assert torch.equal(x, y) and x.stride() == y.stride()
+        assert x.storage_offset() == y.storage_offset()
+        assert (x.requires_grad, x.is_leaf) == (y.requires_grad, y.is_leaf)
+        assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
+    shared = lambda of: [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+                          for a in of] for b in of]  # fmt: skip
+    assert shared(given) == shared(made)
+
+
+def test_what_cannot_be_run_on_copies_is_not_compared(caplog) -> None:
+    """The model runs all the same."""
+    calls = []
+
+    def once(*given: Tensor) -> Tensor:
+        calls.append(given)
+        if len(calls) == 1:
+            raise KeyError("no table")
+        return attend(*given)
+
+    given = plain()
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        out = verify.verified(once, attend, Result())(*given)
+    assert torch.equal(out, attend(*given))
+    (record,) = caplog.records
+    assert "not compared" in record.getMessage() and "KeyError" in record.getMessage()
