@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from . import kernel_ops as kernel_ops
 from . import ops as ops
 from .functional import attention
 from .options import Options

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gdpa_inductor.lowerings import cpu
+from gdpa_inductor.kernel_ops import CPU_BACKWARD, CPU_FORWARD
 from gdpa_inductor.lowerings.cute import calls
 from gdpa_inductor.ops import ATTENTION, BACKWARD
 
@@ -18,8 +18,8 @@ SCHEMAS = {
         f"attention_backward(Tensor grad_out, {OPERANDS}, bool[] needs, str kernel_options, "
         f"{LENGTHS}) -> Tensor[]"
     ),
-    cpu.FORWARD: f"attention_cpu({OPERANDS}, {LENGTHS}, *, bool skip=True) -> Tensor",
-    cpu.BACKWARD: (
+    CPU_FORWARD: f"attention_cpu({OPERANDS}, {LENGTHS}, *, bool skip=True) -> Tensor",
+    CPU_BACKWARD: (
         f"attention_cpu_backward(Tensor grad_out, {OPERANDS}, bool[] needs, {LENGTHS}, *, "
         "bool skip=True) -> Tensor[]"
     ),

@@ -1,8 +1,8 @@
 """The CPU lowering: one call of a blocked kernel in the generated code, forward and backward.
 
 `gdpa::attention_cpu` and `gdpa::attention_cpu_backward` have the arguments and results of the
-public ops, but never hold an M×N tensor. Generated code calls the operators by name. So this module
-has to be imported before code is loaded from a cache. It imports nothing of Inductor.
+public ops, but never hold an M×N tensor. Generated code calls the operators by name (`kernel_ops`).
+This module imports nothing of Inductor.
 """
 
 from __future__ import annotations
@@ -14,19 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..kernel_ops import CPU_BACKWARD, CPU_FORWARD
 from ..kernels.cpu import dense as kernel
 from ..kernels.cpu import jagged, tiles
 from ..ops import (
     Arguments,
     Operands,
-    Signature,
     aux_from_axes,
     aux_on_axes,
     aux_sums,
     check,
     compute_dtype,
-    fake_gradients,
-    fake_output,
     in_order,
     output_shape,
     reference,
@@ -37,11 +35,6 @@ from ..program.score_mod import Aux
 from ..rejection import Code
 from .backends import Backend, Rule, hint, one_query
 from .call import Call, extern_call
-
-_LIBRARY = torch.library.Library("gdpa", "FRAGMENT")
-# skip: leave out blocks where all scores are masked
-FORWARD = Signature("attention_cpu", keywords=("skip",))
-BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
 
 # The fewest MiB of scores for which the fused form is chosen on a CPU: (inference, training). If a
 # mask may leave scores out, half of that is enough.
@@ -93,19 +86,19 @@ def _wide(problem: Problem) -> str:
 
 def lower(call: Call) -> Any:
     """The output, contiguous. Inductor IR in and out."""
-    return extern_call(FORWARD, _arguments(call))
+    return extern_call(CPU_FORWARD, _arguments(call))
 
 
 def lower_backward(call: Call) -> list[Any]:
     """The wanted gradients of (query, key, value, *aux), contiguous. Inductor IR in and out."""
-    return extern_call(BACKWARD, _arguments(call))
+    return extern_call(CPU_BACKWARD, _arguments(call))
 
 
 def _arguments(call: Call) -> Arguments[Any]:
     return replace(call.nodes, options={"skip": call.options.skip})
 
 
-def _attention(given: Arguments[Tensor]) -> Tensor:
+def forward(given: Arguments[Tensor]) -> Tensor:
     operands, value, skip = given.operands, given.operands.value, given.options.get("skip", True)
     check(operands)
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
@@ -122,7 +115,7 @@ def _attention(given: Arguments[Tensor]) -> Tensor:
     return out
 
 
-def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
+def backward(given: Arguments[Tensor]) -> list[Tensor]:
     operands, program = given.operands, given.operands.program
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
         if not in_order(operands):
@@ -169,9 +162,6 @@ def _placed(o: Operands[Tensor]) -> kernel.BlockOperands | jagged.Jagged:
         return jagged.Jagged(o.with_aux(aux), dtype)
     return kernel.BlockOperands(o.query, o.key, o.value, aux, o.scalars, dtype)
 
-
-FORWARD.register(_LIBRARY, "CPU", _attention, fake_output)
-BACKWARD.register(_LIBRARY, "CPU", _attention_backward, fake_gradients)
 
 BACKEND = Backend(
     name="cpu",

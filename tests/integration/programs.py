@@ -5,6 +5,9 @@
     python programs.py distributed      one step of DistributedDataParallel on two ranks over gloo,
                                         and one of fully_shard, without any import of ours
 
+    python programs.py save FOLDER      a package of AOTInductor and a saved function
+    python programs.py load FOLDER      both in a process that imports the package, and no more
+
 The last line of the output is one JSON object.
 """
 
@@ -157,6 +160,34 @@ class Checkpoint(torch.nn.Module):
         return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
 
 
+class Model(torch.nn.Module):
+    def forward(self, q, k, v):
+        return function(q, k, v)
+
+
+def save(folder: str) -> dict:
+    import gdpa_inductor
+
+    given = tuple(x.detach() for x in operands())
+    program, report = gdpa_inductor.rewrite(torch.export.export(Model(), given), profit=False)
+    torch._inductor.aoti_compile_and_package(program, package_path=f"{folder}/package.pt2")
+    compiled = torch.compile(function, backend="gdpa", fullgraph=True, options=SMALL)
+    compiled.aot_compile((given, {})).save_compiled_function(f"{folder}/function.bin")
+    return {"regions": len(report.matches)}
+
+
+def load(folder: str) -> dict:
+    import gdpa_inductor  # noqa: F401 (nothing else is needed)
+
+    given = tuple(x.detach() for x in operands())
+    package = torch._inductor.aoti_load_package(f"{folder}/package.pt2")
+    with open(f"{folder}/function.bin", "rb") as file:
+        loaded = torch.compiler.load_compiled_function(file)
+    off = lambda run: (run(*given) - function(*given)).abs().max().item()
+    return {"package": off(package), "function": off(loaded)}
+
+
 if __name__ == "__main__":
     name, *rest = sys.argv[1:]
-    print(json.dumps({"entry": entry, "distributed": distributed}[name](*rest)))
+    tasks = {"entry": entry, "distributed": distributed, "save": save, "load": load}
+    print(json.dumps(tasks[name](*rest)))

@@ -83,3 +83,10 @@ def test_distributed_training_on_two_ranks_without_an_import() -> None:
     for name, found in every.items():
         assert found["difference"] < TOLERANCE, name
         assert found["gdpa"] == {"matched": 1, "rejected": 0, "lowered_cpu": 2}, name
+
+
+def test_packages_and_saved_functions_load_in_another_process(tmp_path: Path) -> None:
+    """What runs them is imported when they first run."""
+    assert run("save", str(tmp_path))[0] == {"regions": 1}
+    found, _ = run("load", str(tmp_path))
+    assert max(found.values()) < TOLERANCE and found.keys() == {"package", "function"}
