@@ -141,7 +141,7 @@ class _Copies:
             self.leaves[name] = made.requires_grad_()
             return made
         self.leaves[name] = torch.zeros_like(made).requires_grad_()
-        return _Joined.apply(self.leaves[name], made)
+        return _WithGradient.apply(self.leaves[name], made)
 
     def _strided(self, value: Tensor) -> Tensor:
         value = value.detach()
@@ -158,7 +158,7 @@ class _Copies:
         return value.to(self.dtype) if self.dtype and value.is_floating_point() else value
 
 
-class _Joined(torch.autograd.Function):
+class _WithGradient(torch.autograd.Function):
     """The second argument, in the memory that it has, with the gradient of the first."""
 
     @staticmethod
