@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._compat import fx
+from ._compat import fx, operators
 from .patterns import Result
 from .rejection import GDPAError
 
@@ -150,9 +150,8 @@ class _Copies:
         if key not in self._memory:
             whole = value.as_strided((held.nbytes() // value.element_size(),), (1,), 0)
             self._memory[key] = self._cast(whole.clone())
-        made = torch.empty(0, dtype=self._memory[key].dtype, device=value.device)
-        storage = self._memory[key].untyped_storage()
-        return made.set_(storage, value.storage_offset(), value.shape, value.stride())
+        geometry = tuple(value.shape), value.stride(), value.storage_offset()
+        return operators.strided_view(self._memory[key], *geometry)
 
     def _cast(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if self.dtype and value.is_floating_point() else value
@@ -163,9 +162,7 @@ class _WithGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, leaf: Tensor, value: Tensor) -> Tensor:
-        made = torch.empty(0, dtype=value.dtype, device=value.device)
-        geometry = value.storage_offset(), value.shape, value.stride()
-        return made.set_(value.untyped_storage(), *geometry)
+        return operators.strided_view(value, tuple(value.shape), value.stride(), 0)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
