@@ -150,8 +150,8 @@ class _Copies:
         if key not in self._memory:
             whole = value.as_strided((held.nbytes() // value.element_size(),), (1,), 0)
             self._memory[key] = self._cast(whole.clone())
-        geometry = tuple(value.shape), value.stride(), value.storage_offset()
-        return operators.strided_view(self._memory[key], *geometry)
+        size, stride, offset = tuple(value.shape), value.stride(), int(value.storage_offset())
+        return operators.strided_view(self._memory[key], size, stride, offset)
 
     def _cast(self, value: Tensor) -> Tensor:
         return value.to(self.dtype) if self.dtype and value.is_floating_point() else value
