@@ -1,19 +1,20 @@
 """The public function `attention(query, key, value, score_mod=..., mask_mod=...)`.
 
 Operands are dense, jagged or nested. The function is written in plain torch, in exactly the form
-that the matcher reads. In eager mode and under any backend it computes the formula. Under
-`backend="gdpa"` it becomes the same fused op as a region that was found in a model. Jagged values
-are padded by ops that the matcher removes again.
+that the matcher reads, so that under `backend="gdpa"` it becomes the same fused op as a region that
+was found in a model. Outside of a compiled model it is compiled alone (`direct`). Jagged values are
+padded by ops that the matcher removes again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from . import direct
 from . import jagged_ops as jagged_ops  # which registers the ops
 from .operands import Size, check_bounds, check_form
 from .rejection import GDPAError
@@ -56,6 +57,9 @@ def attention(
 
     Query, key and value may be nested tensors of layout torch.jagged, [B, j, H, D], instead.
 
+    Outside of `torch.compile` the first call of a kind compiles for seconds; docs/api.md says what
+    a kind is, and when the unfused formula runs instead.
+
     Returns:
         [B, H, M, Dv], or [Lq, H, Dv] for a jagged query, nested if it is; in value's dtype.
 
@@ -65,6 +69,32 @@ def attention(
         TypeError: a `score_mod` or `mask_mod` that returns no tensor of no dims, or a `mask_mod`
             that returns no booleans.
     """
+    arguments = (
+        query, key, value, score_mod, mask_mod, scale, enable_gqa,
+        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    )  # fmt: skip
+    if torch.compiler.is_compiling() or not direct.can_be_compiled((query, key, value)):
+        return _attention(*arguments)
+    longest = (
+        _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q),
+        _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k),
+    )
+    return direct.compiled(_attention, (*arguments[:-2], *longest))
+
+
+def _longest(*given: Any) -> Size | None:
+    """The bound of a side, whose offsets are checked; None where it is dense."""
+    _, side = _jagged_side(*given)
+    return None if side is None else side.longest
+
+
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, score_mod: ScoreFn | None, mask_mod: MaskFn | None,
+    scale: float | Tensor, enable_gqa: bool,
+    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
+    max_seqlen_q: Size | None, max_seqlen_k: Size | None,
+) -> Tensor:  # fmt: skip
+    """`attention` as a formula of torch's operators."""
     nested = query.is_nested
     query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
     ragged = key.shape[1] if key.is_nested else None

@@ -21,7 +21,7 @@ os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 import pytest
 import torch
 
-from gdpa_inductor import judge
+from gdpa_inductor import direct, judge
 from gdpa_inductor._compat import inductor
 from tests import operands
 from tests._failures import shorten
@@ -132,6 +132,16 @@ def clean_dynamo() -> Iterator[None]:
     reset_dynamo()
     yield
     reset_dynamo()
+
+
+@pytest.fixture(autouse=True)
+def direct_calls_are_the_formula(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`attention` outside of `torch.compile` is what a test compares with. Tests of what it
+    compiles there are marked `direct`."""
+    if request.node.get_closest_marker("direct") is None:
+        monkeypatch.setattr(direct, "can_be_compiled", lambda _: False)
 
 
 @pytest.fixture(autouse=True)

@@ -7,10 +7,12 @@ afterwards what the run left in Dynamo: cache entries, counters, graph breaks.
 from __future__ import annotations
 
 import contextlib
+import inspect
+import itertools
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from types import FunctionType
 from typing import Any
@@ -57,6 +59,34 @@ def without_limit() -> contextlib.AbstractContextManager[Any]:
         recompile_limit=often, accumulated_recompile_limit=often
     )
     return found
+
+
+_numbers = itertools.count()
+
+
+def compiled_alone(
+    function: FunctionType, backend: Callable[..., Any], options: dict[str, Any]
+) -> Callable[..., Any]:
+    """`torch.compile` of a copy of a function: what Dynamo keeps for others has no part in it.
+
+    Dynamo keeps graphs by code object, and the sizes that it saw by file, line and name. A graph
+    break is an error of `compile_errors`.
+    """
+    code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
+    copy = FunctionType(code, function.__globals__, code.co_name)
+    accepted = inspect.signature(torch.compile).parameters
+    limit = {"recompile_limit": 64} if "recompile_limit" in accepted else {}
+    found: Callable[..., Any] = torch.compile(
+        copy, backend=backend, fullgraph=True, options=options, **limit
+    )
+    return found
+
+
+def compile_errors() -> tuple[type[Exception], ...]:
+    """What calling a compiled function raises where Dynamo or the backend fails."""
+    from torch._dynamo import exc
+
+    return exc.TorchDynamoException, exc.FailOnRecompileLimitHit
 
 
 @contextlib.contextmanager

@@ -31,6 +31,8 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "config.patch": "sets both limits for one run",
         "config.recompile_limit": "`explain` and `bench ceiling` must not reach it",
         "convert_frame.register_bytecode_hook": "tells which code objects a run compiled",
+        "exc.FailOnRecompileLimitHit": "a direct call that cannot be compiled runs all the same",
+        "exc.TorchDynamoException": "likewise",
         "device_interface.CudaInterface.get_raw_stream": (
             "the current stream of a launch, as generated code asks for it"
         ),
@@ -184,6 +186,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
     },
     "torch._C": {
         "_dispatch_has_kernel_for_dispatch_key": "tells operators that others define",
+        "_len_torch_dispatch_stack": "tells whether a mode sees each operator",
         "_enter_dual_level": "tells whether forward mode is on",
         "_exit_dual_level": "ends a level that an interpretation left open",
         "_set_grad_enabled": "Dynamo writes it for `torch.no_grad`",

@@ -6,6 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 from gdpa_inductor._compat import autograd
 
@@ -286,3 +287,14 @@ def test_backward_runs_once():
     y.sum().backward(retain_graph=True)
     y.sum().backward()
     assert found == [False, True]
+
+
+def test_is_observed():
+    assert not autograd.is_observed()
+    seen = []
+    with FlopCounterMode(display=False):
+        assert autograd.is_observed()
+    with forward_ad.dual_level():
+        assert autograd.is_observed()
+    torch.vmap(lambda x: seen.append(autograd.is_observed()) or x)(torch.ones(2))
+    assert seen == [True] and not autograd.is_observed()

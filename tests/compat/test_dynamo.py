@@ -36,6 +36,43 @@ def test_may_vary():
     torch.compile(lambda x: x * 2 if x.shape[0] == 3 else x, backend=counter)(x)
 
 
+def varying(x):
+    return x * x.shape[-1]
+
+
+def test_compiled_alone():
+    """Each copy has room for as many graphs as torch gives a function, and sees its own sizes."""
+    seen = []
+
+    def backend(gm, inputs):
+        seen.append([tuple(x.shape) for x in inputs if isinstance(x, torch.Tensor)])
+        return gm.forward
+
+    for size in range(2, 12):
+        run = dynamo.compiled_alone(varying, lambda gm, inputs, **_: backend(gm, inputs), {"a": 1})
+        x = torch.ones(size)
+        assert torch.equal(run(x), x * size)
+    assert seen == [[(size,)] for size in range(2, 12)]
+    assert all(type(size) is int for [(size,)] in seen)
+
+
+def test_compile_errors():
+    def failing(gm, inputs, **_):
+        raise ValueError("no compiler")
+
+    for function, backend in ((breaking, "eager"), (varying, failing)):
+        with pytest.raises(dynamo.compile_errors()):
+            dynamo.compiled_alone(function, backend, {})(torch.ones(2))
+    one = lambda gm, inputs, **_: gm.forward
+    run = dynamo.compiled_alone(varying, one, {})
+    with (
+        torch._dynamo.config.patch(automatic_dynamic_shapes=False, recompile_limit=1),
+        pytest.raises(dynamo.compile_errors()),
+    ):
+        for size in range(2, 80):
+            run(torch.ones(size))
+
+
 def scaled(x, factor):
     return x * factor
 

@@ -1,0 +1,319 @@
+"""direct: `gdpa_inductor.attention` outside of a compiled model is compiled alone, and fused."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._dynamo.utils import counters
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import gdpa_inductor
+from gdpa_inductor import GDPAError, backend, direct
+from tests._recorder import Recorder
+
+pytestmark = pytest.mark.direct
+CU = torch.tensor([0, 3, 3, 10], dtype=torch.int32)
+BIAS = torch.randn(4, 16, 16, requires_grad=True)
+
+
+def silu(s, b, h, q_idx, kv_idx):
+    return F.silu(s)
+
+
+def biased(s, b, h, q_idx, kv_idx):
+    return F.silu(s + BIAS[h, q_idx, kv_idx])
+
+
+def causal(b, h, q_idx, kv_idx):
+    return q_idx >= kv_idx
+
+
+def dense(length=9, batch=2, dtype=torch.float32, heads=4):
+    shapes = (heads, length, 8), (4 if heads % 4 == 0 else 1, length, 8)
+    made = [torch.randn(batch, *shapes[i > 0], dtype=dtype) for i in range(3)]
+    return [x.requires_grad_() for x in made]
+
+
+def jagged(lengths=(3, 0, 7)):
+    cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
+    made = [torch.randn(sum(lengths), 4, 8, requires_grad=True) for _ in range(3)]
+    return made, {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+
+
+def by_formula(*operands, **given):
+    with torch.compiler.set_stance("force_eager"):
+        return gdpa_inductor.attention(*operands, **given)
+
+
+def with_gradients(function, operands, others=()):
+    out = function(*operands)
+    leaves = [*operands, *others]
+    return [out, *torch.autograd.grad(out.sin().sum(), leaves)]
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
+    """What compiles a direct call; it runs the operator's definition."""
+    recorder = Recorder()
+    monkeypatch.setattr(backend, "gdpa_backend", lambda gm, inputs, **_: recorder(gm, inputs))
+    direct._alone.cache_clear()
+    yield recorder
+    direct._alone.cache_clear()
+    direct._failed.clear()
+
+
+def nested():
+    (q, k, v), given = jagged()
+    offsets = given["cu_seqlens_q"].long()
+    return [torch.nested.nested_tensor_from_jagged(x, offsets) for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("kind", ["dense", "grouped", "jagged"])
+def test_it_runs_a_kernel_forward_and_backward(kind: str) -> None:
+    """On a CPU, by Inductor."""
+    direct._alone.cache_clear()
+    operands, given = (
+        jagged() if kind == "jagged" else (dense(heads=8 if kind == "grouped" else 4), {})
+    )
+    given |= {"score_mod": silu if kind == "grouped" else biased, "scale": 0.3}
+    given |= {"mask_mod": causal, "enable_gqa": kind == "grouped"}
+    others = [] if kind == "grouped" else [BIAS]
+    found = with_gradients(lambda *x: gdpa_inductor.attention(*x, **given), operands, others)
+    assert counters["gdpa"]["matched"] == 1
+    assert counters["gdpa"]["lowered_cpu"] == 2
+    expected = with_gradients(lambda *x: by_formula(*x, **given), operands, others)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_nested_operands(recorder: Recorder) -> None:
+    operands = nested()
+    found = gdpa_inductor.attention(*operands, score_mod=silu)
+    assert len(recorder.matches) == 1, recorder.why()
+    torch.testing.assert_close(found.values(), by_formula(*operands, score_mod=silu).values())
+
+
+def test_lengths_and_batches_are_compiled_once_for_all(recorder: Recorder) -> None:
+    for length, batch in ((9, 2), (5, 2), (16, 3), (7, 4), (12, 5), (3, 7)):
+        operands = dense(length, batch)
+        found = gdpa_inductor.attention(*operands, score_mod=biased, mask_mod=causal)
+        torch.testing.assert_close(found, by_formula(*operands, score_mod=biased, mask_mod=causal))
+    assert len(recorder.graphs) <= 3  # the first; where a length differs; where a batch does
+    assert len(recorder.matches) == len(recorder.graphs)
+
+
+def test_jagged_lengths_are_compiled_once_for_all(recorder: Recorder) -> None:
+    for lengths in ((3, 0, 7), (2, 9, 4), (5, 5), (8, 2, 2, 6), (11, 3)):
+        operands, given = jagged(lengths)
+        found = gdpa_inductor.attention(*operands, score_mod=silu, **given)
+        torch.testing.assert_close(found, by_formula(*operands, score_mod=silu, **given))
+    assert len(recorder.graphs) <= 3
+    assert len(recorder.matches) == len(recorder.graphs)
+
+
+def test_no_kind_takes_the_room_of_another(recorder: Recorder) -> None:
+    """Dynamo compiles a function 8 times, and then no more; and a size that differed once may vary
+    ever after."""
+    operands = dense()
+    for n in range(12):
+        made = eval(f"lambda s, *_: F.silu(s) * {n}.5")
+        found = gdpa_inductor.attention(*operands, score_mod=made)
+        torch.testing.assert_close(found, by_formula(*operands, score_mod=made))
+    for dim in (4, 8, 16):
+        q = torch.randn(2, 4, 9, dim)
+        gdpa_inductor.attention(q, q, q, score_mod=silu)
+    assert len(recorder.matches) == len(recorder.graphs) == 15
+    assert [type(m.problem.head_dim) for m in recorder.matches] == [int] * 15
+
+
+def test_what_a_mod_captures_is_read_anew(recorder: Recorder) -> None:
+    operands = dense()
+    for bias in (torch.randn(9, 9), torch.randn(9, 9), torch.randn(9, 9, requires_grad=True)):
+        mod = lambda s, b, h, i, j, bias=bias: F.relu(s + bias[i, j])
+        found = gdpa_inductor.attention(*operands, score_mod=mod)
+        torch.testing.assert_close(found, by_formula(*operands, score_mod=mod))
+    assert len(recorder.graphs) == 2
+
+
+def breaks(s, b, h, q_idx, kv_idx):
+    torch._dynamo.graph_break()
+    return F.silu(s)
+
+
+def test_what_cannot_be_compiled_runs_unfused(recorder, monkeypatch, caplog) -> None:
+    """It says so once, and is tried again after a minute."""
+    operands = dense()
+    now = [1000.0]
+    monkeypatch.setattr(direct.time, "monotonic", lambda: now[0])
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        for wait in (0, 1, 70):
+            now[0] += wait
+            found = gdpa_inductor.attention(*operands, score_mod=breaks)
+            torch.testing.assert_close(found, by_formula(*operands, score_mod=silu))
+    assert not recorder.graphs
+    said = [r.getMessage() for r in caplog.records if "unfused" in r.getMessage()]
+    assert len(said) == 1 and "graph_break" in said[0]
+
+
+def test_a_failure_of_the_backend_is_not_kept(recorder, monkeypatch, caplog) -> None:
+    fails = [True]
+
+    def failing(gm, inputs, **_):
+        if fails[0]:
+            raise RuntimeError("no compiler")
+        return recorder(gm, inputs)
+
+    monkeypatch.setattr(backend, "gdpa_backend", failing)
+    operands = dense()
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        found = gdpa_inductor.attention(*operands, score_mod=silu)
+    torch.testing.assert_close(found, by_formula(*operands, score_mod=silu))
+    assert "no compiler" in caplog.text
+    fails[0] = False
+    gdpa_inductor.attention(*operands, score_mod=silu)
+    assert not recorder.graphs  # not within the minute
+    monkeypatch.setattr(direct, "_RETRY", 0.0)
+    gdpa_inductor.attention(*operands, score_mod=silu)
+    assert len(recorder.matches) == 1
+
+
+def test_wrong_arguments_get_their_own_error(recorder: Recorder) -> None:
+    q, k, v = dense()
+    with pytest.raises(GDPAError, match="head dims of query and key differ"):
+        gdpa_inductor.attention(q, k[..., :4], v)
+    with pytest.raises(TypeError, match="score_mod must return a tensor"):
+        gdpa_inductor.attention(q, k, v, score_mod=lambda s, *_: 1.0)
+    (q, k, v), given = jagged()
+    with pytest.raises(GDPAError, match="cu_seqlens_q"):
+        wrong = torch.tensor([0, 7, 3, 10], dtype=torch.int32)
+        gdpa_inductor.attention(q, k, v, **{**given, "cu_seqlens_q": wrong})
+    with pytest.raises(ValueError, match="max_seqlen_k must not be negative"):
+        gdpa_inductor.attention(q, k, v, **given, max_seqlen_k=-1)
+
+
+def test_strict_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    direct._alone.cache_clear()
+    monkeypatch.setenv("GDPA_STRICT", "1")
+    escapes = []
+
+    def kept(s, b, h, q_idx, kv_idx):
+        escapes.append(s)
+        return F.silu(s)
+
+    with pytest.raises(GDPAError, match=r"gdpa\.strict"):
+        gdpa_inductor.attention(*dense(), score_mod=kept)
+
+
+def attend(x):
+    return gdpa_inductor.attention(x, x, x, score_mod=silu)
+
+
+OBSERVED = {
+    "vmap": lambda f, x: torch.vmap(f)(x[None]),
+    "grad": lambda f, x: torch.func.grad(lambda y: f(y).sum())(x),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,))[1],
+    "make_fx": lambda f, x: make_fx(f)(x)(x),
+    "trace": lambda f, x: torch.jit.trace(f, (x,), check_trace=False)(x),
+    "meta": lambda f, x: f(x.to("meta")),
+}
+
+
+@pytest.mark.parametrize("kind", OBSERVED)
+def test_what_observes_sees_torchs_operators(kind: str, recorder: Recorder) -> None:
+    def formula(x):
+        return F.silu(x @ x.mT) @ x
+
+    x = torch.randn(2, 4, 9, 8)
+    found = OBSERVED[kind](attend, x)
+    if kind != "meta":
+        torch.testing.assert_close(found, OBSERVED[kind](formula, x))
+    assert not recorder.graphs
+
+
+def test_a_counter_of_operations_sees_them(recorder: Recorder) -> None:
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        attend(torch.randn(2, 4, 9, 8))
+    assert counter.get_total_flops() == 2 * (2 * 2 * 4 * 9 * 9 * 8)
+    assert not recorder.graphs
+
+
+def test_fake_operands(recorder: Recorder) -> None:
+    with FakeTensorMode():
+        x = torch.empty(2, 4, 9, 8)
+        assert attend(x).shape == x.shape
+    assert attend(x).shape == x.shape
+    assert not recorder.graphs
+
+
+def test_stances_and_functions_that_are_not_compiled(recorder: Recorder) -> None:
+    operands = dense()
+
+    @torch.compiler.disable
+    def inner(q, k, v):
+        return gdpa_inductor.attention(q, k, v, score_mod=silu)
+
+    outer = torch.compile(lambda *x: inner(*x) * 2, backend="eager")
+    torch.testing.assert_close(outer(*operands), by_formula(*operands, score_mod=silu) * 2)
+    assert len(recorder.matches) == 1, "a call of its own, within a model that is compiled"
+
+
+def test_threads(recorder: Recorder) -> None:
+    operands, found = dense(), []
+    expected = by_formula(*operands, score_mod=biased)
+    run = lambda: found.append(gdpa_inductor.attention(*operands, score_mod=biased))
+    threads = [threading.Thread(target=run) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 8
+    for one in found:
+        torch.testing.assert_close(one, expected)
+
+
+def test_little_is_done_beside_the_compiled_call(recorder: Recorder) -> None:
+    """Counted in calls of Python functions, as a clock would count the machine's other work."""
+    operands = dense()
+    user = torch.compile(
+        lambda *x: gdpa_inductor.attention(*x, score_mod=silu), backend=recorder, fullgraph=True
+    )
+    counts = []
+    for function in (user, lambda *x: gdpa_inductor.attention(*x, score_mod=silu)):
+        function(*operands)
+        called = [0]
+        sys.setprofile(
+            lambda frame, event, arg: called.__setitem__(0, called[0] + (event == "call"))
+        )
+        function(*operands)
+        sys.setprofile(None)
+        counts.append(called[0])
+    assert counts[1] <= counts[0] + 30, counts
+
+
+SECOND = """
+import torch, gdpa_inductor
+from torch._dynamo.utils import counters
+q = torch.ones(2, 4, 9, 8)
+out = gdpa_inductor.attention(q, q, q, score_mod=lambda s, *_: torch.sigmoid(s))
+torch.testing.assert_close(out, (torch.sigmoid(q @ q.mT) @ q))
+print(counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+def test_the_next_process_finds_it_in_the_cache(tmp_path) -> None:
+    env = {k: v for k, v in os.environ.items() if not k.endswith("_CACHE")}
+    env |= {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    hits = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", SECOND], env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        hits.append(int(done.stdout))
+    assert hits[0] == 0 and hits[1] > 0
