@@ -129,8 +129,12 @@ def test_sentences_are_short_and_begin_with_their_subject(page: Path):
 
 
 def test_the_changelog_has_a_line_for_each_effect():
-    """But in the advisory, which says what to do."""
-    lines = (ROOT / "CHANGELOG.md").read_text().partition("### Added")[2].splitlines()
+    """What is new comes first. Wrong results of before have a page, which says what to do."""
+    page = (ROOT / "CHANGELOG.md").read_text()
+    before, _, rest = page.partition("### Added")
+    lines = rest.splitlines()
+    assert "docs/advisories.md" in before and "### " not in before
+    assert re.findall(r"^- \*\*Wrong", page, flags=re.M) == []
     assert sum(line.startswith("- ") for line in lines) > 80
     assert [line for line in lines if line.startswith("  ")] == []
 
