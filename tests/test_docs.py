@@ -139,6 +139,14 @@ def test_the_changelog_has_a_line_for_each_effect():
     assert [line for line in lines if line.startswith("  ")] == []
 
 
+def test_the_first_install_line_needs_no_index():
+    """The package is on none until CONTRIBUTING.md, "Release", has been followed."""
+    for page in ("README.md", "docs/get_started.md"):
+        lines = re.findall(r"^pip (?:install|wheel) .*", (ROOT / page).read_text(), flags=re.M)
+        assert lines[0] == "pip install ."
+        assert [line for line in lines if "gdpa-inductor" in line] == []
+
+
 def test_the_page_of_versions_has_the_ranges_of_the_package():
     wanted = (ROOT / "pyproject.toml").read_text()
     page = (ROOT / "docs" / "versions.md").read_text()
