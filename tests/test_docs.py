@@ -147,6 +147,29 @@ def test_the_first_install_line_needs_no_index():
         assert [line for line in lines if "gdpa-inductor" in line] == []
 
 
+@pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
+def test_an_issue_form_asks_for_the_doctor(form: Path):
+    yaml = pytest.importorskip("yaml")
+    asked = yaml.safe_load(form.read_text())
+    assert {"name", "description", "body"} <= set(asked)
+    parts = {part["id"]: part for part in asked["body"] if part["type"] != "markdown"}
+    assert "`python -m gdpa_inductor doctor --json`" in parts["doctor"]["attributes"]["label"]
+    assert parts["doctor"]["validations"]["required"]
+
+
+def test_the_workflow_runs_what_ci_runs():
+    yaml = pytest.importorskip("yaml")
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["run"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
+
+
+def test_a_citation_names_the_version():
+    project = (ROOT / "pyproject.toml").read_text()
+    version = re.findall(r'^version = "(.*)"', project, flags=re.M)
+    cited = (ROOT / "CITATION.cff").read_text()
+    assert re.findall(r"^version: (.*)", cited, flags=re.M) == version
+
+
 def test_the_page_of_versions_has_the_ranges_of_the_package():
     wanted = (ROOT / "pyproject.toml").read_text()
     page = (ROOT / "docs" / "versions.md").read_text()
