@@ -33,7 +33,8 @@ def rewrite(program: Program, **options: Any) -> tuple[Program, Report]:
         options: those of the backend without their prefix, such as `strict=True`.
 
     Raises:
-        GDPAError: under `strict` or `expect`. TypeError: a program of another type.
+        GDPAError: under `strict` or `expect`.
+        TypeError: a program of another type.
     """
     chosen = Options.make(options)
     if isinstance(program, ExportedProgram):

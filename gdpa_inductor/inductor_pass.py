@@ -24,8 +24,9 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
     `strict=True`.
 
     Raises:
-        ValueError: an unknown option, with the nearest known one. GDPAError: `verify`, which needs
-            `backend="gdpa"`. TypeError: the class was given to Inductor in place of an object.
+        ValueError: an unknown option, with the nearest known one.
+        GDPAError: `verify`, which needs `backend="gdpa"`.
+        TypeError: the class was given to Inductor in place of an object.
     """
 
     def __init__(self, *graph: Any, **options: Any) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from docs.tools import benchmarks, svg
 from docs.tools.cells import Run, case_label
-from docs.tools.tables import TABLES
+from docs.tools.tables import TABLES, trained
 from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.machine import header
 from gdpa_inductor.bench.worker import Measurement, off_this_machine
@@ -34,6 +34,17 @@ def test_generated_pages_are_those_of_the_measurements():
     for path, words in made.items():
         assert path.read_text() == words, f"{path.name}: make benchmarks"
     assert set((benchmarks.DOCS / "charts").glob("*.svg")) <= set(made)
+
+
+def test_the_page_begins_with_its_results():
+    found = benchmarks.runs()
+    page = benchmarks.headline(found)
+    assert page.count("- **") == 3 and "NVIDIA H200" in page
+    (eager, stock, ours) = (trained(found["recommender"], n) for n in ("eager", "inductor", "gdpa"))
+    assert f"{stock['ms'] / ours['ms']:.1f} times as fast" in page and eager["largest"] is None
+    text = (benchmarks.DOCS / "benchmarks.md").read_text()
+    assert text.index("**A whole recommender**") < text.index("How it is measured")
+    assert benchmarks.headline({"models": found["models"]}).count("- **") == 1
 
 
 def test_measurements_do_not_say_where_files_lay():

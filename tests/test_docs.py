@@ -147,6 +147,21 @@ def test_the_first_install_line_needs_no_index():
         assert [line for line in lines if "gdpa-inductor" in line] == []
 
 
+def test_the_sidebar_has_no_lab_page():
+    index = (ROOT / "docs" / "index.md").read_text()
+    assert "lab" not in re.findall(r"^[\w/]+$", index, flags=re.M) and "lab/" not in index
+    assert (ROOT / "docs/lab/index.md").read_text().startswith("---\norphan: true\n---")
+    assert "](lab/index.md)" in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+def test_an_error_of_a_docstring_has_a_line_of_its_own():
+    """Else the interface shows them as one paragraph."""
+    second = re.compile(r"^ +\w*(?:Error|Failed): .*\. \w+(?:Error|Failed): ", re.M)
+    joined = [path for path in (ROOT / "gdpa_inductor").rglob("*.py")
+              if second.search(re.sub(r"\n {12,}", " ", path.read_text()))]  # fmt: skip
+    assert joined == []
+
+
 @pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
 def test_an_issue_form_asks_for_the_doctor(form: Path):
     yaml = pytest.importorskip("yaml")

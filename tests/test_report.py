@@ -249,11 +249,25 @@ def test_page() -> None:
     assert "<f>" not in text and "&lt;f&gt;" in text
     kinds = {node["data-name"]: node["class"] for node in page.nodes}
     assert kinds["matmul"] == kinds["silu"] == "node match"
-    assert kinds["matmul_3"] == "node rejection" and kinds["x0"].strip() == "node"
+    assert kinds["matmul_3"] == "node rejection left" and kinds["x0"].strip() == "node"
     assert len(page.nodes) == 23 and "20 more nodes" in text
     assert "where(a1, silu(s + a0)/float(i0), 0.0)" in text and text.count('class="steps"') == 1
     assert "prefers-color-scheme: dark" in text
     assert text.count("<details open>") == len(REPORT.graphs)
+
+
+def test_red_is_for_what_could_be_fused() -> None:
+    """That a region would not pay, or is another operator, is no fault of the model."""
+    first = REPORT.rejections[0]
+    codes = (Code.NORMALISED, Code.SLOWER, Code.DROPOUT, Code.MUTATED_OPERAND)
+    refused = tuple(dataclasses.replace(first, code=code, location=code.name) for code in codes)
+    text = dataclasses.replace(REPORT, rejections=refused).to_html()
+    tones = re.findall(r'<article class="(rejection[^"]*)" id="rejection-(\d)"', text)
+    assert sorted((int(number), tone) for tone, number in tones) == [
+        (1, "rejection left"), (2, "rejection left"), (3, "rejection"), (4, "rejection"),
+    ]  # fmt: skip
+    (rule,) = re.findall(r"\.gdpa \.left {([^}]*)}", text)
+    assert "--bad: var(--dim)" in rule
 
 
 def test_a_page_that_was_written_returns_its_path(tmp_path: Path) -> None:

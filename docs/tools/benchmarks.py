@@ -16,12 +16,12 @@ from pathlib import Path
 
 from .cells import Row, Run, length
 from .svg import chart
-from .tables import TABLES, Table, readme_panels
+from .tables import HEADLINES, TABLES, Table, readme_panels
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MEASUREMENTS = DOCS / "measurements"
-PLACE = "<!-- tables -->\n"
+PLACE, TOP = "<!-- tables -->\n", "<!-- headline -->\n"
 BEGIN, END = "<!-- chart: make benchmarks -->\n", "<!-- end of chart -->\n"
 # README's chart is of the first of these that was measured.
 SHOWN = ("dense", "bias")
@@ -99,6 +99,17 @@ def section(table: Table, run: Run, same: bool) -> str:
     return "\n\n".join(parts)
 
 
+def headline(found: Mapping[str, Run]) -> str:
+    """The results in a few lines, of the files that there are."""
+    said = [line(found[name]) for name, line in HEADLINES.items() if name in found]
+    cards = {found[name].machine.get("gpu") or "a CPU" for name in HEADLINES if name in found}
+    return f"On {' and '.join(sorted(cards))}:\n\n" + "".join(f"{bulleted(one)}\n" for one in said)
+
+
+def bulleted(words: str) -> str:
+    return textwrap.fill(f"- {words}", 100, subsequent_indent="  ", break_on_hyphens=False)
+
+
 def wrapped(command: str) -> str:
     """A shell line that a narrow page need not cut off."""
     first, *options = re.split(r" (?=--)", command)
@@ -119,7 +130,8 @@ def pages(found: Mapping[str, Run]) -> dict[Path, str]:
         for table, before in zip(present, befores, strict=False)
     )
     template = (Path(__file__).parent / "benchmarks.md.in").read_text()
-    made = {DOCS / "benchmarks.md": template.replace(PLACE, body + "\n")}
+    template = template.replace(TOP, headline(found)).replace(PLACE, body + "\n")
+    made = {DOCS / "benchmarks.md": template}
     for table in present:
         if table.panels:
             svg = chart(table.panels(found[table.file]), table.question)

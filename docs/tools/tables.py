@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from .cells import (
     CEILING,
@@ -93,8 +94,9 @@ def figures(rows: Sequence[Row]) -> str:
     steps = {r["contender"]: r for r in rows if r["measure"] == "step" and length(r) == shown}
     ours, stock = steps["gdpa"], steps["inductor"]
     return (
-        f"At N = {shown} gdpa has {ours['tflops']:.0f} TFLOP/s and {ours['peak_mib']:.0f} MiB, "
-        f"Inductor {stock['tflops']:.0f} TFLOP/s and {stock['peak_mib']:.0f} MiB."
+        f"At N = {shown}, gdpa reaches {ours['tflops']:.0f} TFLOP/s with a peak of "
+        f"{ours['peak_mib']:.0f} MiB, Inductor {stock['tflops']:.0f} with "
+        f"{stock['peak_mib']:.0f} MiB."
     )
 
 
@@ -117,6 +119,52 @@ def readme_panels(name: str, run: Run) -> tuple[list[Panel], str]:
     ]
     return panels, words
 
+
+def whole(run: Run) -> str:
+    """The recommender in words: the seed that all contenders trained with."""
+    ours, stock = (trained(run, name) for name in ("gdpa", "inductor"))
+    return (
+        f"**A whole recommender**, 8 layers of HSTU: {stock['ms'] / ours['ms']:.1f} times as fast "
+        f"as stock Inductor in training, with {ours['peak_mib']:.0f} MiB in place of "
+        f"{stock['peak_mib']:,.0f}. The largest batch that fits is {ours['largest']:,} "
+        f"instead of {stock['largest']:,}."
+    )
+
+
+def trained(run: Run, name: str) -> Row:
+    """A contender's training run with the first seed, and `largest`, its largest batch or None."""
+    rows = [r for r in run.rows if r["contender"] == name and r["case"]["seed"] == 0]
+    largest = [r["largest_batch"] for r in rows if r["measure"] == "largest"]
+    return next(r for r in rows if r["measure"] == "train") | {
+        "largest": max(largest, default=None)
+    }
+
+
+def across_models(run: Run) -> str:
+    """The speed-ups of all public models in words."""
+    found = {}
+    for measure in ("step", "forward"):
+        speedups = [float(line[1]) for line in modelled(measure, "speedup")(run)[1:]]
+        ends = f"{min(speedups):.2g} to {max(speedups):.2g}"
+        found[measure] = f"{median(speedups):.2g} times Inductor's speed in the median ({ends})"
+    return (
+        f"**{len(speedups)} public models**, unchanged: a training step runs at {found['step']}, "
+        f"inference at {found['forward']}."
+    )
+
+
+def one_layer(run: Run) -> str:
+    rows = [r for r in run.rows
+            if r["case"]["variant"] == "none" and r["case"]["activation"] == "silu"]  # fmt: skip
+    return f"**Attention alone**, a training step with silu in bf16. {figures(rows)}"
+
+
+# What the page begins with, by the file that it is read from.
+HEADLINES: dict[str, Callable[[Run], str]] = {
+    "recommender": whole,
+    "models": across_models,
+    "dense": one_layer,
+}
 
 SPEED = ("eager", "inductor", "ours", "speedup", "f", "a", "bound", "reached", "left")
 BOUND = (

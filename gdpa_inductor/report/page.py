@@ -41,6 +41,7 @@ _STYLE = """
   padding: .5rem .9rem; margin: .5rem 0; }
 .gdpa article.match { border-left-color: var(--good); }
 .gdpa article.rejection { border-left-color: var(--bad); }
+.gdpa .left { --bad: var(--dim); --bad-soft: var(--soft); }
 .gdpa .place, .gdpa .value, .gdpa .below { color: var(--dim); }
 .gdpa .advice { color: var(--good); }
 .gdpa .steps { display: flex; flex-wrap: wrap; align-items: center; gap: .4rem; margin: .5rem 0; }
@@ -113,10 +114,16 @@ def _article(report: Report, entry: Entry) -> str:
     steps = _steps(report.matches[entry.numbers[0] - 1]) if entry.kind == "match" else ""
     anchor = f' id="{entry.kind}-{entry.numbers[0]}"' if entry.kind else ""
     title = " ".join(filter(None, (mark(entry.kind, entry.numbers), entry.title)))
+    kind = _tone(report, entry.numbers[0] - 1) if entry.kind == "rejection" else entry.kind
     return (
-        f'<article class="{entry.kind}"{anchor}><div class="place">{escape(title)}</div>'
+        f'<article class="{kind}"{anchor}><div class="place">{escape(title)}</div>'
         f"{steps}{lines}</article>"
     )
+
+
+def _tone(report: Report, number: int) -> str:
+    """Red is for what could be fused: not for another operator, or one that would not pay."""
+    return f"rejection{'' if sections.could_be_fused(report.rejections[number]) else ' left'}"
 
 
 def mark(kind: str, numbers: Sequence[int]) -> str:
@@ -177,7 +184,7 @@ def _row(report: Report, line: Line) -> str:
         kind, mark = "match", f"region {line.match + 1}"
         hint = report.matches[line.match].problem.program.formula
     elif line.rejection is not None:
-        kind, mark = "rejection", f"refused {line.rejection + 1}"
+        kind, mark = _tone(report, line.rejection), f"refused {line.rejection + 1}"
         hint = str(report.rejections[line.rejection])
     place = shorten(line.location) if line.location else ""
     reads = escape(" ".join(line.inputs))
