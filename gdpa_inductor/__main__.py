@@ -5,6 +5,7 @@ import importlib
 import sys
 
 from . import __version__
+from .terminal import write_readably
 
 TOOLS = {
     "doctor": ("gdpa_inductor.doctor", "what is installed, which kernels can run, a self-test"),
@@ -15,6 +16,7 @@ TOOLS = {
 
 def main(argv: list[str]) -> int:
     """Hands the remaining arguments to the tool; its status is ours."""
+    write_readably()
     if argv and argv[0] in TOOLS:
         return int(importlib.import_module(TOOLS[argv[0]][0]).main(argv[1:]))
     if argv == ["--version"]:

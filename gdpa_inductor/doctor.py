@@ -26,6 +26,7 @@ from .operands import Operands
 from .options import KERNELS, Options
 from .problem import Problem
 from .program.score_mod import ScoreMod
+from .terminal import printable
 
 DISTRIBUTIONS = ("gdpa-inductor", "torch", "triton", "sympy", "numpy", "nvidia-cutlass-dsl")
 CASES = {"cpu": (torch.float32,), "cuda": (torch.float32, torch.float16, torch.bfloat16)}
@@ -227,7 +228,7 @@ def main(argv: Sequence[str] = ()) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     arguments = parser.parse_args(argv)
     finding = examine()
-    print(json.dumps(finding, indent=2) if arguments.json else as_text(finding))
+    print(json.dumps(finding, indent=2) if arguments.json else printable(as_text(finding)))
     return 0 if finding["healthy"] else 1
 
 

@@ -11,6 +11,8 @@ import enum
 from dataclasses import dataclass
 from typing import Literal
 
+from .terminal import printable
+
 
 class Category(enum.Enum):
     """What kind of answer a refusal is. `strict` raises for the first two only."""
@@ -243,7 +245,7 @@ class Rejection:
 
     def __str__(self) -> str:
         place = f"{self.location}: " if self.location else ""
-        return f"{place}{self.code.category.value}/{self.code.name}: {self.reason}"
+        return printable(f"{place}{self.code.category.value}/{self.code.name}: {self.reason}")
 
 
 class GDPAError(RuntimeError):

@@ -111,12 +111,13 @@ def test_no_module_has_a_public_name():
 
 # Every module or folder of the package, and what of the package it may import; "" stands for the
 # public names of the package itself. The order is that of the data's way, from the bottom up.
-LEAVES = {"program", "operands", "options", "rejection", "_compat"}
+LEAVES = {"program", "operands", "options", "rejection", "terminal", "_compat"}
 CORE = LEAVES | {"ops", "problem"}
 MAY_IMPORT = {
     "program": {"rejection"},
     "score_mod": {"program"},
-    "rejection": set(),
+    "terminal": set(),
+    "rejection": {"terminal"},
     "options": {"rejection"},
     "_compat": set(),
     "operands": {"program", "rejection"},
@@ -139,7 +140,7 @@ MAY_IMPORT = {
     "patterns": CORE | {"graphs", "judge", "look_up"},
     "lowerings": CORE | {"kernel_ops", "kernels", "look_up", "sequences"},
     # Result types, and nothing that finds, chooses or runs.
-    "report": {"patterns", "problem", "program", "rejection"},
+    "report": {"patterns", "problem", "program", "rejection", "terminal"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},
     "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "sources", "verify"},
     "entry_point": {"_compat", "backend"},
@@ -149,11 +150,11 @@ MAY_IMPORT = {
     "explaining": CORE | {"backend", "graphs", "patterns", "report", "untouched"},
     "export": CORE | {"backend", "graphs", "patterns", "report", "explaining", "untouched"},
     # Tools: they stand where a user stands.
-    "doctor": {"", "_compat", "backend", "operands", "options", "problem", "program"},
+    "doctor": LEAVES | {"", "backend", "problem"},
     "measure": set(),
     "bench": {"", "_compat", "measure", "demo", "kernels"},
     "demo": {"", "measure"},
-    "__main__": {"", "doctor", "bench", "demo"},
+    "__main__": {"", "doctor", "bench", "demo", "terminal"},
 }
 
 

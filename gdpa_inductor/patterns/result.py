@@ -11,6 +11,7 @@ from torch.fx import Node
 from ..problem import Problem
 from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
+from ..terminal import printable
 
 INTERNAL = "internal error"  # the reason of a refusal begins so if this package has a bug
 
@@ -55,7 +56,7 @@ class Match:
 
     def __str__(self) -> str:
         place = f"{self.location}: " if self.location else ""
-        return f"{place}O = ({self.problem.program.formula}) V, s = Q Kᵀ"
+        return printable(f"{place}O = ({self.problem.program.formula}) V, s = Q Kᵀ")
 
 
 @dataclass(frozen=True)

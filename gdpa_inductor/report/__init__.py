@@ -1,6 +1,7 @@
 """The report for the user: fused regions with their kernels, refusals with reasons, graph breaks.
 
-`explain` and `rewrite` return a `Report`. It prints as text, and a notebook shows it as a page.
+`explain` and `rewrite` return a `Report`. It prints as text, in the characters that standard
+output can encode, and a notebook shows it as a page.
 `to_dict()` is for programs, and `to_html()` for a browser. This module imports result types only: a
 report finds, chooses and runs nothing.
 """
@@ -14,6 +15,7 @@ from typing import Any, overload
 
 from ..patterns import Match
 from ..rejection import Rejection
+from ..terminal import printable
 from . import sections
 from .entries import GraphBreak, Listing, SkippedFrame
 from .page import fragment, page
@@ -30,7 +32,7 @@ class Report:
     graphs: tuple[Listing, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<{self.summary}; print() lists them>"
+        return printable(f"<{self.summary}; print() lists them>")
 
     def __str__(self) -> str:
         lines = [self.summary]
@@ -40,7 +42,7 @@ class Report:
                 advised = [f"to change: {entry.advice}"] if entry.advice else []
                 lines += [f"  {entry.title}"]
                 lines += [f"      {line}" for line in (*entry.lines, *advised)]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
         """The fragment that a notebook shows."""
