@@ -41,6 +41,7 @@ def gdpa_backend(
     Raises:
         ValueError: an option that is neither ours nor Inductor's, with the nearest name.
         GDPAError: under `gdpa.strict` or `gdpa.expect`.
+        Under torch.compile both arrive as the `inner_exception` of BackendCompilerFailed.
     """
     inductor.start_processes()
     ours, theirs = split(options)

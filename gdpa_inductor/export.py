@@ -33,6 +33,7 @@ def rewrite(program: Program, **options: Any) -> tuple[Program, Report]:
         options: those of the backend without their prefix, such as `strict=True`.
 
     Raises:
+        ValueError: a wrong option.
         GDPAError: under `strict` or `expect`.
         TypeError: a program of another type.
     """

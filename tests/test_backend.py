@@ -89,11 +89,46 @@ def test_the_reference_kernel_is_inlined_and_no_fallback() -> None:
     assert counters["gdpa"]["fallback"] == counters["gdpa"]["lowered_cpu"] == 0
 
 
-def test_unknown_options_name_the_nearest() -> None:
-    with pytest.raises((BackendCompilerFailed, ValueError), match=r"did you mean gdpa\.strict\?"):
-        compiled(fused, strikt=True)(*operands())
-    with pytest.raises(ValueError, match=r"did you mean gdpa\.expect\?"):
-        GDPAPass(expects=1)
+WRONG = {"strikt": r"did you mean gdpa\.strict\?", "strict": "must be true or false, not 'perhaps'"}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_options_of_torch_compile_arrive_inside_of_dynamos_error(name: str) -> None:
+    """As docs/options.md says, and not before the first call: torch.compile only keeps them."""
+    function = compiled(fused, **{name: "perhaps"})
+    with pytest.raises(BackendCompilerFailed, match=WRONG[name]) as raised:
+        function(*operands())
+    assert type(raised.value.inner_exception) is ValueError
+
+
+def test_a_wrong_variable_arrives_inside_of_dynamos_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GDPA_STRICT", "perhaps")
+    with pytest.raises(BackendCompilerFailed, match=WRONG["strict"]) as raised:
+        compiled(fused)(*operands())
+    assert type(raised.value.inner_exception) is ValueError
+
+
+ENTRIES = {
+    "the backend itself": lambda options: gdpa_inductor.gdpa_backend(
+        torch.fx.symbolic_trace(fused), [], options={f"gdpa.{x}": v for x, v in options.items()}
+    ),
+    "GDPAPass": lambda options: GDPAPass(**options),
+    "explain": lambda options: gdpa_inductor.explain(fused, **options),
+    "explain, of what was compiled": lambda options: gdpa_inductor.explain(
+        compiled(fused, **options)
+    ),
+    "rewrite": lambda options: gdpa_inductor.rewrite(torch.fx.symbolic_trace(fused), **options),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("entry", ENTRIES)
+def test_wrong_options_are_value_errors_elsewhere(entry: str, name: str) -> None:
+    with pytest.raises(ValueError, match=WRONG[name]):
+        ENTRIES[entry]({name: "perhaps"})
+
+
+def test_the_pass_cannot_verify() -> None:
     with pytest.raises(GDPAError, match=r'verify runs the compiled graph.*use backend="gdpa"'):
         GDPAPass(verify=True)
 
