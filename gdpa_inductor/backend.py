@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import compiles, lowerings
+from . import compiles, lowerings, summary
 from ._compat import dynamo, inductor
 from .graphs import copy_graph
 from .options import BACKENDS, Options, check_names, split
@@ -82,6 +82,8 @@ def apply(
     for rejection in result.rejections:
         log.info("%s", rejection)
     _warn(part, options)
+    if options.summary:
+        summary.note(part.so_far)
     if result.matches or result.rejections:
         inductor.trace_artifact(
             "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))
@@ -120,11 +122,11 @@ def _warn(part: compiles.PartResult, options: Options) -> None:
     if options.kernel in BACKENDS:
         refused = [r for r in part.result.rejections if r.code is Code.DEVICE]
         for reason in dict.fromkeys(r.reason for r in refused):
-            log.warning("left unfused: %s", reason)
+            log.warning("not fused: %s", reason)
     cut = [r for r in part.so_far.rejections if r.code is Code.DDP_CUT]
     if cut and part.last:
         advice = Code.DDP_CUT.advice
-        log.warning("%d left unfused: %s; to change: %s", len(cut), cut[0].reason, advice)
+        log.warning("%d not fused: %s; to change: %s", len(cut), cut[0].reason, advice)
 
 
 def lowering_judge(options: Options) -> Callable[[Problem], object]:

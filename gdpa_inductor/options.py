@@ -87,12 +87,14 @@ class Options(KernelOptions):
     profit:  Apply the cost model. "memory" also rewrites regions that need less memory but may take
              up to 1.2 times the unfused form's time. False rewrites all regions.
     judge:   Check every rewrite independently before it is applied (docs/judge.md).
+    summary: Log one line for each compiled model: how many regions were fused.
     """
 
     expect: int | None = None
     verify: bool = False
     profit: Profit = True
     judge: bool = True
+    summary: bool = True
 
     @property
     def kernel_options(self) -> KernelOptions:

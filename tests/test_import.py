@@ -142,7 +142,9 @@ MAY_IMPORT = {
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "program", "rejection", "terminal"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},
-    "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "sources", "verify"},
+    "summary": {"_compat", "patterns"},
+    "backend": CORE
+    | {"compiles", "graphs", "patterns", "lowerings", "sources", "summary", "verify"},
     "entry_point": {"_compat", "backend"},
     "verify": CORE | {"patterns"},
     "inductor_pass": CORE | {"backend", "patterns", "sources"},

@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import itertools
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -257,6 +258,40 @@ def frame_under_way() -> str:
     if found is None:
         return ""
     return f"{'' if found.frame_id is None else found.frame_id}"
+
+
+def compile_under_way() -> str:
+    """A name of the current compile, the same when Dynamo begins it again; "" outside of one."""
+    found = CompileContext.current_compile_id()
+    return "" if found is None else f"{found.frame_id}/{found.frame_compile_id}"
+
+
+@dataclass(frozen=True)
+class CompiledCall:
+    """A call of what torch.compile returned, while it runs.
+
+    model:   What stands for that function or module, and lives as long.
+    at_end:  What is called when the call ends. More may be appended.
+    """
+
+    model: object
+    at_end: list[Callable[[], object]]
+
+
+def outermost_call() -> CompiledCall | None:
+    """The compiled call under way, or the one around it; None outside of one.
+
+    Dynamo compiles a frame when it is called, so the call is among the frames above.
+    """
+    from torch._dynamo import eval_frame
+
+    found, frame = None, sys._getframe()
+    while (above := frame.f_back) is not None:
+        frame, code = above, above.f_code
+        if code.co_name == "compile_wrapper" and code.co_filename == eval_frame.__file__:
+            found = frame
+    names = found.f_locals if found else {}
+    return CompiledCall(names["self"], names["cleanups"]) if "cleanups" in names else None
 
 
 def is_cut_by_ddp() -> bool:

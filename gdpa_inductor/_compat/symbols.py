@@ -51,6 +51,10 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "output_graph.OutputGraph._dynamo_source": "where an input comes from",
         "variables.builder.GraphArg.example": "the judge reads what small inputs hold",
     },
+    "torch._dynamo.eval_frame._TorchDynamoContext": {
+        "compile_wrapper": "the call of a compiled function or module",
+        "cleanups": "what is called when such a call ends",
+    },
     "torch._dynamo.eval_frame.OptimizedModule": {
         "_orig_mod": "the user's module below a compiled one",
         "_torchdynamo_orig_callable": "the user's function below a compiled one",

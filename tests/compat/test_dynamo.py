@@ -300,6 +300,47 @@ class Parallel(torch.nn.parallel.DistributedDataParallel):
         self.module = module
 
 
+def test_compile_under_way():
+    """The frame and which of its compiles; the same when Dynamo begins a compile again."""
+    names = []
+
+    def backend(gm, _):
+        names.append(dynamo.compile_under_way())
+        return gm
+
+    run = torch.compile(scaled, backend=backend, dynamic=False)
+    run(torch.ones(2), 2)
+    run(torch.ones(3), 2)
+    assert [name.split("/")[1] for name in names] == ["0", "1"]
+    assert len({name.split("/")[0] for name in names}) == 1
+    assert dynamo.compile_under_way() == ""
+
+
+def test_outermost_call():
+    """What calls a graph with a break calls another compiled function: one call, to the user."""
+    models, ended = [], []
+
+    def backend(gm, _):
+        call = dynamo.outermost_call()
+        models.append(call.model)
+        call.at_end.append(lambda: ended.append(len(models)))
+        return gm
+
+    inner = torch.compile(scaled, backend=backend)
+
+    @torch._dynamo.disable
+    def between(x):
+        return inner(x, 3)
+
+    outer = torch.compile(lambda x: between(x + 1) * 2, backend=backend)
+    outer(torch.ones(2))
+    assert len(set(models)) == 1 and len(models) == 3
+    assert ended == [3, 3, 3], "not before the call ends"
+    inner(torch.ones(2, 2), 3)
+    assert len(set(models)) == 2 and ended == [3, 3, 3, 4]
+    assert dynamo.outermost_call() is None
+
+
 def test_is_cut_by_ddp():
     """Inside the forward of a module under DistributedDataParallel, if its optimizer is on."""
     parallel = Parallel(torch.nn.Linear(2, 2))

@@ -1,0 +1,152 @@
+"""summary: one line for each compiled model, of how much of it was fused."""
+
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import nn
+
+from gdpa_inductor import Code, GDPAPass, Rejection
+from gdpa_inductor.patterns import Result
+from gdpa_inductor.summary import line
+
+WHY = "gdpa_inductor.explain(model)(*inputs) says why and what to change"
+
+
+class Attention(nn.Module):
+    def forward(self, x):
+        return torch.relu(x @ x.mT) @ x
+
+
+class Escaping(nn.Module):
+    def forward(self, x):
+        weights = torch.relu(x @ x.mT)
+        return weights @ x * weights.mean()
+
+
+class Breaking(nn.Sequential):
+    """Its graphs are compiled one by one, and those of layers of one class from the same code."""
+
+    def forward(self, x):
+        for layer in self:
+            torch._dynamo.graph_break()
+            x = layer(x)
+        return x
+
+
+def x(rows: int = 64) -> torch.Tensor:
+    return torch.randn(1, 1, rows, 16)
+
+
+def compiled(model: nn.Module, **options: object) -> nn.Module:
+    given = {"gdpa.profit": False} | {f"gdpa.{name}": value for name, value in options.items()}
+    return torch.compile(model, backend="gdpa", options=given)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+    return [
+        (record.levelname, record.getMessage())
+        for record in caplog.records
+        if record.name == "gdpa_inductor" and record.getMessage().startswith("gdpa: ")
+    ]
+
+
+@pytest.fixture(autouse=True)
+def listening(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "gdpa_inductor")
+
+
+def test_a_model_is_told_of_once(caplog) -> None:
+    """Not for its graphs, recompiles, modes, nor after a reset."""
+    model = compiled(Breaking(Attention(), Escaping(), nn.Tanh()))
+    assert told(caplog) == []
+    model(x())
+    model(x(80))
+    model(x().requires_grad_()).sum().backward()
+    torch._dynamo.reset()
+    model(x())
+    expected = f"gdpa: 1 of 2 attention regions fused, 1 not fused (SCORES_ESCAPE); {WHY}"
+    assert told(caplog) == [("WARNING", expected)]
+
+
+def test_where_all_is_fused_it_is_no_warning(caplog) -> None:
+    compiled(nn.Sequential(Attention(), Attention()))(x())
+    assert told(caplog) == [("INFO", "gdpa: 2 of 2 attention regions fused")]
+
+
+def test_where_nothing_is_fused_it_says_so(caplog) -> None:
+    model = Attention()
+    model.compile(backend="gdpa")
+    model(x())
+    expected = f"gdpa: 0 of 1 attention regions fused, 1 not fused (SLOWER); {WHY}"
+    assert told(caplog) == [("WARNING", expected)]
+
+
+def test_models_without_attention_are_told_when_some_is_compiled(caplog) -> None:
+    class Sometimes(nn.Module):
+        def forward(self, x, attend):
+            return torch.relu(x @ x.mT) @ x if attend else x + 1
+
+    model = compiled(Sometimes())
+    model(x(), False)
+    assert told(caplog) == []
+    model(x(), True)
+    assert told(caplog) == [("INFO", "gdpa: 1 of 1 attention regions fused")]
+
+
+def test_each_model_that_is_compiled_has_its_line(caplog) -> None:
+    compiled(Attention())(x())
+    compiled(Escaping())(x())
+    assert [level for level, _ in told(caplog)] == ["INFO", "WARNING"]
+
+
+@pytest.mark.parametrize("way", ["option", "variable", "level"])
+def test_it_can_be_silenced(way: str, caplog, monkeypatch) -> None:
+    if way == "variable":
+        monkeypatch.setenv("GDPA_SUMMARY", "0")
+    if way == "level":
+        caplog.set_level(logging.ERROR, "gdpa_inductor")
+    compiled(Escaping(), **({"summary": False} if way == "option" else {}))(x())
+    assert told(caplog) == []
+
+
+def test_the_pass_speaks_too(caplog) -> None:
+    torch.compile(Escaping(), options={"pre_grad_custom_pass": GDPAPass(profit=False)})(x())
+    torch._dynamo.reset()
+    silent = GDPAPass(profit=False, summary=False)
+    torch.compile(Escaping(), options={"pre_grad_custom_pass": silent})(x())
+    assert len(told(caplog)) == 1
+
+
+def test_a_compile_that_fails_is_told_of_as_well(caplog) -> None:
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
+        compiled(Escaping(), strict=True)(x())
+    assert len(told(caplog)) == 1
+
+
+SCRIPT = """
+import torch
+f = torch.compile(lambda x: torch.relu(x @ x.mT) @ x, backend="gdpa")
+for _ in range(2):
+    f(torch.randn(1, 1, 64, 16))
+"""
+
+
+def test_it_appears_by_default() -> None:
+    environment = {**os.environ, "TORCHINDUCTOR_FX_GRAPH_CACHE": "1"}
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    expected = f"gdpa: 0 of 1 attention regions fused, 1 not fused (SLOWER); {WHY}"
+    assert [text for text in done.stderr.splitlines() if "gdpa:" in text] == [expected]
+
+
+def test_codes_are_counted_the_most_frequent_first() -> None:
+    codes = (Code.DROPOUT, Code.SLOWER, Code.SLOWER)
+    assert_expected_inline(
+        line(Result((), tuple(Rejection(code, "") for code in codes))),
+        """gdpa: 0 of 3 attention regions fused, 3 not fused (2 SLOWER, DROPOUT); gdpa_inductor.explain(model)(*inputs) says why and what to change""",  # noqa: E501
+    )
