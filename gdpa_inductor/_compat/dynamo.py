@@ -66,20 +66,20 @@ _numbers = itertools.count()
 
 
 def compiled_alone(
-    function: FunctionType, backend: Callable[..., Any], options: dict[str, Any]
+    function: Callable[..., Any], backend: Callable[..., Any], options: dict[str, Any]
 ) -> Callable[..., Any]:
     """`torch.compile` of a copy of a function: what Dynamo keeps for others has no part in it.
 
     Dynamo keeps graphs by code object, and the sizes that it saw by file, line and name. A graph
     break is an error of `compile_errors`.
     """
+    assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     copy = FunctionType(code, function.__globals__, code.co_name)
-    accepted = inspect.signature(torch.compile).parameters
-    limit = {"recompile_limit": 64} if "recompile_limit" in accepted else {}
-    found: Callable[..., Any] = torch.compile(
-        copy, backend=backend, fullgraph=True, options=options, **limit
-    )
+    settings: dict[str, Any] = {"backend": backend, "fullgraph": True, "options": options}
+    if "recompile_limit" in inspect.signature(torch.compile).parameters:
+        settings["recompile_limit"] = 64
+    found: Callable[..., Any] = torch.compile(copy, **settings)
     return found
 
 
