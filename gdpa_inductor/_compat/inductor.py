@@ -197,6 +197,7 @@ def compile_graph(
     from torch._inductor.compile_fx import compile_fx, compile_fx_inner
     from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental import proxy_tensor
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
     from torch.utils._python_dispatch import _disable_current_modes
 
     def flat(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -213,8 +214,10 @@ def compile_graph(
             traced = make(*examples)
         for held in (traced, traced.graph):  # the keys of caches have it
             held._tracer_cls = proxy_tensor.PythonKeyTracer
+        traced.shape_env = None  # which no key of a cache can have; that of the inputs is the same
         fakes = [node.meta["val"] for node in traced.graph.nodes if node.op == "placeholder"]
         mode = fakes[0].fake_mode
+        mode.shape_env = mode.shape_env or ShapeEnv()  # without one, caches leave the graph out
         # Else its C++ leaves out a rounding to 16 bits and back. The caller may itself be captured.
         settings: dict[str, Any] = {"emulate_precision_casts": True, "triton.cudagraphs": False}
         # A pass for the whole process (GDPAPass) is for models: it would count this graph as one.

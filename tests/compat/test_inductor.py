@@ -11,6 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
+from torch._dynamo.utils import counters
 from torch._inductor import config
 from torch.utils._config_module import _UNSET_SENTINEL
 
@@ -307,3 +308,22 @@ def check_compiled(aot: bool) -> None:
     x, out = torch.randn(4, 4), torch.empty(4, 4)
     inductor.compile_graph(written, (x, out), dynamic=False, aot=aot).run(x, out)
     torch.testing.assert_close(out, x @ x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("aot", [False, True])
+@pytest.mark.usefixtures("graph_cache")
+def test_what_compile_graph_made_is_found_in_the_cache(dynamic: bool, aot: bool) -> None:
+    """So the next process need not compile it. What it is for is known then too."""
+    found = []
+    with inductor.fresh_cache():
+        for _ in range(2):
+            counters.clear()
+            x, y = torch.randn(4, 6), torch.randn(6, 5)
+            made = inductor.compile_graph(lambda x, y: (x @ y,), (x, y), dynamic=dynamic, aot=aot)
+            torch.testing.assert_close(made.run(x, y)[0], x @ y)
+            assert made.fits((x, y)) and (not dynamic or not made.fits((x.mT.contiguous().mT, y)))
+            caches = counters["inductor"]
+            found.append((caches["fxgraph_cache_miss"], caches["fxgraph_cache_hit"]))
+            assert not caches["fxgraph_cache_bypass"]
+    assert found == [(1, 0), (0, 1)]
