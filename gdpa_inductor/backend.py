@@ -145,7 +145,7 @@ def _hold_to(result: Result, options: Options) -> None:
         r for r in result.rejections if r.code.category in (Category.UNSAFE, Category.UNSUPPORTED)
     ]
     if options.strict and blamed:
-        raise GDPAError("gdpa.strict: a candidate was refused\n" + _lines(blamed))
+        raise GDPAError("gdpa.strict: a candidate was not fused\n" + _lines(blamed))
 
 
 def _hold_to_count(complete: Result, options: Options) -> None:
@@ -159,4 +159,4 @@ def _hold_to_count(complete: Result, options: Options) -> None:
 
 
 def _lines(rejections: Sequence[Rejection]) -> str:
-    return "\n".join(f"  {r}" for r in rejections) or "  (no candidate was refused)"
+    return "\n".join(f"  {r}" for r in rejections) or "  (there was no other candidate)"

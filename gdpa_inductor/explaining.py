@@ -192,7 +192,7 @@ _HARMLESS = "nothing, it is harmless: torch's own code, outside of the model"
 
 def _advice(reason: str, location: str) -> str:
     if "DDPOptimizer" in reason:
-        return f"nothing, but where a region is refused as {Code.DDP_CUT.name}"
+        return f"nothing, but where a region is not fused: {Code.DDP_CUT.name}"
     if dynamo.is_torchs(location):
         return _HARMLESS
     for pattern, advice in _ADVICE:

@@ -82,6 +82,26 @@ class Problem:
         known = [size for size in sizes if size is not None]
         return math.prod(known) * self.dtype.itemsize if known == sizes else None
 
+    def aux_bytes(self, number: int) -> int | None:
+        """The bytes of an aux operand. Symbolic sizes count by hints."""
+        sizes: dict[str, Size] = {
+            "b": self.batch,
+            "h": self.heads,
+            "q_idx": self.rows,
+            "kv_idx": self.cols,
+            "q": self.total_rows,
+            "k": self.total_cols,
+            "-": 1,
+        }
+        hints = [size_hint(sizes[entry]) for entry in self.program.aux[number].access]
+        known = [hint for hint in hints if hint is not None]
+        return math.prod(known) * self.aux_dtypes[number].itemsize if known == hints else None
+
+    def stored_aux(self) -> list[int]:
+        """The numbers of aux operands with an element for each query and key: biases, masks."""
+        both = {"q_idx", "kv_idx"}
+        return [i for i, spec in enumerate(self.program.aux) if both <= spec.axes]
+
     @staticmethod
     def of(operands: Operands[Tensor], training: bool, needs: tuple[bool, ...] = ()) -> Problem:
         """From (fake) operands in the op's layout."""

@@ -53,7 +53,7 @@ class Code(enum.Enum):
     INVALID_REWRITE = (
         Category.UNSAFE,
         "the planned rewrite was found to compute something else: a bug of the matcher",
-        "please report the lines that were logged; the model runs unfused",
+        "please report the lines that were logged",
     )
     # UNSUPPORTED
     SCORES_ESCAPE = (
@@ -110,7 +110,7 @@ class Code(enum.Enum):
     )
     LOWERING = (
         Category.UNSUPPORTED,
-        "the lowering refused or failed",
+        "the lowering failed",
         "please report it; the reason in the log says what failed",
     )
     JAGGED_OUTPUT = (

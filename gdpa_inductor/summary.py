@@ -50,10 +50,7 @@ def line(result: Result) -> str:
         return text
     codes = Counter(rejection.code.name for rejection in result.rejections)
     why = ", ".join(_counted(codes.most_common()))
-    return (
-        f"{text}, {left} not fused ({why}); gdpa_inductor.explain(model)(*inputs) says why and "
-        "what to change"
-    )
+    return f"{text}, {left} not fused ({why}); gdpa_inductor.explain(model)(*inputs) says why"
 
 
 def _counted(codes: Iterable[tuple[str, int]]) -> Iterable[str]:

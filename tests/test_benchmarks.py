@@ -83,7 +83,7 @@ def test_others_stand_with_their_time_over_ours():
 
 def test_cells_without_a_figure_say_why():
     ours = row("gdpa", ms=1.0, tflops=1.0, said="rejected=1; SLOWER")
-    assert "| left to Inductor |" in dense(ours)
+    assert "| not fused |" in dense(ours)
     lost = row("inductor", error="OutOfMemoryError: CUDA")
     assert "| out of memory |" in dense(lost) and "| failed |" in dense(row("eager", error="x"))
 

@@ -100,17 +100,18 @@ def test_layers_and_operands_are_named_as_the_model_names_them() -> None:
     assert_expected_inline(
         without_places(str(report)),
         """\
-gdpa: 4 regions fused (0.14 MiB of scores), 0 could be fused, 0 left to Inductor, in 1 graph
+gdpa: 4 regions fused (0.14 MiB of scores), 0.11 MiB of biases and masks stored, 0 not fused, in 1 graph
 
 Fused
   FILE:LINE in layers.0 … layers.3 (×4)
       O = (silu(s + a0)*a1*a2) V, s = Q Kᵀ
       Q [2, 2, 48, 16]  K [2, 2, 48, 16]  V [2, 2, 48, 16]  float32, training
       scores: 0.035 MiB, never stored
-      a0 = bias, FILE:LINE, float32 [h, q_idx, kv_idx]
-      a1 = mask['keep'], FILE:LINE, float32 [q_idx, kv_idx]
-      a2 = decay, FILE:LINE, float32 [q_idx, kv_idx]
-      kernel: cpu (torch.float32, head dims 16 and 16)""",
+      a0 = bias, FILE:LINE, float32 [h, q_idx, kv_idx], stored: 0.018 MiB
+      a1 = mask['keep'], FILE:LINE, float32 [q_idx, kv_idx], stored: 0.0088 MiB
+      a2 = decay, FILE:LINE, float32 [q_idx, kv_idx], stored: 0.0088 MiB
+      kernel: cpu (torch.float32, head dims 16 and 16)
+      to change: compute a bias from positions or lengths, or store it in 16 bits (docs/masks.md)""",  # noqa: E501
     )
 
 
@@ -177,9 +178,9 @@ def test_two_dimensional_inputs_are_named() -> None:
     assert_expected_inline(
         without_places(str(report)),
         """\
-gdpa: 0 regions fused, 0 could be fused, 1 left to Inductor, in 1 graph
+gdpa: 0 regions fused, 1 not fused, in 1 graph
 
-Left to Inductor
+Not fused
   FILE:LINE
       NOT_GDPA/FLAT: the products multiply 2-D inputs, which are taken for weights
       to change: give activations a batch dimension: `[1, N, D]`""",

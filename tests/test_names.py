@@ -26,6 +26,30 @@ def test_no_two_classes_have_one_name():
     assert {name: where for name, where in found.items() if len(where) > 1} == {}
 
 
+NOT_FUSED = re.compile(r"\b(refus|reject(?!ion)|left (unfused|to (Inductor|PyTorch)))", re.I)
+
+
+def messages(path: Path) -> list[str]:
+    """The texts of a module that are no docstrings."""
+    tree = ast.parse(path.read_text())
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
+    found = (node.value for node in constants if id(node) not in docs)
+    return [text for text in found if isinstance(text, str) and " " in text]
+
+
+def test_what_is_not_fused_has_one_word():
+    """In messages, and on the pages for users. Names in code, such as `Rejection`, stay."""
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs/recipes").glob("*")]
+    prose = {page: re.sub(r"```.*?```|`[^`]*`", "", page.read_text(), flags=re.S) for page in pages}
+    prose[TERMS] = "\n".join(x for x in prose[TERMS].splitlines() if "| not fused |" not in x)
+    assert {page.name: NOT_FUSED.findall(text) for page, text in prose.items()
+            if NOT_FUSED.search(text)} == {}  # fmt: skip
+    modules = [path for path in PACKAGE.rglob("*.py") if path.name != "symbols.py"]
+    assert sum(len(messages(path)) for path in modules) > 500
+    assert [m for path in modules for m in messages(path) if NOT_FUSED.search(m)] == []
+
+
 def avoided() -> list[str]:
     """The last column of the table: words that the package does not use for these things."""
     rows = [line.split("|")[1:-1] for line in TERMS.read_text().splitlines() if line[:2] == "| "]

@@ -20,7 +20,7 @@ from gdpa_inductor.problem import Problem
 from gdpa_inductor.program.score_mod import ScoreMod
 from gdpa_inductor.report.entries import GraphBreak, Line, Listing, SkippedFrame, shorten
 from gdpa_inductor.report.page import mark
-from gdpa_inductor.report.sections import mebibytes, sections
+from gdpa_inductor.report.sections import STORED, mebibytes, sections
 
 DOCS = Path(__file__).parent.parent / "docs"
 
@@ -77,18 +77,19 @@ def test_text() -> None:
     assert_expected_inline(
         str(REPORT),
         """\
-gdpa: 1 region fused (0.12 MiB of scores), 0 could be fused, 1 left to Inductor, 1 graph break, 1 skipped frame, in 1 graph
+gdpa: 1 region fused (0.12 MiB of scores), 0.14 MiB of biases and masks stored, 1 not fused, 1 graph break, 1 skipped frame, in 1 graph
 
 Fused
   model.py:12 in layers.0
       O = (where(a1, silu(s + a0)/float(i0), 0.0)) V, s = Q Kᵀ
       Q [2, 4, 64, 32]  K [2, 2, 128, 32]  V [2, 1, 128, 16]  bfloat16, V float32, training
       scores: 0.12 MiB, never stored
-      a0 = bias, model.py:9, float32 [h, q_idx, kv_idx]
-      a1 = mask, bool [b, -, q_idx, kv_idx]
+      a0 = bias, model.py:9, float32 [h, q_idx, kv_idx], stored: 0.12 MiB
+      a1 = mask, bool [b, -, q_idx, kv_idx], stored: 0.016 MiB
       kernel: cpu (a reason)
+      to change: compute a bias from positions or lengths, or store it in 16 bits (docs/masks.md)
 
-Left to Inductor
+Not fused
   /elsewhere/m.py:3
       NOT_GDPA/NORMALISED: `softmax` normalises
 
@@ -133,29 +134,30 @@ def test_equal_regions_are_one_entry_under_their_modules() -> None:
     assert_expected_inline(
         str(LAYERS),
         """\
-gdpa: 12 regions fused (1.5 MiB of scores), 2 could be fused (6 MiB), 1 left to Inductor (0.016 MiB)
+gdpa: 12 regions fused (1.5 MiB of scores), 1.7 MiB of biases and masks stored, 3 not fused (6 MiB), of which 2 could be
 
 Fused
   model.py:12 in layers.0 … layers.11 (×12)
       O = (where(a1, silu(s + a0)/float(i0), 0.0)) V, s = Q Kᵀ
       Q [2, 4, 64, 32]  K [2, 2, 128, 32]  V [2, 1, 128, 16]  bfloat16, V float32, training
       scores: 0.12 MiB, never stored
-      a0 = getitem_0, model.py:9, float32 [h, q_idx, kv_idx]
-      a1, bool [b, -, q_idx, kv_idx]
+      a0 = getitem_0, model.py:9, float32 [h, q_idx, kv_idx], stored: 0.12 MiB
+      a1, bool [b, -, q_idx, kv_idx], stored: 0.016 MiB
       kernel: cpu (a reason)
+      to change: compute a bias from positions or lengths, or store it in 16 bits (docs/masks.md)
 
-Could be fused
+Not fused, but could be
   model.py:7 in heads.0, heads.1 (×2)
       UNSUPPORTED/SCORES_ESCAPE: `mean` (line 8) uses the scores besides the second product
       O = (silu(s)) V, s = Q Kᵀ
       scores: 3 MiB
       to change: do not return or reuse the scores (`output_attentions=False`)
 
-Left to Inductor
+Not fused
   model.py:30
       NOT_PROFITABLE/TOO_SMALL: 64 rows and 8 keys
       scores: 0.016 MiB
-      to change: force it with `options={'gdpa.profit': False}`""",
+      to change: force it with `options={'gdpa.profit': False}`""",  # noqa: E501
     )
 
 
@@ -173,9 +175,9 @@ def test_a_refusal_says_what_would_be_fused_and_how_to_force_it() -> None:
     assert_expected_inline(
         re.sub(r"\S*test_report\.py:\d+", "FILE:LINE", str(report)),
         """\
-gdpa: 0 regions fused, 0 could be fused, 1 left to Inductor (2 MiB), in 1 graph
+gdpa: 0 regions fused, 1 not fused (2 MiB), in 1 graph
 
-Left to Inductor
+Not fused
   FILE:LINE
       NOT_PROFITABLE/SLOWER: the scores are 2 MiB; on a CPU fusing inference in float32 pays from 16 MiB
       O = (silu(s)) V, s = Q Kᵀ
@@ -184,10 +186,39 @@ Left to Inductor
     )
 
 
+def test_a_bias_that_regions_share_is_stored_once() -> None:
+    """By the name of a node, which is one of its graph alone."""
+    origins = tuple(dataclasses.replace(x, node=x.name) for x in MATCH.origins)
+    match = dataclasses.replace(MATCH, origins=origins)
+    shared = tuple(dataclasses.replace(match, module=f"layers.{i}") for i in range(4))
+    lines = [Line(f"o{i}", "", "", "", match=i) for i in range(4)]
+    graphs = tuple(Listing(f"Graph {i}", tuple(lines[2 * i : 2 * i + 2])) for i in range(2))
+    one = PROBLEM.aux_bytes(0) + PROBLEM.aux_bytes(1)
+    stored = "{:.2g} MiB of biases and masks stored"
+    assert stored.format(one / 2**20) in Report(shared).summary
+    assert stored.format(2 * one / 2**20) in Report(shared, graphs=graphs).summary
+
+
+def test_small_operands_and_vectors_are_no_matter_of_storage() -> None:
+    def entry(program: str, batch: int) -> tuple[str, str]:
+        parsed = ScoreMod.parse(program)
+        problem = dataclasses.replace(
+            PROBLEM, program=parsed, aux_dtypes=(torch.float32,), batch=batch
+        )
+        report = Report((dataclasses.replace(MATCH, problem=problem, origins=()),))
+        ((found,),) = (section.entries for section in sections(report))
+        return found.advice, next(line for line in found.lines if line.startswith("a0"))
+
+    bias, vector = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "a0:f[h,kv_idx]; silu(add(s,a0))"
+    assert entry(bias, 16) == (STORED, "a0, float32 [h, q_idx, kv_idx], stored: 0.12 MiB")
+    assert entry(bias, 32) == ("", "a0, float32 [h, q_idx, kv_idx], stored: 0.12 MiB")
+    assert entry(vector, 1) == ("", "a0, float32 [h, kv_idx]")
+
+
 def test_repr_is_one_line() -> None:
     assert_expected_inline(
         repr(REPORT),
-        """<gdpa: 1 region fused (0.12 MiB of scores), 0 could be fused, 1 left to Inductor, 1 graph break, 1 skipped frame, in 1 graph; print() lists them>""",  # noqa: E501
+        """<gdpa: 1 region fused (0.12 MiB of scores), 0.14 MiB of biases and masks stored, 1 not fused, 1 graph break, 1 skipped frame, in 1 graph; print() lists them>""",  # noqa: E501
     )
 
 
@@ -195,7 +226,7 @@ def test_an_empty_report_says_what_a_candidate_is() -> None:
     assert_expected_inline(
         str(Report()),
         """\
-gdpa: 0 regions fused, 0 could be fused, 0 left to Inductor
+gdpa: 0 regions fused, 0 not fused
 
 No candidate
   A candidate is a product whose operand is made, by pointwise, view or reduction operations only, from another product of two activations: activation(Q @ K.T) @ V.""",  # noqa: E501
@@ -208,7 +239,12 @@ def test_dict_survives_json() -> None:
     assert match["query"] == [2, 4, 64, 32] and match["value"] == [2, 1, 128, 16]
     assert match["kernel"] == "cpu" and match["why"] == "a reason"
     assert ScoreMod.parse(match["score_mod"]) == PROGRAM
-    assert match["operands"][1] == {"dtype": "bool", "access": ["b", "-", "q_idx", "kv_idx"]}
+    assert match["operands"][1] == {
+        "dtype": "bool",
+        "access": ["b", "-", "q_idx", "kv_idx"],
+        "bytes": 2 * 64 * 128,
+    }
+    assert match["stored_bytes"] == 2 * 64 * 128 + 4 * 64 * 128 * 4
     (rejection,) = found["rejections"]
     assert (rejection["class"], rejection["code"]) == ("NOT_GDPA", "NORMALISED")
     assert match["module"] == "layers.0" and match["operand_names"] == ["bias", "mask"]

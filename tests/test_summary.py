@@ -14,7 +14,7 @@ from gdpa_inductor import Code, GDPAPass, Rejection
 from gdpa_inductor.patterns import Result
 from gdpa_inductor.summary import line
 
-WHY = "gdpa_inductor.explain(model)(*inputs) says why and what to change"
+WHY = "gdpa_inductor.explain(model)(*inputs) says why"
 
 
 class Attention(nn.Module):
@@ -148,5 +148,5 @@ def test_codes_are_counted_the_most_frequent_first() -> None:
     codes = (Code.DROPOUT, Code.SLOWER, Code.SLOWER)
     assert_expected_inline(
         line(Result((), tuple(Rejection(code, "") for code in codes))),
-        """gdpa: 0 of 3 attention regions fused, 3 not fused (2 SLOWER, DROPOUT); gdpa_inductor.explain(model)(*inputs) says why and what to change""",  # noqa: E501
+        """gdpa: 0 of 3 attention regions fused, 3 not fused (2 SLOWER, DROPOUT); gdpa_inductor.explain(model)(*inputs) says why""",  # noqa: E501
     )

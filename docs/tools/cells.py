@@ -57,7 +57,7 @@ def case_label(row: Row) -> str:
 
 
 def refused(row: Row) -> bool:
-    """Ours left the case to Inductor."""
+    """Ours did not fuse the case."""
     return row["contender"] in OURS and "rejected=" in row["said"] and "matched=" not in row["said"]
 
 
@@ -67,7 +67,7 @@ def figure(row: Row | None, unit: str) -> str:
     if row["error"]:
         return "out of memory" if "OutOfMemory" in row["error"] else "failed"
     if refused(row) and unit != "peak_mib":
-        return "left to Inductor"
+        return "not fused"
     forms = {"ms": ".2f", "compile_s": ".2f"}
     return format(row[unit], forms.get(unit, ".0f")) if row[unit] is not None else "–"
 

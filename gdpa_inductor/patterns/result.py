@@ -18,10 +18,13 @@ INTERNAL = "internal error"  # the reason of a refusal begins so if this package
 
 @dataclass(frozen=True)
 class Origin:
-    """A tensor of the user: its name, and the "file:line" that makes it or reads it first."""
+    """A tensor of the user: its name, the "file:line" that makes it or reads it first, and its node
+    in the graph.
+    """
 
     name: str
     location: str
+    node: str = ""
 
 
 @dataclass(frozen=True)

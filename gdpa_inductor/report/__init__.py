@@ -95,11 +95,16 @@ def match_dict(match: Match) -> dict[str, Any]:
         "dtype": sections.dtype_text(p.dtype),
         "value_dtype": sections.dtype_text(p.value_dtype),
         "operands": [
-            {"dtype": sections.dtype_text(dtype), "access": list(spec.access)}
-            for dtype, spec in zip(p.aux_dtypes, p.program.aux, strict=True)
+            {
+                "dtype": sections.dtype_text(dtype),
+                "access": list(spec.access),
+                "bytes": p.aux_bytes(i),
+            }
+            for i, (dtype, spec) in enumerate(zip(p.aux_dtypes, p.program.aux, strict=True))
         ],
         "operand_names": [origin.name for origin in match.origins],
         "score_bytes": p.score_bytes,
+        "stored_bytes": sections.stored_bytes(p),
         "jagged": [side for side, on in (("q", p.jagged_query), ("k", p.jagged_key)) if on],
         "notes": [rejection_dict(note) for note in match.notes],
         "device": str(p.device),

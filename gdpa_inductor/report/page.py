@@ -127,13 +127,13 @@ def _tone(report: Report, number: int) -> str:
 
 
 def mark(kind: str, numbers: Sequence[int]) -> str:
-    """`region 3`, `regions 1–12`, `refused 2, 5`."""
+    """`region 3`, `regions 1–12`, `not fused 2, 5`."""
     if not kind:
         return ""
     first, last = numbers[0], numbers[-1]
     joined = len(numbers) > 2 and last - first + 1 == len(numbers)
     shown = f"{first}–{last}" if joined else ", ".join(map(str, numbers))
-    return f"refused {shown}" if kind == "rejection" else f"region{'s'[: last != first]} {shown}"
+    return f"not fused {shown}" if kind == "rejection" else f"region{'s'[: last != first]} {shown}"
 
 
 # The steps of a region
@@ -184,7 +184,7 @@ def _row(report: Report, line: Line) -> str:
         kind, mark = "match", f"region {line.match + 1}"
         hint = report.matches[line.match].problem.program.formula
     elif line.rejection is not None:
-        kind, mark = _tone(report, line.rejection), f"refused {line.rejection + 1}"
+        kind, mark = _tone(report, line.rejection), f"not fused {line.rejection + 1}"
         hint = str(report.rejections[line.rejection])
     place = shorten(line.location) if line.location else ""
     reads = escape(" ".join(line.inputs))

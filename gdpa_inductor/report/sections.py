@@ -1,4 +1,4 @@
-"""The lists of a report: fused regions, refused candidates, graph breaks and skipped functions.
+"""The lists of a report: regions, fused or not, graph breaks and skipped functions.
 
 In: a `Report`. Out: `Section`s of `Entry`s, which the text and the page print. Equal entries, such
 as the layers of one model, become one.
@@ -23,8 +23,10 @@ CANDIDATE = (
     "A candidate is a product whose operand is made, by pointwise, view or reduction operations "
     "only, from another product of two activations: activation(Q @ K.T) @ V."
 )
-FUSED, COULD_BE, LEFT = "Fused", "Could be fused", "Left to Inductor"
+FUSED, COULD_BE, LEFT = "Fused", "Not fused, but could be", "Not fused"
 _LEFT = (Category.NOT_GDPA, Category.NOT_PROFITABLE)
+STORED = "compute a bias from positions or lengths, or store it in 16 bits (docs/masks.md)"
+_LARGE = 8  # a stored operand is worth a word from this fraction of the scores' bytes on
 
 
 @dataclass(frozen=True)
@@ -84,19 +86,41 @@ def could_be_fused(rejection: Rejection) -> bool:
 
 
 def summary(report: Report) -> str:
-    """The totals: how many of each, and what their scores take."""
+    """The totals: how many of each, what their scores take, and stored biases and masks."""
     could = [r.score_bytes for r in report.rejections if could_be_fused(r)]
-    left = [r.score_bytes for r in report.rejections if not could_be_fused(r)]
+    left = [r.score_bytes for r in report.rejections]
     fused = [m.problem.score_bytes for m in report.matches]
     counts = [
         f"{_count(len(fused), 'region')} fused{_total(fused, ' of scores')}",
-        f"{len(could)} could be fused{_total(could)}",
-        f"{len(left)} left to Inductor{_total(left)}",
+        *(
+            [f"{mebibytes(stored)} of biases and masks stored"]
+            if (stored := _stored(report))
+            else []
+        ),
+        f"{len(left)} not fused{_total(left)}"
+        + (f", of which {len(could)} could be" if could else ""),
     ]
     others = (("graph break", report.graph_breaks), ("skipped frame", report.skipped_frames))
     counts += [_count(len(found), noun) for noun, found in others if found]
     where = f", in {_count(len(report.graphs), 'graph')}" if report.graphs else ""
     return f"gdpa: {', '.join(counts)}{where}"
+
+
+def _stored(report: Report) -> int:
+    """The bytes of all stored operands. One that several regions of a graph read counts once."""
+    graphs = {line.match: listing.title for listing in report.graphs for line in listing.lines}
+    found: dict[tuple[object, ...], int] = {}
+    for number, match in enumerate(report.matches):
+        for i in match.problem.stored_aux():
+            node = match.origins[i].node if i < len(match.origins) else ""
+            known = (graphs.get(number), match.body, node) if node else (number, i)
+            found[known] = match.problem.aux_bytes(i) or 0
+    return sum(found.values())
+
+
+def stored_bytes(problem: Problem) -> int:
+    """The bytes of aux operands with an element for each query and key, as far as known."""
+    return sum(problem.aux_bytes(i) or 0 for i in problem.stored_aux())
 
 
 def _total(sizes: Iterable[int | None], what: str = "") -> str:
@@ -121,7 +145,9 @@ def _grouped(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 def _match(match: Match, number: int) -> Entry:
     place, nameless = shorten(match.location), replace(match, origins=())
     lines, same = tuple(match_lines(match)), tuple(match_lines(nameless))
-    return Entry(place, lines, "", "match", (number,), (match.module,), same)
+    large = _LARGE * stored_bytes(match.problem) >= (match.problem.score_bytes or 1)
+    advice = STORED if match.problem.stored_aux() and large else ""
+    return Entry(place, lines, advice, "match", (number,), (match.module,), same)
 
 
 def _rejection(rejection: Rejection, number: int) -> Entry:
@@ -204,8 +230,8 @@ def jagged(problem: Problem) -> str:
 
 
 def operands(match: Match) -> Iterator[str]:
-    """`a0 = bias, model.py:12, float32 [h, q_idx, kv_idx]`: each tensor that is read for a score,
-    and by which of its indices.
+    """`a0 = bias, model.py:12, float32 [h, q_idx, kv_idx], stored: 2 MiB`: each tensor that is read
+    for a score, by which of its indices, and its size if it has an element for each query and key.
     """
     problem = match.problem
     pairs = zip(problem.aux_dtypes, problem.program.aux, strict=True)
@@ -215,7 +241,9 @@ def operands(match: Match) -> Iterator[str]:
             origin = match.origins[number]
             place = f", {Path(origin.location).name}" if origin.location else ""
             named = f" = {origin.name}{place}"
-        yield f"a{number}{named}, {dtype_text(dtype)} [{', '.join(spec.access)}]"
+        size = problem.aux_bytes(number) if number in problem.stored_aux() else None
+        stored = f", stored: {mebibytes(size)}" if size else ""
+        yield f"a{number}{named}, {dtype_text(dtype)} [{', '.join(spec.access)}]{stored}"
 
 
 def mebibytes(size: int) -> str:

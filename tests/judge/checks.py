@@ -193,7 +193,7 @@ CHECKS: list[Check] = [
     Check("of a shape only sizes are read", region, "_is_readable", gives(True)),
     Check("masks are read in their own gradient mode", region, "_wants_gradients", gives(False)),
     Check("only exact upcasts are read through", region, "_is_upcast", mutants.any_cast),
-    Check("softmax and dropout are refused at once", region, "NO_WEIGHTS", lambda old: {}),
+    Check("softmax and dropout are not fused, at once", region, "NO_WEIGHTS", lambda old: {}),
     Check("unknown calls are opaque", facts, "_is_opaque_target", gives(False)),
     Check("random calls are no functions", facts, "is_random", gives(False)),
     Check(

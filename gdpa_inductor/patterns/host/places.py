@@ -81,4 +81,4 @@ def origin(leaf: Node, user: Node) -> Origin:
         name = _within([source]).removeprefix(f"{own}." if own else "")
     else:
         name = root[1] + source[root.end() :]
-    return Origin(name or leaf.name, location(leaf))
+    return Origin(name or leaf.name, location(leaf), leaf.name)
