@@ -1,8 +1,8 @@
 """Softmax-free attention, found by the compiler: `torch.compile(model, backend="gdpa")`.
 
 The public names are `gdpa_backend`, `GDPAPass`, `attention`, `explain`, `rewrite`, `regions`,
-`Report`, `Options` and `GDPAError`. What needs the compiler is loaded at first use, so importing
-this package costs little over torch.
+`Report`, `Options`, `OptionValues` and `GDPAError`. What needs the compiler is loaded at first use,
+so importing this package costs little over torch.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from . import kernel_ops as kernel_ops
 from . import ops as ops
 from .functional import attention
-from .options import Options
+from .options import Options, OptionValues
 from .rejection import Category, Code, GDPAError, Rejection
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ __all__ = [
     "Code",
     "GDPAError",
     "GDPAPass",
+    "OptionValues",
     "Options",
     "Rejection",
     "Report",

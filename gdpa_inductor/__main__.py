@@ -1,8 +1,11 @@
-"""`python -m gdpa_inductor TOOL [arguments]`: doctor, demo or bench; each has its own --help."""
+"""`gdpa TOOL [arguments]`: doctor, demo or bench; each has its own --help. So does
+`python -m gdpa_inductor TOOL`.
+"""
 
 import difflib
 import importlib
 import sys
+from collections.abc import Sequence
 
 from . import __version__
 from .terminal import write_readably
@@ -14,8 +17,9 @@ TOOLS = {
 }
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Hands the remaining arguments to the tool; its status is ours."""
+    argv = sys.argv[1:] if argv is None else list(argv)
     write_readably()
     if argv and argv[0] in TOOLS:
         return int(importlib.import_module(TOOLS[argv[0]][0]).main(argv[1:]))
@@ -34,4 +38,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -81,7 +81,7 @@ def judge(problem: Problem, kernel: str) -> object:
     """The answer of the lowerings if the user requests this kernel: a choice or a refusal."""
     from .backend import lowering_judge
 
-    return lowering_judge(Options(kernel=kernel))(problem)
+    return lowering_judge(Options.make({"kernel": kernel}))(problem)
 
 
 def kernels() -> list[Finding]:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from typing_extensions import Unpack
 
 from ._compat import dynamo
 from .backend import analyse
 from .graphs import copy_graph
-from .options import PREFIX, Options, split
+from .options import PREFIX, Options, OptionValues, split
 from .patterns import Result
 from .patterns.host import facts, places
 from .rejection import Code
@@ -29,7 +30,10 @@ from .untouched import untouched
 
 
 def explain(
-    target: Callable[..., Any], *inputs: Any, dynamic: bool | None = None, **options: Any
+    target: Callable[..., Any],
+    *inputs: Any,
+    dynamic: bool | None = None,
+    **options: Unpack[OptionValues],
 ) -> Callable[..., Report]:
     """How `target`, a function or a module (compiled already or not), would be compiled by
     `backend="gdpa"`.

@@ -13,18 +13,19 @@ from typing import Any, TypeVar
 
 from torch.export import ExportedProgram, ModuleCallEntry
 from torch.fx import Graph, GraphModule
+from typing_extensions import Unpack
 
 from .backend import apply
 from .explaining import listing
 from .graphs import copy_graph
-from .options import Options
+from .options import Options, OptionValues
 from .patterns import Result
 from .report import Report
 
 Program = TypeVar("Program", ExportedProgram, GraphModule)
 
 
-def rewrite(program: Program, **options: Any) -> tuple[Program, Report]:
+def rewrite(program: Program, **options: Unpack[OptionValues]) -> tuple[Program, Report]:
     """Replace every GDPA region of a captured program by one call of the fused op.
 
     Args:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from typing_extensions import Unpack
 
 from ._compat import dynamo, inductor
 from .backend import rewrite
-from .options import Options
+from .options import Options, OptionValues
 from .rejection import GDPAError
 from .sources import source_hash
 
@@ -29,7 +30,7 @@ class GDPAPass(inductor.custom_graph_pass()):  # type: ignore[misc]
         TypeError: the class was given to Inductor in place of an object.
     """
 
-    def __init__(self, *graph: Any, **options: Any) -> None:
+    def __init__(self, *graph: Any, **options: Unpack[OptionValues]) -> None:
         if graph:
             raise TypeError(
                 "GDPAPass is a class, and takes its options by name: write "

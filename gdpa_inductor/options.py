@@ -16,7 +16,7 @@ import functools
 import logging
 import os
 from collections.abc import Collection, Mapping
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypedDict
 
 log = logging.getLogger("gdpa_inductor")
 PREFIX = "gdpa."
@@ -26,6 +26,7 @@ CHUNKED = "chunked"  # the backend for problems that all others refuse
 BACKENDS = ("cute", "triton", "cpu", CHUNKED)
 REFERENCE = "reference"  # the unfused formula
 KERNELS = ("auto", *BACKENDS, REFERENCE)
+Kernel = Literal["auto", "cute", "triton", "cpu", "chunked", "reference"]
 MEMORY: Final = "memory"
 Profit = bool | Literal["memory"]
 # The cost models that are tried in turn, until one accepts a problem.
@@ -50,7 +51,7 @@ class KernelOptions:
                     model's first product is in fp32.
     """
 
-    kernel: str = "auto"
+    kernel: Kernel = "auto"
     deterministic: bool = True
     fast_math: bool = True
     skip: bool = True
@@ -120,6 +121,24 @@ class Options(KernelOptions):
             name = key.removeprefix(PREFIX)
             values[name] = _convert(Options, name, value)
         return Options(**values)
+
+
+class OptionValues(TypedDict, total=False):
+    """The keyword arguments of `explain`, `rewrite` and `GDPAPass`, for type checkers. The fields
+    are those of `Options`, which says what they mean.
+    """
+
+    kernel: Kernel
+    deterministic: bool
+    fast_math: bool
+    skip: bool
+    strict: bool
+    fp32_scores: bool
+    expect: int | None
+    verify: bool
+    profit: Profit
+    judge: bool
+    summary: bool
 
 
 def split(options: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -1,8 +1,11 @@
 """The doctor finds a healthy package healthy, and each kind of fault as a fault."""
 
+import importlib
 import json
+from pathlib import Path
 
 import pytest
+import tomllib
 import torch
 from expecttest import assert_expected_inline
 
@@ -120,6 +123,14 @@ gdpa_inductor: there is no tool 'docter'; did you mean 'doctor'?
 gdpa_inductor: there is no tool 'xyzzy' (there are: doctor, demo, bench)
 """,
     )
+
+
+def test_the_console_script_is_the_module(monkeypatch, capsys):
+    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())
+    module, _, function = project["project"]["scripts"]["gdpa"].partition(":")
+    monkeypatch.setattr("sys.argv", ["gdpa", "--version"])
+    assert getattr(importlib.import_module(module), function)() == 0
+    assert capsys.readouterr().out == f"gdpa_inductor {gdpa_inductor.__version__}\n"
 
 
 def test_the_version_is_that_of_the_package(capsys):

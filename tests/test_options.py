@@ -1,11 +1,15 @@
 """options: names, values, environment, the text that travels with the op."""
 
 import dataclasses
+import typing
+from collections.abc import Callable
 
 import pytest
+from typing_extensions import Unpack
 
-from gdpa_inductor import options
-from gdpa_inductor.options import KERNELS, KernelOptions, Options, check_names, split
+import gdpa_inductor
+from gdpa_inductor import GDPAPass, OptionValues, options
+from gdpa_inductor.options import KERNELS, Kernel, KernelOptions, Options, check_names, split
 
 
 def test_defaults() -> None:
@@ -70,6 +74,19 @@ def test_values_are_converted_however_options_are_made(cls: type[KernelOptions])
         cls(skip="perhaps")
     with pytest.raises(ValueError, match=r"gdpa\.kernel must be one of auto, .*, not None"):
         cls(kernel=None)
+
+
+def test_the_typed_keywords_are_the_options() -> None:
+    assert typing.get_type_hints(OptionValues) == typing.get_type_hints(Options)
+    assert typing.get_args(Kernel) == KERNELS
+    assert OptionValues.__required_keys__ == frozenset()
+
+
+@pytest.mark.parametrize(
+    "function", [gdpa_inductor.explain, gdpa_inductor.rewrite, GDPAPass.__init__]
+)
+def test_functions_with_options_have_typed_keywords(function: Callable[..., object]) -> None:
+    assert typing.get_type_hints(function)["options"] == Unpack[OptionValues]
 
 
 def test_options_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
