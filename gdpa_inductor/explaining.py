@@ -47,8 +47,8 @@ def explain(
         A function of the model's own arguments that runs it once and returns the Report.
 
     Raises:
-        ValueError: a wrong option. TypeError: `explain(model, x)`, or a target that cannot be
-            called.
+        ValueError: a wrong option.
+        TypeError: `explain(model, x)`, or a target that cannot be called.
     """
     if inputs or not callable(target):
         raise TypeError(
