@@ -191,7 +191,9 @@ def test_the_page_of_versions_has_the_ranges_of_the_package():
     first, end = re.findall(r'"torch>=([\d.]+),<2\.(\d+)"', wanted)[0]
     assert f"| torch | {first} to 2.{int(end) - 1} |" in page
     assert f"torch {first} to 2.{int(end) - 1}" in (ROOT / "README.md").read_text()
-    assert f"| Python | {re.findall('requires-python = .>=([0-9.]+)', wanted)[0]} and later" in page
+    pythons = re.findall(r"Python :: (3\.\d+)", wanted)
+    assert f"requires-python = \">={pythons[0]}\"" in wanted
+    assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
 
 
 def test_the_page_of_versions_says_what_the_matrix_ran():
