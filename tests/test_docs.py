@@ -192,7 +192,7 @@ def test_the_page_of_versions_has_the_ranges_of_the_package():
     assert f"| torch | {first} to 2.{int(end) - 1} |" in page
     assert f"torch {first} to 2.{int(end) - 1}" in (ROOT / "README.md").read_text()
     pythons = re.findall(r"Python :: (3\.\d+)", wanted)
-    assert f"requires-python = \">={pythons[0]}\"" in wanted
+    assert f'requires-python = ">={pythons[0]}"' in wanted
     assert f"| Python | {pythons[0]} to {pythons[-1]} |" in page
 
 

@@ -3,16 +3,19 @@
 `python -m gdpa_inductor demo` trains one model in eager, under stock Inductor and under gdpa. All
 three begin with the same parameters and see the same batches. Each runs in a process of its own
 with empty compile caches. The results are printed side by side. The exit status is 1 if gdpa fused
-nothing, or if its loss curve differs from eager's.
+nothing, if its loss curve differs from eager's, or if the time did not suffice for either.
 """
 
 import argparse
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +25,9 @@ from . import data, metrics
 from .report import Progress, difference, plot, summary
 from .worker import Run, Setting
 
-CONTENDERS = ("eager", "inductor", "gdpa")
+# Those that the verdict is about come first: the time may be over before the last has run.
+CONTENDERS = ("eager", "gdpa", "inductor")
+_TRAINING = 0.7  # of a contender's time: it compiles and trains. Then it measures and evaluates.
 
 # The largest relative difference of two loss curves that count as the same. Rounding errors grow
 # to this size over a few hundred steps.
@@ -33,8 +38,12 @@ class WorkerFailed(RuntimeError):
     """A training process ended without a result."""
 
 
-def run_worker(setting: Setting) -> Run:
-    """Train in a new process with an empty compile cache, and show the progress."""
+def run_worker(setting: Setting, seconds: float) -> Run | None:
+    """Train in a new process with an empty compile cache, and show the progress.
+
+    The process and those that it has started are killed after `seconds`. Then the result is what
+    the worker knew after the training, or None.
+    """
     progress = Progress(setting.contender, setting.steps)
     progress.update(0, "compiling" if setting.contender != "eager" else "")
     command = [sys.executable, "-m", "gdpa_inductor.demo.worker"]
@@ -42,25 +51,53 @@ def run_worker(setting: Setting) -> Run:
     with tempfile.TemporaryDirectory(prefix="gdpa-demo-") as caches:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": caches}
         process = subprocess.Popen(
-            [*command, argument], stdout=subprocess.PIPE, env=environment, text=True
+            [*command, argument],
+            stdout=subprocess.PIPE,
+            env=environment,
+            text=True,
+            start_new_session=True,  # so that the compile processes end with it
         )
-        result = follow(process, progress)
-    if process.returncode or result is None:
+        timer = threading.Timer(max(seconds, 0), end, [process])
+        timer.start()
+        try:
+            result = follow(process, progress)
+        finally:
+            timer.cancel()
+            end(process)
+    if process.returncode not in (0, -signal.SIGKILL):
         raise WorkerFailed(f"{setting.contender} ended with status {process.returncode}")
     return result
 
 
-def run_all(setting: Setting, contenders: Sequence[str], seconds: float) -> list[Run]:
-    """Train all contenders for the same number of steps.
+def end(process: subprocess.Popen[str]) -> None:
+    """Kill a worker, if it still runs, and the processes that it has started."""
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
-    The first contender stops after `seconds` of training. The others train as many steps as it did.
+
+def run_all(setting: Setting, contenders: Sequence[str], seconds: float, until: float) -> list[Run]:
+    """Train all contenders for the same number of steps, and be done at the time.time() `until`.
+
+    The first contender stops after `seconds` of training. The others train as many steps as it did,
+    unless their share of the time is over before. A contender without a result is left out.
     """
-    first = run_worker(dataclasses.replace(setting, contender=contenders[0], seconds=seconds))
-    steps = len(first.losses)
-    if steps < setting.steps:
-        print(f"{steps} of {setting.steps} steps in {seconds:.0f} s; the others train as many.")
-    others = (dataclasses.replace(setting, contender=name, steps=steps) for name in contenders[1:])
-    return [first, *map(run_worker, others)]
+    results: list[Run] = []
+    for number, name in enumerate(contenders):
+        share = (until - time.time()) / (len(contenders) - number)
+        asked = dataclasses.replace(
+            setting, contender=name, seconds=seconds, until=time.time() + _TRAINING * share
+        )
+        result = run_worker(asked, share)
+        if result is None:
+            print(f"{name}: no result in {max(share, 0):.0f} s.")
+            continue
+        results.append(result)
+        steps = len(result.losses)
+        if steps < setting.steps:
+            print(f"{name}: {steps} of {setting.steps} steps, then its time was over.")
+        if len(results) == 1:
+            setting, seconds = dataclasses.replace(setting, steps=steps), float("inf")
+    return results
 
 
 def follow(process: subprocess.Popen[str], progress: Progress) -> Run | None:
@@ -84,9 +121,17 @@ def follow(process: subprocess.Popen[str], progress: Progress) -> Run | None:
     return result
 
 
-def show(results: Sequence[Run], histories: data.Histories, setting: Setting) -> bool:
-    """Print all results. Returns whether gdpa fused something and trained the same model."""
+def show(
+    results: Sequence[Run], histories: data.Histories, setting: Setting, asked: Sequence[str]
+) -> bool:
+    """Print all results. Returns whether gdpa fused something and trained the same model.
+
+    asked: The contenders that should have run.
+    """
     by_name = {result.contender: result for result in results}
+    if not results:
+        print("\nUNDECIDED: no contender had a result in time.")
+        return False
     if "gdpa" in by_name:
         print("\nWhat gdpa found (gdpa_inductor.explain):\n")
         print(by_name["gdpa"].explained)
@@ -98,27 +143,32 @@ def show(results: Sequence[Run], histories: data.Histories, setting: Setting) ->
     print(f"Ranking by popularity alone: {popular}.")
     print("step, peak: one training step's median time and extra memory. Errors: relative, of the")
     print("first loss and of the worst parameter gradient, against the same model in fp64.")
-    good, line = verdict(by_name, setting)
+    good, line = verdict(by_name, setting, asked)
     print(f"\n{line}" if line else "")
     return good
 
 
-def verdict(by_name: dict[str, Run], setting: Setting) -> tuple[bool, str]:
+def verdict(by_name: dict[str, Run], setting: Setting, asked: Sequence[str]) -> tuple[bool, str]:
     """True if gdpa fused something and trained the same model, with a line that says so.
 
-    The line is "" if eager or gdpa did not run.
+    The line is "" if eager and gdpa were not both asked for.
     """
-    if not {"eager", "gdpa"} <= by_name.keys():
+    if not {"eager", "gdpa"} <= {*asked}:
         return True, ""
+    late = [name for name in ("eager", "gdpa") if name not in by_name]
+    if late:
+        return False, f"UNDECIDED: {' and '.join(late)} had no result in time."
     ours = by_name["gdpa"]
     apart, limit = difference(ours, by_name["eager"]), CURVE_TOLERANCE[setting.device]
     same, found = apart <= limit, ours.matches > 0
     relation = "the same losses as eager" if same else "OTHER LOSSES than eager"
+    steps = min(len(ours.losses), len(by_name["eager"].losses))
     regions = f"{ours.matches} region{'s' if ours.matches != 1 else ''}" if found else "NOTHING"
     times = [f"{run.step_ms:.1f} ms ({name})" for name, run in by_name.items()]
     return same and found, (
         f"{'PASSED' if same and found else 'FAILED'}: gdpa fused {regions} and trained to "
-        f"{relation} ({apart:.1e} apart, limit {limit}); a step takes {', '.join(times)}."
+        f"{relation} in {steps} steps ({apart:.1e} apart, limit {limit}); "
+        f"a step takes {', '.join(times)}."
     )
 
 
@@ -126,11 +176,14 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parser = argparse.ArgumentParser(prog="python -m gdpa_inductor demo", description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default=device)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--batch", type=int, help="users a step (8 on a CPU, 64 on a GPU)")
     parser.add_argument("--length", type=int, default=512, help="items of a history")
     parser.add_argument(
-        "--seconds", type=float, default=75.0, help="of training for the first contender, at most"
+        "--seconds", type=float, default=25.0, help="of training for the first contender, at most"
+    )
+    parser.add_argument(
+        "--limit", type=float, default=540.0, help="seconds for all; the demo ends by then"
     )
     parser.add_argument("--contenders", nargs="+", default=CONTENDERS)
     parser.add_argument("--cache", type=Path, default=data.folder(), help="where data is kept")
@@ -139,6 +192,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def main(argv: Sequence[str] = ()) -> int:
     arguments = parse_arguments(argv)
+    until = time.time() + arguments.limit
     path = data.obtain(arguments.cache)
     histories = data.load(path)
     setting = Setting(
@@ -155,11 +209,11 @@ def main(argv: Sequence[str] = ()) -> int:
         f"on {setting.device}."
     )
     try:
-        results = run_all(setting, arguments.contenders, arguments.seconds)
+        results = run_all(setting, arguments.contenders, arguments.seconds, until)
     except WorkerFailed as failure:
         print(f"demo: {failure}", file=sys.stderr)
         return 1
-    return 0 if show(results, histories, setting) else 1
+    return 0 if show(results, histories, setting, arguments.contenders) else 1
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def load(path: Path) -> Histories:
 def download(cache: Path) -> None:
     """Download the wheel by pip, without its dependencies, and extract the one file."""
     command = [sys.executable, "-m", "pip", "download", "-qq", "--no-deps", "--dest", str(cache)]
-    subprocess.run([*command, WHEEL], check=True, timeout=300)
+    subprocess.run([*command, WHEEL], check=True, timeout=120)
     wheel = next(cache.glob("recbole-*.whl"), None)
     if wheel is None:
         raise OSError("pip brought no RecBole wheel")

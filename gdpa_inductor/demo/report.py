@@ -68,20 +68,20 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def difference(a: Run, b: Run) -> float:
-    """The largest relative difference of two loss curves, step by step."""
-    return max(abs(x - y) / abs(y) for x, y in zip(a.losses, b.losses, strict=True))
+    """The largest relative difference of two loss curves, over the steps that both have."""
+    return max(abs(x - y) / abs(y) for x, y in zip(a.losses, b.losses))
 
 
 def summary(results: Sequence[Run]) -> str:
     """A table with a row for each contender. Loss curves are compared with the first one's."""
-    names = list(results[0].metrics)
+    names = list(next((result.metrics for result in results if result.metrics), ()))
     header = ["", "compile s", "step ms", "peak MiB", *names]
     header += ["loss error", "grad error", f"curve from {results[0].contender}"]
     rows = []
     for result in results:
         peak = "n/a" if result.peak_bytes is None else f"{result.peak_bytes / 2**20:.1f}"
         row = [result.contender, f"{result.compile_s:.1f}", f"{result.step_ms:.1f}", peak]
-        row += [f"{result.metrics[name]:.4f}" for name in names]
+        row += [f"{result.metrics[name]:.4f}" if result.metrics else "n/a" for name in names]
         row += [f"{result.loss_error:.1e}", f"{result.grad_error:.1e}"]
         rows.append([*row, f"{difference(result, results[0]):.1e}"])
     return table(header, rows)

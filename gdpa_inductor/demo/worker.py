@@ -1,8 +1,8 @@
 """Trains the recommender under one contender, in a process of its own, and reports in JSON lines.
 
 In: `Setting` as JSON on the command line. Out, on stdout: `{"step": i, "loss": x}` for each step,
-and then `{"result": {...}}` with the fields of `Run`. Each contender has its own process, so that
-its memory and compile time are not affected by others.
+and then `{"result": {...}}` with the fields of `Run`, twice: after the training, and at the end.
+Each contender has its own process, so that its memory and compile time are not affected by others.
 """
 
 import copy
@@ -39,8 +39,8 @@ class Setting:
     negatives:      The sampled items of a step.
     learning_rate:  The learning rate of AdamW.
     seed:           The seed of the parameters and the batches.
-    seconds:        Training stops after so many seconds, even before `steps` steps. So the demo
-                    ends in time on a slow machine.
+    seconds:        Training stops after so many seconds, even before `steps` steps.
+    until:          It also stops at this time.time(). So the demo ends in time on a busy machine.
     """
 
     contender: str
@@ -53,6 +53,7 @@ class Setting:
     learning_rate: float = 1e-3
     seed: int = 0
     seconds: float = float("inf")
+    until: float = float("inf")
 
 
 @dataclasses.dataclass
@@ -65,7 +66,7 @@ class Run:
     peak_bytes:  Peak memory of a forward and backward, beyond that held before. None if unknown.
     loss_error:  The relative error of the first loss, against the same model in fp64.
     grad_error:  The same of the worst gradient of a parameter, as a relative L2 distance.
-    metrics:     HR@k and NDCG@k.
+    metrics:     HR@k and NDCG@k. Empty where the time did not suffice.
     explained:   The text of `gdpa_inductor.explain`. Only gdpa has it.
     matches:     The number of regions that gdpa fused.
     """
@@ -77,7 +78,7 @@ class Run:
     peak_bytes: int | None
     loss_error: float
     grad_error: float
-    metrics: dict[str, float]
+    metrics: dict[str, float] = dataclasses.field(default_factory=dict)
     explained: str = ""
     matches: int = 0
 
@@ -136,7 +137,7 @@ def train(
         synchronize(setting.device)
         seconds.append(time.perf_counter() - start)
         print(json.dumps({"step": step + 1, "loss": losses[-1]}), flush=True)
-        if sum(seconds) > setting.seconds:
+        if sum(seconds) > setting.seconds or time.time() > setting.until:
             break
     return losses, seconds
 
@@ -144,8 +145,8 @@ def train(
 def run(setting: Setting) -> Run:
     """The whole run of one contender.
 
-    It compiles and compares with fp64 on the first batch. Then it trains, measures the memory of a
-    step, and evaluates the ranking.
+    It compiles and compares with fp64 on the first batch. Then it trains, and reports what is known
+    so far. At last it measures the memory of a step, and evaluates the ranking.
     """
     histories = data.load(Path(setting.data))
     torch.manual_seed(setting.seed)
@@ -163,21 +164,27 @@ def run(setting: Setting) -> Run:
     loss_error, grad_error = errors(loss, model, batches[0])
     losses, seconds = train(setting, forward, model, batches)
     step_s = statistics.median(seconds)
-    peak = peak_extra_bytes(once, setting.device)
-    with torch.no_grad():
-        found = metrics.evaluate(histories, model.rank, setting.length, device=setting.device)
-    return Run(
+    found = Run(
         contender=setting.contender,
         losses=losses,
         compile_s=max(first_s - step_s, 0.0),
         step_ms=step_s * 1e3,
-        peak_bytes=peak,
+        peak_bytes=None,
         loss_error=loss_error,
         grad_error=grad_error,
-        metrics=found,
         explained=explained,
         matches=matches,
     )
+    report(found)
+    found.peak_bytes = peak_extra_bytes(once, setting.device)
+    with torch.no_grad():
+        rank = functools.partial(metrics.evaluate, histories, model.rank, setting.length)
+        found.metrics = rank(device=setting.device)
+    return found
+
+
+def report(found: Run) -> None:
+    print(json.dumps({"result": dataclasses.asdict(found)}), flush=True)
 
 
 def drawn(setting: Setting, histories: data.Histories) -> list[data.Batch]:
@@ -195,5 +202,4 @@ def explain(model: nn.Module, batch: data.Batch) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    found = run(Setting(**json.loads(sys.argv[1])))
-    print(json.dumps({"result": dataclasses.asdict(found)}), flush=True)
+    report(run(Setting(**json.loads(sys.argv[1]))))

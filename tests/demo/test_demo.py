@@ -1,5 +1,9 @@
 """The demo from end to end on a small set, and its verdict."""
 
+import dataclasses
+import json
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -18,16 +22,16 @@ def result(contender: str, losses: list[float], matches: int = 0) -> Run:
 
 
 RIGHT = (
-    "PASSED: gdpa fused 2 regions and trained to the same losses as eager (0.0e+00 apart, limit "
-    "0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
+    "PASSED: gdpa fused 2 regions and trained to the same losses as eager in 3 steps (0.0e+00 "
+    "apart, limit 0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
 )
 OTHER = (
-    "FAILED: gdpa fused 1 region and trained to OTHER LOSSES than eager (1.0e-01 apart, limit "
-    "0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
+    "FAILED: gdpa fused 1 region and trained to OTHER LOSSES than eager in 3 steps (1.0e-01 "
+    "apart, limit 0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
 )
 UNFUSED = (
-    "FAILED: gdpa fused NOTHING and trained to the same losses as eager (0.0e+00 apart, limit "
-    "0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
+    "FAILED: gdpa fused NOTHING and trained to the same losses as eager in 3 steps (0.0e+00 "
+    "apart, limit 0.001); a step takes 2.0 ms (eager), 2.0 ms (gdpa)."
 )
 
 
@@ -38,7 +42,17 @@ UNFUSED = (
 )
 def test_the_verdict_is_one_line(losses: list[float], matches: int, line: str):
     results = {"eager": result("eager", [3.0, 2.0, 1.0]), "gdpa": result("gdpa", losses, matches)}
-    assert demo.verdict(results, SETTING) == (line == RIGHT, line)
+    assert demo.verdict(results, SETTING, demo.CONTENDERS) == (line == RIGHT, line)
+
+
+def test_the_verdict_is_of_what_was_run():
+    """Over the steps that both had time for; and none where one had no result."""
+    both = {"eager": result("eager", [3.0, 2.0, 1.0]), "gdpa": result("gdpa", [3.0, 2.0], 2)}
+    good, line = demo.verdict(both, SETTING, demo.CONTENDERS)
+    assert good and "the same losses as eager in 2 steps" in line
+    late = "UNDECIDED: gdpa had no result in time."
+    assert demo.verdict({"eager": both["eager"]}, SETTING, demo.CONTENDERS) == (False, late)
+    assert demo.verdict({"eager": both["eager"]}, SETTING, ["eager"]) == (True, "")
 
 
 def test_data_is_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -60,23 +74,90 @@ def test_all_contenders_train_as_many_steps_as_the_first_manages(monkeypatch):
     """The first, given 0 seconds, stops behind its first step."""
     wanted: dict[str, int] = {}
 
-    def fake(setting: Setting) -> Run:
+    def fake(setting: Setting, seconds: float) -> Run:
         wanted[setting.contender] = setting.steps
         steps = 1 if setting.seconds == 0 else setting.steps
         return result(setting.contender, [1.0] * steps)
 
     monkeypatch.setattr(demo, "run_worker", fake)
-    found = demo.run_all(SETTING, ["eager", "inductor", "gdpa"], seconds=0.0)
+    found = demo.run_all(SETTING, ["eager", "inductor", "gdpa"], 0.0, time.time() + 60)
     assert wanted == {"eager": 3, "inductor": 1, "gdpa": 1}
     assert [len(each.losses) for each in found] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("seconds", "steps"), [(0.0, 1), (60.0, 3)])
-def test_training_stops_in_time(tmp_path: Path, seconds: float, steps: int):
+def test_contenders_share_the_time(monkeypatch):
+    """What one leaves is for those after it. Training ends before the share does."""
+    clock, asked = [1000.0], []
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+
+    def fake(setting: Setting, seconds: float) -> Run | None:
+        asked.append((setting.contender, seconds, setting.until - clock[0]))
+        clock[0] += 100 if setting.contender == "eager" else seconds
+        return result("eager", [1.0]) if setting.contender == "eager" else None
+
+    monkeypatch.setattr(demo, "run_worker", fake)
+    found = demo.run_all(SETTING, ["eager", "gdpa", "inductor"], 25.0, clock[0] + 600)
+    assert [run.contender for run in found] == ["eager"]
+    assert [(name, share) for name, share, _ in asked] == [
+        ("eager", 200.0), ("gdpa", 250.0), ("inductor", 250.0),
+    ]  # fmt: skip
+    assert all(0 < training < share for _, share, training in asked)
+    assert clock[0] == 1600.0
+
+
+SLOW = """
+import json, os, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(json.dumps({"step": 1, "loss": 2.0, "pid": child.pid}), flush=True)
+if "result" in sys.argv[1]:
+    run = {"contender": "eager", "losses": [2.0], "compile_s": 0.0, "step_ms": 1.0}
+    run |= {"peak_bytes": None, "loss_error": 0.0, "grad_error": 0.0}
+    print(json.dumps({"result": run}), flush=True)
+time.sleep(600)
+"""
+
+
+class Spy:
+    """json, that keeps the ids of the processes that a worker tells of."""
+
+    def __init__(self, pids: list[int]) -> None:
+        self.pids, self.dumps = pids, json.dumps
+
+    def loads(self, text: str) -> dict:
+        message = json.loads(text)
+        self.pids += [message.pop("pid")] if "pid" in message else []
+        return message
+
+
+def status_of(pid: int) -> str:
+    path = Path(f"/proc/{pid}/status")
+    return path.read_text() if path.exists() else ""
+
+
+@pytest.mark.parametrize("contender", ["none", "result"])
+def test_a_worker_that_takes_too_long_is_ended(contender: str, tmp_path: Path, monkeypatch):
+    """With the processes that it has started. What it has reported counts."""
+    script = tmp_path / "python"
+    script.write_text(f"#!{sys.executable}\nimport sys; sys.argv.pop(1); sys.argv.pop(1)\n{SLOW}")
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    pids: list[int] = []
+    monkeypatch.setattr(demo, "json", Spy(pids))
+    begun = time.monotonic()
+    found = demo.run_worker(Setting(contender, "cpu", 1, 1, 1, ""), 3.0)
+    assert time.monotonic() - begun < 60
+    assert (found.losses if found else None) == ([2.0] if contender == "result" else None)
+    (child,) = pids
+    assert "zombie" in status_of(child) or not Path(f"/proc/{child}").exists()
+
+
+@pytest.mark.parametrize("late", ["seconds", "until"])
+def test_training_stops_in_time(tmp_path: Path, late: str):
     path = tmp_path / "generated.inter"
     path.write_text(data.generate(users=10, items=40))
-    setting = Setting("eager", "cpu", 3, 2, 16, str(path), negatives=8, seconds=seconds)
-    assert len(worker.run(setting).losses) == steps
+    setting = Setting("eager", "cpu", 3, 2, 16, str(path), negatives=8)
+    assert len(worker.run(dataclasses.replace(setting, **{late: 0.0})).losses) == 1
+    assert len(worker.run(setting).losses) == 3
 
 
 @pytest.mark.slow

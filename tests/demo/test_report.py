@@ -17,9 +17,16 @@ def test_difference_is_the_worst_step_relative():
     assert found == pytest.approx(0.1)
 
 
-def test_difference_refuses_curves_of_other_lengths():
-    with pytest.raises(ValueError):
-        report.difference(result("gdpa", [1.0]), result("eager", [1.0, 2.0]))
+def test_difference_is_over_the_steps_of_both():
+    assert report.difference(result("gdpa", [1.0]), result("eager", [1.0, 2.0])) == 0
+    assert report.difference(result("gdpa", [1.0, 2.0, 9.0]), result("eager", [1.0, 1.0])) == 1
+
+
+def test_a_contender_whose_time_was_over_has_no_metrics():
+    late = result("eager", [1.0])
+    late.metrics = {}
+    first, _, second, third = report.summary([late, result("gdpa", [1.0])]).splitlines()
+    assert "HR@10" in first and "n/a" in second.replace("n/a", "", 1) and "0.1000" in third
 
 
 def test_plot_places_the_ends_and_marks_meetings():
