@@ -134,12 +134,12 @@ def test_a_compile_stands_with_its_second_process():
         row("gdpa", "cold", compile_s=12.0), row("gdpa", "warm", compile_s=0.5),
         row("inductor", "cold", compile_s=2.0), row("inductor", "warm", compile_s=0.4),
         row("gdpa", "cold", causal, compile_s=9.0), row("gdpa", "warm", model, compile_s=1.0),
-        row("inductor", "warm", model, error="no time left"),
+        row("inductor", "warm", model, error="skipped: budget"),
     ]  # fmt: skip
     text = of_file("compile", *rows)["compile"]
     assert "| silu, 32×4×1024×128 | 12.00 | 2.00 | 6.00 | 0.50 | 0.40 | 1.25 |" in text
     assert "| silu, causal, 32×4×1024×128 | 9.00 | – | – | – | – | – |" in text
-    assert "| hstu-padded, 16×4×2048×128 | – | – | – | 1.00 | failed | – |" in text
+    assert "| hstu-padded, 16×4×2048×128 | – | – | – | 1.00 | skipped | – |" in text
 
 
 def test_chunks_stand_with_time_and_memory():

@@ -9,6 +9,7 @@ from typing import Any
 from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.models import summary
 from gdpa_inductor.bench.output import number, ratio
+from gdpa_inductor.bench.worker import SKIPPED
 
 Row = dict[str, Any]
 Key = tuple[str, str]  # measure, contender
@@ -65,7 +66,8 @@ def figure(row: Row | None, unit: str) -> str:
     if row is None:
         return "–"
     if row["error"]:
-        return "out of memory" if "OutOfMemory" in row["error"] else "failed"
+        words = {"OutOfMemory": "out of memory", SKIPPED: "skipped"}
+        return next((word for sign, word in words.items() if sign in row["error"]), "failed")
     if refused(row) and unit != "peak_mib":
         return "not fused"
     forms = {"ms": ".2f", "compile_s": ".2f"}

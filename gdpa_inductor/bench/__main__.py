@@ -5,8 +5,9 @@ against stock Inductor. cpu: fp32 on two threads. wide: problems for the chunked
 stock Inductor. models: public models without changes, and the attentions of each alone. compile:
 seconds of the first call, with empty caches and again in a second process. jagged: sequences of
 unequal length, which the formula pads, also against public kernels. serving: a few queries over the
-keys of a cache. A run prints a JSON line for each measurement, and a table at the end. The command
-`bench ceiling` has its own options: see `bench ceiling --help`.
+keys of a cache. A run shows its progress, and prints a table at the end; `--json` prints a JSON
+line for each measurement instead, and `--out` writes both, with a plot. The command `bench ceiling`
+has its own options: see `bench ceiling --help`.
 """
 
 import argparse
@@ -16,12 +17,13 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
+from ..demo.report import Progress
 from .cases import ACTIVATIONS
 from .contenders import CONTENDERS
 from .floor import run_floor
@@ -32,6 +34,7 @@ from .output import notes, plot, table, write_csv
 from .peers import PEERS
 from .suites import SUITES, Selection, Shape
 from .supervise import cold_and_warm, side_by_side
+from .worker import SKIPPED
 
 Row = dict[str, Any]
 # Commands with their own options. They are imported only when they are used.
@@ -78,6 +81,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--peers", type=Path, help="folder of the public kernels, for jagged")
     parser.add_argument("--out", type=Path, help="folder for CSV, JSON lines and plot")
+    parser.add_argument("--json", action="store_true", help="print JSON lines, and no table")
     arguments = parser.parse_args(argv)
     fault = _fault(arguments)
     if fault:
@@ -121,18 +125,12 @@ def selection(arguments: argparse.Namespace) -> Selection:
     )
 
 
-def measure(arguments: argparse.Namespace) -> list[Row]:
-    """Run the floor, if there is one, and then the suite. Print and return all measurements."""
+def measure(arguments: argparse.Namespace, keep: Callable[[Row], None]) -> None:
+    """Run the floor, if there is one, and then the suite. `keep` is given each measurement."""
     started = time.monotonic()
-    environment = dict(os.environ)
+    environment = {**os.environ, "GDPA_SUMMARY": "0"}  # what was said is below the table
     if arguments.device == "cpu" or arguments.suite == "cpu":
         environment["OMP_NUM_THREADS"] = str(arguments.threads)
-    rows: list[Row] = []
-
-    def keep(row: Row) -> None:
-        rows.append(row)
-        print(json.dumps(row), flush=True)
-
     if arguments.floor:
         for row in run_floor(arguments.floor, arguments.budget / 2, environment):
             keep(row)
@@ -142,43 +140,66 @@ def measure(arguments: argparse.Namespace) -> list[Row]:
         found = cold_and_warm(jobs, left, environment, arguments.at_once)
     else:
         found = side_by_side(jobs, left, environment, arguments.at_once)
-    for row in found:
+    twice = 2 if arguments.suite == "compile" else 1
+    total = twice * sum(len(job.contenders) * len(job.measures) for job in jobs)
+    progress = Progress(arguments.suite, max(total, 1), sys.stderr)
+    for done, row in enumerate(found, 1):
         keep(row)
-    return rows
+        progress.update(min(done, total), f"{row['contender']} {row['measure']}")
 
 
-def write(folder: Path, suite: str, unit: str, first: Row, rows: Sequence[Row]) -> None:
-    """Write a CSV, JSON lines and a plot. The suites in UNITS have no plot.
+def open_files(arguments: argparse.Namespace) -> Iterator[TextIO]:
+    """Where JSON lines go: standard output, a file in the folder `--out`, or both."""
+    if arguments.json:
+        yield sys.stdout
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        yield (arguments.out / f"{arguments.suite}.jsonl").open("w")
 
-    first: The header of the run (machine.py), which is the first JSON line.
+
+def write(folder: Path, suite: str, unit: str, rows: Sequence[Row]) -> None:
+    """Write a CSV and a plot beside the JSON lines, and print the paths. The suites in UNITS have
+    no plot.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     write_csv(rows, folder / f"{suite}.csv")
-    lines = "".join(json.dumps(row) + "\n" for row in (first, *rows))
-    (folder / f"{suite}.jsonl").write_text(lines)
     if suite not in UNITS:
         plot(rows, folder / f"{suite}.png", unit)
+    for path in sorted(folder.glob(f"{suite}.*")):
+        print(f"wrote {path}", file=sys.stderr)
 
 
 def main(argv: Sequence[str] = ()) -> int:
-    """Run the command. The exit status is 1 if a contender of gdpa failed."""
+    """Run the command. The exit status is 1 if a contender of gdpa failed; what the budget left no
+    time for has not.
+    """
     if argv and argv[0] in COMMANDS:
         return int(importlib.import_module(COMMANDS[argv[0]]).main(argv[1:]))
     arguments = parse_arguments(argv)
     device = "cpu" if arguments.suite == "cpu" else arguments.device
     first = header(device, argv)
-    print(json.dumps(first), flush=True)
-    rows = measure(arguments)
+    files = list(open_files(arguments))
+    rows: list[Row] = []
+
+    def tell(row: Row) -> None:
+        for file in files:
+            print(json.dumps(row), file=file, flush=True)
+
+    def keep(row: Row) -> None:
+        rows.append(row)
+        tell(row)
+
+    tell(first)
+    measure(arguments, keep)
     usual = "tflops" if device == "cuda" else "ms"
     unit = UNITS.get(arguments.suite, usual)
     if arguments.out:
-        write(arguments.out, arguments.suite, unit, first, rows)
-    print(f"\n{TITLES[unit]}; {first['machine']}\n")
-    shown = summary(rows) if arguments.suite == "models" else table(rows, unit) if rows else ""
-    print(shown or "nothing was selected")
-    for note in notes(rows):
-        print(note)
-    return 1 if any(row["error"] and row["contender"].startswith("gdpa") for row in rows) else 0
+        write(arguments.out, arguments.suite, unit, rows)
+    if not arguments.json:
+        print(f"\n{TITLES[unit]}; {first['machine']}\n")
+        shown = summary(rows) if arguments.suite == "models" else table(rows, unit) if rows else ""
+        print("\n".join([shown or "nothing was selected", *notes(rows)]))
+    ours = [row for row in rows if row["contender"].startswith("gdpa")]
+    return 1 if any(row["error"] not in ("", SKIPPED) for row in ours) else 0
 
 
 if __name__ == "__main__":

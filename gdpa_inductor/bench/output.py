@@ -5,6 +5,7 @@ on stderr takes its place.
 """
 
 import csv
+import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from .cases import Case
 from .peers import PEERS
+from .worker import SKIPPED
 
 Row = dict[str, Any]
 Key = tuple[Case, str]
@@ -89,7 +91,12 @@ def table(rows: Sequence[Row], unit: str) -> str:
 def cell(row: Row | None, unit: str) -> str:
     if row is None:
         return ""
-    return "failed" if row["error"] else number(row[unit], ".1f" if unit == "tflops" else ".2f")
+    form = ".1f" if unit == "tflops" else ".2f"
+    return failure(row) if row["error"] else number(row[unit], form)
+
+
+def failure(row: Row) -> str:
+    return "skipped" if row["error"] == SKIPPED else "failed"
 
 
 def align(lines: Sequence[Sequence[str]]) -> str:
@@ -103,9 +110,14 @@ def align(lines: Sequence[Sequence[str]]) -> str:
 
 
 def notes(rows: Iterable[Row]) -> list[str]:
-    """The lines below the table: errors, refusals and fallbacks, with their cases."""
-    found = []
-    for row in rows:
+    """The lines below the table: errors, refusals and fallbacks, with their cases. What the budget
+    left no time for is one line.
+    """
+    rows, found = list(rows), []
+    skipped = sum(row["error"] == SKIPPED for row in rows)
+    if skipped:
+        found.append(f"{skipped} of {len(rows)} {SKIPPED}; --budget SECONDS gives more time")
+    for row in (row for row in rows if row["error"] != SKIPPED):
         where = f"{Case.parse(row['case']).label()} {row['measure']} {row['contender']}"
         if row["error"]:
             found.append(f"{where}: {row['error'].splitlines()[0]}")
@@ -158,6 +170,16 @@ def line_of(row: Row) -> str:
     return row["contender"] + fill + (f", {case.keys} keys" if case.keys else "")
 
 
+def plain_ticks(values: Sequence[float]) -> list[float]:
+    """1, 2 and 5 times powers of ten, from the last below the values to the first above them."""
+    low, high = min(values), max(values)
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [float(f"{digit}e{decade}") for decade in decades for digit in (1, 2, 5)]
+    first = max(i for i, tick in enumerate(ticks) if tick <= low)
+    last = min(i for i, tick in enumerate(ticks) if tick >= high)
+    return ticks[first : last + 1]
+
+
 def draw(axis: Any, title: str, rows: Sequence[Row], unit: str) -> None:
     by_length: Callable[[Row], int] = lambda row: row["case"]["length"]
     mine = ours_of(rows)
@@ -171,8 +193,12 @@ def draw(axis: Any, title: str, rows: Sequence[Row], unit: str) -> None:
     axis.set_yscale("linear" if unit == "tflops" else "log")
     if unit == "tflops":
         axis.set_ylim(0, 1.3 * max(row[unit] for row in rows))
+    else:
+        ticks = plain_ticks([row[unit] for row in rows])
+        axis.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    axis.minorticks_off()
     axis.set_title(title, fontsize=9)
-    axis.set_xlabel("length")
-    axis.set_ylabel("TFLOP/s" if unit == "tflops" else "ms")
+    axis.set_xlabel("length (tokens)")
+    axis.set_ylabel("TFLOP/s" if unit == "tflops" else "time (ms)")
     axis.grid(alpha=0.3)
     axis.legend(fontsize=7, loc="upper left" if unit == "tflops" else "best")

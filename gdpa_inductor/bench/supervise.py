@@ -1,7 +1,7 @@
 """Runs jobs in worker processes, within a budget of time. A crash costs only the job that crashed.
 
 In: jobs. Out: measurements as dicts, as soon as they are there. A job that crashed its worker gives
-measurements with `error`. So does a job for which no time is left.
+measurements with `error`. So does a job for which no time is left: the error is SKIPPED.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from .worker import Job, Measurement
+from .worker import SKIPPED, Job, Measurement
 
 Row = dict[str, Any]
 
@@ -30,7 +30,7 @@ def supervise(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Ite
     start = 0
     while start < len(jobs):
         if time.monotonic() >= deadline:
-            yield from lost(jobs[start:], "no time left")
+            yield from lost(jobs[start:], SKIPPED)
             return
         reached = 0
         seen: set[tuple[str, str]] = set()
@@ -43,7 +43,7 @@ def supervise(jobs: Sequence[Job], budget: float, env: Mapping[str, str]) -> Ite
                 seen.add((row["contender"], row["measure"]))
                 yield row
         else:
-            why = "no time left" if time.monotonic() >= deadline else "the worker died"
+            why = SKIPPED if time.monotonic() >= deadline else "the worker died"
             rest = lost(jobs[start + reached : start + reached + 1], why)
             yield from (r for r in rest if (r["contender"], r["measure"]) not in seen)
             start += reached + 1

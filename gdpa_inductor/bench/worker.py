@@ -59,6 +59,9 @@ class Job:
         return Job(**{**fields, **lists, "case": Case.parse(fields["case"])})
 
 
+SKIPPED = "skipped: budget"  # the error of what the run had no time left for
+
+
 @dataclasses.dataclass
 class Measurement:
     """One figure, or the error of a contender.

@@ -1,12 +1,17 @@
 """The command: what it says of its machine."""
 
+import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
+import gdpa_inductor.bench.__main__ as bench
 from gdpa_inductor.bench.__main__ import parse_arguments
+from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.machine import cpu_model, header, machine
+from gdpa_inductor.bench.worker import SKIPPED, Job, Measurement
 
 
 def test_a_figure_of_a_cpu_has_its_machine():
@@ -41,6 +46,49 @@ def refusal(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         parse_arguments(argv)
     assert ended.value.code == 2
     return capsys.readouterr().err.splitlines()[-1]
+
+
+CASE = Case("silu", "none", 1, 1, 64, 16, "float32", "cpu")
+
+
+@pytest.fixture
+def one_case(monkeypatch: pytest.MonkeyPatch):
+    """A suite of one case, whose contenders have these errors."""
+
+    def run(errors: dict[str, str], *argv: str) -> int:
+        job = Job(CASE, tuple(errors), ("forward",))
+
+        def found(jobs, budget, environment, at_once):
+            for name, error in errors.items():
+                case = dataclasses.asdict(CASE)
+                yield dataclasses.asdict(Measurement(case, name, "forward", 1.0, 1.0, error=error))
+
+        monkeypatch.setitem(bench.SUITES, "cpu", lambda pick: [job])
+        monkeypatch.setattr(bench, "side_by_side", found)
+        return bench.main(["cpu", *argv])
+
+    return run
+
+
+def test_a_table_for_people_and_lines_for_programs(one_case, tmp_path: Path, capsys):
+    assert one_case({"gdpa": "", "eager": ""}, "--out", str(tmp_path)) == 0
+    printed = capsys.readouterr()
+    assert "{" not in printed.out.split("\n\n", 1)[1] and "speedup" in printed.out
+    assert "2/2  eager forward" in printed.err
+    wrote = [line.split()[-1] for line in printed.err.splitlines() if line.startswith("wrote")]
+    assert {str(tmp_path / "cpu.csv"), str(tmp_path / "cpu.jsonl")} <= set(wrote)
+    first, *rows = map(json.loads, (tmp_path / "cpu.jsonl").read_text().splitlines())
+    assert "command" in first and [row["contender"] for row in rows] == ["gdpa", "eager"]
+    assert one_case({"gdpa": "", "eager": ""}, "--json") == 0
+    lines = list(map(json.loads, capsys.readouterr().out.splitlines()))
+    assert [line.get("contender") for line in lines] == [None, "gdpa", "eager"]
+
+
+@pytest.mark.parametrize(("error", "status"), [(SKIPPED, 0), ("the worker died", 1), ("", 0)])
+def test_a_budget_that_is_spent_is_no_failure(error: str, status: int, one_case, capsys):
+    """It was one of each cell that had no time left."""
+    assert one_case({"gdpa": error, "inductor": "its own failure"}) == status
+    assert ("skipped: budget" in capsys.readouterr().out) == (error == SKIPPED)
 
 
 @pytest.mark.parametrize("suite", ["dense", "grid"])

@@ -8,7 +8,7 @@ import pytest
 
 from gdpa_inductor.bench import floor, output
 from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.worker import Measurement
+from gdpa_inductor.bench.worker import SKIPPED, Measurement
 
 CASE = Case("silu", "none", 64, 4, 512, 128, "bfloat16", "cuda")
 
@@ -49,6 +49,31 @@ def test_failures_and_refusals_are_named():
     inductor, gdpa = output.notes(rows)
     assert inductor.endswith("inductor: OOM")
     assert gdpa.endswith(refused)
+
+
+def test_what_the_budget_left_no_time_for_is_one_line():
+    rows = [row("gdpa", 1.0), row("gdpa", 1.0, "step", error=SKIPPED), row("eager", 1.0)]
+    assert "skipped" in output.table(rows, "ms") and "failed" not in output.table(rows, "ms")
+    assert output.notes(rows) == ["1 of 3 skipped: budget; --budget SECONDS gives more time"]
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([57.4], [50, 100]),
+        ([0.3, 1.2], [0.2, 0.5, 1, 2]),
+        ([1, 10], [1, 2, 5, 10]),
+        ([7, 1900], [5, 10, 20, 50, 100, 200, 500, 1000, 2000]),
+    ],
+)
+def test_ticks_are_plain_numbers(values: list[float], ticks: list[float]):
+    """One was 5.74 × 10¹."""
+    assert output.plain_ticks(values) == ticks
+    rows = [row(f"gdpa {value}", value) for value in values]
+    axis = Axis()
+    output.draw(axis, "", rows, "ms")
+    assert axis.said["set_yticks"] == (ticks, [f"{tick:g}" for tick in ticks])
+    assert axis.said["set_ylabel"] == ("time (ms)",) and "minorticks_off" in axis.said
 
 
 def test_csv_reads_back(tmp_path: Path):

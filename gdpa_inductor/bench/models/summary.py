@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..cases import Case
-from ..output import align, cell, gather, number, ours_of, ratio
+from ..output import align, cell, failure, gather, number, ours_of, ratio
 from . import MODELS
 from .training import off_curve
 
@@ -118,7 +118,7 @@ def batch(row: Row | None) -> str:
     """The cell of the largest batch that fits."""
     if row is None:
         return ""
-    return "failed" if row["error"] else number(row["largest_batch"], "d") or "none"
+    return failure(row) if row["error"] else number(row["largest_batch"], "d") or "none"
 
 
 def off_stock(rows: Sequence[Row], name: str, seeds: Sequence[int] = ()) -> float | None:
