@@ -195,7 +195,7 @@ def main(argv: Sequence[str] = ()) -> int:
     if arguments.out:
         write(arguments.out, arguments.suite, unit, rows)
     if not arguments.json:
-        print(f"\n{TITLES[unit]}; {first['machine']}\n")
+        print(f"\n{TITLES[unit]}; {', '.join(map(str, first['machine'].values()))}\n")
         shown = summary(rows) if arguments.suite == "models" else table(rows, unit) if rows else ""
         print("\n".join([shown or "nothing was selected", *notes(rows)]))
     ours = [row for row in rows if row["contender"].startswith("gdpa")]
