@@ -82,7 +82,7 @@ class KernelOptions:
 class Options(KernelOptions):
     """All options.
 
-    strict:  Also raise if a candidate is refused as UNSAFE or UNSUPPORTED.
+    strict:  Also raise if a candidate is not fused, and UNSAFE or UNSUPPORTED.
     expect:  Raise unless exactly so many regions were rewritten.
     verify:  Compare fused and unfused results once, on the first real inputs.
     profit:  Apply the cost model. "memory" also rewrites regions that need less memory but may take

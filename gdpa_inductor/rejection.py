@@ -1,6 +1,6 @@
-"""Refusals: why a candidate is not rewritten. A `Rejection` is a value with a stable `Code`.
+"""Why a candidate is not fused. A `Rejection` is a value with a stable `Code`.
 
-A refusal is falsy, so `if not result:` tests for it. Codes have four categories. They are part of
+It is falsy, so `if not result:` tests for it. Codes have four categories. They are part of
 the public interface: docs/reasons.md documents them, and they are never renamed. Tests, logs and
 reports print the same texts.
 """
@@ -15,7 +15,7 @@ from .terminal import printable
 
 
 class Category(enum.Enum):
-    """What kind of answer a refusal is. `strict` raises for the first two only."""
+    """What kind of reason a code is. `strict` raises for the first two only."""
 
     UNSAFE = "UNSAFE"  # a rewrite could change what the model computes
     UNSUPPORTED = "UNSUPPORTED"  # it is GDPA, and this version cannot run it fused
@@ -221,7 +221,7 @@ class Code(enum.Enum):
 
 @dataclass(frozen=True)
 class Rejection:
-    """A refused candidate.
+    """A candidate that is not fused, and why.
 
     code:         The code of the reason.
     reason:       One sentence.

@@ -1,4 +1,4 @@
-"""The report for the user: fused regions with their kernels, refusals with reasons, graph breaks.
+"""The report for the user: regions with their kernels, candidates that are not fused, graph breaks.
 
 `explain` and `rewrite` return a `Report`. It prints as text, in the characters that standard
 output can encode, and a notebook shows it as a page.

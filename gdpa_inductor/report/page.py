@@ -1,9 +1,9 @@
 """The report as HTML: the lists, the steps of every fused region, and each graph as a listing.
 
-In a listing, the nodes of a region are coloured and named by its number. A refused product is
-marked with its code. Long stretches that belong to neither are folded. Pointing at a node lights up
-what it reads. Light and dark follow the browser. No outside resource is used. Rules of style apply
-below `.gdpa` only, so a notebook can show the fragment, in which graphs are folded.
+In a listing, the nodes of a region are coloured and named by its number. A product that is not
+fused is marked with its code. Long stretches that belong to neither are folded. Pointing at a node
+lights up what it reads. Light and dark follow the browser. No outside resource is used. Rules of
+style apply below `.gdpa` only, so a notebook can show the fragment, in which graphs are folded.
 """
 
 from __future__ import annotations
