@@ -163,12 +163,12 @@ def verdict(by_name: dict[str, Run], setting: Setting, asked: Sequence[str]) -> 
     same, found = apart <= limit, ours.matches > 0
     relation = "the same losses as eager" if same else "OTHER LOSSES than eager"
     steps = min(len(ours.losses), len(by_name["eager"].losses))
+    over = f"in {steps} step{'s' if steps != 1 else ''}"
     regions = f"{ours.matches} region{'s' if ours.matches != 1 else ''}" if found else "NOTHING"
     times = [f"{run.step_ms:.1f} ms ({name})" for name, run in by_name.items()]
     return same and found, (
         f"{'PASSED' if same and found else 'FAILED'}: gdpa fused {regions} and trained to "
-        f"{relation} in {steps} steps ({apart:.1e} apart, limit {limit}); "
-        f"a step takes {', '.join(times)}."
+        f"{relation} {over} ({apart:.1e} apart, limit {limit}); a step takes {', '.join(times)}."
     )
 
 
