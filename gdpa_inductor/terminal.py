@@ -30,7 +30,8 @@ def printable(text: str) -> str:
 
 
 def write_readably() -> None:
-    """Let standard output take any text, in words where its encoding has no character."""
-    reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure:
-        reconfigure(errors=ERRORS)
+    """Let standard output and error take any text, in words where they have no character."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure:
+            reconfigure(errors=ERRORS)

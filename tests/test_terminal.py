@@ -40,6 +40,12 @@ def test_the_doctor_speaks_ascii(module: str):
     assert "Self-test on cpu: passed" in run("ascii", "-m", module, *tool)
 
 
+def test_the_curves_of_the_demo_are_drawn_in_ascii():
+    plot = "from gdpa_inductor.demo.report import plot; print(plot({'eager': [2.0, 1.0]}, 2, 2))"
+    command = f"from gdpa_inductor.terminal import write_readably; write_readably(); {plot}"
+    assert "2.000 |e" in run("ascii", "-c", command) and "+--" in run("ascii", "-c", command)
+
+
 def test_what_an_encoding_lacks_is_spelled():
     """Letters of a path too, which have no words of their own."""
     assert "a·Qᵀ é".encode("latin-1", ERRORS).decode("latin-1") == "a·Q^T é"
