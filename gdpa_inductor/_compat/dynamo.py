@@ -283,12 +283,10 @@ def outermost_call() -> CompiledCall | None:
 
     Dynamo compiles a frame when it is called, so the call is among the frames above.
     """
-    from torch._dynamo import eval_frame
-
     found, frame = None, sys._getframe()
     while (above := frame.f_back) is not None:
         frame, code = above, above.f_code
-        if code.co_name == "compile_wrapper" and code.co_filename == eval_frame.__file__:
+        if code.co_name == "compile_wrapper" and is_torchs(code.co_filename):
             found = frame
     names = found.f_locals if found else {}
     return CompiledCall(names["self"], names["cleanups"]) if "cleanups" in names else None
