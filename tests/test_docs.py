@@ -209,6 +209,12 @@ def test_the_matrix_has_every_version_that_the_package_accepts():
     assert found == list(reversed(TESTED)) and matrix.rows()[0].runs == "all"
 
 
+def test_the_recipe_of_fbgemm_names_the_builds_of_the_matrix():
+    page = (ROOT / "docs/recipes/torchrec.md").read_text()
+    rows = re.findall(r"^\| (2[\d.]+) \| (none|[\d.]+) \| (?:none|[\d.]+) \|$", page, flags=re.M)
+    assert rows == [(row.torch, row.fbgemm.replace("-", "none")) for row in matrix.rows()]
+
+
 @pytest.mark.parametrize("row", matrix.rows(), ids=lambda row: row.torch)
 def test_what_is_recorded_of_a_version_is_all_that_its_row_says(row):
     ran = {record["shows"] for record in versions.latest()[row.torch]}

@@ -1,12 +1,14 @@
 """The code blocks of a page, run as a reader would: pasted into one file, in order.
 
 A block of ```text behind a block of ```python, with one line that ends in a colon between them at
-most, is what it prints. A block behind the comment `<!-- not run: why -->` is left out.
+most, is what it prints. A block behind the comment `<!-- not run: why -->` is left out, and one
+behind `<!-- needs MODULE -->` where the module is not installed.
 `python -m docs.tools.blocks PAGE` writes the outputs anew.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -18,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 # A block in a list is indented; the comment stands on the line before the fence.
 BLOCK = re.compile(
-    r"(?P<skip><!-- not run: [^>]+-->\n)?^(?P<indent> *)```python\n(?P<code>.*?)^ *```\n"
+    r"(?P<skip><!-- (?:not run: [^>]+|needs (?P<needs>\w+) )-->\n)?"
+    r"^(?P<indent> *)```python\n(?P<code>.*?)^ *```\n"
     r"(?:\n(?:[^\n`]+:\n\n)? *```text\n(?P<output>.*?)^ *```\n)?",
     re.M | re.S,
 )
@@ -38,7 +41,8 @@ def blocks(text: str) -> list[Block]:
     """Those that are run."""
     found = []
     for match in BLOCK.finditer(text):
-        if not match["skip"]:
+        needs = match["needs"]
+        if not match["skip"] or (needs and importlib.util.find_spec(needs)):
             width = len(match["indent"])
             code = "".join(line[width:] for line in match["code"].splitlines(keepends=True))
             place = match.span("output") if match["output"] is not None else (0, 0)
