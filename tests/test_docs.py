@@ -18,7 +18,7 @@ LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`((?:gdpa_inductor|tests|docs|kernels|lowerings|patterns|program)/[\w./]+)`")
 HISTORY = {"CHANGELOG.md"}  # names what there was
 WIDTH = 100
-WIDE = {"judge_mutations.md", "versions.md"}  # generated, with long names
+WIDE = {"judge_mutations.md", "versions.md", "gallery.md"}  # generated, with long names
 
 each = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
