@@ -101,6 +101,7 @@ benchmarks: $(VENV)/.stamp-dev
 # Pages as pictures in docs/_build/pictures; needs Chromium on PATH.
 screenshots: docs
 	$(PYTHON) -m docs.tools.screenshots
+	$(BIN)/python -m docs.tools.report
 
 clean:
 	rm -rf .venv .venv-* .cache docs/_build build dist *.egg-info

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from docs.tools import versions
+from docs.tools import report, versions
 from gdpa_inductor._compat.versions import TESTED
 from tests import matrix
 
@@ -145,6 +145,15 @@ def test_the_first_install_line_needs_no_index():
         lines = re.findall(r"^pip (?:install|wheel) .*", (ROOT / page).read_text(), flags=re.M)
         assert lines[0] == "pip install ."
         assert [line for line in lines if "gdpa-inductor" in line] == []
+
+
+def test_the_picture_of_a_report_shows_what_is_reported_now(tmp_path: Path, monkeypatch):
+    """Else: python -m docs.tools.report"""
+    monkeypatch.chdir(tmp_path)
+    found = report.report(tmp_path)
+    assert len(found.matches) == 2 and [r.code.name for r in found.rejections] == ["DROPOUT"]
+    readme = (ROOT / "README.md").read_text()
+    assert f"({report.PICTURE.relative_to(ROOT)})" in readme and report.PICTURE.exists()
 
 
 def test_the_sidebar_has_no_lab_page():

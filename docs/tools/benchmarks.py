@@ -16,13 +16,14 @@ from pathlib import Path
 
 from .cells import Row, Run, length
 from .svg import chart
-from .tables import HEADLINES, TABLES, Table, readme_panels
+from .tables import HEADLINES, TABLES, TRAINED, Table, end_to_end, other_seeds, readme_panels
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 MEASUREMENTS = DOCS / "measurements"
 PLACE, TOP = "<!-- tables -->\n", "<!-- headline -->\n"
 BEGIN, END = "<!-- chart: make benchmarks -->\n", "<!-- end of chart -->\n"
+FIRST, LAST = "<!-- table: make benchmarks -->\n", "<!-- end of table -->\n"
 # README's chart is of the first of these that was measured.
 SHOWN = ("dense", "bias")
 
@@ -144,16 +145,24 @@ def readme(found: Mapping[str, Run]) -> dict[Path, str]:
     name = next(name for name in SHOWN if name in found)
     run = found[name]
     panels, words = readme_panels(name, run)
-    path = ROOT / "README.md"
-    before, _, rest = path.read_text().partition(BEGIN)
-    after = rest.partition(END)[2]
     label = "Speed and memory of a training step"
     shown = f"![{label}](docs/charts/readme.svg)\n\n{fill(f'{words} {machine(run)}')}\n\n"
     shown += f"```\n{wrapped(run.command)}\n```\n\n"
-    return {
-        DOCS / "charts" / "readme.svg": chart(panels, label),
-        path: f"{before}{BEGIN}\n{shown}{END}{after}",
-    }
+    text = between((ROOT / "README.md").read_text(), BEGIN, shown, END)
+    if "recommender" in found:
+        text = between(text, FIRST, whole_model(found["recommender"]), LAST)
+    return {DOCS / "charts" / "readme.svg": chart(panels, label), ROOT / "README.md": text}
+
+
+def between(text: str, first: str, shown: str, last: str) -> str:
+    before, _, rest = text.partition(first)
+    return f"{before}{first}\n{shown}{last}{rest.partition(last)[2]}"
+
+
+def whole_model(run: Run) -> str:
+    """README's table: a recommender in training, with its machine and command."""
+    words = fill(f"{TRAINED} {other_seeds(run)} {machine(run)}")
+    return f"{words}\n\n{end_to_end(run)}\n\n```\n{wrapped(run.command)}\n```\n\n"
 
 
 def main() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 
 from .cells import (
     CEILING,
@@ -138,6 +138,35 @@ def trained(run: Run, name: str) -> Row:
     return next(r for r in rows if r["measure"] == "train") | {
         "largest": max(largest, default=None)
     }
+
+
+TRAINED = (
+    "Training a recommender of 8 HSTU layers in bf16 by autocast. Histories are as long as "
+    "MovieLens-20M's, their items are synthetic. All three see the same batches and start from the "
+    "same parameters."
+)
+
+
+def end_to_end(run: Run) -> str:
+    """A column for each contender, the fastest last."""
+    found = [trained(run, name) for name in ("eager", "inductor", "gdpa")]
+    cells = {
+        "": ["eager", "stock Inductor", "**gdpa**"],
+        "steps per second": [f"{1000 / row['ms']:.0f}" for row in found],
+        "peak memory of a step": [f"{row['peak_mib']:,.0f} MiB" for row in found],
+        "largest batch that fits": [f"{row['largest']:,}" if row["largest"] else "–"
+                                    for row in found],
+        "loss, mean of the last 20 steps": [f"{mean(row['losses'][-20:]):.2f}" for row in found],
+    }  # fmt: skip
+    lines = [f"| {' | '.join([name, *row])} |" for name, row in cells.items()]
+    return "\n".join([lines[0], "|---|---:|---:|---:|", *lines[1:]])
+
+
+def other_seeds(run: Run) -> str:
+    """How far seeds alone lead, beside which the losses of the table are to be read."""
+    rows = [r for r in run.rows if r["measure"] == "train" and r["contender"] == "inductor"]
+    ends = [f"{mean(row['losses'][-20:]):.2f}" for row in rows if row["case"]["seed"]]
+    return f"With other seeds stock Inductor's loss is {' and '.join(ends)}."
 
 
 def across_models(run: Run) -> str:
