@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from docs.tools import benchmarks, svg
-from docs.tools.cells import Run, case_label
+from docs.tools.cells import Run, case_label, demonstrated
 from docs.tools.tables import TABLES, trained
 from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.bench.machine import header
@@ -45,6 +45,19 @@ def test_the_page_begins_with_its_results():
     text = (benchmarks.DOCS / "benchmarks.md").read_text()
     assert text.index("**A whole recommender**") < text.index("How it is measured")
     assert benchmarks.headline({"models": found["models"]}).count("- **") == 1
+
+
+def test_the_demo_stands_with_times_only_where_it_was_quiet():
+    made = [
+        {"contender": "eager", "measure": "demo", "steps": 3, "step_ms": 7.0, "peak_mib": 9.0,
+         "metrics": {"HR@10": 0.5, "NDCG@10": 0.25}, "curve": 0.0},
+        {"contender": "popularity alone", "metrics": {"HR@10": 0.1, "NDCG@10": 0.05}},
+    ]  # fmt: skip
+    header, eager, popular = demonstrated(Run({}, "", "", made))
+    assert header[2] == "ms a step" and eager == ["eager", "3", "7.0", "9", "0.5000", "0.2500", "–"]
+    assert popular == ["popularity alone", "–", "–", "–", "0.1000", "0.0500", "–"]
+    header, eager, _ = demonstrated(Run({}, "", "", [{**made[0], "step_ms": None}, made[1]]))
+    assert "ms a step" not in header and eager == ["eager", "3", "9", "0.5000", "0.2500", "–"]
 
 
 def test_measurements_do_not_say_where_files_lay():

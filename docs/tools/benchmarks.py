@@ -16,7 +16,16 @@ from pathlib import Path
 
 from .cells import Row, Run, length
 from .svg import chart
-from .tables import HEADLINES, TABLES, TRAINED, Table, end_to_end, other_seeds, readme_panels
+from .tables import (
+    HEADLINES,
+    TABLES,
+    TRAINED,
+    Table,
+    end_to_end,
+    other_seeds,
+    ranked,
+    readme_panels,
+)
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -150,7 +159,9 @@ def readme(found: Mapping[str, Run]) -> dict[Path, str]:
     shown += f"```\n{wrapped(run.command)}\n```\n\n"
     text = between((ROOT / "README.md").read_text(), BEGIN, shown, END)
     if "recommender" in found:
-        text = between(text, FIRST, whole_model(found["recommender"]), LAST)
+        shown = whole_model(found["recommender"])
+        shown += f"{fill(ranked(found['demo']))}\n\n" if "demo" in found else ""
+        text = between(text, FIRST, shown, LAST)
     return {DOCS / "charts" / "readme.svg": chart(panels, label), ROOT / "README.md": text}
 
 

@@ -139,6 +139,28 @@ def recommender(run: Run) -> list[list[str]]:
     return [header, *([WORDS[name], *(cell or "–" for cell in rest)] for name, *rest in lines)]
 
 
+def demonstrated(run: Run) -> list[list[str]]:
+    """A line for each contender of the demo; times where the machine was quiet."""
+    header = ["", "steps", "ms a step", "MiB", "HR@10", "NDCG@10", "loss curve from eager's"]
+    lines = []
+    for row in run.rows:
+        cells = (("steps", "d"), ("step_ms", ".1f"), ("peak_mib", ".0f"))
+        quality = [f"{row['metrics'][name]:.4f}" for name in ("HR@10", "NDCG@10")]
+        lines.append(
+            [
+                WORDS.get(row["contender"], row["contender"]),
+                *(number(row.get(name), form) or "–" for name, form in cells), *quality,
+                number(row.get("curve") or None, ".0e") or "–",
+            ]
+        )  # fmt: skip
+    kept = [place for place, name in enumerate(header) if name != "ms a step" or timed(run)]
+    return [[line[place] for place in kept] for line in (header, *lines)]
+
+
+def timed(run: Run) -> bool:
+    return any(row.get("step_ms") for row in run.rows)
+
+
 def cached(run: Run) -> list[list[str]]:
     """A line for each cache: times, and how fast keys and values are read beside a copy of them."""
     header = ["", "ms: gdpa", "Inductor", "GB/s", "of a copy", "TFLOP/s"]

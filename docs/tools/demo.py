@@ -1,0 +1,62 @@
+"""The demo as a record, docs/measurements/demo.jsonl, from which `make benchmarks` makes tables.
+
+python -m docs.tools.demo [the demo's options]
+
+Times are medians of steps. Run it on a machine that does nothing else, or pass `--busy`: then no
+time is written.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from typing import Any
+
+from gdpa_inductor.bench.machine import machine
+from gdpa_inductor.demo import data, metrics
+from gdpa_inductor.demo.__main__ import parse_arguments, run_all
+from gdpa_inductor.demo.report import difference
+from gdpa_inductor.demo.worker import Run, Setting
+
+from .benchmarks import MEASUREMENTS
+
+BUSY = "Other work ran on the machine, so no time is given."
+
+
+def row(run: Run, first: Run, busy: bool) -> dict[str, Any]:
+    """Memory, quality and, unless the machine was busy, time of one contender."""
+    return {
+        "contender": run.contender,
+        "measure": "demo",
+        "steps": len(run.losses),
+        "step_ms": None if busy else run.step_ms,
+        "peak_mib": run.peak_bytes / 2**20 if run.peak_bytes else None,
+        "metrics": run.metrics,
+        "curve": difference(run, first),
+        "regions": run.matches,
+    }
+
+
+def main(argv: list[str]) -> None:
+    busy = "--busy" in argv
+    argv = [word for word in argv if word != "--busy"]
+    given = parse_arguments(argv)
+    path = data.obtain(given.cache)
+    histories = data.load(path)
+    batch = given.batch or (64 if given.device == "cuda" else 8)
+    setting = Setting("", given.device, given.steps, batch, given.length, str(path))
+    runs = run_all(setting, given.contenders, given.seconds)
+    popular = metrics.evaluate(histories, metrics.popularity(histories), given.length)
+    header = {
+        "machine": machine(given.device),
+        "command": " ".join(["make demo", *([f'ARGS="{shlex.join(argv)}"'] if argv else [])]),
+        "note": BUSY if busy else "",
+    }
+    lines = [header, *(row(run, runs[0], busy) for run in runs)]
+    lines += [{"contender": "popularity alone", "measure": "demo", "metrics": popular}]
+    (MEASUREMENTS / "demo.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
