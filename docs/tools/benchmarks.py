@@ -172,8 +172,10 @@ def between(text: str, first: str, shown: str, last: str) -> str:
 
 def whole_model(run: Run) -> str:
     """README's table: a recommender in training, with its machine and command."""
+    title = f"Training a recommender of 8 HSTU layers on an {run.machine['gpu']}:"
     words = fill(f"{TRAINED} {other_seeds(run)} {machine(run)}")
-    return f"{words}\n\n{end_to_end(run)}\n\n```\n{wrapped(run.command)}\n```\n\n"
+    command = f"```\n{wrapped(run.command)}\n```"
+    return f"{title}\n\n{end_to_end(run)}\n\n{words}\n\n{command}\n\n"
 
 
 def main() -> int:

@@ -142,9 +142,8 @@ def trained(run: Run, name: str) -> Row:
 
 
 TRAINED = (
-    "Training a recommender of 8 HSTU layers in bf16 by autocast. Histories are as long as "
-    "MovieLens-20M's, their items are synthetic. All three see the same batches and start from the "
-    "same parameters."
+    "In bf16 by autocast; histories are as long as MovieLens-20M's, their items synthetic. All three "
+    "see the same batches and start from the same parameters."
 )
 
 
