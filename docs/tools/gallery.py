@@ -276,7 +276,7 @@ function to `explain` and asks the classification that the kernels use.
 ## Masks
 
 Queries run downward and keys to the right, {n} of each, in tiles of {tile} × {tile}. Blue tiles are
-computed whole, amber ones with the mask, and pale ones are skipped.
+computed whole, amber ones with the mask, and faint ones are skipped.
 
 In each example `i` is `torch.arange({n})[:, None]` and `j` is `torch.arange({n})`. The weights are
 `torch.where(mask, F.silu(s), 0.0)`. The line below the picture shows what the report prints.

@@ -23,6 +23,7 @@ PAGES = {
     "home": BUILT / "index.html",
     "get_started": BUILT / "get_started.html",
     "recipe": BUILT / "recipes" / "hstu.html",
+    "gallery": BUILT / "gallery.html",
     "benchmarks": BUILT / "benchmarks.html",
     "reasons": BUILT / "reasons.html",
     "api": BUILT / "api.html",

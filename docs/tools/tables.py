@@ -142,8 +142,8 @@ def trained(run: Run, name: str) -> Row:
 
 
 TRAINED = (
-    "In bf16 by autocast; histories are as long as MovieLens-20M's, their items synthetic. All three "
-    "see the same batches and start from the same parameters."
+    "In bf16 by autocast; histories are as long as MovieLens-20M's, their items synthetic. All "
+    "three see the same batches and start from the same parameters."
 )
 
 
