@@ -69,7 +69,7 @@ def main(chromium: str | None) -> None:
         folder = Path(name)
         os.chdir(folder)  # so that places are written from there
         page = report(folder).to_html(folder / "report.html")
-        size = ["--window-size=1020,552", "--force-device-scale-factor=1.5", "--hide-scrollbars"]
+        size = ["--window-size=1020,576", "--force-device-scale-factor=1.5", "--hide-scrollbars"]
         options = [
             "--headless",
             "--no-sandbox",
