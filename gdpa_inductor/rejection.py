@@ -230,6 +230,7 @@ class Rejection:
     module:       The path of its module, such as "layers.0", or "".
     formula:      The weights as a function of the score s, or "" if they were not read.
     score_bytes:  The bytes of all scores, or None if their number is not known.
+    change:       What the user can change, where the code's own advice does not fit.
     """
 
     code: Code
@@ -239,6 +240,12 @@ class Rejection:
     module: str = ""
     formula: str = ""
     score_bytes: int | None = None
+    change: str | None = None
+
+    @property
+    def advice(self) -> str:
+        """What the user can change here, or "" if there is nothing."""
+        return self.code.advice if self.change is None else self.change
 
     def __bool__(self) -> Literal[False]:
         return False

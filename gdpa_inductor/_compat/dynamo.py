@@ -249,6 +249,29 @@ def captured_graph() -> torch.fx.Graph | None:
     return None if translator is None else translator.output.graph
 
 
+def stored_attributes() -> dict[int, str]:
+    """The attributes that the current compile sets, by the identity of the fake that each keeps,
+    by itself or in a container.
+    """
+    from torch._dynamo.symbolic_convert import tls
+    from torch._dynamo.variables.base import VariableTracker
+
+    translator = getattr(tls, "current_tx", None)
+    found: dict[int, str] = {}
+    effects = {} if translator is None else translator.output.side_effects.store_attr_mutations
+    for attributes in effects.values():
+        for name, value in attributes.items():
+
+            def note(part: Any, name: str = name) -> None:
+                proxy = getattr(part, "proxy", None)
+                if proxy is not None:
+                    found.setdefault(id(proxy.node.meta.get("example_value")), name)
+
+            VariableTracker.visit(note, value)
+    found.pop(id(None), None)
+    return found
+
+
 def frame_under_way() -> str:
     """A name of the frame that is being compiled.
 

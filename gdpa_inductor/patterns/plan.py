@@ -19,9 +19,9 @@ from ..problem import Problem
 from ..program.score_mod import ScoreMod
 from ..rejection import Code, Rejection
 from . import profit, tables
-from .host import facts, places
+from .host import facts, places, row_sums
 from .host.candidates import Candidate, HostGraph
-from .host.region import Finder, Region, Sink, Through, no_weights
+from .host.region import Finder, Region, Sink, Through
 from .host.sizes import is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.step import Understood, without_padding
@@ -233,7 +233,7 @@ class Analyst:
         if not self.graph.is_one_product(candidate.firsts):
             reduction = self.graph.reduction(candidate)
             if reduction is not None:
-                raise no_weights(reduction)
+                raise row_sums.within(reduction, candidate.second)
             raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         closed: set[Node] = set()
         while True:
@@ -342,6 +342,7 @@ def rejection(candidate: Candidate, refusal: Refused) -> Rejection:
         places.module(*firsts, second),
         refusal.formula,
         None if second in firsts else _bytes(facts.tensors(firsts[0])[0]),
+        refusal.change,
     )
 
 

@@ -77,14 +77,17 @@ class Refused(Exception):
     """Raised in the analysis of one candidate. It becomes the candidate's `Rejection`.
 
     node: The user's node that could not be read, if there is one. formula: The weights, if they
-    were read before the refusal.
+    were read before the refusal. change: The advice, where that of the code does not fit.
     """
 
-    def __init__(self, code: Code, reason: str, node: Node | None = None) -> None:
+    def __init__(
+        self, code: Code, reason: str, node: Node | None = None, change: str | None = None
+    ) -> None:
         super().__init__(reason)
         self.code = code
         self.reason = reason
         self.node = node
+        self.change = change
         self.formula = ""
 
 

@@ -124,7 +124,7 @@ def rejection_dict(rejection: Rejection) -> dict[str, Any]:
         "code": rejection.code.name,
         "meaning": rejection.code.meaning,
         "reason": rejection.reason,
-        "advice": rejection.code.advice,
+        "advice": rejection.advice,
         "formula": rejection.formula,
         "score_bytes": rejection.score_bytes,
         "node": rejection.node,

@@ -151,7 +151,7 @@ def _match(match: Match, number: int) -> Entry:
 
 
 def _rejection(rejection: Rejection, number: int) -> Entry:
-    lines, advice = tuple(rejection_lines(rejection)), rejection.code.advice
+    lines, advice = tuple(rejection_lines(rejection)), rejection.advice
     place, modules = shorten(rejection.location), (rejection.module,)
     return Entry(place, lines, advice, "rejection", (number,), modules, lines)
 
@@ -178,7 +178,7 @@ def match_lines(match: Match) -> Iterator[str]:
     for note in match.notes:
         stays = "table stays" if note.code is Code.TABLE_GRADIENT else "stays padded"
         yield f"{stays}: {rejection_text(note)}"
-        yield f"    to change: {note.code.advice}"
+        yield f"    to change: {note.advice}"
 
 
 def rejection_lines(rejection: Rejection) -> Iterator[str]:

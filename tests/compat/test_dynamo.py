@@ -275,6 +275,29 @@ def test_captured_graph():
     assert dynamo.captured_graph() is None
 
 
+class Storing(torch.nn.Module):
+    def forward(self, x):
+        self.half = x / 2
+        self.several = {"twice": x * 2, "others": [x + 1, 3]}
+        self.count = 5
+        return x - 1
+
+
+def test_stored_attributes():
+    """Tensors that attributes keep, in containers too; nothing outside of a compile."""
+    found = []
+
+    def backend(gm, _):
+        stored, nodes = dynamo.stored_attributes(), gm.graph.nodes
+        found.extend((n.target.__name__, stored.get(id(n.meta["example_value"]))) for n in nodes
+                     if n.op == "call_function")  # fmt: skip
+        return gm.forward
+
+    torch.compile(Storing(), backend=backend)(torch.ones(3))
+    assert dict(found) == {"truediv": "half", "mul": "several", "add": "several", "sub": None}
+    assert dynamo.stored_attributes() == {}
+
+
 def test_frame_under_way():
     """The same in recompiles of a frame, another in other frames."""
     names = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -68,6 +69,19 @@ def _written(path: str) -> str:
 
 def _within(paths: Sequence[str]) -> str:
     return _ROOT.sub("", paths[0]).lstrip(".") if paths else ""
+
+
+def stored_from(node: Node) -> str:
+    """The attribute that keeps a node, or what is made from it (`self.weights = w`), or ""."""
+    stored = dynamo.stored_attributes()
+    seen, queue = {node}, deque([node] if stored else [])
+    while queue:
+        node = queue.popleft()
+        if id(facts.value(node)) in stored:
+            return stored[id(facts.value(node))]
+        queue += [user for user in node.users if user not in seen]
+        seen.update(node.users)
+    return ""
 
 
 def origin(leaf: Node, user: Node) -> Origin:

@@ -22,9 +22,9 @@ from torch.fx import Node
 
 from ...rejection import Code
 from ..result import Refused
-from . import effects, facts, functions, heads, places
+from . import effects, facts, functions, heads, places, row_sums
 from .candidates import Candidate, HostGraph
-from .mixing import NO_WEIGHTS, REASONS
+from .mixing import NO_WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Finder:
                     f"{places.describe(node)} acts on the scores and cannot be analysed",
                 )
             if facts.name(node) in NO_WEIGHTS:
-                raise no_weights(node)
+                raise row_sums.within(node, second)
         leaves = _leaves(nodes, inside)
         end = nodes[-1] if sink is None else sink.result
         self._check_ambient([*nodes, end])
@@ -133,7 +133,7 @@ class Finder:
         makers, leaves = self._upstream([*nodes, end], inside, leaves, through, closed)
         self._check_kinds(makers, leaves)
         effects.check(self.host, effects.Extent(nodes, makers, leaves, end))
-        users = self._escapes(nodes, inside, () if sink is None else sink.unpad)
+        users = self._escapes(nodes, inside, second, () if sink is None else sink.unpad)
         dead, sizes, factories = map(tuple, users)
         return Region(tuple(nodes), tuple(makers), tuple(leaves), dead, sizes, factories, sink)
 
@@ -246,7 +246,7 @@ class Finder:
                 )
 
     def _escapes(
-        self, nodes: list[Node], inside: set[Node], unpad: Sequence[Node]
+        self, nodes: list[Node], inside: set[Node], second: Node, unpad: Sequence[Node]
     ) -> tuple[list[Node], list[Node], list[Node]]:
         """The users outside of the region: (dead ones, readers of a shape, factories).
 
@@ -272,10 +272,7 @@ class Finder:
                 elif self._is_factory(user, inside):
                     factories[user] = None
                 else:
-                    raise Refused(
-                        Code.SCORES_ESCAPE,
-                        f"{places.describe(user)} uses the scores besides the second product",
-                    )
+                    raise _escape(node, user, second)
         return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
 
     def _is_factory(self, node: Node, inside: set[Node]) -> bool:
@@ -316,10 +313,23 @@ class Finder:
         return True
 
 
-def no_weights(node: Node) -> Refused:
-    """The refusal of a function after which scores are no weights: softmax, a sum, a scan."""
-    code = NO_WEIGHTS[facts.name(node)]
-    return Refused(code, f"{places.describe(node)} {REASONS[code]}")
+def _escape(node: Node, user: Node, second: Node) -> Refused:
+    """The refusal of scores that `user` sees, which is no part of the region."""
+    summed = row_sums.outside(node, user, second)
+    if summed is not None:
+        return summed
+    stored = places.stored_from(node if user.op == "output" else user)
+    if user.op != "output":
+        reason = f"{places.describe(user)} uses the scores besides the second product"
+        reason += f", for the attribute `{stored}`" if stored else ""
+    elif stored:
+        reason = f"the scores are stored in the attribute `{stored}`"
+    else:
+        reason = "the scores are an output of the graph: they are returned, or kept elsewhere"
+    return Refused(Code.SCORES_ESCAPE, reason, change=_KEPT_APART if stored else None)
+
+
+_KEPT_APART = "do not store it in compiled code, or make it from a product of its own (`q @ k.mT`)"
 
 
 def _is_pure(node: Node) -> bool:

@@ -1,0 +1,117 @@
+"""Sums of the weights along a row, by which models normalise: by `sum`, or by a product with ones.
+
+Attention that is divided by its row sums is another operator. But a column of ones beside V gives
+these sums with the same product, and that is fused: `ADVICE` says so where it applies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from torch.fx import Node
+
+from ...rejection import Code
+from ..result import Refused
+from . import facts, functions, places, products
+from .mixing import NO_WEIGHTS, REASONS
+
+ADVICE = (
+    "append a column of ones to V and divide after the product: "
+    "`o = w @ torch.cat([v, torch.ones_like(v[..., :1])], -1)`, then `o[..., :-1] / o[..., -1:]`"
+)
+_QUOTIENTS = frozenset(["truediv", "div", "divide", "true_divide", "mul", "multiply"])
+_ONES = frozenset(["ones", "ones_like", "new_ones"])
+_CARRIES = (
+    functions.VIEWS | functions.CASTS | functions.MAY_ALIAS | functions.POINTWISE | _QUOTIENTS
+) | {"repeat", "reciprocal", "getitem"}  # fmt: skip
+
+
+def within(sum_: Node, second: Node) -> Refused:
+    """The refusal of a region that has a function in it after which scores are no weights."""
+    code = NO_WEIGHTS[facts.name(sum_)]
+    summed = sum_.all_input_nodes[0]
+    fits = any(_is_quotient(n, summed, sum_) for n in _left(second)) and _sums_keys(sum_, second)
+    return Refused(
+        code, f"{places.describe(sum_)} {REASONS[code]}", change=ADVICE if fits else None
+    )
+
+
+def outside(weights: Node, user: Node, second: Node) -> Refused | None:
+    """The refusal of weights whose row sums are used beside the region; None if they are not."""
+    by_ones = next((n for n in (user, second) if multiplies_ones(n)), None)
+    if by_ones is None and not (facts.name(user) in ("sum", "mean") and _dim(user) is not None):
+        return None
+    sum_ = by_ones or user
+    scaled = {weights, second, *carried(second)}
+    divides = any(
+        facts.name(n) in _QUOTIENTS and not scaled.isdisjoint(n.all_input_nodes)
+        for n in carried(sum_)
+    )
+    fits = by_ones is not None or (weights in _left(second) and _sums_keys(user, second))
+    if not divides and not fits:
+        return None
+    how = "by a product with ones" if by_ones is not None else "beside the second product"
+    code = Code.NORMALISED if divides else Code.SCORES_ESCAPE
+    reason = f"{places.describe(sum_)} sums the weights along a dimension, {how}"
+    return Refused(code, reason, change=ADVICE if fits else None)
+
+
+def multiplies_ones(node: Node) -> bool:
+    """Whether a node is a product with a tensor of ones, or a sum of its rows in other words."""
+    return products.is_product(node) and any(map(_is_ones, products.operands(node)))
+
+
+def _is_ones(node: Node) -> bool:
+    made = products.origin(node)
+    filled = {"full": 1, "full_like": 1, "new_full": 2}.get(facts.name(made))
+    if filled is None:
+        return facts.name(made) in _ONES
+    return bool(facts.argument(made, filled, "fill_value") in (1, 1.0))
+
+
+def carried(node: Node) -> Collection[Node]:
+    """The nodes that are made from a node by views and pointwise functions."""
+    found, stack = dict[Node, None](), [node]
+    while stack:
+        new = [n for n in stack.pop().users if n not in found and facts.name(n) in _CARRIES]
+        found.update(dict.fromkeys(new))
+        stack += new
+    return found
+
+
+def _is_quotient(node: Node, summed: Node, sum_: Node) -> bool:
+    """Whether a node is `summed`, divided by what is made of its sum."""
+    given = node.all_input_nodes
+    if facts.name(node) not in _QUOTIENTS or len(given) != 2 or given[0] is not summed:
+        return False
+    return given[1] is sum_ or given[1] in carried(sum_)
+
+
+def _left(second: Node) -> list[Node]:
+    """The left-hand operand of a product, and what casts and copies make it from."""
+    found = products.operands(second)[:1]
+    for node in found:
+        if facts.name(node) in functions.CASTS | {"contiguous"}:
+            found.append(node.all_input_nodes[0])
+    return found
+
+
+def _dim(sum_: Node) -> int | None:
+    """The one dim that a sum runs along, counted from the end."""
+    given = facts.argument(sum_, 1, "dim", "axis")
+    dims = list(given) if isinstance(given, (tuple, list)) else [given]
+    rank = facts.tensors(sum_.all_input_nodes[0])[0].dim()
+    return (dims[0] % rank) - rank if len(dims) == 1 and isinstance(dims[0], int) else None
+
+
+def _sums_keys(sum_: Node, second: Node) -> bool:
+    """Whether a sum runs along the dim of the left-hand operand that a product contracts."""
+    called = facts.name(second)
+    if facts.name(sum_) != "sum":
+        return False
+    if called != "einsum":
+        return called in functions.PRODUCTS and _dim(sum_) == -1
+    left, _, rest = str(second.args[0]).replace(" ", "").partition(",")
+    dim = _dim(sum_)
+    contracted = left[dim] if dim is not None and left.isalpha() else "."
+    return contracted.isalpha() and contracted not in rest.partition("->")[2] and "->" in rest

@@ -1,0 +1,206 @@
+"""Scores that something else uses: the reason is the true one, and its advice works."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import gdpa_inductor
+from tests._recorder import Recorder
+from tests.patterns.rows import HEADS, fused, refused
+
+
+def given(**sizes):
+    sizes = {"b": 2, "h": 2, "n": 12, "d": 16, **sizes}
+    return [torch.randn(*sizes.values()) for _ in range(3)]
+
+
+class Kept(torch.nn.Module):
+    """As galerkin-transformer and much code for pictures has it."""
+
+    def forward(self, q, k, v):
+        weights = F.relu(q @ k.mT / q.shape[-2])
+        self.attn_weight = weights
+        return weights @ v
+
+
+class KeptViews(torch.nn.Module):
+    def forward(self, q, k, v):
+        weights = F.relu(q @ k.mT)
+        self.maps = {"last": [weights[:, 0].detach()]}
+        return weights @ v
+
+
+class Logged(torch.nn.Module):
+    def forward(self, q, k, v):
+        weights = F.relu(q @ k.mT)
+        with torch.no_grad():
+            self.dead = (weights == 0).float().mean()
+        return weights @ v
+
+
+class Holder:
+    pass
+
+
+class KeptElsewhere(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.log = Holder()
+
+    def forward(self, q, k, v):
+        scores = q @ k.mT
+        self.log.raw_scores = scores
+        return F.relu(scores) @ v
+
+
+class Inner(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Kept()
+
+    def forward(self, q, k, v):
+        return self.inner(q, k, v)
+
+
+STORED = {
+    Kept: "the scores are stored in the attribute `attn_weight`",
+    Inner: "the scores are stored in the attribute `attn_weight`",
+    KeptElsewhere: "the scores are stored in the attribute `raw_scores`",
+    KeptViews: "uses the scores besides the second product, for the attribute `maps`",
+    Logged: "uses the scores besides the second product, for the attribute `dead`",
+}
+
+
+@pytest.mark.parametrize("model", STORED, ids=lambda model: model.__name__)
+def test_stored_scores_name_the_attribute(model):
+    (refusal,) = gdpa_inductor.explain(model(), profit=False)(*given()).rejections
+    assert refusal.code.name == "SCORES_ESCAPE" and refusal.reason.endswith(STORED[model])
+    assert "product of its own" in refusal.advice
+
+
+def test_returned_scores_are_said_to_be_an_output():
+    def returned(q, k, v):
+        weights = F.relu(q @ k.mT)
+        return weights @ v, weights
+
+    (refusal,) = gdpa_inductor.explain(returned, profit=False)(*given()).rejections
+    assert refusal.reason.startswith("the scores are an output of the graph")
+    assert refusal.advice == refusal.code.advice
+
+
+class Advised(torch.nn.Module):
+    """What the advice asks for: what is stored is made from a product of its own."""
+
+    def forward(self, q, k, v):
+        self.attn_weight = F.relu(q @ k.mT / q.shape[-2])
+        with torch.no_grad():
+            self.dead = (F.relu(q @ k.mT) == 0).float().mean()
+        return F.relu(q @ k.mT / q.shape[-2]) @ v
+
+
+def test_scores_stored_from_a_product_of_their_own_are_fused_beside():
+    recorder, inputs, model = Recorder(), given(), Advised()
+    compiled = torch.compile(model, backend=recorder, fullgraph=True)
+    torch.testing.assert_close(compiled(*inputs), Kept()(*inputs))
+    assert len(recorder.matches) == 1
+    q, k, _ = inputs
+    torch.testing.assert_close(model.attn_weight, F.relu(q @ k.mT / q.shape[-2]))
+
+
+# Row sums
+
+
+def before(q, k, v):
+    w = torch.sigmoid(q @ k.mT)
+    return (w / (w.sum(-1, keepdim=True) + 1e-6)) @ v
+
+
+def after(q, k, v):
+    w = torch.sigmoid(q @ k.mT)
+    return (w @ v) / w.sum(-1, keepdim=True)
+
+
+def after_as_a_factor(q, k, v):
+    w = torch.sigmoid(q @ k.mT)
+    return (w @ v) * (1 / w.sum(dim=3).clamp(min=1e-6)).unsqueeze(-1)
+
+
+def after_by_einsum(q, k, v):
+    w = F.relu(torch.einsum("bhnd,bhmd->bhnm", q, k)) ** 2 + 1.0
+    return torch.einsum("bhnm,bhme->bhne", w, v) / w.sum(-1)[..., None]
+
+
+def product_with_ones(q, k, v):
+    """DIFFormer: the sum is a product, too."""
+    w = torch.sigmoid(q @ k.mT)
+    total = torch.einsum("bhnm,bhm->bhn", w, torch.ones(k.shape[:3], dtype=k.dtype))
+    return (w / total.unsqueeze(-1).repeat(1, 1, 1, k.shape[2])) @ v
+
+
+def product_with_ones_after(q, k, v):
+    w = torch.sigmoid(q @ k.mT)
+    return (w @ v) / (w @ torch.ones_like(v[..., :1]))
+
+
+def product_with_a_full_tensor(q, k, v):
+    w = torch.sigmoid(q @ k.mT)
+    return (w @ v) / (w @ v.new_full((*v.shape[:-1], 1), 1.0))
+
+
+SUMMED = [before, after, after_as_a_factor, after_by_einsum, product_with_ones,
+          product_with_ones_after, product_with_a_full_tensor]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SUMMED, ids=lambda function: function.__name__)
+def test_division_by_row_sums_is_normalised_wherever_it_stands(function):
+    recorder = refused({"NORMALISED"}, function)
+    assert {refusal.code.name for refusal in recorder.rejections} == {"NORMALISED"}
+    assert all("column of ones" in refusal.advice for refusal in recorder.rejections)
+
+
+def row_sums_added(q, k, v):
+    w = torch.sigmoid(q @ k.mT)
+    return w @ v + w.sum(-1, keepdim=True)
+
+
+def test_row_sums_that_divide_nothing_escape_with_the_same_advice():
+    (refusal,) = refused({"SCORES_ESCAPE"}, row_sums_added).rejections
+    assert "column of ones" in refusal.advice
+
+
+def softmax(q, k, v):
+    return (q @ k.mT).softmax(-1) @ v
+
+
+def norm_of_columns(q, k, v):
+    w = F.relu(q @ k.mT) + 0.5
+    return (w / w.sum(-2, keepdim=True)) @ v
+
+
+def sum_of_others(q, k, v):
+    """The sum is not that of the weights: a column of ones would give another one."""
+    s = torch.sigmoid(q @ k.mT)
+    return (F.relu(s - 0.5) @ v) / s.sum(-1, keepdim=True)
+
+
+def sum_within(q, k, v):
+    w = torch.sigmoid(q @ k.mT)
+    return (w - w.sum(-1, keepdim=True)) @ v
+
+
+@pytest.mark.parametrize("function", [softmax, norm_of_columns, sum_of_others, sum_within])
+def test_other_normalised_weights_have_no_such_advice(function):
+    (refusal,) = refused({"NORMALISED"}, function).rejections
+    assert refusal.advice == ""
+
+
+def advised(q, k, v):
+    o = torch.sigmoid(q @ k.mT) @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
+    return o[..., :-1] / o[..., -1:]
+
+
+def test_a_column_of_ones_beside_the_values_is_fused_and_the_same():
+    fused(advised, HEADS)
+    inputs = given()
+    torch.testing.assert_close(advised(*inputs), after(*inputs))
+    torch.testing.assert_close(advised(*inputs), product_with_ones_after(*inputs))
