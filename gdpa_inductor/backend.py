@@ -74,8 +74,8 @@ def apply(
     """
     part = analyse(gm, gm, options, written)
     result, frame = part.result, dynamo.frame_under_way()
-    if frame:
-        dynamo.counters["gdpa_regions"][frame] = len(part.so_far.matches)
+    if frame:  # what raises below is not compiled: its frame runs in eager, or not at all
+        dynamo.counters["gdpa_regions"].pop(frame, None)
     _count(result)
     for match in result.matches:
         log.info("%s", match)
@@ -91,6 +91,8 @@ def apply(
     _hold_to(result, options)
     if part.last:
         _hold_to_count(part.so_far, options)
+    if frame:
+        dynamo.counters["gdpa_regions"][frame] = len(part.so_far.matches)
     return result
 
 

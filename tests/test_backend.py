@@ -210,6 +210,16 @@ def test_strict_and_expect_raise(function, options, message: str) -> None:
         assert "test_backend.py:" in str(raised.value.inner_exception)
 
 
+def test_regions_leaves_out_a_frame_that_expect_has_refused() -> None:
+    """With `suppress_errors` it runs in eager."""
+    inputs = operands()
+    with torch._dynamo.config.patch(suppress_errors=True):
+        for expect, regions in ((1, 1), (2, 0)):
+            torch._dynamo.reset()
+            torch.testing.assert_close(compiled(fused, expect=expect)(*inputs), fused(*inputs))
+            assert gdpa_inductor.regions() == regions
+
+
 def test_strict_lets_other_operators_and_small_ones_pass() -> None:
     inputs = operands()
     torch.testing.assert_close(compiled(softmaxed, strict=True)(*inputs), softmaxed(*inputs))
