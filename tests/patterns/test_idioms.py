@@ -16,6 +16,7 @@ from tests.patterns import (  # noqa: F401
     masks_table,
     products_table,
     refused_table,
+    sums_table,
 )
 from tests.patterns.rows import OTHER_SIZES, ROWS, SIZES, Row
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import torch
 from torch.fx import Node
@@ -34,14 +35,18 @@ def operands(node: Node) -> list[Node]:
 
 
 def _contracts(node: Node) -> bool:
-    """Whether an einsum sums over a letter; unknown forms count as a product."""
+    """Whether an einsum sums over a letter that two operands have; unknown forms count as a product.
+
+    A letter that one operand alone has is a sum of that operand.
+    """
     equation = node.args[0] if node.args else None
     if not isinstance(equation, str):
         return True
     given, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
         return True
-    return any(letter not in result for letter in given if letter.isalpha())
+    counts = Counter(letter for factor in given.split(",") for letter in set(factor))
+    return any(n > 1 and x.isalpha() and x not in result for x, n in counts.items())
 
 
 def is_weight_product(node: Node) -> bool:

@@ -88,7 +88,8 @@ class Sides:
     def operand(self, operand: Operand) -> Operand:
         """An operand of the program, indexed by tokens if it is padded as a side is."""
         for side in (self.query, self.key):
-            if side is not None and operand.index[:2] == (side.batch, side.positions):
+            own = side is not None and operand.index[:2] == (side.batch, side.positions)
+            if own and side is not None and not operand.summed:
                 try:
                     return self._tokens(side, operand)
                 except Refused:

@@ -11,7 +11,7 @@ from ...rejection import Code
 from ..host import facts
 from ..result import Refused
 from .frame import Digits, Index, Space
-from .reading import Operand
+from .reading import Operand, flat
 from .shadow import Shadow
 from .views import tensor_of, through_view
 
@@ -46,6 +46,30 @@ class Factors:
             self.operand(left, (*at[:-1], inner)),
             self.operand(right, (*at[:-2], inner, at[-1])),
         )
+
+    def summed(self, node: Node, index: Index) -> Operand | None:
+        """A tensor from outside, summed over whole dims of it; None where a sum is not that."""
+        source: Node = node.args[0]  # type: ignore[assignment]
+        at, rank = list(index), tensor_of(source).dim()
+        dims = sorted(int(d) % rank for d in node.args[1])  # type: ignore[arg-type, union-attr]
+        if len(index) != rank or tensor_of(node).dtype != tensor_of(source).dtype:
+            return None
+        over = self.space.over(node.name, [tensor_of(source).shape[d] for d in dims])
+        for dim, digits in zip(dims, over, strict=True):
+            at[dim] = digits
+        try:
+            found = self.operand(source, tuple(at))
+        except Refused:
+            return None
+        wanted = flat(tuple(map(self.space.resolve, over)))
+        gone = tuple(
+            d for d, digits in enumerate(found.index) if not set(wanted).isdisjoint(digits)
+        )
+        met = [atom.number for dim in gone for atom in found.index[dim]]
+        if found.casts or not gone or sorted(met) != sorted(atom.number for atom in wanted):
+            return None
+        left = tuple(() if dim in gone else digits for dim, digits in enumerate(found.index))
+        return Operand(found.leaf, left, summed=gone)
 
     def operand(self, node: Node, index: Index) -> Operand:
         """A factor of a product: views and casts of one tensor from outside."""

@@ -90,6 +90,13 @@ class Space:
         key = (digits, start, size)
         return () if size == 1 else (self._once(key, size, None, (digits, start)),)
 
+    def over(self, name: str, sizes: Sequence[Size]) -> Index:
+        """The digits that a sum runs over, a dim each: the same ones in every pass."""
+        for dim, size in enumerate(sizes):
+            if f"{name}.{dim}" not in self.contracted:
+                self.contracted[f"{name}.{dim}"] = self.fresh(size)
+        return tuple(self.resolve(self.contracted[f"{name}.{dim}"]) for dim in range(len(sizes)))
+
     def _once(self, key: tuple[object, ...], size: int, *special: Any) -> Atom:
         if key not in self._special:
             self._special[key] = Atom(size, next(self._numbers), *special)

@@ -22,12 +22,14 @@ class Operand:
     """A tensor from outside the region, the index at which it is read, and the casts on the way.
 
     detached: It is read without a gradient, for example by `.item()`.
+    summed: The dims that it is first summed over. They have no digits.
     """
 
     leaf: Node
     index: Index
     casts: tuple[torch.dtype, ...] = ()
     detached: bool = False
+    summed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

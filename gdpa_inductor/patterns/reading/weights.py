@@ -64,6 +64,7 @@ _READERS = {
     "detach": "_detached",
     "_to_copy": "_cast",
     "copy": "_copied",
+    "sum": "_summed",
 }  # the methods of `Weights`
 
 
@@ -152,12 +153,19 @@ class Weights:
         wanted = seen.kind == "f" and wants_gradients(covered, self.shadow)
         return covering(seen, real(self.read(covered, index))) if wanted else seen
 
-    def _outside(self, leaf: Node, index: Index, detached: bool = False) -> Expr:
+    def _outside(self, leaf: Node, index: Index, **how: Any) -> Expr:
         """An operand from outside: one auxiliary tensor for each index that it is read at."""
-        operand = Operand(leaf, index, detached=detached)
+        operand = Operand(leaf, index, **how)
         if operand not in self.operands:
             self.operands.append(operand)
         return aux(self.operands.index(operand), kind_of(facts.tensors(leaf)[0].dtype))
+
+    def _summed(self, node: Node, index: Index) -> Expr:
+        """What `einsum` makes of a letter that one operand alone has, if it is from outside."""
+        found = self.factors.summed(node, index)
+        if found is None:
+            raise self._refusal(node)
+        return self._outside(found.leaf, found.index, summed=found.summed)
 
     def _concatenated(self, node: Node, index: Index) -> Expr:
         """Parts side by side: each is read in the branch in which its positions are."""

@@ -178,6 +178,10 @@ class Recipe:
         """The tensor without a gradient. In an exported graph it may want one: nobody knows yet."""
         return self.call(aten.detach.default, source) if self.grad else source
 
+    def summed(self, source: Handle, dims: Sequence[int]) -> Handle:
+        """The sum over some dims, which stay with size 1."""
+        return self.call(aten.sum.dim_IntList, source, list(dims), True) if dims else source
+
     def moved(self, source: Handle, device: torch.device) -> Handle:
         same_device = source.value.device == device
         return source if same_device else self.call(aten._to_copy.default, source, device=device)

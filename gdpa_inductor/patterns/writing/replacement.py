@@ -156,6 +156,7 @@ def _without_upcasts(layout: Layout, result: torch.dtype) -> Layout:
 def _operand(recipe: Recipe, operand: Operand, dims: tuple[tuple[object, ...], ...]) -> Handle:
     handle = recipe.leaf(operand.leaf, *operand.casts[:1])
     handle = recipe.detached(handle) if operand.detached else handle
+    handle = recipe.summed(handle, operand.summed)
     handle = recipe.arrange(handle, operand.index, dims)  # type: ignore[arg-type]
     for dtype in operand.casts:
         handle = recipe.cast(handle, dtype)

@@ -2,6 +2,7 @@
 
 from . import (
     doors,
+    forms,
     gradients,
     integers,
     later_writes,
@@ -16,6 +17,7 @@ __all__ = [
     "HOSTILITIES",
     "Hostility",
     "doors",
+    "forms",
     "gradients",
     "integers",
     "later_writes",
