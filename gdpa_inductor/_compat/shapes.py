@@ -23,6 +23,25 @@ def statically_known_true(condition: bool | torch.SymBool) -> bool:
     return bool(statically_known_true(condition))
 
 
+def known_equal(left: int | torch.SymInt, right: int | torch.SymInt) -> bool:
+    """Whether two sizes are known to be equal without a guard: also 2·(s//2) and s, for an even s,
+    which torch below 2.15 does not see.
+    """
+    if statically_known_true(left == right):
+        return True
+    from torch.utils._sympy.functions import FloorDiv, Mod
+
+    pair = size_expr(left), size_expr(right)
+    floors = pair[0].atoms(FloorDiv) | pair[1].atoms(FloorDiv)
+    node: Any = next((s.node for s in (left, right) if isinstance(s, torch.SymInt)), None)
+    whole = {}
+    for floor in floors if node is not None else ():
+        rest = node.shape_env.create_symintnode(Mod(*floor.args), hint=None)
+        if statically_known_true(rest == 0):
+            whole[floor] = floor.args[0] / floor.args[1]
+    return bool(whole) and (pair[0].xreplace(whole) - pair[1].xreplace(whole)).expand() == 0
+
+
 def asks_for_elements(error: Exception) -> bool:
     """Whether an error says that a size depends on data, so that torch does not know it."""
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode

@@ -125,6 +125,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
     "torch.utils._sympy": {
         "functions.CeilDiv": "counts tiles of a symbolic length",
         "functions.FloorDiv": "counts tiles of a symbolic length",
+        "functions.Mod": "whether a quotient of sizes leaves a rest",
         "interp.sympy_interp": "writes a computed size into a graph",
         "reference.PythonReferenceAnalysis": "the rules of `sympy_interp` for plain Python",
     },

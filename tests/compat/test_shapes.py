@@ -209,3 +209,17 @@ def test_work_tiles_each():
 def test_smaller():
     assert shapes.smaller(sympy.Integer(3), 5) == 3 and shapes.smaller(sympy.Integer(7), 5) == 5
     values(lambda size: shapes.smaller(size, 5), range(1, 9))
+
+
+def test_known_equal(env):
+    """Also by halves of an even size, below torch 2.15 too; and without a guard of its own."""
+    n, m = symbolic(env, 6, 7).shape
+    assert shapes.known_equal(3, 3) and not shapes.known_equal(3, 4)
+    assert shapes.known_equal(n + m, m + n) and not shapes.known_equal(n, m)
+    assert not shapes.known_equal(2 * (n // 2), n)
+    assert n % 2 == 0  # a guard
+    guards = len(env.guards)
+    assert shapes.known_equal(2 * (n // 2), n) and shapes.known_equal(n * m, m * (n // 2) * 2)
+    assert not shapes.known_equal(3 * (n // 2), n) and not shapes.known_equal(2 * (m // 2), m)
+    assert not shapes.known_equal(unknown(env) // 2, n)
+    assert len(env.guards) == guards

@@ -305,3 +305,52 @@ def test_a_float_that_varies_rounds_as_torch_rounds_it(weigh, dtype) -> None:
             torch.testing.assert_close(compiled(x), attend(x), rtol=0.05, atol=0.05)
         assert recorder.matches, recorder.why()
         assert "other weights" not in recorder.why()
+
+
+PADDED = 14
+
+
+def viewed(x, heads, dim):
+    return x.view(-1, PADDED, heads, dim).transpose(1, 2)
+
+
+def unflattened(x, heads, dim):
+    return x.unflatten(-1, (heads, dim)).transpose(1, 2)
+
+
+def reshaped(x, heads, dim):
+    return x.reshape(x.shape[0], PADDED, heads, dim).permute(0, 2, 1, 3)
+
+
+def hstu_of_literals(split):
+    """Its inputs are [L, H, D], with symbols for H and D; padding flattens these, and the heads are
+    split off by literals.
+    """
+
+    def attention(q, k, v, offsets):
+        to_heads = lambda x: split(
+            torch.ops.gdpa.jagged_to_padded_dense(x.flatten(1), offsets, PADDED), 2, 16
+        )
+        places = torch.arange(PADDED)
+        seen = (places[:, None] >= places) & (places < torch.diff(offsets)[:, None, None])
+        p = F.silu(to_heads(q) @ to_heads(k).mT) / PADDED * seen[:, None]
+        out = (p @ to_heads(v)).transpose(1, 2).flatten(2)
+        return torch.ops.gdpa.dense_to_jagged(out, offsets, q.shape[0]).view(-1, 2, 16)
+
+    return attention
+
+
+@pytest.mark.parametrize("split", [viewed, unflattened, reshaped], ids=lambda f: f.__name__)
+def test_literal_heads_of_symbolic_widths_are_jagged(split):
+    """H·D is only guarded to be 32."""
+    attention, recorder = hstu_of_literals(split), Recorder()
+    compiled = torch.compile(attention, backend=recorder, fullgraph=True, dynamic=True)
+    for offsets in (torch.tensor([0, 5, 5, 12]), torch.tensor([0, 9, 14, 14, 20])):
+        total = int(offsets[-1])
+        specs = dict.fromkeys("qkv", f"{total} 2 16")
+        operands = {**make_operands(specs, SIZES, dtype=torch.float64), "offsets": offsets}
+        fault = compare(attention, compiled, operands, training=True)
+        assert not fault, fault
+    (match,) = recorder.matches
+    assert match.problem.jagged_query and match.problem.jagged_key and not match.notes
+    assert not match.score_mod.aux  # the mask is a program: it is not stored

@@ -13,7 +13,7 @@ Size = int | torch.SymInt
 
 def same(left: Size, right: Size) -> bool:
     """Whether two sizes are statically known to be equal."""
-    return left is right or shapes.statically_known_true(left == right)
+    return left is right or shapes.known_equal(left, right)
 
 
 def alike(left: Size, right: Size) -> bool:
