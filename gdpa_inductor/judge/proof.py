@@ -48,7 +48,7 @@ class Proof:
         if 0 in self.before.sizes:
             return True
         self.products = {
-            side: [e for e in log.products if (e.side, e.space) == (side, space)]
+            side: [e for e in log.products if e.space == space and side in (e.side, e.again)]
             for side, space in (("before", "aten"), ("after", "gdpa"))
         }
         found = self._traced(Lanes(self.seed), self._output_index())
@@ -200,7 +200,10 @@ class Proof:
         self._decided = weights, weight, value, valid
         for missed in weights.unsampled:
             raise Incomplete(f"no sample lies where `{missed.name}` writes")
-        # From now on these are results like any other.
+        # From now on these are results like any other. But other weights may be made of the same
+        # scores, and one call may have the results of several second products.
+        for event in (*weights.scored, call.event):
+            event.again = event.again or event.side
         for event in (second.event, *weights.scored, call.event):
             event.side = "both"
         self.log.literals.clear()

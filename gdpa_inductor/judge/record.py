@@ -76,6 +76,7 @@ class Event:
     args, kwargs:  The arguments, with a `Ref` for each tensor.
     results:       `Ref`s and other values.
     side:          The graph that has it: "both", "before" or "after".
+    again:         The graph that has it, if a claim has decided it: others may share it.
     grad:          Gradient mode was on.
     implied:       Autocast may have added it.
     writes:        The places that it changes, including new storages. Each has the number of the
@@ -90,6 +91,7 @@ class Event:
     side: str
     grad: bool
     implied: bool = False
+    again: str = ""
     results: tuple[Any, ...] = ()
     writes: list[tuple[Ref, int | None]] = field(default_factory=list)
     constant: Any = None

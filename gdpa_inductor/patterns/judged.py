@@ -82,7 +82,8 @@ def claims(gm: GraphModule, matches: Iterable[Match]) -> judge.Claims:
     found: dict[GraphModule, dict[str, str]] = {}
     for path, body in gm.named_modules(remove_duplicate=False):
         if isinstance(body, GraphModule):
-            pairs = dict(match.stands_for for match in matches if match.body == path)
+            own = [match for match in matches if match.body == path]
+            pairs = [pair for match in own for pair in (match.stands_for, *match.also)]
             found.setdefault(body, {}).update(pairs)
     return found
 

@@ -265,11 +265,12 @@ class Analyst:
     def _region(
         self, candidate: Candidate, attempt: Attempt, sink: Sink | None, closed: Collection[Node]
     ) -> Region:
-        finder = Finder(self.graph, self.padding.padded, self.padding.pads)
+        siblings = self.graph.siblings(candidate)
+        finder = Finder(self.graph, self.padding.padded, self.padding.pads, siblings)
         region = finder.of(candidate, attempt.through, sink, closed)
         tensors = [t for n in (*region.nodes, *region.leaves) for t in facts.tensors(n)]
         if any(is_zero(size) for t in tensors for size in t.shape):
-            raise Refused(Code.TOO_SMALL, "a dimension has size 0")
+            raise Refused(Code.TOO_SMALL, "a dimension has size 0", change="")
         return region
 
     def _planned(
@@ -302,7 +303,8 @@ class Analyst:
         reading = understood.reading
         rank = profit.rank(program, reading)
         if rank == profit.SCALE and not understood.layout.rows:
-            raise Refused(Code.TOO_SMALL, "three matrices are multiplied, one of them a row")
+            reason = "three matrices are multiplied, one of them a row: there are no weights"
+            raise Refused(Code.CONTRACTION, reason)
         recipe, result, problem = replacement(
             self.graph, region, understood, program, operands, self.options
         )

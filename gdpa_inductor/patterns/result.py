@@ -37,6 +37,7 @@ class Match:
     node:        The node that calls the op.
     replaced:    The names of the nodes that the op replaces, in program order.
     stands_for:  The node that returns the result now, and the one that returned it before.
+    also:        The same of other second products, whose values stand beside the first one's.
     choice:      The answer of the caller's `supports`, such as the chosen kernel.
     origins:     Where each operand of the score program comes from.
     notes:       Why a padded side stays padded, or why a learned table keeps its gradient.
@@ -52,6 +53,7 @@ class Match:
     module: str = ""
     origins: tuple[Origin, ...] = ()
     body: str = ""
+    also: tuple[tuple[str, str], ...] = ()
 
     @property
     def score_mod(self) -> ScoreMod:

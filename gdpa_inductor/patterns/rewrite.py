@@ -24,6 +24,7 @@ from .host.candidates import Candidate, HostGraph
 from .jagged.padding import GraphPadding
 from .plan import Analyst, RegionPlan, Supports, rejection
 from .result import Match, Refused, Result, internal_error
+from .together import Replacement, compatible, replacements
 from .writing.writer import Writer
 
 log = logging.getLogger("gdpa_inductor")
@@ -184,14 +185,17 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
         return _failed(error)
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
     plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
-    chosen = _compatible([p for p in plans if _replaced(p) not in told.banned], graph)
+    allowed = [p for p in plans if Replacement.of(p).replaced not in told.banned]
+    chosen, torn = compatible(allowed, graph)
+    refused += [(plan.candidate, rejection(plan.candidate, why)) for plan, why in torn]
     reported = _reported(refused, chosen, graph) + tuple(map(_flat, graph.flat()))
     if not chosen:
         return Result((), reported)
     told.keep()
-    banned = [_replaced(plan) for plan in chosen]
+    banned = [Replacement.of(plan).replaced for plan in chosen]
     try:
-        matches = _written(chosen, writer)
+        written = replacements(chosen, writer, told.supports, told.banned)
+        matches = _written(written, writer)
         gm.recompile()
     except Exception as error:
         log.warning("regions could not be written", exc_info=True)
@@ -201,33 +205,20 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
     return Result(tuple(matches), reported)
 
 
-def _written(chosen: Sequence[RegionPlan], writer: Writer) -> list[Match]:
-    """Write all plans into the graph. Bodies go last: until then the graph can be put back."""
+def _written(made: Sequence[Replacement], writer: Writer) -> list[Match]:
+    """Write all of it into the graph. Bodies go last: until then the graph can be put back."""
     bodies: dict[Node, None] = {}
-    matches = [_commit(plan, writer, bodies) for plan in chosen]
-    biases = [[writer.current(bias) for bias in plan.biases] for plan in chosen]
+    left, matches = [plan for one in made for plan in one.plans], list[Match]()
+    for one in made:
+        left = left[len(one.plans) :]
+        matches.append(_commit(one, writer, bodies, left))
+    biases = [[writer.current(bias) for bias in one.plans[0].biases] for one in made]
     notes = tables.relieve(writer.host, biases, writer)
     matches = [replace(m, notes=(*m.notes, *told)) for m, told in zip(matches, notes, strict=True)]
     for node in bodies:
         if not node.users:
             _erase_body(node, writer.host.graph)
     return matches
-
-
-def _compatible(plans: Sequence[RegionPlan], graph: HostGraph) -> list[RegionPlan]:
-    """The plans to write: those that share no node with a preferred plan, in program order.
-
-    A plan with an activation is preferred to one with only a mask, and that to one without either.
-    A plan whose result nobody uses is left out: it vanishes with the scores that it is made of.
-    """
-    chosen: list[RegionPlan] = []
-    taken: set[Node] = set()
-    dead = {node for plan in plans for node in plan.region.dead}
-    for plan in sorted(plans, key=lambda p: -p.rank):
-        if plan.region.end not in dead and not taken & set(plan.region.all_nodes):
-            chosen.append(plan)
-            taken |= set(plan.region.all_nodes)
-    return sorted(chosen, key=lambda p: graph.order[p.region.end])
 
 
 def _reported(
@@ -260,45 +251,50 @@ def _flat(second: Node) -> Rejection:
 # Writing
 
 
-def _commit(plan: RegionPlan, writer: Writer, bodies: dict[Node, None]) -> Match:
-    """Write a plan into its graph, and remove the region, but not the bodies that it called."""
-    end, region, replaced = plan.region.end, plan.region, _replaced(plan)
-    written = writer.write(plan.recipe, end, plan.candidate.second)
-    result = written[plan.result]
-    end.replace_all_uses_with(result)
-    writer.replaced[end] = result
-    if region.sink is not None:
-        for node in region.sink.again:
-            node.replace_all_uses_with(region.sink.offsets)
-    bodies.update(dict.fromkeys(_erase(plan, writer)))
-    name = next(
-        written[c].name for c in plan.recipe.calls if c.target is torch.ops.gdpa.attention.default
-    )
-    pair = (result.name, end.name)
-    place = places.location(result)
-    module = places.module(*plan.candidate.firsts, plan.candidate.second)
+def _commit(
+    made: Replacement, writer: Writer, bodies: dict[Node, None], later: Sequence[RegionPlan]
+) -> Match:
+    """Write a replacement into its graph, and remove what it replaces, but not the bodies that it
+    called. later: The plans that are still to be written.
+    """
+    plan, pairs = made.plans[0], []
+    written = writer.write(made.recipe, plan.region.end, plan.candidate.second)
+    for number, (part, handle) in enumerate(zip(made.plans, made.results, strict=True), 1):
+        end, result = part.region.end, written[handle]
+        end.replace_all_uses_with(result)
+        writer.replaced[end] = result
+        if part.region.sink is not None:
+            for node in part.region.sink.again:
+                node.replace_all_uses_with(part.region.sink.offsets)
+        pairs.append((result.name, end.name))
+        bodies.update(dict.fromkeys(_erase(part, writer, [*made.plans[number:], *later])))
+    called = torch.ops.gdpa.attention.default
+    (name,) = (written[c].name for c in made.recipe.calls if c.target is called)
+    place = places.location(written[made.results[0]])
+    module = places.module(*plan.candidate.firsts, *(p.candidate.second for p in made.plans))
+    notes = tuple(dict.fromkeys(note for part in made.plans for note in part.notes))
     return Match(
-        plan.problem, place, name, plan.choice, replaced, plan.notes, pair, module, plan.origins
-    )
+        made.problem, place, name, made.choice, made.replaced, notes, pairs[0], module,
+        plan.origins, also=tuple(pairs[1:]),
+    )  # fmt: skip
 
 
-def _replaced(plan: RegionPlan) -> tuple[str, ...]:
-    """The names of the nodes that a plan removes."""
-    return tuple(node.name for node in (*plan.region.all_nodes, *plan.region.dead))
-
-
-def _erase(plan: RegionPlan, writer: Writer) -> list[Node]:
-    """Remove a region, and nodes before it that have no other use. Returns the bodies it called."""
+def _erase(plan: RegionPlan, writer: Writer, later: Sequence[RegionPlan]) -> list[Node]:
+    """Remove a region, but for what `later` plans share with it, and nodes before it that have no
+    other use. Returns the bodies it called.
+    """
     region, order, graph = plan.region, writer.host.order, writer.host.graph
     gone = {*region.all_nodes, *region.dead}.difference(region.factories)
     operand = products.operands(plan.candidate.firsts[0])[0]
     for node in region.factories:  # an operand is on the same device, maybe of another dtype
         node.args = (operand, *node.args[1:])
         node.kwargs = {**node.kwargs, "dtype": facts.tensors(node)[0].dtype}
-    for node in region.sizes:
+    for node in [n for n in region.sizes if n not in writer.erased]:
         gone.update(writer.replace_size(node, gone))
     bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}
-    for node in sorted(gone - writer.erased, key=order.__getitem__, reverse=True):
+    kept = {user for plan in later for user in (*plan.region.all_nodes, *plan.region.dead)}
+    gone -= kept | writer.erased
+    for node in sorted(gone, key=order.__getitem__, reverse=True):
         graph.erase_node(node)
     writer.erased |= gone
     for node in sorted({*region.makers, *plan.pads}, key=order.__getitem__, reverse=True):

@@ -174,6 +174,8 @@ def match_lines(match: Match) -> Iterator[str]:
     if problem.score_bytes is not None:
         yield f"scores: {mebibytes(problem.score_bytes)}, never stored"
     yield from operands(match)
+    if match.also:
+        yield f"{1 + len(match.also)} products with these weights in one, their values side by side"
     yield f"kernel: {match.choice if match.choice is not True else 'any'}"
     for note in match.notes:
         stays = "table stays" if note.code is Code.TABLE_GRADIENT else "stays padded"

@@ -17,6 +17,7 @@ from tests.patterns import (  # noqa: F401
     products_table,
     refused_table,
     sums_table,
+    values_table,
 )
 from tests.patterns.rows import OTHER_SIZES, ROWS, SIZES, Row
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from torch.fx import Graph, GraphModule, Node
 
 from ..._compat import fx
-from . import facts, functions, products, writes
+from . import facts, functions, products, row_sums, writes
 from .ambient import Ambient
 from .mixing import NO_WEIGHTS
 from .sizes import same
@@ -49,6 +49,7 @@ class HostGraph:
     later: frozenset[int] = frozenset()
     learns: frozenset[Node] = frozenset()
     spread: dict[Node, bool] = field(default_factory=dict)
+    found: list[Candidate] | None = None
 
     @staticmethod
     def of(
@@ -117,6 +118,11 @@ class HostGraph:
 
     def candidates(self) -> list[Candidate]:
         """The candidates, in program order. A product has two if both of its operands qualify."""
+        if self.found is None:
+            self.found = self._candidates()
+        return self.found
+
+    def _candidates(self) -> list[Candidate]:
         found: list[Candidate] = []
         for node in self.graph.nodes:
             if not products.is_product(node) or products.is_weight_product(node):
@@ -129,6 +135,16 @@ class HostGraph:
             if facts.name(node) == "einsum" and len(products.operands(node)) > 3:
                 found.append(Candidate(node, (node,)))
         return found
+
+    def siblings(self, candidate: Candidate) -> list[Node]:
+        """The second products that multiply what is made of the same first products.
+
+        Sums of rows by a product with ones are none: a column of ones beside V is better.
+        """
+        found = [c.second for c in self.candidates() if c.firsts == candidate.firsts]
+        if row_sums.multiplies_ones(candidate.second):
+            return []
+        return [n for n in found if n is not candidate.second and not row_sums.multiplies_ones(n)]
 
     def flat(self) -> list[Node]:
         """Products that would be second products if 2-D inputs of the graph did not count as

@@ -35,7 +35,7 @@ def operands(node: Node) -> list[Node]:
 
 
 def _contracts(node: Node) -> bool:
-    """Whether an einsum sums over a letter that two operands have; unknown forms count as a product.
+    """Whether an einsum sums over a letter that two operands have. Unknown forms count as products.
 
     A letter that one operand alone has is a sum of that operand.
     """

@@ -57,6 +57,7 @@ class Region:
     sizes:      Users that read a shape only.
     factories:  Calls on the region's tensors that read only a dtype and a device, and whose results
                 are used outside.
+    shared:     Users that other candidates of the same scores replace, each with what it uses.
     """
 
     nodes: tuple[Node, ...]
@@ -66,6 +67,7 @@ class Region:
     sizes: tuple[Node, ...]
     factories: tuple[Node, ...]
     sink: Sink | None = None
+    shared: tuple[tuple[Node, Node], ...] = ()
 
     @property
     def end(self) -> Node:
@@ -94,12 +96,14 @@ class Through(enum.Flag):
 class Finder:
     """Finds the regions of one graph.
 
-    padded: Calls that pad, and views and copies of their results. pads: Calls that pad.
+    padded: Calls that pad, and views and copies of their results. pads: Calls that pad. siblings:
+    The second products of other candidates with the same first products.
     """
 
     host: HostGraph
     padded: Collection[Node] = ()
     pads: Collection[Node] = ()
+    siblings: Collection[Node] = ()
 
     def of(
         self,
@@ -133,9 +137,12 @@ class Finder:
         makers, leaves = self._upstream([*nodes, end], inside, leaves, through, closed)
         self._check_kinds(makers, leaves)
         effects.check(self.host, effects.Extent(nodes, makers, leaves, end))
-        users = self._escapes(nodes, inside, second, () if sink is None else sink.unpad)
-        dead, sizes, factories = map(tuple, users)
-        return Region(tuple(nodes), tuple(makers), tuple(leaves), dead, sizes, factories, sink)
+        also = [self._closure(candidate.firsts, other) for other in self.siblings]
+        allowed = set[Node]().union(*also) - inside
+        users = self._escapes(nodes, second, allowed, () if sink is None else sink.unpad)
+        dead, sizes, factories = map(tuple, users[:3])
+        found = tuple(nodes), tuple(makers), tuple(leaves)
+        return Region(*found, dead, sizes, factories, sink, tuple(users[3]))
 
     def _closure(self, firsts: Sequence[Node], second: Node) -> set[Node]:
         """The nodes between products. firsts: One product, or several that compute the same."""
@@ -246,15 +253,16 @@ class Finder:
                 )
 
     def _escapes(
-        self, nodes: list[Node], inside: set[Node], second: Node, unpad: Sequence[Node]
-    ) -> tuple[list[Node], list[Node], list[Node]]:
-        """The users outside of the region: (dead ones, readers of a shape, factories).
+        self, nodes: list[Node], second: Node, also: set[Node], unpad: Sequence[Node]
+    ) -> tuple[list[Node], list[Node], list[Node], list[tuple[Node, Node]]]:
+        """The users outside of the region: (dead ones, readers of a shape, factories, shared ones).
 
         Factories may be inside and used outside. Any other user is refused. unpad: The nodes that
-        use the last node and are replaced too.
+        use the last node and are replaced too. also: The nodes of other regions of these scores.
         """
-        dead: dict[Node, None] = {}
+        inside, dead = set(nodes), dict[Node, None]()
         sizes: dict[Node, None] = {}
+        regions: dict[Node, Node] = {}
         shared = [n for n in nodes if n.users.keys() - inside and self._is_factory(n, inside)]
         factories = dict.fromkeys(shared)
         for node in nodes if unpad else nodes[:-1]:
@@ -271,9 +279,12 @@ class Finder:
                     continue  # it is in `dead` now
                 elif self._is_factory(user, inside):
                     factories[user] = None
+                elif user in also:
+                    regions[user] = node
                 else:
-                    raise _escape(node, user, second)
-        return sorted(dead, key=self.host.order.__getitem__), list(sizes), list(factories)
+                    raise escape(node, user, second)
+        dying = sorted(dead, key=self.host.order.__getitem__)
+        return dying, list(sizes), list(factories), list(regions.items())
 
     def _is_factory(self, node: Node, inside: set[Node]) -> bool:
         """Whether a call reads no values of a tensor, and makes a tensor without a gradient.
@@ -313,7 +324,7 @@ class Finder:
         return True
 
 
-def _escape(node: Node, user: Node, second: Node) -> Refused:
+def escape(node: Node, user: Node, second: Node) -> Refused:
     """The refusal of scores that `user` sees, which is no part of the region."""
     summed = row_sums.outside(node, user, second)
     if summed is not None:

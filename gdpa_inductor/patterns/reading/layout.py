@@ -99,7 +99,7 @@ def roles(reading: Reading) -> tuple[Operand, Operand]:
     keys, inner = set(reading.keys), set(reading.inner)
     left, right = atoms(reading.left.index), atoms(reading.right.index)
     if not keys:
-        raise Refused(Code.TOO_SMALL, "there is a single key")
+        raise Refused(Code.TOO_SMALL, "there is a single key", change="")
     if not inner <= left & right:
         raise Refused(Code.LAYOUT, "the first product sums over a dimension that an operand lacks")
     if keys <= left and keys <= right:

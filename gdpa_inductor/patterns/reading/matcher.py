@@ -6,7 +6,7 @@ the weights (`weights`) to the first product.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.fx import Node
@@ -101,8 +101,7 @@ class Matcher:
         while facts.name(node) not in PRODUCTS:
             seen = _through_cast(node, index) or through_view(self.space, node, index)
             if seen is None:
-                more = f"{self.shadow.describe(node)} does more than the second product"
-                raise Refused(Code.LAYOUT, f"{more}: call the rest apart")
+                raise self._more(node)
             node, index = seen
             if tensor_of(node).dtype != dtypes[0]:
                 dtypes.insert(0, tensor_of(node).dtype)
@@ -113,6 +112,30 @@ class Matcher:
         if any(a.is_fixed for a in flat(index)):
             raise Refused(Code.LAYOUT, "a part of the second product's result is used")
         return node, index, tuple(dtypes)
+
+    def _more(self, node: Node) -> Refused:
+        """The refusal of a second product that does more, as an einsum of three operands.
+
+        Where nothing but a scale is between the products, the first one makes a state: linear
+        attention, mamba.
+        """
+        depends = _depends_on_product(self.shadow)
+        inner = [n for n in node.all_input_nodes if n in depends]
+        if len(inner) == 1:
+            try:
+                rest = read(replace(self.shadow, output=inner[0]))
+            except Refused as refusal:
+                if refusal.code is Code.CONTRACTION:
+                    return refusal
+            else:
+                if rest.swapped and {x.op for x in postorder([rest.weight])} <= _SCALING:
+                    return Refused(Code.CONTRACTION, f"three matrices are multiplied, {_STATE}")
+        more = f"{self.shadow.describe(node)} does more than the second product"
+        return Refused(Code.LAYOUT, f"{more}: call the rest apart")
+
+
+_SCALING = frozenset([SCORE.op, "const", "mul", "div", "neg"])
+_STATE = "the right-hand ones first: there are no weights"  # also what `profit.rank` says
 
 
 def _through_cast(node: Node, index: Index) -> tuple[Node, Index] | None:

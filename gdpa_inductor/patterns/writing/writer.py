@@ -87,11 +87,14 @@ class Writer:
                 _replace_uses(node, user, size)
         return unused
 
-    def can_write(self, size: Size) -> bool:
-        """Whether `size` can be computed from the graph's inputs."""
+    def can_write(self, size: Size, before: Node | None = None) -> bool:
+        """Whether `size` can be computed from the graph's inputs, or from nodes before another."""
         if isinstance(size, int) or shapes.expression_of(size).is_number:
             return True
-        return all(symbol in self._symbols for symbol in shapes.expression_of(size).free_symbols)
+        symbols, order = shapes.expression_of(size).free_symbols, self.host.order
+        known = {symbol: self._symbols[symbol][0] for symbol in symbols if symbol in self._symbols}
+        early = before is None or all(order[node] < order[before] for node in known.values())
+        return len(known) == len(symbols) and early
 
     def _symbol(self, symbol: Any, like: Node) -> Node:
         node, dim = self._symbols[symbol]

@@ -1,4 +1,4 @@
-"""Forms that are fused only where the graph is read further: sums, several values, product biases."""
+"""Forms that are fused only where a graph is read further: sums, several values, product biases."""
 
 from ..draft import Draft
 from ..regions import score_shape

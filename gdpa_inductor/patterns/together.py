@@ -1,0 +1,161 @@
+"""Which plans of a graph are written together. Plans of the same scores may share all but their
+second products, if all of them are written: each of them then computes the scores anew. Without
+gradients, values of the same weights stand side by side in one call.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from torch.fx import Node
+
+from .._compat import fx
+from ..ops import ATTENTION
+from ..problem import Problem
+from .host import facts
+from .host.candidates import HostGraph
+from .host.region import escape
+from .plan import RegionPlan, Supports
+from .result import Refused
+from .writing.recipe import Handle, Recipe
+from .writing.side_by_side import side_by_side
+from .writing.writer import Writer
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """What is written at once, in the place of the first plan: the calls, and a result for each
+    plan.
+    """
+
+    plans: tuple[RegionPlan, ...]
+    recipe: Recipe
+    results: tuple[Handle, ...]
+    problem: Problem
+    choice: object
+
+    @staticmethod
+    def of(plan: RegionPlan) -> Replacement:
+        return Replacement((plan,), plan.recipe, (plan.result,), plan.problem, plan.choice)
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """The names of the nodes that are removed."""
+        nodes = itertools.chain(*((*p.region.all_nodes, *p.region.dead) for p in self.plans))
+        return tuple(dict.fromkeys(node.name for node in nodes))
+
+
+def compatible(
+    plans: Sequence[RegionPlan], graph: HostGraph
+) -> tuple[list[RegionPlan], list[tuple[RegionPlan, Refused]]]:
+    """(the plans to write, in program order; the plans whose scores something else uses, and why).
+
+    Plans of different scores share no node. A plan with an activation is preferred to one with only
+    a mask, and that to one without either. A plan whose result nobody uses is left out: it vanishes
+    with the scores that it is made of.
+    """
+    dead = {node for plan in plans for node in plan.region.dead}
+    left = sorted((p for p in plans if p.region.end not in dead), key=lambda p: -p.rank)
+    refused: list[tuple[RegionPlan, Refused]] = []
+    while True:
+        chosen: list[RegionPlan] = []
+        for plan in left:
+            if all(_may_meet(plan, other) for other in chosen):
+                chosen.append(plan)
+        torn = {id(plan): plan for plan in chosen if _seen_outside(plan, chosen)}
+        if not torn:
+            return sorted(chosen, key=lambda p: graph.order[p.region.end]), refused
+        left = [plan for plan in left if id(plan) not in torn]
+        elsewhere = {n for plan in left for n in plan.region.all_nodes}
+        for plan in torn.values():
+            user, node = _seen_outside(plan, chosen)[0]
+            if user not in elsewhere:  # else another region multiplies these "scores" as its values
+                refused.append((plan, escape(node, user, plan.candidate.second)))
+
+
+def _may_meet(one: RegionPlan, other: RegionPlan) -> bool:
+    """Whether two plans share no node, or just what is made of the same scores."""
+    mine, theirs = set(one.region.all_nodes), set(other.region.all_nodes)
+    if mine.isdisjoint(theirs):
+        return True
+    same = one.candidate.firsts == other.candidate.firsts
+    return same and one.region.end not in theirs and other.region.end not in mine
+
+
+def _seen_outside(plan: RegionPlan, chosen: Sequence[RegionPlan]) -> list[tuple[Node, Node]]:
+    """The users of a region that no other plan of these scores replaces, and what they use."""
+    alike = [p.region for p in chosen if p.candidate.firsts == plan.candidate.firsts]
+    gone = {node for region in alike for node in (*region.all_nodes, *region.dead)}
+    return [(user, node) for user, node in plan.region.shared if user not in gone]
+
+
+def replacements(
+    chosen: Sequence[RegionPlan], writer: Writer, supports: Supports | None,
+    banned: Collection[tuple[str, ...]],
+) -> list[Replacement]:  # fmt: skip
+    """What to write for plans in program order. banned: As `PassOrders` has it."""
+    found: list[Replacement] = []
+    for plan in chosen:
+        for number, other in enumerate(found):
+            both = _beside(other, plan, writer, supports)
+            if both is not None and both.replaced not in banned:
+                found[number] = both
+                break
+        else:
+            found.append(Replacement.of(plan))
+    return found
+
+
+def _beside(
+    earlier: Replacement, plan: RegionPlan, writer: Writer, supports: Supports | None
+) -> Replacement | None:
+    """One replacement for a plan and earlier ones of the same weights; None where that is not
+    possible, or the kernel would be another one.
+
+    With gradients, each result would reach the values of the others. These would have gradients of
+    zeros where the model has none.
+    """
+    first, plans = earlier.plans[0], (*earlier.plans, plan)
+    trains = plan.recipe.grad and any(writer.host.wants(p.region.end) for p in plans)
+    if trains or first.candidate.firsts != plan.candidate.firsts:
+        return None
+    if not _may_move(plan, first, writer):
+        return None
+    try:
+        made = side_by_side([(p.recipe, p.result) for p in plans])
+    except (RuntimeError, ValueError, TypeError):  # the values do not fit
+        return None
+    if made is None or not all(
+        writer.can_write(size, before=first.region.end) for size in made[0].sizes()
+    ):
+        return None
+    recipe, results = made
+    (call,) = (c for c in recipe.calls if c.target is ATTENTION.op)
+    problem = replace(first.problem, value_dim=call.value.shape[-1])
+    choice = True if supports is None else supports(problem)
+    kernels = {getattr(x, "kernel", None) for x in (choice, *(p.choice for p in plans))}
+    if not choice or len(kernels) > 1:
+        return None
+    return Replacement(plans, recipe, tuple(results), problem, choice)
+
+
+def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:
+    """Whether a region can be replaced at the end of an earlier one: all that it reads is there,
+    and does not change before its own end.
+    """
+    graph, here, there = writer.host, first.region.end, plan.region.end
+    place, end = graph.order[here], graph.order[there]
+    nodes = {
+        x.node for call in plan.recipe.calls for x in fx.tree_leaves(list(call.args))
+        if isinstance(x, Handle) and x.node is not None
+    }  # fmt: skip
+    held = set[int]().union(*map(facts.storages, nodes))
+    return (
+        graph.ambient[here] == graph.ambient[there]
+        and all(graph.order[node] < place for node in nodes)
+        and not any(
+            place < graph.order[m] < end and changed & held for m, changed in graph.mutators.items()
+        )
+    )
