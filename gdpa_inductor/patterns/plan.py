@@ -22,7 +22,7 @@ from . import profit, tables
 from .host import facts, places, row_sums
 from .host.candidates import Candidate, HostGraph
 from .host.region import Finder, Region, Sink, Through
-from .host.sizes import is_zero, product
+from .host.sizes import is_one, is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.step import Understood, without_padding
 from .reading import shadow
@@ -105,6 +105,12 @@ _DEPENDS_ON_LEAVES = (
 )  # fmt: skip
 
 
+# Refusals that say no more than that a product is none of scores: it may be a bias.
+_OF_A_BIAS = (
+    Code.LAYOUT, Code.CROSS_ELEMENT, Code.CONTRACTION, Code.SCORES_BROADCAST, Code.SCORES_ESCAPE,
+    Code.SEVERAL_SCORES,
+)  # fmt: skip
+
 _MOST_CLOSED = 4  # after so many masks and biases that cannot be read, none is read
 
 
@@ -152,6 +158,35 @@ class Analyst:
 
     def outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
         """The plan of a candidate, or why there is none.
+
+        Of several products one may give the scores, and the others biases or gates, which are
+        operands then. The one with the most elements is the first to try: those are not stored.
+        """
+        if self.graph.is_one_product(candidate.firsts):
+            return self._outcome(candidate)
+        reduction = self.graph.reduction(candidate)
+        if reduction is not None:
+            return rejection(candidate, row_sums.within(reduction, candidate.second))
+        found = [self._outcome(Candidate(candidate.second, one)) for one in self._ones(candidate)]
+        plans = [x for x in found if isinstance(x, RegionPlan) and not is_one(x.problem.rows)]
+        if plans:
+            return plans[0]
+        told = next((x for x in found if isinstance(x, Rejection)), None)
+        if told is not None and told.code not in _OF_A_BIAS:
+            return told
+        reason = "the weights are built from more than one product"
+        return rejection(candidate, Refused(Code.SEVERAL_SCORES, reason))
+
+    def _ones(self, candidate: Candidate) -> list[tuple[Node, ...]]:
+        """The products of a candidate, each with its copies, the largest first."""
+        found: dict[tuple[Node, ...], int] = {}
+        for first in candidate.firsts:
+            one = tuple(x for x in candidate.firsts if self.graph.is_one_product((first, x)))
+            found[one] = shapes.size_hint(facts.tensors(first)[0].numel()) or 0
+        return sorted(found, key=lambda one: -found[one])
+
+    def _outcome(self, candidate: Candidate) -> RegionPlan | Rejection:
+        """The plan of a candidate whose scores are one product, or why there is none.
 
         A side is jagged if it can be. Otherwise `RegionPlan.notes` says why it stays padded.
         """
@@ -230,11 +265,6 @@ class Analyst:
         self, candidate: Candidate, attempt: Attempt, sink: Sink | None, readings: Readings
     ) -> RegionPlan:
         """The plan of one attempt. A mask or bias that cannot be read becomes an operand."""
-        if not self.graph.is_one_product(candidate.firsts):
-            reduction = self.graph.reduction(candidate)
-            if reduction is not None:
-                raise row_sums.within(reduction, candidate.second)
-            raise Refused(Code.SEVERAL_SCORES, "the weights are built from more than one product")
         closed: set[Node] = set()
         while True:
             try:

@@ -135,19 +135,6 @@ def heads_scrambled_by_a_view(q, k, v):
     return F.silu((q @ k.mT).view(b, n, h, m).transpose(1, 2)) @ v
 
 
-@refuse(
-    "SEVERAL_SCORES",
-    "SCORES_ESCAPE",
-    "CROSS_ELEMENT",
-    "REDUCTION",
-    **HEADS,
-    q2="b h n d",
-    k2="b h m d",
-)
-def difference_of_two_scores(q, k, v, q2, k2):
-    return (F.silu(q @ k.mT) - F.silu(q2 @ k2.mT)) @ v
-
-
 @refuse(*MIXED, "CONTRACTION", varies=True, **HEADS, kernel="h 1 3 3")
 def convolved_scores(q, k, v, kernel):
     return F.silu(F.conv2d(q @ k.mT, kernel, padding=1, groups=3)) @ v

@@ -14,6 +14,7 @@ from tests.patterns import (  # noqa: F401
     between_table,
     heads_table,
     masks_table,
+    product_biases_table,
     products_table,
     refused_table,
     sums_table,

@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from tests.patterns.rows import HEADS, judge, refused
+import gdpa_inductor
+from tests.patterns.rows import HEADS, fused, judge, refused
 
 SELF = {**dict.fromkeys(["q", "k", "v"], "b h n d"), "other": "b h n d"}
 
@@ -21,8 +22,8 @@ def capsules(q, k, v, other):
     return (q @ k.mT + other @ k.mT).sum(-1, keepdim=True).mT @ v
 
 
-def positions_without_softmax(q, k, v, other):
-    return F.silu(q @ k.mT + q @ other.mT) @ v
+def positions_reversed(q, k, v, other):
+    return F.silu((q @ k.mT).flip(-1) + (q @ other.mT).flip(-1)) @ v
 
 
 def gate_in_the_product(q, k, v, other):
@@ -37,7 +38,7 @@ def normalised_linear_attention(q, k, v, other):
 REASONS = {
     relative_positions: "NORMALISED: `softmax` (line ) normalises or sums the scores",
     capsules: "NORMALISED: `sum` (line ) normalises or sums the scores",
-    positions_without_softmax: "SEVERAL_SCORES: the weights are built from more than one product",
+    positions_reversed: "SEVERAL_SCORES: the weights are built from more than one product",
     gate_in_the_product: "LAYOUT: `einsum` (line ) does more than the second product",
     normalised_linear_attention: "CONTRACTION: three matrices are multiplied, the right-hand ones",
 }
@@ -113,3 +114,45 @@ def test_advice_to_force_is_given_only_where_that_helps():
 
     (refusal,) = refused({"TOO_SMALL"}, one_key, HEADS).rejections
     assert refusal.reason == "there is a single key" and refusal.advice == ""
+
+
+# Biases by rows and columns of a grid, as SAM has them
+
+SAM = {**dict.fromkeys("qkv", "2 2 12 4"), "rows": "4 4 4", "columns": "3 3 4"}
+
+
+def by_axes(q, rows, columns):
+    grid = q.view(*q.shape[:2], 4, 3, q.shape[-1])
+    by_row = torch.einsum("bhxyd,xkd->bhxyk", grid, rows)
+    return by_row, torch.einsum("bhxyd,ykd->bhxyk", grid, columns)
+
+
+def rows_and_columns(q, k, v, rows, columns):
+    by_row, by_column = by_axes(q, rows, columns)
+    s = (q @ k.mT).view(*q.shape[:2], 4, 3, 4, 3)
+    s = s + by_row[..., :, None] + by_column[..., None, :]
+    return torch.sigmoid(s.view(*q.shape[:3], 12) - 2.5) @ v
+
+
+def rows_and_columns_as_advised(q, k, v, rows, columns):
+    by_row, by_column = by_axes(q, rows, columns)
+    bias = by_row[..., :, None] + by_column[..., None, :]
+    return torch.sigmoid(q @ k.mT + bias.reshape(*q.shape[:3], 12) - 2.5) @ v
+
+
+def test_biases_by_rows_and_columns_are_told_to_be_added_up_and_that_is_fused():
+    (refusal,) = refused({"OPERAND_EXPANDS"}, rows_and_columns, SAM).rejections
+    assert "over a part of the keys" in refusal.reason and "reshape the sum" in refusal.advice
+    (match,) = fused(rows_and_columns_as_advised, SAM).matches
+    assert match.problem.stored_aux() == [0]
+    assert match.problem.aux_bytes(0) == 2 * 2 * 12 * 12 * 8
+
+
+def test_a_bias_by_a_product_is_reported_with_its_size():
+    def shaw(q, k, v, e):
+        return F.relu(q @ k.mT + torch.einsum("bhid,ijd->bhij", q, e)) @ v
+
+    report = gdpa_inductor.explain(shaw, profit=False)(
+        *(torch.randn(2, 2, 12, 16) for _ in range(3)), torch.randn(12, 12, 16)
+    )
+    assert "float32 [b, h, q_idx, kv_idx], stored: 0.0022 MiB" in str(report)

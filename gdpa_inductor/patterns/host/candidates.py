@@ -141,7 +141,8 @@ class HostGraph:
 
         Sums of rows by a product with ones are none: a column of ones beside V is better.
         """
-        found = [c.second for c in self.candidates() if c.firsts == candidate.firsts]
+        firsts = set(candidate.firsts)
+        found = [c.second for c in self.candidates() if firsts <= set(c.firsts)]
         if row_sums.multiplies_ones(candidate.second):
             return []
         return [n for n in found if n is not candidate.second and not row_sums.multiplies_ones(n)]

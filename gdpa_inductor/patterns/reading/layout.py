@@ -153,12 +153,21 @@ def _grouping(
     if best is None:
         raise Refused(Code.JAGGED_LAYOUT, "the batch of the padding is not one of the scores")
     if best[0] >= _REFUSE:
+        keyed = any(_is_partial(atoms(operand.index), reading.keys) for operand in reading.aux)
+        axis = "the keys" if keyed else "the batch or heads"
+        found = ", ".join(_partial_matrices(shared, reading, row))
         raise Refused(
             Code.OPERAND_EXPANDS,
-            "a mask or bias would have to be expanded over a part of the batch or heads: "
-            + ", ".join(_partial_matrices(shared, reading, row)),
+            f"a mask or bias would have to be expanded over a part of {axis}: {found}",
+            change=_WHOLE if keyed else None,
         )
     return best[1], best[2]
+
+
+_WHOLE = (
+    "add such operands up before they meet the scores, and reshape the sum to [B, H, N, N]: "
+    "`(by_row[..., :, None] + by_column[..., None, :]).reshape(b, h, n, n)`"
+)
 
 
 def _partial_matrices(shared: Sequence[Atom], reading: Reading, row: Atom | None) -> Iterator[str]:
