@@ -292,7 +292,7 @@ def _erase(plan: RegionPlan, writer: Writer, later: Sequence[RegionPlan]) -> lis
     for node in [n for n in region.sizes if n not in writer.erased]:
         gone.update(writer.replace_size(node, gone))
     bodies = {n for call in (*gone, *plan.pads) for n in call.all_input_nodes if n.op == "get_attr"}
-    kept = {user for plan in later for user in (*plan.region.all_nodes, *plan.region.dead)}
+    kept = {node for plan in later for node in plan.region.all_nodes}
     gone -= kept | writer.erased
     for node in sorted(gone, key=order.__getitem__, reverse=True):
         graph.erase_node(node)
