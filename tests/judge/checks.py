@@ -242,7 +242,7 @@ CHECKS: list[Check] = [
     Check(
         "sizes can be computed where the op stands", writer.Writer, "can_write", mutants.any_size
     ),
-    Check("a dead region is not rewritten", rewrite, "_compatible", mutants.all_compatible),
+    Check("a dead region is not rewritten", rewrite, "compatible", mutants.all_compatible),
     Check(
         "a looked-up table may scale its gradient",
         calls.LOOKUPS,

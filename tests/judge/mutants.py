@@ -61,11 +61,11 @@ def reads_of_leaves(check: Callable) -> Callable:
     return reads
 
 
-def users_as_factories(self: Any, nodes: Any, inside: Any, unpad: Any) -> Any:
+def users_as_factories(self: Any, nodes: Any, second: Any, also: Any, unpad: Any) -> Any:
     """Whatever uses the scores reads their dtype and device only."""
     users = (user for node in nodes[:-1] for user in node.users)
-    found = dict.fromkeys(n for n in users if n not in inside and n.op != "output")
-    return [], [], list(found)
+    found = dict.fromkeys(n for n in users if n not in set(nodes) and n.op != "output")
+    return [], [], list(found), []
 
 
 def any_size(check: Callable) -> Callable:
@@ -125,7 +125,7 @@ def all_compatible(check: Callable) -> Callable:
             if not taken & set(one.region.all_nodes):
                 chosen.append(one)
                 taken |= set(one.region.all_nodes)
-        return sorted(chosen, key=lambda p: graph.order[p.region.end])
+        return sorted(chosen, key=lambda p: graph.order[p.region.end]), []
 
     return compatible
 

@@ -13,6 +13,7 @@ from tests.judge.rewritten import (
     ALONE,
     B,
     M,
+    N,
     called,
     fused,
     heads,
@@ -379,3 +380,75 @@ def test_a_foreach_call_that_writes_into_a_view_is_invalid():
     assert verdicts(scaled, inputs) == [None]
     (verdict,) = verdicts(scaled, inputs, without_copy)
     assert verdict.invalid and "is a view now" in verdict.reason
+
+
+def scaled_by_a_sum(q, k, v, scale):
+    return torch.einsum("bhij,ik->bhij", F.silu(q @ k.mT), scale) @ v
+
+
+def summed_again(*args):
+    """Sums another dim than the einsum does, or not all of it."""
+
+    def tamper(graph: torch.fx.Graph) -> None:
+        (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList)
+        node.args = (node.args[0], *args)
+        if args[0] == [0]:
+            with graph.inserting_after(node):
+                turned = graph.call_function(torch.ops.aten.t.default, (node,))
+            node.replace_all_uses_with(turned, lambda user: user is not turned)
+
+    return tamper
+
+
+def half_of_it(graph: torch.fx.Graph) -> None:
+    (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.sum.dim_IntList)
+    part = called(graph, node, torch.ops.aten.slice.Tensor, node.args[0], 1, 0, 3)
+    node.args = (part, *node.args[1:])
+
+
+def test_another_sum_of_an_operand_is_invalid():
+    inputs = [*heads(), torch.randn(N, N, requires_grad=True)]
+    assert verdicts(scaled_by_a_sum, inputs) == [None]
+    for tamper in (summed_again([0], True), half_of_it):
+        (verdict,) = verdicts(scaled_by_a_sum, inputs, tamper)
+        assert verdict.invalid, tamper
+
+
+def two_values(q, k, v):
+    w = F.silu(q @ k.mT)
+    return w @ v, torch.tanh(w) @ v.sin()
+
+
+def test_scores_that_two_results_share_are_judged_for_each():
+    """The first claim has decided them; the second one is wrong by itself."""
+    assert verdicts(two_values, heads()) == [None]
+
+    def other_program(graph: torch.fx.Graph) -> None:
+        node = [n for n in graph.nodes if n.target is torch.ops.gdpa.attention.default][1]
+        node.args = tuple("silu(s)" if isinstance(x, str) and "tanh" in x else x for x in node.args)
+
+    def other_query(graph: torch.fx.Graph) -> None:
+        node = [n for n in graph.nodes if n.target is torch.ops.gdpa.attention.default][1]
+        node.args = (called(graph, node, torch.ops.aten.mul.Tensor, node.args[0], 2.0),
+                     *node.args[1:])  # fmt: skip
+
+    for tamper in (other_program, other_query):
+        (verdict,) = verdicts(two_values, heads(), tamper)
+        assert verdict.invalid, tamper
+
+
+def side_by_side(q, k, v):
+    w, u = F.silu(q @ k.mT), v.sin()
+    return w @ v, w @ u
+
+
+def test_values_side_by_side_that_are_taken_apart_wrongly_are_invalid():
+    inputs = heads(grad=False)
+    assert verdicts(side_by_side, inputs) == [None]
+
+    def exchanged(graph: torch.fx.Graph) -> None:
+        (node,) = (n for n in graph.nodes if n.target is torch.ops.aten.cat.default)
+        node.args = (node.args[0][::-1], node.args[1])
+
+    (verdict,) = verdicts(side_by_side, inputs, exchanged)
+    assert verdict.invalid
