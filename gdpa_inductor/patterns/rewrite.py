@@ -186,7 +186,7 @@ def _rewrite_one(gm: GraphModule, graph: HostGraph, told: PassOrders) -> Result:
     refused = [(c, outcome) for c, outcome in outcomes if isinstance(outcome, Rejection)]
     plans = [plan for _, plan in outcomes if isinstance(plan, RegionPlan)]
     allowed = [p for p in plans if Replacement.of(p).replaced not in told.banned]
-    chosen, torn = compatible(allowed, graph)
+    chosen, torn = compatible(allowed, graph, told.options.profit)
     refused += [(plan.candidate, rejection(plan.candidate, why)) for plan, why in torn]
     reported = _reported(refused, chosen, graph) + tuple(map(_flat, graph.flat()))
     if not chosen:

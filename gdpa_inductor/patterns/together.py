@@ -13,7 +13,9 @@ from torch.fx import Node
 
 from .._compat import fx
 from ..ops import ATTENTION
+from ..options import Profit
 from ..problem import Problem
+from ..rejection import Code
 from .host import facts
 from .host.candidates import HostGraph
 from .host.region import escape
@@ -48,7 +50,7 @@ class Replacement:
 
 
 def compatible(
-    plans: Sequence[RegionPlan], graph: HostGraph
+    plans: Sequence[RegionPlan], graph: HostGraph, profit: Profit
 ) -> tuple[list[RegionPlan], list[tuple[RegionPlan, Refused]]]:
     """(the plans to write, in program order; the plans whose scores something else uses, and why).
 
@@ -65,14 +67,29 @@ def compatible(
             if all(_may_meet(plan, other) for other in chosen):
                 chosen.append(plan)
         torn = {id(plan): plan for plan in chosen if _seen_outside(plan, chosen)}
-        if not torn:
+        slow = [] if torn or profit is not True else [p for p in chosen if _is_again(p, chosen)]
+        if not torn and not slow:
             return sorted(chosen, key=lambda p: graph.order[p.region.end]), refused
-        left = [plan for plan in left if id(plan) not in torn]
+        refused += [(plan, Refused(Code.SLOWER, _AGAIN, change=_BESIDE)) for plan in slow]
+        left = [plan for plan in left if id(plan) not in torn and not any(plan is p for p in slow)]
         elsewhere = {n for plan in left for n in plan.region.all_nodes}
         for plan in torn.values():
             user, node = _seen_outside(plan, chosen)[0]
             if user not in elsewhere:  # else another region multiplies these "scores" as its values
                 refused.append((plan, escape(node, user, plan.candidate.second)))
+
+
+_AGAIN = "in training the scores would be computed anew for each product that uses them"
+_BESIDE = (
+    "put values of the same weights side by side, as `w @ torch.cat([v, u], -1)`, "
+    "or force it with `options={'gdpa.profit': False}`"
+)
+
+
+def _is_again(plan: RegionPlan, chosen: Sequence[RegionPlan]) -> bool:
+    """Whether a region trains, and others compute the same scores."""
+    alike = [p for p in chosen if p.candidate.firsts == plan.candidate.firsts]
+    return len(alike) > 1 and any(p.problem.training for p in alike)
 
 
 def _may_meet(one: RegionPlan, other: RegionPlan) -> bool:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gdpa_inductor.options import Options
 from tests._judge import compare
 from tests._recorder import Recorder
 from tests.operands import make_operands
@@ -66,3 +67,26 @@ def test_jagged_values_share_their_weights_too(training):
     assert not fault, fault
     assert len(recorder.matches) == 1 + training, recorder.why()
     assert all(m.problem.jagged_query and m.problem.jagged_key for m in recorder.matches)
+
+
+def as_advised(q, k, v, u):
+    w = F.relu(q @ k.mT / q.shape[-2]) ** 2
+    return (w @ torch.cat([v, u], -1)).chunk(2, -1)
+
+
+def test_the_cost_model_asks_for_values_side_by_side_in_training():
+    """Each would compute the scores again; the advice is fused in one call."""
+    inputs = [torch.randn(2, 2, 64, 16, requires_grad=True) for _ in range(4)]
+    recorder = Recorder(Options.make({}))
+    torch.compile(table.two_values, backend=recorder)(*inputs)
+    assert not recorder.matches and len(recorder.rejections) == 2
+    for refusal in recorder.rejections:
+        assert refusal.code.name == "SLOWER" and "torch.cat([v, u], -1)" in refusal.advice
+    with torch.no_grad():
+        torch.compile(table.two_values, backend=recorder)(*inputs)
+    assert len(recorder.matches) == 1
+    advised = Recorder(Options.make({}))
+    torch.compile(as_advised, backend=advised)(*inputs)
+    assert len(advised.matches) == 1 and not advised.rejections
+    for mine, other in zip(as_advised(*inputs), table.two_values(*inputs)):
+        torch.testing.assert_close(mine, other)
