@@ -40,7 +40,7 @@ def can_be_compiled(operands: Sequence[Tensor]) -> bool:
 
 
 def compiled(formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
-    """`formula(*arguments)` as one fused operator; unfused where that cannot be compiled.
+    """`formula(*arguments)` as one fused operator; as it is where that cannot be compiled.
 
     arguments: query, key, value, score_mod and mask_mod first.
 
@@ -62,7 +62,7 @@ def compiled(formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor
     made = formula(*arguments)  # which says so where the arguments are wrong
     if kind not in _failed:
         reason = str(cause).strip().partition("\n")[0]
-        log.warning("attention runs unfused, because it could not be compiled: %s", reason)
+        log.warning("attention is not fused, as it could not be compiled: %s", reason)
     _failed[kind] = time.monotonic()
     return made
 
