@@ -119,7 +119,7 @@ def unwritten(check: Callable) -> Callable:
 def all_compatible(check: Callable) -> Callable:
     """Plans that share no node, those of dead results among them."""
 
-    def compatible(plans: Any, graph: Any) -> Any:
+    def compatible(plans: Any, graph: Any, profit: Any) -> Any:
         chosen, taken = [], set()
         for one in sorted(plans, key=lambda p: -p.rank):
             if not taken & set(one.region.all_nodes):
