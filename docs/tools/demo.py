@@ -11,13 +11,14 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+import time
 from typing import Any
 
 from gdpa_inductor.bench.machine import machine
-from gdpa_inductor.demo import data, metrics
-from gdpa_inductor.demo.__main__ import parse_arguments, run_all
+from gdpa_inductor.demo import metrics
+from gdpa_inductor.demo.__main__ import parse_arguments, prepare, run_all
 from gdpa_inductor.demo.report import difference
-from gdpa_inductor.demo.worker import Run, Setting
+from gdpa_inductor.demo.worker import Run
 
 from .benchmarks import MEASUREMENTS
 
@@ -42,11 +43,9 @@ def main(argv: list[str]) -> None:
     busy = "--busy" in argv
     argv = [word for word in argv if word != "--busy"]
     given = parse_arguments(argv)
-    path = data.obtain(given.cache)
-    histories = data.load(path)
-    batch = given.batch or (64 if given.device == "cuda" else 8)
-    setting = Setting("", given.device, given.steps, batch, given.length, str(path))
-    runs = run_all(setting, given.contenders, given.seconds)
+    until = time.time() + given.limit
+    histories, setting = prepare(given)
+    runs = run_all(setting, given.contenders, given.seconds, until)
     popular = metrics.evaluate(histories, metrics.popularity(histories), given.length)
     header = {
         "machine": machine(given.device),

@@ -192,11 +192,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def main(argv: Sequence[str] = ()) -> int:
-    arguments = parse_arguments(argv)
-    until = time.time() + arguments.limit
+def prepare(arguments: argparse.Namespace) -> tuple[data.Histories, Setting]:
+    """The data, obtained if need be, and what all contenders have in common."""
     path = data.obtain(arguments.cache)
-    histories = data.load(path)
     setting = Setting(
         contender="",
         device=arguments.device,
@@ -205,6 +203,13 @@ def main(argv: Sequence[str] = ()) -> int:
         length=arguments.length,
         data=str(path),
     )
+    return data.load(path), setting
+
+
+def main(argv: Sequence[str] = ()) -> int:
+    arguments = parse_arguments(argv)
+    until = time.time() + arguments.limit
+    histories, setting = prepare(arguments)
     print(
         f"{histories.name}: {len(histories.users)} users, {histories.items} items. "
         f"{setting.steps} steps of {setting.batch} histories of {setting.length} "

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from docs.tools import demo as record
 from gdpa_inductor.demo import __main__ as demo
 from gdpa_inductor.demo import data, worker
 from gdpa_inductor.demo.worker import Run, Setting
@@ -83,6 +84,23 @@ def test_all_contenders_train_as_many_steps_as_the_first_manages(monkeypatch):
     found = demo.run_all(SETTING, ["eager", "inductor", "gdpa"], 0.0, time.time() + 60)
     assert wanted == {"eager": 3, "inductor": 1, "gdpa": 1}
     assert [len(each.losses) for each in found] == [1, 1, 1]
+
+
+def test_a_run_is_recorded_for_the_documentation(monkeypatch, tmp_path):
+    """docs/tools/demo.py trains as the demo does, and writes a line for each contender."""
+    monkeypatch.setattr(record, "prepare", lambda given: (None, SETTING))
+    monkeypatch.setattr(record.metrics, "popularity", lambda histories: None)
+    monkeypatch.setattr(record.metrics, "evaluate", lambda *_: {"HR@10": 0.05})
+    monkeypatch.setattr(record, "MEASUREMENTS", tmp_path)
+    run = lambda setting, seconds: result(setting.contender, [1.0] * setting.steps)
+    monkeypatch.setattr(demo, "run_worker", run)
+    record.main(["--busy", "--device", "cpu", "--steps", "3"])
+    header, *rows = map(json.loads, (tmp_path / "demo.jsonl").read_text().splitlines())
+    assert header["command"] == 'make demo ARGS="--device cpu --steps 3"'
+    assert [(row["contender"], row.get("steps"), row.get("step_ms")) for row in rows] == [
+        ("eager", 3, None), ("gdpa", 3, None), ("inductor", 3, None),
+        ("popularity alone", None, None),
+    ]  # fmt: skip
 
 
 def test_contenders_share_the_time(monkeypatch):
