@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from .._compat import fx
@@ -268,14 +267,12 @@ def _commit(
                 node.replace_all_uses_with(part.region.sink.offsets)
         pairs.append((result.name, end.name))
         bodies.update(dict.fromkeys(_erase(part, writer, [*made.plans[number:], *later])))
-    called = torch.ops.gdpa.attention.default
-    (name,) = (written[c].name for c in made.recipe.calls if c.target is called)
     place = places.location(written[made.results[0]])
     module = places.module(*plan.candidate.firsts, *(p.candidate.second for p in made.plans))
     notes = tuple(dict.fromkeys(note for part in made.plans for note in part.notes))
     return Match(
-        made.problem, place, name, made.choice, made.replaced, notes, pairs[0], module,
-        plan.origins, also=tuple(pairs[1:]),
+        made.problem, place, written[made.recipe.attention].name, made.choice, made.replaced,
+        notes, pairs[0], module, plan.origins, also=tuple(pairs[1:]),
     )  # fmt: skip
 
 

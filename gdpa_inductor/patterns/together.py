@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from torch.fx import Node
 
 from .._compat import fx
-from ..ops import ATTENTION
 from ..options import Profit
 from ..problem import Problem
 from ..rejection import Code
@@ -149,8 +148,7 @@ def _beside(
     ):
         return None
     recipe, results = made
-    (call,) = (c for c in recipe.calls if c.target is ATTENTION.op)
-    problem = replace(first.problem, value_dim=call.value.shape[-1])
+    problem = replace(first.problem, value_dim=recipe.attention.value.shape[-1])
     choice = True if supports is None else supports(problem)
     kernels = {getattr(x, "kernel", None) for x in (choice, *(p.choice for p in plans))}
     if not choice or len(kernels) > 1:

@@ -90,16 +90,12 @@ def summary(report: Report) -> str:
     could = [r.score_bytes for r in report.rejections if could_be_fused(r)]
     left = [r.score_bytes for r in report.rejections]
     fused = [m.problem.score_bytes for m in report.matches]
-    counts = [
-        f"{_count(len(fused), 'region')} fused{_total(fused, ' of scores')}",
-        *(
-            [f"{mebibytes(stored)} of biases and masks stored"]
-            if (stored := _stored(report))
-            else []
-        ),
-        f"{len(left)} not fused{_total(left)}"
-        + (f", of which {len(could)} could be" if could else ""),
-    ]
+    counts = [f"{_count(len(fused), 'region')} fused{_total(fused, ' of scores')}"]
+    if stored := _stored(report):
+        counts.append(f"{mebibytes(stored)} of biases and masks stored")
+    counts.append(f"{len(left)} not fused{_total(left)}")
+    if could:
+        counts.append(f"of which {len(could)} could be")
     others = (("graph break", report.graph_breaks), ("skipped frame", report.skipped_frames))
     counts += [_count(len(found), noun) for noun, found in others if found]
     where = f", in {_count(len(report.graphs), 'graph')}" if report.graphs else ""

@@ -15,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from ..._compat import fx, shapes
+from ...ops import ATTENTION
 from ...rejection import Code
 from ..host import facts
 from ..host.sizes import Size, is_one, same
@@ -50,6 +51,12 @@ class Recipe:
     copied: Collection[Node] = ()
     calls: list[Handle] = field(default_factory=list)
     _copies: dict[tuple[Node, str, torch.dtype | None], Handle] = field(default_factory=dict)
+
+    @property
+    def attention(self) -> Handle:
+        """The one call of the operator."""
+        (found,) = (call for call in self.calls if call.target is ATTENTION.op)
+        return found
 
     def leaf(self, node: Node, dtype: torch.dtype | None = None) -> Handle:
         """A tensor of the user; for a nested tensor, its values.
@@ -167,7 +174,7 @@ class Recipe:
 
         A view that was made under `no_grad` must not be written into while gradients flow.
         """
-        made = source.node is None and source.target is not torch.ops.gdpa.attention.default
+        made = source.node is None and source.target is not ATTENTION.op
         return self.call(aten.detach.default, source) if made else source
 
     def duplicated(self, source: Handle) -> Handle:

@@ -65,7 +65,7 @@ def side_by_side(parts: Sequence[tuple[Recipe, Handle]]) -> tuple[Recipe, list[H
     replay = _Replay(Recipe(first.grad, first.fake_mode))
     calls, given = [], []
     for recipe, _ in parts:
-        (call,) = (c for c in recipe.calls if c.target is ATTENTION.op)
+        call = recipe.attention
         for before in recipe.calls[: recipe.calls.index(call)]:
             replay.again(before)
         calls.append(call)
