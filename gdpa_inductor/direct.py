@@ -15,46 +15,52 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._compat import autograd
+from ._compat import autograd, subclasses
 from .rejection import GDPAError
 
 log = logging.getLogger("gdpa_inductor")
 
+Kind = tuple[object, ...]
+
 _KINDS = 256
+_PLAIN = (Tensor, torch.nn.Parameter)
 _RETRY = 60.0  # seconds
-_failed: dict[object, float] = {}
+_failed: dict[Kind, float] = {}
 
 
-def can_be_compiled(operands: Sequence[Tensor]) -> bool:
-    """Whether the call is one of plain or nested tensors, which nothing observes or transforms."""
-    return (
-        all(
-            (type(x) in (Tensor, torch.nn.Parameter) or x.is_nested)
-            and x.dim() >= 3
-            and x.device.type in ("cpu", "cuda")
-            for x in operands
-        )
-        and not torch.jit.is_tracing()
-        and not autograd.is_observed()
-    )
+def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
+    """The kind of a call; None unless it is one of plain or nested tensors, which nothing observes
+    or transforms.
+    """
+    found: list[object] = [getattr(mod, "__code__", type(mod)) for mod in mods]
+    for x in operands:
+        nested = type(x) not in _PLAIN
+        if nested and not subclasses.is_compact_nested(x):
+            return None
+        # a nested tensor's own properties take ten times as long
+        values = subclasses.values_of(x) if nested else x
+        shape, in_memory = values.shape, values.is_cpu
+        if len(shape) < 3 or not (in_memory or values.is_cuda):
+            return None
+        found += nested, len(shape), shape[1], shape[-1], values.dtype, in_memory
+    return None if torch.jit.is_tracing() or autograd.is_observed() else tuple(found)
 
 
-def compiled(formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
+def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor:
     """`formula(*arguments)` as one fused operator; as it is where that cannot be compiled.
-
-    arguments: query, key, value, score_mod and mask_mod first.
 
     Raises:
         GDPAError: under `gdpa.strict`, which only the environment can set here.
     """
-    kind = _kind(*arguments[:5])
-    if kind in _failed and time.monotonic() - _failed[kind] < _RETRY:
+    if _failed and time.monotonic() - _failed.get(kind, -_RETRY) < _RETRY:
         return formula(*arguments)
-    from ._compat import dynamo
-
     try:
         return _alone(formula, kind)(*arguments)
-    except dynamo.compile_errors() as error:
+    except Exception as error:
+        from ._compat import dynamo
+
+        if not isinstance(error, dynamo.compile_errors()):
+            raise
         failure = error
     cause = getattr(failure, "inner_exception", failure)
     if isinstance(cause, GDPAError):
@@ -67,17 +73,8 @@ def compiled(formula: Callable[..., Tensor], arguments: Sequence[Any]) -> Tensor
     return made
 
 
-def _kind(query: Tensor, key: Tensor, value: Tensor, *mods: Any) -> tuple[object, ...]:
-    heads = -2 if query.dim() == 3 or query.is_nested else 1
-    return (
-        *[getattr(mod, "__code__", type(mod)) for mod in mods],
-        *[(x.dim(), x.is_nested, x.dtype, x.device.type, x.shape[-1]) for x in (query, key, value)],
-        query.shape[heads],
-    )
-
-
 @functools.lru_cache(_KINDS)
-def _alone(formula: Callable[..., Tensor], kind: object) -> Callable[..., Tensor]:
+def _alone(formula: Callable[..., Tensor], kind: Kind) -> Callable[..., Tensor]:
     from ._compat import dynamo
     from .backend import gdpa_backend
 

@@ -9,13 +9,14 @@ padded by ops that the matcher removes again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import direct
 from . import jagged_ops as jagged_ops  # which registers the ops
+from ._compat import subclasses
 from .operands import Size, check_bounds, check_form
 from .rejection import GDPAError
 from .scalars import at_all_scores
@@ -73,18 +74,27 @@ def attention(
         query, key, value, score_mod, mask_mod, scale, enable_gqa,
         cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
     )  # fmt: skip
-    if torch.compiler.is_compiling() or not direct.can_be_compiled((query, key, value)):
+    if torch.compiler.is_compiling():
+        return _attention(*arguments)
+    kind = direct.kind_of((query, key, value), score_mod, mask_mod)
+    if kind is None:
         return _attention(*arguments)
     longest = (
         _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q),
         _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k),
     )
-    return direct.compiled(_attention, (*arguments[:-2], *longest))
+    return direct.compiled(kind, _attention, (*arguments[:-2], *longest))
 
 
-def _longest(*given: Any) -> Size | None:
-    """The bound of a side, whose offsets are checked; None where it is dense."""
-    _, side = _jagged_side(*given)
+def _longest(
+    name: str, values: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
+) -> Size | None:
+    """The bound of a side as the caller gives it, or as its offsets do; None where it is dense."""
+    if type(longest) is int and longest >= 0 and offsets is not None:
+        return longest  # the operator checks the offsets
+    if longest is offsets is None and subclasses.is_compact_nested(values):
+        return _bound(values.offsets(), subclasses.values_of(values).shape[0])  # type: ignore[attr-defined]
+    _, side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest
 
 
@@ -239,11 +249,9 @@ def _unnested(
     name: str, nested: Tensor, cu_name: str, offsets: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The values and offsets of a nested tensor."""
-    from ._compat import subclasses
-
     if offsets is not None:
         raise GDPAError(f"{name} is nested: its offsets are its own, leave {cu_name} out")
-    if nested.layout != torch.jagged or not subclasses.is_compact_nested(nested):
+    if not subclasses.is_compact_nested(nested):
         raise GDPAError(
             f"a nested {name} must be of layout torch.jagged, [B, j, heads, dim], not transposed"
         )

@@ -135,13 +135,14 @@ def clean_dynamo() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def direct_calls_are_the_formula(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def direct_calls_are_the_formula(request: pytest.FixtureRequest) -> Iterator[None]:
     """`attention` outside of `torch.compile` is what a test compares with. Tests of what it
-    compiles there are marked `direct`."""
-    if request.node.get_closest_marker("direct") is None:
-        monkeypatch.setattr(direct, "can_be_compiled", lambda _: False)
+    compiles there are marked `direct`.
+    """
+    marked = request.node.get_closest_marker("direct") is not None
+    kind_of = direct.kind_of if marked else lambda *_: None
+    with mock.patch.object(direct, "kind_of", kind_of):
+        yield
 
 
 @pytest.fixture(autouse=True)

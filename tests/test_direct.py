@@ -277,9 +277,10 @@ def test_threads(recorder: Recorder) -> None:
         torch.testing.assert_close(one, expected)
 
 
-def test_little_is_done_beside_the_compiled_call(recorder: Recorder) -> None:
+@pytest.mark.parametrize("made", [dense, nested])
+def test_little_is_done_beside_the_compiled_call(recorder: Recorder, made) -> None:
     """Counted in calls of Python functions, as a clock would count the machine's other work."""
-    operands = dense()
+    operands = made()
     user = torch.compile(
         lambda *x: gdpa_inductor.attention(*x, score_mod=silu), backend=recorder, fullgraph=True
     )

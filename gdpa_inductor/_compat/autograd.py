@@ -73,10 +73,8 @@ def has_tangent(tensor: torch.Tensor) -> bool:
 
 def is_observed() -> bool:
     """Whether a mode sees each operator, or a function transform or forward-mode AD is active."""
-    from torch._C import _functorch
-
     modes = torch._C._len_torch_dispatch_stack()
-    return modes > 0 or _depth(_functorch) > 0 or _in_forward_mode()
+    return modes > 0 or _depth(torch._C._functorch) > 0 or _in_forward_mode()
 
 
 def autocasts() -> list[tuple[str, torch.dtype]]:

@@ -69,7 +69,7 @@ def is_compact_nested(tensor: torch.Tensor) -> bool:
 
 def values_of(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a jagged nested tensor; any other as it is."""
-    return tensor._values if tensor.is_nested and tensor.layout == torch.jagged else tensor
+    return tensor._values if hasattr(tensor, "_ragged_idx") else tensor
 
 
 _COMPRESSED = {  # layout: the tensors of its indices

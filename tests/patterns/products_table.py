@@ -342,12 +342,12 @@ def same_product_three_times(q, k, v, mask):
     return (gate * F.relu(q @ k.mT) + torch.tanh(q @ k.mT)) @ v
 
 
-@refuse("SEVERAL_SCORES", **SELF)
+@fuse(**SELF)
 def product_and_its_mirror(q, k, v):
     return (F.silu(q @ k.mT) + F.relu(k @ q.mT)) @ v
 
 
-@refuse("SEVERAL_SCORES", varies=True, **HEADS)
+@fuse(**HEADS)
 def product_and_that_of_other_rows(q, k, v):
     return (F.silu(q @ k.mT) + F.relu(q.flip(2) @ k.mT)) @ v
 
