@@ -2,6 +2,7 @@
 
 --print SEED prints the program of a seed and its outcome. --compiled compiles in full, with this
 package and with stock Inductor (slow: 200 programs are a good number), on a GPU with --device cuda.
+--judge verify runs every program under `gdpa.verify`, and an alarm is a crash.
 """
 
 import argparse
@@ -20,7 +21,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=1000)
     parser.add_argument("--start", type=int, default=0)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--judge", choices=("on", "off", "both"), default="both")
+    parser.add_argument("--judge", choices=("on", "off", "both", "verify"), default="both")
     parser.add_argument(
         "--show", choices=("wrong", "none", "all", "eager", "dynamo"), default="wrong"
     )

@@ -11,16 +11,21 @@ import torch
 from gdpa_inductor.backend import copy_graph
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import rewrite_graph
+from gdpa_inductor.verify import verified
 from tests._recorder import _guard_count, text_of
 
 PLAIN = "plain"
 
 
 def judged_options(judge: str) -> dict[str, Options]:
-    """The forms of `--judge on|off|both`. Without that option of the package: one form, "off"."""
+    """The forms of `--judge on|off|both|verify`. Without that option of the package: one form,
+    "off". "verify" is the form of "off" under `gdpa.verify`, whose every alarm is false there.
+    """
     always = Options(profit=False)
     if "judge" not in {f.name for f in dataclasses.fields(Options)}:
         return {"off": always}
+    if judge == "verify":
+        return {"verify": dataclasses.replace(always, judge=False, verify=True)}
     wanted = ("off", "on") if judge == "both" else (judge,)
     return {name: dataclasses.replace(always, judge=name == "on") for name in wanted}
 
@@ -36,6 +41,7 @@ class Form:
     rejections: tuple = ()
     guards_added: int = 0
     crash: Exception | None = None
+    run: Callable[..., object] | None = None
 
     @property
     def fault(self) -> str:
@@ -64,6 +70,8 @@ def rewritten(gm: torch.fx.GraphModule, options: Options) -> Form:
     form.after = text_of(made)
     form.matches, form.rejections = tuple(result.matches), tuple(result.rejections)
     form.guards_added = _guard_count() - guards
+    if options.verify and result.matches:
+        form.run = verified(made.forward, copy_graph(gm), result)
     return form
 
 
@@ -85,7 +93,7 @@ class Capture:
             form = forms[self.current]
             if form.crash is not None:
                 raise form.crash
-            return form.gm.forward(*arguments)
+            return (form.run or form.gm.forward)(*arguments)
 
         return run
 

@@ -36,6 +36,8 @@ def run_compiled(seed: int, judge: str = "both", device: str = "cpu") -> Outcome
             outcome.status, outcome.fault = "eager", _said(error)
             return outcome
         options = {"gdpa.profit": False}
+        if judge == "verify" and program.door != "export":
+            options["gdpa.verify"] = True
         ours = _verdict(program, eager, gdpa_backend, options)
         if "NaN or infinity" in ours[1]:
             # What a mask covers may be infinite: left out it is 0, in eager NaN (docs/masks.md).
