@@ -175,3 +175,38 @@ def test_what_cannot_be_run_on_copies_is_not_compared(caplog) -> None:
     assert torch.equal(out, attend(*given))
     (record,) = caplog.records
     assert "not compared" in record.getMessage() and "KeyError" in record.getMessage()
+
+
+def in_two_dtypes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Scores in 16 bits, values and output in fp32: fp64 inputs need fp64 casts."""
+    s = q @ k.mT
+    return (s * 0.5 * (1 + torch.tanh(s))).float() @ v.float()
+
+
+def test_scores_of_16_bits_beside_values_of_32_are_held_against_fp64() -> None:
+    given = [x.bfloat16() for x in plain()]
+    exact = verify._exact(in_two_dtypes, given, verify._results(in_two_dtypes, given)[0])
+    assert all(x is not None and x.dtype == torch.float64 for x in exact)
+
+    def better(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        s = q.float() @ k.float().mT
+        return (s * 0.5 * (1 + torch.tanh(s))) @ v.float()
+
+    assert verify.difference(better, in_two_dtypes, given) == ""
+    wrong = lambda *x: better(*x) * 1.1
+    assert "output 0 is off" in verify.difference(wrong, in_two_dtypes, given)
+
+
+FINITE, NAN, INF = (torch.tensor([1.0, x]) for x in (2.0, float("nan"), float("inf")))
+
+
+@pytest.mark.parametrize("fused, eager, exact, fault", [
+    (NAN, FINITE, FINITE, True), (INF, FINITE, FINITE, True), (NAN, INF, INF, True),
+    (NAN, FINITE, None, True), (INF, FINITE, None, True),
+    (FINITE, NAN, NAN, False), (FINITE, INF, INF, False), (INF, NAN, NAN, False),
+    (INF, FINITE, INF, False), (NAN, FINITE, NAN, False), (NAN, NAN, NAN, False),
+])  # fmt: skip
+def test_nan_and_infinity_come_from_the_model(fused, eager, exact, fault: bool) -> None:
+    """From eager or from fp64. What a mask or a slope by hand makes NaN in eager need not be."""
+    told = verify.breach(fused, eager, None if exact is None else exact.double(), 1e-7)
+    assert ("has NaN or infinity" in told) == fault and bool(told) == fault
