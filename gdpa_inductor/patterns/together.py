@@ -134,8 +134,7 @@ def _beside(
     zeros where the model has none.
     """
     first, plans = earlier.plans[0], (*earlier.plans, plan)
-    trains = plan.recipe.grad and any(writer.host.wants(p.region.end) for p in plans)
-    if trains or first.candidate.firsts != plan.candidate.firsts:
+    if first.candidate.firsts != plan.candidate.firsts or _trains(plans, writer):
         return None
     if not _may_move(plan, first, writer):
         return None
@@ -154,6 +153,10 @@ def _beside(
     if not choice or len(kernels) > 1:
         return None
     return Replacement(plans, recipe, tuple(results), problem, choice)
+
+
+def _trains(plans: Sequence[RegionPlan], writer: Writer) -> bool:
+    return plans[-1].recipe.grad and any(writer.host.wants(p.region.end) for p in plans)
 
 
 def _may_move(plan: RegionPlan, first: RegionPlan, writer: Writer) -> bool:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.patterns import plan, rewrite
+from gdpa_inductor.patterns import plan, rewrite, together
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
 from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
 from gdpa_inductor.patterns.reading import (
@@ -176,6 +176,10 @@ CHECKS: list[Check] = [
         "_escapes",
         unless(Code.SCORES_ESCAPE, mutants.users_as_factories),
     ),
+    Check("plans share the nodes of the same scores only", together, "_may_meet", gives(True)),
+    Check("plans of the same scores are all written", together, "_seen_outside", copies(list)),
+    Check("in training values have calls of their own", together, "_trains", gives(False)),
+    Check("values of one call are there, and stay", together, "_may_move", gives(True)),
     Check("what is dead is pure", region, "_is_pure", gives(True)),
     Check(
         "what is dead reaches no write",

@@ -331,3 +331,39 @@ def places_compared_in_16_bits(q, k, v, ends):
 def places_cast_to_16_bits(q, k, v, ends):
     near = torch.arange(LONG).bfloat16()[:, None] >= ends
     return torch.where(near, F.silu(q @ k.mT), 0.0) @ v
+
+
+def two_values() -> tuple:
+    return (*heads(), torch.randn(B, H, M, D).requires_grad_())
+
+
+def values_without_gradients() -> tuple:
+    return tuple(x.detach() for x in two_values())
+
+
+@program(values_without_gradients, training=False)
+def a_second_value_written_between(q, k, v, u):
+    w, u = F.silu(q @ k.mT), u * 1
+    first = w @ v
+    u.mul_(3)
+    return first, w @ u
+
+
+@program(values_without_gradients, training=False)
+def a_second_value_of_the_first_result(q, k, v, u):
+    w = F.silu(q @ k.mT)
+    first = w @ v
+    return w @ (u * first.mean(2, keepdim=True))
+
+
+@program(two_values)
+def one_of_two_results_is_dropped(q, k, v, u):
+    """The other value has a gradient of None, and none of zeros."""
+    w = F.silu(q @ k.mT)
+    return w @ v, (w @ u).detach()
+
+
+@program(two_values)
+def weights_multiplied_by_themselves(q, k, v, u):
+    w = torch.sigmoid(q @ k.mT)
+    return F.relu(w @ w.mT) @ v + w @ u

@@ -14,6 +14,9 @@ SAMPLE = (
     "first_hour: detach_in_place",
     "first_hour: write_on_a_cast",
     "own: random_numbers_drawn_for_nothing",
+    "own: a_second_value_written_between",
+    "own: a_second_value_of_the_first_result",
+    "own: one_of_two_results_is_dropped",
     "hunt_numerics: seconds_in_double",  # and two masks that are wrong where a comparison ties
     "hunt_masks: halves_and_positions",
     "hunt_fresh: jag_other_offsets_v",
