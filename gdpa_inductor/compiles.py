@@ -85,6 +85,7 @@ def regions() -> int:
     """How many fused regions there are in what was compiled last of each frame, since
     `torch._dynamo.utils.counters` were cleared: recompiles and restarts do not add up.
     Inductor does not call `GDPAPass` for a graph that it has in a cache; those do not count.
+    A call of `attention` outside of a compiled model counts as one of its own.
     """
     return sum(dynamo.counters["gdpa_regions"].values())
 

@@ -93,7 +93,9 @@ def _longest(
     if type(longest) is int and longest >= 0 and offsets is not None:
         return longest  # the operator checks the offsets
     if longest is offsets is None and subclasses.is_compact_nested(values):
-        return _bound(values.offsets(), subclasses.values_of(values).shape[0])  # type: ignore[attr-defined]
+        told = subclasses.longest_of(values)
+        total = subclasses.values_of(values).shape[0]
+        return _bound(values.offsets(), total) if told is None else told  # type: ignore[attr-defined]
     _, side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest
 
@@ -229,6 +231,7 @@ def _jagged_side(
 ) -> tuple[Tensor, _Side | None]:
     """The values [L,H,D] of a jagged operand and its side; a dense one as it is."""
     if values.is_nested:
+        longest = subclasses.longest_of(values) if longest is None else longest
         values, offsets = _unnested(name, values, cu_name, offsets)
     if offsets is None:
         if longest is not None:

@@ -16,17 +16,28 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 _ELEMENTWISE = """
-    abs absolute add addcdiv addcmul and bitwise_and bitwise_left_shift bitwise_not bitwise_or
-    bitwise_right_shift bitwise_xor bfloat16 bool ceil celu clamp clamp_max clamp_min clip cos div
-    divide double elu eq erf exp exp2 expm1 fix float floor floor_divide floordiv fmod frac ge gelu
-    greater greater_equal gt half hardshrink hardsigmoid hardswish hardtanh iadd iand ifloordiv imul
-    int invert ior ipow isfinite isinf isnan isub itruediv ixor le leaky_relu lerp less less_equal
-    log log10 log1p log2 logical_and logical_not logical_or logical_xor logsigmoid long lshift lt
-    masked_fill maximum minimum mish mod mul multiply nan_to_num ne neg negative not_equal or pos
-    positive pow radd rand reciprocal relu relu6 remainder rfloordiv rlshift rmod rmul ror round
-    rpow rrshift rshift rsqrt rsub rtruediv rxor selu sgn sigmoid sign silu sin softplus softshrink
-    softsign special_erf special_expit special_exp2 special_expm1 special_log1p sqrt square sub
-    subtract tan tanh tanhshrink threshold to true_divide truediv trunc type type_as where xor
+    abs absolute acos acosh add addcdiv addcmul and angle arccos arccosh arcsin arcsinh arctan
+    arctan2 arctanh asin asinh atan atan2 atanh bfloat16 bitwise_and bitwise_left_shift bitwise_not
+    bitwise_or bitwise_right_shift bitwise_xor bool ceil celu clamp clamp_max clamp_min clip
+    copysign cos cosh deg2rad digamma div divide double elu eq erf erfc erfinv exp exp2 expm1 fix
+    float float_power floor floor_divide floordiv fmax fmin fmod frac gcd ge gelu greater
+    greater_equal gt half hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0 iadd iand
+    ifloordiv igamma igammac imul int invert ior ipow isfinite isinf isnan isneginf isposinf isreal
+    isub itruediv ixor lcm ldexp le leaky_relu lerp less less_equal lgamma log log10 log1p log2
+    logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit logsigmoid long lshift
+    lt masked_fill maximum minimum mish mod mul multiply nan_to_num ne neg negative nextafter
+    not_equal or pos positive pow rad2deg radd rand reciprocal relu relu6 remainder rfloordiv
+    rlshift rmod rmul ror round rpow rrshift rshift rsqrt rsub rtruediv rxor selu sgn sigmoid sign
+    signbit silu sin sinc sinh softplus softshrink softsign special_airy_ai special_bessel_j0
+    special_bessel_j1 special_bessel_y0 special_bessel_y1 special_digamma special_entr special_erf
+    special_erfc special_erfcx special_erfinv special_exp2 special_expit special_expm1
+    special_gammainc special_gammaincc special_gammaln special_i0 special_i0e special_i1 special_i1e
+    special_log1p special_log_ndtr special_logit special_modified_bessel_i0
+    special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_ndtr
+    special_ndtri special_psi special_round special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_sinc special_spherical_bessel_j0 special_xlog1py
+    special_xlogy special_zeta sqrt square sub subtract tan tanh tanhshrink threshold to true_divide
+    truediv trunc type type_as where xlogy xor
 """
 _RANDOM = """
     alpha_dropout bernoulli binomial cauchy dropout exponential feature_dropout geometric

@@ -23,7 +23,7 @@ import torch
 
 from gdpa_inductor import direct, judge
 from gdpa_inductor._compat import inductor
-from tests import operands
+from tests import costs, operands
 from tests._failures import shorten
 
 
@@ -32,8 +32,19 @@ def seed_of(item: pytest.Item) -> int:
     return int(os.environ.get("GDPA_SEED", zlib.crc32(item.nodeid.encode())))
 
 
+_STARTED = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_STARTED] = costs.cpu_seconds()
+
+
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
+    if call.when == "teardown" and _STARTED in item.stash:  # `tests.costs` sums it by folder
+        took = costs.cpu_seconds() - item.stash[_STARTED]
+        item.user_properties.append(("cpu", f"{took:.2f}"))
     outcome = yield
     report = outcome.get_result()
     if not report.failed:

@@ -4,7 +4,8 @@
 
 .ci/matrix.txt has the versions and which runs each gets. The installed torch and Triton must be the
 ones of the row: a machine's constraints may have put another one there. `--record` adds a line for
-docs/versions.md (`python -m docs.tools.versions`).
+docs/versions.md (`python -m docs.tools.versions`). A run of everything says what each folder took;
+`--costs` makes one that takes more than .ci/costs.txt allows a failure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from tests import costs
+
 ROOT = Path(__file__).parents[1]
+_EVERYTHING = "everything"
 _FAST = ["-m", "not slow"]
 _OPERATOR = [
     "tests/test_ops.py", "tests/test_jagged_ops.py", "tests/test_reference.py",
@@ -38,7 +42,7 @@ _KERNELS = ["tests/kernels/test_cubins.py", "tests/kernels/test_interpreter.py"]
 
 # Each run: (what it shows, the arguments of pytest, or of Python where they begin with -m tests).
 RUNS: dict[str, list[tuple[str, list[str]]]] = {
-    "all": [("everything", _FAST)],
+    "all": [(_EVERYTHING, _FAST)],
     "jagged": [
         ("matching, jagged with fbgemm", [*_FAST, "tests/patterns", "tests/clients"]),
         ("hostile programs", [*_FAST, "tests/adversary", "tests/fuzz"]),
@@ -100,8 +104,11 @@ def check_versions(row: Row) -> None:
             sys.exit(f"{name} {getattr(row, name)} is asked for, {installed} is installed")
 
 
-def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str]) -> Result:
-    """Run one command, and count its tests."""
+def run(
+    row: Row, shows: str, arguments: list[str], workers: int, more: list[str],
+    spent: dict[str, float],
+) -> Result:  # fmt: skip
+    """Run one command, and count its tests. spent: gets the CPU seconds of each folder."""
     start, hostile = time.time(), arguments[:2] == ["-m", "tests.adversary"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
@@ -112,6 +119,8 @@ def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str
             command = ["-m", "pytest", "-q", *spread, f"--junitxml={report}", *arguments, *more]
         code = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
         passed, skipped, failed = (_of_programs if hostile else _of_tests)(report)
+        if shows == _EVERYTHING and report.exists():
+            spent.update(costs.by_folder(report))
     if code and not failed:
         failed = 1  # it broke off
     return Result(
@@ -141,10 +150,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("torch", help="the version, as in .ci/matrix.txt")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--record", type=Path, help="add a line for each run to this file")
+    parser.add_argument("--costs", action="store_true", help="a folder may take no more than it may")
     given, more = parser.parse_known_args(argv)
     (row,) = [row for row in rows() if row.torch == given.torch]
     check_versions(row)
-    found = [run(row, *one, given.workers, more) for one in RUNS[row.runs]]
+    spent: dict[str, float] = {}
+    before = costs.loop(given.workers)
+    found = [run(row, *one, given.workers, more, spent) for one in RUNS[row.runs]]
+    over: list[str] = []
+    if spent:
+        table, over = costs.table(spent, (before + costs.loop(given.workers)) / 2)
+        print(table)
     if given.record:
         with given.record.open("a") as out:
             out.writelines(json.dumps(asdict(one)) + "\n" for one in found)
@@ -152,7 +168,9 @@ def main(argv: list[str]) -> int:
         print(f"torch {one.torch}, Triton {one.triton}: {one.shows} in {one.seconds} s")
     passed, failed = (sum(getattr(one, name) for one in found) for name in ("passed", "failed"))
     print(f"{passed} passed, {failed} failed, {sum(one.skipped for one in found)} skipped")
-    return int(failed > 0)
+    if over and given.costs:
+        print(f"too long: {', '.join(over)} (.ci/costs.txt)")
+    return int(failed > 0 or bool(over and given.costs))
 
 
 if __name__ == "__main__":

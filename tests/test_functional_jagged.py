@@ -240,6 +240,20 @@ def test_nested_tensors_compiled() -> None:
     torch.testing.assert_close(found.values(), run(*given).values(), rtol=1e-4, atol=1e-4)
 
 
+def test_a_nested_tensor_says_its_longest_sequence() -> None:
+    """So that no score is asked for beyond it: a bias by distance has no more elements."""
+    q, k, v = (t.detach() for t in values())
+    bias = torch.randn(LONGEST)
+
+    def run(q, k, v, cu):
+        given = [torch.nested.nested_tensor_from_jagged(t, cu, max_seqlen=LONGEST) for t in (q, k, v)]
+        by_distance = lambda s, b, h, i, j: F.silu(s + bias[(i - j).abs()])
+        return gdpa_inductor.attention(*given, score_mod=by_distance).values()
+
+    found = torch.compile(run, backend="gdpa", fullgraph=True)(q, k, v, CU)
+    torch.testing.assert_close(found, run(q, k, v, CU), rtol=1e-4, atol=1e-4)
+
+
 # Faults
 
 Q, K, V = (torch.randn(9, 2, 6) for _ in range(3))

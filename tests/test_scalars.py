@@ -276,13 +276,21 @@ def test_each_score_draws_its_own_number(draw: Callable) -> None:
     assert weight.unique().numel() == weight.numel()
 
 
+def test_a_function_that_no_program_knows_is_told() -> None:
+    def run(q, k, v):
+        return gdpa_inductor.attention(q, k, v, score_mod=of_score(torch.special.erfcx))
+
+    (refusal,) = gdpa_inductor.explain(run)(Q, K, V).rejections
+    assert refusal.code.name == "POINTWISE_OP" and "erfcx" in refusal.reason
+
+
 # Each function that is called at once
 
 
 def _found() -> dict[str, Callable]:
     """By name, the functions, methods and operators that are taken to compute with elements."""
     found = {}
-    for place in (torch, F, Tensor):
+    for place in (torch, F, Tensor, torch._C._special):
         for name in sorted(scalars.ELEMENTWISE):
             of_objects = (name.startswith("__") or name == "rand") and place is not Tensor
             if callable(getattr(place, name, None)) and not of_objects:

@@ -72,6 +72,12 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._values if hasattr(tensor, "_ragged_idx") else tensor
 
 
+def longest_of(nested: torch.Tensor) -> int | torch.SymInt | None:
+    """The length that a jagged nested tensor was told its longest sequence has; None if none."""
+    found: int | torch.SymInt | None = getattr(nested, "_maybe_max_seqlen", None)
+    return found
+
+
 _COMPRESSED = {  # layout: the tensors of its indices
     torch.sparse_csr: ("crow_indices", "col_indices"),
     torch.sparse_bsr: ("crow_indices", "col_indices"),

@@ -112,6 +112,15 @@ def test_values_of(nested):
     assert subclasses.values_of(plain) is plain and subclasses.values_of(padded) is padded
 
 
+def test_longest_of():
+    values, offsets = torch.randn(7, 4), torch.tensor([0, 3, 7])
+    told = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=5)
+    assert subclasses.longest_of(told) == 5
+    silent = torch.nested.nested_tensor_from_jagged(values, offsets)
+    strided = torch.nested.nested_tensor([torch.ones(2)])
+    assert subclasses.longest_of(silent) is None and subclasses.longest_of(strided) is None
+
+
 def test_strided_parts(nested):
     plain = torch.eye(4)
     assert subclasses.strided_parts(plain)[0] is plain

@@ -1,0 +1,59 @@
+"""CPU seconds of the tests by folder, and what each folder may take (.ci/costs.txt).
+
+Machines differ, and one machine differs from hour to hour. So seconds are those of a machine on
+which `loop` takes one, with as many of it at once as there are workers.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+BUDGETS = Path(__file__).parents[1] / ".ci" / "costs.txt"
+_LOOP = "import time; sum(i * i % 7 for i in range(14_000_000)); print(time.process_time())"
+
+
+def cpu_seconds() -> float:
+    """Of this process, and of its children that have ended."""
+    return sum(os.times()[:4])
+
+
+def loop(workers: int) -> float:
+    """The mean of the CPU seconds of some loops at once."""
+    command = [sys.executable, "-c", _LOOP]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(workers)]
+    return sum(float(one.communicate()[0]) for one in running) / workers
+
+
+def by_folder(report: Path) -> dict[str, float]:
+    """CPU seconds out of a JUnit file: a test says its own as the property `cpu` (conftest)."""
+    found: Counter[str] = Counter()
+    for case in ElementTree.parse(report).getroot().iter("testcase"):
+        names = case.get("classname", "").split(".")
+        folder = "/".join(names[:2]) if len(names) > 2 else f"{names[0]}/*.py"
+        said = case.find("properties/property[@name='cpu']")
+        found[folder] += float(said.get("value", 0)) if said is not None else 0.0
+    return dict(found.most_common())
+
+
+def budgets() -> dict[str, float]:
+    lines = [line.split() for line in BUDGETS.read_text().splitlines()]
+    return {line[0]: float(line[1]) for line in lines if line and line[0] != "#"}
+
+
+def table(found: dict[str, float], second: float) -> tuple[str, list[str]]:
+    """What each folder took and may take, and the folders that took more. second: what `loop`
+    took here.
+    """
+    allowed, lines, over = budgets(), [], []
+    for folder, seconds in found.items():
+        took, may = seconds / second, allowed.get(folder, 0.0)
+        if took > may:
+            over.append(folder)
+        lines.append(f"{folder:22s} {took:6.0f} of {may:5.0f} CPU s{' *' if took > may else ''}")
+    lines.append(f"{'all':22s} {sum(found.values()) / second:6.0f} of {sum(allowed.values()):5.0f}")
+    return "\n".join(lines), over
