@@ -60,7 +60,10 @@ def compiled(kind: Kind, formula: Callable[..., Tensor], arguments: Sequence[Any
         from ._compat import dynamo
 
         if not isinstance(error, dynamo.compile_errors()):
-            raise
+            if not dynamo.is_disabled():
+                raise
+            _failed[kind] = time.monotonic()
+            return formula(*arguments)
         failure = error
     cause = getattr(failure, "inner_exception", failure)
     if isinstance(cause, GDPAError):

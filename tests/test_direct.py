@@ -263,6 +263,18 @@ def test_stances_and_functions_that_are_not_compiled(recorder: Recorder) -> None
     assert len(recorder.matches) == 1, "a call of its own, within a model that is compiled"
 
 
+def test_it_is_the_formula_where_nothing_is_compiled(recorder, caplog) -> None:
+    """As under TORCH_COMPILE_DISABLE=1, which is read when torch is imported."""
+    operands = dense()
+    with torch._dynamo.config.patch(disable=True), caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            found = gdpa_inductor.attention(*operands, score_mod=silu)
+            torch.testing.assert_close(found, by_formula(*operands, score_mod=silu))
+        with pytest.raises(GDPAError, match="head dims"):
+            gdpa_inductor.attention(operands[0][..., :4], *operands[1:], score_mod=silu)
+    assert not recorder.graphs and not caplog.records
+
+
 def test_threads(recorder: Recorder) -> None:
     operands, found = dense(), []
     expected = by_formula(*operands, score_mod=biased)

@@ -83,6 +83,15 @@ def compiled_alone(
     return found
 
 
+def is_disabled() -> bool:
+    """Whether nothing is compiled, as under `TORCH_COMPILE_DISABLE=1`. With `fullgraph` torch 2.15
+    then raises an error.
+    """
+    from torch._dynamo import config
+
+    return bool(config.disable)
+
+
 def compile_errors() -> tuple[type[Exception], ...]:
     """What calling a compiled function raises where Dynamo or the backend fails."""
     from torch._dynamo import exc

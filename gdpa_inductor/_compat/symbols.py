@@ -28,6 +28,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
         "convert_frame.compile_lock": "held while something is compiled at run time",
         "register_backend": "makes the backend known, once for all threads",
         "config.accumulated_recompile_limit": "`recompile_limit` over all frames",
+        "config.disable": "a direct call is not compiled then",
         "config.patch": "sets both limits for one run",
         "config.recompile_limit": "`explain` and `bench ceiling` must not reach it",
         "convert_frame.register_bytecode_hook": "tells which code objects a run compiled",

@@ -56,6 +56,12 @@ def test_compiled_alone():
     assert all(type(size) is int for [(size,)] in seen)
 
 
+def test_is_disabled():
+    assert not dynamo.is_disabled()
+    with torch._dynamo.config.patch(disable=True):
+        assert dynamo.is_disabled()
+
+
 def test_compile_errors():
     def failing(gm, inputs, **_):
         raise ValueError("no compiler")
