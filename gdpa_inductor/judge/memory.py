@@ -9,6 +9,7 @@ Faults are not remembered.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,11 @@ def place_of(before: GraphModule, after: GraphModule) -> Path | None:
     except Exception:  # what cannot be described is judged anew each time
         return None
     return Path(folder) / "gdpa_verdicts" / digest.hexdigest()
+
+
+def knows(place: Path) -> bool:
+    """Whether the rewrite was found to be right. A folder that cannot be read costs time only."""
+    return os.path.exists(place)  # unlike pathlib's, which raises for another user's folder
 
 
 def remember(place: Path) -> None:

@@ -44,3 +44,9 @@ def test_what_cannot_be_described_is_judged_anew(verdicts, monkeypatch):
     monkeypatch.setattr(memory, "_tensor", lambda *_: 1 / 0)
     assert len(recorded(operands()).matches) == 1
     assert not verdicts.exists()
+
+
+def test_a_folder_that_cannot_be_read_costs_time_only(verdicts, monkeypatch):
+    """Such as another user's. A name that is too long raises for root too."""
+    monkeypatch.setattr(memory.inductor, "cache_folder", lambda: str(verdicts.parent / ("x" * 300)))
+    assert len(recorded(operands()).matches) == 1
