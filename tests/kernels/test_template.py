@@ -54,3 +54,17 @@ def test_the_forward_branches_where_nothing_is_loaded_for_some_tiles_alone():
     assert not Plan("forward", ("p",), skips=True, whole_flat=frozenset({"p"})).branches
     by_row = AuxRead(0, Aux("f", ("h", "q_idx")))
     assert Plan("forward", ("p",), (by_row,), skips=True).branches
+
+
+def test_the_text_is_read_in_every_locale():
+    """Comments of the templates have letters that ASCII lacks."""
+    program = """
+from gdpa_inductor.kernels.chunked import fused
+from gdpa_inductor.kernels.triton import template
+names = {path.name.partition(".")[0] for path in template._SOURCES.iterdir()}
+print(len([*map(template.source, names), fused.source()]))
+"""
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env={**os.environ, **locale}, capture_output=True, text=True)
+    assert done.returncode == 0 and int(done.stdout) > 5, done.stderr[-500:]

@@ -37,7 +37,7 @@ PRODUCT = torch.ops.gdpa.chunk_product.default
 @functools.cache
 def source() -> str:
     """The text of the template."""
-    return _SOURCE.read_text()
+    return _SOURCE.read_text("utf-8")
 
 
 @dataclass(frozen=True)

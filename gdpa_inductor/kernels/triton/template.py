@@ -220,4 +220,4 @@ def loop_axis(kernel: str) -> str:
 @functools.cache
 def source(name: str) -> str:
     """The text of a template file."""
-    return (_SOURCES / f"{name}.py.jinja").read_text()
+    return (_SOURCES / f"{name}.py.jinja").read_text("utf-8")
