@@ -42,13 +42,13 @@ def verified(compiled: Graph, original: Graph, result: Result) -> Graph:
 
     def run(*args: Any) -> Any:
         if pending:
-            pending.clear()
             try:
                 fault = difference(compiled, original, args)
             except Exception as error:
                 about = type(error).__name__, str(error).split("\n", 1)[0]
                 log.warning("gdpa.verify: not compared, a run on copies raised %s: %s", *about)
                 fault = ""
+            pending.clear()  # not where it was interrupted
             if fault:
                 regions = "\n".join(f"  {match}" for match in result.matches)
                 raise GDPAError(f"gdpa.verify: {fault}\nrewritten regions:\n{regions}")

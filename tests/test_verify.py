@@ -210,3 +210,20 @@ def test_nan_and_infinity_come_from_the_model(fused, eager, exact, fault: bool) 
     """From eager or from fp64. What a mask or a slope by hand makes NaN in eager need not be."""
     told = verify.breach(fused, eager, None if exact is None else exact.double(), 1e-7)
     assert ("has NaN or infinity" in told) == fault and bool(told) == fault
+
+
+def test_a_comparison_that_was_interrupted_is_made_again(monkeypatch) -> None:
+    """What cannot be run on copies is not tried again."""
+    raised = [KeyboardInterrupt, MemoryError]
+
+    def difference(*_):
+        raise raised.pop(0)
+
+    monkeypatch.setattr(verify, "difference", difference)
+    run = verify.verified(attend, attend, Result())
+    given = plain()
+    with pytest.raises(KeyboardInterrupt):
+        run(*given)
+    for _ in range(2):
+        torch.testing.assert_close(run(*given), attend(*given))
+    assert raised == []
