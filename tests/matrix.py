@@ -150,7 +150,9 @@ def main(argv: list[str]) -> int:
     parser.add_argument("torch", help="the version, as in .ci/matrix.txt")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--record", type=Path, help="add a line for each run to this file")
-    parser.add_argument("--costs", action="store_true", help="a folder may take no more than it may")
+    parser.add_argument(
+        "--costs", action="store_true", help="a folder may take no more than it may"
+    )
     given, more = parser.parse_known_args(argv)
     (row,) = [row for row in rows() if row.torch == given.torch]
     check_versions(row)

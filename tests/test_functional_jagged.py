@@ -246,7 +246,9 @@ def test_a_nested_tensor_says_its_longest_sequence() -> None:
     bias = torch.randn(LONGEST)
 
     def run(q, k, v, cu):
-        given = [torch.nested.nested_tensor_from_jagged(t, cu, max_seqlen=LONGEST) for t in (q, k, v)]
+        given = [
+            torch.nested.nested_tensor_from_jagged(t, cu, max_seqlen=LONGEST) for t in (q, k, v)
+        ]
         by_distance = lambda s, b, h, i, j: F.silu(s + bias[(i - j).abs()])
         return gdpa_inductor.attention(*given, score_mod=by_distance).values()
 
