@@ -34,7 +34,7 @@ def kind_of(operands: Sequence[Tensor], *mods: Any) -> Kind | None:
     """
     found: list[object] = [getattr(mod, "__code__", type(mod)) for mod in mods]
     for x in operands:
-        nested = type(x) not in _PLAIN
+        nested = type(x) not in _PLAIN or x.is_nested
         if nested and not subclasses.is_compact_nested(x):
             return None
         # a nested tensor's own properties take ten times as long

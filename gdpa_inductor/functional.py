@@ -89,9 +89,7 @@ def attention(
 def _longest(
     name: str, values: Tensor, cu_name: str, offsets: Tensor | None, longest: Size | None
 ) -> Size | None:
-    """The bound of a side as the caller gives it, or as its offsets do; None where it is dense."""
-    if type(longest) is int and longest >= 0 and offsets is not None:
-        return longest  # the operator checks the offsets
+    """The bound of a side, whose offsets are checked; None where it is dense."""
     if longest is offsets is None and subclasses.is_compact_nested(values):
         told = subclasses.longest_of(values)
         total = subclasses.values_of(values).shape[0]

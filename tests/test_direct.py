@@ -289,6 +289,18 @@ def test_threads(recorder: Recorder) -> None:
         torch.testing.assert_close(one, expected)
 
 
+@pytest.mark.parametrize("offsets", [[0, 5, 3, 9], [0, 3, 3, 12], [-1, 3, 5, 9]])
+@pytest.mark.parametrize("more", [0, 300])
+def test_offsets_are_checked_beside_a_bound(offsets: list[int], more: int) -> None:
+    """Few and many."""
+    cu = torch.tensor([offsets[0]] * more + offsets)
+    q = torch.randn(9, 2, 8)
+    with pytest.raises(GDPAError, match="must not decrease and must lie in"):
+        gdpa_inductor.attention(
+            q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=5, max_seqlen_k=5
+        )
+
+
 @pytest.mark.parametrize("made", [dense, nested])
 def test_little_is_done_beside_the_compiled_call(recorder: Recorder, made) -> None:
     """Counted in calls of Python functions, as a clock would count the machine's other work."""

@@ -290,6 +290,11 @@ FAULTS = {
         {},
         "a nested query must be of layout torch.jagged",
     ),
+    "nested, strided": (
+        (torch.nested.nested_tensor([torch.randn(2, 3, 4), torch.randn(4, 3, 4)]),) * 3,
+        {},
+        "a nested query must be of layout torch.jagged",
+    ),
     "nested otherwise": (
         (TWO, TWO, nested(torch.randn(5, 2, 6), cu=torch.tensor([0, 1, 2, 5]))[0]),
         {},

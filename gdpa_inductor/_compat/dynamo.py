@@ -84,8 +84,8 @@ def compiled_alone(
 
 
 def is_disabled() -> bool:
-    """Whether nothing is compiled, as under `TORCH_COMPILE_DISABLE=1`. With `fullgraph` torch 2.15
-    then raises an error.
+    """Whether nothing is compiled, as under `TORCH_COMPILE_DISABLE=1`. From torch 2.13 on a call
+    with `fullgraph` raises an error then.
     """
     from torch._dynamo import config
 
