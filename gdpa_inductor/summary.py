@@ -14,6 +14,7 @@ from collections.abc import Iterable
 
 from ._compat import dynamo
 from .patterns import Result
+from .rejection import Category
 
 log = logging.getLogger("gdpa_inductor")
 # By compiled model: what was found in each of its compiles; None once that was told.
@@ -39,7 +40,13 @@ def _tell(reference: weakref.ref[object]) -> None:
     if results:
         _found[model] = None
         total = sum(results.values(), Result())
-        log.log(logging.WARNING if total.rejections else logging.INFO, "%s", line(total))
+        log.log(_level(total), "%s", line(total))
+
+
+def _level(result: Result) -> int:
+    """A warning where nothing was fused, or something else is GDPA: softmax beside it is none."""
+    left = any(r.code.category is not Category.NOT_GDPA for r in result.rejections)
+    return logging.WARNING if left or not result.matches else logging.INFO
 
 
 def line(result: Result) -> str:

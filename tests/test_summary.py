@@ -78,6 +78,19 @@ def test_where_all_is_fused_it_is_no_warning(caplog) -> None:
     assert told(caplog) == [("INFO", "gdpa: 2 of 2 attention regions fused")]
 
 
+class Softmax(nn.Module):
+    def forward(self, x):
+        return torch.softmax(x @ x.mT, -1) @ x
+
+
+def test_softmax_is_a_warning_where_it_is_alone(caplog) -> None:
+    compiled(nn.Sequential(Attention(), Softmax()))(x())
+    compiled(Softmax())(x())
+    beside = f"gdpa: 1 of 2 attention regions fused, 1 not fused (NORMALISED); {WHY}"
+    alone = f"gdpa: 0 of 1 attention regions fused, 1 not fused (NORMALISED); {WHY}"
+    assert told(caplog) == [("INFO", beside), ("WARNING", alone)]
+
+
 def test_where_nothing_is_fused_it_says_so(caplog) -> None:
     model = Attention()
     model.compile(backend="gdpa")
