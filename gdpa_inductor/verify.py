@@ -16,6 +16,7 @@ and one that cannot be run on copies.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -80,13 +81,18 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 def _results(
     graph: Graph, args: Sequence[Any], dtype: torch.dtype | None = None
 ) -> tuple[Named, bool]:
-    """Outputs, inputs afterwards and gradients, by name; and whether random numbers were drawn."""
+    """Outputs, inputs afterwards and gradients, by name; and whether random numbers were drawn.
+
+    dtype: fp64 for the exact ones.
+    """
     copies = _Copies(dtype)
     given = [copies.of(x, f"input {i}") for i, x in enumerate(args)]
     devices = {x.device.index for x in args if isinstance(x, Tensor) and x.device.type == "cuda"}
     with torch.random.fork_rng(devices=list(devices)):
         before = _generator_states(devices)
-        outputs = [x for y in fx.tree_leaves(graph(*given)) for x in _parts(y)]
+        with _InFp64() if dtype is not None else contextlib.nullcontext():
+            returned = graph(*given)
+        outputs = [x for y in fx.tree_leaves(returned) for x in _parts(y)]
         gradients = _gradients(outputs, list(copies.leaves.values()))
         drew = any(not torch.equal(a, b) for a, b in zip(before, _generator_states(devices)))
     found = [(f"output {i}", x.detach()) for i, x in enumerate(outputs)]
@@ -207,8 +213,7 @@ def _generator_states(devices: set[int]) -> list[Tensor]:
 def _exact(original: Graph, args: Sequence[Any], eager: Named) -> list[Tensor | None]:
     """The original on fp64 inputs; None for each tensor where it cannot be had."""
     try:
-        with _InFp64():
-            found, _ = _results(original, args, torch.float64)
+        found, _ = _results(original, args, torch.float64)
     except Exception as error:
         log.info("gdpa.verify: no fp64 run of the graph: %s", error)
         return [None] * len(eager)

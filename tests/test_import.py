@@ -142,7 +142,7 @@ MAY_IMPORT = {
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "program", "rejection", "terminal"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},
-    "summary": {"_compat", "patterns"},
+    "summary": {"_compat", "patterns", "rejection"},
     "backend": CORE
     | {"compiles", "graphs", "patterns", "lowerings", "sources", "summary", "verify"},
     "entry_point": {"_compat", "backend"},
