@@ -1,4 +1,4 @@
-"""CPU seconds of the tests by folder, and what each folder may take (.ci/costs.txt).
+"""CPU seconds of the tests by folder.
 
 Machines differ, and one machine differs from hour to hour. So seconds are those of a machine on
 which `loop` takes one, with as many of it at once as there are workers.
@@ -13,7 +13,6 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
-BUDGETS = Path(__file__).parents[1] / ".ci" / "costs.txt"
 _LOOP = "import time; sum(i * i % 7 for i in range(14_000_000)); print(time.process_time())"
 
 
@@ -40,20 +39,7 @@ def by_folder(report: Path) -> dict[str, float]:
     return dict(found.most_common())
 
 
-def budgets() -> dict[str, float]:
-    lines = [line.split() for line in BUDGETS.read_text().splitlines()]
-    return {line[0]: float(line[1]) for line in lines if line and line[0] != "#"}
-
-
-def table(found: dict[str, float], second: float) -> tuple[str, list[str]]:
-    """What each folder took and may take, and the folders that took more. second: what `loop`
-    took here.
-    """
-    allowed, lines, over = budgets(), [], []
-    for folder, seconds in found.items():
-        took, may = seconds / second, allowed.get(folder, 0.0)
-        if took > may:
-            over.append(folder)
-        lines.append(f"{folder:22s} {took:6.0f} of {may:5.0f} CPU s{' *' if took > may else ''}")
-    lines.append(f"{'all':22s} {sum(found.values()) / second:6.0f} of {sum(allowed.values()):5.0f}")
-    return "\n".join(lines), over
+def table(found: dict[str, float], second: float) -> str:
+    """What each folder took. second: what `loop` took here."""
+    rows = [*found.items(), ("all", sum(found.values()))]
+    return "\n".join(f"{folder:18s} {took / second:6.0f} CPU s" for folder, took in rows)

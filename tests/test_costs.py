@@ -1,6 +1,4 @@
-"""What the tests of a folder take is summed, and held against what it may take."""
-
-from pathlib import Path
+"""What the tests of a folder take is summed."""
 
 from tests import costs
 
@@ -21,15 +19,14 @@ def test_seconds_are_summed_by_folder(tmp_path):
     assert costs.by_folder(report) == {"tests/patterns": 3.0, "tests/*.py": 1.0, "tests/gpu": 0.0}
 
 
-def test_a_folder_that_takes_more_is_named(monkeypatch):
-    monkeypatch.setattr(costs, "budgets", lambda: {"tests/patterns": 2.0, "tests/*.py": 1.0})
-    found = {"tests/patterns": 3.0, "tests/*.py": 1.0}
-    assert costs.table(found, 1.0)[1] == ["tests/patterns"]
-    assert costs.table(found, 2.0)[1] == []  # on a machine that is half as fast
-    assert costs.table({"tests/new": 0.1}, 1.0)[1] == ["tests/new"]
+def test_seconds_are_those_of_a_usual_machine():
+    """Half of what a machine takes on which the loop takes two."""
+    shown = costs.table({"tests/patterns": 3.0, "tests/*.py": 1.0}, 2.0).splitlines()
+    assert [line.split() for line in shown] == [
+        ["tests/patterns", "2", "CPU", "s"], ["tests/*.py", "0", "CPU", "s"],
+        ["all", "2", "CPU", "s"],
+    ]  # fmt: skip
 
 
-def test_every_folder_has_a_budget():
-    tests = Path(__file__).parent
-    folders = {f"tests/{x.parent.name}" for x in tests.glob("*/test_*.py")} | {"tests/*.py"}
-    assert folders == set(costs.budgets())
+def test_the_loop_takes_time():
+    assert costs.loop(1) > 0.1
