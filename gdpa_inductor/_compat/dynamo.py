@@ -76,10 +76,11 @@ def compiled_alone(
     assert isinstance(function, FunctionType)
     code = function.__code__.replace(co_name=f"{function.__name__}_{next(_numbers)}")
     copy = FunctionType(code, function.__globals__, code.co_name)
-    settings: dict[str, Any] = {"backend": backend, "fullgraph": True, "options": options}
-    if "recompile_limit" in inspect.signature(torch.compile).parameters:
-        settings["recompile_limit"] = 64
-    found: Callable[..., Any] = torch.compile(copy, **settings)
+    has_limit = "recompile_limit" in inspect.signature(torch.compile).parameters
+    more: dict[str, Any] = {"recompile_limit": 64} if has_limit else {}  # from torch 2.12 on
+    found: Callable[..., Any] = torch.compile(
+        copy, backend=backend, fullgraph=True, options=options, **more
+    )
     return found
 
 
