@@ -44,7 +44,7 @@ def _tell(reference: weakref.ref[object]) -> None:
 
 
 def _level(result: Result) -> int:
-    """A warning where nothing was fused, or something else is GDPA: softmax beside it is none."""
+    """A warning where nothing was fused, or not all that is GDPA. Softmax beside it is not."""
     left = any(r.code.category is not Category.NOT_GDPA for r in result.rejections)
     return logging.WARNING if left or not result.matches else logging.INFO
 

@@ -103,11 +103,9 @@ def check_versions(row: Row) -> None:
             sys.exit(f"{name} {getattr(row, name)} is asked for, {installed} is installed")
 
 
-def run(
-    row: Row, shows: str, arguments: list[str], workers: int, more: list[str],
-    spent: dict[str, float],
-) -> Result:  # fmt: skip
-    """Run one command, and count its tests. spent: gets the CPU seconds of each folder."""
+def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str]) -> Result:
+    """Run one command, and count its tests. Of everything, print what each folder took."""
+    second = costs.loop(workers) if shows == _EVERYTHING else 0.0
     start, hostile = time.time(), arguments[:2] == ["-m", "tests.adversary"]
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report"
@@ -119,7 +117,8 @@ def run(
         code = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
         passed, skipped, failed = (_of_programs if hostile else _of_tests)(report)
         if shows == _EVERYTHING and report.exists():
-            spent.update(costs.by_folder(report))
+            second = (second + costs.loop(workers)) / 2
+            print(costs.table(costs.by_folder(report), second))
     if code and not failed:
         failed = 1  # it broke off
     return Result(
@@ -152,11 +151,7 @@ def main(argv: list[str]) -> int:
     given, more = parser.parse_known_args(argv)
     (row,) = [row for row in rows() if row.torch == given.torch]
     check_versions(row)
-    spent: dict[str, float] = {}
-    before = costs.loop(given.workers)
-    found = [run(row, *one, given.workers, more, spent) for one in RUNS[row.runs]]
-    if spent:
-        print(costs.table(spent, (before + costs.loop(given.workers)) / 2))
+    found = [run(row, *one, given.workers, more) for one in RUNS[row.runs]]
     if given.record:
         with given.record.open("a") as out:
             out.writelines(json.dumps(asdict(one)) + "\n" for one in found)
