@@ -166,7 +166,10 @@ def test_a_worker_that_takes_too_long_is_ended(contender: str, tmp_path: Path, m
     assert time.monotonic() - begun < 60
     assert (found.losses if found else None) == ([2.0] if contender == "result" else None)
     (child,) = pids
-    assert "zombie" in status_of(child) or not Path(f"/proc/{child}").exists()
+    late = time.monotonic() + 60
+    while (status := status_of(child)) and "zombie" not in status:
+        assert time.monotonic() < late, status  # a signal is sent, and acted on a little later
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("late", ["seconds", "until"])
