@@ -274,8 +274,9 @@ def _check_offsets(name: str, values: Tensor, cu_name: str, offsets: Tensor) -> 
 
 def _bound(offsets: Tensor, total: Size) -> Size:
     """The longest length, where it may be read."""
-    captured = offsets.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    if torch.compiler.is_compiling() or captured:
+    if torch.compiler.is_compiling():  # asked first: Dynamo cannot trace the other question
+        return total
+    if offsets.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
         return total
     return int(torch.diff(offsets).max()) if offsets.shape[0] > 1 else 0
 

@@ -8,9 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch._dynamo.utils import counters
+from torch._subclasses import FakeTensorMode
 
 import gdpa_inductor
-from gdpa_inductor import GDPAError
+from gdpa_inductor import GDPAError, functional
 from tests._recorder import Recorder
 from tests.jagged_cases import CASES, JaggedCase
 
@@ -351,3 +352,13 @@ def test_with_a_bound_no_jagged_region_is_too_small():
     compiled = torch.compile(pool, backend="gdpa", options={"gdpa.expect": 1})
     found, wanted = (f(seeds, key, value, offsets) for f in (compiled, pool))
     torch.testing.assert_close(found, wanted)
+
+
+def test_a_trace_does_not_ask_whether_a_cuda_graph_is_captured(monkeypatch) -> None:
+    """Dynamo cannot trace the question."""
+    asked = []
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(1))
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        offsets = torch.empty(4, dtype=torch.int64, device="cuda")
+    assert functional._bound(offsets, 10) == 10 and not asked
