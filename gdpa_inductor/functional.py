@@ -79,11 +79,11 @@ def attention(
     kind = direct.kind_of((query, key, value), score_mod, mask_mod)
     if kind is None:
         return _attention(*arguments)
-    longest = (
-        _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q),
-        _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k),
-    )
-    return direct.compiled(kind, _attention, (*arguments[:-2], *longest))
+    longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
+    rows = _source_of_bound(query, cu_seqlens_q, max_seqlen_q)
+    if _source_of_bound(key, cu_seqlens_k, max_seqlen_k) != rows:
+        key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
+    return direct.compiled(kind, _attention, (*arguments[:-2], longest, key_longest))
 
 
 def _longest(
@@ -96,6 +96,12 @@ def _longest(
         return _bound(values.offsets(), total) if told is None else told  # type: ignore[attr-defined]
     _, side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest
+
+
+def _source_of_bound(values: Tensor, offsets: Tensor | None, longest: Size | None) -> object:
+    """What `_longest` reads: where it is the same for both sides, one answer serves both."""
+    offsets = subclasses.offsets_of(values) if offsets is None else offsets
+    return id(offsets), longest, subclasses.values_of(values).shape[0]
 
 
 def _attention(

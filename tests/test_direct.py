@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import gdpa_inductor
-from gdpa_inductor import GDPAError, backend, direct
+from gdpa_inductor import GDPAError, backend, direct, functional
 from tests._recorder import Recorder
 
 pytestmark = pytest.mark.direct
@@ -299,6 +299,25 @@ def test_offsets_are_checked_beside_a_bound(offsets: list[int], more: int) -> No
         gdpa_inductor.attention(
             q, q, q, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=5, max_seqlen_k=5
         )
+
+
+@pytest.mark.parametrize("one", [True, False])
+def test_offsets_that_both_sides_have_are_read_once(recorder, monkeypatch, one: bool) -> None:
+    """Reading waits for a GPU."""
+    operands, given = jagged()
+    checked = []
+    monkeypatch.setattr(functional, "check_bounds", lambda name, *_: checked.append(name))
+    if not one:
+        given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
+    gdpa_inductor.attention(*operands, score_mod=silu, **given)
+    assert checked == (["cu_seqlens_q"] if one else ["cu_seqlens_q", "cu_seqlens_k"])
+    assert len(recorder.matches) == 1, recorder.why()
+
+
+def test_a_key_that_is_too_short_is_told_beside_one_set_of_offsets(recorder: Recorder) -> None:
+    (q, k, v), given = jagged()
+    with pytest.raises(GDPAError, match="cu_seqlens_k must not decrease and must lie in"):
+        gdpa_inductor.attention(q, k[:8], v[:8], score_mod=silu, **given)
 
 
 @pytest.mark.parametrize("made", [dense, nested])

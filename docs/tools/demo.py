@@ -15,8 +15,7 @@ import time
 from typing import Any
 
 from gdpa_inductor.bench.machine import machine
-from gdpa_inductor.demo import metrics
-from gdpa_inductor.demo.__main__ import parse_arguments, prepare, run_all
+from gdpa_inductor.demo.__main__ import parse_arguments, popularity, prepare, run_all
 from gdpa_inductor.demo.report import difference
 from gdpa_inductor.demo.worker import Run
 
@@ -46,7 +45,7 @@ def main(argv: list[str]) -> None:
     until = time.time() + given.limit
     histories, setting = prepare(given)
     runs = run_all(setting, given.contenders, given.seconds, until)
-    popular = metrics.evaluate(histories, metrics.popularity(histories), given.length)
+    popular = popularity(histories, setting)
     header = {
         "machine": machine(given.device),
         "command": " ".join(["make demo", *([f'ARGS="{shlex.join(argv)}"'] if argv else [])]),

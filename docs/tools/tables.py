@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
 
+from gdpa_inductor.demo.__main__ import parse_arguments
+
 from .cells import (
     CEILING,
     CHARTED,
@@ -176,8 +178,8 @@ def ranked(run: Run) -> str:
     memory = [f"{found[name]['peak_mib']:.0f}" for name in ("eager", "inductor", "gdpa")]
     return (
         "The demo trains two such layers on MovieLens-100K, on any machine. After "
-        f"{found['gdpa']['steps']} steps (`make demo` does 40) eager, stock Inductor and gdpa "
-        f"reach an HR@10 of {hits['eager']}, {hits['inductor']} and {hits['gdpa']}; ranking by "
+        f"{found['gdpa']['steps']} steps (`make demo` does {parse_arguments([]).steps}) eager, stock "
+        f"Inductor and gdpa reach an HR@10 of {hits['eager']}, {hits['inductor']} and {hits['gdpa']}; ranking by "
         f"popularity alone has {hits['popularity alone']}. The peak of a step on a CPU is "
         f"{memory[0]}, {memory[1]} and {memory[2]} MiB."
     )

@@ -72,6 +72,11 @@ def values_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._values if hasattr(tensor, "_ragged_idx") else tensor
 
 
+def offsets_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The offsets of a jagged nested tensor; None of any other."""
+    return getattr(tensor, "_offsets", None)
+
+
 def longest_of(nested: torch.Tensor) -> int | torch.SymInt | None:
     """The length that a jagged nested tensor was told its longest sequence has; None if none."""
     found: int | torch.SymInt | None = getattr(nested, "_maybe_max_seqlen", None)

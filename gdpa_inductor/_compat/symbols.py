@@ -171,6 +171,7 @@ _ROWS: dict[str, dict[str, str | _Row]] = {
     "torch.nested._internal.nested_tensor.NestedTensor": {
         "_lengths": "None where sequences follow each other without gaps",
         "_maybe_max_seqlen": "the length that the longest sequence was said to have",
+        "_offsets": "where each sequence begins, and the end of the last",
         "_ragged_idx": "the dimension whose lengths differ",
         "_values": "the rows of all sequences",
     },

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -37,6 +37,13 @@ class Histories:
     name: str
     users: tuple[tuple[int, ...], ...]
     items: int
+
+    def sample(self, users: int) -> "Histories":
+        """Those of so many users, every n-th of them; all where 0 are asked for."""
+        count = len(self.users)
+        wanted = min(users or count, count)
+        chosen = tuple(self.users[i * count // wanted] for i in range(wanted))
+        return replace(self, users=chosen)
 
 
 @dataclass(frozen=True)

@@ -112,6 +112,11 @@ def test_values_of(nested):
     assert subclasses.values_of(plain) is plain and subclasses.values_of(padded) is padded
 
 
+def test_offsets_of(nested):
+    assert subclasses.offsets_of(nested) is nested.offsets()
+    assert subclasses.offsets_of(torch.ones(2, 3)) is None
+
+
 def test_longest_of():
     values, offsets = torch.randn(7, 4), torch.tensor([0, 3, 7])
     told = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=5)

@@ -89,8 +89,7 @@ def test_all_contenders_train_as_many_steps_as_the_first_manages(monkeypatch):
 def test_a_run_is_recorded_for_the_documentation(monkeypatch, tmp_path):
     """docs/tools/demo.py trains as the demo does, and writes a line for each contender."""
     monkeypatch.setattr(record, "prepare", lambda given: (None, SETTING))
-    monkeypatch.setattr(record.metrics, "popularity", lambda histories: None)
-    monkeypatch.setattr(record.metrics, "evaluate", lambda *_: {"HR@10": 0.05})
+    monkeypatch.setattr(record, "popularity", lambda *_: {"HR@10": 0.05})
     monkeypatch.setattr(record, "MEASUREMENTS", tmp_path)
     run = lambda setting, seconds: result(setting.contender, [1.0] * setting.steps)
     monkeypatch.setattr(demo, "run_worker", run)

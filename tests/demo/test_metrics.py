@@ -43,6 +43,12 @@ def test_hit_rate_and_gain():
     assert metrics.evaluate(found, scorer, length=8, k=1)["HR@1"] == 0.5
 
 
+def test_a_sample_is_of_users_far_and_wide():
+    all_users = data.Histories("ten", tuple((n, n) for n in range(10)), 20)
+    assert [u[0] for u in all_users.sample(3).users] == [0, 3, 6]
+    assert all_users.sample(0) == all_users.sample(10) == all_users.sample(11) == all_users
+
+
 def test_popularity_does_not_see_the_held_out_item():
     found = data.Histories("two", ((1, 2, 3), (1, 4, 3)), 4)
     scores = metrics.popularity(found)(torch.zeros(2, 3), torch.zeros(2))
