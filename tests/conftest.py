@@ -23,7 +23,7 @@ import torch
 
 from gdpa_inductor import direct, judge
 from gdpa_inductor._compat import inductor
-from tests import costs, operands
+from tests import costs, operands, rotation
 from tests._failures import shorten
 
 
@@ -189,7 +189,15 @@ def no_cpu_cost_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, pays=()))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--rotate", action="store_true", help=str(rotation.__doc__).partition("\n")[0])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--rotate"):
+        out = rotation.left_out([item.nodeid for item in items], rotation.day())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+        items[:] = [item for item in items if item.nodeid not in out]
     if torch.cuda.is_available():
         return
     skip = pytest.mark.skip(reason="needs an NVIDIA GPU")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import platform
 import subprocess
 import sys
@@ -21,11 +22,11 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests import costs
+from tests import costs, rotation
 
 ROOT = Path(__file__).parents[1]
 _EVERYTHING = "everything"
-_FAST = ["-m", "not slow"]
+_FAST = ["-m", "not slow", "--rotate"]
 _OPERATOR = [
     "tests/test_ops.py", "tests/test_jagged_ops.py", "tests/test_reference.py",
     "tests/test_functional.py", "tests/test_functional_jagged.py",
@@ -114,7 +115,9 @@ def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str
         else:
             spread = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
             command = ["-m", "pytest", "-q", *spread, f"--junitxml={report}", *arguments, *more]
-        code = subprocess.run([sys.executable, *command], cwd=ROOT, check=False).returncode
+        environment = os.environ | {"GDPA_DAY": str(rotation.day())}  # of all workers, at midnight
+        command = [sys.executable, *command]
+        code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         passed, skipped, failed = (_of_programs if hostile else _of_tests)(report)
         if shows == _EVERYTHING and report.exists():
             second = (second + costs.loop(workers)) / 2

@@ -1,0 +1,68 @@
+"""What `pytest --rotate` leaves to another day: of large families of tests a share runs.
+
+A family is what the functions of a file make of their parameters. The first case of each function
+always runs. Of the others one in n does: those whose name has a checksum that falls on the day. So
+n days in a row run all of them, and `make test-full` runs all at once. What proves the rest is in
+no family: the contract with torch, the judge and its mutations, the adversary's new programs.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import zlib
+from collections.abc import Sequence
+
+# file: n. Those that take more than 20 CPU seconds, and whose functions have many cases.
+ONE_IN: dict[str, int] = {
+    "tests/adversary/hunts/test_hunts.py": 4,
+    "tests/clients/test_compiled.py": 4,
+    "tests/fuzz/test_jagged.py": 3,
+    "tests/fuzz/test_kernels.py": 3,
+    "tests/kernels/test_cpu_jagged.py": 4,
+    "tests/kernels/test_cute_backward.py": 4,
+    "tests/kernels/test_cute_bounds.py": 4,
+    "tests/kernels/test_cute_forward.py": 4,
+    "tests/kernels/test_cute_hopper.py": 4,
+    "tests/kernels/test_cute_hopper_backward.py": 5,
+    "tests/kernels/test_cute_hopper_forward.py": 5,
+    "tests/kernels/test_cute_jagged_totals.py": 4,
+    "tests/kernels/test_cute_mask_tensors.py": 4,
+    "tests/kernels/test_cute_stored_biases.py": 6,
+    "tests/kernels/test_cute_wide.py": 4,
+    "tests/kernels/test_five_matmul.py": 4,
+    "tests/kernels/test_jagged_random.py": 6,
+    "tests/lowerings/test_chunked.py": 4,
+    "tests/lowerings/test_cpu.py": 4,
+    "tests/lowerings/test_tables.py": 4,
+    "tests/patterns/test_dynamic.py": 4,
+    "tests/patterns/test_exact.py": 3,
+    "tests/patterns/test_exported.py": 4,
+    "tests/patterns/test_gradients.py": 4,
+    "tests/patterns/test_idioms.py": 5,
+    "tests/patterns/test_jagged.py": 5,
+    "tests/patterns/test_rare.py": 4,
+    "tests/patterns/test_tables_again.py": 3,
+    "tests/patterns/test_tables_random.py": 4,
+    "tests/test_explain_settings.py": 4,
+    "tests/test_functional_jagged.py": 3,
+    "tests/test_scalars.py": 4,
+}
+
+
+def day() -> int:
+    """The number of the day; GDPA_DAY sets it, to run again what ran on another day."""
+    return int(os.environ.get("GDPA_DAY", datetime.date.today().toordinal()))
+
+
+def left_out(names: Sequence[str], day: int) -> set[str]:
+    """Which of the tests of these names ("file::function[case]") do not run on a day."""
+    functions: set[str] = set()
+    found = set()
+    for name in names:
+        function, bracket, _ = name.partition("[")
+        one_in = ONE_IN.get(name.partition("::")[0], 1)
+        if bracket and function in functions and zlib.crc32(name.encode()) % one_in != day % one_in:
+            found.add(name)
+        functions.add(function)
+    return found
