@@ -113,6 +113,8 @@ def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str
         if hostile:
             command = [*arguments, "--workers", str(workers), "--json", str(report)]
         else:
+            if more:  # tests that are asked for run all
+                arguments = [word for word in arguments if word != "--rotate"]
             spread = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
             command = ["-m", "pytest", "-q", *spread, f"--junitxml={report}", *arguments, *more]
         environment = os.environ | {"GDPA_DAY": str(rotation.day())}  # of all workers, at midnight

@@ -44,6 +44,7 @@ ONE_IN: dict[str, int] = {
     "tests/patterns/test_rare.py": 4,
     "tests/patterns/test_tables_again.py": 3,
     "tests/patterns/test_tables_random.py": 4,
+    "tests/test_blocks.py": 3,
     "tests/test_explain_settings.py": 4,
     "tests/test_functional_jagged.py": 3,
     "tests/test_scalars.py": 4,

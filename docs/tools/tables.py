@@ -178,10 +178,10 @@ def ranked(run: Run) -> str:
     memory = [f"{found[name]['peak_mib']:.0f}" for name in ("eager", "inductor", "gdpa")]
     return (
         "The demo trains two such layers on MovieLens-100K, on any machine. After "
-        f"{found['gdpa']['steps']} steps (`make demo` does {parse_arguments([]).steps}) eager, stock "
-        f"Inductor and gdpa reach an HR@10 of {hits['eager']}, {hits['inductor']} and {hits['gdpa']}; ranking by "
-        f"popularity alone has {hits['popularity alone']}. The peak of a step on a CPU is "
-        f"{memory[0]}, {memory[1]} and {memory[2]} MiB."
+        f"{found['gdpa']['steps']} steps (`make demo` does {parse_arguments([]).steps}) eager, "
+        f"stock Inductor and gdpa reach an HR@10 of {hits['eager']}, {hits['inductor']} and "
+        f"{hits['gdpa']}; ranking by popularity alone has {hits['popularity alone']}. The "
+        f"peak of a step on a CPU is {memory[0]}, {memory[1]} and {memory[2]} MiB."
     )
 
 

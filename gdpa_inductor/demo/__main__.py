@@ -142,8 +142,8 @@ def show(
     ranked = len(histories.sample(setting.ranked).users)
     print(f"\n{summary(results)}\n")
     print(
-        f"Of {ranked} users (--users). Ranking by popularity alone: {popular}. To rank better takes "
-        "about 300 steps (--steps)."
+        f"Of {ranked} users (--users). Ranking by popularity alone: {popular}. To rank better "
+        "takes about 300 steps (--steps)."
     )
     print("step, peak: one training step's median time and extra memory. Errors: relative, of the")
     print("first loss and of the worst parameter gradient, against the same model in fp64.")

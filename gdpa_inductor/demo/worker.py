@@ -181,9 +181,7 @@ def run(setting: Setting) -> Run:
     found.peak_bytes = peak_extra_bytes(once, setting.device)
     with torch.no_grad():
         asked = histories.sample(setting.ranked)
-        found.metrics = metrics.evaluate(
-            asked, model.rank, setting.length, device=setting.device
-        )
+        found.metrics = metrics.evaluate(asked, model.rank, setting.length, device=setting.device)
     return found
 
 

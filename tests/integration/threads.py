@@ -1,9 +1,9 @@
 """Threads that compile and run models at the same time: `python threads.py THREADS CALLS DEVICE`.
 
 Each thread calls all models in an order of its own, forward and backward. The first to call a model
-compiles it. Up to torch 2.13 a thread that compiles makes compiled calls of other threads raise, with
-any backend (findings/one_compile_stops_other_threads.sh): there all are compiled before. The last
-line is one JSON object.
+compiles it. Up to torch 2.13 a thread that compiles makes compiled calls of other threads raise,
+with any backend (findings/one_compile_stops_other_threads.sh): there all are compiled before. The
+last line is one JSON object.
 """
 
 import json
