@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from benchmarks.cases import Case
+from benchmarks.machine import header
+from benchmarks.worker import Measurement, off_this_machine
 from docs.tools import benchmarks, svg
 from docs.tools.cells import Run, case_label, demonstrated
 from docs.tools.tables import TABLES, trained
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.machine import header
-from gdpa_inductor.bench.worker import Measurement, off_this_machine
 
 CASE = Case("silu", "none", 32, 4, 1024, 128, "bfloat16", "cuda")
 

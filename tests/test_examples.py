@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from gdpa_inductor.demo import data
+from examples.movielens import data
 
 EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
 SMALL = 'STEPS, BATCH, LENGTH = 3, 2, 32\nOPTIONS["gdpa.profit"] = False'
@@ -34,6 +34,7 @@ def test_a_notebook_runs(
     cache = tmp_path / "gdpa_inductor"
     cache.mkdir()
     (cache / "ml-100k.inter").write_text(data.generate(users=30, items=300))
+    monkeypatch.syspath_prepend(notebook.parent)  # where Jupyter runs it
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     torch._dynamo.reset()

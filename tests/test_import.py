@@ -154,9 +154,7 @@ MAY_IMPORT = {
     # Tools: they stand where a user stands.
     "doctor": LEAVES | {"", "backend", "problem"},
     "measure": set(),
-    "bench": {"", "_compat", "measure", "demo", "kernels"},
-    "demo": {"", "measure"},
-    "__main__": {"", "doctor", "bench", "demo", "terminal"},
+    "__main__": {"", "doctor", "terminal"},
 }
 
 

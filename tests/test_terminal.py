@@ -41,7 +41,7 @@ def test_the_doctor_speaks_ascii(module: str):
 
 
 def test_the_curves_of_the_demo_are_drawn_in_ascii():
-    plot = "from gdpa_inductor.demo.report import plot; print(plot({'eager': [2.0, 1.0]}, 2, 2))"
+    plot = "from examples.movielens.report import plot; print(plot({'eager': [2.0, 1.0]}, 2, 2))"
     command = f"from gdpa_inductor.terminal import write_readably; write_readably(); {plot}"
     assert "2.000 |e" in run("ascii", "-c", command) and "+--" in run("ascii", "-c", command)
 

@@ -1,7 +1,7 @@
 """`make benchmarks`: docs/benchmarks.md, its charts and README's from docs/measurements/*.jsonl.
 
 A file holds the output of one command of `python -m gdpa_inductor bench`, so each table has one
-machine and one date. Its first line is the header (gdpa_inductor/bench/machine.py). A table whose
+machine and one date. Its first line is the header (benchmarks/machine.py). A table whose
 file is missing is left out. The prose of the page is benchmarks.md.in beside this file.
 """
 

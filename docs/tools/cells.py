@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.models import summary
-from gdpa_inductor.bench.output import number, ratio
-from gdpa_inductor.bench.worker import SKIPPED
+from benchmarks.cases import Case
+from benchmarks.models import summary
+from benchmarks.output import number, ratio
+from benchmarks.worker import SKIPPED
 
 Row = dict[str, Any]
 Key = tuple[str, str]  # measure, contender

@@ -14,10 +14,10 @@ import sys
 import time
 from typing import Any
 
-from gdpa_inductor.bench.machine import machine
-from gdpa_inductor.demo.__main__ import parse_arguments, popularity, prepare, run_all
-from gdpa_inductor.demo.report import difference
-from gdpa_inductor.demo.worker import Run
+from benchmarks.machine import machine
+from examples.movielens.__main__ import parse_arguments, popularity, prepare, run_all
+from examples.movielens.report import difference
+from examples.movielens.worker import Run
 
 from .benchmarks import MEASUREMENTS
 

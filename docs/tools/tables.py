@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from gdpa_inductor.demo.__main__ import parse_arguments
+from examples.movielens.__main__ import parse_arguments
 
 from .cells import (
     CEILING,

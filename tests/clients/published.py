@@ -11,7 +11,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from gdpa_inductor.bench.models.published import hstu_file
+from benchmarks.models.published import hstu_file
 
 
 def published(path: str, folder: Path, needs: Mapping[str, tuple[str, ...]] = {}) -> ModuleType:

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from gdpa_inductor.bench.models.hstu import PRODUCTION
+from benchmarks.models.hstu import PRODUCTION
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published
 from tests.jagged import offsets_of

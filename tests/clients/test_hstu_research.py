@@ -9,7 +9,7 @@ import copy
 import pytest
 import torch
 
-from gdpa_inductor.bench.models.hstu import NEEDS, RESEARCH
+from benchmarks.models.hstu import NEEDS, RESEARCH
 from tests._judge import noise_of_model
 from tests._recorder import Recorder
 from tests.clients.published import Slow, published

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from benchmarks.cases import Case as BenchCase
+from benchmarks.jagged import formula, offsets
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat import dynamo
-from gdpa_inductor.bench.cases import Case as BenchCase
-from gdpa_inductor.bench.jagged import formula, offsets
 from gdpa_inductor.kernels.cute.architectures import config_of
 from gdpa_inductor.lowerings.cute import calls
 from tests.gpu.programs import CASES, LAYOUTS, Case

@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 from torch import nn
 
+from benchmarks import models
+from benchmarks.cases import Case
 from gdpa_inductor import judge
-from gdpa_inductor.bench import models
-from gdpa_inductor.bench.cases import Case
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns.judged import rewrite_graph
 from tests.clients import hstu

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch._inductor import async_compile
 
+from examples.movielens.model import Layer
 from gdpa_inductor import GDPAPass, explain, gdpa_backend, judge
-from gdpa_inductor.demo.model import Layer
 from gdpa_inductor.kernels.cute import ahead
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cpu

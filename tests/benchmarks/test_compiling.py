@@ -5,11 +5,11 @@ import threading
 
 import pytest
 
-from gdpa_inductor.bench import supervise
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.output import table
-from gdpa_inductor.bench.suites import Selection, compiling
-from gdpa_inductor.bench.worker import Job
+from benchmarks import supervise
+from benchmarks.cases import Case
+from benchmarks.output import table
+from benchmarks.suites import Selection, compiling
+from benchmarks.worker import Job
 
 CASE = Case("silu", "none", 1, 1, 16, 8, "float32", "cpu")
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.cases import Case
+from benchmarks.peers import PEERS, build
+from benchmarks.subjects import subject
+from benchmarks.suites import JAGGED_SIZES, Selection, jagged
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat.dynamo import counters
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.peers import PEERS, build
-from gdpa_inductor.bench.subjects import subject
-from gdpa_inductor.bench.suites import JAGGED_SIZES, Selection, jagged
 
 
 def small(activation: str, variant: str, keys: int = 0) -> Case:

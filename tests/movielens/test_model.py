@@ -2,7 +2,7 @@
 
 import torch
 
-from gdpa_inductor.demo.model import Recommender, RelativeBias
+from examples.movielens.model import Recommender, RelativeBias
 
 
 def test_bias_depends_on_head_and_distance_only():

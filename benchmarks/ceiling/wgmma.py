@@ -10,8 +10,8 @@ in bf16 from registers. sX is in shared memory, tX a partition of sX, and X in r
 from cutlass import BFloat16, Int32, Int64, const_expr, cute, memory
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
-from ...kernels.cute.sm90 import wgmma
-from ...kernels.cute.sm90.wgmma import WARPGROUP, operand_layout
+from gdpa_inductor.kernels.cute.sm90 import wgmma
+from gdpa_inductor.kernels.cute.sm90.wgmma import WARPGROUP, operand_layout
 
 D, COLS = 128, 128
 THREADS = 3 * WARPGROUP

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from gdpa_inductor.demo import data, metrics
+from examples.movielens import data, metrics
 
 
 def test_rank_ignores_what_was_seen_and_padding():

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
-import gdpa_inductor.bench.__main__ as bench
-from gdpa_inductor.bench.__main__ import parse_arguments
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.machine import cpu_model, header, machine
-from gdpa_inductor.bench.worker import SKIPPED, Job, Measurement
+import benchmarks.__main__ as bench
+from benchmarks.__main__ import parse_arguments
+from benchmarks.cases import Case
+from benchmarks.machine import cpu_model, header, machine
+from benchmarks.worker import SKIPPED, Job, Measurement
 
 
 def test_a_figure_of_a_cpu_has_its_machine():

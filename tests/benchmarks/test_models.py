@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gdpa_inductor
-from gdpa_inductor.bench import worker
-from gdpa_inductor.bench.cases import Case, formula
-from gdpa_inductor.bench.models import MODELS, summary
-from gdpa_inductor.bench.profiled import share_of
-from gdpa_inductor.bench.subjects import reference, subject
-from gdpa_inductor.bench.suites import Selection, models
+from benchmarks import worker
+from benchmarks.cases import Case, formula
+from benchmarks.models import MODELS, summary
+from benchmarks.profiled import share_of
+from benchmarks.subjects import reference, subject
+from benchmarks.suites import Selection, models
 
 WHOLE = {name: model for name, model in MODELS.items() if not model.fill}
 each = pytest.mark.parametrize("name", MODELS)
@@ -193,8 +193,8 @@ import sys
 sys.modules["fbgemm_gpu"] = None
 import torch
 import gdpa_inductor
-from gdpa_inductor.bench.models import fbgemm
-from gdpa_inductor.bench.models.hstu import offsets
+from benchmarks.models import fbgemm
+from benchmarks.models.hstu import offsets
 fbgemm.provide(); fbgemm.provide()
 ops = torch.ops.fbgemm
 ends = offsets(torch.tensor([3, 0, 4])).long()

@@ -2,8 +2,8 @@
 
 import itertools
 
-from gdpa_inductor.bench.cases import Case, formula, operands
-from gdpa_inductor.bench.suites import DENSE_SHAPES, LENGTHS, Selection, cpu, dense, grid, wide
+from benchmarks.cases import Case, formula, operands
+from benchmarks.suites import DENSE_SHAPES, LENGTHS, Selection, cpu, dense, grid, wide
 
 
 def pick(device: str = "cuda", **chosen: tuple) -> Selection:

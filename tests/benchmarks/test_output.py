@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gdpa_inductor.bench import floor, output
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.worker import SKIPPED, Measurement
+from benchmarks import floor, output
+from benchmarks.cases import Case
+from benchmarks.worker import SKIPPED, Measurement
 
 CASE = Case("silu", "none", 64, 4, 512, 128, "bfloat16", "cuda")
 

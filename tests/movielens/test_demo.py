@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from docs.tools import demo as record
-from gdpa_inductor.demo import __main__ as demo
-from gdpa_inductor.demo import data, worker
-from gdpa_inductor.demo.worker import Run, Setting
+from examples.movielens import __main__ as demo
+from examples.movielens import data, worker
+from examples.movielens.worker import Run, Setting
 
 SETTING = Setting("", "cpu", 3, 2, 16, "")
 
@@ -186,5 +186,5 @@ def test_demo_end_to_end(tmp_path: Path, capsys):
     arguments = ["--cache", str(tmp_path), "--steps", "12", "--batch", "8", "--length", "512"]
     assert demo.main([*arguments, "--contenders", "eager", "gdpa"]) == 0
     printed = capsys.readouterr().out
-    assert "gdpa_inductor/demo/model.py" in printed
+    assert "examples/movielens/model.py" in printed
     assert printed.splitlines()[-1].startswith("PASSED: gdpa fused ")

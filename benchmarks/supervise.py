@@ -110,7 +110,7 @@ def as_they_come(streams: Sequence[Iterator[Row]], at_once: int) -> Iterator[Row
 def one_worker(jobs: Sequence[Job], deadline: float, env: Mapping[str, str]) -> Iterator[Row]:
     """The lines of one worker as dicts. The last is `{"ended": 0}` if it ended without an error."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gdpa_inductor.bench.worker"],
+        [sys.executable, "-m", "benchmarks.worker"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=dict(env),

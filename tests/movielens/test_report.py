@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from gdpa_inductor.demo import report
-from gdpa_inductor.demo.worker import Run
+from examples.movielens import report
+from examples.movielens.worker import Run
 
 
 def result(contender: str, losses: list[float]) -> Run:

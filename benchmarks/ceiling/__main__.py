@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._compat import autograd, dynamo
+from gdpa_inductor._compat import autograd, dynamo
+
 from ..cases import ACTIVATIONS, Case, formula
 from ..contenders import gdpa, sdpa
 from ..machine import header

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
+from benchmarks.cases import Case
+from benchmarks.contenders import CONTENDERS
+from benchmarks.subjects import subject
+from benchmarks.suites import CACHE_KEYS, CACHE_ROWS, Selection, serving
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat.dynamo import counters
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.contenders import CONTENDERS
-from gdpa_inductor.bench.subjects import subject
-from gdpa_inductor.bench.suites import CACHE_KEYS, CACHE_ROWS, Selection, serving
 
 
 def cache(fill: float, rows: int = 3) -> Case:

@@ -36,7 +36,7 @@ BUCKETS = 128
 
 def padded(case: Case) -> Built:
     """The demo's layers: causal and gated pointwise attention with a learned bias by distance."""
-    from gdpa_inductor.demo.model import Layer
+    from examples.movielens.model import Layer
 
     width = case.heads * case.head_dim
     layers = nn.Sequential(*(Layer(width, case.heads, case.length) for _ in range(DEPTH)))

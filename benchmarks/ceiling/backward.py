@@ -17,7 +17,7 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync, warp, warpgroup
 
-from ...kernels.cute.sm90.wgmma import (
+from gdpa_inductor.kernels.cute.sm90.wgmma import (
     MN,
     REGISTERS,
     SHARED,
@@ -27,6 +27,7 @@ from ...kernels.cute.sm90.wgmma import (
     operand_layout,
     transposed,
 )
+
 from .wgmma import (
     COLS,
     THREADS,

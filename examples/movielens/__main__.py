@@ -46,7 +46,7 @@ def run_worker(setting: Setting, seconds: float) -> Run | None:
     """
     progress = Progress(setting.contender, setting.steps)
     progress.update(0, "compiling" if setting.contender != "eager" else "")
-    command = [sys.executable, "-m", "gdpa_inductor.demo.worker"]
+    command = [sys.executable, "-m", "examples.movielens.worker"]
     argument = json.dumps(dataclasses.asdict(setting))
     with tempfile.TemporaryDirectory(prefix="gdpa-demo-") as caches:
         environment = os.environ | {"TORCHINDUCTOR_CACHE_DIR": caches}

@@ -6,10 +6,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gdpa_inductor.bench import worker
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.models import summary, training
-from gdpa_inductor.bench.suites import SEEDS, Selection, models
+from benchmarks import worker
+from benchmarks.cases import Case
+from benchmarks.models import summary, training
+from benchmarks.suites import SEEDS, Selection, models
 
 CASE = Case("recommender", "model", 4, 2, 64, 16, "float32", "cpu")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gdpa_inductor.demo import data
+from examples.movielens import data
 
 # Out of order in time, with a gap in the ids, a tie in time, and a user too short to be used.
 FILE = "\n".join(

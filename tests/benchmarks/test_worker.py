@@ -9,9 +9,9 @@ import threading
 import pytest
 import torch
 
-from gdpa_inductor.bench import contenders, supervise, worker
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.subjects import subject
+from benchmarks import contenders, supervise, worker
+from benchmarks.cases import Case
+from benchmarks.subjects import subject
 
 CASE = Case("silu", "bias", 2, 2, 16, 8, "float32", "cpu")
 

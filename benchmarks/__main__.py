@@ -23,7 +23,8 @@ from typing import Any, TextIO
 
 import torch
 
-from ..demo.report import Progress
+from examples.movielens.report import Progress
+
 from .cases import ACTIVATIONS
 from .contenders import CONTENDERS
 from .floor import run_floor

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import benchmarks.ceiling.__main__ as ceiling
 import gdpa_inductor.__main__ as command
-import gdpa_inductor.bench.ceiling.__main__ as ceiling
+from benchmarks.ceiling import load
+from benchmarks.ceiling.__main__ import CONTENDERS, loaded, reference, table
 from gdpa_inductor._compat import dynamo
-from gdpa_inductor.bench.ceiling import load
-from gdpa_inductor.bench.ceiling.__main__ import CONTENDERS, loaded, reference, table
 
 
 def row(measure: str, name: str, length: int, tflops: float) -> dict:
@@ -58,7 +58,7 @@ class Few:
     """Operands of the checks, on a CPU."""
 
     def __init__(self, length: int = 16) -> None:
-        from gdpa_inductor.bench.cases import Case
+        from benchmarks.cases import Case
 
         torch.manual_seed(1)
         self.case = Case("silu", "none", 1, 2, length, 128, "bfloat16", "cpu")
@@ -86,7 +86,7 @@ def test_references_are_fp64_and_have_all_gradients(computes: str):
 
 def products():
     pytest.importorskip("cutlass")
-    from gdpa_inductor.bench.ceiling import products
+    from benchmarks.ceiling import products
 
     return products
 

@@ -10,7 +10,16 @@ import cutlass
 from cutlass import BFloat16, Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync, warpgroup
 
-from ...kernels.cute.sm90.wgmma import MN, REGISTERS, SHARED, WARPGROUP, K, issue, transposed
+from gdpa_inductor.kernels.cute.sm90.wgmma import (
+    MN,
+    REGISTERS,
+    SHARED,
+    WARPGROUP,
+    K,
+    issue,
+    transposed,
+)
+
 from .wgmma import (
     COLS,
     THREADS,
