@@ -123,7 +123,11 @@ def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str
         passed, skipped, failed = (_of_programs if hostile else _of_tests)(report)
         if shows == _EVERYTHING and report.exists():
             second = (second + costs.loop(workers)) / 2
-            print(costs.table(costs.by_folder(report), second))
+            found = costs.by_folder(report)
+            print(costs.table(found, second))
+            too_long = costs.over(found, second) if not more else []
+            print("".join(f"{line} (tests/costs.py)\n" for line in too_long), end="")
+            failed += len(too_long)
     if code and not failed:
         failed = 1  # it broke off
     return Result(

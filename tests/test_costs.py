@@ -1,6 +1,12 @@
 """What the tests of a folder take is summed."""
 
+from pathlib import Path
+
+import pytest
+
 from tests import costs
+
+TESTS = Path(__file__).parent
 
 REPORT = """<testsuites><testsuite>
 <testcase classname="tests.patterns.test_x" name="a"><properties><property name="cpu" value="2.5"/>
@@ -26,6 +32,20 @@ def test_seconds_are_those_of_a_usual_machine():
         ["tests/patterns", "2", "CPU", "s"], ["tests/*.py", "0", "CPU", "s"],
         ["all", "2", "CPU", "s"],
     ]  # fmt: skip
+
+
+def test_a_folder_above_its_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "BUDGETS", {"tests/patterns": 2, "tests/gpu": 1})
+    found = {"tests/patterns": 5.0, "tests/gpu": 1.5, "tests/new": 3.0}
+    assert costs.over(found, 2.0) == [
+        "tests/patterns took 2 CPU s; its budget is 2", "tests/new took 2 CPU s; its budget is 0",
+    ]  # fmt: skip
+
+
+def test_every_folder_has_a_budget() -> None:
+    files = [path.relative_to(TESTS) for path in TESTS.glob("*/**/test_*.py")]
+    folders = {f"tests/{path.parts[0]}" for path in files}
+    assert {*costs.BUDGETS} == folders | {"tests/*.py"}
 
 
 def test_the_loop_takes_time():
