@@ -78,6 +78,32 @@ def test_a_failure_is_not_kept(monkeypatch, caplog) -> None:
     assert "no space left" in record.getMessage()
 
 
+def test_sizes_of_a_kind_fail_together(monkeypatch, caplog) -> None:
+    """Without a C++ compiler, say: one try, one warning and one entry for all of them."""
+    tries = []
+
+    def runner(*given):
+        tries.append(given)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(block_pass, "_runner", runner)
+    monkeypatch.setattr(block_pass, "RUNNERS", Compiled(8))
+    with caplog.at_level(logging.WARNING, "gdpa_inductor"):
+        for text in ("relu(mul(s,0.5625))", "relu(mul(s,0.4375))"):
+            for rows in range(5, 15):
+                work = Pass(ScoreMod.parse(text).weight)
+                tensors = [torch.zeros(1, 2, rows, 6), torch.zeros(1, 2, rows, 6)]
+                assert block_pass.compiled(work, tensors) is work
+    assert len(tries) == len(block_pass.RUNNERS.failed) == 2 and len(caplog.records) == 1
+
+
+def test_failures_are_not_kept_without_end() -> None:
+    held = Compiled(3)
+    for key in range(9):
+        assert held.get(key, lambda: 1 / 0, print, "cpu") is print
+    assert list(held.failed) == [6, 7, 8]
+
+
 @pytest.mark.parametrize("most", [1, 3])
 def test_what_was_used_longest_ago_goes(most: int) -> None:
     held = Compiled(most)

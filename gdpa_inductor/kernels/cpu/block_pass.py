@@ -149,23 +149,30 @@ class Compiled:
     """What was compiled, by key. Beyond `most`, what was used longest ago goes.
 
     A hit takes no lock. Compiling holds Dynamo's, because torch's tracers and Inductor's settings
-    are of the process. Where it fails, the plain form runs, and it is tried again later.
+    are of the process. Where it fails, the plain form runs, and it is tried again later. `told` has
+    the kinds of errors that were warned of.
     """
 
     most: int
     made: OrderedDict[object, Runner] = field(default_factory=OrderedDict)
     failed: dict[object, float] = field(default_factory=dict)
+    told: set[tuple[str, type]] = field(default_factory=set)
 
-    def get(self, key: object, make: Callable[[], Runner], plain: Runner, device: str) -> Runner:
+    def get(
+        self, key: object, make: Callable[[], Runner], plain: Runner, device: str,
+        like: Callable[[], object] | None = None,
+    ) -> Runner:  # fmt: skip
+        """like: A key of all that fail if this one does."""
         found = self._known(key)
-        if found is None and self._is_due(key):
+        if found is None and self._is_due(tried := key if like is None else like()):
             with dynamo.compile_lock():
-                found = self._known(key) or self._make(key, make, device)
+                found = self._known(key) or self._make(key, make, device, tried)
         return found or plain
 
     def clear(self) -> None:
         self.made.clear()
         self.failed.clear()
+        self.told.clear()
 
     def _known(self, key: object) -> Runner | None:
         found = self.made.get(key)
@@ -174,19 +181,25 @@ class Compiled:
                 self.made.move_to_end(key)
         return found
 
-    def _is_due(self, key: object) -> bool:
-        return time.monotonic() - self.failed.get(key, -math.inf) > _RETRY
+    def _is_due(self, tried: object) -> bool:
+        return time.monotonic() - self.failed.get(tried, -math.inf) > _RETRY
 
-    def _make(self, key: object, make: Callable[[], Runner], device: str) -> Runner | None:
-        if not self._is_due(key):  # it failed while this thread waited
+    def _make(
+        self, key: object, make: Callable[[], Runner], device: str, tried: object
+    ) -> Runner | None:
+        if not self._is_due(tried):  # it failed while this thread waited
             return None
         try:
             self.made[key] = make()
         except Exception as error:
-            if key not in self.failed:
-                about = device, type(error).__name__, error
-                log.warning("a score program runs uncompiled on the device %r: %s: %s", *about)
-            self.failed[key] = time.monotonic()
+            kind = device, type(getattr(error, "inner_exception", error))
+            level = logging.DEBUG if kind in self.told else logging.WARNING
+            self.told.add(kind)
+            about = device, type(error).__name__, error
+            log.log(level, "a score program runs uncompiled on the device %r: %s: %s", *about)
+            self.failed[tried] = time.monotonic()
+            while len(self.failed) > self.most:
+                del self.failed[next(iter(self.failed))]
             return None
         while len(self.made) > self.most:
             self.made.popitem(last=False)
@@ -211,7 +224,8 @@ def compiled(work: Pass, tensors: Sequence[Tensor], lengths_vary: bool = False) 
         return fixed(work, tensors)
     signature = tuple(map(_strided, tensors))
     make = lambda: _runner(work, signature, lengths_vary, device)
-    return RUNNERS.get((work, signature, lengths_vary, device), make, work, device.type)
+    like = lambda: (work, _layouts(work, signature, lengths_vary), device)
+    return RUNNERS.get((work, signature, lengths_vary, device), make, work, device.type, like)
 
 
 def fixed(work: Runner, tensors: Sequence[Tensor], tag: str = "") -> Runner:
@@ -234,9 +248,7 @@ def _strided(tensor: Tensor) -> Strided:
 def _runner(
     work: Pass, signature: tuple[Strided, ...], lengths_vary: bool, device: torch.device
 ) -> Runner:
-    first = work.buffers if lengths_vary else len(signature)
-    layouts = tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
-    variant = _variant(work, layouts, device)
+    variant = _variant(work, _layouts(work, signature, lengths_vary), device)
     if variant.fits(_tensors(signature, "meta")):
         return variant.run
     if lengths_vary:
@@ -244,6 +256,11 @@ def _runner(
     # The compiler assumed more than the layout says: compile for these very sizes.
     aot = device.type != "cpu"
     return inductor.compile_graph(work, _tensors(signature, device), dynamic=False, aot=aot).run
+
+
+def _layouts(work: Pass, signature: tuple[Strided, ...], lengths_vary: bool) -> tuple[Layout, ...]:
+    first = work.buffers if lengths_vary else len(signature)
+    return tuple(_layout(*item, i >= first) for i, item in enumerate(signature))
 
 
 @functools.lru_cache(maxsize=1024)
