@@ -165,9 +165,8 @@ def interrupt(phase: str) -> None:
     train()  # some of the first calls fill tables
     total, draw = 0, random.Random(0)
     for share in (0.0, *(draw.random() for _ in range(POINTS))):
-        forget()
-        if phase == "run":
-            train()
+        if phase != "run":
+            forget()
         before, point = surroundings(), math.ceil(share * total)
         calls = interrupted(train, point)
         total = total or calls
