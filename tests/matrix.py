@@ -117,7 +117,7 @@ def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str
                 arguments = [word for word in arguments if word != "--rotate"]
             spread = ["-n", str(workers), "--dist", "worksteal"] if workers > 1 else []
             command = ["-m", "pytest", "-q", *spread, f"--junitxml={report}", *arguments, *more]
-        environment = os.environ | {"GDPA_DAY": str(rotation.day())}  # of all workers, at midnight
+        environment = os.environ | {"TEST_DAY": str(rotation.day())}  # of all workers, at midnight
         command = [sys.executable, *command]
         code = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
         passed, skipped, failed = (_of_programs if hostile else _of_tests)(report)

@@ -52,8 +52,8 @@ ONE_IN: dict[str, int] = {
 
 
 def day() -> int:
-    """The number of the day; GDPA_DAY sets it, to run again what ran on another day."""
-    return int(os.environ.get("GDPA_DAY", datetime.date.today().toordinal()))
+    """The number of the day; TEST_DAY sets it, to run again what ran on another day."""
+    return int(os.environ.get("TEST_DAY", datetime.date.today().toordinal()))
 
 
 def left_out(names: Sequence[str], day: int) -> set[str]:

@@ -32,7 +32,7 @@ def test_a_day_runs_about_its_share(one_in_four) -> None:
 
 
 def test_the_day_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GDPA_DAY", "17")
+    monkeypatch.setenv("TEST_DAY", "17")
     assert rotation.day() == 17
 
 

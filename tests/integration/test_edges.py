@@ -12,18 +12,10 @@ import pytest
 from tests.integration import edges
 from tests.integration.test_processes import run
 
+# They fork processes with threads, fill memory and wait: too much for a machine that others use.
+pytestmark = pytest.mark.slow
 PROGRAM = Path(edges.__file__)
 SERIAL = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-QUICK = {
-    "fork_then_call",
-    "workers_executor_fork",
-    "interrupt_run",
-    "clock_jumps_time",
-    "meta_device_thread",
-    "stance_eager_on_recompile",
-    "python_uncollected",
-    "reset_before_the_backward",
-}
 ALONE = {"plain", "disabled"}  # of `ENVIRONMENTS`
 
 # What is set for a new process, or missing there (None), and its scenario.
@@ -37,10 +29,9 @@ ENVIRONMENTS: dict[str, tuple[dict[str, str | None], str]] = {
 }
 
 
-def scenarios(cold: bool) -> list:
+def scenarios(cold: bool) -> list[str]:
     """The names of those that need a parent that has not imported the package, or of the others."""
-    found = [name for name in edges.SCENARIOS if (name in edges.COLD) == cold and name not in ALONE]
-    return [pytest.param(x, marks=[] if x in QUICK else pytest.mark.slow) for x in found]
+    return [name for name in edges.SCENARIOS if (name in edges.COLD) == cold and name not in ALONE]
 
 
 def path() -> str:
@@ -88,7 +79,6 @@ def test_first_import(scenario: str) -> None:
     assert problem is None, problem
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_environments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changed, scenario = ENVIRONMENTS[name]
@@ -98,7 +88,6 @@ def test_environments(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert problem is None, problem
 
 
-@pytest.mark.slow
 def test_verdicts_are_found_under_another_seed_of_hashes(tmp_path: Path) -> None:
     found = []
     for seed in "12":
