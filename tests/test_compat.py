@@ -25,8 +25,6 @@ INSTALLED = ".".join(torch.__version__.split(".")[:2])
 ALLOWED = {
     "torch._check": "documented for everyone",
     "_to_copy": "an operator of ATen: the name belongs to its schema",
-    "_jagged_to_padded_dense_forward": "an operator of ATen",
-    "_padded_dense_to_jagged_forward": "an operator of ATen",
     "_replace": "a public method of named tuples",
 }
 # Nodes of symbolic sizes have no underscore: `size.node.expr`.
