@@ -81,7 +81,7 @@ doctor: $(VENV)/.stamp-base
 	$(BIN)/python -m gdpa_inductor doctor $(ARGS)
 
 lint: $(VENV)/.stamp-dev
-	$(BIN)/ruff check .
+	$(BIN)/ruff check --no-cache .
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/.stamp-dev

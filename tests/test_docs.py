@@ -1,5 +1,7 @@
 """The pages for readers: links and anchors lead somewhere, and files that are named exist."""
 
+import ast
+import importlib
 import re
 from pathlib import Path
 
@@ -161,6 +163,15 @@ def test_the_sidebar_has_no_lab_page():
     assert "lab" not in re.findall(r"^[\w/]+$", index, flags=re.M) and "lab/" not in index
     assert (ROOT / "docs/lab/index.md").read_text().startswith("---\norphan: true\n---")
     assert "](lab/index.md)" in (ROOT / "docs" / "benchmarks.md").read_text()
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "docs/lab").glob("*.py")), ids=lambda p: p.stem)
+def test_what_a_script_of_the_lab_imports_of_the_house_is_there(script: Path):
+    for node in ast.walk(ast.parse(script.read_text())):
+        if isinstance(node, ast.ImportFrom) and (ROOT / str(node.module).split(".")[0]).is_dir():
+            module = importlib.import_module(str(node.module))
+            for name in (alias.name for alias in node.names if not hasattr(module, alias.name)):
+                importlib.import_module(f"{node.module}.{name}")
 
 
 def test_an_error_of_a_docstring_has_a_line_of_its_own():

@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from triton.testing import do_bench
 
+from benchmarks.cases import Case, formula
 from gdpa_inductor import lowerings
-from gdpa_inductor.bench.cases import Case, formula
 from gdpa_inductor.kernels.chunked import run
 from gdpa_inductor.kernels.chunked.chunks import passes
 from gdpa_inductor.program.score_mod import ScoreMod

@@ -12,11 +12,11 @@ from collections import Counter
 
 import torch
 
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.contenders import CONTENDERS
-from gdpa_inductor.bench.models import MODELS
-from gdpa_inductor.bench.subjects import subject
-from gdpa_inductor.bench.worker import compiler_loaded, step_call
+from benchmarks.cases import Case
+from benchmarks.contenders import CONTENDERS
+from benchmarks.models import MODELS
+from benchmarks.subjects import subject
+from benchmarks.worker import compiler_loaded, step_call
 
 SHAPE = (32, 4, 1024, 128, "bfloat16", "cuda")
 CASES = {

@@ -18,11 +18,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from benchmarks.cases import Case, Subject
+from benchmarks.subjects import subject
+from benchmarks.worker import synchronize
 from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat import dynamo
-from gdpa_inductor.bench.cases import Case, Subject
-from gdpa_inductor.bench.subjects import subject
-from gdpa_inductor.bench.worker import synchronize
 
 CALLS, TURNS, BATCHES = 200, 5, 64
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -12,10 +12,10 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from triton.testing import do_bench
 
-from gdpa_inductor.bench.contenders import CONTENDERS
-from gdpa_inductor.bench.models import MODELS
-from gdpa_inductor.bench.subjects import subject
-from gdpa_inductor.bench.worker import step_call
+from benchmarks.contenders import CONTENDERS
+from benchmarks.models import MODELS
+from benchmarks.subjects import subject
+from benchmarks.worker import step_call
 
 LONGEST = 12
 

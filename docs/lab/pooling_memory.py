@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from triton.testing import do_bench
 
+from benchmarks.models.plain import Pool
 from gdpa_inductor import gdpa_backend
-from gdpa_inductor.bench.models.plain import Pool
 from gdpa_inductor.measure import peak_extra_bytes
 
 BATCH, PLACES, HEADS, WIDTH, SEEDS = 256, 1024, 4, 512, 48

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.contenders import CONTENDERS
-from gdpa_inductor.bench.models import training
+from benchmarks.cases import Case
+from benchmarks.contenders import CONTENDERS
+from benchmarks.models import training
 
 SIZES = (32, 2, 128, 32)  # histories, heads, the longest, head dim
 ITEMS, STEPS, WINDOW, SEEDS = 2000, 300, 25, (0, 1)

@@ -11,9 +11,9 @@ from statistics import median
 
 import torch
 
-from gdpa_inductor.bench.cases import Case
-from gdpa_inductor.bench.contenders import CONTENDERS
-from gdpa_inductor.bench.models import training
+from benchmarks.cases import Case
+from benchmarks.contenders import CONTENDERS
+from benchmarks.models import training
 
 CASE = Case("recommender", "model", 128, 4, 1024, 64, "autocast", "cuda")
 WARM, STEPS = 8, 20
