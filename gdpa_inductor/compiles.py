@@ -38,32 +38,32 @@ class PartResult:
 
 @dataclass
 class Compile:
-    """One captured graph. found: in its parts so far. regions: the values of the products of each
-    region of the whole; None before anyone asked.
+    """One captured graph. result_so_far: of its parts up to this one. regions: the values of the
+    products of each region of the whole; None before anyone asked.
     """
 
     whole: weakref.ref[Graph]
-    found: Result = field(default_factory=Result)
+    result_so_far: Result = field(default_factory=Result)
     regions: list[tuple[Match, list[int]]] | None = None
 
     def add(self, part: Values, result: Result, analysis: Analysis) -> PartResult:
         """Take in what was found in a part, whose values before the rewrite are given."""
         whole = self.whole()
         if whole is None or not _is_cut(part, whole):
-            self.found = result
+            self.result_so_far = result
             return PartResult(result, result, True)
         result += Result((), tuple(self._cuts(part, whole, analysis)))
-        self.found += result
-        return PartResult(result, self.found, _end(whole) in part)
+        self.result_so_far += result
+        return PartResult(result, self.result_so_far, _end(whole) in part)
 
     def _cuts(self, part: Values, whole: Graph, analysis: Analysis) -> list[Rejection]:
         """A refusal for each region whose second product is in this part, and another is not."""
         if self.regions is None:
             self.regions = _regions(whole, analysis)
         return [
-            _cut(match, part[made[-1]])
-            for match, made in self.regions
-            if made[-1] in part and not part.keys() >= set(made)
+            _cut(match, part[products[-1]])
+            for match, products in self.regions
+            if products[-1] in part and not part.keys() >= set(products)
         ]
 
 
@@ -108,9 +108,9 @@ def _end(graph: Graph) -> int:
     """The last value that no other node has: an in-place call may return what it was given. No
     region ends after it.
     """
-    found = [id(facts.value(n)) for n in graph.nodes if n.op != "output" and facts.tensors(n)]
-    counts = Counter(found)
-    return next(value for value in reversed(found) if counts[value] == 1)
+    identities = [id(facts.value(n)) for n in graph.nodes if n.op != "output" and facts.tensors(n)]
+    counts = Counter(identities)
+    return next(value for value in reversed(identities) if counts[value] == 1)
 
 
 def _regions(whole: Graph, analysis: Analysis) -> list[tuple[Match, list[int]]]:

@@ -124,13 +124,13 @@ def listing(
 def _code(node: Node) -> str:
     if node.op == "placeholder":
         return f"{node.name}  (input)"
-    given = [_argument(a) for a in node.args] + [
+    arguments = [_argument(a) for a in node.args] + [
         f"{k}={_argument(v)}" for k, v in node.kwargs.items()
     ]
     if node.op == "output":
-        return f"return {', '.join(given)}"
+        return f"return {', '.join(arguments)}"
     called = facts.name(node) or str(node.target)
-    return f"{node.name} = {called}({', '.join(given)})"
+    return f"{node.name} = {called}({', '.join(arguments)})"
 
 
 def _argument(value: Any) -> str:

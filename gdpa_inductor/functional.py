@@ -91,9 +91,9 @@ def _longest(
 ) -> Size | None:
     """The bound of a side, whose offsets are checked; None where it is dense."""
     if longest is offsets is None and subclasses.is_compact_nested(values):
-        told = subclasses.longest_of(values)
+        stored = subclasses.longest_of(values)
         total = subclasses.values_of(values).shape[0]
-        return _bound(values.offsets(), total) if told is None else told  # type: ignore[attr-defined]
+        return _bound(values.offsets(), total) if stored is None else stored  # type: ignore[attr-defined]
     _, side = _jagged_side(name, values, cu_name, offsets, longest)
     return None if side is None else side.longest
 
@@ -175,16 +175,16 @@ def _formula(
     return out.flatten(1, 2) if groups > 1 else out
 
 
-def _of_one_score(name: str, made: object, rank: int) -> Tensor:
+def _of_one_score(name: str, value: object, rank: int) -> Tensor:
     """What a mod has returned, if it is one element for each score."""
     wanted = "a tensor of torch.bool" if name == "mask_mod" else "a tensor"
-    found = made.dtype if isinstance(made, Tensor) else type(made).__name__
-    if not isinstance(made, Tensor) or (name == "mask_mod" and made.dtype != torch.bool):
-        raise TypeError(f"{name} must return {wanted}, not {found}")
-    if made.dim() not in (0, rank):
-        shape = tuple(made.shape[rank:])
+    kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+    if not isinstance(value, Tensor) or (name == "mask_mod" and value.dtype != torch.bool):
+        raise TypeError(f"{name} must return {wanted}, not {kind}")
+    if value.dim() not in (0, rank):
+        shape = tuple(value.shape[rank:])
         raise TypeError(f"{name} must return {wanted} without dims, not of shape {shape}")
-    return made
+    return value
 
 
 def _head_axes(size: Size, groups: int) -> tuple[Size, Size]:

@@ -23,12 +23,12 @@ def _lowering() -> Any:
     return importlib.import_module(f"{__package__}.lowerings.cpu")
 
 
-def _forward(given: Arguments[torch.Tensor]) -> torch.Tensor:
-    return _lowering().forward(given)  # type: ignore[no-any-return]
+def _forward(arguments: Arguments[torch.Tensor]) -> torch.Tensor:
+    return _lowering().forward(arguments)  # type: ignore[no-any-return]
 
 
-def _backward(given: Arguments[torch.Tensor]) -> list[torch.Tensor]:
-    return _lowering().backward(given)  # type: ignore[no-any-return]
+def _backward(arguments: Arguments[torch.Tensor]) -> list[torch.Tensor]:
+    return _lowering().backward(arguments)  # type: ignore[no-any-return]
 
 
 CPU_FORWARD.register(_LIBRARY, "CPU", _forward, fake_output)

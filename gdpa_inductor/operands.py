@@ -57,17 +57,17 @@ class Operands(Generic[T]):
 
     def flat(self) -> list[Any]:
         """All tensors and sizes in a list. Absent ones are left out."""
-        given = [*self.differentiable, *self.scalars, *self.lengths]
-        return [item for item in given if item is not None]
+        items = [*self.differentiable, *self.scalars, *self.lengths]
+        return [item for item in items if item is not None]
 
     def filled(self, flat: Sequence[Any]) -> Operands[Any]:
         """The same with other tensors and sizes, in the order of `flat`."""
-        given = iter(flat)
-        query, key, value = next(given), next(given), next(given)
-        aux, scalars = [next(given) for _ in self.aux], [next(given) for _ in self.scalars]
-        cu_q, cu_k = (None if cu is None else next(given) for cu in self.lengths[:2])
+        items = iter(flat)
+        query, key, value = next(items), next(items), next(items)
+        aux, scalars = [next(items) for _ in self.aux], [next(items) for _ in self.scalars]
+        cu_q, cu_k = (None if cu is None else next(items) for cu in self.lengths[:2])
         return Operands(
-            query, key, value, aux, scalars, self.program, cu_q, cu_k, next(given), next(given)
+            query, key, value, aux, scalars, self.program, cu_q, cu_k, next(items), next(items)
         )
 
     def with_aux(self, aux: Sequence[T]) -> Operands[T]:
@@ -205,8 +205,8 @@ _FEW = 256  # offsets that Python compares sooner than torch does
 
 def _rises_within(offsets: Tensor, rows: int) -> bool:
     if offsets.shape[0] <= _FEW:
-        found = offsets.tolist()
-        return found == sorted(found) and found[0] >= 0 and found[-1] <= rows
+        values = offsets.tolist()
+        return values == sorted(values) and values[0] >= 0 and values[-1] <= rows
     rises = bool((offsets[1:] >= offsets[:-1]).all())
     return rises and int(offsets[0]) >= 0 and int(offsets[-1]) <= rows
 
@@ -259,8 +259,8 @@ def aux_sums(placed: Tensor, spec: Aux, dtype: torch.dtype) -> Tensor:
     placed: The result of `aux_on_axes`.
     """
     # With all four axes nothing is summed. Each element is written once, in its own dtype.
-    kept = placed.dtype if len(spec.axes) == len(AXES) else dtype
-    return torch.zeros(placed.shape, dtype=kept, device=placed.device)
+    sum_dtype = placed.dtype if len(spec.axes) == len(AXES) else dtype
+    return torch.zeros(placed.shape, dtype=sum_dtype, device=placed.device)
 
 
 def aux_from_axes(tensor: Tensor, spec: Aux) -> Tensor:

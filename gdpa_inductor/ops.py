@@ -83,11 +83,11 @@ _LIBRARY.define(
 
 
 @torch.library.impl(_LIBRARY, "kept", "CompositeExplicitAutograd")
-def _kept(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _copy(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return x.to(dtype or x.dtype, copy=True)
 
 
-def _kept_fake(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+def _copy_fake(x: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     return torch.empty_like(x, dtype=dtype)
 
 
@@ -95,7 +95,7 @@ def _note_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.dtype = inputs[0].dtype
 
 
-operators.register_fake(_LIBRARY, "kept", _kept_fake)
+operators.register_fake(_LIBRARY, "kept", _copy_fake)
 torch.library.register_autograd(
     "gdpa::kept", lambda ctx, grad: (grad.to(ctx.dtype), None), setup_context=_note_dtype,
     lib=_LIBRARY,
@@ -108,43 +108,45 @@ def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     return torch.autocast(device.type, enabled=False) if known else nullcontext()
 
 
-def _attention(given: Arguments[Tensor]) -> Tensor:
-    check(given.operands)
-    with no_autocast(given.operands.query.device):
-        return reference(given.operands)
+def _attention(arguments: Arguments[Tensor]) -> Tensor:
+    check(arguments.operands)
+    with no_autocast(arguments.operands.query.device):
+        return reference(arguments.operands)
 
 
-def _attention_backward(given: Arguments[Tensor]) -> list[Tensor]:
-    with no_autocast(given.operands.query.device):
-        found = reference_backward(given.grad_out, given.operands, given.needs)
-    strides = [s for s, need in zip(_strides(given.operands), given.needs, strict=True) if need]
+def _attention_backward(arguments: Arguments[Tensor]) -> list[Tensor]:
+    operands, needs = arguments.operands, arguments.needs
+    with no_autocast(operands.query.device):
+        grads = reference_backward(arguments.grad_out, operands, needs)
+    strides = [s for s, need in zip(_strides(operands), needs, strict=True) if need]
     return [
         grad if grad.stride() == s else grad.new_empty_strided(grad.shape, s).copy_(grad)
-        for grad, s in zip(found, strides, strict=True)
+        for grad, s in zip(grads, strides, strict=True)
     ]
 
 
-def fake_output(given: Arguments[Tensor]) -> Tensor:
+def fake_output(arguments: Arguments[Tensor]) -> Tensor:
     """The output of a forward operator on fake tensors, of whatever device."""
-    check(given.operands)
-    return given.operands.value.new_empty(output_shape(given.operands))
+    check(arguments.operands)
+    return arguments.operands.value.new_empty(output_shape(arguments.operands))
 
 
-def fake_gradients(given: Arguments[Tensor]) -> list[Tensor]:
+def fake_gradients(arguments: Arguments[Tensor]) -> list[Tensor]:
     """The gradients of a backward operator on fake tensors. Checked also where the operator is
     called without the forward: sizes that agree are one.
     """
-    check(given.operands)
-    leaves = zip(given.operands.differentiable, given.needs, strict=True)
+    check(arguments.operands)
+    leaves = zip(arguments.operands.differentiable, arguments.needs, strict=True)
     return [t.new_empty(t.shape) for t, need in leaves if need]
 
 
-def laid_gradients(given: Arguments[Tensor]) -> list[Tensor]:
+def laid_gradients(arguments: Arguments[Tensor]) -> list[Tensor]:
     """The same, where those of query, key and value lie as their operands (`dense_strides`). So the
     views that lead from a projection [B,N,H·D] to them lead back without a copy.
     """
-    check(given.operands)
-    leaves = zip(given.operands.differentiable, _strides(given.operands), given.needs, strict=True)
+    operands = arguments.operands
+    check(operands)
+    leaves = zip(operands.differentiable, _strides(operands), arguments.needs, strict=True)
     return [t.new_empty_strided(t.shape, strides) for t, strides, need in leaves if need]
 
 
@@ -159,11 +161,11 @@ BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, la
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    given = ATTENTION.bind(*inputs)
-    o = given.operands
+    arguments = ATTENTION.bind(*inputs)
+    o = arguments.operands
     ctx.save_for_backward(o.query, o.key, o.value, o.cu_seqlens_q, o.cu_seqlens_k, *o.aux)
     ctx.scalars, ctx.program, ctx.longest = o.scalars, o.program, o.lengths[2:]
-    ctx.options = given.options
+    ctx.options = arguments.options
 
 
 def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
@@ -171,10 +173,10 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     offsets = (cu_seqlens_q, cu_seqlens_k)
     operands = Operands(query, key, value, aux, ctx.scalars, ctx.program, *offsets, *ctx.longest)
     needs = (*ctx.needs_input_grad[:3], *_flat_needs(ctx.needs_input_grad[3], len(aux)))
-    given = Arguments(operands, grad_out, needs, ctx.options)
-    args, kwargs = BACKWARD.call(given)
-    found = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
-    grads = [next(found) if need else None for need in needs]
+    arguments = Arguments(operands, grad_out, needs, ctx.options)
+    args, kwargs = BACKWARD.call(arguments)
+    results = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
+    grads = [next(results) if need else None for need in needs]
     # torch asks for the structure of the inputs: a list without tensors is empty or None.
     no_scalars: list[Any] | None = None if ctx.scalars else []
     # The dispatcher leaves out trailing arguments that have their default values.

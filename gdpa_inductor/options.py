@@ -103,7 +103,7 @@ class Options(KernelOptions):
         return KernelOptions(**{f.name: getattr(self, f.name) for f in fields})
 
     @staticmethod
-    def make(given: Mapping[str, Any] | None = None) -> Options:
+    def make(options: Mapping[str, Any] | None = None) -> Options:
         """From keyword names ("strict") or prefixed names ("gdpa.strict"), over the environment,
         over the defaults.
 
@@ -117,7 +117,7 @@ class Options(KernelOptions):
                 values[name] = _convert(Options, name, os.environ[variable])
             elif variable.startswith(VARIABLE):
                 _warn_of(variable)
-        for key, value in (given or {}).items():
+        for key, value in (options or {}).items():
             name = key.removeprefix(PREFIX)
             values[name] = _convert(Options, name, value)
         return Options(**values)

@@ -66,8 +66,8 @@ class Sequences:
         """[L]: the last place of each row in the flat padded form, B·N for none."""
         count = (self.offsets.shape[0] - 1) * self.longest
         none = self.offsets.new_full((self.total + 1,), -1)
-        found = none.scatter_reduce(0, self._rows.flatten(), self._arange(count), "amax")
-        return torch.where(found < 0, count, found)[:-1]
+        places = none.scatter_reduce(0, self._rows.flatten(), self._arange(count), "amax")
+        return torch.where(places < 0, count, places)[:-1]
 
     def _searched(self) -> Tensor:
         """The same by a search, for offsets that do not decrease."""
@@ -132,13 +132,13 @@ class Padding:
         return None
 
     def _pad_aux(self, tensor: Tensor, spec: Aux) -> Tensor:
-        found = self._side(spec)
-        return tensor if found is None else found[1].pad(tensor.movedim(found[0], 0))
+        jagged = self._side(spec)
+        return tensor if jagged is None else jagged[1].pad(tensor.movedim(jagged[0], 0))
 
     def unpad_aux(self, grad: Tensor, spec: Aux) -> Tensor:
         """The gradient of a padded aux operand as that of the operand."""
-        found = self._side(spec)
-        return grad if found is None else found[1].unpad(grad).movedim(0, found[0])
+        jagged = self._side(spec)
+        return grad if jagged is None else jagged[1].unpad(grad).movedim(0, jagged[0])
 
 
 def pad_heads(values: Tensor, side: Sequences | None) -> Tensor:

@@ -109,24 +109,24 @@ class Signature:
             **dict(zip(self.positional, args, strict=False)),
             **kwargs,
         }
-        return tuple(_taken(self.positional, named)), _known(self.keywords, kwargs)
+        return tuple(_ordered(self.positional, named)), _known(self.keywords, kwargs)
 
-    def call(self, given: Arguments[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def call(self, arguments: Arguments[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) for the operator."""
-        o = given.operands
+        o = arguments.operands
         named: dict[str, Any] = {
-            "grad_out": given.grad_out,
+            "grad_out": arguments.grad_out,
             "query": o.query,
             "key": o.key,
             "value": o.value,
             "aux": list(o.aux),
             "scalars": list(o.scalars),
             "score_mod": str(o.program),
-            "needs": list(given.needs),
+            "needs": list(arguments.needs),
             **dict(zip(LENGTHS, o.lengths, strict=True)),
-            **given.options,
+            **arguments.options,
         }
-        return tuple(_taken(self.positional, named)), _known(self.keywords, named)
+        return tuple(_ordered(self.positional, named)), _known(self.keywords, named)
 
     def register(
         self, library: torch.library.Library, key: str, run: Implementation, fake: Implementation
@@ -147,9 +147,9 @@ def operands_of(
     return Operands(query, key, value, aux or [], scalars or [], program, *lengths)
 
 
-def _taken(names: Iterable[str], given: Mapping[str, Any]) -> list[Any]:
-    return [given[name] for name in names]
+def _ordered(names: Iterable[str], named: Mapping[str, Any]) -> list[Any]:
+    return [named[name] for name in names]
 
 
-def _known(names: Iterable[str], given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given[name] for name in names if name in given}
+def _known(names: Iterable[str], named: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: named[name] for name in names if name in named}

@@ -18,7 +18,7 @@ from .rejection import Category
 
 log = logging.getLogger("gdpa_inductor")
 # By compiled model: what was found in each of its compiles; None once that was told.
-_found: weakref.WeakKeyDictionary[object, dict[str, Result] | None] = weakref.WeakKeyDictionary()
+_results: weakref.WeakKeyDictionary[object, dict[str, Result] | None] = weakref.WeakKeyDictionary()
 
 
 def note(result: Result) -> None:
@@ -26,19 +26,19 @@ def note(result: Result) -> None:
     call = dynamo.outermost_call()
     if call is None or not (result.matches or result.rejections):
         return
-    if call.model not in _found:
-        _found[call.model] = {}
+    if call.model not in _results:
+        _results[call.model] = {}
         call.at_end.append(functools.partial(_tell, weakref.ref(call.model)))
-    compiles = _found[call.model]
+    compiles = _results[call.model]
     if compiles is not None:
         compiles[dynamo.compile_under_way()] = result
 
 
 def _tell(reference: weakref.ref[object]) -> None:
     model = reference()
-    results = _found.get(model) if model is not None else None
+    results = _results.get(model) if model is not None else None
     if results:
-        _found[model] = None
+        _results[model] = None
         total = sum(results.values(), Result())
         log.log(_level(total), "%s", line(total))
 

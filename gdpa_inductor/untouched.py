@@ -45,10 +45,10 @@ def untouched(target: Any, *arguments: Any) -> Iterator[None]:
             # Not by the version counter: batch norm writes its statistics without counting.
             if not torch.equal(tensor, saved):
                 tensor.data.copy_(saved)
-        for tensor, grad, kept in gradients:
+        for tensor, grad, saved_grad in gradients:
             tensor.grad = grad
-            if grad is not None and kept is not None:
-                grad.data.copy_(kept)
+            if grad is not None and saved_grad is not None:
+                grad.data.copy_(saved_grad)
 
 
 def _copied(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -65,20 +65,20 @@ def _reachable(target: Any, arguments: Any) -> list[Any]:
     """The target, the objects in its closure or its bound self, and every argument."""
     function = getattr(target, "__func__", target)
     cells = getattr(function, "__closure__", None) or ()
-    held = [cell.cell_contents for cell in cells if cell != type(cell)()]
-    return [target, getattr(target, "__self__", None), *held, *fx.tree_leaves(arguments)]
+    contents = [cell.cell_contents for cell in cells if cell != type(cell)()]
+    return [target, getattr(target, "__self__", None), *contents, *fx.tree_leaves(arguments)]
 
 
 def _modules(target: Any, arguments: Any) -> list[nn.Module]:
-    found = [x for x in _reachable(target, arguments) if isinstance(x, nn.Module)]
-    return list(dict.fromkeys(inner for outer in found for inner in outer.modules()))
+    outermost = [x for x in _reachable(target, arguments) if isinstance(x, nn.Module)]
+    return list(dict.fromkeys(inner for outer in outermost for inner in outer.modules()))
 
 
 def _tensors(target: Any, arguments: Any, modules: list[nn.Module]) -> list[Tensor]:
-    found = [x for x in fx.tree_leaves(_reachable(target, arguments)) if isinstance(x, Tensor)]
+    tensors = [x for x in fx.tree_leaves(_reachable(target, arguments)) if isinstance(x, Tensor)]
     for module in modules:
-        found += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-    return list({id(t): t for t in found}.values())
+        tensors += [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return list({id(t): t for t in tensors}.values())
 
 
 @contextlib.contextmanager

@@ -43,13 +43,13 @@ class Expr:
         cls, op: str, args: tuple[Expr, ...] = (), value: Literal | None = None, kind: str = "f"
     ) -> Expr:
         key = (op, args, repr(value), kind)
-        found = cls._interned.get(key)
-        if found is None:
-            found = object.__new__(cls)
+        node = cls._interned.get(key)
+        if node is None:
+            node = object.__new__(cls)
             for name, field in zip(cls.__slots__, (op, args, value, kind), strict=False):
-                object.__setattr__(found, name, field)
-            cls._interned[key] = found
-        return found
+                object.__setattr__(node, name, field)
+            cls._interned[key] = node
+        return node
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError("an Expr is immutable")
@@ -180,10 +180,10 @@ class Op:
     fast: Callable[..., Expr | None] | None = None
     traits: Trait = Trait.NONE
 
-    def result_kind(self, given: str) -> str | None:
+    def result_kind(self, kinds: str) -> str | None:
         for signature in self.kinds:
             accepted, result = signature.split(">")
-            if accepted == given:
+            if accepted == kinds:
                 return result
         return None
 

@@ -44,16 +44,16 @@ def fragile_condition(weight: Expr, rounded: Collection[Expr] = ()) -> Expr | No
     grades: dict[Expr, Grade] = {}
 
     def note(node: Expr, values: list[Any]) -> Grade:
-        given = [v for v in values if isinstance(v, Grade)]
+        operands = [v for v in values if isinstance(v, Grade)]
         changes = node in rounded and not (_is(node, Trait.KEEPS_VALUES) or node.op == "where")
-        grades[node] = Grade.ROUNDED if changes else _grade(node, given)
+        grades[node] = Grade.ROUNDED if changes else _grade(node, operands)
         return grades[node]
 
     fold([weight], _leaf, note)
     for node in postorder([weight]):
         if _is(node, Trait.DECIDES):
-            given = {grades.get(a, _leaf(a)) for a in node.args if a.kind == "f"}
-            if Grade.ROUNDED in given and Grade.SCORED not in given:
+            operands = {grades.get(a, _leaf(a)) for a in node.args if a.kind == "f"}
+            if Grade.ROUNDED in operands and Grade.SCORED not in operands:
                 return node
     return None
 
@@ -85,8 +85,8 @@ def rounded_term(weight: Expr, terms: Collection[Expr], large: Collection[Expr])
 
     def note(node: Expr, values: list[Any]) -> Grade:
         past = node.op == "float" and node.args[0] in large
-        given = [v for v in values if isinstance(v, Grade)]
-        grades[node] = Grade.ROUNDED if past else _grade(node, given)
+        operands = [v for v in values if isinstance(v, Grade)]
+        grades[node] = Grade.ROUNDED if past else _grade(node, operands)
         return grades[node]
 
     fold([weight], _leaf, note)
@@ -106,19 +106,19 @@ def _leaf(node: Expr) -> Grade:
     return Grade.VALUE if same else Grade.ROUNDED
 
 
-def _grade(node: Expr, given: list[Grade]) -> Grade:
+def _grade(node: Expr, operands: list[Grade]) -> Grade:
     if node.kind != "f":
         return Grade.WHOLE
-    if Grade.SCORED in given:
+    if Grade.SCORED in operands:
         return Grade.SCORED
-    if _is(node, Trait.DECIDES) or (_is(node, Trait.KEEPS_WHOLES) and set(given) <= {Grade.WHOLE}):
+    if node.op == "float" or _is(node, Trait.DECIDES):
         return Grade.WHOLE
-    if node.op == "float":
+    if _is(node, Trait.KEEPS_WHOLES) and set(operands) <= {Grade.WHOLE}:
         return Grade.WHOLE
     if _is(node, Trait.KEEPS_VALUES) or node.op == "where":
-        return min(given)
+        return min(operands)
     if node.op in ("mul", "div") and any(_is_power_of_two(a) for a in node.args[-1:]):
-        return min(Grade.VALUE, *given)
+        return min(Grade.VALUE, *operands)
     return Grade.ROUNDED
 
 

@@ -68,7 +68,7 @@ class Section:
 def sections(report: Report) -> list[Section]:
     """All that is not empty, in the order in which it is printed."""
     refused = list(enumerate(report.rejections, 1))
-    found = [
+    all_sections = [
         Section(FUSED, _grouped(_match(m, i) for i, m in enumerate(report.matches, 1))),
         Section(COULD_BE, _grouped(_rejection(r, i) for i, r in refused if could_be_fused(r))),
         Section(LEFT, _grouped(_rejection(r, i) for i, r in refused if not could_be_fused(r))),
@@ -76,8 +76,8 @@ def sections(report: Report) -> list[Section]:
         Section("Skipped by Dynamo", tuple(map(_skipped, report.skipped_frames))),
     ]
     if not report.matches and not report.rejections:
-        found.insert(0, Section("No candidate", (Entry(CANDIDATE, ()),)))
-    return [section for section in found if section.entries]
+        all_sections.insert(0, Section("No candidate", (Entry(CANDIDATE, ()),)))
+    return [section for section in all_sections if section.entries]
 
 
 def could_be_fused(rejection: Rejection) -> bool:
@@ -97,7 +97,7 @@ def summary(report: Report) -> str:
     if could:
         counts.append(f"of which {len(could)} could be")
     others = (("graph break", report.graph_breaks), ("skipped frame", report.skipped_frames))
-    counts += [_count(len(found), noun) for noun, found in others if found]
+    counts += [_count(len(entries), noun) for noun, entries in others if entries]
     where = f", in {_count(len(report.graphs), 'graph')}" if report.graphs else ""
     return f"gdpa: {', '.join(counts)}{where}"
 
@@ -105,13 +105,13 @@ def summary(report: Report) -> str:
 def _stored(report: Report) -> int:
     """The bytes of all stored operands. One that several regions of a graph read counts once."""
     graphs = {line.match: listing.title for listing in report.graphs for line in listing.lines}
-    found: dict[tuple[object, ...], int] = {}
+    sizes: dict[tuple[object, ...], int] = {}
     for number, match in enumerate(report.matches):
         for i in match.problem.stored_aux():
             node = match.origins[i].node if i < len(match.origins) else ""
             known = (graphs.get(number), match.body, node) if node else (number, i)
-            found[known] = match.problem.aux_bytes(i) or 0
-    return sum(found.values())
+            sizes[known] = match.problem.aux_bytes(i) or 0
+    return sum(sizes.values())
 
 
 def stored_bytes(problem: Problem) -> int:
@@ -126,16 +126,16 @@ def _total(sizes: Iterable[int | None], what: str = "") -> str:
 
 def _grouped(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     """Equal ones as one; the first says what they are."""
-    found: dict[tuple[object, ...], Entry] = {}
+    groups: dict[tuple[object, ...], Entry] = {}
     for entry in entries:
         key = (entry.place, entry.same)
-        first = found.get(key, replace(entry, numbers=(), modules=()))
-        found[key] = replace(
+        first = groups.get(key, replace(entry, numbers=(), modules=()))
+        groups[key] = replace(
             first,
             numbers=(*first.numbers, *entry.numbers),
             modules=(*first.modules, *entry.modules),
         )
-    return tuple(found.values())
+    return tuple(groups.values())
 
 
 def _match(match: Match, number: int) -> Entry:
@@ -152,12 +152,12 @@ def _rejection(rejection: Rejection, number: int) -> Entry:
     return Entry(place, lines, advice, "rejection", (number,), modules, lines)
 
 
-def _break(found: GraphBreak) -> Entry:
-    return Entry(shorten(found.location), (found.reason,), found.advice)
+def _break(graph_break: GraphBreak) -> Entry:
+    return Entry(shorten(graph_break.location), (graph_break.reason,), graph_break.advice)
 
 
-def _skipped(found: SkippedFrame) -> Entry:
-    return Entry(f"{shorten(found.location)} {found.name}()", (found.reason,), found.advice)
+def _skipped(frame: SkippedFrame) -> Entry:
+    return Entry(f"{shorten(frame.location)} {frame.name}()", (frame.reason,), frame.advice)
 
 
 def match_lines(match: Match) -> Iterator[str]:
