@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from . import kernel_ops as kernel_ops
 from . import ops as ops
 from .functional import attention
 from .options import Options, OptionValues

@@ -7,73 +7,156 @@ and output [Lq,H,·], key and value [Lk,·,·]. Lengths are read on the device o
 backward: the operands.
 
 The eager implementation is the `reference`: any device and float dtype, and it holds the scores.
+Forms for single backends, such as gdpa::attention_cpu, take the same operands, and differ in their
+options (`Signature`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import importlib
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from ._compat import operators, shapes
-from .operands import (
-    Operands,
-    aux_from_axes,
-    aux_on_axes,
-    aux_sums,
-    by_access,
-    check,
-    in_order,
-    kind_of,
-    output_shape,
-    score_shape,
-)
-from .reference import (
-    compute_dtype,
-    expand_heads,
-    program_leaves,
-    reduce_to,
-    reference,
-    reference_backward,
-)
+from .operands import Operands, check, output_shape
+from .program.score_mod import ScoreMod
+from .reference import reference, reference_backward
 from .rejection import GDPAError
-from .signature import DENSE, Arguments, Signature, operands_of
 
-__all__ = [
-    "ATTENTION",
-    "BACKWARD",
-    "DENSE",
-    "Arguments",
-    "Operands",
-    "Signature",
-    "aux_from_axes",
-    "aux_on_axes",
-    "aux_sums",
-    "by_access",
-    "check",
-    "compute_dtype",
-    "expand_heads",
-    "fake_gradients",
-    "fake_output",
-    "in_order",
-    "kind_of",
-    "laid_gradients",
-    "no_autocast",
-    "operands_of",
-    "output_shape",
-    "program_leaves",
-    "reduce_to",
-    "reference",
-    "reference_backward",
-    "score_shape",
-]
+T = TypeVar("T")
+OPERANDS = ("query", "key", "value", "aux", "scalars", "score_mod")
+LENGTHS = ("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
+DENSE = (None, None, 0, 0)  # lengths where none are given; they end every order of arguments
+TYPES: Mapping[str, str] = {
+    "grad_out": "Tensor grad_out",
+    "query": "Tensor query",
+    "key": "Tensor key",
+    "value": "Tensor value",
+    "aux": "Tensor[] aux",
+    "scalars": "SymInt[] scalars",
+    "score_mod": "str score_mod",
+    "needs": "bool[] needs",
+    "kernel_options": "str kernel_options",
+    "cu_seqlens_q": "Tensor? cu_seqlens_q=None",
+    "cu_seqlens_k": "Tensor? cu_seqlens_k=None",
+    "max_seqlen_q": "SymInt max_seqlen_q=0",
+    "max_seqlen_k": "SymInt max_seqlen_k=0",
+    "fast": "bool fast=True",
+    "skip": "bool skip=True",
+    "ordered": "bool ordered=True",
+    "fp32_scores": "bool fp32_scores=False",
+    "lengths_vary": "bool lengths_vary=False",
+}
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout)
 
-_LIBRARY = torch.library.Library("gdpa", "DEF")
+
+@dataclass(frozen=True)
+class Arguments(Generic[T]):
+    """One call of an operator. grad_out, needs: of a backward. options: the rest, by name."""
+
+    operands: Operands[T]
+    grad_out: Any = None
+    needs: tuple[bool, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+Implementation = Callable[[Arguments[Any]], Any]
+
+
+@dataclass(frozen=True)
+class Signature:
+    """An operator gdpa::`name`. keywords: its options; without any they are one string,
+    `kernel_options`. The order of a schema is part of exported programs and must not change.
+    """
+
+    name: str
+    backward: bool = False
+    keywords: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def positional(self) -> tuple[str, ...]:
+        cotangent, needs = (("grad_out",), ("needs",)) if self.backward else ((), ())
+        options = () if self.keywords else ("kernel_options",)
+        return (*cotangent, *OPERANDS, *needs, *options, *LENGTHS)
+
+    @property
+    def schema(self) -> str:
+        arguments = ", ".join(TYPES[name] for name in self.positional)
+        keywords = ", ".join(TYPES[name] for name in self.keywords)
+        returns = "Tensor[]" if self.backward else "Tensor"
+        return f"{self.name}({arguments}{', *, ' + keywords if keywords else ''}) -> {returns}"
+
+    @property
+    def op(self) -> Any:
+        return getattr(torch.ops.gdpa, self.name).default
+
+    def bind(self, *args: Any, **kwargs: Any) -> Arguments[Any]:
+        """Arguments as the dispatcher hands them over: trailing defaults are left out."""
+        missing = len(self.positional) - len(args)
+        if 0 < missing <= len(DENSE) and kwargs.keys().isdisjoint(self.positional):
+            args += DENSE[-missing:]
+        elif missing > 0:
+            lengths = zip(LENGTHS, DENSE, strict=True)
+            leading = zip(self.positional, args, strict=False)
+            args, kwargs = self._in_order({**dict(lengths), **dict(leading), **kwargs})
+        first = 1 if self.backward else 0
+        last = first + len(OPERANDS)
+        operands = operands_of(*args[first:last], *args[-len(LENGTHS) :])
+        options = kwargs if self.keywords else {"kernel_options": args[-len(LENGTHS) - 1]}
+        if not self.backward:
+            return Arguments(operands, options=options)
+        return Arguments(operands, args[0], tuple(args[last]), options)
+
+    def call(self, arguments: Arguments[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """(args, kwargs) for the operator."""
+        o = arguments.operands
+        return self._in_order(
+            {
+                "grad_out": arguments.grad_out,
+                "query": o.query,
+                "key": o.key,
+                "value": o.value,
+                "aux": list(o.aux),
+                "scalars": list(o.scalars),
+                "score_mod": str(o.program),
+                "needs": list(arguments.needs),
+                **dict(zip(LENGTHS, o.lengths, strict=True)),
+                **arguments.options,
+            }
+        )
+
+    def _in_order(self, named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        options = {name: named[name] for name in self.keywords if name in named}
+        return tuple(named[name] for name in self.positional), options
+
+    def register(
+        self, library: torch.library.Library, key: str, run: Implementation, fake: Implementation
+    ) -> None:
+        """Define the operator: `run` for a dispatch key, and `fake` on fake tensors."""
+        library.define(self.schema, tags=TAGS)
+        torch.library.impl(library, self.name, key)(lambda *a, **k: run(self.bind(*a, **k)))
+        operators.register_fake(library, self.name, lambda *a, **k: fake(self.bind(*a, **k)))
+
+
+def operands_of(
+    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str,
+    *lengths: Any,
+) -> Operands[Any]:  # fmt: skip
+    """Operands in the order of a schema; lengths as far as given."""
+    # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
+    program = ScoreMod.parse(score_mod)
+    return Operands(query, key, value, aux or [], scalars or [], program, *lengths)
+
+
 ATTENTION = Signature("attention")
 BACKWARD = Signature("attention_backward", backward=True)
+_LIBRARY = torch.library.Library("gdpa", "DEF")
 
 # A copy that the backward may rely on, in one pass with a cast. A clone would not do: where a graph
 # is partitioned, the backward may take it again, from a tensor that was changed since.
@@ -156,10 +239,6 @@ def _strides(o: Operands[Tensor]) -> list[tuple[Any, ...]]:
     return own + [shapes.contiguous_strides(t.shape) for t in o.aux]
 
 
-ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
-BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, laid_gradients)
-
-
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     arguments = ATTENTION.bind(*inputs)
     o = arguments.operands
@@ -172,9 +251,11 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     query, key, value, cu_seqlens_q, cu_seqlens_k, *aux = ctx.saved_tensors
     offsets = (cu_seqlens_q, cu_seqlens_k)
     operands = Operands(query, key, value, aux, ctx.scalars, ctx.program, *offsets, *ctx.longest)
-    needs = (*ctx.needs_input_grad[:3], *_flat_needs(ctx.needs_input_grad[3], len(aux)))
-    arguments = Arguments(operands, grad_out, needs, ctx.options)
-    args, kwargs = BACKWARD.call(arguments)
+    aux_needs = ctx.needs_input_grad[3]
+    if isinstance(aux_needs, bool):
+        aux_needs = [aux_needs] * len(aux)
+    needs = (*ctx.needs_input_grad[:3], *aux_needs)
+    args, kwargs = BACKWARD.call(Arguments(operands, grad_out, needs, ctx.options))
     results = iter(torch.ops.gdpa.attention_backward(*args, **kwargs))
     grads = [next(results) if need else None for need in needs]
     # torch asks for the structure of the inputs: a list without tensors is empty or None.
@@ -184,10 +265,6 @@ def _backward(ctx: Any, grad_out: Tensor) -> tuple[Any, ...]:
     return (*grads[:3], grads[3:], no_scalars, *rest)
 
 
-def _flat_needs(needs: bool | Sequence[bool], count: int) -> list[bool]:
-    return [bool(needs)] * count if isinstance(needs, bool) else list(needs)
-
-
 def _no_double_backward(ctx: Any, *grads: Any) -> None:
     raise GDPAError(
         "gdpa::attention has no second derivative: wrap the part of the model that needs one in "
@@ -195,7 +272,23 @@ def _no_double_backward(ctx: Any, *grads: Any) -> None:
     )
 
 
+ATTENTION.register(_LIBRARY, "CompositeExplicitAutograd", _attention, fake_output)
+BACKWARD.register(_LIBRARY, "CompositeExplicitAutograd", _attention_backward, laid_gradients)
 torch.library.register_autograd(
     "gdpa::attention", _backward, setup_context=_setup_context, lib=_LIBRARY
 )
 torch.library.register_autograd("gdpa::attention_backward", _no_double_backward, lib=_LIBRARY)
+
+
+# The CPU kernel's operators are known to torch as soon as the package is imported: packages of
+# AOTInductor and saved functions look their operators up when they are loaded. What runs them is
+# imported at the first call.
+def _cpu_lowering() -> Any:
+    return importlib.import_module(f"{__package__}.lowerings.cpu")
+
+
+# skip: leave out blocks where all scores are masked
+CPU_FORWARD = Signature("attention_cpu", keywords=("skip",))
+CPU_BACKWARD = Signature("attention_cpu_backward", backward=True, keywords=("skip",))
+CPU_FORWARD.register(_LIBRARY, "CPU", lambda call: _cpu_lowering().forward(call), fake_output)
+CPU_BACKWARD.register(_LIBRARY, "CPU", lambda call: _cpu_lowering().backward(call), fake_gradients)
