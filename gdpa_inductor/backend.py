@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import compiles, lowerings, summary
+from . import compiles, lowerings
 from ._compat import dynamo, inductor
 from .graphs import copy_graph
 from .options import BACKENDS, Options, check_names, split
@@ -83,7 +83,7 @@ def apply(
         log.info("%s", rejection)
     _warn(part, options)
     if options.summary:
-        summary.note(part.so_far)
+        compiles.summarise(part.so_far)
     if result.matches or result.rejections:
         inductor.trace_artifact(
             "gdpa_regions", lambda: "\n".join(map(str, [*result.matches, *result.rejections]))

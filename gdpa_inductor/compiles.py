@@ -4,10 +4,16 @@ A backend may get only a part of the captured graph. DDPOptimizer cuts a graph w
 gradients is full. That is often where a bias is used, and so between two products. It passes the
 parts to the backend one by one. The nodes of a part have the fake values of the whole graph, but
 other names. `regions` counts the regions of finished compiles.
+
+`summarise` logs one line for each compiled model, which is what one torch.compile returned. It may
+have several graphs, and Dynamo may compile a graph twice. So what was found is told when the
+model's call ends, and only once.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -19,8 +25,9 @@ from ._compat import dynamo
 from .graphs import copy_graph
 from .patterns import Match, Result
 from .patterns.host import facts, places, products
-from .rejection import Code, Rejection
+from .rejection import Category, Code, Rejection
 
+log = logging.getLogger("gdpa_inductor")
 Analysis = Callable[[GraphModule], Result]  # it rewrites the graph that it is given
 Values = Mapping[int, Node]  # the nodes that compute a tensor, by the identity of its fake
 
@@ -140,3 +147,43 @@ def _cut(match: Match, second: Node) -> Rejection:
         match.score_mod.formula,
         match.problem.score_bytes,
     )
+
+
+# By compiled model: what was found in each of its compiles; None once that was told.
+_results: weakref.WeakKeyDictionary[object, dict[str, Result] | None] = weakref.WeakKeyDictionary()
+
+
+def summarise(result: Result) -> None:
+    """Log, when the compiled model's call ends, what was found in the graph being compiled."""
+    call = dynamo.outermost_call()
+    if call is None or not (result.matches or result.rejections):
+        return
+    if call.model not in _results:
+        _results[call.model] = {}
+        call.at_end.append(functools.partial(_log_summary, weakref.ref(call.model)))
+    compiles = _results[call.model]
+    if compiles is not None:
+        compiles[dynamo.compile_under_way()] = result
+
+
+def _log_summary(reference: weakref.ref[object]) -> None:
+    model = reference()
+    results = _results.get(model) if model is not None else None
+    if results:
+        _results[model] = None
+        total = sum(results.values(), Result())
+        # Softmax beside attention that is fused is no reason for a warning.
+        left = any(r.code.category is not Category.NOT_GDPA for r in total.rejections)
+        level = logging.WARNING if left or not total.matches else logging.INFO
+        log.log(level, "%s", summary_line(total))
+
+
+def summary_line(result: Result) -> str:
+    """`gdpa: 3 of 4 attention regions fused, 1 not fused (SLOWER); …`."""
+    fused, left = len(result.matches), len(result.rejections)
+    text = f"gdpa: {fused} of {fused + left} attention regions fused"
+    if not left:
+        return text
+    codes = Counter(rejection.code.name for rejection in result.rejections).most_common()
+    why = ", ".join(f"{count} {code}" if count > 1 else code for code, count in codes)
+    return f"{text}, {left} not fused ({why}); gdpa_inductor.explain(model)(*inputs) says why"

@@ -140,15 +140,12 @@ MAY_IMPORT = {
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "program", "rejection", "terminal"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},
-    "summary": {"_compat", "patterns", "rejection"},
-    "backend": CORE
-    | {"compiles", "graphs", "patterns", "lowerings", "sources", "summary", "verify"},
+    "backend": CORE | {"compiles", "graphs", "patterns", "lowerings", "sources", "verify"},
     "entry_point": {"_compat", "backend"},
     "verify": CORE | {"patterns"},
     "inductor_pass": CORE | {"backend", "patterns", "sources"},
-    "untouched": {"_compat"},
-    "explaining": CORE | {"backend", "graphs", "patterns", "report", "untouched"},
-    "export": CORE | {"backend", "graphs", "patterns", "report", "explaining", "untouched"},
+    "explaining": CORE | {"backend", "graphs", "patterns", "report"},
+    "export": CORE | {"backend", "graphs", "patterns", "report", "explaining"},
     # Tools: they stand where a user stands.
     "doctor": LEAVES | {"", "backend", "problem"},
     "measure": set(),

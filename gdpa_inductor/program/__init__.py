@@ -3,10 +3,9 @@
 A score program turns a score s = q·k into a weight P: scale, bias, activation and mask
 (docs/score_programs.md).
 
-expr           Terms, and the fields of the table of operations.
+expr           Terms, their gradients, and the fields of the table of operations.
 ops            The rows of the table, by families.
 score_mod      The text form of a program.
-derivatives    Gradients, as terms of the same language.
 canonical      Recognises formulas that models write out by hand, such as silu.
 simplify       Makes terms and simplifies them at once.
 integers       How large integers can become.

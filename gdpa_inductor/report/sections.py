@@ -7,14 +7,13 @@ as the layers of one model, become one.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..patterns import Match
 from ..problem import Problem, Size
 from ..rejection import Category, Code, Rejection
-from .entries import GraphBreak, SkippedFrame, shorten
 
 if TYPE_CHECKING:
     from . import Report
@@ -27,6 +26,55 @@ FUSED, COULD_BE, LEFT = "Fused", "Not fused, but could be", "Not fused"
 _LEFT = (Category.NOT_GDPA, Category.NOT_PROFITABLE)
 STORED = "compute a bias from positions or lengths, or store it in 16 bits (docs/masks.md)"
 _LARGE = 8  # a stored operand is worth a word from this fraction of the scores' bytes on
+
+
+@dataclass(frozen=True)
+class GraphBreak:
+    """A graph break of Dynamo. location: The user's "file:line". advice: What to change."""
+
+    location: str
+    reason: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class SkippedFrame:
+    """A function that Dynamo ran without capturing it. So nothing in it can be fused."""
+
+    name: str
+    location: str
+    reason: str
+    advice: str
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One node of a captured graph.
+
+    match, rejection: The index in the report of the match or refusal that it belongs to, or None.
+    """
+
+    name: str
+    code: str
+    value: str
+    location: str
+    inputs: tuple[str, ...] = ()
+    match: int | None = None
+    rejection: int | None = None
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One graph as it was captured, before the rewrite."""
+
+    title: str
+    lines: tuple[Line, ...]
 
 
 @dataclass(frozen=True)
@@ -117,6 +165,17 @@ def _stored(report: Report) -> int:
 def stored_bytes(problem: Problem) -> int:
     """The bytes of aux operands with an element for each query and key, as far as known."""
     return sum(problem.aux_bytes(i) or 0 for i in problem.stored_aux())
+
+
+def shorten(location: str) -> str:
+    """A path below the working directory is written from there."""
+    path, colon, line = location.rpartition(":")
+    if not location:
+        return "(no source line)"
+    try:
+        return f"{Path(path).relative_to(Path.cwd())}{colon}{line}"
+    except ValueError:
+        return location
 
 
 def _total(sizes: Iterable[int | None], what: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Elementary functions of a real."""
+"""Elementary functions of a real, and the instructions that forms in kernels are made of."""
 
 from __future__ import annotations
 
@@ -66,3 +66,13 @@ ROWS = {
         vjp=_d_erf, interval=intervals.function,
     ),
 }  # fmt: skip
+
+# What no program holds: a device's approximate instructions, and a power that is neither a product
+# nor a root.
+INSTRUCTION_ROWS = {
+    "power": Op(("ff>f",), torch.pow, "x to any literal power", params=1),
+    "tanh_approx": Op(REAL, torch.tanh, "tanh x, within 2⁻¹¹"),
+    "exp2_approx": Op(REAL, torch.exp2, "2ˣ, within 2 ulp"),
+    "log2_approx": Op(REAL, torch.log2, "log₂ x, within 2⁻²²"),
+    "rcp_approx": Op(REAL, torch.reciprocal, "1/x, within 1 ulp"),
+}
