@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from . import direct
-from . import jagged_ops as jagged_ops  # which registers the ops
 from ._compat import subclasses
 from .operands import Size, check_bounds, check_form
 from .rejection import GDPAError
