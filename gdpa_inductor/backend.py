@@ -76,7 +76,11 @@ def apply(
     result, frame = part.result, dynamo.frame_under_way()
     if frame:  # what raises below is not compiled: its frame runs in eager, or not at all
         dynamo.counters["gdpa_regions"].pop(frame, None)
-    _count(result)
+    counters = dynamo.counters["gdpa"]
+    counters["matched"] += len(result.matches)
+    if varlen := sum(match.problem.jagged for match in result.matches):
+        counters["matched_varlen"] += varlen
+    counters["rejected"] += len(result.rejections)
     for match in result.matches:
         log.info("%s", match)
     for rejection in result.rejections:
@@ -109,14 +113,6 @@ def analyse(
     if under_way is None:
         return compiles.PartResult(result, result, True)
     return under_way.add(values, result, rewrite)
-
-
-def _count(result: Result) -> None:
-    counters = dynamo.counters["gdpa"]
-    counters["matched"] += len(result.matches)
-    if varlen := sum(match.problem.jagged for match in result.matches):
-        counters["matched_varlen"] += varlen
-    counters["rejected"] += len(result.rejections)
 
 
 def _warn(part: compiles.PartResult, options: Options) -> None:

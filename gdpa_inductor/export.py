@@ -42,14 +42,9 @@ def rewrite(program: Program, **options: Unpack[OptionValues]) -> tuple[Program,
     if isinstance(program, ExportedProgram):
         return _exported(program, chosen)  # type: ignore[return-value]
     if isinstance(program, GraphModule):
-        rewritten, result = _rewritten(program, chosen)
-        return rewritten, _report(program, result)
+        rewritten = copy_graph(program)
+        return rewritten, _report(program, apply(rewritten, chosen))
     raise TypeError(f"an ExportedProgram or a GraphModule is wanted, not {type(program).__name__}")
-
-
-def _rewritten(gm: GraphModule, options: Options) -> tuple[GraphModule, Result]:
-    rewritten = copy_graph(gm)
-    return rewritten, apply(rewritten, options)
 
 
 def _report(gm: GraphModule, result: Result) -> Report:

@@ -287,10 +287,8 @@ def frame_under_way() -> str:
 
     It is the same in recompiles; "" outside of one.
     """
-    compile_id = CompileContext.current_compile_id()
-    if compile_id is None:
-        return ""
-    return f"{'' if compile_id.frame_id is None else compile_id.frame_id}"
+    frame_id = getattr(CompileContext.current_compile_id(), "frame_id", None)
+    return "" if frame_id is None else str(frame_id)
 
 
 def compile_under_way() -> str:

@@ -7,14 +7,10 @@ import math
 import torch
 
 from .. import intervals
-from ..expr import Expr, Op, Trait, call
+from ..expr import Op, Trait, call
 from .arithmetic import REAL
 
 LOG2E, LN2 = math.log2(math.e), math.log(2.0)
-
-
-def _d_erf(g: Expr, _y: Expr, x: Expr) -> tuple[Expr]:
-    return (g * (call("exp", -(x * x)) * (2.0 / math.sqrt(math.pi))),)
 
 
 ROWS = {
@@ -63,7 +59,8 @@ ROWS = {
     ),
     "erf": Op(
         REAL, torch.erf, "the error function", aten=("erf", "special_erf"), traits=Trait.SMOOTH,
-        vjp=_d_erf, interval=intervals.function,
+        vjp=lambda g, y, x: (g * (call("exp", -(x * x)) * (2.0 / math.sqrt(math.pi))),),
+        interval=intervals.function,
     ),
 }  # fmt: skip
 
