@@ -118,8 +118,8 @@ def analyse(
 def _warn(part: compiles.PartResult, options: Options) -> None:
     """Of what was asked for by name and cannot be had, and of what DDP takes apart."""
     if options.kernel in BACKENDS:
-        refused = [r for r in part.result.rejections if r.code is Code.DEVICE]
-        for reason in dict.fromkeys(r.reason for r in refused):
+        reasons = [r.reason for r in part.result.rejections if r.code is Code.DEVICE]
+        for reason in dict.fromkeys(reasons):
             log.warning("not fused: %s", reason)
     cut = [r for r in part.so_far.rejections if r.code is Code.DDP_CUT]
     if cut and part.last:

@@ -34,8 +34,8 @@ Values = Mapping[int, Node]  # the nodes that compute a tensor, by the identity 
 
 @dataclass(frozen=True)
 class PartResult:
-    """result: what was found in one part, with a refusal for each region that was cut off. so_far:
-    in all parts of the captured graph up to this one. last: no part follows.
+    """result: what was found in one part, with a rejection for each region that was cut off.
+    so_far: in all parts of the captured graph up to this one. last: no part follows.
     """
 
     result: Result
@@ -64,7 +64,7 @@ class Compile:
         return PartResult(result, self.result_so_far, _end(whole) in part)
 
     def _cuts(self, part: Values, whole: Graph, analysis: Analysis) -> list[Rejection]:
-        """A refusal for each region whose second product is in this part, and another is not."""
+        """A rejection for each region whose second product is in this part, and another is not."""
         if self.regions is None:
             self.regions = _regions(whole, analysis)
         return [

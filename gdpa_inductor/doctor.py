@@ -78,7 +78,7 @@ def warnings() -> list[str]:
 
 
 def judge(problem: Problem, kernel: str) -> object:
-    """The answer of the lowerings if the user requests this kernel: a choice or a refusal."""
+    """The answer of the lowerings if the user requests this kernel: a choice or a rejection."""
     from .backend import lowering_judge
 
     return lowering_judge(Options.make({"kernel": kernel}))(problem)

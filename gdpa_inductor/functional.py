@@ -69,20 +69,18 @@ def attention(
         TypeError: a `score_mod` or `mask_mod` that returns no tensor of no dims, or a `mask_mod`
             that returns no booleans.
     """
-    arguments = (
-        query, key, value, score_mod, mask_mod, scale, enable_gqa,
-        cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
-    )  # fmt: skip
-    if torch.compiler.is_compiling():
-        return _attention(*arguments)
-    kind = direct.kind_of((query, key, value), score_mod, mask_mod)
+    mods = (score_mod, mask_mod, scale, enable_gqa)
+    arguments = (query, key, value, *mods, cu_seqlens_q, cu_seqlens_k)
+    kind = None
+    if not torch.compiler.is_compiling():
+        kind = direct.kind_of((query, key, value), score_mod, mask_mod)
     if kind is None:
-        return _attention(*arguments)
+        return _attention(*arguments, max_seqlen_q, max_seqlen_k)
     longest = key_longest = _longest("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
     rows = _source_of_bound(query, cu_seqlens_q, max_seqlen_q)
     if _source_of_bound(key, cu_seqlens_k, max_seqlen_k) != rows:
         key_longest = _longest("key", key, "cu_seqlens_k", cu_seqlens_k, max_seqlen_k)
-    return direct.compiled(kind, _attention, (*arguments[:-2], longest, key_longest))
+    return direct.compiled(kind, _attention, (*arguments, longest, key_longest))
 
 
 def _longest(
@@ -104,11 +102,18 @@ def _source_of_bound(values: Tensor, offsets: Tensor | None, longest: Size | Non
 
 
 def _attention(
-    query: Tensor, key: Tensor, value: Tensor, score_mod: ScoreFn | None, mask_mod: MaskFn | None,
-    scale: float | Tensor, enable_gqa: bool,
-    cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None,
-    max_seqlen_q: Size | None, max_seqlen_k: Size | None,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    score_mod: ScoreFn | None,
+    mask_mod: MaskFn | None,
+    scale: float | Tensor,
+    enable_gqa: bool,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: Size | None,
+    max_seqlen_k: Size | None,
+) -> Tensor:
     """`attention` as a formula of torch's operators."""
     nested = query.is_nested
     query, rows = _jagged_side("query", query, "cu_seqlens_q", cu_seqlens_q, max_seqlen_q)
@@ -130,9 +135,15 @@ def _attention(
 
 
 def _formula(
-    query: Tensor, key: Tensor, value: Tensor, sides: _Sides, groups: int,
-    score_mod: ScoreFn | None, mask_mod: MaskFn | None, scale: float | Tensor,
-) -> Tensor:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    sides: _Sides,
+    groups: int,
+    score_mod: ScoreFn | None,
+    mask_mod: MaskFn | None,
+    scale: float | Tensor,
+) -> Tensor:
     batch, heads, rows = sides.batch(query), query.shape[1], query.shape[2]
     kv_heads, cols = key.shape[1:3]
     compute = torch.float64 if query.dtype == torch.float64 else torch.float32

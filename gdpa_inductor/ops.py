@@ -145,9 +145,14 @@ class Signature:
 
 
 def operands_of(
-    query: Any, key: Any, value: Any, aux: Sequence[Any], scalars: Sequence[Any], score_mod: str,
+    query: Any,
+    key: Any,
+    value: Any,
+    aux: Sequence[Any],
+    scalars: Sequence[Any],
+    score_mod: str,
     *lengths: Any,
-) -> Operands[Any]:  # fmt: skip
+) -> Operands[Any]:
     """Operands in the order of a schema; lengths as far as given."""
     # AOTInductor's executor hands an empty list over as None (torch 2.11, 2.13).
     program = ScoreMod.parse(score_mod)
@@ -180,9 +185,11 @@ def _note_dtype(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 operators.register_fake(_LIBRARY, "kept", _copy_fake)
 torch.library.register_autograd(
-    "gdpa::kept", lambda ctx, grad: (grad.to(ctx.dtype), None), setup_context=_note_dtype,
+    "gdpa::kept",
+    lambda ctx, grad: (grad.to(ctx.dtype), None),
+    setup_context=_note_dtype,
     lib=_LIBRARY,
-)  # fmt: skip
+)
 
 
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:

@@ -22,7 +22,7 @@ log = logging.getLogger("gdpa_inductor")
 PREFIX = "gdpa."
 VARIABLE = "GDPA_"
 # The backends, the preferred first; each is a module of that name in lowerings/.
-CHUNKED = "chunked"  # the backend for problems that all others refuse
+CHUNKED = "chunked"  # the backend for problems that no other runs
 BACKENDS = ("cute", "triton", "cpu", CHUNKED)
 REFERENCE = "reference"  # the unfused formula
 KERNELS = ("auto", *BACKENDS, REFERENCE)

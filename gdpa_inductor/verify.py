@@ -44,15 +44,15 @@ def verified(compiled: Graph, original: Graph, result: Result) -> Graph:
     def run(*args: Any) -> Any:
         if pending:
             try:
-                fault = difference(compiled, original, args)
+                text = difference(compiled, original, args)
             except Exception as error:
                 about = type(error).__name__, str(error).split("\n", 1)[0]
                 log.warning("gdpa.verify: not compared, a run on copies raised %s: %s", *about)
-                fault = ""
+                text = ""
             pending.clear()  # not where it was interrupted
-            if fault:
+            if text:
                 regions = "\n".join(f"  {match}" for match in result.matches)
-                raise GDPAError(f"gdpa.verify: {fault}\nrewritten regions:\n{regions}")
+                raise GDPAError(f"gdpa.verify: {text}\nrewritten regions:\n{regions}")
         return compiled(*args)
 
     return run
@@ -68,9 +68,9 @@ def difference(compiled: Graph, original: Graph, args: Sequence[Any]) -> str:
     exact = _exact(original, args, eager)
     ulp = max((torch.finfo(t.dtype).eps for _, t in eager if t.is_floating_point()), default=0.0)
     for (name, theirs), mine, truth in zip(eager, (t for _, t in fused), exact, strict=True):
-        fault = breach(mine, theirs, truth, ulp)
-        if fault:
-            return f"{name} {fault}"
+        text = breach(mine, theirs, truth, ulp)
+        if text:
+            return f"{name} {text}"
     return ""
 
 

@@ -158,9 +158,11 @@ def unwidened(node: Any) -> Any:
     from torch._inductor.virtualized import V
 
     whole = ir.Pointwise(
-        device=node.get_device(), dtype=node.get_dtype(), inner_fn=node.make_loader(),
+        device=node.get_device(),
+        dtype=node.get_dtype(),
+        inner_fn=node.make_loader(),
         ranges=node.get_size(),
-    )  # fmt: skip
+    )
     reads = list(whole.get_reads())
     if whole.inner_fn_opcount().used_ops != {"load", "to_dtype"} or len(reads) != 1:
         return node
@@ -344,12 +346,8 @@ def rounded_to_tf32(node: Any) -> Any:
     load = node.make_loader()
 
     def body(index: Any) -> Any:
-        return inductor_op(
-            "inline_asm_elementwise",
-            load(index),
-            asm="cvt.rna.tf32.f32 $0, $1;",
-            constraints="=r,r",
-        )
+        conversion = {"asm": "cvt.rna.tf32.f32 $0, $1;", "constraints": "=r,r"}
+        return inductor_op("inline_asm_elementwise", load(index), **conversion)
 
     return ir.Pointwise.create(
         device=node.get_device(), dtype=torch.float32, inner_fn=body, ranges=node.get_size()

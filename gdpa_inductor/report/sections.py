@@ -57,7 +57,7 @@ class SkippedFrame:
 class Line:
     """One node of a captured graph.
 
-    match, rejection: The index in the report of the match or refusal that it belongs to, or None.
+    match, rejection: The index in the report of the match or rejection that it belongs to, or None.
     """
 
     name: str
@@ -115,11 +115,11 @@ class Section:
 
 def sections(report: Report) -> list[Section]:
     """All that is not empty, in the order in which it is printed."""
-    refused = list(enumerate(report.rejections, 1))
+    rejections = list(enumerate(report.rejections, 1))
     all_sections = [
         Section(FUSED, _grouped(_match(m, i) for i, m in enumerate(report.matches, 1))),
-        Section(COULD_BE, _grouped(_rejection(r, i) for i, r in refused if could_be_fused(r))),
-        Section(LEFT, _grouped(_rejection(r, i) for i, r in refused if not could_be_fused(r))),
+        Section(COULD_BE, _grouped(_rejection(r, i) for i, r in rejections if could_be_fused(r))),
+        Section(LEFT, _grouped(_rejection(r, i) for i, r in rejections if not could_be_fused(r))),
         Section("Graph breaks", tuple(map(_break, report.graph_breaks))),
         Section("Skipped by Dynamo", tuple(map(_skipped, report.skipped_frames))),
     ]
