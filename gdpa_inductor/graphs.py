@@ -20,9 +20,9 @@ def copy_graph(gm: GraphModule) -> GraphModule:
     return duplicate
 
 
-def restore(gm: GraphModule, original: GraphModule) -> None:
-    """Restore `gm` to the state in which `kept` was copied from it. `kept` is unchanged."""
-    fresh = copy_graph(original)
+def restore(gm: GraphModule, backup: GraphModule) -> None:
+    """Restore `gm` to the state in which `backup` was copied from it. `backup` is unchanged."""
+    fresh = copy_graph(backup)
     gm.graph = fresh.graph
     for name, child in fresh.named_children():
         if isinstance(child, GraphModule):
