@@ -63,10 +63,10 @@ def jobs_of(
 
     On a CPU a case is one job, and its contenders take turns. On a GPU each contender is a job.
     """
-    chosen = tuple(n for n in names if not pick.contenders or n in pick.contenders)
+    contenders = tuple(n for n in names if not pick.contenders or n in pick.contenders)
     measured = tuple(m for m in measures if not pick.measures or m in pick.measures)
-    groups = [chosen] if pick.device == "cpu" else [(name,) for name in chosen]
-    if not chosen or not measured:
+    groups = [contenders] if pick.device == "cpu" else [(name,) for name in contenders]
+    if not contenders or not measured:
         return []
     return [Job(c, g, measured, pick.seconds, pick.peers) for c in cases for g in groups]
 

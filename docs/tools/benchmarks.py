@@ -109,10 +109,10 @@ def section(table: Table, run: Run, same: bool) -> str:
     return "\n\n".join(parts)
 
 
-def headline(measured: Mapping[str, Run]) -> str:
+def headline(by_file: Mapping[str, Run]) -> str:
     """The results in a few lines, of the files that there are."""
-    said = [line(measured[name]) for name, line in HEADLINES.items() if name in measured]
-    cards = {measured[name].machine.get("gpu") or "a CPU" for name in HEADLINES if name in measured}
+    said = [line(by_file[name]) for name, line in HEADLINES.items() if name in by_file]
+    cards = {by_file[name].machine.get("gpu") or "a CPU" for name in HEADLINES if name in by_file}
     return f"On {' and '.join(sorted(cards))}:\n\n" + "".join(f"{bulleted(one)}\n" for one in said)
 
 
@@ -130,37 +130,37 @@ def wrapped(command: str) -> str:
     return " \\\n    ".join(lines)
 
 
-def pages(measured: Mapping[str, Run]) -> dict[Path, str]:
+def pages(by_file: Mapping[str, Run]) -> dict[Path, str]:
     """Every file that is generated, with its text."""
-    named = [table for table in TABLES if table.file in measured]
-    present = [table for table in named if len(table.cells(measured[table.file])) > 1]
+    named = [table for table in TABLES if table.file in by_file]
+    present = [table for table in named if len(table.cells(by_file[table.file])) > 1]
     befores: list[Table | None] = [None, *present]
     body = "\n\n".join(
-        section(table, measured[table.file], same=before is not None and before.file == table.file)
+        section(table, by_file[table.file], same=before is not None and before.file == table.file)
         for table, before in zip(present, befores, strict=False)
     )
     template = (Path(__file__).parent / "benchmarks.md.in").read_text()
-    template = template.replace(TOP, headline(measured)).replace(PLACE, body + "\n")
+    template = template.replace(TOP, headline(by_file)).replace(PLACE, body + "\n")
     texts = {DOCS / "benchmarks.md": template}
     for table in present:
         if table.panels:
-            svg = chart(table.panels(measured[table.file]), table.question)
+            svg = chart(table.panels(by_file[table.file]), table.question)
             texts[DOCS / "charts" / f"{table.name}.svg"] = svg
-    return texts | readme(measured)
+    return texts | readme(by_file)
 
 
-def readme(measured: Mapping[str, Run]) -> dict[Path, str]:
+def readme(by_file: Mapping[str, Run]) -> dict[Path, str]:
     """README with its chart, which shows a training step."""
-    name = next(name for name in SHOWN if name in measured)
-    run = measured[name]
+    name = next(name for name in SHOWN if name in by_file)
+    run = by_file[name]
     panels, words = readme_panels(name, run)
     label = "Speed and memory of a training step"
     shown = f"![{label}](docs/charts/readme.svg)\n\n{fill(f'{words} {machine(run)}')}\n\n"
     shown += f"```\n{wrapped(run.command)}\n```\n\n"
     text = between((ROOT / "README.md").read_text(), BEGIN, shown, END)
-    if "recommender" in measured:
-        shown = whole_model(measured["recommender"])
-        shown += f"{fill(ranked(measured['demo']))}\n\n" if "demo" in measured else ""
+    if "recommender" in by_file:
+        shown = whole_model(by_file["recommender"])
+        shown += f"{fill(ranked(by_file['demo']))}\n\n" if "demo" in by_file else ""
         text = between(text, FIRST, shown, LAST)
     return {DOCS / "charts" / "readme.svg": chart(panels, label), ROOT / "README.md": text}
 

@@ -105,8 +105,8 @@ def modelled(measure: str, *columns: str) -> Callable[[Run], list[list[str]]]:
     def cells(run: Run) -> list[list[str]]:
         header, *lines = summary.lines(run.rows)
         places = [header.index(name) for name in ("row", *columns)]
-        shown = [header, *(line for line in lines if line[1] == measure)]
-        return [[line[place] or "–" for place in places] for line in shown]
+        rows = [header, *(line for line in lines if line[1] == measure)]
+        return [[line[place] or "–" for place in places] for line in rows]
 
     return cells
 

@@ -93,14 +93,14 @@ def saved_tensor_hooks_set_aside() -> Iterator[None]:
     Non-reentrant checkpointing counts by such hooks what a forward saves.
     """
     stack = torch._C._autograd
-    suspended = []
+    hook_pairs = []
     while (hooks := stack._top_saved_tensors_default_hooks(True)) is not None:
         stack._pop_saved_tensors_default_hooks()
-        suspended.append(hooks)
+        hook_pairs.append(hooks)
     try:
         yield
     finally:
-        for hooks in reversed(suspended):
+        for hooks in reversed(hook_pairs):
             stack._push_saved_tensors_default_hooks(*hooks)
 
 
