@@ -249,7 +249,7 @@ class Recorder(operators.TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # a question about a tensor
-            return subclasses.asked(func, args[0])
+            return subclasses.metadata_of(func, args[0])
         if torch.is_inference_mode_enabled() and operators.is_composite(func):
             made = self._decomposed(func, args, kwargs)
             if made is not NotImplemented:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from .._compat import lowering
-from ..ops import Arguments, Operands, Signature
+from ..operands import Operands
+from ..ops import Arguments, Signature
 from ..options import KernelOptions
 from ..problem import Problem
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .._compat import lowering, shapes
-from ..ops import reference, reference_backward, score_shape
+from ..operands import score_shape
+from ..reference import reference, reference_backward
 from .call import Call, extern_call
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from gdpa_inductor.operands import Operands
-from gdpa_inductor.ops import expand_heads, program_leaves, reference
 from gdpa_inductor.program.expr import fold, torch_apply
 from gdpa_inductor.program.score_mod import Aux, ScoreMod
+from gdpa_inductor.reference import expand_heads, program_leaves, reference
 
 BF16, F16 = torch.bfloat16, torch.float16
 SILU = "silu(mul(s,0.088))"

@@ -22,7 +22,8 @@ from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
 from ...kernels.cute.plan import lying, off_alignment
 from ...kernels.cute.replay import Record
-from ...ops import DENSE, Arguments, Operands, Signature, fake_output, laid_gradients
+from ...operands import Operands
+from ...ops import DENSE, Arguments, Signature, fake_output, laid_gradients
 from ..backends import backend
 from ..call import Call, extern_call, in_order
 from ..spare import last_use

@@ -26,10 +26,11 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.triton import splits
-from ...ops import aux_from_axes, by_access, reduce_to
+from ...operands import aux_from_axes, by_access
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
+from ...reference import reduce_to
 from ...sequences import Padding, Sequences, padded_program
 from .. import gpu
 from ..call import Call, in_order

@@ -23,8 +23,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from ..._compat import autograd, operators, versions
-from ...program.derivatives import differentiate
-from ...program.expr import GRAD, Expr, aux, const, fold, torch_apply
+from ...program.expr import GRAD, Expr, aux, const, differentiate, fold, torch_apply
 from ...rejection import Code
 from ..host import facts
 from ..result import Refused

@@ -11,8 +11,7 @@ imported here.
 
 import functools
 
-from ....program.derivatives import differentiate
-from ....program.expr import SCORE, Expr, aux, const
+from ....program.expr import SCORE, Expr, aux, const, differentiate
 from ....program.score_mod import ScoreMod
 from ..classes import classes
 from ..config import KernelConfig
