@@ -22,7 +22,7 @@ from gdpa_inductor.patterns.reading import (
     vocabulary,
     weights,
 )
-from gdpa_inductor.patterns.tables import calls
+from gdpa_inductor.patterns.tables import lookups
 from gdpa_inductor.patterns.writing import recipe, replacement, saved, writer
 from gdpa_inductor.program import canonical, expr, score_mod
 from gdpa_inductor.rejection import Code
@@ -249,7 +249,7 @@ CHECKS: list[Check] = [
     Check("a dead region is not rewritten", rewrite, "compatible", mutants.all_compatible),
     Check(
         "a looked-up table may scale its gradient",
-        calls.LOOKUPS,
+        lookups.LOOKUPS,
         "embedding",
         mutants.index_alone,
     ),

@@ -11,7 +11,7 @@ from gdpa_inductor.patterns.jagged import padding
 from gdpa_inductor.patterns.jagged.sides import JaggedSide
 from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
-from gdpa_inductor.patterns.tables import calls
+from gdpa_inductor.patterns.tables import lookups
 from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code
 
@@ -273,7 +273,7 @@ def by_type(check: Callable) -> Callable:
 def index_alone(check: Callable) -> Callable:
     def place(node: Any, table: Any) -> Any:
         weight_first = facts.tensors(node.args[0])[0].is_floating_point()
-        return calls.Places(node.args[1 if weight_first else 0])
+        return lookups.Places(node.args[1 if weight_first else 0])
 
     return place
 
