@@ -26,8 +26,8 @@ from .host.sizes import is_one, is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
 from .jagged.unpadding import Understood, without_padding
 from .reading import shadow
+from .reading.layout import program_of
 from .reading.matcher import read
-from .reading.program import program_of
 from .reading.reached import with_gradients
 from .reading.reading import Operand, Reading
 from .result import Origin, Refused, internal_error

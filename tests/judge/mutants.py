@@ -147,7 +147,8 @@ def rounds_nothing(check: Callable) -> Callable:
         kind = weights.kind_of(weights.tensor_of(node).dtype)
         if kind != "f":
             return check(self, node, index)
-        self.precision.note_width(node)
+        if weights.tensor_of(node).dtype == torch.float64:
+            self.precision.wide = node
         return weights.real(self.read(node.args[0], index))
 
     return cast
