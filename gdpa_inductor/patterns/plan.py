@@ -24,10 +24,10 @@ from .host.candidates import Candidate, HostGraph
 from .host.region import Finder, Region, Sink, Through
 from .host.sizes import is_one, is_zero, product
 from .jagged.padding import GraphPadding, NotPadded
-from .jagged.step import Understood, without_padding
+from .jagged.unpadding import Understood, without_padding
 from .reading import shadow
+from .reading.layout import program_of
 from .reading.matcher import read
-from .reading.program import program_of
 from .reading.reached import with_gradients
 from .reading.reading import Operand, Reading
 from .result import Origin, Refused, internal_error

@@ -123,7 +123,7 @@ def _of_several_modes(call: Node, body: GraphModule, seen: set[int]) -> Result:
 def _relieved(gm: GraphModule, graph: HostGraph, found: Result) -> Result:
     """Change look-ups of tables also for biases that are passed to bodies."""
     try:
-        (notes,) = tables.relieve(graph, [tables.handed_over(gm)], Writer(graph))
+        (notes,) = tables.replace_lookups(graph, [tables.bias_sources(gm)], Writer(graph))
         gm.recompile()
     except Exception as error:
         log.warning("tables could not be looked up in another way", exc_info=True)
@@ -212,7 +212,7 @@ def _written(made: Sequence[Replacement], writer: Writer) -> list[Match]:
         left = left[len(one.plans) :]
         matches.append(_commit(one, writer, bodies, left))
     biases = [[writer.current(bias) for bias in one.plans[0].biases] for one in made]
-    notes = tables.relieve(writer.host, biases, writer)
+    notes = tables.replace_lookups(writer.host, biases, writer)
     matches = [replace(m, notes=(*m.notes, *told)) for m, told in zip(matches, notes, strict=True)]
     for node in bodies:
         if not node.users:

@@ -12,7 +12,7 @@ from typing import Any
 
 from gdpa_inductor.patterns import plan, rewrite, together
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
-from gdpa_inductor.patterns.jagged import implied, offsets, padding, pads, sides
+from gdpa_inductor.patterns.jagged import offsets, padding, pads, sides, unpadding
 from gdpa_inductor.patterns.reading import (
     contract,
     layout,
@@ -22,7 +22,7 @@ from gdpa_inductor.patterns.reading import (
     vocabulary,
     weights,
 )
-from gdpa_inductor.patterns.tables import calls
+from gdpa_inductor.patterns.tables import lookups
 from gdpa_inductor.patterns.writing import recipe, replacement, saved, writer
 from gdpa_inductor.program import canonical, expr, score_mod
 from gdpa_inductor.rejection import Code
@@ -249,7 +249,7 @@ CHECKS: list[Check] = [
     Check("a dead region is not rewritten", rewrite, "compatible", mutants.all_compatible),
     Check(
         "a looked-up table may scale its gradient",
-        calls.LOOKUPS,
+        lookups.LOOKUPS,
         "embedding",
         mutants.index_alone,
     ),
@@ -342,7 +342,7 @@ CHECKS: list[Check] = [
     Check("jagged lengths agree", sides, "alike", gives(True)),
     Check("a wrapped pad has its inverse as backward", pads, "_is_inverse", gives(True)),
     Check("subscripts with tensors are no views", padding, "_reads_through", mutants.by_type),
-    Check("lengths are those of the offsets", implied, "measures", gives(True)),
-    Check("lengths are differences of the offsets", implied, "_differences", gives(True)),
+    Check("lengths are those of the offsets", unpadding, "measures", gives(True)),
+    Check("lengths are differences of the offsets", unpadding, "_differences", gives(True)),
     Check("offsets are sums of integers", offsets, "_keeps_integers", gives(True)),
 ]

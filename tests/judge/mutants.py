@@ -11,7 +11,7 @@ from gdpa_inductor.patterns.jagged import padding
 from gdpa_inductor.patterns.jagged.sides import JaggedSide
 from gdpa_inductor.patterns.reading import factors, views, vocabulary, weights
 from gdpa_inductor.patterns.result import Refused
-from gdpa_inductor.patterns.tables import calls
+from gdpa_inductor.patterns.tables import lookups
 from gdpa_inductor.program.expr import SCORE, call
 from gdpa_inductor.rejection import Code
 
@@ -147,7 +147,8 @@ def rounds_nothing(check: Callable) -> Callable:
         kind = weights.kind_of(weights.tensor_of(node).dtype)
         if kind != "f":
             return check(self, node, index)
-        self.precision.note_width(node)
+        if weights.tensor_of(node).dtype == torch.float64:
+            self.precision.wide = node
         return weights.real(self.read(node.args[0], index))
 
     return cast
@@ -273,7 +274,7 @@ def by_type(check: Callable) -> Callable:
 def index_alone(check: Callable) -> Callable:
     def place(node: Any, table: Any) -> Any:
         weight_first = facts.tensors(node.args[0])[0].is_floating_point()
-        return calls.Places(node.args[1 if weight_first else 0])
+        return lookups.Places(node.args[1 if weight_first else 0])
 
     return place
 

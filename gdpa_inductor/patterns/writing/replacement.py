@@ -25,7 +25,7 @@ from ..host.candidates import HostGraph
 from ..host.region import Region
 from ..host.sizes import alike, same
 from ..jagged.sides import Sides
-from ..jagged.step import Understood
+from ..jagged.unpadding import Understood
 from ..reading.layout import Layout, aux_dims, output_dims, query_dims, shared_dims
 from ..reading.reading import Operand
 from ..result import Refused
