@@ -43,7 +43,7 @@ def handed_over(gm: GraphModule) -> list[Node]:
     found: dict[Node, None] = {}
     for call, body in facts.bodies(gm):
         asked = _asked(body)
-        found |= dict.fromkeys(x for inner, x in facts.handed_over(call, body) if inner in asked)
+        found |= dict.fromkeys(x for inner, x in facts.body_inputs(call, body) if inner in asked)
     return list(found)
 
 
