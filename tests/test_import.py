@@ -247,9 +247,9 @@ STAGES = {
     # Another rewrite than that of attention: it reads no region.
     "tables": {"host", "reading", "result", "writing"},
     "plan": {"host", "jagged", "profit", "reading", "result", "tables", "writing"},
-    "together": {"host", "plan", "result", "writing"},
-    "rewrite": {"host", "jagged", "plan", "result", "tables", "together", "writing"},
-    "judged": {"plan", "result", "rewrite"},
+    "selection": {"host", "plan", "result", "writing"},
+    "rewrite": {"host", "jagged", "plan", "result", "selection", "tables", "writing"},
+    "validation": {"plan", "result", "rewrite"},
 }
 
 

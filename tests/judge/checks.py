@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gdpa_inductor.patterns import plan, rewrite, together
+from gdpa_inductor.patterns import plan, rewrite, selection
 from gdpa_inductor.patterns.host import candidates, effects, facts, functions, region, writes
 from gdpa_inductor.patterns.jagged import offsets, padding, pads, sides, unpadding
 from gdpa_inductor.patterns.reading import (
@@ -176,10 +176,10 @@ CHECKS: list[Check] = [
         "_escapes",
         unless(Code.SCORES_ESCAPE, mutants.users_as_factories),
     ),
-    Check("plans share the nodes of the same scores only", together, "_may_meet", gives(True)),
-    Check("plans of the same scores are all written", together, "_seen_outside", copies(list)),
-    Check("in training values have calls of their own", together, "_trains", gives(False)),
-    Check("values of one call are there, and stay", together, "_may_move", gives(True)),
+    Check("plans share the nodes of the same scores only", selection, "_may_meet", gives(True)),
+    Check("plans of the same scores are all written", selection, "_seen_outside", copies(list)),
+    Check("in training values have calls of their own", selection, "_trains", gives(False)),
+    Check("values of one call are there, and stay", selection, "_may_move", gives(True)),
     Check("what is dead is pure", region, "_is_pure", gives(True)),
     Check(
         "what is dead reaches no write",
@@ -225,7 +225,7 @@ CHECKS: list[Check] = [
     ),
     Check("a copy hides no change that autograd sees", saved, "_check_later", nothing),
     Check("a write through `.data` is silent", saved, "_is_silent", gives(False)),
-    Check("callers may change what they gave", saved, "_held_by_the_caller", copies(set)),
+    Check("callers may change what they gave", saved, "_caller_storages", copies(set)),
     Check("operands that autograd does not reach are cut", plan, "with_gradients", as_given),
     Check(
         "a checkpoint's operands may change after it", rewrite, "_changed_after", copies(frozenset)

@@ -18,7 +18,7 @@ from benchmarks import models
 from benchmarks.cases import Case
 from gdpa_inductor import judge
 from gdpa_inductor.options import Options
-from gdpa_inductor.patterns.judged import rewrite_graph
+from gdpa_inductor.patterns.validation import rewrite_graph
 from tests.clients import hstu
 
 NODE_MS = 0.3

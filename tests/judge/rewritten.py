@@ -9,7 +9,7 @@ from gdpa_inductor.graphs import copy_graph
 from gdpa_inductor.judge import judged
 from gdpa_inductor.options import Options
 from gdpa_inductor.patterns import rewrite_graph
-from gdpa_inductor.patterns.judged import claims
+from gdpa_inductor.patterns.validation import claims
 
 ALONE = Options(profit=False, judge=False)
 

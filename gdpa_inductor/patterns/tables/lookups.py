@@ -89,7 +89,7 @@ def bias_sources(gm: GraphModule) -> list[Node]:
     sources: dict[Node, None] = {}
     for call, body in facts.bodies(gm):
         inputs = _bias_inputs(body)
-        sources |= dict.fromkeys(x for inner, x in facts.handed_over(call, body) if inner in inputs)
+        sources |= dict.fromkeys(x for inner, x in facts.body_inputs(call, body) if inner in inputs)
     return list(sources)
 
 
