@@ -29,10 +29,10 @@ from gdpa_inductor.rejection import Code
 from tests.judge import mutants
 from tests.judge.mutants import (
     Without,
-    as_given,
     copies,
     first_argument,
     gives,
+    identity,
     nothing,
     raised,
     unless,
@@ -78,17 +78,17 @@ class Check:
 
         def probe(*args: Any, **kwargs: Any) -> Any:
             try:
-                found = old(*args, **kwargs)
+                result = old(*args, **kwargs)
             except Exception:
                 note()
                 raise
             if self.decides is not None:
-                other = self.decides(found, *args, **kwargs)
+                other = self.decides(result, *args, **kwargs)
             else:
-                other = not _same(found, new(*args, **kwargs))
+                other = not _same(result, new(*args, **kwargs))
             if other:
                 note()
-            return found
+            return result
 
         return self.replaced(probe)
 
@@ -165,7 +165,7 @@ CHECKS: list[Check] = [
         candidates,
         "_relate",
         nothing,
-        lambda found, node, related: bool(related),
+        lambda result, node, related: bool(related),
     ),
     # Regions
     Check("operands are plain and on one device", region.Finder, "_check_kinds", nothing),
@@ -186,7 +186,7 @@ CHECKS: list[Check] = [
         region.Finder,
         "_is_dead",
         mutants.dead_or_not,
-        lambda found, *_: not found,
+        lambda result, *_: not result,
     ),
     Check(
         "a factory's result is not written",
@@ -226,7 +226,7 @@ CHECKS: list[Check] = [
     Check("a copy hides no change that autograd sees", saved, "_check_later", nothing),
     Check("a write through `.data` is silent", saved, "_is_silent", gives(False)),
     Check("callers may change what they gave", saved, "_caller_storages", copies(set)),
-    Check("operands that autograd does not reach are cut", plan, "with_gradients", as_given),
+    Check("operands that autograd does not reach are cut", plan, "with_gradients", identity),
     Check(
         "a checkpoint's operands may change after it", rewrite, "_changed_after", copies(frozenset)
     ),
@@ -235,7 +235,7 @@ CHECKS: list[Check] = [
         "a dropout that drops nothing is an alias",
         facts,
         "_behind_idle_dropouts",
-        lambda old: lambda graph, held: held,
+        lambda old: lambda graph, nodes: nodes,
     ),
     # Replacement
     Check("a foreach call writes into no view", replacement, "_meets_foreach", gives(False)),
@@ -266,13 +266,13 @@ CHECKS: list[Check] = [
     Check("fp32 beside fp64 rounds", precision, "rounded_term", nothing),
     Check("factors are real, fp64 is seen", precision.Precision, "check_dtypes", nothing, raised),
     Check("positions in 16 bits round", precision.Precision, "note_rounding", nothing),
-    Check("operands that meet 16 bits round", weights, "in_16_bits", as_given),
+    Check("operands that meet 16 bits round", weights, "in_16_bits", identity),
     Check(
         "casts of scores round",
         weights.Weights,
         "_cast",
         mutants.rounds_nothing,
-        lambda found, *_: found.op in ("bf16", "f16"),
+        lambda result, *_: result.op in ("bf16", "f16"),
     ),
     Check(
         "all scores are of one position", weights.Weights, "_product", mutants.any_positions, raised
@@ -283,14 +283,14 @@ CHECKS: list[Check] = [
         weights.Weights,
         "_read",
         mutants.reads_detached,
-        lambda found, self, node, index: facts.name(node) == "detach",
+        lambda result, self, node, index: facts.name(node) == "detach",
     ),
     Check(
         "a number from `.item()` has no gradient",
         weights.Weights,
         "_outside",
         mutants.not_detached,
-        lambda found, self, leaf, index, detached=False: detached,
+        lambda result, self, leaf, index, detached=False: detached,
     ),
     Check(
         "all of the second product is used, as it is",
@@ -321,14 +321,14 @@ CHECKS: list[Check] = [
         "padding in the region's gradient mode",
         padding.GraphPadding,
         "usable",
-        unless(Code.GRAD_MODE, mutants.taken),
+        unless(Code.GRAD_MODE, mutants.pad_of_leaf),
         part="GRAD_MODE",
     ),
     Check(
         "padded values stay until the output",
         padding.GraphPadding,
         "usable",
-        unless(Code.MUTATED_OPERAND, mutants.taken),
+        unless(Code.MUTATED_OPERAND, mutants.pad_of_leaf),
         part="MUTATED_OPERAND",
     ),
     Check(
@@ -336,7 +336,7 @@ CHECKS: list[Check] = [
         sides,
         "_side",
         mutants.any_fill,
-        lambda found, *_: found.pad.fill != 0,
+        lambda result, *_: result.pad.fill != 0,
     ),
     Check("the output is unpadded as the query is padded", sides, "_check_sink", nothing),
     Check("jagged lengths agree", sides, "alike", gives(True)),
