@@ -75,11 +75,11 @@ def _fall_back(call: Call, reason: str) -> Any:
     runs = chunked.runs_on(device, call.options.kernel)
     if runs and chunked.refusal(call.problem, profit=False) is None:
         try:
-            found = chunked.run(call)
+            result = chunked.run(call)
         except Exception:
             log.debug("the chunked lowering of %s failed", call.problem, exc_info=True)
         else:
             log.warning("gdpa::attention fell back to the chunked formula: %s", reason)
-            return found
+            return result
     log.warning("gdpa::attention fell back to the unfused formula: %s", reason)
     return unfused(call)

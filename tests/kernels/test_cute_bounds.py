@@ -43,7 +43,7 @@ def made(operand: torch.Tensor, access: tuple[str, ...], size: TileSize = SIZE) 
 
         def start() -> None:
             room.used = 0
-            found.append(form.made(operand, 0, 0, Unrecorded()))
+            found.append(form.build(operand, 0, 0, Unrecorded()))
 
         run(start, [operand, room.bytes])
     assert found[-1].room.dtype == getattr(

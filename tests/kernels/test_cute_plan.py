@@ -233,7 +233,7 @@ def test_another_form_has_another_plan(name: str):
     other = dataclasses.replace(base, **changes)
     first, second = plan.plan_of(base, *OPTIONS), plan.plan_of(other, *OPTIONS)
     assert first is not second
-    assert facts(second) == facts(plan.made(other, *OPTIONS))
+    assert facts(second) == facts(plan.build_plan(other, *OPTIONS))
     assert plan.plan_of(base, *OPTIONS) is first and plan.plan_of(other, *OPTIONS) is second
 
 
@@ -244,7 +244,7 @@ def test_another_form_has_another_plan(name: str):
 )
 def test_other_options_have_another_plan(options):
     assert plan.plan_of(DENSE, *OPTIONS) is not plan.plan_of(DENSE, *options)
-    assert facts(plan.plan_of(DENSE, *options)) == facts(plan.made(DENSE, *options))
+    assert facts(plan.plan_of(DENSE, *options)) == facts(plan.build_plan(DENSE, *options))
 
 
 def rows_of(o: Given, count: int) -> Given:

@@ -395,7 +395,7 @@ def test_a_record_holds_no_tensor():
 
 def test_rows_that_no_sequence_owns_are_cleared_where_kernels_do_not(kernels, cleared, monkeypatch):
     """On Blackwell, all rows of each call."""
-    find, recorder = plan.made, Recorder()
+    find, recorder = plan.build_plan, Recorder()
 
     def plan_of(o, fast, skip, kind):
         return plan.PLANS.setdefault("only", find(o, fast, skip, Sm100Config))

@@ -68,11 +68,11 @@ class TableForm:
         words = (*extents, *strides)
         return TableForm(launcher, words, (*shape, len(ENDS)), getattr(torch, kind))
 
-    def made(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
+    def build(self, operand: Tensor, number: int, stream: int, record: Record) -> Table:
         """Make the table on the device. number: that of the aux operand."""
-        room = record.made(empty(self.shape, self.dtype, operand.device))
+        room = record.add_buffer(empty(self.shape, self.dtype, operand.device))
         self.launcher(operand.data_ptr(), room.data_ptr(), *self.words, stream)
-        record.bounded(self.launcher, (number, operand), room, *self.words)
+        record.add_table(self.launcher, (number, operand), room, *self.words)
         steps = [
             step if extent > 1 else 0
             for step, extent in zip(room.stride(), self.shape, strict=True)
@@ -88,14 +88,14 @@ def table(
     number, size = key
     operand, spec = o.aux[number], o.program.aux[number]
     form = plan.once(key, lambda: TableForm.of(operand, spec, size, plan.config.arch))
-    return form.made(operand, number, stream, record)
+    return form.build(operand, number, stream, record)
 
 
 @functools.cache
-def _bounding(*given: Any) -> WordLauncher:
+def _bounding(*arguments: Any) -> WordLauncher:
     def compiled() -> Any:
         from . import bounding
 
-        return bounding.compiled(*given)
+        return bounding.compiled(*arguments)
 
-    return WordLauncher(Kernel(disk.kept(compiled, "bounds", *given)), WORDS)
+    return WordLauncher(Kernel(disk.object_file(compiled, "bounds", *arguments)), WORDS)

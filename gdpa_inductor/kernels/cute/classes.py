@@ -43,8 +43,8 @@ def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> 
     """Classes with tables, if tables let the kernel skip tiles. Otherwise classes without."""
     mod = ScoreMod.parse(program)
     roots = roots or (mod.weight,)
-    found = classify_by_tables(roots, mod.aux, sorted(bounded))
-    return found if found.skips else classify(roots, mod.aux)
+    by_tables = classify_by_tables(roots, mod.aux, sorted(bounded))
+    return by_tables if by_tables.skips else classify(roots, mod.aux)
 
 
 def table_dtype(kind: str, dtype: str) -> str:

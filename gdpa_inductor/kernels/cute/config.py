@@ -106,7 +106,7 @@ class KernelConfig:
     def backward_kernels(
         self, ordered: bool, stored: int | None
     ) -> list[tuple["KernelConfig | str", ...]]:
-        """The arguments of the architecture's `kept`, for each kernel that a backward launches.
+        """The arguments of the architecture's `object_file`, for each kernel of a backward.
 
         Args:
             ordered, stored: As the fields of the same name.

@@ -9,8 +9,8 @@ def driver() -> ctypes.CDLL:
     """The driver's library. Raises OSError if there is no driver."""
     loaded = ctypes.CDLL("libcuda.so.1")
     # Address, 32-bit word, number of words, stream.
-    given = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p)
-    loaded.cuMemsetD32Async.argtypes = given
+    types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p)
+    loaded.cuMemsetD32Async.argtypes = types
     return loaded
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..._compat.device import current_stream, empty
 from ...operands import Operands
 from ...rejection import GDPAError
-from . import ahead, disk
+from . import disk, precompile
 from .bounds import table
 from .classes import TileSize, tables
 from .config import KernelConfig
@@ -37,17 +37,17 @@ def compiled(config: KernelConfig, more: str = "") -> Any:
 @functools.cache
 def launcher(config: KernelConfig) -> Launcher:
     """The launcher of the forward kernel of a configuration, loaded or compiled once."""
-    ahead.finish(__name__, config)
-    return launcher_of(Kernel(kept(config)), config)
+    precompile.finish(__name__, config)
+    return launcher_of(Kernel(object_file(config)), config)
 
 
 def launcher_of(kernel: Kernel, config: KernelConfig) -> Launcher:
     return Launcher(kernel, config, tables=tables(config, TileSize(config.rows, config.cols)))
 
 
-def kept(config: KernelConfig) -> bytes:
+def object_file(config: KernelConfig) -> bytes:
     """The object file of the forward kernel, from disk or compiled."""
-    return disk.kept(lambda: compiled(config), __name__, config)
+    return disk.object_file(lambda: compiled(config), __name__, config)
 
 
 def forward_kernel(config: KernelConfig) -> Any:
@@ -89,9 +89,9 @@ def forward(
     record = Unrecorded() if record is None or out is not None or order is not None else record
     record.begin((o.query, o.key, o.value), o, plan.plain)
     if out is None:
-        out = record.made(empty(plan.output_of(o), o.value.dtype, o.value.device), 0)
+        out = record.add_buffer(empty(plan.output_of(o), o.value.dtype, o.value.device), 0)
         if plan.leaves_rows:
-            record.cleared(out.zero_())
+            record.add_clear(out.zero_())
     if plan.empty:
         return out.zero_()
     ctas, stream = place(o.query.device, ctas, stream)
@@ -103,7 +103,7 @@ def forward(
     for part, channels in plan.slices(read, out):
         call = plan.call_words(part, [channels], order, ctas, stream, bounds)
         run(call, form)
-        record.launched(run, call, form, 4, plan.scalars)
+        record.add_kernel(run, call, form, 4, plan.scalars)
     record.finish([out])
     return out
 

@@ -68,7 +68,7 @@ class Launcher:
         # In the blocks, words of tables precede those of aux operands. Kernels take them after.
         dealt = [call.deal(1) + form.deal(len(LETTERS)) for _ in range(operands)]
         aux = dealt[len(tables) :] + dealt[: len(tables)]
-        places = (*first, *[x for found in aux for x in found], *call.deal(scalars + 2))
+        places = (*first, *[x for words in aux for x in words], *call.deal(scalars + 2))
         self.run = kernel.at(places)
 
     def __call__(self, call: Sequence[int], form: bytes) -> None:

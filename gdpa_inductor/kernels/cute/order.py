@@ -38,10 +38,10 @@ def longest_first(
     if not _is_ranked(offsets.device, batch):
         order = torch.argsort(offsets[1:] - offsets[:-1], descending=True, stable=True)
         return torch.nn.functional.pad(order, (0, 1))
-    order = record.made(empty((batch + 1,), torch.int64, offsets.device))
+    order = record.add_buffer(empty((batch + 1,), torch.int64, offsets.device))
     ranking = _ranking(name(offsets.dtype), config.arch)
     ranking(offsets.data_ptr(), order.data_ptr(), batch, stream)
-    record.ranked(ranking, order, batch)
+    record.add_ranking(ranking, order, batch)
     return order
 
 
@@ -57,4 +57,4 @@ def _ranking(dtype: str, arch: str) -> WordLauncher:
 
         return ranking.compiled(dtype, arch)
 
-    return WordLauncher(Kernel(disk.kept(compiled, "order", dtype, arch)), 4)
+    return WordLauncher(Kernel(disk.object_file(compiled, "order", dtype, arch)), 4)

@@ -57,7 +57,7 @@ class LaunchPlan:
     scalars:      How many integers the score program reads.
     aligned:      True if every address of the first call was a multiple of 16 bytes.
     words:        A cache of `form_words`.
-    kept:         A cache of whatever else follows from the form. See `once`.
+    cache:        A cache of whatever else follows from the form. See `once`.
     """
 
     config: KernelConfig
@@ -72,7 +72,7 @@ class LaunchPlan:
     scalars: int
     aligned: bool
     words: dict[Hashable, bytes] = field(default_factory=dict)
-    kept: dict[Hashable, Any] = field(default_factory=dict)
+    cache: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -84,10 +84,10 @@ class LaunchPlan:
         Launchers are cached here too: a lookup by their configuration would hash it, which takes
         microseconds.
         """
-        if key not in self.kept:
-            self.kept[key] = make()
-        found: T = self.kept[key]
-        return found
+        if key not in self.cache:
+            self.cache[key] = make()
+        value: T = self.cache[key]
+        return value
 
     @property
     def in_place(self) -> bool:
@@ -154,16 +154,16 @@ class LaunchPlan:
             tables: Tables of tile bounds; see bounds.py.
         """
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
-        found = self.words.get(known)
-        if found is None:  # another thread may clear the words at any time
+        packed = self.words.get(known)
+        if packed is None:  # another thread may clear the words at any time
             steps = [step for x in others for step in strides(x)]
             steps += [step for x in tables for step in x.strides]
             dealt = self.batch if dealt is None else dealt
             words = (*self.sizes, dealt, *self.strides, *steps, *self.aux_strides)
             if len(self.words) >= FEW:
                 self.words.clear()
-            found = self.words[known] = struct.pack(f"{len(words)}q", *words)
-        return found
+            packed = self.words[known] = struct.pack(f"{len(words)}q", *words)
+        return packed
 
     def call_words(
         self,
@@ -220,7 +220,7 @@ def plan_of(operands: Operands[Tensor], fast: bool, skip: bool, kind: Kind | Non
     form = form_of(operands, fast, skip, kind)
     plan = PLANS.get(form)
     if plan is None:
-        plan = made(operands, fast, skip, kind)
+        plan = build_plan(operands, fast, skip, kind)
         with _LOCK:
             while len(PLANS) >= MOST:
                 del PLANS[next(iter(PLANS))]  # the oldest
@@ -243,9 +243,9 @@ def off_alignment(addresses: Iterable[int]) -> bool:
 
 
 def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> Hashable:
-    """The key of the cache: all that `made` reads of a call."""
+    """The key of the cache: all that `build_plan` reads of a call."""
     return (
-        *lying((o.query, o.key, o.value), o.aux, o.lengths),
+        *layout_key((o.query, o.key, o.value), o.aux, o.lengths),
         *[
             None if x is None else (x.dtype, x.device, x.data_ptr() % ALIGNMENT)
             for x in _tensors(o)
@@ -254,7 +254,7 @@ def form_of(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> H
     )
 
 
-def lying(
+def layout_key(
     matrices: Sequence[Tensor], aux: Sequence[Tensor], lengths: Sequence[Any]
 ) -> tuple[Hashable, ...]:
     """The sizes and strides of a call, without the exact rows of a jagged side.
@@ -266,23 +266,23 @@ def lying(
         matrices: Query, key, value and, in a backward, the gradient of O.
         lengths: `Operands.lengths`.
     """
-    found: list[Hashable] = list(lengths[2:])
+    layout: list[Hashable] = list(lengths[2:])
     rows = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
     for x, side in zip(matrices, SIDES, strict=False):
         shape, count = x.shape, rows[side]
         if count is None or len(shape) != JAGGED:
-            found.append(shape)
+            layout.append(shape)
         else:
-            found += (shape[0] == count, min(count, SEVERAL), shape[1], shape[2])
-        found.append(x.stride())
+            layout += (shape[0] == count, min(count, SEVERAL), shape[1], shape[2])
+        layout.append(x.stride())
     for other in (*lengths[:2], *aux):
-        found.append(None if other is None else (other.shape, other.stride()))
+        layout.append(None if other is None else (other.shape, other.stride()))
     counts = [count for count in rows if count is not None]
-    found += [size == count for count in counts for other in aux for size in other.shape]
-    return tuple(found)
+    layout += [size == count for count in counts for other in aux for size in other.shape]
+    return tuple(layout)
 
 
-def made(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
+def build_plan(o: Operands[Tensor], fast: bool, skip: bool, kind: Kind | None) -> LaunchPlan:
     """Check a call, and make its plan."""
     check(o)
     kind = kind or config_of(o.query.device)
@@ -389,8 +389,8 @@ def _vectors(aux: Sequence[Tensor], program: ScoreMod) -> frozenset[int]:
             and all(step % unit == 0 for step in steps.values())
         )
 
-    found = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
-    return frozenset(number for number, fits in enumerate(found) if fits)
+    suitable = (side_by_side(x, spec.access) for x, spec in zip(aux, program.aux))
+    return frozenset(number for number, fits in enumerate(suitable) if fits)
 
 
 def _by_letter(tensor: Tensor, access: Sequence[str]) -> list[int]:

@@ -51,9 +51,9 @@ class Kernel:
         places: The address of each argument. Each launch reads the arguments anew.
         """
         result, count = ctypes.c_int32(), len(places) + 1
-        given = (ctypes.c_void_p * count)(*places, ctypes.addressof(result))
+        addresses = (ctypes.c_void_p * count)(*places, ctypes.addressof(result))
         run = functools.partial(
-            self.library.CuteDSLRT_Function_Run, self.function, given, ctypes.c_size_t(count)
+            self.library.CuteDSLRT_Function_Run, self.function, addresses, ctypes.c_size_t(count)
         )
 
         def launch() -> None:
@@ -70,16 +70,16 @@ def library() -> ctypes.CDLL:
 
 @functools.cache
 def _loaded(path: str) -> ctypes.CDLL:
-    found = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
-    found.CuteDSLRT_GetErrorString.restype = ctypes.c_char_p
-    return found
+    runtime = ctypes.CDLL(path, mode=ctypes.RTLD_GLOBAL)
+    runtime.CuteDSLRT_GetErrorString.restype = ctypes.c_char_p
+    return runtime
 
 
 def _path() -> str:
     """The path of the library, chosen as CuTe DSL does: for the newest CUDA of the driver."""
-    for given in os.environ.get(SETTING, "").split(os.pathsep):
-        if given.endswith(NAME):
-            return given
+    for path in os.environ.get(SETTING, "").split(os.pathsep):
+        if path.endswith(NAME):
+            return path
     spec = importlib.util.find_spec("cutlass")
     if spec is None or spec.origin is None:
         raise RuntimeError("CuTe DSL is not installed")

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..._compat.device import current_stream, empty
-from . import ahead, disk
+from . import disk, precompile
 from .architectures import config_of
 from .config import SHARED_MEMORY, VECTOR
 from .launch import multiprocessors
@@ -46,14 +46,14 @@ def sums(
     if not (rows and columns):
         return grad.new_zeros((columns, size), dtype=torch.float32)
     parts = parts or parts_for(size, columns, rows, grad.device)
-    found = empty((parts, columns, size), torch.float32, grad.device)
+    partial = empty((parts, columns, size), torch.float32, grad.device)
     addresses = (grad.data_ptr(), index.data_ptr())
     width = VECTOR if rows % VECTOR == 0 and not off_alignment(addresses) else 1
     height = -(-rows // (parts * width)) * width
     run = _launcher(grad.dtype, index.dtype, size, width, grad.device)
     stream = current_stream(grad.device.index) if stream is None else stream
-    run(*addresses, found.data_ptr(), rows, height, parts, columns, stream)
-    return found.sum(0)
+    run(*addresses, partial.data_ptr(), rows, height, parts, columns, stream)
+    return partial.sum(0)
 
 
 def parts_for(size: int, columns: int, rows: int, device: torch.device) -> int:
@@ -80,22 +80,22 @@ def _arch(device: torch.device) -> str:
 def _launcher(
     grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
 ) -> WordLauncher:
-    given = (name(grad), name(index), size, threads_for(size), ROWS, width, _arch(device))
-    ahead.finish(__name__, *given)
-    return WordLauncher(Kernel(kept(*given)), 8)
+    arguments = (name(grad), name(index), size, threads_for(size), ROWS, width, _arch(device))
+    precompile.finish(__name__, *arguments)
+    return WordLauncher(Kernel(object_file(*arguments)), 8)
 
 
-def compile_ahead(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
+def precompile_sums(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
     """Have a worker compile the kernel for operands that lie as most do."""
-    ahead.table(name(grad), name(index), size, threads_for(size), ROWS, VECTOR, _arch(device))
+    precompile.table(name(grad), name(index), size, threads_for(size), ROWS, VECTOR, _arch(device))
 
 
-def kept(*given: Any) -> bytes:
-    """The object file of a kernel, from disk or compiled. given: As `table_sums.compiled`."""
+def object_file(*arguments: Any) -> bytes:
+    """The object file of a kernel, from disk or compiled. arguments: As `table_sums.compiled`."""
 
     def compiled() -> Any:
         from . import table_sums
 
-        return table_sums.compiled(*given)
+        return table_sums.compiled(*arguments)
 
-    return disk.kept(compiled, __name__, *given)
+    return disk.object_file(compiled, __name__, *arguments)

@@ -19,8 +19,8 @@ def totals(config: KernelConfig, sizes: Any) -> tuple[Any, Any]:
 
 def offset(offsets: Any, number: Any, total: Any = None) -> Any:
     """An element of `cu_seqlens`, clamped to [0, total] if the total rows are given."""
-    found = Int32(offsets[number])
-    return found if total is None else larger(smaller(found, Int32(total)), Int32(0))
+    row = Int32(offsets[number])
+    return row if total is None else larger(smaller(row, Int32(total)), Int32(0))
 
 
 def sequence_rows(offsets: Any, batch: Any, most: Any, total: Any = None) -> tuple[Any, Any]:

@@ -29,20 +29,20 @@ def add_tiles(
         axes: Has "b" if `total` has a batch dim, and "h" if it has a head dim.
         adds: Add to what `total` holds. It is fp32 then.
     """
-    given = (factor, "b" in axes, "h" in axes, stored.tiling)
+    arguments = (factor, "b" in axes, "h" in axes, stored.tiling)
     chunks, rows = total.shape[2], stored.scores.shape[2]
     shares = (chunks, -(-rows // chunks), int(adds))
     words = (*_addresses(stored, total), *stored.sizes, *shares, stream)
     form = (name(stored.scores.dtype), name(total.dtype), arch)
-    _launcher("tiles", given, form, len(words))(*words)
+    _launcher("tiles", arguments, form, len(words))(*words)
 
 
 def add_rows(stored: StoredScores, total: Tensor, factor: float, arch: str, stream: int) -> None:
     """total [B, H, M] = factor · the sum of each row, in fp32, for the stored sequences."""
-    given = (factor, stored.tiling)
+    arguments = (factor, stored.tiling)
     words = (*_addresses(stored, total), *stored.sizes, stream)
     form = (name(stored.scores.dtype), "float32", arch)
-    _launcher("rows", given, form, len(words))(*words)
+    _launcher("rows", arguments, form, len(words))(*words)
 
 
 def _addresses(stored: StoredScores, total: Tensor) -> list[int]:
@@ -51,17 +51,17 @@ def _addresses(stored: StoredScores, total: Tensor) -> list[int]:
 
 @functools.cache
 def _launcher(
-    kind: str, given: tuple[Any, ...], form: tuple[str, str, str], words: int
+    kind: str, arguments: tuple[Any, ...], form: tuple[str, str, str], words: int
 ) -> WordLauncher:
     """The launcher of a kernel of `jagged_sums`.
 
-    kind, given: As in `jagged_sums.compiled`. form: Two dtypes and the architecture. words: How
+    kind, arguments: As in `jagged_sums.compiled`. form: Two dtypes and the architecture. words: How
     many arguments a launch has.
     """
 
     def compiled() -> Any:
         from . import jagged_sums
 
-        return jagged_sums.compiled(kind, given, *form)
+        return jagged_sums.compiled(kind, arguments, *form)
 
-    return WordLauncher(Kernel(disk.kept(compiled, kind, *given, *form)), words)
+    return WordLauncher(Kernel(disk.object_file(compiled, kind, *arguments, *form)), words)

@@ -43,7 +43,7 @@ def backward(
     stream: int | None = None,
     kind: type[KernelConfig] | None = None,
     record: Record | None = None,
-    spare: Sequence[int] = (),
+    donated: Sequence[int] = (),
 ) -> list[Tensor]:
     """The gradients of gdpa::attention that `needs` asks for.
 
@@ -60,7 +60,7 @@ def backward(
         stream: A handle of the current CUDA stream, if the caller has it.
         kind: The configuration class of an architecture. By default that of the device.
         record: Gets the steps of the call, if the caller wants to replay it (replay.py).
-        spare: Aux operands that nobody needs afterwards. Their memory may be overwritten, and may
+        donated: Aux operands that nobody needs afterwards. Their memory may be overwritten, and may
             be returned as that of their gradient.
 
     Raises:
@@ -69,22 +69,22 @@ def backward(
     o, plan = operands, plan_of(operands, fast, skip, kind)
     if reason := _complaint(grad_out, plan, o, needs):
         raise GDPAError(reason)
-    asked = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
+    letters = "".join(x for x, need in zip("qkv", needs, strict=False) if need)
     ctas, stream = place(o.query.device, ctas, stream)
     kernels = _kernels(plan.config.folder)
     begun = _call(plan, o, grad_out, ctas, stream, ordered, record)
     if o.jagged or not any(needs[3:]):
-        found = _at_once(begun, needs, asked, kernels)
+        grads = _at_once(begun, needs, letters, kernels)
     else:
         division = _division(plan, o, needs, ctas)
-        found = _in_parts(begun, division, needs, asked, kernels, (fast, skip, kind), spare)
-    begun.record.finish(found)
-    return found
+        grads = _in_parts(begun, division, needs, letters, kernels, (fast, skip, kind), donated)
+    begun.record.finish(grads)
+    return grads
 
 
 def _in_parts(
-    begun: "BackwardCall", division: biases.Division, needs: Sequence[bool], asked: str,
-    kernels: Any, form: tuple[Any, ...], spare: Sequence[int],
+    begun: "BackwardCall", division: biases.Division, needs: Sequence[bool], letters: str,
+    kernels: Any, form: tuple[Any, ...], donated: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
     """A dense backward with gradients of biases, part by part.
 
@@ -103,26 +103,30 @@ def _in_parts(
             stored=part.stored, rooms=part.rooms, launches=[Deal(part.scores)],
             part=part.keys, shared_scratch=scratch, tables={},
         )  # fmt: skip
-        kernels.gradients(call, asked)
+        kernels.gradients(call, letters)
 
     def fast_total(scores: Tensor, own: Tensor, factor: float) -> bool:
         return total(scores, own, factor, config.arch, begun.stream, record)
 
     if division.direct and not kernels.overwrites(replace(config, stored=division.sums[0].number)):
-        spare = ()
-    given, grad_out = begun.operands, begun.grad_out
-    return biases.gradients(grad_out, given, needs, division, launch, fast_total, record, spare)
+        donated = ()
+    operands, grad_out = begun.operands, begun.grad_out
+    return biases.gradients(
+        grad_out, operands, needs, division, launch, fast_total, record, donated
+    )
 
 
-def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: Any) -> list[Tensor]:
+def _at_once(
+    call: "BackwardCall", needs: Sequence[bool], letters: str, kernels: Any
+) -> list[Tensor]:
     """A backward that is jagged, or without gradients of biases. One plan serves all launches."""
     plan, o, wanted = call.plan, call.operands, _wanted(needs)
     if not wanted:
-        found: dict[str, Tensor] = kernels.gradients(call, asked)
-        return [call.finished(letter, found[letter]) for letter in asked]
+        grads: dict[str, Tensor] = kernels.gradients(call, letters)
+        return [call.finished(letter, grads[letter]) for letter in letters]
     if call.empty:
-        found = kernels.gradients(call, asked)
-        return [call.finished(x, found[x]) for x in asked] + [
+        grads = kernels.gradients(call, letters)
+        return [call.finished(x, grads[x]) for x in letters] + [
             torch.zeros_like(o.aux[i], memory_format=torch.contiguous_format) for i in wanted
         ]
     key, tiling = ("division", *wanted), kernels.tiling(plan.config)
@@ -136,8 +140,8 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], asked: str, kernels: A
     stored = division.launches(call.order, o.query.dtype, totals, rooms)
     launches = (Deal(x.scores, x.hulls, x.order, x.count) for x in stored)
     call = replace(call, stored=division.stored, launches=launches)
-    found = kernels.gradients(call, asked)
-    return [call.finished(x, found[x]) for x in asked] + division.finished(rooms, o)
+    grads = kernels.gradients(call, letters)
+    return [call.finished(x, grads[x]) for x in letters] + division.finished(rooms, o)
 
 
 def _wanted(needs: Sequence[bool]) -> list[int]:
@@ -190,9 +194,9 @@ def _complaint(
 def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor]) -> str:
     """Why a tensor cannot be the gradient of the output, or ""."""
     value = operands.value
-    given = (grad_out.shape, grad_out.dtype, grad_out.device)
-    wanted = (plan.output_of(operands), value.dtype, value.device)
-    return "" if given == wanted else f"the gradient of the output is {given}, not {wanted}"
+    actual = (grad_out.shape, grad_out.dtype, grad_out.device)
+    expected = (plan.output_of(operands), value.dtype, value.device)
+    return "" if actual == expected else f"the gradient of the output is {actual}, not {expected}"
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,7 @@ class BackwardCall:
         if letter in self.plan.config.shared:
             shape = (self.plan.batch, *operand.shape[1:])
             return empty(shape, torch.float32, operand.device)
-        room = self.record.made(for_gradient(operand, empty), int(letter != "q"))
+        room = self.record.add_buffer(for_gradient(operand, empty), int(letter != "q"))
         if operand.dim() == 3 and not self.plan.config.clears:
             self.zero(room)
         return room
@@ -303,23 +307,23 @@ class BackwardCall:
     ) -> Tensor:
         """Scratch memory. Calls that share it get the same memory if they want the same shape.
 
-        side: As in `Record.made`.
+        side: As in `Record.add_buffer`.
         """
-        found = self.shared_scratch.get(name)
-        if found is None or found.shape != torch.Size(shape):
-            found = self.record.made(empty(shape, dtype, self.operands.query.device), side)
-            self.shared_scratch[name] = found
-        return found
+        buffer = self.shared_scratch.get(name)
+        if buffer is None or buffer.shape != torch.Size(shape):
+            buffer = self.record.add_buffer(empty(shape, dtype, self.operands.query.device), side)
+            self.shared_scratch[name] = buffer
+        return buffer
 
     def clear(self, room: Tensor) -> None:
         """Set a tensor of 32-bit numbers to zero, by the driver."""
         cleared(room, self.stream)
-        self.record.cleared(room)
+        self.record.add_clear(room)
 
     def zero(self, room: Tensor) -> None:
         """Set a tensor of any dtype and strides to zero."""
         room.zero_()
-        self.record.cleared(room)
+        self.record.add_clear(room)
 
     def table(self, key: TableKey) -> Table:
         if key not in self.tables:
@@ -333,9 +337,9 @@ class BackwardCall:
             others: The matrices beside query, key, value and those of `own`.
             own: What differs between the launches of a call.
         """
-        given, order = [*others, *own.matrices], self.order if own.order is None else own.order
+        matrices, order = [*others, *own.matrices], self.order if own.order is None else own.order
         tables = list(map(self.table, launcher.tables))
-        words = self.plan.call_words(self.read, given, order, self.ctas, self.stream, tables)
-        form = self.plan.form_words(given, own.count, tables)
+        words = self.plan.call_words(self.read, matrices, order, self.ctas, self.stream, tables)
+        form = self.plan.form_words(matrices, own.count, tables)
         launcher(words, form)
-        self.record.launched(launcher, words, form, 3 + len(given), self.plan.scalars)
+        self.record.add_kernel(launcher, words, form, 3 + len(matrices), self.plan.scalars)

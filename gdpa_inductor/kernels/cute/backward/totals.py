@@ -40,13 +40,13 @@ def total(
     apart = step != width
     if apart and (outer > 1 or inner // VECTOR >= MOST_APART):
         return False
-    made = _summation(name(scores.dtype), name(own.dtype), factor, arch, apart)
+    launcher = _summation(name(scores.dtype), name(own.dtype), factor, arch, apart)
     addresses = (scores.data_ptr(), own.data_ptr())
     rows = (width // VECTOR, step // VECTOR) if apart else (1, 1)
     numbers = (inner // VECTOR, count, outer, *rows)
-    made(*addresses, *numbers, stream)
+    launcher(*addresses, *numbers, stream)
     if record is not None:
-        record.summed(made, addresses, *numbers)
+        record.add_sum(launcher, addresses, *numbers)
     return True
 
 
@@ -77,11 +77,11 @@ def _divided(whole: torch.Size, own: torch.Size) -> tuple[int, int, int]:
 
 @functools.cache
 def _summation(source: str, target: str, factor: float, arch: str, apart: bool) -> WordLauncher:
-    given = (source, target, factor, arch, apart)
+    arguments = (source, target, factor, arch, apart)
 
     def compiled() -> Any:
         from . import summation
 
-        return summation.compiled(*given)
+        return summation.compiled(*arguments)
 
-    return WordLauncher(Kernel(disk.kept(compiled, "total", *given)), 8)
+    return WordLauncher(Kernel(disk.object_file(compiled, "total", *arguments)), 8)

@@ -188,9 +188,9 @@ class Sm90Config(config.KernelConfig):
         """Bytes of shared memory beside Q, O, and the fewest buffers of a bias."""
         queries = 2 * ROWS * self.padded_head_dim * self.query_stages
         output = 2 * ROWS * self.padded_value_dim * self.tiles
-        taken = max(queries, output) if self.overlaid else queries + output
+        used = max(queries, output) if self.overlaid else queries + output
         bias = 0 if self.tiled is None else LEAST_BIAS * self._bias_stage
-        return SHARED_MEMORY - BARRIERS - taken - bias
+        return SHARED_MEMORY - BARRIERS - used - bias
 
     @property
     def _bias_stage(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ... import ahead, disk
+from ... import disk, precompile
 from ...backward.launch import WHOLE, BackwardCall, stored_dtypes
 from ...backward.roots import masked, roots_of
 from ...backward.stored import StoredTiling
@@ -16,19 +16,19 @@ from ...runtime import Kernel
 from ..config import SIDES, Sm100Config, stored_by
 
 
-def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
-    """The gradients in `asked` by letter, and those that the same kernels compute.
+def gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
+    """The gradients in `letters`, and those that the same kernels compute.
 
     The rows side stores dS as the gradient of a bias. So it runs too if that is wanted.
     """
-    found: dict[str, Tensor] = {}
-    for side, letters in SIDES.items():
+    grads: dict[str, Tensor] = {}
+    for side, own in SIDES.items():
         stored = stored_by(side, call.stored)
-        if set(asked) & set(letters) or stored is not None:
-            outputs = [call.room(letter) for letter in letters]
+        if set(letters) & set(own) or stored is not None:
+            outputs = [call.room(letter) for letter in own]
             _launch(call, side, stored, outputs)
-            found |= dict(zip(letters, outputs, strict=True))
-    return found
+            grads |= dict(zip(own, outputs, strict=True))
+    return grads
 
 
 def _launch(call: BackwardCall, side: str, stored: int | None, outputs: list[Tensor]) -> None:
@@ -76,15 +76,17 @@ def tiling(config: Sm100Config) -> StoredTiling:
 @functools.cache
 def launcher(config: Sm100Config, side: str) -> Launcher:
     """The launcher of one side, loaded or compiled once."""
-    ahead.finish(__name__, config, side)
+    precompile.finish(__name__, config, side)
     size = TileSize(config.rows, config.cols)
     bounds = tables(config, size, roots_of(config.program, side == "keys", config.stored))
-    return Launcher(Kernel(kept(config, side)), config, 3 + len(others(config, side)), bounds)
+    return Launcher(
+        Kernel(object_file(config, side)), config, 3 + len(others(config, side)), bounds
+    )
 
 
-def kept(config: Sm100Config, side: str) -> bytes:
+def object_file(config: Sm100Config, side: str) -> bytes:
     """The object file of the kernel, from disk or compiled."""
-    return disk.kept(lambda: compiled(config, side), __name__, config, side)
+    return disk.object_file(lambda: compiled(config, side), __name__, config, side)
 
 
 def others(config: Sm100Config, side: str) -> list[str]:

@@ -22,19 +22,19 @@ class ScoreStores(Fixed):
         self.rows, self.columns = sizes[4], whole_vectors(sizes[5])
 
     @cute.jit
-    def store(self, tile: ResidentTile, row, column, found):
-        """Store the numbers `found` in a row of the tile, from a column on.
+    def store(self, tile: ResidentTile, row, column, numbers):
+        """Store `numbers` in a row of the tile, from a column on.
 
         A row past the end of its sequence gets zeros.
         """
         sb, sh, sr = (Int64(s) for s in self.strides)
         number = tile.first + row
         start = self.pointer + (tile.slot * sb + tile.head * sh + number * sr + column)
-        narrow = cute.make_rmem_tensor(cute.size(found), self.pointer.dtype)
-        narrow.store(found.load().to(self.pointer.dtype))
+        narrow = cute.make_rmem_tensor(cute.size(numbers), self.pointer.dtype)
+        narrow.store(numbers.load().to(self.pointer.dtype))
         if number >= tile.rows:
             narrow.fill(0.0)
-        for i in range_constexpr(0, cute.size(found), VECTOR):
+        for i in range_constexpr(0, cute.size(numbers), VECTOR):
             if (number < self.rows) & (column + i < self.columns):
                 part = cute.make_tensor(narrow.iterator + i, cute.make_layout(VECTOR))
                 cute.autovec_copy(part, vector(start + i))

@@ -43,19 +43,19 @@ class GradientSums:
         half = self.memory.thread // ROWS * (width // 2)
         for part in range_constexpr(width // 2 // PART):
             column = half + part * PART
-            found = cute.make_rmem_tensor(PART, pointer.dtype)
+            numbers = cute.make_rmem_tensor(PART, pointer.dtype)
             if summed:
                 sums = self.memory.load(self.memory.shapes.sums[name] + column, PART)
                 cute.arch.fence_view_async_tmem_load()
                 whole = sums.load()
                 if const_expr(self.factor != 1.0):
                     whole = whole * self.factor
-                found.store(whole.to(pointer.dtype))
+                numbers.store(whole.to(pointer.dtype))
             else:
-                found.fill(0)
+                numbers.fill(0)
             for i in range_constexpr(0, PART, VECTOR):
                 if (row < tile.rows) & within(half, part * PART + i, dim, width):
-                    source = cute.make_tensor(found.iterator + i, cute.make_layout(VECTOR))
+                    source = cute.make_tensor(numbers.iterator + i, cute.make_layout(VECTOR))
                     target = cute.make_ptr(
                         pointer.dtype, (pointer + place + column + i).toint(),
                         cute.AddressSpace.gmem, assumed_align=16,

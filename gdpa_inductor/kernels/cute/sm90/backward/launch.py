@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ... import ahead, disk
+from ... import disk, precompile
 from ...backward.launch import BackwardCall, stored_dtypes
 from ...backward.roots import adds_all, factor_of, masked, roots_of
 from ...backward.stored import StoredTiling
@@ -38,16 +38,16 @@ class Form:
         assert isinstance(plan.config, Sm90Config)
         config = replace(plan.config, stored=stored, ordered=call.ordered, part=call.part)
         tiles, columns = -(-plan.sizes[4] // config.query_rows), -(-config.head_dim // HALF)
-        made = None if call.empty else launcher(config)
-        return Form(config, masked(config), (plan.batch, plan.sizes[1], tiles, columns), made)
+        kernel = None if call.empty else launcher(config)
+        return Form(config, masked(config), (plan.batch, plan.sizes[1], tiles, columns), kernel)
 
 
-def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
-    """dQ, dK and dV by letter: always all of them, even if `asked` has fewer."""
+def gradients(call: BackwardCall, letters: str) -> dict[str, Tensor]:
+    """dQ, dK and dV by letter: always all of them, even if `letters` has fewer."""
     key = ("backward", call.stored, call.ordered, call.part)
     form = call.plan.once(key, lambda: Form.of(call, call.stored))
-    found = {letter: call.room(letter) for letter in "qkv"}
-    config, grad_query = form.config, found["q"]
+    grads = {letter: call.room(letter) for letter in "qkv"}
+    config, grad_query = form.config, grads["q"]
     # The kernel does not write dQ of query tiles that meet no key. It clears such rows of jagged
     # queries itself, but not those that meet no key because of a mask.
     if form.masked or (config.jagged_k and not config.jagged_q):
@@ -56,7 +56,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
         for each in call.launches:
             for x in each.matrices:
                 x.zero_()
-        return {letter: x.zero_() for letter, x in found.items()}
+        return {letter: x.zero_() for letter, x in grads.items()}
     # The sums of a shared query are its gradient in fp32: the kernel does not convert them.
     sums = grad_query
     if "q" not in config.shared:
@@ -65,7 +65,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
         call.clear(sums)
     counters = call.scratch("counters", form.counters, torch.int32)
     call.clear(counters)
-    matrices = (call.grad_out, sums, found["k"], found["v"], grad_query, counters)
+    matrices = (call.grad_out, sums, grads["k"], grads["v"], grad_query, counters)
     for each in call.launches:
         if form.masked and each.scores is not None and each.hulls is None:
             call.zero(each.scores)
@@ -73,7 +73,7 @@ def gradients(call: BackwardCall, asked: str) -> dict[str, Tensor]:
     # Usually the conversion applies the factor. The sums of a shared query are not converted.
     if "q" in config.shared and (factor := factor_of(config.program, config.stored)) != 1.0:
         sums.mul_(factor)
-    return found
+    return grads
 
 
 def overwrites(config: Sm90Config) -> bool:
@@ -92,8 +92,8 @@ def tiling(config: Sm90Config) -> StoredTiling:
 @functools.cache
 def launcher(config: Sm90Config) -> Launcher:
     """The launcher of the kernel, loaded or compiled once."""
-    ahead.finish(__name__, config)
-    return launcher_of(Kernel(kept(config)), config)
+    precompile.finish(__name__, config)
+    return launcher_of(Kernel(object_file(config)), config)
 
 
 def launcher_of(kernel: Kernel, config: Sm90Config) -> Launcher:
@@ -102,9 +102,9 @@ def launcher_of(kernel: Kernel, config: Sm90Config) -> Launcher:
     return Launcher(kernel, config, 3 + len(others(config)), bounds)
 
 
-def kept(config: Sm90Config) -> bytes:
+def object_file(config: Sm90Config) -> bytes:
     """The object file of the kernel, from disk or compiled."""
-    return disk.kept(lambda: compiled(config), __name__, config)
+    return disk.object_file(lambda: compiled(config), __name__, config)
 
 
 @functools.cache
