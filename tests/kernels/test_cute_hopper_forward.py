@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("cutlass")
 
 from gdpa_inductor.kernels.cute.config import slice_of
-from gdpa_inductor.kernels.cute.plan import build_plan
+from gdpa_inductor.kernels.cute.plan import plan_of
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from tests.tolerances import error_of
 
@@ -111,7 +111,7 @@ def test_forward(case: Case):
     [pytest.param(x, id=x.name, marks=[] if x.name in OFTEN else pytest.mark.slow) for x in WIDE],
 )
 def test_wide_heads(case: Case):
-    assert build_plan(case.operands(), True, True, Sm90Config).config.overlaid
+    assert plan_of(case.operands(), True, True, Sm90Config).config.overlaid
     correct(case)
 
 
@@ -154,7 +154,7 @@ def test_a_round_in_pieces(case: Case):
 
 @pytest.mark.parametrize("case", SCALED, ids=lambda case: case.name)
 def test_queries_that_are_scaled(case: Case):
-    config = build_plan(case.operands(), True, True, Sm90Config).config
+    config = plan_of(case.operands(), True, True, Sm90Config).config
     factors = [dataclasses.replace(config, **x).query_factor for x in ({}, *UNSCALED)]
     assert factors == [0.0625, *[1.0] * len(UNSCALED)]
     correct(case, ("lazy", "random"))

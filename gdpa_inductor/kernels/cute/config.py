@@ -66,6 +66,8 @@ class KernelConfig:
     vectors:           The aux operands whose keys are contiguous, at multiples of 16 bytes.
     expanded:          The aux operands with a stride of 0. TMA does not read these.
 
+    kernel:            Which kernel: "forward", or one of `backward_kernels`.
+
     Backward:
     stored:            The aux operand whose gradient the kernel stores: one number for each score.
     ordered:           dQ is summed in a fixed order. Only sm_90 allows False.
@@ -102,16 +104,31 @@ class KernelConfig:
     ordered: bool = True
     part: str = ""
     bounded: frozenset[int] = frozenset()
+    kernel: str = "forward"
 
-    def backward_kernels(
-        self, ordered: bool, stored: int | None
-    ) -> list[tuple["KernelConfig | str", ...]]:
-        """The arguments of the architecture's `object_file`, for each kernel of a backward.
-
-        Args:
-            ordered, stored: As the fields of the same name.
-        """
+    def backward_kernels(self, ordered: bool, stored: int | None) -> list["KernelConfig"]:
+        """The configurations of the kernels of a backward. ordered, stored: As the fields."""
         raise NotImplementedError
+
+    @property
+    def matrices(self) -> list[str]:
+        """The dtypes of the matrices that the kernel takes beside query, key and value."""
+        return [self.dtype]
+
+    def gradient_dtypes(self, letters: str) -> list[str]:
+        """The dtypes in which the kernel stores gradients of "q", "k" or "v"."""
+        return ["float32" if letter in self.shared else self.dtype for letter in letters]
+
+    @property
+    def stored_dtypes(self) -> list[str]:
+        """The dtypes of stored gradients of scores and their hulls (`backward.stored`)."""
+        scores = [] if self.stored is None else [self.dtype]
+        return scores + ["int32"] * self.notes
+
+    @property
+    def tile_rows(self) -> int:
+        """The queries of a score tile of this kernel."""
+        return self.rows
 
     @property
     def mod(self) -> ScoreMod:

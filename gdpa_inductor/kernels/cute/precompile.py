@@ -9,7 +9,6 @@ does not import cutlass, which takes seconds.
 """
 
 import gc
-import importlib
 import logging
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
@@ -32,7 +31,7 @@ _FUTURES: dict[Hashable, "Future[Any] | None"] = {}
 
 def forward(config: KernelConfig) -> None:
     """Have the kernel of a forward compiled."""
-    _request(f"{__package__}.launch", config)
+    _request("launch", config)
 
 
 def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
@@ -48,17 +47,17 @@ def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     if wanted and not config.jagged:
         config = replace(config, shared=frozenset())  # see `biases.unshared`
-    for arguments in config.backward_kernels(ordered, wanted[0] if wanted else None):
-        _request(f"{__package__}.{config.folder}.backward.launch", *arguments)
+    for kernel in config.backward_kernels(ordered, wanted[0] if wanted else None):
+        _request("launch", kernel)
 
 
 def table(*arguments: Hashable) -> None:
-    """Have the kernel compiled that sums the gradient of a learned table (`tables.object_file`)."""
-    _request(f"{__package__}.tables", *arguments)
+    """Have the kernel compiled that sums the gradient of a learned table (`table_sums`)."""
+    _request("table_sums", *arguments)
 
 
 def _request(module: str, *arguments: Hashable) -> None:
-    """Have a worker run `object_file(*arguments)` of a module, once, unless the kernel is on disk."""
+    """Have a worker compile a kernel (`launcher.object_file`), once, unless it is on disk."""
     key = (module, *arguments)
     if key not in _FUTURES and disk.keeps() and not disk.has(*key):
         _FUTURES[key] = inductor.in_background(_keep, *key)
@@ -67,8 +66,10 @@ def _request(module: str, *arguments: Hashable) -> None:
 def _keep(module: str, *arguments: Hashable) -> None:
     """The worker's part. Objects that it holds already are no garbage, so they are frozen:
     collections that look through them take a tenth of the time."""
+    from . import launcher
+
     gc.freeze()
-    importlib.import_module(module).object_file(*arguments)
+    launcher.object_file(module, *arguments)
 
 
 def finish(module: str, *arguments: Hashable) -> None:

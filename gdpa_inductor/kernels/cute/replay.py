@@ -26,9 +26,10 @@ from torch import Tensor
 
 from ..._compat.device import current_stream, empty_strided
 from ...operands import Operands
+from .form import JAGGED, off_alignment
 from .launcher import TOTALS, Launcher, WordLauncher
 from .memory import clear, is_dense
-from .plan import JAGGED, off_alignment, totals
+from .plan import totals
 
 Place = tuple[int, int]  # (number of a value, offset)
 Room = tuple[int | None, tuple[int, ...], tuple[int, ...], torch.dtype]  # see `Replay.rooms`
@@ -139,22 +140,24 @@ class Replay:
 class Record:
     """Collects the steps of a first call while it runs.
 
-    replay:              The result after `finish`, or None if the call cannot be replayed.
+    replay:   The result after `finish`, or None if the call cannot be replayed.
+    fails:    The call did something that cannot be replayed, or nobody wants a replay. From then on
+              nothing is collected.
     matrices, aux, offsets: The tensors of the call, after `begin`.
-    fails:               The call did something that cannot be replayed.
     """
 
     replay: Replay | None = None
+    fails: bool = False
     matrices: Sequence[Tensor] = ()
     aux: Sequence[Tensor] = ()
     offsets: Sequence[Tensor] = ()
-    fails: bool = False
     _rooms: list[tuple[int | None, Tensor]] = field(default_factory=list)
     _steps: list[Step] = field(default_factory=list)
 
     def begin(self, matrices: Sequence[Tensor], o: Operands[Tensor], plain: bool) -> None:
         """Begin a record. matrices: The caller's matrices. plain: Nothing is copied."""
-        self.matrices, self.aux, self.fails = matrices, o.aux, not plain
+        self.matrices, self.aux = matrices, o.aux
+        self.fails = self.fails or not plain
         self.offsets = [x for x in o.lengths[:2] if x is not None]
 
     def add_buffer(self, room: Tensor, side: int | None = None) -> Tensor:
@@ -162,8 +165,9 @@ class Record:
 
         side: 0 if the first dim is the total rows of a jagged query, 1 if of jagged keys.
         """
-        jagged = side is not None and self.matrices[side].dim() == JAGGED
-        self._rooms.append((side if jagged else None, room))
+        if not self.fails:
+            jagged = side is not None and self.matrices[side].dim() == JAGGED
+            self._rooms.append((side if jagged else None, room))
         return room
 
     def add_kernel(
@@ -177,6 +181,8 @@ class Record:
             count: How many matrices the kernel takes. The caller's come first.
             scalars: How many integers the score program reads.
         """
+        if self.fails:
+            return
         own, behind = len(self.matrices), count + TOTALS
         last = len(words) - scalars - 2
         first = last - len(self.aux)
@@ -192,7 +198,8 @@ class Record:
 
     def add_sum(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
         """Record a launch that sums rooms. numbers: The arguments after the addresses."""
-        self._steps.append(WordLaunch(launcher, tuple(map(self._own, addresses)), numbers))
+        if not self.fails:
+            self._steps.append(WordLaunch(launcher, tuple(map(self._own, addresses)), numbers))
 
     def add_table(
         self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
@@ -202,6 +209,8 @@ class Record:
         operand: (number of the aux operand, the part of it that was read). room: The table's
         memory. numbers: The arguments after the two addresses.
         """
+        if self.fails:
+            return
         number, part = operand
         place = number + len(self.matrices), part.data_ptr() - self.aux[number].data_ptr()
         places = (place, self._own(room.data_ptr()))
@@ -212,11 +221,14 @@ class Record:
 
         room: The memory of the order.
         """
-        places = ((self._first_room - 1, 0), self._own(room.data_ptr()))
-        self._steps.append(WordLaunch(launcher, places, numbers))
+        if not self.fails:
+            places = ((self._first_room - 1, 0), self._own(room.data_ptr()))
+            self._steps.append(WordLaunch(launcher, places, numbers))
 
     def add_clear(self, room: Tensor) -> None:
         """Record that a room, or an operand that may be overwritten, was set to zero."""
+        if self.fails:
+            return
         place, words, side = self._own(room.data_ptr()), room.nbytes // 4, None
         number = place[0] - self._first_room
         if number >= 0:
@@ -231,7 +243,7 @@ class Record:
 
         results: What the call returns. Each has to be a whole tensor of the call.
         """
-        numbers = [self._whole(x) for x in results]
+        numbers = [] if self.fails else [self._whole(x) for x in results]
         if self.fails or None in numbers:
             return
         rooms = tuple(
@@ -278,35 +290,3 @@ class Record:
         """The aux operands and the rooms, with their numbers."""
         yield from enumerate(self.aux, len(self.matrices))
         yield from enumerate((room for _, room in self._rooms), self._first_room)
-
-
-class Unrecorded(Record):
-    """A record that collects nothing, for a call that will not be replayed."""
-
-    def begin(self, matrices: Sequence[Tensor], o: Operands[Tensor], plain: bool) -> None:
-        pass
-
-    def add_buffer(self, room: Tensor, side: int | None = None) -> Tensor:
-        return room
-
-    def add_kernel(
-        self, launcher: Launcher, words: Sequence[int], form: bytes, matrices: int, scalars: int
-    ) -> None:
-        pass
-
-    def add_sum(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
-        pass
-
-    def add_table(
-        self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
-    ) -> None:
-        pass
-
-    def add_ranking(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
-        pass
-
-    def add_clear(self, room: Tensor) -> None:
-        pass
-
-    def finish(self, results: Sequence[Tensor]) -> None:
-        pass

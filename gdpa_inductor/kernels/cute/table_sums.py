@@ -6,8 +6,8 @@ import cutlass
 from cutlass import Float32, Int32, Int64, const_expr, cute, range_constexpr
 
 from .compiler import compile_kernel, pointer, stream
+from .form import ALIGNMENT
 from .operands import vector
-from .plan import ALIGNMENT
 from .ranges import LANES
 
 

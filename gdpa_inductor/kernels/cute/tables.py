@@ -6,19 +6,19 @@ reading the gradients and the index once, wherever the index points.
 """
 
 import functools
-from typing import Any
+from collections.abc import Hashable
 
 import torch
 from torch import Tensor
 
 from ..._compat.device import current_stream, empty
-from . import disk, precompile
+from . import precompile
 from .architectures import config_of
 from .config import SHARED_MEMORY, VECTOR
+from .form import off_alignment
 from .launch import multiprocessors
-from .launcher import WordLauncher
-from .plan import name, off_alignment
-from .runtime import Kernel
+from .launcher import WordLauncher, word_launcher
+from .plan import name
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROWS = 2048  # that a CTA loads at once
@@ -70,32 +70,22 @@ def threads_for(size: int) -> int:
     return next(count for count in THREADS if (size + 1) * count <= WORDS)
 
 
-def _arch(device: torch.device) -> str:
+def _kernel(
+    grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
+) -> tuple[Hashable, ...]:
+    """The arguments of `table_sums.compiled`."""
     config = config_of(device)
     assert config  # else the lowering has not chosen the kernel
-    return config.arch
+    return name(grad), name(index), size, threads_for(size), ROWS, width, config.arch
 
 
 @functools.cache
 def _launcher(
     grad: torch.dtype, index: torch.dtype, size: int, width: int, device: torch.device
 ) -> WordLauncher:
-    arguments = (name(grad), name(index), size, threads_for(size), ROWS, width, _arch(device))
-    precompile.finish(__name__, *arguments)
-    return WordLauncher(Kernel(object_file(*arguments)), 8)
+    return word_launcher("table_sums", 8, *_kernel(grad, index, size, width, device))
 
 
 def precompile_sums(grad: torch.dtype, index: torch.dtype, size: int, device: torch.device) -> None:
     """Have a worker compile the kernel for operands that lie as most do."""
-    precompile.table(name(grad), name(index), size, threads_for(size), ROWS, VECTOR, _arch(device))
-
-
-def object_file(*arguments: Any) -> bytes:
-    """The object file of a kernel, from disk or compiled. arguments: As `table_sums.compiled`."""
-
-    def compiled() -> Any:
-        from . import table_sums
-
-        return table_sums.compiled(*arguments)
-
-    return disk.object_file(compiled, __name__, *arguments)
+    precompile.table(*_kernel(grad, index, size, VECTOR, device))

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
-from ...kernels.cute.plan import layout_key, off_alignment
+from ...kernels.cute.form import layout_key, off_alignment
 from ...kernels.cute.replay import Record
 from ...ops import DENSE, Arguments, Operands, Signature, fake_output, laid_gradients
 from ..backends import backend

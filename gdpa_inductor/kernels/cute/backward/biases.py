@@ -35,27 +35,8 @@ KEYS = AXES.index("kv_idx")
 
 # Stores factor · (sum of scores) in the second tensor. Returns False if it cannot: see `totals`.
 Total = Callable[[Tensor, Tensor, float], bool]
-
-
-@dataclass(frozen=True)
-class Part:
-    """One launch.
-
-    operands:  The operands of this part.
-    rooms:     The memory for dQ, dK and dV, by letter.
-    stored:    The number of the aux operand whose gradient is stored.
-    scores:    Where it is stored: [B, H, M, N].
-    whole:     The part is the whole call, so that the plan of the call serves.
-    keys:      Which part of the keys this is: see `KernelConfig.part`.
-    """
-
-    operands: Operands[Tensor]
-    grad_out: Tensor
-    rooms: dict[str, Tensor]
-    stored: int
-    scores: Tensor
-    whole: bool
-    keys: str = ""
+# Launches a share: its operands, gradient of O, memory for dQ, dK and dV, and for stored scores.
+Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -216,7 +197,7 @@ def gradients(
     operands: Operands[Tensor],
     needs: Sequence[bool],
     division: Division,
-    launch: Callable[[Part], None],
+    launch: Launch,
     fast_total: Total,
     record: Record,
     donated: Sequence[int] = (),
@@ -225,7 +206,7 @@ def gradients(
 
     Args:
         needs: Which gradients are wanted: of query, key, value and each aux operand.
-        launch: Launches one part.
+        launch: Launches one part, and stores the gradient of the first operand of `division`.
         fast_total: See `BiasSum.add`.
         record: Gets the steps, so that the call can be replayed.
         donated: The aux operands that may be overwritten.
@@ -236,8 +217,7 @@ def gradients(
     totals = [each.room(o.aux[each.number], each.number in donated, record) for each in sums]
     for share, scores in division.scores(o, totals[0], record):
         own = {x: share.matrix(y, x) for x, y in rooms.items()}
-        grad, whole = share.matrix(grad_out, "q"), share.whole and not division.shared
-        launch(Part(share.of(o), grad, own, sums[0].number, scores, whole, share.part))
+        launch(share, share.of(o), share.matrix(grad_out, "q"), own, scores)
         for each, total in zip(sums, totals) if not division.direct else ():
             each.add(share, scores, total, fast_total, record)
     requested = zip("qkv", (operands.query, operands.key, operands.value), needs, strict=False)

@@ -11,8 +11,8 @@ from cutlass import Boolean, Float32, Int32, Int64, const_expr, cute
 
 from ..compiler import compile_kernel, pointer, stream
 from ..config import VECTOR
+from ..form import ALIGNMENT
 from ..operands import vector
-from ..plan import ALIGNMENT
 from ..ranges import LANES
 from ..values import Fixed, larger, smaller
 from .stored import StoredTiling

@@ -7,8 +7,8 @@ from cutlass import Float32, Int32, Int64, const_expr, cute
 
 from ..compiler import compile_kernel, pointer, stream
 from ..config import VECTOR
+from ..form import ALIGNMENT
 from ..operands import vector
-from ..plan import ALIGNMENT
 
 THREADS = 256
 

@@ -32,10 +32,20 @@ class Sm90Config(config.KernelConfig):
     cuts_keys = True
     in_rounds = True
 
-    def backward_kernels(
-        self, ordered: bool, stored: int | None
-    ) -> list[tuple[config.KernelConfig | str, ...]]:
-        return [(replace(self, ordered=ordered, stored=stored),)]
+    def backward_kernels(self, ordered: bool, stored: int | None) -> list[config.KernelConfig]:
+        return [replace(self, kernel="backward", ordered=ordered, stored=stored)]
+
+    @property
+    def matrices(self) -> list[str]:
+        """A backward takes dO, sums of dQ, dK, dV, dQ and counters, then what it stores."""
+        if self.kernel == "forward":
+            return [self.dtype]
+        query, key, value = self.gradient_dtypes("qkv")
+        return [self.dtype, "float32", key, value, query, "int32", *self.stored_dtypes]
+
+    @property
+    def tile_rows(self) -> int:
+        return ROWS if self.kernel == "forward" else self.query_rows
 
     @property
     def tiles(self) -> int:

@@ -34,7 +34,7 @@ from cutlass import Float32, Int32, Int64, cute
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import factor_of, roots_of
+from ...backward.roots import factor_of, terms_of
 from ...backward.walk import Walk
 from ...barriers import Signal
 from ...operands import Matrix, Tiles, matrices
@@ -66,8 +66,8 @@ SIGNALS: dict[str, tuple[str | int, int]] = {
 class BackwardKernel:
     """One side of one configuration. `__call__` is the host's side, `kernel` the device's."""
 
-    def __init__(self, config: Sm100Config, side: str) -> None:
-        self.config, self.keys = config, side == "keys"
+    def __init__(self, config: Sm100Config) -> None:
+        self.config, self.keys = config, config.kernel == "keys"
         self.shapes = Shapes(config, self.keys)
 
     @cute.jit
@@ -136,7 +136,7 @@ class BackwardKernel:
             cute.arch.setmaxregister_increase(REGISTERS["activation"])
             walk, memory = Walk(self.keys, *work), BackwardTensorMemory(tmem, thread, self.shapes)
             c = self.config
-            program = Program(c, aux, scalars, roots_of(c.program, self.keys, c.stored))
+            program = Program(c, aux, scalars, terms_of(c))
             factor = factor_of(c.program, c.stored)
             sums = GradientSums(walk, memory, self.outputs(outputs, strides), factor)
             stored = None if c.stored is None else ScoreStores(walk, outputs[1], strides[1], sizes)
@@ -201,3 +201,6 @@ class BackwardKernel:
             name: (pointer, stride, shapes.dims[name], shapes.widths[name])
             for name, pointer, stride in zip(shapes.summed, pointers, strides, strict=False)
         }
+
+
+KERNEL = BackwardKernel

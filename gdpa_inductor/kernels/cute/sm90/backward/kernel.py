@@ -32,7 +32,7 @@ from cutlass import Float32, Int32, Int64, const_expr, cute
 from cutlass.cute.nvgpu import cpasync
 
 from ...backward.ranges import Heights, StreamedRanges
-from ...backward.roots import factor_of, masked, roots_of
+from ...backward.roots import factor_of, masked, terms_of
 from ...config import whole_vectors
 from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
@@ -185,7 +185,7 @@ class HopperBackward:
             fragments = HopperBackwardFragments(self.shapes, tiles, *tensors, thread)
             stores = {x: self.tiles(x, copies[x], shared[x]) for x in copies if x in ("gk", "gv")}
             epilogue = KeyGradients(self.shapes, stores, gradients, factor)
-            roots = (ranges.full_terms, roots_of(c.program, stored=c.stored))
+            roots = (ranges.full_terms, terms_of(c))
             programs = [Program(c, aux, scalars, x) for x in roots]
             stored = self.tiles("g", copies["g"], shared["g"]) if "g" in copies else None
             HopperBackwardProducts(
