@@ -63,7 +63,7 @@ WIDE = (
     Case("D 200, short keys", d=200, b=4, n=192, q_lengths=SELF, offsets=torch.int64),
     Case("D 256, one row", d=256, m=1, n=1, h=3),
 )  # fmt: skip
-# Of 132 and more CTAs all but some tiles are cut (rounds.py), of a few the last ones.
+# Of 132 and more CTAs all but some tiles are cut (`Rounds`), of a few the last ones.
 PIECES = (
     Case("three of three", d=64, m=400, n=300, h=3, ctas=4),
     Case("two of three", d=64, m=400, n=140, h=2, hk=1, ctas=13),

@@ -13,7 +13,7 @@ In the kernels:
 
 - `program`, `emit` and `values` compute the score program.
 - `operands` are matrices as TMA sees them. `barriers` are mbarriers and rings of buffers.
-- `work`, `ranges`, `forward/` and `backward/` decide which rows and tiles a CTA computes.
+- `sequences`, `ranges`, `forward/` and `backward/` decide which rows and tiles a CTA computes.
 
 A launch imports no cutlass (tests/kernels/test_cute_runtime.py). `compiler`, and the modules that
 kernels are written in, are imported only when a kernel is compiled.

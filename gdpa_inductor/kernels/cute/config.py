@@ -48,7 +48,7 @@ class KernelConfig:
                        They do so where zeros there give the same result (program/tails.py).
     cuts_keys:         A launch of a backward may take only some of the keys. See `part`.
     in_rounds:         The forward deals tiles of equal cost so that all CTAs have work in the last
-                       round (forward/rounds.py).
+                       round (forward/work.py).
 
     Call:
     dtype:             "bfloat16" or "float16", for query, key and value.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..._compat.shapes import dense_strides
-from .driver import driver
+from .runtime import driver
 
 
 def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:

@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from .driver import newest_cuda
-
 NAME = "libcute_dsl_runtime.so"
 SETTING = "CUTE_DSL_LIBS"  # environment variable: paths that replace the package's library
 PREFIX = "gdpa"  # the prefix of the symbols in an object file
@@ -89,3 +87,23 @@ def _path() -> str:
     if not usable:
         raise RuntimeError(f"no {NAME} in {package} is for CUDA {newest}")
     return str(by_cuda[max(usable)])
+
+
+@functools.cache
+def driver() -> ctypes.CDLL:
+    """The driver's library. Raises OSError if there is no driver."""
+    loaded = ctypes.CDLL("libcuda.so.1")
+    # Address, 32-bit word, number of words, stream.
+    types = (ctypes.c_uint64, ctypes.c_uint32, ctypes.c_size_t, ctypes.c_void_p)
+    loaded.cuMemsetD32Async.argtypes = types
+    return loaded
+
+
+def newest_cuda() -> int | None:
+    """The major version of the newest CUDA that the driver supports, or None without a driver."""
+    version = ctypes.c_int()
+    try:
+        driver().cuDriverGetVersion(ctypes.byref(version))
+    except OSError:
+        return None
+    return version.value // 1000

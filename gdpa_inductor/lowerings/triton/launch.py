@@ -27,8 +27,8 @@ from ...program.tails import still
 from ...program.tile_classes import TileClasses, boundable, classify_by_tables
 from .. import gpu
 from ..backends import hint
-from . import emit, grid, one_tile
-from .constants import constants
+from . import emit, one_tile
+from .constants import constants, template
 from .inputs import Inputs, block_dim
 
 # Makes another choice for autotuning, from the plan of a kernel and the body of its template.
@@ -99,7 +99,6 @@ def run(
         ),
         "call_sizes": _call_sizes(planned, outputs[0], o),
     }
-    template = grid.template(planned)
     tried = _configs(planned, o.problem)
     choices = [
         {"num_warps": c.warps, "num_stages": c.stages, **constants(planned, c, o, outputs[0])}
@@ -108,7 +107,9 @@ def run(
     examples = _examples(planned, body["input_nodes"], o)
     rivals = [] if rival is None else [rival(planned, body)]
     sizes = [*o.scalars, *(o.longest(side) for side in planned.measured)]
-    best = templates.best_of(template, f"gdpa_{kernel}", choices, body, examples, sizes, rivals)
+    best = templates.best_of(
+        template(planned), f"gdpa_{kernel}", choices, body, examples, sizes, rivals
+    )
     return [best, *others]
 
 

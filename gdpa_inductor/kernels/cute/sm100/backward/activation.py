@@ -18,8 +18,7 @@ from ...values import Pair, pair, select
 from ..config import COLS, ROWS
 from ..tensor_memory import scores_done, scores_ready
 from .shapes import HALF, PART, PARTS, Shapes
-from .stores import ScoreStores
-from .sums import GradientSums
+from .stores import GradientSums, ScoreStores
 
 
 class BackwardActivation:

@@ -44,8 +44,7 @@ from .activation import BackwardActivation, BackwardTensorMemory
 from .loads import BackwardLoads
 from .products import BackwardProducts
 from .shapes import Shapes
-from .stores import ScoreStores
-from .sums import GradientSums
+from .stores import GradientSums, ScoreStores
 
 ACTIVATION_WARPS, PRODUCT_WARP, LOAD_WARP, WARPS = 8, 8, 9, 12  # whole warpgroups
 REGISTERS = {"activation": 208, "others": 80}  # of a thread; 168 each at the launch

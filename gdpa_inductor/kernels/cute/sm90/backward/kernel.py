@@ -34,9 +34,9 @@ from cutlass.cute.nvgpu import cpasync
 from ...backward.ranges import Heights, StreamedRanges
 from ...backward.roots import factor_of, masked, terms_of
 from ...config import whole_vectors
-from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import Program
+from ...sequences import Gaps
 from ..config import COLS, Sm90Config
 from ..wgmma import tile_layout
 from .conversion import Conversion, ConvertedColumns

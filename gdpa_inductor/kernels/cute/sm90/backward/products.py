@@ -32,8 +32,7 @@ from ...operands import Tiles
 from ...program import Program
 from ...ranges import LANES
 from ...values import Fixed, Pair, choose, pair, select
-from ..issue import IssueTurns
-from ..wgmma import WARPGROUP, as_operand, first_row, issue, transposed
+from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, transposed
 from .epilogue import KeyGradients
 from .register_operands import RegisterOperand, register_operands
 from .roles import EMPTY, FULL, GROUPS, HANDED, TURNS, HopperSignals, both

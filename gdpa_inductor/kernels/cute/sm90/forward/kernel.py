@@ -34,12 +34,11 @@ from ...forward.queue import Queue
 from ...forward.ranges import KeyRanges
 from ...forward.scheduler import RECORD, STAGES, Scheduler
 from ...forward.work import Work
-from ...gaps import Gaps
 from ...operands import Matrix, Tiles, matrices, score_operand, score_tiles
 from ...program import DTYPES, Program
+from ...sequences import Gaps
 from ..config import HALF, ROWS, Sm90Config
-from ..issue import IssueTurns
-from ..wgmma import MN, WARPGROUP, K, tile_layout, tiled
+from ..wgmma import MN, WARPGROUP, IssueTurns, K, tile_layout, tiled
 from ..wgmma import REGISTERS as FROM_REGISTERS
 from .bias import HopperBias
 from .epilogue import HopperEpilogue

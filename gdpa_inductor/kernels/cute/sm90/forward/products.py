@@ -24,8 +24,7 @@ from ...forward.ranges import KeyRanges
 from ...program import Program, Row
 from ...values import Fixed, Pair, choose, larger, pair
 from ..config import ROWS, Sm90Config
-from ..issue import IssueTurns
-from ..wgmma import WARPGROUP, as_operand, first_row, issue, replace_operand, transposed
+from ..wgmma import WARPGROUP, IssueTurns, as_operand, first_row, issue, replace_operand, transposed
 from .bias import HopperBias
 from .epilogue import HopperEpilogue
 from .roles import HopperChannels, together
