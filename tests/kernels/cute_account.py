@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,10 +92,9 @@ def tool(name: str, *arguments: str) -> str:
     return subprocess.run([path, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def binary(config: KernelConfig, kernel: Any = None, others: Sequence[str] = ()) -> Binary:
-    """Compiled for its architecture; needs no GPU. kernel: by default the forward. others: dtypes
-    of its matrices beside query, key and value."""
-    kernel, arguments = kernel or launch.forward_kernel(config), example(config, others)
+def binary(config: KernelConfig) -> Binary:
+    """Compiled for its architecture; needs no GPU."""
+    kernel, arguments = launch.kernel_of(config), example(config)
 
     def compiled(more: str) -> Any:
         return compile_kernel(kernel, arguments, config.arch, more)

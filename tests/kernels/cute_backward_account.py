@@ -10,12 +10,12 @@ instructions, not a measurement: nothing here has run on hardware.
 import re
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gdpa_inductor.kernels.cute.sm100.backward.launch import SIDES, compiled
+from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.sm100.backward.shapes import Shapes
-from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, Sm100Config
+from gdpa_inductor.kernels.cute.sm100.config import COLS, ROWS, SIDES, Sm100Config
 from tests.kernels.cute_account import (
     BYTES,
     CLOCK,
@@ -60,7 +60,8 @@ class Binary:
 def binary(config: Sm100Config, side: str) -> Binary:
     """Compiled for sm_100a; needs no GPU."""
     with tempfile.TemporaryDirectory() as folder:
-        made = compiled(config, side, f"--keep-cubin --dump-dir={folder}")
+        kernel = replace(config, kernel=side)
+        made = launch.compiled(kernel, f"--keep-cubin --dump-dir={folder}")
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(made.__cubin__)
         listing = tool("cuobjdump", "-sass", str(path))

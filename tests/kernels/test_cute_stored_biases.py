@@ -15,14 +15,12 @@ from torch import Tensor
 
 pytest.importorskip("cutlass")
 
-from gdpa_inductor.kernels.cute import bounds, plan
-from gdpa_inductor.kernels.cute.backward import biases, jagged_biases, jagged_totals, totals
+from gdpa_inductor.kernels.cute import bounds, launch, launcher, plan
+from gdpa_inductor.kernels.cute.backward import biases, jagged_biases
 from gdpa_inductor.kernels.cute.backward import launch as backward_launch
 from gdpa_inductor.kernels.cute.backward.launch import backward
-from gdpa_inductor.kernels.cute.sm90.backward import launch as hopper_launch
 from gdpa_inductor.kernels.cute.sm90.backward.roles import EMPTY
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
-from gdpa_inductor.kernels.cute.sm100.backward import launch as blackwell_launch
 from gdpa_inductor.kernels.cute.sm100.config import Sm100Config
 from gdpa_inductor.operands import Operands
 from gdpa_inductor.program.score_mod import ScoreMod
@@ -134,9 +132,7 @@ KINDS = {"sm100": (Sm100Config, 2), "sm90": (Sm90Config, 1)}
 def emulated(request, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Tensor]]:
     """A backward on the emulator."""
     kind, ctas = KINDS[request.param]
-    caches = (blackwell_launch.compiled, blackwell_launch.launcher)
-    caches += (hopper_launch.compiled, hopper_launch.launcher)
-    caches += (jagged_totals._launcher, totals._summation, bounds._bounding)
+    caches = (launch.compiled, launch.launcher, launcher.word_launcher)
     monkeypatch.setattr(plan, "PLANS", {})
 
     def call(case: Case, grad: Tensor, o: Operands[Tensor], needs: Sequence[bool]) -> list[Tensor]:

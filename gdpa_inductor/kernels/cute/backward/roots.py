@@ -28,6 +28,13 @@ def roots_of(program: str, weight: bool = True, stored: int | None = None) -> tu
     return (slope, mod.weight) if weight else (slope,)
 
 
+def terms_of(config: KernelConfig) -> tuple[Expr, ...]:
+    """The terms that a kernel evaluates for each score."""
+    if config.kernel == "forward":
+        return (config.mod.weight,)
+    return roots_of(config.program, config.kernel != "rows", config.stored)
+
+
 @functools.lru_cache(512)
 def factor_of(program: str, number: int | None) -> float:
     """The slope of the score divided by that of aux operand `number`, if this is a constant.
@@ -53,12 +60,9 @@ def is_moderate(factor: float, dtype: str) -> bool:
     return 1.0 / bound <= abs(factor) <= bound
 
 
-def masked(config: KernelConfig, weight: bool = True) -> bool:
-    """Whether the kernel may skip tiles of scores. Then it may not write some results at all.
-
-    weight: The kernel evaluates P too.
-    """
-    return config.skip and classes(config, roots_of(config.program, weight, config.stored)).skips
+def masked(config: KernelConfig) -> bool:
+    """Whether the kernel may skip tiles of scores. Then it may not write some results at all."""
+    return config.skip and classes(config, terms_of(config)).skips
 
 
 def adds_all(config: KernelConfig) -> bool:

@@ -8,7 +8,7 @@ from torch._inductor import async_compile
 
 from examples.movielens.model import Layer
 from gdpa_inductor import GDPAPass, explain, gdpa_backend, judge
-from gdpa_inductor.kernels.cute import ahead
+from gdpa_inductor.kernels.cute import precompile
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config
 from gdpa_inductor.lowerings import cpu
 from gdpa_inductor.ops import ATTENTION, BACKWARD
@@ -26,7 +26,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list:
 
     watched = dataclasses.replace(
         cpu.BACKEND,
-        ahead=lambda call: found.append(("begun", call.signature, call.needs)),
+        precompile=lambda call: found.append(("begun", call.signature, call.needs)),
         lower=lowered(cpu.BACKEND.lower),
         lower_backward=lowered(cpu.BACKEND.lower_backward),
     )
@@ -41,7 +41,7 @@ def test_what_begins_is_what_is_lowered(monkeypatch, autocast: bool):
 
     def noted(what, run):
         def call(given):
-            config = ahead.guess(given.fakes.operands, Sm90Config, True, True)
+            config = precompile.guess(given.fakes.operands, Sm90Config, True, True)
             guesses[what].add((config, given.backward, *given.needs))
             return run(given)
 
@@ -50,7 +50,7 @@ def test_what_begins_is_what_is_lowered(monkeypatch, autocast: bool):
     known = cpu.BACKEND
     watched = dataclasses.replace(
         known,
-        ahead=noted("begun", known.ahead),
+        precompile=noted("begun", known.precompile),
         lower=noted("lowered", known.lower),
         lower_backward=noted("lowered", known.lower_backward),
     )
@@ -139,7 +139,7 @@ def test_what_fails_early_is_in_nobodys_way(monkeypatch):
     def broken(call) -> None:
         raise OSError("no processes")
 
-    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, ahead=broken))
+    monkeypatch.setattr(cpu, "BACKEND", dataclasses.replace(cpu.BACKEND, precompile=broken))
     given = operands(True)
     found = compiled(**{"gdpa.strict": True})(*given)
     torch.testing.assert_close(found, attend(*given))
