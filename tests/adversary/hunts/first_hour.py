@@ -3,15 +3,17 @@
 import torch
 import torch.nn.functional as F
 
+from .rows import Programs, leaves, nothing, of_scores
+
+CASES = Programs()
+case, table = CASES.case, CASES.table
+
+
 B, H, N, M, D = 2, 2, 8, 8, 4
 
 
-def _tensors(*shapes, dtype=torch.float32, grad=True):
-    return tuple(torch.randn(*shape, dtype=dtype, requires_grad=grad) for shape in shapes)
-
-
 def qkv(dtype=torch.float32, grad=True):
-    return _tensors((B, H, N, D), (B, H, M, D), (B, H, M, D), dtype=dtype, grad=grad)
+    return leaves((B, H, N, D), (B, H, M, D), (B, H, M, D), dtype=dtype, grad=grad)
 
 
 def half():
@@ -31,7 +33,7 @@ def with_lengths():
 
 
 def with_frozen_keys():
-    (x,), kv = _tensors((B, H, N, D)), _tensors((B, H, M, D), (B, H, M, D), grad=False)
+    (x,), kv = leaves((B, H, N, D)), leaves((B, H, M, D), (B, H, M, D), grad=False)
     return (x, *kv)
 
 
@@ -63,33 +65,42 @@ def with_nan_bound():
 
 
 def long_rows():
-    return _tensors((1, 1, 300, D), (1, 1, 300, D), (1, 1, 300, D))
+    return leaves((1, 1, 300, D), (1, 1, 300, D), (1, 1, 300, D))
 
 
+def count_up(q, k, v, lengths):
+    lengths.add_(3)
+
+
+@case(half)
 def write_on_a_cast(q, k, v):
     wide = q.float()
     wide.mul_(D**-0.5)
     return F.silu(wide @ k.float().mT) @ v.float()
 
 
+@case(half_and_padding)
 def padding_on_a_cast(q, k, v, padding):
     wide = v.float()
     wide[padding] = 0
     return F.silu(q.float() @ k.float().mT) @ wide
 
 
+@case(with_causal)
 def write_to_data_of_scores(q, k, v, causal):
     scores = q @ k.mT
     scores.data.masked_fill_(causal, 0.0)
     return F.silu(scores) @ v
 
 
+@case(qkv)
 def detach_in_place(q, k, v):
     weights = F.silu(q @ k.mT)
     weights.detach_()
     return weights @ v
 
 
+@case(with_lengths)
 def lengths_counted_up(q, k, v, lengths):
     mask = torch.arange(M) < lengths[:, None, None, None]
     out = torch.where(mask, F.silu(q @ k.mT), 0.0) @ v
@@ -97,50 +108,52 @@ def lengths_counted_up(q, k, v, lengths):
     return out
 
 
+@case(with_frozen_keys)
 def residual_in_place(x, k, v):
     hidden = x * 1.0
     hidden += F.relu(hidden @ k.mT) @ v
     return hidden
 
 
-def lerp_with_minus_large(q, k, v, mask):
-    scores = q @ k.mT
-    return F.relu(torch.lerp(torch.full_like(scores, -1e9), scores, mask)) @ v
-
-
+@case(with_number)
 def number_then_write(q, k, v, c):
     x = c.item()
     c.add_(5)
     return F.silu(q @ k.mT * x) @ v
 
 
-def number_has_no_gradient(q, k, v, c):
-    return F.silu(q @ k.mT * c.item()) @ v
-
-
-def milliseconds_wrap(q, k, v, times):
-    away = (times[:, :, None] - times[:, None, :]).int()
-    return torch.where((away >= 0)[:, None], F.silu(q @ k.mT), 0.0) @ v
-
-
+@case(long_rows)
 def narrow_arange(q, k, v):
     i = torch.arange(300, dtype=torch.int64).to(torch.uint8)
     return torch.where(i[:, None] >= i, F.silu(q @ k.mT), 0.0) @ v
 
 
+@case(long_rows)
 def narrow_arange_directly(q, k, v):
     i = torch.arange(300, dtype=torch.uint8)
     return torch.where(i[:, None] >= i, F.silu(q @ k.mT), 0.0) @ v
 
 
-def constants_that_overflow(q, k, v):
-    return F.silu((q @ k.mT) * 1e38 * 1e-38) @ v
+table(
+    nothing,
+    of=of_scores,
+    lerp_with_minus_large=(
+        lambda s, mask: F.relu(torch.lerp(torch.full_like(s, -1e9), s, mask)),
+        with_float_mask,
+    ),
+    number_has_no_gradient=(lambda s, c: F.silu(s * c.item()), with_learned_number),
+    milliseconds_wrap=(
+        lambda s, times: torch.where(
+            ((times[:, :, None] - times[:, None, :]).int() >= 0)[:, None], F.silu(s), 0.0
+        ),
+        with_milliseconds,
+    ),
+    constants_that_overflow=(lambda s: F.silu(s * 1e38 * 1e-38), large_query),
+    maximum_with_nan=(lambda s, bound: torch.maximum(s, bound), with_nan_bound),
+)
 
 
-def maximum_with_nan(q, k, v, bound):
-    return torch.maximum(q @ k.mT, bound) @ v
-
-
+@case(qkv)
 def dead_attention_from_scores(q, k, v):
     scores = q @ k.mT
     seen = torch.tanh(scores)
@@ -148,30 +161,7 @@ def dead_attention_from_scores(q, k, v):
     return F.silu(scores) @ v
 
 
+@case(with_lengths, count_up)
 def masked_by_lengths(q, k, v, lengths):
     mask = torch.arange(M) < lengths[:, None, None, None]
     return torch.where(mask, F.silu(q @ k.mT), 0.0) @ v
-
-
-def count_up(q, k, v, lengths):
-    lengths.add_(3)
-
-
-CASES = [
-    (write_on_a_cast, half),
-    (padding_on_a_cast, half_and_padding),
-    (write_to_data_of_scores, with_causal),
-    (detach_in_place, qkv),
-    (lengths_counted_up, with_lengths),
-    (residual_in_place, with_frozen_keys),
-    (lerp_with_minus_large, with_float_mask),
-    (number_then_write, with_number),
-    (number_has_no_gradient, with_learned_number),
-    (milliseconds_wrap, with_milliseconds),
-    (narrow_arange, long_rows),
-    (narrow_arange_directly, long_rows),
-    (constants_that_overflow, large_query),
-    (maximum_with_nan, with_nan_bound),
-    (dead_attention_from_scores, qkv),
-    ((masked_by_lengths, count_up), with_lengths),
-]

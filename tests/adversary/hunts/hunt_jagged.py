@@ -4,9 +4,10 @@ import fbgemm_gpu  # noqa: F401
 import torch
 import torch.nn.functional as F
 
+from .rows import Programs, leaves, nothing
 
-def leaves(*shapes, dtype=torch.float32):
-    return tuple(torch.randn(*s, dtype=dtype).requires_grad_() for s in shapes)
+CASES = Programs()
+case, table = CASES.case, CASES.table
 
 
 def jag():
@@ -24,118 +25,6 @@ def unpad(x, o, t):
 
 def jag2():
     return (*leaves((10, 8), (10, 8), (10, 8)), torch.tensor([0, 3, 3, 10]))
-
-
-# Lengths and rows.
-
-
-def jagged_plain(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7), o, 10)
-
-
-def jagged_cut_short(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 4) @ pad(k, o, 4).mT) @ pad(v, o, 4), o, 10)
-
-
-def jagged_unowned_rows(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7), o, 10)
-
-
-def jagged_keys_unowned(q, k, v, o):
-    return F.silu(torch.ones(3, 2, 4, 8) @ pad(k, o, 7).mT) @ pad(v, o, 7)
-
-
-def jagged_sigmoid_keys(q, k, v, o):
-    return torch.sigmoid(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7)
-
-
-def jagged_two_sets_of_equal_offsets(q, k, v, o):
-    p = o.clone()
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, p, 7).mT) @ pad(v, p, 7), o, 10)
-
-
-def jagged_output_also_padded(q, k, v, o):
-    y = F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7)
-    return (unpad(y, o, 10), y)
-
-
-# Masks, biases, fills.
-
-
-def jagged_masked_by_lengths_learned_fill(q, k, v, o, b):
-    n = o[1:] - o[:-1]
-    m = torch.arange(7) < n[:, None]
-    s = pad(q, o, 7) @ pad(k, o, 7).mT
-    return unpad(F.silu(torch.where(m[:, None, None], s, b)) @ pad(v, o, 7), o, 10)
-
-
-def jagged_bias_padded(q, k, v, o, b):
-    s = pad(q, o, 7) @ pad(k, o, 7).mT + b
-    return unpad(F.silu(s) @ pad(v, o, 7), o, 10)
-
-
-def jagged_values_with_other_lengths(q, k, v, o, x):
-    l = o[1:] - o[:-1]
-    s = pad(q, o, 7) @ pad(k, o, 7).mT
-    m = (torch.arange(7) <= l[:, None])[:, None, None]
-    return unpad(F.silu(s) * m @ pad(v, o, 7), o, 10)
-
-
-def jagged_padded_with_ones(q, k, v, o):
-    kp = (
-        torch.ops.fbgemm.jagged_to_padded_dense(k.flatten(1), [o], [7], 1.0)
-        .view(3, 7, 2, 8)
-        .transpose(1, 2)
-    )
-    vp = (
-        torch.ops.fbgemm.jagged_to_padded_dense(v.flatten(1), [o], [7], 1.0)
-        .view(3, 7, 2, 8)
-        .transpose(1, 2)
-    )
-    return torch.sigmoid(pad(q, o, 7) @ kp.mT) @ vp
-
-
-def jagged_hard_threshold(q, k, v, o):
-    s = pad(q, o, 7) @ pad(k, o, 7).mT
-    return unpad((s > 0).float() @ pad(v, o, 7), o, 10)
-
-
-# Gradient modes, and writes after the output.
-
-
-def jagged_detached_keys(q, k, v, o):
-    return unpad(F.silu(pad(q, o, 7) @ pad(k, o, 7).detach().mT) @ pad(v, o, 7), o, 10)
-
-
-def jagged_no_grad_keys(q, k, v, o):
-    with torch.no_grad():
-        kp = pad(k, o, 7)
-    return unpad(F.silu(pad(q, o, 7) @ kp.mT) @ pad(v, o, 7), o, 10)
-
-
-def jagged_inference_keys(q, k, v, o):
-    with torch.inference_mode():
-        kp = pad(k, o, 7)
-    return unpad(F.silu(pad(q.detach(), o, 7) @ kp.mT) @ pad(v, o, 7), o, 10)
-
-
-def jagged_values_changed_later(q, k, v, o):
-    k2 = k * 1
-    y = unpad(F.silu(pad(q, o, 7) @ pad(k2, o, 7).mT) @ pad(v, o, 7), o, 10)
-    k2.mul_(2)
-    return y + k2.sum()
-
-
-def jagged_frozen_values_changed_later(q, k, v, o):
-    k2 = k.detach() * 1
-    q2 = q.detach() * 1
-    y = unpad(F.silu(pad(q2, o, 7) @ pad(k2, o, 7).mT) @ pad(v, o, 7), o, 10)
-    k2.mul_(2)
-    q2.zero_()
-    return y + k2.sum()
-
-
-# Autograd functions that pad, rightly and wrongly.
 
 
 class Pad(torch.autograd.Function):
@@ -197,30 +86,127 @@ def padded_by(kind):
     return attention
 
 
-CASES = [
-    # Lengths and rows.
-    (jagged_plain, jag),
-    (jagged_cut_short, jag),
-    (jagged_unowned_rows, lambda: (*jag()[:3], torch.tensor([1, 3, 3, 8]))),
-    (jagged_keys_unowned, lambda: (*jag()[:3], torch.tensor([1, 3, 3, 8]))),
-    (jagged_sigmoid_keys, jag),
-    (jagged_two_sets_of_equal_offsets, jag),
-    (jagged_output_also_padded, jag),
-    # Masks, biases, fills.
-    (
-        jagged_masked_by_lengths_learned_fill,
+@case(jag)
+def jagged_two_sets_of_equal_offsets(q, k, v, o):
+    p = o.clone()
+    return unpad(F.silu(pad(q, o, 7) @ pad(k, p, 7).mT) @ pad(v, p, 7), o, 10)
+
+
+@case(jag)
+def jagged_output_also_padded(q, k, v, o):
+    y = F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7)
+    return (unpad(y, o, 10), y)
+
+
+table(
+    nothing,
+    jagged_unowned_rows=(
+        lambda q, k, v, o: unpad(F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7), o, 10),
+        lambda: (*jag()[:3], torch.tensor([1, 3, 3, 8])),
+    ),
+    jagged_keys_unowned=(
+        lambda q, k, v, o: F.silu(torch.ones(3, 2, 4, 8) @ pad(k, o, 7).mT) @ pad(v, o, 7),
+        lambda: (*jag()[:3], torch.tensor([1, 3, 3, 8])),
+    ),
+    jagged_masked_by_lengths_learned_fill=(
+        lambda q, k, v, o, b: unpad(
+            F.silu(
+                torch.where(
+                    (torch.arange(7) < (o[1:] - o[:-1])[:, None])[:, None, None],
+                    pad(q, o, 7) @ pad(k, o, 7).mT,
+                    b,
+                )
+            )
+            @ pad(v, o, 7),
+            o,
+            10,
+        ),
         lambda: (*jag(), torch.randn(3, 1, 1, 7, requires_grad=True)),
     ),
-    (jagged_bias_padded, lambda: (*jag(), torch.randn(3, 1, 1, 7, requires_grad=True))),
-    (jagged_values_with_other_lengths, lambda: (*jag(), torch.randn(10, 2, 8))),
-    (jagged_padded_with_ones, jag),
-    (jagged_hard_threshold, jag),
-    # Gradient modes, and writes after the output.
-    (jagged_detached_keys, jag),
-    (jagged_no_grad_keys, jag),
-    (jagged_inference_keys, jag),
-    (jagged_values_changed_later, jag),
-    (jagged_frozen_values_changed_later, jag),
-    # Autograd functions that pad, rightly and wrongly.
-    *((padded_by(kind), jag2) for kind in (Pad, BadPad, NoGradPad, NegPad)),
-]
+    jagged_bias_padded=(
+        lambda q, k, v, o, b: unpad(
+            F.silu(pad(q, o, 7) @ pad(k, o, 7).mT + b) @ pad(v, o, 7), o, 10
+        ),
+        lambda: (*jag(), torch.randn(3, 1, 1, 7, requires_grad=True)),
+    ),
+    jagged_values_with_other_lengths=(
+        lambda q, k, v, o, x: unpad(
+            F.silu(pad(q, o, 7) @ pad(k, o, 7).mT)
+            * (torch.arange(7) <= (o[1:] - o[:-1])[:, None])[:, None, None]
+            @ pad(v, o, 7),
+            o,
+            10,
+        ),
+        lambda: (*jag(), torch.randn(10, 2, 8)),
+    ),
+)
+
+
+@case(jag)
+def jagged_padded_with_ones(q, k, v, o):
+    kp = (
+        torch.ops.fbgemm.jagged_to_padded_dense(k.flatten(1), [o], [7], 1.0)
+        .view(3, 7, 2, 8)
+        .transpose(1, 2)
+    )
+    vp = (
+        torch.ops.fbgemm.jagged_to_padded_dense(v.flatten(1), [o], [7], 1.0)
+        .view(3, 7, 2, 8)
+        .transpose(1, 2)
+    )
+    return torch.sigmoid(pad(q, o, 7) @ kp.mT) @ vp
+
+
+table(
+    jag,
+    jagged_plain=lambda q, k, v, o: unpad(
+        F.silu(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7), o, 10
+    ),
+    jagged_cut_short=lambda q, k, v, o: unpad(
+        F.silu(pad(q, o, 4) @ pad(k, o, 4).mT) @ pad(v, o, 4), o, 10
+    ),
+    jagged_sigmoid_keys=lambda q, k, v, o: (
+        torch.sigmoid(pad(q, o, 7) @ pad(k, o, 7).mT) @ pad(v, o, 7)
+    ),
+    jagged_hard_threshold=lambda q, k, v, o: unpad(
+        ((pad(q, o, 7) @ pad(k, o, 7).mT) > 0).float() @ pad(v, o, 7), o, 10
+    ),
+    jagged_detached_keys=lambda q, k, v, o: unpad(
+        F.silu(pad(q, o, 7) @ pad(k, o, 7).detach().mT) @ pad(v, o, 7), o, 10
+    ),
+)
+
+
+@case(jag)
+def jagged_no_grad_keys(q, k, v, o):
+    with torch.no_grad():
+        kp = pad(k, o, 7)
+    return unpad(F.silu(pad(q, o, 7) @ kp.mT) @ pad(v, o, 7), o, 10)
+
+
+@case(jag)
+def jagged_inference_keys(q, k, v, o):
+    with torch.inference_mode():
+        kp = pad(k, o, 7)
+    return unpad(F.silu(pad(q.detach(), o, 7) @ kp.mT) @ pad(v, o, 7), o, 10)
+
+
+@case(jag)
+def jagged_values_changed_later(q, k, v, o):
+    k2 = k * 1
+    y = unpad(F.silu(pad(q, o, 7) @ pad(k2, o, 7).mT) @ pad(v, o, 7), o, 10)
+    k2.mul_(2)
+    return y + k2.sum()
+
+
+@case(jag)
+def jagged_frozen_values_changed_later(q, k, v, o):
+    k2 = k.detach() * 1
+    q2 = q.detach() * 1
+    y = unpad(F.silu(pad(q2, o, 7) @ pad(k2, o, 7).mT) @ pad(v, o, 7), o, 10)
+    k2.mul_(2)
+    q2.zero_()
+    return y + k2.sum()
+
+
+CASES += [*((padded_by(kind), jag2) for kind in (Pad, BadPad, NoGradPad, NegPad))]

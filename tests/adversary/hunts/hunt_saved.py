@@ -3,25 +3,22 @@
 import torch
 from torch.utils.checkpoint import checkpoint
 
+from .rows import Programs, nothing, qkv32
 
-def leaves(*shapes, dtype=torch.float32):
-    return tuple(torch.randn(*s, dtype=dtype).requires_grad_() for s in shapes)
-
-
-def qkv(dtype=torch.float32):
-    return leaves((2, 3, 6, 8), (2, 3, 7, 8), (2, 3, 7, 8), dtype=dtype)
+CASES = Programs()
+case, table = CASES.case, CASES.table
 
 
 def bf():
-    return qkv(torch.bfloat16)
+    return qkv32(torch.bfloat16)
 
 
 def qkvr():
-    return (*qkv(), torch.randn(6, 7))
+    return (*qkv32(), torch.randn(6, 7))
 
 
 def frozen_qk():
-    q, k, v = qkv()
+    q, k, v = qkv32()
     return q.detach(), k.detach(), v
 
 
@@ -36,28 +33,26 @@ def zero0(q, k, v):
 
 
 def one_frozen(*frozen):
-    return tuple(x.detach() if i in frozen else x for i, x in enumerate(qkv()))
+    return tuple(x.detach() if i in frozen else x for i, x in enumerate(qkv32()))
 
 
-# The caller changes inputs that eager does not keep.
-
-
+@case(frozen_qk, zero01)
 def frozen_scores_are_reused(q, k, v):
     return torch.relu(q @ k.mT) @ v
 
 
+@case(lambda: one_frozen(1), zero0)
 def step_on_q_before_backward(q, k, v):
     return torch.relu(q @ k.mT) @ v
 
 
-# What a graph returns, the next one changes.
-
-
+@case(lambda: (*qkv32(), torch.randn(6, 7)))
 def bias_is_output(q, k, v, r):
     bias = r * 0.5
     return (torch.relu(q @ k.mT + bias) @ v, bias)
 
 
+@case(qkvr)
 def bias_changed_after_a_break(q, k, v, r):
     bias = r * 0.5
     out = torch.relu(q @ k.mT + bias) @ v
@@ -66,6 +61,7 @@ def bias_changed_after_a_break(q, k, v, r):
     return out + bias.sum()
 
 
+@case(qkvr)
 def input_bias_changed_after_a_break(q, k, v, r):
     out = torch.relu(q @ k.mT + r) @ v
     torch._dynamo.graph_break()
@@ -73,6 +69,7 @@ def input_bias_changed_after_a_break(q, k, v, r):
     return out + r.sum()
 
 
+@case(qkvr)
 def small_bias_changed_after_a_break(q, k, v, r):
     b = r[0] * 0.5
     out = torch.relu(q @ k.mT + b) @ v
@@ -81,6 +78,7 @@ def small_bias_changed_after_a_break(q, k, v, r):
     return out + b.sum()
 
 
+@case(qkvr)
 def frozen_keys_changed_after_a_break(q, k, v, r):
     q2 = q.detach() * 2
     k2 = k.detach() * 2
@@ -91,9 +89,7 @@ def frozen_keys_changed_after_a_break(q, k, v, r):
     return out + q2.sum()
 
 
-# The graph itself changes operands after the region.
-
-
+@case(qkv32)
 def frozen_keys_changed_later(q, k, v):
     q2 = q.detach() * 2
     k2 = k.detach() * 2
@@ -103,6 +99,7 @@ def frozen_keys_changed_later(q, k, v):
     return out + q2.sum()
 
 
+@case(qkv32)
 def no_grad_write_of_query_later(q, k, v):
     q2 = q * 1
     k2 = k.detach() * 1
@@ -112,6 +109,7 @@ def no_grad_write_of_query_later(q, k, v):
     return o
 
 
+@case(qkv32)
 def detach_in_place_of_operand_later(q, k, v):
     k2 = k * 1
     o = torch.relu(q @ k2.mT) @ v
@@ -119,30 +117,28 @@ def detach_in_place_of_operand_later(q, k, v):
     return o + k2.sum()
 
 
-# Inference mode: no history, and nothing to keep.
-
-
+@case(bf)
 def upcast_in_inference_mode(q, k, v):
     with torch.inference_mode():
         kf = k.float()
     return torch.relu(q.detach().float() @ kf.mT) @ v.float()
 
 
+@case(qkv32)
 def view_in_inference_mode(q, k, v):
     with torch.inference_mode():
         kt = k.mT
     return torch.relu(q.detach() @ kt) @ v
 
 
+@case(bf)
 def upcast_in_no_grad(q, k, v):
     with torch.no_grad():
         kf = k.float()
     return torch.relu(q.float() @ kf.mT) @ v.float()
 
 
-# Checkpoints read their operands again.
-
-
+@case(qkv32)
 def nested_checkpoints(q, k, v):
 
     def inner(q, k, v):
@@ -154,16 +150,25 @@ def nested_checkpoints(q, k, v):
     return checkpoint(outer, q, k, v, use_reentrant=False)
 
 
-def reentrant_checkpoint(q, k, v):
-    return checkpoint(lambda q, k, v: torch.relu(q @ k.mT) @ v, q, k, v, use_reentrant=True)
+table(
+    nothing,
+    reentrant_checkpoint=(
+        lambda q, k, v: checkpoint(
+            lambda q, k, v: torch.relu(q @ k.mT) @ v, q, k, v, use_reentrant=True
+        ),
+        qkv32,
+    ),
+)
 
 
+@case(qkv32)
 def checkpoint_then_change(q, k, v):
     k2 = k * 1.0
     o = checkpoint(lambda q, k, v: torch.relu(q @ k.mT) @ v, q, k2, v, use_reentrant=False)
     return (o, k2)
 
 
+@case(qkvr)
 def checkpoint_reads_bias_later(q, k, v, r):
     b = r[0] * 1
 
@@ -171,29 +176,3 @@ def checkpoint_reads_bias_later(q, k, v, r):
         return torch.relu(q @ k.mT * b.sigmoid()) @ v
 
     return (checkpoint(f, q, k, v, b, use_reentrant=False), b)
-
-
-CASES = [
-    # The caller changes inputs that eager does not keep.
-    ((frozen_scores_are_reused, zero01), frozen_qk),
-    ((step_on_q_before_backward, zero0), lambda: one_frozen(1)),
-    # What a graph returns, the next one changes.
-    (bias_is_output, lambda: (*qkv(), torch.randn(6, 7))),
-    (bias_changed_after_a_break, qkvr),
-    (input_bias_changed_after_a_break, qkvr),
-    (small_bias_changed_after_a_break, qkvr),
-    (frozen_keys_changed_after_a_break, qkvr),
-    # The graph itself changes operands after the region.
-    (frozen_keys_changed_later, qkv),
-    (no_grad_write_of_query_later, qkv),
-    (detach_in_place_of_operand_later, qkv),
-    # Inference mode: no history, and nothing to keep.
-    (upcast_in_inference_mode, bf),
-    (view_in_inference_mode, qkv),
-    (upcast_in_no_grad, bf),
-    # Checkpoints read their operands again.
-    (nested_checkpoints, qkv),
-    (reentrant_checkpoint, qkv),
-    (checkpoint_then_change, qkv),
-    (checkpoint_reads_bias_later, qkvr),
-]

@@ -4,9 +4,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .rows import Programs, leaves, nothing, of_scores
 
-def leaves(*shapes, dtype=torch.float32):
-    return tuple(torch.randn(*s, dtype=dtype).requires_grad_() for s in shapes)
+CASES = Programs()
+case, table = CASES.case, CASES.table
 
 
 def tab(dtype=torch.float32):
@@ -16,61 +17,6 @@ def tab(dtype=torch.float32):
 
 def wide():
     return leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8))
-
-
-# Ways to look up.
-
-
-def table_getitem(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
-
-
-def table_negative(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
-
-
-def table_gather(q, k, v, t, i):
-    return F.silu(q @ k.mT + torch.gather(t, 1, i)) @ v
-
-
-def table_take(q, k, v, t, i):
-    return F.silu(q @ k.mT + torch.take(t, i)) @ v
-
-
-def table_indexed_by_bool(q, k, v, t, i):
-    m = torch.tensor([True, False, False, False])
-    return F.silu(q @ k.mT + t[m].view(3, 1, 1)) @ v
-
-
-def table_indexed_by_bytes(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i.long()].permute(2, 0, 1)) @ v
-
-
-def table_hard(q, k, v, t, i):
-    return F.silu(q @ k.mT) * (t[i].permute(2, 0, 1) > 0) @ v
-
-
-def table_double_use(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1) * t[i.T].permute(2, 0, 1) + t.sum()) @ v
-
-
-# Options of embeddings.
-
-
-def table_embedding_padding(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, padding_idx=1).permute(2, 0, 1)) @ v
-
-
-def table_embedding_last_padding(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, padding_idx=-1).permute(2, 0, 1)) @ v
-
-
-def table_embedding_freq(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)) @ v
-
-
-def table_embedding_max_norm(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t.detach().clone(), max_norm=0.5).permute(2, 0, 1)) @ v
 
 
 class Emb(nn.Module):
@@ -83,54 +29,6 @@ class Emb(nn.Module):
         return F.silu(q @ k.mT + s.e(s.i).permute(2, 0, 1)) @ v
 
 
-# Sparse gradients.
-
-
-def table_sparse(q, k, v, t, i):
-    return F.silu(q @ k.mT + F.embedding(i, t, sparse=True).permute(2, 0, 1)) @ v
-
-
-def table_gather_sparse_leaf(q, k, v, t, i):
-    return (
-        F.silu(
-            q @ k.mT
-            + torch.gather(t, 0, i.view(-1, 1).expand(-1, 3), sparse_grad=True)
-            .view(32, 32, 3)
-            .permute(2, 0, 1)
-        )
-        @ v
-    )
-
-
-# Writes into what was looked up.
-
-
-def table_in_place_on_lookup(q, k, v, t, i):
-    b = t[i]
-    b.mul_(2)
-    b[0, 0] = 0
-    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
-
-
-def table_in_place_on_lookup_bf16(q, k, v, t, i):
-    b = t[i]
-    b.mul_(2)
-    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
-
-
-def table_lookup_resized(q, k, v, t, i):
-    b = t[i]
-    b.transpose_(0, 1)
-    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
-
-
-def table_bf16(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i].permute(2, 0, 1)) @ v
-
-
-# Indices that the backward makes again.
-
-
 def stamps():
     dense = leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (5,))
     return (*dense, torch.randint(0, 40, (2, 32)).cumsum(1))
@@ -138,16 +36,6 @@ def stamps():
 
 def _by_time(q, k, v, t, index):
     return F.silu(q @ k.mT + t[index].unsqueeze(1)) @ v
-
-
-def table_by_time(q, k, v, t, at):
-    apart = (at[:, :, None] - at[:, None, :]).abs()
-    return _by_time(q, k, v, t, (apart // 60).clamp(max=4))
-
-
-def table_by_log_time(q, k, v, t, at):
-    apart = (at[:, :, None] - at[:, None, :]).abs()
-    return _by_time(q, k, v, t, (apart + 1).double().log().mul(0.7).add(0.1).long().clamp(max=4))
 
 
 def table_by_time_of_a_view(q, k, v, t, at):
@@ -190,45 +78,104 @@ def step_on_the_table(q, k, v, t, at):
         t.mul_(-2.0)
 
 
-CASES = [
-    # Ways to look up.
-    (table_getitem, tab),
-    (table_negative, lambda: (lambda a: (*a[:4], a[4] - 4))(tab())),
-    (
-        table_gather,
+table(
+    tab,
+    of=of_scores,
+    table_getitem=lambda s, t, i: F.silu(s + t[i].permute(2, 0, 1)),
+    table_indexed_by_bool=lambda s, t, i: F.silu(
+        s + t[torch.tensor([True, False, False, False])].view(3, 1, 1)
+    ),
+    table_hard=lambda s, t, i: F.silu(s) * (t[i].permute(2, 0, 1) > 0),
+    table_double_use=lambda s, t, i: F.silu(
+        s + t[i].permute(2, 0, 1) * t[i.T].permute(2, 0, 1) + t.sum()
+    ),
+    table_embedding_padding=lambda s, t, i: F.silu(
+        s + F.embedding(i, t, padding_idx=1).permute(2, 0, 1)
+    ),
+    table_embedding_last_padding=lambda s, t, i: F.silu(
+        s + F.embedding(i, t, padding_idx=-1).permute(2, 0, 1)
+    ),
+    table_embedding_freq=lambda s, t, i: F.silu(
+        s + F.embedding(i, t, scale_grad_by_freq=True).permute(2, 0, 1)
+    ),
+    table_embedding_max_norm=lambda s, t, i: F.silu(
+        s + F.embedding(i, t.detach().clone(), max_norm=0.5).permute(2, 0, 1)
+    ),
+    table_sparse=lambda s, t, i: F.silu(s + F.embedding(i, t, sparse=True).permute(2, 0, 1)),
+    table_gather_sparse_leaf=lambda s, t, i: F.silu(
+        s
+        + torch.gather(t, 0, i.view(-1, 1).expand(-1, 3), sparse_grad=True)
+        .view(32, 32, 3)
+        .permute(2, 0, 1)
+    ),
+)
+
+
+@case(tab)
+def table_in_place_on_lookup(q, k, v, t, i):
+    b = t[i]
+    b.mul_(2)
+    b[0, 0] = 0
+    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+
+
+@case(lambda: tab(torch.bfloat16))
+def table_in_place_on_lookup_bf16(q, k, v, t, i):
+    b = t[i]
+    b.mul_(2)
+    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+
+
+@case(lambda: tab(torch.bfloat16))
+def table_lookup_resized(q, k, v, t, i):
+    b = t[i]
+    b.transpose_(0, 1)
+    return (F.silu(q @ k.mT + b.permute(2, 0, 1)) @ v, b)
+
+
+table(
+    nothing,
+    of=of_scores,
+    table_negative=(
+        lambda s, t, i: F.silu(s + t[i].permute(2, 0, 1)),
+        lambda: (lambda a: (*a[:4], a[4] - 4))(tab()),
+    ),
+    table_gather=(
+        lambda s, t, i: F.silu(s + torch.gather(t, 1, i)),
         lambda: (
             *leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (32, 4)),
             torch.randint(0, 4, (32, 32)),
         ),
     ),
-    (
-        table_take,
+    table_take=(
+        lambda s, t, i: F.silu(s + torch.take(t, i)),
         lambda: (
             *leaves((2, 3, 32, 8), (2, 3, 32, 8), (2, 3, 32, 8), (4,)),
             torch.randint(0, 4, (32, 32)),
         ),
     ),
-    (table_indexed_by_bool, tab),
-    (
-        table_indexed_by_bytes,
+    table_indexed_by_bytes=(
+        lambda s, t, i: F.silu(s + t[i.long()].permute(2, 0, 1)),
         lambda: (*tab()[:4], torch.randint(0, 4, (32, 32), dtype=torch.uint8)),
     ),
-    (table_hard, tab),
-    (table_double_use, tab),
-    # Options of embeddings.
-    (table_embedding_padding, tab),
-    (table_embedding_last_padding, tab),
-    (table_embedding_freq, tab),
-    (table_embedding_max_norm, tab),
-    # Sparse gradients.
-    (table_sparse, tab),
-    (table_gather_sparse_leaf, tab),
-    # Writes into what was looked up.
-    (table_in_place_on_lookup, tab),
-    (table_in_place_on_lookup_bf16, lambda: tab(torch.bfloat16)),
-    (table_lookup_resized, lambda: tab(torch.bfloat16)),
-    (table_bf16, lambda: tab(torch.bfloat16)),
-    # Indices that the backward makes again.
+    table_bf16=(lambda s, t, i: F.silu(s + t[i].permute(2, 0, 1)), lambda: tab(torch.bfloat16)),
+)
+
+
+@case(stamps, zero_stamps)
+@case(stamps, step_on_the_table)
+def table_by_time(q, k, v, t, at):
+    apart = (at[:, :, None] - at[:, None, :]).abs()
+    return _by_time(q, k, v, t, (apart // 60).clamp(max=4))
+
+
+@case(stamps, zero_stamps)
+def table_by_log_time(q, k, v, t, at):
+    apart = (at[:, :, None] - at[:, None, :]).abs()
+    return _by_time(q, k, v, t, (apart + 1).double().log().mul(0.7).add(0.1).long().clamp(max=4))
+
+
+CASES += [
     *(
         (f, stamps)
         for f in (
@@ -240,11 +187,14 @@ CASES = [
             table_under_another_switch,
             table_by_places_of_scores,
         )
-    ),
-    ((table_by_time, zero_stamps), stamps),
-    ((table_by_log_time, zero_stamps), stamps),
-    ((table_by_time, step_on_the_table), stamps),
-    (Emb(), wide),
-    (Emb(padding_idx=2), wide),
-    (Emb(sparse=True), wide),
+    )
 ]
+
+
+CASES.append((Emb(), wide))
+
+
+CASES.append((Emb(padding_idx=2), wide))
+
+
+CASES.append((Emb(sparse=True), wide))

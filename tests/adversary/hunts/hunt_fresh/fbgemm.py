@@ -17,6 +17,7 @@ try:
 except Exception:
     FB = False
 
+
 OTHERS = values([0, 3, 6, 9])
 
 
@@ -43,68 +44,37 @@ def plain(a, b, c, o):
 
 table(
     nothing,
-    {
-        "plain": (plain, fj()),
-        "int32": (plain, fj(dtype=torch.int32)),
-        "empty": (plain, fj(offsets=(0, 0, 5, 9))),
-        "start2": (plain, fj(offsets=(2, 4, 7, 9))),
-        "end8": (plain, fj(offsets=(0, 2, 5, 8))),
-        "all_in_one": (plain, fj(offsets=(0, 5, 5, 9))),
-        "one_seq": (plain, fj(offsets=(0, 9))),
-        "too_long": (plain, fj(offsets=(0, 0, 1, 9))),
-        "backwards": (plain, fj(offsets=(0, 5, 3, 9))),
-    },
     of=padded,
     prefix="fb_plain_",
+    plain=(plain, fj()),
+    int32=(plain, fj(dtype=torch.int32)),
+    empty=(plain, fj(offsets=(0, 0, 5, 9))),
+    start2=(plain, fj(offsets=(2, 4, 7, 9))),
+    end8=(plain, fj(offsets=(0, 2, 5, 8))),
+    all_in_one=(plain, fj(offsets=(0, 5, 5, 9))),
+    one_seq=(plain, fj(offsets=(0, 9))),
+    too_long=(plain, fj(offsets=(0, 0, 1, 9))),
+    backwards=(plain, fj(offsets=(0, 5, 3, 9))),
 )
 
 
 table(
     fj(offsets=(0, 0, 1, 9)),
-    {
-        "fb_truncated": lambda a, b, c, o: funpad(F.silu(a @ T(b)) @ c + 1, o),
-    },
     of=padded,
+    fb_truncated=lambda a, b, c, o: funpad(F.silu(a @ T(b)) @ c + 1, o),
 )
 
 
 table(
-    fj(),
-    {
-        "fb_pad_one_v": lambda q, k, v, o: plain(fpad(q, o), fpad(k, o), fpad(v, o, p=1.0), o),
-        "fb_pad_nan_q": lambda q, k, v, o: plain(
-            fpad(q, o, p=float("nan")), fpad(k, o), fpad(v, o), o
-        ),
-        "fb_pad_inf_k": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o, p=float("inf")), fpad(v, o), o
-        ),
-        "fb_value_shift": lambda q, k, v, o: plain(fpad(q, o), fpad(k, o), fpad(v, o) - 0.5, o),
-        "fb_o2_kv": (lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o2), fpad(v, o2), o), OTHERS),
-        "fb_o2_v": (lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o), fpad(v, o2), o), OTHERS),
-        "fb_o2_k": (lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o2), fpad(v, o), o), OTHERS),
-        "fb_dropout_padded_value": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o), F.dropout(fpad(v, o), 0.5), o
-        ),
-        "fb_softmaxed_values": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o), fpad(v, o).softmax(-1), o
-        ),
-        "fb_value_nan_fill": lambda q, k, v, o: plain(
-            fpad(q, o), fpad(k, o), fpad(v, o, p=float("nan")), o
-        ),
-    },
-)
-
-
-table(
-    fj(offsets=(0, 0, 1, 9)),
-    {
-        "fb_truncated_keys": lambda q, k, v, o: plain(
-            fpad(q, o, 9), fpad(k, o, 3), fpad(v, o, 3), o
-        ),
-        "fb_truncated_queries": lambda q, k, v, o: plain(
-            fpad(q, o, 3), fpad(k, o, 9), fpad(v, o, 9), o
-        ),
-    },
+    nothing,
+    fb_truncated_keys=(
+        lambda q, k, v, o: plain(fpad(q, o, 9), fpad(k, o, 3), fpad(v, o, 3), o),
+        fj(offsets=(0, 0, 1, 9)),
+    ),
+    fb_truncated_queries=(
+        lambda q, k, v, o: plain(fpad(q, o, 3), fpad(k, o, 9), fpad(v, o, 9), o),
+        fj(offsets=(0, 0, 1, 9)),
+    ),
 )
 
 
@@ -139,54 +109,6 @@ def fb_linear_value(q, k, v, o):
     w = torch.eye(4, dtype=torch.float32)
     a, b, c = fpad(q, o), fpad(k, o), F.linear(fpad(v, o), w, torch.ones(4, dtype=torch.float32))
     return funpad(torch.sigmoid(a @ T(b)) @ c, o)
-
-
-table(
-    fj(),
-    {
-        "fb_o2_out": (
-            lambda a, b, c, o, o2: funpad(torch.sigmoid(a @ T(b)) @ c, o2),
-            OTHERS,
-        ),
-        "fb_dropout_between": lambda a, b, c, o: funpad(
-            F.dropout(torch.sigmoid(a @ T(b)) @ c, 0.5), o
-        ),
-        "fb_residual": lambda a, b, c, o: funpad(torch.sigmoid(a @ T(b)) @ c + a, o),
-        "fb_cumsum_between": lambda a, b, c, o: funpad((torch.sigmoid(a @ T(b)) @ c).cumsum(1), o),
-        "fb_padded_mean": lambda a, b, c, o: (torch.sigmoid(a @ T(b)) @ c).mean(1),
-        "fb_bias_padded_param": (
-            lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + w) @ c, o),
-            normal((3, 5, 5), dtype=torch.float32),
-        ),
-        "fb_bias_jagged": (
-            lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + T(fpad(w, o))) @ c, o),
-            normal((9, 1), dtype=torch.float32),
-        ),
-        "fb_gate_jagged": (
-            lambda a, b, c, o, w: funpad((torch.sigmoid(a @ T(b)) * T(fpad(w, o, p=1.0))) @ c, o),
-            normal((9, 1), dtype=torch.float32),
-        ),
-        "fb_no_unpad": lambda a, b, c, o: F.silu(a @ T(b)) @ c,
-        "fb_no_unpad_sigmoid": lambda a, b, c, o: torch.sigmoid(a @ T(b)) @ c,
-        "fb_scores_div0": lambda a, b, c, o: funpad((1 / (a @ T(b))) @ c, o),
-        "fb_scores_log": lambda a, b, c, o: funpad(torch.log((a @ T(b)).abs()) @ c, o),
-        "fb_scores_sqrt_grad": lambda a, b, c, o: funpad(torch.sqrt((a @ T(b)).abs()) @ c, o),
-        "fb_scores_rsqrt_pos": lambda a, b, c, o: funpad(((a @ T(b)).square() ** 0.25) @ c, o),
-        "fb_unpad_bigger_total": lambda a, b, c, o: funpad(F.silu(a @ T(b)) @ c, o, 9).sum(0),
-        "fb_reciprocal": lambda a, b, c, o: funpad(torch.reciprocal(a @ T(b)) @ c, o),
-        "fb_rsqrt_abs": lambda a, b, c, o: funpad(torch.rsqrt((a @ T(b)).abs()) @ c, o),
-        "fb_log1p_ok": lambda a, b, c, o: funpad(torch.log1p((a @ T(b)).abs()) @ c, o),
-        "fb_exp_overflow_at_padding": (
-            lambda a, b, c, o, w: funpad(torch.exp(a @ T(b) + w) @ c, o),
-            lambda: (torch.full((5, 5), 1000.0).triu(3).requires_grad_(),),
-        ),
-        "fb_nan_bias_at_padding": (
-            lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + w) @ c, o),
-            lambda: (torch.full((5, 5), float("nan")).triu(3),),
-        ),
-    },
-    of=padded,
-)
 
 
 @case(plus(fj(), values([0, 2, 5, 9])))
@@ -280,16 +202,27 @@ def fb_only_kv(q, k, v, o):
     return torch.sigmoid(q[:6].view(3, 2, 4) @ T(b)) @ c
 
 
-@case(fj())
-def fb_only_q(q, k, v, o):
-    a = fpad(q, o)
-    return funpad(torch.sigmoid(a @ T(k[:6].view(3, 2, 4))) @ v[:6].view(3, 2, 4), o)
-
-
-@case(fj())
-def fb_shared_k(q, k, v, o):
-    a = fpad(q, o)
-    return funpad(torch.sigmoid(a @ k.t()) @ v, o)
+table(
+    fj(),
+    fb_pad_one_v=lambda q, k, v, o: plain(fpad(q, o), fpad(k, o), fpad(v, o, p=1.0), o),
+    fb_pad_nan_q=lambda q, k, v, o: plain(fpad(q, o, p=float("nan")), fpad(k, o), fpad(v, o), o),
+    fb_pad_inf_k=lambda q, k, v, o: plain(fpad(q, o), fpad(k, o, p=float("inf")), fpad(v, o), o),
+    fb_value_shift=lambda q, k, v, o: plain(fpad(q, o), fpad(k, o), fpad(v, o) - 0.5, o),
+    fb_o2_kv=(lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o2), fpad(v, o2), o), OTHERS),
+    fb_o2_v=(lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o), fpad(v, o2), o), OTHERS),
+    fb_o2_k=(lambda q, k, v, o, o2: plain(fpad(q, o), fpad(k, o2), fpad(v, o), o), OTHERS),
+    fb_dropout_padded_value=lambda q, k, v, o: plain(
+        fpad(q, o), fpad(k, o), F.dropout(fpad(v, o), 0.5), o
+    ),
+    fb_softmaxed_values=lambda q, k, v, o: plain(fpad(q, o), fpad(k, o), fpad(v, o).softmax(-1), o),
+    fb_value_nan_fill=lambda q, k, v, o: plain(
+        fpad(q, o), fpad(k, o), fpad(v, o, p=float("nan")), o
+    ),
+    fb_only_q=lambda q, k, v, o: funpad(
+        torch.sigmoid(fpad(q, o) @ T(k[:6].view(3, 2, 4))) @ v[:6].view(3, 2, 4), o
+    ),
+    fb_shared_k=lambda q, k, v, o: funpad(torch.sigmoid(fpad(q, o) @ k.t()) @ v, o),
+)
 
 
 @case(fj())
@@ -325,13 +258,6 @@ def fb_v_layernorm(q, k, v, o):
 
 
 @case(fj())
-def fb_value_div0(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    c = c / c.norm(dim=-1, keepdim=True)
-    return funpad(torch.sigmoid(a @ T(b)) @ c, o)
-
-
-@case(fj())
 def fb_offset_gradient_of_input(q, k, v, o):
     a, b, c = fpad(q * v, o), fpad(q + k, o), fpad(v, o)
     return funpad(F.silu(a @ T(b)) @ c, o), q.sum()
@@ -343,18 +269,43 @@ def fb_unpad_total_from_shape(q, k, v, o):
     return funpad(F.silu(a @ T(b)) @ c, o, q.shape[0])
 
 
-@case(fj())
-def fb_autocast(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    with torch.autocast("cpu", torch.bfloat16):
-        p = torch.sigmoid(a @ T(b)) @ c
-    return funpad(p.float(), o)
-
-
-@case(fj())
-def fb_unpad_no_total(q, k, v, o):
-    a, b, c = fpad(q, o), fpad(k, o), fpad(v, o)
-    return torch.ops.fbgemm.dense_to_jagged(F.silu(a @ T(b)) @ c, [o])[0]
+table(
+    fj(),
+    of=padded,
+    fb_o2_out=(lambda a, b, c, o, o2: funpad(torch.sigmoid(a @ T(b)) @ c, o2), OTHERS),
+    fb_dropout_between=lambda a, b, c, o: funpad(F.dropout(torch.sigmoid(a @ T(b)) @ c, 0.5), o),
+    fb_residual=lambda a, b, c, o: funpad(torch.sigmoid(a @ T(b)) @ c + a, o),
+    fb_cumsum_between=lambda a, b, c, o: funpad((torch.sigmoid(a @ T(b)) @ c).cumsum(1), o),
+    fb_padded_mean=lambda a, b, c, o: (torch.sigmoid(a @ T(b)) @ c).mean(1),
+    fb_bias_padded_param=(
+        lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + w) @ c, o),
+        normal((3, 5, 5), dtype=torch.float32),
+    ),
+    fb_bias_jagged=(
+        lambda a, b, c, o, w: funpad(torch.sigmoid(a @ T(b) + T(fpad(w, o))) @ c, o),
+        normal((9, 1), dtype=torch.float32),
+    ),
+    fb_gate_jagged=(
+        lambda a, b, c, o, w: funpad((torch.sigmoid(a @ T(b)) * T(fpad(w, o, p=1.0))) @ c, o),
+        normal((9, 1), dtype=torch.float32),
+    ),
+    fb_no_unpad=lambda a, b, c, o: F.silu(a @ T(b)) @ c,
+    fb_no_unpad_sigmoid=lambda a, b, c, o: torch.sigmoid(a @ T(b)) @ c,
+    fb_scores_div0=lambda a, b, c, o: funpad((1 / (a @ T(b))) @ c, o),
+    fb_scores_log=lambda a, b, c, o: funpad(torch.log((a @ T(b)).abs()) @ c, o),
+    fb_scores_sqrt_grad=lambda a, b, c, o: funpad(torch.sqrt((a @ T(b)).abs()) @ c, o),
+    fb_scores_rsqrt_pos=lambda a, b, c, o: funpad(((a @ T(b)).square() ** 0.25) @ c, o),
+    fb_unpad_bigger_total=lambda a, b, c, o: funpad(F.silu(a @ T(b)) @ c, o, 9).sum(0),
+    fb_reciprocal=lambda a, b, c, o: funpad(torch.reciprocal(a @ T(b)) @ c, o),
+    fb_rsqrt_abs=lambda a, b, c, o: funpad(torch.rsqrt((a @ T(b)).abs()) @ c, o),
+    fb_log1p_ok=lambda a, b, c, o: funpad(torch.log1p((a @ T(b)).abs()) @ c, o),
+    fb_value_div0=lambda a, b, c, o: funpad(
+        torch.sigmoid(a @ T(b)) @ (c / c.norm(dim=-1, keepdim=True)), o
+    ),
+    fb_unpad_no_total=lambda a, b, c, o: torch.ops.fbgemm.dense_to_jagged(
+        F.silu(a @ T(b)) @ c, [o]
+    )[0],
+)
 
 
 @case(fj())
@@ -370,13 +321,6 @@ def fb_signed_sqrt(q, k, v, o):
     s = a @ T(b)
     return funpad((s.sign() * s.abs().sqrt()) @ c, o)
 
-
-PROGRAMS.add(
-    "later_fb_offsets_data",
-    padded(plain),
-    fj(),
-    lambda q, k, v, o: o.data.copy_(torch.tensor([0, 3, 6, 9])),
-)
 
 if not FB:
     PROGRAMS.clear()

@@ -12,23 +12,21 @@ case, table = PROGRAMS.case, PROGRAMS.table
 
 table(
     fp64,
-    {
-        "plain": lambda s: F.silu(s * 0.5),
-        "detach_weights": lambda s: torch.sigmoid(s).detach(),
-        "detach_scores_in_gate": lambda s: s * torch.sigmoid(s.detach()),
-        "custom_ste": lambda s: Ste.apply(s),
-        "custom_scale_grad": lambda s: torch.tanh(Scale.apply(s)),
-        "arg_unused_grad": lambda s: torch.sigmoid(s * 0),
-        "zero_activation": lambda s: torch.zeros_like(s),
-        "const_activation": lambda s: (torch.sigmoid(s) > 0).to(D64),
-        "sign_activation": lambda s: torch.sign(s),
-        "floor_activation": lambda s: torch.floor(s),
-        "bool_activation_int": lambda s: (s > 0).int().double(),
-        "ones_like_activation": lambda s: torch.ones_like(s).tril(),
-        "detach_where": lambda s: torch.where(s > 0, s, s.detach()),
-        "detach_add": lambda s: s + s.detach(),
-    },
     of=of_scores,
+    plain=lambda s: F.silu(s * 0.5),
+    detach_weights=lambda s: torch.sigmoid(s).detach(),
+    detach_scores_in_gate=lambda s: s * torch.sigmoid(s.detach()),
+    custom_ste=lambda s: Ste.apply(s),
+    custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),
+    arg_unused_grad=lambda s: torch.sigmoid(s * 0),
+    zero_activation=lambda s: torch.zeros_like(s),
+    const_activation=lambda s: (torch.sigmoid(s) > 0).to(D64),
+    sign_activation=lambda s: torch.sign(s),
+    floor_activation=lambda s: torch.floor(s),
+    bool_activation_int=lambda s: (s > 0).int().double(),
+    ones_like_activation=lambda s: torch.ones_like(s).tril(),
+    detach_where=lambda s: torch.where(s > 0, s, s.detach()),
+    detach_add=lambda s: s + s.detach(),
 )
 
 
@@ -63,12 +61,11 @@ def row_normalised_detached(q, k, v):
     return (w @ v) / w.detach().sum(-1, keepdim=True)
 
 
-@case(fp64)
-def straight_through(q, k, v):
-    s = q @ T(k)
+@case(fp64, of=of_scores)
+def straight_through(s):
     h = (s > 0).to(s.dtype)
     soft = torch.sigmoid(s)
-    return (h + soft - soft.detach()) @ v
+    return h + soft - soft.detach()
 
 
 @case(fp64)
@@ -118,13 +115,6 @@ def inference_island(q, k, v):
 
 
 @case(fp64)
-def second_order(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    (g,) = torch.autograd.grad(o.sum(), q, create_graph=True)
-    return g
-
-
-@case(fp64)
 def create_graph_penalty_first(q, k, v):
     o = F.silu(q @ T(k)) @ v
     return o, o.square().mean()
@@ -162,22 +152,6 @@ class Attn(torch.autograd.Function):
         return g * 2, g + k, None
 
 
-table(
-    fp64,
-    {
-        "custom_whole": lambda q, k, v: Attn.apply(q, k, v),
-        "custom_on_key": lambda q, k, v: torch.tanh(q @ T(Scale.apply(k))) @ v,
-        "detached_query": lambda q, k, v: torch.sigmoid(q.detach() @ T(k)) @ v.detach(),
-        "bias_from_query": lambda q, k, v: torch.relu(q @ T(k) + q[..., :1]) @ v,
-        "bias_from_key_mean": lambda q, k, v: torch.relu(q @ T(k) - k.mean(-1).unsqueeze(-2)) @ v,
-        "sum_reduces_output": lambda q, k, v: (
-            (torch.relu(q @ T(k)) @ v).sum(-2),
-            (torch.relu(k @ T(q)) @ v).amax(1),
-        ),
-    },
-)
-
-
 @case(fp64)
 def hook_on_weights(q, k, v):
     w = torch.tanh(q @ T(k))
@@ -206,7 +180,18 @@ def retain_grad_weights(q, k, v):
     return w @ v
 
 
-@case(fp64)
-def mul_detached_mask_param(q, k, v):
-    g = torch.sigmoid(v[..., 0]).unsqueeze(-2)
-    return (torch.relu(q @ T(k)) * g) @ v
+table(
+    fp64,
+    custom_whole=lambda q, k, v: Attn.apply(q, k, v),
+    custom_on_key=lambda q, k, v: torch.tanh(q @ T(Scale.apply(k))) @ v,
+    detached_query=lambda q, k, v: torch.sigmoid(q.detach() @ T(k)) @ v.detach(),
+    bias_from_query=lambda q, k, v: torch.relu(q @ T(k) + q[..., :1]) @ v,
+    bias_from_key_mean=lambda q, k, v: torch.relu(q @ T(k) - k.mean(-1).unsqueeze(-2)) @ v,
+    sum_reduces_output=lambda q, k, v: (
+        (torch.relu(q @ T(k)) @ v).sum(-2),
+        (torch.relu(k @ T(q)) @ v).amax(1),
+    ),
+    mul_detached_mask_param=lambda q, k, v: (
+        (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
+    ),
+)

@@ -8,7 +8,6 @@ from .given import T
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
 OTHERS = values([0, 3, 6, 9])
 
 
@@ -33,51 +32,6 @@ def padded(f):
     return lambda q, k, v, o, *more: f(pad(q, o), pad(k, o), pad(v, o), o, *more)
 
 
-table(
-    jag(),
-    {
-        "jag_plain": lambda a, b, c, o: unpad(F.silu(a @ T(b)) @ c, o, 9),
-        "jag_sigmoid": plain,
-        "jag_bias_after": lambda a, b, c, o: unpad(torch.sigmoid(a @ T(b)) @ c + 1, o, 9),
-        "jag_other_offsets_out": (
-            lambda a, b, c, o, o2: unpad(torch.sigmoid(a @ T(b)) @ c, o2, 9),
-            OTHERS,
-        ),
-        "jag_scale_batch": lambda a, b, c, o: unpad(
-            torch.sigmoid(a @ T(b)) / (o[1:] - o[:-1])[:, None, None] @ c, o, 9
-        ),
-        "jag_total_smaller": lambda a, b, c, o: unpad(F.silu(a @ T(b)) @ c, o.clamp(max=7), 7),
-    },
-    of=padded,
-)
-
-
-table(
-    jag(),
-    {
-        "jag_value_padding_one": lambda q, k, v, o: plain(
-            pad(q, o), pad(k, o), pad(v, o, p=1.0), o
-        ),
-        "jag_key_padding_one": lambda q, k, v, o: plain(pad(q, o), pad(k, o, p=1.0), pad(v, o), o),
-        "jag_short_keys": lambda q, k, v, o: plain(pad(q, o, 5), pad(k, o, 3), pad(v, o, 3), o),
-        "jag_value_plus_one": lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o) + 1, o),
-        "jag_value_exp": lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o).exp(), o),
-        "jag_other_offsets": (
-            lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o2), pad(v, o2), o),
-            OTHERS,
-        ),
-        "jag_other_offsets_v": (
-            lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o), pad(v, o2), o),
-            OTHERS,
-        ),
-        "jag_flip_keys": lambda q, k, v, o: plain(
-            pad(q, o), pad(k, o).flip(1), pad(v, o).flip(1), o
-        ),
-        "jag_roll_queries": lambda q, k, v, o: plain(pad(q, o).roll(1, 1), pad(k, o), pad(v, o), o),
-    },
-)
-
-
 @case(jag())
 def jag_padded_returned(q, k, v, o):
     a, b, c = pad(q, o), pad(k, o), pad(v, o)
@@ -93,19 +47,10 @@ def jag_norm_between(q, k, v, o):
     return unpad(p, o, 9)
 
 
-@case(jag())
-def jag_layernorm_between(q, k, v, o):
-    a, b, c = pad(q, o), pad(k, o), pad(v, o)
-    p = torch.sigmoid(a @ T(b)) @ c
-    return unpad(F.layer_norm(p, (4,)), o, 9)
-
-
 table(
     jag((0, 0, 5, 9)),
-    {
-        "jag_empty_sequence": plain,
-    },
     of=padded,
+    jag_empty_sequence=plain,
 )
 
 
@@ -121,21 +66,6 @@ def jag_causal(q, k, v, o):
     a, b, c = pad(q, o), pad(k, o), pad(v, o)
     i = torch.arange(5)
     return unpad((torch.sigmoid(a @ T(b)) * (i[:, None] >= i)) @ c, o, 9)
-
-
-@case(jag())
-def jag_mask_lengths(q, k, v, o):
-    a, b, c = pad(q, o), pad(k, o), pad(v, o)
-    i = torch.arange(5)
-    l = o[1:] - o[:-1]
-    return unpad((torch.sigmoid(a @ T(b)) * (i < l[:, None, None] - 1)) @ c, o, 9)
-
-
-@case(jag())
-def jag_bias_positions_end(q, k, v, o):
-    a, b, c = pad(q, o), pad(k, o), pad(v, o)
-    i = torch.arange(5).flip(0)
-    return unpad(torch.sigmoid(a @ T(b) + i.to(D64)) @ c, o, 9)
 
 
 @case(jag())
@@ -175,14 +105,21 @@ def jag_nested(q, k, v, o):
 
 table(
     jag(),
-    {
-        "jag_nested_matmul": lambda q, k, v, o: torch.stack(
-            [
-                (F.silu(a @ b.t()) @ c).sum(0)
-                for a, b, c in zip(q.split([2, 3, 4]), k.split([2, 3, 4]), v.split([2, 3, 4]))
-            ]
-        ),
-    },
+    jag_value_padding_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o, p=1.0), o),
+    jag_key_padding_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o, p=1.0), pad(v, o), o),
+    jag_short_keys=lambda q, k, v, o: plain(pad(q, o, 5), pad(k, o, 3), pad(v, o, 3), o),
+    jag_value_plus_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o) + 1, o),
+    jag_value_exp=lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o).exp(), o),
+    jag_other_offsets=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o2), pad(v, o2), o), OTHERS),
+    jag_other_offsets_v=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o), pad(v, o2), o), OTHERS),
+    jag_flip_keys=lambda q, k, v, o: plain(pad(q, o), pad(k, o).flip(1), pad(v, o).flip(1), o),
+    jag_roll_queries=lambda q, k, v, o: plain(pad(q, o).roll(1, 1), pad(k, o), pad(v, o), o),
+    jag_nested_matmul=lambda q, k, v, o: torch.stack(
+        [
+            (F.silu(a @ b.t()) @ c).sum(0)
+            for a, b, c in zip(q.split([2, 3, 4]), k.split([2, 3, 4]), v.split([2, 3, 4]))
+        ]
+    ),
 )
 
 
@@ -222,8 +159,30 @@ def jag_two_layers(q, k, v, o):
     return unpad(torch.tanh(p @ T(p)) @ p, o, 9)
 
 
-@case(jag())
-def jag_grad_at_padding(q, k, v, o):
-    a, b, c = pad(q, o), pad(k, o), pad(v, o)
-    p = F.silu(a @ T(b)) @ c
-    return unpad(p, o, 9), a.sum() * c.sum()
+table(
+    jag(),
+    of=padded,
+    jag_plain=lambda a, b, c, o: unpad(F.silu(a @ T(b)) @ c, o, 9),
+    jag_sigmoid=plain,
+    jag_bias_after=lambda a, b, c, o: unpad(torch.sigmoid(a @ T(b)) @ c + 1, o, 9),
+    jag_other_offsets_out=(
+        lambda a, b, c, o, o2: unpad(torch.sigmoid(a @ T(b)) @ c, o2, 9),
+        OTHERS,
+    ),
+    jag_scale_batch=lambda a, b, c, o: unpad(
+        torch.sigmoid(a @ T(b)) / (o[1:] - o[:-1])[:, None, None] @ c, o, 9
+    ),
+    jag_total_smaller=lambda a, b, c, o: unpad(F.silu(a @ T(b)) @ c, o.clamp(max=7), 7),
+    jag_layernorm_between=lambda a, b, c, o: unpad(
+        F.layer_norm(torch.sigmoid(a @ T(b)) @ c, (4,)), o, 9
+    ),
+    jag_mask_lengths=lambda a, b, c, o: unpad(
+        (torch.sigmoid(a @ T(b)) * (torch.arange(5) < (o[1:] - o[:-1])[:, None, None] - 1)) @ c,
+        o,
+        9,
+    ),
+    jag_bias_positions_end=lambda a, b, c, o: unpad(
+        torch.sigmoid(a @ T(b) + torch.arange(5).flip(0).to(D64)) @ c, o, 9
+    ),
+    jag_grad_at_padding=lambda a, b, c, o: (unpad(F.silu(a @ T(b)) @ c, o, 9), a.sum() * c.sum()),
+)

@@ -3,13 +3,11 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, plus
+from ..rows import D64, Programs, normal, nothing, plus
 from .given import T, fp64, frozen
 
 PROGRAMS = Programs()
-case = PROGRAMS.case
-
-
+case, table = PROGRAMS.case, PROGRAMS.table
 MASK = lambda: (torch.rand(5, 5) > 0.4,)
 
 
@@ -154,13 +152,6 @@ def operand_detached_written(q, k, v):
 
 
 @case(fp64)
-def requires_grad_inside(q, k, v):
-    u = v.detach().requires_grad_()
-    o = torch.tanh(q @ T(k)) @ u
-    return o
-
-
-@case(fp64)
 def unused_scores_hooked(q, k, v):
     s = q @ T(k)
     o = torch.tanh(s) @ v
@@ -211,10 +202,11 @@ def detached_output_alias(q, k, v):
     return o, o.detach(), o.view(-1)
 
 
-@case(fp64)
-def returns_input_views(q, k, v):
-    o = torch.tanh(q @ T(k)) @ v
-    return o, q, T(k), v.detach()
+table(
+    nothing,
+    requires_grad_inside=(lambda q, k, v: torch.tanh(q @ T(k)) @ v.detach().requires_grad_(), fp64),
+    returns_input_views=(lambda q, k, v: (torch.tanh(q @ T(k)) @ v, q, T(k), v.detach()), fp64),
+)
 
 
 @case(frozen)

@@ -61,10 +61,8 @@ ACTIVATIONS = {
     "frac_": lambda s: (s / 3).frac(),
     "trunc_div": lambda s: torch.div(s, 2.0, rounding_mode="trunc"),
     "floor_div": lambda s: torch.div(s, 2.0, rounding_mode="floor") + s,
-    "floordiv_op": lambda s: s // 2 + s,
     "sign_times": lambda s: s.sign() * s.abs().sqrt(),
     "sgn_": lambda s: torch.sgn(s) + s,
-    "heaviside_": lambda s: torch.heaviside(s, torch.tensor(0.5, dtype=s.dtype)) * s,
     "copysign_": lambda s: torch.copysign(s * s, s),
     "hypot_": lambda s: torch.hypot(s, torch.ones_like(s)),
     "logaddexp_": lambda s: torch.logaddexp(s, torch.zeros_like(s)),
@@ -148,5 +146,6 @@ ACTIVATIONS = {
     "view_dtype": lambda s: (s.detach().view(torch.int64) < 0) * s,
     "polar": lambda s: torch.polar(s.abs(), s).real,
 }
+
 
 table(ikv(), ACTIVATIONS, of=of_scores, prefix="act_")

@@ -9,98 +9,49 @@ PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
 
-@case(qkv())
-def einsum_scrambled(q, k, v):
-    s = torch.einsum("zhid,zhjd->jzih", q, k)
-    return torch.einsum("jzih,zhjc->cihz", F.silu(s), v)
-
-
 table(
     qkv(),
-    {
-        "einsum_three": lambda q, k, v: torch.einsum("bhid,bhjd,bhjc->bhic", q, k, v),
-    },
+    einsum_scrambled=lambda q, k, v: torch.einsum(
+        "jzih,zhjc->cihz", F.silu(torch.einsum("zhid,zhjd->jzih", q, k)), v
+    ),
+    einsum_three=lambda q, k, v: torch.einsum("bhid,bhjd,bhjc->bhic", q, k, v),
+    einsum_output_sums_rows=lambda q, k, v: torch.einsum(
+        "bhij,bhjc->bhc", F.relu(torch.einsum("bhid,bhjd->bhij", q, k)), v
+    ),
+    einsum_sums_heads=lambda q, k, v: torch.einsum(
+        "bhij,bhjc->bic", F.relu(torch.einsum("bhid,bhjd->bhij", q, k)), v
+    ),
 )
-
-
-@case(qkv())
-def einsum_output_sums_rows(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhjc->bhc", F.relu(s), v)
-
-
-@case(qkv())
-def einsum_sums_heads(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhjc->bic", F.relu(s), v)
-
-
-@case(square())
-def einsum_diagonal_of_scores(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhii,bhic->bhic", F.relu(s), v)
-
-
-@case(square())
-def einsum_contracts_rows(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhic->bhjc", F.relu(s), v)
-
-
-@case(square(h=6, n=6, d=6))
-def einsum_wrong_axis(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bhcj->bhic", F.relu(s), v)
-
-
-@case(square(h=6, n=6, d=6))
-def einsum_swapped_batch_of_v(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,bjhc->bihc", F.relu(s), v)
-
-
-@case(square(b=6, h=6, n=6, d=6))
-def einsum_v_has_other_batch(q, k, v):
-    s = torch.einsum("bhid,bhjd->bhij", q, k)
-    return torch.einsum("bhij,hbjc->bhic", F.relu(s), v)
-
-
-@case(square(b=6, h=6, n=6, d=6))
-def einsum_cross_keys(q, k, v):
-    s = torch.einsum("bhid,bjhd->bhij", q, k)
-    return torch.einsum("bhij,bjhc->bihc", F.relu(s), v)
-
-
-@case(square(b=6, h=6, n=6, d=6))
-def einsum_scores_contract_heads(q, k, v):
-    s = torch.einsum("bhid,bjhd->bij", q, k)
-    return torch.einsum("bij,bhjc->bhic", F.relu(s), v)
 
 
 table(
     square(),
-    {
-        "einsum_ellipsis": lambda q, k, v: torch.einsum(
-            "...ij,...jc->i...c", torch.einsum("...id,...jd->...ij", q, k).sigmoid(), v
+    einsum_diagonal_of_scores=lambda q, k, v: torch.einsum(
+        "bhii,bhic->bhic", F.relu(torch.einsum("bhid,bhjd->bhij", q, k)), v
+    ),
+    einsum_contracts_rows=lambda q, k, v: torch.einsum(
+        "bhij,bhic->bhjc", F.relu(torch.einsum("bhid,bhjd->bhij", q, k)), v
+    ),
+    einsum_ellipsis=lambda q, k, v: torch.einsum(
+        "...ij,...jc->i...c", torch.einsum("...id,...jd->...ij", q, k).sigmoid(), v
+    ),
+    relative_keys_shaw=(
+        lambda q, k, v, e: F.silu(q @ k.mT + torch.einsum("bhid,ijd->bhij", q, e)) @ v,
+        normal((6, 6, 4)),
+    ),
+    transformer_xl=(
+        lambda q, k, v, u, w: (
+            F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
         ),
-        "relative_keys_shaw": (
-            lambda q, k, v, e: F.silu(q @ k.mT + torch.einsum("bhid,ijd->bhij", q, e)) @ v,
-            normal((6, 6, 4)),
-        ),
-        "transformer_xl": (
-            lambda q, k, v, u, w: (
-                F.silu((q + u[:, None]) @ k.mT + (q + w[:, None]).sum(-1, keepdim=True)) @ v
-            ),
-            normal((2, 4), (2, 4)),
-        ),
-    },
+        normal((2, 4), (2, 4)),
+    ),
+    einsum_sublists=lambda q, k, v: torch.einsum(
+        F.relu(torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])),
+        [0, 1, 2, 4],
+        v,
+        [0, 1, 4, 5],
+    ),
 )
-
-
-@case(square())
-def einsum_sublists(q, k, v):
-    s = torch.einsum(q, [0, 1, 2, 3], k, [0, 1, 4, 3], [0, 1, 2, 4])
-    return torch.einsum(F.relu(s), [0, 1, 2, 4], v, [0, 1, 4, 5])
 
 
 @case(normal((2, 3, 2, 4), (2, 5, 4), (2, 5, 3)))
@@ -110,111 +61,20 @@ def rows_in_a_grid(q, k, v):
     return torch.einsum("bxym,bmc->bxyc", s.sigmoid(), v)
 
 
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)))
-def keys_in_a_grid(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,bxyc->bnc", s, v)
-
-
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3), (5, 3, 1), (3, 2)))
-def keys_in_a_grid_with_biases(q, k, v, a, b):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k) + a + b
-    return torch.einsum("bnxy,bxyc->bnc", s.sigmoid(), v)
-
-
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)))
-def keys_in_a_grid_masked(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k) * (torch.arange(3)[:, None] > torch.arange(2))
-    return torch.einsum("bnxy,bxyc->bnc", s.sigmoid(), v)
-
-
-@case(normal((2, 5, 4), (2, 3, 2, 4), (2, 2, 3, 3)))
-def keys_in_a_grid_transposed_values(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,byxc->bnc", s, v)
-
-
-@case(normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)))
-def keys_in_a_square_grid_transposed_values(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,byxc->bnc", s, v)
-
-
-@case(normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)))
-def one_dim_of_the_grid_is_summed(q, k, v):
-    s = torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid()
-    return torch.einsum("bnxy,bxyc->bnxc", s, v)
-
-
-@case(square(h=4, n=4))
-def axial_rows(q, k, v):
-    s = torch.einsum("bxyd,bxzd->bxyz", q, k).sigmoid()
-    return torch.einsum("bxyz,bxzc->bxyc", s, v)
-
-
-@case(square(h=4, n=4))
-def axial_columns(q, k, v):
-    s = torch.einsum("bxyd,bzyd->bxyz", q, k).sigmoid()
-    return torch.einsum("bxyz,bzyc->bxyc", s, v)
-
-
-@case(square(h=4, n=4))
-def axial_mixed_up(q, k, v):
-    s = torch.einsum("bxyd,bzyd->bxyz", q, k).sigmoid()
-    return torch.einsum("bxyz,bxzc->bxyc", s, v)
-
-
-@case(square(h=4, n=4))
-def triangle_multiplication(q, k, v):
-    s = torch.einsum("bikc,bjkc->bijc", q.sigmoid(), k)
-    return torch.einsum("bijc,bjkc->bikc", s.relu(), v)
-
-
 table(
-    nothing,
-    {
-        "einsum_broadcasts_ones": (
-            lambda q, k, v: torch.einsum(
-                "bhij,bhjc->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), v
-            ),
-            normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3)),
-        ),
-        "einsum_with_scale_operand": (
-            lambda q, k, v, w: torch.einsum(
-                "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
-            ),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 1, 7, 3), 3),
-        ),
-        "einsum_with_gate_operand": (
-            lambda q, k, v, w: torch.einsum(
-                "bhij,bhjc,bi->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), v, w
-            ),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), (2, 5)),
-        ),
-        "einsum_of_four_swapped_mask": (
-            lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
-            normal((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 3), (5, 5)),
-        ),
-        "einsum_of_four_key_weights": (
-            lambda q, k, v, w: torch.einsum("bhid,bhjd,j,bhjc->bhic", q, k, w, v),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), 7),
-        ),
-        "einsum_of_four_channel_weights": (
-            lambda q, k, v, w: torch.einsum("bhid,bhjd,d,bhjc->bhic", q, k, w, v),
-            normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), 4),
-        ),
-    },
-)
-
-
-table(
-    normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), (5, 7)),
-    {
-        "einsum_with_mask_operand": lambda q, k, v, w: torch.einsum(
-            "bhij,ij,bhjc->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), w, v
-        ),
-        "einsum_of_four": lambda q, k, v, w: torch.einsum("bhid,bhjd,ij,bhjc->bhic", q, k, w, v),
-    },
+    square(h=4, n=4),
+    axial_rows=lambda q, k, v: torch.einsum(
+        "bxyz,bxzc->bxyc", torch.einsum("bxyd,bxzd->bxyz", q, k).sigmoid(), v
+    ),
+    axial_columns=lambda q, k, v: torch.einsum(
+        "bxyz,bzyc->bxyc", torch.einsum("bxyd,bzyd->bxyz", q, k).sigmoid(), v
+    ),
+    axial_mixed_up=lambda q, k, v: torch.einsum(
+        "bxyz,bxzc->bxyc", torch.einsum("bxyd,bzyd->bxyz", q, k).sigmoid(), v
+    ),
+    triangle_multiplication=lambda q, k, v: torch.einsum(
+        "bijc,bjkc->bikc", torch.einsum("bikc,bjkc->bijc", q.sigmoid(), k).relu(), v
+    ),
 )
 
 
@@ -239,10 +99,125 @@ def swin_table(x, table):
     return F.relu(s) @ v
 
 
-@case(plus(normal((8, 4, 4), (8, 4, 4), (8, 4, 4)), lambda: (torch.rand(2, 4, 4) > 0.5,)))
-def window_masks_per_window(q, k, v, mask):
-    s = (q @ k.mT).view(4, 2, 4, 4).masked_fill(mask, -INF).view(8, 4, 4)
-    return s.sigmoid() @ v
+table(
+    nothing,
+    einsum_broadcasts_ones=(
+        lambda q, k, v: torch.einsum(
+            "bhij,bhjc->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), v
+        ),
+        normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3)),
+    ),
+    einsum_with_scale_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,bhjc->bhic", torch.einsum("bhid,bhjd,h->bhij", q, k, w).relu(), v
+        ),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 1, 7, 3), 3),
+    ),
+    einsum_with_gate_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,bhjc,bi->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), v, w
+        ),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), (2, 5)),
+    ),
+    einsum_of_four_swapped_mask=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,ji,bhjc->bhic", q, k, w, v),
+        normal((2, 3, 5, 4), (2, 3, 5, 4), (2, 3, 5, 3), (5, 5)),
+    ),
+    einsum_of_four_key_weights=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,j,bhjc->bhic", q, k, w, v),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), 7),
+    ),
+    einsum_of_four_channel_weights=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,d,bhjc->bhic", q, k, w, v),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), 4),
+    ),
+    einsum_wrong_axis=(
+        lambda q, k, v: torch.einsum(
+            "bhij,bhcj->bhic", F.relu(torch.einsum("bhid,bhjd->bhij", q, k)), v
+        ),
+        square(h=6, n=6, d=6),
+    ),
+    einsum_swapped_batch_of_v=(
+        lambda q, k, v: torch.einsum(
+            "bhij,bjhc->bihc", F.relu(torch.einsum("bhid,bhjd->bhij", q, k)), v
+        ),
+        square(h=6, n=6, d=6),
+    ),
+    einsum_v_has_other_batch=(
+        lambda q, k, v: torch.einsum(
+            "bhij,hbjc->bhic", F.relu(torch.einsum("bhid,bhjd->bhij", q, k)), v
+        ),
+        square(b=6, h=6, n=6, d=6),
+    ),
+    einsum_cross_keys=(
+        lambda q, k, v: torch.einsum(
+            "bhij,bjhc->bihc", F.relu(torch.einsum("bhid,bjhd->bhij", q, k)), v
+        ),
+        square(b=6, h=6, n=6, d=6),
+    ),
+    einsum_scores_contract_heads=(
+        lambda q, k, v: torch.einsum(
+            "bij,bhjc->bhic", F.relu(torch.einsum("bhid,bjhd->bij", q, k)), v
+        ),
+        square(b=6, h=6, n=6, d=6),
+    ),
+    keys_in_a_grid=(
+        lambda q, k, v: torch.einsum(
+            "bnxy,bxyc->bnc", torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid(), v
+        ),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
+    ),
+    keys_in_a_grid_masked=(
+        lambda q, k, v: torch.einsum(
+            "bnxy,bxyc->bnc",
+            (
+                torch.einsum("bnd,bxyd->bnxy", q, k) * (torch.arange(3)[:, None] > torch.arange(2))
+            ).sigmoid(),
+            v,
+        ),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3)),
+    ),
+    keys_in_a_grid_with_biases=(
+        lambda q, k, v, a, b: torch.einsum(
+            "bnxy,bxyc->bnc", (torch.einsum("bnd,bxyd->bnxy", q, k) + a + b).sigmoid(), v
+        ),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 3, 2, 3), (5, 3, 1), (3, 2)),
+    ),
+    keys_in_a_grid_transposed_values=(
+        lambda q, k, v: torch.einsum(
+            "bnxy,byxc->bnc", torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid(), v
+        ),
+        normal((2, 5, 4), (2, 3, 2, 4), (2, 2, 3, 3)),
+    ),
+    keys_in_a_square_grid_transposed_values=(
+        lambda q, k, v: torch.einsum(
+            "bnxy,byxc->bnc", torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid(), v
+        ),
+        normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)),
+    ),
+    one_dim_of_the_grid_is_summed=(
+        lambda q, k, v: torch.einsum(
+            "bnxy,bxyc->bnxc", torch.einsum("bnd,bxyd->bnxy", q, k).sigmoid(), v
+        ),
+        normal((2, 5, 4), (2, 2, 2, 4), (2, 2, 2, 3)),
+    ),
+    einsum_with_mask_operand=(
+        lambda q, k, v, w: torch.einsum(
+            "bhij,ij,bhjc->bhic", torch.einsum("bhid,bhjd->bhij", q, k).relu(), w, v
+        ),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), (5, 7)),
+    ),
+    einsum_of_four=(
+        lambda q, k, v, w: torch.einsum("bhid,bhjd,ij,bhjc->bhic", q, k, w, v),
+        normal((2, 3, 5, 4), (2, 3, 7, 4), (2, 3, 7, 3), (5, 7)),
+    ),
+    window_masks_per_window=(
+        lambda q, k, v, mask: (
+            (q @ k.mT).view(4, 2, 4, 4).masked_fill(mask, -INF).view(8, 4, 4).sigmoid() @ v
+        ),
+        plus(normal((8, 4, 4), (8, 4, 4), (8, 4, 4)), lambda: (torch.rand(2, 4, 4) > 0.5,)),
+    ),
+)
 
 
 @case(plus(square(), normal((2, 11, 4))))

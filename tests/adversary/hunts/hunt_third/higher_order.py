@@ -4,7 +4,17 @@ import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
-from ..rows import D64, Programs, ikv, normal, of_scores, plus, square, values
+from ..rows import (
+    D64,
+    Programs,
+    ikv,
+    normal,
+    nothing,
+    of_scores,
+    plus,
+    square,
+    values,
+)
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -12,37 +22,30 @@ case, table = PROGRAMS.case, PROGRAMS.table
 
 table(
     ikv(),
-    {
-        "checkpoint_all": lambda q, k, v: checkpoint(
-            lambda q, k, v: F.silu(q @ k.mT) @ v, q, k, v, use_reentrant=False
+    checkpoint_all=lambda q, k, v: checkpoint(
+        lambda q, k, v: F.silu(q @ k.mT) @ v, q, k, v, use_reentrant=False
+    ),
+    vmap_over_batch=lambda q, k, v: torch.vmap(lambda q, k, v: F.silu(q @ k.mT) @ v)(q, k, v),
+    vmap_over_heads_out=lambda q, k, v: torch.vmap(
+        lambda q, k, v: F.silu(q @ k.mT) @ v, in_dims=1, out_dims=-1
+    )(q, k, v),
+    cond_of_attention=(
+        lambda q, k, v, flag: torch.cond(
+            flag,
+            lambda q, k, v: F.silu(q @ k.mT) @ v,
+            lambda q, k, v: F.relu(q @ k.mT) @ v,
+            (q, k, v),
         ),
-        "vmap_over_batch": lambda q, k, v: torch.vmap(lambda q, k, v: F.silu(q @ k.mT) @ v)(
-            q, k, v
-        ),
-        "vmap_over_heads_out": lambda q, k, v: torch.vmap(
-            lambda q, k, v: F.silu(q @ k.mT) @ v, in_dims=1, out_dims=-1
-        )(q, k, v),
-        "cond_of_attention": (
-            lambda q, k, v, flag: torch.cond(
-                flag,
-                lambda q, k, v: F.silu(q @ k.mT) @ v,
-                lambda q, k, v: F.relu(q @ k.mT) @ v,
-                (q, k, v),
-            ),
-            values(True),
-        ),
-        "custom_op_on_operands": lambda q, k, v: F.silu(custom(q) @ k.mT) @ custom(v),
-        "checkpoint_detached_query": lambda q, k, v: checkpoint(
-            lambda q, k, v: F.silu(q.detach() @ k.mT) @ v, q, k, v, use_reentrant=False
-        ),
-    },
+        values(True),
+    ),
+    custom_op_on_operands=lambda q, k, v: F.silu(custom(q) @ k.mT) @ custom(v),
+    checkpoint_detached_query=lambda q, k, v: checkpoint(
+        lambda q, k, v: F.silu(q.detach() @ k.mT) @ v, q, k, v, use_reentrant=False
+    ),
+    checkpoint_scores_only=lambda q, k, v: (
+        checkpoint(lambda q, k: F.silu(q @ k.mT), q, k, use_reentrant=False) @ v
+    ),
 )
-
-
-@case(ikv())
-def checkpoint_scores_only(q, k, v):
-    s = checkpoint(lambda q, k: F.silu(q @ k.mT), q, k, use_reentrant=False)
-    return s @ v
 
 
 @case(ikv())
@@ -85,21 +88,16 @@ def checkpoint_writes_inside(q, k, v):
 
 
 table(
-    normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False),
-    {
-        "func_grad": lambda q, k, v: torch.func.grad(lambda q: (F.silu(q @ k.mT) @ v).sum())(q),
-        "func_jvp": lambda q, k, v: torch.func.jvp(
-            lambda q: F.silu(q @ k.mT) @ v, (q,), (torch.ones_like(q),)
-        ),
-    },
+    nothing,
+    func_grad=(
+        lambda q, k, v: torch.func.grad(lambda q: (F.silu(q @ k.mT) @ v).sum())(q),
+        normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False),
+    ),
+    func_jvp=(
+        lambda q, k, v: torch.func.jvp(lambda q: F.silu(q @ k.mT) @ v, (q,), (torch.ones_like(q),)),
+        normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False),
+    ),
 )
-
-
-@case(plus(normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False), values(True)))
-def cond_activation(q, k, v, flag):
-    s = q @ k.mT
-    w = torch.cond(flag, lambda s: s.relu(), lambda s: s.sigmoid(), (s,))
-    return w @ v
 
 
 @case(normal((2, 5, 4), (2, 7, 4), (2, 7, 4), grad=False))
@@ -171,15 +169,6 @@ custom.register_fake(lambda x: torch.empty_like(x))
 custom.register_autograd(lambda ctx, g: g * 2, setup_context=lambda ctx, inputs, output: None)
 
 
-table(
-    ikv(),
-    {
-        "custom_op_between": lambda s: custom(s),
-    },
-    of=of_scores,
-)
-
-
 @case(ikv())
 def autograd_grad_inside(q, k, v):
     o = F.silu(q @ k.mT) @ v
@@ -197,15 +186,6 @@ def autograd_grad_of_scores(q, k, v):
         return o
     (g,) = torch.autograd.grad(o.sum(), s)
     return o.detach() + g.sum()
-
-
-@case(plus(ikv(), lambda: (torch.zeros(7, dtype=D64),)))
-def checkpoint_then_bias_written(q, k, v, bias):
-    o = checkpoint(
-        lambda q, k, v, b: F.relu(q @ k.mT) @ v + b.sum(), q, k, v, bias, use_reentrant=False
-    )
-    bias.add_(1)
-    return o
 
 
 @case(plus(ikv(), lambda: (torch.zeros(7, dtype=D64),)))
@@ -241,11 +221,15 @@ def detach_in_place_of_query(q, k, v):
     return F.silu(s) @ v + p.sum()
 
 
-@case(ikv())
-def detach_in_place_of_scores(q, k, v):
-    s = q @ k.mT
-    s.detach_()
-    return F.silu(s) @ v
+table(
+    nothing,
+    of=of_scores,
+    cond_activation=(
+        lambda s, flag: torch.cond(flag, lambda s: s.relu(), lambda s: s.sigmoid(), (s,)),
+        plus(normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), grad=False), values(True)),
+    ),
+    custom_op_between=(lambda s: custom(s), ikv()),
+)
 
 
 @case(ikv())

@@ -7,8 +7,6 @@ from ..rows import Programs, normal, plus, values
 
 PROGRAMS = Programs()
 table = PROGRAMS.table
-
-
 ROWS = normal(*[(9, 2, 4)] * 3)
 
 
@@ -215,111 +213,96 @@ def detached_pad(q, k, v, o):
 
 table(
     plus(ROWS, OFFSETS),
-    {
-        "plain": attend,
-        "cut": lambda q, k, v, o: attend(q, k, v, o, n=3),
-        "cut_to_one": lambda q, k, v, o: attend(q, k, v, o, n=1),
-        "long": lambda q, k, v, o: attend(q, k, v, o, n=12),
-        "sigmoid": lambda q, k, v, o: attend(q, k, v, o, act=torch.sigmoid),
-        "exp": lambda q, k, v, o: attend(q, k, v, o, act=torch.exp),
-        "reciprocal": lambda q, k, v, o: attend(q, k, v, o, act=lambda s: 1 / (s * s + 1)),
-        "log": lambda q, k, v, o: attend(q, k, v, o, act=lambda s: torch.log(s.abs() + 1)),
-        "abs_sqrt": lambda q, k, v, o: attend(q, k, v, o, act=lambda s: (s.abs() + 1e-6).sqrt()),
-        "two_offsets_alike": (lambda q, k, v, o, p: attend(q, k, v, o, o2=p), OFFSETS),
-        "two_offsets_differ": (lambda q, k, v, o, p: attend(q, k, v, o, o2=p), OTHERS),
-        "unpadded_by_others": (lambda q, k, v, o, p: attend(q, k, v, o, o3=p), OTHERS),
-        "unpadded_longer": lambda q, k, v, o: attend(q, k, v, o, total=12),
-        "unpadded_shorter": lambda q, k, v, o: attend(q, k, v, o, total=7),
-        "offsets_cloned": lambda q, k, v, o: attend(q, k, v, o.clone(), o2=o.int(), o3=o + 0),
-        "masked_by_offsets_else_seven": masked_by_offsets,
-        "masked_where_it_is": masked_by_offsets_swapped,
-        "masked_by_diff": masked_by_diff,
-        "causal": causal,
-        "bias_dense": (bias_dense, normal((5, 5))),
-        "bias_dense_batch": (bias_dense, normal((4, 1, 5, 5))),
-        "bias_infinite": (
-            lambda q, k, v, o, w: bias_dense(q, k, v, o, w + w.detach().sign() * 0),
-            normal((5, 5)),
-        ),
-        "bias_of_tokens": (bias_jagged, normal(9)),
-        "bias_of_tokens_through_functions": (bias_jagged_functions, normal(9)),
-        "tokens_divide_rows": (bias_divides, normal(9)),
-        "bias_by_other_offsets": (bias_other_offsets, normal(9), OTHERS),
-        "bias_of_more_values": (bias_longer, normal(12)),
-        "output_used_padded": output_used_padded,
-        "output_padded_only": output_padded_only,
-        "value_plus_one_after_padding": value_plus_one,
-        "value_doubled_after_padding": value_doubled,
-        "padded_value_written": padded_written,
-        "values_written_between": values_written,
-        "offsets_copied_and_written": offsets_written,
-        "seeds": (seeds, normal((2, 3, 4))),
-        "dense_keys": (dense_keys, normal((4, 2, 6, 4))),
-        "dense_keys_shared": (dense_keys, normal((1, 2, 6, 4))),
-        "attends_over_samples": keys_are_the_batch,
-        "attends_over_heads": heads_are_rows,
-        "two_layers": two_layers,
-        "query_padded_without_gradient": under_no_grad,
-        "query_detached_after_padding": detached_pad,
-    },
     prefix="jagged_",
+    plain=attend,
+    cut=lambda q, k, v, o: attend(q, k, v, o, n=3),
+    cut_to_one=lambda q, k, v, o: attend(q, k, v, o, n=1),
+    long=lambda q, k, v, o: attend(q, k, v, o, n=12),
+    sigmoid=lambda q, k, v, o: attend(q, k, v, o, act=torch.sigmoid),
+    exp=lambda q, k, v, o: attend(q, k, v, o, act=torch.exp),
+    reciprocal=lambda q, k, v, o: attend(q, k, v, o, act=lambda s: 1 / (s * s + 1)),
+    log=lambda q, k, v, o: attend(q, k, v, o, act=lambda s: torch.log(s.abs() + 1)),
+    abs_sqrt=lambda q, k, v, o: attend(q, k, v, o, act=lambda s: (s.abs() + 1e-6).sqrt()),
+    two_offsets_alike=(lambda q, k, v, o, p: attend(q, k, v, o, o2=p), OFFSETS),
+    two_offsets_differ=(lambda q, k, v, o, p: attend(q, k, v, o, o2=p), OTHERS),
+    unpadded_by_others=(lambda q, k, v, o, p: attend(q, k, v, o, o3=p), OTHERS),
+    unpadded_longer=lambda q, k, v, o: attend(q, k, v, o, total=12),
+    unpadded_shorter=lambda q, k, v, o: attend(q, k, v, o, total=7),
+    offsets_cloned=lambda q, k, v, o: attend(q, k, v, o.clone(), o2=o.int(), o3=o + 0),
+    masked_by_offsets_else_seven=masked_by_offsets,
+    masked_where_it_is=masked_by_offsets_swapped,
+    masked_by_diff=masked_by_diff,
+    causal=causal,
+    bias_dense=(bias_dense, normal((5, 5))),
+    bias_dense_batch=(bias_dense, normal((4, 1, 5, 5))),
+    bias_infinite=(
+        lambda q, k, v, o, w: bias_dense(q, k, v, o, w + w.detach().sign() * 0),
+        normal((5, 5)),
+    ),
+    bias_of_tokens=(bias_jagged, normal(9)),
+    bias_of_tokens_through_functions=(bias_jagged_functions, normal(9)),
+    tokens_divide_rows=(bias_divides, normal(9)),
+    bias_by_other_offsets=(bias_other_offsets, normal(9), OTHERS),
+    bias_of_more_values=(bias_longer, normal(12)),
+    output_used_padded=output_used_padded,
+    output_padded_only=output_padded_only,
+    value_plus_one_after_padding=value_plus_one,
+    value_doubled_after_padding=value_doubled,
+    padded_value_written=padded_written,
+    values_written_between=values_written,
+    offsets_copied_and_written=offsets_written,
+    seeds=(seeds, normal((2, 3, 4))),
+    dense_keys=(dense_keys, normal((4, 2, 6, 4))),
+    dense_keys_shared=(dense_keys, normal((1, 2, 6, 4))),
+    attends_over_samples=keys_are_the_batch,
+    attends_over_heads=heads_are_rows,
+    two_layers=two_layers,
+    query_padded_without_gradient=under_no_grad,
+    query_detached_after_padding=detached_pad,
 )
 
 
 table(
     ROWS,
-    {
-        "offsets_begin_late": (lambda q, k, v, o: attend(q, k, v, o + 1), offsets_of(3, 0, 2, 2)),
-        "rows_behind_the_last": (attend, offsets_of(2, 0, 2, 2)),
-        "offsets_fall": (attend, values([0, 5, 3, 9])),
-        "offsets_overlap": (attend, values([0, 6, 4, 9])),
-        "offsets_int32": (
-            attend,
-            offsets_of(3, 0, 4, 2, dtype=torch.int32),
-        ),
-        "all_empty": (attend, offsets_of(0, 0, 0)),
-        "offsets_of_lengths": (
-            lambda q, k, v, l: attend(
-                q,
-                k,
-                v,
-                F.pad(l.cumsum(0), (1, 0)),
-                o2=torch.cat([torch.zeros(1, dtype=l.dtype), l.cumsum(0)]),
-            ),
-            LENGTHS,
-        ),
-        "offsets_of_lengths_padded_with_one": (
-            lambda q, k, v, l: attend(q, k, v, F.pad(l.cumsum(0), (1, 0), value=1)),
-            LENGTHS,
-        ),
-        "offsets_of_two_lengths": (
-            lambda q, k, v, l, m: attend(
-                q, k, v, F.pad(l.cumsum(0), (1, 0)), o2=F.pad(m.cumsum(0), (1, 0))
-            ),
-            LENGTHS,
-            values([1, 4, 2, 2]),
-        ),
-        "offsets_after_zero_written": (
-            lambda q, k, v, l: attend(
-                q,
-                k,
-                v,
-                torch.cat([torch.zeros(1, dtype=l.dtype).add_(1), l.cumsum(0)]),
-                o2=F.pad(l.cumsum(0), (1, 0)),
-            ),
-            LENGTHS,
-        ),
-        "lengths_changed": (lengths_changed, LENGTHS),
-        "masked_by_lengths": (masked_by_lengths, LENGTHS),
-        "masked_by_other_lengths": (masked_by_wrong_lengths, LENGTHS),
-    },
     prefix="jagged_",
-)
-
-
-PROGRAMS.add(
-    "jagged_caller_changes_offsets_data",
-    attend,
-    plus(ROWS, OFFSETS),
-    lambda q, k, v, o: o.data.copy_(torch.tensor([0, 1, 5, 7, 9])),
+    offsets_begin_late=(lambda q, k, v, o: attend(q, k, v, o + 1), offsets_of(3, 0, 2, 2)),
+    rows_behind_the_last=(attend, offsets_of(2, 0, 2, 2)),
+    offsets_fall=(attend, values([0, 5, 3, 9])),
+    offsets_overlap=(attend, values([0, 6, 4, 9])),
+    offsets_int32=(attend, offsets_of(3, 0, 4, 2, dtype=torch.int32)),
+    all_empty=(attend, offsets_of(0, 0, 0)),
+    offsets_of_lengths=(
+        lambda q, k, v, l: attend(
+            q,
+            k,
+            v,
+            F.pad(l.cumsum(0), (1, 0)),
+            o2=torch.cat([torch.zeros(1, dtype=l.dtype), l.cumsum(0)]),
+        ),
+        LENGTHS,
+    ),
+    offsets_of_lengths_padded_with_one=(
+        lambda q, k, v, l: attend(q, k, v, F.pad(l.cumsum(0), (1, 0), value=1)),
+        LENGTHS,
+    ),
+    offsets_of_two_lengths=(
+        lambda q, k, v, l, m: attend(
+            q, k, v, F.pad(l.cumsum(0), (1, 0)), o2=F.pad(m.cumsum(0), (1, 0))
+        ),
+        LENGTHS,
+        values([1, 4, 2, 2]),
+    ),
+    offsets_after_zero_written=(
+        lambda q, k, v, l: attend(
+            q,
+            k,
+            v,
+            torch.cat([torch.zeros(1, dtype=l.dtype).add_(1), l.cumsum(0)]),
+            o2=F.pad(l.cumsum(0), (1, 0)),
+        ),
+        LENGTHS,
+    ),
+    lengths_changed=(lengths_changed, LENGTHS),
+    masked_by_lengths=(masked_by_lengths, LENGTHS),
+    masked_by_other_lengths=(masked_by_wrong_lengths, LENGTHS),
 )

@@ -32,17 +32,11 @@ class _CountAfter(_Running):
         return F.silu(s) @ v
 
 
-PROGRAMS.append((_CountAfter(), square()))
-
-
 class _CountAfterAll(_Running):
     def forward(self, q, k, v):
         out = F.silu(q @ k.mT * self.scale / self.count) @ v
         self.count += 1
         return out
-
-
-PROGRAMS.append((_CountAfterAll(), square()))
 
 
 class _Assigns(_Running):

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, INF, Programs, ikv, of_scores, plus, square, values
+from ..rows import D64, INF, Programs, ikv, nothing, of_scores, plus, square, values
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -45,18 +45,10 @@ def two_values_one_weight(q, k, v):
     return w @ v + (w @ v.flip(-1)) * 2
 
 
-@case(ikv())
-def is_grad_of_scores_scaled(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def is_grad_of_scores_scaled(s):
     s = s * s.detach().sigmoid() / s.detach().abs().clamp_min(1)
-    return s @ v
-
-
-@case(square())
-def output_feeds_mask_of_the_next(q, k, v):
-    o = torch.sigmoid(q @ k.mT) @ v
-    m = o.sum(-1, keepdim=True) > 0
-    return (F.relu(q @ k.mT) * m) @ v
+    return s
 
 
 @case(square())
@@ -85,15 +77,6 @@ def scores_as_values(q, k, v):
 def power_of_weights(q, k, v):
     w = F.relu(q @ k.mT)
     return w @ (w @ v)
-
-
-table(
-    square(n=4),
-    {
-        "product_of_scores": lambda q, k, v: F.relu(q @ k.mT) @ F.relu(k @ v.mT),
-        "associativity": lambda q, k, v: q @ F.relu(k.mT @ v),
-    },
-)
 
 
 @case(ikv())
@@ -125,40 +108,11 @@ def factory_of_integer_dtype(q, k, v):
 
 
 @case(ikv())
-def factory_wants_gradient(q, k, v):
-    s = q @ k.mT
-    bias = s.new_zeros(7, requires_grad=True)
-    return F.silu(s + bias) @ v
-
-
-@case(ikv())
 def buffer_from_scores_shape(q, k, v):
     s = q @ k.mT
     mask = torch.zeros(s.shape[-2:], dtype=torch.bool)
     mask[1:3, 2:] = True
     return F.silu(s).masked_fill(mask, 0) @ v, mask
-
-
-table(
-    ikv(),
-    {
-        "python_numbers": (
-            lambda q, k, v, scale, n: F.silu(q @ k.mT * scale + n) @ v / n,
-            lambda: (0.5,),
-            lambda: (3,),
-        ),
-        "sum_of_two_attentions": lambda q, k, v: F.silu(q @ k.mT) @ v + F.relu(q @ k.mT) @ v,
-    },
-)
-
-
-table(
-    ikv(),
-    {
-        "number_by_item": (lambda s, scale: F.silu(s * scale.item()), values(2.0, dtype=D64)),
-    },
-    of=of_scores,
-)
 
 
 @case(plus(ikv(), values(2.0, dtype=D64)))
@@ -180,24 +134,16 @@ def closure_and_partial(q, k, v):
 
 
 @case(ikv())
-def ternary_quantisation(q, k, v):
-    s = q @ k.mT
-    t = torch.where(s > 1, 1.0, torch.where(s < -1, -1.0, 0.0)).to(s.dtype)
-    return (t + s - s.detach()) @ v
-
-
-@case(ikv())
 def gumbel_like_hard(q, k, v):
     s = torch.sigmoid(q @ k.mT)
     hard = (s > 0.5).to(s.dtype)
     return (hard - s.detach() + s) @ v
 
 
-@case(ikv())
-def gradient_scaled(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def gradient_scaled(s):
     s = s.detach() * 0.9 + s * 0.1
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
 @case(ikv())
@@ -206,23 +152,22 @@ def one_scores_two_attentions(q, k, v):
     return F.silu(s) @ v - F.relu(-s) @ v
 
 
-@case(ikv())
-def difference_of_weights(q, k, v):
-    s = q @ k.mT
-    return (F.silu(s) - 0.5 * F.relu(k @ q.mT).mT) @ v
-
-
-@case(square())
-def rectified_linear_recurrence(q, k, v):
-    a = (q @ k.mT).tril(-1)
-    return torch.linalg.solve_triangular(torch.eye(6, dtype=q.dtype) + a, v, upper=False)
-
-
-@case(square())
-def delta_rule(q, k, v):
-    kk = (k @ k.mT).tril(-1)
-    u = v - kk @ v
-    return (q @ k.mT).tril() @ u
+table(
+    nothing,
+    product_of_scores=(lambda q, k, v: F.relu(q @ k.mT) @ F.relu(k @ v.mT), square(n=4)),
+    associativity=(lambda q, k, v: q @ F.relu(k.mT @ v), square(n=4)),
+    python_numbers=(
+        lambda q, k, v, scale, n: F.silu(q @ k.mT * scale + n) @ v / n,
+        ikv(),
+        lambda: (0.5,),
+        lambda: (3,),
+    ),
+    sum_of_two_attentions=(lambda q, k, v: F.silu(q @ k.mT) @ v + F.relu(q @ k.mT) @ v, ikv()),
+    difference_of_weights=(
+        lambda q, k, v: (F.silu(q @ k.mT) - 0.5 * F.relu(k @ q.mT).mT) @ v,
+        ikv(),
+    ),
+)
 
 
 @case(square())
@@ -258,32 +203,28 @@ def retention_log_masked(q, k, v):
 
 table(
     square(),
-    {
-        "linear_attention_two_ways": lambda q, k, v: (q @ k.mT).tril() @ v + q @ (k.mT @ v),
-        "second_product_by_linear": lambda q, k, v: F.linear(F.relu(q @ k.mT)[0, 0], v[0, 0].T),
-        "second_product_sliced": lambda q, k, v: (F.relu(q @ k.mT) @ v)[:, :, 1:3],
-        "batch_of_scores_sliced": lambda q, k, v: F.relu(q @ k.mT)[1:] @ v[1:],
-        "head_of_scores_selected": lambda q, k, v: F.relu(q @ k.mT)[:, 0] @ v[:, 1],
-        "head_of_scores_expanded": lambda q, k, v: (
-            F.relu(q[:, :1] @ k[:, :1].mT).expand(2, 2, 6, 6) @ v
-        ),
-        "weights_expanded_over_new_dim": lambda q, k, v: (
-            F.relu(q @ k.mT)[:, :, None].expand(2, 2, 3, 6, 6) @ v[:, :, None]
-        ),
-        "weights_repeated_heads": lambda q, k, v: (
-            F.relu(q[:, :1] @ k[:, :1].mT).repeat(1, 2, 1, 1) @ v
-        ),
-        "weights_interleaved_heads": lambda q, k, v: (
-            F.relu(q[:, :1] @ k[:, :1].mT).repeat_interleave(2, 1) @ v
-        ),
-    },
+    output_feeds_mask_of_the_next=lambda q, k, v: (
+        (F.relu(q @ k.mT) * ((torch.sigmoid(q @ k.mT) @ v).sum(-1, keepdim=True) > 0)) @ v
+    ),
+    rectified_linear_recurrence=lambda q, k, v: torch.linalg.solve_triangular(
+        torch.eye(6, dtype=q.dtype) + (q @ k.mT).tril(-1), v, upper=False
+    ),
+    delta_rule=lambda q, k, v: (q @ k.mT).tril() @ (v - (k @ k.mT).tril(-1) @ v),
+    linear_attention_two_ways=lambda q, k, v: (q @ k.mT).tril() @ v + q @ (k.mT @ v),
+    second_product_by_linear=lambda q, k, v: F.linear(F.relu(q @ k.mT)[0, 0], v[0, 0].T),
+    second_product_sliced=lambda q, k, v: (F.relu(q @ k.mT) @ v)[:, :, 1:3],
+    batch_of_scores_sliced=lambda q, k, v: F.relu(q @ k.mT)[1:] @ v[1:],
+    head_of_scores_selected=lambda q, k, v: F.relu(q @ k.mT)[:, 0] @ v[:, 1],
+    head_of_scores_expanded=lambda q, k, v: F.relu(q[:, :1] @ k[:, :1].mT).expand(2, 2, 6, 6) @ v,
+    weights_expanded_over_new_dim=lambda q, k, v: (
+        F.relu(q @ k.mT)[:, :, None].expand(2, 2, 3, 6, 6) @ v[:, :, None]
+    ),
+    weights_repeated_heads=lambda q, k, v: F.relu(q[:, :1] @ k[:, :1].mT).repeat(1, 2, 1, 1) @ v,
+    weights_interleaved_heads=lambda q, k, v: (
+        F.relu(q[:, :1] @ k[:, :1].mT).repeat_interleave(2, 1) @ v
+    ),
+    gau=lambda q, k, v: v * ((F.relu(q @ k.mT / 6) ** 2) @ v),
 )
-
-
-@case(square())
-def gau(q, k, v):
-    s = F.relu(q @ k.mT / 6) ** 2
-    return v * (s @ v)
 
 
 @case(square())
@@ -294,11 +235,22 @@ def hstu(q, k, v):
     return F.layer_norm(o, (8,)) * q.transpose(1, 2).reshape(2, 6, 8)
 
 
-@case(square())
-def sparsemax_like(q, k, v):
-    s = q @ k.mT
-    tau = (s.detach().sort(-1).values.cumsum(-1)[..., -1:] - 1) / 6
-    return F.relu(s - tau) @ v
+table(
+    nothing,
+    of=of_scores,
+    factory_wants_gradient=(lambda s: F.silu(s + s.new_zeros(7, requires_grad=True)), ikv()),
+    number_by_item=(lambda s, scale: F.silu(s * scale.item()), ikv(), values(2.0, dtype=D64)),
+    ternary_quantisation=(
+        lambda s: (
+            torch.where(s > 1, 1.0, torch.where(s < -1, -1.0, 0.0)).to(s.dtype) + s - s.detach()
+        ),
+        ikv(),
+    ),
+    sparsemax_like=(
+        lambda s: F.relu(s - ((s.detach().sort(-1).values.cumsum(-1)[..., -1:] - 1) / 6)),
+        square(),
+    ),
+)
 
 
 @case(square())
@@ -326,13 +278,6 @@ def window_by_roll(q, k, v):
 def output_written_into_query(q, k, v):
     p = q.clone()
     p.copy_(F.relu(q @ k.mT) @ v)
-    return p
-
-
-@case(square())
-def output_added_to_its_query(q, k, v):
-    p = q * 1
-    p += F.sigmoid(p @ k.mT) @ v
     return p
 
 

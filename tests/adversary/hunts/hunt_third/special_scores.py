@@ -10,8 +10,6 @@ from .activations import ACTIVATIONS
 
 PROGRAMS = Programs()
 table = PROGRAMS.table
-
-
 SPECIAL = [
     float("nan"),
     INF,
@@ -92,7 +90,6 @@ BY_HAND = {
     "lerp_inf": lambda s: torch.lerp(s, -s, 0.7),
     "round_inf": lambda s: torch.round(s) + torch.trunc(s) + torch.ceil(s),
 }
-
 IN_FP32 = (
     "gelu_tanh_",
     "softplus_threshold",
@@ -111,8 +108,13 @@ IN_FP32 = (
     "nan_to_num_all",
 )
 
+
 special_too = {name: f for name, f in ACTIVATIONS.items() if name not in LEFT_OUT}
+
+
 table(special, special_too | BY_HAND, of=of_scores, prefix="special_")
+
+
 table(
     special32,
     {f"{name}_32": ACTIVATIONS[name] for name in IN_FP32},

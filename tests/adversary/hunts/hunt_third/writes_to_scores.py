@@ -3,39 +3,29 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, ikv
+from ..rows import Programs, after, ikv, nothing, of_scores
 
 PROGRAMS = Programs()
-case = PROGRAMS.case
+case, table = PROGRAMS.case, PROGRAMS.table
 
 
-@case(ikv())
-def write_1(q, k, v):
-    s = q @ k.mT
-    s.mul_(0.5).add_(1).relu_()
-    return s @ v
-
-
-@case(ikv())
-def write_2(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_2(s):
     t = s.view(2, 2, 35)
     t.clamp_(-1, 1)
-    return s @ v
+    return s
 
 
-@case(ikv())
-def write_3(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_3(s):
     s[..., 0] = 0
-    return F.relu(s) @ v
+    return F.relu(s)
 
 
-@case(ikv())
-def write_4(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_4(s):
     s[:, 1] *= 2
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
 @case(ikv())
@@ -53,27 +43,6 @@ def write_6(q, k, v):
 
 
 @case(ikv())
-def write_7(q, k, v):
-    s = q @ k.mT
-    s.index_put_((torch.tensor([0, 0]),), torch.ones((), dtype=s.dtype), accumulate=True)
-    return F.silu(s) @ v
-
-
-@case(ikv())
-def write_8(q, k, v):
-    s = q @ k.mT
-    s.tril_(1)
-    return torch.sigmoid(s) @ v
-
-
-@case(ikv())
-def write_9(q, k, v):
-    s = q @ k.mT
-    s.diagonal(dim1=-2, dim2=-1).zero_()
-    return torch.sigmoid(s) @ v
-
-
-@case(ikv())
 def write_10(q, k, v):
     s = q @ k.mT
     w = torch.sigmoid(s)
@@ -81,12 +50,11 @@ def write_10(q, k, v):
     return w @ v + s.sum()
 
 
-@case(ikv())
-def write_11(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_11(s):
     w = s * 2
     s.fill_(3.0)
-    return (w.relu() + s) @ v
+    return w.relu() + s
 
 
 @case(ikv())
@@ -141,24 +109,6 @@ def write_21(q, k, v):
 
 
 @case(ikv())
-def write_22(q, k, v):
-    s = q @ k.mT
-    m = s > 0
-    s.masked_fill_(m, 2.0)
-    m.logical_not_()
-    return (s * m) @ v
-
-
-@case(ikv())
-def write_23(q, k, v):
-    m = torch.ones(5, 7, dtype=torch.bool)
-    m.tril_()
-    s = F.silu(q @ k.mT) * m
-    m.zero_()
-    return s @ v
-
-
-@case(ikv())
 def write_24(q, k, v):
     m = torch.zeros(5, 7, dtype=q.dtype)
     m[:, :3] = 1
@@ -166,34 +116,24 @@ def write_24(q, k, v):
     return (F.silu(q @ k.mT) * m) @ v
 
 
-@case(ikv())
-def write_25(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_25(s):
     torch.mul(s, 2, out=s) if not s.requires_grad else s.mul_(2)
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
-@case(ikv())
-def write_26(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_26(s):
     d = s.detach()
     d.mul_(2)
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
-@case(ikv())
-def write_27(q, k, v):
-    s = q @ k.mT
-    s.data.mul_(2)
-    return F.silu(s) @ v
-
-
-@case(ikv())
-def write_28(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_28(s):
     with torch.no_grad():
         s.mul_(2)
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
 @case(ikv())
@@ -204,12 +144,11 @@ def write_29(q, k, v):
     return F.silu(s) @ v
 
 
-@case(ikv())
-def write_30(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_30(s):
     t = s.mT.contiguous()
     t.mul_(2)
-    return (F.silu(s) + t.mT) @ v
+    return F.silu(s) + t.mT
 
 
 @case(ikv())
@@ -219,11 +158,10 @@ def write_31(q, k, v):
     return F.silu(s) @ v
 
 
-@case(ikv())
-def write_32(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_32(s):
     s.t_ = 0
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
 @case(ikv())
@@ -234,23 +172,16 @@ def write_33(q, k, v):
 
 
 @case(ikv())
-def write_34(q, k, v):
-    s = q @ k.mT
-    s.unsqueeze_(0).squeeze_(0)
-    return F.silu(s) @ v
-
-
-@case(ikv())
 def write_35(q, k, v):
     s = F.relu(q @ k.mT, inplace=True)
     F.dropout(s, 0.0, True, True)
     return s @ v
 
 
-@case(ikv())
-def write_36(q, k, v):
-    s = F.silu(q @ k.mT, True)
-    return s @ v
+table(
+    nothing,
+    write_36=(lambda q, k, v: F.silu(q @ k.mT, True) @ v, ikv()),
+)
 
 
 @case(ikv())
@@ -260,86 +191,49 @@ def write_37(q, k, v):
     return s @ v
 
 
-@case(ikv())
-def write_38(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_38(s):
     a, _ = s.unbind(1)
     a.mul_(2) if not a.requires_grad else None
-    return F.silu(s) @ v
+    return F.silu(s)
 
 
-@case(ikv())
-def write_39(q, k, v):
-    s = q @ k.mT
-    for i, part in enumerate(s.split(1, dim=1)):
-        s[:, i : i + 1] = part * (i + 1)
-    return F.silu(s) @ v
-
-
-@case(ikv())
-def write_40(q, k, v):
-    s = q @ k.mT
-    s.add_(s)
-    s.mul_(s)
-    s.sub_(s.clone(), alpha=0.5)
-    return s @ v
-
-
-@case(ikv())
-def write_41(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_41(s):
     s += s.mT[..., :5, :].mT.sum() * 0
-    return s.relu() @ v
+    return s.relu()
 
 
-@case(ikv())
-def write_42(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_42(s):
     s.copy_(s.relu())
     s.swapaxes(0, 1).mul_(torch.arange(2, dtype=s.dtype)[:, None, None, None] + 1)
-    return s @ v
+    return s
 
 
-@case(ikv())
-def write_43(q, k, v):
-    s = q @ k.mT
-    s.index_fill_(-1, torch.tensor([1, 3]), 0.0)
-    return s.sigmoid() @ v
-
-
-@case(ikv())
-def write_44(q, k, v):
-    s = (q @ k.mT).relu()
-    s.index_add_(-1, torch.tensor([1, 1]), torch.ones(2, 2, 5, 2, dtype=s.dtype))
-    return s @ v
-
-
-@case(ikv())
-def write_45(q, k, v):
-    s = (q @ k.mT).relu()
-    s.scatter_(-1, torch.zeros(2, 2, 5, 1, dtype=torch.int64), 5.0)
-    return s @ v
-
-
-@case(ikv())
-def write_48(q, k, v):
-    s = q @ k.mT
-    s.sigmoid_()
-    s.pow_(2)
-    s.neg_()
-    s.exp_()
-    return s @ v
-
-
-@case(ikv())
-def write_49(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=of_scores)
+def write_49(s):
     s[0, 0, 0, 0] = float("nan")
-    return torch.nan_to_num_(s.clone(), 3.0).sigmoid() @ v
+    return torch.nan_to_num_(s.clone(), 3.0).sigmoid()
 
 
-@case(ikv())
-def write_50(q, k, v):
-    s = q @ k.mT
-    s.masked_scatter_(s > 0, torch.arange(2 * 2 * 5 * 7, dtype=s.dtype))
-    return s.sigmoid() @ v
+table(
+    ikv(),
+    of=of_scores,
+    write_1=after(lambda s: s.mul_(0.5).add_(1).relu_(), lambda s: s),
+    write_7=after(
+        lambda s: s.index_put_(
+            (torch.tensor([0, 0]),), torch.ones((), dtype=s.dtype), accumulate=True
+        ),
+        F.silu,
+    ),
+    write_8=after(lambda s: s.tril_(1), torch.sigmoid),
+    write_9=after(lambda s: s.diagonal(dim1=-2, dim2=-1).zero_(), torch.sigmoid),
+    write_27=after(lambda s: s.data.mul_(2), F.silu),
+    write_34=after(lambda s: s.unsqueeze_(0).squeeze_(0), F.silu),
+    write_43=after(lambda s: s.index_fill_(-1, torch.tensor([1, 3]), 0.0), lambda s: s.sigmoid()),
+    write_50=after(
+        lambda s: s.masked_scatter_(s > 0, torch.arange(2 * 2 * 5 * 7, dtype=s.dtype)),
+        lambda s: s.sigmoid(),
+    ),
+)
