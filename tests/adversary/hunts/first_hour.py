@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import Programs, leaves, nothing, of_scores
+from .rows import Programs, leaves, nothing, of_scores, scored, weighted
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -86,16 +86,14 @@ def padding_on_a_cast(q, k, v, padding):
     return F.silu(q.float() @ k.float().mT) @ wide
 
 
-@case(with_causal)
-def write_to_data_of_scores(q, k, v, causal):
-    scores = q @ k.mT
+@case(with_causal, of=scored)
+def write_to_data_of_scores(scores, v, causal):
     scores.data.masked_fill_(causal, 0.0)
     return F.silu(scores) @ v
 
 
-@case(qkv)
-def detach_in_place(q, k, v):
-    weights = F.silu(q @ k.mT)
+@case(qkv, of=weighted(F.silu))
+def detach_in_place(weights, v):
     weights.detach_()
     return weights @ v
 
@@ -153,9 +151,8 @@ table(
 )
 
 
-@case(qkv)
-def dead_attention_from_scores(q, k, v):
-    scores = q @ k.mT
+@case(qkv, of=scored)
+def dead_attention_from_scores(scores, v):
     seen = torch.tanh(scores)
     unused = F.relu(seen.mT @ seen) @ v  # noqa: F841
     return F.silu(scores) @ v

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import Programs, after, leaves, nothing, of_scores, qkv32
+from .rows import Programs, after, attended, leaves, nothing, of_scores, qkv32, scored
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -108,9 +108,8 @@ def hook_on_alias_of_key_view(q, k, v):
     return torch.relu(s) @ v
 
 
-@case(qkv32)
-def hook_on_output(q, k, v):
-    o = torch.relu(q @ k.mT) @ v
+@case(qkv32, of=attended(torch.relu))
+def hook_on_output(o):
     o.register_hook(lambda g: g * 3)
     return o * 2
 
@@ -272,13 +271,8 @@ table(
         lambda q, k, v: torch.relu(q.conj().imag @ k.imag.mT) @ v.conj().imag,
         lambda: leaves((2, 6, 8), (2, 7, 8), (2, 7, 8), dtype=torch.complex64),
     ),
+    shared_regions=(scored(lambda s, v: (torch.relu(s) @ v, torch.tanh(s) @ v)), qkv32),
 )
-
-
-@case(qkv32)
-def shared_regions(q, k, v):
-    s = q @ k.mT
-    return (torch.relu(s) @ v, torch.tanh(s) @ v)
 
 
 @case(qkv32)

@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from .rows import Programs, nothing, qkv32
+from .rows import Programs, nothing, qkv32, scored
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -119,9 +119,8 @@ def autocast_nested(q, k, v):
     return o.bfloat16()
 
 
-@case(frozen)
-def autocast_halfway(q, k, v):
-    s = q @ k.mT
+@case(frozen, of=scored)
+def autocast_halfway(s, v):
     with torch.autocast("cpu", torch.float16):
         o = torch.relu(s) @ v
     return o

@@ -78,6 +78,21 @@ def of_scores(f: Callable) -> Callable:
     return lambda q, k, v, *more: f(q @ k.mT, *more) @ v
 
 
+def scored(f: Callable) -> Callable:
+    """The program that is `f` of the scores, the value and what follows it."""
+    return lambda q, k, v, *more: f(q @ k.mT, v, *more)
+
+
+def weighted(act: Callable) -> Callable:
+    """The same of the weights, which are `act` of the scores."""
+    return lambda f: scored(lambda s, *more: f(act(s), *more))
+
+
+def attended(act: Callable) -> Callable:
+    """The same of the output, without the value."""
+    return lambda f: scored(lambda s, v, *more: f(act(s) @ v, *more))
+
+
 def after(change: Callable, weights: Callable) -> Callable:
     """Weights of scores that a call has changed; nobody reads what the call returns."""
 

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs
-from .given import T, fp64, of_scores
+from .given import T, attended, fp64, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -31,34 +31,10 @@ table(
 
 
 @case(fp64)
-def weights_returned(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return w @ v, w
-
-
-@case(fp64)
-def weights_detached_returned(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return w @ v, w.detach().mean()
-
-
-@case(fp64)
 def row_normalised(q, k, v):
     w = F.relu(q @ T(k)) + 0.1
     w = w / w.sum(-1, keepdim=True)
     return w @ v
-
-
-@case(fp64)
-def row_normalised_after(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return (w @ v) / w.sum(-1, keepdim=True)
-
-
-@case(fp64)
-def row_normalised_detached(q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    return (w @ v) / w.detach().sum(-1, keepdim=True)
 
 
 @case(fp64, of=of_scores)
@@ -82,17 +58,15 @@ def no_grad_scores_only(q, k, v):
     return torch.tanh(s) @ v
 
 
-@case(fp64)
-def no_grad_value(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(fp64, of=weighted(torch.tanh))
+def no_grad_value(w, v):
     with torch.no_grad():
         u = v * 2
     return w @ u
 
 
-@case(fp64)
-def no_grad_last_product(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(fp64, of=weighted(torch.tanh))
+def no_grad_last_product(w, v):
     with torch.no_grad():
         o = w @ v
     return o, w.sum()
@@ -112,12 +86,6 @@ def inference_island(q, k, v):
     with torch.inference_mode():
         m = q @ T(k) > 0
     return (F.silu(q @ T(k)) * m.clone()) @ v
-
-
-@case(fp64)
-def create_graph_penalty_first(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    return o, o.square().mean()
 
 
 class Ste(torch.autograd.Function):
@@ -152,30 +120,26 @@ class Attn(torch.autograd.Function):
         return g * 2, g + k, None
 
 
-@case(fp64)
-def hook_on_weights(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(fp64, of=weighted(torch.tanh))
+def hook_on_weights(w, v):
     w.register_hook(lambda g: g * 5)
     return w @ v
 
 
-@case(fp64)
-def hook_on_scores(q, k, v):
-    w = q @ T(k)
+@case(fp64, of=scored)
+def hook_on_scores(w, v):
     w.register_hook(lambda g: g.clamp(-0.1, 0.1))
     return torch.tanh(w) @ v
 
 
-@case(fp64)
-def hook_on_output(q, k, v):
-    w = torch.tanh(q @ T(k)) @ v
+@case(fp64, of=attended(torch.tanh))
+def hook_on_output(w):
     w.register_hook(lambda g: g * 5)
     return w
 
 
-@case(fp64)
-def retain_grad_weights(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(fp64, of=weighted(torch.tanh))
+def retain_grad_weights(w, v):
     w.retain_grad()
     return w @ v
 
@@ -194,4 +158,11 @@ table(
     mul_detached_mask_param=lambda q, k, v: (
         (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
     ),
+    weights_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w)),
+    weights_detached_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w.detach().mean())),
+    row_normalised_after=weighted(torch.sigmoid)(lambda w, v: (w @ v) / w.sum(-1, keepdim=True)),
+    row_normalised_detached=weighted(torch.sigmoid)(
+        lambda w, v: (w @ v) / w.detach().sum(-1, keepdim=True)
+    ),
+    create_graph_penalty_first=attended(F.silu)(lambda o: (o, o.square().mean())),
 )

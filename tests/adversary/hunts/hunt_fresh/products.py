@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs
-from .given import T, fp64, frozen, of_scores
+from .given import T, attended, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -17,12 +17,6 @@ def flat():
 
 def matrices():
     return tuple(x[0, 0].detach().clone().requires_grad_() for x in frozen())
-
-
-@case(fp64)
-def same_scores_twice(q, k, v):
-    w = F.silu(q @ T(k))
-    return w @ v, w @ (v + 1)
 
 
 @case(fp64)
@@ -99,6 +93,10 @@ table(
         (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1).tanh().unsqueeze(-1) * v.unsqueeze(-3)
     ).sum(-2),
     bilinear=lambda q, k, v: F.bilinear(q, q, torch.randn(5, 4, 4, dtype=D64)).relu() @ v,
+    same_scores_twice=weighted(F.silu)(lambda w, v: (w @ v, w @ (v + 1))),
+    value_is_function_of_scores=scored(lambda s, v: torch.tanh(s) @ (v + s.mean())),
+    value_is_scores=scored(lambda s, v: torch.tanh(s) @ s),
+    key_from_output=attended(torch.tanh)(lambda o: torch.sigmoid(o @ T(o)) @ o),
 )
 
 
@@ -121,24 +119,6 @@ table(
         @ v
     ),
 )
-
-
-@case(fp64)
-def value_is_function_of_scores(q, k, v):
-    s = q @ T(k)
-    return torch.tanh(s) @ (v + s.mean())
-
-
-@case(fp64)
-def value_is_scores(q, k, v):
-    s = q @ T(k)
-    return torch.tanh(s) @ s
-
-
-@case(fp64)
-def key_from_output(q, k, v):
-    o = torch.tanh(q @ T(k)) @ v
-    return torch.sigmoid(o @ T(o)) @ o
 
 
 table(

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from ..rows import D64, Programs
-from .given import T, fp64, frozen, of_scores
+from .given import T, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -106,16 +106,14 @@ def hop_while(q, k, v):
     )[1]
 
 
-@case(fp64)
-def graph_break(q, k, v):
-    w = F.silu(q @ T(k))
+@case(fp64, of=weighted(F.silu))
+def graph_break(w, v):
     torch._dynamo.graph_break()
     return w @ v
 
 
-@case(fp64)
-def printed_scores(q, k, v):
-    s = q @ T(k)
+@case(fp64, of=scored)
+def printed_scores(s, v):
     if s.sum().item() > 0:
         return F.relu(s) @ v
     return torch.tanh(s) @ v

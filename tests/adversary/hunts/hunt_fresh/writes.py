@@ -4,38 +4,34 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, normal, nothing, plus
-from .given import T, fp64, frozen
+from .given import T, attended, fp64, frozen, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 MASK = lambda: (torch.rand(5, 5) > 0.4,)
 
 
-@case(frozen)
-def inplace_on_weights(q, k, v):
-    w = q @ T(k)
+@case(frozen, of=scored)
+def inplace_on_weights(w, v):
     w.sigmoid_()
     w.mul_(0.5)
     return w @ v
 
 
-@case(frozen)
-def inplace_on_weight_view(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(frozen, of=weighted(torch.tanh))
+def inplace_on_weight_view(w, v):
     w[..., 0].zero_()
     return w @ v
 
 
-@case(frozen)
-def inplace_diag_fill(q, k, v):
-    w = torch.tanh(q @ T(k))
+@case(frozen, of=weighted(torch.tanh))
+def inplace_diag_fill(w, v):
     torch.diagonal(w, dim1=-2, dim2=-1).fill_(0.0)
     return w @ v
 
 
-@case(fp64)
-def inplace_on_output_view(q, k, v):
-    o = F.silu(q @ T(k)) @ v
+@case(fp64, of=attended(F.silu))
+def inplace_on_output_view(o):
     o[:, 0].mul_(2)
     return o
 
@@ -48,9 +44,8 @@ def value_written_after(q, k, v):
     return o, u2 + 1
 
 
-@case(frozen)
-def value_written_between(q, k, v):
-    w = F.silu(q @ T(k))
+@case(frozen, of=weighted(F.silu))
+def value_written_between(w, v):
     v.mul_(2)
     return w @ v
 
@@ -78,9 +73,8 @@ def query_is_output_target(q, k, v):
     return q
 
 
-@case(frozen)
-def matmul_out_value(q, k, v):
-    w = F.silu(q @ T(k))
+@case(frozen, of=weighted(F.silu))
+def matmul_out_value(w, v):
     o = torch.empty_like(v)
     torch.matmul(w, v, out=o)
     return o
@@ -113,24 +107,21 @@ def mask_written_between(q, k, v, m):
     return o
 
 
-@case(fp64)
-def output_written_after(q, k, v):
-    o = F.silu(q @ T(k)) @ v
+@case(fp64, of=attended(F.silu))
+def output_written_after(o):
     p = o.transpose(1, 2)
     p.add_(1)
     return o, p.reshape(2, 5, 8)
 
 
-@case(fp64)
-def output_detached_written(q, k, v):
-    o = F.silu(q @ T(k)) @ v
+@case(fp64, of=attended(F.silu))
+def output_detached_written(o):
     o.detach().mul_(2)
     return o
 
 
-@case(fp64)
-def output_data_written(q, k, v):
-    o = F.silu(q @ T(k)) @ v
+@case(fp64, of=attended(F.silu))
+def output_data_written(o):
     o.data.zero_()
     return o
 
@@ -152,13 +143,6 @@ def operand_detached_written(q, k, v):
 
 
 @case(fp64)
-def unused_scores_hooked(q, k, v):
-    s = q @ T(k)
-    o = torch.tanh(s) @ v
-    return o, s.shape[0], s.numel()
-
-
-@case(fp64)
 def view_as_real(q, k, v):
     c = torch.view_as_complex(q.reshape(2, 2, 5, 2, 2)) * torch.polar(
         torch.ones(5, 2, dtype=D64), torch.arange(10.0, dtype=D64).view(5, 2)
@@ -171,12 +155,6 @@ def view_as_real(q, k, v):
 def out_stride(q, k, v):
     o = (F.silu(q @ T(k)) @ v).transpose(1, 2)
     return o.stride(), o.is_contiguous(), o.contiguous().view(2, 5, 8)
-
-
-@case(fp64)
-def version_counter(q, k, v):
-    o = F.silu(q @ T(k)) @ v
-    return o, o._version, o.is_leaf, o.requires_grad
 
 
 @case(frozen)
@@ -196,16 +174,13 @@ def bias_ema_write_after(q, k, v):
     return o, b
 
 
-@case(fp64)
-def detached_output_alias(q, k, v):
-    o = torch.tanh(q @ T(k)) @ v
-    return o, o.detach(), o.view(-1)
-
-
 table(
     nothing,
     requires_grad_inside=(lambda q, k, v: torch.tanh(q @ T(k)) @ v.detach().requires_grad_(), fp64),
     returns_input_views=(lambda q, k, v: (torch.tanh(q @ T(k)) @ v, q, T(k), v.detach()), fp64),
+    unused_scores_hooked=(scored(lambda s, v: (torch.tanh(s) @ v, s.shape[0], s.numel())), fp64),
+    version_counter=(attended(F.silu)(lambda o: (o, o._version, o.is_leaf, o.requires_grad)), fp64),
+    detached_output_alias=(attended(torch.tanh)(lambda o: (o, o.detach(), o.view(-1))), fp64),
 )
 
 

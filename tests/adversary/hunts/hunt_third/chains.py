@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, after, nothing, of_scores, square
+from ..rows import Programs, after, nothing, of_scores, scored, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -53,6 +53,9 @@ table(
         (torch.sigmoid(q[..., :2] @ k[..., :2].mT) @ v)
         - 0.3 * (torch.sigmoid(q[..., 2:] @ k[..., 2:].mT) @ v)
     ),
+    comparison_of_scores_is_returned=scored(
+        lambda s, v: (F.silu(s) @ v, (s > 0).sum(), s.detach().amax())
+    ),
 )
 
 
@@ -64,9 +67,8 @@ def dead_attention(q, k, v):
     return q + k + v
 
 
-@case(square(n=4))
-def half_dead_attention(q, k, v):
-    s = q @ k.mT
+@case(square(n=4), of=scored)
+def half_dead_attention(s, v):
     F.silu(s) @ v
     return F.relu(s) @ v
 
@@ -80,9 +82,3 @@ table(
         square(n=4),
     ),
 )
-
-
-@case(square(n=4))
-def comparison_of_scores_is_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, (s > 0).sum(), s.detach().amax()

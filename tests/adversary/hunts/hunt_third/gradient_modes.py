@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, after, ikv, nothing, of_scores, square
+from ..rows import Programs, after, attended, ikv, nothing, of_scores, scored, square
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -35,12 +35,6 @@ def no_grad_twin(q, k, v):
     with torch.no_grad():
         g = (q @ k.mT).sigmoid()
     return (q @ k.mT * g) @ v
-
-
-@case(ikv())
-def detached_value_and_scores(q, k, v):
-    s = q @ k.mT
-    return (s.detach().sigmoid() * s) @ v.detach()
 
 
 table(
@@ -105,9 +99,8 @@ def hook_on_query(q, k, v):
     return F.silu(p @ k.mT) @ v
 
 
-@case(ikv())
-def hook_on_output(q, k, v):
-    o = F.silu(q @ k.mT) @ v
+@case(ikv(), of=attended(F.silu))
+def hook_on_output(o):
     o.register_hook(lambda g: g * 3)
     return o + 1
 
@@ -166,4 +159,5 @@ table(
         (F.silu(q @ k.mT) * Straight.apply(q.sum(-1, keepdim=True))) @ v
     ),
     grad_inside=lambda q, k, v: (F.silu(q @ k.mT) @ v).sum(),
+    detached_value_and_scores=scored(lambda s, v: (s.detach().sigmoid() * s) @ v.detach()),
 )

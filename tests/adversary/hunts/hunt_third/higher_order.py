@@ -7,11 +7,13 @@ from torch.utils.checkpoint import checkpoint
 from ..rows import (
     D64,
     Programs,
+    attended,
     ikv,
     normal,
     nothing,
     of_scores,
     plus,
+    scored,
     square,
     values,
 )
@@ -45,13 +47,11 @@ table(
     checkpoint_scores_only=lambda q, k, v: (
         checkpoint(lambda q, k: F.silu(q @ k.mT), q, k, use_reentrant=False) @ v
     ),
+    checkpoint_second_only=scored(
+        lambda s, v: checkpoint(lambda s, v: F.silu(s) @ v, s, v, use_reentrant=False)
+    ),
+    output_is_a_view_of_the_result=attended(F.silu)(lambda o: (o, o[0], o.mT, o.view(-1))),
 )
-
-
-@case(ikv())
-def checkpoint_second_only(q, k, v):
-    s = q @ k.mT
-    return checkpoint(lambda s, v: F.silu(s) @ v, s, v, use_reentrant=False)
 
 
 @case(ikv())
@@ -178,9 +178,8 @@ def autograd_grad_inside(q, k, v):
     return o.detach() + g.sum()
 
 
-@case(ikv())
-def autograd_grad_of_scores(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def autograd_grad_of_scores(s, v):
     o = F.silu(s) @ v
     if not s.requires_grad:
         return o
@@ -291,12 +290,6 @@ def scores_kept_in_dict(q, k, v):
 
 
 @case(ikv())
-def output_is_a_view_of_the_result(q, k, v):
-    o = F.silu(q @ k.mT) @ v
-    return o, o[0], o.mT, o.view(-1)
-
-
-@case(ikv())
 def as_strided_of_the_result(q, k, v):
     o = (F.silu(q @ k.mT) @ v).transpose(1, 2)
     return o.as_strided((3, 4), (4, 1), 2), o.stride(), o.is_contiguous()
@@ -328,18 +321,16 @@ def view_of_einsum_result(q, k, v):
     return o.as_strided((3, 4), (5, 1), 1), o.permute(2, 0, 1, 3).as_strided((2, 2), (3, 1))
 
 
-@case(ikv())
-def contiguous_flag_decides(q, k, v):
-    o = F.silu(q @ k.mT) @ v
+@case(ikv(), of=attended(F.silu))
+def contiguous_flag_decides(o):
     t = o.mT
     u = t.contiguous()
     u.mul_(2)
     return o + u.mT, t
 
 
-@case(square())
-def reshape_aliases_the_result(q, k, v):
-    o = F.silu(q @ k.mT) @ v
+@case(square(), of=attended(F.silu))
+def reshape_aliases_the_result(o):
     p = o.reshape(2, 12, 4)
     p += 1
     return o

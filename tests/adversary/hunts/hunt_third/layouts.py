@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, normal, nothing, of_scores, qkv, randn, square
+from ..rows import Programs, normal, nothing, of_scores, qkv, randn, scored, square, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -51,6 +51,7 @@ table(
     ),
     outer_batch_by_unsqueeze=lambda q, k, v: F.relu(q[:, None] @ k[None].mT) @ v[None],
     outer_batch_v_of_query=lambda q, k, v: F.relu(q[:, None] @ k[None].mT) @ v[:, None],
+    v_channels_from_scores_size=scored(lambda s, v: s.relu() @ v / s.shape[-1] + s.size(1)),
 )
 
 
@@ -120,12 +121,6 @@ table(
 )
 
 
-@case(qkv())
-def cat_of_weights(q, k, v):
-    w = F.silu(q @ k.mT)
-    return torch.cat([w, w], -1) @ torch.cat([v, v], -2)
-
-
 table(
     qkv(),
     product_in_three_dims_of_five=lambda q, k, v: (
@@ -138,13 +133,8 @@ table(
     cat_of_two_scores=lambda q, k, v: (
         F.silu(torch.cat([q @ k.mT, q @ (2 * k).mT], -1)) @ torch.cat([v, v], -2)
     ),
+    cat_of_weights=weighted(F.silu)(lambda w, v: torch.cat([w, w], -1) @ torch.cat([v, v], -2)),
 )
-
-
-@case(normal((2, 5, 4), (2, 7, 4), (2, 7, 3)))
-def v_channels_from_scores_size(q, k, v):
-    s = q @ k.mT
-    return s.relu() @ v / s.shape[-1] + s.size(1)
 
 
 table(

@@ -3,46 +3,22 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, INF, Programs, ikv, nothing, of_scores, plus, square, values
+from ..rows import (
+    D64,
+    INF,
+    Programs,
+    ikv,
+    nothing,
+    of_scores,
+    plus,
+    scored,
+    square,
+    values,
+    weighted,
+)
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
-
-@case(ikv())
-def scores_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s
-
-
-@case(ikv())
-def weights_returned(q, k, v):
-    w = F.silu(q @ k.mT)
-    return w @ v, w.detach()
-
-
-@case(ikv())
-def shape_of_scores_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s.shape, s.dtype == torch.float64, s.numel(), s.requires_grad
-
-
-@case(ikv())
-def zeros_like_scores_returned(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, torch.zeros_like(s), s.new_ones(3), torch.empty_like(s).shape
-
-
-@case(ikv())
-def entropy_of_weights(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return w @ v, -(w * w.log()).sum()
-
-
-@case(ikv())
-def two_values_one_weight(q, k, v):
-    w = torch.sigmoid(q @ k.mT)
-    return w @ v + (w @ v.flip(-1)) * 2
 
 
 @case(ikv(), of=of_scores)
@@ -67,49 +43,22 @@ def scores_from_last_layer(q, k, v):
     return F.relu(s2) @ v
 
 
-@case(square(n=4))
-def scores_as_values(q, k, v):
-    s = q @ k.mT
-    return F.relu(s) @ s
-
-
-@case(square(n=4))
-def power_of_weights(q, k, v):
-    w = F.relu(q @ k.mT)
-    return w @ (w @ v)
-
-
-@case(ikv())
-def factory_of_scores(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s.new_zeros(3), s.new_full((2, 2), 4), s.new_ones(s.shape)
-
-
-@case(ikv())
-def factory_used_inside_and_returned(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def factory_used_inside_and_returned(s, v):
     m = s.new_ones(5, 7).tril()
     one = s.new_ones(())
     return (F.silu(s) * m + one) @ v, m, one
 
 
-@case(ikv())
-def factory_written_inside(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def factory_written_inside(s, v):
     m = s.new_zeros(5, 7)
     m += torch.arange(7)
     return (F.silu(s) * m) @ v, m
 
 
-@case(ikv())
-def factory_of_integer_dtype(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v, s.new_zeros(3, dtype=torch.int32), s.new_tensor([1.0, 2.0])
-
-
-@case(ikv())
-def buffer_from_scores_shape(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def buffer_from_scores_shape(s, v):
     mask = torch.zeros(s.shape[-2:], dtype=torch.bool)
     mask[1:3, 2:] = True
     return F.silu(s).masked_fill(mask, 0) @ v, mask
@@ -133,23 +82,10 @@ def closure_and_partial(q, k, v):
     return functools.partial(act, 0.1)(q @ k.mT) @ v
 
 
-@case(ikv())
-def gumbel_like_hard(q, k, v):
-    s = torch.sigmoid(q @ k.mT)
-    hard = (s > 0.5).to(s.dtype)
-    return (hard - s.detach() + s) @ v
-
-
 @case(ikv(), of=of_scores)
 def gradient_scaled(s):
     s = s.detach() * 0.9 + s * 0.1
     return F.silu(s)
-
-
-@case(ikv())
-def one_scores_two_attentions(q, k, v):
-    s = q @ k.mT
-    return F.silu(s) @ v - F.relu(-s) @ v
 
 
 table(
@@ -167,6 +103,8 @@ table(
         lambda q, k, v: (F.silu(q @ k.mT) - 0.5 * F.relu(k @ q.mT).mT) @ v,
         ikv(),
     ),
+    scores_as_values=(scored(lambda s, v: F.relu(s) @ s), square(n=4)),
+    power_of_weights=(weighted(F.relu)(lambda w, v: w @ (w @ v)), square(n=4)),
 )
 
 
@@ -224,6 +162,9 @@ table(
         F.relu(q[:, :1] @ k[:, :1].mT).repeat_interleave(2, 1) @ v
     ),
     gau=lambda q, k, v: v * ((F.relu(q @ k.mT / 6) ** 2) @ v),
+    normalised_by_row_sum_after=weighted(F.relu)(
+        lambda w, v: (w @ v) / (w.sum(-1, keepdim=True) + 1)
+    ),
 )
 
 
@@ -253,15 +194,8 @@ table(
 )
 
 
-@case(square())
-def normalised_by_row_sum_after(q, k, v):
-    w = F.relu(q @ k.mT)
-    return (w @ v) / (w.sum(-1, keepdim=True) + 1)
-
-
-@case(square())
-def normalised_by_ones_column(q, k, v):
-    w = F.relu(q @ k.mT)
+@case(square(), of=weighted(F.relu))
+def normalised_by_ones_column(w, v):
     o = w @ torch.cat([v, torch.ones_like(v[..., :1])], -1)
     return o[..., :-1] / (o[..., -1:] + 1)
 
@@ -331,3 +265,28 @@ def inputs_are_views_of_one_written(x, q, k):
     s = q @ k.mT
     x.mul_(2)
     return F.sigmoid(s) @ k
+
+
+table(
+    ikv(),
+    scores_returned=scored(lambda s, v: (F.silu(s) @ v, s)),
+    weights_returned=weighted(F.silu)(lambda w, v: (w @ v, w.detach())),
+    shape_of_scores_returned=scored(
+        lambda s, v: (F.silu(s) @ v, s.shape, s.dtype == torch.float64, s.numel(), s.requires_grad)
+    ),
+    zeros_like_scores_returned=scored(
+        lambda s, v: (F.silu(s) @ v, torch.zeros_like(s), s.new_ones(3), torch.empty_like(s).shape)
+    ),
+    entropy_of_weights=weighted(torch.sigmoid)(lambda w, v: (w @ v, -(w * w.log()).sum())),
+    two_values_one_weight=weighted(torch.sigmoid)(lambda w, v: w @ v + (w @ v.flip(-1)) * 2),
+    factory_of_scores=scored(
+        lambda s, v: (F.silu(s) @ v, s.new_zeros(3), s.new_full((2, 2), 4), s.new_ones(s.shape))
+    ),
+    factory_of_integer_dtype=scored(
+        lambda s, v: (F.silu(s) @ v, s.new_zeros(3, dtype=torch.int32), s.new_tensor([1.0, 2.0]))
+    ),
+    gumbel_like_hard=weighted(torch.sigmoid)(
+        lambda s, v: ((s > 0.5).to(s.dtype) - s.detach() + s) @ v
+    ),
+    one_scores_two_attentions=scored(lambda s, v: F.silu(s) @ v - F.relu(-s) @ v),
+)

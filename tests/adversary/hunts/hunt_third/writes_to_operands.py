@@ -3,7 +3,19 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, ikv, normal, of_scores, plus, qkv, randn, values
+from ..rows import (
+    D64,
+    Programs,
+    attended,
+    ikv,
+    normal,
+    of_scores,
+    plus,
+    qkv,
+    randn,
+    scored,
+    values,
+)
 
 PROGRAMS = Programs()
 case = PROGRAMS.case
@@ -71,9 +83,8 @@ def input_bias_is_written_with_the_scores(q, k, v, bias):
     return F.silu(s) @ v
 
 
-@case(plus(ikv(), lambda: (torch.zeros(5, 3, dtype=D64),)))
-def output_is_accumulated_in_an_input(q, k, v, acc):
-    out = F.silu(q @ k.mT) @ v
+@case(plus(ikv(), lambda: (torch.zeros(5, 3, dtype=D64),)), of=attended(F.silu))
+def output_is_accumulated_in_an_input(out, acc):
     with torch.no_grad():
         acc += out.mean((0, 1))
     return out
@@ -222,9 +233,8 @@ def caller_steps_query_behind_narrow(q, k, v):
     return F.silu(torch.cat([q]).narrow(2, 0, 5) @ k.mT) @ v + F.silu(q.narrow(2, 0, 5) @ k.mT) @ v
 
 
-@case(FIRST_LEARNS)
-def factory_that_is_returned_wants_gradient(q, k, v):
-    scores = q @ k.mT
+@case(FIRST_LEARNS, of=scored)
+def factory_that_is_returned_wants_gradient(scores, v):
     bias = scores.new_zeros(7, requires_grad=True)
     return F.silu(scores + bias) @ v, bias
 

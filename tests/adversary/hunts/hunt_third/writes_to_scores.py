@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, after, ikv, nothing, of_scores
+from ..rows import Programs, after, attended, ikv, nothing, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -28,23 +28,20 @@ def write_4(s):
     return F.silu(s)
 
 
-@case(ikv())
-def write_5(q, k, v):
-    s = F.silu(q @ k.mT)
+@case(ikv(), of=weighted(F.silu))
+def write_5(s, v):
     s[s < 0] = 0
     return s @ v
 
 
-@case(ikv())
-def write_6(q, k, v):
-    s = F.silu(q @ k.mT)
+@case(ikv(), of=weighted(F.silu))
+def write_6(s, v):
     s[..., torch.arange(5)[:, None] < torch.arange(7)] = 0.5
     return s @ v
 
 
-@case(ikv())
-def write_10(q, k, v):
-    s = q @ k.mT
+@case(ikv(), of=scored)
+def write_10(s, v):
     w = torch.sigmoid(s)
     s.zero_()
     return w @ v + s.sum()
@@ -92,17 +89,15 @@ def write_19(q, k, v):
     return out
 
 
-@case(ikv())
-def write_20(q, k, v):
-    o = F.relu(q @ k.mT) @ v
+@case(ikv(), of=attended(F.relu))
+def write_20(o):
     o.mul_(2)
     o[0] = 0
     return o
 
 
-@case(ikv())
-def write_21(q, k, v):
-    o = F.relu(q @ k.mT) @ v
+@case(ikv(), of=attended(F.relu))
+def write_21(o):
     p = o.transpose(1, 2)
     p.add_(1)
     return o, p.reshape(2, 5, 6)
@@ -184,9 +179,8 @@ table(
 )
 
 
-@case(ikv())
-def write_37(q, k, v):
-    s = F.hardtanh_(q @ k.mT)
+@case(ikv(), of=weighted(F.hardtanh_))
+def write_37(s, v):
     s = F.threshold_(s, 0.5, 0.1)
     return s @ v
 
