@@ -4,6 +4,7 @@ A program's operands are made by a function of nothing that returns a tuple.
 """
 
 import importlib
+import operator
 import pkgutil
 from collections.abc import Callable, Iterable
 
@@ -103,6 +104,11 @@ def after(change: Callable, weights: Callable) -> Callable:
     return changed
 
 
+def put(index, value) -> Callable:
+    """`x[index] = value`, for `after`."""
+    return lambda x, *more: operator.setitem(x, index, value)
+
+
 class Programs(list):
     """Programs as the test of the hunts takes them: a function, or one and what the caller does
     before the backward, with its operands.
@@ -121,15 +127,18 @@ class Programs(list):
         rows: dict | None = None,
         of: Callable | None = None,
         prefix: str = "",
+        before: Callable | None = None,
         **more,
     ):
         """A row is a function or a tuple: the function and makers of its further operands.
-        of: makes the program of what the rows hold. A program that breaks Dynamo's graph is a
-        `case`: in a row it would break it at the call of the row's function.
+        of: makes the program of what the rows hold. before: what the caller does before the
+        backward. A program that breaks Dynamo's graph is a `case`: in a row it would break it at
+        the call of the row's function.
         """
         for name, row in {**(rows or {}), **more}.items():
             function, *further = row if isinstance(row, tuple) else (row,)
-            self.add(prefix + name, of(function) if of else function, plus(make, *further))
+            program = of(function) if of else function
+            self.add(prefix + name, program, plus(make, *further), before)
 
     def case(self, make: Make, before: Callable | None = None, of: Callable | None = None):
         """Adds the function that it decorates, or the program that `of` makes of it."""
