@@ -108,12 +108,6 @@ def hook_on_alias_of_key_view(q, k, v):
     return torch.relu(s) @ v
 
 
-@case(qkv32, of=attended(torch.relu))
-def hook_on_output(o):
-    o.register_hook(lambda g: g * 3)
-    return o * 2
-
-
 @case(qkv32)
 def retained_key_view(q, k, v):
     kt = k.mT
@@ -272,6 +266,10 @@ table(
         lambda: leaves((2, 6, 8), (2, 7, 8), (2, 7, 8), dtype=torch.complex64),
     ),
     shared_regions=(scored(lambda s, v: (torch.relu(s) @ v, torch.tanh(s) @ v)), qkv32),
+    hook_on_output=(
+        attended(torch.relu)(after(lambda o: o.register_hook(lambda g: g * 3), lambda o: o * 2)),
+        qkv32,
+    ),
 )
 
 

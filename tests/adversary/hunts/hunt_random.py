@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import Programs, qkv32, scored
+from .rows import Programs, after, qkv32, scored
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -22,40 +22,33 @@ def random_bernoulli_zeroed(s, v):
     return ((torch.relu(s) + n) @ v, torch.rand(3))
 
 
-@case(qkv32, of=scored)
-def dead_sdpa(s, v):
-    F.scaled_dot_product_attention(s, s, s, dropout_p=0.5)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-@case(qkv32, of=scored)
-def dead_gamma(s, v):
-    torch._standard_gamma(s.detach().abs() + 1)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-@case(qkv32, of=scored)
-def dead_binomial(s, v):
-    torch.binomial(s.detach().abs().round() + 1, torch.full_like(s, 0.5))
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-@case(qkv32, of=scored)
-def dead_rand_like(s, v):
-    torch.rand_like(s)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-@case(qkv32, of=scored)
-def dead_dirichlet(s, v):
-    torch._sample_dirichlet(s.detach().abs() + 1)
-    return (torch.relu(s) @ v, torch.rand(3))
-
-
-@case(qkv32, of=scored)
-def dead_fractional_pool(s, v):
-    F.fractional_max_pool2d(s, 2, output_size=(3, 3))
-    return (torch.relu(s) @ v, torch.rand(3))
+table(
+    qkv32,
+    of=scored,
+    dead_sdpa=after(
+        lambda s, v: F.scaled_dot_product_attention(s, s, s, dropout_p=0.5),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_gamma=after(
+        lambda s, v: torch._standard_gamma(s.detach().abs() + 1),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_binomial=after(
+        lambda s, v: torch.binomial(s.detach().abs().round() + 1, torch.full_like(s, 0.5)),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_rand_like=after(
+        lambda s, v: torch.rand_like(s), lambda s, v: (torch.relu(s) @ v, torch.rand(3))
+    ),
+    dead_dirichlet=after(
+        lambda s, v: torch._sample_dirichlet(s.detach().abs() + 1),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+    dead_fractional_pool=after(
+        lambda s, v: F.fractional_max_pool2d(s, 2, output_size=(3, 3)),
+        lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
+    ),
+)
 
 
 table(

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs
+from ..rows import D64, Programs, after
 from .given import T, attended, fp64, of_scores, scored, weighted
 
 PROGRAMS = Programs()
@@ -120,28 +120,12 @@ class Attn(torch.autograd.Function):
         return g * 2, g + k, None
 
 
-@case(fp64, of=weighted(torch.tanh))
-def hook_on_weights(w, v):
-    w.register_hook(lambda g: g * 5)
-    return w @ v
-
-
-@case(fp64, of=scored)
-def hook_on_scores(w, v):
-    w.register_hook(lambda g: g.clamp(-0.1, 0.1))
-    return torch.tanh(w) @ v
-
-
-@case(fp64, of=attended(torch.tanh))
-def hook_on_output(w):
-    w.register_hook(lambda g: g * 5)
-    return w
-
-
-@case(fp64, of=weighted(torch.tanh))
-def retain_grad_weights(w, v):
-    w.retain_grad()
-    return w @ v
+table(
+    fp64,
+    of=weighted(torch.tanh),
+    hook_on_weights=after(lambda w, v: w.register_hook(lambda g: g * 5), lambda w, v: w @ v),
+    retain_grad_weights=after(lambda w, v: w.retain_grad(), lambda w, v: w @ v),
+)
 
 
 table(
@@ -165,4 +149,13 @@ table(
         lambda w, v: (w @ v) / w.detach().sum(-1, keepdim=True)
     ),
     create_graph_penalty_first=attended(F.silu)(lambda o: (o, o.square().mean())),
+    hook_on_scores=scored(
+        after(
+            lambda w, v: w.register_hook(lambda g: g.clamp(-0.1, 0.1)),
+            lambda w, v: torch.tanh(w) @ v,
+        )
+    ),
+    hook_on_output=attended(torch.tanh)(
+        after(lambda w: w.register_hook(lambda g: g * 5), lambda w: w)
+    ),
 )

@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, nothing, plus
+from ..rows import D64, Programs, after, normal, nothing, plus
 from .given import T, attended, fp64, frozen, scored, weighted
 
 PROGRAMS = Programs()
@@ -18,22 +18,14 @@ def inplace_on_weights(w, v):
     return w @ v
 
 
-@case(frozen, of=weighted(torch.tanh))
-def inplace_on_weight_view(w, v):
-    w[..., 0].zero_()
-    return w @ v
-
-
-@case(frozen, of=weighted(torch.tanh))
-def inplace_diag_fill(w, v):
-    torch.diagonal(w, dim1=-2, dim2=-1).fill_(0.0)
-    return w @ v
-
-
-@case(fp64, of=attended(F.silu))
-def inplace_on_output_view(o):
-    o[:, 0].mul_(2)
-    return o
+table(
+    frozen,
+    of=weighted(torch.tanh),
+    inplace_on_weight_view=after(lambda w, v: w[..., 0].zero_(), lambda w, v: w @ v),
+    inplace_diag_fill=after(
+        lambda w, v: torch.diagonal(w, dim1=-2, dim2=-1).fill_(0.0), lambda w, v: w @ v
+    ),
+)
 
 
 @case(fp64)
@@ -42,12 +34,6 @@ def value_written_after(q, k, v):
     o = F.silu(q @ T(k)) @ u
     u2 = u.detach()
     return o, u2 + 1
-
-
-@case(frozen, of=weighted(F.silu))
-def value_written_between(w, v):
-    v.mul_(2)
-    return w @ v
 
 
 @case(frozen)
@@ -114,16 +100,13 @@ def output_written_after(o):
     return o, p.reshape(2, 5, 8)
 
 
-@case(fp64, of=attended(F.silu))
-def output_detached_written(o):
-    o.detach().mul_(2)
-    return o
-
-
-@case(fp64, of=attended(F.silu))
-def output_data_written(o):
-    o.data.zero_()
-    return o
+table(
+    fp64,
+    of=attended(F.silu),
+    inplace_on_output_view=after(lambda o: o[:, 0].mul_(2), lambda o: o),
+    output_detached_written=after(lambda o: o.detach().mul_(2), lambda o: o),
+    output_data_written=after(lambda o: o.data.zero_(), lambda o: o),
+)
 
 
 @case(fp64)
@@ -181,6 +164,10 @@ table(
     unused_scores_hooked=(scored(lambda s, v: (torch.tanh(s) @ v, s.shape[0], s.numel())), fp64),
     version_counter=(attended(F.silu)(lambda o: (o, o._version, o.is_leaf, o.requires_grad)), fp64),
     detached_output_alias=(attended(torch.tanh)(lambda o: (o, o.detach(), o.view(-1))), fp64),
+    value_written_between=(
+        weighted(F.silu)(after(lambda w, v: v.mul_(2), lambda w, v: w @ v)),
+        frozen,
+    ),
 )
 
 

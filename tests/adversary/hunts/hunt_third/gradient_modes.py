@@ -99,12 +99,6 @@ def hook_on_query(q, k, v):
     return F.silu(p @ k.mT) @ v
 
 
-@case(ikv(), of=attended(F.silu))
-def hook_on_output(o):
-    o.register_hook(lambda g: g * 3)
-    return o + 1
-
-
 @case(ikv())
 def requires_grad_on_scores(q, k, v):
     s = (q @ k.mT).detach()
@@ -160,4 +154,7 @@ table(
     ),
     grad_inside=lambda q, k, v: (F.silu(q @ k.mT) @ v).sum(),
     detached_value_and_scores=scored(lambda s, v: (s.detach().sigmoid() * s) @ v.detach()),
+    hook_on_output=attended(F.silu)(
+        after(lambda o: o.register_hook(lambda g: g * 3), lambda o: o + 1)
+    ),
 )

@@ -6,7 +6,18 @@ import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 
-from ..rows import D64, Programs, attended, ikv, normal, nothing, of_scores, plus, scored, values
+from ..rows import (
+    D64,
+    Programs,
+    attended,
+    ikv,
+    normal,
+    nothing,
+    of_scores,
+    plus,
+    scored,
+    values,
+)
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
