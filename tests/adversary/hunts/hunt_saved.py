@@ -3,56 +3,46 @@
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from .rows import Programs, nothing, qkv32
+from .rows import Programs, of_scores, plus, qkv32
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
+relu = of_scores(torch.relu)
+biased = of_scores(lambda s, bias: torch.relu(s + bias))
+in_16_bits = lambda: qkv32(torch.bfloat16)
+with_bias = plus(qkv32, lambda: (torch.randn(6, 7),))
 
 
-def bf():
-    return qkv32(torch.bfloat16)
+def frozen(*which):
+    return lambda: tuple(x.detach() if i in which else x for i, x in enumerate(qkv32()))
 
 
-def qkvr():
-    return (*qkv32(), torch.randn(6, 7))
+def zero_frozen(*operands):
+    for x in operands:
+        if not x.requires_grad:
+            x.zero_()
 
 
-def frozen_qk():
-    q, k, v = qkv32()
-    return q.detach(), k.detach(), v
-
-
-def zero01(q, k, v):
-    q.zero_()
-    k.zero_()
-
-
-def zero0(q, k, v):
+def zero_query(q, k, v):
     with torch.no_grad():
         q.zero_()
 
 
-def one_frozen(*frozen):
-    return tuple(x.detach() if i in frozen else x for i, x in enumerate(qkv32()))
+# The caller changes inputs that eager does not keep.
+CASES.add("frozen_scores_are_reused", relu, frozen(0, 1), zero_frozen)
+CASES.add("step_on_q_before_backward", relu, frozen(1), zero_query)
 
 
-@case(frozen_qk, zero01)
-def frozen_scores_are_reused(q, k, v):
-    return torch.relu(q @ k.mT) @ v
+# What a graph returns, the next one changes.
 
 
-@case(lambda: one_frozen(1), zero0)
-def step_on_q_before_backward(q, k, v):
-    return torch.relu(q @ k.mT) @ v
-
-
-@case(lambda: (*qkv32(), torch.randn(6, 7)))
+@case(with_bias)
 def bias_is_output(q, k, v, r):
     bias = r * 0.5
-    return (torch.relu(q @ k.mT + bias) @ v, bias)
+    return biased(q, k, v, bias), bias
 
 
-@case(qkvr)
+@case(with_bias)
 def bias_changed_after_a_break(q, k, v, r):
     bias = r * 0.5
     out = torch.relu(q @ k.mT + bias) @ v
@@ -61,7 +51,7 @@ def bias_changed_after_a_break(q, k, v, r):
     return out + bias.sum()
 
 
-@case(qkvr)
+@case(with_bias)
 def input_bias_changed_after_a_break(q, k, v, r):
     out = torch.relu(q @ k.mT + r) @ v
     torch._dynamo.graph_break()
@@ -69,7 +59,7 @@ def input_bias_changed_after_a_break(q, k, v, r):
     return out + r.sum()
 
 
-@case(qkvr)
+@case(with_bias)
 def small_bias_changed_after_a_break(q, k, v, r):
     b = r[0] * 0.5
     out = torch.relu(q @ k.mT + b) @ v
@@ -78,10 +68,9 @@ def small_bias_changed_after_a_break(q, k, v, r):
     return out + b.sum()
 
 
-@case(qkvr)
-def frozen_keys_changed_after_a_break(q, k, v, r):
-    q2 = q.detach() * 2
-    k2 = k.detach() * 2
+@case(qkv32)
+def frozen_keys_changed_after_a_break(q, k, v):
+    q2, k2 = q.detach() * 2, k.detach() * 2
     out = torch.relu(q2 @ k2.mT) @ v
     torch._dynamo.graph_break()
     k2.zero_()
@@ -89,11 +78,13 @@ def frozen_keys_changed_after_a_break(q, k, v, r):
     return out + q2.sum()
 
 
+# The graph itself changes operands after the region.
+
+
 @case(qkv32)
 def frozen_keys_changed_later(q, k, v):
-    q2 = q.detach() * 2
-    k2 = k.detach() * 2
-    out = torch.relu(q2 @ k2.mT) @ v
+    q2, k2 = q.detach() * 2, k.detach() * 2
+    out = relu(q2, k2, v)
     k2.zero_()
     q2.zero_()
     return out + q2.sum()
@@ -102,8 +93,7 @@ def frozen_keys_changed_later(q, k, v):
 @case(qkv32)
 def no_grad_write_of_query_later(q, k, v):
     q2 = q * 1
-    k2 = k.detach() * 1
-    o = torch.relu(q2 @ k2.mT) @ v
+    o = relu(q2, k.detach() * 1, v)
     with torch.no_grad():
         q2.mul_(3)
     return o
@@ -112,16 +102,19 @@ def no_grad_write_of_query_later(q, k, v):
 @case(qkv32)
 def detach_in_place_of_operand_later(q, k, v):
     k2 = k * 1
-    o = torch.relu(q @ k2.mT) @ v
+    o = relu(q, k2, v)
     k2.detach_()
     return o + k2.sum()
 
 
-@case(bf)
+# Inference mode: no history, and nothing to keep.
+
+
+@case(in_16_bits)
 def upcast_in_inference_mode(q, k, v):
     with torch.inference_mode():
         kf = k.float()
-    return torch.relu(q.detach().float() @ kf.mT) @ v.float()
+    return relu(q.detach().float(), kf, v.float())
 
 
 @case(qkv32)
@@ -131,48 +124,33 @@ def view_in_inference_mode(q, k, v):
     return torch.relu(q.detach() @ kt) @ v
 
 
-@case(bf)
+@case(in_16_bits)
 def upcast_in_no_grad(q, k, v):
     with torch.no_grad():
         kf = k.float()
-    return torch.relu(q.float() @ kf.mT) @ v.float()
+    return relu(q.float(), kf, v.float())
 
 
-@case(qkv32)
-def nested_checkpoints(q, k, v):
-
-    def inner(q, k, v):
-        return torch.relu(q @ k.mT) @ v
-
-    def outer(q, k, v):
-        return checkpoint(inner, q, k, v, use_reentrant=False) * 2
-
-    return checkpoint(outer, q, k, v, use_reentrant=False)
+# Checkpoints read their operands again.
 
 
 table(
-    nothing,
-    reentrant_checkpoint=(
-        lambda q, k, v: checkpoint(
-            lambda q, k, v: torch.relu(q @ k.mT) @ v, q, k, v, use_reentrant=True
-        ),
-        qkv32,
+    qkv32,
+    nested_checkpoints=lambda q, k, v: checkpoint(
+        lambda *x: checkpoint(relu, *x, use_reentrant=False) * 2, q, k, v, use_reentrant=False
     ),
+    reentrant_checkpoint=lambda q, k, v: checkpoint(relu, q, k, v, use_reentrant=True),
 )
 
 
 @case(qkv32)
 def checkpoint_then_change(q, k, v):
     k2 = k * 1.0
-    o = checkpoint(lambda q, k, v: torch.relu(q @ k.mT) @ v, q, k2, v, use_reentrant=False)
-    return (o, k2)
+    return checkpoint(relu, q, k2, v, use_reentrant=False), k2
 
 
-@case(qkvr)
+@case(with_bias)
 def checkpoint_reads_bias_later(q, k, v, r):
     b = r[0] * 1
-
-    def f(q, k, v, b):
-        return torch.relu(q @ k.mT * b.sigmoid()) @ v
-
-    return (checkpoint(f, q, k, v, b, use_reentrant=False), b)
+    gated = of_scores(lambda s, b: torch.relu(s * b.sigmoid()))
+    return checkpoint(gated, q, k, v, b, use_reentrant=False), b
