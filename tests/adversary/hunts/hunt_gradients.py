@@ -42,7 +42,7 @@ table(
         lambda s, c: torch.where(s > c, s, torch.zeros_like(s)),
         lambda: (*qkv32(), torch.tensor(1.5, requires_grad=True)),
     ),
-    sign_scores=(lambda s: torch.sign(s), qkv32),
+    sign_scores=(torch.sign, qkv32),
     pow_zero=(lambda s: torch.pow(s, 0), qkv32),
     detached_weights_frozen_value=(lambda s: torch.relu(s).detach(), qkv32),
 )

@@ -14,7 +14,7 @@ table(
     fp32,
     of=of_scores,
     weights_to_int=lambda s: s.to(torch.int32).to(torch.float32),
-    weights_round=lambda s: torch.round(s),
+    weights_round=torch.round,
     weights_floor_frac=lambda s: s - s.floor(),
     weights_sign_sqrt=lambda s: s.sign() * s.abs().sqrt(),
     weights_fmod=lambda s: torch.fmod(s, 1.0),

@@ -103,9 +103,9 @@ table(
 table(
     nothing,
     of=of_scores,
-    complex_plain=(lambda s: torch.tanh(s), rounded(torch.complex128)),
-    integers=(lambda s: F.relu(s), multiplied(3, torch.int64)),
-    integers8=(lambda s: F.relu(s), multiplied(50, torch.int8)),
+    complex_plain=(torch.tanh, rounded(torch.complex128)),
+    integers=(F.relu, multiplied(3, torch.int64)),
+    integers8=(F.relu, multiplied(50, torch.int8)),
     scores_two_branches_mask=(lambda s: torch.where(s > 0, s, torch.zeros(())), fp64),
     where_int_branch=(lambda s: torch.where(s > 0, 1, 0).to(D64), fp64),
 )

@@ -34,9 +34,7 @@ table(
     dropout_one=lambda s: F.dropout(F.silu(s), 1.0),
     rrelu_train=lambda s: F.rrelu(s, training=True),
     rand_mask=lambda s: F.silu(s) * (torch.rand(5, 5) > 0.5),
-    cond_weights=lambda s: torch.cond(
-        s.sum() > 0, lambda x: F.relu(x), lambda x: torch.tanh(x), (s,)
-    ),
+    cond_weights=lambda s: torch.cond(s.sum() > 0, F.relu, torch.tanh, (s,)),
 )
 
 

@@ -61,7 +61,7 @@ def gqa_by_interleaved_rows_causal(q, k, v):
 table(
     nothing,
     of=of_scores,
-    heads_of_one=(lambda s: F.relu(s), normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3))),
+    heads_of_one=(F.relu, normal((2, 1, 5, 4), (1, 3, 7, 4), (2, 3, 7, 3))),
     bias_adds_a_dim=(
         lambda s, c: F.silu(s + c),
         normal((2, 5, 4), (2, 7, 4), (2, 7, 3), (3, 1, 1, 1)),

@@ -67,7 +67,7 @@ table(
         normal((1, 2, 4, 4), (1, 2, 4, 4), dtype=torch.bfloat16),
         normal((1, 2, 4, 4), dtype=torch.float32),
     ),
-    all_integers=(lambda s: torch.relu(s), INTEGERS),
+    all_integers=(torch.relu, INTEGERS),
     int_beside_fp32=(
         lambda s, n: F.relu(s + (n > 16777216.5) + (n == 16777216.0) * 2 + (n - 16777216)),
         square(b=1, n=4, dtype=torch.float32),

@@ -85,7 +85,7 @@ BY_HAND = {
     "celu_nan": lambda s: F.celu(s, 0.5),
     "rsub_": lambda s: 1 - s,
     "threshold_nan": lambda s: F.threshold(s, 0.1, 5.0),
-    "hardtanh_nan": lambda s: F.hardtanh(s),
+    "hardtanh_nan": F.hardtanh,
     "prelu_nan": lambda s: F.prelu(s, torch.tensor([0.1], dtype=s.dtype)),
     "lerp_inf": lambda s: torch.lerp(s, -s, 0.7),
     "round_inf": lambda s: torch.round(s) + torch.trunc(s) + torch.ceil(s),
