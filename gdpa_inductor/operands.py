@@ -106,7 +106,7 @@ def check(operands: Operands[Tensor]) -> None:
     for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
             check_form(side, offsets)
-            _require(offsets.shape[0] >= 1, lambda name=side: f"gdpa::attention: {name} is empty")
+            _check_not_empty(side, offsets)
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -163,6 +163,10 @@ def check_form(name: str, offsets: Tensor) -> None:
             f"{name} must be [batch + 1] of int32 or int64, "
             f"got {offsets.dtype} of shape {tuple(offsets.shape)}"
         )
+
+
+def _check_not_empty(name: str, offsets: Tensor) -> None:
+    _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
 def _check_aux(o: Operands[Tensor]) -> None:
