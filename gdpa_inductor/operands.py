@@ -105,7 +105,8 @@ def check(operands: Operands[Tensor]) -> None:
         _check_layout(name, tensor, offsets is not None)
     for side, offsets in (("cu_seqlens_q", o.cu_seqlens_q), ("cu_seqlens_k", o.cu_seqlens_k)):
         if offsets is not None:
-            _check_offsets(side, offsets)
+            check_form(side, offsets)
+            _check_not_empty(side, offsets)
     for other in (o.key, o.value, *o.aux, o.cu_seqlens_q, o.cu_seqlens_k):
         if other is not None and other.device != o.query.device and other.dim() > 0:
             raise GDPAError(f"operands are on {o.query.device} and {other.device}")
@@ -162,6 +163,10 @@ def check_form(name: str, offsets: Tensor) -> None:
             f"{name} must be [batch + 1] of int32 or int64, "
             f"got {offsets.dtype} of shape {tuple(offsets.shape)}"
         )
+
+
+def _check_not_empty(name: str, offsets: Tensor) -> None:
+    _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
 def _check_aux(o: Operands[Tensor]) -> None:
@@ -223,11 +228,6 @@ def kind_of(dtype: torch.dtype) -> str:
 
 def _fits(what: str, left: Size, right: Size) -> None:
     _require(left == right, lambda: f"gdpa::attention: {what}: {left} and {right}")
-
-
-def _check_offsets(name: str, offsets: Tensor) -> None:
-    check_form(name, offsets)
-    _require(offsets.shape[0] >= 1, lambda: f"gdpa::attention: {name} is empty")
 
 
 def _require(holds: Any, complaint: Callable[[], str]) -> None:

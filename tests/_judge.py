@@ -35,14 +35,14 @@ def results(
         left = {f"{name} afterwards": x for name, x in operands.items() if torch.is_tensor(x)}
         return Results({**outputs, **left}, {})
     leaves = {name: x for name, x in operands.items() if getattr(x, "requires_grad", False)}
-    asked = [value for value in returned if value.requires_grad]
-    if not asked or not leaves:
+    differentiable = [value for value in returned if value.requires_grad]
+    if not differentiable or not leaves:
         return Results(outputs, {})
-    weights = [_weighting(value, i) for i, value in enumerate(asked)]
-    found = torch.autograd.grad(asked, list(leaves.values()), weights, allow_unused=True)
+    weights = [_weighting(value, i) for i, value in enumerate(differentiable)]
+    grads = torch.autograd.grad(differentiable, list(leaves.values()), weights, allow_unused=True)
     gradients = {
         f"gradient of {name}": torch.zeros_like(leaf) if grad is None else grad
-        for (name, leaf), grad in zip(leaves.items(), found)
+        for (name, leaf), grad in zip(leaves.items(), grads)
     }
     return Results(outputs, gradients)
 
@@ -123,7 +123,7 @@ def noise_of(
     result moves in fp64; and eager's own error there, in the operands' precision. The second is the
     error rule's measure without the luck of one draw, and sees roundings outside of the region.
     """
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for draw in range(draws):
         moved = _moved(operands, eps, torch.Generator().manual_seed(draw))
         rounded = recast(moved, floating_dtype(operands))
@@ -133,8 +133,8 @@ def noise_of(
         truth = results(function, same, training=training, seed=seed)
         for mine, theirs in ((other, exact), (eager, truth)):
             for name, worst in _distances(mine, theirs):
-                found[name] = max(found.get(name, 0.0), worst)
-    return found
+                largest[name] = max(largest.get(name, 0.0), worst)
+    return largest
 
 
 def noise_of_model(
@@ -148,7 +148,7 @@ def noise_of_model(
 
     `step` runs `model` as it then is, `exactly` does so in fp64. The model is left as it was.
     """
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     try:
         for draw in range(draws):
@@ -156,10 +156,10 @@ def noise_of_model(
             mine, truth = step(), exactly()
             for name, value in mine.items():
                 error = (value.double() - truth[name]).abs().max().item()
-                found[name] = max(found.get(name, 0.0), error)
+                largest[name] = max(largest.get(name, 0.0), error)
     finally:
         model.load_state_dict(before, strict=False)
-    return found
+    return largest
 
 
 def _move(
@@ -195,8 +195,8 @@ def _distances(mine: Results, theirs: Results) -> Iterator[tuple[str, float]]:
 
 def floating_dtype(operands: Mapping[str, object]) -> torch.dtype:
     """The one floating dtype of the operands."""
-    found = {x.dtype for x in operands.values() if torch.is_tensor(x) and x.is_floating_point()}
-    return found.pop() if found else torch.float64
+    dtypes = {x.dtype for x in operands.values() if torch.is_tensor(x) and x.is_floating_point()}
+    return dtypes.pop() if dtypes else torch.float64
 
 
 def mark_dynamic(specs: Mapping[str, str], operands: Mapping[str, object]) -> None:

@@ -107,13 +107,13 @@ def text_of(gm: torch.fx.GraphModule) -> str:
 
 def calls_of(gm: torch.fx.GraphModule) -> Counter[str]:
     """How often each function or method is called, by its short name, nested bodies included."""
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for module in gm.modules():
         if isinstance(module, torch.fx.GraphModule):
-            found.update(
+            counts.update(
                 _short_name(node) for node in module.graph.nodes if node.op.startswith("call")
             )
-    return found
+    return counts
 
 
 def _short_name(node: torch.fx.Node) -> str:

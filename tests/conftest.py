@@ -86,10 +86,10 @@ def pytest_sessionstart() -> None:
         torch.set_num_threads(int(threads))  # MKL would have no more than there are cores
     if threads and torch.get_num_threads() != int(threads):
         raise pytest.UsageError(f"{threads} threads asked for, torch has {torch.get_num_threads()}")
-    asked = os.environ.get("ATEN_CPU_CAPABILITY")
+    capability = os.environ.get("ATEN_CPU_CAPABILITY")
     has = torch.backends.cpu.get_cpu_capability()
-    if asked and asked.upper() != has:
-        raise pytest.UsageError(f"the instruction set {asked} was asked for, torch uses {has}")
+    if capability and capability.upper() != has:
+        raise pytest.UsageError(f"the instruction set {capability} was asked for, torch uses {has}")
 
 
 def pytest_collection_finish() -> None:
@@ -163,8 +163,8 @@ def judged_rewrites(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     refused: list[judge.Verdict] = []
 
-    def validate(*given: object) -> judge.Verdict | None:
-        verdict = real(*given)
+    def validate(*arguments: object) -> judge.Verdict | None:
+        verdict = real(*arguments)
         if verdict is not None:
             refused.append(verdict)
         return verdict

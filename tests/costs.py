@@ -50,25 +50,25 @@ def loop(workers: int) -> float:
 
 def by_folder(report: Path) -> dict[str, float]:
     """CPU seconds out of a JUnit file: a test says its own as the property `cpu` (conftest)."""
-    found: Counter[str] = Counter()
+    seconds: Counter[str] = Counter()
     for case in ElementTree.parse(report).getroot().iter("testcase"):
         names = case.get("classname", "").split(".")
         folder = "/".join(names[:2]) if len(names) > 2 else f"{names[0]}/*.py"
         said = case.find("properties/property[@name='cpu']")
-        found[folder] += float(said.get("value", 0)) if said is not None else 0.0
-    return dict(found.most_common())
+        seconds[folder] += float(said.get("value", 0)) if said is not None else 0.0
+    return dict(seconds.most_common())
 
 
-def table(found: dict[str, float], second: float) -> str:
+def table(seconds: dict[str, float], second: float) -> str:
     """What each folder took. second: what `loop` took here."""
-    rows = [*found.items(), ("all", sum(found.values()))]
+    rows = [*seconds.items(), ("all", sum(seconds.values()))]
     return "\n".join(f"{folder:18s} {took / second:6.0f} CPU s" for folder, took in rows)
 
 
-def over(found: dict[str, float], second: float) -> list[str]:
+def over(seconds: dict[str, float], second: float) -> list[str]:
     """The folders above their budget, or without one, each in a sentence."""
     return [
         f"{folder} took {took / second:.0f} CPU s; its budget is {BUDGETS.get(folder, 0)}"
-        for folder, took in found.items()
+        for folder, took in seconds.items()
         if took / second > BUDGETS.get(folder, 0)
     ]

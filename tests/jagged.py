@@ -89,5 +89,7 @@ def jagged_operands(
         "lengths": torch.tensor(lengths),
     }
     plain = {name: spec for name, spec in specs.items() if spec not in special}
-    made = make_operands(plain, sizes, dtype=dtype, generator=generator)
-    return {name: special[spec] if spec in special else made[name] for name, spec in specs.items()}
+    operands = make_operands(plain, sizes, dtype=dtype, generator=generator)
+    return {
+        name: special[spec] if spec in special else operands[name] for name, spec in specs.items()
+    }

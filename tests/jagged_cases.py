@@ -73,11 +73,11 @@ class JaggedCase:
         }
 
     def offsets(self) -> tuple[Tensor | None, Tensor | None]:
-        made = [
+        offsets = [
             None if lengths is None else torch.tensor([0, *lengths]).cumsum(0).to(self.index)
             for lengths in (self.rows, self.cols)
         ]
-        return (made[0], made[0]) if self.same else (made[0], made[1])
+        return (offsets[0], offsets[0]) if self.same else (offsets[0], offsets[1])
 
     def tensors(self, dtype: torch.dtype = torch.float64) -> list[Tensor]:
         """query, key, value, *aux; the floating ones require gradients."""
@@ -93,12 +93,12 @@ class JaggedCase:
             else torch.randn(self.dense_cols[0], own, self.dense_cols[1], width, dtype=dtype)
             for own, width in ((key_heads, DIM), (value_heads, VALUE_DIM))
         ]
-        made = [query, *keys]
+        tensors = [query, *keys]
         for spec in self.aux:
             shape = [sizes[entry] for entry in spec.access]
             drawn = torch.randn(shape, dtype=dtype)
-            made.append({"f": drawn, "i": (4 * drawn).long().abs(), "b": drawn > 0}[spec.kind])
-        return [t.requires_grad_() if t.is_floating_point() else t for t in made]
+            tensors.append({"f": drawn, "i": (4 * drawn).long().abs(), "b": drawn > 0}[spec.kind])
+        return [t.requires_grad_() if t.is_floating_point() else t for t in tensors]
 
     def arguments(self, tensors: Sequence[Tensor], *rest: object) -> tuple[object, ...]:
         """Of the op; rest: what stands between the program and the lengths."""
@@ -265,9 +265,9 @@ def poisoned(
         clean = tensor.detach()
         if own is None:
             return clean.clone()
-        made = torch.full_like(clean, float("nan"))
-        made.movedim(dim, 0)[own] = clean.movedim(dim, 0)[own]
-        return made
+        filled = torch.full_like(clean, float("nan"))
+        filled.movedim(dim, 0)[own] = clean.movedim(dim, 0)[own]
+        return filled
 
     made = [
         dirty(t, side, dim).requires_grad_() for t, (side, dim) in zip(tensors, sides, strict=True)

@@ -51,14 +51,14 @@ class Cell:
     seed: int | None = None
 
     def environment(self) -> dict[str, str]:
-        asked = {
+        settings = {
             "ATEN_CPU_CAPABILITY": self.capability,
             "OMP_NUM_THREADS": str(self.threads),
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
         }
         if self.seed is not None:
-            asked["GDPA_SEED"] = str(self.seed)
-        return {**os.environ, **asked}
+            settings["GDPA_SEED"] = str(self.seed)
+        return {**os.environ, **settings}
 
 
 def capabilities() -> tuple[str, ...]:
@@ -69,19 +69,19 @@ def capabilities() -> tuple[str, ...]:
 
 def judged() -> tuple[str, ...]:
     """The files of tests that judge by the error rule, on a CPU and without an emulator."""
-    found = sorted(TESTS.glob("clients/test_*.py")) + sorted(TESTS.glob("patterns/test_*.py"))
-    files = [str(f) for f in found if JUDGES.search(f.read_text())]
+    paths = sorted(TESTS.glob("clients/test_*.py")) + sorted(TESTS.glob("patterns/test_*.py"))
+    files = [str(f) for f in paths if JUDGES.search(f.read_text())]
     return (*files, str(TESTS / KERNELS_JUDGED))
 
 
-def cells(asked: argparse.Namespace) -> Iterator[Cell]:
-    held = tuple(str(TESTS / name) for name in HELD)
-    if "held" in asked.sets:
-        for machine in itertools.product(asked.capabilities, asked.threads):
-            yield Cell("held", held, *machine)
-    if "judged" in asked.sets:
-        machines = zip(itertools.cycle(asked.capabilities), itertools.cycle(asked.threads))
-        for seed, machine in zip(asked.seeds, machines):
+def cells(arguments: argparse.Namespace) -> Iterator[Cell]:
+    files = tuple(str(TESTS / name) for name in HELD)
+    if "held" in arguments.sets:
+        for machine in itertools.product(arguments.capabilities, arguments.threads):
+            yield Cell("held", files, *machine)
+    if "judged" in arguments.sets:
+        machines = zip(itertools.cycle(arguments.capabilities), itertools.cycle(arguments.threads))
+        for seed, machine in zip(arguments.seeds, machines):
             yield Cell("judged", judged(), *machine, seed)
 
 
@@ -109,11 +109,11 @@ def main() -> int:
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--seeds", nargs="+", type=int, default=range(20))
     parser.add_argument("--sets", nargs="+", default=["held", "judged"])
-    asked, rest = parser.parse_known_args()
+    arguments, rest = parser.parse_known_args()
     heading = f"{'tests':8}{'CPU':9}{'threads':>7}  {'seed':>4}  {'time':>7}  result"
     print(heading, flush=True)
     passed, lines = True, []
-    for cell in cells(asked):
+    for cell in cells(arguments):
         good, line = run(cell, rest)
         passed &= good
         lines.append(line)

@@ -147,8 +147,8 @@ class Shares:
     all_open: float
 
     def row(self, name: str) -> str:
-        found = (self.zero, self.full, 1 - self.zero - self.full, self.all_masked, self.all_open)
-        return f"| {name} | " + " | ".join(f"{100 * x:.1f} %" for x in found) + " |"
+        columns = (self.zero, self.full, 1 - self.zero - self.full, self.all_masked, self.all_open)
+        return f"| {name} | " + " | ".join(f"{100 * x:.1f} %" for x in columns) + " |"
 
 
 def shares(mask: Mask) -> Shares:

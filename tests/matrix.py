@@ -123,9 +123,9 @@ def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str
         passed, skipped, failed = (_of_programs if hostile else _of_tests)(report)
         if shows == _EVERYTHING and report.exists():
             second = (second + costs.loop(workers)) / 2
-            found = costs.by_folder(report)
-            print(costs.table(found, second))
-            too_long = costs.over(found, second) if not more else []
+            seconds = costs.by_folder(report)
+            print(costs.table(seconds, second))
+            too_long = costs.over(seconds, second) if not more else []
             print("".join(f"{line} (tests/costs.py)\n" for line in too_long), end="")
             failed += len(too_long)
     if code and not failed:
@@ -139,17 +139,17 @@ def run(row: Row, shows: str, arguments: list[str], workers: int, more: list[str
 def _of_tests(report: Path) -> tuple[int, int, int]:
     if not report.exists():
         return 0, 0, 1
-    found = ElementTree.parse(report).getroot().find("testsuite")
-    assert found is not None
-    count = {name: int(found.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")}
+    suite = ElementTree.parse(report).getroot().find("testsuite")
+    assert suite is not None
+    count = {name: int(suite.get(name, 0)) for name in ("tests", "skipped", "failures", "errors")}
     failed = count["failures"] + count["errors"]
     return count["tests"] - count["skipped"] - failed, count["skipped"], failed
 
 
 def _of_programs(report: Path) -> tuple[int, int, int]:
-    found = [json.loads(line)["status"] for line in report.read_text().splitlines()]
-    wrong = sum(status in ("wrong", "crash") for status in found)
-    return found.count("right"), len(found) - found.count("right") - wrong, wrong
+    statuses = [json.loads(line)["status"] for line in report.read_text().splitlines()]
+    wrong = sum(status in ("wrong", "crash") for status in statuses)
+    return statuses.count("right"), len(statuses) - statuses.count("right") - wrong, wrong
 
 
 def main(argv: list[str]) -> int:
@@ -157,17 +157,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("torch", help="the version, as in .ci/matrix.txt")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--record", type=Path, help="add a line for each run to this file")
-    given, more = parser.parse_known_args(argv)
-    (row,) = [row for row in rows() if row.torch == given.torch]
+    arguments, more = parser.parse_known_args(argv)
+    (row,) = [row for row in rows() if row.torch == arguments.torch]
     check_versions(row)
-    found = [run(row, *one, given.workers, more) for one in RUNS[row.runs]]
-    if given.record:
-        with given.record.open("a") as out:
-            out.writelines(json.dumps(asdict(one)) + "\n" for one in found)
-    for one in found:
+    results = [run(row, *one, arguments.workers, more) for one in RUNS[row.runs]]
+    if arguments.record:
+        with arguments.record.open("a") as out:
+            out.writelines(json.dumps(asdict(one)) + "\n" for one in results)
+    for one in results:
         print(f"torch {one.torch}, Triton {one.triton}: {one.shows} in {one.seconds} s")
-    passed, failed = (sum(getattr(one, name) for one in found) for name in ("passed", "failed"))
-    print(f"{passed} passed, {failed} failed, {sum(one.skipped for one in found)} skipped")
+    passed, failed = (sum(getattr(one, name) for one in results) for name in ("passed", "failed"))
+    print(f"{passed} passed, {failed} failed, {sum(one.skipped for one in results)} skipped")
     return int(failed > 0)
 
 

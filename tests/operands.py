@@ -97,9 +97,9 @@ def recast(operands: Mapping[str, object], dtype: torch.dtype) -> dict[str, obje
     def copy(value: object) -> object:
         if not isinstance(value, torch.Tensor):
             return value
-        made = value.detach().clone()
-        if made.is_floating_point():
-            made = made.to(dtype).requires_grad_(value.requires_grad)
-        return made
+        duplicate = value.detach().clone()
+        if duplicate.is_floating_point():
+            duplicate = duplicate.to(dtype).requires_grad_(value.requires_grad)
+        return duplicate
 
     return {name: copy(value) for name, value in operands.items()}

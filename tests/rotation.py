@@ -59,11 +59,11 @@ def day() -> int:
 def left_out(names: Sequence[str], day: int) -> set[str]:
     """Which of the tests of these names ("file::function[case]") do not run on a day."""
     functions: set[str] = set()
-    found = set()
+    items = set()
     for name in names:
         function, bracket, _ = name.partition("[")
         one_in = ONE_IN.get(name.partition("::")[0], 1)
         if bracket and function in functions and zlib.crc32(name.encode()) % one_in != day % one_in:
-            found.add(name)
+            items.add(name)
         functions.add(function)
-    return found
+    return items

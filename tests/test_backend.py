@@ -337,9 +337,9 @@ def test_where_nothing_matches_the_generated_code_is_stocks() -> None:
     codes = {}
     for backend in ("inductor", "gdpa"):
         torch._dynamo.reset()
-        _, found = run_and_get_code(torch.compile(model, backend=backend), *inputs)
+        _, texts = run_and_get_code(torch.compile(model, backend=backend), *inputs)
         # The first line counts the graphs of the process.
-        codes[backend] = [re.sub("# AOT ID.*", "", code) for code in found]
+        codes[backend] = [re.sub("# AOT ID.*", "", code) for code in texts]
     assert codes["gdpa"] and codes["gdpa"] == codes["inductor"]
 
 
@@ -388,12 +388,14 @@ def test_a_copied_graph_shares_no_node_with_its_original() -> None:
 
     torch.compile(function, backend=keep)(*operands(requires_grad=True))
     (gm,) = graphs
-    made = copy_graph(gm)
+    duplicate = copy_graph(gm)
     texts = [str(m.graph) for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
     assert len(texts) == 2
-    assert texts == [str(m.graph) for m in made.modules() if isinstance(m, torch.fx.GraphModule)]
-    gdpa_inductor.backend.rewrite_graph(made)
+    assert texts == [
+        str(m.graph) for m in duplicate.modules() if isinstance(m, torch.fx.GraphModule)
+    ]
+    gdpa_inductor.backend.rewrite_graph(duplicate)
     assert texts == [str(m.graph) for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
     assert any(
-        "gdpa" in str(m.graph) for m in made.modules() if isinstance(m, torch.fx.GraphModule)
+        "gdpa" in str(m.graph) for m in duplicate.modules() if isinstance(m, torch.fx.GraphModule)
     )

@@ -29,34 +29,34 @@ def dense(*rows: dict[str, Any]) -> str:
 
 
 def test_generated_pages_are_those_of_the_measurements():
-    made = benchmarks.pages(benchmarks.runs())
-    assert len(made) > 4
-    for path, words in made.items():
+    texts = benchmarks.pages(benchmarks.runs())
+    assert len(texts) > 4
+    for path, words in texts.items():
         assert path.read_text() == words, f"{path.name}: make benchmarks"
-    assert set((benchmarks.DOCS / "charts").glob("*.svg")) <= set(made)
+    assert set((benchmarks.DOCS / "charts").glob("*.svg")) <= set(texts)
 
 
 def test_the_page_begins_with_its_results():
-    found = benchmarks.runs()
-    page = benchmarks.headline(found)
+    runs = benchmarks.runs()
+    page = benchmarks.headline(runs)
     assert page.count("- **") == 3 and "NVIDIA H200" in page
-    (eager, stock, ours) = (trained(found["recommender"], n) for n in ("eager", "inductor", "gdpa"))
+    (eager, stock, ours) = (trained(runs["recommender"], n) for n in ("eager", "inductor", "gdpa"))
     assert f"{stock['ms'] / ours['ms']:.1f} times as fast" in page and eager["largest"] is None
     text = (benchmarks.DOCS / "benchmarks.md").read_text()
     assert text.index("**A whole recommender**") < text.index("How it is measured")
-    assert benchmarks.headline({"models": found["models"]}).count("- **") == 1
+    assert benchmarks.headline({"models": runs["models"]}).count("- **") == 1
 
 
 def test_the_demo_stands_with_times_only_where_it_was_quiet():
-    made = [
+    rows = [
         {"contender": "eager", "measure": "demo", "steps": 3, "step_ms": 7.0, "peak_mib": 9.0,
          "metrics": {"HR@10": 0.5, "NDCG@10": 0.25}, "curve": 0.0},
         {"contender": "popularity alone", "metrics": {"HR@10": 0.1, "NDCG@10": 0.05}},
     ]  # fmt: skip
-    header, eager, popular = demonstrated(Run({}, "", "", made))
+    header, eager, popular = demonstrated(Run({}, "", "", rows))
     assert header[2] == "ms a step" and eager == ["eager", "3", "7.0", "9", "0.5000", "0.2500", "–"]
     assert popular == ["popularity alone", "–", "–", "–", "0.1000", "0.0500", "–"]
-    header, eager, _ = demonstrated(Run({}, "", "", [{**made[0], "step_ms": None}, made[1]]))
+    header, eager, _ = demonstrated(Run({}, "", "", [{**rows[0], "step_ms": None}, rows[1]]))
     assert "ms a step" not in header and eager == ["eager", "3", "9", "0.5000", "0.2500", "–"]
 
 
@@ -84,8 +84,8 @@ def test_lengths_stand_in_order_within_a_kind():
     """With --at-once a row comes as it is measured."""
     kinds = [("bias", 2048), ("scores", 1024), ("bias", 512), ("scores", 512)]
     cases = [dataclasses.replace(CASE, variant=name, length=n) for name, n in kinds]
-    found = benchmarks.by_length([row("gdpa", case=case) for case in cases])
-    ordered = [(r["case"]["variant"], r["case"]["length"]) for r in found]
+    ordered_rows = benchmarks.by_length([row("gdpa", case=case) for case in cases])
+    ordered = [(r["case"]["variant"], r["case"]["length"]) for r in ordered_rows]
     assert ordered == [("bias", 512), ("bias", 2048), ("scores", 512), ("scores", 1024)]
 
 
@@ -104,10 +104,10 @@ def test_cells_without_a_figure_say_why():
 def test_a_model_stands_with_what_limits_it():
     case = Case("pffn", "model", 128, 4, 1024, 128, "autocast", "cuda")
     rows = [row("gdpa", case=case, ms=2.0), row("inductor", case=case, ms=3.0, share=0.5)]
-    found = {table.name: table.markdown(Run({}, "", "", rows)) for table in TABLES
+    tables = {table.name: table.markdown(Run({}, "", "", rows)) for table in TABLES
              if table.file == "models"}  # fmt: skip
-    assert "| pffn | – | 3.00 | 2.00 | 1.50 | 50% | – |" in found["models"]
-    assert "pffn" not in found["models_forward"] and "pffn" in found["models_memory"]
+    assert "| pffn | – | 3.00 | 2.00 | 1.50 | 50% | – |" in tables["models"]
+    assert "pffn" not in tables["models_forward"] and "pffn" in tables["models_memory"]
 
 
 def test_a_cache_is_compared_with_a_copy_of_it():
@@ -163,11 +163,11 @@ def test_chunks_stand_with_time_and_memory():
         for measure in ("forward", "step")
         for name, ms, mib in both
     ]
-    found = of_file("wide", *rows)
+    markdown = of_file("wide", *rows)
     label = "laplace, bfloat16, D = 128, values 1024, N = 1024"
     for table in ("wide", "wide_step"):
-        assert f"| {label} | 1.00 | 1.50 (1.50×) |" in found[table]
-    assert f"| {label} | 100 | 300 |" in found["wide_memory"]
+        assert f"| {label} | 1.00 | 1.50 (1.50×) |" in markdown[table]
+    assert f"| {label} | 100 | 300 |" in markdown["wide_memory"]
 
 
 def test_labels_tell_jagged_cases_apart():

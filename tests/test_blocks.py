@@ -17,9 +17,9 @@ PAGES = [
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_blocks_run_and_print_what_the_page_says(page: Path):
-    found = blocks(page.read_text())
-    assert found
-    for block, printed in zip(found, run(found), strict=True):
+    examples = blocks(page.read_text())
+    assert examples
+    for block, printed in zip(examples, run(examples), strict=True):
         if block.output is not None:
             assert printed == block.output, f"python -m docs.tools.blocks {page}"
 

@@ -155,17 +155,17 @@ def of_package(path: Path) -> str:
 
 @pytest.mark.parametrize("path", FILES, ids=of_package)
 def test_private_torch_comes_through_compat(path: Path):
-    found = uses(path)
-    assert found.private - ALLOWED.keys() == set()
-    assert found.size_nodes == set(), "sizes are read through `_compat.shapes`"
+    file_uses = uses(path)
+    assert file_uses.private - ALLOWED.keys() == set()
+    assert file_uses.size_nodes == set(), "sizes are read through `_compat.shapes`"
 
 
 @pytest.mark.parametrize("path", WRAPPERS, ids=of_package)
 def test_what_the_wrappers_use_is_in_the_table(path: Path):
-    found = uses(path)
-    dotted = {name for name in found.dotted if is_hidden(name) and not listed(name)}
+    file_uses = uses(path)
+    dotted = {name for name in file_uses.dotted if is_hidden(name) and not listed(name)}
     assert dotted - ALLOWED.keys() == set()
-    named = found.unowned | {name for name in found.strings if is_private(name)}
+    named = file_uses.unowned | {name for name in file_uses.strings if is_private(name)}
     assert named - LAST == set()
 
 
@@ -177,15 +177,15 @@ def listed(name: str) -> bool:
 
 
 def test_every_row_of_the_table_is_used():
-    found = [uses(path) for path in WRAPPERS]
-    words = {part for use in found for name in use.dotted for part in name.split(".")}
-    words = words.union(*(use.words for use in found))
+    all_uses = [uses(path) for path in WRAPPERS]
+    words = {part for use in all_uses for name in use.dotted for part in name.split(".")}
+    words = words.union(*(use.words for use in all_uses))
     assert {row for row in SYMBOLS if last(row) not in words} == set()
 
 
 def test_every_exception_is_needed():
-    found = [uses(path) for path in [*FILES, *WRAPPERS]]
-    assert ALLOWED.keys() - set().union(*(use.private for use in found)) == set()
+    all_uses = [uses(path) for path in [*FILES, *WRAPPERS]]
+    assert ALLOWED.keys() - set().union(*(use.private for use in all_uses)) == set()
 
 
 @pytest.mark.parametrize("name", SYMBOLS)
@@ -215,12 +215,12 @@ def exists(name: str) -> bool:
 
 def resolved(path: list[str]) -> object:
     """The module, or the class in a module, that a path names."""
-    found: object = importlib.import_module(path[0])
+    owner: object = importlib.import_module(path[0])
     for end, part in enumerate(path[1:], 2):
-        if not hasattr(found, part):
+        if not hasattr(owner, part):
             importlib.import_module(".".join(path[:end]))
-        found = getattr(found, part)
-    return found
+        owner = getattr(owner, part)
+    return owner
 
 
 def source(owner: type) -> set[str]:
@@ -260,5 +260,5 @@ def test_the_node_of_a_size_is_seen(text: str):
 
 @pytest.mark.parametrize("text", ["self._values", "torch.Tensor", "claim.node.name", "a.__name__"])
 def test_what_is_public_or_its_own_is_not(text: str):
-    found = Uses(f"import torch\n{text}", OWN)
-    assert not found.private and not found.size_nodes
+    file_uses = Uses(f"import torch\n{text}", OWN)
+    assert not file_uses.private and not file_uses.size_nodes

@@ -103,7 +103,7 @@ Not fused, but could be
 def test_breaks_of_ddp_itself_are_harmless(monkeypatch) -> None:
     report = gdpa_inductor.explain(parallel(Stack(3), BIAS, monkeypatch), profit=False)(inputs())
     assert_expected_inline(
-        "\n".join(sorted(found.advice for found in report.graph_breaks)),
+        "\n".join(sorted(graph_break.advice for graph_break in report.graph_breaks)),
         """\
 nothing, but where a region is not fused: DDP_CUT
 nothing, it is harmless: torch's own code, outside of the model
@@ -125,9 +125,9 @@ def test_expect_counts_the_whole_of_a_cut_graph(layers, buckets, fused, monkeypa
     torch._dynamo.reset()
     with pytest.raises(BackendCompilerFailed) as raised:
         applied(model, expect=layers + 1)(inputs())
-    told = str(raised.value.inner_exception)
-    assert told.startswith(f"gdpa.expect={layers + 1}, regions rewritten: {fused}\n")
-    assert told.count("UNSUPPORTED/DDP_CUT") == layers - fused
+    message = str(raised.value.inner_exception)
+    assert message.startswith(f"gdpa.expect={layers + 1}, regions rewritten: {fused}\n")
+    assert message.count("UNSUPPORTED/DDP_CUT") == layers - fused
 
 
 @needs_group

@@ -36,8 +36,8 @@ def test_seconds_are_those_of_a_usual_machine():
 
 def test_a_folder_above_its_budget_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "BUDGETS", {"tests/patterns": 2, "tests/gpu": 1})
-    found = {"tests/patterns": 5.0, "tests/gpu": 1.5, "tests/new": 3.0}
-    assert costs.over(found, 2.0) == [
+    seconds = {"tests/patterns": 5.0, "tests/gpu": 1.5, "tests/new": 3.0}
+    assert costs.over(seconds, 2.0) == [
         "tests/patterns took 2 CPU s; its budget is 2", "tests/new took 2 CPU s; its budget is 0",
     ]  # fmt: skip
 

@@ -36,19 +36,19 @@ def causal(b, h, q_idx, kv_idx):
 
 def dense(length=9, batch=2, dtype=torch.float32, heads=4):
     shapes = (heads, length, 8), (4 if heads % 4 == 0 else 1, length, 8)
-    made = [torch.randn(batch, *shapes[i > 0], dtype=dtype) for i in range(3)]
-    return [x.requires_grad_() for x in made]
+    matrices = [torch.randn(batch, *shapes[i > 0], dtype=dtype) for i in range(3)]
+    return [x.requires_grad_() for x in matrices]
 
 
 def jagged(lengths=(3, 0, 7)):
     cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
-    made = [torch.randn(sum(lengths), 4, 8, requires_grad=True) for _ in range(3)]
-    return made, {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
+    matrices = [torch.randn(sum(lengths), 4, 8, requires_grad=True) for _ in range(3)]
+    return matrices, {"cu_seqlens_q": cu, "cu_seqlens_k": cu}
 
 
-def by_formula(*operands, **given):
+def by_formula(*operands, **options):
     with torch.compiler.set_stance("force_eager"):
-        return gdpa_inductor.attention(*operands, **given)
+        return gdpa_inductor.attention(*operands, **options)
 
 
 def with_gradients(function, operands, others=()):
@@ -69,8 +69,8 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
 
 
 def nested():
-    (q, k, v), given = jagged()
-    offsets = given["cu_seqlens_q"].long()
+    (q, k, v), options = jagged()
+    offsets = options["cu_seqlens_q"].long()
     return [torch.nested.nested_tensor_from_jagged(x, offsets) for x in (q, k, v)]
 
 
@@ -78,41 +78,41 @@ def nested():
 def test_it_runs_a_kernel_forward_and_backward(kind: str) -> None:
     """On a CPU, by Inductor."""
     direct._alone.cache_clear()
-    operands, given = (
+    operands, options = (
         jagged() if kind == "jagged" else (dense(heads=8 if kind == "grouped" else 4), {})
     )
-    given |= {"score_mod": silu if kind == "grouped" else biased, "scale": 0.3}
-    given |= {"mask_mod": causal, "enable_gqa": kind == "grouped"}
+    options |= {"score_mod": silu if kind == "grouped" else biased, "scale": 0.3}
+    options |= {"mask_mod": causal, "enable_gqa": kind == "grouped"}
     others = [] if kind == "grouped" else [BIAS]
-    found = with_gradients(lambda *x: gdpa_inductor.attention(*x, **given), operands, others)
+    actual = with_gradients(lambda *x: gdpa_inductor.attention(*x, **options), operands, others)
     assert counters["gdpa"]["matched"] == 1
     assert counters["gdpa"]["lowered_cpu"] == 2
-    expected = with_gradients(lambda *x: by_formula(*x, **given), operands, others)
-    for one, other in zip(found, expected, strict=True):
+    expected = with_gradients(lambda *x: by_formula(*x, **options), operands, others)
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other)
 
 
 def test_nested_operands(recorder: Recorder) -> None:
     operands = nested()
-    found = gdpa_inductor.attention(*operands, score_mod=silu)
+    actual = gdpa_inductor.attention(*operands, score_mod=silu)
     assert len(recorder.matches) == 1, recorder.why()
-    torch.testing.assert_close(found.values(), by_formula(*operands, score_mod=silu).values())
+    torch.testing.assert_close(actual.values(), by_formula(*operands, score_mod=silu).values())
 
 
 def test_lengths_and_batches_are_compiled_once_for_all(recorder: Recorder) -> None:
     for length, batch in ((9, 2), (5, 2), (16, 3), (7, 4), (12, 5), (3, 7)):
         operands = dense(length, batch)
-        found = gdpa_inductor.attention(*operands, score_mod=biased, mask_mod=causal)
-        torch.testing.assert_close(found, by_formula(*operands, score_mod=biased, mask_mod=causal))
+        actual = gdpa_inductor.attention(*operands, score_mod=biased, mask_mod=causal)
+        torch.testing.assert_close(actual, by_formula(*operands, score_mod=biased, mask_mod=causal))
     assert len(recorder.graphs) <= 3  # the first; where a length differs; where a batch does
     assert len(recorder.matches) == len(recorder.graphs)
 
 
 def test_jagged_lengths_are_compiled_once_for_all(recorder: Recorder) -> None:
     for lengths in ((3, 0, 7), (2, 9, 4), (5, 5), (8, 2, 2, 6), (11, 3)):
-        operands, given = jagged(lengths)
-        found = gdpa_inductor.attention(*operands, score_mod=silu, **given)
-        torch.testing.assert_close(found, by_formula(*operands, score_mod=silu, **given))
+        operands, options = jagged(lengths)
+        actual = gdpa_inductor.attention(*operands, score_mod=silu, **options)
+        torch.testing.assert_close(actual, by_formula(*operands, score_mod=silu, **options))
     assert len(recorder.graphs) <= 3
     assert len(recorder.matches) == len(recorder.graphs)
 
@@ -122,9 +122,9 @@ def test_no_kind_takes_the_room_of_another(recorder: Recorder) -> None:
     ever after."""
     operands = dense()
     for n in range(12):
-        made = eval(f"lambda s, *_: F.silu(s) * {n}.5")
-        found = gdpa_inductor.attention(*operands, score_mod=made)
-        torch.testing.assert_close(found, by_formula(*operands, score_mod=made))
+        mod = eval(f"lambda s, *_: F.silu(s) * {n}.5")
+        actual = gdpa_inductor.attention(*operands, score_mod=mod)
+        torch.testing.assert_close(actual, by_formula(*operands, score_mod=mod))
     for dim in (4, 8, 16):
         q = torch.randn(2, 4, 9, dim)
         gdpa_inductor.attention(q, q, q, score_mod=silu)
@@ -136,8 +136,8 @@ def test_what_a_mod_captures_is_read_anew(recorder: Recorder) -> None:
     operands = dense()
     for bias in (torch.randn(9, 9), torch.randn(9, 9), torch.randn(9, 9, requires_grad=True)):
         mod = lambda s, b, h, i, j, bias=bias: F.relu(s + bias[i, j])
-        found = gdpa_inductor.attention(*operands, score_mod=mod)
-        torch.testing.assert_close(found, by_formula(*operands, score_mod=mod))
+        actual = gdpa_inductor.attention(*operands, score_mod=mod)
+        torch.testing.assert_close(actual, by_formula(*operands, score_mod=mod))
     assert len(recorder.graphs) == 2
 
 
@@ -154,8 +154,8 @@ def test_what_cannot_be_compiled_runs_unfused(recorder, monkeypatch, caplog) -> 
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
         for wait in (0, 1, 70):
             now[0] += wait
-            found = gdpa_inductor.attention(*operands, score_mod=breaks)
-            torch.testing.assert_close(found, by_formula(*operands, score_mod=silu))
+            actual = gdpa_inductor.attention(*operands, score_mod=breaks)
+            torch.testing.assert_close(actual, by_formula(*operands, score_mod=silu))
     assert not recorder.graphs
     said = [r.getMessage() for r in caplog.records if "not fused" in r.getMessage()]
     assert len(said) == 1 and "graph_break" in said[0]
@@ -172,8 +172,8 @@ def test_a_failure_of_the_backend_is_not_kept(recorder, monkeypatch, caplog) -> 
     monkeypatch.setattr(backend, "gdpa_backend", failing)
     operands = dense()
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
-        found = gdpa_inductor.attention(*operands, score_mod=silu)
-    torch.testing.assert_close(found, by_formula(*operands, score_mod=silu))
+        actual = gdpa_inductor.attention(*operands, score_mod=silu)
+    torch.testing.assert_close(actual, by_formula(*operands, score_mod=silu))
     assert "no compiler" in caplog.text
     fails[0] = False
     gdpa_inductor.attention(*operands, score_mod=silu)
@@ -189,12 +189,12 @@ def test_wrong_arguments_get_their_own_error(recorder: Recorder) -> None:
         gdpa_inductor.attention(q, k[..., :4], v)
     with pytest.raises(TypeError, match="score_mod must return a tensor"):
         gdpa_inductor.attention(q, k, v, score_mod=lambda s, *_: 1.0)
-    (q, k, v), given = jagged()
+    (q, k, v), options = jagged()
     with pytest.raises(GDPAError, match="cu_seqlens_q"):
         wrong = torch.tensor([0, 7, 3, 10], dtype=torch.int32)
-        gdpa_inductor.attention(q, k, v, **{**given, "cu_seqlens_q": wrong})
+        gdpa_inductor.attention(q, k, v, **{**options, "cu_seqlens_q": wrong})
     with pytest.raises(ValueError, match="max_seqlen_k must not be negative"):
-        gdpa_inductor.attention(q, k, v, **given, max_seqlen_k=-1)
+        gdpa_inductor.attention(q, k, v, **options, max_seqlen_k=-1)
 
 
 def test_strict_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,12 +202,12 @@ def test_strict_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GDPA_STRICT", "1")
     escapes = []
 
-    def kept(s, b, h, q_idx, kv_idx):
+    def mod(s, b, h, q_idx, kv_idx):
         escapes.append(s)
         return F.silu(s)
 
     with pytest.raises(GDPAError, match=r"gdpa\.strict"):
-        gdpa_inductor.attention(*dense(), score_mod=kept)
+        gdpa_inductor.attention(*dense(), score_mod=mod)
 
 
 def attend(x):
@@ -230,9 +230,9 @@ def test_what_observes_sees_torchs_operators(kind: str, recorder: Recorder) -> N
         return F.silu(x @ x.mT) @ x
 
     x = torch.randn(2, 4, 9, 8)
-    found = OBSERVED[kind](attend, x)
+    actual = OBSERVED[kind](attend, x)
     if kind != "meta":
-        torch.testing.assert_close(found, OBSERVED[kind](formula, x))
+        torch.testing.assert_close(actual, OBSERVED[kind](formula, x))
     assert not recorder.graphs
 
 
@@ -268,24 +268,24 @@ def test_it_is_the_formula_where_nothing_is_compiled(recorder, caplog) -> None:
     operands = dense()
     with torch._dynamo.config.patch(disable=True), caplog.at_level(logging.WARNING):
         for _ in range(2):
-            found = gdpa_inductor.attention(*operands, score_mod=silu)
-            torch.testing.assert_close(found, by_formula(*operands, score_mod=silu))
+            actual = gdpa_inductor.attention(*operands, score_mod=silu)
+            torch.testing.assert_close(actual, by_formula(*operands, score_mod=silu))
         with pytest.raises(GDPAError, match="head dims"):
             gdpa_inductor.attention(operands[0][..., :4], *operands[1:], score_mod=silu)
     assert not recorder.graphs and not caplog.records
 
 
 def test_threads(recorder: Recorder) -> None:
-    operands, found = dense(), []
+    operands, outputs = dense(), []
     expected = by_formula(*operands, score_mod=biased)
-    run = lambda: found.append(gdpa_inductor.attention(*operands, score_mod=biased))
+    run = lambda: outputs.append(gdpa_inductor.attention(*operands, score_mod=biased))
     threads = [threading.Thread(target=run) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 8
-    for one in found:
+    assert len(outputs) == 8
+    for one in outputs:
         torch.testing.assert_close(one, expected)
 
 
@@ -304,20 +304,20 @@ def test_offsets_are_checked_beside_a_bound(offsets: list[int], more: int) -> No
 @pytest.mark.parametrize("one", [True, False])
 def test_offsets_that_both_sides_have_are_read_once(recorder, monkeypatch, one: bool) -> None:
     """Reading waits for a GPU."""
-    operands, given = jagged()
+    operands, options = jagged()
     checked = []
     monkeypatch.setattr(functional, "check_bounds", lambda name, *_: checked.append(name))
     if not one:
-        given["cu_seqlens_k"] = given["cu_seqlens_k"].clone()
-    gdpa_inductor.attention(*operands, score_mod=silu, **given)
+        options["cu_seqlens_k"] = options["cu_seqlens_k"].clone()
+    gdpa_inductor.attention(*operands, score_mod=silu, **options)
     assert checked == (["cu_seqlens_q"] if one else ["cu_seqlens_q", "cu_seqlens_k"])
     assert len(recorder.matches) == 1, recorder.why()
 
 
 def test_a_key_that_is_too_short_is_told_beside_one_set_of_offsets(recorder: Recorder) -> None:
-    (q, k, v), given = jagged()
+    (q, k, v), options = jagged()
     with pytest.raises(GDPAError, match="cu_seqlens_k must not decrease and must lie in"):
-        gdpa_inductor.attention(q, k[:8], v[:8], score_mod=silu, **given)
+        gdpa_inductor.attention(q, k[:8], v[:8], score_mod=silu, **options)
 
 
 @pytest.mark.parametrize("made", [dense, nested])

@@ -53,8 +53,8 @@ def test_files_that_are_named_exist(page: Path):
     if page.name in HISTORY:
         return
     for name in NAMED.findall(page.read_text()):
-        found = [ROOT / name, ROOT / "gdpa_inductor" / name, page.parent / name]
-        assert any(path.exists() for path in found), name
+        places = [ROOT / name, ROOT / "gdpa_inductor" / name, page.parent / name]
+        assert any(path.exists() for path in places), name
 
 
 def test_a_page_has_links_and_names():
@@ -125,9 +125,9 @@ def test_sentences_are_short_and_begin_with_their_subject(page: Path):
     if page.name in HISTORY:
         return
     start = re.compile(r"(What|That which|Of|Whether)\b[^?]*$")
-    found = sentences(page)
-    assert [s for s in found if start.match(s)] == []
-    assert [s for s in found if words(s) > 25] == []
+    texts = sentences(page)
+    assert [s for s in texts if start.match(s)] == []
+    assert [s for s in texts if words(s) > 25] == []
 
 
 def test_the_changelog_has_a_line_for_each_effect():
@@ -152,8 +152,8 @@ def test_the_first_install_line_needs_no_index():
 def test_the_picture_of_a_report_shows_what_is_reported_now(tmp_path: Path, monkeypatch):
     """Else: python -m docs.tools.report"""
     monkeypatch.chdir(tmp_path)
-    found = report.report(tmp_path)
-    assert len(found.matches) == 2 and [r.code.name for r in found.rejections] == ["DROPOUT"]
+    current = report.report(tmp_path)
+    assert len(current.matches) == 2 and [r.code.name for r in current.rejections] == ["DROPOUT"]
     readme = (ROOT / "README.md").read_text()
     assert f"({report.PICTURE.relative_to(ROOT)})" in readme and report.PICTURE.exists()
 
@@ -185,9 +185,9 @@ def test_an_error_of_a_docstring_has_a_line_of_its_own():
 @pytest.mark.parametrize("form", sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")))
 def test_an_issue_form_asks_for_the_doctor(form: Path):
     yaml = pytest.importorskip("yaml")
-    asked = yaml.safe_load(form.read_text())
-    assert {"name", "description", "body"} <= set(asked)
-    parts = {part["id"]: part for part in asked["body"] if part["type"] != "markdown"}
+    content = yaml.safe_load(form.read_text())
+    assert {"name", "description", "body"} <= set(content)
+    parts = {part["id"]: part for part in content["body"] if part["type"] != "markdown"}
     assert "`python -m gdpa_inductor doctor --json`" in parts["doctor"]["attributes"]["label"]
     assert parts["doctor"]["validations"]["required"]
 
@@ -225,8 +225,8 @@ def test_the_page_of_versions_says_what_the_matrix_ran():
 
 def test_the_matrix_has_every_version_that_the_package_accepts():
     """The newest first, which is that of `make test`."""
-    found = [row.torch.rpartition(".")[0] for row in matrix.rows()]
-    assert found == list(reversed(TESTED)) and matrix.rows()[0].runs == "all"
+    versions_of_rows = [row.torch.rpartition(".")[0] for row in matrix.rows()]
+    assert versions_of_rows == list(reversed(TESTED)) and matrix.rows()[0].runs == "all"
 
 
 def test_the_recipe_of_fbgemm_names_the_builds_of_the_matrix():
@@ -244,9 +244,9 @@ def test_what_is_recorded_of_a_version_is_all_that_its_row_says(row):
 def for_index(text: str) -> str:
     """README as an index shows it. hatchling is there at builds only."""
     source = (ROOT / "hatch_build.py").read_text()
-    found: dict = {"MetadataHookInterface": object}
-    exec(source.replace("from hatchling", "# from hatchling"), found)
-    return found["for_index"](text)
+    namespace: dict = {"MetadataHookInterface": object}
+    exec(source.replace("from hatchling", "# from hatchling"), namespace)
+    return namespace["for_index"](text)
 
 
 def test_readme_on_an_index_has_no_link_into_the_repository():
@@ -255,8 +255,8 @@ def test_readme_on_an_index_has_no_link_into_the_repository():
     assert "](docs/" in readme and "](docs/" not in shown
     assert "<!--" not in shown and "![" not in shown
     assert "the page on reasons says" in " ".join(shown.split())
-    kept = "[PyTorch](https://pytorch.org) and ![x](https://x.org/x.svg)"
-    assert for_index(kept) == kept
+    text = "[PyTorch](https://pytorch.org) and ![x](https://x.org/x.svg)"
+    assert for_index(text) == text
 
 
 def test_when_it_pays_has_the_bounds_of_the_lowerings():

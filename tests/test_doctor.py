@@ -15,15 +15,15 @@ from gdpa_inductor import __main__, backend, doctor
 
 def test_healthy_here(capsys):
     assert doctor.main(["--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["healthy"]
-    assert found["versions"]["torch"] == torch.__version__
-    assert found["warnings"] == []
-    tested = found["self_test"][0]
+    finding = json.loads(capsys.readouterr().out)
+    assert finding["healthy"]
+    assert finding["versions"]["torch"] == torch.__version__
+    assert finding["warnings"] == []
+    tested = finding["self_test"][0]
     assert tested["device"] == "cpu"
     assert tested["counters"]["matched"] >= 1
     assert set(tested["errors"]) == {"output", "d query", "d key", "d value", "d bias"}
-    answers = {row["kernel"]: row for row in found["kernels"] if row["device"] == "cpu"}
+    answers = {row["kernel"]: row for row in finding["kernels"] if row["device"] == "cpu"}
     assert answers["auto"]["runs"]
     assert not answers["triton"]["runs"] and "DEVICE" in answers["triton"]["answer"]
 
@@ -66,16 +66,16 @@ def test_wrong_results_fail_the_self_test(monkeypatch):
         return run
 
     monkeypatch.setattr(backend, "gdpa_backend", off_by_a_thousandth)
-    found = doctor.self_test("cpu")
-    assert not found["passed"]
-    assert "output" in found["why"] and "d bias" in found["why"]
+    finding = doctor.self_test("cpu")
+    assert not finding["passed"]
+    assert "output" in finding["why"] and "d bias" in finding["why"]
 
 
 def test_a_backend_that_does_nothing_fails_the_self_test(monkeypatch):
     monkeypatch.setattr(backend, "gdpa_backend", lambda gm, inputs, **kwargs: gm.forward)
-    found = doctor.self_test("cpu")
-    assert found["why"] == "nothing was rewritten"
-    assert not found["passed"]
+    finding = doctor.self_test("cpu")
+    assert finding["why"] == "nothing was rewritten"
+    assert not finding["passed"]
 
 
 def test_a_backend_that_raises_is_a_finding(monkeypatch):
@@ -83,9 +83,9 @@ def test_a_backend_that_raises_is_a_finding(monkeypatch):
         raise RuntimeError("out of order")
 
     monkeypatch.setattr(backend, "gdpa_backend", broken)
-    found = doctor.self_test("cpu")
-    assert not found["passed"]
-    assert "out of order" in found["why"]
+    finding = doctor.self_test("cpu")
+    assert not finding["passed"]
+    assert "out of order" in finding["why"]
 
 
 def test_a_judge_that_raises_is_a_finding(monkeypatch):
@@ -93,10 +93,10 @@ def test_a_judge_that_raises_is_a_finding(monkeypatch):
         raise RuntimeError("no driver")
 
     monkeypatch.setattr(doctor, "judge", judge)
-    found = doctor.kernels()
-    assert found
-    assert not any(row["runs"] for row in found)
-    assert all("no driver" in row["answer"] for row in found if row["device"] == "cpu")
+    rows = doctor.kernels()
+    assert rows
+    assert not any(row["runs"] for row in rows)
+    assert all("no driver" in row["answer"] for row in rows if row["device"] == "cpu")
 
 
 def test_kernels_of_a_missing_gpu_say_so(monkeypatch):

@@ -15,13 +15,13 @@ SMALL = 'STEPS, BATCH, LENGTH = 3, 2, 32\nOPTIONS["gdpa.profit"] = False'
 
 def cells(notebook: Path) -> list[str]:
     """The code, with small sizes behind the cell of the parameters."""
-    found = []
+    sources = []
     for cell in json.loads(notebook.read_text())["cells"]:
         if cell["cell_type"] == "code":
-            found.append("".join(cell["source"]))
+            sources.append("".join(cell["source"]))
             if "parameters" in cell["metadata"].get("tags", ()):
-                found.append(SMALL)
-    return found
+                sources.append(SMALL)
+    return sources
 
 
 @pytest.mark.parametrize("notebook", EXAMPLES, ids=lambda path: path.name)

@@ -118,9 +118,9 @@ Fused
 def test_one_key_is_refused_in_words() -> None:
     query, history = torch.randn(2, 2, 4096, 16), torch.randn(2, 2, 1, 16)
     report = gdpa_inductor.explain(lambda q, k: F.silu(q @ k.mT) @ k)(query, history)
-    (found,) = report.rejections
+    (rejection,) = report.rejections
     assert_expected_inline(
-        str(found).partition(": ")[2],
+        str(rejection).partition(": ")[2],
         """NOT_PROFITABLE/TOO_SMALL: there is a single key""",
     )
 
@@ -155,8 +155,8 @@ def test_padding_that_is_not_read_as_such_is_noted(pad) -> None:
     report = gdpa_inductor.explain(model)(rows, keep)
     notes = [[note.code for note in match.notes] for match in report.matches]
     assert notes == [[Code.JAGGED_PADDING]] * 2
-    (found, _) = report.matches
-    assert re.sub(r"`\w+` \(line \d+\)", "IT", found.notes[0].reason) == (
+    (match, _) = report.matches
+    assert re.sub(r"`\w+` \(line \d+\)", "IT", match.notes[0].reason) == (
         "IT pads what is attended to, and all of it is computed"
     )
 
@@ -234,11 +234,11 @@ def test_dynamic_sizes_are_shown_as_symbols() -> None:
 
 def test_graph_breaks_name_the_line_and_the_cure() -> None:
     report = gdpa_inductor.explain(Block(between=lambda x: print("here")))(X)
-    (found,) = report.graph_breaks
-    assert "test_explain.py:" in found.location and "print" in found.reason
-    assert "reorderable_logging_functions" in found.advice
+    (graph_break,) = report.graph_breaks
+    assert "test_explain.py:" in graph_break.location and "print" in graph_break.reason
+    assert "reorderable_logging_functions" in graph_break.advice
     assert len(report.graphs) == 2 and len(report.matches) == 1
-    assert "Graph breaks" in str(report) and found.advice in str(report)
+    assert "Graph breaks" in str(report) and graph_break.advice in str(report)
 
 
 def test_a_break_in_torchs_code_is_told_at_the_line_of_the_model_that_called_it() -> None:
@@ -247,25 +247,25 @@ def test_a_break_in_torchs_code_is_told_at_the_line_of_the_model_that_called_it(
 
     x = X.clone()
     x.grad = torch.ones_like(x)
-    (found, *_) = gdpa_inductor.explain(function)(x).graph_breaks
-    assert "test_explain.py:" in found.location and "harmless" not in found.advice
+    (graph_break, *_) = gdpa_inductor.explain(function)(x).graph_breaks
+    assert "test_explain.py:" in graph_break.location and "harmless" not in graph_break.advice
 
 
 def test_branches_on_values_are_explained() -> None:
     def function(x):
         return x + 1 if x.sum() > 0 else x - 1
 
-    (found,) = gdpa_inductor.explain(function)(X).graph_breaks
-    assert "`if`" in found.reason and "torch.where" in found.advice
+    (graph_break,) = gdpa_inductor.explain(function)(X).graph_breaks
+    assert "`if`" in graph_break.reason and "torch.where" in graph_break.advice
 
 
 def test_skipped_frames_are_named_every_time() -> None:
     model, inputs = Ragged(), (torch.randn(9, 16), torch.tensor([0, 4, 9]))
     for _ in range(2):
         report = gdpa_inductor.explain(model)(*inputs)
-        (found,) = report.skipped_frames
-        assert found.name == "forward" and "test_explain.py:" in found.location
-        assert "item()" in found.reason and "capture_scalar_outputs" in found.advice
+        (frame,) = report.skipped_frames
+        assert frame.name == "forward" and "test_explain.py:" in frame.location
+        assert "item()" in frame.reason and "capture_scalar_outputs" in frame.advice
         assert report.matches == () and "Skipped by Dynamo" in str(report)
 
 

@@ -44,11 +44,11 @@ def test_the_report_is_of_the_compiled_model(name: str, entry: str) -> None:
         model.compile(**how)
     else:
         target = torch.compile(model, **how)
-    given = [torch.randn(2, 2, 12, 16) for _ in range(3)]
+    inputs = [torch.randn(2, 2, 12, 16) for _ in range(3)]
     before = counters["gdpa"]["matched"]
-    target(*given)
+    target(*inputs)
     fused = counters["gdpa"]["matched"] - before
-    report = gdpa_inductor.explain(target)(*given)
+    report = gdpa_inductor.explain(target)(*inputs)
     assert len(report.matches) == fused, str(report)
     if name == "none":
         assert not fused
@@ -58,9 +58,9 @@ def test_the_report_is_of_the_compiled_model(name: str, entry: str) -> None:
 
 def test_what_explain_is_given_is_over_what_the_model_was() -> None:
     compiled = torch.compile(attend, backend="gdpa", dynamic=True, options={"gdpa.profit": False})
-    given = [torch.randn(2, 2, 12, 16) for _ in range(3)]
-    (match,) = gdpa_inductor.explain(compiled)(*given).matches
+    inputs = [torch.randn(2, 2, 12, 16) for _ in range(3)]
+    (match,) = gdpa_inductor.explain(compiled)(*inputs).matches
     assert "float(i0)" in str(match)  # a length that varies
-    (match,) = gdpa_inductor.explain(compiled, dynamic=False)(*given).matches
+    (match,) = gdpa_inductor.explain(compiled, dynamic=False)(*inputs).matches
     assert "/12.0" in str(match)
-    assert not gdpa_inductor.explain(compiled, profit=True)(*given).matches
+    assert not gdpa_inductor.explain(compiled, profit=True)(*inputs).matches

@@ -93,15 +93,15 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_inputs_of_every_layout_are_put_back(layout: str) -> None:
     """`torch.equal` takes strided tensors only: `explain` crashed on others."""
-    given = LAYOUTS[layout]()
-    before = [part.clone() for part in strided_parts(given)]
+    value = LAYOUTS[layout]()
+    before = [part.clone() for part in strided_parts(value)]
 
     def step(x, q):
         strided_parts(x)[0].mul_(2)
         return F.silu(q @ q.mT) @ q
 
-    assert isinstance(gdpa_inductor.explain(step)(given, X), gdpa_inductor.Report)
-    after = strided_parts(given)
+    assert isinstance(gdpa_inductor.explain(step)(value, X), gdpa_inductor.Report)
+    after = strided_parts(value)
     assert len(before) > 1 and all(map(torch.equal, before, after))
 
 

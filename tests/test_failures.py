@@ -89,10 +89,10 @@ def test_a_failure_says_why_in_few_lines(name: str, printed: str):
     assert sum(name in x for x in after.splitlines()) == 1, printed
 
 
-def run_under(**asked: str) -> subprocess.CompletedProcess:
+def run_under(**settings: str) -> subprocess.CompletedProcess:
     """An empty run of pytest in an environment that asks for `asked`."""
     command = [sys.executable, "-m", "pytest", "-q", "--collect-only", __file__]
-    environment = {**os.environ, **asked}
+    environment = {**os.environ, **settings}
     return subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True)
 
 

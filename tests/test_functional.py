@@ -46,16 +46,16 @@ CALLS = {
 
 @pytest.mark.parametrize("name", CALLS)
 def test_it_is_the_formula_and_one_op(name: str) -> None:
-    given, formula, by_hand = CALLS[name]
+    options, formula, by_hand = CALLS[name]
 
     def function(q, k, v):
-        return gdpa_inductor.attention(q, k, v, **given)
+        return gdpa_inductor.attention(q, k, v, **options)
 
     expected = by_hand(Q @ K.mT) @ V
     torch.testing.assert_close(function(Q, K, V), expected)
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
-    torch.testing.assert_close(found, expected)
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
+    torch.testing.assert_close(actual, expected)
     assert len(recorder.matches) == 1, recorder.why()
     if formula:
         assert recorder.matches[0].score_mod.formula == formula
@@ -74,8 +74,8 @@ def test_grouped_heads(groups: int) -> None:
     weight = F.silu(Q @ wide[0].mT) * torch.arange(1, 5).view(4, 1, 1)
     torch.testing.assert_close(function(Q, k, v), weight @ wide[1])
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
-    torch.testing.assert_close(found, weight @ wide[1])
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
+    torch.testing.assert_close(actual, weight @ wide[1])
     assert len(recorder.matches) == 1, recorder.why()
     assert recorder.matches[0].problem.key_heads == 4 // groups
 

@@ -55,11 +55,11 @@ def call(case: JaggedCase, tensors: list[Tensor], score: str, bounds: bool = Tru
 def test_it_is_the_formula_of_each_sequence(name: str, score: str) -> None:
     case = grouped(CASES[name])
     tensors = case.tensors()
-    found, expected = call(case, tensors, score), case.by_hand(tensors)
-    torch.testing.assert_close(found, expected)
+    actual, expected = call(case, tensors, score), case.by_hand(tensors)
+    torch.testing.assert_close(actual, expected)
     if expected.requires_grad:
         cotangent = torch.randn_like(expected)
-        ours = torch.autograd.grad(found, tensors, cotangent)
+        ours = torch.autograd.grad(actual, tensors, cotangent)
         theirs = torch.autograd.grad(expected, tensors, cotangent, allow_unused=True)
         for mine, other, leaf in zip(ours, theirs, tensors, strict=True):
             torch.testing.assert_close(mine, torch.zeros_like(leaf) if other is None else other)
@@ -78,10 +78,10 @@ def test_a_weight_that_is_singular_at_padding() -> None:
     tensors = case.tensors()
     cu_q, cu_k = case.offsets()
     log = lambda s, b, h, n, m: s.abs().log()
-    found = gdpa_inductor.attention(*tensors, score_mod=log, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
+    actual = gdpa_inductor.attention(*tensors, score_mod=log, cu_seqlens_q=cu_q, cu_seqlens_k=cu_k)
     expected = case.by_hand(tensors)
-    torch.testing.assert_close(found, expected)
-    ours, theirs = (torch.autograd.grad(out.sum(), tensors) for out in (found, expected))
+    torch.testing.assert_close(actual, expected)
+    ours, theirs = (torch.autograd.grad(out.sum(), tensors) for out in (actual, expected))
     for mine, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, other)
 
@@ -105,9 +105,9 @@ def door(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int | None) -> Te
 
 
 def assert_same(function: Callable, other: Callable, tensors: list[Tensor], *rest: object) -> None:
-    found, expected = function(*tensors, *rest), other(*tensors, *rest)
+    actual, expected = function(*tensors, *rest), other(*tensors, *rest)
     cotangent = torch.randn_like(expected)
-    ours = (found, *torch.autograd.grad(found, tensors, cotangent))
+    ours = (actual, *torch.autograd.grad(actual, tensors, cotangent))
     theirs = (expected, *torch.autograd.grad(expected, tensors, cotangent))
     for mine, want in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, want, rtol=1e-4, atol=1e-4)
@@ -163,13 +163,13 @@ def test_captured_operands_and_their_gradients() -> None:
 
 def batches(count: int) -> list[tuple[list[Tensor], Tensor]]:
     """Values and offsets of batches of different sizes and lengths; some sequences are empty."""
-    made = []
+    drawn = []
     for _ in range(count):
         lengths = torch.randint(0, 60, (int(torch.randint(2, 8, ())),))
         lengths[0] += 2
         cu = F.pad(lengths.cumsum(0), (1, 0))
-        made.append((values(total=int(cu[-1])), cu))
-    return made
+        drawn.append((values(total=int(cu[-1])), cu))
+    return drawn
 
 
 @pytest.mark.parametrize("bound", ["left out", "a number", "read in the graph"])
@@ -205,13 +205,13 @@ def test_nested_tensors() -> None:
     def run(q, k, v):
         return gdpa_inductor.attention(*nested(q, k, v), score_mod=SCORES["silu"][0])
 
-    found = run(*tensors)
-    assert found.is_nested and found.shape[0] == 4 and found.layout == torch.jagged
+    actual = run(*tensors)
+    assert actual.is_nested and actual.shape[0] == 4 and actual.layout == torch.jagged
     expected = gdpa_inductor.attention(
         *tensors, score_mod=SCORES["silu"][0], cu_seqlens_q=CU, cu_seqlens_k=CU
     )
-    assert torch.equal(found.values(), expected)
-    found.values().sum().backward()
+    assert torch.equal(actual.values(), expected)
+    actual.values().sum().backward()
     assert all(t.grad is not None for t in tensors)
 
 
@@ -224,21 +224,21 @@ def test_a_nested_result_goes_with_its_query() -> None:
 def test_nested_keys_under_dense_queries() -> None:
     _, k, v = values()
     seeds = torch.randn(1, 2, 3, 16)
-    found = gdpa_inductor.attention(seeds, *nested(k, v), score_mod=SCORES["silu"][0])
+    actual = gdpa_inductor.attention(seeds, *nested(k, v), score_mod=SCORES["silu"][0])
     expected = gdpa_inductor.attention(seeds, k, v, score_mod=SCORES["silu"][0], cu_seqlens_k=CU)
-    assert found.shape == (4, 2, 3, 16) and torch.equal(found, expected)
+    assert actual.shape == (4, 2, 3, 16) and torch.equal(actual, expected)
 
 
 def test_nested_tensors_compiled() -> None:
-    given = nested(*(t.detach() for t in values()))
+    operands = nested(*(t.detach() for t in values()))
 
     def run(q, k, v):
         return gdpa_inductor.attention(
             q, k, v, score_mod=SCORES["silu"][0], max_seqlen_q=LONGEST, max_seqlen_k=LONGEST
         )
 
-    found = torch.compile(run, backend="gdpa", fullgraph=True)(*given)
-    torch.testing.assert_close(found.values(), run(*given).values(), rtol=1e-4, atol=1e-4)
+    actual = torch.compile(run, backend="gdpa", fullgraph=True)(*operands)
+    torch.testing.assert_close(actual.values(), run(*operands).values(), rtol=1e-4, atol=1e-4)
 
 
 def test_a_nested_tensor_says_its_longest_sequence() -> None:
@@ -247,14 +247,14 @@ def test_a_nested_tensor_says_its_longest_sequence() -> None:
     bias = torch.randn(LONGEST)
 
     def run(q, k, v, cu):
-        given = [
+        operands = [
             torch.nested.nested_tensor_from_jagged(t, cu, max_seqlen=LONGEST) for t in (q, k, v)
         ]
         by_distance = lambda s, b, h, i, j: F.silu(s + bias[(i - j).abs()])
-        return gdpa_inductor.attention(*given, score_mod=by_distance).values()
+        return gdpa_inductor.attention(*operands, score_mod=by_distance).values()
 
-    found = torch.compile(run, backend="gdpa", fullgraph=True)(q, k, v, CU)
-    torch.testing.assert_close(found, run(q, k, v, CU), rtol=1e-4, atol=1e-4)
+    actual = torch.compile(run, backend="gdpa", fullgraph=True)(q, k, v, CU)
+    torch.testing.assert_close(actual, run(q, k, v, CU), rtol=1e-4, atol=1e-4)
 
 
 # Faults
@@ -312,9 +312,9 @@ def test_a_negative_bound(side: str) -> None:
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_operands_that_do_not_fit(name: str) -> None:
-    operands, given, message = FAULTS[name]
+    operands, options, message = FAULTS[name]
     with pytest.raises(GDPAError, match=message):
-        gdpa_inductor.attention(*operands, **given)
+        gdpa_inductor.attention(*operands, **options)
 
 
 @pytest.mark.parametrize(("rows", "head_dim"), [(1, 64), (1, 8), (3, 8)])
@@ -333,8 +333,8 @@ def test_without_a_bound_nothing_is_too_small(rows, head_dim):
     compiled = torch.compile(pool, backend="gdpa", options={"gdpa.expect": 1})
     out, wanted = (f(seeds, key, value, offsets) for f in (compiled, pool))
     torch.testing.assert_close(out, wanted)
-    found, exact = (torch.autograd.grad(x.square().sum(), seeds) for x in (out, wanted))
-    torch.testing.assert_close(found, exact)
+    actual, exact = (torch.autograd.grad(x.square().sum(), seeds) for x in (out, wanted))
+    torch.testing.assert_close(actual, exact)
 
 
 def test_with_a_bound_no_jagged_region_is_too_small():
@@ -350,15 +350,15 @@ def test_with_a_bound_no_jagged_region_is_too_small():
     key, value = torch.randn(30, 2, 16), torch.randn(30, 2, 16)
     torch._dynamo.reset()
     compiled = torch.compile(pool, backend="gdpa", options={"gdpa.expect": 1})
-    found, wanted = (f(seeds, key, value, offsets) for f in (compiled, pool))
-    torch.testing.assert_close(found, wanted)
+    actual, wanted = (f(seeds, key, value, offsets) for f in (compiled, pool))
+    torch.testing.assert_close(actual, wanted)
 
 
 def test_a_trace_does_not_ask_whether_a_cuda_graph_is_captured(monkeypatch) -> None:
     """Dynamo cannot trace the question."""
-    asked = []
+    calls = []
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: asked.append(1))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: calls.append(1))
     with FakeTensorMode(allow_non_fake_inputs=True):
         offsets = torch.empty(4, dtype=torch.int64, device="cuda")
-    assert functional._bound(offsets, 10) == 10 and not asked
+    assert functional._bound(offsets, 10) == 10 and not calls

@@ -160,7 +160,7 @@ def component(path: Path) -> str:
 def imported(path: Path) -> set[str]:
     """The components that a file imports, wherever in the file it does so."""
     package = ["gdpa_inductor", *path.relative_to(PACKAGE).parts[:-1]]
-    found: set[str] = set()
+    components: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -174,8 +174,8 @@ def imported(path: Path) -> set[str]:
             head, *rest = module.split(".")
             if head == "gdpa_inductor":
                 known = rest and (rest[0] in MAY_IMPORT or (PACKAGE / f"{rest[0]}.py").exists())
-                found.add(rest[0] if known else "")
-    return found
+                components.add(rest[0] if known else "")
+    return components
 
 
 def sources() -> list[Path]:
@@ -214,15 +214,15 @@ def needed(name: str, path: Path, known: dict[str, Path]) -> set[str]:
         node for node in tree.body if isinstance(node, ast.If) and "TYPE" in ast.dump(node.test)
     ]
     skipped = {id(inner) for node in checked for inner in ast.walk(node)}
-    found = set()
+    names_needed = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and id(node) not in skipped:
             above = package[: len(package) - node.level + 1] if node.level else ()
             base = [*above, *filter(None, [node.module])]
             for alias in node.names:
                 full = ".".join([*base, alias.name])
-                found.add(full if full in known else ".".join(base))
-    return (found & known.keys()) - {name}
+                names_needed.add(full if full in known else ".".join(base))
+    return (names_needed & known.keys()) - {name}
 
 
 def test_no_two_modules_need_each_other():
@@ -256,13 +256,13 @@ STAGES = {
 def stages_of(path: Path) -> set[str]:
     """The stages of the finder that one of its files imports."""
     package = path.relative_to(PACKAGE / "patterns").parts[:-1]
-    found: set[str] = set()
+    stages: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom) and 0 < node.level <= len(package) + 1:
             base = list(package[: len(package) - node.level + 1])
             base += node.module.split(".") if node.module else []
-            found |= {base[0]} if base else {alias.name for alias in node.names}
-    return found
+            stages |= {base[0]} if base else {alias.name for alias in node.names}
+    return stages
 
 
 def in_patterns() -> list[Path]:

@@ -26,7 +26,7 @@ EACH = pytest.mark.parametrize("name", FORMS)
 TAILS = pytest.mark.parametrize("tail", [(), (3,), (2, 3)])
 
 
-def made(name: str, tail: tuple[int, ...] = (3,), dtype=torch.float64) -> tuple[Tensor, Tensor]:
+def rows_of(name: str, tail: tuple[int, ...] = (3,), dtype=torch.float64) -> tuple[Tensor, Tensor]:
     lengths, _, extra = FORMS[name]
     cu = F.pad(torch.tensor(lengths, dtype=torch.int64).cumsum(0), (1, 0))
     return torch.randn(int(cu[-1]) + extra, *tail, dtype=dtype), cu
@@ -35,12 +35,12 @@ def made(name: str, tail: tuple[int, ...] = (3,), dtype=torch.float64) -> tuple[
 @EACH
 @TAILS
 def test_padding_by_hand(name: str, tail: tuple[int, ...]) -> None:
-    values, cu = made(name, tail)
+    values, cu = rows_of(name, tail)
     lengths, longest, _ = FORMS[name]
     expected = values.new_zeros(len(lengths), longest, *tail)
     for b, length in enumerate(lengths):
-        kept = min(length, longest)
-        expected[b, :kept] = values[int(cu[b]) : int(cu[b]) + kept]
+        count = min(length, longest)
+        expected[b, :count] = values[int(cu[b]) : int(cu[b]) + count]
     for offsets in (cu, cu.int()):
         assert torch.equal(pad(values, offsets, longest), expected)
 
@@ -48,26 +48,26 @@ def test_padding_by_hand(name: str, tail: tuple[int, ...]) -> None:
 @EACH
 @TAILS
 def test_unpadding_by_hand(name: str, tail: tuple[int, ...]) -> None:
-    values, cu = made(name, tail)
+    values, cu = rows_of(name, tail)
     lengths, longest, _ = FORMS[name]
     dense = torch.randn(len(lengths), longest, *tail, dtype=torch.float64)
     expected = torch.zeros_like(values)
     for b, length in enumerate(lengths):
-        kept = min(length, longest)
-        expected[int(cu[b]) : int(cu[b]) + kept] = dense[b, :kept]
+        count = min(length, longest)
+        expected[int(cu[b]) : int(cu[b]) + count] = dense[b, :count]
     assert torch.equal(unpad(dense, cu, values.shape[0]), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.bfloat16])
 def test_other_dtypes(dtype: torch.dtype) -> None:
-    values, cu = made("cut off")
+    values, cu = rows_of("cut off")
     values = (values * 4).to(dtype)
     padded = pad(values, cu, 5)
     assert padded.dtype == dtype and torch.equal(unpad(padded, cu, values.shape[0]), values)
 
 
 def test_what_takes_no_part_is_not_read() -> None:
-    values, cu = made("rows of nobody")
+    values, cu = rows_of("rows of nobody")
     values[int(cu[-1]) :] = float("nan")
     padded = pad(values, cu, 5)
     assert padded.isfinite().all()
@@ -97,17 +97,17 @@ def test_offsets_in_disorder(name: str) -> None:
         for place, row in enumerate(range(begin, min(end, begin + longest))):
             if 0 <= row < total:
                 padded[b, place], rows[row] = values[row].detach(), dense[b, place].detach()
-    found = pad(values, cu, longest)
-    assert torch.equal(found, padded)
-    assert torch.equal(torch.autograd.grad(found, values, dense.detach())[0], rows)
-    found = unpad(dense, cu, total)
-    assert torch.equal(found, rows)
-    assert torch.equal(torch.autograd.grad(found, dense, values.detach())[0], padded)
+    actual = pad(values, cu, longest)
+    assert torch.equal(actual, padded)
+    assert torch.equal(torch.autograd.grad(actual, values, dense.detach())[0], rows)
+    actual = unpad(dense, cu, total)
+    assert torch.equal(actual, rows)
+    assert torch.equal(torch.autograd.grad(actual, dense, values.detach())[0], padded)
 
 
 @EACH
 def test_gradients(name: str) -> None:
-    values, cu = made(name)
+    values, cu = rows_of(name)
     lengths, longest, _ = FORMS[name]
     dense = torch.randn(len(lengths), longest, 3, dtype=torch.float64, requires_grad=True)
     values.requires_grad_()
@@ -118,7 +118,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["ordinary", "cut off", "no sequences"])
 def test_opcheck(name: str) -> None:
-    values, cu = made(name)
+    values, cu = rows_of(name)
     lengths, longest, _ = FORMS[name]
     values.requires_grad_()
     dense = torch.randn(len(lengths), longest, 3, requires_grad=True)

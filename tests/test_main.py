@@ -28,8 +28,8 @@ def test_a_tool_of_the_checkout_runs_in_any_folder(tool: str, tmp_path: Path) ->
 def test_what_pip_installs_says_where_a_tool_is(tool: str, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(command, "CHECKOUT", tmp_path)
     assert command.main([tool]) == 2
-    told = f"gdpa_inductor: {tool} is part of the repository, not of what pip installs"
-    assert told in capsys.readouterr().err
+    message = f"gdpa_inductor: {tool} is part of the repository, not of what pip installs"
+    assert message in capsys.readouterr().err
 
 
 def test_processes_of_a_tool_find_it_too(monkeypatch) -> None:

@@ -14,15 +14,15 @@ MIB = 2**20
 
 def test_median_is_that_of_the_call():
     calls = {"short": lambda: time.sleep(0.002), "long": lambda: time.sleep(0.02)}
-    found = medians_ms(calls, "cpu", seconds=0.05)
-    assert 2 <= found["short"] < 15
-    assert 20 <= found["long"] < 100
+    medians = medians_ms(calls, "cpu", seconds=0.05)
+    assert 2 <= medians["short"] < 15
+    assert 20 <= medians["long"] < 100
 
 
 def test_one_slow_call_does_not_move_the_median():
     waits = iter([0.05, 0.05, 0.1, *[0.001] * 500])
-    found = medians_ms({"call": lambda: time.sleep(next(waits))}, "cpu", seconds=0.2)
-    assert found["call"] < 10
+    medians = medians_ms({"call": lambda: time.sleep(next(waits))}, "cpu", seconds=0.2)
+    assert medians["call"] < 10
 
 
 def test_spread_leaves_the_ends_out():
@@ -60,14 +60,14 @@ def test_peak_counts_what_is_held_at_once_and_given_back(mib: int):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_peak_does_not_count_what_was_held_before():
-    held = torch.ones(64 * MIB // 4)
-    peak = peak_extra_bytes(lambda: held.sum().item(), "cpu")
+    block = torch.ones(64 * MIB // 4)
+    peak = peak_extra_bytes(lambda: block.sum().item(), "cpu")
     assert peak is not None
     assert peak < 4 * MIB
 
 
 @pytest.mark.cuda
 def test_cuda_peak_and_time():
-    held = torch.ones(64 * MIB // 4, device="cuda")
-    assert peak_extra_bytes(lambda: held * 2, "cuda") == 64 * MIB
-    assert medians_ms({"call": lambda: held * 2}, "cuda", seconds=0.05)["call"] > 0
+    block = torch.ones(64 * MIB // 4, device="cuda")
+    assert peak_extra_bytes(lambda: block * 2, "cuda") == 64 * MIB
+    assert medians_ms({"call": lambda: block * 2}, "cuda", seconds=0.05)["call"] > 0

@@ -12,18 +12,18 @@ TERMS = ROOT / "docs" / "terms.md"
 
 def classes() -> dict[str, list[str]]:
     """The modules of each class of the package that stands at the top of its module."""
-    found: dict[str, list[str]] = defaultdict(list)
+    modules: dict[str, list[str]] = defaultdict(list)
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(str(path.relative_to(ROOT)))
-    return found
+                modules[node.name].append(str(path.relative_to(ROOT)))
+    return modules
 
 
 def test_no_two_classes_have_one_name():
-    found = classes()
-    assert len(found) > 100
-    assert {name: where for name, where in found.items() if len(where) > 1} == {}
+    modules = classes()
+    assert len(modules) > 100
+    assert {name: where for name, where in modules.items() if len(where) > 1} == {}
 
 
 NOT_FUSED = re.compile(r"\b(refus|reject(?!ion)|left (unfused|to (Inductor|PyTorch)))", re.I)
@@ -34,8 +34,8 @@ def messages(path: Path) -> list[str]:
     tree = ast.parse(path.read_text())
     docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant))
-    found = (node.value for node in constants if id(node) not in docs)
-    return [text for text in found if isinstance(text, str) and " " in text]
+    values = (node.value for node in constants if id(node) not in docs)
+    return [text for text in values if isinstance(text, str) and " " in text]
 
 
 def test_what_is_not_fused_has_one_word():

@@ -34,16 +34,16 @@ class Case:
     def operands(
         self, dtype: torch.dtype = torch.float64
     ) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-        made = [torch.randn(s, dtype=dtype, requires_grad=True) for s in self.shapes]
+        matrices = [torch.randn(s, dtype=dtype, requires_grad=True) for s in self.shapes]
         return (
-            made[0],
-            made[1],
-            made[2],
-            [self.made(kind, shape, dtype) for kind, shape in self.aux],
+            matrices[0],
+            matrices[1],
+            matrices[2],
+            [self.operand(kind, shape, dtype) for kind, shape in self.aux],
         )
 
     @staticmethod
-    def made(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    def operand(kind: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if kind == "f":
             return torch.randn(shape, dtype=dtype, requires_grad=True)
         drawn = torch.rand(shape) < 0.6
@@ -96,8 +96,8 @@ def test_gradients_of_the_reference(case: Case) -> None:
     query, key, value, aux = case.operands()
     leaves = [query, key, value, *aux]
 
-    def function(*given: Tensor) -> Tensor:
-        return case.call((given[0], given[1], given[2], list(given[3:])))
+    def function(*leaves: Tensor) -> Tensor:
+        return case.call((leaves[0], leaves[1], leaves[2], list(leaves[3:])))
 
     assert torch.autograd.gradcheck(function, leaves, atol=1e-6)
 
@@ -150,13 +150,13 @@ def test_values_and_gradients_are_those_of_the_formula(case: Case, dtype: torch.
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     widened = [t.to(wide) if t.is_floating_point() else t for t in operands[3]]
     expected = written_out(case, ([*(t.to(wide) for t in operands[:3]), widened])).to(dtype)
-    found = case.call(operands)
-    assert found.dtype == dtype and found.is_contiguous()
+    actual = case.call(operands)
+    assert actual.dtype == dtype and actual.is_contiguous()
     tolerance = {torch.float64: 1e-12, torch.float32: 2e-5, torch.bfloat16: 0.04}[dtype]
     close = {"rtol": tolerance, "atol": tolerance}
-    torch.testing.assert_close(found, expected, **close)
-    cotangent = torch.randn_like(found)
-    ours = torch.autograd.grad(found, leaves, cotangent, allow_unused=True)
+    torch.testing.assert_close(actual, expected, **close)
+    cotangent = torch.randn_like(actual)
+    ours = torch.autograd.grad(actual, leaves, cotangent, allow_unused=True)
     theirs = torch.autograd.grad(expected, leaves, cotangent, allow_unused=True)
     for mine, other, leaf in zip(ours, theirs, leaves):
         other = torch.zeros_like(leaf) if other is None else other
@@ -179,10 +179,10 @@ def test_opcheck_of_the_backward(name: str) -> None:
     case = CASES[name]
     query, key, value, aux = case.operands(torch.float32)
     grad_out = torch.randn_like(case.call((query, key, value, aux))).detach()
-    given = [t.detach() for t in (query, key, value)]
+    matrices = [t.detach() for t in (query, key, value)]
     needs = [True, True, True, *(t.is_floating_point() for t in aux)]
     arguments = (
-        grad_out, *given, [t.detach() for t in aux], list(case.scalars), case.program, needs, "",
+        grad_out, *matrices, [t.detach() for t in aux], list(case.scalars), case.program, needs, "",
     )  # fmt: skip
     torch.library.opcheck(torch.ops.gdpa.attention_backward.default, arguments, test_utils=OPCHECKS)
 

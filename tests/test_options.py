@@ -128,24 +128,24 @@ INDUCTORS = ("max_autotune", "triton.cudagraphs", "epilogue_fusion")
 def test_an_option_of_nobody_is_told_with_the_nearest_name(name: str, hint: str) -> None:
     with pytest.raises(ValueError) as raised:
         check_names({"max-autotune": True, name: True}, INDUCTORS)
-    told = f"neither gdpa_inductor nor Inductor has an option {name!r}{hint}"
-    assert str(raised.value) == told
+    message = f"neither gdpa_inductor nor Inductor has an option {name!r}{hint}"
+    assert str(raised.value) == message
 
 
 def test_the_text_of_the_kernels_options_is_read_back() -> None:
     for kernel in KERNELS:
         for bits in range(8):
             flags = [bool(bits >> i & 1) for i in range(3)]
-            made = KernelOptions(kernel, *flags)
-            assert KernelOptions.parse(str(made)) == made
+            options = KernelOptions(kernel, *flags)
+            assert KernelOptions.parse(str(options)) == options
     assert str(KernelOptions(fast_math=False, kernel="cpu")) == "kernel=cpu,fast_math=False"
 
 
 def test_all_that_kernels_may_know_travels() -> None:
-    made = Options(kernel="cpu", deterministic=False, fast_math=False, strict=True, profit=False)
+    options = Options(kernel="cpu", deterministic=False, fast_math=False, strict=True, profit=False)
     names = [f.name for f in dataclasses.fields(KernelOptions)]
     for name in names:
-        assert getattr(made.kernel_options, name) == getattr(made, name)
+        assert getattr(options.kernel_options, name) == getattr(options, name)
 
 
 def test_split() -> None:

@@ -21,19 +21,19 @@ EACH = pytest.mark.parametrize("name", CASES)
 def gradients(out: Tensor, tensors: list[Tensor]) -> list[Tensor]:
     leaves = [t for t in tensors if t.is_floating_point()]
     torch.manual_seed(1)
-    found = torch.autograd.grad(out, leaves, torch.randn_like(out), allow_unused=True)
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, found)]
+    grads = torch.autograd.grad(out, leaves, torch.randn_like(out), allow_unused=True)
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(leaves, grads)]
 
 
 @EACH
 def test_it_is_the_formula_of_each_sequence(name: str) -> None:
     case = CASES[name]
     tensors = case.tensors()
-    found, expected = case.call(tensors), case.by_hand(tensors)
-    assert found.is_contiguous()
-    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    actual, expected = case.call(tensors), case.by_hand(tensors)
+    assert actual.is_contiguous()
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
     if expected.requires_grad:
-        ours, theirs = gradients(found, tensors), gradients(expected, tensors)
+        ours, theirs = gradients(actual, tensors), gradients(expected, tensors)
         for mine, other in zip(ours, theirs, strict=True):
             assert mine.is_contiguous()
             torch.testing.assert_close(mine, other, rtol=1e-11, atol=1e-11)
@@ -44,7 +44,7 @@ def test_gradients_in_fp64(name: str) -> None:
     case = CASES[name]
     tensors = case.tensors()
     fast = {"fast_mode": True, "atol": 1e-6}
-    assert torch.autograd.gradcheck(lambda *given: case.call(given), tensors, **fast)
+    assert torch.autograd.gradcheck(lambda *leaves: case.call(leaves), tensors, **fast)
 
 
 CHECKED = pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_nothing_leaks_from_neighbours(name: str) -> None:
     wanted = torch.autograd.grad(expected, clean[:3], cotangent)
     for b in range(case.batch):
         dirty, dirty_cotangent, parts = poisoned(case, clean, cotangent, b)
-        found = case.call(dirty)
-        assert torch.equal(found[parts[0]], expected[parts[0]])
-        grads = torch.autograd.grad(found, dirty[:3], dirty_cotangent)
+        actual = case.call(dirty)
+        assert torch.equal(actual[parts[0]], expected[parts[0]])
+        grads = torch.autograd.grad(actual, dirty[:3], dirty_cotangent)
         for grad, want, part in zip(grads, wanted, parts[1:], strict=True):
             assert torch.equal(grad[part], want[part])
 
@@ -195,12 +195,13 @@ def test_narrow_integers_are_computed_with_in_64_bits(dtype: torch.dtype) -> Non
     """0 - 5 and -200 do not wrap, whatever the operands are held in."""
     query, key, value = (torch.randn(1, 2, 40, 8, dtype=torch.float64) for _ in range(3))
     ends = torch.iinfo(dtype)
-    given = [torch.arange(40).clamp(max=ends.max) + first for first in (0, 3)]
-    given[0][:3] = ends.min
-    held = [x.to(dtype) for x in given]
+    indices = [torch.arange(40).clamp(max=ends.max) + first for first in (0, 3)]
+    indices[0][:3] = ends.min
+    narrow_indices = [x.to(dtype) for x in indices]
     wide, narrow = (
-        reference(operands_of(query, key, value, aux, [], NARROW)) for aux in (given, held)
+        reference(operands_of(query, key, value, aux, [], NARROW))
+        for aux in (indices, narrow_indices)
     )
-    mask = given[0] - 5 < -given[1][:, None]
+    mask = indices[0] - 5 < -indices[1][:, None]
     torch.testing.assert_close(wide, torch.where(mask, query @ key.mT, 0.0) @ value)
     torch.testing.assert_close(narrow, wide, rtol=0, atol=0)

@@ -214,8 +214,8 @@ def test_small_operands_and_vectors_are_no_matter_of_storage() -> None:
             PROBLEM, program=parsed, aux_dtypes=(torch.float32,), batch=batch
         )
         report = Report((dataclasses.replace(MATCH, problem=problem, origins=()),))
-        ((found,),) = (section.entries for section in sections(report))
-        return found.advice, next(line for line in found.lines if line.startswith("a0"))
+        ((only,),) = (section.entries for section in sections(report))
+        return only.advice, next(line for line in only.lines if line.startswith("a0"))
 
     bias, vector = "a0:f[h,q_idx,kv_idx]; silu(add(s,a0))", "a0:f[h,kv_idx]; silu(add(s,a0))"
     assert entry(bias, 16) == (STORED, "a0, float32 [h, q_idx, kv_idx], stored: 0.12 MiB")
@@ -242,8 +242,8 @@ No candidate
 
 
 def test_dict_survives_json() -> None:
-    found = json.loads(json.dumps(REPORT.to_dict()))
-    (match,) = found["matches"]
+    content = json.loads(json.dumps(REPORT.to_dict()))
+    (match,) = content["matches"]
     assert match["query"] == [2, 4, 64, 32] and match["value"] == [2, 1, 128, 16]
     assert match["kernel"] == "cpu" and match["why"] == "a reason"
     assert ScoreMod.parse(match["score_mod"]) == PROGRAM
@@ -253,12 +253,12 @@ def test_dict_survives_json() -> None:
         "bytes": 2 * 64 * 128,
     }
     assert match["stored_bytes"] == 2 * 64 * 128 + 4 * 64 * 128 * 4
-    (rejection,) = found["rejections"]
+    (rejection,) = content["rejections"]
     assert (rejection["class"], rejection["code"]) == ("NOT_GDPA", "NORMALISED")
     assert match["module"] == "layers.0" and match["operand_names"] == ["bias", "mask"]
     assert match["score_bytes"] == 2 * 4 * 64 * 128 * 2
-    assert found["graph_breaks"] == [REPORT.graph_breaks[0].to_dict()]
-    assert found["skipped_frames"] == [REPORT.skipped_frames[0].to_dict()]
+    assert content["graph_breaks"] == [REPORT.graph_breaks[0].to_dict()]
+    assert content["skipped_frames"] == [REPORT.skipped_frames[0].to_dict()]
 
 
 class Page(HTMLParser):
@@ -271,10 +271,10 @@ class Page(HTMLParser):
         self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        self.links += [given[name] for name in ("src", "href") if given.get(name)]
-        if "data-name" in given:
-            self.nodes.append(given)
+        attributes = dict(attrs)
+        self.links += [attributes[name] for name in ("src", "href") if attributes.get(name)]
+        if "data-name" in attributes:
+            self.nodes.append(attributes)
         if tag not in ("meta", "rect", "path"):
             self.open.append(tag)
 
@@ -394,8 +394,8 @@ def test_every_option_is_documented() -> None:
     from gdpa_inductor import Options
 
     text = (DOCS / "options.md").read_text()
-    found = re.findall(r"^### gdpa\.(\w+)\n\nDefault: `([^`]*)`\.", text, re.M)
-    assert dict(found) == {
+    headings = re.findall(r"^### gdpa\.(\w+)\n\nDefault: `([^`]*)`\.", text, re.M)
+    assert dict(headings) == {
         f.name: repr(f.default) if not isinstance(f.default, str) else f'"{f.default}"'
         for f in dataclasses.fields(Options)
     }

@@ -135,8 +135,8 @@ def test_each_score_on_its_own(name: str) -> None:
     if name in EAGER:
         return
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
-    torch.testing.assert_close(found, wanted)
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, K, V)
+    torch.testing.assert_close(actual, wanted)
     assert len(recorder.matches) == (name in FUSED), recorder.why()
 
 
@@ -146,17 +146,17 @@ def test_flex_attention_calls_them_so(name: str) -> None:
 
     def scored(s, b, h, i, j):
         """Softmax of the logarithm of a positive weight: the weight over their sum."""
-        made = s if score_mod is None else score_mod(s, b, h, i, j)
-        kept = made if mask_mod is None else torch.where(mask_mod(b, h, i, j), made, 0.0)
-        return torch.log(kept.square() + 1e-3)
+        value = s if score_mod is None else score_mod(s, b, h, i, j)
+        masked = value if mask_mod is None else torch.where(mask_mod(b, h, i, j), value, 0.0)
+        return torch.log(masked.square() + 1e-3)
 
     def weight(s, b, h, i, j):
         return torch.exp(scored(s, b, h, i, j))
 
     total = gdpa_inductor.attention(Q, K, torch.ones_like(V), score_mod=weight)
-    found = gdpa_inductor.attention(Q, K, V, score_mod=weight) / total
+    actual = gdpa_inductor.attention(Q, K, V, score_mod=weight) / total
     wanted = flex_attention(Q, K, V, score_mod=scored, scale=1.0)
-    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -174,8 +174,8 @@ def test_grouped_heads(name: str) -> None:
     if name in EAGER:
         return
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
-    torch.testing.assert_close(found, wanted)
+    actual = torch.compile(function, backend=recorder, fullgraph=True)(Q, k, v)
+    torch.testing.assert_close(actual, wanted)
     assert len(recorder.matches) == (name in FUSED), recorder.why()
 
 
@@ -195,8 +195,8 @@ def test_jagged(name: str, nested: bool) -> None:
     def function(q, k, v, cu):
         mods = {"score_mod": score_mod, "mask_mod": mask_mod}
         if nested:
-            made = [torch.nested.nested_tensor_from_jagged(t, cu) for t in (q, k, v)]
-            return gdpa_inductor.attention(*made, **mods).values()
+            operands = [torch.nested.nested_tensor_from_jagged(t, cu) for t in (q, k, v)]
+            return gdpa_inductor.attention(*operands, **mods).values()
         return gdpa_inductor.attention(
             q, k, v, cu_seqlens_q=cu, cu_seqlens_k=cu, max_seqlen_q=5, max_seqlen_k=5, **mods
         )
@@ -212,8 +212,8 @@ def test_jagged(name: str, nested: bool) -> None:
     wanted = torch.cat(parts)
     torch.testing.assert_close(function(q, k, v, cu), wanted)
     recorder = Recorder()
-    found = torch.compile(function, backend=recorder)(q, k, v, cu)
-    torch.testing.assert_close(found, wanted)
+    actual = torch.compile(function, backend=recorder)(q, k, v, cu)
+    torch.testing.assert_close(actual, wanted)
     assert len(recorder.matches) == (name in FUSED), recorder.why()
 
 
@@ -232,8 +232,8 @@ def test_gradients_reach_what_is_looked_up() -> None:
     wanted = torch.autograd.grad((torch.sigmoid(scores) @ V).square().sum(), operands)
     recorder = Recorder()
     for run in (function, torch.compile(function, backend=recorder, fullgraph=True)):
-        found = torch.autograd.grad(run(q).square().sum(), operands)
-        for mine, theirs in zip(found, wanted, strict=True):
+        grads = torch.autograd.grad(run(q).square().sum(), operands)
+        for mine, theirs in zip(grads, wanted, strict=True):
             torch.testing.assert_close(mine, theirs)
     assert len(recorder.matches) == 1, recorder.why()
 
@@ -287,18 +287,18 @@ def test_a_function_that_no_program_knows_is_told() -> None:
 # Each function that is called at once
 
 
-def _found() -> dict[str, Callable]:
+def _functions() -> dict[str, Callable]:
     """By name, the functions, methods and operators that are taken to compute with elements."""
-    found = {}
+    functions = {}
     for place in (torch, F, Tensor, torch._C._special):
         for name in sorted(scalars.ELEMENTWISE):
             of_objects = (name.startswith("__") or name == "rand") and place is not Tensor
             if callable(getattr(place, name, None)) and not of_objects:
-                found[f"{place.__name__}.{name}"] = getattr(place, name)
-    return found
+                functions[f"{place.__name__}.{name}"] = getattr(place, name)
+    return functions
 
 
-FUNCTIONS = _found()
+FUNCTIONS = _functions()
 FLOATS = [torch.rand(*shape, dtype=torch.float64) + 0.1 for shape in ((2, 1, 3, 1), (1, 2, 1, 3))]
 WHOLES = [torch.randint(1, 4, shape) for shape in ((2, 1, 3, 1), (1, 2, 1, 3))]
 TRUTHS = [x > 1 for x in WHOLES]
@@ -313,15 +313,15 @@ def calls(function: Callable) -> list[tuple[Callable, list[Tensor]]]:
         lambda x, y: function(x, y > 1, 2.0), lambda x, y: function(x, 1, 2),
         lambda x, y: function(x, torch.float32),
     ]  # fmt: skip
-    found = []
+    working = []
     for way, operands in itertools.product(ways, (FLOATS, WHOLES, TRUTHS)):
         try:
-            made = way(*(x.clone().expand(2, 2, 3, 3).contiguous() for x in operands))
+            result = way(*(x.clone().expand(2, 2, 3, 3).contiguous() for x in operands))
         except (TypeError, RuntimeError, ValueError, IndexError):
             continue
-        if isinstance(made, Tensor) and made.shape == (2, 2, 3, 3):
-            found.append((way, operands))
-    return found
+        if isinstance(result, Tensor) and result.shape == (2, 2, 3, 3):
+            working.append((way, operands))
+    return working
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -329,9 +329,9 @@ def test_a_function_of_elements(name: str) -> None:
     ways = calls(FUNCTIONS[name])
     assert ways, f"{name} was not called"
     for way, operands in ways:
-        given = [x.clone() for x in operands]
+        copies = [x.clone() for x in operands]
         try:
-            whole = scalars.at_all_scores(way, given, AXES)
+            whole = scalars.at_all_scores(way, copies, AXES)
         except RuntimeError:  # in place, into what would have to broadcast
             assert name.endswith("_") or ".__i" in name
             continue

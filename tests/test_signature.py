@@ -49,32 +49,32 @@ def test_a_call_by_name_is_the_call_by_position(signature):
     options = [] if signature.keywords else ["kernel=cpu"]
     args = (*leading, query, key, value, [aux], [7], program, *needs, *options, None, offsets, 0, 9)
     keywords = dict.fromkeys(signature.keywords, False)
-    given = signature.bind(*args, **keywords)
-    assert given.operands.cu_seqlens_k is offsets and given.operands.max_seqlen_k == 9
-    assert (given.grad_out is grad) == signature.backward
-    found, named = signature.call(given)
+    arguments = signature.bind(*args, **keywords)
+    assert arguments.operands.cu_seqlens_k is offsets and arguments.operands.max_seqlen_k == 9
+    assert (arguments.grad_out is grad) == signature.backward
+    positional, named = signature.call(arguments)
     assert named == keywords
-    assert len(found) == len(args) == len(signature.positional)
-    for x, y in zip(found, args, strict=True):
+    assert len(positional) == len(args) == len(signature.positional)
+    for x, y in zip(positional, args, strict=True):
         assert x is y or x == y
 
 
 def test_trailing_defaults_may_be_left_out():
     x = torch.zeros(1)
-    given = ATTENTION.bind(x, x, x, None, None, "silu(s)", "")
-    assert given.operands.lengths == (None, None, 0, 0)
-    assert given.operands.aux == [] and given.options == {"kernel_options": ""}
+    arguments = ATTENTION.bind(x, x, x, None, None, "silu(s)", "")
+    assert arguments.operands.lengths == (None, None, 0, 0)
+    assert arguments.operands.aux == [] and arguments.options == {"kernel_options": ""}
 
 
 def test_all_may_be_given_by_name():
     x, offsets = torch.zeros(1), torch.zeros(2)
     named = {"query": x, "key": x, "value": x, "aux": [x], "scalars": [7], "score_mod": "s"}
-    given = BACKWARD.bind(
+    arguments = BACKWARD.bind(
         x, **named, needs=[True] * 4, kernel_options="", cu_seqlens_k=offsets, max_seqlen_k=9
     )
-    assert given.operands.lengths == (None, offsets, 0, 9)
-    assert (given.grad_out is x, given.needs) == (True, (True,) * 4)
-    assert given.options == {"kernel_options": ""}
+    assert arguments.operands.lengths == (None, offsets, 0, 9)
+    assert (arguments.grad_out is x, arguments.needs) == (True, (True,) * 4)
+    assert arguments.options == {"kernel_options": ""}
     fused = calls.FORWARD.bind(**named, skip=False)
     assert fused.operands.scalars == [7] and fused.options == {"skip": False}
 

@@ -43,11 +43,11 @@ def x(rows: int = 64) -> torch.Tensor:
 
 
 def compiled(model: nn.Module, **options: object) -> nn.Module:
-    given = {"gdpa.profit": False} | {f"gdpa.{name}": value for name, value in options.items()}
-    return torch.compile(model, backend="gdpa", options=given)
+    prefixed = {"gdpa.profit": False} | {f"gdpa.{name}": value for name, value in options.items()}
+    return torch.compile(model, backend="gdpa", options=prefixed)
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
+def summaries(caplog: pytest.LogCaptureFixture) -> list[tuple[str, str]]:
     return [
         (record.levelname, record.getMessage())
         for record in caplog.records
@@ -63,19 +63,19 @@ def listening(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_model_is_told_of_once(caplog) -> None:
     """Not for its graphs, recompiles, modes, nor after a reset."""
     model = compiled(Breaking(Attention(), Escaping(), nn.Tanh()))
-    assert told(caplog) == []
+    assert summaries(caplog) == []
     model(x())
     model(x(80))
     model(x().requires_grad_()).sum().backward()
     torch._dynamo.reset()
     model(x())
     expected = f"gdpa: 1 of 2 attention regions fused, 1 not fused (SCORES_ESCAPE); {WHY}"
-    assert told(caplog) == [("WARNING", expected)]
+    assert summaries(caplog) == [("WARNING", expected)]
 
 
 def test_where_all_is_fused_it_is_no_warning(caplog) -> None:
     compiled(nn.Sequential(Attention(), Attention()))(x())
-    assert told(caplog) == [("INFO", "gdpa: 2 of 2 attention regions fused")]
+    assert summaries(caplog) == [("INFO", "gdpa: 2 of 2 attention regions fused")]
 
 
 class Softmax(nn.Module):
@@ -88,7 +88,7 @@ def test_softmax_is_a_warning_where_it_is_alone(caplog) -> None:
     compiled(Softmax())(x())
     beside = f"gdpa: 1 of 2 attention regions fused, 1 not fused (NORMALISED); {WHY}"
     alone = f"gdpa: 0 of 1 attention regions fused, 1 not fused (NORMALISED); {WHY}"
-    assert told(caplog) == [("INFO", beside), ("WARNING", alone)]
+    assert summaries(caplog) == [("INFO", beside), ("WARNING", alone)]
 
 
 def test_where_nothing_is_fused_it_says_so(caplog) -> None:
@@ -96,7 +96,7 @@ def test_where_nothing_is_fused_it_says_so(caplog) -> None:
     model.compile(backend="gdpa")
     model(x())
     expected = f"gdpa: 0 of 1 attention regions fused, 1 not fused (SLOWER); {WHY}"
-    assert told(caplog) == [("WARNING", expected)]
+    assert summaries(caplog) == [("WARNING", expected)]
 
 
 def test_models_without_attention_are_told_when_some_is_compiled(caplog) -> None:
@@ -106,15 +106,15 @@ def test_models_without_attention_are_told_when_some_is_compiled(caplog) -> None
 
     model = compiled(Sometimes())
     model(x(), False)
-    assert told(caplog) == []
+    assert summaries(caplog) == []
     model(x(), True)
-    assert told(caplog) == [("INFO", "gdpa: 1 of 1 attention regions fused")]
+    assert summaries(caplog) == [("INFO", "gdpa: 1 of 1 attention regions fused")]
 
 
 def test_each_model_that_is_compiled_has_its_line(caplog) -> None:
     compiled(Attention())(x())
     compiled(Escaping())(x())
-    assert [level for level, _ in told(caplog)] == ["INFO", "WARNING"]
+    assert [level for level, _ in summaries(caplog)] == ["INFO", "WARNING"]
 
 
 @pytest.mark.parametrize("way", ["option", "variable", "level"])
@@ -124,7 +124,7 @@ def test_it_can_be_silenced(way: str, caplog, monkeypatch) -> None:
     if way == "level":
         caplog.set_level(logging.ERROR, "gdpa_inductor")
     compiled(Escaping(), **({"summary": False} if way == "option" else {}))(x())
-    assert told(caplog) == []
+    assert summaries(caplog) == []
 
 
 def test_the_pass_speaks_too(caplog) -> None:
@@ -132,13 +132,13 @@ def test_the_pass_speaks_too(caplog) -> None:
     torch._dynamo.reset()
     silent = GDPAPass(profit=False, summary=False)
     torch.compile(Escaping(), options={"pre_grad_custom_pass": silent})(x())
-    assert len(told(caplog)) == 1
+    assert len(summaries(caplog)) == 1
 
 
 def test_a_compile_that_fails_is_told_of_as_well(caplog) -> None:
     with pytest.raises(torch._dynamo.exc.BackendCompilerFailed):
         compiled(Escaping(), strict=True)(x())
-    assert len(told(caplog)) == 1
+    assert len(summaries(caplog)) == 1
 
 
 SCRIPT = """

@@ -95,7 +95,7 @@ def test_a_right_graph_is_compared_and_passes(name: str, caplog, monkeypatch) ->
     function, make = FORMS[name]
     compared = []
     difference = verify.difference
-    note = lambda *given: compared.append(difference(*given)) or compared[-1]
+    note = lambda *arguments: compared.append(difference(*arguments)) or compared[-1]
     monkeypatch.setattr(verify, "difference", note)
     torch._dynamo.reset()
     torch.manual_seed(0)
@@ -103,15 +103,15 @@ def test_a_right_graph_is_compared_and_passes(name: str, caplog, monkeypatch) ->
     torch.manual_seed(0)
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
         options = {"gdpa.verify": True, "gdpa.expect": 1, "gdpa.profit": False}
-        found = torch.compile(function, backend="gdpa", options=options)(*make())
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+        actual = torch.compile(function, backend="gdpa", options=options)(*make())
+    torch.testing.assert_close(actual, wanted, rtol=1e-4, atol=1e-4)
     assert compared == [""]
     assert [r for r in caplog.records if r.name == "gdpa_inductor"] == []
 
 
 def off_by_one_row(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    def wrong(*given: Tensor) -> Tensor:
-        out = function(*given)
+    def wrong(*inputs: Tensor) -> Tensor:
+        out = function(*inputs)
         return torch.cat([out[:, :, 1:], out[:, :, :1]], 2)
 
     return wrong
@@ -132,10 +132,10 @@ def test_a_wrong_graph_is_told(name: str) -> None:
 
 @pytest.mark.parametrize("make", [views_with_gradients, activation])
 def test_a_missing_gradient_is_told(make: Callable[[], list[Tensor]]) -> None:
-    given = [x if x.requires_grad else x.requires_grad_() for x in make()]
+    inputs = [x if x.requires_grad else x.requires_grad_() for x in make()]
     run = verify.verified(without_its_gradient(attend), attend, Result())
     with pytest.raises(GDPAError, match=r"gdpa\.verify: the gradient of .*input \d is off by"):
-        run(*given)
+        run(*inputs)
 
 
 def test_a_missing_write_is_told() -> None:
@@ -146,33 +146,33 @@ def test_a_missing_write_is_told() -> None:
 
 @pytest.mark.parametrize("make", [split, aliases, overlapping, activation, views_with_gradients])
 def test_copies_stand_to_each_other_as_the_inputs(make: Callable[[], list[Tensor]]) -> None:
-    given = make()
+    inputs = make()
     copies = verify._Copies(None)
-    made = [copies.of(x, "input") for x in given]
-    for x, y in zip(given, made, strict=True):
+    duplicates = [copies.of(x, "input") for x in inputs]
+    for x, y in zip(inputs, duplicates, strict=True):
         assert torch.equal(x, y) and x.stride() == y.stride()
         assert x.storage_offset() == y.storage_offset()
         assert (x.requires_grad, x.is_leaf) == (y.requires_grad, y.is_leaf)
         assert x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr()
     shared = lambda of: [[a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
                           for a in of] for b in of]  # fmt: skip
-    assert shared(given) == shared(made)
+    assert shared(inputs) == shared(duplicates)
 
 
 def test_what_cannot_be_run_on_copies_is_not_compared(caplog) -> None:
     """The model runs all the same."""
     calls = []
 
-    def once(*given: Tensor) -> Tensor:
-        calls.append(given)
+    def once(*inputs: Tensor) -> Tensor:
+        calls.append(inputs)
         if len(calls) == 1:
             raise KeyError("no table")
-        return attend(*given)
+        return attend(*inputs)
 
-    given = plain()
+    inputs = plain()
     with caplog.at_level(logging.WARNING, "gdpa_inductor"):
-        out = verify.verified(once, attend, Result())(*given)
-    assert torch.equal(out, attend(*given))
+        out = verify.verified(once, attend, Result())(*inputs)
+    assert torch.equal(out, attend(*inputs))
     (record,) = caplog.records
     assert "not compared" in record.getMessage() and "KeyError" in record.getMessage()
 
@@ -184,17 +184,17 @@ def in_two_dtypes(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def test_scores_of_16_bits_beside_values_of_32_are_held_against_fp64() -> None:
-    given = [x.bfloat16() for x in plain()]
-    exact = verify._exact(in_two_dtypes, given, verify._results(in_two_dtypes, given)[0])
+    inputs = [x.bfloat16() for x in plain()]
+    exact = verify._exact(in_two_dtypes, inputs, verify._results(in_two_dtypes, inputs)[0])
     assert all(x is not None and x.dtype == torch.float64 for x in exact)
 
     def better(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         s = q.float() @ k.float().mT
         return (s * 0.5 * (1 + torch.tanh(s))) @ v.float()
 
-    assert verify.difference(better, in_two_dtypes, given) == ""
+    assert verify.difference(better, in_two_dtypes, inputs) == ""
     wrong = lambda *x: better(*x) * 1.1
-    assert "output 0 is off" in verify.difference(wrong, in_two_dtypes, given)
+    assert "output 0 is off" in verify.difference(wrong, in_two_dtypes, inputs)
 
 
 FINITE, NAN, INF = (torch.tensor([1.0, x]) for x in (2.0, float("nan"), float("inf")))
@@ -208,8 +208,8 @@ FINITE, NAN, INF = (torch.tensor([1.0, x]) for x in (2.0, float("nan"), float("i
 ])  # fmt: skip
 def test_nan_and_infinity_come_from_the_model(fused, eager, exact, fault: bool) -> None:
     """From eager or from fp64. What a mask or a slope by hand makes NaN in eager need not be."""
-    told = verify.breach(fused, eager, None if exact is None else exact.double(), 1e-7)
-    assert ("has NaN or infinity" in told) == fault and bool(told) == fault
+    text = verify.breach(fused, eager, None if exact is None else exact.double(), 1e-7)
+    assert ("has NaN or infinity" in text) == fault and bool(text) == fault
 
 
 def test_a_comparison_that_was_interrupted_is_made_again(monkeypatch) -> None:
@@ -221,9 +221,9 @@ def test_a_comparison_that_was_interrupted_is_made_again(monkeypatch) -> None:
 
     monkeypatch.setattr(verify, "difference", difference)
     run = verify.verified(attend, attend, Result())
-    given = plain()
+    inputs = plain()
     with pytest.raises(KeyboardInterrupt):
-        run(*given)
+        run(*inputs)
     for _ in range(2):
-        torch.testing.assert_close(run(*given), attend(*given))
+        torch.testing.assert_close(run(*inputs), attend(*inputs))
     assert raised == []

@@ -31,5 +31,5 @@ def every_line(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
     missed = lines.lines(wanted, module) - seen if request.node.stash[PASSED] else ()
     source = Path(module.__file__ or "").read_text().splitlines()
-    told = [f"{number}: {source[number - 1].strip()}" for _, number in sorted(missed)]
-    assert not told, f"lines of {name}.{wanted} that its test does not run: {told}"
+    text = [f"{number}: {source[number - 1].strip()}" for _, number in sorted(missed)]
+    assert not text, f"lines of {name}.{wanted} that its test does not run: {text}"

@@ -25,7 +25,7 @@ Line = tuple[str, int]  # the name of the code, and the number
 def modules() -> list[str]:
     """The modules of `_compat` that hold functions."""
     (folder,) = gdpa_inductor._compat.__path__
-    return [found.name for found in pkgutil.iter_modules([folder]) if found.name != "symbols"]
+    return [module.name for module in pkgutil.iter_modules([folder]) if module.name != "symbols"]
 
 
 def load(name: str) -> ModuleType:
@@ -34,11 +34,11 @@ def load(name: str) -> ModuleType:
 
 def functions(module: ModuleType) -> dict[str, FunctionType]:
     """The functions that a module defines, below their decorators."""
-    found = {name: inspect.unwrap(held) for name, held in vars(module).items() if callable(held)}
+    named = {name: inspect.unwrap(value) for name, value in vars(module).items() if callable(value)}
     return {
-        name: held
-        for name, held in found.items()
-        if inspect.isfunction(held) and held.__module__ == module.__name__
+        name: value
+        for name, value in named.items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__
     }
 
 
@@ -56,9 +56,9 @@ def private_below(name: str, module: ModuleType) -> set[str]:
 def codes(code: CodeType) -> Iterator[CodeType]:
     """A code object and those inside of it."""
     yield code
-    for held in code.co_consts:
-        if isinstance(held, CodeType):
-            yield from codes(held)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes(constant)
 
 
 def lines(name: str, module: ModuleType) -> set[Line]:
@@ -80,30 +80,30 @@ def _is_head(code: CodeType, line: int) -> bool:
 
 def forget(module: ModuleType) -> None:
     """Empty the caches of a module's functions, so that they run."""
-    for held in vars(module).values():
-        if isinstance(held, functools._lru_cache_wrapper):
-            held.cache_clear()
+    for value in vars(module).values():
+        if isinstance(value, functools._lru_cache_wrapper):
+            value.cache_clear()
 
 
 @contextlib.contextmanager
 def executed(module: ModuleType) -> Iterator[set[Line]]:
     """The lines of a module that run in this context."""
-    found: set[Line] = set()
+    places: set[Line] = set()
 
     def within(frame: FrameType, event: str, _: Any) -> Any:
         if event == "line":
-            found.add((frame.f_code.co_name, frame.f_lineno))
+            places.add((frame.f_code.co_name, frame.f_lineno))
         return within
 
     def entered(frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != module.__file__:
             return None
-        found.add((frame.f_code.co_name, frame.f_lineno))
+        places.add((frame.f_code.co_name, frame.f_lineno))
         return within
 
     before = sys.gettrace()
     sys.settrace(entered)
     try:
-        yield found
+        yield places
     finally:
         sys.settrace(before)

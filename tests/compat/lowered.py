@@ -112,23 +112,23 @@ def _fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: bool) -> torch.Te
 
 def during(look: Callable[..., Any], *tensors: torch.Tensor, function=None, **options) -> Any:
     """What `look(x, y, size)` returns while a graph is lowered."""
-    found = []
+    results = []
 
     def lower(x, y, size):
-        found.append(look(x, y, size))
+        results.append(look(x, y, size))
         return lowering.lowered(torch.ops.aten.add.Tensor, x, y)
 
-    given = tensors or (torch.ones(4, 6), torch.ones(4, 6))
+    operands = tensors or (torch.ones(4, 6), torch.ones(4, 6))
     function = function or (lambda x, y: probe(x, y, x.shape[0]))
-    code_of(function, given, lower, **options)
-    (result,) = found
+    code_of(function, operands, lower, **options)
+    (result,) = results
     return result
 
 
 def written(lower: Callable[..., Any], *tensors: torch.Tensor, **options) -> str:
     """The code of a graph in which `lower` is the lowering."""
-    given = tensors or (torch.ones(4, 6), torch.ones(4, 6))
-    return code_of(lambda x, y: probe(x, y, x.shape[0]), given, lower, **options)
+    operands = tensors or (torch.ones(4, 6), torch.ones(4, 6))
+    return code_of(lambda x, y: probe(x, y, x.shape[0]), operands, lower, **options)
 
 
 def layout(node: Any) -> tuple[list, list]:

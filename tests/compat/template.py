@@ -52,7 +52,7 @@ def grid(n: Any, meta: dict[str, Any], *, cdiv: Callable[..., Any]) -> tuple[Any
     return cdiv(n, meta["ROWS"]), 1, 1
 
 
-def made() -> Any:
+def sample() -> Any:
     """A new one: Inductor wants a name for each."""
     name = f"gdpa_compat_{next(_numbers)}"
     return templates.triton_template(
@@ -98,7 +98,7 @@ def rendered(
 
     def own(x: Any, y: Any, size: Any) -> Any:
         body = body_of(x, y, size, term)
-        return after(templates.best_of(made(), "gdpa_compat", [choice(4)], body, {}, [size]), x)
+        return after(templates.best_of(sample(), "gdpa_compat", [choice(4)], body, {}, [size]), x)
 
     with lowering_by(lower or own):
         return render.wrapper(lambda x, y: probe(x, y, x.shape[0]), tensors, dynamic=dynamic)
@@ -119,9 +119,9 @@ def run(code: str, tensors: Sequence[torch.Tensor], monkeypatch: Any) -> torch.T
     exec(compile(text, PyCodeCache.write(text)[1], "exec"), namespace)
     function, size = namespace[name], tensors[0].shape[0]
     out = torch.full(tensors[0].shape, torch.nan)
-    given = {"arg_X": tensors[0], "arg_Y": tensors[1]}
+    buffers = {"arg_X": tensors[0], "arg_Y": tensors[1]}
     args = [
-        given.get(word, out if word.startswith(("out_ptr", "in_out")) else size)
+        buffers.get(word, out if word.startswith(("out_ptr", "in_out")) else size)
         for word in function.arg_names
     ]
     (called,) = re.findall(rf"{name}\.run\((.*), stream=", code)
@@ -145,10 +145,10 @@ def timed(seconds: Callable[[Any], float], seen: list[Any]) -> Iterator[None]:
 
     def benchmark(cls: Any, choice: Any, args: Any) -> float:
         extern = isinstance(choice, ExternKernelCaller)
-        given, out = args.get_benchmark_tensors(extern).unpack()
+        inputs, out = args.get_benchmark_tensors(extern).unpack()
         if extern:
-            choice.to_callable()(*given, out=out)
-        seen.append((choice.name, given, out))
+            choice.to_callable()(*inputs, out=out)
+        seen.append((choice.name, inputs, out))
         return seconds(choice.name)
 
     patches = {

@@ -53,8 +53,8 @@ def test_is_of_user_of_an_operator_with_a_backward_of_its_own():
         torch.library.register_autograd(
             "gdpa_compat::doubled", lambda ctx, grad: grad * 2, lib=library
         )
-        made = torch.ops.gdpa_compat.doubled(torch.ones(4, requires_grad=True))
-        assert made.grad_fn is not None and not autograd.is_of_user(made.grad_fn)
+        result = torch.ops.gdpa_compat.doubled(torch.ones(4, requires_grad=True))
+        assert result.grad_fn is not None and not autograd.is_of_user(result.grad_fn)
 
 
 def test_is_view():
@@ -78,10 +78,10 @@ def test_is_leaf():
 def test_is_fragile_view():
     x = torch.ones(4, requires_grad=True)
     with torch.no_grad():
-        made = x[1:]
-    assert autograd.is_fragile_view(made)
+        view = x[1:]
+    assert autograd.is_fragile_view(view)
     with pytest.raises(RuntimeError, match="no_grad mode"):
-        made.mul_(2)
+        view.mul_(2)
     assert not autograd.is_fragile_view((x * 2)[1:])
     assert not autograd.is_fragile_view(x)
 
@@ -172,10 +172,10 @@ def test_plain_torch():
         with torch.autograd.set_detect_anomaly(True), autograd.plain_torch():
             assert not torch._C._get_mkldnn_enabled() and not torch.is_anomaly_enabled()
             x = torch.full((2, 2), -1.0, requires_grad=True)
-            made = x @ x
-            assert made.dtype == torch.float32 and made.requires_grad
-            assert not made.is_inference()
-            torch.autograd.grad(made.sqrt().sum() * torch.nan, x)
+            product = x @ x
+            assert product.dtype == torch.float32 and product.requires_grad
+            assert not product.is_inference()
+            torch.autograd.grad(product.sqrt().sum() * torch.nan, x)
             assert mode.count == 0
         assert torch.is_inference_mode_enabled() and torch.is_autocast_enabled("cpu")
         assert torch._C._get_mkldnn_enabled() == mkldnn
@@ -263,14 +263,14 @@ def test_keep_saved_buffers():
             return [torch.autograd.grad(out, weight, retain_graph=True)[0] for _ in range(2)]
 
     (wanted,) = torch.autograd.grad(((x @ weight) @ weight).sum(), weight)
-    for found in twice(True):
-        torch.testing.assert_close(found, wanted)
+    for gradient in twice(True):
+        torch.testing.assert_close(gradient, wanted)
     with pytest.raises(RuntimeError, match="donated"):
         twice(False)
 
 
 def test_backward_runs_once():
-    found = []
+    answers = []
 
     class Looks(torch.autograd.Function):
         @staticmethod
@@ -279,14 +279,14 @@ def test_backward_runs_once():
 
         @staticmethod
         def backward(ctx, grad):
-            found.append(autograd.backward_runs_once())
+            answers.append(autograd.backward_runs_once())
             return grad
 
     assert not autograd.backward_runs_once()
     y = Looks.apply(torch.ones(2, requires_grad=True))
     y.sum().backward(retain_graph=True)
     y.sum().backward()
-    assert found == [False, True]
+    assert answers == [False, True]
 
 
 def test_is_observed():

@@ -24,8 +24,8 @@ def with_tests(name: str) -> set[str]:
     """The functions whose names are those of tests, in the test modules of a module."""
     trees = [ast.parse(path.read_text()) for path in HERE.glob(f"test_{name}*.py")]
     nodes = [node for tree in trees for node in ast.walk(tree)]
-    found = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
-    return {test.removeprefix("test_") for test in found if test.startswith("test_")}
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef)}
+    return {test.removeprefix("test_") for test in names if test.startswith("test_")}
 
 
 def offered(module: types.ModuleType) -> set[str]:

@@ -11,9 +11,9 @@ def test_current_stream():
     number = torch.cuda.current_device()
     assert device.current_stream(number) == torch.cuda.current_stream().cuda_stream
     with torch.cuda.stream(torch.cuda.Stream()) as _:
-        found = device.current_stream(number)
-        assert found == torch.cuda.current_stream().cuda_stream != 0
-    assert device.current_stream(number) != found
+        stream = device.current_stream(number)
+        assert stream == torch.cuda.current_stream().cuda_stream != 0
+    assert device.current_stream(number) != stream
 
 
 def test_current_stream_of_builds_without_cuda():
@@ -24,20 +24,20 @@ def test_current_stream_of_builds_without_cuda():
 @pytest.mark.cuda
 def test_empty():
     for place in (torch.device("cuda", torch.cuda.current_device()), torch.device("cpu")):
-        made = device.empty(torch.Size([3, 4]), torch.bfloat16, place)
-        assert made.device == place and made.dtype == torch.bfloat16
-        assert made.shape == (3, 4) and made.is_contiguous() and not made.requires_grad
+        tensor = device.empty(torch.Size([3, 4]), torch.bfloat16, place)
+        assert tensor.device == place and tensor.dtype == torch.bfloat16
+        assert tensor.shape == (3, 4) and tensor.is_contiguous() and not tensor.requires_grad
 
 
 def test_empty_on_a_cpu():
-    made = device.empty([3, 4], torch.float16, torch.device("cpu"))
-    assert made.shape == (3, 4) and made.is_contiguous() and made.dtype == torch.float16
+    tensor = device.empty([3, 4], torch.float16, torch.device("cpu"))
+    assert tensor.shape == (3, 4) and tensor.is_contiguous() and tensor.dtype == torch.float16
 
 
 @pytest.mark.cuda
 def test_empty_strided():
-    made = device.empty_strided((3, 4), (1, 3), torch.float32)
-    assert made.shape == (3, 4) and made.stride() == (1, 3) and made.dtype == torch.float32
-    assert made.device == torch.device("cuda", torch.cuda.current_device())
-    made.fill_(2.0)
-    assert made.sum().item() == 24.0
+    tensor = device.empty_strided((3, 4), (1, 3), torch.float32)
+    assert tensor.shape == (3, 4) and tensor.stride() == (1, 3) and tensor.dtype == torch.float32
+    assert tensor.device == torch.device("cuda", torch.cuda.current_device())
+    tensor.fill_(2.0)
+    assert tensor.sum().item() == 24.0

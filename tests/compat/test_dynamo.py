@@ -138,11 +138,14 @@ def test_dynamo_observed():
         with contextlib.suppress(Exception):
             torch.compile(scaled, backend=Backend(ValueError("told")))(x, 3)
     assert backend.graphs == 2
-    assert [found[0] for found in seen.breaks] == [place("the break")]
+    assert [graph_break[0] for graph_break in seen.breaks] == [place("the break")]
     assert "graph_break" in seen.breaks[0][1]
-    told = {failure.name: failure for failure in seen.failures}
-    assert told["failing"].location == place("the failure")
-    assert told["scaled"].location.startswith(f"{__file__}:") and "told" in told["scaled"].reason
+    failures = {failure.name: failure for failure in seen.failures}
+    assert failures["failing"].location == place("the failure")
+    assert (
+        failures["scaled"].location.startswith(f"{__file__}:")
+        and "told" in failures["scaled"].reason
+    )
     assert dict(dynamo.counters) == before
     assert torch._dynamo.utils.graph_break_reasons == reasons
 
@@ -196,11 +199,11 @@ def test_is_torchs():
 def test_backend_of():
     """Below what Dynamo and torch.compile wrap around it: in the entries of the cache."""
     backend = Backend()
-    for given in (backend, "eager"):
+    for backend_ in (backend, "eager"):
         torch._dynamo.reset()
-        torch.compile(scaled, backend=given)(torch.ones(3), 2)
+        torch.compile(scaled, backend=backend_)(torch.ones(3), 2)
         (entry,) = _debug_get_cache_entry_list(scaled.__code__)
-        wanted = backend if given is backend else torch._dynamo.lookup_backend("eager")
+        wanted = backend if backend_ is backend else torch._dynamo.lookup_backend("eager")
         assert dynamo.backend_of(entry.backend) is wanted
     assert dynamo.backend_of(backend) is backend
     wrapper = torch._TorchCompileWrapper(backend, None, None, None)
@@ -241,16 +244,16 @@ def test_uncompiled():
 
 
 def test_settings():
-    given = {"gdpa.profit": False}
-    how = {"backend": "gdpa", "dynamic": True, "options": given}
+    options = {"gdpa.profit": False}
+    how = {"backend": "gdpa", "dynamic": True, "options": options}
     module = torch.nn.Linear(2, 2)
-    assert dynamo.settings(torch.compile(module, **how)) == (True, given)
-    assert dynamo.settings(torch.compile(scaled, **how)) == (True, given)
+    assert dynamo.settings(torch.compile(module, **how)) == (True, options)
+    assert dynamo.settings(torch.compile(scaled, **how)) == (True, options)
     assert dynamo.settings(torch.compile(scaled, backend="gdpa")) == (None, {})
     assert dynamo.settings(torch.compile(scaled, backend="eager", dynamic=False)) == (False, {})
     assert dynamo.settings(module) == dynamo.settings(scaled) == (None, {})
     module.compile(**how)
-    assert dynamo.settings(module) == (True, given)
+    assert dynamo.settings(module) == (True, options)
 
 
 def test_compiled_calls_set_aside():
@@ -266,15 +269,15 @@ def test_compiled_calls_set_aside():
 
 
 def test_captured_graph():
-    found = []
+    graphs = []
 
     def backend(gm, _):
-        found.append((dynamo.captured_graph(), gm))
+        graphs.append((dynamo.captured_graph(), gm))
         return gm.forward
 
     assert dynamo.captured_graph() is None
     torch.compile(lambda x: x.sin() + 1, backend=backend)(torch.ones(3))
-    ((whole, gm),) = found
+    ((whole, gm),) = graphs
     assert isinstance(whole, torch.fx.Graph)
     targets = [node.target for node in gm.graph.nodes if node.op.startswith("call")]
     assert [node.target for node in whole.nodes if node.op.startswith("call")] == targets
@@ -291,16 +294,18 @@ class Storing(torch.nn.Module):
 
 def test_stored_attributes():
     """Tensors that attributes keep, in containers too; nothing outside of a compile."""
-    found = []
+    attributes = []
 
     def backend(gm, _):
         stored, nodes = dynamo.stored_attributes(), gm.graph.nodes
-        found.extend((n.target.__name__, stored.get(id(n.meta["example_value"]))) for n in nodes
-                     if n.op == "call_function")  # fmt: skip
+        for node in nodes:
+            if node.op == "call_function":
+                value = node.meta["example_value"]
+                attributes.append((node.target.__name__, stored.get(id(value))))
         return gm.forward
 
     torch.compile(Storing(), backend=backend)(torch.ones(3))
-    assert dict(found) == {"truediv": "half", "mul": "several", "add": "several", "sub": None}
+    assert dict(attributes) == {"truediv": "half", "mul": "several", "add": "several", "sub": None}
     assert dynamo.stored_attributes() == {}
 
 
@@ -385,15 +390,15 @@ def checkpointed(x):
 
 
 def test_is_dynamo_body():
-    found = []
+    answers = []
 
     def backend(gm, _):
         modules = [m for m in gm.modules() if isinstance(m, torch.fx.GraphModule)]
-        found.extend(map(dynamo.is_dynamo_body, modules))
+        answers.extend(map(dynamo.is_dynamo_body, modules))
         return gm.forward
 
     torch.compile(checkpointed, backend=backend)(torch.ones(2, requires_grad=True))
-    assert found == [False, True]
+    assert answers == [False, True]
     traced = torch.fx.symbolic_trace(torch.nn.Linear(2, 2))  # a graph of nobody's
     assert not dynamo.is_dynamo_body(traced)
 
@@ -404,17 +409,17 @@ def inputs(gm: torch.fx.GraphModule) -> list[torch.fx.Node]:
 
 def test_real_input():
     """Dynamo holds inputs weakly: one that is gone is no value, and no error."""
-    given, found, held = [torch.arange(4), torch.ones(4)], [], []
+    tensors, values, graph_inputs = [torch.arange(4), torch.ones(4)], [], []
 
     def backend(gm, _):
-        found.extend(map(dynamo.real_input, inputs(gm)))
-        held.extend((node, node.meta["grapharg"]) for node in inputs(gm))
+        values.extend(map(dynamo.real_input, inputs(gm)))
+        graph_inputs.extend((node, node.meta["grapharg"]) for node in inputs(gm))
         return gm.forward
 
-    torch.compile(lambda x, y: x + y, backend=backend)(*given)
-    assert [x is y for x, y in zip(found, given, strict=True)] == [True, True]
-    given.clear(), found.clear()
-    for node, graph_input in held:
+    torch.compile(lambda x, y: x + y, backend=backend)(*tensors)
+    assert [x is y for x, y in zip(values, tensors, strict=True)] == [True, True]
+    tensors.clear(), values.clear()
+    for node, graph_input in graph_inputs:
         node.meta["grapharg"] = graph_input
         assert dynamo.real_input(node) is None
     assert dynamo.real_input(torch.fx.Graph().placeholder("x")) is None
@@ -434,15 +439,15 @@ outside = torch.full((2,), 3.0)
 
 
 def test_source_name():
-    found, held = [], []
+    names, nodes = [], []
 
     def backend(gm, _):
-        held.extend(inputs(gm))
-        found.extend(map(dynamo.source_name, held))
+        nodes.extend(inputs(gm))
+        names.extend(map(dynamo.source_name, nodes))
         return gm.forward
 
     torch.compile(Model(), backend=backend)(torch.ones(2))
     own = "._modules['layers']._modules['0']._parameters['weight']", "._buffers['scale']"
-    assert set(found) == {"L['x']", "G['outside']", *(f"L['self']{name}" for name in own)}
-    assert list(map(dynamo.source_name, held)) == found  # afterwards too
+    assert set(names) == {"L['x']", "G['outside']", *(f"L['self']{name}" for name in own)}
+    assert list(map(dynamo.source_name, nodes)) == names  # afterwards too
     assert dynamo.source_name(torch.fx.Graph().placeholder("x")) == ""

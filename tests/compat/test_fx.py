@@ -16,15 +16,15 @@ aten = torch.ops.aten
 
 def captured(function: Callable, *inputs: torch.Tensor, dynamic: bool = False) -> torch.fx.Graph:
     """The graph of Dynamo, which owns a module."""
-    found = []
+    graphs = []
 
     def backend(gm, _):
-        found.append(gm)
+        graphs.append(gm)
         return gm.forward
 
     torch._dynamo.reset()
     torch.compile(function, backend=backend, dynamic=dynamic, fullgraph=True)(*inputs)
-    return found[0].graph
+    return graphs[0].graph
 
 
 def calls(graph: torch.fx.Graph) -> list:
@@ -45,8 +45,8 @@ def test_tree_leaves():
 
 
 def test_tree_map():
-    found = fx.tree_map(lambda x: x * 2, [1, (2, {"k": 3})])
-    assert found == [2, (4, {"k": 6})] and type(found[1]) is tuple
+    doubled = fx.tree_map(lambda x: x * 2, [1, (2, {"k": 3})])
+    assert doubled == [2, (4, {"k": 6})] and type(doubled[1]) is tuple
 
 
 def test_counts():
@@ -60,8 +60,8 @@ def test_counts():
 def test_arange_of():
     like = torch.ones(2, dtype=torch.float64)
     target, args, options = fx.arange_of("new_tensor", (like, range(1, 9, 2)), {})
-    found = target(*args, **options)
-    assert torch.equal(found, like.new_tensor(range(1, 9, 2))) and found.dtype == like.dtype
+    actual = target(*args, **options)
+    assert torch.equal(actual, like.new_tensor(range(1, 9, 2))) and actual.dtype == like.dtype
     target, args, options = fx.arange_of(torch.tensor, (range(3),), {"dtype": torch.int32})
     assert torch.equal(target(*args, **options), torch.tensor(range(3), dtype=torch.int32))
 
@@ -78,12 +78,12 @@ def test_trace_functional():
 
     def function(x, y):
         assert x.shape[1] == y.shape[0]
-        made = torch.matmul(x.requires_grad_(), y).mul_(2.0)
-        made[0].add_(1.0)
-        assert not made.requires_grad
-        made = torch.nn.functional.rrelu(made)
-        made = torch.nn.functional.rrelu(made, training=True).transpose_(0, 1)
-        return torch.nn.functional.linear(made, x.mT).view(-1).unflatten(0, (-1, y.shape[0]))
+        result = torch.matmul(x.requires_grad_(), y).mul_(2.0)
+        result[0].add_(1.0)
+        assert not result.requires_grad
+        result = torch.nn.functional.rrelu(result)
+        result = torch.nn.functional.rrelu(result, training=True).transpose_(0, 1)
+        return torch.nn.functional.linear(result, x.mT).view(-1).unflatten(0, (-1, y.shape[0]))
 
     for dynamic in (False, True):
         x, y = fakes((5, 3), (3, 4), dynamic=dynamic)
@@ -103,11 +103,11 @@ def test_traced_so_far():
 
     def function(x, y):
         seen.append(fx.traced_so_far())
-        made = x @ y
+        result = x @ y
         seen.append(fx.traced_so_far())
-        made = torch.nn.functional.dropout(made)
+        result = torch.nn.functional.dropout(result)
         seen.append(fx.traced_so_far())
-        return made
+        return result
 
     fx.trace_functional(function, [x, y], x.fake_mode)
     first, product, random = seen
@@ -125,8 +125,8 @@ def test_write_symbolic():
         shapes.expression_of(size): graph.placeholder(f"s{i}") for i, size in enumerate((n, m))
     }
     sizes = (2 * n + m * n, (n + 1) // 2, n % m, torch.sym_max(n, m), 3 - n)
-    made = [fx.write_symbolic(shapes.expression_of(size), nodes, graph) for size in sizes]
-    graph.output(tuple(made))
+    written = [fx.write_symbolic(shapes.expression_of(size), nodes, graph) for size in sizes]
+    graph.output(tuple(written))
     graph.lint()
     run = torch.fx.GraphModule(torch.nn.Module(), graph)
     assert run(6, 7) == (54, 3, 6, 7, -3) and run(9, 4) == (54, 5, 1, 9, -6)
@@ -235,8 +235,8 @@ def test_state_change():
     x, named = torch.ones(2, 2), set()
     for function, kinds in SWITCHING.items():
         called = calls(captured(function, x))
-        found = {fx.state_change(target) for target in called} - {""}
-        assert found == kinds, function
+        changes = {fx.state_change(target) for target in called} - {""}
+        assert changes == kinds, function
         named |= {target.__name__ for target in called if fx.state_change(target) == "transform"}
         switches = {
             target.__name__
@@ -266,13 +266,13 @@ def test_state_change_of_names():
 class Dtypes(TorchDispatchMode):
     def __init__(self):
         super().__init__()
-        self.found = []
+        self.dtypes = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
+        result = func(*args, **(kwargs or {}))
         if func is aten.mm.default:
-            self.found.append(made.dtype)
-        return made
+            self.dtypes.append(result.dtype)
+        return result
 
 
 def test_autocast_regions():
@@ -289,7 +289,7 @@ def test_autocast_regions():
     for count, dtype in ((0, torch.float32), (1, torch.bfloat16), (2, torch.float32)):
         with Dtypes() as mode, fx.autocast_regions(entered[:count]):
             x @ x
-        assert mode.found == [dtype]
+        assert mode.dtypes == [dtype]
     assert not torch.is_autocast_enabled("cpu")
 
 
@@ -332,10 +332,10 @@ def bodies(graph: torch.fx.Graph) -> list:
 
 def test_has_plain_bodies():
     x = torch.ones(2, 2, requires_grad=True)
-    held = (checkpointed, branches, lambda x: region(region(x)), lambda x: wrap(torch.sin, x))
-    for function in held:
-        found = bodies(captured(function, x))
-        assert {fx.has_plain_bodies(node.target) for node in found} == {True}, function
+    functions = (checkpointed, branches, lambda x: region(region(x)), lambda x: wrap(torch.sin, x))
+    for function in functions:
+        nodes = bodies(captured(function, x))
+        assert {fx.has_plain_bodies(node.target) for node in nodes} == {True}, function
     (scan,) = bodies(captured(lambda x: torch._higher_order_ops.scan(
         lambda a, b: (a + b, a * b), x[0], x, dim=0), x.detach()))  # fmt: skip
     assert not fx.has_plain_bodies(scan.target)
@@ -354,7 +354,7 @@ def test_body_change():
     entered = node.args[:4]
     with Dtypes() as mode, fx.autocast_regions([entered]):
         x @ x
-    assert mode.found == [torch.bfloat16] and fx.body_of(node.args[4]) is not None
+    assert mode.dtypes == [torch.bfloat16] and fx.body_of(node.args[4]) is not None
     assert fx.body_change(torch.sin) == ""
     (node,) = bodies(captured(checkpointed, torch.ones(2, requires_grad=True)))
     assert fx.body_change(node.target) == ""
@@ -363,8 +363,8 @@ def test_body_change():
 def test_is_autograd_function():
     x = torch.ones(2, requires_grad=True)
     graph = captured(Doubles.apply, x)
-    found = [node for node in graph.nodes if fx.is_autograd_function(node.target)]
-    (node,) = found
+    matches = [node for node in graph.nodes if fx.is_autograd_function(node.target)]
+    (node,) = matches
     forward, backward = (fx.body_of(n) for n in node.args[:2])
     assert forward is not None and backward is not None and node.args[2].op == "placeholder"
     (node,) = bodies(captured(checkpointed, x))

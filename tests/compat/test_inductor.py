@@ -29,34 +29,34 @@ def tags():
 
 def test_trace_artifact():
     """The text is made if someone records the trace, and only then."""
-    asked = []
+    calls = []
 
     def payload() -> str:
-        asked.append(True)
+        calls.append(True)
         return "the text"
 
     inductor.trace_artifact("of_a_test", payload)
-    assert asked == []
-    trace, found = logging.getLogger("torch.__trace"), []
+    assert calls == []
+    trace, records = logging.getLogger("torch.__trace"), []
     handler = logging.Handler()
-    handler.emit = lambda record: found.append((record.metadata, record.payload))
+    handler.emit = lambda record: records.append((record.metadata, record.payload))
     level = trace.level
     trace.addHandler(handler), trace.setLevel(logging.DEBUG)
     try:
         inductor.trace_artifact("of_a_test", payload)
     finally:
         trace.removeHandler(handler), trace.setLevel(level)
-    told = [
-        payload for data, payload in found if data.get("artifact", {}).get("name") == "of_a_test"
+    payloads = [
+        payload for data, payload in records if data.get("artifact", {}).get("name") == "of_a_test"
     ]
-    assert told == ["the text"] and asked == [True]
+    assert payloads == ["the text"] and calls == [True]
 
 
 def test_inductor_config():
     assert inductor.inductor_config("max-autotune", None)["max_autotune"] is True
     assert inductor.inductor_config(None, None) == {}
-    found = inductor.inductor_config(None, {"max_autotune": True, "triton.cudagraphs": False})
-    assert found["max_autotune"] is True and found["triton.cudagraphs"] is False
+    settings = inductor.inductor_config(None, {"max_autotune": True, "triton.cudagraphs": False})
+    assert settings["max_autotune"] is True and settings["triton.cudagraphs"] is False
     for wrong in ({"no_such_option": 1}, {"max_autotune": "yes"}):
         with pytest.raises(RuntimeError):
             inductor.inductor_config(None, wrong)
@@ -200,18 +200,18 @@ def test_around_comparisons():
 
 def test_custom_graph_pass(graph_cache):
     """Inductor calls a pass of this class with the captured graph."""
-    given = []
+    calls = []
 
     class Pass(inductor.custom_graph_pass()):
         def __call__(self, graph):
-            given.append(graph.owning_module.graph is graph)
+            calls.append(graph.owning_module.graph is graph)
 
         def uuid(self):
             return "of a test"
 
     with inductor.fresh_cache():
         hits(options={"pre_grad_custom_pass": Pass()})
-    assert given == [True]
+    assert calls == [True]
 
 
 def products(x, w):
@@ -238,9 +238,9 @@ def test_compile_with_inductor():
             tags.clear()
             torch._dynamo.reset()
             (out,) = torch.compile(products, backend=backend, dynamic=dynamic)(x, w)
-            found = torch.autograd.grad(out.sum(), (x, w))
+            grads = torch.autograd.grad(out.sum(), (x, w))
             wanted = torch.autograd.grad(products(x, w)[0].sum(), (x, w))
-            torch.testing.assert_close(found, wanted)
+            torch.testing.assert_close(grads, wanted)
             assert len(tags) == 2 and all(tag.count(TAG) == 1 for tag in tags)
     assert set(seen) == {not plain} and config.size_asserts == plain
     assert TAG not in torch.compiler.config.cache_key_tag
@@ -254,19 +254,19 @@ def test_drops_roundings():
     """Whether generated C++ has the value of x, or that of x in 16 bits, where it is to round."""
     x = torch.rand(64) + 1
     compiled = inductor.compile_graph(narrowed, (x, torch.empty(64)), dynamic=False, aot=False)
-    found = torch.empty(64)
-    compiled.run(x, found)
+    output = torch.empty(64)
+    compiled.run(x, output)
     wanted = x.bfloat16().float() - x
     assert wanted.abs().max() > 0
     if inductor.drops_roundings():
-        assert not torch.equal(found, wanted)
+        assert not torch.equal(output, wanted)
     else:
-        assert torch.equal(found, wanted)
+        assert torch.equal(output, wanted)
 
 
 def test_CompiledGraph():
-    made = inductor.CompiledGraph(run=len, fits=bool)
-    assert made.run([1]) == 1 and made.fits([1])
+    graph = inductor.CompiledGraph(run=len, fits=bool)
+    assert graph.run([1]) == 1 and graph.fits([1])
 
 
 def test_compile_graph():
@@ -296,11 +296,11 @@ def check_compiled(aot: bool) -> None:
     torch.testing.assert_close(fixed.run(x, y)[0], x @ y)
     assert fixed.fits((x, y))
     for size in (4, 9):
-        given = torch.randn(size, 6), torch.randn(6, 5)
-        assert varying.fits(given)
-        torch.testing.assert_close(varying.run(*given)[0], given[0] @ given[1])
-    for given in ((x.mT.contiguous().mT, y), (torch.randn(4, 7), y), (x[:1], y)):
-        assert not varying.fits(given)
+        operands = torch.randn(size, 6), torch.randn(6, 5)
+        assert varying.fits(operands)
+        torch.testing.assert_close(varying.run(*operands)[0], operands[0] @ operands[1])
+    for operands in ((x.mT.contiguous().mT, y), (torch.randn(4, 7), y), (x[:1], y)):
+        assert not varying.fits(operands)
 
     def written(x: torch.Tensor, out: torch.Tensor) -> None:
         out.copy_(x @ x)
@@ -315,15 +315,15 @@ def check_compiled(aot: bool) -> None:
 @pytest.mark.usefixtures("graph_cache")
 def test_what_compile_graph_made_is_found_in_the_cache(dynamic: bool, aot: bool) -> None:
     """So the next process need not compile it. What it is for is known then too."""
-    found = []
+    counts = []
     with inductor.fresh_cache():
         for _ in range(2):
             counters.clear()
             x, y = torch.randn(4, 6), torch.randn(6, 5)
-            made = inductor.compile_graph(lambda x, y: (x @ y,), (x, y), dynamic=dynamic, aot=aot)
-            torch.testing.assert_close(made.run(x, y)[0], x @ y)
-            assert made.fits((x, y)) and (not dynamic or not made.fits((x.mT.contiguous().mT, y)))
+            graph = inductor.compile_graph(lambda x, y: (x @ y,), (x, y), dynamic=dynamic, aot=aot)
+            torch.testing.assert_close(graph.run(x, y)[0], x @ y)
+            assert graph.fits((x, y)) and (not dynamic or not graph.fits((x.mT.contiguous().mT, y)))
             caches = counters["inductor"]
-            found.append((caches["fxgraph_cache_miss"], caches["fxgraph_cache_hit"]))
+            counts.append((caches["fxgraph_cache_miss"], caches["fxgraph_cache_hit"]))
             assert not caches["fxgraph_cache_bypass"]
-    assert found == [(1, 0), (0, 1)]
+    assert counts == [(1, 0), (0, 1)]

@@ -22,10 +22,10 @@ def test_register_lowering():
     from torch._inductor.lowering import lowerings, make_fallback
 
     def lower(x, y):
-        asked.append((x, y))
+        calls.append((x, y))
         return lowering.lowered(aten.mul.Tensor, x, y)
 
-    asked: list[Any] = []
+    calls: list[Any] = []
     known = lowerings.pop(noted, None)
     make_fallback(noted)
     lowering._REGISTERED.discard(noted)
@@ -33,7 +33,7 @@ def test_register_lowering():
         for _ in range(2):
             lowering.register_lowering(noted, lower)
         code = code_of(lambda x, y: noted(x, y), (torch.ones(4), torch.ones(4).half()), lower)
-        ((x, y),) = asked  # operands keep their dtypes
+        ((x, y),) = calls  # operands keep their dtypes
         assert (x.get_dtype(), y.get_dtype()) == (torch.float32, torch.float16)
         assert "gdpa_compat" not in code.split("def call")[1]
     finally:
@@ -52,7 +52,7 @@ def test_lowered_node_values():
 
 def test_node_arguments():
     x, y, size = during(lambda *_: lowering.node_arguments(), dynamic=True)
-    assert all(isinstance(given, torch.fx.Node) for given in (x, y, size))
+    assert all(isinstance(argument, torch.fx.Node) for argument in (x, y, size))
     assert (x.op, y.op) == ("placeholder", "placeholder")
     assert during(lambda *_: lowering.node_arguments())[2] == 4
 
@@ -106,18 +106,18 @@ def test_is_input():
 
 
 def test_once_per_graph():
-    made = []
+    calls = []
 
     def lower(x, y, size):
         for key in ("a", "b", "a"):
-            lowering.once_per_graph((key, size), lambda key=key: made.append(key))
+            lowering.once_per_graph((key, size), lambda key=key: calls.append(key))
         return lowering.lowered(aten.add.Tensor, x, y)
 
     for _ in range(2):
         code_of(
             lambda x, y: (probe(x, y, 3), probe(y, x, 3)), (torch.ones(4), torch.ones(4)), lower
         )
-    assert made == ["a", "b"] * 2
+    assert calls == ["a", "b"] * 2
 
 
 def test_lowered():
@@ -133,9 +133,9 @@ def test_is_in_memory():
     def look(x, y, size):
         moved = lowering.lowered(aten.permute.default, x, [1, 0])
         computed = lowering.lowered(aten.add.Tensor, x, y)
-        found = list(map(lowering.is_in_memory, (x, moved, computed)))
+        answers = list(map(lowering.is_in_memory, (x, moved, computed)))
         computed.realize()
-        return [*found, lowering.is_in_memory(computed)]
+        return [*answers, lowering.is_in_memory(computed)]
 
     assert during(look) == [True, True, False, True]
 
@@ -149,10 +149,10 @@ def test_unwidened():
         return node is x, node.get_dtype(), list(node.get_size())
 
     same = (True, torch.float32, [4, 6])
-    found = (False, torch.float16, [4, 6])
-    assert during(look, half, plain, function=lambda x, y: probe(x.float(), y, 3)) == found
+    narrow = (False, torch.float16, [4, 6])
+    assert during(look, half, plain, function=lambda x, y: probe(x.float(), y, 3)) == narrow
     viewed = lambda x, y: probe(x.unsqueeze(0).float().squeeze(0), y, 3)
-    assert during(look, half, plain, function=viewed) == found
+    assert during(look, half, plain, function=viewed) == narrow
     for function in (
         lambda x, y: probe(x.float() * 2, y, 3),
         lambda x, y: probe(y + x, y, 3),
@@ -214,22 +214,22 @@ def test_finish():
     def lower(x, y, size):
         like, wanted, _ = lowering.lowered_node_values()
         buffer = lowering.zeroed((2, 4, 6), torch.float32, CPU)
-        made = lowering.finish(
+        result = lowering.finish(
             lambda parts, like, more: parts.sum(0).to(like.dtype) + more,
             buffer, (2, 4, 6), torch.float32, like, ([y], [wanted]),
         )  # fmt: skip
-        found.append((layout(made), made.get_dtype()))
-        return made
+        layouts.append((layout(result), result.get_dtype()))
+        return result
 
-    found: list[Any] = []
+    layouts: list[Any] = []
     written(lower, torch.ones(4, 6).half(), torch.ones(4, 6).half())
-    assert found == [(([4, 6], [6, 1]), torch.float16)]
+    assert layouts == [(([4, 6], [6, 1]), torch.float16)]
 
 
 def test_likely_size():
     def look(x, y, size):
         n, m = x.get_size()
-        return [lowering.likely_size(given) for given in (n, size, n * m + 1, 7)]
+        return [lowering.likely_size(expression) for expression in (n, size, n * m + 1, 7)]
 
     assert during(look, dynamic=True) == [4, 4, 25, 7] == during(look)
 

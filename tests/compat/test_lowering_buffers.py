@@ -16,10 +16,10 @@ def test_copied():
     """A buffer with the strides of the capture, in the dtype that is asked for."""
 
     def look(x, y, size):
-        made, cast = lowering.copied(x), lowering.copied(y, torch.bfloat16)
-        names = {node.get_name() for node in (x, y, made, cast)}
-        assert len(names) == 4 and not lowering.is_input(made)
-        return layout(made), made.get_dtype(), cast.get_dtype()
+        copy, cast = lowering.copied(x), lowering.copied(y, torch.bfloat16)
+        names = {node.get_name() for node in (x, y, copy, cast)}
+        assert len(names) == 4 and not lowering.is_input(copy)
+        return layout(copy), copy.get_dtype(), cast.get_dtype()
 
     x, y = torch.ones(6, 4).mT, torch.ones(4, 6)
     (sizes, strides), dtype, cast = during(look, x, y)
@@ -40,11 +40,11 @@ def test_realized():
 
     def look(x, y, size):
         moved = lowering.lowered(aten.permute.default, x, [1, 0])
-        found = [lowering.realized(node, CPU) for node in (x, moved)]
-        found.append(lowering.realized(lowering.lowered(aten.add.Tensor, x, y), CPU))
-        found.append(lowering.realized(x, torch.device("meta")))
-        assert not any(isinstance(node.get_layout(), ir.FlexibleLayout) for node in found)
-        return [(node.get_device(), *layout(node)) for node in found]
+        buffers = [lowering.realized(node, CPU) for node in (x, moved)]
+        buffers.append(lowering.realized(lowering.lowered(aten.add.Tensor, x, y), CPU))
+        buffers.append(lowering.realized(x, torch.device("meta")))
+        assert not any(isinstance(node.get_layout(), ir.FlexibleLayout) for node in buffers)
+        return [(node.get_device(), *layout(node)) for node in buffers]
 
     plain, viewed, computed, moved = during(look)
     assert plain == computed == (CPU, [4, 6], [6, 1]) and viewed == (CPU, [6, 4], [1, 6])
@@ -54,8 +54,14 @@ def test_realized():
 def test_contiguous_layout():
     def look(x, y, size):
         *_, extent = lowering.lowered_node_values()
-        made = lowering.contiguous_layout((extent, 6), torch.float16, CPU)
-        return isinstance(made, ir.FixedLayout), made.dtype, made.device, made.size, made.stride
+        ours = lowering.contiguous_layout((extent, 6), torch.float16, CPU)
+        return (
+            isinstance(ours, ir.FixedLayout),
+            ours.dtype,
+            ours.device,
+            ours.size,
+            ours.stride,
+        )
 
     assert during(look) == (True, torch.float16, CPU, [4, 6], [6, 1])
     *_, size, stride = during(look, dynamic=True)
@@ -65,9 +71,9 @@ def test_contiguous_layout():
 def test_layout_of():
     def look(x, y, size):
         *_, extent = lowering.lowered_node_values()
-        made = lowering.layout_of((6, extent), (1, 6), torch.float16, CPU)
+        strided = lowering.layout_of((6, extent), (1, 6), torch.float16, CPU)
         plain = lowering.layout_of((6, extent), None, torch.float16, CPU)
-        return list(made.size), list(made.stride), list(plain.stride)
+        return list(strided.size), list(strided.stride), list(plain.stride)
 
     assert during(look) == ([6, 4], [1, 6], [4, 1])
     size, stride, plain = during(look, dynamic=True)
@@ -78,24 +84,24 @@ def test_empty():
     """A buffer that nothing fills."""
 
     def lower(x, y, size):
-        made = lowering.empty((6, 4), torch.float16, CPU)
+        plain = lowering.empty((6, 4), torch.float16, CPU)
         strided = lowering.empty((6, 4), torch.float16, CPU, (1, 6))
-        found.extend(map(layout, (made, strided)))
-        for node in (made, strided):
+        layouts.extend(map(layout, (plain, strided)))
+        for node in (plain, strided):
             node.realize()
         return lowering.lowered(aten.add.Tensor, x, y)
 
-    found: list[Any] = []
+    layouts: list[Any] = []
     written(lower)
-    assert found == [([6, 4], [4, 1]), ([6, 4], [1, 6])]
+    assert layouts == [([6, 4], [4, 1]), ([6, 4], [1, 6])]
 
 
 def test_zeros():
     def look(x, y, size):
         *_, extent = lowering.lowered_node_values()
-        made = lowering.zeros((extent, 6), torch.float16, CPU)
-        assert not lowering.is_in_memory(made)
-        return list(made.get_size()), made.get_dtype()
+        node = lowering.zeros((extent, 6), torch.float16, CPU)
+        assert not lowering.is_in_memory(node)
+        return list(node.get_size()), node.get_dtype()
 
     assert during(look) == ([4, 6], torch.float16)
     assert during(look, dynamic=True)[0][0].is_Symbol
@@ -105,8 +111,8 @@ def test_zeroed():
     """Two of them are two buffers, for kernels that add to them."""
 
     def look(x, y, size):
-        made = [lowering.zeroed((4, 6), torch.float32, CPU) for _ in range(2)]
-        assert all(map(lowering.is_in_memory, made))
-        return len({node.get_name() for node in made}), layout(made[0])
+        nodes = [lowering.zeroed((4, 6), torch.float32, CPU) for _ in range(2)]
+        assert all(map(lowering.is_in_memory, nodes))
+        return len({node.get_name() for node in nodes}), layout(nodes[0])
 
     assert during(look) == (2, ([4, 6], [6, 1]))

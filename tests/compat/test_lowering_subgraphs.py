@@ -33,16 +33,16 @@ def operands() -> tuple[torch.Tensor, torch.Tensor]:
 
 def recorded(body: Callable[[], Any]) -> list[str]:
     """What a subgraph asks for while no kernel is written, as torch 2.14 runs it at first."""
-    asked: list[str] = []
+    loads: list[str] = []
 
     class Records(MockHandler):
         def load(self, name, index):
-            asked.append(name)
+            loads.append(name)
             return super().load(name, index)
 
     with V.set_ops_handler(Records()):
         body()
-    return asked
+    return loads
 
 
 def test_inductor_op():
@@ -53,10 +53,10 @@ def test_inductor_op():
             value = lowering.inductor_op("tanh", x.make_loader()(index))
             return value * 2 + lowering.inductor_op("constant", 0.5, torch.float32)
 
-        found = ir.Pointwise.create(
+        term = ir.Pointwise.create(
             device=CPU, dtype=torch.float32, inner_fn=body, ranges=x.get_size()
         )
-        return found
+        return term
 
     code = written(lower)
     assert "tanh" in code and "0.5" in code
@@ -65,9 +65,9 @@ def test_inductor_op():
 def test_computed_scalar():
     def look(*_):
         body = lambda index: lowering.inductor_op("constant", 2.5, torch.float32)
-        made = lowering.computed_scalar(body, CPU, torch.float32)
-        assert isinstance(made, ir.ComputedBuffer)
-        return list(made.get_size()), made.get_dtype(), made.get_device()
+        buffer = lowering.computed_scalar(body, CPU, torch.float32)
+        assert isinstance(buffer, ir.ComputedBuffer)
+        return list(buffer.get_size()), buffer.get_dtype(), buffer.get_device()
 
     assert during(look) == ([], torch.float32, CPU)
 
@@ -83,9 +83,9 @@ def test_fixed_input(template, monkeypatch):
         return op("where", lowering.fixed_input("keep", torch.bool), s, whole)
 
     for dynamic in (False, True):
-        found = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
+        output = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
         row = torch.arange(6)[:, None]
-        torch.testing.assert_close(found, 6 * torch.where(row % 2 == 0, x, (row - 3) // 2 + y))
+        torch.testing.assert_close(output, 6 * torch.where(row % 2 == 0, x, (row - 3) // 2 + y))
     assert recorded(lambda: term(6)) == ["q_idx", "s", "a0", "keep"]
 
 
@@ -99,8 +99,8 @@ def test_symbolic_scalar(template, monkeypatch):
         return lowering.fixed_input("s", F32) + op("to_dtype", three + more, F32)
 
     for dynamic in (False, True):
-        found = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
-        torch.testing.assert_close(found, 6 * (x + 3 + 6 * 13))
+        output = template.run(template.rendered(term, (x, y), dynamic), (x, y), monkeypatch)
+        torch.testing.assert_close(output, 6 * (x + 3 + 6 * 13))
     assert recorded(lambda: term(6)) == ["s"]
 
 

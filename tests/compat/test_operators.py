@@ -43,8 +43,8 @@ def test_TorchDispatchMode():
 
 @pytest.fixture
 def library():
-    with torch.library._scoped_library("gdpa_compat", "FRAGMENT") as made:
-        yield made
+    with torch.library._scoped_library("gdpa_compat", "FRAGMENT") as fragment:
+        yield fragment
 
 
 def test_strided_view():

@@ -61,8 +61,8 @@ def test_contiguous_strides(env):
     n, m = symbolic(env, 5, 7).shape
     for size in ((2, 3, 4), (4,), (), (0, 3)):
         assert shapes.contiguous_strides(size) == torch.empty(size).stride()
-    found = shapes.contiguous_strides((2, n, m))
-    assert list(map(shapes.size_hint, found)) == [35, 7, 1]
+    strides = shapes.contiguous_strides((2, n, m))
+    assert list(map(shapes.size_hint, strides)) == [35, 7, 1]
     assert shapes.contiguous_strides((2, 3, 4), (1, 0, 2)) == (4, 8, 1)
     assert not env.guards
 
@@ -109,7 +109,7 @@ def test_guarded_equal(env):
 
 def test_guarded_equal_of_nested_tensors():
     """The ragged size of a nested tensor stands for its offsets: as hints they are one object."""
-    found = []
+    answers = []
 
     def backend(gm, inputs):
         ragged = [
@@ -117,14 +117,14 @@ def test_guarded_equal_of_nested_tensors():
             for node in gm.graph.nodes
             if node.op == "placeholder" and getattr(node.meta["example_value"], "is_nested", False)
         ]
-        found.extend(shapes.guarded_equal(ragged[0], other) for other in ragged[1:])
+        answers.extend(shapes.guarded_equal(ragged[0], other) for other in ragged[1:])
         return gm.forward
 
     values, offsets = torch.randn(7, 4), torch.tensor([0, 3, 7])
     x, y = (torch.nested.nested_tensor_from_jagged(v, offsets) for v in (values, values * 2))
     z = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 7]))
     torch.compile(lambda x, y, z: (x * 2, y * 2, z * 2), backend=backend)(x, y, z)
-    assert found == [True, False]
+    assert answers == [True, False]
 
 
 def test_exact_quotient(env):
@@ -132,8 +132,8 @@ def test_exact_quotient(env):
     assert shapes.exact_quotient(12, 4) == 3
     assert shapes.exact_quotient(12, 5) is None and shapes.exact_quotient(12, 0) is None
     assert shapes.exact_quotient(5 * n - 5, n - 1) == 5
-    found = shapes.exact_quotient(n * m * 4, 2 * m)
-    assert shapes.statically_known_true(found == 2 * n) and shapes.hint_of(found) == 12
+    quotient = shapes.exact_quotient(n * m * 4, 2 * m)
+    assert shapes.statically_known_true(quotient == 2 * n) and shapes.hint_of(quotient) == 12
     assert shapes.exact_quotient(n, m) is None and shapes.exact_quotient(n, 2) is None
     some = unknown(env)
     assert shapes.hint_of(shapes.exact_quotient(some * n, n)) is None
@@ -154,9 +154,9 @@ def test_without_guards(env):
 
 def test_expression_of(env):
     n, m = symbolic(env, 5, 7).shape
-    found = shapes.expression_of(2 * n + m)
+    actual = shapes.expression_of(2 * n + m)
     left, right = shapes.expression_of(n), shapes.expression_of(m)
-    assert left.is_Symbol and found == 2 * left + right and found.free_symbols == {left, right}
+    assert left.is_Symbol and actual == 2 * left + right and actual.free_symbols == {left, right}
     assert shapes.expression_of(torch.sym_float(n)).free_symbols == {left}
 
 
@@ -170,8 +170,8 @@ def test_is_constant(env):
 def test_without_hint(env):
     (n,) = symbolic(env, 5).shape
     expression = shapes.expression_of(n) * 2
-    made = shapes.without_hint(expression, n)
-    assert isinstance(made, torch.SymInt) and shapes.expression_of(made) == expression
+    size = shapes.without_hint(expression, n)
+    assert isinstance(size, torch.SymInt) and shapes.expression_of(size) == expression
     of_float = shapes.without_hint(expression, torch.sym_float(n))
     assert shapes.expression_of(of_float) == expression
 
@@ -182,12 +182,12 @@ def test_size_expr(env):
     assert shapes.size_expr(2 * n) == 2 * shapes.expression_of(n)
 
 
-def values(made: Callable, *ranges: range) -> None:
+def values(function: Callable, *ranges: range) -> None:
     """`made` gives the same of numbers as of symbols that are replaced by them."""
     symbols = sympy.symbols(f"x:{len(ranges)}", integer=True, positive=True)
     for numbers in zip(*ranges, strict=True):
-        found = made(*symbols).subs(dict(zip(symbols, numbers, strict=True)))
-        assert found == made(*map(sympy.Integer, numbers))
+        actual = function(*symbols).subs(dict(zip(symbols, numbers, strict=True)))
+        assert actual == function(*map(sympy.Integer, numbers))
 
 
 def test_listed_work_tiles():

@@ -72,7 +72,7 @@ def test_device_of(mode):
     assert subclasses.device_of(torch.ones(2)) == torch.device("cpu")
 
 
-def test_asked(mode):
+def test_metadata_of(mode):
     fake = mode.from_tensor(torch.ones(2))
     with Refuses():
         assert subclasses.metadata_of(torch.ops.prim.device.default, fake) == torch.device("cpu")
@@ -119,8 +119,8 @@ def test_offsets_of(nested):
 
 def test_longest_of():
     values, offsets = torch.randn(7, 4), torch.tensor([0, 3, 7])
-    told = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=5)
-    assert subclasses.longest_of(told) == 5
+    nested = torch.nested.nested_tensor_from_jagged(values, offsets, max_seqlen=5)
+    assert subclasses.longest_of(nested) == 5
     silent = torch.nested.nested_tensor_from_jagged(values, offsets)
     strided = torch.nested.nested_tensor([torch.ones(2)])
     assert subclasses.longest_of(silent) is None and subclasses.longest_of(strided) is None
@@ -138,16 +138,16 @@ def test_strided_parts(nested):
     assert [part.tolist() for part in subclasses.strided_parts(twice)] == [[2, 3], [[1, 1]]]
     for layout, names in subclasses._COMPRESSED.items():
         blocks = {"blocksize": (2, 2)} if layout in (torch.sparse_bsr, torch.sparse_bsc) else {}
-        found = subclasses.strided_parts(plain.to_sparse(layout=layout, **blocks))
-        assert len(found) == 1 + len(names)
-        assert all(part.layout == torch.strided for part in found)
-        found[0].zero_()  # these are the tensor's own memory
+        parts = subclasses.strided_parts(plain.to_sparse(layout=layout, **blocks))
+        assert len(parts) == 1 + len(names)
+        assert all(part.layout == torch.strided for part in parts)
+        parts[0].zero_()  # these are the tensor's own memory
     assert subclasses.strided_parts(plain.to_mkldnn()) == []
 
 
 def test_inner_tensors(nested):
-    held = subclasses.inner_tensors(nested)
-    assert any(x is nested._values for x in held) and any(x is nested._offsets for x in held)
+    tensors = subclasses.inner_tensors(nested)
+    assert any(x is nested._values for x in tensors) and any(x is nested._offsets for x in tensors)
     a, b = torch.ones(2), torch.zeros(2)
     assert [x is y for x, y in zip(subclasses.inner_tensors(TwoTensor(a, b)), (a, b))] == [True] * 2
     assert subclasses.inner_tensors(a) == []
@@ -168,8 +168,8 @@ def test_wrapped_by(nested):
 def test_parts_of(nested):
     a, b = torch.ones(2), torch.zeros(2)
     inner = TwoTensor(a, b)
-    found = subclasses.parts_of(TwoTensor(inner, inner))
-    assert [[id(x) for x in each] for each in found] == [[id(a), id(b)]] * 2
+    parts = subclasses.parts_of(TwoTensor(inner, inner))
+    assert [[id(x) for x in each] for each in parts] == [[id(a), id(b)]] * 2
     assert any(x is nested._values for x in subclasses.parts_of(nested))
     assert subclasses.parts_of(a) is a and subclasses.parts_of("text") == "text"
 
@@ -183,7 +183,7 @@ def test_holds_subclass(mode, nested):
             seen.append(subclasses.holds_subclass(types))
             return func(*args, **(kwargs or {}))
 
-    def found(tensor: torch.Tensor) -> set[bool]:
+    def answers(tensor: torch.Tensor) -> set[bool]:
         seen.clear()
         with Looks():
             tensor.sin()
@@ -192,9 +192,9 @@ def test_holds_subclass(mode, nested):
     parameter = torch.nn.Parameter(torch.ones(2))
     with mode:
         fakes = mode.from_tensor(parameter), mode.from_tensor(torch.ones(2))
-        assert [found(fake) for fake in fakes] == [{False}] * 2
-    assert found(parameter) == {False} == found(torch.nn.Buffer(torch.ones(2)))
-    assert True in found(nested) and found(TwoTensor(torch.ones(2), torch.ones(2))) >= {True}
+        assert [answers(fake) for fake in fakes] == [{False}] * 2
+    assert answers(parameter) == {False} == answers(torch.nn.Buffer(torch.ones(2)))
+    assert True in answers(nested) and answers(TwoTensor(torch.ones(2), torch.ones(2))) >= {True}
 
 
 def test_storage_address(mode):

@@ -12,7 +12,7 @@ from gdpa_inductor._compat import lowering, templates
 
 from . import template
 from .lowered import noted
-from .template import F32, body_of, choice, made, rendered, timed
+from .template import F32, body_of, choice, rendered, sample, timed
 
 op = lowering.inductor_op
 aten = torch.ops.aten
@@ -66,14 +66,14 @@ def test_rival():
             create = lambda: lowering.extern_call(noted, *body["input_nodes"])
             for _ in range(2):  # a name that is taken is freed
                 rival = templates.rival(name, filled, create, body)
-            return templates.best_of(made(), "gdpa_compat", [choice(4)], body, {}, [], [rival])
+            return templates.best_of(sample(), "gdpa_compat", [choice(4)], body, {}, [], [rival])
 
         seconds = lambda kernel: 1.0 if ("rival" in kernel) == (winner == "noted") else 2.0
         with timed(seconds, seen):
             code = rendered(squared, (x, y), lower=lower)
         assert winner in code and len(seen) == 2
-        ((given, out),) = [(given, out) for kernel, given, out in seen if "rival" in kernel]
-        assert torch.equal(out, given[0] * 3) and len(given) == 2
+        ((inputs, out),) = [(inputs, out) for kernel, inputs, out in seen if "rival" in kernel]
+        assert torch.equal(out, inputs[0] * 3) and len(inputs) == 2
 
 
 def test_best_of(monkeypatch, caplog):
@@ -86,7 +86,8 @@ def test_best_of(monkeypatch, caplog):
         body = body_of(x, y, size, squared)
         named = [size, fakes()[2]] if sizes is None else sizes
         choices = [choice(each) for each in rows]
-        return templates.best_of(made(), "gdpa_compat", choices, body, {1: lambda: example}, named)
+        examples = {1: lambda: example}
+        return templates.best_of(sample(), "gdpa_compat", choices, body, examples, named)
 
     def fakes():
         return lowering.lowered_node_values()
@@ -94,14 +95,14 @@ def test_best_of(monkeypatch, caplog):
     fastest = iter((3.0, 1.0, 2.0))
     with timed(lambda _: next(fastest), seen), caplog.at_level(logging.DEBUG, "gdpa_inductor"):
         code = rendered(squared, (x, y), lower=lower)
-    assert len(seen) == 3 and all(given[1] is example for _, given, _ in seen)
+    assert len(seen) == 3 and all(inputs[1] is example for _, inputs, _ in seen)
     assert "ROWS : tl.constexpr = 4" in code
     torch.testing.assert_close(template.run(code, (x, y), monkeypatch), x * x * 6)
     with timed(lambda _: 1.0, seen), config.patch(max_autotune=True):
-        rendered(squared, (x, y), True, lower=lambda *given: lower(*given, rows=(4,)))
+        rendered(squared, (x, y), True, lower=lambda *inputs: lower(*inputs, rows=(4,)))
     assert len(seen) == 3
     with pytest.raises(Exception, match="no configuration of gdpa_compat"):
-        rendered(squared, (x, y), lower=lambda *given: lower(*given, rows=()))
+        rendered(squared, (x, y), lower=lambda *inputs: lower(*inputs, rows=()))
 
 
 def test_best_of_is_quiet(capsys):
@@ -111,7 +112,7 @@ def test_best_of_is_quiet(capsys):
     def lower(x, y, size):
         body = body_of(x, y, size, squared)
         return templates.best_of(
-            made(), "gdpa_compat", [choice(2), choice(4)], body, {}, [size]
+            sample(), "gdpa_compat", [choice(2), choice(4)], body, {}, [size]
         )  # fmt: skip
 
     with timed(lambda _: 1.0, []):

@@ -58,40 +58,40 @@ def attention(name: str):
 
 def operands(dtype: torch.dtype) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    made = (torch.randn(2, 2, 24, 8, generator=generator, dtype=dtype) for _ in range(3))
-    return [x.requires_grad_() for x in made]
+    matrices = (torch.randn(2, 2, 24, 8, generator=generator, dtype=dtype) for _ in range(3))
+    return [x.requires_grad_() for x in matrices]
 
 
-def trained(function, given: list[torch.Tensor]) -> list[torch.Tensor]:
-    out = function(*given)
-    return [out, *torch.autograd.grad(out.square().sum(), given)]
+def trained(function, leaves: list[torch.Tensor]) -> list[torch.Tensor]:
+    out = function(*leaves)
+    return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
 
 @NAMES
 def test_it_is_found_and_is_what_torch_has(name: str):
     """Matcher, judge, reference and gradient."""
     recorder = Recorder()
-    given = operands(torch.float64)
-    mine = trained(torch.compile(attention(name), backend=recorder), given)
+    leaves = operands(torch.float64)
+    mine = trained(torch.compile(attention(name), backend=recorder), leaves)
     assert f"{name}(mul(s,0.3))" in recorder.graphs[0].after
-    for ours, theirs in zip(mine, trained(attention(name), given), strict=True):
+    for ours, theirs in zip(mine, trained(attention(name), leaves), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
 @NAMES
 def test_the_cpu_kernel_computes_it(name: str):
-    given = operands(torch.float32)
+    leaves = operands(torch.float32)
     options = {"gdpa.profit": False, "gdpa.strict": True}
-    mine = trained(torch.compile(attention(name), backend="gdpa", options=options), given)
-    for ours, theirs in zip(mine, trained(attention(name), given), strict=True):
+    mine = trained(torch.compile(attention(name), backend="gdpa", options=options), leaves)
+    for ours, theirs in zip(mine, trained(attention(name), leaves), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
 @NAMES
 def test_it_has_an_interval(name: str):
     """0 where its operand is."""
-    (found,) = intervals.lift([call(name, SCORE)], lambda leaf: Interval(None, None, TRUE))
-    assert found.zero is TRUE
+    (interval,) = intervals.lift([call(name, SCORE)], lambda leaf: Interval(None, None, TRUE))
+    assert interval.zero is TRUE
 
 
 @NAMES

@@ -64,12 +64,12 @@ def gradient(term: Expr, x: torch.Tensor, coming: torch.Tensor) -> tuple[torch.T
 
 
 def evaluate(term: Expr, x: torch.Tensor, coming: torch.Tensor) -> torch.Tensor:
-    given = {"s": x, "g": coming}
+    inputs = {"s": x, "g": coming}
     kinds = {"f": x.dtype, "i": torch.int64, "b": torch.bool}
 
     def leaf(node: Expr) -> torch.Tensor:
-        found = given.get(node.op)
-        return torch.tensor(node.value, dtype=kinds[node.kind]) if found is None else found
+        value = inputs.get(node.op)
+        return torch.tensor(node.value, dtype=kinds[node.kind]) if value is None else value
 
     return fold([term], leaf, torch_apply(x.dtype))[0].expand_as(x)
 
@@ -80,11 +80,11 @@ def differences(name: str, spelling: Expr, dtype: torch.dtype) -> list[str]:
     x, coming = (column.contiguous() for column in grid.unbind(1))
     (slope,) = differentiate(call(name, SCORE), [SCORE])
     wanted = gradient(spelling, x, coming)
-    found = evaluate(call(name, SCORE), x, coming), evaluate(slope, x, coming)
+    actual = evaluate(call(name, SCORE), x, coming), evaluate(slope, x, coming)
     known = x.isfinite() & ~(coming * x).isfinite() & ~wanted[1].isfinite()
     known &= torch.tensor(name in BY_PRODUCT_RULE)
     seen = []
-    for what, want, got in zip(("value", "gradient"), wanted, found, strict=True):
+    for what, want, got in zip(("value", "gradient"), wanted, actual, strict=True):
         near = torch.isclose(got, want, TOLERANCE[dtype], 1e-37, equal_nan=True)
         wrong = ~near & ~(known & (what == "gradient"))
         seen += [

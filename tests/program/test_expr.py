@@ -167,12 +167,12 @@ def test_every_operation_has_a_meaning_here() -> None:
 @pytest.mark.parametrize(("name", "signature", "literals"), SIGNATURES)
 def test_meaning(name: str, signature: str, literals: tuple[float, ...]) -> None:
     values = samples(name, signature.split(">")[0], OPS[name].params)
-    found = evaluate(term_of(name, signature, literals), values)
+    actual = evaluate(term_of(name, signature, literals), values)
     expected = [MEANING[name](*point, *literals) for point in zip(*(v.tolist() for v in values))]
     dtype = {"f": torch.float64, "i": torch.int64, "b": torch.bool}[signature[-1]]
-    assert found.dtype == dtype
+    assert actual.dtype == dtype
     torch.testing.assert_close(
-        found, torch.tensor(expected, dtype=dtype), rtol=1e-12, atol=1e-15, equal_nan=True
+        actual, torch.tensor(expected, dtype=dtype), rtol=1e-12, atol=1e-15, equal_nan=True
     )
 
 
@@ -267,12 +267,12 @@ def test_derivative_of_random_programs(seed: int) -> None:
 
     cotangent = torch.randn(64, generator=torch.Generator().manual_seed(seed + 1)).double()
     output = run(term, leaves, cotangent).expand(64)
-    found = differentiate(term, names)
+    gradients = differentiate(term, names)
     if not output.requires_grad:
-        assert found == [None] * 3
+        assert gradients == [None] * 3
         return
     expected = torch.autograd.grad(output, leaves, cotangent, allow_unused=True)
-    for got, want in zip(found, expected):
+    for got, want in zip(gradients, expected):
         value = torch.zeros(()) if got is None else run(got, list(points), cotangent)
         want = torch.zeros(64, dtype=torch.float64) if want is None else want
         torch.testing.assert_close(value.double().expand(64), want, rtol=1e-9, atol=1e-11)
@@ -344,8 +344,8 @@ def test_where_a_slope_is_zero_an_infinite_gradient_leaves_nothing(name: str) ->
     scores = torch.tensor([-7.0, -3.5], dtype=torch.float64)
     leaves = {"s": scores, "g": torch.full_like(scores, torch.inf)}
     leaf = lambda node: leaves[node.op] if node.op in leaves else torch.tensor(node.value)
-    (found,) = fold([slope], leaf, torch_apply(torch.float64))
-    assert torch.equal(found, torch.zeros_like(scores))
+    (gradient,) = fold([slope], leaf, torch_apply(torch.float64))
+    assert torch.equal(gradient, torch.zeros_like(scores))
 
 
 NEIGHBOURS = [0.0, -0.0, 1.0, -2.0, math.inf, -math.inf, math.nan]
@@ -392,5 +392,5 @@ def test_ordinary_literals_are_folded() -> None:
 @pytest.mark.parametrize("count", [1, 17, 1536])
 def test_gelu_at_infinity_is_that_of_the_formula(count: int):
     """With AVX-512 `F.gelu` of many numbers is oneDNN's, which is NaN there."""
-    found = OPS["gelu"].torch(torch.full((count,), torch.inf))
-    assert bool((found == torch.inf).all())
+    values = OPS["gelu"].torch(torch.full((count,), torch.inf))
+    assert bool((values == torch.inf).all())

@@ -40,8 +40,8 @@ def test_the_same_values(gate: str, score: str, frame: str) -> None:
 def test_tanh_gelu_takes_an_instruction_less(score: str, factor: float) -> None:
     """y·y, α·y² + β, the product with y, tanh, y·t + y."""
     weight = ScoreMod.parse(f"gelu_tanh({score})").weight
-    (rest,), found = factored([weight])
-    assert found == pytest.approx(factor)
+    (rest,), actual = factored([weight])
+    assert actual == pytest.approx(factor)
     with_products, without = (
         [node.op for node in postorder([term]) if node.args]
         for term in (gated(rest, weight), gated(weight, weight))
@@ -91,12 +91,12 @@ QUERIES = {
 def test_queries_may_have_the_factor(text: str) -> None:
     program = ScoreMod.parse(text)
     terms = (*classify([program.weight], program.aux).full_terms, program.weight)
-    found, factor = of_queries(terms, program.weight)
+    rests, factor = of_queries(terms, program.weight)
     assert factor == QUERIES[text]
     s = torch.linspace(-30, 30, 4002, dtype=torch.float64).view(1, 1, 2, 2001)
     got, want = (
         fold(x, program_leaves(y, [], [], program, torch.ones_like(y)), torch_apply(y.dtype))
-        for x, y in ((found, s * factor), (terms, s))
+        for x, y in ((rests, s * factor), (terms, s))
     )
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
 

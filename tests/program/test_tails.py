@@ -37,7 +37,7 @@ RESTLESS = [
 ]
 
 
-def found(text: str) -> frozenset[str]:
+def unmasked(text: str) -> frozenset[str]:
     program = ScoreMod.parse(text)
     terms = [program.weight, program.gradients.score]
     return still(["p", "ds"], [terms, terms])
@@ -45,7 +45,7 @@ def found(text: str) -> frozenset[str]:
 
 @pytest.mark.parametrize("text", STILL)
 def test_still(text: str) -> None:
-    assert found(text) == {"p", "ds"}
+    assert unmasked(text) == {"p", "ds"}
     program = ScoreMod.parse(text)
     zero = torch.zeros(1, 1, 3, 3)
     operands = [torch.ones([1] * len(a.access)).to(_KINDS[a.kind]) for a in program.aux]
@@ -59,11 +59,11 @@ _KINDS = {"i": torch.int32, "b": torch.bool, "f": torch.float32}
 
 @pytest.mark.parametrize("text", RESTLESS)
 def test_restless(text: str) -> None:
-    assert "p" not in found(text)
+    assert "p" not in unmasked(text)
 
 
 def test_the_slope_alone() -> None:
-    assert found("pow(s,0.5)") == {"p"}  # infinite slope at 0, and 0 · inf is not a number
+    assert unmasked("pow(s,0.5)") == {"p"}  # infinite slope at 0, and 0 · inf is not a number
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_the_slope_alone() -> None:
 )
 def test_slopes_that_are_zero_somewhere(text: str) -> None:
     """There the formula has 0 for an infinite gradient, a tail would have NaN."""
-    assert "ds" not in found(text)
+    assert "ds" not in unmasked(text)
 
 
 def test_every_variant_counts() -> None:

@@ -22,27 +22,27 @@ SEEDS = 400
 def operands(seed: int) -> list[torch.Tensor]:
     """Of `mask_grammar.AUX`, on their axes."""
     b, h, n, m = SIZES
-    made = torch.Generator().manual_seed(seed)
-    draw = lambda *shape, top: torch.randint(0, top, shape, generator=made)
+    source = torch.Generator().manual_seed(seed)
+    draw = lambda *shape, top: torch.randint(0, top, shape, generator=source)
     return [
         draw(b, 1, 1, 1, top=m + 4),
         draw(1, h, 1, 1, top=m + 4),
         draw(b, 1, n, 1, top=9).cumsum(2),
         draw(b, 1, 1, m, top=9).cumsum(3) < 100,
         draw(b, 1, 1, 1, top=2).bool(),
-        torch.randn(1, h, 1, 1, generator=made),
-        torch.randn(1, 1, n, m, generator=made),
+        torch.randn(1, h, 1, 1, generator=source),
+        torch.randn(1, 1, n, m, generator=source),
     ]
 
 
 def grid(seed: int, dtype: torch.dtype = torch.float32) -> Grid:
-    made = torch.Generator().manual_seed(seed)
+    source = torch.Generator().manual_seed(seed)
     tile = [(1, 1), (8, 8), (16, 4), (7, 11), (40, 9), (4, 36)][seed % 6]
-    scores = {name: torch.randn(SIZES, generator=made) * 3 for name in "sg"}
+    scores = {name: torch.randn(SIZES, generator=source) * 3 for name in "sg"}
     return Grid(SIZES, tile, operands(seed), [SIZES[2]], scores, dtype)
 
 
-def asked(program: ScoreMod, seed: int) -> list[Expr]:
+def terms_of(program: ScoreMod, seed: int) -> list[Expr]:
     """The terms of one kernel: of the forward, or of a part of the backward."""
     terms = program.gradients
     kernels = [
@@ -72,9 +72,9 @@ def check(classes: TileClasses, roots: list[Expr], at: Grid) -> tuple[torch.Tens
 
 def check_kept(keep: Expr, full_terms: Sequence[Expr], roots: list[Expr], at: Grid) -> None:
     """Raise where a term is not its full term, or 0 where `keep` fails."""
-    (kept,) = at.elements([keep])
+    (condition,) = at.elements([keep])
     for left, value in zip(at.elements(full_terms), at.elements(roots), strict=True):
-        chosen = torch.where(kept, left, 0.0)
+        chosen = torch.where(condition, left, 0.0)
         same = (chosen == value) | (chosen.isnan() & value.isnan())
         assert same.all(), f"keep is wrong: {formula(keep)}"
 
@@ -84,7 +84,7 @@ def test_random_programs_are_never_misjudged(part: int):
     for seed in range(part * SEEDS, (part + 1) * SEEDS):
         _, _, weight = grammar.Draw(seed, SIZES[3]).program()
         program = ScoreMod(weight, grammar.AUX)
-        roots = asked(program, seed // 6)
+        roots = terms_of(program, seed // 6)
         bounded = [[], [grammar.PADDING, grammar.TIMES]][seed % 2]
         try:
             check(classify(roots, grammar.AUX, bounded), roots, grid(seed))
@@ -100,7 +100,7 @@ def unbounded(node: Expr) -> bool:
 
 def test_most_masked_tiles_are_found():
     """What is left are terms whose two sides depend on each other, and operands without bounds."""
-    found: Counter[str] = Counter()
+    totals: Counter[str] = Counter()
     for seed in range(SEEDS):
         name, condition, weight = grammar.Draw(seed, SIZES[3]).program()
         if any(map(unbounded, postorder([condition]))):
@@ -111,13 +111,13 @@ def test_most_masked_tiles_are_found():
         (counts,) = at.elements([condition])
         masked = ~at.tiles(counts, "any").expand_as(zero)
         if grammar.SPELLINGS[name].vanishes:
-            found["zero"] += int((zero & masked).sum())
-            found["masked"] += int(masked.sum())
+            totals["zero"] += int((zero & masked).sum())
+            totals["masked"] += int(masked.sum())
         else:
             assert not zero.any() or weight.is_const
-            found["kept"] += int(masked.sum())
-    assert found["kept"] > 1000
-    assert found["zero"] > 0.98 * found["masked"] > 10_000, found
+            totals["kept"] += int(masked.sum())
+    assert totals["kept"] > 1000
+    assert totals["zero"] > 0.98 * totals["masked"] > 10_000, totals
 
 
 def test_most_masks_are_one_condition():
@@ -305,8 +305,8 @@ def test_a_nan_is_not_lost_beside_an_infinity(text: str, bound: str):
     program = ScoreMod.parse("a0:f[b,q_idx,kv_idx]; a1:b[b,kv_idx]; " + text.format(bound))
     values = torch.randn(2, 1, 8, 8)
     values[:, :, ::3, 1::2] = torch.nan
-    given = [values, (torch.arange(16) % 5 == 0).view(2, 1, 1, 8)]
-    at = Grid((2, 1, 8, 8), (4, 4), given, scores={"s": torch.ones(2, 1, 8, 8)})
+    aux = [values, (torch.arange(16) % 5 == 0).view(2, 1, 1, 8)]
+    at = Grid((2, 1, 8, 8), (4, 4), aux, scores={"s": torch.ones(2, 1, 8, 8)})
     check(classify([program.weight], program.aux, [0, 1]), [program.weight], at)
 
 

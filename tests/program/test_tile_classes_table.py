@@ -23,18 +23,18 @@ def measured() -> dict[str, mask_table.Shares]:
 
 
 @pytest.fixture(scope="module")
-def found() -> dict[str, mask_table.Shares]:
+def measured_shares() -> dict[str, mask_table.Shares]:
     return measured()
 
 
-def test_the_docs_have_the_measured_table(found: dict[str, mask_table.Shares]):
-    rows = [shares.row(name) for name, shares in found.items()]
+def test_the_docs_have_the_measured_table(measured_shares: dict[str, mask_table.Shares]):
+    rows = [shares.row(name) for name, shares in measured_shares.items()]
     text = DOCS.read_text()
     assert [row for row in rows if row not in text] == [], "run python -m tests.mask_table"
 
 
-def test_masks_are_classified_exactly(found: dict[str, mask_table.Shares]):
-    for name, shares in found.items():
+def test_masks_are_classified_exactly(measured_shares: dict[str, mask_table.Shares]):
+    for name, shares in measured_shares.items():
         of_zero, of_full = shares.zero == shares.all_masked, shares.full == shares.all_open
         wanted = (False, False) if name in UNBOUNDED else (True, name not in INEXACT)
         assert (of_zero, of_full) == wanted, f"{name}: {shares}"

@@ -39,14 +39,14 @@ def jumps(function) -> torch.Tensor:
 def test_what_jumps_is_marked(name: str, signature: str, literals: tuple[float, ...]) -> None:
     """DECIDES: the value jumps. TURNS: the slope jumps elsewhere than at 0, whose sign is exact."""
     term, traits = term_of(name, signature, literals), OPS[name].traits
-    found = jumps(lambda x: evaluate(term, [x]))
-    assert not len(found) or Trait.DECIDES in traits, f"its value jumps at {found.tolist()}"
+    places = jumps(lambda x: evaluate(term, [x]))
+    assert not len(places) or Trait.DECIDES in traits, f"its value jumps at {places.tolist()}"
     (slope,) = differentiate(term, [aux(0)])
     if slope is not None:
-        found = jumps(lambda x: evaluate(slope, [x], torch.ones_like(x)).expand_as(x))
-        found = found[found.abs() > 1e-6]
+        places = jumps(lambda x: evaluate(slope, [x], torch.ones_like(x)).expand_as(x))
+        places = places[places.abs() > 1e-6]
         turns = Trait.TURNS | Trait.DECIDES
-        assert not len(found) or traits & turns, f"its slope jumps at {found.tolist()}"
+        assert not len(places) or traits & turns, f"its slope jumps at {places.tolist()}"
 
 
 SMOOTH = [p for p in ROWS if Trait.SMOOTH in OPS[p.values[0]].traits]
@@ -63,6 +63,6 @@ def test_a_smooth_slope_leaves_no_gradient_finite(name, signature, literals, com
 
 
 def test_the_measure_finds_jumps() -> None:
-    found = jumps(lambda x: torch.where(x > 1.7, 1.0, torch.sigmoid(x)))
-    assert found.tolist() == pytest.approx([1.7])
+    places = jumps(lambda x: torch.where(x > 1.7, 1.0, torch.sigmoid(x)))
+    assert places.tolist() == pytest.approx([1.7])
     assert len(jumps(torch.exp)) == 0
