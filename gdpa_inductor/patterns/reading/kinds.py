@@ -47,17 +47,17 @@ def where(kind: str, condition: Expr, x: Expr, y: Expr) -> Expr:
 
 def both(x: Expr, y: Expr) -> Expr:
     """x and y, literals folded."""
-    if x.is_const or y.is_const:
-        known, other = (x, y) if x.is_const else (y, x)
-        return other if known.value else const(False)
+    for known, other in ((x, y), (y, x)):
+        if known.is_const:
+            return other if known.value else const(False)
     return call("and", x, y)
 
 
 def either(x: Expr, y: Expr) -> Expr:
     """x or y, literals folded."""
-    if x.is_const or y.is_const:
-        known, other = (x, y) if x.is_const else (y, x)
-        return const(True) if known.value else other
+    for known, other in ((x, y), (y, x)):
+        if known.is_const:
+            return const(True) if known.value else other
     return call("or", x, y)
 
 

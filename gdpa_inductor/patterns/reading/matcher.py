@@ -15,7 +15,7 @@ from ...program.expr import SCORE, postorder
 from ...rejection import Code
 from ..host import facts
 from ..result import Refused
-from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
+from .factors import ADDED_PRODUCTS, PRODUCTS
 from .frame import Index, Space
 from .kinds import real
 from .precision import in_fp32
@@ -53,7 +53,8 @@ class Matcher:
         if self.space.outer is None:
             self.space.outer = frozenset(self.space.splits)
         swapped = self._is_swapped(second)
-        factors, weights = Factors(self.shadow, self.space), Weights(self.shadow, self.space)
+        weights = Weights(self.shadow, self.space)
+        factors = weights.factors
         keys = factors.contracted(second)
         sides: list[Node] = list(second.args[:2])  # type: ignore[arg-type]
         weights_at, value_at = ((*index[:-1], keys), (*index[:-2], keys, index[-1]))
