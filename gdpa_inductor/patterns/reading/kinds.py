@@ -31,8 +31,10 @@ def real(x: Expr) -> Expr:
     return as_kind("f", x)
 
 
-def literal(x: Expr | None) -> float:
-    """The value of a literal operand."""
+def literal(x: Expr | None, default: float | None = None) -> float:
+    """The value of a literal operand; `default` where it is left out."""
+    if x is None and default is not None:
+        return default
     if x is None or not x.is_const or x.value is None:
         raise Unknown("a parameter is no constant: it is a tensor, or varies from call to call")
     return float(x.value)

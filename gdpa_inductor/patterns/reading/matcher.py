@@ -80,7 +80,6 @@ class Matcher:
         )  # fmt: skip
 
     def _is_swapped(self, second: Node) -> bool:
-        """Whether the weights are the right-hand operand of the second product."""
         depends = _depends_on_product(self.shadow)
         scored = [side in depends for side in second.args[:2]]
         if all(scored):
@@ -145,9 +144,8 @@ def _through_cast(node: Node, index: Index) -> tuple[Node, Index] | None:
 
 
 def _depends_on_product(shadow: Shadow) -> set[Node]:
-    """Nodes that are made from a product, by the tensors that flow."""
     nodes: set[Node] = set()
-    for node in shadow.nodes:
+    for node in shadow.output.graph.nodes:
         tensors = (
             n for n in node.all_input_nodes if isinstance(value_of(n), (torch.Tensor, tuple, list))
         )

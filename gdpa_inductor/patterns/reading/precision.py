@@ -65,7 +65,6 @@ class Precision:
     reworded: set[Expr] = field(default_factory=set)
 
     def _range(self, leaf: Expr) -> Range:
-        """What is known of an integer leaf."""
         number = int(leaf.value or 0)
         if leaf.op == "aux":
             return _limits(facts.tensors(self.operands[number].leaf)[0].dtype)

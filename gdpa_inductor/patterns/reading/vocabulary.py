@@ -17,6 +17,7 @@ from typing import Any
 
 from ...program.expr import OPS, Expr, call, const
 from . import activations, clamps
+from .clamps import Bound
 from .kinds import Unknown, as_kind, literal, negation, real, where
 
 Rule = Callable[..., Expr]
@@ -189,14 +190,12 @@ def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
 
 
 def _nan_to_num(
-    kind: str, x: Expr, nan: Expr | None = None, above: Expr | None = None,
-    below: Expr | None = None, **named: Expr | None,
-) -> Expr:  # fmt: skip
+    kind: str, x: Expr, nan: Bound = None, posinf: Bound = None, neginf: Bound = None
+) -> Expr:
     """With all three numbers: the greatest of a dtype are for the caller to fill in."""
     if kind != "f":
         return as_kind(kind, x)
-    fills = [named.get("nan", nan), named.get("posinf", above), named.get("neginf", below)]
-    zero, high, low = (literal(fill) for fill in (fills[0] or const(0.0), *fills[1:]))
+    zero, high, low = literal(nan, 0.0), literal(posinf), literal(neginf)
     x = real(x)
     bounded = call("where", call("eq", x, math.inf), high, x)
     bounded = call("where", call("eq", x, -math.inf), low, bounded)
@@ -217,19 +216,8 @@ def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
     return _rounding("round")(kind, x)
 
 
-def _clamp(rule: Rule) -> Rule:
-    """aten.clamp: the bounds by position, or by name."""
-    return lambda kind, x, low=None, high=None, **bounds: rule(
-        kind, x, bounds.get("min", low), bounds.get("max", high)
-    )
-
-
-def _clamp_min(rule: Rule) -> Rule:
-    return lambda kind, x, low: rule(kind, x, low, None)
-
-
 def _clamp_max(rule: Rule) -> Rule:
-    return lambda kind, x, high: rule(kind, x, None, high)
+    return lambda kind, x, max: rule(kind, x, None, max)
 
 
 # fmt: off
@@ -275,11 +263,11 @@ RULES: dict[str, Rule | tuple[Rule, ...]] = {
     "fill": lambda kind, x, fill: as_kind(kind, fill),
     "zero": lambda kind, x: as_kind(kind, const(0)),
     # Versions of torch differ: see `clamps`.
-    "clamp": (_clamp(clamps.open_), _clamp(clamps.closed)),
-    "clamp_min": (_clamp_min(clamps.open_), _clamp_min(clamps.closed)),
+    "clamp": (clamps.open_, clamps.closed),
+    "clamp_min": (clamps.open_, clamps.closed),
     "clamp_max": (_clamp_max(clamps.open_), _clamp_max(clamps.closed)),
-    "clamp.Tensor": (_clamp(clamps.shared), _clamp(clamps.closed)),
-    "clamp_min.Tensor": (_clamp_min(clamps.shared), _clamp_min(clamps.closed)),
+    "clamp.Tensor": (clamps.shared, clamps.closed),
+    "clamp_min.Tensor": (clamps.shared, clamps.closed),
     "clamp_max.Tensor": (_clamp_max(clamps.shared), _clamp_max(clamps.closed)),
 }
 # fmt: on

@@ -261,7 +261,6 @@ class Weights:
         return where(x.kind, call(compare, column, call("add", row, diagonal)), x, const(0))
 
     def _indices(self, node: Node, at: Element) -> Expr:
-        """arange and eye: functions of their indices."""
         dtype = tensor_of(node).dtype
         kind = kind_of(dtype)
         if facts.name(node) == "eye":

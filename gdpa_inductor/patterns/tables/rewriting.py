@@ -49,7 +49,6 @@ def replace_lookups(
 
 
 def _replace(graph: HostGraph, node: Node, writer: Writer) -> Rejection | None:
-    """Change one call, or say why not."""
     try:
         lookup = read_lookup(graph, node)
         if lookup is not None:
