@@ -221,8 +221,7 @@ def in_fp32(weight: Expr) -> Expr:
         for node in postorder([weight])
         if node.is_const and node.kind == "f" and largest < abs(float(node.value or 0)) < math.inf
     }
-
-    def apply(node: Expr, values: list[Any]) -> Expr:
-        return call(node.op, *values)
-
-    return fold([weight], lambda node: known.get(node, node), apply)[0] if known else weight
+    if not known:
+        return weight
+    leaf = lambda node: known.get(node, node)
+    return fold([weight], leaf, lambda node, args: call(node.op, *args))[0]
