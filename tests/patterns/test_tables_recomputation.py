@@ -1,4 +1,4 @@
-"""Indices of tables that the backward makes again: what is kept, and when an index is kept."""
+"""Indices of tables that the backward computes again: what is stored, and when an index is."""
 
 import dataclasses
 

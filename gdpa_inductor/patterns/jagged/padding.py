@@ -88,7 +88,6 @@ class GraphPadding:
             self.pads[node] = pad
 
     def _follow_unread(self, node: Node) -> None:
-        """Record a call whose padding is not recognised, and what is computed from it."""
         if is_unread_pad(node):
             self.unread[node] = node
             if node in self.host.mutators:  # it writes into its first argument
@@ -199,7 +198,6 @@ class GraphPadding:
 
 
 def _operands(candidate: Candidate) -> list[Node]:
-    """The operands of all products of a candidate."""
     all_products = (*candidate.firsts, candidate.second)
     return [n for product in all_products for n in products.operands(product)]
 

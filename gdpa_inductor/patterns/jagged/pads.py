@@ -127,7 +127,6 @@ def autograd_function(node: Node) -> AutogradFunction | None:
 
 
 def _only_call(body: GraphModule) -> Node | None:
-    """The one call of a body that makes tensors."""
     calls = [n for n in body.graph.nodes if n.op.startswith("call") and not _is_idle(n)]
     return calls[0] if len(calls) == 1 else None
 
@@ -241,7 +240,6 @@ def sink_of(tail: tuple[Node, ...], node: Node) -> Sink | None:
 
 
 def _arguments(node: Node, table: Mapping[str, tuple[str, ...]]) -> dict[str, Any] | None:
-    """The arguments of a call by name, or None if its function is not in the table."""
     called = facts.name(node)
     if called not in table or node.op not in ("call_function", "call_method"):
         return None

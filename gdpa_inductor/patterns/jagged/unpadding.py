@@ -51,7 +51,6 @@ def without_padding(
 
 
 def _without_implied(padding: GraphPadding, reading: Reading, sides: Sides) -> Reading:
-    """The reading, without conditions in its weight that its jagged sides make true."""
     jagged = [side for side in (sides.query, sides.key) if side is not None]
     known: dict[Expr, Expr] = {}
     for node in postorder([reading.weight]):

@@ -14,31 +14,29 @@ def gelu(kind: str, x: Expr, *, approximate: str = "none") -> Expr:
 
 
 def elu(kind: str, x: Expr, alpha: Any = None, scale: Any = None, slope: Any = None) -> Expr:
-    return call("elu", real(x), *(1.0 if p is None else literal(p) for p in (alpha, scale, slope)))
+    return call("elu", real(x), *(literal(p, 1.0) for p in (alpha, scale, slope)))
 
 
 def celu(kind: str, x: Expr, alpha: Expr | None = None) -> Expr:
-    a = 1.0 if alpha is None else literal(alpha)
+    a = literal(alpha, 1.0)
     return call("elu", real(x), a, 1.0, 1.0 / a)
 
 
 def leaky_relu(kind: str, x: Expr, slope: Expr | None = None) -> Expr:
-    return call("leaky_relu", real(x), 0.01 if slope is None else literal(slope))
+    return call("leaky_relu", real(x), literal(slope, 0.01))
 
 
 def softplus(kind: str, x: Expr, beta: Expr | None = None, threshold: Expr | None = None) -> Expr:
-    b = 1.0 if beta is None else literal(beta)
-    return call("softplus", real(x), b, 20.0 if threshold is None else literal(threshold))
+    return call("softplus", real(x), literal(beta, 1.0), literal(threshold, 20.0))
 
 
 def hardtanh(kind: str, x: Expr, low: Expr | None = None, high: Expr | None = None) -> Expr:
-    lo = -1.0 if low is None else _bound(low)
-    return call("hardtanh", real(x), lo, 1.0 if high is None else _bound(high))
+    return call("hardtanh", real(x), _bound(low, -1.0), _bound(high, 1.0))
 
 
-def _bound(x: Expr) -> float:
+def _bound(x: Expr | None, default: float) -> float:
     """A literal that elements are compared with. ATen's comparisons with NaN are not these."""
-    bound = literal(x)
+    bound = literal(x, default)
     if math.isnan(bound):
         raise Unknown("a bound is NaN")
     return bound
@@ -52,13 +50,13 @@ def log_sigmoid(kind: str, x: Expr) -> Expr:
 
 
 def softshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
-    x, c = real(x), 0.5 if bound is None else literal(bound)
+    x, c = real(x), literal(bound, 0.5)
     below = call("where", call("lt", x, -c), x + c, _nothing_but_nan(x))
     return call("where", call("gt", x, c), x - c, below)
 
 
 def hardshrink(kind: str, x: Expr, bound: Expr | None = None) -> Expr:
-    x, c = real(x), 0.5 if bound is None else _bound(bound)
+    x, c = real(x), _bound(bound, 0.5)
     outside = call("or", call("lt", x, -c), call("gt", x, c))
     return call("where", outside, x, _nothing_but_nan(x))
 

@@ -21,39 +21,39 @@ from .kinds import as_kind, either, literal, real, where
 Bound = Expr | None
 
 
-def closed(kind: str, x: Expr, low: Bound, high: Bound) -> Expr:
+def closed(kind: str, x: Expr, min: Bound = None, max: Bound = None) -> Expr:
     """A clamp by numbers or tensors; x has all of the gradient where it is equal to a bound."""
     if kind == "i":
-        return _of_integers(x, low, high)
-    if _vary(low, high):
-        return _closed_between(real(x), low, high)
-    x = real(x) if low is None else call("clamp_min", real(x), literal(low))
-    return x if high is None else call("clamp_max", x, literal(high))
+        return _of_integers(x, min, max)
+    if _vary(min, max):
+        return _closed_between(real(x), min, max)
+    x = real(x) if min is None else call("clamp_min", real(x), literal(min))
+    return x if max is None else call("clamp_max", x, literal(max))
 
 
-def open_(kind: str, x: Expr, low: Bound, high: Bound) -> Expr:
+def open_(kind: str, x: Expr, min: Bound = None, max: Bound = None) -> Expr:
     """A clamp by numbers; x has no gradient where it is equal to a bound."""
     if kind == "i":
-        return _of_integers(x, low, high)
+        return _of_integers(x, min, max)
     x = real(x)
-    if _vary(low, high):
+    if _vary(min, max):
         inside = const(True)
-        for compare, bound in (("gt", low), ("lt", high)):
+        for compare, bound in (("gt", min), ("lt", max)):
             if bound is not None:
                 inside = where("b", inside, call(compare, x, real(bound)), const(False))
-        return call("where", inside, x, call("detach", _closed_between(x, low, high)))
-    x = x if low is None else call("clamp_min_open", x, literal(low))
-    return x if high is None else call("clamp_max_open", x, literal(high))
+        return call("where", inside, x, call("detach", _closed_between(x, min, max)))
+    x = x if min is None else call("clamp_min_open", x, literal(min))
+    return x if max is None else call("clamp_max_open", x, literal(max))
 
 
-def shared(kind: str, x: Expr, low: Bound, high: Bound) -> Expr:
+def shared(kind: str, x: Expr, min: Bound = None, max: Bound = None) -> Expr:
     """A clamp by tensors; x and a bound that is equal to it have half of the gradient each."""
     if kind == "i":
-        return _of_integers(x, low, high)
+        return _of_integers(x, min, max)
     x = real(x)
-    if low is not None and high is not None:
-        return _shared_between(x, real(low), real(high))
-    return call("maximum", x, real(low)) if low is not None else call("minimum", x, real(high or x))
+    if min is not None and max is not None:
+        return _shared_between(x, real(min), real(max))
+    return call("maximum", x, real(min)) if min is not None else call("minimum", x, real(max or x))
 
 
 def _of_integers(x: Expr, low: Bound, high: Bound) -> Expr:
@@ -63,7 +63,6 @@ def _of_integers(x: Expr, low: Bound, high: Bound) -> Expr:
 
 
 def _vary(*bounds: Bound) -> bool:
-    """True if a bound is a tensor or a size."""
     return any(bound is not None and not bound.is_const for bound in bounds)
 
 

@@ -147,20 +147,20 @@ def differs(case: TorchCall, rule: Rule) -> bool:
         return False
     grad = torch.full_like(result, _COMING)
     leaves = [x for x in operands if x.requires_grad]
-    theirs = torch.autograd.grad(result, leaves, grad, allow_unused=True)
+    expected = torch.autograd.grad(result, leaves, grad, allow_unused=True)
     # Where torch's vectors and single elements have different slopes at NaN, nothing is compared.
     skip = detached[0].isnan() if case.at_nan is not None else None
     none = torch.zeros_like(grad)
-    for slope, their in zip(slopes(case, rule), theirs, strict=True):
-        mine = none if slope is None else evaluate(slope, detached, torch.float32, grad)
-        if _differ(mine, none if their is None else their, skip):
+    for slope, gradient in zip(slopes(case, rule), expected, strict=True):
+        actual = none if slope is None else evaluate(slope, detached, torch.float32, grad)
+        if _differ(actual, none if gradient is None else gradient, skip):
             return True
     return False
 
 
-def _differ(mine: Tensor, theirs: Tensor, skip: Tensor | None = None) -> bool:
+def _differ(actual: Tensor, expected: Tensor, skip: Tensor | None = None) -> bool:
     """True if two results differ by more than a rounding; NaN is one value."""
-    mine, theirs = mine.expand_as(theirs).double(), theirs.double()
-    close = (mine - theirs).abs() <= _CLOSE * (1.0 + theirs.abs())
-    same = close | (mine == theirs) | (mine.isnan() & theirs.isnan())
+    actual, expected = actual.expand_as(expected).double(), expected.double()
+    close = (actual - expected).abs() <= _CLOSE * (1.0 + expected.abs())
+    same = close | (actual == expected) | (actual.isnan() & expected.isnan())
     return not bool((same if skip is None else same | skip).all())

@@ -50,10 +50,6 @@ Digits = tuple[Atom, ...]
 Index = tuple[Digits, ...]
 
 
-def _divides(divisor: Size, size: Size) -> bool:
-    return same(divisor, size) or _quotient(size, divisor) is not None
-
-
 def _quotient(size: Size, divisor: Size) -> Size | None:
     """size / divisor where it is known to be whole."""
     quotient = shapes.exact_quotient(size, divisor)
@@ -101,14 +97,11 @@ class Space:
         return tuple(itertools.chain.from_iterable(parts))
 
     def is_whole(self, digits: Digits) -> bool:
-        """Whether the digits have all parts of each variable that views of the scores have
-        split.
-        """
-        have = set(digits)
+        """Whether the digits have all parts of each variable that views of the scores split."""
+        inner = (parts for atom, parts in self.splits.items() if atom not in (self.outer or ()))
         return all(
-            set(self.resolve(parts)) <= have or not set(self.resolve(parts)) & have
-            for atom, parts in self.splits.items()
-            if atom not in (self.outer or ())
+            set(digits).issuperset(parts) or set(digits).isdisjoint(parts)
+            for parts in map(self.resolve, inner)
         )
 
     def resolve_index(self, index: Index) -> Index:
@@ -128,9 +121,10 @@ class Space:
                 if not left:
                     raise Refused(Code.LAYOUT, "a view of the scores cuts across their dimensions")
                 atom = left.popleft()
-                if _divides(covered * atom.size, size):
+                total = covered * atom.size
+                if same(total, size) or _quotient(size, total) is not None:
                     digits.append(atom)
-                    covered = covered * atom.size
+                    covered = total
                 else:
                     outer, inner = self._split(atom, covered, size)
                     digits.append(outer)

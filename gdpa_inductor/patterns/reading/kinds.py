@@ -31,8 +31,10 @@ def real(x: Expr) -> Expr:
     return as_kind("f", x)
 
 
-def literal(x: Expr | None) -> float:
-    """The value of a literal operand."""
+def literal(x: Expr | None, default: float | None = None) -> float:
+    """The value of a literal operand; `default` where it is left out."""
+    if x is None and default is not None:
+        return default
     if x is None or not x.is_const or x.value is None:
         raise Unknown("a parameter is no constant: it is a tensor, or varies from call to call")
     return float(x.value)
@@ -47,17 +49,17 @@ def where(kind: str, condition: Expr, x: Expr, y: Expr) -> Expr:
 
 def both(x: Expr, y: Expr) -> Expr:
     """x and y, literals folded."""
-    if x.is_const or y.is_const:
-        known, other = (x, y) if x.is_const else (y, x)
-        return other if known.value else const(False)
+    for known, other in ((x, y), (y, x)):
+        if known.is_const:
+            return other if known.value else const(False)
     return call("and", x, y)
 
 
 def either(x: Expr, y: Expr) -> Expr:
     """x or y, literals folded."""
-    if x.is_const or y.is_const:
-        known, other = (x, y) if x.is_const else (y, x)
-        return const(True) if known.value else other
+    for known, other in ((x, y), (y, x)):
+        if known.is_const:
+            return const(True) if known.value else other
     return call("or", x, y)
 
 

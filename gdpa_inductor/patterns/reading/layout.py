@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from ..._compat import shapes
 from ...program.canonical import canonical
-from ...program.expr import INDEX, SCORE, Expr, aux, call, const, fold, postorder
+from ...program.expr import INDEX, SCORE, Expr, aux, call, fold, postorder
 from ...program.score_mod import Aux, ScoreMod
 from ...rejection import Code
 from ..host import facts, places
@@ -288,10 +288,7 @@ def program_of(reading: Reading, layout: Layout) -> tuple[ScoreMod, list[Operand
             return axes[digits]
         return node
 
-    def apply(node: Expr, values: list[object]) -> Expr:
-        return call(node.op, *(v if isinstance(v, Expr) else const(v) for v in values))  # type: ignore[arg-type]
-
-    (weight,) = fold([reading.weight], leaf, apply)
+    (weight,) = fold([reading.weight], leaf, lambda node, args: call(node.op, *args))
     operands = [reading.aux[number] for number in numbers]
     declared = tuple(
         Aux(node.kind, aux_dims(layout, operand)[1]) for node, operand in zip(used, operands)

@@ -15,7 +15,7 @@ from ...program.expr import SCORE, postorder
 from ...rejection import Code
 from ..host import facts
 from ..result import Refused
-from .factors import ADDED_PRODUCTS, PRODUCTS, Factors
+from .factors import ADDED_PRODUCTS, PRODUCTS
 from .frame import Index, Space
 from .kinds import real
 from .precision import in_fp32
@@ -53,7 +53,8 @@ class Matcher:
         if self.space.outer is None:
             self.space.outer = frozenset(self.space.splits)
         swapped = self._is_swapped(second)
-        factors, weights = Factors(self.shadow, self.space), Weights(self.shadow, self.space)
+        weights = Weights(self.shadow, self.space)
+        factors = weights.factors
         keys = factors.contracted(second)
         sides: list[Node] = list(second.args[:2])  # type: ignore[arg-type]
         weights_at, value_at = ((*index[:-1], keys), (*index[:-2], keys, index[-1]))
@@ -79,7 +80,6 @@ class Matcher:
         )  # fmt: skip
 
     def _is_swapped(self, second: Node) -> bool:
-        """Whether the weights are the right-hand operand of the second product."""
         depends = _depends_on_product(self.shadow)
         scored = [side in depends for side in second.args[:2]]
         if all(scored):
@@ -144,9 +144,8 @@ def _through_cast(node: Node, index: Index) -> tuple[Node, Index] | None:
 
 
 def _depends_on_product(shadow: Shadow) -> set[Node]:
-    """Nodes that are made from a product, by the tensors that flow."""
     nodes: set[Node] = set()
-    for node in shadow.nodes:
+    for node in shadow.output.graph.nodes:
         tensors = (
             n for n in node.all_input_nodes if isinstance(value_of(n), (torch.Tensor, tuple, list))
         )

@@ -65,7 +65,6 @@ class Precision:
     reworded: set[Expr] = field(default_factory=set)
 
     def _range(self, leaf: Expr) -> Range:
-        """What is known of an integer leaf."""
         number = int(leaf.value or 0)
         if leaf.op == "aux":
             return _limits(facts.tensors(self.operands[number].leaf)[0].dtype)
@@ -222,8 +221,7 @@ def in_fp32(weight: Expr) -> Expr:
         for node in postorder([weight])
         if node.is_const and node.kind == "f" and largest < abs(float(node.value or 0)) < math.inf
     }
-
-    def apply(node: Expr, values: list[Any]) -> Expr:
-        return call(node.op, *values)
-
-    return fold([weight], lambda node: known.get(node, node), apply)[0] if known else weight
+    if not known:
+        return weight
+    leaf = lambda node: known.get(node, node)
+    return fold([weight], leaf, lambda node, args: call(node.op, *args))[0]

@@ -33,10 +33,6 @@ class Shadow:
     origin: dict[str, Node]
     first_result: str
 
-    @property
-    def nodes(self) -> Any:
-        return self.output.graph.nodes
-
     def source(self, node: Node) -> Node | None:
         """The user's node that an ATen node was traced from."""
         return self.origin.get(node.name)

@@ -141,7 +141,6 @@ def _through_scatter(node: Node, index: Index) -> tuple[Node, Index] | None:
 
 
 def _order(called: str, args: Sequence[Any], rank: int) -> list[int]:
-    """The dims of a permutation, whatever it is called."""
     if called == "permute":
         return [int(d) for d in args[0]]
     order = list(range(rank))

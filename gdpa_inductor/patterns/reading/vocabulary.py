@@ -17,6 +17,7 @@ from typing import Any
 
 from ...program.expr import OPS, Expr, call, const
 from . import activations, clamps
+from .clamps import Bound
 from .kinds import Unknown, as_kind, literal, negation, real, where
 
 Rule = Callable[..., Expr]
@@ -29,9 +30,7 @@ def _function(name: str) -> Rule:
 
 
 def _arithmetic(name: str, on_truth: str = "") -> Rule:
-    """A binary operation in the kind of its result; on truth values the logical operation
-    `on_truth`.
-    """
+    """A binary operation in the kind of its result; of truth values the logical one `on_truth`."""
 
     def rule(kind: str, x: Expr, y: Expr, *, alpha: Expr | None = None) -> Expr:
         if kind == "b":
@@ -49,8 +48,9 @@ def _reversed_sub(kind: str, x: Expr, y: Expr, alpha: Expr | None = None) -> Exp
     return _arithmetic("sub")(kind, y, x, alpha=alpha)
 
 
-def _unary(name: str) -> Rule:
-    return lambda kind, x: call(name, as_kind(kind, x))
+def _apply(name: str, operands: str = "") -> Rule:
+    """An operation on operands of one kind: if none is named, that of the result."""
+    return lambda kind, *args: call(name, *(as_kind(operands or kind, x) for x in args))
 
 
 def _rounding(name: str) -> Rule:
@@ -81,10 +81,6 @@ def _compare(name: str) -> Rule:
         return call(name, as_kind(common, x), as_kind(common, y))
 
     return rule
-
-
-def _logic(name: str) -> Rule:
-    return lambda kind, x, y: call(name, as_kind("b", x), as_kind("b", y))
 
 
 def _bitwise(name: str) -> Rule:
@@ -194,14 +190,12 @@ def _lerp(kind: str, x: Expr, y: Expr, weight: Expr) -> Expr:
 
 
 def _nan_to_num(
-    kind: str, x: Expr, nan: Expr | None = None, above: Expr | None = None,
-    below: Expr | None = None, **named: Expr | None,
-) -> Expr:  # fmt: skip
+    kind: str, x: Expr, nan: Bound = None, posinf: Bound = None, neginf: Bound = None
+) -> Expr:
     """With all three numbers: the greatest of a dtype are for the caller to fill in."""
     if kind != "f":
         return as_kind(kind, x)
-    fills = [named.get("nan", nan), named.get("posinf", above), named.get("neginf", below)]
-    zero, high, low = (literal(fill) for fill in (fills[0] or const(0.0), *fills[1:]))
+    zero, high, low = literal(nan, 0.0), literal(posinf), literal(neginf)
     x = real(x)
     bounded = call("where", call("eq", x, math.inf), high, x)
     bounded = call("where", call("eq", x, -math.inf), low, bounded)
@@ -222,19 +216,8 @@ def _round(kind: str, x: Expr, *, decimals: Expr | None = None) -> Expr:
     return _rounding("round")(kind, x)
 
 
-def _clamp(rule: Rule) -> Rule:
-    """aten.clamp: the bounds by position, or by name."""
-    return lambda kind, x, low=None, high=None, **bounds: rule(
-        kind, x, bounds.get("min", low), bounds.get("max", high)
-    )
-
-
-def _clamp_min(rule: Rule) -> Rule:
-    return lambda kind, x, low: rule(kind, x, low, None)
-
-
 def _clamp_max(rule: Rule) -> Rule:
-    return lambda kind, x, high: rule(kind, x, None, high)
+    return lambda kind, x, max: rule(kind, x, None, max)
 
 
 # fmt: off
@@ -242,7 +225,7 @@ def _clamp_max(rule: Rule) -> Rule:
 # ATen's stands in REWORDED too.
 RULES: dict[str, Rule | tuple[Rule, ...]] = {
     "add": _arithmetic("add", "or"), "sub": _arithmetic("sub"), "mul": _arithmetic("mul", "and"),
-    "rsub": _reversed_sub, "div": _div, "neg": _unary("neg"), "abs": _unary("abs"), "pow": _pow,
+    "rsub": _reversed_sub, "div": _div, "neg": _apply("neg"), "abs": _apply("abs"), "pow": _pow,
     "square": _square,
     "reciprocal": lambda kind, x: 1.0 / real(x), "maximum": _arithmetic("maximum", "or"),
     "minimum": _arithmetic("minimum", "and"),
@@ -265,14 +248,14 @@ RULES: dict[str, Rule | tuple[Rule, ...]] = {
     "trunc": _rounding("trunc"), "fix": _rounding("trunc"), "round": _round,
     "frac": lambda kind, x: real(x) - call("trunc", real(x)),
     "eq": _compare("eq"), "ne": _compare("ne"), "lt": _compare("lt"), "le": _compare("le"),
-    "gt": _compare("gt"), "ge": _compare("ge"), "logical_and": _logic("and"),
-    "logical_or": _logic("or"), "logical_xor": _logic("xor"),
+    "gt": _compare("gt"), "ge": _compare("ge"), "logical_and": _apply("and", "b"),
+    "logical_or": _apply("or", "b"), "logical_xor": _apply("xor", "b"),
     "logical_not": lambda kind, x: negation(as_kind("b", x)), "bitwise_and": _bitwise("and"),
     "bitwise_or": _bitwise("or"), "bitwise_xor": _bitwise("xor"), "bitwise_not": _not,
     **dict.fromkeys(["bitwise_right_shift", "__rshift__"], _shift("floordiv")),
     **dict.fromkeys(["bitwise_left_shift", "__lshift__"], _shift("mul")),
     "__and__": _bitwise("and"), "__or__": _bitwise("or"), "__xor__": _bitwise("xor"),
-    "isnan": lambda kind, x: call("isnan", real(x)),
+    "isnan": _apply("isnan", "f"),
     "isinf": lambda kind, x: call("eq", call("abs", real(x)), math.inf),
     "isfinite": lambda kind, x: call("lt", call("abs", real(x)), math.inf), "where": where,
     "masked_fill": lambda kind, x, mask, fill: where(kind, mask, fill, x),
@@ -280,11 +263,11 @@ RULES: dict[str, Rule | tuple[Rule, ...]] = {
     "fill": lambda kind, x, fill: as_kind(kind, fill),
     "zero": lambda kind, x: as_kind(kind, const(0)),
     # Versions of torch differ: see `clamps`.
-    "clamp": (_clamp(clamps.open_), _clamp(clamps.closed)),
-    "clamp_min": (_clamp_min(clamps.open_), _clamp_min(clamps.closed)),
+    "clamp": (clamps.open_, clamps.closed),
+    "clamp_min": (clamps.open_, clamps.closed),
     "clamp_max": (_clamp_max(clamps.open_), _clamp_max(clamps.closed)),
-    "clamp.Tensor": (_clamp(clamps.shared), _clamp(clamps.closed)),
-    "clamp_min.Tensor": (_clamp_min(clamps.shared), _clamp_min(clamps.closed)),
+    "clamp.Tensor": (clamps.shared, clamps.closed),
+    "clamp_min.Tensor": (clamps.shared, clamps.closed),
     "clamp_max.Tensor": (_clamp_max(clamps.shared), _clamp_max(clamps.closed)),
 }
 # fmt: on

@@ -107,7 +107,7 @@ class Weights:
     def read(self, node: Node, at: Element) -> Expr:
         """The expression of an element of `node`."""
         index = in_branches(self.space, at.branches, self.space.resolve_index(at.index))
-        at = replace(at, index=index)
+        at = Element(index, at.branches)
         if node.name == self.shadow.first_result:
             self.scores = index
         if (node, at) not in self.memo:
@@ -261,7 +261,6 @@ class Weights:
         return where(x.kind, call(compare, column, call("add", row, diagonal)), x, const(0))
 
     def _indices(self, node: Node, at: Element) -> Expr:
-        """arange and eye: functions of their indices."""
         dtype = tensor_of(node).dtype
         kind = kind_of(dtype)
         if facts.name(node) == "eye":

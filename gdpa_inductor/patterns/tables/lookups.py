@@ -30,7 +30,6 @@ from ..host.sizes import Size
 from ..result import Refused
 
 _CHOICES = (torch.bool, torch.uint8)  # such an index reads no element twice, so nothing is summed
-_REST = -1  # the width of an ellipsis
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ def bias_sources(gm: GraphModule) -> list[Node]:
 
 
 def _bias_inputs(body: GraphModule) -> set[Node]:
-    """The inputs of a body from which biases are made, in the body and in bodies that it calls."""
     stack, visited = bias_sources(body), set[Node]()
     for node in body.graph.nodes:
         if node.target is ATTENTION.op:
@@ -147,26 +145,24 @@ def read_lookup(graph: HostGraph, node: Node) -> Lookup | None:
     state = graph.ambient[node]
     if len(facts.tensors(node)) != 1 or len(tables) != 1 or len(operands) < 2:
         return None
-    if not state.grad or state.transforms or not _learns(node, tables[0]):
+    if not state.grad or state.transforms:
         return None
-    if tables[0] not in graph.order:
+    (table,) = tables
+    copies = not facts.storages(node) & facts.storages(table)
+    if not facts.tensors(table)[0].requires_grad or not copies or not facts.is_plain(table):
+        return None
+    if table not in graph.order:
         return None  # it was changed before
-    size, count = (shapes.size_hint(facts.tensors(n)[0].numel()) for n in (tables[0], node))
+    size, count = (shapes.size_hint(facts.tensors(n)[0].numel()) for n in (table, node))
     if size is None or count is None or not 0 < size <= count:
         return None  # a sum of few terms gains nothing
-    places = _places(node, tables[0])
+    places = _places(node, table)
     if node in graph.mutators:
         raise refused("it writes into a tensor", node)
     is_crowded = look_up.copies(size, count) > 1
     if places is None or not (is_crowded or facts.tensors(node)[0].dtype in look_up.NARROW):
         return None
-    return Lookup(node, tables[0], places, is_crowded)
-
-
-def _learns(node: Node, table: Node) -> bool:
-    """True if a table has a gradient, and a node copies elements of it."""
-    copied = not facts.storages(node) & facts.storages(table)
-    return facts.tensors(table)[0].requires_grad and copied and facts.is_plain(table)
+    return Lookup(node, table, places, is_crowded)
 
 
 def _places(node: Node, table: Node) -> Places | None:
@@ -199,28 +195,25 @@ def _subscript(node: Node, table: torch.Tensor) -> Places | None:
     whole = facts.name(node) == "index"
     subscript: Any = node.args[1]
     entries = list(subscript) if whole or isinstance(subscript, tuple) else [subscript]
-    widths = [_width(entry, whole) for entry in entries]
     at = [i for i, entry in enumerate(entries) if isinstance(entry, Node) and facts.tensors(entry)]
-    if not at or None in widths:
+    if not at or any(map(_chooses, entries)):
         return None
     indices = tuple(entries[i] for i in at)
     others = [entry for entry in entries if entry not in indices]
     if len(indices) > 1 or not all(_is_whole(entry, whole) for entry in others):
         return Places(indices)
-    rest = table.dim() - sum(w for w in widths if w and w > 0)
-    before = [rest if width == _REST else width or 0 for width in widths[: at[0]]]
-    return Places(indices, sum(before))
+    # An ellipsis before the index stands for all dims that no other entry reads.
+    rest = table.dim() - len(entries) if Ellipsis in entries[: at[0]] else 0
+    return Places(indices, at[0] + rest)
 
 
-def _width(entry: Any, whole: bool) -> int | None:
-    """How many dims of the table an entry of a subscript reads, or None for an entry of bools."""
-    if entry is None:
-        return int(whole)
-    if entry is Ellipsis:
-        return _REST
+def _chooses(entry: Any) -> bool:
+    """Whether an entry of a subscript chooses elements, as bools do."""
     if isinstance(entry, Node):
-        return None if any(t.dtype in _CHOICES for t in facts.tensors(entry)) else 1
-    return 1 if isinstance(entry, (slice, int)) and not isinstance(entry, bool) else None
+        return any(t.dtype in _CHOICES for t in facts.tensors(entry))
+    if entry is None or entry is Ellipsis:
+        return False
+    return isinstance(entry, bool) or not isinstance(entry, (slice, int))
 
 
 def _is_whole(entry: Any, none: bool) -> bool:

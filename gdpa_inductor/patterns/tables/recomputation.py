@@ -90,7 +90,6 @@ def _copy(graph: HostGraph, root: Node, first: Node) -> Node:
 
 
 def _cheap_producers(graph: HostGraph, index: Node) -> list[Node]:
-    """The cheap calls that make an index, in program order."""
     nodes, stack = set[Node](), [index]
     while stack:
         node = stack.pop()
@@ -139,7 +138,6 @@ def is_reproducible(nodes: Iterable[Node]) -> bool:
 
 
 def _changes(graph: HostGraph, node: Node) -> bool:
-    """Whether the graph or its caller writes into a node's value."""
     if node in graph.mutators or facts.storages(node) & graph.later:
         return True
     return bool(writers(graph, node))

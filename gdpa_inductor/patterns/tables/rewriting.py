@@ -49,7 +49,6 @@ def replace_lookups(
 
 
 def _rewrite_lookup(graph: HostGraph, node: Node, writer: Writer) -> Rejection | None:
-    """Change one call, or say why not."""
     try:
         lookup = read_lookup(graph, node)
         if lookup is not None:
@@ -115,8 +114,8 @@ def _check_result(lookup: Lookup, writer: Writer) -> None:
     old, new = facts.tensors(node)[0], _look_up(recipe, lookup, index).value
     if not all(map(writer.can_write, recipe.sizes())):
         raise refused("a size cannot be computed from the graph's inputs", node)
-    lies = [(*x.shape, *x.stride()) for x in (old, new)]
-    if old.dim() != new.dim() or not all(map(same, *lies)):
+    layouts = [(*x.shape, *x.stride()) for x in (old, new)]
+    if old.dim() != new.dim() or not all(map(same, *layouts)):
         raise refused("looked up on its own, its result would lie in another order", node)
 
 

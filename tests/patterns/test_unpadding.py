@@ -1,4 +1,4 @@
-"""implied: masks by lengths that a jagged side makes true vanish, and no others."""
+"""unpadding: masks by lengths that a jagged side makes true vanish, and no others."""
 
 import pytest
 import torch
