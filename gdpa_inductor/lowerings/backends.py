@@ -45,31 +45,21 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Backend:
-    """One family of kernels. A problem that breaks no rule must lower.
+    """One family of kernels. A problem that breaks no rule must lower."""
 
-    name:            Its value of the option `kernel`.
-    devices:         The device types of torch on which it runs.
-    by_name:         Devices on which it runs only if the user asks for it by name.
-    refuses:         Rules for problems that it cannot run.
-    pays:            Rules for problems where it is slower than the unfused form.
-    frugal:          The same rules for profit="memory", if they differ.
-    yields:          Rules for problems that a later backend runs better.
-    lower:           Lowers a forward: Inductor IR of the output, contiguous.
-    lower_backward:  Lowers a backward: IR of the wanted gradients, as in `ops.laid_gradients`.
-    about:           Text that the report adds to a choice of this backend.
-    precompile:      Begins to compile the kernels of a call. Its nodes are fake tensors.
-    """
-
-    name: str
-    devices: tuple[str, ...]
-    refuses: tuple[Rule, ...]
-    pays: tuple[Rule, ...]
-    lower: Callable[[Call], Any]
+    name: str  # its value of the option `kernel`
+    devices: tuple[str, ...]  # the device types of torch on which it runs
+    refuses: tuple[Rule, ...]  # rules for problems that it cannot run
+    pays: tuple[Rule, ...]  # rules for problems where it is slower than the unfused form
+    lower: Callable[[Call], Any]  # Lowers a forward: Inductor IR of the output, contiguous.
+    # Lowers a backward: IR of the wanted gradients, as in `ops.laid_gradients`.
     lower_backward: Callable[[Call], list[Any]]
-    yields: tuple[Rule, ...] = ()
-    frugal: tuple[Rule, ...] | None = None
+    yields: tuple[Rule, ...] = ()  # rules for problems that a later backend runs better
+    frugal: tuple[Rule, ...] | None = None  # the same rules for profit="memory", if they differ
+    # text that the report adds to a choice of this backend
     about: Callable[[Problem], str] = lambda problem: ""
-    by_name: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()  # devices on which it runs only if the user asks for it by name
+    # Begins to compile the kernels of a call. Its nodes are fake tensors.
     precompile: Callable[[Call], None] = lambda call: None
 
     def runs_on(self, device: str, kernel: str) -> bool:

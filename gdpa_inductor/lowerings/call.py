@@ -16,17 +16,12 @@ from ..problem import Problem
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the op.
-
-    nodes:    The arguments as Inductor IR.
-    fakes:    The arguments as fake tensors.
-    problem:  Shapes, dtypes and the score program, without tensors.
-    """
+    """One call of the op."""
 
     signature: Signature
-    nodes: Arguments[Any]
-    fakes: Arguments[Any]
-    problem: Problem
+    nodes: Arguments[Any]  # the arguments as Inductor IR
+    fakes: Arguments[Any]  # the arguments as fake tensors
+    problem: Problem  # shapes, dtypes and the score program, without tensors
     options: KernelOptions
 
     @staticmethod

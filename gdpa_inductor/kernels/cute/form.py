@@ -26,20 +26,15 @@ Kind = type[KernelConfig]
 
 
 class Form(NamedTuple):
-    """All that a plan depends on.
+    """All that a plan depends on."""
 
-    layout:   The result of `layout_key` for query, key and value.
-    tensors:  For each tensor in the layout: its dtype, its device, and whether it begins at a
-              multiple of 16 bytes. Three times None for offsets that are absent.
-    program:  The text of the score program.
-    scalars:  How many integers there are.
-    fast, skip, kind: As in `launch.forward`.
-    """
-
-    layout: tuple[Any, ...]
+    layout: tuple[Any, ...]  # the result of `layout_key` for query, key and value
+    # For each tensor in the layout: its dtype, its device, and whether it begins at a multiple of
+    # 16 bytes. Three times None for offsets that are absent.
     tensors: tuple[Any, ...]
-    program: str
-    scalars: int
+    program: str  # the text of the score program
+    scalars: int  # how many integers there are
+    # fast, skip, kind: as in `launch.forward`
     fast: bool
     skip: bool
     kind: Kind | None

@@ -40,17 +40,12 @@ Step = Callable[[Sequence[int], Sequence[int], int], None]
 
 @dataclass(frozen=True)
 class KernelLaunch:
-    """Launches an attention kernel.
-
-    form:     The words of the form.
-    places:   The arguments of the call before the scalars.
-    scalars:  How many integers the score program reads.
-    """
+    """Launches an attention kernel."""
 
     launcher: Launcher
-    form: bytes
-    places: tuple[Place, ...]
-    scalars: int
+    form: bytes  # the words of the form
+    places: tuple[Place, ...]  # the arguments of the call before the scalars
+    scalars: int  # how many integers the score program reads
     ctas: int
 
     def __call__(self, values: Sequence[int], scalars: Sequence[int], stream: int) -> None:
@@ -91,19 +86,16 @@ class Clear:
 
 @dataclass(frozen=True)
 class Replay:
-    """The steps of a call.
+    """The steps of a call."""
 
-    rooms:    (side, size, strides, dtype) of each room. If there is a side, its total rows precede
-              the size.
-    results:  The numbers of the tensors that the call returns. If one is an operand, the caller
-              gets a new tensor on the same memory.
-    device:   The index of the device. It has to be the current one.
-    """
-
+    # (side, size, strides, dtype) of each room. If there is a side, its total rows precede the
+    # size.
     rooms: tuple[Room, ...]
     steps: tuple[Step, ...]
+    # The numbers of the tensors that the call returns. If one is an operand, the caller gets a new
+    # tensor on the same memory.
     results: tuple[int, ...]
-    device: int
+    device: int  # The index of the device. It has to be the current one.
 
     def __call__(
         self, matrices: Sequence[Tensor], aux: Sequence[Tensor], scalars: Sequence[int],
@@ -138,16 +130,14 @@ class Replay:
 
 @dataclass
 class Record:
-    """Collects the steps of a first call while it runs.
+    """Collects the steps of a first call while it runs."""
 
-    replay:   The result after `finish`, or None if the call cannot be replayed.
-    fails:    The call did something that cannot be replayed, or nobody wants a replay. From then on
-              nothing is collected.
-    matrices, aux, offsets: The tensors of the call, after `begin`.
-    """
-
+    # the result after `finish`, or None if the call cannot be replayed
     replay: Replay | None = None
+    # The call did something that cannot be replayed, or nobody wants a replay. From then on nothing
+    # is collected.
     fails: bool = False
+    # matrices, aux, offsets: the tensors of the call, after `begin`
     matrices: Sequence[Tensor] = ()
     aux: Sequence[Tensor] = ()
     offsets: Sequence[Tensor] = ()

@@ -21,31 +21,21 @@ _FAST_DTYPES = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Inputs:
-    """The operands of one op as realised Inductor IR, and facts about them.
+    """The operands of one op as realised Inductor IR, and facts about them."""
 
-    nodes:            The operands as Inductor passed them.
-    fakes:            The operands as fake tensors.
-    matrices:         "Q", "K", "V" and, in a backward, "DO".
-    aux:              The aux operands, in the order of the program.
-    scalars:          The integers that the program reads.
-    offsets:          `cu_seqlens` of the jagged sides, by "q" and "k".
-    alike:            Both sides have the same `cu_seqlens` and `max_seqlen`.
-    shared, grouped:  See `Plan`.
-    spent:            The matrices whose memory nobody needs after the backward.
-    """
-
-    nodes: Operands[Any]
-    fakes: Operands[Any]
+    nodes: Operands[Any]  # the operands as Inductor passed them
+    fakes: Operands[Any]  # the operands as fake tensors
     problem: Problem
     options: KernelOptions
-    matrices: dict[str, Any]
-    aux: tuple[Any, ...]
-    scalars: tuple[Any, ...]
-    offsets: dict[str, Any]
-    alike: bool
+    matrices: dict[str, Any]  # "Q", "K", "V" and, in a backward, "DO"
+    aux: tuple[Any, ...]  # the aux operands, in the order of the program
+    scalars: tuple[Any, ...]  # the integers that the program reads
+    offsets: dict[str, Any]  # `cu_seqlens` of the jagged sides, by "q" and "k"
+    alike: bool  # both sides have the same `cu_seqlens` and `max_seqlen`
+    # shared, grouped: see `Plan`
     shared: frozenset[str]
     grouped: frozenset[str]
-    spent: frozenset[str]
+    spent: frozenset[str]  # the matrices whose memory nobody needs after the backward
 
     @property
     def program(self) -> ScoreMod:

@@ -41,24 +41,16 @@ Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Share:
-    """The batches, heads and keys of one part.
+    """The batches, heads and keys of one part."""
 
-    axis:   0 if the call is cut along the batches, 1 if along the key heads.
-    first:  The first batch or key head.
-    count:  How many batches or key heads.
-    group:  How many query heads there are for each key head.
-    whole:  The part is the whole call.
-    keys:   (first, count) if the part has only some of the keys, else None.
-    part:   Which part of the keys this is: see `KernelConfig.part`.
-    """
-
-    axis: int
-    first: int
-    count: int
-    group: int
-    whole: bool
+    axis: int  # 0 if the call is cut along the batches, 1 if along the key heads
+    first: int  # the first batch or key head
+    count: int  # how many batches or key heads
+    group: int  # how many query heads there are for each key head
+    whole: bool  # the part is the whole call
+    # (first, count) if the part has only some of the keys, else None
     keys: tuple[int, int] | None = None
-    part: str = ""
+    part: str = ""  # Which part of the keys this is: see `KernelConfig.part`.
 
     def matrix(self, matrix: Tensor, letter: str) -> Tensor:
         """The share of a matrix that has the heads of "q", "k" or "v"."""

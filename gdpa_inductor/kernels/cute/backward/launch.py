@@ -186,39 +186,29 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """What the launches of one backward share.
+    """What the launches of one backward share."""
 
-    plan:            The plan of the call.
-    operands:        The operands as given.
-    read:            The operands as kernels read them.
-    grad_out:        The gradient of O as kernels read it.
-    order:           The order of the sequences, or None if dense.
-    ctas, stream:    As in `backward`, with the defaults filled in.
-    ordered:         As in `backward`.
-    record:          Gets all steps.
-    stored:          The number of the aux operand whose gradient the launches store, or None.
-    rooms:           Memory for dQ, dK and dV by letter, where the caller has allocated it.
-    launches:        Where each launch stores gradients of scores, or None for nowhere. The iterator
-                     may read results between two launches.
-    part:            As `KernelConfig.part`.
-    shared_scratch:  Scratch memory that several calls share.
-    tables:          The tables of bounds that were made so far.
-    """
-
-    plan: LaunchPlan
-    operands: Operands[Tensor]
-    read: Operands[Tensor]
-    grad_out: Tensor
-    order: Tensor | None
+    plan: LaunchPlan  # the plan of the call
+    operands: Operands[Tensor]  # the operands as given
+    read: Operands[Tensor]  # the operands as kernels read them
+    grad_out: Tensor  # the gradient of O as kernels read it
+    order: Tensor | None  # the order of the sequences, or None if dense
+    # ctas, stream: as in `backward`, with the defaults filled in
     ctas: int
     stream: int
-    ordered: bool
-    record: Record
+    ordered: bool  # as in `backward`
+    record: Record  # gets all steps
+    # the number of the aux operand whose gradient the launches store, or None
     stored: int | None = None
+    # memory for dQ, dK and dV by letter, where the caller has allocated it
     rooms: Mapping[str, Tensor] = field(default_factory=dict)
+    # Where each launch stores gradients of scores, or None for nowhere. The iterator may read
+    # results between two launches.
     launches: Iterable[StoredScores | None] = (None,)
-    part: str = ""
+    part: str = ""  # as `KernelConfig.part`
+    # scratch memory that several calls share
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
+    # the tables of bounds that were made so far
     tables: dict[TableKey, Table] = field(default_factory=dict)
 
     @property
