@@ -138,7 +138,7 @@ MAY_IMPORT = {
     # Only the language of score programs: it shares nothing with what it judges.
     "judge": {"_compat", "program", "sources"},
     "patterns": CORE | {"graphs", "judge", "look_up"},
-    "lowerings": CORE | {"kernel_ops", "kernels", "look_up", "sequences"},
+    "lowerings": CORE | {"kernel_ops", "kernels", "look_up", "reference", "sequences", "signature"},
     # Result types, and nothing that finds, chooses or runs.
     "report": {"patterns", "problem", "program", "rejection", "terminal"},
     "compiles": {"_compat", "graphs", "patterns", "rejection"},

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 
 from .._compat import lowering
-from ..ops import Arguments, Operands, Signature
+from ..operands import Operands
 from ..options import KernelOptions
 from ..problem import Problem
+from ..signature import Arguments, Signature
 
 
 @dataclass(frozen=True)

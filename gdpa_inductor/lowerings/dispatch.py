@@ -16,9 +16,12 @@ from typing import Any
 import torch
 
 from .._compat import dynamo, lowering, shapes
-from ..ops import ATTENTION, BACKWARD, Signature, reference, reference_backward, score_shape
+from ..operands import score_shape
+from ..ops import ATTENTION, BACKWARD
 from ..options import CHUNKED, REFERENCE
+from ..reference import reference, reference_backward
 from ..rejection import GDPAError
+from ..signature import Signature
 from . import tables
 from .backends import backend
 from .call import Call, extern_call

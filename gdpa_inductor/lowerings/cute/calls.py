@@ -22,7 +22,9 @@ from ..._compat import inductor, lowering, templates
 from ...kernels.cute.architectures import config_of
 from ...kernels.cute.form import layout_key, off_alignment
 from ...kernels.cute.replay import Record
-from ...ops import DENSE, Arguments, Operands, Signature, fake_output, laid_gradients
+from ...operands import Operands
+from ...ops import fake_output, laid_gradients
+from ...signature import DENSE, Arguments, Signature
 from ..backends import backend
 from ..call import Call, extern_call, in_order
 from ..donation import last_use

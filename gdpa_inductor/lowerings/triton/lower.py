@@ -26,16 +26,17 @@ import torch
 
 from ..._compat import lowering, shapes
 from ...kernels.triton import splits
-from ...ops import aux_from_axes, by_access, reduce_to
+from ...operands import aux_from_axes, by_access
 from ...problem import Problem, Size
 from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
+from ...reference import reduce_to
 from ...sequences import Padding, Sequences, padded_program
 from .. import gpu
 from ..call import Call, in_order
 from ..donation import buffer_like
 from . import five_matmul, one_tile
-from .inputs import Inputs, empty, inputs_of
+from .inputs import Inputs, empty
 from .launch import Output, Rival, run
 
 # A function from wanted terms to gradients, both by the number of the operand (see `_terms`).
@@ -44,7 +45,7 @@ Kernel = Callable[[dict[int, Expr], Inputs], dict[int, Any]]
 
 def lower(call: Call, rival: Rival | None = None) -> Any:
     """O, contiguous. Inductor IR in and out. rival: see `launch.run`."""
-    o = inputs_of(call)
+    o = Inputs(call)
     p = o.problem
     size = _rows_of(o, p.value_dim)
     if empty(p):
@@ -85,7 +86,7 @@ def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def lower_backward(call: Call) -> list[Any]:
     """The wanted gradients of (query, key, value, *aux), each in the shape of its operand."""
-    o, needs = inputs_of(call), call.needs
+    o, needs = Inputs(call), call.needs
     leaves = o.fakes.differentiable
     grads: dict[int, Any] = {}
     if not empty(o.problem):
