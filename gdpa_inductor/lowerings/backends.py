@@ -36,14 +36,6 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """The rule that a problem breaks, and what it says."""
-
-    rule: Rule
-    rejection: Rejection
-
-
-@dataclass(frozen=True)
 class Backend:
     """One family of kernels. A problem that breaks no rule must lower."""
 
@@ -70,16 +62,18 @@ class Backend:
         """The rules of the cost model under this value of the option `profit`."""
         return self.frugal if profit == MEMORY and self.frugal is not None else self.pays
 
-    def refusal(self, problem: Problem, profit: Profit, by_name: bool = False) -> Refusal | None:
-        """The first rule that the problem breaks, or None.
+    def refusal(
+        self, problem: Problem, profit: Profit, explicit: bool = False
+    ) -> tuple[Rule, Rejection] | None:
+        """The first rule that the problem breaks, with what it says, or None.
 
-        profit: False leaves the cost model out. by_name: The user asked for this backend by name.
+        profit: False leaves the cost model out. explicit: The user asked for this backend by name.
         """
         pays = self.profits(profit) if profit else ()
-        for rule in (*(() if by_name else self.yields), *self.refuses, *pays):
+        for rule in (*(() if explicit else self.yields), *self.refuses, *pays):
             complaint = rule.complaint(problem)
             if complaint:
-                return Refusal(rule, Rejection(rule.code, complaint))
+                return rule, Rejection(rule.code, complaint)
         return None
 
     def run(self, call: Call) -> Any:

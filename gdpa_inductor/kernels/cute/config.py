@@ -168,11 +168,8 @@ def unsupported(
 ) -> str:
     """Why the kernels of an architecture do not take these operands, or "".
 
-    Args:
-        kind: The configuration class of the architecture.
-        dtypes: The dtypes of query and value.
-        dims: The head dim of query and key, and the width of a slice of the value (`slice_of`).
-        aux: The dtype names of the aux operands.
+    dtypes: Those of query and value. dims: The head dim of query and key, and the width of a slice
+    of the value (`slice_of`). aux: The dtype names of the aux operands.
     """
     if any(dtype not in (torch.bfloat16, torch.float16) for dtype in dtypes):
         return f"the CuTe kernel takes fp16 and bf16 operands, not {dtypes[0]} and {dtypes[1]}"

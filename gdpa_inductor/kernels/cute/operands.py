@@ -64,10 +64,7 @@ class Matrix:
         return cute.make_tensor(pointer, layout)
 
     def row(self, start: Any, row: Any, head: Any, batch: Any) -> Any:
-        """A pointer to row `row` of a sequence.
-
-        start: The first row of the sequence in a jagged matrix.
-        """
+        """A pointer to row `row` of a sequence that begins at row `start` of a jagged matrix."""
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = self.pointer + ((Int64(start) + row) * sr + head * sh)
         return place if self.jagged else place + batch * sb
@@ -123,15 +120,8 @@ class Tiles(Fixed):
     def copy(self, start, row, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
         """Load a tile, from row `row` of a sequence on, with zeros past the end of the sequence.
 
-        One warp calls this.
-
-        Args:
-            start: The first row of the sequence in a jagged matrix.
-            rows: How many rows the sequence has.
-            stage: The buffer in shared memory.
-            barrier: The mbarrier that counts the bytes.
-            column: The number of the tile along the columns.
-            policy: A policy of the L2 cache.
+        One warp calls this. The sequence has `rows` rows, and begins at row `start` of a jagged
+        matrix. column: The number of the tile along the columns. policy: A policy of the L2 cache.
         """
         source, shared = self._ends(start, row, rows, head, batch, stage, column)
         cute.copy(self.atom, source, shared, tma_bar_ptr=barrier, **_hint(policy))

@@ -132,11 +132,9 @@ class LaunchPlan:
     ) -> bytes:
         """The arguments of a `Launcher` that do not change from call to call, as bytes.
 
-        Args:
-            others: The matrices beside query, key and value, such as O. Their shapes follow from
-                the form, so the cache needs their strides only.
-            dealt: How many sequences the launch computes. By default all.
-            tables: Tables of tile bounds; see bounds.py.
+        others: The matrices beside query, key and value, such as O. Their shapes follow from the
+        form, so the cache needs their strides only. dealt: How many sequences the launch computes,
+        by default all.
         """
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
         packed = self.words.get(known)

@@ -174,10 +174,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the kernel.
-
-        It is the same in every process, so autotuning results are found.
-        """
+        """The name of the kernel. In every process it is the same, for autotuning results."""
         fields = (getattr(self, field.name) for field in dataclasses.fields(self))
         text = repr([sorted(x) if isinstance(x, frozenset) else x for x in fields])
         return f"gdpa_{self.kernel}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -93,7 +93,7 @@ class HopperBackwardLoads:
         """Load a tile.
 
         rows: (first row of the sequence, row of the tile in it, rows of the sequence). step: The
-        number of the load, for the signals. column: The number of the tile along the columns.
+        number of the load, for the signals.
         """
         (start, row, end), full, tiles = rows, self.signals.full[name], self.tiles[name]
         self.signals.empty[name].wait_before(step)

@@ -37,8 +37,7 @@ class NextTile:
     def fetch(self, deal, left):
         """Prefetch some pieces of the tile of the next round.
 
-        deal: The current round. left: How many steps of this tile are left, with the one that was
-        loaded last.
+        left: The steps of this tile that are left, with the one that was loaded last.
         """
         more = self.walk.number(deal + 1) < self.walk.count
         if const_expr(self.comes):  # noqa: SIM102 (decided at compile time)
