@@ -13,7 +13,7 @@ import torch
 from ..._compat import shapes
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import limits
-from ...kernels.cute.config import PACKAGE, VERSIONS, slice_of, unsupported
+from ...kernels.cute.config import PACKAGE, VERSIONS, KernelConfig, slice_of, unsupported
 from ...options import MEMORY
 from ...problem import Problem
 from ...program.expr import POSITIONS
@@ -71,8 +71,7 @@ def unsupported_operands(problem: Problem) -> str:
     dims = [shapes.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
     if None in dims:
         return "a head dim that is known only at run time"
-    kind = config_of(problem.device)
-    assert kind  # else `no_kernel` has refused
+    kind = _kind(problem)
     return unsupported(
         kind,
         (problem.dtype, problem.value_dtype),
@@ -175,13 +174,11 @@ def no_such_gradients(problem: Problem) -> str:
     if not problem.needs:
         return ""
     key, value = problem.key_heads, problem.value_heads
-    kind = config_of(problem.device)
-    assert kind  # else `no_kernel` has refused
     needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
     if any(needs) and problem.unbounded:
         return f"{limits.NONE} where no `max_seqlen` bounds the lengths"
     return (
-        limits.no_such_dims(kind, _dims(problem))
+        limits.no_such_dims(_kind(problem), _dims(problem))
         or limits.no_such_heads(key, value, shapes.statically_known_true(key == value))
         or limits.no_such_biases(str(problem.program), needs, dtype)
     )
@@ -193,11 +190,9 @@ def training_is_slower(problem: Problem) -> str:
     If there is no backward here, Triton's runs. At wide heads that is slower than the unfused form
     (triton/rules.py).
     """
-    kind = config_of(problem.device)
-    assert kind  # else `no_kernel` has refused
     if problem.needs or not problem.training:
         return ""
-    return limits.no_such_dims(kind, _dims(problem))
+    return limits.no_such_dims(_kind(problem), _dims(problem))
 
 
 def _no_rival(problem: Problem) -> bool:
@@ -222,6 +217,12 @@ def slices_are_slower(problem: Problem) -> str:
 
 def slices_are_much_slower(problem: Problem) -> str:
     return slices.slower(problem, scores(problem), profit=MEMORY)
+
+
+def _kind(problem: Problem) -> type[KernelConfig]:
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
+    return kind
 
 
 def _dims(problem: Problem) -> tuple[int, int]:
