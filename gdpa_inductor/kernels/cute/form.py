@@ -70,8 +70,8 @@ def layout_key(
         matrices: Query, key, value and, in a backward, the gradient of O.
         lengths: `Operands.lengths`.
     """
-    counts = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
-    rows = counts if counts == [None, None] else _rows_in_key(counts, aux)
+    counts: list[Any] = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
+    rows: list[Any] = counts if counts == [None, None] else _rows_in_key(counts, aux)
     layout: list[Any] = list(lengths[2:])
     for x, side in zip(matrices, SIDES, strict=False):
         shape: Sequence[int] = x.shape
