@@ -14,7 +14,6 @@ from ..._compat import shapes
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import limits
 from ...kernels.cute.config import PACKAGE, VERSIONS, KernelConfig, slice_of, unsupported
-from ...options import MEMORY
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
@@ -113,7 +112,7 @@ def triton_is_faster(problem: Problem) -> str:
     # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
     # backends are close.
     enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
-    if scores(problem) < 1 << enough:
+    if slices.scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
     return "" if problem.jagged else _of_each_score(problem, kind.gpu)
 
@@ -131,18 +130,6 @@ def _of_each_score(problem: Problem, gpu: str) -> str:
     if classify([problem.program.weight], aux, masks).bounds:
         return f"on {gpu} mask tensors are Triton's at head dims up to 64 and above 128"
     return ""
-
-
-def scores(problem: Problem) -> int:
-    """How many scores the problem has at most. A jagged side is bounded by its total rows too."""
-    dense = (problem.batch, problem.rows, problem.cols)
-    batch, rows, cols = (hint(size) for size in dense)
-    bounds = [batch * rows * cols]
-    if problem.jagged_query:
-        bounds.append(hint(problem.total_rows) * cols)
-    if problem.jagged_key:
-        bounds.append(hint(problem.total_cols) * rows)
-    return hint(problem.heads) * min(bounds)
 
 
 def mostly_padded(problem: Problem) -> str:
@@ -207,18 +194,6 @@ def fewer_channels(problem: Problem) -> str:
     return "Triton's kernel has room for all channels of V"
 
 
-def chunks_are_faster(problem: Problem) -> str:
-    return slices.slower_than_chunks(problem, scores(problem))
-
-
-def slices_are_slower(problem: Problem) -> str:
-    return slices.slower(problem, scores(problem), profit=True)
-
-
-def slices_are_much_slower(problem: Problem) -> str:
-    return slices.slower(problem, scores(problem), profit=MEMORY)
-
-
 def _kind(problem: Problem) -> type[KernelConfig]:
     kind = config_of(problem.device)
     assert kind  # else `no_kernel` has refused
@@ -236,12 +211,12 @@ REFUSES = (
     Rule(Code.LOWERING, no_such_gradients),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
-PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))
-FRUGAL = (_TRAINING, Rule(Code.SLOWER, slices_are_much_slower))
+PAYS = (_TRAINING, Rule(Code.SLOWER, slices.slower))
+FRUGAL = (_TRAINING, Rule(Code.SLOWER, slices.much_slower))
 YIELDS = (
     Rule(Code.SLOWER, few_queries),
     Rule(Code.SLOWER, triton_is_faster),
     Rule(Code.SLOWER, mostly_padded),
     Rule(Code.SLOWER, fewer_channels),
-    Rule(Code.SLOWER, chunks_are_faster),
+    Rule(Code.SLOWER, slices.slower_than_chunks),
 )
