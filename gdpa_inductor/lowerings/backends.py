@@ -36,40 +36,22 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Refusal:
-    """The rule that a problem breaks, and what it says."""
-
-    rule: Rule
-    rejection: Rejection
-
-
-@dataclass(frozen=True)
 class Backend:
-    """One family of kernels. A problem that breaks no rule must lower.
+    """One family of kernels. A problem that breaks no rule must lower."""
 
-    name:            Its value of the option `kernel`.
-    devices:         The device types of torch on which it runs.
-    by_name:         Devices on which it runs only if the user asks for it by name.
-    refuses:         Rules for problems that it cannot run.
-    pays:            Rules for problems where it is slower than the unfused form.
-    frugal:          The same rules for profit="memory", if they differ.
-    yields:          Rules for problems that a later backend runs better.
-    lower:           Lowers a forward: Inductor IR of the output, contiguous.
-    lower_backward:  Lowers a backward: IR of the wanted gradients, as in `ops.laid_gradients`.
-    about:           Text that the report adds to a choice of this backend.
-    precompile:      Begins to compile the kernels of a call. Its nodes are fake tensors.
-    """
-
-    name: str
-    devices: tuple[str, ...]
-    refuses: tuple[Rule, ...]
-    pays: tuple[Rule, ...]
-    lower: Callable[[Call], Any]
+    name: str  # its value of the option `kernel`
+    devices: tuple[str, ...]  # the device types of torch on which it runs
+    refuses: tuple[Rule, ...]  # rules for problems that it cannot run
+    pays: tuple[Rule, ...]  # rules for problems where it is slower than the unfused form
+    lower: Callable[[Call], Any]  # Lowers a forward: Inductor IR of the output, contiguous.
+    # Lowers a backward: IR of the wanted gradients, as in `ops.laid_gradients`.
     lower_backward: Callable[[Call], list[Any]]
-    yields: tuple[Rule, ...] = ()
-    frugal: tuple[Rule, ...] | None = None
+    yields: tuple[Rule, ...] = ()  # rules for problems that a later backend runs better
+    frugal: tuple[Rule, ...] | None = None  # the same rules for profit="memory", if they differ
+    # text that the report adds to a choice of this backend
     about: Callable[[Problem], str] = lambda problem: ""
-    by_name: tuple[str, ...] = ()
+    by_name: tuple[str, ...] = ()  # devices on which it runs only if the user asks for it by name
+    # Begins to compile the kernels of a call. Its nodes are fake tensors.
     precompile: Callable[[Call], None] = lambda call: None
 
     def runs_on(self, device: str, kernel: str) -> bool:
@@ -80,16 +62,18 @@ class Backend:
         """The rules of the cost model under this value of the option `profit`."""
         return self.frugal if profit == MEMORY and self.frugal is not None else self.pays
 
-    def refusal(self, problem: Problem, profit: Profit, by_name: bool = False) -> Refusal | None:
-        """The first rule that the problem breaks, or None.
+    def refusal(
+        self, problem: Problem, profit: Profit, explicit: bool = False
+    ) -> tuple[Rule, Rejection] | None:
+        """The first rule that the problem breaks, with what it says, or None.
 
-        profit: False leaves the cost model out. by_name: The user asked for this backend by name.
+        profit: False leaves the cost model out. explicit: The user asked for this backend by name.
         """
         pays = self.profits(profit) if profit else ()
-        for rule in (*(() if by_name else self.yields), *self.refuses, *pays):
+        for rule in (*(() if explicit else self.yields), *self.refuses, *pays):
             complaint = rule.complaint(problem)
             if complaint:
-                return Refusal(rule, Rejection(rule.code, complaint))
+                return rule, Rejection(rule.code, complaint)
         return None
 
     def run(self, call: Call) -> Any:

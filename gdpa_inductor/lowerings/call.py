@@ -17,17 +17,12 @@ from ..problem import Problem
 
 @dataclass(frozen=True)
 class Call:
-    """One call of the op.
-
-    nodes:    The arguments as Inductor IR.
-    fakes:    The arguments as fake tensors.
-    problem:  Shapes, dtypes and the score program, without tensors.
-    """
+    """One call of the op."""
 
     signature: Signature
-    nodes: Arguments[Any]
-    fakes: Arguments[Any]
-    problem: Problem
+    nodes: Arguments[Any]  # the arguments as Inductor IR
+    fakes: Arguments[Any]  # the arguments as fake tensors
+    problem: Problem  # shapes, dtypes and the score program, without tensors
     options: KernelOptions
 
     @staticmethod
@@ -66,9 +61,8 @@ class Call:
         return all(type(size) is int for size in (*sizes, *bounds))
 
     def on_its_device(self, **options: Any) -> Arguments[Any]:
-        """The arguments with these options, all on the device of the query.
-
-        Aux operands without dimensions may be on the host, and are moved.
+        """The arguments with these options, all on the device of the query: aux operands without
+        dimensions may be on the host.
         """
         device = self.operands.query.get_device()
         aux = [lowering.realized(x, device) for x in self.operands.aux]
@@ -97,9 +91,8 @@ def in_order(options: KernelOptions) -> bool:
 def extern_call(
     signature: Signature, arguments: Arguments[Any], callee: tuple[str, str, str] | None = None
 ) -> Any:
-    """Put a call of an operator into the generated code. A backward gives a list of results.
-
-    callee: What the generated code calls instead of the operator (`lowering.direct_call`).
+    """Put a call of an operator, or of `callee` instead (`lowering.direct_call`), into the
+    generated code. A backward gives a list of results.
     """
     args, kwargs = signature.call(arguments)
     if callee is None:

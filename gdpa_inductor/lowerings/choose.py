@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ..options import LADDER, REFERENCE, Options, Profit
 from ..problem import Problem
 from ..rejection import Code, Rejection
-from .backends import Backend, Refusal, backends
+from .backends import Backend, backends
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,8 @@ def choose(problem: Problem, options: Options) -> Choice | Rejection:
 def select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection:
     """The backend for `problem`, or the reason to leave it as it is.
 
-    If several backends can run it, one that is faster than the unfused form comes first.
-
-    Args:
-        kernel: The value of the option. With a name, its cost model counts only before the rewrite:
-            a lowering passes profit=False.
-        profit: Which cost models count.
+    If several backends can run it, one that is faster than the unfused form comes first. With a
+    name as `kernel`, its cost model counts only before the rewrite: a lowering passes profit=False.
     """
     choice: Choice | Rejection
     steps = LADDER[False if problem.unbounded else profit]
@@ -56,21 +52,15 @@ def _select(problem: Problem, kernel: str, profit: Profit) -> Choice | Rejection
     known = [backend for backend in backends() if backend.runs_on(device, kernel)]
     if not known:
         return Rejection(Code.DEVICE, f"there is no kernel for the device {device!r}")
-    candidates = _from(kernel, known)
-    if not candidates:
-        others = ", ".join(backend.name for backend in known)
+    names = [backend.name for backend in known]
+    if kernel != "auto" and kernel not in names:
+        others = ", ".join(names)
         return Rejection(
             Code.DEVICE, f"gdpa.kernel={kernel!r} does not run on {device!r}; there is: {others}"
         )
-    return _first(problem, candidates, kernel, profit)
-
-
-def _from(kernel: str, known: list[Backend]) -> list[Backend]:
-    """The backend that the user asked for, and those after it in case it refuses."""
-    names = [backend.name for backend in known]
-    if kernel == "auto":
-        return known
-    return known[names.index(kernel) :] if kernel in names else []
+    # A backend that the user asked for may refuse. Those after it come next.
+    first = 0 if kernel == "auto" else names.index(kernel)
+    return _first(problem, known[first:], kernel, profit)
 
 
 def _first(
@@ -81,26 +71,26 @@ def _first(
     A refusal has the code of the last rule that is not quiet, and the reasons of the others. If the
     user asked for a backend and it does not pay, no other backend is tried.
     """
-    refusals: list[tuple[str, Refusal]] = []
-    last: Refusal | None = None
+    refusals: list[tuple[str, Rejection]] = []
+    first: Rejection | None = None
     for backend in candidates:
-        by_name = kernel == backend.name
-        refusal = backend.refusal(problem, profit, by_name)
+        explicit = kernel == backend.name
+        refusal = backend.refusal(problem, profit, explicit)
         if refusal is None:
             about = f"{problem.dtype}, head dims {problem.head_dim} and {problem.value_dim}"
             more = backend.about(problem)
             return Choice(backend.name, about + (f", {more}" if more else "") + _others(refusals))
-        last = last or refusal
-        if by_name or not refusal.rule.quiet:
-            refusals.append((backend.name, refusal))
-        if by_name and refusal.rule in backend.profits(profit):
+        rule, rejection = refusal
+        first = rejection if first is None else first
+        if explicit or not rule.quiet:
+            refusals.append((backend.name, rejection))
+        if explicit and rule in backend.profits(profit):
             break
-    if refusals:
-        _, last = refusals.pop()
+    last = refusals.pop()[1] if refusals else first
     assert last is not None
-    return Rejection(last.rejection.code, last.rejection.reason + _others(refusals))
+    return Rejection(last.code, last.reason + _others(refusals))
 
 
-def _others(refusals: list[tuple[str, Refusal]]) -> str:
+def _others(refusals: list[tuple[str, Rejection]]) -> str:
     """The reasons of the backends that were not taken, as text."""
-    return "".join(f"; {name}: {refusal.rejection.reason}" for name, refusal in refusals)
+    return "".join(f"; {name}: {rejection.reason}" for name, rejection in refusals)

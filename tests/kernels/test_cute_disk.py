@@ -118,7 +118,7 @@ OTHERS = {
     "dtype": "float16", "head_dim": 72, "value_dim": 72, "program": "relu(s)", "aux": ("bool",),
     "jagged_q": True, "jagged_k": True, "shared": frozenset("q"), "fast": False, "skip": False,
     "offsets": "int64", "vectors": frozenset([0]), "expanded": frozenset([0]), "stored": 0,
-    "ordered": False, "part": "last", "bounded": frozenset([0]),
+    "ordered": False, "part": "last", "bounded": frozenset([0]), "kernel": "backward",
 }  # fmt: skip
 
 

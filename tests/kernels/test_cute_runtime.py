@@ -12,8 +12,9 @@ import pytest
 from gdpa_inductor.kernels.cute import runtime
 
 MODULES = (
-    "ahead", "launch", "launcher", "memory", "order", "plan", "replay", "backward.launch",
-    "backward.totals", "backward.jagged_totals", "sm90.backward.launch", "sm100.backward.launch",
+    "form", "launch", "launcher", "memory", "order", "plan", "precompile", "replay",
+    "backward.launch", "backward.totals", "backward.jagged_totals", "sm90.backward.launch",
+    "sm100.backward.launch",
 )  # fmt: skip
 
 

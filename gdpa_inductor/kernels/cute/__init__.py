@@ -4,7 +4,7 @@ On the host:
 
 - `launch` runs a forward, `backward/launch` a backward.
 - `tables` sums the gradients of learned tables. Its kernel is `table_sums`.
-- `plan` checks a call and computes the arguments of its kernels, once for each form of a call.
+- `plan` checks a call and computes the arguments of its kernels, once for each `form` of a call.
 - `launcher` and `runtime` launch compiled kernels. `replay` repeats the launches of a call.
 - `compiler` compiles kernels, `disk` keeps them, and `precompile` has workers do so early.
 - `config` has the compile-time parameters, `architectures` the GPUs.

@@ -28,14 +28,11 @@ class Bounding:
         self.kind = {"float32": Float32, "int64": Int64}.get(table, Int32)
 
     @cute.jit
-    def __call__(
-        self, source, table, batch: Int32, heads: Int32, rows: Int32, cols: Int32, sb: Int64,
-        sh: Int64, sr: Int64, sc: Int64, stream,
-    ):  # fmt: skip
-        """Launch the kernel. batch … cols: sizes of the operand. sb … sc: its strides."""
+    def __call__(self, source, table, extents, strides, stream):
+        """Launch the kernel. extents, strides: Those of the operand, Int32 and Int64."""
+        batch, heads, rows, cols = extents
         tiles = ((rows + (self.rows - 1)) // self.rows, (cols + (self.cols - 1)) // self.cols)
-        sizes, strides = (heads, rows, cols), (sb, sh, sr, sc)
-        self.kernel(source, table, sizes, tiles, strides).launch(
+        self.kernel(source, table, extents[1:], tiles, strides).launch(
             grid=(batch * heads * tiles[0] * tiles[1], 1, 1), block=(THREADS, 1, 1), stream=stream
         )
 
@@ -85,10 +82,7 @@ class Bounding:
 
 
 def compiled(source: str, table: str, rows: int, cols: int, arch: str) -> Any:
-    """The compiled kernel, for these dtypes of operand and table, and this tile size.
-
-    Compiling needs no GPU.
-    """
-    counts = (*(Int32(1) for _ in range(4)), *(Int64(1) for _ in range(4)))
-    arguments = (pointer(source), pointer(table), *counts, stream())
+    """The compiled kernel, for these dtypes of operand and table, and this tile size."""
+    extents, strides = (tuple(kind(1) for _ in range(4)) for kind in (Int32, Int64))
+    arguments = (pointer(source), pointer(table), extents, strides, stream())
     return compile_kernel(Bounding(source, table, rows, cols), arguments, arch)

@@ -37,15 +37,12 @@ class Table:
 
 @dataclass(frozen=True)
 class TableForm:
-    """What the form of an operand decides about its table.
+    """What the form of an operand decides about its table."""
 
-    launcher:      Launches the kernel that makes the table.
-    words:         The arguments of this launch after the two addresses: sizes and strides.
-    shape, dtype:  Those of the table.
-    """
-
-    launcher: WordLauncher
+    launcher: WordLauncher  # launches the kernel that makes the table
+    # The arguments of this launch after the two addresses: sizes and strides.
     words: tuple[int, ...]
+    # shape, dtype: those of the table
     shape: tuple[int, ...]
     dtype: torch.dtype
 

@@ -41,12 +41,7 @@ def _classes(program: str, roots: tuple[Expr, ...], bounded: frozenset[int]) -> 
 
 
 def table_dtype(kind: str, dtype: str) -> str:
-    """The dtype of a table: the one that the score program computes in.
-
-    Args:
-        kind: "i", "b" or "f": how the program reads the operand.
-        dtype: The dtype name of the operand.
-    """
+    """The dtype of a table: the one in which the program computes with an operand of this kind."""
     if kind == "i":
         return "int64" if dtype == "int64" else "int32"
     return "bool" if kind == "b" else "float32"

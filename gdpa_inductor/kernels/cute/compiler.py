@@ -16,21 +16,16 @@ from .program import DTYPES
 
 
 def compile_kernel(kernel: Any, arguments: Sequence[Any], arch: str, more: str = "") -> Any:
-    """The compiled kernel. Compiling needs no GPU.
+    """The compiled kernel.
 
-    Args:
-        arguments: Values of the right types; nothing is read from them.
-        more: Further options of the compiler.
+    Compiling needs no GPU, and reads nothing of the arguments but their types. more: Further
+    options of the compiler.
     """
     return cute.compile(kernel, *arguments, options=f"--gpu-arch={arch} {more}".rstrip())
 
 
 def pointer(dtype: str, align: int = 0, address: int = 16) -> Any:
-    """A pointer to global memory, as an argument for tracing. The address is never read.
-
-    Args:
-        align: The alignment of all addresses, in bytes. By default that of the dtype.
-    """
+    """A pointer to global memory, for tracing. align: In bytes, by default that of the dtype."""
     align, gmem = align or getattr(torch, dtype).itemsize, cute.AddressSpace.gmem
     return cute.runtime.make_ptr(DTYPES[dtype], address, gmem, assumed_align=align)
 
@@ -42,8 +37,14 @@ def stream() -> Any:
 def example(config: KernelConfig) -> tuple[Any, ...]:
     """The arguments of an attention kernel for tracing: the right types, but no data.
 
-    They are pointers of the matrices, sizes, strides of the matrices, `cu_seqlens` of each side and
-    the order of the sequences. Then come aux operands with their tables, scalars, CTAs and stream.
+    pointers:  Query, key, value and `KernelConfig.matrices`.
+    sizes:     B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q and of K, and how many
+               sequences the launch computes.
+    strides:   (batch, head, row) of the matrices.
+    cu_q, cu_k, order: `cu_seqlens` of jagged sides, and the order of the sequences, or None.
+    aux:       (pointer, strides in the order of `LETTERS`) of aux operands, then of their tables.
+    scalars:   The integers of the program.
+    ctas, stream: How many CTAs to launch, and where.
     """
     dtypes = [config.dtype] * 3 + config.matrices
     jagged = (config.jagged_q, config.jagged_k)

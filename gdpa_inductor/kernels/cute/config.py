@@ -34,77 +34,49 @@ class KernelConfig:
 
     The subclass of an architecture sets the class variables. A call sets the fields. Aux operands
     are named by their numbers, from 0.
-
-    Architecture:
-    folder:            The folder of its kernels.
-    arch, gpu:         Its name for ptxas, and its name for people.
-    rows:              The queries of a score tile.
-    max_dim:           The largest head dim that a launch of a forward takes.
-    max_backward_dim:  The largest head dim that a backward takes.
-    rivalled:          Triton is faster on some problems, so the lowering compares the two.
-    clears:            Kernels store zeros in rows of a jagged result that no sequence owns.
-                       If False, the host clears these rows before the launch.
-    bare_ends:         Kernels may omit the mask past the end of a sequence.
-                       They do so where zeros there give the same result (program/tails.py).
-    cuts_keys:         A launch of a backward may take only some of the keys. See `part`.
-    in_rounds:         The forward deals tiles of equal cost so that all CTAs have work in the last
-                       round (forward/work.py).
-
-    Call:
-    dtype:             "bfloat16" or "float16", for query, key and value.
-    head_dim:          D, the head dim of query and key. Tiles are padded with zeros.
-    value_dim:         Dv, the head dim of the value, or the width of a slice (`slice_of`).
-    program:           The text of the score program.
-    aux:               The dtype names of the aux operands.
-    jagged_q:          The query is jagged. Then `q_idx` counts within the sequence.
-    jagged_k:          Key and value are jagged. Then `kv_idx` counts within the sequence.
-    offsets:           The dtype name of `cu_seqlens`.
-    shared:            Which of "q", "k", "v" have a batch of 1 that all sequences read.
-    fast:              The kernel uses approximate functions (emit.py).
-    skip:              The kernel skips tiles where the program is zero.
-    bounded:           The aux operands that may get a table of tile bounds (classes.py).
-    vectors:           The aux operands whose keys are contiguous, at multiples of 16 bytes.
-    expanded:          The aux operands with a stride of 0. TMA does not read these.
-
-    kernel:            Which kernel: "forward", or one of `backward_kernels`.
-
-    Backward:
-    stored:            The aux operand whose gradient the kernel stores: one number for each score.
-    ordered:           dQ is summed in a fixed order. Only sm_90 allows False.
-    part:              "first", "middle" or "last" if each launch takes some of the keys, else "".
-                       Each launch adds to the sums of dQ. The last one converts them to `dtype`.
     """
 
-    folder: ClassVar[str]
-    arch: ClassVar[str]
-    gpu: ClassVar[str]
-    rows: ClassVar[int]
-    max_dim: ClassVar[int]
-    max_backward_dim: ClassVar[int]
-    rivalled: ClassVar[bool]
+    folder: ClassVar[str]  # the folder of its kernels
+    arch: ClassVar[str]  # its name for ptxas
+    gpu: ClassVar[str]  # its name for people
+    rows: ClassVar[int]  # the queries of a score tile
+    max_dim: ClassVar[int]  # the largest head dim that a launch of a forward takes
+    max_backward_dim: ClassVar[int]  # the largest head dim that a backward takes
+    rivalled: ClassVar[bool]  # Triton is faster on some problems, so the lowering compares the two
+    # Kernels store zeros in rows of a jagged result that no sequence owns. If False, the host
+    # clears these rows before the launch.
     clears: ClassVar[bool] = False
+    # Kernels may omit the mask past the end of a sequence, where zeros there give the same result
+    # (program/tails.py).
     bare_ends: ClassVar[bool] = False
-    cuts_keys: ClassVar[bool] = False
+    cuts_keys: ClassVar[bool] = False  # a launch of a backward may take some keys: see `part`
+    # The forward deals tiles of equal cost so that all CTAs have work in the last round
+    # (forward/work.py).
     in_rounds: ClassVar[bool] = False
 
-    dtype: str
-    head_dim: int
-    value_dim: int
-    program: str
-    aux: tuple[str, ...] = ()
-    jagged_q: bool = False
-    jagged_k: bool = False
+    dtype: str  # "bfloat16" or "float16", for query, key and value
+    head_dim: int  # D, the head dim of query and key; tiles are padded with zeros
+    value_dim: int  # Dv, the head dim of the value, or the width of a slice (`slice_of`)
+    program: str  # the text of the score program
+    aux: tuple[str, ...] = ()  # the dtype names of the aux operands
+    jagged_q: bool = False  # the query is jagged; then `q_idx` counts within the sequence
+    jagged_k: bool = False  # key and value are jagged; then `kv_idx` counts within the sequence
+    # Which of "q", "k", "v" have a batch of 1 that all sequences read.
     shared: frozenset[str] = frozenset()
-    fast: bool = True
-    skip: bool = True
-    offsets: str = "int32"
+    fast: bool = True  # the kernel uses approximate functions (emit.py)
+    skip: bool = True  # the kernel skips tiles where the program is zero
+    offsets: str = "int32"  # the dtype name of `cu_seqlens`
+    # The aux operands whose keys are contiguous, at multiples of 16 bytes.
     vectors: frozenset[int] = frozenset()
-    expanded: frozenset[int] = frozenset()
+    expanded: frozenset[int] = frozenset()  # those with a stride of 0, which TMA does not read
+    # In a backward: the aux operand whose gradient is stored, one number for each score.
     stored: int | None = None
-    ordered: bool = True
+    ordered: bool = True  # dQ is summed in a fixed order; only sm_90 allows False
+    # "first", "middle" or "last" if each launch of a backward takes some of the keys, else "". Each
+    # launch adds to the sums of dQ. The last one converts them to `dtype`.
     part: str = ""
-    bounded: frozenset[int] = frozenset()
-    kernel: str = "forward"
+    bounded: frozenset[int] = frozenset()  # those that may get a table of tile bounds (classes.py)
+    kernel: str = "forward"  # which kernel: "forward", or one of `backward_kernels`
 
     def backward_kernels(self, ordered: bool, stored: int | None) -> list["KernelConfig"]:
         """The configurations of the kernels of a backward. ordered, stored: As the fields."""
@@ -196,11 +168,8 @@ def unsupported(
 ) -> str:
     """Why the kernels of an architecture do not take these operands, or "".
 
-    Args:
-        kind: The configuration class of the architecture.
-        dtypes: The dtypes of query and value.
-        dims: The head dim of query and key, and the width of a slice of the value (`slice_of`).
-        aux: The dtype names of the aux operands.
+    dtypes: Those of query and value. dims: The head dim of query and key, and the width of a slice
+    of the value (`slice_of`). aux: The dtype names of the aux operands.
     """
     if any(dtype not in (torch.bfloat16, torch.float16) for dtype in dtypes):
         return f"the CuTe kernel takes fp16 and bf16 operands, not {dtypes[0]} and {dtypes[1]}"

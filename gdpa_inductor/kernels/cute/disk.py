@@ -38,9 +38,7 @@ log = logging.getLogger("gdpa_inductor")
 def object_file(make: Callable[[], Any], *parts: Any) -> bytes:
     """The object file of the kernel that `make` compiles, from disk if it is there.
 
-    Args:
-        parts: All that the kernel depends on beside this package, the compiler and the host:
-            configurations, names, numbers.
+    parts: All that it depends on beside this package, the compiler and the host.
     """
     place = _place(parts)
     content = None if place is None else _read(place)

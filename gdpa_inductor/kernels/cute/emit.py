@@ -142,9 +142,7 @@ PLAIN: dict[str, Callable] = {
 def emit(roots: Sequence[Expr], weight: Expr, leaf: Callable, fast: bool) -> list:
     """The Values of `roots`, which are terms of the program `weight` or of its derivative.
 
-    Args:
-        leaf: A function from a leaf that is not a constant to its Value.
-        fast: Use approximate instructions.
+    leaf: Gives the Value of a leaf that is not a constant.
     """
     forms = [gated(root, weight) for root in roots] if fast else roots
     written = emitted(forms, PLAIN, fast)

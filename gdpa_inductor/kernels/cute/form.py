@@ -26,20 +26,15 @@ Kind = type[KernelConfig]
 
 
 class Form(NamedTuple):
-    """All that a plan depends on.
+    """All that a plan depends on."""
 
-    layout:   The result of `layout_key` for query, key and value.
-    tensors:  For each tensor in the layout: its dtype, its device, and whether it begins at a
-              multiple of 16 bytes. Three times None for offsets that are absent.
-    program:  The text of the score program.
-    scalars:  How many integers there are.
-    fast, skip, kind: As in `launch.forward`.
-    """
-
-    layout: tuple[Any, ...]
+    layout: tuple[Any, ...]  # the result of `layout_key` for query, key and value
+    # For each tensor in the layout: its dtype, its device, and whether it begins at a multiple of
+    # 16 bytes. Three times None for offsets that are absent.
     tensors: tuple[Any, ...]
-    program: str
-    scalars: int
+    program: str  # the text of the score program
+    scalars: int  # how many integers there are
+    # fast, skip, kind: as in `launch.forward`
     fast: bool
     skip: bool
     kind: Kind | None
@@ -75,8 +70,8 @@ def layout_key(
         matrices: Query, key, value and, in a backward, the gradient of O.
         lengths: `Operands.lengths`.
     """
-    counts = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
-    rows = counts if counts == [None, None] else _rows_in_key(counts, aux)
+    counts: list[Any] = [x.shape[0] if x.dim() == JAGGED else None for x in matrices[:2]]
+    rows: list[Any] = counts if counts == [None, None] else _rows_in_key(counts, aux)
     layout: list[Any] = list(lengths[2:])
     for x, side in zip(matrices, SIDES, strict=False):
         shape: Sequence[int] = x.shape

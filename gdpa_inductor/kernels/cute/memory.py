@@ -15,11 +15,7 @@ from .runtime import driver
 
 
 def for_gradient(operand: Tensor, empty: Callable[..., Tensor]) -> Tensor:
-    """Memory for the gradient of query, key or value, with its dims in the operand's order.
-
-    Args:
-        empty: A function (size, dtype, device) that allocates a contiguous tensor.
-    """
+    """Memory for the gradient of query, key or value, with its dims in the operand's order."""
     size, dims = _memory_order(tuple(operand.shape), operand.stride())
     return empty(size, operand.dtype, operand.device).permute(dims)
 

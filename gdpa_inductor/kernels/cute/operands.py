@@ -32,18 +32,14 @@ EVICT_NORMAL, EVICT_FIRST = 0x1000000000000000, 0x12F0000000000000
 
 @dataclass
 class Matrix:
-    """A matrix in global memory.
-
-    rows:     M, or L if jagged.
-    width:    The head dim.
-    strides:  (batch, head, row), in elements. A jagged matrix does not use the first.
-    """
+    """A matrix in global memory."""
 
     pointer: Any
     batch: Any
     heads: Any
-    rows: Any
-    width: Any
+    rows: Any  # M, or L if jagged
+    width: Any  # the head dim
+    # (batch, head, row), in elements. A jagged matrix does not use the first.
     strides: tuple[Any, Any, Any]
     jagged: bool
 
@@ -68,10 +64,7 @@ class Matrix:
         return cute.make_tensor(pointer, layout)
 
     def row(self, start: Any, row: Any, head: Any, batch: Any) -> Any:
-        """A pointer to row `row` of a sequence.
-
-        start: The first row of the sequence in a jagged matrix.
-        """
+        """A pointer to row `row` of a sequence that begins at row `start` of a jagged matrix."""
         sb, sh, sr = (Int64(s) for s in self.strides)
         place = self.pointer + ((Int64(start) + row) * sr + head * sh)
         return place if self.jagged else place + batch * sb
@@ -111,43 +104,24 @@ def score_operand(config: KernelConfig, aux: Any, sizes: Any) -> Matrix:
 
 @dataclass
 class Tiles(Fixed):
-    """The tiles of one matrix, and their copies between global and shared memory.
+    """The tiles of one matrix, and their copies between global and shared memory."""
 
-    atom:        The TMA copy.
-    mX:          The TMA tensor in global memory.
-    sX:          The buffers in shared memory. The last mode is the stage.
-    partition:   A function from tiles of mX to the modes of sX, which a product may define.
-    tiler:       (rows, columns) of a tile.
-    size:        The bytes of a tile.
-    jagged:      The matrix is jagged.
-    shared:      All sequences read the same matrix: its batch is 1.
-    transposed:  mX has its first two modes swapped.
-    single:      All heads read the same matrix: it has 1 head.
-    """
-
-    atom: Any
-    mX: Any
-    sX: Any
-    partition: Any
-    tiler: tuple[int, int]
-    size: int
-    jagged: bool
-    shared: bool
-    transposed: bool = False
-    single: bool = False
+    atom: Any  # the TMA copy
+    mX: Any  # the TMA tensor in global memory
+    sX: Any  # The buffers in shared memory. The last mode is the stage.
+    partition: Any  # A function from tiles of mX to the modes of sX, which a product may define
+    tiler: tuple[int, int]  # (rows, columns) of a tile
+    size: int  # the bytes of a tile
+    jagged: bool  # the matrix is jagged
+    shared: bool  # All sequences read the same matrix: its batch is 1.
+    transposed: bool = False  # mX has its first two modes swapped
+    single: bool = False  # All heads read the same matrix: it has 1 head.
 
     def copy(self, start, row, rows, head, batch, stage, barrier, column=0, policy=None) -> None:
         """Load a tile, from row `row` of a sequence on, with zeros past the end of the sequence.
 
-        One warp calls this.
-
-        Args:
-            start: The first row of the sequence in a jagged matrix.
-            rows: How many rows the sequence has.
-            stage: The buffer in shared memory.
-            barrier: The mbarrier that counts the bytes.
-            column: The number of the tile along the columns.
-            policy: A policy of the L2 cache.
+        One warp calls this. The sequence has `rows` rows, and begins at row `start` of a jagged
+        matrix. column: The number of the tile along the columns. policy: A policy of the L2 cache.
         """
         source, shared = self._ends(start, row, rows, head, batch, stage, column)
         cute.copy(self.atom, source, shared, tma_bar_ptr=barrier, **_hint(policy))

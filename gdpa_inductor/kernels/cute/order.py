@@ -23,8 +23,6 @@ def longest_first(
     """The numbers of the sequences, longest first, as int64 [B + 1]. None if both sides are dense.
 
     The last element is 0. It is the counter of the tiles that CTAs have taken (`forward/queue.py`).
-
-    record: Gets the launch, so that the call can be replayed.
     """
     offsets = offsets_of(operands)
     if offsets is None:

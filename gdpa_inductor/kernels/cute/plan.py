@@ -37,37 +37,25 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class LaunchPlan:
-    """All that a launch needs and that the form of a call decides.
+    """All that a launch needs and that the form of a call decides."""
 
-    config:       The configuration of the kernels.
-    sizes:        B, H, Hk, Hv, M and N, which every kernel takes.
-    output:       The shape of O without its first dim.
-    empty:        True if there is nothing to compute.
-    copied:       For query, key and value: TMA cannot read this one in place, so it is copied.
-    strides:      The strides of query, key and value, or of their copies: three each, in elements.
-    aux_strides:  The strides of every aux operand, in the order of `LETTERS`.
-    widened:      True if `cu_seqlens_q` is converted to the dtype of `cu_seqlens_k`.
-    gathered:     True if offsets are not contiguous, so that they are copied.
-    scalars:      How many integers the score program reads.
-    aligned:      True if every address of the first call was a multiple of 16 bytes.
-    example:      Operands of the form on the meta device: sizes, strides and dtypes, but no data.
-    words:        A cache of `form_words`.
-    cache:        A cache of whatever else follows from the form. See `once`.
-    """
-
-    config: KernelConfig
-    sizes: tuple[int, ...]
-    output: tuple[int, ...]
-    empty: bool
+    config: KernelConfig  # the configuration of the kernels
+    sizes: tuple[int, ...]  # B, H, Hk, Hv, M and N, which every kernel takes
+    output: tuple[int, ...]  # the shape of O without its first dim
+    empty: bool  # True if there is nothing to compute
+    # For query, key and value: TMA cannot read this one in place, so it is copied.
     copied: tuple[bool, ...]
+    # The strides of query, key and value, or of their copies: three each, in elements.
     strides: tuple[int, ...]
-    aux_strides: tuple[int, ...]
-    widened: bool
-    gathered: bool
-    scalars: int
-    aligned: bool
+    aux_strides: tuple[int, ...]  # the strides of every aux operand, in the order of `LETTERS`
+    widened: bool  # True if `cu_seqlens_q` is converted to the dtype of `cu_seqlens_k`
+    gathered: bool  # True if offsets are not contiguous, so that they are copied
+    scalars: int  # how many integers the score program reads
+    aligned: bool  # True if every address of the first call was a multiple of 16 bytes
+    # Operands of the form on the meta device: sizes, strides and dtypes, but no data.
     example: Operands[Tensor]
-    words: dict[Hashable, bytes] = field(default_factory=dict)
+    words: dict[Hashable, bytes] = field(default_factory=dict)  # A cache of `form_words`
+    # A cache of whatever else follows from the form. See `once`.
     cache: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
@@ -144,11 +132,9 @@ class LaunchPlan:
     ) -> bytes:
         """The arguments of a `Launcher` that do not change from call to call, as bytes.
 
-        Args:
-            others: The matrices beside query, key and value, such as O. Their shapes follow from
-                the form, so the cache needs their strides only.
-            dealt: How many sequences the launch computes. By default all.
-            tables: Tables of tile bounds; see bounds.py.
+        others: The matrices beside query, key and value, such as O. Their shapes follow from the
+        form, so the cache needs their strides only. dealt: How many sequences the launch computes,
+        by default all.
         """
         known = (dealt, *[x.stride() for x in others], *[x.strides for x in tables])
         packed = self.words.get(known)

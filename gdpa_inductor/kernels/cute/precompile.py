@@ -37,12 +37,7 @@ def forward(config: KernelConfig) -> None:
 def backward(config: KernelConfig, needs: Sequence[bool], ordered: bool) -> None:
     """Have the kernels of a backward compiled.
 
-    The small kernels that sum gradients over the dims that a bias lacks are not compiled ahead.
-    They compile in no time.
-
-    Args:
-        config: The configuration of the call.
-        needs: Which gradients are wanted: of query, key, value and each aux operand.
+    The small kernels that sum gradients over the dims that a bias lacks compile in no time.
     """
     wanted = [number for number, need in enumerate(needs[3:]) if need]
     if wanted and not config.jagged:
@@ -85,11 +80,7 @@ def finish(module: str, *arguments: Hashable) -> None:
 def guess(
     operands: Operands[Any], kind: type[KernelConfig], fast: bool, skip: bool
 ) -> KernelConfig:
-    """The configuration that a call will probably have.
-
-    Args:
-        operands: Fake tensors; sizes may be symbols.
-    """
+    """The configuration that a call will probably have. Operands are fake; sizes may be symbols."""
     return config_for(operands.filled([_likely(x) for x in operands.flat()]), kind, fast, skip)
 
 

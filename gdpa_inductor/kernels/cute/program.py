@@ -62,11 +62,9 @@ class Program(Fixed):
         return of_kind(node, widened(value, self.dtypes[int(node.value or 0)]), self.wide)
 
     def evaluate(self, leaves: dict[str, Any], operand: Any) -> list[Any]:
-        """The values of the roots.
+        """The values of the roots, from those of s, g and the indices, by name.
 
-        Args:
-            leaves: The values of s, g and the indices, by name.
-            operand: A function from an aux node, or a node of its bounds, to its value.
+        operand: Gives the value of an aux node, or of a node of its bounds.
         """
 
         def leaf(node: Expr) -> Any:
@@ -80,12 +78,9 @@ class Program(Fixed):
 
 
 def address(operand: Any, access: Iterable[str], places: Mapping[str, Any]) -> Any:
-    """A pointer to an element of an operand.
+    """A pointer to an element of an operand, which is (pointer, strides in the order of `LETTERS`).
 
-    Args:
-        operand: (pointer, strides in the order of `LETTERS`).
-        access: The letters that index the operand.
-        places: The position for each letter.
+    The letters in `access` index it.
     """
     pointer, strides = operand
     place = Int64(0)
@@ -131,12 +126,7 @@ class Row(Fixed):
     def fetch(
         self, column: Any, count: int, excluded: Iterable[int | None] = ()
     ) -> dict[Expr, Any]:
-        """Load aux operands whose keys are contiguous, for `count` keys from `column` on.
-
-        All of these keys have to exist.
-
-        excluded: The numbers of operands that need not be loaded.
-        """
+        """Load operands whose keys are contiguous, for `count` existing keys from `column` on."""
         loads = {}
         wanted = self.program.vectors - set(excluded)
         for node in self.program.nodes:
@@ -156,11 +146,8 @@ class Row(Fixed):
     ) -> list[Any]:  # fmt: skip
         """The roots for two scores.
 
-        Args:
-            s: The scores.
-            kv_idx: Their keys.
-            fetched, at: The result of `fetch`, and where in it the first of the two keys is.
-            values: Values of aux operands for these two scores, by number.
+        fetched, at: The result of `fetch`, and where in it the first of the two keys is. values:
+        Those of aux operands for these scores, by number.
         """
 
         def one(node: Expr, kv_idx: Any) -> Any:

@@ -7,7 +7,7 @@ first to the last that is not empty. There is no block mask in memory, and the h
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Int32, cute
+from cutlass import Boolean, Int32, cute
 
 from ...program.expr import Expr
 from ...program.tails import still
@@ -64,6 +64,13 @@ class TileClass(Fixed):
 
         (value,) = self.program.evaluate({**places, **bounds}, operand)
         return value if is_literal(value) else value.lanes[0]
+
+
+def both(inside: Any, full: Any) -> Any:
+    """inside & full, where `full` may be a Python bool."""
+    if is_literal(full):
+        return inside if full else Boolean(False)
+    return inside & full
 
 
 def ends_are_bare(config: KernelConfig, *variants: Sequence[Expr]) -> bool:

@@ -38,86 +38,60 @@ ROWS, NOTHING = (-3, -2), -1  # the numbers of the last values: rows of queries,
 Step = Callable[[Sequence[int], Sequence[int], int], None]
 
 
-@dataclass(frozen=True)
-class KernelLaunch:
-    """Launches an attention kernel.
+def _kernel_step(
+    launcher: Launcher, form: bytes, places: Sequence[Place], count: int, ctas: int
+) -> Step:
+    """Launches an attention kernel. count: How many integers the score program reads."""
 
-    form:     The words of the form.
-    places:   The arguments of the call before the scalars.
-    scalars:  How many integers the score program reads.
-    """
+    def launch(values: Sequence[int], scalars: Sequence[int], stream: int) -> None:
+        words = [values[number] + offset for number, offset in places]
+        launcher((*words, *scalars[:count], ctas, stream), form)
 
-    launcher: Launcher
-    form: bytes
-    places: tuple[Place, ...]
-    scalars: int
-    ctas: int
-
-    def __call__(self, values: Sequence[int], scalars: Sequence[int], stream: int) -> None:
-        words = [values[number] + offset for number, offset in self.places]
-        self.launcher((*words, *scalars[: self.scalars], self.ctas, stream), self.form)
+    return launch
 
 
-@dataclass(frozen=True)
-class WordLaunch:
+def _word_step(launcher: WordLauncher, places: Sequence[Place], numbers: Sequence[int]) -> Step:
     """Launches a small kernel. Its arguments are addresses (`places`), `numbers` and the stream."""
 
-    launcher: WordLauncher
-    places: tuple[Place, ...]
-    numbers: tuple[int, ...]
+    def launch(values: Sequence[int], _: Sequence[int], stream: int) -> None:
+        words = [values[number] + offset for number, offset in places]
+        launcher(*words, *numbers, stream)
 
-    def __call__(self, values: Sequence[int], _: Sequence[int], stream: int) -> None:
-        words = [values[number] + offset for number, offset in self.places]
-        self.launcher(*words, *self.numbers, stream)
+    return launch
 
 
-@dataclass(frozen=True)
-class Clear:
-    """Sets memory to zero.
+def _clear_step(place: Place, words: int, side: int | None) -> Step:
+    """Sets memory to zero: `words` words of 32 bits, in all or for each row of a side."""
+    number, offset = place
 
-    words: How many words of 32 bits, in all or for each row of a side. side: 0 for queries, 1 for
-    keys, or None.
-    """
+    def run(values: Sequence[int], _: Sequence[int], stream: int) -> None:
+        rows = 1 if side is None else values[ROWS[side]]
+        clear(values[number] + offset, words * rows, stream)
 
-    place: Place
-    words: int
-    side: int | None
-
-    def __call__(self, values: Sequence[int], _: Sequence[int], stream: int) -> None:
-        number, offset = self.place
-        rows = 1 if self.side is None else values[ROWS[self.side]]
-        clear(values[number] + offset, self.words * rows, stream)
+    return run
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The steps of a call.
+    """The steps of a call."""
 
-    rooms:    (side, size, strides, dtype) of each room. If there is a side, its total rows precede
-              the size.
-    results:  The numbers of the tensors that the call returns. If one is an operand, the caller
-              gets a new tensor on the same memory.
-    device:   The index of the device. It has to be the current one.
-    """
-
+    # (side, size, strides, dtype) of each room. If there is a side, its total rows precede the
+    # size.
     rooms: tuple[Room, ...]
     steps: tuple[Step, ...]
+    # The numbers of the tensors that the call returns. If one is an operand, the caller gets a new
+    # tensor on the same memory.
     results: tuple[int, ...]
-    device: int
+    device: int  # The index of the device. It has to be the current one.
 
     def __call__(
         self, matrices: Sequence[Tensor], aux: Sequence[Tensor], scalars: Sequence[int],
         offsets: Sequence[Tensor] = (),
     ) -> list[Tensor] | None:  # fmt: skip
-        """Run the call, and return its results.
+        """Run the call, and return its results. matrices: As in `Record.begin`.
 
         The result is None, and nothing has run, if an address is not a multiple of 16 bytes. Then
         TMA might need a copy.
-
-        Args:
-            matrices: Query, key, value and, in a backward, the gradient of O.
-            aux, scalars: Those of the score program.
-            offsets: `cu_seqlens` of the jagged sides.
         """
         tensors = [*matrices, *aux, *offsets]
         addresses = [x.data_ptr() for x in tensors]
@@ -138,16 +112,14 @@ class Replay:
 
 @dataclass
 class Record:
-    """Collects the steps of a first call while it runs.
+    """Collects the steps of a first call while it runs."""
 
-    replay:   The result after `finish`, or None if the call cannot be replayed.
-    fails:    The call did something that cannot be replayed, or nobody wants a replay. From then on
-              nothing is collected.
-    matrices, aux, offsets: The tensors of the call, after `begin`.
-    """
-
+    # the result after `finish`, or None if the call cannot be replayed
     replay: Replay | None = None
+    # The call did something that cannot be replayed, or nobody wants a replay. From then on nothing
+    # is collected.
     fails: bool = False
+    # matrices, aux, offsets: the tensors of the call, after `begin`
     matrices: Sequence[Tensor] = ()
     aux: Sequence[Tensor] = ()
     offsets: Sequence[Tensor] = ()
@@ -173,13 +145,8 @@ class Record:
     def add_kernel(
         self, launcher: Launcher, words: Sequence[int], form: bytes, count: int, scalars: int
     ) -> None:
-        """Record a launch of an attention kernel.
-
-        Args:
-            words: The result of `LaunchPlan.call_words`.
-            form: The result of `LaunchPlan.form_words`.
-            count: How many matrices the kernel takes. The caller's come first.
-            scalars: How many integers the score program reads.
+        """Record a launch of an attention kernel with the results of `LaunchPlan.call_words` and
+        `form_words`. It takes `count` matrices, of which the caller's come first.
         """
         if self.fails:
             return
@@ -194,36 +161,33 @@ class Record:
             *map(self._own, words[behind + len(self.offsets) : first]),
             *self._of(self.aux, words[first:last], own),
         )
-        self._steps.append(KernelLaunch(launcher, form, places, scalars, words[-2]))
+        self._steps.append(_kernel_step(launcher, form, places, scalars, words[-2]))
 
     def add_sum(self, launcher: WordLauncher, addresses: Sequence[int], *numbers: int) -> None:
         """Record a launch that sums rooms. numbers: The arguments after the addresses."""
         if not self.fails:
-            self._steps.append(WordLaunch(launcher, tuple(map(self._own, addresses)), numbers))
+            self._steps.append(_word_step(launcher, tuple(map(self._own, addresses)), numbers))
 
     def add_table(
         self, launcher: WordLauncher, operand: tuple[int, Tensor], room: Tensor, *numbers: int
     ) -> None:
         """Record the launch that makes a table of bounds.
 
-        operand: (number of the aux operand, the part of it that was read). room: The table's
-        memory. numbers: The arguments after the two addresses.
+        operand: (number of the aux operand, the part of it that was read). numbers: The arguments
+        after the two addresses.
         """
         if self.fails:
             return
         number, part = operand
         place = number + len(self.matrices), part.data_ptr() - self.aux[number].data_ptr()
         places = (place, self._own(room.data_ptr()))
-        self._steps.append(WordLaunch(launcher, places, numbers))
+        self._steps.append(_word_step(launcher, places, numbers))
 
     def add_ranking(self, launcher: WordLauncher, room: Tensor, *numbers: int) -> None:
-        """Record the launch that ranks the sequences. It reads the last of the offsets.
-
-        room: The memory of the order.
-        """
+        """Record the launch that ranks the sequences. It reads the last of the offsets."""
         if not self.fails:
             places = ((self._first_room - 1, 0), self._own(room.data_ptr()))
-            self._steps.append(WordLaunch(launcher, places, numbers))
+            self._steps.append(_word_step(launcher, places, numbers))
 
     def add_clear(self, room: Tensor) -> None:
         """Record that a room, or an operand that may be overwritten, was set to zero."""
@@ -236,13 +200,10 @@ class Record:
             self.fails |= side is not None and room.shape != whole.shape
         rows = 1 if side is None else max(room.shape[0], 1)
         self.fails |= not is_dense(room) or room.nbytes % (4 * rows) != 0
-        self._steps.append(Clear(place, words // rows, side))
+        self._steps.append(_clear_step(place, words // rows, side))
 
     def finish(self, results: Sequence[Tensor]) -> None:
-        """End the record, and make the replay if there can be one.
-
-        results: What the call returns. Each has to be a whole tensor of the call.
-        """
+        """End the record, and make the replay, if results are whole tensors of the call."""
         numbers = [] if self.fails else [self._whole(x) for x in results]
         if self.fails or None in numbers:
             return
@@ -260,10 +221,7 @@ class Record:
         return len(self.matrices) + len(self.aux) + len(self.offsets)
 
     def _of(self, tensors: Sequence[Tensor], addresses: Sequence[int], first: int) -> list[Place]:
-        """The places of addresses. Each address is that of a tensor here, or of a part of it.
-
-        first: The number of the first tensor.
-        """
+        """The places of addresses in tensors, which are numbered from `first`."""
         pairs = enumerate(zip(tensors, addresses, strict=False), first)
         return [(number, address - x.data_ptr()) for number, (x, address) in pairs]
 

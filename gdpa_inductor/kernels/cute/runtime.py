@@ -44,10 +44,7 @@ class Kernel:
             raise RuntimeError(f"a CuTe kernel cannot be loaded: {text}")
 
     def at(self, places: Sequence[int]) -> Callable[[], None]:
-        """A function that launches the kernel.
-
-        places: The address of each argument. Each launch reads the arguments anew.
-        """
+        """A function that launches the kernel. It reads each argument at one of `places`."""
         result, count = ctypes.c_int32(), len(places) + 1
         addresses = (ctypes.c_void_p * count)(*places, ctypes.addressof(result))
         run = functools.partial(

@@ -37,14 +37,10 @@ def offset(offsets: Any, number: Any, total: Any = None) -> Any:
 
 
 def sequence_rows(offsets: Any, batch: Any, most: Any, total: Any = None) -> tuple[Any, Any]:
-    """(first row, number of rows) of one side of a sequence.
+    """(first row, number of rows) of one side of a sequence. If offsets decrease there are no rows.
 
-    A sequence whose offsets decrease has no rows.
-
-    Args:
-        offsets: `cu_seqlens`, or None if the side is dense.
-        most: The rows of a dense side, or `max_seqlen` of a jagged one.
-        total: See `offset`.
+    offsets: `cu_seqlens`, or None if the side is dense. most: The rows of a dense side, or
+    `max_seqlen` of a jagged one.
     """
     if offsets is None:
         return Int32(0), Int32(most)

@@ -15,20 +15,17 @@ ROWS = 128  # how many rows of dQ are converted from fp32 sums to the output at 
 
 @dataclass(frozen=True)
 class FiveMatmul:
-    """A case in which one CTA for a (sequence, head) is faster than CTAs for its tiles.
+    """A case in which one CTA for a (sequence, head) is faster than CTAs for its tiles."""
 
-    capability, itemsize:  The GPU, and the bytes of an element, for which it was measured.
-    head_dim:              The same, rounded up to a power of two.
-    rows, keys:            The most queries and keys of a sequence.
-    units:                 The fewest (sequence, head) of greatest length for each multiprocessor.
-                           With fewer, the last ones leave too many multiprocessors idle.
-    """
-
+    # capability, itemsize: the GPU, and the bytes of an element, for which it was measured
     capability: int
     itemsize: int
-    head_dim: int
+    head_dim: int  # the same, rounded up to a power of two
+    # rows, keys: the most queries and keys of a sequence
     rows: int
     keys: int
+    # The fewest (sequence, head) of greatest length for each multiprocessor. With fewer, the last
+    # ones leave too many multiprocessors idle.
     units: int
 
 

@@ -22,11 +22,7 @@ _ADDING = 4  # the time of the second kernel, in steps
 def shares(ctas: int, keys: int, processors: int, partial: int) -> int:
     """The number of shares that finishes first, by an estimate in steps of a CTA: a power of two.
 
-    Args:
-        ctas: How many CTAs there are without shares.
-        keys: The most keys of a sequence.
-        processors: How many multiprocessors the GPU has.
-        partial: The bytes of the partial sums of one share.
+    ctas: How many there are without shares. partial: The bytes of the partial sums of one share.
     """
 
     def steps(count: int) -> int:

@@ -55,66 +55,41 @@ class AuxRead:
 class Plan:
     """What one kernel reads, computes and stores.
 
-    kernel:       Which kernel:
-                    "forward"      computes O.
-                    "rows"         computes dQ.
-                    "keys"         computes dK and dV.
-                    "five_matmul"  computes dQ, dK and dV. A CTA owns a (sequence, head).
-                    "one_tile"     computes dQ, dK and dV, for few queries.
-                    "tiles"        computes the gradient of one aux operand.
-
-    Terms, in the order of the outputs. "p" is the weight, "ds" its derivative by the score, "g<i>"
-    its derivative by aux operand i:
-    names:        The terms to compute.
-    flat:         The terms that do not depend on the score.
-    still:        The terms that need no mask past the end of a sequence (`program/tails.py`).
-    summed:       The axes over which "tiles" sums.
-
-    Operands:
-    reads:        The aux operands that the terms need.
-    shared:       The matrices with a batch of 1, which all batches read.
-    grouped:      The matrices with fewer heads than the query.
-
-    Jagged sides:
-    jagged:       The sides ("q", "k") whose lengths are read from offsets.
-    alike:        Both sides have the same offsets.
-    direct:       Each sequence has as many CTAs as the longest one, so there is no table ORDER.
-
-    Tiles. A mask makes a tile empty, whole (nothing is masked) or mixed:
-    skips:        Empty tiles are skipped, and whole tiles are computed without the mask.
-    bounds:       The ends of the inner loop (`loop_bounds`). None: The kernel classifies its tiles.
-    tables:       The aux operands with tables of tile bounds (`tile_bounds`).
-    whole_reads:  As `reads`, for whole tiles.
-    whole_flat:   As `flat`, for whole tiles.
-    keeps:        On a mixed tile a term is that of a whole tile where `keep` holds, else 0.
-
-    CTAs:
-    loops_heads:  A CTA of "keys" loops over the query heads of its key head.
-    adds:         "keys" also adds dQ, tile by tile, to the fp32 buffer DQ.
-    split:        A CTA of "forward" has one of SPLITS shares of the keys, and stores partial sums.
-    batch_first:  The batches of a tile are neighbours, as they read the same operand elements.
+    In the names of terms "p" is the weight, "ds" its derivative by the score, and "g<i>" its
+    derivative by aux operand i. A mask makes a tile empty, whole (nothing is masked) or mixed.
     """
 
+    # "forward"      computes O.
+    # "rows"         computes dQ.
+    # "keys"         computes dK and dV.
+    # "five_matmul"  computes dQ, dK and dV. A CTA owns a (sequence, head).
+    # "one_tile"     computes dQ, dK and dV, for few queries.
+    # "tiles"        computes the gradient of one aux operand.
     kernel: str
-    names: tuple[str, ...]
-    reads: tuple[AuxRead, ...] = ()
-    flat: frozenset[str] = frozenset()
-    shared: frozenset[str] = frozenset()
-    grouped: frozenset[str] = frozenset()
-    loops_heads: bool = False
-    summed: frozenset[str] = frozenset()
-    jagged: frozenset[str] = frozenset()
-    alike: bool = False
+    names: tuple[str, ...]  # the terms to compute, in the order of the outputs
+    reads: tuple[AuxRead, ...] = ()  # the aux operands that the terms need
+    flat: frozenset[str] = frozenset()  # the terms that do not depend on the score
+    shared: frozenset[str] = frozenset()  # the matrices with a batch of 1, which all batches read
+    grouped: frozenset[str] = frozenset()  # the matrices with fewer heads than the query
+    loops_heads: bool = False  # a CTA of "keys" loops over the query heads of its key head
+    summed: frozenset[str] = frozenset()  # the axes over which "tiles" sums
+    jagged: frozenset[str] = frozenset()  # the sides ("q", "k") whose lengths are read from offsets
+    alike: bool = False  # both sides have the same offsets
+    # Each sequence has as many CTAs as the longest one, so there is no table ORDER.
     direct: bool = False
-    skips: bool = False
-    whole_reads: tuple[AuxRead, ...] = ()
-    whole_flat: frozenset[str] = frozenset()
-    keeps: bool = False
-    adds: bool = False
+    skips: bool = False  # empty tiles are skipped, and whole tiles are computed without the mask
+    whole_reads: tuple[AuxRead, ...] = ()  # as `reads`, for whole tiles
+    whole_flat: frozenset[str] = frozenset()  # as `flat`, for whole tiles
+    keeps: bool = False  # on a mixed tile a term is that of a whole tile where `keep` holds, else 0
+    adds: bool = False  # "keys" also adds dQ, tile by tile, to the fp32 buffer DQ
+    # The ends of the inner loop (`loop_bounds`). None: The kernel classifies its tiles.
     bounds: tuple[str, ...] | None = None
-    tables: tuple[AuxRead, ...] = ()
+    tables: tuple[AuxRead, ...] = ()  # the aux operands with tables of tile bounds (`tile_bounds`)
+    # The terms that need no mask past the end of a sequence (`program/tails.py`).
     still: frozenset[str] = frozenset()
+    # A CTA of "forward" has one of SPLITS shares of the keys, and stores partial sums.
     split: bool = False
+    # The batches of a tile are neighbours, as they read the same operand elements.
     batch_first: bool = False
 
     @property
@@ -199,10 +174,7 @@ class Plan:
 
     @property
     def name(self) -> str:
-        """The name of the kernel.
-
-        It is the same in every process, so autotuning results are found.
-        """
+        """The name of the kernel. In every process it is the same, for autotuning results."""
         fields = (getattr(self, field.name) for field in dataclasses.fields(self))
         text = repr([sorted(x) if isinstance(x, frozenset) else x for x in fields])
         return f"gdpa_{self.kernel}_{hashlib.sha256(text.encode()).hexdigest()[:8]}"

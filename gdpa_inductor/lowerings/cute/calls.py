@@ -19,8 +19,11 @@ import torch
 from torch import Tensor
 
 from ..._compat import inductor, lowering, templates
+from ...kernels.cute import precompile as workers
 from ...kernels.cute.architectures import config_of
+from ...kernels.cute.backward.launch import backward
 from ...kernels.cute.form import layout_key, off_alignment
+from ...kernels.cute.launch import forward
 from ...kernels.cute.replay import Record
 from ...operands import Operands
 from ...ops import DENSE, Arguments, Signature, fake_output, laid_gradients
@@ -82,7 +85,7 @@ def _timed(arguments: Arguments[Any], plan: Plan, *tensors: Tensor, out: Tensor)
         by_name["Q"], by_name["K"], by_name["V"], aux, scalars, operands.program,
         offsets[0], offsets[1], rows, cols,
     )  # fmt: skip
-    _launch().forward(read, **arguments.options, out=out)
+    forward(read, **arguments.options, out=out)
 
 
 def lower_backward(call: Call) -> list[Any]:
@@ -105,16 +108,14 @@ def _donated(call: Call) -> tuple[int, ...]:
 def precompile(call: Call) -> None:
     """Have a worker compile the kernels. If this fails, the first run compiles them."""
     try:
-        from ...kernels.cute import precompile
-
         kind = config_of(call.problem.device)
         assert kind  # else `no_kernel` has refused
         fast, skip = call.options.fast_math, call.options.skip
-        config = precompile.guess(call.fakes.operands, kind, fast, skip)
+        config = workers.guess(call.fakes.operands, kind, fast, skip)
         if call.backward:
-            precompile.backward(config, call.needs, in_order(call.options))
+            workers.backward(config, call.needs, in_order(call.options))
         else:
-            precompile.forward(config)
+            workers.forward(config)
     except Exception as error:
         log.debug("nothing is compiled ahead: %s: %s", type(error).__name__, error)
 
@@ -133,32 +134,14 @@ def _arguments(call: Call) -> Arguments[Any]:
     return call.on_its_device(**options)
 
 
-@functools.cache
-def _launch() -> Any:
-    """The module, cached: an import statement would cost each call a microsecond."""
-    from ...kernels.cute import launch
-
-    return launch
-
-
-@functools.cache
-def _launch_backward() -> Any:
-    from ...kernels.cute.backward import launch
-
-    return launch
-
-
 def _attention(arguments: Arguments[Tensor], **known: Any) -> Tensor:
     """Run a forward. known: May have a record to fill."""
-    out: Tensor = _launch().forward(arguments.operands, **arguments.options, **known)
-    return out
+    return forward(arguments.operands, **arguments.options, **known)
 
 
 def _attention_backward(arguments: Arguments[Tensor], **known: Any) -> list[Tensor]:
-    grads: list[Tensor] = _launch_backward().backward(
-        arguments.grad_out, arguments.operands, arguments.needs, **arguments.options, **known
-    )
-    return grads
+    a = arguments
+    return backward(a.grad_out, a.operands, a.needs, **a.options, **known)
 
 
 class Site:

@@ -13,8 +13,7 @@ import torch
 from ..._compat import shapes
 from ...kernels.cute.architectures import CONFIGS, config_of
 from ...kernels.cute.backward import limits
-from ...kernels.cute.config import PACKAGE, VERSIONS, slice_of, unsupported
-from ...options import MEMORY
+from ...kernels.cute.config import PACKAGE, VERSIONS, KernelConfig, slice_of, unsupported
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
@@ -71,8 +70,7 @@ def unsupported_operands(problem: Problem) -> str:
     dims = [shapes.size_hint(x) for x in (problem.head_dim, problem.value_dim)]
     if None in dims:
         return "a head dim that is known only at run time"
-    kind = config_of(problem.device)
-    assert kind  # else `no_kernel` has refused
+    kind = _kind(problem)
     return unsupported(
         kind,
         (problem.dtype, problem.value_dtype),
@@ -114,7 +112,7 @@ def triton_is_faster(problem: Problem) -> str:
     # Gradients of biases need more launches by the CPU. At head dims up to 64 the forwards of both
     # backends are close.
     enough = ENOUGH + any(problem.needs[3:]) + 2 * (dense_forward and widest <= 64)
-    if scores(problem) < 1 << enough:
+    if slices.scores(problem) < 1 << enough:
         return f"on {kind.gpu} Triton starts sooner, which counts below 2^{enough} scores"
     return "" if problem.jagged else _of_each_score(problem, kind.gpu)
 
@@ -132,18 +130,6 @@ def _of_each_score(problem: Problem, gpu: str) -> str:
     if classify([problem.program.weight], aux, masks).bounds:
         return f"on {gpu} mask tensors are Triton's at head dims up to 64 and above 128"
     return ""
-
-
-def scores(problem: Problem) -> int:
-    """How many scores the problem has at most. A jagged side is bounded by its total rows too."""
-    dense = (problem.batch, problem.rows, problem.cols)
-    batch, rows, cols = (hint(size) for size in dense)
-    bounds = [batch * rows * cols]
-    if problem.jagged_query:
-        bounds.append(hint(problem.total_rows) * cols)
-    if problem.jagged_key:
-        bounds.append(hint(problem.total_cols) * rows)
-    return hint(problem.heads) * min(bounds)
 
 
 def mostly_padded(problem: Problem) -> str:
@@ -175,13 +161,11 @@ def no_such_gradients(problem: Problem) -> str:
     if not problem.needs:
         return ""
     key, value = problem.key_heads, problem.value_heads
-    kind = config_of(problem.device)
-    assert kind  # else `no_kernel` has refused
     needs, dtype = problem.needs[3:], str(problem.dtype).removeprefix("torch.")
     if any(needs) and problem.unbounded:
         return f"{limits.NONE} where no `max_seqlen` bounds the lengths"
     return (
-        limits.no_such_dims(kind, _dims(problem))
+        limits.no_such_dims(_kind(problem), _dims(problem))
         or limits.no_such_heads(key, value, shapes.statically_known_true(key == value))
         or limits.no_such_biases(str(problem.program), needs, dtype)
     )
@@ -193,11 +177,9 @@ def training_is_slower(problem: Problem) -> str:
     If there is no backward here, Triton's runs. At wide heads that is slower than the unfused form
     (triton/rules.py).
     """
-    kind = config_of(problem.device)
-    assert kind  # else `no_kernel` has refused
     if problem.needs or not problem.training:
         return ""
-    return limits.no_such_dims(kind, _dims(problem))
+    return limits.no_such_dims(_kind(problem), _dims(problem))
 
 
 def _no_rival(problem: Problem) -> bool:
@@ -212,16 +194,10 @@ def fewer_channels(problem: Problem) -> str:
     return "Triton's kernel has room for all channels of V"
 
 
-def chunks_are_faster(problem: Problem) -> str:
-    return slices.slower_than_chunks(problem, scores(problem))
-
-
-def slices_are_slower(problem: Problem) -> str:
-    return slices.slower(problem, scores(problem), profit=True)
-
-
-def slices_are_much_slower(problem: Problem) -> str:
-    return slices.slower(problem, scores(problem), profit=MEMORY)
+def _kind(problem: Problem) -> type[KernelConfig]:
+    kind = config_of(problem.device)
+    assert kind  # else `no_kernel` has refused
+    return kind
 
 
 def _dims(problem: Problem) -> tuple[int, int]:
@@ -235,12 +211,12 @@ REFUSES = (
     Rule(Code.LOWERING, no_such_gradients),
 )
 _TRAINING = Rule(Code.SLOWER, training_is_slower)
-PAYS = (_TRAINING, Rule(Code.SLOWER, slices_are_slower))
-FRUGAL = (_TRAINING, Rule(Code.SLOWER, slices_are_much_slower))
+PAYS = (_TRAINING, Rule(Code.SLOWER, slices.slower))
+FRUGAL = (_TRAINING, Rule(Code.SLOWER, slices.much_slower))
 YIELDS = (
     Rule(Code.SLOWER, few_queries),
     Rule(Code.SLOWER, triton_is_faster),
     Rule(Code.SLOWER, mostly_padded),
     Rule(Code.SLOWER, fewer_channels),
-    Rule(Code.SLOWER, chunks_are_faster),
+    Rule(Code.SLOWER, slices.slower_than_chunks),
 )

@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from ...kernels.cute.architectures import config_of
 from ...kernels.cute.config import slices_of
-from ...options import MEMORY, Profit
 from ...problem import Problem
 from ...program.expr import POSITIONS
 from ...program.tile_classes import classify
@@ -32,41 +31,57 @@ def slices(problem: Problem) -> int:
     return 1 if kind is None else slices_of(kind, hint(problem.value_dim))
 
 
-def slower_than_chunks(problem: Problem, scores: int) -> str:
-    """Why chunks are faster for a forward, or "". scores: How many there are at most."""
+def scores(problem: Problem) -> int:
+    """How many scores the problem has at most. A jagged side is bounded by its total rows too."""
+    dense = (problem.batch, problem.rows, problem.cols)
+    batch, rows, cols = (hint(size) for size in dense)
+    bounds = [batch * rows * cols]
+    if problem.jagged_query:
+        bounds.append(hint(problem.total_rows) * cols)
+    if problem.jagged_key:
+        bounds.append(hint(problem.total_cols) * rows)
+    return hint(problem.heads) * min(bounds)
+
+
+def slower_than_chunks(problem: Problem) -> str:
+    """Why chunks are faster for a forward, or ""."""
     if slices(problem) == 1 or sizes_vary(problem) or padded_to_all(problem):
         return ""
     forward = replace(problem, training=False)
-    return _complaint(problem, scores, estimate(forward).chunked, 1.0, "chunks")
+    return _complaint(problem, estimate(forward).chunked, 1.0, "chunks")
 
 
-def slower(problem: Problem, scores: int, profit: Profit) -> str:
+def slower(problem: Problem, allowed: float = LEAST) -> str:
     """Why slices are slower than the unfused form, or ""."""
     if slices(problem) == 1:
         return ""
-    allowed = SLACK if profit == MEMORY else LEAST
-    return _complaint(problem, scores, estimate(problem).stock, allowed, "the unfused form")
+    return _complaint(problem, estimate(problem).stock, allowed, "the unfused form")
 
 
-def _complaint(problem: Problem, scores: int, other: float, allowed: float, than: str) -> str:
+def much_slower(problem: Problem) -> str:
+    """The same for profit="memory"."""
+    return slower(problem, SLACK)
+
+
+def _complaint(problem: Problem, other: float, allowed: float, than: str) -> str:
     count = slices(problem)
-    ratio = max(_seconds(problem, scores), count * LAUNCH) / other
+    ratio = max(_seconds(problem), count * LAUNCH) / other
     if ratio <= allowed:
         return ""
     return f"values in {count} slices are estimated at {ratio:.2f} times the time of {than}"
 
 
-def _seconds(problem: Problem, scores: int) -> float:
+def _seconds(problem: Problem) -> float:
     program, count = problem.program, slices(problem)
     masked = classify([program.weight], program.aux)
     shown = 1.0
     if masked.skips and not masked.bounds:
         shown = min(1.0, 0.5 + DIAGONAL / max(hint(problem.cols), 1))
     channels = count * hint(problem.head_dim) + hint(problem.value_dim)
-    return scores * shown * (2 * channels / RATE + count * _apart(problem))
+    return scores(problem) * shown * (2 * channels / RATE + count * _slow_reads(problem))
 
 
-def _apart(problem: Problem) -> float:
+def _slow_reads(problem: Problem) -> float:
     """Seconds for a score that slow reads and slow functions add to the products."""
     operands = zip(problem.program.aux, problem.aux_dtypes, strict=True)
     single = [x for x, dtype in operands if x.axes >= POSITIONS and dtype != problem.dtype]

@@ -30,7 +30,7 @@ F32, I32, I64 = torch.float32, torch.int32, torch.int64
 
 
 class _Ops:
-    """`ops.name(...)`, looked up at use: the handler exists only while a kernel is written."""
+    """`ops.name(...)`. It looks for the handler when called, as there is one only in lowering."""
 
     def __getattr__(self, name: str) -> Emit:
         return functools.partial(lowering.inductor_op, name)
@@ -85,52 +85,30 @@ def asm(instruction: str, dtype: torch.dtype = F32) -> Emit:
     return emit
 
 
+# Operations that have the same name in Inductor.
+_ALIKE = (
+    "neg", "abs", "maximum", "minimum", "floordiv", "sqrt", "rsqrt", "exp", "exp2", "expm1", "log",
+    "log1p", "sin", "cos", "tanh", "erf", "sigmoid", "relu", "floor", "ceil", "round", "trunc",
+    "eq", "ne", "lt", "le", "gt", "ge", "isnan",
+)  # fmt: skip
 PLAIN: Mapping[str, Emit] = {
     "add": lambda x, y: x + y,
     "sub": lambda x, y: x - y,
     "mul": lambda x, y: x * y,
     "div": lambda x, y: x / y,
-    "neg": lambda x: ops.neg(x),
-    "abs": lambda x: ops.abs(x),
     "power": lambda x, exponent: ops.pow(x, real(exponent)),
-    "maximum": lambda x, y: ops.maximum(x, y),
-    "minimum": lambda x, y: ops.minimum(x, y),
-    "floordiv": lambda x, y: ops.floordiv(x, y),
     "mod": _remainder,
-    "sqrt": lambda x: ops.sqrt(x),
-    "rsqrt": lambda x: ops.rsqrt(x),
-    "exp": lambda x: ops.exp(x),
-    "exp2": lambda x: ops.exp2(x),
-    "expm1": lambda x: ops.expm1(x),
-    "log": lambda x: ops.log(x),
-    "log1p": lambda x: ops.log1p(x),
-    "sin": lambda x: ops.sin(x),
-    "cos": lambda x: ops.cos(x),
-    "tanh": lambda x: ops.tanh(x),
-    "erf": lambda x: ops.erf(x),
-    "sigmoid": lambda x: ops.sigmoid(x),
-    "relu": lambda x: ops.relu(x),
-    "floor": lambda x: ops.floor(x),
-    "ceil": lambda x: ops.ceil(x),
-    "round": lambda x: ops.round(x),
-    "trunc": lambda x: ops.trunc(x),
     "bf16": _through(torch.bfloat16),
     "f16": _through(torch.float16),
-    "eq": lambda x, y: ops.eq(x, y),
-    "ne": lambda x, y: ops.ne(x, y),
-    "lt": lambda x, y: ops.lt(x, y),
-    "le": lambda x, y: ops.le(x, y),
-    "gt": lambda x, y: ops.gt(x, y),
-    "ge": lambda x, y: ops.ge(x, y),
-    "and": lambda x, y: ops.logical_and(x, y),
-    "or": lambda x, y: ops.logical_or(x, y),
-    "xor": lambda x, y: ops.logical_xor(x, y),
-    "not": lambda x: ops.logical_not(x),
-    "isnan": lambda x: ops.isnan(x),
+    "and": ops.logical_and,
+    "or": ops.logical_or,
+    "xor": ops.logical_xor,
+    "not": ops.logical_not,
     "where": choose,
     "float": lambda x: ops.to_dtype(x, F32),
     "int": lambda x: ops.to_dtype(x, I64),
     "bool": lambda x: ops.to_dtype(x, torch.bool),
+    **{name: getattr(ops, name) for name in _ALIKE},
     "tanh_approx": asm("tanh.approx.f32"),
     "exp2_approx": asm("ex2.approx.f32"),
     "log2_approx": asm("lg2.approx.f32"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +10,6 @@ import torch
 from ..._compat import lowering, shapes
 from ...kernels.devices import nvidia
 from ...operands import Operands
-from ...options import KernelOptions
 from ...problem import Problem, Size
 from ...program.score_mod import ScoreMod
 from .. import gpu
@@ -19,33 +18,37 @@ from ..call import Call
 _FAST_DTYPES = (torch.float16, torch.bfloat16)
 
 
-@dataclass(frozen=True)
 class Inputs:
-    """The operands of one op as realised Inductor IR, and facts about them.
+    """The operands of a call as realised Inductor IR, and facts about them.
 
-    nodes:            The operands as Inductor passed them.
-    fakes:            The operands as fake tensors.
-    matrices:         "Q", "K", "V" and, in a backward, "DO".
-    aux:              The aux operands, in the order of the program.
-    scalars:          The integers that the program reads.
-    offsets:          `cu_seqlens` of the jagged sides, by "q" and "k".
-    alike:            Both sides have the same `cu_seqlens` and `max_seqlen`.
-    shared, grouped:  See `Plan`.
-    spent:            The matrices whose memory nobody needs after the backward.
+    Symbolic head dims become constants, as they are compiled in.
     """
 
-    nodes: Operands[Any]
-    fakes: Operands[Any]
-    problem: Problem
-    options: KernelOptions
-    matrices: dict[str, Any]
-    aux: tuple[Any, ...]
-    scalars: tuple[Any, ...]
-    offsets: dict[str, Any]
-    alike: bool
-    shared: frozenset[str]
-    grouped: frozenset[str]
-    spent: frozenset[str]
+    def __init__(self, call: Call) -> None:
+        p = call.problem
+        self.problem = replace(p, head_dim=int(p.head_dim), value_dim=int(p.value_dim))
+        self.nodes, self.fakes, self.options = call.operands, call.fakes.operands, call.options
+        o, fakes, device = self.nodes, self.fakes, p.device
+        matrices = {"Q": o.query, "K": o.key, "V": o.value}
+        if call.backward:
+            matrices["DO"] = call.nodes.grad_out
+        if rounds(p):
+            matrices = {name: lowering.rounded_to_tf32(x) for name, x in matrices.items()}
+        self.matrices = {name: lowering.realized(x, device) for name, x in matrices.items()}
+        self.aux = tuple(lowering.realized(x, device) for x in o.aux)
+        self.scalars = tuple(o.scalars)  # the integers that the program reads
+        sides = {"q": o.cu_seqlens_q, "k": o.cu_seqlens_k}
+        # `cu_seqlens` of the jagged sides.
+        self.offsets = {
+            x: lowering.realized(cu, device) for x, cu in sides.items() if cu is not None
+        }
+        # Both sides have the same `cu_seqlens` and `max_seqlen`.
+        same_offsets = p.jagged and fakes.cu_seqlens_q is fakes.cu_seqlens_k
+        self.alike = same_offsets and shapes.statically_known_true(p.rows == p.cols)
+        self.shared = _smaller(fakes, p, 0, p.batch)  # see `Plan`
+        self.grouped = _smaller(fakes, p, 1, p.heads)
+        # The matrices whose memory nobody needs after the backward.
+        self.spent = _spent(call) if call.backward else frozenset[str]()
 
     @property
     def program(self) -> ScoreMod:
@@ -75,39 +78,6 @@ class Inputs:
         """The same for all jagged sides, one after the other."""
         each = [self.extent(side) for side in self.offsets]
         return [x for nodes, _ in each for x in nodes], [x for _, fakes in each for x in fakes]
-
-
-def inputs_of(call: Call) -> Inputs:
-    """The inputs of a call. Symbolic head dims become constants, as they are compiled in."""
-    operands, fakes, problem = call.operands, call.fakes.operands, call.problem
-    problem = replace(problem, head_dim=int(problem.head_dim), value_dim=int(problem.value_dim))
-    narrowed = rounds(problem)
-    matrices = {"Q": operands.query, "K": operands.key, "V": operands.value}
-    if call.backward:
-        matrices["DO"] = call.nodes.grad_out
-    offsets = {"q": operands.cu_seqlens_q, "k": operands.cu_seqlens_k}
-    same_offsets = problem.jagged and fakes.cu_seqlens_q is fakes.cu_seqlens_k
-    return Inputs(
-        nodes=operands,
-        fakes=fakes,
-        problem=problem,
-        options=call.options,
-        matrices={
-            name: lowering.realized(lowering.rounded_to_tf32(x) if narrowed else x, problem.device)
-            for name, x in matrices.items()
-        },
-        aux=tuple(lowering.realized(x, problem.device) for x in operands.aux),
-        scalars=tuple(operands.scalars),
-        offsets={
-            side: lowering.realized(x, problem.device)
-            for side, x in offsets.items()
-            if x is not None
-        },
-        alike=same_offsets and shapes.statically_known_true(problem.rows == problem.cols),
-        shared=_smaller(fakes, problem, 0, problem.batch),
-        grouped=_smaller(fakes, problem, 1, problem.heads),
-        spent=_spent(call) if call.backward else frozenset(),
-    )
 
 
 def _spent(call: Call) -> frozenset[str]:

@@ -32,11 +32,10 @@ from ...program.expr import AXES, POSITIONS, Expr
 from ...program.score_mod import Aux, ScoreMod
 from ...reference import reduce_to
 from ...sequences import Padding, Sequences, padded_program
-from .. import gpu
 from ..call import Call, in_order
 from ..donation import buffer_like
 from . import five_matmul, one_tile
-from .inputs import Inputs, empty, inputs_of
+from .inputs import Inputs, empty
 from .launch import Output, Rival, run
 
 # A function from wanted terms to gradients, both by the number of the operand (see `_terms`).
@@ -45,7 +44,7 @@ Kernel = Callable[[dict[int, Expr], Inputs], dict[int, Any]]
 
 def lower(call: Call, rival: Rival | None = None) -> Any:
     """O, contiguous. Inductor IR in and out. rival: see `launch.run`."""
-    o = inputs_of(call)
+    o = Inputs(call)
     p = o.problem
     size = _rows_of(o, p.value_dim)
     if empty(p):
@@ -59,18 +58,10 @@ def lower(call: Call, rival: Rival | None = None) -> Any:
 
 
 def _shares(o: Inputs) -> int:
-    """Into how many shares the keys are cut, if all queries of a sequence are in one tile.
-
-    Symbolic sizes count by their hints, without a guard.
-    """
-    p = o.problem
-    known = [shapes.size_hint(x) for x in (p.batch, p.heads, p.rows, p.cols)]
-    batch, heads, rows, keys = (0 if size is None else size for size in known)
-    if None in known or rows > splits.MOST_ROWS:
-        return 1
-    written = shapes.size_hint(p.total_rows) if p.jagged_query else batch * rows
-    partial = 4 * (written or batch * rows) * heads * int(p.value_dim)
-    return splits.shares(batch * heads, keys, gpu.processors(p.device), partial)
+    """Into how many shares the keys are cut: more than one only for few queries."""
+    rows = shapes.size_hint(o.problem.rows)
+    few = rows is not None and rows <= splits.MOST_ROWS
+    return one_tile.shares(o.problem, o.problem.value_dim) if few else 1
 
 
 def _split(o: Inputs, size: tuple[Size, ...]) -> Any:
@@ -86,7 +77,7 @@ def _added(parts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 
 def lower_backward(call: Call) -> list[Any]:
     """The wanted gradients of (query, key, value, *aux), each in the shape of its operand."""
-    o, needs = inputs_of(call), call.needs
+    o, needs = Inputs(call), call.needs
     leaves = o.fakes.differentiable
     grads: dict[int, Any] = {}
     if not empty(o.problem):

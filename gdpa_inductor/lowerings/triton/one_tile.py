@@ -35,13 +35,18 @@ def tile_rows(p: Problem) -> int:
     return next(rows for rows in lengths if shapes.statically_known_true(p.rows <= rows))
 
 
-def shares(p: Problem) -> int:
-    """Into how many shares the keys of a (batch, head) are cut."""
+def shares(p: Problem, width: Size = 0) -> int:
+    """Into how many shares the keys are cut, if all queries of a sequence are in one tile.
+
+    Symbolic sizes count by their hints, without a guard. width: That of partial sums: by default
+    the head dim, as those of dQ.
+    """
     known = [shapes.size_hint(x) for x in (p.batch, p.heads, p.rows, p.cols)]
     batch, heads, rows, keys = (size or 0 for size in known)
     if None in known:
         return 1
-    partial = 4 * batch * heads * rows * int(p.head_dim)
+    written = shapes.size_hint(p.total_rows) if p.jagged_query else None
+    partial = 4 * (written or batch * rows) * heads * int(width or p.head_dim)
     return splits.shares(batch * heads, keys, gpu.processors(p.device), partial)
 
 

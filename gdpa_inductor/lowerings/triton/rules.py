@@ -79,13 +79,10 @@ def _wide_in_full_precision(problem: Problem) -> str:
 
 @dataclass(frozen=True)
 class Gain:
-    """The fewest queries and keys for which the fused form is no slower.
+    """The fewest queries and keys for which the fused form is no slower."""
 
-    head_dim:             The widest head dim that this row is for.
-    inference, training:  The least of the smaller one of queries and keys. None: It never pays.
-    """
-
-    head_dim: int
+    head_dim: int  # the widest head dim that this row is for
+    # inference, training: The least of the smaller one of queries and keys. None: It never pays.
     inference: int | None
     training: int | None
 

@@ -41,24 +41,16 @@ Launch = Callable[["Share", Operands[Tensor], Tensor, dict[str, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Share:
-    """The batches, heads and keys of one part.
+    """The batches, heads and keys of one part."""
 
-    axis:   0 if the call is cut along the batches, 1 if along the key heads.
-    first:  The first batch or key head.
-    count:  How many batches or key heads.
-    group:  How many query heads there are for each key head.
-    whole:  The part is the whole call.
-    keys:   (first, count) if the part has only some of the keys, else None.
-    part:   Which part of the keys this is: see `KernelConfig.part`.
-    """
-
-    axis: int
-    first: int
-    count: int
-    group: int
-    whole: bool
+    axis: int  # 0 if the call is cut along the batches, 1 if along the key heads
+    first: int  # the first batch or key head
+    count: int  # how many batches or key heads
+    group: int  # how many query heads there are for each key head
+    whole: bool  # the part is the whole call
+    # (first, count) if the part has only some of the keys, else None
     keys: tuple[int, int] | None = None
-    part: str = ""
+    part: str = ""  # Which part of the keys this is: see `KernelConfig.part`.
 
     def matrix(self, matrix: Tensor, letter: str) -> Tensor:
         """The share of a matrix that has the heads of "q", "k" or "v"."""
@@ -112,9 +104,9 @@ class BiasSum:
         self.shape = on_axes.shape if on_axes.is_contiguous() and shares[0].whole else None
 
     def room(self, operand: Tensor, donated: bool, record: Record) -> Tensor:
-        """Memory for the gradient. It is fp32 if several parts add to it.
+        """Memory for the gradient: fp32 if several parts add to it.
 
-        donated: The gradient may overwrite the operand. Each part has read its share before.
+        It may be that of a donated operand, as each part has read its share before.
         """
         if self.adds:
             record.fails = True
@@ -132,12 +124,9 @@ class BiasSum:
     def add(
         self, share: Share, scores: Tensor, total: Tensor, fast_total: Total, record: Record
     ) -> None:
-        """Sum the scores of a share into the gradient.
+        """Sum the scores that the launch of a share has stored into `total`, the result of `room`.
 
-        Args:
-            scores: What the launch has stored.
-            total: The result of `room`.
-            fast_total: A kernel for the sum. Where it cannot sum, torch does.
+        Where `fast_total` cannot sum, torch does.
         """
         own = self.on_axes(share, total)
         if not self.adds and fast_total(scores, own, self.factor):
@@ -204,12 +193,7 @@ def gradients(
 ) -> list[Tensor]:
     """Run a backward part by part: the wanted ones of dQ, dK and dV, then those of aux operands.
 
-    Args:
-        needs: Which gradients are wanted: of query, key, value and each aux operand.
-        launch: Launches one part, and stores the gradient of the first operand of `division`.
-        fast_total: See `BiasSum.add`.
-        record: Gets the steps, so that the call can be replayed.
-        donated: The aux operands that may be overwritten.
+    The record gets the steps. The `donated` aux operands may be overwritten.
     """
     o = unshared(operands) if division.shared else operands
     matrices, sums = (o.query, o.key, o.value), division.sums
@@ -221,7 +205,7 @@ def gradients(
         for each, total in zip(sums, totals) if not division.direct else ():
             each.add(share, scores, total, fast_total, record)
     requested = zip("qkv", (operands.query, operands.key, operands.value), needs, strict=False)
-    grads = [_like(rooms[letter], x) for letter, x, need in requested if need]
+    grads = [like(rooms[letter], x) for letter, x, need in requested if need]
     return grads + [total.to(each.dtype) for each, total in zip(sums, totals)]
 
 
@@ -235,8 +219,11 @@ def unshared(o: Operands[Tensor]) -> Operands[Tensor]:
     return replace(o, query=query, key=key, value=value)
 
 
-def _like(grad: Tensor, operand: Tensor) -> Tensor:
-    """The gradient of an operand, summed over the batch if all batches share the operand."""
+def like(grad: Tensor, operand: Tensor) -> Tensor:
+    """The gradient of an operand, summed over the batch if all batches share the operand.
+
+    The order of the sum is fixed.
+    """
     if grad.shape == operand.shape:
         return grad
     return grad.sum(0, keepdim=True, dtype=torch.float32).to(operand.dtype)
@@ -288,9 +275,8 @@ def _cut(o: Operands[Tensor], shares: list[Share], keys: int, ctas: int) -> list
 
 
 def _at_a_time(units: int, tiles: int, size: int, ctas: int, room: int) -> int:
-    """How many units (batches, heads or key tiles) to launch at a time.
-
-    tiles, size: How many key tiles, and how many bytes of scores, one unit has.
+    """How many units (batches, heads or key tiles) to launch at a time, if a unit has `tiles` key
+    tiles and `size` bytes of scores.
     """
 
     def use(count: int) -> float:

@@ -100,10 +100,7 @@ class JaggedDivision:
     def launches(
         self, order: Tensor, dtype: torch.dtype, rooms: Sequence[Tensor], arch: str, stream: int
     ) -> Iterator[StoredScores]:
-        """The memory for each launch. Between launches its content is summed into `rooms`.
-
-        order: The order of all sequences.
-        """
+        """The memory for each launch. Between launches its content is summed into `rooms`."""
         scores = empty(self.scores, dtype, order.device)
         hulls = empty(self.hulls, torch.int32, order.device)
         for first in range(0, self.most, self.slots):

@@ -83,15 +83,13 @@ class TileSums:
         self.factor, self.batch, self.heads, self.tiling = factor, batch, heads, tiling
 
     @cute.jit
-    def __call__(
-        self, source, target, hulls, order, slots: Int32, heads: Int32, hull_heads: Int32,
-        tiles: Int32, rows: Int32, vectors: Int32, chunks: Int32, height: Int32, adds: Int32,
-        stream,
-    ):  # fmt: skip
-        """Launch. height: The rows of a chunk. adds: 1 to add to what the target has, else 0."""
+    def __call__(self, source, target, hulls, order, sizes, stream):
+        """Launch. sizes: Those of `StoredScores`, how many chunks there are, the rows of a chunk,
+        and 1 to add to what the target has, else 0.
+        """
+        slots, heads, _, _, _, vectors, chunks, _, _ = sizes
         ctas = (chunks * vectors + (THREADS - 1)) // THREADS
         grid = (ctas, heads if self.heads else 1, slots if self.batch else 1)
-        sizes = (slots, heads, hull_heads, tiles, rows, vectors, chunks, height, adds)
         self.kernel(source, target, hulls, order, sizes).launch(
             grid=grid, block=(THREADS, 1, 1), stream=stream
         )
@@ -142,13 +140,10 @@ class RowSums:
         self.factor, self.tiling = factor, tiling
 
     @cute.jit
-    def __call__(
-        self, source, target, hulls, order, slots: Int32, heads: Int32, hull_heads: Int32,
-        tiles: Int32, rows: Int32, vectors: Int32, stream,
-    ):  # fmt: skip
+    def __call__(self, source, target, hulls, order, sizes, stream):
+        slots, heads, _, _, rows, _ = sizes
         grid = ((rows + (WARPS - 1)) // WARPS, heads, slots)
-        sizes = (heads, hull_heads, tiles, rows, vectors)
-        self.kernel(source, target, hulls, order, sizes).launch(
+        self.kernel(source, target, hulls, order, sizes[1:]).launch(
             grid=grid, block=(THREADS, 1, 1), stream=stream
         )
 
@@ -188,16 +183,11 @@ KINDS: dict[str, Any] = {"tiles": TileSums, "rows": RowSums}
 def compiled(
     kind: str, arguments: tuple[Any, ...], source: str, target: str, arch: str, more: str = ""
 ) -> Any:
-    """The compiled kernel. Compiling needs no GPU.
-
-    Args:
-        kind: A key of `KINDS`.
-        arguments: Those of its class.
-        source, target: The dtype names of scores and of sums.
-        more: Further options of the compiler.
+    """The compiled kernel, of the class `KINDS[kind](*arguments)`, for these dtypes of scores and
+    sums.
     """
     sums = KINDS[kind](*arguments)
     matrices = (pointer(x, ALIGNMENT) for x in (source, target))
-    sizes = (Int32(1) for _ in range(sums.SIZES))
-    operands = (*matrices, pointer("int32"), pointer("int64"), *sizes, stream())
+    sizes = tuple(Int32(1) for _ in range(sums.SIZES))
+    operands = (*matrices, pointer("int32"), pointer("int64"), sizes, stream())
     return compile_kernel(sums, operands, arch, more)

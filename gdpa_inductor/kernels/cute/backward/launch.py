@@ -90,10 +90,7 @@ def _in_parts(
     call: "BackwardCall", needs: Sequence[bool], letters: str, options: tuple[Any, ...],
     donated: Sequence[int],
 ) -> list[Tensor]:  # fmt: skip
-    """A dense backward with gradients of biases, part by part.
-
-    options: The arguments of `plan_of` beside the operands.
-    """
+    """A dense backward with gradients of biases, part by part. options: See `plan_of`."""
     plan, record, scratch = call.plan, call.record, dict[str, Tensor]()
     kernels = _kernels(plan.config.folder)
     division = plan.once(_division, call.ctas, *_wanted(needs))
@@ -143,7 +140,7 @@ def _at_once(call: "BackwardCall", needs: Sequence[bool], letters: str) -> list[
     grads = _kernels(plan.config.folder).gradients(call, letters)
     if division is not None:
         aux_grads = division.finished(rooms, o)
-    return [call.finished(x, grads[x]) for x in letters] + aux_grads
+    return [biases.like(grads[x], call.operand(x)) for x in letters] + aux_grads
 
 
 def _wanted(needs: Sequence[bool]) -> list[int]:
@@ -186,39 +183,29 @@ def _unlike_output(grad_out: Tensor, plan: LaunchPlan, operands: Operands[Tensor
 
 @dataclass(frozen=True)
 class BackwardCall:
-    """What the launches of one backward share.
+    """What the launches of one backward share."""
 
-    plan:            The plan of the call.
-    operands:        The operands as given.
-    read:            The operands as kernels read them.
-    grad_out:        The gradient of O as kernels read it.
-    order:           The order of the sequences, or None if dense.
-    ctas, stream:    As in `backward`, with the defaults filled in.
-    ordered:         As in `backward`.
-    record:          Gets all steps.
-    stored:          The number of the aux operand whose gradient the launches store, or None.
-    rooms:           Memory for dQ, dK and dV by letter, where the caller has allocated it.
-    launches:        Where each launch stores gradients of scores, or None for nowhere. The iterator
-                     may read results between two launches.
-    part:            As `KernelConfig.part`.
-    shared_scratch:  Scratch memory that several calls share.
-    tables:          The tables of bounds that were made so far.
-    """
-
-    plan: LaunchPlan
-    operands: Operands[Tensor]
-    read: Operands[Tensor]
-    grad_out: Tensor
-    order: Tensor | None
+    plan: LaunchPlan  # the plan of the call
+    operands: Operands[Tensor]  # the operands as given
+    read: Operands[Tensor]  # the operands as kernels read them
+    grad_out: Tensor  # the gradient of O as kernels read it
+    order: Tensor | None  # the order of the sequences, or None if dense
+    # ctas, stream: as in `backward`, with the defaults filled in
     ctas: int
     stream: int
-    ordered: bool
-    record: Record
+    ordered: bool  # as in `backward`
+    record: Record  # gets all steps
+    # the number of the aux operand whose gradient the launches store, or None
     stored: int | None = None
+    # memory for dQ, dK and dV by letter, where the caller has allocated it
     rooms: Mapping[str, Tensor] = field(default_factory=dict)
+    # Where each launch stores gradients of scores, or None for nowhere. The iterator may read
+    # results between two launches.
     launches: Iterable[StoredScores | None] = (None,)
-    part: str = ""
+    part: str = ""  # as `KernelConfig.part`
+    # scratch memory that several calls share
     shared_scratch: dict[str, Tensor] = field(default_factory=dict)
+    # the tables of bounds that were made so far
     tables: dict[TableKey, Table] = field(default_factory=dict)
 
     @property
@@ -229,9 +216,9 @@ class BackwardCall:
     def room(self, letter: str) -> Tensor:
         """Memory for dQ, dK or dV.
 
-        If all sequences share the operand, the kernel stores a gradient for each in fp32, and
-        `finished` sums them. Rows of a jagged operand that no sequence owns get zeros, from here or
-        from the kernel.
+        If all sequences share the operand, the kernel stores a gradient for each in fp32
+        (`biases.like`). Rows of a jagged operand that no sequence owns get zeros, from here or from
+        the kernel.
         """
         operand = self.operand(letter)
         if letter in self.rooms:
@@ -244,16 +231,6 @@ class BackwardCall:
             self.zero(room)
         return room
 
-    def finished(self, letter: str, grad: Tensor) -> Tensor:
-        """The gradient, summed over the batch if all sequences share the operand.
-
-        The order of the sum is fixed.
-        """
-        operand = self.operand(letter)
-        if grad.shape == operand.shape:
-            return grad
-        return grad.sum(0, keepdim=True).to(operand.dtype)
-
     def operand(self, letter: str) -> Tensor:
         o = self.operands
         return {"q": o.query, "k": o.key, "v": o.value}[letter]
@@ -261,10 +238,7 @@ class BackwardCall:
     def scratch(
         self, name: str, shape: Sequence[int], dtype: torch.dtype, side: int | None = None
     ) -> Tensor:
-        """Scratch memory. Calls that share it get the same memory if they want the same shape.
-
-        side: As in `Record.add_buffer`.
-        """
+        """Scratch memory. Calls that share it get the same memory if they want the same shape."""
         buffer = self.shared_scratch.get(name)
         if buffer is None or buffer.shape != torch.Size(shape):
             buffer = self.record.add_buffer(empty(shape, dtype, self.operands.query.device), side)
@@ -289,12 +263,7 @@ class BackwardCall:
     def launch(
         self, launcher: Launcher, others: Sequence[Tensor], stored: StoredScores | None = None
     ) -> None:
-        """Launch a kernel.
-
-        Args:
-            others: The matrices beside query, key, value and those of `stored`.
-            stored: Where it stores gradients of scores. It may say which sequences to compute.
-        """
+        """Launch a kernel. others: The matrices beside query, key, value and those of `stored`."""
         matrices, order, count = list(others), self.order, None
         if stored is not None:
             matrices += stored.matrices

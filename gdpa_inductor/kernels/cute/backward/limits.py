@@ -13,10 +13,7 @@ NONE = "the CuTe backward has no gradients of operands between the products"
 
 
 def no_such_heads(key_heads: Any, value_heads: Any, alike: bool) -> str:
-    """Why a backward cannot run with these heads, or "".
-
-    The numbers of heads may be symbols. alike: They are known to be equal.
-    """
+    """Why a backward cannot run with these numbers of heads, which may be symbols, or ""."""
     if alike:
         return ""
     heads = f"{key_heads} key heads and {value_heads} value heads"
@@ -32,13 +29,7 @@ def no_such_dims(kind: type[KernelConfig], dims: Sequence[int]) -> str:
 
 
 def no_such_biases(program: str, needs: Sequence[bool], dtype: str) -> str:
-    """Why the kernels cannot compute the gradients of these aux operands, or "".
-
-    Args:
-        program: The text of the score program.
-        needs: For each aux operand, whether its gradient is wanted.
-        dtype: The dtype name of the matrices.
-    """
+    """Why the kernels cannot compute the gradients of the aux operands that need one, or ""."""
     wanted = [number for number, need in enumerate(needs) if need]
     if not wanted:
         return ""

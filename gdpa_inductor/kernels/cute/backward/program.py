@@ -53,10 +53,7 @@ class ProgramLine(Fixed):
         return element(place)
 
     def walked(self, node: Expr, index: Any) -> tuple[Any, Any]:
-        """(pointer to the element at streamed row `index`, stride to the next element).
-
-        The row has to exist.
-        """
+        """(pointer to the element at streamed row `index`, stride to the next). The row exists."""
         strides = dict(zip(LETTERS, self.program.aux[int(node.value or 0)][1], strict=True))
         offset = step = Int64(0)
         for letter, place in ((self.runs, index), (self.jagged, self.tile.origin + index)):
@@ -70,7 +67,7 @@ class ProgramLine(Fixed):
     ) -> list[Any]:
         """The roots for two scores, at the streamed rows `indices`.
 
-        values: Values of aux operands for these two scores, by number.
+        values: Those of aux operands, by number, that need not be read.
         """
 
         def operand(node: Expr) -> Pair:

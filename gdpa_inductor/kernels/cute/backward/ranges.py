@@ -13,8 +13,8 @@ from cutlass import Boolean, Int32, cute
 from ....program.expr import GRAD, Expr, call, postorder
 from ..classes import TileSize, classes
 from ..config import KernelConfig
-from ..ranges import LANES, TileClass, ends_are_bare, lowest, past, span
-from ..values import Fixed, is_literal, smaller
+from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
+from ..values import Fixed, smaller
 from .roots import roots_of
 from .walk import ResidentTile
 
@@ -66,9 +66,8 @@ class StreamedRanges(Fixed):
     def holds(
         self, condition: TileClass, tile: ResidentTile, first: Any, head: Any, block: Any
     ) -> Any:
-        """Whether a condition holds for the resident tile from row `first` on and a streamed tile.
-
-        block: The number of the streamed tile. The result is a Python bool if it is constant.
+        """Whether a condition holds for the resident tile from row `first` on and streamed tile
+        `block`. It is a Python bool if constant.
         """
         resident = span(first, self.heights.resident, tile.rows)
         streamed = span(block * self.heights.streamed, self.heights.streamed, tile.length)
@@ -82,10 +81,7 @@ class StreamedRanges(Fixed):
     def needs_no_mask(self, tile: ResidentTile, head: Any, block: Any) -> Any:
         """Whether a tile of scores is whole, so that the terms without a mask serve."""
         inside = Boolean(True) if self.bare else self.inside(tile, block)
-        full = self.holds(self.full, tile, tile.first, head, block)
-        if is_literal(full):
-            return inside if full else Boolean(False)
-        return inside & full
+        return both(inside, self.holds(self.full, tile, tile.first, head, block))
 
     def inside(self, tile: ResidentTile, block: Any) -> Any:
         """Whether both tiles end within their sequences."""

@@ -38,20 +38,15 @@ class StoredTiling:
 class StoredScores:
     """Where one launch stores gradients of scores.
 
-    scores:  [slots, H, M, N]. Rows begin at multiples of 16 bytes.
-
-    If a side is jagged. Otherwise the launch computes all sequences, and scores that it may not
-    store are set to zero before:
-    hulls:   See above.
-    order:   The number of the sequence in each slot, int64.
-    count:   How many sequences the launch computes.
+    If no side is jagged there are scores only. The launch computes all sequences, and scores that
+    it may not store are set to zero before.
     """
 
-    scores: Tensor
-    hulls: Any = None
-    order: Any = None
-    count: int | None = None
-    tiling: Any = None
+    scores: Tensor  # [slots, H, M, N]; rows begin at multiples of 16 bytes
+    hulls: Any = None  # see above
+    order: Any = None  # the number of the sequence in each slot, int64
+    count: int | None = None  # how many sequences the launch computes
+    tiling: Any = None  # a `StoredTiling`
 
     @property
     def matrices(self) -> list[Tensor]:

@@ -17,33 +17,21 @@ from ..values import select
 
 @dataclass
 class ResidentTile:
-    """One resident tile.
+    """One resident tile."""
 
-    batch:       The number of its sequence.
-    head:        Its head, in the resident operands.
-    slot:        The place of its sequence in the order in which sequences are dealt.
-    first:       Its first row, counted within the sequence.
-    rows:        How many rows the sequence has on the resident side.
-    start:       The first row of the sequence in a jagged operand of this side.
-    length:      How many rows the sequence has on the streamed side.
-    origin:      The first row of the sequence in a jagged operand of that side.
-    passes:      How many heads stream past, one after the other.
-    begin, end:  The streamed tiles of each pass, half open.
-    descends:    The streamed tiles come from the last to the first (sm90 only).
-    """
-
-    batch: Any
-    slot: Any
-    head: Any
-    first: Any
-    rows: Any
-    start: Any
-    length: Any
-    origin: Any
-    passes: Any
+    batch: Any  # the number of its sequence
+    slot: Any  # the place of its sequence in the order in which sequences are dealt
+    head: Any  # its head, in the resident operands
+    first: Any  # its first row, counted within the sequence
+    rows: Any  # how many rows the sequence has on the resident side
+    start: Any  # the first row of the sequence in a jagged operand of this side
+    length: Any  # how many rows the sequence has on the streamed side
+    origin: Any  # the first row of the sequence in a jagged operand of that side
+    passes: Any  # how many heads stream past, one after the other
+    # begin, end: the streamed tiles of each pass, half open
     begin: Any = None
     end: Any = None
-    descends: Any = False
+    descends: Any = False  # the streamed tiles come from the last to the first (sm90 only)
 
     @property
     def steps(self) -> Any:

@@ -79,10 +79,7 @@ class ForwardLoads(Fixed):
 
     @cute.jit
     def fetch_bias(self, tile, block, b_at: Each):
-        """Load the bias of a key block, for the query tiles that meet it.
-
-        b_at: The places in the rings; returns the next ones.
-        """
+        """Load the bias of a key block, for the query tiles that meet it. Returns next places."""
         for t in range_constexpr(len(self.rings)):
             if block < tile.last(t):
                 at, rows = b_at[t], (Int32(0), tile.row + t * self.rows, tile.q_rows)

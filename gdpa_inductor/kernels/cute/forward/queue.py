@@ -59,11 +59,9 @@ class Queue(Fixed):
 
     @cute.jit
     def finish(self, number, tiles):
-        """Clear the counter, if this CTA took the last number of all.
+        """Clear the counter, if `number`, the last one of this CTA, is the last of all.
 
-        Each tile is followed by one atomic addition. So the last number is known.
-
-        number: The last number of this CTA. tiles: How many tiles the launch has.
+        Each of the tiles is followed by one atomic addition, so that one is known.
         """
         last = cute.arch.grid_dim()[0] + tiles - 1
         if (number == last) & (cute.arch.lane_idx() == 0):
@@ -72,7 +70,7 @@ class Queue(Fixed):
     def at(self, first: Any) -> tuple[WorkTile, Any]:
         """(the lane's sequence, how many tiles the lanes up to this one have).
 
-        first: The place of lane 0 in the order.
+        first: That of lane 0.
         """
         place = first + cute.arch.lane_idx()
         own = self.work.sequence(smaller(place, self.batch - 1), self.work.rows)

@@ -8,13 +8,13 @@ import operator
 from typing import Any
 
 import cutlass
-from cutlass import Boolean, Int32, cute
+from cutlass import Int32, cute
 
 from ..barriers import Each
 from ..classes import TileSize, classes
 from ..config import KernelConfig
-from ..ranges import LANES, TileClass, ends_are_bare, lowest, past, span
-from ..values import Fixed, is_literal, larger, select, smaller
+from ..ranges import LANES, TileClass, both, ends_are_bare, lowest, past, span
+from ..values import Fixed, larger, select, smaller
 
 
 class KeyRanges(Fixed):
@@ -31,10 +31,9 @@ class KeyRanges(Fixed):
         self.bare = ends_are_bare(config, [config.mod.weight], self.full_terms)
 
     def holds(self, condition: TileClass, tile: Any, row: Any, column: Any) -> Any:
-        """Whether a condition holds for one query tile and one key block.
+        """Whether a condition holds for the tile from query `row` and key `column` on.
 
-        row, column: The first query and the first key. The result is a Python bool if it is
-        constant.
+        It is a Python bool if constant.
         """
         rows, columns = span(row, self.rows, tile.q_rows), span(column, self.cols, tile.k_rows)
         return condition.holds(tile.batch, tile.head, rows, columns)
@@ -43,10 +42,7 @@ class KeyRanges(Fixed):
         """Whether a tile of scores is whole, so that the terms without a mask serve."""
         # With bare ends this is always true. A literal made ptxas serialize the products of fp16.
         inside = column < tile.k_rows if self.bare else column + self.cols <= tile.k_rows
-        full = self.holds(self.full, tile, row, column)
-        if is_literal(full):
-            return inside if full else Boolean(False)
-        return inside & full
+        return both(inside, self.holds(self.full, tile, row, column))
 
     @cute.jit
     def blocks(self, tile):
@@ -83,9 +79,8 @@ class KeyRanges(Fixed):
         return Each(*(select(bits != 0, base + past(bits), last) for bits, last in pairs))
 
     def live(self, tile, row, base, count):
-        """A vote over 32 key blocks from `base` on: which are not empty for a query tile.
-
-        row: The first query of the tile.
+        """A vote over 32 key blocks from `base` on: which are not empty for the query tile at
+        `row`.
         """
         block = base + cute.arch.lane_idx()
         zero = self.holds(self.zero, tile, row, block * self.cols)

@@ -14,10 +14,10 @@ import functools
 from cutlass import Boolean, Int32, const_expr, cute, range_constexpr
 
 from ..barriers import Cursor, Ring
+from ..ranges import LANES, lowest
 from ..values import Fixed, larger, select, smaller
 
 STAGES = 2
-LANES = 32
 RECORD = 16  # integers of a published tile, with padding
 
 
@@ -126,7 +126,7 @@ class Scheduler(Fixed):
             live = (number < self.work.tiles) & (tile.row < tile.q_rows)
             left = cute.arch.vote_ballot_sync(live)
             while left != 0:
-                lane = cute.arch.popc((left & -left) - 1)
+                lane = lowest(left)
                 at = self.put(at, tile.of_lane(lane))
                 left = left & (left - 1)
             first, turn = first + LANES, turn + LANES

@@ -112,10 +112,7 @@ class Work(Fixed):
         return self.tile(self.sequence(place, end), head, row)
 
     def sequence(self, place, end) -> WorkTile:
-        """A tile at row 0 and head 0 of a sequence.
-
-        place: The sequence, by its place in the order. end: The end of the rows, if it is dense.
-        """
+        """A tile at row 0 and head 0 of a sequence. end: The end of the rows, if it is dense."""
         cu_q, cu_k, order = self.offsets
         batch = place if order is None else Int32(order[place])
         q_start, q_rows = sequence_rows(cu_q, batch, end, self.totals[0])

@@ -19,10 +19,7 @@ def scores_ready() -> None:
 
 
 def scores_done(stored: bool) -> None:
-    """Call it before an arrival: accesses of tensor memory by this thread come before it.
-
-    stored: The accesses were stores. Otherwise they were loads.
-    """
+    """Call it before an arrival: loads or stores of tensor memory by this thread come before it."""
     if stored:
         cute.arch.fence_view_async_tmem_store()
     else:

@@ -75,15 +75,9 @@ class BackwardKernel:
     ):
         """Launch the kernel.
 
-        Args:
-            pointers, strides: Those of Q, K, V, dO and the gradients that this side computes. The
-                rows side may also have the gradient of an aux operand and, if a side is jagged, the
-                hulls of the query tiles (`backward.stored`). Strides are (batch, head, row).
-            sizes: B, H, Hk, Hv, M, N (the most, if jagged), total rows of Q and of K, and how many
-                sequences the launch computes.
-            cu_q, cu_k, order: The offsets of jagged sides, and the order of the sequences.
-            aux: (pointer, strides in the order of `LETTERS`) of each aux operand.
-            ctas: How many CTAs to launch.
+        `compiler.example` lists the arguments. The matrices of `pointers` and `strides` are Q, K,
+        V, dO and the gradients that this side computes. The rows side may also have the gradient of
+        an aux operand and, if a side is jagged, the hulls of the query tiles (`backward.stored`).
         """
         matrices = self.matrices(pointers, sizes, strides)
         copies = [self.atom(name, matrices[name]) for name in NAMES]

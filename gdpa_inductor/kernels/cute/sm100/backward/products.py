@@ -61,9 +61,8 @@ class BackwardProducts:
 
     @cute.jit
     def turn(self, tile: ResidentTile, tile_step, step, i):
-        """Issue the sums of step - 1 and the scores of `step`.
-
-        The first turn has no sums, and the last one no scores. i: The number of the turn.
+        """Issue the sums of step - 1, except in turn 0, and the scores of `step`, except in the
+        last.
         """
         signals, ahead = self.signals, self.shapes.buffers > 1
         if const_expr(ahead):

@@ -58,13 +58,9 @@ class Scores(Fixed):
 
 
 def weights_of(scores: Any, row: Row, fetched: Any, column: Any, end: Any) -> list[Any]:
-    """The weights of `PART` scores.
+    """The weights of `PART` scores from key `column` on.
 
-    Args:
-        row: The program for the query of this thread.
-        fetched: The result of `Row.fetch`.
-        column: The key of the first score.
-        end: Weights from this key on are zero, as program(0) may differ from 0. None: no end.
+    From `end` on they are zero, as program(0) may differ from 0.
     """
     weights = []
     for i in range(0, PART, 2):

@@ -105,15 +105,7 @@ class ForwardKernel:
     def __call__(
         self, pointers, sizes, strides, cu_q, cu_k, order, aux, scalars, ctas: Int32, stream
     ):
-        """Launch the kernel.
-
-        Args:
-            pointers, strides: Those of Q, K, V and O. Strides are (batch, head, row).
-            sizes: B, H, Hk, Hv, M, N (the most, if jagged), then the total rows of Q and of K.
-            cu_q, cu_k, order: The offsets of jagged sides and the order of the sequences, or None.
-            aux, scalars: (pointer, strides) of each aux operand, and the integers of the program.
-            ctas: How many CTAs to launch.
-        """
+        """Launch the kernel. `compiler.example` lists the arguments."""
         self.products_and_layouts()
         load = cpasync.CopyBulkTensorTileG2SOp(tcgen05.CtaGroup.ONE)
         q, k, v, _ = matrices(self.config, pointers, sizes, strides)
@@ -121,18 +113,16 @@ class ForwardKernel:
             cute.select(x, mode=[0, 1, 2]) for x in (self.q_layout, self.k_layout, self.v_layout)
         ]
         self.bytes = [cute.size_in_bytes(self.dtype, x) for x in layouts]
-        atom_q, mQ = cute.nvgpu.make_tiled_tma_atom_A(
-            load, q.tensor(), layouts[0], self.qk_tiler, self.qk
-        )
-        atom_k, mK = cute.nvgpu.make_tiled_tma_atom_B(
-            load, k.tensor(), layouts[1], self.qk_tiler, self.qk
-        )
-        atom_v, mV = cute.nvgpu.make_tiled_tma_atom_B(
-            load, v.tensor(transposed=True), layouts[2], self.pv_tiler, self.pv
-        )
+        scores, sums = (self.qk_tiler, self.qk), (self.pv_tiler, self.pv)
+        copy_a, copy_b = cute.nvgpu.make_tiled_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_B
+        copies = {
+            "q": copy_a(load, q.tensor(), layouts[0], *scores),
+            "k": copy_b(load, k.tensor(), layouts[1], *scores),
+            "v": copy_b(load, v.tensor(transposed=True), layouts[2], *sums),
+        }
         self.memory = self.storage()
         self.kernel(
-            self.qk, self.pv, atom_q, mQ, atom_k, mK, atom_v, mV,
+            self.qk, self.pv, copies,
             (self.q_layout, self.k_layout, self.v_layout, self.p_layout), pointers[3], strides[3],
             sizes, cu_q, cu_k, order, aux, scalars,
         ).launch(
@@ -141,9 +131,7 @@ class ForwardKernel:
 
     @cute.kernel
     def kernel(
-        self, qk: cute.TiledMma, pv: cute.TiledMma, atom_q: cute.CopyAtom, mQ: cute.Tensor,
-        atom_k: cute.CopyAtom, mK: cute.Tensor, atom_v: cute.CopyAtom, mV: cute.Tensor,
-        layouts, o: cute.Pointer, o_strides, sizes, cu_q, cu_k, order, aux, scalars,
+        self, qk, pv, copies, layouts, o, o_strides, sizes, cu_q, cu_k, order, aux, scalars,
     ):  # fmt: skip
         c = self.config
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
@@ -176,9 +164,9 @@ class ForwardKernel:
             if warp == PRODUCTS:
                 ForwardProducts(channels, sums, qk, pv, sQ, sK, sV).run(scheduler)
             if warp == LOADS:
-                q = self.source("q", atom_q, mQ, sQ, qk)
-                k = self.source("k", atom_k, mK, sK, qk)
-                v = self.source("v", atom_v, mV, sV, pv)
+                q = self.source("q", *copies["q"], sQ, qk)
+                k = self.source("k", *copies["k"], sK, qk)
+                v = self.source("v", *copies["v"], sV, pv)
                 ForwardLoads(c, channels, q, k, v).run(scheduler)
             if warp == SCHEDULER:
                 scheduler.publish(Queue(work) if c.jagged else None)

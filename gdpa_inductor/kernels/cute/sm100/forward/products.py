@@ -78,9 +78,9 @@ class ForwardProducts(Fixed):
 
     @cute.jit
     def left_over(self, tile, block, q: Each):
-        """(pending, closing, places of Q) after `block` was scored.
+        """(pending, closing, places of Q) after `block`.
 
-        After the last block of a query tile, Q_t is freed.
+        After the last one of a query tile Q_t is freed.
         """
         pending, closing = Each(*[Boolean(False)] * TILES), Each(*[Boolean(False)] * TILES)
         for t in range_constexpr(TILES):

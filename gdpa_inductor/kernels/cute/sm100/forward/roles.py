@@ -64,10 +64,7 @@ class Channels(Fixed):
 
     @cute.jit
     def start(self, warp, tmem):
-        """Initialise barriers and allocate tensor memory. All warps may use both after this.
-
-        tmem: Where to store the address of tensor memory.
-        """
+        """Initialise barriers and allocate tensor memory. All warps may use both after this."""
         if warp == SCHEDULER:
             with cute.arch.elect_one():
                 for channel in self.all:

@@ -16,18 +16,13 @@ from ..config import HALF, Sm90Config
 
 @dataclass(frozen=True)
 class BackwardForm:
-    """What the form of a call and `stored` decide. A plan keeps it.
+    """What the form of a call and `stored` decide. A plan keeps it."""
 
-    config:    The configuration of the kernel.
-    masked:    The kernel may skip tiles of scores.
-    counters:  The shape of the counters: one for each 64 columns of each query tile.
-    launcher:  The launcher of the kernel, or None if there is nothing to launch.
-    """
-
-    config: Sm90Config
-    masked: bool
+    config: Sm90Config  # the configuration of the kernel
+    masked: bool  # the kernel may skip tiles of scores
+    # The shape of the counters: one for each 64 columns of each query tile.
     counters: tuple[int, ...]
-    launcher: Launcher | None
+    launcher: Launcher | None  # the launcher of the kernel, or None if there is nothing to launch
 
 
 def form_in(plan: LaunchPlan, stored: int | None, ordered: bool, part: str) -> BackwardForm:

@@ -111,18 +111,14 @@ class HopperBackwardFragments(Fixed):
         source, target = self.from_a[None, None, None, stage], self.own.retile(registers)
         cute.copy(self.fetch, source[None, None, part], target[None, None, part])
 
-    def query_part(self, stage: Any) -> Any:
-        """Issue dQᵀ = Kᵀ dS."""
-        product = self.shapes.products["dq"]
-        dQ = cute.make_rmem_tensor(product.partition_shape_C(self.shapes.dq), Float32)
+    def query_part(self, stage: Any, registers: Any = None) -> Any:
+        """Issue dQᵀ = Kᵀ dS, by default into registers of its own."""
+        product, dQ = self.shapes.products["dq"], registers
+        if dQ is None:
+            dQ = cute.make_rmem_tensor(product.partition_shape_C(self.shapes.dq), Float32)
         k, s = self.tKt[None, None, None, 0], self.tdS[None, None, None, stage]
         issue(product, dQ, k, s, True)
         return dQ
-
-    def last_query_part(self, stage: Any) -> None:
-        """The same, into the registers of S."""
-        k, s = self.tKt[None, None, None, 0], self.tdS[None, None, None, stage]
-        issue(self.shapes.products["dq"], self.S, k, s, True)
 
 
 class HopperBackwardProducts(Fixed):
@@ -194,7 +190,7 @@ class HopperBackwardProducts(Fixed):
         self.step(tile, entry, tile.steps - 1, last, True)
         if const_expr(self.lags):
             full["s"].wait(last)
-            x.last_query_part(last % 2)
+            x.query_part(last % 2, x.S)
             warpgroup.wait_group(0)
         for name in "kv":
             empty[name].arrive_once(tile_step)

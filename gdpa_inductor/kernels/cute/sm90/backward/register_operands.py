@@ -35,9 +35,9 @@ class RegisterOperand(Fixed):
         return self.node.kind == "b"
 
     def take(self, lines: Sequence[ProgramLine], first: Any) -> None:
-        """Fetch the numbers of a query tile. Past its end they may be any numbers.
+        """Fetch the numbers of a query tile.
 
-        lines: The program for each of the thread's two keys. first: The first query.
+        Past its end they may be any numbers. lines: The program for each of the thread's two keys.
         """
         self.keep(
             [

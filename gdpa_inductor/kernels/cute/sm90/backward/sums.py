@@ -51,10 +51,7 @@ class Counters(Fixed):
 
     @cute.jit
     def wait(self, counter, count: Int32, seen: Int32):
-        """Wait until a counter is `count`. Afterwards TMA sees what was added.
-
-        seen: An earlier result of `value`.
-        """
+        """Wait until a counter, which was `seen`, is `count`. Then TMA sees what was added."""
         while seen != count:
             seen = self.value(counter)
         cute.arch.fence_proxy("async.global")

@@ -201,9 +201,9 @@ class HopperWeights(Fixed):
 
     @cute.jit
     def run(self, S, column, b_at):
-        """Turn S of a key block into weights, in place.
+        """Turn S of the key block at `column` into weights, in place.
 
-        column: The first key of the block. b_at: The place of its bias; returns the next place.
+        Returns the next place of its bias.
         """
         if self.ranges.needs_no_mask(self.tile, self.first, column):
             self.weigh(S, self.plain, column + self.column, None, b_at)
