@@ -89,26 +89,23 @@ def _(draft: Draft) -> None:
     draft.at(stage, act)
 
 
-@hostility("weights depend on each other", exact=False)
+@hostility("weights depend on each other", exact=False, at="weights")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        draft.emit(
-            draft.pick(
-                "w = w / w.abs().sum(-1, keepdim=True).clamp(min=0.1)",
-                "w = w.softmax(-1)",
-                "w = w - w.mean(-1, keepdim=True)",
-                "w = w.cumsum(-1)",
-                "w = F.normalize(w, dim=-1)",
-                "w = w.flip(-1)",
-                "w = w.roll(1, -1)",
-                "w = w / w.detach().abs().amax().clamp(min=0.1)",
-                "w = F.layer_norm(w, (m,))",
-                "w = w.sort(-1).values",
-                "w = w.mT.mT + w.sum()",
-            )
+    draft.emit(
+        draft.pick(
+            "w = w / w.abs().sum(-1, keepdim=True).clamp(min=0.1)",
+            "w = w.softmax(-1)",
+            "w = w - w.mean(-1, keepdim=True)",
+            "w = w.cumsum(-1)",
+            "w = F.normalize(w, dim=-1)",
+            "w = w.flip(-1)",
+            "w = w.roll(1, -1)",
+            "w = w / w.detach().abs().amax().clamp(min=0.1)",
+            "w = F.layer_norm(w, (m,))",
+            "w = w.sort(-1).values",
+            "w = w.mT.mT + w.sum()",
         )
-
-    draft.at("weights", act)
+    )
 
 
 @hostility("chained attention", exact=True)
@@ -143,27 +140,24 @@ def _(draft: Draft) -> None:
     draft.at("weights", lambda draft: draft.emit(text))
 
 
-@hostility("no-operations between", exact=True)
+@hostility("no-operations between", exact=True, at="weights")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        draft.emit(
-            draft.pick(
-                "w = w.contiguous()",
-                "w = w.to(w.dtype)",
-                "w = w.view(w.shape)",
-                "w = w.clone()",
-                "w = +w",
-                "w = w.expand_as(w)",
-                "w = w[...]",
-                "w = w.type_as(w)",
-                "w = w.reshape(w.shape)",
-                "w = w.unsqueeze(0)[0]",
-                "w = w.mT.mT",
-                "w = w.transpose(-1, -2).contiguous().mT",
-            )
+    draft.emit(
+        draft.pick(
+            "w = w.contiguous()",
+            "w = w.to(w.dtype)",
+            "w = w.view(w.shape)",
+            "w = w.clone()",
+            "w = +w",
+            "w = w.expand_as(w)",
+            "w = w[...]",
+            "w = w.type_as(w)",
+            "w = w.reshape(w.shape)",
+            "w = w.unsqueeze(0)[0]",
+            "w = w.mT.mT",
+            "w = w.transpose(-1, -2).contiguous().mT",
         )
-
-    draft.at("weights", act)
+    )
 
 
 @hostility("sizes of one", exact=True)

@@ -10,48 +10,27 @@ from .activations import ACTIVATIONS
 
 PROGRAMS = Programs()
 table = PROGRAMS.table
-SPECIAL = [
-    float("nan"),
-    INF,
-    -INF,
-    1e200,
-    -1e200,
-    1e-310,
-    -1e-310,
-    0.0,
-    -0.0,
-    700.0,
-    -700.0,
-    1e16,
-    0.5,
-    -0.5,
-    3.0,
-    -3.0,
-    88.0,
-    20.0,
-]
+SPECIAL = torch.tensor(
+    [
+        float(x)
+        for x in """nan inf -inf 1e200 -1e200 1e-310 -1e-310 0 -0.0 700 -700 1e16 0.5 -0.5 3 -3 88
+            20""".split()
+    ],
+    dtype=D64,
+)
 
 
-def special():
-    q = torch.tensor(SPECIAL, dtype=D64)[None, :, None].requires_grad_()
-    return q, torch.ones(1, 2, 1, dtype=D64).requires_grad_(), randn(1, 2, 3)
-
-
-def special32():
-    q = torch.tensor(
-        [x if abs(x) < 1e38 else math.copysign(1e38, x) if abs(x) < INF else x for x in SPECIAL],
-        dtype=torch.float32,
-    )
-    return (
-        q[None, :, None].requires_grad_(),
-        torch.ones(1, 2, 1).requires_grad_(),
-        randn(1, 2, 3, dtype=torch.float32),
+def scores(values):
+    """They are the values."""
+    return lambda: (
+        values.clone()[None, :, None].requires_grad_(),
+        torch.ones(1, 2, 1, dtype=values.dtype).requires_grad_(),
+        randn(1, 2, 3, dtype=values.dtype),
     )
 
 
-LEFT_OUT = {"nan_to_int", "floordiv_op", "heaviside_"}
-
-
+special = scores(SPECIAL)
+special32 = scores(SPECIAL.where(SPECIAL.isinf(), SPECIAL.clamp(-1e38, 1e38)).float())
 BY_HAND = {
     "silu_by_hand": lambda s: s * torch.sigmoid(s),
     "silu_as_quotient": lambda s: s / (1 + torch.exp(-s)),
@@ -90,31 +69,14 @@ BY_HAND = {
     "lerp_inf": lambda s: torch.lerp(s, -s, 0.7),
     "round_inf": lambda s: torch.round(s) + torch.trunc(s) + torch.ceil(s),
 }
-IN_FP32 = (
-    "gelu_tanh_",
-    "softplus_threshold",
-    "logsigmoid_",
-    "mish_",
-    "elu_negative_alpha",
-    "hardswish_kinks",
-    "softcap",
-    "expm1_",
-    "pow_negative_base_3",
-    "lerp_half",
-    "neg_inf_fill_silu",
-    "huge_const",
-    "rational",
-    "addcmul_",
-    "nan_to_num_all",
-)
-
-
-special_too = {name: f for name, f in ACTIVATIONS.items() if name not in LEFT_OUT}
-
-
-table(special, special_too | BY_HAND, of=of_scores, prefix="special_")
-
-
+IN_FP32 = """
+    gelu_tanh_ softplus_threshold logsigmoid_ mish_ elu_negative_alpha hardswish_kinks softcap
+    expm1_ pow_negative_base_3 lerp_half neg_inf_fill_silu huge_const rational addcmul_
+    nan_to_num_all
+""".split()
+left_out = {"nan_to_int", "floordiv_op", "heaviside_"}
+known = {name: f for name, f in ACTIVATIONS.items() if name not in left_out}
+table(special, known | BY_HAND, of=of_scores, prefix="special_")
 table(
     special32,
     {f"{name}_32": ACTIVATIONS[name] for name in IN_FP32},
