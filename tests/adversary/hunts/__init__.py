@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 from .rows import name_of
 
-NEED_FBGEMM = ("hunt_jagged", "hunt_padding")
+NEED_FBGEMM = ("hunt_jagged",)
 
 
 @dataclass(frozen=True)

@@ -93,8 +93,6 @@ table(
     narrow_arange=lambda: torch.arange(300, dtype=torch.int64).to(torch.uint8),
     narrow_arange_directly=lambda: torch.arange(300, dtype=torch.uint8),
 )
-
-
 table(
     nothing,
     of=of_scores,

@@ -46,8 +46,6 @@ CASES.add(
     of_scores(lambda s, count: s * count[:, None]),
     plus(qkv(), values([0, 1, 2**64 - 1, 2**63, 5], dtype=torch.uint64)),
 )
-
-
 CASES.table(
     nothing,
     of=of_scores,
@@ -88,8 +86,6 @@ MORE.table(
     },
     of=of_scores,
 )
-
-
 MORE.table(
     qkv(),
     of=of_scores,

@@ -75,8 +75,6 @@ table(
     bytes_below_300=lambda t: (t[:, None] // t[None, :].clamp(min=1)) < 300,
     bytes_plus_float=lambda t: (t[:, None] + 0.5) > t[None, :],
 )
-
-
 table(
     with_small,
     of=masked,
@@ -95,8 +93,6 @@ table(
     small_shift_right=lambda t: ((t[:, None].int() - t[None, :].int()) >> 4) == -2,
     small_bits_of_negative=lambda t: ((t[:, None].int() - t[None, :].int()) & 63) == 2,
 )
-
-
 table(
     with_ints,
     of=masked,
@@ -106,8 +102,6 @@ table(
     ints_as_floats=lambda t: t[:, None].float() >= t[None, :],
     ints_times_half=lambda t: t[:, None] * 0.5 >= t[None, :],
 )
-
-
 table(
     with_longs,
     of=masked,
@@ -130,8 +124,6 @@ table(
     longs_clamped=lambda t: (t[:, None] + t[None, :]).clamp(-5, 2**62) > 0,
     longs_chosen=lambda t: torch.where(t[:, None] > t[None, :], t[:, None], -t[None, :]) % 4 == 1,
 )
-
-
 table(
     with_flags,
     of=masked,
@@ -143,8 +135,6 @@ table(
     flags_xor_not=lambda f: ~(f[:, None] ^ ~f[None, :]),
     flags_and_one=lambda f: (f[:, None] & 1) == f[None, :],
 )
-
-
 table(
     with_flags,
     of=of_scores,
@@ -153,8 +143,6 @@ table(
     flags_minus_float=lambda s, f: F.silu(s + (1 - (f[:, None] & f[None, :]).float()) * -1e4),
     flags_in_scale=lambda s, f: F.silu(s * (2 - (f[:, None] & f[None, :]).int())),
 )
-
-
 table(
     with_reals,
     of=masked,
@@ -167,8 +155,6 @@ table(
     reals_quotient=lambda r: (r[:, None] / r[None, :]) > 0,
     reals_clamped=lambda r: r[:, None].clamp(0, 2) >= torch.clamp(r[None, :], min=1),
 )
-
-
 table(
     with_halves,
     of=masked,
@@ -180,8 +166,6 @@ table(
         torch.where(torch.arange(M) < 4, torch.maximum(h[:, None], h[None, :]), 257) == 256
     ),
 )
-
-
 table(
     nothing,
     of=masked,
@@ -198,8 +182,6 @@ table(
         half_with_number,
     ),
 )
-
-
 table(
     nothing,
     of=of_scores,

@@ -147,8 +147,6 @@ table(
     ),
     empty_in_cat=(lambda s: torch.cat([torch.empty(0), F.silu(s)], -1), qkv),
 )
-
-
 table(
     qkv,
     one_tensor=lambda q, k, v: F.silu(q @ q.mT) @ q,
