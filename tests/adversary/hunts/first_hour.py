@@ -68,13 +68,6 @@ def lengths_counted_up(q, k, v, lengths):
 CASES.add("masked_by_lengths", masked, lengths_of, lambda q, k, v, lengths: lengths.add_(3))
 
 
-@case(first_learns)
-def residual_in_place(x, k, v):
-    hidden = x * 1.0
-    hidden += F.relu(hidden @ k.mT) @ v
-    return hidden
-
-
 @case(plus(frozen, values(2.0)))
 def number_then_write(q, k, v, c):
     x = c.item()

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, after
-from .given import T, attended, fp64, of_scores, scored, weighted
+from .given import T, fp64, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -15,10 +15,8 @@ table(
     plain=lambda s: F.silu(s * 0.5),
     detach_weights=lambda s: torch.sigmoid(s).detach(),
     detach_scores_in_gate=lambda s: s * torch.sigmoid(s.detach()),
-    custom_ste=lambda s: Ste.apply(s),
     custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),
     arg_unused_grad=lambda s: torch.sigmoid(s * 0),
-    zero_activation=torch.zeros_like,
     const_activation=lambda s: (torch.sigmoid(s) > 0).to(D64),
     sign_activation=torch.sign,
     floor_activation=torch.floor,
@@ -29,25 +27,11 @@ table(
 )
 
 
-@case(fp64)
-def row_normalised(q, k, v):
-    w = F.relu(q @ T(k)) + 0.1
-    w = w / w.sum(-1, keepdim=True)
-    return w @ v
-
-
 @case(fp64, of=of_scores)
 def straight_through(s):
     h = (s > 0).to(s.dtype)
     soft = torch.sigmoid(s)
     return h + soft - soft.detach()
-
-
-@case(fp64)
-def no_grad_weights(q, k, v):
-    with torch.no_grad():
-        w = torch.tanh(q @ T(k))
-    return w @ v
 
 
 @case(fp64)
@@ -69,15 +53,6 @@ def no_grad_last_product(w, v):
     with torch.no_grad():
         o = w @ v
     return o, w.sum()
-
-
-@case(fp64)
-def enable_grad_inside(q, k, v):
-    with torch.no_grad():
-        with torch.enable_grad():
-            s = q @ T(k)
-        w = F.relu(s)
-    return w @ v, s
 
 
 @case(fp64)
@@ -121,39 +96,19 @@ class Attn(torch.autograd.Function):
 
 table(
     fp64,
-    of=weighted(torch.tanh),
-    hook_on_weights=after(lambda w, v: w.register_hook(lambda g: g * 5), lambda w, v: w @ v),
-    retain_grad_weights=after(lambda w, v: w.retain_grad(), lambda w, v: w @ v),
-)
-table(
-    fp64,
-    custom_whole=lambda q, k, v: Attn.apply(q, k, v),
-    custom_on_key=lambda q, k, v: torch.tanh(q @ T(Scale.apply(k))) @ v,
-    detached_query=lambda q, k, v: torch.sigmoid(q.detach() @ T(k)) @ v.detach(),
     bias_from_query=lambda q, k, v: torch.relu(q @ T(k) + q[..., :1]) @ v,
     bias_from_key_mean=lambda q, k, v: torch.relu(q @ T(k) - k.mean(-1).unsqueeze(-2)) @ v,
-    sum_reduces_output=lambda q, k, v: (
-        (torch.relu(q @ T(k)) @ v).sum(-2),
-        (torch.relu(k @ T(q)) @ v).amax(1),
-    ),
     mul_detached_mask_param=lambda q, k, v: (
         (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
     ),
     weights_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w)),
     weights_detached_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w.detach().mean())),
     row_normalised_after=weighted(torch.sigmoid)(lambda w, v: (w @ v) / w.sum(-1, keepdim=True)),
-    row_normalised_detached=weighted(torch.sigmoid)(
-        lambda w, v: (w @ v) / w.detach().sum(-1, keepdim=True)
-    ),
-    create_graph_penalty_first=attended(F.silu)(lambda o: (o, o.square().mean())),
     hook_on_scores=scored(
         after(
             lambda w, v: w.register_hook(lambda g: g.clamp(-0.1, 0.1)),
             lambda w, v: torch.tanh(w) @ v,
         )
-    ),
-    hook_on_output=attended(torch.tanh)(
-        after(lambda w: w.register_hook(lambda g: g * 5), lambda w: w)
     ),
 )
 
@@ -183,48 +138,6 @@ def module(f):
 
 
 @module
-def mod_counter(s, q, k, v):
-    s.count += 1
-    return F.silu(s.linear(q) @ T(s.linear(k)) * s.scale) @ s.linear(v) * s.count
-
-
-@module
-def mod_running_bias(s, q, k, v):
-    o = torch.sigmoid(q @ T(k) + s.running) @ v
-    s.running.mul_(0.9).add_(0.1)
-    return o
-
-
-@module
-def mod_running_between(s, q, k, v):
-    w = torch.sigmoid(q @ T(k)) * s.running
-    with torch.no_grad():
-        s.running = s.running * 0.5
-    return w @ v
-
-
-@module
-def mod_running_stats(s, q, k, v):
-    w = torch.sigmoid(q @ T(k))
-    with torch.no_grad():
-        s.running.copy_(w.mean((0, 1)))
-    return w @ v
-
-
-@module
-def mod_mask_replaced(s, q, k, v):
-    s.mask = s.mask.flip(0)
-    return (F.relu(q @ T(k)) * s.mask) @ v
-
-
-@module
-def mod_param_inplace(s, q, k, v):
-    with torch.no_grad():
-        s.scale.mul_(2)
-    return F.silu(q @ T(k) * s.scale) @ v
-
-
-@module
 def mod_param_inplace_between(s, q, k, v):
     x = F.silu(q @ T(k) + s.scale.detach())
     with torch.no_grad():
@@ -244,11 +157,6 @@ def mod_tied(s, q, k, v):
 
 
 @module
-def mod_weight_as_key(s, q, k, v):
-    return F.relu(q @ s.linear.weight.t()) @ s.linear.weight
-
-
-@module
 def mod_hook(s, q, k, v):
     h = s.linear.register_forward_hook(lambda m, i, o: o * 2)
     o = F.silu(q @ T(s.linear(k))) @ v
@@ -263,20 +171,4 @@ def mod_hook(s, q, k, v):
 def StepInside(s, q, k, v):
     o = torch.sigmoid(q @ T(k) + s.bias) @ v
     s.bias.data.mul_(3)
-    return o
-
-
-@module
-def StepInsideNoGrad(s, q, k, v):
-    o = torch.sigmoid(q @ T(k) + s.bias) @ v
-    with torch.no_grad():
-        s.bias.mul_(3)
-    return o
-
-
-@module
-def StepInsideKey(s, q, k, v):
-    o = torch.sigmoid(q.detach() @ s.key.t()) @ v
-    with torch.no_grad():
-        s.key.mul_(3)
     return o

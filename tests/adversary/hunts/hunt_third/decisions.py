@@ -75,7 +75,6 @@ table(
     ),
     division_then_scale=lambda s: (s / 3 * 0.3 >= 0.1 * 3) * s + (s * 0.3 / 3 >= 0.3) * s,
     neg_of_scales=lambda s: (-(s * 0.1) * 0.7 <= -0.21) * s,
-    scale_product_python=lambda s: (s * (0.1 * 0.7) >= 0.21) * s,
     scale_of_int_and_float=lambda s: (s * 3 * 0.1 >= 0.3 * 3) * s + (s * 3.0 * 1.1 >= 9.9) * s,
     modulo_by_floor=lambda s: s * 0.1 * 0.7 - (s * 0.1 * 0.7 / 0.07).floor() * 0.07,
     lerp_decides=lambda s: (torch.lerp(s, s + 1, 0.3) >= 3.3) * s,

@@ -12,7 +12,6 @@ from ..rows import (
     of_scores,
     plus,
     qkv,
-    scored,
     square,
     weighted,
 )
@@ -188,19 +187,6 @@ def relative_by_as_strided(q, k, v, e):
     return F.silu(q @ k.mT + r) @ v
 
 
-table(
-    nothing,
-    three_relus=(lambda q, k, v: F.relu(F.relu(F.relu(q @ k.mT) @ v) @ k.mT) @ v, square()),
-)
-
-
-@case(square(n=4))
-def one_output_is_the_next_key(q, k, v):
-    k2 = F.relu(q @ k.mT) @ v
-    o = F.silu(q @ k2.mT) @ k2
-    return o, k2
-
-
 @case(square(n=4))
 def one_output_is_a_mask_and_written(q, k, v):
     b = F.relu(q @ k.mT) @ v
@@ -211,9 +197,6 @@ def one_output_is_a_mask_and_written(q, k, v):
 
 table(
     square(n=4),
-    weights_times_weights=lambda q, k, v: F.relu(q @ k.mT) @ F.silu(k @ q.mT) @ v,
-    both_sides_are_weights=lambda q, k, v: F.relu(q @ k.mT) @ (F.silu(k @ q.mT) @ v),
-    one_output_is_the_next_bias=lambda q, k, v: F.silu(q @ k.mT + (F.relu(q @ k.mT) @ v)) @ v,
     gate_of_pooled_scores=lambda q, k, v: (
         F.silu((q @ k.mT) * (q @ k.mT).mean((-1, -2), keepdim=True).sigmoid()) @ v
     ),
@@ -228,34 +211,12 @@ table(
         )
         @ v
     ),
-    differential_attention_apart=lambda q, k, v: (
-        (torch.sigmoid(q[..., :2] @ k[..., :2].mT) @ v)
-        - 0.3 * (torch.sigmoid(q[..., 2:] @ k[..., 2:].mT) @ v)
-    ),
-    comparison_of_scores_is_returned=scored(
-        lambda s, v: (F.silu(s) @ v, (s > 0).sum(), s.detach().amax())
-    ),
 )
-
-
-@case(square(n=4))
-def dead_attention(q, k, v):
-    F.silu(q @ k.mT) @ v
-    w = F.relu(q @ k.mT)
-    w @ v
-    return q + k + v
-
-
-@case(square(n=4), of=scored)
-def half_dead_attention(s, v):
-    F.silu(s) @ v
-    return F.relu(s) @ v
 
 
 table(
     nothing,
     of=of_scores,
-    asserts_on_scores=(after(lambda s: torch._assert(s.shape[-1] == 4, "no"), F.silu), square(n=4)),
     async_assert_on_scores=(
         after(lambda s: torch._assert_async((s == s).all()), F.silu),
         square(n=4),
