@@ -23,7 +23,6 @@ half = lambda: qkv(torch.bfloat16)
 frozen = lambda: qkv(grad=False)
 lengths_of = plus(qkv, values([3, 7]))
 long_rows = normal(*[(1, 1, 300, 4)] * 3, dtype=torch.float32)
-first_learns = lambda: (qkv()[0], *frozen()[1:])
 large_query = lambda: ((frozen()[0] * 100).requires_grad_(), *qkv()[1:])
 
 

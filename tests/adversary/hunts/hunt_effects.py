@@ -23,28 +23,6 @@ def triple(g):
     return g * 3
 
 
-class Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 5
-
-
-class Dirty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        x.mul_(2)
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 7
-
-
 # Calls that write into other arguments than the first
 
 

@@ -97,7 +97,3 @@ MORE.table(
     ),
     unbound_heads=_each(F.silu, F.gelu),
 )
-
-
-def _last(x):
-    return x.transpose(-1, -2)

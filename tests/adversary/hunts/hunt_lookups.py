@@ -92,10 +92,4 @@ TRIED.table(
 )  # fmt: skip
 
 
-def written(x):
-    x[0] = 0
-    x[1:3] += 1
-    return x % T if not x.is_floating_point() else x
-
-
 CASES, MORE = FOUND, TRIED

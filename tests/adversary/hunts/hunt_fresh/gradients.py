@@ -62,16 +62,6 @@ def inference_island(q, k, v):
     return (F.silu(q @ T(k)) * m.clone()) @ v
 
 
-class Ste(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g
-
-
 class Scale(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -80,18 +70,6 @@ class Scale(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         return g * 3
-
-
-class Attn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        ctx.save_for_backward(q, k, v)
-        return F.silu(q @ T(k)) @ v
-
-    @staticmethod
-    def backward(ctx, g):
-        _, k, _ = ctx.saved_tensors
-        return g * 2, g + k, None
 
 
 table(

@@ -48,10 +48,6 @@ def split(x):
     return x.view(3, 5, 2, 4).transpose(1, 2)
 
 
-def joined(x):
-    return x.transpose(1, 2).reshape(3, 5, 8)
-
-
 def lengths(o):
     return (o[1:] - o[:-1])[:, None, None]
 

@@ -144,18 +144,9 @@ def only(*which):
     return lambda: tuple(x.requires_grad_(i in which) for i, x in enumerate(frozen()))
 
 
-def parameter(which):
-    return lambda: tuple(torch.nn.Parameter(x) if i == which else x for i, x in enumerate(frozen()))
-
-
-def parameter_bias(grad=True):
-    return lambda: (torch.nn.Parameter(torch.randn(5, 5, dtype=D64), requires_grad=grad),)
-
-
 BIAS, FIXED = normal((5, 5)), normal((5, 5), grad=False)
 tanh = of_scores(torch.tanh)
 relu = of_scores(F.relu)
-bias = of_scores(lambda s, b: torch.sigmoid(s + b))
 gate = of_scores(lambda s, b: torch.sigmoid(s) * b)
 filled = of_scores(lambda s, b: torch.sigmoid(s).masked_fill(b > 0, 0.0))
 lengths = of_scores(lambda s, l: torch.sigmoid(s) * (torch.arange(5) < l[:, None, None, None]))
@@ -169,11 +160,6 @@ def chosen(q, k, v, b):
 
 def chosen_or_bias(q, k, v, b):
     return torch.where(b.detach() > 0, torch.tanh(q @ T(k)), b) @ v
-
-
-def distances(q, k, v, t):
-    i = torch.arange(5)
-    return torch.sigmoid(q @ T(k) + t[i[:, None] - i + 4]) @ v
 
 
 # name: the program, its operands, what the caller does
