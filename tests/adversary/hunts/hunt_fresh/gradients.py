@@ -116,6 +116,20 @@ def module(f):
 
 
 @module
+def mod_counter(s, q, k, v):
+    s.count += 1
+    return F.silu(s.linear(q) @ T(s.linear(k)) * s.scale) @ s.linear(v) * s.count
+
+
+@module
+def mod_running_stats(s, q, k, v):
+    w = torch.sigmoid(q @ T(k))
+    with torch.no_grad():
+        s.running.copy_(w.mean((0, 1)))
+    return w @ v
+
+
+@module
 def mod_param_inplace_between(s, q, k, v):
     x = F.silu(q @ T(k) + s.scale.detach())
     with torch.no_grad():

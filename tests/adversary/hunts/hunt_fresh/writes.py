@@ -29,6 +29,13 @@ table(
 )
 
 
+@case(frozen)
+def key_written_between(q, k, v):
+    w = F.silu(q @ T(k))
+    k.mul_(2)
+    return w @ v
+
+
 @case(frozen, of=weighted(F.silu))
 def matmul_out_value(w, v):
     o = torch.empty_like(v)
@@ -154,6 +161,17 @@ shifted = of_scores(lambda s, shift: torch.tanh(s + shift))
 condition = of_scores(lambda s, b: torch.tanh(s) * (b > 0))
 
 
+bias = of_scores(lambda s, b: torch.sigmoid(s + b))
+
+
+def parameter(which):
+    return lambda: tuple(torch.nn.Parameter(x) if i == which else x for i, x in enumerate(frozen()))
+
+
+def parameter_bias(grad=True):
+    return lambda: (torch.nn.Parameter(torch.randn(5, 5, dtype=D64), requires_grad=grad),)
+
+
 def chosen(q, k, v, b):
     return torch.where(b > 0, torch.tanh(q @ T(k)), 0.0) @ v
 
@@ -164,6 +182,30 @@ def chosen_or_bias(q, k, v, b):
 
 # name: the program, its operands, what the caller does
 LATER = {
+    "bias_grad_inplace": (bias, plus(fp64, BIAS), no_grad(lambda q, k, v, b: b.mul_(5))),
+    "bias_grad_data": (bias, plus(fp64, BIAS), lambda q, k, v, b: b.data.mul_(5)),
+    "bias_inplace": (bias, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(5)),
+    "bias_data": (bias, plus(fp64, FIXED), lambda q, k, v, b: b.data.mul_(5)),
+    "only_v_change_q": (tanh, only(2), lambda q, k, v: q.mul_(5)),
+    "only_v_change_k": (tanh, only(2), lambda q, k, v: k.mul_(5)),
+    "only_v_change_v": (tanh, only(2), no_grad(lambda q, k, v: v.mul_(5))),
+    "only_q_change_q": (tanh, only(0), no_grad(lambda q, k, v: q.mul_(5))),
+    "only_q_change_q_data": (tanh, only(0), lambda q, k, v: q.data.mul_(5)),
+    "only_k_change_k": (tanh, only(1), no_grad(lambda q, k, v: k.mul_(5))),
+    "only_k_change_k_data": (tanh, only(1), lambda q, k, v: k.data.mul_(5)),
+    "all_change_v_data": (relu, fp64, lambda q, k, v: v.data.mul_(5)),
+    "requires_grad_off": (tanh, fp64, lambda q, k, v: q.requires_grad_(False)),
+    "param_only_q_change_q": (tanh, parameter(0), no_grad(lambda q, k, v: q.mul_(5))),
+    "param_only_k_change_k": (tanh, parameter(1), no_grad(lambda q, k, v: k.mul_(5))),
+    "param_only_v_change_v": (tanh, parameter(2), no_grad(lambda q, k, v: v.mul_(5))),
+    "param_only_q_change_q_data": (tanh, parameter(0), lambda q, k, v: q.data.mul_(5)),
+    "param_only_v_change_v_data": (tanh, parameter(2), lambda q, k, v: v.data.mul_(5)),
+    "param_relu_v": (relu, parameter(2), no_grad(lambda q, k, v: v.mul_(5))),
+    "param_bias": (bias, plus(fp64, parameter_bias()), no_grad(lambda q, k, v, b: b.mul_(5))),
+    "table_data": (distances, plus(fp64, normal(9)), lambda q, k, v, t: t.data.mul_(4)),
+    "lengths": (lengths, plus(fp64, values([2, 4])), lambda q, k, v, l: l.fill_(5)),
+    "bias_only_bias_learns": (bias, plus(only(), BIAS), no_grad(lambda q, k, v, b: b.mul_(5))),
+    "bias_only_bias_learns_v": (bias, plus(only(), BIAS), lambda q, k, v, b: v.data.mul_(5)),
     "gate_only_v": (gate, plus(only(2), FIXED), lambda q, k, v, b: b.mul_(5)),
     "fill": (filled, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(-5)),
     "where": (chosen, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(-5)),
