@@ -133,6 +133,23 @@ def bias_written_after_break(q, k, v, b):
 
 
 @case(frozen)
+def same_object_mutated(q, k, v):
+    a = q.clone()
+    b = a.view(2, 2, 20)
+    w = F.silu(a @ T(k))
+    b.zero_()
+    return w @ (v + a)
+
+
+@case(frozen)
+def swapped_in_place(q, k, v):
+    w = torch.tanh(q @ T(k))
+    q.copy_(v)
+    v.copy_(w @ q)
+    return w.sum() * 0 + v
+
+
+@case(frozen)
 def output_into_input(q, k, v):
     v.copy_(torch.tanh(q @ T(k)) @ v)
     return v * 2
@@ -170,6 +187,11 @@ def parameter(which):
 
 def parameter_bias(grad=True):
     return lambda: (torch.nn.Parameter(torch.randn(5, 5, dtype=D64), requires_grad=grad),)
+
+
+def distances(q, k, v, t):
+    i = torch.arange(5)
+    return torch.sigmoid(q @ T(k) + t[i[:, None] - i + 4]) @ v
 
 
 def chosen(q, k, v, b):
