@@ -9,47 +9,52 @@ PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
 
-@case(normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3)))
-def gqa_repeat_interleave(q, k, v):
-    k, v = (x.repeat_interleave(3, dim=1) for x in (k, v))
-    return F.relu(q @ k.mT) @ v
+GROUPS = normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3))
 
 
-@case(normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3)))
-def gqa_repeat(q, k, v):
-    k, v = (x.repeat(1, 3, 1, 1) for x in (k, v))
-    return F.relu(q @ k.mT) @ v
+def repeated(keys, values):
+    """Keys and values of fewer heads are repeated."""
+    return lambda q, k, v: F.relu(q @ keys(k).mT) @ values(v)
 
 
-@case(normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3)))
-def gqa_expand_mixed(q, k, v):
-    k = k[:, :, None].expand(2, 2, 3, 7, 4).reshape(2, 6, 7, 4)
-    v = v[:, None].expand(2, 3, 2, 7, 3).reshape(2, 6, 7, 3)
-    return F.relu(q @ k.mT) @ v
+def thrice(x):
+    return x.repeat_interleave(3, dim=1)
 
 
-@case(normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 3, 7, 3)))
-def gqa_different_groups(q, k, v):
-    k = k.repeat_interleave(3, 1)
-    v = v.repeat_interleave(2, 1)
-    return F.relu(q @ k.mT) @ v
+def tiled(x):
+    return x.repeat(1, 3, 1, 1)
 
 
-@case(normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3)))
+table(
+    GROUPS,
+    gqa_repeat_interleave=repeated(thrice, thrice),
+    gqa_repeat=repeated(tiled, tiled),
+    gqa_expand_mixed=repeated(
+        lambda k: k[:, :, None].expand(2, 2, 3, 7, 4).reshape(2, 6, 7, 4),
+        lambda v: v[:, None].expand(2, 3, 2, 7, 3).reshape(2, 6, 7, 3),
+    ),
+)
+table(
+    normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 3, 7, 3)),
+    gqa_different_groups=repeated(thrice, lambda v: v.repeat_interleave(2, 1)),
+)
+
+
+@case(GROUPS)
 def gqa_by_rows(q, k, v):
     q = q.view(2, 2, 3, 5, 4).reshape(2, 2, 15, 4)
     s = torch.sigmoid(q @ k.mT)
     return (s @ v).view(2, 2, 3, 5, 3).flatten(1, 2)
 
 
-@case(normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), (5, 7)))
+@case(plus(GROUPS, normal((5, 7))))
 def gqa_by_rows_with_bias(q, k, v, bias):
     q = q.view(2, 2, 3, 5, 4).reshape(2, 2, 15, 4)
     s = torch.sigmoid((q @ k.mT).view(2, 2, 3, 5, 7) + bias).view(2, 2, 15, 7)
     return (s @ v).view(2, 2, 3, 5, 3).flatten(1, 2)
 
 
-@case(normal((2, 6, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3)))
+@case(GROUPS)
 def gqa_by_interleaved_rows_causal(q, k, v):
     q = q.view(2, 2, 3, 5, 4).transpose(2, 3).reshape(2, 2, 15, 4)
     s = torch.sigmoid(q @ k.mT)
