@@ -62,10 +62,7 @@ table(
     qkv,
     of=masked,
     seconds_in_double=(lambda t: (t[:, :, None] > t[:, None, :])[:, None], SECONDS),
-    seconds_floor=(
-        lambda t: (t.long()[:, :, None] > t.long()[:, None, :])[:, None],
-        SECONDS,
-    ),
+    seconds_floor=(lambda t: (t.long()[:, :, None] > t.long()[:, None, :])[:, None], SECONDS),
     seconds_after_double=(
         lambda t, start: (t >= start)[:, None, None, :],
         WHOLE_SECONDS,
@@ -156,10 +153,7 @@ table(
     qkv,
     compare_past_fp32=where(lambda s: s < 1e300),
     large_integer_compare=where(lambda s: s < (1 << 62)),
-    tiny_doubles_fill=(
-        of_scores(lambda s, mask: F.silu(s).masked_fill(mask == 0, 0.0)),
-        TINY,
-    ),
+    tiny_doubles_fill=(of_scores(lambda s, mask: F.silu(s).masked_fill(mask == 0, 0.0)), TINY),
 )
 table(
     qkv,

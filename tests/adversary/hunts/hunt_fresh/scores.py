@@ -189,8 +189,7 @@ table(
     lshift_positions=outer(lambda i, j: (i << 7) + j, lambda: torch.arange(5, dtype=torch.uint8)),
     mask_bucketize=outer(torch.eq, lambda: torch.bucketize(torch.arange(5), torch.tensor([1, 3]))),
     mask_searchsorted=outer(
-        torch.eq,
-        lambda: torch.searchsorted(torch.tensor([0, 2, 5]), torch.arange(5), right=True),
+        torch.eq, lambda: torch.searchsorted(torch.tensor([0, 2, 5]), torch.arange(5), right=True)
     ),
     triu_of_transposed=lambda q, k, v: T(torch.triu(F.silu(k @ T(q)))) @ v,
 )
@@ -243,10 +242,7 @@ table(
         lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)[:, None]),
         normal((2, 2, 1, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
     ),
-    broadcast_batches=(
-        torch.sigmoid,
-        normal((1, 2, 5, 4), (2, 1, 5, 4), (3, 1, 1, 5, 4)),
-    ),
+    broadcast_batches=(torch.sigmoid, normal((1, 2, 5, 4), (2, 1, 5, 4), (3, 1, 1, 5, 4))),
     vector_value=(torch.sigmoid, normal((5, 4), (2, 5, 4), 5)),
     one_key_broadcasts=(
         lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)),

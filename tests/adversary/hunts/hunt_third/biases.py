@@ -262,10 +262,7 @@ table(
         ),
         plus(
             normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), dtype=torch.float32),
-            lambda: (
-                torch.randint(0, 2**40, (2, 7)),
-                torch.randint(0, 2**40, (2, 5)),
-            ),
+            lambda: (torch.randint(0, 2**40, (2, 7)), torch.randint(0, 2**40, (2, 5))),
         ),
     ),
     lengths_in_floordiv_of_positions=(

@@ -134,10 +134,7 @@ table(
     value_plus_one_after_padding=lambda a, b, c, o: torch.sigmoid(a @ b.mT) @ (c + 1),
     value_doubled_after_padding=lambda a, b, c, o: torch.sigmoid(a @ b.mT) @ (c * 2),
     query_detached_after_padding=lambda a, b, c, o: torch.sigmoid(a.detach() @ b.mT) @ c,
-    dense_keys=(
-        lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys,
-        normal((4, 2, 6, 4)),
-    ),
+    dense_keys=(lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys, normal((4, 2, 6, 4))),
     dense_keys_shared=(
         lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys,
         normal((1, 2, 6, 4)),
