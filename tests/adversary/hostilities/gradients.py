@@ -127,9 +127,7 @@ def _(draft: Draft) -> None:
 
     def act(draft: Draft) -> None:
         x = draft.s if stage in ("scores", "middle") else "w"
-        draft.emit(
-            draft.pick("{x}.detach_()", "torch.detach_({x})", "{x} = {x}.detach_()").format(x=x)
-        )
+        draft.emit_one("{x}.detach_()", "torch.detach_({x})", "{x} = {x}.detach_()", x=x)
 
     draft.at(stage, act)
 
@@ -234,24 +232,20 @@ class Half(torch.autograd.Function):
 @hostility("straight-through estimate", exact=False, at="weights")
 def _(draft: Draft) -> None:
     rounded = draft.pick("w.round()", "(w > 0.1).to(w.dtype)", "w.clamp(0, 0.3)", "w.sign()")
-    draft.emit(
-        draft.pick(
-            f"w = w + ({rounded} - w).detach()",
-            f"w = {rounded}.detach() + w - w.detach()",
-            f"w = w + ({rounded} - w).data",
-        )
+    draft.emit_one(
+        f"w = w + ({rounded} - w).detach()",
+        f"w = {rounded}.detach() + w - w.detach()",
+        f"w = w + ({rounded} - w).data",
     )
 
 
 @hostility("straight-through estimate", exact=False, at="middle")
 def _(draft: Draft) -> None:
     """One path to the scores is cut, another one is not."""
-    draft.emit(
-        draft.pick(
-            f"s = {draft.s} * {draft.s}.detach().abs()",
-            f"s = {draft.s} + q.detach().sum()",
-            f"s = torch.where({draft.s}.detach() > 0, {draft.s}, {draft.s}.detach())",
-            f"s = {draft.s} + {draft.s}.data * 0.5",
-        )
+    draft.emit_one(
+        f"s = {draft.s} * {draft.s}.detach().abs()",
+        f"s = {draft.s} + q.detach().sum()",
+        f"s = torch.where({draft.s}.detach() > 0, {draft.s}, {draft.s}.detach())",
+        f"s = {draft.s} + {draft.s}.data * 0.5",
     )
     draft.s = "s"

@@ -36,7 +36,7 @@ def _(draft: Draft) -> None:
         draft.q = "h0"
 
     def act(draft: Draft) -> None:
-        draft.emit(draft.pick("h0 += out", "h0.add_(out)", "h0.add_(out, alpha=0.5)"))
+        draft.emit_one("h0 += out", "h0.add_(out)", "h0.add_(out, alpha=0.5)")
         draft.outputs.append("h0")
 
     draft.at("before", start)
@@ -131,15 +131,14 @@ def _(draft: Draft) -> None:
         name = getattr(draft, x)
         if stage == "before":
             name = copied(draft, x)
-        draft.emit(
-            draft.pick(
-                "{x}.set_(torch.ones_like({x}))",
-                "{x}.data = {x}.data * 0.5",
-                "{x}.data = torch.zeros_like({x})",
-                "{x}.set_({x}.clone().neg_())",
-                "{x}.resize_({x}.shape).mul_(2.0)",
-                "{x}.resize_as_({x}).add_(1)",
-            ).format(x=name)
+        draft.emit_one(
+            "{x}.set_(torch.ones_like({x}))",
+            "{x}.data = {x}.data * 0.5",
+            "{x}.data = torch.zeros_like({x})",
+            "{x}.set_({x}.clone().neg_())",
+            "{x}.resize_({x}.shape).mul_(2.0)",
+            "{x}.resize_as_({x}).add_(1)",
+            x=name,
         )
 
     draft.at(stage, act)

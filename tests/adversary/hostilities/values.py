@@ -44,8 +44,7 @@ def _(draft: Draft) -> None:
         z = draft.sizes
         bound = draft.operand("bound", z["n"], z["m"], values=values)
         name = draft.pick("maximum", "minimum", "max", "min")
-        draft.emit(f"s = torch.{name}({draft.s}, {bound})")
-        draft.s = "s"
+        draft.assign("middle", f"torch.{name}({draft.s}, {bound})")
 
     draft.at("middle", act)
 
@@ -58,18 +57,18 @@ def _(draft: Draft) -> None:
     def act(draft: Draft) -> None:
         z = draft.sizes
         bound = draft.operand("bound", z["n"], z["m"], values=values)
-        draft.emit(
-            draft.pick(
-                "s = {s}.clamp(min={b})",
-                "s = {s}.clamp(max={b})",
-                "s = torch.clamp({s}, {b}, {b} + 1)",
-                "s = torch.clamp_min({s}, {b})",
-                "s = torch.fmax({s}, {b})",
-                "s = torch.fmin({s}, {b})",
-                "s = {s}.clamp(1.0, -1.0)",
-                "s = {s}.clamp(max=float('nan'))",
-                "s = {s}.clamp(min=-float('inf'))",
-            ).format(s=draft.s, b=bound)
+        draft.emit_one(
+            "s = {s}.clamp(min={b})",
+            "s = {s}.clamp(max={b})",
+            "s = torch.clamp({s}, {b}, {b} + 1)",
+            "s = torch.clamp_min({s}, {b})",
+            "s = torch.fmax({s}, {b})",
+            "s = torch.fmin({s}, {b})",
+            "s = {s}.clamp(1.0, -1.0)",
+            "s = {s}.clamp(max=float('nan'))",
+            "s = {s}.clamp(min=-float('inf'))",
+            s=draft.s,
+            b=bound,
         )
         draft.s = "s"
 
@@ -118,7 +117,7 @@ def _(draft: Draft) -> None:
         draft.assign(stage, f"{x} {draft.pick('*', '+', '/')} {c}")
 
     def match(draft: Draft) -> None:
-        draft.emit(draft.pick(f"w = w.to({draft.v}.dtype)", f"w = w.type_as({draft.v})"))
+        draft.emit_one(f"w = w.to({draft.v}.dtype)", f"w = w.type_as({draft.v})")
 
     draft.at(stage, act)
     draft.at("late", match)
@@ -221,8 +220,7 @@ def _(draft: Draft) -> None:
         m = draft.operand("half", z["n"], z["m"], values="zero_one", grad=False)
         draft.emit(f"half = {m}.to({draft.s}.dtype)")
         m = "half"
-        draft.emit(f"s = {draft.random.choice(forms).format(x=draft.s, m=m)}")
-        draft.s = "s"
+        draft.assign("middle", f"{draft.random.choice(forms).format(x=draft.s, m=m)}")
 
     draft.at("middle", act)
 
