@@ -180,11 +180,8 @@ def _(draft: Draft) -> None:
 
     def act(draft: Draft) -> None:
         with draft.inside("with torch.no_grad():"):
-            draft.emit_one(
-                f"self.{name}.mul_(0.5)",
-                f"self.{name}.clamp_(-1, 1)",
-                f"self.{name}.copy_(torch.ones_like(self.{name}))",
-            )
+            draft.emit(draft.pick(f"self.{name}.mul_(0.5)", f"self.{name}.clamp_(-1, 1)",
+                                  f"self.{name}.copy_(torch.ones_like(self.{name}))"))  # fmt: skip
 
     draft.at(stage, act)
 
@@ -210,14 +207,9 @@ def _buffer(draft: Draft, stage: str) -> None:
         draft.operand("step", *shape, kind=kind, values=values, grad=False, place="buffer")
 
     def act(draft: Draft) -> None:
-        draft.emit_one(
-            "self.step += 1",
-            "self.step.add_(1)",
-            "self.step.mul_(2)",
-            "self.step.copy_(self.step + 1)",
-            "self.step.data.add_(2)",
-            "self.step[...] = 3",
-        )
+        draft.emit(draft.pick("self.step += 1", "self.step.add_(1)", "self.step.mul_(2)",
+                              "self.step.copy_(self.step + 1)", "self.step.data.add_(2)",
+                              "self.step[...] = 3"))  # fmt: skip
 
     def use(draft: Draft) -> None:
         # Eager saves a factor, and refuses the backward where it was changed later.
@@ -225,7 +217,8 @@ def _buffer(draft: Draft, stage: str) -> None:
         text = draft.pick(
             "+ self.step", "- self.step", *([] if later else ["* self.step", "/ self.step"])
         )
-        draft.assign("middle", f"{draft.s} {text}", f"s = s.to({draft.v}.dtype)")
+        draft.emit(f"s = {draft.s} {text}", f"s = s.to({draft.v}.dtype)")
+        draft.s = "s"
 
     draft.at("start", start)
     draft.at("scores", use)
@@ -246,11 +239,13 @@ def _(draft: Draft) -> None:
         x = "v" if late and draft.training else draft.pick("k", "v")
         if late and draft.training:
             draft.emit("out = out.detach()")
-        draft.emit_one(
-            f"self.{x}[..., :1, :] = 0.5",
-            f"self.{x}.mul_(0.9)",
-            f"self.{x}.roll(1, -2)",
-            f"self.{x}[..., -1, :].zero_()",
+        draft.emit(
+            draft.pick(
+                f"self.{x}[..., :1, :] = 0.5",
+                f"self.{x}.mul_(0.9)",
+                f"self.{x}.roll(1, -2)",
+                f"self.{x}[..., -1, :].zero_()",
+            )
         )
 
     draft.at("after" if late else "before", act)
@@ -271,7 +266,7 @@ def _(draft: Draft) -> None:
     autocast = 'with torch.autocast("cpu", dtype=torch.bfloat16):'
 
     def first(draft: Draft) -> None:
-        draft.emit_one("s = s.float()", "s = s.to(torch.float32)")
+        draft.emit(draft.pick("s = s.float()", "s = s.to(torch.float32)"))
 
     def middle(draft: Draft) -> None:
         with draft.inside(autocast):
