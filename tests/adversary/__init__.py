@@ -12,5 +12,5 @@ matcher, so that the two do not share a blind spot.
     generator    seed -> program
     judging      runs a program in eager and rewritten, and compares
     runner       many programs, resumable
-    hunts        programs that people wrote to break the package; each is kept
+    hunts        programs that people wrote to break the package
 """

@@ -81,6 +81,21 @@ class Draft:
     def emit(self, *lines: str) -> None:
         self.lines += ["    " * self.depth + line for line in lines]
 
+    def emit_one(self, *choices: str, **names: str) -> None:
+        """One of these lines; `names` stand in its braces."""
+        line = self.pick(*choices)
+        self.emit(line.format(**names) if names else line)
+
+    def subject(self, stage: str) -> str:
+        """The scores, or the weights after the activation."""
+        return self.s if stage == "middle" else "w"
+
+    def assign(self, stage: str, text: str) -> None:
+        """Give the subject of a stage another value."""
+        self.emit(f"{'s' if stage == 'middle' else 'w'} = {text}")
+        if stage == "middle":
+            self.s = "s"
+
     @contextmanager
     def inside(self, header: str) -> Iterator[None]:
         """A block: `with torch.no_grad():` and what is written in it."""

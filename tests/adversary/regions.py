@@ -204,12 +204,10 @@ def _given(draft: Draft) -> str:
 
 
 def _causal(draft: Draft) -> str:
-    draft.emit(
-        draft.pick(
-            "mask = torch.ones(n, m, dtype=torch.bool).tril()",
-            "mask = torch.arange(n)[:, None] >= torch.arange(m)",
-            "mask = ~torch.ones(n, m, dtype=torch.bool).triu(1)",
-        )
+    draft.emit_one(
+        "mask = torch.ones(n, m, dtype=torch.bool).tril()",
+        "mask = torch.arange(n)[:, None] >= torch.arange(m)",
+        "mask = ~torch.ones(n, m, dtype=torch.bool).triu(1)",
     )
     return "mask"
 

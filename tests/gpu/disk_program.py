@@ -14,6 +14,7 @@ from gdpa_inductor.kernels.cute.architectures import config_of
 from gdpa_inductor.kernels.cute.backward import totals
 from gdpa_inductor.kernels.cute.backward.launch import backward
 from gdpa_inductor.kernels.cute.runtime import Kernel
+from tests.gpu.checks import on_card
 from tests.kernels.cute_backward_cases import CAUSAL, SILU, Case, make_call
 
 LENGTHS = {"rows": (200, 0, 130, 1, 300), "keys": (200, 0, 130, 1, 300)}
@@ -48,7 +49,7 @@ def results(case: Case) -> list[torch.Tensor]:
     """O, dQ, dK, dV, and the gradient of a bias."""
     call = make_call(case)
     o = call.operands
-    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    there = on_card(o)
     out = launch.forward(there)
     return [out, *backward(call.grad_out.cuda(), there, (True,) * (3 + len(o.aux)))]
 

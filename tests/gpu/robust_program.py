@@ -20,6 +20,7 @@ from gdpa_inductor.kernels.cute import launch
 from gdpa_inductor.kernels.cute.architectures import config_of
 from gdpa_inductor.kernels.cute.backward import totals
 from gdpa_inductor.kernels.cute.backward.launch import backward
+from tests.gpu.checks import on_card
 from tests.kernels.cute_backward_cases import CAUSAL, SILU, Case, Problem, make_call
 
 HELD = 100  # multiprocessors
@@ -47,11 +48,11 @@ def hold(found, nanoseconds):
         now = extra.globaltimer()
 
 
-def on_card(case: Case) -> Problem:
+def problem(case: Case) -> Problem:
     call = make_call(case)
-    o = call.operands
-    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
-    return Problem(there, call.grad_out.cuda(), None, call.batch, call.rows, call.cols)
+    return Problem(
+        on_card(call.operands), call.grad_out.cuda(), None, call.batch, call.rows, call.cols
+    )
 
 
 def bits(found: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -60,7 +61,7 @@ def bits(found: list[torch.Tensor]) -> list[torch.Tensor]:
 
 def held() -> dict:
     """Both results are what they are alone, and come."""
-    calls = [on_card(case) for case in HOLD]
+    calls = [problem(case) for case in HOLD]
     alone = [bits(backward(x.grad_out, x.operands, (True,) * 3)) for x in calls]
     places = torch.full((ROUNDS, HELD), -1, dtype=torch.int32, device="cuda")
     hold[(HELD,)](places[0], 0, num_warps=WARPS)
@@ -81,7 +82,7 @@ def held() -> dict:
 def kernels() -> dict:
     """Forward, both backwards, the order of sequences and a sum."""
     for case in SMALL.values():
-        x = on_card(case)
+        x = problem(case)
         launch.forward(x.operands, ctas=3)
         for ordered in (True, False):
             backward(x.grad_out, x.operands, (True,) * 3, ctas=3, ordered=ordered)

@@ -1,10 +1,12 @@
 """Chunks on torch's products, on the card: the error rule for every kind of operand, equal bits."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from gdpa_inductor import gdpa_backend
+from tests.gpu import checks
 from tests.gpu.programs import CASES, SELF, Case, _causal, _plain
 from tests.gpu.test_kernels import bits, breach, operands_of
 
@@ -18,15 +20,7 @@ WIDE = {
 }
 
 
-def compiled(function):
-    options = {
-        "gdpa.kernel": "chunked", "gdpa.profit": False, "gdpa.strict": True, "gdpa.expect": 1,
-    }  # fmt: skip
-
-    def backend(gm, inputs):
-        return gdpa_backend(gm, inputs, options=options)
-
-    return torch.compile(function, backend=backend)
+compiled = partial(checks.compiled, kernel="chunked")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])

@@ -5,21 +5,14 @@ import dataclasses
 import pytest
 import torch
 
-from tests.tolerances import error_of
-
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
 from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor.kernels.cute.backward import launch  # noqa: E402
 from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
-from tests.gpu.test_cute_backward import (  # noqa: E402, F401
-    LONG,
-    WIDE,
-    call_on_card,
-    gradients,
-    hopper,
-)
+from tests.gpu.checks import check_gradients, hopper  # noqa: E402, F401
+from tests.gpu.test_cute_backward import LONG, WIDE, call_on_card, gradients  # noqa: E402
 from tests.kernels.cute_backward_cases import CASES, CAUSAL, Case, make_call, unfused  # noqa: E402
 
 FORMS = {
@@ -43,10 +36,7 @@ def test_gradients(name: str) -> None:
     call = make_call(case)
     exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
     for ctas in (0, case.ctas):
-        found = gradients(case, call, ctas, ordered=False)
-        for letter, *given in zip("qkv", found, eager, exact, strict=True):
-            wrong = error_of(*given, direction="backward")
-            assert wrong is None, (letter, ctas, wrong)
+        check_gradients(gradients(case, call, ctas, ordered=False), eager, exact)
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -125,5 +115,4 @@ def test_the_option_reaches_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         for own in [[x.detach().to(kind).requires_grad_() for x in tensors]]
     )
     assert asked == [False]
-    for mine, theirs, truth in zip(found, eager, exact, strict=True):
-        assert error_of(mine, theirs, truth, direction="backward") is None
+    check_gradients(found, eager, exact)

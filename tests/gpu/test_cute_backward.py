@@ -7,8 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from tests.tolerances import error_of
-
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
@@ -16,6 +14,7 @@ from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
+from tests.gpu.checks import captured, check_gradients, hopper, on_card  # noqa: E402, F401
 from tests.kernels.cute_backward_cases import (  # noqa: E402
     CASES,
     CAUSAL,
@@ -63,16 +62,10 @@ ALL = {
 }
 
 
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("needs compute capability 9.0")
-
-
 def gradients(case: Case, call: Problem, ctas: int = 0, ordered: bool = True) -> list[torch.Tensor]:
     """dQ, dK and dV on the CPU."""
     o = call.operands
-    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    there = on_card(o)
     with poisoned():
         given = {"fast": case.fast, "ctas": ctas, "ordered": ordered}
         found = backward(call.grad_out.cuda(), there, (True,) * 3, **given)
@@ -177,7 +170,7 @@ def test_rows_of_no_sequence_are_zero() -> None:
     cu_k = torch.tensor([11, 100, 100, 200, 1500, 1400], dtype=torch.int32)
     o = dataclasses.replace(call.operands, cu_seqlens_q=cu, cu_seqlens_k=cu_k)
     o = dataclasses.replace(o, max_seqlen_q=200, max_seqlen_k=300)
-    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    there = on_card(o)
     with poisoned():
         found = backward(call.grad_out.cuda(), there, (True,) * 3)
     queries, keys = ((37, 100), (400, 450), (450, 650)), ((11, 100), (100, 200), (200, 500))
@@ -212,9 +205,7 @@ def test_offsets_past_the_rows_and_lying_apart(past: int) -> None:
     given = dataclasses.replace(wanted, cu_seqlens_q=apart, cu_seqlens_k=apart)
     found = []
     for operands in (wanted, given):
-        there = operands.filled(
-            [x.cuda() if isinstance(x, torch.Tensor) else x for x in operands.flat()]
-        )
+        there = on_card(operands)
         if operands is given:
             strided = torch.stack([apart, apart], 1).cuda()[:, 0]
             there = dataclasses.replace(there, cu_seqlens_q=strided, cu_seqlens_k=strided)
@@ -246,9 +237,7 @@ def test_more_key_tiles_than_multiprocessors() -> None:
         out = torch.nn.functional.silu(q @ k.mT * 0.088) @ v
         return list(torch.autograd.grad(out, leaves, grad.to(dtype)))
 
-    for mine, eager, exact in zip(found, plain(torch.bfloat16), plain(torch.float64), strict=True):
-        wrong = error_of(mine, eager, exact, direction="backward")
-        assert wrong is None, wrong
+    check_gradients(found, plain(torch.bfloat16), plain(torch.float64))
 
 
 def test_two_at_once_on_two_streams() -> None:
@@ -270,10 +259,8 @@ def test_two_at_once_on_two_streams() -> None:
 def test_in_a_cuda_graph() -> None:
     grad, o = call_on_card((1, 2, 300, 128), 300)
     expected = backward(grad, o, (True,) * 3)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = backward(grad, o, (True,) * 3)
-    for x in captured:
+    graph, found = captured(lambda: backward(grad, o, (True,) * 3))
+    for x in found:
         x.fill_(float("nan"))
     graph.replay()
-    assert all(map(torch.equal, captured, expected))
+    assert all(map(torch.equal, found, expected))

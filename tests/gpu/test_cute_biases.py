@@ -6,8 +6,6 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tests.tolerances import error_of
-
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
@@ -16,7 +14,8 @@ from gdpa_inductor.kernels.cute.backward import biases  # noqa: E402
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
-from tests.gpu.test_cute_backward import WIDE, gradients, hopper, poisoned  # noqa: E402, F401
+from tests.gpu.checks import check_gradients, hopper  # noqa: E402, F401
+from tests.gpu.test_cute_backward import WIDE, gradients, poisoned  # noqa: E402
 from tests.kernels.cute_backward_cases import Case, make_call, unfused  # noqa: E402
 
 
@@ -83,6 +82,21 @@ SHAPES = {
 }
 
 
+def by_autograd(
+    tensors: tuple[torch.Tensor, ...], grad: torch.Tensor, formula: Callable[..., torch.Tensor]
+) -> list[list[torch.Tensor]]:
+    """The gradients of query, key, value and biases: in their dtypes, and in fp64."""
+    found = []
+    for widened in (lambda x: x, torch.Tensor.double):
+        leaves = [widened(x).detach().requires_grad_() for x in tensors]
+        query, *both = leaves[:3]
+        group = query.shape[1] // both[0].shape[1]
+        key, value = (x.repeat_interleave(group, 1) for x in both)
+        out = formula(query @ key.mT, *leaves[3:]).to(value.dtype) @ value
+        found.append(list(torch.autograd.grad(out, leaves, grad.to(out.dtype))))
+    return found
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("kind", BIASES)
 @pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "fp32 bias"])
@@ -101,24 +115,11 @@ def test_gradients_of_biases(
     program = ScoreMod.parse(case.program)
     o = Operands(q, k, v, aux, (), program, None, None, 0, 0)
 
-    def plain(exact: bool) -> list[torch.Tensor]:
-        leaves = [(x.double() if exact else x).requires_grad_() for x in (q, k, v, *aux)]
-        group = heads // key_heads
-        key, value = (x.repeat_interleave(group, 1) for x in leaves[1:3])
-        weight = case.formula(leaves[0] @ key.mT, *leaves[3:])
-        return list(
-            torch.autograd.grad(
-                weight.to(value.dtype) @ value,
-                leaves,
-                grad.to(q.dtype if not exact else torch.float64),
-            )
-        )
-
+    plain = by_autograd((q, k, v, *aux), grad, case.formula)
     with poisoned():
         found = backward(grad, o, (True,) * (3 + len(aux)))
-    for mine, eager, exact in zip(found, plain(False), plain(True), strict=True):
-        assert mine.dtype == eager.dtype
-        assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong
+    assert [x.dtype for x in found] == [x.dtype for x in plain[0]]
+    check_gradients(found, *plain)
     again = backward(grad, o, (True,) * (3 + len(aux)))
     assert all(map(torch.equal, found, again))
 
@@ -133,8 +134,7 @@ def test_a_tiled_bias_over_many_short_sequences() -> None:
     call = dataclasses.replace(call, operands=o)
     exact, eager = unfused(case, call, torch.float64), unfused(case, call, case.dtype)
     for ctas in (0, case.ctas):
-        for found in zip(gradients(case, call, ctas), eager, exact, strict=True):
-            assert error_of(*found, direction="backward") is None, ctas
+        check_gradients(gradients(case, call, ctas), eager, exact)
 
 
 def test_gradients_of_a_bias_and_shared_keys() -> None:
@@ -144,14 +144,8 @@ def test_gradients_of_a_bias_and_shared_keys() -> None:
     (bias,) = (x.cuda() for x in case.tensors({"b": 3, "h": 4, "m": 200, "n": 136}, q.dtype))
     o = Operands(q, k, v, [bias], (), ScoreMod.parse(case.program), None, None, 0, 0)
 
-    def plain(dtype: torch.dtype) -> list[torch.Tensor]:
-        leaves = [x.to(dtype).requires_grad_() for x in (q, k, v, bias)]
-        out = case.formula(leaves[0] @ leaves[1].mT, leaves[3]) @ leaves[2]
-        return list(torch.autograd.grad(out, leaves, grad.to(dtype)))
-
-    found = backward(grad, o, (True,) * 4)
-    for mine, eager, exact in zip(found, plain(q.dtype), plain(torch.float64), strict=True):
-        assert error_of(mine, eager, exact, direction="backward") is None
+    plain = by_autograd((q, k, v, bias), grad, case.formula)
+    check_gradients(backward(grad, o, (True,) * 4), *plain)
 
 
 @pytest.mark.parametrize("kind", ["of heads", "of each score", "of keys", "two", "under a mask"])
@@ -169,14 +163,7 @@ def test_some_keys_at_a_time_and_gradients_in_place(
     aux = [x.cuda() for x in case.tensors(sizes, torch.float32 if wide else dtype)]
     program, needs = ScoreMod.parse(case.program), (True,) * (3 + len(aux))
 
-    def plain(dtype: torch.dtype) -> list[torch.Tensor]:
-        exact = dtype == torch.float64
-        leaves = [(x.to(dtype) if exact else x).requires_grad_() for x in (q, k, v, *aux)]
-        weight = case.formula(leaves[0] @ leaves[1].mT, *leaves[3:])
-        out = weight.to(leaves[2].dtype) @ leaves[2]
-        return list(torch.autograd.grad(out, leaves, grad.to(out.dtype)))
-
-    expected = list(zip(plain(dtype), plain(torch.float64), strict=True))
+    plain = by_autograd((q, k, v, *aux), grad, case.formula)
     found = []
     for spare in ((), tuple(range(len(aux)))):
         given = [x.detach().clone() for x in aux]
@@ -184,8 +171,7 @@ def test_some_keys_at_a_time_and_gradients_in_place(
         with poisoned(), torch.no_grad():
             found.append(backward(grad, o, needs, donated=spare))
         assert spare or all(map(torch.equal, given, aux))
-    for mine, (eager, exact) in zip(found[0], expected, strict=True):
-        assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong
+    check_gradients(found[0], *plain)
     assert all(map(torch.equal, *found))
 
 
@@ -205,13 +191,8 @@ def test_a_bias_beside_mask_tensors(wide: bool, dim: int) -> None:
     second = (torch.rand(2, 1, rows, cols) < 0.7).cuda()
     o = Operands(q, k, v, [first, bias, second], (), program, None, None, 0, 0)
 
-    def plain(exact: bool) -> list[torch.Tensor]:
-        leaves = [(x.double() if exact else x).requires_grad_() for x in (q, k, v, bias)]
-        weight = _silu(leaves[0] @ leaves[1].mT, leaves[3]) * (first & second)
-        out = weight.to(leaves[2].dtype) @ leaves[2]
-        return list(torch.autograd.grad(out, leaves, grad.to(out.dtype)))
-
+    masked = lambda s, bias: _silu(s, bias) * (first & second)
+    plain = by_autograd((q, k, v, bias), grad, masked)
     with poisoned():
         found = backward(grad, o, (True, True, True, False, True, False))
-    for mine, eager, exact in zip(found, plain(False), plain(True), strict=True):
-        assert (wrong := error_of(mine, eager, exact, direction="backward")) is None, wrong
+    check_gradients(found, *plain)

@@ -2,6 +2,7 @@
 later ones replay (kernels/cute/replay.py)."""
 
 import threading
+from functools import partial
 
 import pytest
 import torch
@@ -9,10 +10,10 @@ from torch._dynamo.utils import counters
 
 from benchmarks.cases import Case as BenchCase
 from benchmarks.jagged import formula, offsets
-from gdpa_inductor import gdpa_backend
 from gdpa_inductor._compat import dynamo
 from gdpa_inductor.kernels.cute.architectures import config_of
 from gdpa_inductor.lowerings.cute import calls
+from tests.gpu import checks
 from tests.gpu.programs import CASES, LAYOUTS, Case
 from tests.gpu.test_kernels import breach
 
@@ -34,14 +35,7 @@ OFTEN = ["causal", "window", "one projection", "shared heads", "head dim 128", "
 STATIC = {name: CASES[name] for name in OFTEN} | LAYOUTS
 
 
-def compiled(function, mode=None, dynamic=None):
-    """By the CuTe kernels, whatever is faster."""
-    options = {"gdpa.kernel": "cute", "gdpa.profit": False, "gdpa.strict": True, "gdpa.expect": 1}
-
-    def backend(gm, inputs):
-        return gdpa_backend(gm, inputs, mode=mode, options=options)
-
-    return torch.compile(function, backend=backend, dynamic=dynamic)
+compiled = partial(checks.compiled, kernel="cute")  # whatever is faster
 
 
 @pytest.fixture(autouse=True)

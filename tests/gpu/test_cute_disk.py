@@ -12,15 +12,11 @@ import torch
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
+from tests.gpu.checks import hopper  # noqa: E402, F401
+
 ROOT = Path(__file__).parent.parent.parent
 SOON = 0.3  # seconds for all kernels
 KERNELS = {"HopperForward", "HopperBackward", "Ranking", "Summation", "TileSums"}
-
-
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("needs compute capability 9.0")
 
 
 def run(caches: Path, name: str, **environment: str) -> tuple[dict, list[torch.Tensor]]:

@@ -20,6 +20,7 @@ from gdpa_inductor.kernels.cute.replay import Record  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
 from gdpa_inductor.operands import Operands  # noqa: E402
 from gdpa_inductor.ops import operands_of  # noqa: E402
+from tests.gpu.checks import captured, check_step, hopper, on_card  # noqa: E402, F401
 from tests.kernels.cute_cases import (  # noqa: E402
     BF16,
     CASES,
@@ -111,41 +112,36 @@ THREE = (
 )  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def hopper() -> None:
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("needs compute capability 9.0")
-
-
 def forward(case: Case, o: Operands[torch.Tensor]) -> torch.Tensor:
     """O of a case, on the CPU, NaN where nothing was stored."""
-    x = o.filled([y.cuda() if isinstance(y, torch.Tensor) else y for y in o.flat()])
     out = torch.full_like(unwritten(case, o), torch.nan).cuda()
-    launch.forward(x, fast=case.fast, ctas=case.ctas, out=out)
+    launch.forward(on_card(o), fast=case.fast, ctas=case.ctas, out=out)
     return out.cpu()
+
+
+def check_forward(case: Case, o: Operands[torch.Tensor]) -> None:
+    """The error rule."""
+    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
+    assert wrong is None, wrong
 
 
 @pytest.mark.parametrize("case", [*CASES, *MORE], ids=lambda case: case.name)
 def test_forward(case: Case) -> None:
-    o = case.operands()
-    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
-    assert wrong is None, wrong
+    check_forward(case, case.operands())
 
 
 @pytest.mark.parametrize("case", TILED, ids=lambda case: case.name)
 def test_a_bias_in_tiles(case: Case) -> None:
     o = case.operands()
     assert plan_of(o, True, True, Sm90Config).config.tiled is not None
-    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
-    assert wrong is None, wrong
+    check_forward(case, o)
 
 
 @pytest.mark.parametrize("case", THREE, ids=lambda case: case.name)
 def test_three_query_tiles(case: Case) -> None:
     o = case.operands()
     assert plan_of(o, True, True, Sm90Config).config.tiles == 3
-    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
-    assert wrong is None, wrong
+    check_forward(case, o)
 
 
 def test_an_expanded_bias() -> None:
@@ -154,8 +150,7 @@ def test_an_expanded_bias() -> None:
     o = case.operands()
     o = dataclasses.replace(o, aux=[o.aux[0][:1].expand(2, -1, -1, -1)])
     assert plan_of(o, True, True, Sm90Config).config.tiled is None
-    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
-    assert wrong is None, wrong
+    check_forward(case, o)
 
 
 def test_a_bias_past_the_ends_of_a_sequence_is_not_seen() -> None:
@@ -265,9 +260,7 @@ def test_a_training_step() -> None:
     assert dynamo.counters["gdpa"]["lowered_cute"] == 2
     plain = step(attend, given, direction)
     wide = step(attend, [x.double() for x in given], direction.double())
-    for i, found in enumerate(zip(fused, plain, wide, strict=True)):
-        wrong = error_of(*found, direction="backward" if i else "forward")
-        assert wrong is None, wrong
+    check_step(fused, plain, wide)
 
 
 def test_in_a_cuda_graph_and_on_a_second_stream() -> None:
@@ -279,9 +272,7 @@ def test_in_a_cuda_graph_and_on_a_second_stream() -> None:
         beside = run()
     stream.synchronize()
     assert torch.equal(beside, expected)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = run()
-    captured.fill_(float("nan"))
+    graph, found = captured(run)
+    found.fill_(float("nan"))
     graph.replay()
-    assert torch.equal(captured, expected)
+    assert torch.equal(found, expected)

@@ -19,7 +19,8 @@ from gdpa_inductor.kernels.cute.backward import jagged_biases  # noqa: E402
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.operands import Operands, score_shape  # noqa: E402
 from gdpa_inductor.program.score_mod import ScoreMod  # noqa: E402
-from tests.gpu.test_cute_backward import hopper, poisoned  # noqa: E402, F401
+from tests.gpu.checks import captured, check_gradients, hopper  # noqa: E402, F401
+from tests.gpu.test_cute_backward import poisoned  # noqa: E402
 from tests.gpu.test_cute_biases import ADDED, BIASES  # noqa: E402
 
 DEVICE = "cuda"
@@ -177,10 +178,8 @@ def room(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def check(call: Call, found: list[Tensor]) -> None:
     eager, exact = (call.plain(x) for x in (call.operands.query.dtype, torch.float64))
-    for mine, theirs, truth in zip(found, eager, exact, strict=True):
-        assert mine.dtype == theirs.dtype
-        wrong = error_of(mine, theirs, truth, direction="backward")
-        assert wrong is None, wrong
+    assert [x.dtype for x in found] == [x.dtype for x in eager]
+    check_gradients(found, eager, exact)
 
 
 @pytest.mark.usefixtures("room")
@@ -304,18 +303,16 @@ def test_in_a_cuda_graph_lengths_may_change() -> None:
     call = make(Lengths((300, 200, 100), (300, 200, 100)), case.program, case.formula, ("hmn",))
     o, needs = call.operands, (True,) * 4
     backward(call.grad, o, needs)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = backward(call.grad, o, needs)
+    graph, found = captured(lambda: backward(call.grad, o, needs))
     assert o.cu_seqlens_q is not None and o.cu_seqlens_k is not None
     for lengths in ((100, 200, 300), (0, 290, 17), (300, 200, 100)):
         cu = torch.tensor([0, *torch.tensor(lengths).cumsum(0)], dtype=torch.int32)
         for offsets in (o.cu_seqlens_q, o.cu_seqlens_k):
             offsets.copy_(cu)
-        for x in captured:
+        for x in found:
             x.fill_(float("nan"))
         graph.replay()
-        assert all(map(torch.equal, captured, backward(call.grad, o, needs)))
+        assert all(map(torch.equal, found, backward(call.grad, o, needs)))
 
 
 def test_the_same_bits_each_time_on_a_full_card() -> None:

@@ -10,7 +10,8 @@ pytestmark = pytest.mark.cuda
 
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
-from tests.gpu.test_cute_backward import gradients, hopper, poisoned  # noqa: E402, F401
+from tests.gpu.checks import captured, hopper, on_card  # noqa: E402, F401
+from tests.gpu.test_cute_backward import gradients, poisoned  # noqa: E402
 from tests.kernels.cute_backward_cases import Case, check_errors  # noqa: E402
 from tests.kernels.cute_cases import eager, exact  # noqa: E402
 from tests.kernels.cute_mask_cases import (  # noqa: E402
@@ -48,7 +49,7 @@ EVERY = CASES | LONG
 
 def output(case: Case, call) -> torch.Tensor:
     o = call.operands
-    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    there = on_card(o)
     with poisoned():
         return forward(there, fast=case.fast).cpu()
 
@@ -98,16 +99,14 @@ def test_a_mask_that_changes_under_a_cuda_graph() -> None:
     case = Case(MASK, 1, 2, 2, rows=700, keys=700, **WIDE)
     calls = [masked(case, (mask,)) for mask in (causal, holes)]
     o = calls[0].operands
-    there = o.filled([x.cuda() if isinstance(x, torch.Tensor) else x for x in o.flat()])
+    there = on_card(o)
     grad = calls[0].grad_out.cuda()
 
     def step() -> list[torch.Tensor]:
         return [forward(there), *backward(grad, there, (True,) * 3)]
 
     step()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = step()
+    graph, found = captured(step)
     for call in calls:
         there.aux[0].copy_(call.operands.aux[0])
         graph.replay()

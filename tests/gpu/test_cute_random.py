@@ -10,7 +10,8 @@ pytestmark = pytest.mark.cuda
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
 from gdpa_inductor.kernels.cute.launch import forward  # noqa: E402
 from gdpa_inductor.operands import output_shape  # noqa: E402
-from tests.gpu.test_cute_backward import hopper, poisoned  # noqa: E402, F401
+from tests.gpu.checks import hopper  # noqa: E402, F401
+from tests.gpu.test_cute_backward import poisoned  # noqa: E402
 from tests.kernels.jagged_random import (  # noqa: E402
     GUARD,
     KINDS,

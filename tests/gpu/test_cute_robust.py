@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.cuda
 
 from gdpa_inductor.kernels.cute.backward.launch import backward  # noqa: E402
-from tests.gpu.robust_program import HELD, HOLD, ROUNDS, on_card  # noqa: E402
-from tests.gpu.test_cute_backward import hopper  # noqa: E402, F401
+from tests.gpu.checks import hopper  # noqa: E402, F401
+from tests.gpu.robust_program import HELD, HOLD, ROUNDS, problem  # noqa: E402
 from tests.kernels.cute_backward_cases import CAUSAL, SILU, Case  # noqa: E402
 
 ROOT = Path(__file__).parent.parent.parent
@@ -55,7 +55,7 @@ def test_two_backwards_while_another_kernel_holds_the_card() -> None:
 
 @pytest.mark.parametrize("name", THOUSAND)
 def test_a_thousand_runs_have_equal_bits(name: str) -> None:
-    x = on_card(THOUSAND[name])
+    x = problem(THOUSAND[name])
 
     def once() -> list[torch.Tensor]:
         return [y.view(torch.int16) for y in backward(x.grad_out, x.operands, (True,) * 3)]

@@ -3,8 +3,6 @@
 import pytest
 import torch
 
-from tests.tolerances import error_of
-
 pytest.importorskip("cutlass")
 pytestmark = pytest.mark.cuda
 
@@ -12,6 +10,7 @@ from gdpa_inductor import gdpa_backend  # noqa: E402
 from gdpa_inductor._compat import dynamo  # noqa: E402
 from gdpa_inductor.kernels.cute.plan import plan_of  # noqa: E402
 from gdpa_inductor.kernels.cute.sm90.config import Sm90Config  # noqa: E402
+from tests.gpu.checks import check_step, hopper  # noqa: E402, F401
 from tests.gpu.test_cute_forward import (  # noqa: E402
     ALL,
     BATCH,
@@ -22,8 +21,8 @@ from tests.gpu.test_cute_forward import (  # noqa: E402
     TWO,
     WINDOW,
     attend,
+    check_forward,
     forward,
-    hopper,  # noqa: F401
     same_bits,
     step,
 )
@@ -36,8 +35,6 @@ from tests.kernels.cute_cases import (  # noqa: E402
     Case,
     check_integers,
     check_neighbours,
-    eager,
-    exact,
 )
 
 GELU, NO_KEYS = "gelu_tanh(mul(s,0.088))", (100, 300, 140, 130, 1, 2)
@@ -106,8 +103,7 @@ def test_forward(case: Case) -> None:
     o = case.operands()
     config = plan_of(o, True, True, Sm90Config).config
     assert config.overlaid and o.value.shape[-1] % config.value_dim == 0
-    wrong = error_of(forward(case, o), eager(o), exact(o), direction="forward")
-    assert wrong is None, wrong
+    check_forward(case, o)
 
 
 @pytest.mark.parametrize("dims", DIMS, ids=str)
@@ -147,11 +143,8 @@ def test_training_has_the_forward_here_and_the_backward_of_triton() -> None:
     fused = step(compiled, given, direction)
     found = dynamo.counters["gdpa"]
     assert (found["lowered_cute"], found["lowered_triton"]) == (1, 1)
-    plain = step(attend, given, direction)
     wide = step(attend, [x.double() for x in given], direction.double())
-    for i, found in enumerate(zip(fused, plain, wide, strict=True)):
-        wrong = error_of(*found, direction="backward" if i else "forward")
-        assert wrong is None, wrong
+    check_step(fused, step(attend, given, direction), wide)
 
 
 @pytest.mark.parametrize("training", [False, True])
@@ -177,6 +170,4 @@ def test_gated_attention_in_slices(training: bool) -> None:
     assert all(map(torch.equal, fused, again))
     lowered = dynamo.counters["gdpa"]
     assert (lowered["lowered_cute"], lowered["lowered_chunked"]) == (1, int(training))
-    for i, found in enumerate(zip(fused, run(attend, given), run(attend, wide), strict=True)):
-        wrong = error_of(*found, direction="backward" if i else "forward")
-        assert wrong is None, wrong
+    check_step(fused, run(attend, given), run(attend, wide))

@@ -11,8 +11,9 @@ from torch._inductor.utils import run_and_get_code
 from gdpa_inductor.lowerings import donation
 from gdpa_inductor.measure import peak_extra_bytes
 
+from .checks import compiled
 from .programs import CASES, LAYOUTS, Case
-from .test_kernels import bits, breach, compiled, operands_of
+from .test_kernels import bits, breach, operands_of
 
 pytestmark = pytest.mark.cuda
 IN_ONE_TILE = "dq = tl.dot(tl.trans(ds), k"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gdpa_inductor import gdpa_backend
+from tests.gpu import checks
 from tests.jagged import pad, unpad
 
 pytestmark = pytest.mark.cuda
@@ -54,13 +54,8 @@ by_formula = pytest.mark.parametrize("name", FORMULAS)
 
 
 def compiled(name: str, mode: str | None = None) -> Callable[..., Tensor]:
-    options = {"gdpa.profit": False, "gdpa.strict": True, "gdpa.expect": 1}
-
-    def backend(gm, inputs):
-        return gdpa_backend(gm, inputs, mode=mode, options=options)
-
     torch._dynamo.reset()
-    return torch.compile(FORMULAS[name], backend=backend, fullgraph=True)
+    return checks.compiled(FORMULAS[name], mode=mode, fullgraph=True)
 
 
 def lengths(seed: int = 0) -> Tensor:

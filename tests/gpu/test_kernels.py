@@ -4,25 +4,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gdpa_inductor import gdpa_backend
 from tests._judge import difference, noise_of, results
 from tests.activations import ACTIVATIONS
+from tests.gpu.checks import compiled
 from tests.gpu.programs import CASES, Case, of_activation
 from tests.operands import make_operands, recast
 
 pytestmark = pytest.mark.cuda
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype)[6:])
-
-
-def compiled(function, *, dynamic=None, mode=None):
-    """By the backend itself; whatever is right is rewritten, and exactly one region is."""
-    options = {"gdpa.profit": False, "gdpa.strict": True, "gdpa.expect": 1}
-
-    def backend(gm, inputs):
-        return gdpa_backend(gm, inputs, mode=mode, options=options)
-
-    return torch.compile(function, backend=backend, dynamic=dynamic)
 
 
 def operands_of(case: Case, dtype: torch.dtype) -> dict[str, object]:

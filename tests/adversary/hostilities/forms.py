@@ -48,7 +48,7 @@ def _(draft: Draft) -> None:
         draft.emit(f"{name} = {text.format(w=w, u=u)}")
         draft.outputs.append(name)
         if draft.coin(0.15):
-            draft.emit(draft.pick(f"{name}.mul_(2)", f"{name}.data.zero_()", f"{name} += 1"))
+            draft.emit_one(f"{name}.mul_(2)", f"{name}.data.zero_()", f"{name} += 1")
 
     stage = draft.pick("late", "after")
     draft.at(stage, act)

@@ -90,15 +90,12 @@ DETACHING = (
 )
 
 
-@hostility("detach an operand", exact=True)
+@hostility("detach an operand", exact=True, at="before")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        for x in draft.random.sample("qkv", draft.pick(1, 1, 2)):
-            old = getattr(draft, x)
-            draft.emit(f"{x} = {draft.random.choice(DETACHING).format(x=old)}")
-            setattr(draft, x, x)
-
-    draft.at("before", act)
+    for x in draft.random.sample("qkv", draft.pick(1, 1, 2)):
+        old = getattr(draft, x)
+        draft.emit(f"{x} = {draft.random.choice(DETACHING).format(x=old)}")
+        setattr(draft, x, x)
 
 
 @hostility("detach scores or weights", exact=False)
@@ -130,21 +127,16 @@ def _(draft: Draft) -> None:
 
     def act(draft: Draft) -> None:
         x = draft.s if stage in ("scores", "middle") else "w"
-        draft.emit(
-            draft.pick("{x}.detach_()", "torch.detach_({x})", "{x} = {x}.detach_()").format(x=x)
-        )
+        draft.emit_one("{x}.detach_()", "torch.detach_({x})", "{x} = {x}.detach_()", x=x)
 
     draft.at(stage, act)
 
 
-@hostility("detach_", exact=False)
+@hostility("detach_", exact=False, at="before")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        x = draft.pick("q", "k", "v")
-        draft.emit(f"{x} = {getattr(draft, x)} * 1.0", f"{x}.detach_()")
-        setattr(draft, x, x)
-
-    draft.at("before", act)
+    x = draft.pick("q", "k", "v")
+    draft.emit(f"{x} = {getattr(draft, x)} * 1.0", f"{x}.detach_()")
+    setattr(draft, x, x)
 
 
 @hostility("hooks and retain_grad", exact=False)
@@ -237,34 +229,23 @@ class Half(torch.autograd.Function):
     draft.at(stage, act)
 
 
-@hostility("straight-through estimate", exact=False)
+@hostility("straight-through estimate", exact=False, at="weights")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        rounded = draft.pick("w.round()", "(w > 0.1).to(w.dtype)", "w.clamp(0, 0.3)", "w.sign()")
-        draft.emit(
-            draft.pick(
-                f"w = w + ({rounded} - w).detach()",
-                f"w = {rounded}.detach() + w - w.detach()",
-                f"w = w + ({rounded} - w).data",
-            )
-        )
-
-    draft.at("weights", act)
+    rounded = draft.pick("w.round()", "(w > 0.1).to(w.dtype)", "w.clamp(0, 0.3)", "w.sign()")
+    draft.emit_one(
+        f"w = w + ({rounded} - w).detach()",
+        f"w = {rounded}.detach() + w - w.detach()",
+        f"w = w + ({rounded} - w).data",
+    )
 
 
-@hostility("straight-through estimate", exact=False)
+@hostility("straight-through estimate", exact=False, at="middle")
 def _(draft: Draft) -> None:
     """One path to the scores is cut, another one is not."""
-
-    def act(draft: Draft) -> None:
-        draft.emit(
-            draft.pick(
-                f"s = {draft.s} * {draft.s}.detach().abs()",
-                f"s = {draft.s} + q.detach().sum()",
-                f"s = torch.where({draft.s}.detach() > 0, {draft.s}, {draft.s}.detach())",
-                f"s = {draft.s} + {draft.s}.data * 0.5",
-            )
-        )
-        draft.s = "s"
-
-    draft.at("middle", act)
+    draft.emit_one(
+        f"s = {draft.s} * {draft.s}.detach().abs()",
+        f"s = {draft.s} + q.detach().sum()",
+        f"s = torch.where({draft.s}.detach() > 0, {draft.s}, {draft.s}.detach())",
+        f"s = {draft.s} + {draft.s}.data * 0.5",
+    )
+    draft.s = "s"

@@ -340,17 +340,17 @@ def _weighted(draft: Draft) -> None:
         z = draft.sizes
         dtype = draft.pick("int64", "int32", "uint8", "int8")
         counts = draft.operand("counts", z["m"], kind=dtype, values="ints 1 7")
-        draft.emit(
-            draft.pick(
-                "s = {s} * {c}",
-                "s = {s} / {c}",
-                "s = {s} + {c}",
-                "s = {s} - {c}",
-                "s = {s} * (1 - {c})",
-                "s = {s} * {c} ** -1.0",
-                "s = {s} / ({c} + 1)",
-                "s = {s} - 0.1 * {c}",
-            ).format(s=draft.s, c=counts)
+        draft.emit_one(
+            "s = {s} * {c}",
+            "s = {s} / {c}",
+            "s = {s} + {c}",
+            "s = {s} - {c}",
+            "s = {s} * (1 - {c})",
+            "s = {s} * {c} ** -1.0",
+            "s = {s} / ({c} + 1)",
+            "s = {s} - 0.1 * {c}",
+            s=draft.s,
+            c=counts,
         )
         draft.s = "s"
 

@@ -36,7 +36,7 @@ def _(draft: Draft) -> None:
         draft.q = "h0"
 
     def act(draft: Draft) -> None:
-        draft.emit(draft.pick("h0 += out", "h0.add_(out)", "h0.add_(out, alpha=0.5)"))
+        draft.emit_one("h0 += out", "h0.add_(out)", "h0.add_(out, alpha=0.5)")
         draft.outputs.append("h0")
 
     draft.at("before", start)
@@ -53,24 +53,18 @@ def _(draft: Draft) -> None:
     )
 
 
-@hostility("write after: the output", exact=True)
+@hostility("write after: the output", exact=True, at="after")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        draft.o = draft.o
-        write(draft, "out", draft.random.choice(("{x}", "{x}[:]", "{x}[..., 0]", "{x}.data")))
-
-    draft.at("after", act)
+    draft.o = draft.o
+    write(draft, "out", draft.random.choice(("{x}", "{x}[:]", "{x}[..., 0]", "{x}.data")))
 
 
-@hostility("write after: scores or weights", exact=False)
+@hostility("write after: scores or weights", exact=False, at="after")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        x = draft.pick("s", "w")
-        write(draft, x, draft.random.choice(UNTRACKED if draft.training else ("{x}", *VIEWS)))
-        if draft.coin(0.4):
-            draft.outputs.append(f"{x}.sum()")
-
-    draft.at("after", act)
+    x = draft.pick("s", "w")
+    write(draft, x, draft.random.choice(UNTRACKED if draft.training else ("{x}", *VIEWS)))
+    if draft.coin(0.4):
+        draft.outputs.append(f"{x}.sum()")
 
 
 @hostility("write elsewhere", exact=True)
@@ -137,15 +131,14 @@ def _(draft: Draft) -> None:
         name = getattr(draft, x)
         if stage == "before":
             name = copied(draft, x)
-        draft.emit(
-            draft.pick(
-                "{x}.set_(torch.ones_like({x}))",
-                "{x}.data = {x}.data * 0.5",
-                "{x}.data = torch.zeros_like({x})",
-                "{x}.set_({x}.clone().neg_())",
-                "{x}.resize_({x}.shape).mul_(2.0)",
-                "{x}.resize_as_({x}).add_(1)",
-            ).format(x=name)
+        draft.emit_one(
+            "{x}.set_(torch.ones_like({x}))",
+            "{x}.data = {x}.data * 0.5",
+            "{x}.data = torch.zeros_like({x})",
+            "{x}.set_({x}.clone().neg_())",
+            "{x}.resize_({x}.shape).mul_(2.0)",
+            "{x}.resize_as_({x}).add_(1)",
+            x=name,
         )
 
     draft.at(stage, act)
@@ -172,36 +165,28 @@ def _(draft: Draft) -> None:
     draft.at({"s": "scores", "w": "weights"}.get(x, "before"), act)
 
 
-@hostility("write to a shared copy", exact=True)
+@hostility("write to a shared copy", exact=True, at="before")
 def _(draft: Draft) -> None:
     """Two names of one copy: one is written, the other one is multiplied."""
-
-    def act(draft: Draft) -> None:
-        x = draft.pick("q", "k", "v")
-        copied(draft, x)
-        other = draft.fresh("other")
-        alias = draft.random.choice(("{x}", *VIEWS[:4], "{x}.contiguous()", *DETACHED[:2]))
-        draft.emit(f"{other} = {alias.format(x=x)}")
-        write(draft, other)
-
-    draft.at("before", act)
+    x = draft.pick("q", "k", "v")
+    copied(draft, x)
+    other = draft.fresh("other")
+    alias = draft.random.choice(("{x}", *VIEWS[:4], "{x}.contiguous()", *DETACHED[:2]))
+    draft.emit(f"{other} = {alias.format(x=x)}")
+    write(draft, other)
 
 
-@hostility("write to a frozen copy", exact=True)
+@hostility("write to a frozen copy", exact=True, at="before")
 def _(draft: Draft) -> None:
     """A copy of an operand is changed; the operand itself is used."""
-
-    def act(draft: Draft) -> None:
-        x = draft.pick("q", "k", "v")
-        name = draft.fresh("scratch")
-        old = getattr(draft, x)
-        text = draft.random.choice((*COPIES, "{x}.to(torch.float64, copy=True)"))
-        draft.emit(f"{name} = {text.format(x=old)}")
-        write(draft, name, draft.random.choice(("{x}", *VIEWS)), WRITES)
-        if draft.coin(0.4):
-            draft.outputs.append(f"{name}.sum()")
-
-    draft.at("before", act)
+    x = draft.pick("q", "k", "v")
+    name = draft.fresh("scratch")
+    old = getattr(draft, x)
+    text = draft.random.choice((*COPIES, "{x}.to(torch.float64, copy=True)"))
+    draft.emit(f"{name} = {text.format(x=old)}")
+    write(draft, name, draft.random.choice(("{x}", *VIEWS)), WRITES)
+    if draft.coin(0.4):
+        draft.outputs.append(f"{name}.sum()")
 
 
 @hostility("write between: an operand", exact=False)

@@ -124,13 +124,11 @@ def _(draft: Draft) -> None:
         if changed:
             draft.emit(draft.random.choice(CHANGES[:10]).format(x="ends"))
         column = _column(draft, "ends")
-        draft.emit(
-            draft.pick(
-                f"mask = torch.arange(m) < {column}",
-                "mask = torch.searchsorted(ends, torch.arange(n), right=True)[:, None]"
-                " == torch.searchsorted(ends, torch.arange(m), right=True)",
-                f"mask = torch.arange(m) < ({column}).int() - 1",
-            )
+        draft.emit_one(
+            f"mask = torch.arange(m) < {column}",
+            "mask = torch.searchsorted(ends, torch.arange(n), right=True)[:, None]"
+            " == torch.searchsorted(ends, torch.arange(m), right=True)",
+            f"mask = torch.arange(m) < ({column}).int() - 1",
         )
         return "mask"
 
@@ -154,8 +152,7 @@ def _(draft: Draft) -> None:
         def act(draft: Draft) -> None:
             z = draft.sizes
             shift = draft.operand("shift", z["n"], z["m"], grad=False)
-            draft.emit(f"s = {draft.s} + {shift}")
-            draft.s = "s"
+            draft.assign("middle", f"{draft.s} + {shift}")
 
         draft.at("middle", act)
         return

@@ -59,13 +59,11 @@ def _(draft: Draft) -> None:
 
     def act(draft: Draft) -> None:
         x = draft.s if stage in ("scores", "middle") else draft.pick(draft.s, "w")
-        draft.emit(
-            draft.pick(
-                f"more = torch.tanh({x}) @ {draft.v}",
-                f"more = {x} @ {draft.v}",
-                f"more = torch.sigmoid({x} * 0.5) @ {draft.v}.flip(-1)",
-                f"more = {x}.mT @ {draft.q}",
-            )
+        draft.emit_one(
+            f"more = torch.tanh({x}) @ {draft.v}",
+            f"more = {x} @ {draft.v}",
+            f"more = torch.sigmoid({x} * 0.5) @ {draft.v}.flip(-1)",
+            f"more = {x}.mT @ {draft.q}",
         )
         draft.outputs.append("more")
 
@@ -89,26 +87,21 @@ def _(draft: Draft) -> None:
     draft.at(stage, act)
 
 
-@hostility("weights depend on each other", exact=False)
+@hostility("weights depend on each other", exact=False, at="weights")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        draft.emit(
-            draft.pick(
-                "w = w / w.abs().sum(-1, keepdim=True).clamp(min=0.1)",
-                "w = w.softmax(-1)",
-                "w = w - w.mean(-1, keepdim=True)",
-                "w = w.cumsum(-1)",
-                "w = F.normalize(w, dim=-1)",
-                "w = w.flip(-1)",
-                "w = w.roll(1, -1)",
-                "w = w / w.detach().abs().amax().clamp(min=0.1)",
-                "w = F.layer_norm(w, (m,))",
-                "w = w.sort(-1).values",
-                "w = w.mT.mT + w.sum()",
-            )
-        )
-
-    draft.at("weights", act)
+    draft.emit_one(
+        "w = w / w.abs().sum(-1, keepdim=True).clamp(min=0.1)",
+        "w = w.softmax(-1)",
+        "w = w - w.mean(-1, keepdim=True)",
+        "w = w.cumsum(-1)",
+        "w = F.normalize(w, dim=-1)",
+        "w = w.flip(-1)",
+        "w = w.roll(1, -1)",
+        "w = w / w.detach().abs().amax().clamp(min=0.1)",
+        "w = F.layer_norm(w, (m,))",
+        "w = w.sort(-1).values",
+        "w = w.mT.mT + w.sum()",
+    )
 
 
 @hostility("chained attention", exact=True)
@@ -143,27 +136,22 @@ def _(draft: Draft) -> None:
     draft.at("weights", lambda draft: draft.emit(text))
 
 
-@hostility("no-operations between", exact=True)
+@hostility("no-operations between", exact=True, at="weights")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        draft.emit(
-            draft.pick(
-                "w = w.contiguous()",
-                "w = w.to(w.dtype)",
-                "w = w.view(w.shape)",
-                "w = w.clone()",
-                "w = +w",
-                "w = w.expand_as(w)",
-                "w = w[...]",
-                "w = w.type_as(w)",
-                "w = w.reshape(w.shape)",
-                "w = w.unsqueeze(0)[0]",
-                "w = w.mT.mT",
-                "w = w.transpose(-1, -2).contiguous().mT",
-            )
-        )
-
-    draft.at("weights", act)
+    draft.emit_one(
+        "w = w.contiguous()",
+        "w = w.to(w.dtype)",
+        "w = w.view(w.shape)",
+        "w = w.clone()",
+        "w = +w",
+        "w = w.expand_as(w)",
+        "w = w[...]",
+        "w = w.type_as(w)",
+        "w = w.reshape(w.shape)",
+        "w = w.unsqueeze(0)[0]",
+        "w = w.mT.mT",
+        "w = w.transpose(-1, -2).contiguous().mT",
+    )
 
 
 @hostility("sizes of one", exact=True)
@@ -303,13 +291,9 @@ def _(draft: Draft) -> None:
         kind = draft.pick("float", "float", "int64", "float32")
         values = "ints 1 4" if kind == "int64" else "positive"
         c = draft.operand("c", kind=kind, values=values, grad=asks and kind == "float")
-        draft.emit(
-            draft.pick(f"number = {c}.item()", f"number = float({c})", f"number = {c}.tolist()")
-        )
+        draft.emit_one(f"number = {c}.item()", f"number = float({c})", f"number = {c}.tolist()")
         if changed:
-            draft.emit(
-                draft.pick(f"{c}.add_(5)", f"{c}.mul_(3)", f"{c}.zero_()", f"{c}.data.fill_(7)")
-            )
+            draft.emit_one(f"{c}.add_(5)", f"{c}.mul_(3)", f"{c}.zero_()", f"{c}.data.fill_(7)")
 
     def use(draft: Draft) -> None:
         stem = draft.pick("{s} * number", "{s} + number", "{s} / (number + 1)", "{s}.mul(number)")

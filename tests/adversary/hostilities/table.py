@@ -22,12 +22,15 @@ class Hostility:
 TABLE: list[Hostility] = []
 
 
-def hostility(name: str, *, exact: bool) -> Callable:
-    """Put a plan into the table."""
+def hostility(name: str, *, exact: bool, at: str = "") -> Callable:
+    """Put a plan into the table. at: the stage where it is called, instead of at once."""
 
     def register(plan: Callable[[Draft], None]) -> Callable[[Draft], None]:
         def settled(draft: Draft) -> None:
-            plan(draft)
+            if at:
+                draft.at(at, plan)
+            else:
+                plan(draft)
             draft.danger(not exact)
 
         TABLE.append(Hostility(name, exact, settled))

@@ -44,8 +44,7 @@ def _(draft: Draft) -> None:
         z = draft.sizes
         bound = draft.operand("bound", z["n"], z["m"], values=values)
         name = draft.pick("maximum", "minimum", "max", "min")
-        draft.emit(f"s = torch.{name}({draft.s}, {bound})")
-        draft.s = "s"
+        draft.assign("middle", f"torch.{name}({draft.s}, {bound})")
 
     draft.at("middle", act)
 
@@ -58,18 +57,18 @@ def _(draft: Draft) -> None:
     def act(draft: Draft) -> None:
         z = draft.sizes
         bound = draft.operand("bound", z["n"], z["m"], values=values)
-        draft.emit(
-            draft.pick(
-                "s = {s}.clamp(min={b})",
-                "s = {s}.clamp(max={b})",
-                "s = torch.clamp({s}, {b}, {b} + 1)",
-                "s = torch.clamp_min({s}, {b})",
-                "s = torch.fmax({s}, {b})",
-                "s = torch.fmin({s}, {b})",
-                "s = {s}.clamp(1.0, -1.0)",
-                "s = {s}.clamp(max=float('nan'))",
-                "s = {s}.clamp(min=-float('inf'))",
-            ).format(s=draft.s, b=bound)
+        draft.emit_one(
+            "s = {s}.clamp(min={b})",
+            "s = {s}.clamp(max={b})",
+            "s = torch.clamp({s}, {b}, {b} + 1)",
+            "s = torch.clamp_min({s}, {b})",
+            "s = torch.fmax({s}, {b})",
+            "s = torch.fmin({s}, {b})",
+            "s = {s}.clamp(1.0, -1.0)",
+            "s = {s}.clamp(max=float('nan'))",
+            "s = {s}.clamp(min=-float('inf'))",
+            s=draft.s,
+            b=bound,
         )
         draft.s = "s"
 
@@ -84,12 +83,9 @@ def _(draft: Draft) -> None:
     def act(draft: Draft) -> None:
         values = {"bool": "bool", "int64": "ints 1 3", "int32": "ints 1 3", "uint8": "ints 1 3"}
         c = draft.operand("factor", kind=kind, values=values.get(kind, "positive"), grad=False)
-        x = draft.s if stage == "middle" else "w"
+        x = draft.subject(stage)
         form = draft.pick("{x} * {c}", "{x} + {c}", "{c} * {x}", "{x} / ({c} + 1)", "{c} - {x}")
-        made = "w" if stage == "weights" else "s"
-        draft.emit(f"{made} = {form.format(x=x, c=c)}")
-        if made == "s":
-            draft.s = "s"
+        draft.assign(stage, form.format(x=x, c=c))
 
     draft.at(stage, act)
 
@@ -99,14 +95,11 @@ def _(draft: Draft) -> None:
     stage = draft.pick("middle", "weights")
 
     def act(draft: Draft) -> None:
-        x = draft.s if stage == "middle" else "w"
+        x = draft.subject(stage)
         form = draft.pick("{x} * 3", "{x} + True", "{x} * True", "2 * {x} - 1", "{x} * 1e-3",
                           "{x} / 7", "1 - {x}", "{x} * math.pi", "{x} + 1e-12", "{x} * (1 << 4)",
                           "{x} * -0.0 + {x}", "{x} - 0", "{x} * 1", "{x} / 1")  # fmt: skip
-        made = "w" if stage == "weights" else "s"
-        draft.emit(f"{made} = {form.format(x=x)}")
-        if made == "s":
-            draft.s = "s"
+        draft.assign(stage, form.format(x=x))
 
     draft.at(stage, act)
 
@@ -120,13 +113,11 @@ def _(draft: Draft) -> None:
     def act(draft: Draft) -> None:
         z = draft.sizes
         c = draft.operand("factor", draft.pick(1, z["m"]), kind="float64", values="positive")
-        x, made = (draft.s, "s") if stage == "middle" else ("w", "w")
-        draft.emit(f"{made} = {x} {draft.pick('*', '+', '/')} {c}")
-        if made == "s":
-            draft.s = "s"
+        x = draft.subject(stage)
+        draft.assign(stage, f"{x} {draft.pick('*', '+', '/')} {c}")
 
     def match(draft: Draft) -> None:
-        draft.emit(draft.pick(f"w = w.to({draft.v}.dtype)", f"w = w.type_as({draft.v})"))
+        draft.emit_one(f"w = w.to({draft.v}.dtype)", f"w = w.type_as({draft.v})")
 
     draft.at(stage, act)
     draft.at("late", match)
@@ -140,11 +131,9 @@ def _(draft: Draft) -> None:
     kind = draft.pick("bfloat16", "float16", "int32", "int64", "bool", "float64", "int8")
 
     def act(draft: Draft) -> None:
-        x, made = (draft.s, "s") if stage == "middle" else ("w", "w")
+        x = draft.subject(stage)
         scaled = draft.pick(x, f"({x} * 4)")
-        draft.emit(f"{made} = {scaled}.to(torch.{kind}).to({draft.v}.dtype)")
-        if made == "s":
-            draft.s = "s"
+        draft.assign(stage, f"{scaled}.to(torch.{kind}).to({draft.v}.dtype)")
 
     draft.at(stage, act)
 
@@ -169,11 +158,9 @@ def _(draft: Draft) -> None:
     stage = draft.pick("middle", "middle", "weights")
 
     def act(draft: Draft) -> None:
-        x, made = (draft.s, "s") if stage == "middle" else ("w", "w")
+        x = draft.subject(stage)
         form = draft.random.choice(forms.get(dtype, forms["float32"]))
-        draft.emit(f"{made} = {form.format(x=x)}")
-        if made == "s":
-            draft.s = "s"
+        draft.assign(stage, form.format(x=x))
 
     draft.at(stage, act)
 
@@ -185,7 +172,7 @@ def _(draft: Draft) -> None:
     draft.settle(literal=True)
 
     def act(draft: Draft) -> None:
-        x, made = (draft.s, "s") if stage == "middle" else ("w", "w")
+        x = draft.subject(stage)
         constant = draft.pick(
             "float('inf')",
             "-float('inf')",
@@ -203,9 +190,7 @@ def _(draft: Draft) -> None:
                           "torch.where({x} > 0, {x}, {c})", "{x}.masked_fill({x} < 0, {c})",
                           "{x}.clamp(max={c})", "torch.full_like({x}, {c}) * {x}",
                           "{x}.clamp(min={c})", "{x} * ({c}) * 0")  # fmt: skip
-        draft.emit(f"{made} = {form.format(x=x, c=constant)}")
-        if made == "s":
-            draft.s = "s"
+        draft.assign(stage, form.format(x=x, c=constant))
 
     draft.at(stage, act)
 
@@ -235,8 +220,7 @@ def _(draft: Draft) -> None:
         m = draft.operand("half", z["n"], z["m"], values="zero_one", grad=False)
         draft.emit(f"half = {m}.to({draft.s}.dtype)")
         m = "half"
-        draft.emit(f"s = {draft.random.choice(forms).format(x=draft.s, m=m)}")
-        draft.s = "s"
+        draft.assign("middle", f"{draft.random.choice(forms).format(x=draft.s, m=m)}")
 
     draft.at("middle", act)
 

@@ -54,16 +54,13 @@ def _(draft: Draft) -> None:
     _before(draft, MULTIPLE)
 
 
-@hostility("write before: foreach", exact=True)
+@hostility("write before: foreach", exact=True, at="before")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        x, y = draft.random.sample("qkv", 2)
-        copied(draft, x)
-        copied(draft, y)
-        call = draft.pick("mul_([{}, {}], 0.5)", "add_([{}, {}], 0.1)", "neg_([{}, {}])")
-        draft.emit("torch._foreach_" + call.format(x, y))
-
-    draft.at("before", act)
+    x, y = draft.random.sample("qkv", 2)
+    copied(draft, x)
+    copied(draft, y)
+    call = draft.pick("mul_([{}, {}], 0.5)", "add_([{}, {}], 0.1)", "neg_([{}, {}])")
+    draft.emit("torch._foreach_" + call.format(x, y))
 
 
 @hostility("write before: the input itself", exact=True)
@@ -172,32 +169,23 @@ def _(draft: Draft) -> None:
     draft.at(draft.pick("middle", "weights", "late", "after"), act)
 
 
-@hostility("write scores in place", exact=True)
+@hostility("write scores in place", exact=True, at="scores")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        text = draft.pick(
-            "{s}.mul_(0.5)", "{s} *= 0.25", "{s}.add_(0.1)", "{s}.div_(d ** 0.5)", "{s} += 1",
-            "{s}.clamp_(-2, 2)", "{s}.neg_()", "{s}.sub_(0.5)", "{s} /= 2",
-        )  # fmt: skip
-        draft.emit(text.format(s=draft.s))
-
-    draft.at("scores", act)
+    text = draft.pick(
+        "{s}.mul_(0.5)", "{s} *= 0.25", "{s}.add_(0.1)", "{s}.div_(d ** 0.5)", "{s} += 1",
+        "{s}.clamp_(-2, 2)", "{s}.neg_()", "{s}.sub_(0.5)", "{s} /= 2",
+    )  # fmt: skip
+    draft.emit(text.format(s=draft.s))
 
 
-@hostility("write scores or weights: a view", exact=False)
+@hostility("write scores or weights: a view", exact=False, at="scores")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        write(draft, draft.s, draft.random.choice(VIEWS))
-
-    draft.at("scores", act)
+    write(draft, draft.s, draft.random.choice(VIEWS))
 
 
-@hostility("write scores or weights: a view", exact=False)
+@hostility("write scores or weights: a view", exact=False, at="scores")
 def _(draft: Draft) -> None:
-    def act(draft: Draft) -> None:
-        write(draft, draft.s, "{x}", ELEMENTS)
-
-    draft.at("scores", act)
+    write(draft, draft.s, "{x}", ELEMENTS)
 
 
 @hostility("write scores or weights: detached", exact=False)
@@ -242,16 +230,12 @@ def _(draft: Draft) -> None:
     draft.at(draft.pick("weights", "late"), act)
 
 
-@hostility("write scores or weights: a view", exact=False)
+@hostility("write scores or weights: a view", exact=False, at="weights")
 def _(draft: Draft) -> None:
     """A copy of the weights that is changed; the weights themselves are used."""
-
-    def act(draft: Draft) -> None:
-        name = draft.fresh("copy")
-        text = draft.random.choice((*COPIES, "{x}.to(torch.float64, copy=True)"))
-        draft.emit(f"{name} = {text.format(x='w')}")
-        write(draft, name, draft.random.choice(("{x}", *VIEWS)))
-        if draft.coin():
-            draft.emit(f"w = {name}.to(w.dtype)")
-
-    draft.at("weights", act)
+    name = draft.fresh("copy")
+    text = draft.random.choice((*COPIES, "{x}.to(torch.float64, copy=True)"))
+    draft.emit(f"{name} = {text.format(x='w')}")
+    write(draft, name, draft.random.choice(("{x}", *VIEWS)))
+    if draft.coin():
+        draft.emit(f"w = {name}.to(w.dtype)")

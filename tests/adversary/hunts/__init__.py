@@ -1,4 +1,4 @@
-"""Programs that people wrote to break the package. Every program tried is kept.
+"""Programs that people wrote to break the package; of those that prove the same, two are kept.
 
 A hunt is one file `tests/adversary/hunts/NAME.py`, or a package of that name, that defines
 
@@ -24,8 +24,10 @@ Each case is a function of tensors and a function that makes its arguments. Both
 The arguments are made anew for every run, under one seed. Floating leaves that ask for a gradient
 get one. A function may be a `torch.nn.Module`; its parameters then count as arguments. The first
 item of a case may also be a pair (function, before_backward): the second function gets the
-arguments after the forward, as the caller of a training step does. `rows.py` writes many cases as a
-table.
+arguments after the forward, as the caller of a training step does.
+
+`rows.py` writes cases as tables, and has what programs share: `of_scores`, `scored`, `weighted` and
+`attended` are programs of a function of the scores, the weights or the output.
 
 `test_hunts.py` runs them all: outputs, arguments afterwards and every gradient of the rewritten
 graph against eager. A case that eager refuses fails, so that no case goes stale.
@@ -39,7 +41,7 @@ from dataclasses import dataclass
 
 from .rows import name_of
 
-NEED_FBGEMM = ("hunt_jagged", "hunt_padding")
+NEED_FBGEMM = ("hunt_jagged",)
 
 
 @dataclass(frozen=True)

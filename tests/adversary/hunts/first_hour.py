@@ -23,7 +23,6 @@ half = lambda: qkv(torch.bfloat16)
 frozen = lambda: qkv(grad=False)
 lengths_of = plus(qkv, values([3, 7]))
 long_rows = normal(*[(1, 1, 300, 4)] * 3, dtype=torch.float32)
-first_learns = lambda: (qkv()[0], *frozen()[1:])
 large_query = lambda: ((frozen()[0] * 100).requires_grad_(), *qkv()[1:])
 
 
@@ -68,13 +67,6 @@ def lengths_counted_up(q, k, v, lengths):
 CASES.add("masked_by_lengths", masked, lengths_of, lambda q, k, v, lengths: lengths.add_(3))
 
 
-@case(first_learns)
-def residual_in_place(x, k, v):
-    hidden = x * 1.0
-    hidden += F.relu(hidden @ k.mT) @ v
-    return hidden
-
-
 @case(plus(frozen, values(2.0)))
 def number_then_write(q, k, v, c):
     x = c.item()
@@ -93,8 +85,6 @@ table(
     narrow_arange=lambda: torch.arange(300, dtype=torch.int64).to(torch.uint8),
     narrow_arange_directly=lambda: torch.arange(300, dtype=torch.uint8),
 )
-
-
 table(
     nothing,
     of=of_scores,

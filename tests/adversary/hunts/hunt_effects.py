@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import Programs, after, attended, leaves, normal, of_scores, plus, qkv32, scored, values
+from .rows import Programs, after, leaves, normal, of_scores, plus, qkv32, scored, values
 
 CASES = Programs()
 case, table = CASES.case, CASES.table
@@ -21,28 +21,6 @@ def observed():
 
 def triple(g):
     return g * 3
-
-
-class Scale(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 5
-
-
-class Dirty(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.mark_dirty(x)
-        x.mul_(2)
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * 7
 
 
 # Calls that write into other arguments than the first
@@ -86,20 +64,6 @@ table(
 
 
 @case(qkv32)
-def hook_on_keys(q, k, v):
-    k2 = k * 2
-    k2.register_hook(triple)
-    return relu(q @ k2.mT) @ v
-
-
-@case(qkv32)
-def hook_on_key_view(q, k, v):
-    kt = k.mT
-    kt.register_hook(triple)
-    return relu(q @ kt) @ v
-
-
-@case(qkv32)
 def hook_on_alias_of_key_view(q, k, v):
     kt = k.mT
     s = q @ kt.view(kt.shape)
@@ -107,25 +71,10 @@ def hook_on_alias_of_key_view(q, k, v):
     return relu(s) @ v
 
 
-@case(qkv32)
-def retained_key_view(q, k, v):
-    kt = k.mT
-    kt.retain_grad()
-    return relu(q @ kt) @ v, kt
-
-
 table(
     qkv32,
     of=of_scores,
-    hook_on_scores=after(lambda s: s.register_hook(triple), relu),
-    custom_function_on_scores=lambda s: relu(Scale.apply(s)),
-    dirty_function_on_scores=after(lambda s: Dirty.apply(s), relu),
     in_place_through_foreach=after(lambda s: torch._foreach_mul_([s], 2.0), relu),
-)
-table(
-    qkv32,
-    hook_on_output=attended(relu)(after(lambda o: o.register_hook(triple), lambda o: o * 2)),
-    custom_function_on_key=lambda q, k, v: relu(q @ Scale.apply(k).mT) @ v,
 )
 
 
@@ -158,13 +107,6 @@ def scores_saved_then_changed(s, b):
 
 
 @case(qkv32, of=of_scores)
-def scores_copy_then_original(s):
-    t = s.clone()
-    s.mul_(2)
-    return relu(t)
-
-
-@case(qkv32, of=of_scores)
 def scores_reshaped_then_changed(s):
     t = s.reshape(2, 3, 42)
     s.mul_(2)
@@ -194,15 +136,6 @@ def data_write_between(q, k, v):
     return relu(s) @ k2
 
 
-@case(qkv32)
-def output_changed(q, k, v):
-    o = relu(q @ k.mT) @ v
-    o.mul_(q.mean())
-    o[0].zero_()
-    o.transpose(1, 2).add_(1)
-    return o
-
-
 @case(with_number)
 def item_scale(q, k, v, t):
     c = t.item()
@@ -217,15 +150,10 @@ table(
     qkv32,
     scalar_tensor_scale=(of_scores(lambda s, t: relu(s * t)), values(0.5, grad=True)),
     overlapping_keys=lambda q, k, v: relu(q @ k[:, :, :1].expand(2, 3, 7, 8).mT) @ v,
-    unfolded_keys=lambda q, k, v: (
-        relu(q @ k.reshape(2, 3, 56).unfold(-1, 8, 5)[:, :, :7].mT)
-        @ k.reshape(2, 3, 56).unfold(-1, 8, 8)
-    ),
     shared_regions=scored(lambda s, v: (relu(s) @ v, torch.tanh(s) @ v)),
 )
 table(
     complexes,
-    complex_parts=lambda q, k, v: relu(q.real @ k.conj().imag.mT) @ v.real,
     negative_views=lambda q, k, v: relu(q.conj().imag @ k.imag.mT) @ v.conj().imag,
 )
 
@@ -242,12 +170,3 @@ def output_is_query_and_bias(q, k, v):
     o = relu(q @ k.mT) @ v
     b = o.mean(-1, keepdim=True)
     return torch.tanh(o @ k.mT + b) @ v
-
-
-@case(qkv32)
-def value_is_changed_scores_operand(q, k, v):
-    k2 = k * 1
-    o = relu(q @ k2.mT) @ v
-    v2 = v * 1
-    v2 += 1
-    return o @ v2.mT @ k

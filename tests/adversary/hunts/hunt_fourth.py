@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import D64, INF, Programs, ikv, normal, nothing, of_scores, plus, qkv, square, values
+from .rows import D64, INF, Programs, ikv, normal, nothing, of_scores, plus, qkv, values
 
 CASES, MORE = Programs(), Programs()
 NAN, BF16, FP32 = float("nan"), torch.bfloat16, torch.float32
@@ -12,10 +12,8 @@ NAN, BF16, FP32 = float("nan"), torch.bfloat16, torch.float32
 CASES.table(
     ikv(),
     of=of_scores,
-    power_of_infinity=lambda s: torch.pow(INF, s),
     power_of_nan=lambda s: torch.pow(NAN, s),
     hardshrink_at_nan=lambda s: F.hardshrink(s, NAN),
-    hardtanh_from_nan=lambda s: F.hardtanh(s, NAN, INF),
     hardtanh_to_nan=lambda s: F.hardtanh(s, -1.0, NAN),
 )
 
@@ -46,8 +44,6 @@ CASES.add(
     of_scores(lambda s, count: s * count[:, None]),
     plus(qkv(), values([0, 1, 2**64 - 1, 2**63, 5], dtype=torch.uint64)),
 )
-
-
 CASES.table(
     nothing,
     of=of_scores,
@@ -88,16 +84,11 @@ MORE.table(
     },
     of=of_scores,
 )
-
-
 MORE.table(
     qkv(),
     of=of_scores,
     power_of_one=(lambda s, b: F.silu(s) * torch.pow(1.0, b), normal((5, 7))),
     zeroth_power=(lambda s, b: F.silu(s) + b**0, normal((5, 7))),
-    parts_of_batch_and_heads=lambda s: torch.stack(
-        [torch.stack([F.silu(s[0, 0]), F.gelu(s[1, 1])]), torch.stack([s[0, 0], s[1, 1]])]
-    ),
     a_head_twice=lambda s: torch.stack([F.silu(s[:, 0]), F.gelu(s[:, 0])], 1),
     heads_exchanged=lambda s: torch.stack([F.silu(s[:, 1]), F.gelu(s[:, 0])], 1),
     biases_exchanged=(
@@ -105,24 +96,4 @@ MORE.table(
         normal((2, 5, 7)),
     ),
     unbound_heads=_each(F.silu, F.gelu),
-    bias_moved=(lambda s, b: s.sigmoid() * torch.cat([b[:, 1:], b[:, :1]], 1), normal((5, 7))),
-)
-
-
-def _last(x):
-    return x.transpose(-1, -2)
-
-
-@MORE.case(square())
-def detached_in_each_place(q, k, v):
-    attend = lambda q, k, v: F.silu(q @ _last(k)) @ v
-    return attend(q.detach(), k, v) + 2 * attend(q, k.detach(), v) + 3 * attend(q, k, v.detach())
-
-
-MORE.table(
-    nothing,
-    bias_with_a_batch_of_its_own=(
-        lambda q, k, v, bias: F.silu(q[:1] @ _last(k[:1]) + bias) @ v[:1],
-        plus(square(), normal((5, 1, 6, 6))),
-    ),
 )

@@ -46,8 +46,6 @@ table(
     pow_zero=(lambda s: torch.pow(s, 0), qkv32),
     detached_weights_frozen_value=(lambda s: torch.relu(s).detach(), qkv32),
 )
-
-
 table(
     nothing,
     baddbmm_detached_bias=(

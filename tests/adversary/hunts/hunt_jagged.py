@@ -140,3 +140,25 @@ table(
     NegPad=pad_function(7, torch.neg),
     NoGradPad=NoGradientPad,
 )
+
+
+# Activations that are infinite, or infinitely steep, at the scores of padding
+
+
+def one_head(act):
+    def attention(q, k, v, offsets):
+        padded = torch.ops.fbgemm.jagged_to_padded_dense
+        q, k, v = (padded(x, [offsets], [5], 0.0) for x in (q, k, v))
+        return torch.ops.fbgemm.dense_to_jagged(act(q @ k.mT) @ v, [offsets], 9)[0]
+
+    return attention
+
+
+table(
+    plus(normal(*[(9, 4)] * 3, dtype=torch.float32), values([0, 2, 5, 9])),
+    of=one_head,
+    reciprocal=torch.reciprocal,
+    log_of_size=lambda s: torch.log(s.abs()),
+    rsqrt_of_size=lambda s: torch.rsqrt(s.abs()),
+    signed_root=lambda s: s.sign() * s.abs().sqrt(),
+)

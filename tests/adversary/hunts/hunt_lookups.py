@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from .rows import Programs, normal, of_scores, plus
+from .rows import Programs, normal, of_scores
 
 T, H, N, M = 5, 2, 40, 48
 FOUND, TRIED = Programs(), Programs()
@@ -61,8 +61,6 @@ FOUND.table(
 TRIED.table(
     matrices,
     {
-        "expanded": (lambda t, i: t[:1].expand(H, T)[:, i], normal((H, T)), at()),
-        "every_fourth_row": (lambda t, i: t[::4][:, i], normal((8, T)), at()),
         "transposed": (lambda t, i: t.T[:, i], normal((T, H)), at()),
         "none_and_integer": (
             lambda t, i: t[i, None, 1].squeeze(2).permute(2, 0, 1), normal((T, 3, H)), at(),
@@ -75,25 +73,12 @@ TRIED.table(
             lambda t, i: torch.ops.aten.index.Tensor(t, [None, i])[1].permute(2, 0, 1),
             normal((3, T, H)), at(),
         ),
-        "of_looked_up": (
-            lambda t, a, i: F.embedding(i, F.embedding(a, t)).permute(2, 0, 1),
-            normal((T, H)), at(shape=(9,)), at(0, 9),
-        ),
         "take_transposed": (
             lambda t, i: torch.take(torch.stack([t, t * 2]).T, i * 2), normal(T), at(),
         ),
-        "written_rows": (lambda t, i: written(t * 1)[i], normal(T), at()),
         "normed_rows": (lambda t, i: (t / t.norm())[i], normal(T), at()),
-        "normed_result": (
-            lambda t, i: F.layer_norm(t[i], (H,)).permute(2, 0, 1), normal((T, H)), at(),
-        ),
         "strided_result": (
             lambda t, i: t[i].as_strided((H, N, M), (1, M * H, H)), normal((T, H)), at(),
-        ),
-        "index_by_parts": (lambda t, i: t[written(i.clone())], normal(T), at()),
-        "index_of_8_bits": (
-            lambda t, i: t[(i[:, None] * 60 + torch.arange(M, dtype=torch.int8)).long() % T],
-            normal(T), at(shape=(N,), dtype=torch.int8),
         ),
         "root_of_time": (
             lambda t, x: t[apart(x).float().sqrt().long().clamp(max=4)], normal(T), times,
@@ -105,25 +90,6 @@ TRIED.table(
     },
     of=of_biases,
 )  # fmt: skip
-
-
-def written(x):
-    x[0] = 0
-    x[1:3] += 1
-    return x % T if not x.is_floating_point() else x
-
-
-@TRIED.case(plus(matrices, normal(T), at()))
-def changed_between(q, k, v, t, i):
-    bias = t[i]
-    with torch.no_grad():
-        t.mul_(2)
-    return F.silu(q @ k.mT + bias * t[i]) @ v
-
-
-@TRIED.case(plus(matrices, normal(T), at(dtype=torch.int32)), lambda *given: given[4].zero_())
-def source_of_the_index_cleared(q, k, v, t, i):
-    return F.silu(q @ k.mT + t[i.long()]) @ v
 
 
 CASES, MORE = FOUND, TRIED

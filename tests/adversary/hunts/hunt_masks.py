@@ -16,22 +16,6 @@ def qkv(dtype=torch.float32, n=N, m=M):
     return leaves((B, H, n, D), (B, H, m, D), (B, H, m, D), dtype=dtype)
 
 
-def half():
-    return qkv(torch.bfloat16)
-
-
-def double():
-    return qkv(torch.float64)
-
-
-def longer():
-    return qkv(n=300, m=300)
-
-
-def longer_half():
-    return qkv(torch.bfloat16, 300, 300)
-
-
 def _with(make, dtype=torch.float32, n=N):
     def operands():
         return (*qkv(dtype, n, n), *make())
@@ -46,7 +30,6 @@ with_ints = _with(lambda: (torch.randint(-(2**31), 2**31, (N,), dtype=torch.int3
 _EDGES = [-(2**63), 2**63 - 1, -1, 0, 1, 2**53 + 1, 2**53, -(2**62)]
 with_longs = _with(lambda: (torch.tensor(_EDGES),))
 with_flags = _with(lambda: (torch.rand(N) > 0.5,))
-with_signed = _with(lambda: (torch.randint(-20, 20, (N,)),))
 with_reals = _with(lambda: (torch.tensor([0.0, -0.0, 1, -1, 2.5, float("nan"), float("inf"), 3]),))
 with_halves = _with(lambda: (torch.tensor([250.0, 252, 254, 256, 258, 260, 262, 264]).bfloat16(),))
 with_columns = _with(lambda: (torch.randn(N).requires_grad_(), torch.randn(M).requires_grad_()))
@@ -75,8 +58,6 @@ table(
     bytes_below_300=lambda t: (t[:, None] // t[None, :].clamp(min=1)) < 300,
     bytes_plus_float=lambda t: (t[:, None] + 0.5) > t[None, :],
 )
-
-
 table(
     with_small,
     of=masked,
@@ -95,8 +76,6 @@ table(
     small_shift_right=lambda t: ((t[:, None].int() - t[None, :].int()) >> 4) == -2,
     small_bits_of_negative=lambda t: ((t[:, None].int() - t[None, :].int()) & 63) == 2,
 )
-
-
 table(
     with_ints,
     of=masked,
@@ -106,8 +85,6 @@ table(
     ints_as_floats=lambda t: t[:, None].float() >= t[None, :],
     ints_times_half=lambda t: t[:, None] * 0.5 >= t[None, :],
 )
-
-
 table(
     with_longs,
     of=masked,
@@ -130,8 +107,6 @@ table(
     longs_clamped=lambda t: (t[:, None] + t[None, :]).clamp(-5, 2**62) > 0,
     longs_chosen=lambda t: torch.where(t[:, None] > t[None, :], t[:, None], -t[None, :]) % 4 == 1,
 )
-
-
 table(
     with_flags,
     of=masked,
@@ -143,8 +118,6 @@ table(
     flags_xor_not=lambda f: ~(f[:, None] ^ ~f[None, :]),
     flags_and_one=lambda f: (f[:, None] & 1) == f[None, :],
 )
-
-
 table(
     with_flags,
     of=of_scores,
@@ -153,8 +126,6 @@ table(
     flags_minus_float=lambda s, f: F.silu(s + (1 - (f[:, None] & f[None, :]).float()) * -1e4),
     flags_in_scale=lambda s, f: F.silu(s * (2 - (f[:, None] & f[None, :]).int())),
 )
-
-
 table(
     with_reals,
     of=masked,
@@ -167,8 +138,6 @@ table(
     reals_quotient=lambda r: (r[:, None] / r[None, :]) > 0,
     reals_clamped=lambda r: r[:, None].clamp(0, 2) >= torch.clamp(r[None, :], min=1),
 )
-
-
 table(
     with_halves,
     of=masked,
@@ -180,8 +149,6 @@ table(
         torch.where(torch.arange(M) < 4, torch.maximum(h[:, None], h[None, :]), 257) == 256
     ),
 )
-
-
 table(
     nothing,
     of=masked,
@@ -198,8 +165,6 @@ table(
         half_with_number,
     ),
 )
-
-
 table(
     nothing,
     of=of_scores,

@@ -62,10 +62,7 @@ table(
     qkv,
     of=masked,
     seconds_in_double=(lambda t: (t[:, :, None] > t[:, None, :])[:, None], SECONDS),
-    seconds_floor=(
-        lambda t: (t.long()[:, :, None] > t.long()[:, None, :])[:, None],
-        SECONDS,
-    ),
+    seconds_floor=(lambda t: (t.long()[:, :, None] > t.long()[:, None, :])[:, None], SECONDS),
     seconds_after_double=(
         lambda t, start: (t >= start)[:, None, None, :],
         WHOLE_SECONDS,
@@ -156,10 +153,7 @@ table(
     qkv,
     compare_past_fp32=where(lambda s: s < 1e300),
     large_integer_compare=where(lambda s: s < (1 << 62)),
-    tiny_doubles_fill=(
-        of_scores(lambda s, mask: F.silu(s).masked_fill(mask == 0, 0.0)),
-        TINY,
-    ),
+    tiny_doubles_fill=(of_scores(lambda s, mask: F.silu(s).masked_fill(mask == 0, 0.0)), TINY),
 )
 table(
     qkv,
@@ -169,8 +163,6 @@ table(
     plus_past_fp32=lambda s: torch.tanh(s - 1e40),
     scale_below_fp32=lambda s: F.silu(s * 1e-50),
 )
-
-
 table(
     qkv,
     slice_from_before_the_start=lambda q, k, v: F.silu(q @ k.mT)[:, :, :, -12:4] @ v[:, :, :4],
@@ -178,4 +170,18 @@ table(
     score_slice_last_half=lambda q, k, v: F.silu((q @ k.mT)[..., -4:]) @ v[:, :, -4:],
     score_slice_past_end=lambda q, k, v: F.silu((q @ k.mT)[..., 4:100]) @ v[:, :, 4:],
     head_slice_before=lambda q, k, v: F.silu((q @ k.mT)[:, -9:1]) @ v[:, :1],
+)
+
+
+def with_infinity():
+    weight = torch.ones(6, 6)
+    weight[1, 1] = float("inf")
+    return (*leaves(*[(2, 1, 6, 4)] * 3), weight)
+
+
+# Of the adversary's seed 42336: the gradient of q is infinite, and no NaN.
+table(
+    with_infinity,
+    of=of_scores,
+    log_sigmoid_times_infinity=lambda s, weight: F.logsigmoid(s) * weight,
 )

@@ -38,69 +38,53 @@ def special():
     return tuple(x.requires_grad_() for x in (q, k, v))
 
 
-# Open: eager gives the bias zeros, the rewrite none; the judge refuses it. No case yet.
-def bias_of_beta_zero_alone(q, k, v, b):
-    return F.silu(torch.baddbmm(b * 1, q[0], k[0].mT, beta=0, alpha=0.5)) @ v[0]
+ACTS = {
+    **{
+        act.__name__: act
+        for act in (
+            F.silu, F.gelu, F.relu, torch.sigmoid, torch.tanh, F.softplus, F.mish, F.hardswish,
+            F.elu, F.hardsigmoid, F.selu, F.logsigmoid, F.relu6, torch.exp, F.tanhshrink,
+            F.softsign,
+        )
+    },
+    "squared_relu": lambda s: F.relu(s) ** 2,
+    "negative_softplus": lambda s: F.softplus(s, beta=-1.0),
+    "falling_leaky": lambda s: F.leaky_relu(s, -0.5),
+    "steep_celu": lambda s: F.celu(s, 0.01),
+    "negative_celu": lambda s: F.celu(s, -2.0),
+    "inverse_elu": lambda s: F.elu(s, -1.5),
+    "thresholded": lambda s: F.threshold(s, 0.5, -20.0),
+    "shrunk": lambda s: F.softshrink(s, 0.0) + F.hardshrink(s, 0.25),
+}  # fmt: skip
 
 
-def activation_of_infinities(act):
-    def masked(q, k, v):
-        low = torch.ones(N, M).tril().bool()
-        return act((q @ k.mT).masked_fill(~low, -torch.inf)) @ v
-
-    masked.__name__ = f"infinities_through_{act.__name__}"
-    return masked
+def of_infinities(act):
+    low = lambda: torch.ones(N, M).tril().bool()
+    return of_scores(lambda s: act(s.masked_fill(~low(), -torch.inf)))
 
 
-def specials_through(act):
-    def specials(q, k, v):
-        return act((q @ k.mT) * 0.5) @ v
-
-    specials.__name__ = f"specials_through_{act.__name__}"
-    return specials
+def of_halves(act):
+    return of_scores(lambda s: act(s * 0.5))
 
 
-def softsign(s):
-    return F.softsign(s)
+table(qkv, ACTS, of=of_infinities, prefix="infinities_through_")
+table(special, ACTS, of=of_halves, prefix="specials_through_")
 
 
-def squared_relu(s):
-    return F.relu(s) ** 2
+def groups(repeat):
+    """Keys and values of two heads, repeated for four."""
+    return lambda q, k, v: F.silu(q @ repeat(k).mT) @ repeat(v)
 
 
-def negative_softplus(s):
-    return F.softplus(s, beta=-1.0)
-
-
-def falling_leaky(s):
-    return F.leaky_relu(s, -0.5)
-
-
-def steep_celu(s):
-    return F.celu(s, 0.01)
-
-
-def negative_celu(s):
-    return F.celu(s, -2.0)
-
-
-def inverse_elu(s):
-    return F.elu(s, -1.5)
-
-
-def thresholded(s):
-    return F.threshold(s, 0.5, -20.0)
-
-
-def shrunk(s):
-    return F.softshrink(s, 0.0) + F.hardshrink(s, 0.25)
-
-
-ACTS = [
-    F.silu, F.gelu, F.relu, torch.sigmoid, torch.tanh, F.softplus, F.mish, F.hardswish, F.elu,
-    F.hardsigmoid, F.selu, F.logsigmoid, F.relu6, torch.exp, F.tanhshrink, softsign, squared_relu,
-    negative_softplus, falling_leaky, steep_celu, negative_celu, inverse_elu, thresholded, shrunk,
-]  # fmt: skip
+table(
+    grouped,
+    heads_in_rows=lambda q, k, v: (F.silu(q.reshape(B, 2, 2 * N, D) @ k.mT) @ v).view(
+        B, 2, 2, N, D
+    ),
+    groups_repeated=groups(lambda x: x.repeat_interleave(2, 1)),
+    groups_tiled=groups(lambda x: x.repeat(1, 2, 1, 1)),
+    groups_expanded_inside=groups(lambda x: x[:, None].expand(B, 2, 2, M, D).reshape(B, 4, M, D)),
+)
 
 
 @case(grouped)
@@ -108,24 +92,6 @@ def einsum_groups(q, k, v):
     q = q.view(B, 2, 2, N, D)
     s = torch.einsum("bgrnd,bgmd->bgrnm", q, k)
     return torch.einsum("bgrnm,bgmd->bnrgd", F.silu(s), v)
-
-
-@case(grouped)
-def groups_repeated(q, k, v):
-    k, v = (x.repeat_interleave(2, 1) for x in (k, v))
-    return F.silu(q @ k.mT) @ v
-
-
-@case(grouped)
-def groups_tiled(q, k, v):
-    k, v = (x.repeat(1, 2, 1, 1) for x in (k, v))
-    return F.silu(q @ k.mT) @ v
-
-
-@case(grouped)
-def groups_expanded_inside(q, k, v):
-    k, v = (x[:, None].expand(B, 2, 2, M, D).reshape(B, 4, M, D) for x in (k, v))
-    return F.silu(q @ k.mT) @ v
 
 
 @case(with_bias)
@@ -147,6 +113,8 @@ table(
         "...nm,...md->...dn", F.gelu(torch.einsum("...nd,...md->...nm", q, k)), v
     ),
     rows_flipped=lambda q, k, v, b: (F.silu(q.flip(2) @ k.mT + b.flip(-1)) @ v).flip(2),
+    # Open: with alpha=0.5 alone eager gives the bias zeros, and the rewrite none; the judge refuses
+    # that. No case yet.
     bias_of_beta_zero=lambda q, k, v, b: (
         F.silu(torch.baddbmm(b, q[0], k[0].mT, beta=0)) @ v[0] + 0 * b.sum()
     ),
@@ -179,20 +147,8 @@ table(
     ),
     empty_in_cat=(lambda s: torch.cat([torch.empty(0), F.silu(s)], -1), qkv),
 )
-
-
 table(
-    nothing,
-    heads_in_rows=(
-        lambda q, k, v: (F.silu(q.reshape(B, 2, 2 * N, D) @ k.mT) @ v).view(B, 2, 2, N, D),
-        grouped,
-    ),
-    one_tensor=(lambda q, k, v: F.silu(q @ q.mT) @ q, qkv),
-    keys_are_values=(lambda q, k, v: F.elu(q @ k.mT, 0.3) @ k, qkv),
+    qkv,
+    one_tensor=lambda q, k, v: F.silu(q @ q.mT) @ q,
+    keys_are_values=lambda q, k, v: F.elu(q @ k.mT, 0.3) @ k,
 )
-
-
-CASES += [*((activation_of_infinities(act), qkv) for act in ACTS)]
-
-
-CASES += [*((specials_through(act), special) for act in ACTS)]

@@ -49,8 +49,6 @@ table(
         lambda s, v: (torch.relu(s) @ v, torch.rand(3)),
     ),
 )
-
-
 table(
     qkv32,
     random_zeros_like=scored(

@@ -1,29 +1,25 @@
-"""Scales and biases that are learned, looked up or broadcast."""
+"""Biases and scales that are learned, looked up or broadcast; precisions of all kinds."""
 
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, plus, values
-from .given import T, fp64, of_scores
+from ..rows import D64, Programs, normal, nothing, plus, values
+from .given import T, bf16, fp32, fp64, frozen, of_scores, rounded
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
+
 LEARNED_SCALE = values(0.7, dtype=D64, grad=True)
 
 
 table(
     fp64,
-    scale_parameter=(lambda q, k, v, s: F.silu(q @ T(k) * s) @ v, LEARNED_SCALE),
     scale_parameter_item=(lambda q, k, v, s: F.silu(q @ T(k) * s.detach()) @ v * s, LEARNED_SCALE),
     scale_on_weights=(lambda q, k, v, s: (F.silu(q @ T(k)) * s) @ v, LEARNED_SCALE),
-    scale_clamped=(lambda q, k, v, s: F.silu(q @ T(k) * s.clamp(max=0.5)) @ v, LEARNED_SCALE),
 )
-
-
 table(
     fp64,
     of=of_scores,
-    bias_full=(lambda s, b: torch.sigmoid(s + b), normal((5, 5))),
     bias_col=(lambda s, b: torch.sigmoid(s + b), normal((5, 1))),
     bias_one=(lambda s, b: torch.sigmoid(s + b), normal(1)),
     bias_adds_rank=(lambda s, b: torch.sigmoid(s + b), normal((3, 1, 1, 1, 1))),
@@ -39,25 +35,6 @@ table(
     mask_float_gate_row_col=(lambda s, b: torch.sigmoid(s) * b[:, None] * b[None], normal(5)),
     bias_detached_partly=(lambda s, b: torch.sigmoid(s + b[:, None].detach() + b[None]), normal(5)),
 )
-
-
-@case(plus(fp64, normal((2, 1, 5, 5))))
-def bias_is_relative_gather(q, k, v, b):
-    i = torch.arange(5)
-    t = b.reshape(-1)[:9]
-    return torch.sigmoid(q @ T(k) + t[i[:, None] - i[None] + 4]) @ v
-
-
-@case(plus(fp64, normal((9, 2))))
-def bias_table_heads(q, k, v, b):
-    i = torch.arange(5)
-    return torch.sigmoid(q @ T(k) + b[i[:, None] - i[None] + 4].permute(2, 0, 1)) @ v
-
-
-@case(plus(fp64, normal((9, 2))))
-def bias_table_negative_index(q, k, v, b):
-    i = torch.arange(5)
-    return torch.sigmoid(q @ T(k) + b[i[:, None] - i[None]].permute(2, 0, 1)) @ v
 
 
 @case(plus(fp64, normal((9, 2))))
@@ -83,14 +60,120 @@ def bias_embedding_scaled_grad(q, k, v, b):
     )
 
 
-@case(plus(fp64, normal(9)))
-def bias_take(q, k, v, b):
-    i = torch.arange(5)
-    return torch.sigmoid(q @ T(k) + torch.take(b, i[:, None] - i[None])) @ v
+def multiplied(factor, dtype):
+    return lambda: tuple((x * factor).to(dtype) for x in frozen())
 
 
-@case(plus(fp64, normal((2, 9))))
-def bias_gather(q, k, v, b):
-    i = torch.arange(5)
-    ix = (i[:, None] - i[None] + 4).reshape(1, 25).expand(2, 25)
-    return torch.sigmoid(q @ T(k) + b.gather(1, ix).view(2, 5, 5)) @ v
+table(
+    fp32,
+    of=of_scores,
+    float8_weights=lambda s: torch.sigmoid(s).to(torch.float8_e4m3fn).to(torch.float32),
+    weights_rounded_bf16=lambda s: torch.sigmoid(s).bfloat16().float(),
+    scores_rounded_half=lambda s: F.relu(s.half().float()),
+    where_double_branch=lambda s: torch.where(s > 0, s, torch.zeros(5, 5, dtype=D64)).float(),
+    python_float_big=lambda s: torch.sigmoid(s * 1e39 * 1e-39),
+    python_int_big=lambda s: torch.sigmoid(s + 2**24 + 1 - 2**24),
+    round_trip_add=lambda s: s + 1e6 - 1e6,
+    neg_zero=lambda s: (1 / (s.relu() * -0.0)).clamp(-1, 1),
+    square_root_square=lambda s: s.square().sqrt(),
+    double_island=lambda s: torch.sigmoid(s.double() * 1e-12 + 1e-12).float(),
+    double_island2=lambda s: (s.double() + 1e9 - 1e9).float(),
+)
+
+
+@case(fp64)
+def autocast_double(q, k, v):
+    with torch.autocast("cpu", torch.bfloat16):
+        return F.silu(q @ T(k)) @ v
+
+
+@case(fp32)
+def default_dtype_double(q, k, v):
+    torch.set_default_dtype(torch.float64)
+    try:
+        return F.silu(q @ T(k) * torch.tensor(0.1)) @ v
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+table(
+    bf16,
+    of=of_scores,
+    bf_scalar_tensor_bias=lambda s: F.relu(s + torch.tensor(0.1)),
+    bf_times_int_mask=lambda s: F.relu(s) * torch.ones(5, 5, dtype=torch.int64).tril(),
+    bf_float_mask_cast=lambda s: (F.relu(s) * torch.ones(5, 5).tril()).bfloat16(),
+    bf_scores_float=lambda s: F.relu(s.float() * 100).bfloat16(),
+)
+table(
+    nothing,
+    mixed_value_dtype=(
+        lambda q, k, v: torch.sigmoid(q @ T(k)).to(v.dtype) @ v,
+        normal((2, 2, 5, 4), (2, 2, 5, 4), dtype=torch.float32),
+        normal((2, 2, 5, 4), dtype=torch.bfloat16),
+    ),
+    mixed_all=(
+        lambda q, k, v: torch.sigmoid(q @ T(k).float()).double() @ v,
+        normal((2, 2, 5, 4), dtype=torch.float32),
+        normal((2, 2, 5, 4), dtype=torch.bfloat16),
+        normal((2, 2, 5, 4)),
+    ),
+    complex_abs=(
+        lambda q, k, v: torch.relu((q @ k.mH).abs() - 1) @ v.real,
+        rounded(torch.complex128),
+    ),
+    complex_real=(
+        lambda q, k, v: torch.relu((q @ T(k.conj())).real) @ v.imag,
+        rounded(torch.complex128),
+    ),
+    integer_scores=(
+        lambda q, k, v: torch.sigmoid(q @ T(k)) @ v.float(),
+        multiplied(3, torch.int64),
+    ),
+    integer_scores_div=(
+        lambda q, k, v: ((q @ T(k)) / 3).relu() @ v.float(),
+        multiplied(3, torch.int64),
+    ),
+    bf_big_scores_half=(
+        lambda q, k, v: torch.sigmoid(((q * 300) @ T(k * 300)).half()).bfloat16() @ v,
+        bf16,
+    ),
+    bf_query_float_matmul=(
+        lambda q, k, v: torch.sigmoid(q.float() @ T(k.float())).bfloat16() @ v,
+        bf16,
+    ),
+    half_overflow=(
+        lambda q, k, v: torch.sigmoid((q * 300) @ T(k * 300) * 1e-4) @ v,
+        rounded(torch.float16),
+    ),
+)
+table(
+    nothing,
+    of=of_scores,
+    complex_plain=(torch.tanh, rounded(torch.complex128)),
+    integers=(F.relu, multiplied(3, torch.int64)),
+    integers8=(F.relu, multiplied(50, torch.int8)),
+    scores_two_branches_mask=(lambda s: torch.where(s > 0, s, torch.zeros(())), fp64),
+    where_int_branch=(lambda s: torch.where(s > 0, 1, 0).to(D64), fp64),
+)
+
+
+@case(fp32)
+def exp_overflow(q, k, v):
+    s = q @ T(k) * 50
+    return (torch.exp(s) / (1 + torch.exp(s))) @ v
+
+
+@case(fp32)
+def silu_by_exp(q, k, v):
+    s = q @ T(k) * 50
+    return (s / (1 + torch.exp(-s))) @ v
+
+
+table(
+    fp32,
+    arange_mask_promotes=lambda q, k, v: (
+        F.relu(q @ T(k)).double() * torch.arange(5, dtype=torch.float64) @ v.double()
+    ),
+    value_cast=lambda q, k, v: (torch.sigmoid(q @ T(k)).double() @ v.double()).float(),
+    query_cast=lambda q, k, v: torch.sigmoid((q.double() @ T(k.double())).float()) @ v,
+)

@@ -1,14 +1,13 @@
-"""Gradient modes, what is detached, hooks and functions of autograd's."""
+"""Gradient modes, hooks, functions of autograd's; modules with state that is written."""
 
 import torch
 import torch.nn.functional as F
 
 from ..rows import D64, Programs, after
-from .given import T, attended, fp64, of_scores, scored, weighted
+from .given import T, fp64, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
 
 table(
     fp64,
@@ -16,10 +15,8 @@ table(
     plain=lambda s: F.silu(s * 0.5),
     detach_weights=lambda s: torch.sigmoid(s).detach(),
     detach_scores_in_gate=lambda s: s * torch.sigmoid(s.detach()),
-    custom_ste=lambda s: Ste.apply(s),
     custom_scale_grad=lambda s: torch.tanh(Scale.apply(s)),
     arg_unused_grad=lambda s: torch.sigmoid(s * 0),
-    zero_activation=torch.zeros_like,
     const_activation=lambda s: (torch.sigmoid(s) > 0).to(D64),
     sign_activation=torch.sign,
     floor_activation=torch.floor,
@@ -30,25 +27,11 @@ table(
 )
 
 
-@case(fp64)
-def row_normalised(q, k, v):
-    w = F.relu(q @ T(k)) + 0.1
-    w = w / w.sum(-1, keepdim=True)
-    return w @ v
-
-
 @case(fp64, of=of_scores)
 def straight_through(s):
     h = (s > 0).to(s.dtype)
     soft = torch.sigmoid(s)
     return h + soft - soft.detach()
-
-
-@case(fp64)
-def no_grad_weights(q, k, v):
-    with torch.no_grad():
-        w = torch.tanh(q @ T(k))
-    return w @ v
 
 
 @case(fp64)
@@ -73,29 +56,10 @@ def no_grad_last_product(w, v):
 
 
 @case(fp64)
-def enable_grad_inside(q, k, v):
-    with torch.no_grad():
-        with torch.enable_grad():
-            s = q @ T(k)
-        w = F.relu(s)
-    return w @ v, s
-
-
-@case(fp64)
 def inference_island(q, k, v):
     with torch.inference_mode():
         m = q @ T(k) > 0
     return (F.silu(q @ T(k)) * m.clone()) @ v
-
-
-class Ste(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.round()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g
 
 
 class Scale(torch.autograd.Function):
@@ -108,54 +72,95 @@ class Scale(torch.autograd.Function):
         return g * 3
 
 
-class Attn(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, q, k, v):
-        ctx.save_for_backward(q, k, v)
-        return F.silu(q @ T(k)) @ v
-
-    @staticmethod
-    def backward(ctx, g):
-        _, k, _ = ctx.saved_tensors
-        return g * 2, g + k, None
-
-
 table(
     fp64,
-    of=weighted(torch.tanh),
-    hook_on_weights=after(lambda w, v: w.register_hook(lambda g: g * 5), lambda w, v: w @ v),
-    retain_grad_weights=after(lambda w, v: w.retain_grad(), lambda w, v: w @ v),
-)
-
-
-table(
-    fp64,
-    custom_whole=lambda q, k, v: Attn.apply(q, k, v),
-    custom_on_key=lambda q, k, v: torch.tanh(q @ T(Scale.apply(k))) @ v,
-    detached_query=lambda q, k, v: torch.sigmoid(q.detach() @ T(k)) @ v.detach(),
     bias_from_query=lambda q, k, v: torch.relu(q @ T(k) + q[..., :1]) @ v,
     bias_from_key_mean=lambda q, k, v: torch.relu(q @ T(k) - k.mean(-1).unsqueeze(-2)) @ v,
-    sum_reduces_output=lambda q, k, v: (
-        (torch.relu(q @ T(k)) @ v).sum(-2),
-        (torch.relu(k @ T(q)) @ v).amax(1),
-    ),
     mul_detached_mask_param=lambda q, k, v: (
         (torch.relu(q @ T(k)) * torch.sigmoid(v[..., 0]).unsqueeze(-2)) @ v
     ),
     weights_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w)),
     weights_detached_returned=weighted(torch.sigmoid)(lambda w, v: (w @ v, w.detach().mean())),
     row_normalised_after=weighted(torch.sigmoid)(lambda w, v: (w @ v) / w.sum(-1, keepdim=True)),
-    row_normalised_detached=weighted(torch.sigmoid)(
-        lambda w, v: (w @ v) / w.detach().sum(-1, keepdim=True)
-    ),
-    create_graph_penalty_first=attended(F.silu)(lambda o: (o, o.square().mean())),
     hook_on_scores=scored(
         after(
             lambda w, v: w.register_hook(lambda g: g.clamp(-0.1, 0.1)),
             lambda w, v: torch.tanh(w) @ v,
         )
     ),
-    hook_on_output=attended(torch.tanh)(
-        after(lambda w: w.register_hook(lambda g: g * 5), lambda w: w)
-    ),
 )
+
+
+class Stateful(torch.nn.Module):
+    """Calls a function with itself and the operands."""
+
+    def __init__(s, function):
+        super().__init__()
+        torch.manual_seed(3)
+        s.function, s.__name__ = function, function.__name__
+        s.linear = torch.nn.Linear(4, 4).double()
+        s.scale = torch.nn.Parameter(torch.tensor(0.5, dtype=D64))
+        s.bias = torch.nn.Parameter(torch.randn(5, 5, dtype=D64))
+        s.key = torch.nn.Parameter(torch.randn(5, 4, dtype=D64))
+        s.calls = 0
+        s.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        s.register_buffer("running", torch.ones(5, 5, dtype=D64))
+        s.register_buffer("mask", torch.ones(5, 5, dtype=torch.bool).tril())
+
+    def forward(s, q, k, v):
+        return s.function(s, q, k, v)
+
+
+def module(f):
+    PROGRAMS.append((Stateful(f), fp64))
+
+
+@module
+def mod_counter(s, q, k, v):
+    s.count += 1
+    return F.silu(s.linear(q) @ T(s.linear(k)) * s.scale) @ s.linear(v) * s.count
+
+
+@module
+def mod_running_stats(s, q, k, v):
+    w = torch.sigmoid(q @ T(k))
+    with torch.no_grad():
+        s.running.copy_(w.mean((0, 1)))
+    return w @ v
+
+
+@module
+def mod_param_inplace_between(s, q, k, v):
+    x = F.silu(q @ T(k) + s.scale.detach())
+    with torch.no_grad():
+        s.scale.mul_(2)
+    return x @ v + s.scale
+
+
+@module
+def mod_python_state(s, q, k, v):
+    s.calls += 1
+    return F.silu(q @ T(k) * s.calls) @ v
+
+
+@module
+def mod_tied(s, q, k, v):
+    return F.silu(s.linear(q) @ T(s.linear(q))) @ s.linear(q) @ s.linear.weight
+
+
+@module
+def mod_hook(s, q, k, v):
+    h = s.linear.register_forward_hook(lambda m, i, o: o * 2)
+    o = F.silu(q @ T(s.linear(k))) @ v
+    h.remove()
+    return o
+
+
+# A step as an optimizer's, between output and backward.
+
+
+@module
+def StepInside(s, q, k, v):
+    o = torch.sigmoid(q @ T(k) + s.bias) @ v
+    s.bias.data.mul_(3)
+    return o

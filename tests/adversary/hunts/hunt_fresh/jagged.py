@@ -1,13 +1,15 @@
-"""Jagged rows by ATen's operators."""
+"""Jagged rows by ATen's operators, nested tensors, and functions that pad."""
 
 import torch
 import torch.nn.functional as F
 
+from ..paddings import pad_function, unpad_function
 from ..rows import D64, Programs, normal, plus, values
 from .given import T
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
+
 OTHERS = values([0, 3, 6, 9])
 
 
@@ -46,10 +48,6 @@ def split(x):
     return x.view(3, 5, 2, 4).transpose(1, 2)
 
 
-def joined(x):
-    return x.transpose(1, 2).reshape(3, 5, 8)
-
-
 def lengths(o):
     return (o[1:] - o[:-1])[:, None, None]
 
@@ -57,7 +55,6 @@ def lengths(o):
 table(
     jag(),
     of=weights,
-    jag_plain=lambda s, o: F.silu(s),
     jag_causal=lambda s, o: torch.sigmoid(s) * (torch.arange(5)[:, None] >= torch.arange(5)),
     jag_scale_batch=lambda s, o: torch.sigmoid(s) / lengths(o),
     jag_mask_lengths=lambda s, o: torch.sigmoid(s) * (torch.arange(5) < lengths(o) - 1),
@@ -67,30 +64,18 @@ table(
 table(
     jag(),
     of=output,
-    jag_bias_after=lambda p, o: unpad(p + 1, o),
-    jag_norm_between=lambda p, o: unpad(p - p.mean((0, 1), keepdim=True), o),
     jag_layernorm_between=lambda p, o: unpad(F.layer_norm(p, (4,)), o),
-    jag_padded_returned=lambda p, o: (unpad(p, o), p.sum()),
 )
 table(
     jag(),
     of=padded,
-    jag_sigmoid=plain,
-    jag_value_plus_one=lambda a, b, c, o: plain(a, b, c + 1, o),
     jag_value_exp=lambda a, b, c, o: plain(a, b, c.exp(), o),
-    jag_flip_keys=lambda a, b, c, o: plain(a, b.flip(1), c.flip(1), o),
     jag_roll_queries=lambda a, b, c, o: plain(a.roll(1, 1), b, c, o),
     jag_other_offsets_out=(lambda a, b, c, o, o2: plain(a, b, c, o2), OTHERS),
-    jag_total_smaller=lambda a, b, c, o: unpad(F.silu(a @ T(b)) @ c, o.clamp(max=7), 7),
-    jag_grad_at_padding=lambda a, b, c, o: (unpad(F.silu(a @ T(b)) @ c, o), a.sum() * c.sum()),
 )
-table(jag((0, 0, 5, 9)), of=padded, jag_empty_sequence=plain)
 table(
     jag(),
     jag_value_padding_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o), pad(v, o, p=1.0), o),
-    jag_key_padding_one=lambda q, k, v, o: plain(pad(q, o), pad(k, o, p=1.0), pad(v, o), o),
-    jag_short_keys=lambda q, k, v, o: plain(pad(q, o, 5), pad(k, o, 3), pad(v, o, 3), o),
-    jag_other_offsets=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o2), pad(v, o2), o), OTHERS),
     jag_other_offsets_v=(lambda q, k, v, o, o2: plain(pad(q, o), pad(k, o), pad(v, o2), o), OTHERS),
     jag_nested_matmul=lambda *qkv: torch.stack(
         [(F.silu(a @ b.t()) @ c).sum(0) for a, b, c in zip(*(x.split([2, 3, 4]) for x in qkv[:3]))]
@@ -99,7 +84,6 @@ table(
 table(
     jag(d=8),
     of=padded,
-    jag_heads=lambda a, b, c, o: unpad(joined(F.silu(split(a) @ T(split(b))) @ split(c)), o),
     jag_heads_wrong_order=lambda a, b, c, o: unpad(
         (F.silu(a.view(3, 2, 5, 4) @ T(b.view(3, 2, 5, 4))) @ c.view(3, 2, 5, 4)).reshape(3, 5, 8),
         o,
@@ -138,20 +122,46 @@ def jag_packed_segment(q, k, v, o):
     return (torch.sigmoid(q @ k.t()) * (s[:, None] == s))[None] @ v
 
 
-@case(jag())
-def jag_nested(q, k, v, o):
-    nested = torch.nested.nested_tensor_from_jagged
-    a, b, c = (nested(x, o, max_seqlen=5, min_seqlen=2).to_padded_tensor(0.0) for x in (q, k, v))
-    return F.silu(a @ T(b)) @ c
+OFFSETS = values([0, 2, 5, 9])
+rows = lambda *shape: normal(*[(9, *shape)] * 3, dtype=torch.float32)
 
 
-@case(plus(normal((9, 24), grad=False), values([0, 2, 5, 9])))
-def jag_qkv_together(x, o):
-    a, b, c = (split(y) for y in pad(x, o).chunk(3, -1))
-    return unpad(joined(F.silu(a @ T(b)) @ c), o)
+def from_nested(x, offsets, fill=0.0, most=5):
+    nested = torch.nested.nested_tensor_from_jagged(x, offsets, max_seqlen=most, min_seqlen=2)
+    return nested.to_padded_tensor(fill)
 
 
-@case(jag(), of=padded)
-def jag_two_layers(a, b, c, o):
-    p = pad(unpad(F.silu(a @ T(b)) @ c, o), o)
-    return unpad(torch.tanh(p @ T(p)) @ p, o)
+@case(plus(rows(4), OFFSETS, values([0, 3, 6, 9])))
+def nested_two_offsets(q, k, v, o, o2):
+    return torch.sigmoid(from_nested(q, o) @ T(from_nested(k, o2, 0.5))) @ from_nested(v, o2, 1.0)
+
+
+@case(plus(rows(4), OFFSETS))
+def nested_there_and_back(q, k, v, o):
+    from torch.nested._internal.nested_tensor import nested_from_padded
+
+    a, b, c = (from_nested(x, o, most=4) for x in (q, k, v))
+    p = torch.sigmoid(a @ T(b)) @ c
+    return nested_from_padded(p, o, ragged_idx=1, sum_S=9).values()
+
+
+def padded_and_unpadded(pad, unpad):
+    def program(q, k, v, o):
+        w = torch.sigmoid(pad.apply(q, o) @ T(pad.apply(k, o)))
+        return unpad.apply(w @ pad.apply(v, o), o)
+
+    return program
+
+
+PADS = {"PadF": pad_function(5), "PadF2": pad_function(5, lambda g: g * 2)}
+UNPADS = {
+    "UnpadF": unpad_function(9, 5),
+    "UnpadF1": unpad_function(9, 5, fill=1.0),
+    "UnpadFd": unpad_function(9, 5, lambda g: g.detach() * 2),
+    "UnpadFo": unpad_function(
+        9, 5, offsets=lambda o: F.pad(o.flip(0).diff().abs().cumsum(0), (1, 0))
+    ),
+}
+for a, pad in PADS.items():
+    for b, unpad in UNPADS.items():
+        PROGRAMS.add(f"func_{a}_{b}", padded_and_unpadded(pad, unpad), jag(grad=True))

@@ -1,24 +1,19 @@
-"""Views, slices, joins, groups of heads and loops."""
+"""Views, slices, joins, groups of heads, loops; every spelling of a product."""
 
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, normal, nothing
-from .given import T, fp64, of_scores
+from ..rows import D64, Programs, normal
+from .given import T, attended, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
-
 table(
     fp64,
     of=of_scores,
-    reshape_mixes=lambda s: F.relu(s).reshape(2, 2, 5, 5).permute(0, 1, 3, 2).reshape(2, 2, 5, 5),
-    view_heads_wrong=lambda s: F.relu(s.permute(1, 0, 2, 3).reshape(2, 2, 5, 5)),
     weights_flipped=lambda s: F.relu(s).flip(-1),
     weights_rolled=lambda s: F.relu(s).roll(1, -1),
-    weights_through_view_and_back=lambda s: torch.tanh(s.view(4, 25)).view(2, 2, 5, 5),
-    weights_square_reshape=lambda s: torch.tanh(s.view(2, 2, 25)).view(2, 2, 5, 5).mT,
     bias_on_flat_scores=lambda s: torch.tanh(s.view(4, 25) + torch.arange(25, dtype=D64) / 10).view(
         2, 2, 5, 5
     ),
@@ -33,48 +28,21 @@ table(
         s.transpose(0, 1) + torch.arange(2, dtype=D64)[:, None, None]
     ),
 )
-
-
 table(
     fp64,
     kron_like=lambda q, k, v: (
         F.relu(q @ T(k)).reshape(4, 25) @ v.reshape(4, 20).t().repeat(7, 1)[:25]
     ),
-    reshape_heads_mix=lambda q, k, v: F.relu(q @ T(k)).reshape(2, 10, 5) @ v[:, 0],
-    weights_sliced=lambda q, k, v: F.relu(q @ T(k))[..., 1:, :-1] @ v[..., 1:, :],
-    weights_strided_slice=lambda q, k, v: F.relu(q @ T(k))[..., ::2, ::2] @ v[..., ::2, :],
-    weights_padded=lambda q, k, v: (
-        F.pad(torch.sigmoid(q @ T(k)), (1, 0)) @ F.pad(v, (0, 0, 1, 0), value=2.0)
-    ),
     scores_padded=lambda q, k, v: (
         torch.sigmoid(F.pad(q @ T(k), (1, 0))) @ F.pad(v, (0, 0, 1, 0), value=2.0)
     ),
-    memory_tokens=lambda q, k, v: (
-        F.relu(q @ T(torch.cat([k, k.mean(-2, keepdim=True)], -2)))
-        @ torch.cat([v, torch.zeros_like(v[..., :1, :])], -2)
-    ),
     gqa_repeat=lambda q, k, v: (
         F.relu(q @ T(k[:, :1].repeat_interleave(2, 1))) @ v[:, :1].repeat_interleave(2, 1)
-    ),
-    loop_heads=lambda q, k, v: torch.stack(
-        [F.relu(q[:, i] @ T(k[:, i])) @ v[:, i] for i in range(2)], 1
     ),
     scores_cat_sink=lambda q, k, v: (
         torch.sigmoid(torch.cat([torch.zeros(2, 2, 5, 1, dtype=D64), q @ T(k)], -1))[..., 1:] @ v
     ),
 )
-
-
-@case(fp64, of=of_scores)
-def rel_shift(s):
-    s = F.pad(s, (1, 0)).view(2, 2, 6, 5)[:, :, 1:].view(2, 2, 5, 5)
-    return F.relu(s)
-
-
-@case(fp64)
-def index_select_keys(q, k, v):
-    i = torch.tensor([4, 0, 0, 2])
-    return F.relu(q @ T(k[..., i, :])) @ v[..., i, :]
 
 
 @case(fp64)
@@ -83,62 +51,10 @@ def index_weights(q, k, v):
     return F.relu(q @ T(k))[..., i] @ v[..., i, :]
 
 
-@case(fp64)
-def boolean_index_keys(q, k, v):
-    i = torch.tensor([True, False, True, True, False])
-    return F.relu(q @ T(k[..., i, :])) @ v[..., i, :]
-
-
-@case(normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)))
-def gqa_expand(q, k, v):
-    q = q.view(2, 2, 2, 5, 4)
-    return (F.relu(q @ T(k).unsqueeze(2)) @ v.unsqueeze(2).expand(2, 2, 2, 5, 4)).reshape(
-        2, 4, 5, 4
-    )
-
-
 @case(normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)))
 def gqa_transposed_groups(q, k, v):
     q = q.view(2, 2, 2, 5, 4)
     return (F.relu(q @ T(k).unsqueeze(1)) @ v.unsqueeze(1)).reshape(2, 4, 5, 4)
-
-
-table(
-    nothing,
-    gqa_tile_vs_interleave=(
-        lambda q, k, v: F.relu(q @ T(k.repeat(1, 2, 1, 1))) @ v.repeat_interleave(2, 1),
-        normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
-    ),
-    gqa_mixed=(
-        lambda q, k, v: (
-            F.relu(q @ T(k.repeat_interleave(2, 1))).view(2, 2, 2, 5, 5) @ v.unsqueeze(2)
-        ).sum(2),
-        normal((2, 4, 5, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
-    ),
-)
-
-
-@case(fp64)
-def loop_chunks_acc(q, k, v):
-    o = 0
-    for s in (slice(0, 2), slice(2, 5)):
-        o = o + F.relu(q @ T(k[..., s, :])) @ v[..., s, :]
-    return o
-
-
-@case(fp64)
-def loop_chunks_into(q, k, v):
-    o = torch.zeros_like(v)
-    for s in (slice(0, 2), slice(2, 5)):
-        o[..., s, :] += F.relu(q[..., s, :] @ T(k)) @ v
-    return o
-
-
-@case(fp64)
-def loop_recurrent(q, k, v):
-    for _ in range(3):
-        v = F.silu(q @ T(k)) @ v
-    return v
 
 
 @case(fp64)
@@ -146,3 +62,118 @@ def loop_recurrent_q(q, k, v):
     for _ in range(3):
         q = torch.tanh(q @ T(k)) @ v
     return q
+
+
+def flat():
+    """Without heads: the first of each."""
+    return tuple(x[:, 0].detach().clone().requires_grad_() for x in frozen())
+
+
+def matrices():
+    return tuple(x[0, 0].detach().clone().requires_grad_() for x in frozen())
+
+
+@case(fp64)
+def diff_attention(q, k, v):
+    q1, q2 = q.chunk(2, -1)
+    k1, k2 = k.chunk(2, -1)
+    return (F.relu(q1 @ T(k1)) - 0.3 * F.relu(q2 @ T(k2))) @ v
+
+
+table(
+    flat,
+    baddbmm=lambda q, k, v: torch.baddbmm(v, F.silu(q @ T(k)), v, beta=0.5, alpha=2),
+    baddbmm_scores=lambda q, k, v: (
+        F.silu(torch.baddbmm(torch.ones(1, 5, 5, dtype=D64), q, T(k), beta=0.5, alpha=2)) @ v
+    ),
+    baddbmm_beta0_nan=lambda q, k, v: (
+        F.silu(
+            torch.baddbmm(torch.full((1, 5, 5), float("nan"), dtype=D64), q, T(k), beta=0, alpha=2)
+        )
+        @ v
+    ),
+    baddbmm_empty_out=lambda q, k, v: (
+        F.silu(torch.baddbmm(torch.empty(2, 5, 5, dtype=D64), q, T(k), beta=0, alpha=0.125)) @ v
+    ),
+    addbmm_sum=lambda q, k, v: torch.addbmm(
+        torch.ones(5, 4, dtype=D64), F.silu(q @ T(k)), v, beta=2, alpha=0.5
+    ),
+)
+table(
+    fp64,
+    q_is_k_is_v=lambda q, k, v: F.silu(q @ T(q)) @ q,
+    sum_of_attentions=lambda q, k, v: F.silu(q @ T(k)) @ v + torch.tanh(k @ T(q)) @ v,
+    product_of_scores=lambda q, k, v: (torch.sigmoid(q @ T(k)) * torch.tanh(k @ T(q))) @ v,
+    scores_plus_scores=lambda q, k, v: F.relu(q @ T(k) + k @ T(q)) @ v,
+    linear_attention=lambda q, k, v: F.relu(q) @ (T(F.relu(k)) @ v),
+    einsum_odd=lambda q, k, v: torch.einsum(
+        "zbcx,zxbd->xzdc", torch.einsum("zxcv,zxbv->zbcx", q, k).relu(), v
+    ),
+    einsum_diag=lambda q, k, v: torch.einsum("aacd,aaed->ace", q, k).relu() @ v[:, 0],
+    einsum_head_sum=lambda q, k, v: torch.einsum("bhqd,bhkd->bqk", q, k).relu() @ v[:, 0],
+    einsum_out_head_sum=lambda q, k, v: torch.einsum(
+        "bhqk,bhkd->bqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
+    ),
+    einsum_cross_heads=lambda q, k, v: torch.einsum(
+        "bhqgk,bgkd->bhqd", torch.einsum("bhqd,bgkd->bhqgk", q, k).relu(), v
+    ),
+    einsum_three=lambda q, k, v: torch.einsum(
+        "bhqk,bhkd,bhqd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v, q
+    ),
+    einsum_broadcast=lambda q, k, v: torch.einsum(
+        "...qk,...kd->...dq", torch.einsum("...qd,...kd->...qk", q, k[:, :1]).relu(), v
+    ),
+    einsum_implicit=lambda q, k, v: torch.einsum(
+        "bhqk,bhkd", torch.einsum("bhqd,bhkd->bhqk", q, k).relu(), v
+    ),
+    inner=lambda q, k, v: torch.inner(torch.inner(q[0, 0], k[0, 0]).relu(), v[0, 0].t()),
+    cdist_scores=lambda q, k, v: torch.exp(-torch.cdist(q, k)) @ v,
+    chain_matmul=lambda q, k, v: torch.linalg.multi_dot(
+        [F.relu(q[0, 0] @ k[0, 0].t()), v[0, 0], k[0, 0].t()]
+    ),
+    vecdot=lambda q, k, v: torch.linalg.vecdot(
+        torch.linalg.vecdot(q.unsqueeze(-2), k.unsqueeze(-3)).relu().unsqueeze(-2),
+        v.transpose(-1, -2).unsqueeze(-3),
+    ),
+    tensordot=lambda q, k, v: torch.tensordot(
+        torch.tensordot(q[:, 0], k[0, 0], ([2], [1])).relu(), v[0, 0], 1
+    ),
+    tensordot_allheads=lambda q, k, v: torch.tensordot(
+        torch.tensordot(q, k, ([3], [3])).relu(), v, ([3, 4, 5], [0, 1, 2])
+    ),
+    mul_sum_spelling=lambda q, k, v: (
+        (q.unsqueeze(-2) * k.unsqueeze(-3)).sum(-1).tanh().unsqueeze(-1) * v.unsqueeze(-3)
+    ).sum(-2),
+    bilinear=lambda q, k, v: F.bilinear(q, q, torch.randn(5, 4, 4, dtype=D64)).relu() @ v,
+    same_scores_twice=weighted(F.silu)(lambda w, v: (w @ v, w @ (v + 1))),
+    value_is_function_of_scores=scored(lambda s, v: torch.tanh(s) @ (v + s.mean())),
+    value_is_scores=scored(lambda s, v: torch.tanh(s) @ s),
+    key_from_output=attended(torch.tanh)(lambda o: torch.sigmoid(o @ T(o)) @ o),
+)
+table(
+    matrices,
+    addmm_2d=lambda q, k, v: torch.addmm(v, F.silu(q @ k.t()), v, beta=-1, alpha=0.3),
+    addmm_bias_row=lambda q, k, v: F.relu(torch.addmm(torch.arange(5.0, dtype=D64), q, k.t())) @ v,
+    linear_2d=lambda q, k, v: F.linear(F.silu(F.linear(q, k)), v.t()),
+    linear_2d_bias=lambda q, k, v: F.linear(
+        F.silu(F.linear(q, k, torch.arange(5.0, dtype=D64))), v.t(), torch.ones(4, dtype=D64)
+    ),
+    addmv=lambda q, k, v: torch.mv(F.silu(q @ k.t()), v[:, 0]),
+    sparse_weights=lambda q, k, v: torch.sparse.mm(F.relu(q @ k.t()).detach().to_sparse(), v),
+    sparse_sampled=lambda q, k, v: (
+        torch.sparse.sampled_addmm(
+            torch.eye(5, dtype=D64).to_sparse_csr(), q.detach(), k.detach().t(), beta=0.0
+        )
+        .to_dense()
+        .relu()
+        @ v
+    ),
+)
+table(
+    fp64,
+    of=of_scores,
+    transposed_weights=lambda s: T(F.silu(s)),
+    weights_plus_eye=lambda s: F.silu(s) + torch.eye(5, dtype=D64),
+    two_activations_sum=lambda s: F.silu(s) + torch.tanh(s),
+    sparse_mask=lambda s: F.relu(s) * torch.eye(5).to_sparse().to_dense(),
+)

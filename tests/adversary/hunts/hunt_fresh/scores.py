@@ -1,16 +1,15 @@
-"""What reduces, mixes or normalises scores, and scales taken from operands."""
+"""Scores: activations, masks, special values, sizes, and what reduces or mixes them."""
 
 import math
 
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs
-from .given import T, fp64, of_scores
+from ..rows import D64, Programs, normal, nothing, square, values
+from .given import T, fp32, fp64, frozen, of_scores
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
-
 
 table(
     fp64,
@@ -24,8 +23,6 @@ table(
     scale_from_scores=lambda s: F.relu(s / s.std()),
     scale_from_scores_detached=lambda s: F.relu(s / s.detach().std()),
 )
-
-
 table(
     fp64,
     sigmoid_minus_logn=lambda q, k, v: torch.sigmoid(q @ T(k) - math.log(k.shape[-2])) @ v,
@@ -35,4 +32,224 @@ table(
     batched_scale=lambda q, k, v: F.relu(q @ T(k) * q.norm(dim=-1, keepdim=True)) @ v,
     gate_output=lambda q, k, v: F.silu(q @ T(k)) @ v * torch.sigmoid(q),
     tensor_subclass_param=lambda q, k, v: F.silu(q @ T(torch.nn.Parameter(k.detach()))) @ v,
+)
+
+
+def naninf():
+    q, k, v = frozen()
+    q[0, 0, 0, 0] = float("nan")
+    k[0, 1, 1, 1] = float("inf")
+    v[1, 1, 2, 2] = float("inf")
+    v[1, 0, 2, 2] = float("nan")
+    return tuple(x.requires_grad_() for x in (q, k, v))
+
+
+table(
+    naninf,
+    of=of_scores,
+    nan_plain=torch.sigmoid,
+    nan_relu=F.relu,
+    nan_where=lambda s: torch.where(torch.isnan(s), 0.0, s),
+    nan_to_num=lambda s: torch.nan_to_num(s, posinf=1.0),
+    nan_ones=lambda s: s**0,
+    nan_times_zero=lambda s: s * 0,
+    nan_eq_self=lambda s: (s == s).to(D64) + s.detach() * 0,
+    nan_clamp=lambda s: s.clamp(0, 1),
+    nan_fmax=lambda s: torch.fmax(s, torch.zeros((), dtype=D64)),
+    nan_minmax=lambda s: torch.minimum(
+        torch.maximum(s, torch.zeros((), dtype=D64)), torch.ones((), dtype=D64)
+    ),
+    nan_sub_self=lambda s: s - s,
+    nan_ternary_not=lambda s: torch.where(~(s <= 0), s, 0.0),
+)
+
+
+@case(fp64)
+def bias_inf_times_zero(q, k, v):
+    b = torch.full((5, 5), float("inf"), dtype=D64).triu(1)
+    b[b != b] = 0
+    return torch.sigmoid(q @ T(k) - b) @ v
+
+
+table(
+    fp64,
+    of=of_scores,
+    bias_neg_inf_relu=lambda s: F.relu(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ).square(),
+    bias_neg_inf_exp=lambda s: torch.exp(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ),
+    bias_neg_inf_softplus=lambda s: F.softplus(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ),
+    bias_neg_inf_gelu=lambda s: F.gelu(
+        s + torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    ),
+)
+
+
+@case(fp64)
+def bias_neg_inf_silu_mul(q, k, v):
+    b = torch.zeros(5, 5, dtype=D64).masked_fill(torch.ones(5, 5).triu(1) > 0, float("-inf"))
+    s = q @ T(k) + b
+    return (s * torch.sigmoid(s)) @ v
+
+
+table(
+    fp32,
+    of=of_scores,
+    weights_to_int=lambda s: s.to(torch.int32).to(torch.float32),
+    weights_round=torch.round,
+    weights_floor_frac=lambda s: s - s.floor(),
+    weights_sign_sqrt=lambda s: s.sign() * s.abs().sqrt(),
+    weights_fmod=lambda s: torch.fmod(s, 1.0),
+    weights_remainder=lambda s: torch.remainder(s, 0.7),
+    weights_nan_to_num=lambda s: torch.nan_to_num(torch.log(s), nan=-1.0),
+    weights_hardshrink=lambda s: F.hardshrink(s, 0.3),
+    weights_threshold=lambda s: F.threshold(s, 0.2, 7.0),
+    weights_elu_neg=lambda s: F.elu(s, 0.3),
+    weights_softplus=lambda s: F.softplus(s, beta=3, threshold=1),
+    weights_gelu_tanh=lambda s: F.gelu(s, approximate="tanh"),
+    weights_prelu=lambda s: F.prelu(s, torch.tensor([0.1, 0.4])),
+    weights_prelu_learned=(lambda s, a: F.prelu(s, a), values([0.1, 0.4], grad=True)),
+    weights_prelu_learned1=(lambda s, a: F.prelu(s, a), values([0.4], grad=True)),
+)
+table(
+    nothing,
+    weights_glu_like=(lambda q, k, v: F.glu(torch.cat([q @ T(k), k @ T(q)], -1)) @ v, fp32),
+)
+table(
+    fp64,
+    of=of_scores,
+    weights_pow_zero=lambda s: F.relu(s) ** 0,
+    weights_pow_half=lambda s: F.relu(s) ** 0.5,
+    weights_relu2_max=lambda s: torch.maximum(s, torch.zeros((), dtype=D64)).square(),
+    hypot=lambda s: torch.hypot(s, torch.ones((), dtype=D64)),
+    atan2=lambda s: torch.atan2(s, s + 1),
+    lerp=lambda s: torch.lerp(s, s.tanh(), 0.3),
+    addcmul=lambda s: torch.addcmul(s, s, s.tanh(), value=0.3),
+    add_alpha=lambda s: torch.add(s, s.tanh(), alpha=-2),
+    rsub=lambda s: torch.rsub(s, 1, alpha=3).relu(),
+    sinc_frac=lambda s: torch.sinc(s).frac(),
+)
+
+
+@case(fp64)
+def relu_maximum_ties(q, k, v):
+    s = q.round() @ T(k.round())
+    return torch.maximum(s, torch.zeros_like(s)) @ v
+
+
+@case(fp64)
+def where_scores_positive(q, k, v):
+    s = q.round() @ T(k.round())
+    return torch.where(s > 0, s, 0.1 * s) @ v
+
+
+table(
+    fp64,
+    relu_clamp_ties=lambda q, k, v: (q.round() @ T(k.round())).clamp(0, 1) @ v,
+    relu_clamp_tensor=lambda q, k, v: (
+        (q.round() @ T(k.round())).clamp(torch.zeros(1, dtype=D64), torch.ones(1, dtype=D64)) @ v
+    ),
+    abs_at_zero=lambda q, k, v: (q.round() @ T(k.round())).abs() @ v,
+    xlogy=lambda q, k, v: torch.xlogy(torch.sigmoid(q @ T(k)), torch.sigmoid(q @ T(k))) @ v,
+    copysign=lambda q, k, v: torch.copysign(torch.sigmoid(q @ T(k)), q @ T(k)) @ v,
+    heaviside=lambda q, k, v: (
+        torch.heaviside((q.round() @ T(k.round())).detach(), torch.tensor(0.25, dtype=D64)) @ v
+    ),
+)
+
+
+MASK = lambda: (torch.rand(5, 5) > 0.4,)
+
+
+def outer(f, positions=lambda: torch.arange(5)):
+    """relu times a mask, which is `f` of the position of a row and of a column."""
+
+    def weights(s):
+        i = positions()
+        return F.relu(s) * f(i[:, None], i[None, :])
+
+    return of_scores(weights)
+
+
+table(
+    fp64,
+    positions_half=outer(torch.gt, lambda: torch.arange(2048, 2053).half()),
+    positions_float_step=outer(lambda i, j: i * 3 - j <= 0.3, lambda: torch.arange(0, 0.5, 0.1)),
+    positions_linspace=outer(torch.ge, lambda: torch.linspace(0, 1, 5)),
+    mod_positions=outer(lambda i, j: (i - j) % 2 == 0),
+    fmod_positions=outer(lambda i, j: torch.fmod(i - j, 3) == 1),
+    remainder_positions=outer(lambda i, j: torch.remainder(i - j, -3) == -1),
+    div_floor_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="floor") == -1),
+    div_trunc_positions=outer(lambda i, j: torch.div(i - j, 2, rounding_mode="trunc") == 0),
+    shift_positions=outer(lambda i, j: ((i - j) >> 1) == -1),
+    lshift_positions=outer(lambda i, j: (i << 7) + j, lambda: torch.arange(5, dtype=torch.uint8)),
+    mask_bucketize=outer(torch.eq, lambda: torch.bucketize(torch.arange(5), torch.tensor([1, 3]))),
+    mask_searchsorted=outer(
+        torch.eq, lambda: torch.searchsorted(torch.tensor([0, 2, 5]), torch.arange(5), right=True)
+    ),
+    triu_of_transposed=lambda q, k, v: T(torch.triu(F.silu(k @ T(q)))) @ v,
+)
+table(
+    fp64,
+    of=of_scores,
+    masked_fill_then_relu_plus1=(
+        lambda s, m: torch.sigmoid(s.masked_fill(~m, float("-inf"))),
+        MASK,
+    ),
+    masked_fill_inf_silu=(lambda s, m: F.silu(s.masked_fill(~m, float("-inf"))), MASK),
+    masked_fill_elu1=(lambda s, m: F.elu(s.masked_fill(~m, float("-inf"))) + 1, MASK),
+    mask_where_nan=(lambda s, m: torch.where(m, torch.sqrt(s), 0.0), MASK),
+    mask_where_log=(lambda s, m: torch.where(s > 0, torch.log(s), torch.zeros_like(s)), MASK),
+    mask_add_int=(lambda s, m: torch.sigmoid(s + m.to(torch.int64) * -100), MASK),
+    tril_of_scores_diag=lambda s: F.silu(torch.tril(s, -1)),
+    tril_before_sigmoid=lambda s: torch.sigmoid(torch.tril(s)),
+    mask_from_scores_threshold=lambda s: s * (s > 0.3),
+    mask_from_scores_float=lambda s: torch.exp(-s.abs()) * (s > 0.3).to(torch.int8),
+    max_subtracted_detached=lambda s: torch.exp(s - s.amax(-1, keepdim=True).detach()),
+    mask_roll=lambda s: F.relu(s) * torch.roll(torch.ones(5, 5).tril(), 1, 0),
+    mask_flip=lambda s: F.relu(s) * torch.flip(torch.ones(5, 5).tril(), (1,)),
+    mask_cumsum=lambda s: F.relu(s) * (torch.ones(5, 5).cumsum(-1) > torch.ones(5, 5).cumsum(-2)),
+    mask_one_hot=lambda s: F.relu(s) * F.one_hot(torch.tensor([0, 2, 1, 4, 3]), 5),
+    mask_scatter=lambda s: (
+        F.relu(s)
+        * torch.zeros(5, 5, dtype=D64).scatter(1, torch.tensor([[0], [1], [1], [4], [2]]), 1.0)
+    ),
+    mask_topk=lambda s: F.relu(s) * (s >= s.topk(2, -1).values[..., -1:]),
+    mask_topk_detached=lambda s: F.relu(s) * (s >= s.detach().topk(2, -1).values[..., -1:]),
+)
+table(
+    nothing,
+    one_token_one_depth=(lambda q, k, v: torch.sigmoid(q @ k) @ v, square(n=1, d=1)),
+    vector_query=(
+        lambda q, k, v: (torch.sigmoid(q @ T(k)).unsqueeze(-2) @ v).squeeze(-2),
+        normal(4, (2, 5, 4), (2, 5, 4)),
+    ),
+)
+table(
+    nothing,
+    of=of_scores,
+    empty_rows=(torch.sigmoid, square(n=0)),
+    empty_keys=(torch.sigmoid, normal((2, 2, 5, 4), (2, 2, 0, 4), (2, 2, 0, 4))),
+    empty_depth=(torch.sigmoid, normal((2, 2, 5, 0), (2, 2, 3, 0), (2, 2, 3, 4))),
+    empty_value=(torch.sigmoid, normal((2, 2, 5, 4), (2, 2, 3, 4), (2, 2, 3, 0))),
+    empty_batch=(torch.sigmoid, square(b=0, n=5)),
+    one_token=(torch.sigmoid, square(n=1)),
+    one_query_bias_broadcasts_rows=(
+        lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)[:, None]),
+        normal((2, 2, 1, 4), (2, 2, 5, 4), (2, 2, 5, 4)),
+    ),
+    broadcast_batches=(torch.sigmoid, normal((1, 2, 5, 4), (2, 1, 5, 4), (3, 1, 1, 5, 4))),
+    vector_value=(torch.sigmoid, normal((5, 4), (2, 5, 4), 5)),
+    one_key_broadcasts=(
+        lambda s: torch.sigmoid(s + torch.arange(3, dtype=D64)),
+        normal((2, 2, 5, 4), (2, 2, 1, 4), (2, 2, 3, 4)),
+    ),
+    one_key_expanded=(
+        lambda s: torch.sigmoid(s).expand(2, 2, 5, 3),
+        normal((2, 2, 5, 4), (2, 2, 1, 4), (2, 2, 3, 4)),
+    ),
 )

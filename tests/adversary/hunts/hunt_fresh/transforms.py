@@ -36,8 +36,6 @@ table(
     rand_mask=lambda s: F.silu(s) * (torch.rand(5, 5) > 0.5),
     cond_weights=lambda s: torch.cond(s.sum() > 0, F.relu, torch.tanh, (s,)),
 )
-
-
 table(
     fp64,
     dropout_after=lambda q, k, v: F.dropout(F.silu(q @ T(k)) @ v, 0.3),

@@ -1,13 +1,14 @@
-"""Writes in place: to weights, operands, inputs, outputs and what shares their memory."""
+"""Writes in place, by the program and by the caller before the backward."""
 
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, after, normal, nothing, plus
-from .given import T, attended, fp64, frozen, scored, weighted
+from ..rows import D64, Programs, after, normal, nothing, plus, values
+from .given import T, attended, fp64, frozen, of_scores, scored, weighted
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
+
 MASK = lambda: (torch.rand(5, 5) > 0.4,)
 
 
@@ -28,35 +29,11 @@ table(
 )
 
 
-@case(fp64)
-def value_written_after(q, k, v):
-    u = v * 1.0
-    o = F.silu(q @ T(k)) @ u
-    u2 = u.detach()
-    return o, u2 + 1
-
-
 @case(frozen)
 def key_written_between(q, k, v):
     w = F.silu(q @ T(k))
     k.mul_(2)
     return w @ v
-
-
-@case(frozen)
-def key_view_written_between(q, k, v):
-    kt = T(k)
-    k[..., 0, :].zero_()
-    w = F.silu(q @ kt)
-    k.add_(1)
-    return w @ v
-
-
-@case(frozen)
-def query_is_output_target(q, k, v):
-    w = F.silu(q @ T(k))
-    q.copy_(w @ v)
-    return q
 
 
 @case(frozen, of=weighted(F.silu))
@@ -67,14 +44,6 @@ def matmul_out_value(w, v):
 
 
 shared_storage = normal((2, 2, 5, 12), grad=False)
-
-
-@case(shared_storage)
-def chunks_of_arg_written(x):
-    q, k, v = x.chunk(3, -1)
-    w = F.silu(q @ T(k))
-    x[..., 8:].mul_(3.0)
-    return w @ v
 
 
 @case(shared_storage)
@@ -93,18 +62,9 @@ def mask_written_between(q, k, v, m):
     return o
 
 
-@case(fp64, of=attended(F.silu))
-def output_written_after(o):
-    p = o.transpose(1, 2)
-    p.add_(1)
-    return o, p.reshape(2, 5, 8)
-
-
 table(
     fp64,
     of=attended(F.silu),
-    inplace_on_output_view=after(lambda o: o[:, 0].mul_(2), lambda o: o),
-    output_detached_written=after(lambda o: o.detach().mul_(2), lambda o: o),
     output_data_written=after(lambda o: o.data.zero_(), lambda o: o),
 )
 
@@ -140,15 +100,6 @@ def out_stride(q, k, v):
     return o.stride(), o.is_contiguous(), o.contiguous().view(2, 5, 8)
 
 
-@case(frozen)
-def same_object_mutated(q, k, v):
-    a = q.clone()
-    b = a.view(2, 2, 20)
-    w = F.silu(a @ T(k))
-    b.zero_()
-    return w @ (v + a)
-
-
 @case(fp64)
 def bias_ema_write_after(q, k, v):
     b = torch.zeros(5, 5, dtype=D64)
@@ -159,51 +110,8 @@ def bias_ema_write_after(q, k, v):
 
 table(
     nothing,
-    requires_grad_inside=(lambda q, k, v: torch.tanh(q @ T(k)) @ v.detach().requires_grad_(), fp64),
-    returns_input_views=(lambda q, k, v: (torch.tanh(q @ T(k)) @ v, q, T(k), v.detach()), fp64),
-    unused_scores_hooked=(scored(lambda s, v: (torch.tanh(s) @ v, s.shape[0], s.numel())), fp64),
     version_counter=(attended(F.silu)(lambda o: (o, o._version, o.is_leaf, o.requires_grad)), fp64),
-    detached_output_alias=(attended(torch.tanh)(lambda o: (o, o.detach(), o.view(-1))), fp64),
-    value_written_between=(
-        weighted(F.silu)(after(lambda w, v: v.mul_(2), lambda w, v: w @ v)),
-        frozen,
-    ),
 )
-
-
-@case(frozen)
-def input_iadd_output(q, k, v):
-    q += torch.tanh(q @ T(k)) @ v
-    return q
-
-
-@case(frozen)
-def out_kwarg_input(q, k, v):
-    torch.add(torch.tanh(q @ T(k)) @ v, 1, out=q)
-    return q
-
-
-@case(frozen)
-def einsum_into_slice(q, k, v):
-    q[:, 0] = (torch.tanh(q @ T(k)) @ v)[:, 1]
-    return q
-
-
-@case(frozen)
-def swapped_in_place(q, k, v):
-    w = torch.tanh(q @ T(k))
-    q.copy_(v)
-    v.copy_(w @ q)
-    return w.sum() * 0 + v
-
-
-@case(plus(fp64, normal((5, 5))))
-def made_bias_returned_written(q, k, v, b):
-    c = b * 2
-    o = torch.sigmoid(q @ T(k) + c) @ v
-    torch._dynamo.graph_break()
-    c.data.mul_(0.1)
-    return o
 
 
 @case(plus(fp64, normal((5, 5))))
@@ -225,6 +133,114 @@ def bias_written_after_break(q, k, v, b):
 
 
 @case(frozen)
+def same_object_mutated(q, k, v):
+    a = q.clone()
+    b = a.view(2, 2, 20)
+    w = F.silu(a @ T(k))
+    b.zero_()
+    return w @ (v + a)
+
+
+@case(frozen)
+def swapped_in_place(q, k, v):
+    w = torch.tanh(q @ T(k))
+    q.copy_(v)
+    v.copy_(w @ q)
+    return w.sum() * 0 + v
+
+
+@case(frozen)
 def output_into_input(q, k, v):
     v.copy_(torch.tanh(q @ T(k)) @ v)
     return v * 2
+
+
+def no_grad(change):
+    def changed(*operands):
+        with torch.no_grad():
+            change(*operands)
+
+    return changed
+
+
+def only(*which):
+    """Query, key and value; the ones of these numbers ask for a gradient."""
+    return lambda: tuple(x.requires_grad_(i in which) for i, x in enumerate(frozen()))
+
+
+BIAS, FIXED = normal((5, 5)), normal((5, 5), grad=False)
+tanh = of_scores(torch.tanh)
+relu = of_scores(F.relu)
+gate = of_scores(lambda s, b: torch.sigmoid(s) * b)
+filled = of_scores(lambda s, b: torch.sigmoid(s).masked_fill(b > 0, 0.0))
+lengths = of_scores(lambda s, l: torch.sigmoid(s) * (torch.arange(5) < l[:, None, None, None]))
+shifted = of_scores(lambda s, shift: torch.tanh(s + shift))
+condition = of_scores(lambda s, b: torch.tanh(s) * (b > 0))
+
+
+bias = of_scores(lambda s, b: torch.sigmoid(s + b))
+
+
+def parameter(which):
+    return lambda: tuple(torch.nn.Parameter(x) if i == which else x for i, x in enumerate(frozen()))
+
+
+def parameter_bias(grad=True):
+    return lambda: (torch.nn.Parameter(torch.randn(5, 5, dtype=D64), requires_grad=grad),)
+
+
+def distances(q, k, v, t):
+    i = torch.arange(5)
+    return torch.sigmoid(q @ T(k) + t[i[:, None] - i + 4]) @ v
+
+
+def chosen(q, k, v, b):
+    return torch.where(b > 0, torch.tanh(q @ T(k)), 0.0) @ v
+
+
+def chosen_or_bias(q, k, v, b):
+    return torch.where(b.detach() > 0, torch.tanh(q @ T(k)), b) @ v
+
+
+# name: the program, its operands, what the caller does
+LATER = {
+    "bias_grad_inplace": (bias, plus(fp64, BIAS), no_grad(lambda q, k, v, b: b.mul_(5))),
+    "bias_grad_data": (bias, plus(fp64, BIAS), lambda q, k, v, b: b.data.mul_(5)),
+    "bias_inplace": (bias, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(5)),
+    "bias_data": (bias, plus(fp64, FIXED), lambda q, k, v, b: b.data.mul_(5)),
+    "only_v_change_q": (tanh, only(2), lambda q, k, v: q.mul_(5)),
+    "only_v_change_k": (tanh, only(2), lambda q, k, v: k.mul_(5)),
+    "only_v_change_v": (tanh, only(2), no_grad(lambda q, k, v: v.mul_(5))),
+    "only_q_change_q": (tanh, only(0), no_grad(lambda q, k, v: q.mul_(5))),
+    "only_q_change_q_data": (tanh, only(0), lambda q, k, v: q.data.mul_(5)),
+    "only_k_change_k": (tanh, only(1), no_grad(lambda q, k, v: k.mul_(5))),
+    "only_k_change_k_data": (tanh, only(1), lambda q, k, v: k.data.mul_(5)),
+    "all_change_v_data": (relu, fp64, lambda q, k, v: v.data.mul_(5)),
+    "requires_grad_off": (tanh, fp64, lambda q, k, v: q.requires_grad_(False)),
+    "param_only_q_change_q": (tanh, parameter(0), no_grad(lambda q, k, v: q.mul_(5))),
+    "param_only_k_change_k": (tanh, parameter(1), no_grad(lambda q, k, v: k.mul_(5))),
+    "param_only_v_change_v": (tanh, parameter(2), no_grad(lambda q, k, v: v.mul_(5))),
+    "param_only_q_change_q_data": (tanh, parameter(0), lambda q, k, v: q.data.mul_(5)),
+    "param_only_v_change_v_data": (tanh, parameter(2), lambda q, k, v: v.data.mul_(5)),
+    "param_relu_v": (relu, parameter(2), no_grad(lambda q, k, v: v.mul_(5))),
+    "param_bias": (bias, plus(fp64, parameter_bias()), no_grad(lambda q, k, v, b: b.mul_(5))),
+    "table_data": (distances, plus(fp64, normal(9)), lambda q, k, v, t: t.data.mul_(4)),
+    "lengths": (lengths, plus(fp64, values([2, 4])), lambda q, k, v, l: l.fill_(5)),
+    "bias_only_bias_learns": (bias, plus(only(), BIAS), no_grad(lambda q, k, v, b: b.mul_(5))),
+    "bias_only_bias_learns_v": (bias, plus(only(), BIAS), lambda q, k, v, b: v.data.mul_(5)),
+    "gate_only_v": (gate, plus(only(2), FIXED), lambda q, k, v, b: b.mul_(5)),
+    "fill": (filled, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(-5)),
+    "where": (chosen, plus(fp64, FIXED), lambda q, k, v, b: b.mul_(-5)),
+    "lengths_data": (lengths, plus(fp64, values([2, 4])), lambda q, k, v, l: l.data.fill_(1)),
+    "shift_learned": (
+        shifted,
+        plus(fp64, values(0.5, dtype=D64, grad=True)),
+        no_grad(lambda q, k, v, s: s.mul_(5)),
+    ),
+    "where_value": (chosen_or_bias, plus(fp64, BIAS), no_grad(lambda q, k, v, b: b.mul_(-1))),
+    "condition_of_learned": (condition, plus(fp64, BIAS), no_grad(lambda q, k, v, b: b.mul_(-1))),
+}
+
+
+for name, (program, make, change) in LATER.items():
+    PROGRAMS.add("later_" + name, program, make, change)

@@ -1,12 +1,12 @@
-"""Masks and biases that are operands: lengths, segments, tables of all layouts and dtypes."""
+"""Masks, biases and learned tables that are operands; lengths."""
 
 import torch
 import torch.nn.functional as F
 
-from ..rows import D64, Programs, ikv, integral, normal, of_scores, values
+from ..rows import D64, Programs, ikv, integral, normal, nothing, of_scores, plus, qkv, values
 
 PROGRAMS = Programs()
-table = PROGRAMS.table
+case, table = PROGRAMS.case, PROGRAMS.table
 
 
 def per_batch(x):
@@ -24,25 +24,13 @@ table(
         lambda s, n: s.sigmoid() * (torch.arange(7) <= per_batch(n - 1)),
         values([0, 3], dtype=torch.uint8),
     ),
-    int8_lengths_abs=(
-        lambda s, n: s.sigmoid() * (torch.arange(7) < per_batch(n.abs())),
-        values([-128, 3], dtype=torch.int8),
-    ),
     int8_lengths_neg=(
         lambda s, n: s.sigmoid() * (-torch.arange(7) > per_batch(-n)),
         values([-128, 3], dtype=torch.int8),
     ),
-    int8_lengths_doubled=(
-        lambda s, n: s.sigmoid() * (torch.arange(7) < per_batch(n * 2)),
-        values([100, 3], dtype=torch.int8),
-    ),
     int32_lengths_scaled=(
         lambda s, n: s.sigmoid() * (torch.arange(7) < per_batch(n * 65536 * 40000)),
         values([1, 3], dtype=torch.int32),
-    ),
-    int64_lengths_overflow=(
-        lambda s, n: s.sigmoid() * (torch.arange(7) < per_batch(n + 1)),
-        values([2**63 - 1, 3]),
     ),
     lengths_floordiv=(
         lambda s, n: s.sigmoid() * (torch.arange(7) // per_batch(n) == 1),
@@ -68,10 +56,6 @@ table(
     soft_length=(
         lambda s, n: s.sigmoid() * torch.sigmoid(per_batch(n) - torch.arange(7)),
         normal(2),
-    ),
-    cumsum_of_lengths=(
-        lambda s, n: s.sigmoid() * (torch.arange(7) < per_batch(n.cumsum(0))),
-        values([2, 3]),
     ),
     bool_lengths=(
         lambda s, n: s.sigmoid() * (torch.arange(7) <= per_batch(n)),
@@ -117,20 +101,12 @@ table(
     bias_per_row_expanded=(lambda s, m: torch.sigmoid(s + m[:, :1].expand(5, 7)), normal((5, 7))),
     scalar_learned=(lambda s, a, b: torch.sigmoid(s * a + b) * a, normal(()), normal(1)),
     scalar_fp32_learned=(lambda s, a: torch.sigmoid(s * a), normal((), dtype=torch.float32)),
-    bias_fp32=(lambda s, a: torch.sigmoid(s + a), normal((5, 7), dtype=torch.float32)),
     bias_bf16=(lambda s, a: torch.sigmoid(s + a) * a, normal((5, 7), dtype=torch.bfloat16)),
-    bias_squared_in_bf16=(
-        lambda s, a: torch.sigmoid(s + a * a),
-        normal((5, 1), dtype=torch.bfloat16),
-    ),
     bias_in_where=(lambda s, a: torch.where(a > 0, s, a), normal((5, 7))),
     bias_ties=(lambda s, a: torch.maximum(s, a) + torch.minimum(s, a), integral((5, 7))),
     bias_clamp_bounds=(lambda s, a, b: s.clamp(a, b), integral((5, 7)), integral((5, 7))),
     bias_clamp_bounds_same=(lambda s, a: s.clamp(a, a), integral((5, 1))),
     bias_pow=(lambda s, a: s.abs().add(1).pow(a), normal(7)),
-    bias_base=(lambda s, a: a.abs().pow(s), normal(7)),
-    prelu_learned=(lambda s, a: F.prelu(s, a), normal(2)),
-    prelu_one=(lambda s, a: F.prelu(s, a), normal(1)),
     lerp_gate=(lambda s, a: torch.lerp(s.relu(), s.sigmoid(), a), normal((2, 1, 1))),
     bias_used_thrice=(
         lambda s, a: torch.sigmoid(s + a + a[:, :, :1]) * a[:, :1],
@@ -141,35 +117,7 @@ table(
         normal((2, 2, 5, 5)),
     ),
     bias_selected=(lambda s, a: torch.sigmoid(s + a[1] + a[0, :, :1]), normal((3, 5, 7))),
-    bias_sliced=(lambda s, a: torch.sigmoid(s + a[..., 2:7, 1:8]), normal((2, 9, 9))),
-    bias_stepped=(lambda s, a: torch.sigmoid(s + a[::2, ::2]), normal((10, 14))),
     bias_diagonal_view=(lambda s, a: torch.sigmoid(s + a.diagonal(0, 0, 1)), normal((7, 7, 5))),
-    bias_flattened_and_viewed=(
-        lambda s, a: torch.sigmoid(s + a.view(7, 5).T.reshape(5, 7)),
-        normal(35),
-    ),
-    bias_viewed_wrongly=(lambda s, a: torch.sigmoid(s + a.reshape(5, 7)), normal((7, 5))),
-    bias_complex_real=(
-        lambda s, a: torch.sigmoid(s + torch.view_as_complex(a).real),
-        normal((5, 7, 2)),
-    ),
-    bias_view_dtype=(
-        lambda s, a: torch.sigmoid(s + a.view(torch.float64)),
-        lambda: (torch.arange(35).view(5, 7),),
-    ),
-    bias_unfold=(lambda s, a: torch.sigmoid(s + a.unfold(0, 7, 1)), normal(11)),
-    bias_skewed=(
-        lambda s, a: torch.sigmoid(s + F.pad(a, (1, 0)).reshape(8, 5)[1:].reshape(5, 7)),
-        normal((5, 7)),
-    ),
-    bias_toeplitz=(
-        lambda s, a: torch.sigmoid(s + a[torch.arange(5)[:, None] - torch.arange(7) + 6]),
-        normal(12),
-    ),
-    bias_toeplitz_negative_index=(
-        lambda s, a: torch.sigmoid(s + a[torch.arange(5)[:, None] - torch.arange(7)]),
-        normal(12),
-    ),
     bias_gathered=(
         lambda s, a, i: torch.sigmoid(s + a.gather(1, i)),
         normal((5, 3)),
@@ -184,23 +132,6 @@ table(
         lambda s, a, i: torch.sigmoid(s + a.take(i)),
         normal((5, 3)),
         lambda: (torch.randint(0, 15, (5, 7)),),
-    ),
-    bias_embedding_padding=(
-        lambda s, a, i: torch.sigmoid(s + F.embedding(i, a, padding_idx=1)[..., 0]),
-        normal((4, 1)),
-        lambda: (torch.randint(0, 4, (5, 7)),),
-    ),
-    bias_embedding_heads=(
-        lambda s, a, i: torch.sigmoid(s + F.embedding(i, a).permute(2, 0, 1)),
-        normal((4, 2)),
-        lambda: (torch.randint(0, 4, (5, 7)),),
-    ),
-    bias_embedding_scaled=(
-        lambda s, a, i: torch.sigmoid(
-            s + F.embedding(i, a, scale_grad_by_freq=True).permute(2, 0, 1)
-        ),
-        normal((4, 2)),
-        lambda: (torch.randint(0, 4, (5, 7)),),
     ),
     bias_embedding_max_norm=(
         lambda s, a, i: torch.sigmoid(s + F.embedding(i, a, max_norm=0.5).permute(2, 0, 1)),
@@ -224,9 +155,128 @@ table(
         normal((5, 7)),
         lambda: (torch.randint(0, 3, (5, 7)),),
     ),
-    mask_by_bool_index=(
-        lambda s, m: s.sigmoid() * torch.zeros(5, 7, dtype=D64).masked_fill(m, 2.0),
-        FLAGS,
-    ),
     lookup_by_bool=(lambda s, a, m: s.sigmoid() * a[m.long()], normal(2), FLAGS),
+)
+
+
+large = normal((2, 2, 40, 4), (2, 2, 48, 4), (2, 2, 48, 3))
+
+
+def at(low=0, high=5, shape=(40, 48), dtype=torch.int64):
+    """Indices into the table."""
+    return lambda: (torch.randint(low, high, shape).to(dtype),)
+
+
+def of_biases(f):
+    return of_scores(lambda s, *more: torch.sigmoid(s + f(*more)))
+
+
+table(
+    large,
+    of=of_biases,
+    prefix="table_",
+    plain=(lambda a, i: a[i], normal(5), at()),
+    negative=(lambda a, i: a[i], normal(5), at(-5, 5)),
+    second_dim=(lambda a, i: a[:, i], normal((2, 5)), at()),
+    first_dim_then_permuted=(lambda a, i: a[i].permute(2, 0, 1), normal((5, 2)), at()),
+    new_dim=(lambda a, i: a[None, i], normal(5), at()),
+    ellipsis=(lambda a, i: a[..., i], normal((2, 5)), at()),
+    sliced_and_indexed=(lambda a, i: a[1:, i], normal((3, 5)), at()),
+    integer_and_indexed=(lambda a, i: a[1, i], normal((3, 5)), at()),
+    int32=(lambda a, i: a[i], normal(5), at(dtype=torch.int32)),
+    uint8=(lambda a, i: a[i.long()], normal(5), at(dtype=torch.uint8)),
+    embedding=(lambda a, i: F.embedding(i, a).permute(2, 0, 1), normal((5, 2)), at()),
+    embedding_padding=(
+        lambda a, i: F.embedding(i, a, padding_idx=-1).permute(2, 0, 1),
+        normal((5, 2)),
+        at(),
+    ),
+    embedding_frequency=(
+        lambda a, i: F.embedding(i, a, scale_grad_by_freq=True).permute(2, 0, 1),
+        normal((5, 2)),
+        at(),
+    ),
+    select=(lambda a, i: a.index_select(0, i.flatten()).view(40, 48), normal(5), at()),
+    select_last=(lambda a, i: torch.index_select(a, -1, i[0]), normal((40, 5)), at()),
+    gather_=(lambda a, i: a.expand(40, 5).gather(1, i), normal((1, 5)), at()),
+    gather_own=(lambda a, i: a.gather(-1, i), normal((40, 3)), at(0, 3)),
+    gather_rows=(lambda a, i: a.gather(0, i), normal((3, 48)), at(0, 3)),
+    gather_first_columns=(lambda a, i: a.gather(0, i), normal((3, 60)), at(0, 3)),
+    twice_looked_up=(lambda a, i: a[i] + a[4 - i] * 2, normal(5), at()),
+    two_indices=(lambda a, i: a[i, 4 - i], normal((5, 5)), at()),
+    index_used_for_mask=(lambda a, i: a[i] * (i > 2), normal(5), at()),
+    bf16=(lambda a, i: a[i], normal(5, dtype=torch.bfloat16), at(0, 5, (40, 48))),
+    table_of_function=(lambda a, i: torch.sin(a * 2)[i], normal(5), at()),
+    index_clamped_in_place=(lambda a, i: a[i.clamp_(1, 3)], normal(5), at()),
+    per_batch=(lambda a, i: a[i][:, None], normal(5), at(shape=(2, 40, 48))),
+    of_distance=(
+        lambda a, i: a[(torch.arange(40)[:, None] - torch.arange(48)).clamp(-2, 2) + 2 + 0 * i],
+        normal(5),
+        at(),
+    ),
+    hook_on_lookup=(lambda a, i: hooked(a[i]), normal(5), at()),
+    retain_table_view=(lambda a, i: a.view(5, 2)[i].permute(2, 0, 1), normal(10), at()),
+)
+
+
+def hooked(x):
+    if x.requires_grad:
+        x.register_hook(lambda g: g * 2)
+    return x
+
+
+@case(plus(qkv(), values([3, 5]), values([1, 2])))
+def targets_and_context(q, k, v, n, targets):
+    i, j = torch.arange(5)[:, None], torch.arange(7)
+    last = (n - targets)[:, None, None]
+    a, b = torch.minimum(i, last), torch.minimum(j, last)
+    m = ((a - b) > 0) | (i == j)
+    m = m & (j < n[:, None, None])
+    return (F.silu(q @ k.mT) / 7 * m[:, None]) @ v
+
+
+@case(plus(qkv(), values([3, 5])))
+def positions_modulo_period(q, k, v, n):
+    i, j = torch.arange(5)[:, None], torch.arange(7)
+    m = (i - j) % n[:, None, None] == 0
+    return (F.silu(q @ k.mT) * m[:, None]) @ v
+
+
+table(
+    nothing,
+    of=of_scores,
+    time_decay_from_nanoseconds=(
+        lambda s, t: F.silu(s) * torch.exp(-(t[:, -1:] - t).float() * 1e-12)[:, None, None],
+        plus(
+            normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), dtype=torch.float32),
+            lambda: (torch.randint(0, 2**40, (2, 7)),),
+        ),
+    ),
+    time_window_in_floats=(
+        lambda s, t, u: (
+            F.silu(s)
+            * (
+                ((u[:, :, None].float() - t[:, None].float()).abs() < 3e11)
+                | (u[:, :, None].float() // 1e9 == t[:, None].float() // 1e9)
+            )[:, None]
+        ),
+        plus(
+            normal((2, 2, 5, 4), (2, 2, 7, 4), (2, 2, 7, 3), dtype=torch.float32),
+            lambda: (torch.randint(0, 2**40, (2, 7)), torch.randint(0, 2**40, (2, 5))),
+        ),
+    ),
+    lengths_in_floordiv_of_positions=(
+        lambda s, n: F.silu(s) * (torch.arange(7) // n[:, None] == 0)[:, None, None],
+        plus(qkv(), values([3, 5])),
+    ),
+    divided_by_lengths=(
+        lambda s, n: F.silu(s) / n[:, None, None, None],
+        qkv(),
+        values([3.0, 5.0], dtype=D64),
+    ),
+    divided_by_integer_lengths=(
+        lambda s, n: F.silu(s) / n[:, None, None, None],
+        qkv(),
+        values([3, 5]),
+    ),
 )

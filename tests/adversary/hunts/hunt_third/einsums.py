@@ -1,9 +1,20 @@
-"""Products of several dims and of more than two operands, grids of keys, relative positions."""
+"""Products of several dims and operands, grids of keys; chains of products."""
 
 import torch
 import torch.nn.functional as F
 
-from ..rows import INF, Programs, normal, nothing, plus, qkv, square, weighted
+from ..rows import (
+    INF,
+    Programs,
+    after,
+    normal,
+    nothing,
+    of_scores,
+    plus,
+    qkv,
+    square,
+    weighted,
+)
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
@@ -174,3 +185,40 @@ def relative_by_as_strided(q, k, v, e):
     r = (q @ e.mT).contiguous()
     r = r.as_strided((2, 2, 6, 6), (132, 66, 10, 1), 5)
     return F.silu(q @ k.mT + r) @ v
+
+
+@case(square(n=4))
+def one_output_is_a_mask_and_written(q, k, v):
+    b = F.relu(q @ k.mT) @ v
+    m = b > 0
+    b.mul_(2)
+    return (F.silu(q @ k.mT) * m) @ b
+
+
+table(
+    square(n=4),
+    gate_of_pooled_scores=lambda q, k, v: (
+        F.silu((q @ k.mT) * (q @ k.mT).mean((-1, -2), keepdim=True).sigmoid()) @ v
+    ),
+    gate_of_detached_pooled_scores=lambda q, k, v: (
+        F.silu(q @ k.mT / ((q.detach() @ k.detach().mT).abs().amax(-1, keepdim=True) + 1)) @ v
+    ),
+    gram_gate=lambda q, k, v: (F.silu(q @ k.mT) * ((q * k).sum(-1, keepdim=True) > 0)) @ v,
+    differential_attention=lambda q, k, v: (
+        (
+            torch.sigmoid(q[..., :2] @ k[..., :2].mT)
+            - 0.3 * torch.sigmoid(q[..., 2:] @ k[..., 2:].mT)
+        )
+        @ v
+    ),
+)
+
+
+table(
+    nothing,
+    of=of_scores,
+    async_assert_on_scores=(
+        after(lambda s: torch._assert_async((s == s).all()), F.silu),
+        square(n=4),
+    ),
+)

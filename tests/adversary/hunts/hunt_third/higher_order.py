@@ -107,10 +107,7 @@ table(
     nothing,
     vmap_over_batch=(lambda *given: torch.vmap(silu)(*given), ikv()),
     vmap_over_heads_out=(lambda *given: torch.vmap(silu, in_dims=1, out_dims=-1)(*given), ikv()),
-    func_grad=(
-        lambda q, k, v: torch.func.grad(lambda q: silu(q, k, v).sum())(q),
-        frozen,
-    ),
+    func_grad=(lambda q, k, v: torch.func.grad(lambda q: silu(q, k, v).sum())(q), frozen),
     func_jvp=(
         lambda q, k, v: torch.func.jvp(lambda q: silu(q, k, v), (q,), (torch.ones_like(q),)),
         frozen,
@@ -270,10 +267,7 @@ table(
         ikv(),
     ),
     scores_kept_in_dict=(scored(lambda s, v: {"out": s.relu() @ v, "n": s.dim()}), ikv()),
-    output_is_a_view_of_the_result=(
-        attended(F.silu)(lambda o: (o, o[0], o.mT, o.view(-1))),
-        ikv(),
-    ),
+    output_is_a_view_of_the_result=(attended(F.silu)(lambda o: (o, o[0], o.mT, o.view(-1))), ikv()),
     as_strided_of_transposed=(
         attended(F.silu)(lambda o: (o.as_strided((3, 4), (4, 1), 2), o.stride())),
         heads_inside,

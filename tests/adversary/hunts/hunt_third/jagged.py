@@ -3,10 +3,12 @@
 import torch
 import torch.nn.functional as F
 
-from ..rows import Programs, normal, plus, values
+from ..paddings import pad_function, unpad_function
+from ..rows import INF, Programs, normal, plus, values
 
 PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
+
 ROWS = normal(*[(9, 2, 4)] * 3)
 
 
@@ -132,10 +134,7 @@ table(
     value_plus_one_after_padding=lambda a, b, c, o: torch.sigmoid(a @ b.mT) @ (c + 1),
     value_doubled_after_padding=lambda a, b, c, o: torch.sigmoid(a @ b.mT) @ (c * 2),
     query_detached_after_padding=lambda a, b, c, o: torch.sigmoid(a.detach() @ b.mT) @ c,
-    dense_keys=(
-        lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys,
-        normal((4, 2, 6, 4)),
-    ),
+    dense_keys=(lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys, normal((4, 2, 6, 4))),
     dense_keys_shared=(
         lambda a, b, c, o, keys: torch.sigmoid(a @ keys.mT) @ keys,
         normal((1, 2, 6, 4)),
@@ -231,3 +230,49 @@ def jagged_lengths_changed(q, k, v, l):
     o = ends(l)
     l.copy_(torch.tensor([1, 4, 2, 2]))
     return attend(q, k, v, o, kv=ends(l))
+
+
+Pad, Unpad = pad_function(5), unpad_function(9, 5)
+
+
+def by_aten(pad=Pad, unpad=Unpad, fills=(0.0, 0.0, 0.0)):
+    def program(q, k, v, o):
+        a, b, c = (
+            pad.apply(x.flatten(1), o, f).view(4, 5, 2, 4).transpose(1, 2)
+            for x, f in zip((q, k, v), fills)
+        )
+        s = torch.sigmoid(a @ b.mT) @ c
+        return unpad.apply(s.transpose(1, 2).reshape(4, 5, 8), o)
+
+    return program
+
+
+def nested(*fills):
+    """Keys and values may have offsets of their own."""
+
+    def program(q, k, v, o, kv=None):
+        kv = o if kv is None else kv
+        a, b, c = (
+            torch.nested.nested_tensor_from_jagged(x, p).to_padded_tensor(fill).transpose(1, 2)
+            for x, p, fill in zip((q, k, v), (o, kv, kv), fills)
+        )
+        return torch.sigmoid(a @ b.mT) @ c
+
+    return program
+
+
+table(
+    plus(ROWS, OFFSETS),
+    prefix="jagged_",
+    aten=by_aten(),
+    aten_double_gradient=by_aten(pad=pad_function(5, lambda g: g * 2)),
+    aten_unpad_pads_ones=by_aten(unpad=unpad_function(9, 5, fill=1.0)),
+    aten_query_of_ones=by_aten(fills=(1.0, 0.5, 0.0)),
+    aten_value_of_ones=by_aten(fills=(0.0, 0.0, 1.0)),
+    aten_query_infinite=by_aten(fills=(INF, 0.0, 0.0)),
+    aten_key_of_minus_two=by_aten(fills=(0.0, -2.0, 0.0)),
+    aten_value_minus_zero=by_aten(fills=(0.0, 0.0, -0.0)),
+    nested_padded=nested(0.0, 0.0, 0.0),
+    nested_padded_with_a_half=nested(0.0, 1.0, 0.5),
+    nested_of_two_offsets=(nested(0.0, 0.0, 0.0), OTHERS),
+)

@@ -5,7 +5,6 @@ import torch.nn.functional as F
 
 from ..rows import (
     D64,
-    INF,
     Programs,
     ikv,
     nothing,
@@ -21,26 +20,12 @@ PROGRAMS = Programs()
 case, table = PROGRAMS.case, PROGRAMS.table
 
 
-@case(ikv(), of=of_scores)
-def is_grad_of_scores_scaled(s):
-    s = s * s.detach().sigmoid() / s.detach().abs().clamp_min(1)
-    return s
-
-
 @case(square())
 def output_feeds_everything(q, k, v):
     for _ in range(3):
         q = torch.sigmoid(q @ k.mT) @ v
         v = torch.tanh(k @ q.mT) @ v
     return q
-
-
-@case(square())
-def scores_from_last_layer(q, k, v):
-    s = q @ k.mT
-    o = F.relu(s) @ v
-    s2 = o @ k.mT + s
-    return F.relu(s2) @ v
 
 
 @case(ikv(), of=scored)
@@ -82,12 +67,6 @@ def closure_and_partial(q, k, v):
     return functools.partial(act, 0.1)(q @ k.mT) @ v
 
 
-@case(ikv(), of=of_scores)
-def gradient_scaled(s):
-    s = s.detach() * 0.9 + s * 0.1
-    return F.silu(s)
-
-
 table(
     nothing,
     product_of_scores=(lambda q, k, v: F.relu(q @ k.mT) @ F.relu(k @ v.mT), square(n=4)),
@@ -117,25 +96,9 @@ def retention(q, k, v):
 
 
 @case(square())
-def retention_learned(q, k, v):
-    n = q.shape[2]
-    i, j = torch.arange(n)[:, None], torch.arange(n)
-    gamma = torch.sigmoid(v.mean((0, 2, 3)))[:, None, None]
-    return (q @ k.mT * torch.where(i >= j, gamma ** (i - j), 0.0)) @ v
-
-
-@case(square())
 def retention_log_cumsum(q, k, v):
     g = F.logsigmoid(v.mean(-1)).cumsum(-1)
     d = (g[..., :, None] - g[..., None, :]).tril().exp().tril()
-    return (q @ k.mT * d) @ v
-
-
-@case(square())
-def retention_log_masked(q, k, v):
-    g = F.logsigmoid(v.mean(-1)).cumsum(-1)
-    m = torch.ones(6, 6, dtype=torch.bool).tril()
-    d = (g[..., :, None] - g[..., None, :]).masked_fill(~m, -INF).exp()
     return (q @ k.mT * d) @ v
 
 
@@ -168,14 +131,6 @@ table(
 )
 
 
-@case(square())
-def hstu(q, k, v):
-    s = F.silu(torch.einsum("bhid,bhjd->bhij", q, k)) / 6
-    s = s.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(1), 0)
-    o = torch.einsum("bhij,bhjd->bihd", s, v).reshape(2, 6, 8)
-    return F.layer_norm(o, (8,)) * q.transpose(1, 2).reshape(2, 6, 8)
-
-
 table(
     nothing,
     of=of_scores,
@@ -187,6 +142,11 @@ table(
         ),
         ikv(),
     ),
+    is_grad_of_scores_scaled=(
+        lambda s: s * s.detach().sigmoid() / s.detach().abs().clamp_min(1),
+        ikv(),
+    ),
+    gradient_scaled=(lambda s: F.silu(s.detach() * 0.9 + s * 0.1), ikv()),
     sparsemax_like=(
         lambda s: F.relu(s - ((s.detach().sort(-1).values.cumsum(-1)[..., -1:] - 1) / 6)),
         square(),
@@ -219,13 +179,6 @@ def output_written_into_query(q, k, v):
 def output_overwrites_the_input(q, k, v):
     q.copy_(F.sigmoid(q @ k.mT) @ v)
     return q * 1
-
-
-@case(square(grad=False))
-def out_argument(q, k, v):
-    out = torch.empty(2, 2, 6, 4, dtype=D64)
-    torch.matmul(F.sigmoid(q @ k.mT), v, out=out)
-    return out
 
 
 @case(square(grad=False))

@@ -83,8 +83,6 @@ table(
         values([16777217, 16777216]),
     ),
 )
-
-
 table(
     nothing,
     integer_scores_float_weights=(
@@ -119,8 +117,6 @@ table(
         square(b=1, n=4, dtype=torch.bfloat16),
     ),
 )
-
-
 table(
     ikv(),
     of=of_scores,
